@@ -1,0 +1,56 @@
+"""Every error that blinkmpi raises on purpose.
+
+One base class, one subclass per kind of trouble. A message names the rank and
+the value that was wrong, says what was expected, and ends with the remedy.
+This module imports nothing of the package, so that every layer may raise.
+"""
+
+from __future__ import annotations
+
+
+class BlinkError(RuntimeError):
+    """Base of all errors of blinkmpi."""
+
+
+class FormatError(BlinkError, ValueError):
+    """A file or JSON text is malformed; the message holds the path of the wrong field."""
+
+
+class TopologyError(BlinkError, ValueError):
+    """A machine is unknown, inconsistent or not connected."""
+
+
+class PlanError(BlinkError, ValueError):
+    """A packing, plan or program is impossible or fails its check."""
+
+
+class ArgumentError(BlinkError, ValueError):
+    """A call got a bad value: count, root, op, buffer layout."""
+
+
+class BufferTypeError(BlinkError, TypeError):
+    """A call got a buffer or element type that cannot take part."""
+
+
+class SettingsError(BlinkError, ValueError):
+    """An environment variable of ours holds an impossible value."""
+
+
+class MismatchError(BlinkError):
+    """The ranks disagree about the call that they are in."""
+
+
+class CollectiveTimeout(BlinkError, TimeoutError):
+    """A peer did not do its part of a collective before the deadline."""
+
+
+class PeerLost(BlinkError):
+    """A peer's process is gone, or the communicator died earlier."""
+
+
+class RemoteError(BlinkError):
+    """Another rank failed; this is its error, raised here too."""
+
+
+class FallbackError(BlinkError):
+    """``strict=True`` and the call would have fallen back to a slower road."""

@@ -1,0 +1,239 @@
+"""The machine as a value: devices, switches, directed links (Blink section 3, "topology").
+
+Vertices are integers. Device ``i`` is vertex ``i`` and rank ``i`` (``0..n-1``);
+switch ``j`` is vertex ``n + j``. Links are directed. A switch forwards bytes, it
+neither copies nor computes, unless its kind is ``memory``: that one is the memory
+that the CPU ranks of a node share, written once and read by everybody.
+
+Pure data: no MPI, no GPU, no I/O. Capacities are integer MB/s (1 MB = 10^6 bytes).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from ..codec import Value, dumps, loads
+from ..errors import TopologyError
+
+FORMAT_VERSION = 1
+DeviceKind = Literal["gpu", "cpu"]
+SwitchKind = Literal["nvswitch", "pcie", "host", "memory", "net"]
+LinkKind = Literal["nvlink", "xgmi", "pcie", "host", "memory", "net"]
+Origin = Literal["table", "probe", "measured"]
+
+
+class Device(Value, frozen=True):
+    """One GPU or CPU process; its rank is its position in ``Topology.devices``.
+
+    ``index`` is its number on its own machine, which a subset keeps, so that
+    people read "GPU 4" whatever its rank is.
+    """
+
+    kind: DeviceKind
+    node: int
+    index: int
+    name: str = ""
+    host: str = ""
+    uuid: str = ""
+    bus: str = ""
+
+    @property
+    def label(self) -> str:
+        """What people call it: ``GPU 4``, ``CPU 0``."""
+        return f"{self.kind.upper()} {self.index}"
+
+
+class Switch(Value, frozen=True):
+    """Something that devices are wired to; forwards, never copies (but for ``memory``)."""
+
+    kind: SwitchKind
+    node: int
+    name: str = ""
+
+
+class Link(Value, frozen=True):
+    """One direction of a connection: ``lanes`` units of ``lane_mbps`` MB/s each."""
+
+    src: int
+    dst: int
+    kind: LinkKind
+    lanes: int
+    lane_mbps: int
+    origin: Origin = "table"
+
+    @property
+    def mbps(self) -> int:
+        """Capacity in MB/s."""
+        return self.lanes * self.lane_mbps
+
+
+class Topology(Value, frozen=True, dict=True):
+    """A machine, or the part of it that a job has."""
+
+    name: str
+    devices: tuple[Device, ...]
+    switches: tuple[Switch, ...] = ()
+    links: tuple[Link, ...] = ()
+    source: str = ""
+
+    @property
+    def n(self) -> int:
+        """The number of ranks."""
+        return len(self.devices)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes that hold devices, ascending."""
+        return tuple(sorted({d.node for d in self.devices}))
+
+    def ranks_of(self, node: int) -> tuple[int, ...]:
+        """Ranks on ``node``, ascending."""
+        return tuple(r for r, d in enumerate(self.devices) if d.node == node)
+
+    def vertex_label(self, vertex: int) -> str:
+        """Human name of a device or switch vertex."""
+        if vertex < self.n:
+            several = len(self.nodes) > 1
+            device = self.devices[vertex]
+            return f"{device.label}@{device.node}" if several else device.label
+        switch = self.switches[vertex - self.n]
+        return switch.name or f"{switch.kind} {vertex - self.n}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits over what planning depends on: kinds, nodes, links; not over names or uuids."""
+        facts = (
+            [(d.kind, d.node, d.index) for d in self.devices],
+            [(s.kind, s.node) for s in self.switches],
+            sorted((k.src, k.dst, k.kind, k.lanes, k.lane_mbps) for k in self.links),
+        )
+        return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
+
+    def kinds(self) -> tuple[LinkKind, ...]:
+        """The link kinds present, sorted."""
+        return tuple(sorted({k.kind for k in self.links}))
+
+    def memory_of(self, node: int) -> int | None:
+        """The vertex of the memory that ``node``'s CPU ranks share, if there is one."""
+        for j, switch in enumerate(self.switches):
+            if switch.kind == "memory" and switch.node == node:
+                return self.n + j
+        return None
+
+    def check(self) -> Topology:
+        """Return self if consistent.
+
+        Raises:
+            TopologyError: for a bad vertex, self-loop, repeated link, or non-positive capacity.
+        """
+        top = self.n + len(self.switches)
+        if not self.devices:
+            raise TopologyError(f"{self.name}: no devices; a machine needs at least one")
+        seen: set[tuple[int, int, str]] = set()
+        for i, k in enumerate(self.links):
+            where = f"{self.name}: links[{i}] {k.src}->{k.dst}"
+            if not (0 <= k.src < top and 0 <= k.dst < top):
+                raise TopologyError(f"{where}: vertices are 0..{top - 1}; correct the link")
+            if k.src == k.dst:
+                raise TopologyError(f"{where}: a link joins two different vertices; remove it")
+            if k.lanes < 1 or k.lane_mbps < 1:
+                raise TopologyError(
+                    f"{where}: capacity {k.lanes} x {k.lane_mbps} MB/s; both must be at least 1, or leave the link out"
+                )
+            if (k.src, k.dst, k.kind) in seen:
+                raise TopologyError(f"{where}: a second {k.kind} link on this pair; add its lanes to the first")
+            seen.add((k.src, k.dst, k.kind))
+        return self
+
+    def to_json(self) -> str:
+        """The portable file."""
+        return dumps(self, kind="topology", version=FORMAT_VERSION)
+
+    @staticmethod
+    def from_json(text: str | bytes, source: str = "topology") -> Topology:
+        """Read and check what :meth:`to_json` wrote; FormatError or TopologyError otherwise."""
+        return loads(text, Topology, kind="topology", version=FORMAT_VERSION, source=source).check()
+
+    def only(self, kinds: Iterable[str]) -> Topology:
+        """The same devices with the links of these kinds alone, and the switches they reach."""
+        wanted = set(kinds)
+        return self._rebuild(range(self.n), lambda k: k if k.kind in wanted else None, self.name)
+
+    def subset(self, indices: Sequence[int]) -> Topology:
+        """The job that has these devices alone, by their rank here, in this order.
+
+        Raises:
+            TopologyError: for an unknown or repeated device, or an empty list.
+        """
+        bad = [i for i in indices if not 0 <= i < self.n]
+        if bad or not indices or len(set(indices)) != len(indices):
+            raise TopologyError(
+                f"{self.name}: cannot take devices {list(indices)}: expected different numbers of 0..{self.n - 1}, "
+                "at least one; correct the list"
+            )
+        name = self.name if list(indices) == list(range(self.n)) else f"{self.name}[{','.join(map(str, indices))}]"
+        return self._rebuild(indices, lambda k: k, name)
+
+    def drop_link(self, a: int, b: int) -> Topology:
+        """The same machine without the direct links between vertices ``a`` and ``b``, both ways, all kinds.
+
+        Raises:
+            TopologyError: if there is none.
+        """
+        kept = tuple(k for k in self.links if {k.src, k.dst} != {a, b})
+        if len(kept) == len(self.links):
+            raise TopologyError(f"{self.name}: no link between {a} and {b}; `blinkmpi topo` lists the links")
+        return msgspec.structs.replace(self, links=kept, name=f"{self.name}-{a}-{b}")
+
+    def scale(self, kind: str, factor: Fraction | float | str) -> Topology:
+        """The same machine with every link of ``kind`` at ``factor`` of its rate.
+
+        Raises:
+            TopologyError: for a kind that is not there, or a factor that leaves nothing.
+        """
+        f = Fraction(factor)
+        if kind not in self.kinds():
+            raise TopologyError(f"{self.name}: has no link of kind {kind!r}; it has {', '.join(self.kinds()) or 'none'}")
+        if f <= 0:
+            raise TopologyError(f"{self.name}: factor {factor} for {kind}; expected more than 0, or use drop_link")
+        links = tuple(
+            msgspec.structs.replace(k, lane_mbps=max(1, int(k.lane_mbps * f))) if k.kind == kind else k
+            for k in self.links
+        )
+        return msgspec.structs.replace(self, links=links, name=f"{self.name}*{kind}={f}")
+
+    def _rebuild(self, indices: Sequence[int], keep: Callable[[Link], Link | None], name: str) -> Topology:
+        """Renumber to ``indices``, keep some links, and drop switches that no longer lie between two devices."""
+        links = [kept for k in self.links if (kept := keep(k)) is not None]
+        alive = set(indices) | set(range(self.n, self.n + len(self.switches)))
+        while True:  # peel switches with fewer than two neighbours left
+            near: dict[int, set[int]] = {v: set() for v in alive}
+            for k in links:
+                if k.src in alive and k.dst in alive:
+                    near[k.src].add(k.dst)
+                    near[k.dst].add(k.src)
+            lonely = {
+                v for v in alive if v >= self.n and len(near[v]) < (1 if self.switches[v - self.n].kind == "memory" else 2)
+            }
+            if not lonely:
+                break
+            alive -= lonely
+        switches = sorted(v for v in alive if v >= self.n)
+        number = {old: new for new, old in enumerate([*indices, *switches])}
+        return Topology(
+            name=name,
+            devices=tuple(self.devices[i] for i in indices),
+            switches=tuple(self.switches[v - self.n] for v in switches),
+            links=tuple(
+                msgspec.structs.replace(k, src=number[k.src], dst=number[k.dst])
+                for k in links
+                if k.src in number and k.dst in number
+            ),
+            source=self.source,
+        )

@@ -1,0 +1,112 @@
+"""Trees, packings and their proof (Blink section 3, TreeGen; Edmonds 1973; Tutte, Nash-Williams 1961).
+
+A packing is a set of weighted trees. What a tree may be depends on the
+collective; edges always point away from the tree's root:
+
+=============== ================================== ===========================================
+collective      trees                              load that a tree of weight w puts on links
+=============== ================================== ===========================================
+broadcast       spanning, all from one root        w along each edge
+reduce          spanning, all from one root        w against each edge
+allreduce       spanning, any roots                w along and w against each edge
+allgather       spanning, each rank roots rate/n   w along each edge
+reduce_scatter  spanning, each rank roots rate/n   w against each edge
+gather          path root -> one source            w against each edge
+scatter         path root -> one destination       w along each edge
+barrier         spanning, one tree                 none
+=============== ================================== ===========================================
+
+``rate`` and ``bound`` are bytes of the user's vector per second in MB/s, where
+the vector is the largest buffer of the call (n blocks for allgather,
+reduce_scatter, gather and scatter). Weights are MB/s too, as exact fractions:
+
+* broadcast, reduce, allreduce: the weights sum to ``rate``;
+* allgather, reduce_scatter: the weights of one root's trees sum to ``rate / n``;
+* gather, scatter: the weights of the paths to one rank sum to ``rate / n``; the
+  root's own block does not travel.
+
+Pure data; nothing here searches (``pack``, ``bound``, ``memory`` do).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Literal
+
+from ..codec import Value
+
+Collective = Literal[
+    "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier"
+]
+COLLECTIVES: tuple[Collective, ...] = (
+    "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier",
+)  # fmt: skip
+ROOTED: frozenset[str] = frozenset({"broadcast", "reduce", "gather", "scatter"})
+
+
+class Edge(Value, frozen=True):
+    """A hop between two ranks and the vertices that it crosses, both ends included."""
+
+    src: int
+    dst: int
+    path: tuple[int, ...]
+
+
+class Tree(Value, frozen=True):
+    """Edges away from ``root``, parents before children."""
+
+    root: int
+    edges: tuple[Edge, ...]
+    weight: Fraction
+
+    @property
+    def depth(self) -> int:
+        """Hops from the root to the farthest rank."""
+        level = {self.root: 0}
+        for e in self.edges:
+            level[e.dst] = level[e.src] + 1
+        return max(level.values())
+
+    def children(self, rank: int) -> tuple[int, ...]:
+        """Ascending children of ``rank``."""
+        return tuple(sorted(e.dst for e in self.edges if e.src == rank))
+
+
+class Certificate(Value, frozen=True):
+    """Why no schedule on these links can be faster.
+
+    ``kind`` is ``cut`` (bytes must enter ``parts[0]``), ``ratio-cut`` (blocks of ``parts[0]`` must
+    leave it), ``partition`` (Tutte, Nash-Williams), ``copies`` (each rank's core must touch the vector)
+    or ``trivial`` (one rank). ``capacity_mbps`` is what crosses; the bound is ``capacity_mbps / divisor``.
+    """
+
+    kind: Literal["cut", "ratio-cut", "partition", "copies", "trivial"]
+    parts: tuple[tuple[int, ...], ...]
+    capacity_mbps: Fraction
+    divisor: Fraction
+    text: str
+
+
+class Packing(Value, frozen=True):
+    """Weighted trees for one collective, with rate, bound and certificate.
+
+    ``multicast`` says that the ranks share one memory: the way down is one slot that all ranks read, so a
+    tree's shape matters on its way up alone.
+    """
+
+    collective: Collective
+    root: int
+    n: int
+    scheme: str
+    links: str
+    trees: tuple[Tree, ...]
+    rate: Fraction
+    bound: Fraction
+    certificate: Certificate
+    multicast: bool = False
+    reason: str = ""
+
+    @property
+    def optimal(self) -> bool:
+        """Rate and bound are equal as exact rationals."""
+        return self.rate == self.bound
