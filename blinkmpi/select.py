@@ -1,0 +1,136 @@
+"""Make a plan, and choose from it: which scheme, with which chunks, for which call.
+
+The selection table's defaults come from measurements (docs/design.md tells
+which); ``BLINKMPI_ALGO`` or an argument overrides them.
+"""
+
+from __future__ import annotations
+
+from .errors import SettingsError
+from .lower import lower
+from .plan import Plan, Rule, chunk_for, nbytes_of
+from .program import Call, Program
+from .topology.model import Topology
+from .trees import methods, pack
+from .trees.tree import COLLECTIVES, ROOTED, Collective, Packing
+
+KIB = 1024
+
+
+def make_plan(topology: Topology, *, algo: str = "", mpi: bool = False) -> Plan:
+    """Pack for every collective and root, and fill the selection table.
+
+    Args:
+        algo: overrides, as in ``BLINKMPI_ALGO``: ``allreduce:chain;broadcast:^mpi``.
+        mpi: whether small vectors may go to MPI's own collective (a live job on CPU ranks).
+
+    Raises:
+        TopologyError: if the machine is not connected. SettingsError: for an impossible ``algo``.
+    """
+    packings: dict[tuple[str, int, str], Packing] = {}
+    for collective in COLLECTIVES:
+        for root in range(topology.n) if collective in ROOTED else (-1,):
+            for method in methods(topology, collective):
+                packing = pack(topology, collective, root=max(root, 0), method=method)
+                packings.setdefault((collective, packing.root, packing.scheme), packing)
+    wanted = parse_algo(algo)
+    plan = Plan(
+        machine=topology.name,
+        fingerprint=topology.fingerprint,
+        n=topology.n,
+        packings=tuple(packings.values()),
+        rules=(),
+    )
+    rules = [rule for c in COLLECTIVES for rule in _rules(plan, topology, c, wanted.get(c, ()), mpi)]
+    return Plan(plan.machine, plan.fingerprint, plan.n, plan.packings, tuple(rules)).check(topology)
+
+
+def parse_algo(text: str) -> dict[str, tuple[str, ...]]:
+    """Read ``allreduce:trees,onehop;broadcast:^mpi`` into allowed (or, with ``^``, excluded) schemes by collective.
+
+    Raises:
+        SettingsError: for a malformed entry or an unknown collective.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        name, colon, schemes = entry.partition(":")
+        collective = canonical(name)
+        if not colon or not schemes:
+            raise SettingsError(
+                f"BLINKMPI_ALGO entry {entry!r}: expected COLLECTIVE:SCHEME[,SCHEME], as in allreduce:chain"
+            )
+        found[collective] = tuple(s.strip() for s in schemes.split(","))
+    return found
+
+
+def canonical(name: str) -> Collective:
+    """Our name of a collective, from MPI's or nccl-tests': ``all_reduce``, ``Allreduce``, ``bcast``.
+
+    Raises:
+        SettingsError: for an unknown name.
+    """
+    plain = name.strip().lower().removesuffix("_perf").replace("_", "").replace("-", "").replace("block", "")
+    plain = "broadcast" if plain == "bcast" else plain
+    for collective in COLLECTIVES:
+        if collective.replace("_", "") == plain:
+            return collective
+    raise SettingsError(f"collective {name!r} is unknown; use one of {', '.join(COLLECTIVES)}")
+
+
+def choose(plan: Plan, call: Call) -> Rule:
+    """The row of the table for ``call``."""
+    return plan.rule(call.collective, nbytes_of(call))
+
+
+def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0) -> Program:
+    """Lower ``call`` by ``rule``; slots shrink so that no rank writes into more than ``budget_bytes`` of them (0: no limit).
+
+    Raises:
+        PlanError: if the plan lacks the packing. The program is checked before it is returned.
+    """
+    packing = plan.packing(call.collective, call.root, rule.scheme)
+    chunk_bytes = chunk_for(packing, call, rule.chunk_bytes)
+    program = lower(packing, call, chunk_bytes=chunk_bytes, depth=rule.depth)
+    if budget_bytes and program.channels:
+        busiest = max(sum(ch.writer == r for ch in program.channels) for r in range(call.n))
+        room = budget_bytes // (busiest * rule.depth) - 128
+        if room < chunk_bytes:
+            program = lower(packing, call, chunk_bytes=max(64, room // 64 * 64), depth=rule.depth)
+    return program.check()
+
+
+def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], mpi: bool) -> list[Rule]:
+    schemes = list(plan.schemes(collective)) or list(plan.schemes(collective, 0))
+    memory = plan.packing(collective, 0, schemes[0]).multicast
+    table = (_MEMORY_RULES if memory else _LINK_RULES).get(collective, ())
+    rules = [Rule(collective, *row) for row in table] or [
+        Rule(collective, 0, schemes[0], 128 * KIB, 4, "the one scheme")
+    ]
+    rules = [r for r in rules if r.scheme in schemes or (r.scheme == "mpi" and mpi)]
+    if wanted:
+        banned = {s.removeprefix("^") for s in wanted if s.startswith("^")}
+        asked = [s for s in wanted if not s.startswith("^")]
+        unknown = (banned | set(asked)) - {*schemes, "mpi"}
+        if unknown:
+            raise SettingsError(
+                f"BLINKMPI_ALGO names {', '.join(sorted(unknown))} for {collective}; "
+                f"on {topology.name} it can be {', '.join([*schemes, 'mpi'])}"
+            )
+        allowed = [s for s in (asked or [*schemes, "mpi"]) if s not in banned]
+        kept = [r for r in rules if r.scheme in allowed]
+        if not kept:
+            if not allowed:
+                raise SettingsError(
+                    f"BLINKMPI_ALGO leaves no scheme for {collective}; allow one of {', '.join(schemes)}"
+                )
+            like = rules[-1]
+            kept = [Rule(collective, 0, allowed[0], like.chunk_bytes or 128 * KIB, like.depth or 4)]
+        rules = [Rule(r.collective, r.min_bytes, r.scheme, r.chunk_bytes, r.depth, "BLINKMPI_ALGO") for r in kept]
+    first = rules[0]
+    if first.min_bytes > 0:
+        rules[0] = Rule(first.collective, 0, first.scheme, first.chunk_bytes, first.depth, first.reason)
+    return rules
+
+
+_LINK_RULES: dict[str, tuple[tuple[int, str, int, int, str], ...]] = {}
+_MEMORY_RULES: dict[str, tuple[tuple[int, str, int, int, str], ...]] = {}
