@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Literal
 
 from .codec import Value, dumps, loads
@@ -107,7 +108,7 @@ class Lane(Value, frozen=True):
     final: bool
 
 
-class Program(Value, frozen=True):
+class Program(Value, frozen=True, dict=True):
     """All lanes of all ranks for one call."""
 
     call: Call
@@ -120,6 +121,20 @@ class Program(Value, frozen=True):
     def of(self, rank: int) -> tuple[Lane, ...]:
         """The lanes of ``rank``."""
         return tuple(lane for lane in self.lanes if lane.rank == rank)
+
+    @cached_property
+    def steps(self) -> int:
+        """Chunks of the longest lane."""
+        return -(-max((lane.count for lane in self.lanes), default=0) // self.chunk)
+
+    def chunk_of(self, lane: Lane) -> int:
+        """Elements that ``lane`` moves in one step, at most ``chunk``.
+
+        In proportion to its span, so that all lanes need about the same number of steps: trees that share a link get it
+        chunk by chunk in turn, and with equal chunks a light tree would take a heavy one's part of it.
+        """
+        share = -(-lane.count // self.steps)
+        return min(self.chunk, -(-share // 64) * 64)
 
     def to_json(self) -> str:
         """The portable file."""
