@@ -1,0 +1,109 @@
+"""The C runner: compiled once per machine where there is a C compiler, loaded through ctypes.
+
+``load()`` gives the library or the reason why there is none; it never raises
+for a missing compiler, because the NumPy runner does the same work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("runner.c")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")
+DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
+OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
+DONE, EXPIRED, ABORTED = 0, 1, 2
+
+
+class Job(ctypes.Structure):
+    """``job_t`` of runner.c."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in (
+        "base", "lanes", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "timeout_ns", "spins",
+        "beat", "abort", "left", "moved",
+    )]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Native:
+    """The loaded library and the compiler that made it."""
+
+    library: ctypes.CDLL
+    compiler: str
+
+
+def codes(dtype: str, op: str) -> tuple[int, int] | None:
+    """The numbers that runner.c knows an element type and operation by, or None if NumPy must do it.
+
+    Types that are only moved, and complex sums (two floats each), are mapped onto types of the same meaning.
+    """
+    op = "sum" if op in ("", "avg") else op
+    if dtype == "bool":
+        dtype = "uint8"
+    if dtype in DTYPES and op in OPS:
+        return DTYPES.index(dtype), OPS.index(op)
+    return None
+
+
+def build() -> tuple[Path | None, str]:
+    """Compile the runner if this machine has not done so before: (library, compiler), or (None, why not)."""
+    compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+    if compiler is None:
+        return None, "no C compiler (cc, gcc, clang) on PATH"
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"{compiler} --version failed: {error}"
+    name = version.stdout.splitlines()[0] if version.stdout else compiler
+    key = hashlib.sha256("\n".join([SOURCE.read_text(), name, *FLAGS, _cpu()]).encode()).hexdigest()[:16]
+    folder = cache_dir()
+    target = folder / f"runner-{key}.so"
+    if target.exists():
+        return target, name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / "runner.so"
+            command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            if done.returncode != 0:
+                return None, f"{' '.join(command)} failed: {done.stderr.strip().splitlines()[-1:]}"
+            os.replace(made, target)
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"compiling the runner in {folder} failed: {error}"
+    return target, name
+
+
+def load(path: Path, compiler: str) -> Native:
+    """Open a library that :func:`build` made."""
+    library = ctypes.CDLL(str(path))
+    i64, u64, pointer = ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+    library.blink_run.argtypes = [pointer, pointer]
+    library.blink_enter.argtypes = [pointer, i64, i64, u64, pointer, pointer, i64, i64]
+    return Native(library, compiler)
+
+
+def cache_dir() -> Path:
+    """``BLINKMPI_CACHE_DIR``, or the user's cache folder."""
+    own = os.environ.get("BLINKMPI_CACHE_DIR")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkmpi"
+
+
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            facts = [line for line in file if line.startswith(("flags", "Features", "model name", "CPU part"))]
+    except OSError:
+        facts = []
+    return platform.machine() + "".join(sorted(set(facts)))

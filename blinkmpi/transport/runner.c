@@ -1,0 +1,317 @@
+/* The C runner: the lanes of one rank, executed on shared memory in one call.
+ *
+ * It does exactly what runner.py does in NumPy, on the same slots and flags, so either can take part with any peer.
+ * A lane's record is a row of 64-bit integers (layout: struct cursor below; written by code.py). Waiting is
+ * polling: whatever lane is ready runs; when none is, spin a little, then yield the core, then sleep.
+ *
+ * Floating-point folds go operand by operand, in the order given; -ffp-contract=off keeps the bits of NumPy.
+ */
+#define _GNU_SOURCE
+#include <math.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define PAUSE() _mm_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ __volatile__("yield")
+#else
+#define PAUSE()
+#endif
+
+typedef _Atomic uint64_t flag_t;
+
+enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
+enum { DONE = 0, EXPIRED = 1, ABORTED = 2 };
+enum { SUM, PROD, MIN, MAX, LAND, LOR, LXOR, BAND, BOR, BXOR };
+enum { I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64 };
+
+typedef struct {
+  uint64_t base;      /* flag value before chunk 0 of this call */
+  int64_t lanes;      /* number of records */
+  int64_t dtype, op;  /* codes above */
+  int64_t item, acc;  /* bytes of an element, of a partial result */
+  int64_t chunk;      /* elements per slot */
+  int64_t depth;      /* slots per channel */
+  int64_t divide;     /* avg: divide the final fold by this, else 0 */
+  int64_t stream;     /* write the receive buffer past the caches */
+  int64_t timeout_ns; /* without progress */
+  int64_t spins;      /* polls before yielding */
+  flag_t *beat;       /* my sign of life, in ns */
+  flag_t *abort;      /* anybody's cry for help: leave when not zero */
+  int64_t left;       /* in and out: lanes that are not finished */
+  int64_t moved;      /* out: chunks done in this turn */
+} job_t;
+
+static int64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
+static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
+
+/* ---- copies: an own loop, because glibc's memcpy is slow at some distances between the pages of source and target */
+
+typedef uint64_t v8 __attribute__((vector_size(64), aligned(1), may_alias));
+
+__attribute__((optimize("no-tree-loop-distribute-patterns"))) static void copy(char *restrict d, const char *restrict s,
+                                                                               size_t n, int stream) {
+  size_t i = 0;
+#if defined(__AVX512F__)
+  if (stream && n >= 256) {
+    for (; ((uintptr_t)(d + i) & 63) != 0; i++) d[i] = s[i];
+    for (; i + 64 <= n; i += 64) _mm512_stream_si512((__m512i *)(d + i), _mm512_loadu_si512(s + i));
+  }
+#elif defined(__AVX__)
+  if (stream && n >= 256) {
+    for (; ((uintptr_t)(d + i) & 31) != 0; i++) d[i] = s[i];
+    for (; i + 32 <= n; i += 32) _mm256_stream_si256((__m256i *)(d + i), _mm256_loadu_si256((const __m256i *)(s + i)));
+  }
+#endif
+  for (; i + 256 <= n; i += 256) {
+    v8 a = *(const v8 *)(s + i), b = *(const v8 *)(s + i + 64), c = *(const v8 *)(s + i + 128), e = *(const v8 *)(s + i + 192);
+    *(v8 *)(d + i) = a, *(v8 *)(d + i + 64) = b, *(v8 *)(d + i + 128) = c, *(v8 *)(d + i + 192) = e;
+  }
+  for (; i < n; i++) d[i] = s[i];
+}
+
+/* ---- 16-bit floats: widen to float32, round to nearest even once */
+
+static inline float bf16_to_f32(uint16_t h) {
+  uint32_t u = (uint32_t)h << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+
+static inline uint16_t f32_to_bf16(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  uint32_t nan = (u >> 16 & 0x8000) | 0x7fc0;
+  uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+}
+
+static void widen(int dtype, float *restrict d, const uint16_t *restrict s, int64_t n) {
+  int64_t i = 0;
+  if (dtype == BF16) {
+    for (; i < n; i++) d[i] = bf16_to_f32(s[i]);
+    return;
+  }
+#if defined(__F16C__) && defined(__AVX__)
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(d + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(s + i))));
+#endif
+  for (; i < n; i++) {
+    _Float16 h;
+    memcpy(&h, s + i, 2);
+    d[i] = (float)h;
+  }
+}
+
+static void narrow(int dtype, uint16_t *restrict d, const float *restrict s, int64_t n) {
+  int64_t i = 0;
+  if (dtype == BF16) {
+    for (; i < n; i++) d[i] = f32_to_bf16(s[i]);
+    return;
+  }
+#if defined(__F16C__) && defined(__AVX__)
+  for (; i + 8 <= n; i += 8) _mm_storeu_si128((__m128i *)(d + i), _mm256_cvtps_ph(_mm256_loadu_ps(s + i), 0));
+#endif
+  for (; i < n; i++) {
+    _Float16 h = (_Float16)s[i];
+    memcpy(d + i, &h, 2);
+  }
+}
+
+/* ---- folds: acc[i] = a[i] op b[i]; acc may be a */
+
+#define LOOP(T, EXPR)                                                        \
+  {                                                                          \
+    T *d = (T *)acc;                                                         \
+    const T *x = (const T *)a, *y = (const T *)b;                            \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) d[i] = (T)(EXPR);   \
+    return;                                                                  \
+  }
+#define INTEGER(T)                                   \
+  switch (op) {                                      \
+    case SUM: LOOP(T, (uint64_t)x[i] + (uint64_t)y[i]) \
+    case PROD: LOOP(T, (uint64_t)x[i] * (uint64_t)y[i]) \
+    case MIN: LOOP(T, x[i] < y[i] ? x[i] : y[i])     \
+    case MAX: LOOP(T, x[i] > y[i] ? x[i] : y[i])     \
+    case LAND: LOOP(T, x[i] && y[i])                 \
+    case LOR: LOOP(T, x[i] || y[i])                  \
+    case LXOR: LOOP(T, !x[i] != !y[i])               \
+    case BAND: LOOP(T, x[i] & y[i])                  \
+    case BOR: LOOP(T, x[i] | y[i])                   \
+    default: LOOP(T, x[i] ^ y[i])                    \
+  }
+#define FLOATING(T)                                              \
+  switch (op) {                                                  \
+    case SUM: LOOP(T, x[i] + y[i])                               \
+    case PROD: LOOP(T, x[i] * y[i])                              \
+    case MIN: LOOP(T, (x[i] < y[i] || x[i] != x[i]) ? x[i] : y[i]) \
+    default: LOOP(T, (x[i] > y[i] || x[i] != x[i]) ? x[i] : y[i])  \
+  }
+
+static void combine(int dtype, int op, void *acc, const void *a, const void *b, int64_t n) {
+  switch (dtype) {
+    case I8: INTEGER(int8_t)
+    case I16: INTEGER(int16_t)
+    case I32: INTEGER(int32_t)
+    case I64: INTEGER(int64_t)
+    case U8: INTEGER(uint8_t)
+    case U16: INTEGER(uint16_t)
+    case U32: INTEGER(uint32_t)
+    case U64: INTEGER(uint64_t)
+    case F64: FLOATING(double)
+    default: FLOATING(float)
+  }
+}
+
+/* ---- one step: fold a chunk of every operand into store and slots */
+
+typedef struct { /* a lane's record, decoded */
+  int64_t count, way_final, out_partial, in_partial, nops, nins, nouts;
+  char *local, *store;
+  int64_t *fold, *ins, *outs; /* ins: head, slots, my tail each; outs: head, slots, readers, their tails each */
+} cursor;
+
+static int64_t *decode(int64_t *p, cursor *c) {
+  c->count = p[0], c->local = (char *)p[1], c->store = (char *)p[2], c->way_final = p[3], c->in_partial = p[4];
+  c->out_partial = p[5], c->nops = p[6], c->nins = p[7], c->nouts = p[8];
+  c->fold = p + 10; /* p[9] counts the chunks done */
+  c->ins = c->fold + c->nops;
+  c->outs = c->ins + 3 * c->nins;
+  p = c->outs;
+  for (int64_t i = 0; i < c->nouts; i++) p += 3 + p[2];
+  return p;
+}
+
+static void step(const job_t *j, const cursor *c, int64_t k) {
+  const int64_t first = k * j->chunk, n = c->count - first < j->chunk ? c->count - first : j->chunk;
+  const int64_t slot = k % j->depth, wide = j->item != j->acc;
+  const int64_t in_item = c->in_partial ? j->acc : j->item, out_item = c->out_partial ? j->acc : j->item;
+  const int64_t in_slot = slot * ((j->chunk * in_item + 63) & ~63), out_slot = slot * ((j->chunk * out_item + 63) & ~63);
+  char buffer[BLOCK * 8] __attribute__((aligned(64)));
+  char wider[BLOCK * 8] __attribute__((aligned(64)));
+  char out16[BLOCK * 2] __attribute__((aligned(64)));
+
+  if (c->nops == 1 && !(wide && (c->in_partial || c->out_partial)) && !(c->way_final && j->divide)) { /* plain copy */
+    const char *from = c->fold[0] < 0 ? c->local + first * j->item : (char *)c->ins[3 * c->fold[0] + 1] + in_slot;
+    const size_t bytes = (size_t)(n * j->item);
+    for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2]) copy((char *)p[1] + out_slot, from, bytes, 0);
+    if (c->store && c->store + first * j->item != from) copy(c->store + first * j->item, from, bytes, (int)j->stream);
+    return;
+  }
+  for (int64_t at = 0; at < n; at += BLOCK) {
+    const int64_t m = n - at < BLOCK ? n - at : BLOCK;
+    const char *value = NULL;
+    for (int64_t i = 0; i < c->nops; i++) {
+      const int own = c->fold[i] < 0;
+      const int64_t item = own ? j->item : in_item;
+      const char *x = own ? c->local + (first + at) * item : (char *)c->ins[3 * c->fold[i] + 1] + in_slot + at * item;
+      if (wide && item == j->item) {
+        widen((int)j->dtype, (float *)(i ? wider : buffer), (const uint16_t *)x, m);
+        x = i ? wider : buffer;
+      }
+      if (i == 0) { value = x; continue; }
+      combine((int)j->dtype, (int)j->op, buffer, value, x, m);
+      value = buffer;
+    }
+    if (c->way_final && j->divide) {
+      if (j->dtype == F64) for (int64_t i = 0; i < m; i++) ((double *)buffer)[i] = ((const double *)value)[i] / (double)j->divide;
+      else for (int64_t i = 0; i < m; i++) ((float *)buffer)[i] = ((const float *)value)[i] / (float)j->divide;
+      value = buffer;
+    }
+    const char *rounded = value;
+    if (wide && !(c->out_partial && !c->store)) {
+      narrow((int)j->dtype, (uint16_t *)out16, (const float *)value, m);
+      rounded = out16;
+    }
+    for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
+      copy((char *)p[1] + out_slot + at * out_item, c->out_partial ? value : rounded, (size_t)(m * out_item), 0);
+    if (c->store) copy(c->store + (first + at) * j->item, rounded, (size_t)(m * j->item), (int)j->stream);
+  }
+}
+
+static int ready(const job_t *j, const cursor *c, int64_t k) {
+  const uint64_t want = j->base + (uint64_t)k + 1;
+  for (int64_t i = 0; i < c->nins; i++)
+    if (get((flag_t *)c->ins[3 * i]) < want) return 0;
+  if (k >= j->depth)
+    for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
+      for (int64_t r = 0; r < p[2]; r++)
+        if (get((flag_t *)p[3 + r]) < want - (uint64_t)j->depth) return 0;
+  return 1;
+}
+
+/* Polling that spins, then yields, then sleeps, and looks at clock and abort word now and then. */
+typedef struct {
+  int64_t polls, since, waited;
+} idle_t;
+
+static int idle(idle_t *w, int64_t spins, flag_t *beat, flag_t *abort, int64_t timeout_ns) {
+  if (w->polls++ % 64 == 0) {
+    const int64_t now = now_ns();
+    if (!w->since) w->since = now;
+    w->waited = now - w->since;
+    set(beat, (uint64_t)now);
+    if (get(abort)) return ABORTED;
+    if (w->waited > timeout_ns) return EXPIRED;
+  }
+  if (w->polls < spins) PAUSE();
+  else if (w->waited < 20000000) sched_yield();
+  else nanosleep(&(struct timespec){0, 100000}, NULL);
+  return DONE;
+}
+
+/* Run the lanes of this rank until all are finished or nothing moved for the timeout; a later call goes on from there.
+ * `code` holds the records one after another. Returns DONE, EXPIRED or ABORTED. */
+int blink_run(job_t *j, int64_t *code) {
+  idle_t wait = {0, 0, 0};
+  while (j->left) {
+    int moved = 0;
+    int64_t *p = code;
+    cursor c;
+    for (int64_t i = 0; i < j->lanes; i++) {
+      int64_t *next = decode(p, &c), k = p[9];
+      if (k * j->chunk < c.count && ready(j, &c, k)) {
+        step(j, &c, k);
+        p[9] = ++k;
+        for (int64_t o = 0, *q = c.outs; o < c.nouts; o++, q += 3 + q[2]) set((flag_t *)q[0], j->base + (uint64_t)k);
+        for (int64_t q = 0; q < c.nins; q++) set((flag_t *)c.ins[3 * q + 2], j->base + (uint64_t)k);
+        j->left -= k * j->chunk >= c.count;
+        moved = 1;
+      }
+      p = next;
+    }
+    if (moved) {
+      j->moved++;
+      wait.polls = wait.since = 0;
+      continue;
+    }
+    const int state = idle(&wait, j->spins, j->beat, j->abort, j->timeout_ns);
+    if (state != DONE) return state;
+  }
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+  return DONE;
+}
+
+/* Wait until all `n` words (`stride` words apart) are at least `want`. Returns DONE, EXPIRED or ABORTED. */
+int blink_enter(flag_t *words, int64_t n, int64_t stride, uint64_t want, flag_t *beat, flag_t *abort, int64_t spins,
+                int64_t timeout_ns) {
+  idle_t wait = {0, 0, 0};
+  for (int64_t i = 0; i < n;) {
+    if (get(words + i * stride) >= want) { i++; continue; }
+    const int state = idle(&wait, spins, beat, abort, timeout_ns);
+    if (state != DONE) return state;
+  }
+  return DONE;
+}

@@ -1,0 +1,192 @@
+"""The memory that the ranks of a node share: one control page set and one slot arena a rank.
+
+Layout, the same for every rank, ``size`` bytes each, one after another::
+
+    line 0            sequence number of the call that this rank has entered
+    line 1            sign of life, in ns of the monotonic clock
+    line 2            process id and its start time, in ticks (so that a reused id is noticed)
+    line 3            abort word (rank 0's counts): 1 + the rank that gave up, 0 while all is well
+    lines 4..51       three records of 1 KiB (fingerprint, length, text): two calls by turns, then the last words
+    heads             one line per channel that this rank writes: chunks written
+    tails             one line per channel that this rank reads: chunks read
+    arena             the slots of the channels that this rank writes
+
+Each word has one writer and only grows, so nothing is ever reset. A line is 64
+bytes. On x86-64 plain loads and stores of a word keep their order; elsewhere
+the NumPy side calls ``fence`` (MPI's ``Win.Sync``) around them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ..errors import PlanError, TopologyError
+from ..program import Program
+
+LINE = 64
+WORDS = LINE // 8
+HEADS = TAILS = 512
+RECORDS = 4  # the line of the first record
+RECORD = 1024
+CONTROL = LINE * (RECORDS + 3 * RECORD // LINE + HEADS + TAILS)
+PAGE = 4096
+ARENA_BYTES = 8 << 20
+MIN_ARENA_BYTES = 256 << 10
+SHM = "/dev/shm"
+
+Words = NDArray[np.uint64]
+
+
+class SharedWindow:
+    """One MPI shared-memory window over the ranks of ``comm``, cut into control pages and arenas.
+
+    Args:
+        comm: ranks that share memory; the window lives until :meth:`close`.
+        arena_bytes: slots per rank; made smaller if /dev/shm has less room.
+
+    Raises:
+        TopologyError: on every rank, if /dev/shm cannot hold even the smallest window.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, arena_bytes: int = ARENA_BYTES) -> None:
+        self.n, self.rank = comm.size, comm.rank
+        free = os.statvfs(SHM) if os.path.isdir(SHM) else None
+        room = comm.allreduce(free.f_bavail * free.f_frsize if free else 1 << 62, op=MPI.MIN)
+        fit = (int(room * 0.8) // self.n - CONTROL) // PAGE * PAGE
+        self.arena_bytes = min((arena_bytes + PAGE - 1) // PAGE * PAGE, fit)
+        self.shrunk = self.arena_bytes < arena_bytes
+        if self.arena_bytes < MIN_ARENA_BYTES:
+            raise TopologyError(
+                f"{SHM} has {room >> 20} MiB free; {self.n} ranks need at least "
+                f"{self.n * (MIN_ARENA_BYTES + CONTROL) >> 20} MiB of shared memory: enlarge it "
+                "(docker run --shm-size=1g, mount -o remount,size=1G /dev/shm)"
+            )
+        self.size = CONTROL + self.arena_bytes
+        self._win: MPI.Win | None = MPI.Win.Allocate_shared(self.n * self.size if self.rank == 0 else 0, 1, comm=comm)
+        self._win.Lock_all(MPI.MODE_NOCHECK)
+        self.bytes: NDArray[np.uint8] = np.asarray(self._win.Shared_query(0)[0], np.uint8)
+        self.words: Words = self.bytes.view(np.uint64)
+        self.address = self.bytes.ctypes.data
+        mine = self.rank * self.size
+        self.bytes[mine : mine + self.size] = 0  # first touch: the pages exist from here on
+        stride = self.size // 8
+        self.seqs = self.words[0::stride]
+        self.beats = self.words[WORDS::stride]
+        self.pids = self.words[2 * WORDS :: stride]
+        self.starts = self.words[2 * WORDS + 1 :: stride]
+        self.abort = self.words[3 * WORDS : 3 * WORDS + 1]
+        self.pids[self.rank], self.starts[self.rank] = os.getpid(), start_time(os.getpid()) or 0
+        x86 = platform.machine() in ("x86_64", "AMD64")
+        self.fence: Callable[[], None] | None = None if x86 else self._win.Sync
+        self._win.Sync()
+        comm.Barrier()
+        self._win.Sync()
+        # another PID namespace shows other processes, or none, under a peer's id
+        peers = zip(self.pids, self.starts, strict=True)
+        self._visible = [start_time(int(pid)) == int(start) != 0 for pid, start in peers]
+
+    def head(self, rank: int, channel: int) -> int:
+        """Index in ``words`` of the head of ``rank``'s ``channel``-th written channel."""
+        return (rank * self.size) // 8 + WORDS * (RECORDS + 3 * RECORD // LINE + channel)
+
+    def tail(self, rank: int, channel: int) -> int:
+        """Index in ``words`` of the tail of ``rank``'s ``channel``-th read channel."""
+        return self.head(rank, HEADS + channel)
+
+    def arena(self, rank: int) -> int:
+        """Offset in ``bytes`` of ``rank``'s arena."""
+        return rank * self.size + CONTROL
+
+    def record(self, rank: int, seq: int) -> int:
+        """Offset in ``bytes`` of the record of call ``seq`` of ``rank``."""
+        return rank * self.size + RECORDS * LINE + (seq % 2) * RECORD
+
+    def last_words(self, rank: int) -> int:
+        """Offset in ``bytes`` of the record in which ``rank`` says why it gave up."""
+        return self.record(rank, 0) + 2 * RECORD
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self.beats[self.rank] = time.monotonic_ns()
+
+    def life(self, rank: int) -> str:
+        """The process of ``rank``: ``running``, ``stopped``, ``gone``, or ``""`` if it cannot be seen from here."""
+        if not self._visible[rank]:
+            return ""
+        pid = int(self.pids[rank])
+        state = process_state(pid)
+        if state is None or state in "ZX" or start_time(pid) != int(self.starts[rank]):
+            return "gone"
+        return "stopped" if state in "Tt" else "running"
+
+    def close(self) -> None:
+        """Free the window; collective. Safe to call twice."""
+        if self._win is not None:
+            win, self._win = self._win, None
+            del self.bytes, self.words, self.seqs, self.beats, self.pids, self.starts, self.abort
+            win.Unlock_all()
+            win.Free()
+
+
+class Places:
+    """Where each channel of a program has its flags and slots; the same on every rank.
+
+    Args:
+        shift: bytes by which slots lie past a multiple of the line.
+
+    Raises:
+        PlanError: if a rank would need more flags or slots than it has.
+    """
+
+    def __init__(self, program: Program, window: SharedWindow, itemsize: int, acc_itemsize: int, shift: int) -> None:
+        n = program.call.n
+        written, read, used = [0] * n, [0] * n, [shift] * n
+        self.heads: list[int] = []
+        self.tails: list[dict[int, int]] = []
+        self.slots: list[int] = []
+        self.strides: list[int] = []
+        for channel in program.channels:
+            w = channel.writer
+            stride = (program.chunk * (acc_itemsize if channel.partial else itemsize) + LINE - 1) // LINE * LINE
+            self.heads.append(window.head(w, written[w]))
+            self.slots.append(window.arena(w) + used[w])
+            self.strides.append(stride)
+            self.tails.append({r: window.tail(r, read[r]) for r in channel.readers})
+            written[w] += 1
+            used[w] += stride * program.depth
+            for r in channel.readers:
+                read[r] += 1
+        if max(written, default=0) > HEADS or max(read, default=0) > TAILS:
+            raise PlanError(f"a rank would write {max(written)} and read {max(read)} channels; at most {HEADS} fit: "
+                            "use a scheme with fewer trees")  # fmt: skip
+        if max(used, default=0) > window.arena_bytes:
+            raise PlanError(f"slots need {max(used)} bytes of a rank, the arena has {window.arena_bytes}: "
+                            "lower with a smaller budget_bytes")  # fmt: skip
+
+
+def process_state(pid: int) -> str | None:
+    """The state letter of /proc/PID/stat, or None if there is no such process."""
+    fields = _stat(pid)
+    return fields[0] if fields else None
+
+
+def start_time(pid: int) -> int | None:
+    """When ``pid`` started, in clock ticks since boot, or None if there is no such process."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
