@@ -1,0 +1,135 @@
+"""The harness ends every job in time and reports what happened on which rank."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT, Job, Report, run_command, run_ranks
+from tests.mpi import harness_cases as cases
+
+pytestmark = pytest.mark.mpi_skip  # each of these starts an mpirun of its own
+CASES = Path(cases.__file__)
+
+
+def verdicts(report: Report) -> list[str]:
+    return [v.outcome for v in report.verdicts]
+
+
+def lives(pid: int) -> bool:
+    """Tell whether a process is there and not a zombie that waits for its new parent."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_function_gets_its_arguments_and_its_output_is_kept() -> None:
+    report = run_ranks(3, cases.echo, 20, args=(7,), kwargs={"text": "words"})
+    assert report.problem is None
+    assert verdicts(report) == ["passed"] * 3
+    assert sorted(report.job.output.splitlines()) == [f"rank {r} of 3: 7 words" for r in range(3)]
+
+
+def test_all_ranks_that_fail_together_are_heard() -> None:
+    report = run_ranks(2, cases.everybody_fails, 20)
+    assert report.problem is not None
+    assert "ValueError: this is rank 0" in report.problem
+    assert "ValueError: this is rank 1" in report.problem
+
+
+def test_ranks_must_agree_to_skip() -> None:
+    report = run_ranks(2, cases.one_skips, 20)
+    assert report.skipped is None
+    assert report.problem is not None
+    assert verdicts(report) == ["skipped", "passed"]
+
+
+def test_an_early_exit_is_a_failure() -> None:
+    report = run_ranks(2, cases.exits_early, 20)
+    assert report.problem is not None
+    assert "SystemExit: 3" in report.problem
+
+
+@pytest.mark.parametrize(
+    ("target", "silent", "trace"),
+    [
+        (cases.hang_in_mpi, 0, "in hang_in_mpi"),
+        (cases.hang_in_sleep, 1, "in hang_in_sleep"),
+        (cases.crash, 1, "Segmentation fault"),
+        (cases.killed, 1, ""),
+        (cases.stopped, 1, ""),
+    ],
+)
+def test_what_hangs_or_dies_is_ended_and_reported(target: Callable[..., None], silent: int, trace: str) -> None:
+    report = run_ranks(2, target, 1.5)
+    assert report.job.seconds < 8
+    assert report.job.rc != 0
+    assert report.verdicts[silent].outcome == "silent"
+    assert trace in report.verdicts[silent].detail
+    assert report.problem is not None
+    assert f"rank {silent}: ended without a verdict" in report.problem
+
+
+def test_a_job_can_be_watched_and_signalled() -> None:
+    program = "import time; print('ready'); time.sleep(60)"
+    with Job(3, [sys.executable, "-c", program], timeout=20) as job:
+        job.wait_for("ready", count=3)
+        before = job.pids()
+        assert sorted(before) == [0, 1, 2]
+        job.signal(2, signal.SIGKILL)
+        outcome = job.wait()
+    assert outcome.rc != 0
+    assert not outcome.timed_out
+    assert outcome.leftovers == ()
+    assert job.pids() == {}
+
+
+def test_closing_a_job_leaves_no_process() -> None:
+    """Neither do ranks that hide in a process group and session of their own."""
+    program = "import os, time; os.fork() and os._exit(time.sleep(60)); os.setsid(); print('ready'); time.sleep(60)"
+    with Job(2, [sys.executable, "-c", program], timeout=20) as job:
+        job.wait_for("ready", count=2)
+        pids = job.pids()
+        children = [
+            int(pid) for r in pids for pid in Path(f"/proc/{pids[r]}/task/{pids[r]}/children").read_text().split()
+        ]
+    assert len(pids) == len(children) == 2
+    assert not [pid for pid in [*pids.values(), *children] if lives(pid)]
+
+
+def test_decorated_functions_are_ordinary_tests_outside() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(CASES)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "1 failed, 4 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "ValueError: seven is not eight" in done.stdout
+    assert "not today" in done.stdout
+
+
+def pytest_on_ranks(n: int, *words: str) -> tuple[int, str]:
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "--with-mpi", str(CASES), *words]
+    outcome = run_command(n, argv, timeout=40, cwd=ROOT)
+    assert not outcome.timed_out
+    return outcome.rc, outcome.output
+
+
+def test_decorated_functions_run_in_place_under_mpirun() -> None:
+    rc, output = pytest_on_ranks(2, "-k", "not fail")
+    assert rc == 0, output
+    assert output.count("3 passed, 2 skipped") == 1, output
+    assert "needs mpirun -np 1, runs on 2" in output
+
+
+def test_a_failure_under_mpirun_ends_the_job_and_is_shown() -> None:
+    rc, output = pytest_on_ranks(2)
+    assert rc != 0
+    assert "rank 1 of 2: " in output
+    assert "ValueError: seven is not eight" in output
