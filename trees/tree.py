@@ -35,13 +35,14 @@ from typing import Literal
 
 from ..codec import Value
 
-Collective = Literal[
-    "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier"
-]
+Collective = Literal["broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier"]
 COLLECTIVES: tuple[Collective, ...] = (
     "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier",
 )  # fmt: skip
 ROOTED: frozenset[str] = frozenset({"broadcast", "reduce", "gather", "scatter"})
+ALONG: frozenset[str] = frozenset({"broadcast", "allreduce", "allgather", "scatter"})  # bytes flow away from the root
+AGAINST: frozenset[str] = frozenset({"reduce", "allreduce", "reduce_scatter", "gather"})  # bytes flow to the root
+PER_RANK: frozenset[str] = frozenset({"allgather", "reduce_scatter"})  # every rank roots rate / n
 
 
 class Edge(Value, frozen=True):

@@ -1,0 +1,65 @@
+"""What the trees of a packing put on links, or on the cores of ranks that share a memory.
+
+The rules are the table in :mod:`.tree`; for one shared memory they count how often each rank's core passes over the
+tree's bytes. Planners scale their shapes with these sums, and :mod:`.verify` counts the result again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from itertools import pairwise
+from typing import TypeVar
+
+import msgspec
+
+from .fabric import Arc
+from .tree import AGAINST, ALONG, Tree
+
+Spot = TypeVar("Spot", Arc, int)  # a link or a core
+
+
+def link_loads(collective: str, trees: Iterable[Tree]) -> dict[Arc, Fraction]:
+    """MB/s on every directed link."""
+    loads: dict[Arc, Fraction] = {}
+    for tree in trees:
+        for edge in tree.edges:
+            steps: list[Arc] = []
+            if collective in ALONG:
+                steps += pairwise(edge.path)
+            if collective in AGAINST:
+                back = edge.path[::-1]
+                steps += pairwise(back)
+            for arc in steps:
+                loads[arc] = loads.get(arc, Fraction(0)) + tree.weight
+    return loads
+
+
+def core_loads(collective: str, trees: Iterable[Tree]) -> dict[int, Fraction]:
+    """MB/s that every rank's core passes over when the ranks share one memory.
+
+    Way up: a rank with c children reads their slots and writes its own in c passes, a leaf copies in one; the root's
+    c passes write the result and the slot that all read. Way down: every other rank reads that slot once. Without a
+    way up the root writes the slot, one pass.
+    """
+    loads: dict[int, Fraction] = {}
+    for tree in trees:
+        if not tree.edges:
+            continue
+        for rank in {tree.root} | {e.dst for e in tree.edges}:
+            children = sum(e.src == rank for e in tree.edges)
+            passes = 0
+            if collective in AGAINST:
+                passes += children if rank == tree.root else max(1, children)
+            if collective in ALONG and (rank != tree.root or collective not in AGAINST):
+                passes += 1
+            loads[rank] = loads.get(rank, Fraction(0)) + passes * tree.weight
+    return loads
+
+
+def scaled(
+    trees: list[Tree], loads: Mapping[Spot, Fraction], room: Mapping[Spot, int]
+) -> tuple[tuple[Tree, ...], Fraction]:
+    """Trees whose weights are for a rate of 1, at the highest rate that fits; that rate in MB/s."""
+    rate = min(room[at] / load for at, load in loads.items() if load)
+    return tuple(msgspec.structs.replace(t, weight=t.weight * rate) for t in trees), rate
