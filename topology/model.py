@@ -50,7 +50,10 @@ class Device(Value, frozen=True):
 
 
 class Switch(Value, frozen=True):
-    """Something that devices are wired to; forwards, never copies (but for ``memory``)."""
+    """Something that devices are wired to; forwards, never copies (but for ``memory``).
+
+    ``node`` is -1 for one that lies between the nodes.
+    """
 
     kind: SwitchKind
     node: int
@@ -199,7 +202,9 @@ class Topology(Value, frozen=True, dict=True):
         """
         f = Fraction(factor)
         if kind not in self.kinds():
-            raise TopologyError(f"{self.name}: has no link of kind {kind!r}; it has {', '.join(self.kinds()) or 'none'}")
+            raise TopologyError(
+                f"{self.name}: has no link of kind {kind!r}; it has {', '.join(self.kinds()) or 'none'}"
+            )
         if f <= 0:
             raise TopologyError(f"{self.name}: factor {factor} for {kind}; expected more than 0, or use drop_link")
         links = tuple(
@@ -209,9 +214,18 @@ class Topology(Value, frozen=True, dict=True):
         return msgspec.structs.replace(self, links=links, name=f"{self.name}*{kind}={f}")
 
     def _rebuild(self, indices: Sequence[int], keep: Callable[[Link], Link | None], name: str) -> Topology:
-        """Renumber to ``indices``, keep some links, and drop switches that no longer lie between two devices."""
+        """Renumber to ``indices``, keep some links, and drop switches that no longer lie between two devices.
+
+        The switches of nodes that are left out go with them, and the network when one node is left of several.
+        """
         links = [kept for k in self.links if (kept := keep(k)) is not None]
-        alive = set(indices) | set(range(self.n, self.n + len(self.switches)))
+        left = {self.devices[i].node for i in indices}
+        out = set(self.nodes) - left
+        alive = set(indices) | {
+            self.n + j
+            for j, switch in enumerate(self.switches)
+            if switch.node not in out and not (switch.kind == "net" and out and len(left) == 1)
+        }
         while True:  # peel switches with fewer than two neighbours left
             near: dict[int, set[int]] = {v: set() for v in alive}
             for k in links:
@@ -219,7 +233,9 @@ class Topology(Value, frozen=True, dict=True):
                     near[k.src].add(k.dst)
                     near[k.dst].add(k.src)
             lonely = {
-                v for v in alive if v >= self.n and len(near[v]) < (1 if self.switches[v - self.n].kind == "memory" else 2)
+                v
+                for v in alive
+                if v >= self.n and len(near[v]) < (1 if self.switches[v - self.n].kind == "memory" else 2)
             }
             if not lonely:
                 break

@@ -1,0 +1,258 @@
+"""The live machine: every process says where it is, all agree on one topology (Blink section 3, "probe").
+
+The communicator is handed in; nothing here imports MPI. Three exchanges: who shares a node
+with whom, the parts (with the copy rate, measured while all ranks of a node copy at once),
+and the topology, which rank 0 builds and every rank checks. A rank that fails takes part in
+the exchange all the same and sends its error, so that all ranks raise and none hangs.
+
+CPU ranks of a node share one memory that all of them read: a ``memory`` switch with a link
+each way for every rank. Two ranks are on one node if the launcher says so (``node_comm``), and
+boot id and the device of /dev/shm are equal (two containers may share a host and yet no memory);
+``BLINKMPI_NODE_ID`` replaces the latter two.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from ..codec import Value
+from ..errors import RemoteError, TopologyError
+from .machines import CPU_MBPS
+from .model import Device, Link, Origin, Switch, Topology
+
+T = TypeVar("T")
+
+NET_MBPS = 1000  # assumed between nodes until something measures it: 10 Gb/s Ethernet, less its overhead
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+SHM = "/dev/shm"
+
+_CHUNK_BYTES = 256 << 10
+_BUFFER_BYTES = 4 << 20
+_PAGE_BYTES = 4096
+_SECONDS = 0.03
+_MAX_THREADS = 32  # of one process that copy at once; with more, the interpreter's lock is what they measure
+
+
+class Comm(Protocol):
+    """What is asked of a communicator: mpi4py's lower-case methods."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number."""
+
+    def allgather(self, sendobj: Any, /) -> list[Any]:
+        """Everybody's object, in rank order."""
+
+    def bcast(self, obj: Any, root: int, /) -> Any:
+        """The root's object."""
+
+
+class Part(Value, frozen=True):
+    """What one process says about itself; ``place`` is equal for processes that can share memory."""
+
+    host: str
+    pid: int
+    place: str
+    cores: tuple[int, ...]
+    copy_mbps: int | None = None
+    leader: int = 0
+
+
+class _Message(Value, frozen=True):
+    """One rank's turn in an exchange: its part, or its error."""
+
+    part: Part | None = None
+    error: str = ""
+
+
+def gather(comm: Comm, node_comm: Comm, *, measure: bool = True) -> Topology:
+    """Find the machine that the ranks of ``comm`` run on; collective.
+
+    Args:
+        node_comm: this rank's communicator of the ranks that share memory, as the launcher sees it.
+        measure: time memory copies (30 ms); otherwise the catalogue's rate is taken.
+
+    Raises:
+        RemoteError: another rank failed; the message names it and holds its error.
+        BlinkError: this rank's own failure.
+    """
+    parts = exchange(comm, node_comm, measure=measure)
+    built = _attempt(lambda: cpu_topology(parts).to_json()) if comm.rank == 0 else ""
+    text, error = comm.bcast(("", _text_of(built)) if isinstance(built, Exception) else (built, ""), 0)
+    _agree([error], built)
+    checked = _attempt(lambda: Topology.from_json(text, source="topology from rank 0"))
+    return _agree(comm.allgather(_text_of(checked)), checked)
+
+
+def exchange(comm: Comm, node_comm: Comm, *, measure: bool = True) -> tuple[Part, ...]:
+    """Everybody's part in rank order, with the leader (lowest rank) of its launcher's node; collective.
+
+    Raises:
+        RemoteError: another rank failed.
+        BlinkError: this rank's own failure.
+    """
+    prepared = _attempt(lambda: (this_process(), copy_test() if measure else None))
+    leader = min(node_comm.allgather(comm.rank))  # the common start of the node's copies, too
+
+    def own_part() -> Part:
+        if isinstance(prepared, Exception):
+            raise prepared
+        part, test = prepared
+        return msgspec.structs.replace(part, copy_mbps=test() if test else None, leader=leader)
+
+    own = _attempt(own_part)
+    message = _Message(error=_text_of(own)) if isinstance(own, Exception) else _Message(part=own)
+    messages = [msgspec.json.decode(t, type=_Message) for t in comm.allgather(msgspec.json.encode(message))]
+    _agree([m.error for m in messages], own)
+    return tuple(m.part for m in messages if m.part is not None)
+
+
+def this_process() -> Part:
+    """Describe the calling process.
+
+    Raises:
+        TopologyError: where the system does not say which memory it shares with whom.
+    """
+    host = socket.gethostname()
+    place = os.environ.get("BLINKMPI_NODE_ID", "")
+    if not place:
+        try:
+            with open(BOOT_ID, encoding="ascii") as file:
+                place = f"{file.read().strip()}/{os.stat(SHM).st_dev}"
+        except OSError as error:
+            raise TopologyError(
+                f"{host}: cannot tell which processes share memory: {error.filename}: {error.strerror}; "
+                "set BLINKMPI_NODE_ID to a text that is the same for the ranks of one machine and no other"
+            ) from error
+    if hasattr(os, "sched_getaffinity"):
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+    else:
+        cores = tuple(range(os.cpu_count() or 1))
+    return Part(host=host, pid=os.getpid(), place=place, cores=cores)
+
+
+def copy_test() -> Callable[[], int]:
+    """Prepare two private buffers; the call of the result times copies between them for 30 ms, in MB/s.
+
+    The time that the system gives to others counts: it is the rate of a rank among its neighbours that is asked for.
+    Both buffers are page-aligned: where the destination lies 16 bytes past the source modulo the page,
+    as NumPy's arrays and shared windows do by chance, glibc's memcpy is several times slower.
+    """
+    import numpy as np
+
+    def aligned() -> np.ndarray[Any, np.dtype[np.uint8]]:
+        raw = np.ones(_BUFFER_BYTES + _PAGE_BYTES, np.uint8)
+        start = -raw.ctypes.data % _PAGE_BYTES
+        return raw[start : start + _BUFFER_BYTES]
+
+    src, dst = aligned(), aligned()  # ones: every page is touched before the clock runs
+
+    def timed() -> int:
+        copied, start = 0, time.perf_counter()
+        while (spent := time.perf_counter() - start) < _SECONDS:
+            at = copied % _BUFFER_BYTES
+            np.copyto(dst[at : at + _CHUNK_BYTES], src[at : at + _CHUNK_BYTES])
+            copied += _CHUNK_BYTES
+        return max(1, round(copied / spent / 1e6))
+
+    return timed
+
+
+def cpu_topology(parts: Sequence[Part]) -> Topology:
+    """Build the topology of CPU ranks from their parts, rank by rank.
+
+    All ranks of a node get one rate, the mean of theirs to two digits: ranks of one memory differ by noise,
+    and uneven links would make a needlessly uneven plan that changes from run to run.
+    """
+    node_of: dict[tuple[int, str], int] = {}
+    members: list[list[int]] = []
+    for rank, part in enumerate(parts):
+        node = node_of.setdefault((part.leader, part.place), len(node_of))
+        if node == len(members):
+            members.append([])
+        members[node].append(rank)
+    devices: dict[int, Device] = {}
+    links: list[Link] = []
+    facts: list[str] = []
+    n, several = len(parts), len(members) > 1
+    net = n + len(members)
+    for node, ranks in enumerate(members):
+        memory = n + node
+        rate, origin = _node_rate([parts[r].copy_mbps for r in ranks])
+        for index, rank in enumerate(ranks):
+            devices[rank] = Device("cpu", node, index, host=parts[rank].host)
+            links += [Link(rank, memory, "memory", 1, rate, origin), Link(memory, rank, "memory", 1, rate, origin)]
+        if several:
+            links += [Link(memory, net, "net", 1, NET_MBPS), Link(net, memory, "net", 1, NET_MBPS)]
+        cores = len({c for r in ranks for c in parts[r].cores})
+        facts.append(
+            f"{parts[ranks[0]].host}: {_count(len(ranks), 'rank')} on {_count(cores, 'core')}, "
+            f"{'each copies' if origin == 'measured' else 'assumed'} {rate / 1000:g} GB/s with all at work"
+        )
+    switches = [Switch("memory", node, f"memory@{node}" if several else "memory") for node in range(len(members))]
+    if several:
+        switches.append(Switch("net", -1, "network"))
+        facts.append(f"between nodes {NET_MBPS / 1000:g} GB/s assumed, not measured")
+    return Topology(
+        name=f"cpu:{n}" + (f" on {len(members)} nodes" if several else ""),
+        devices=tuple(devices[r] for r in range(n)),
+        switches=tuple(switches),
+        links=tuple(links),
+        source="; ".join(facts),
+    ).check()
+
+
+def this_machine() -> Topology:
+    """This machine from one process without a launcher: a CPU rank on each core that it may use."""
+    part = this_process()
+    at_once = part.cores[:_MAX_THREADS]
+    tests = [copy_test() for _ in at_once]
+    with ThreadPoolExecutor(len(at_once)) as pool:  # NumPy copies without the interpreter's lock
+        rates = list(pool.map(lambda test: test(), tests))
+    measured = [msgspec.structs.replace(part, copy_mbps=rate) for rate in rates]
+    return cpu_topology(measured + [part] * (len(part.cores) - len(at_once)))
+
+
+def _node_rate(rates: Sequence[int | None]) -> tuple[int, Origin]:
+    """One rate for a node's ranks: the mean of the measured ones to two digits, or the table's."""
+    known = [r for r in rates if r is not None]
+    if not known:
+        return CPU_MBPS, "table"
+    mean = sum(known) // len(known)
+    unit = 10 ** max(0, len(str(mean)) - 2)
+    return max(1, (mean + unit // 2) // unit * unit), "measured"
+
+
+def _attempt(work: Callable[[], T]) -> T | Exception:
+    """Do ``work`` and return its result, or its error for the next exchange."""
+    try:
+        return work()
+    except Exception as error:
+        return error
+
+
+def _agree(errors: Sequence[str], own: T | Exception) -> T:
+    """Return ``own`` if nobody failed; else raise this rank's own error, or the first other's."""
+    if isinstance(own, Exception):
+        raise own
+    failed = [rank for rank, text in enumerate(errors) if text]
+    if failed:
+        more = f" (so did ranks {failed[1:]})" if len(failed) > 1 else ""
+        raise RemoteError(f"rank {failed[0]} failed while the machine was gathered{more}: {errors[failed[0]]}")
+    return own
+
+
+def _text_of(result: object) -> str:
+    """What the others are told of a result: nothing, or the error."""
+    return f"{type(result).__name__}: {result}" if isinstance(result, Exception) else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,86 @@
+"""From a user's words to a topology: a catalogue name, a file, this machine, and the changes asked for.
+
+The texts are those of the command line: ``TOPOLOGY``, ``--gpus``, ``--drop-link``, ``--scale``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from ..errors import TopologyError
+from .gather import this_machine
+from .machines import machine, names
+from .model import Topology
+
+
+def load(spec: str | None) -> Topology:
+    """Read a machine.
+
+    Args:
+        spec: a catalogue name such as ``dgx-1v`` or ``dgx-a100:4``, the path of a topology file, or
+            None for this machine seen from one process: a CPU rank on each core that it may use.
+
+    Raises:
+        TopologyError: for an unknown name or an unreadable file.
+        FormatError: for a malformed file, naming it and the path of the wrong field.
+    """
+    if spec is None:
+        return this_machine()
+    path = Path(spec)
+    looks_like_path = path.suffix == ".json" or "/" in spec
+    if spec.partition(":")[0] in names() or not (looks_like_path or path.is_file()):
+        return machine(spec)
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise TopologyError(
+            f"cannot read topology file {spec!r}: {error.strerror}; correct the path, or name a machine: "
+            f"{', '.join(names())}"
+        ) from error
+    return Topology.from_json(text, source=spec)
+
+
+def modify(
+    topology: Topology, *, gpus: str | None = None, drop_link: Sequence[str] = (), scale: Sequence[str] = ()
+) -> Topology:
+    """Apply the command line's changes: links are dropped, then rates scaled, then devices chosen.
+
+    All numbers mean the vertices of ``topology`` as given.
+
+    Args:
+        gpus: devices in rank order, ``1,4,5,6`` or with ranges, ``0-3,6``.
+        drop_link: pairs of vertices such as ``0-3``.
+        scale: link kinds with a factor, ``pcie=0.5`` or ``pcie=1/2``.
+
+    Raises:
+        TopologyError: for a text that cannot be read, or names what is not there.
+    """
+    for text in drop_link:
+        pair = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", text)
+        if pair is None:
+            raise TopologyError(f"drop-link {text!r}: expected two vertices; write 0-3, for example")
+        topology = topology.drop_link(int(pair[1]), int(pair[2]))
+    for text in scale:
+        kind, equals, factor = text.partition("=")
+        if not equals or not re.fullmatch(r"\d+(\.\d*)?|\.\d+|\d+/0*[1-9]\d*", factor.strip()):
+            raise TopologyError(f"scale {text!r}: expected KIND=FACTOR; write pcie=0.5, for example")
+        topology = topology.scale(kind.strip(), Fraction(factor.strip()))
+    return topology if gpus is None else topology.subset(parse_gpus(gpus))
+
+
+def parse_gpus(text: str) -> list[int]:
+    """Read ``1,4,5,6`` or ``0-3,6`` as a list of devices in that order.
+
+    Raises:
+        TopologyError: for anything else.
+    """
+    chosen: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
+        if ends is None or (ends[2] and int(ends[2]) < int(ends[1])):
+            raise TopologyError(f"gpus {text!r}: cannot read {part.strip()!r}; write 1,4,5,6 or 0-3, for example")
+        chosen += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    return chosen

@@ -1,0 +1,271 @@
+"""The catalogue: known machines as tables, each with the source of its numbers (Blink section 2, figure 1).
+
+``machine("dgx-1v")`` is one box, ``machine("dgx-a100:4")`` four of them on a network.
+Devices are numbered box after box, so ``Device.index`` says which GPU of its box it is.
+Rates are per direction in MB/s, as the makers state them; nothing here was measured.
+
+Left out on purpose: one box's several NVSwitch chips are one switch vertex, since every
+GPU has the same number of links to each chip; PCIe is listed where it is the second road
+(DGX-1) or the only one (``pcie-8``). Network links exist from two boxes on; the network
+itself is one switch without a limit of its own (full bisection).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..errors import TopologyError
+from .model import Device, Link, LinkKind, Switch, SwitchKind, Topology
+
+MAX_COUNT = 1024
+CPU_MBPS = 8000  # one core's copy rate between private memory and a shared slot; ordinary DDR4 and DDR5 servers
+
+# PCIe base specification: 8 GT/s (gen3) or 16 GT/s (gen4) a lane, 128b/130b coding, 16 lanes.
+PCIE3_X16 = 15_750
+PCIE4_X16 = 31_500
+
+# NVLinks between GPU pairs of a DGX-1 as "pair:links": the hybrid cube mesh.
+DGX1_PAIRS = "0-1:1 0-2:1 0-3:2 0-4:2 1-2:2 1-3:1 1-5:2 2-3:2 2-6:1 3-7:1 4-5:1 4-6:1 4-7:2 5-6:2 5-7:1 6-7:2"
+
+# xGMI links between the 16 dies (GCDs) of eight MI250 packages as "pair:links".
+MI250_PAIRS = (
+    "0-1:4 0-4:2 0-8:1 1-5:1 1-9:1 1-10:1 2-3:4 2-6:1 2-9:1 2-10:1 3-7:2 3-11:1 4-5:4 4-6:1 "
+    "5-6:1 5-7:1 6-7:4 8-9:4 8-12:2 9-13:1 10-11:4 10-14:1 11-15:2 12-13:4 12-14:1 13-14:1 13-15:1 14-15:4"
+)
+
+
+class Wire(NamedTuple):
+    """A connection that is equally fast both ways; its ends are ``("gpu", i)``, ``(switch name, i)`` or the net."""
+
+    a: tuple[str, int]
+    b: tuple[str, int]
+    kind: LinkKind
+    lanes: int
+    lane_mbps: int
+
+
+class Box(NamedTuple):
+    """One box of a machine: what is in it, how it is wired, how it reaches other boxes."""
+
+    gpu: str
+    gpus: int
+    switches: tuple[tuple[str, SwitchKind, int], ...]  # name, kind, how many
+    wires: tuple[Wire, ...]
+    nics: tuple[Wire, ...]  # added from two boxes on; the switches of nic_switches too
+    nic_switches: tuple[tuple[str, SwitchKind, int], ...]
+    source: str
+
+
+NET = ("net", 0)
+
+
+def _pairs(text: str, kind: LinkKind, lane_mbps: int, *, lanes: int | None = None) -> tuple[Wire, ...]:
+    """Wires of a "pair:links" table, all with ``lanes`` links if that is given."""
+    found = re.findall(r"(\d+)-(\d+):(\d+)", text)
+    return tuple(Wire(("gpu", int(a)), ("gpu", int(b)), kind, lanes or int(k), lane_mbps) for a, b, k in found)
+
+
+def _star(gpus: int, hub: str, kind: LinkKind, lanes: int, lane_mbps: int, *, per_hub: int = 0) -> tuple[Wire, ...]:
+    """Every GPU wired to a hub, ``per_hub`` neighbours to the same one (0: all to one)."""
+    return tuple(Wire(("gpu", i), (hub, i // per_hub if per_hub else 0), kind, lanes, lane_mbps) for i in range(gpus))
+
+
+def _dgx1(gpu: str, nvlinks: tuple[Wire, ...], nvlink_source: str) -> Box:
+    """Eight GPUs in the cube mesh, and their PCIe tree: 2 GPUs a PLX switch, 2 PLX a socket, sockets on QPI."""
+    plx = _star(8, "PLX", "pcie", 1, PCIE3_X16, per_hub=2)
+    uplinks = tuple(Wire(("PLX", i), ("socket", i // 2), "pcie", 1, PCIE3_X16) for i in range(4))
+    # Xeon E5-2698 v4: two QPI links of 9.6 GT/s, 2 bytes wide.
+    qpi = (Wire(("socket", 0), ("socket", 1), "host", 2, 19_200),)
+    return Box(
+        gpu=gpu,
+        gpus=8,
+        switches=(("PLX", "pcie", 4), ("socket", "host", 2)),
+        wires=nvlinks + plx + uplinks + qpi,
+        # Four single-port EDR InfiniBand cards of 100 Gb/s, one on each PLX switch.
+        nics=tuple(Wire(("PLX", i), NET, "net", 1, 12_500) for i in range(4)),
+        nic_switches=(),
+        source=f"NVIDIA DGX-1 System Architecture, white paper WP-08437-001: {nvlink_source}; PCIe 3.0 x16, "
+        "4 PLX switches, 2 x QPI 9.6 GT/s, 4 x 100 Gb/s InfiniBand",
+    )
+
+
+def _nvswitch_box(gpu: str, gpus: int, lanes: int, nic_mbps: int, source: str) -> Box:
+    """GPUs on NVSwitch with ``lanes`` links of 25 GB/s each, and one network card per GPU."""
+    return Box(
+        gpu=gpu,
+        gpus=gpus,
+        switches=(("NVSwitch", "nvswitch", 1),),
+        wires=_star(gpus, "NVSwitch", "nvlink", lanes, 25_000),
+        nics=tuple(Wire(("gpu", i), NET, "net", 1, nic_mbps) for i in range(gpus)),
+        nic_switches=(),
+        source=source,
+    )
+
+
+def _dgx1p() -> Box:
+    return _dgx1("P100-SXM2-16GB", _pairs(DGX1_PAIRS, "nvlink", 20_000, lanes=1), "NVLink 1.0, 20 GB/s a link each way")
+
+
+def _dgx1v() -> Box:
+    return _dgx1("V100-SXM2-16GB", _pairs(DGX1_PAIRS, "nvlink", 25_000), "NVLink 2.0, 25 GB/s a link each way")
+
+
+def _dgx2() -> Box:
+    return _nvswitch_box(
+        "V100-SXM3-32GB",
+        16,
+        6,
+        12_500,
+        "NVIDIA DGX-2 System User Guide: 6 NVLinks of 25 GB/s from each GPU to NVSwitch, "
+        "8 x 100 Gb/s InfiniBand, one on each PCIe switch of two GPUs (PCIe 3.0 x16)",
+    )._replace(
+        # Eight cards for sixteen GPUs: the pair's PCIe switch is what they share.
+        nic_switches=(("PLX", "pcie", 8),),
+        nics=_star(16, "PLX", "pcie", 1, PCIE3_X16, per_hub=2)
+        + tuple(Wire(("PLX", i), NET, "net", 1, 12_500) for i in range(8)),
+    )
+
+
+def _dgx_a100() -> Box:
+    return _nvswitch_box(
+        "A100-SXM4-40GB",
+        8,
+        12,
+        25_000,
+        "NVIDIA DGX A100 User Guide: 12 NVLinks (third generation) of 25 GB/s from each GPU to NVSwitch, "
+        "8 x 200 Gb/s InfiniBand for computing",
+    )
+
+
+def _hgx_h100() -> Box:
+    return _nvswitch_box(
+        "H100-SXM5-80GB",
+        8,
+        18,
+        50_000,
+        "NVIDIA DGX H100/H200 User Guide: 18 NVLinks (fourth generation) of 25 GB/s from each GPU to "
+        "NVSwitch, 8 x 400 Gb/s InfiniBand for computing",
+    )
+
+
+def _hgx_h200() -> Box:
+    return _hgx_h100()._replace(gpu="H200-SXM5-141GB")
+
+
+def _pcie8() -> Box:
+    plx = _star(8, "PLX", "pcie", 1, PCIE4_X16, per_hub=4)
+    uplinks = tuple(Wire(("PLX", i), ("socket", i), "pcie", 1, PCIE4_X16) for i in range(2))
+    upi = (Wire(("socket", 0), ("socket", 1), "host", 3, 22_400),)
+    return Box(
+        gpu="PCIe GPU",
+        gpus=8,
+        switches=(("PLX", "pcie", 2), ("socket", "host", 2)),
+        wires=plx + uplinks + upi,
+        nics=tuple(Wire(("PLX", i), NET, "net", 1, 25_000) for i in range(2)),
+        nic_switches=(),
+        source="a usual dual-root server, not one maker's: PCI Express Base Specification 4.0, x16 at 31.5 GB/s, "
+        "2 switches of 4 GPUs, 2 sockets on 3 x UPI 11.2 GT/s (Intel Xeon, third generation), "
+        "one 200 Gb/s card on each switch",
+    )
+
+
+def _mi250() -> Box:
+    return Box(
+        gpu="MI250 GCD",
+        gpus=16,
+        switches=(),
+        wires=_pairs(MI250_PAIRS, "xgmi", 50_000),
+        nics=tuple(Wire(("gpu", i), NET, "net", 1, 16_000) for i in range(16)),
+        nic_switches=(),
+        source="ForestColl (Zhao et al. 2024), public topologies: 7 xGMI links of 50 GB/s a die, 16 GB/s of network "
+        "a die; the same graph, under other numbers, as RCCL's topology model topo_16p1h",
+    )
+
+
+BOXES: dict[str, Callable[[], Box]] = {
+    "dgx-1p": _dgx1p,
+    "dgx-1v": _dgx1v,
+    "dgx-2": _dgx2,
+    "dgx-a100": _dgx_a100,
+    "hgx-h100": _hgx_h100,
+    "hgx-h200": _hgx_h200,
+    "pcie-8": _pcie8,
+    "mi250": _mi250,
+}
+
+
+def names() -> tuple[str, ...]:
+    """The machines of the catalogue, in order of age and kind."""
+    return (*BOXES, "cpu")
+
+
+def machine(spec: str) -> Topology:
+    """Build a machine of the catalogue from ``NAME`` or ``NAME:K``.
+
+    ``K`` is a count of boxes, but for ``cpu``: ``cpu:K`` is K ranks on one node, which share its memory.
+
+    Raises:
+        TopologyError: for an unknown name, with the nearest one, or a bad count.
+    """
+    name, colon, count = spec.partition(":")
+    if name not in names():
+        near = difflib.get_close_matches(name.lower(), names(), n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise TopologyError(f"unknown machine {name!r}; {hint}choose one of {', '.join(names())}")
+    if colon and not (re.fullmatch(r"[0-9]{1,4}", count) and 1 <= int(count) <= MAX_COUNT):
+        raise TopologyError(f"{spec!r}: expected a count of 1..{MAX_COUNT} after the colon; write {name}:4, say")
+    k = int(count) if colon else 1
+    if name == "cpu":
+        return cpu_node(k)
+    return _several(name, BOXES[name](), k)
+
+
+def cpu_node(ranks: int) -> Topology:
+    """``ranks`` CPU processes of one node around the memory that they share, at the table's rate."""
+    links = [
+        Link(src, dst, "memory", 1, CPU_MBPS) for rank in range(ranks) for src, dst in ((rank, ranks), (ranks, rank))
+    ]
+    return Topology(
+        name=f"cpu:{ranks}" if ranks > 1 else "cpu",
+        devices=tuple(Device("cpu", 0, i) for i in range(ranks)),
+        switches=(Switch("memory", 0, "memory"),),
+        links=tuple(links),
+        source=f"assumed: one core copies {CPU_MBPS / 1000:g} GB/s; a live job measures it",
+    ).check()
+
+
+def _several(name: str, box: Box, boxes: int) -> Topology:
+    """Lay out ``boxes`` copies of a box, joined by one network switch if there are several."""
+    names_of = box.switches + (box.nic_switches if boxes > 1 else ())
+    wires = box.wires + (box.nics if boxes > 1 else ())
+    devices = tuple(Device("gpu", b, i, name=box.gpu) for b in range(boxes) for i in range(box.gpus))
+    switches: list[Switch] = []
+    vertex: dict[tuple[int, str, int], int] = {}
+    for b in range(boxes):
+        for i in range(box.gpus):
+            vertex[b, "gpu", i] = b * box.gpus + i
+        for label, kind, count in names_of:
+            for i in range(count):
+                vertex[b, label, i] = len(devices) + len(switches)
+                text = label if count == 1 else f"{label} {i}"
+                switches.append(Switch(kind, b, f"{text}@{b}" if boxes > 1 else text))
+    if boxes > 1:
+        for b in range(boxes):
+            vertex[b, *NET] = len(devices) + len(switches)
+        switches.append(Switch("net", -1, "network"))
+    links = []
+    for b in range(boxes):
+        for wire in wires:
+            ends = vertex[b, *wire.a], vertex[b, *wire.b]
+            for src, dst in (ends, ends[::-1]):
+                links.append(Link(src, dst, wire.kind, wire.lanes, wire.lane_mbps))
+    return Topology(
+        name=f"{name}:{boxes}" if boxes > 1 else name,
+        devices=devices,
+        switches=tuple(switches),
+        links=tuple(links),
+        source=box.source,
+    ).check()
