@@ -30,8 +30,8 @@ from .trees.tree import Packing
 # 4.0-9.6 us). Memory: a flag between two processes that poll with sched_yield, measured at 1 us with a core each.
 LATENCY = {"nvlink": 2e-6, "xgmi": 2e-6, "pcie": 5e-6, "host": 5e-6, "net": 10e-6, "memory": 1e-6}
 
-EVENTS = 24_000  # chunk hops that one pricing simulates before it extrapolates
-MIN_CHUNKS, MAX_CHUNKS = 16, 128
+# How much is simulated before extrapolating: chunk hops in all, chunks of a lane, fills of a channel's slots.
+EVENTS, MAX_CHUNKS, FILLS = 24_000, 128, 4
 
 
 def needed(call: Call, rank: int) -> int:
@@ -143,7 +143,8 @@ def price(program: Program, packing: Packing, topology: Topology) -> Price:
     decides. A slot is free again when its chunk has been passed on. Folding itself costs nothing.
 
     Where ranks share a memory, work is on the cores: a step passes its bytes through its rank's core, once for a copy
-    and m - 1 times for a fold of m operands, at the rate of the rank's link to the memory, one step at a time.
+    and m - 1 times for a fold of m operands, at the rate of the rank's link to the memory, one step at a time. As in
+    the bounds, what a rank only copies from its own send to its own receive buffer is free: in place it need not.
 
     Vectors of more than :data:`MAX_CHUNKS` chunks in a lane (fewer where there are many lanes) are simulated at two
     smaller sizes and extrapolated along the line through both: the pipeline is in its steady state there. The result is
@@ -158,7 +159,7 @@ def price(program: Program, packing: Packing, topology: Topology) -> Price:
         hop = max((LATENCY[k.kind] for k in topology.links), default=0.0)
         return Price(2 * depth * hop, 0.0, ())
     longest = max(-(-lane.count // step) for lane, step in zip(program.lanes, model.steps, strict=True))
-    limit = min(MAX_CHUNKS, max(MIN_CHUNKS, EVENTS // max(1, model.hops)))
+    limit = max(FILLS * program.depth, min(MAX_CHUNKS, EVENTS // max(1, model.hops)))
     if longest <= limit:
         seconds = model.play(1.0)
     else:
@@ -202,7 +203,9 @@ class _Model:
         ]
         cores = {r: self._core(r) for r in range(topology.n)} if _on_cores(packing, topology) else {}
         self.transfers = [
-            (self._work(i, cores[lane.rank]),) if cores else self._crossings(lane, reader)
+            ((self._work(i, cores[lane.rank]),) if lane.ins or lane.outs else ())
+            if cores
+            else self._crossings(lane, reader)
             for i, lane in enumerate(program.lanes)
         ]
         self.hops = sum(len(t.links) for transfers in self.transfers for t in transfers)

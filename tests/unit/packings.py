@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def random_path(n: int, root: int, end: int, rng: random.Random) -> Tree:
     """A path from ``root`` to ``end`` over some of the other ranks."""
     others = [r for r in range(n) if r not in (root, end)]
     stops = [root, *rng.sample(others, rng.randint(0, len(others))), end]
-    return tree(root, " ".join(f"{a}-{b}" for a, b in zip(stops, stops[1:], strict=False)), rng.randint(1, 5))
+    return tree(root, " ".join(f"{a}-{b}" for a, b in pairwise(stops)), rng.randint(1, 5))
 
 
 def random_packing(collective: Collective, n: int, rng: random.Random, *, root: int = 0) -> Packing:
@@ -57,7 +58,9 @@ def random_packing(collective: Collective, n: int, rng: random.Random, *, root: 
     return packing(collective, n, trees, root=root if collective in ROOTED else -1)
 
 
-def call_of(collective: Collective, n: int, count: int, *, dtype: str = "float32", op: str = "sum", root: int = 0) -> Call:
+def call_of(
+    collective: Collective, n: int, count: int, *, dtype: str = "float32", op: str = "sum", root: int = 0
+) -> Call:
     """A call; a reduce_scatter gives rank r ``count`` elements, every third rank none."""
     counts = tuple(count if r % 3 != 1 else 0 for r in range(n)) if collective == "reduce_scatter" else (count,)
     reduces, rooted = collective in REDUCTIONS, collective in ROOTED

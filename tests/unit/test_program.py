@@ -38,7 +38,9 @@ def test_every_lowered_program_passes_and_survives_json(
 ) -> None:
     program = chance(collective, n, count, seed, multicast=multicast).check()
     assert Program.from_json(program.to_json()) == program
-    assert program == chance(collective, n, count, seed, multicast=multicast), "the same plan lowers to the same program"
+    assert program == chance(collective, n, count, seed, multicast=multicast), (
+        "the same plan lowers to the same program"
+    )
     assert all(1 <= program.chunk_of(lane) <= program.chunk for lane in program.lanes)
 
 
@@ -105,7 +107,10 @@ def test_lanes_that_wait_for_one_another_are_found() -> None:
     ring = msgspec.structs.replace(
         program,
         channels=(a, b),
-        lanes=(msgspec.structs.replace(first, ins=(0,), outs=(1,)), msgspec.structs.replace(second, ins=(1,), outs=(0,))),
+        lanes=(
+            msgspec.structs.replace(first, ins=(0,), outs=(1,)),
+            msgspec.structs.replace(second, ins=(1,), outs=(0,)),
+        ),
     )
     with pytest.raises(PlanError, match=r"lanes \[0, 1\] wait for one another in a cycle"):
         ring.check()

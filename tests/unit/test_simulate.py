@@ -105,7 +105,9 @@ def priced(found: Packing, topology: Topology, nbytes: int, *, depth: int = 4, d
     counts = (nbytes // size // blocks,)
     if found.collective == "reduce_scatter":
         counts = (nbytes // size // topology.n,) * topology.n
-    call = Call(found.collective, topology.n, counts, dtype, "sum" if found.collective in REDUCTIONS else "", found.root)
+    call = Call(
+        found.collective, topology.n, counts, dtype, "sum" if found.collective in REDUCTIONS else "", found.root
+    )
     program = lower(found, call, chunk_bytes=chunk_for(found, call, 128 << 10), depth=depth)
     return price(program, found, topology)
 
@@ -154,7 +156,14 @@ def test_trees_of_unequal_weight_share_their_links_in_proportion(collective: Col
     assert 1.0 <= got.seconds / (256 * MIB / (float(found.rate) * 1e6)) < 1.03
 
 
-EXACT = [("dgx-1v", None), ("dgx-1v", "1,4,5,6"), ("dgx-1v", "0-6"), ("dgx-1p", None), ("dgx-a100", None), ("pcie-8", None)]
+EXACT = [
+    ("dgx-1v", None),
+    ("dgx-1v", "1,4,5,6"),
+    ("dgx-1v", "0-6"),
+    ("dgx-1p", None),
+    ("dgx-a100", None),
+    ("pcie-8", None),
+]
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "reduce", "allreduce", "allgather", "reduce_scatter"])
@@ -166,14 +175,14 @@ def test_large_vectors_approach_the_rate_and_never_beat_the_bound(
     for method in methods(topology, collective):
         found = pack(topology, collective, root=0, method=method)
         for nbytes in (256 * MIB, GIB):
-            seconds = priced(found, topology, nbytes).seconds
+            seconds = priced(found, topology, nbytes, depth=16).seconds  # one chain on NVSwitch needs so many slots
             assert seconds >= nbytes / (float(found.bound) * 1e6) * (1 - 1e-4), (method, nbytes)
             if found.optimal:
                 assert seconds <= 1.10 * nbytes / (float(found.rate) * 1e6), (method, nbytes)
 
 
 @pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c != "barrier"])
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [2, 3, 4])
 def test_ranks_that_share_a_memory_are_priced_by_the_work_of_their_cores(collective: Collective, n: int) -> None:
     topology = machine(f"cpu:{n}")
     nbytes = 64 * MIB
@@ -182,8 +191,13 @@ def test_ranks_that_share_a_memory_are_priced_by_the_work_of_their_cores(collect
         got = priced(found, topology, nbytes)
         assert got.seconds >= nbytes / (float(found.bound) * 1e6) * (1 - 1e-4), method
         assert all(kind == "memory" for *_, kind, _ in got.busy)
-        if found.optimal and n > 1:
+        if found.optimal:
             assert got.seconds <= 1.10 * nbytes / (float(found.rate) * 1e6), method
+
+
+def test_one_rank_alone_moves_nothing() -> None:
+    topology = machine("cpu:1")
+    assert priced(pack(topology, "allreduce"), topology, MIB) == Price(0.0, 0.0, ())
 
 
 def subset(name: str, gpus: str) -> Topology:
@@ -247,7 +261,8 @@ def test_bus_factors_are_those_of_nccl_tests() -> None:
 def test_the_simulator_needs_neither_mpi_nor_a_gpu() -> None:
     text = (
         "import sys, blinkmpi.simulate; "
-        "found = {'mpi4py', 'cupy', 'pynvml'} & {m.partition('.')[0] for m in sys.modules}; sys.exit(str(found) if found else 0)"
+        "found = {'mpi4py', 'cupy', 'pynvml'} & {m.partition('.')[0] for m in sys.modules}; "
+        "sys.exit(str(found) if found else 0)"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
