@@ -19,8 +19,8 @@ NP ?= 4
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-# pip is quiet but for errors; it takes its index from its own configuration.
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
+# pip says nothing but errors (-qq); it takes its index from its own configuration.
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 export PIP_ROOT_USER_ACTION := ignore
 
 # Open MPI refuses to run as root unless told twice.
