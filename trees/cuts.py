@@ -8,7 +8,6 @@ algorithm for the Dilworth truncation of an intersecting submodular function, wh
 from __future__ import annotations
 
 from fractions import Fraction
-from math import lcm
 
 import numpy as np
 
@@ -70,11 +69,14 @@ def ratio_cut(cap: Ints, n: int, root: int | None) -> tuple[int, int]:
     bits = len(cap)
     cuts = out_cuts(cap)
     count = members(bits, n)
-    barred = (count == 0) | ((count == n) if root is None else (has(bits, root) == 1))
-    whole = lcm(*range(1, n + 1))
-    ratios = np.where(barred, HUGE, cuts * (whole // np.maximum(count, 1)))
-    best = int(ratios.argmin())
-    return best, int(cuts[best])
+    if root is not None:
+        cuts[has(bits, root) == 1] = HUGE
+    least: list[tuple[Fraction, int, int]] = []  # for each number of ranks: the ratio, the subset, its capacity
+    for k in range(1, n):
+        some = np.flatnonzero(count == k)
+        best = int(some[cuts[some].argmin()])
+        least.append((Fraction(int(cuts[best]), k), best, int(cuts[best])))
+    return min(least)[1:]
 
 
 def truncate(f: Ints) -> tuple[list[int], list[int]]:

@@ -53,19 +53,19 @@ def pack(topology: Topology, collective: str, *, root: int = 0, method: str = "a
     return verify(plan, topology)
 
 
-def methods(topology: Topology, collective: str) -> tuple[str, ...]:
+def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str, ...]:
     """The methods that :func:`pack` accepts for ``collective`` on this machine, its own choice first."""
-    _check_call(topology, collective, 0)
+    _check_call(topology, collective, root)
     memory = shared_memory(topology)
     if topology.n == 1 or collective == "barrier":
         return ("direct",) if memory is not None else ("exact",)
     if memory is not None:
         return ("direct", "chain") if collective in CHAINED else ("direct",)
-    fabric = choose(topology, collective, 0)
+    fabric = choose(topology, collective, root)
     names = _candidates(_oriented(fabric, collective), collective)
     if len(names) == 1:
         return names
-    chosen = pack(topology, collective).scheme
+    chosen = pack(topology, collective, root=root).scheme
     return tuple(sorted(names, key=lambda name: SCHEMES.get(name, name) != chosen))
 
 
