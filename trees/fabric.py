@@ -219,7 +219,7 @@ def overlay(f: Fabric) -> Overlay:
             shares.setdefault((u, v), []).append(((u, v), Fraction(mbps)))
     t = f.topology
     for w in sorted(f.vertices[f.n :], key=lambda w: (t.switches[w - f.n].kind == "net", w)):
-        ports = [(u, v) for u, x in f.arcs if x == w for y, v in f.arcs if y == w and u != v]
+        ports = [(u, v) for u in f.backwards.neighbours[w] for v in f.neighbours[w] if u != v]
         if t.switches[w - f.n].kind == "net":  # the way between boxes: ranks that are joined in their box leave it free
             ports = [(u, v) for u, v in ports if t.devices[u].node != t.devices[v].node or (u, v) not in shares]
         ups, downs = Counter(u for u, _ in ports), Counter(v for _, v in ports)

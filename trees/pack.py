@@ -153,7 +153,8 @@ def _packing(
         reason = f"{name}: {certificate.text}"
     else:
         met = "meets the bound" if rate == bound else f"{float(100 * rate / bound):.1f} % of the bound"
-        reason = f"{name}: {WHY[name]}; {met}"
+        paths = name == "exact" and collective in ("gather", "scatter")
+        reason = f"{name}: {'the paths of a maximum flow' if paths else WHY[name]}; {met}"
     return Packing(
         collective=cast(Collective, collective),
         root=root if collective in ROOTED else -1,

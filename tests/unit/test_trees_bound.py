@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blinkmpi.topology.model import Device, Link, Switch, Topology
-from blinkmpi.trees import bound as bound_module
-from blinkmpi.trees import pack
+from blinkmpi.trees import cuts, pack
 from blinkmpi.trees.bound import certify
 from blinkmpi.trees.cuts import min_cut, ratio_cut
 from blinkmpi.trees.fabric import fabric
@@ -116,7 +115,7 @@ def test_flows_and_cut_vectors_agree(t: Topology, collective: str, pick: int) ->
     root = pick % t.n
     by_vector = stated(t, collective, root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bound_module.cuts, "MAX_VERTICES", 0)
+        patch.setattr(cuts, "MAX_VERTICES", 0)
         assert stated(t, collective, root) == by_vector
 
 
@@ -125,7 +124,7 @@ def test_flows_and_cut_vectors_agree(t: Topology, collective: str, pick: int) ->
 def test_allreduce_bound_of_large_machines_is_never_below_the_exact_one(t: Topology) -> None:
     exact = stated(t, "allreduce", 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bound_module.cuts, "MAX_VERTICES", 0)
+        patch.setattr(cuts, "MAX_VERTICES", 0)
         assert stated(t, "allreduce", 0) >= exact
 
 

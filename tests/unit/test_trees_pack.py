@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blinkmpi.errors import ArgumentError, PlanError, TopologyError
 from blinkmpi.topology.machines import machine
-from blinkmpi.topology.model import Device, Link, Switch, Topology
+from blinkmpi.topology.model import Device, Link, LinkKind, Switch, Topology
 from blinkmpi.trees import COLLECTIVES, ROOTED, Edge, Packing, methods, pack, verify
 from tests.unit.test_trees_bound import machines
 
@@ -22,7 +22,7 @@ LANE = 25000
 DGX = machine("dgx-1v")
 
 
-def both_ways(pairs: list[tuple[int, int, int]], kind: str = "nvlink", mbps: int = LANE) -> tuple[Link, ...]:
+def both_ways(pairs: list[tuple[int, int, int]], kind: LinkKind = "nvlink", mbps: int = LANE) -> tuple[Link, ...]:
     return tuple(Link(a, b, kind, lanes, mbps) for u, v, lanes in pairs for a, b in ((u, v), (v, u)))
 
 
@@ -30,10 +30,12 @@ def gpus(n: int) -> tuple[Device, ...]:
     return tuple(Device("gpu", 0, i) for i in range(n))
 
 
-def star(ports: list[int], kind: str = "nvswitch") -> Topology:
+def star(ports: list[int]) -> Topology:
     """GPUs on one switch, with these lanes."""
     n = len(ports)
-    return Topology("star", gpus(n), (Switch(kind, 0),), both_ways([(i, n, lanes) for i, lanes in enumerate(ports)]))
+    return Topology(
+        "star", gpus(n), (Switch("nvswitch", 0),), both_ways([(i, n, lanes) for i, lanes in enumerate(ports)])
+    )
 
 
 def memory(rates: list[int]) -> Topology:
