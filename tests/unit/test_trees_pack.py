@@ -163,6 +163,13 @@ def test_machines_of_the_catalogue(collective: str) -> None:
         assert pack(machine(name), collective).rate > 0
 
 
+def test_two_boxes_meet_the_ratio_cut() -> None:
+    """Splitting the NVSwitches and the net between boxes loses nothing: 1040/3 GB/s."""
+    packing = pack(machine("dgx-a100:2"), "allgather")
+    assert packing.optimal
+    assert packing.rate == Fraction(1_040_000, 3)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_shared_memory_rates(n: int) -> None:
     t, core = memory([8000] * n), Fraction(8000)
