@@ -31,7 +31,7 @@ def test_a_function_gets_its_arguments_and_its_output_is_kept() -> None:
     report = run_ranks(3, cases.echo, 20, args=(7,), kwargs={"text": "words"})
     assert report.problem is None
     assert verdicts(report) == ["passed"] * 3
-    assert sorted(report.job.output.splitlines()) == [f"rank {r} of 3: 7 words" for r in range(3)]
+    assert {f"rank {r} of 3: 7 words" for r in range(3)} <= set(report.job.output.splitlines())
 
 
 def test_all_ranks_that_fail_together_are_heard() -> None:
