@@ -1,0 +1,291 @@
+"""``blinkmpi bench``: time collectives as nccl-tests does, check every result, compare with MPI.
+
+All ranks call :func:`run`; rank 0 prints each row as it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import resource
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from . import bench_meta as meta
+from .bench_case import TEST_NAMES, Case
+from .bench_document import document, write_new
+from .bench_measure import Buffers, Layout, Measured, measure, mpi_call, mpi_refusal, our_call
+from .bench_options import Options, add_flags, read
+from .bench_report import PLACES, Columns, Row, omb_header, omb_row
+from .errors import ArgumentError
+from .topology.importers import load, modify
+from .topology.model import Topology
+
+MEMORY_SHARE = 0.8
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "bench",
+        help="time and check collectives, beside MPI's own",
+        description="Time and check collectives: mpirun -np 4 blinkmpi bench all_reduce -b 64K -e 256M -f 4 "
+        "--compare mpi",
+    )
+    add_flags(parser)
+    return parser
+
+
+def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[..., Any] | None = None) -> int:
+    """Run the benchmark on all ranks of ``comm``; the exit status.
+
+    Args:
+        make_communicator: called as ``(comm, topology=..., runner=..., timeout=...)``, the last only if given.
+
+    Raises:
+        BlinkError: on every rank, for bad flags or a collective that failed.
+    """
+    from mpi4py import MPI
+
+    if make_communicator is None:
+        from .comm import Communicator
+
+        make_communicator = Communicator
+    options = read(args, comm.Get_size())
+    topology = _topology(args, comm.Get_size())
+    _check_output(args)
+    bench = _Bench(args, options, comm, MPI, topology)
+    bench.check_memory()
+    keywords: dict[str, Any] = {} if args.timeout is None else {"timeout": args.timeout}
+    cycles: Iterable[int] = range(args.run_cycles) if args.run_cycles else itertools.count()
+    with _setting("BLINKMPI_ALGO", args.algo):
+        for cycle in cycles:
+            for runner in options.runners:
+                ours = make_communicator(comm, topology=topology, runner=runner, **keywords)
+                bench.block(ours, first=cycle == 0 and runner == options.runners[0])
+                ours.Free()
+    return bench.finish()
+
+
+def _topology(args: argparse.Namespace, n: int) -> Topology | None:
+    if args.topology is None:
+        if args.gpus is not None:
+            raise ArgumentError("--gpus chooses devices of --topology; give both")
+        return None
+    topology = modify(load(args.topology), gpus=args.gpus)
+    if topology.n != n:
+        raise ArgumentError(
+            f"{topology.name} has {topology.n} devices and {n} ranks run; start mpirun -np {topology.n}, "
+            "or choose as many devices as ranks with --gpus"
+        )
+    return topology
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    if args.output_file is not None:
+        folder = Path(args.output_file).resolve().parent
+        if not folder.is_dir():
+            raise ArgumentError(f"--output_file {args.output_file}: folder {folder} does not exist; make it first")
+
+
+@contextlib.contextmanager
+def _setting(name: str, value: str | None) -> Iterator[None]:
+    """Set an environment variable for a while, unless ``value`` is None."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ.pop(name)
+            if before is not None:
+                os.environ[name] = before
+
+
+class _Bench:
+    """One run: what it knows of the job, and the rows so far."""
+
+    def __init__(
+        self, args: argparse.Namespace, options: Options, world: Any, mpi: Any, topology: Topology | None
+    ) -> None:
+        self.args, self.options, self.world, self.mpi = args, options, world, mpi
+        self.rank, self.n = world.Get_rank(), world.Get_size()
+        self.emulated = topology is not None
+        self.started = datetime.now().astimezone()
+        self.compiler: str | None = None
+        self.machine: dict[str, Any] = {}
+        self.rows: list[tuple[Row, str]] = []
+        self.columns = Columns(
+            peers=options.peers,
+            runner=args.runner is not None,
+            predict=args.predict,
+            emulated=self.emulated,
+            timestamps=bool(args.report_timestamps),
+            cpu_time=bool(args.report_cputime),
+        )
+        self.name = TEST_NAMES[options.collective]
+        self.buffers: Buffers | None = None
+        facts = (self.rank, os.getpid(), mpi.Get_processor_name(), meta.cpu_model() or "CPU")
+        self.processes: list[tuple[int, int, str, str]] = world.allgather(facts)
+
+    @property
+    def cases(self) -> list[Case]:
+        """All rows of one block."""
+        return [case for series in self.options.series for case in self.options.cases(self.n, series)]
+
+    def say(self, text: str) -> None:
+        """Print a line, on rank 0 and unless JSON alone is wanted."""
+        if self.rank == 0 and not self.args.json:
+            print(text, flush=True)
+
+    def check_memory(self) -> None:
+        """Raise ArgumentError on every rank if the buffers do not fit into some host's free memory."""
+        need = sum(Buffers.needs(self.cases))
+        rooms = self.world.allgather(meta.memory("MemAvailable"))
+        hosts = [host for _, _, host, _ in self.processes]
+        for host, room in zip(hosts, rooms, strict=True):
+            ranks = hosts.count(host)
+            if room is not None and ranks * need > MEMORY_SHARE * room:
+                raise ArgumentError(
+                    f"host {host}: {ranks} ranks with {need >> 20} MiB of buffers each do not fit into its free "
+                    f"{room >> 20} MiB; use a smaller --maxbytes"
+                )
+
+    def block(self, ours: Any, *, first: bool) -> None:
+        """All rows on one communicator."""
+        if first:
+            self.buffers = Buffers(self.cases, unalign=self.args.unalign)
+            machine = ours.machine
+            self.machine = {"name": machine.name, "fingerprint": machine.fingerprint, "ranks": machine.n}
+            self.compiler = getattr(ours, "compiler", None)
+        if first or self.args.runner is not None:
+            self._header(ours, first=first)
+        for case in self.cases:
+            row = self._row(ours, case)
+            if self.rank == 0:
+                self._print(row)
+                self.rows.append((row, f"{self.name}_{case.type_name}_{case.op or 'none'}"))
+
+    def _row(self, ours: Any, case: Case) -> Row:
+        assert self.buffers is not None
+        facts: dict[str, Any] = {"dtype": case.dtype, "op": case.op, "root": case.root}
+        peers: dict[str, list[Measured] | None] = {
+            peer: None if mpi_refusal(case) else [] for peer in self.options.peers
+        }
+        mine: list[Measured] = []
+        for place in PLACES:
+            in_place = place == "in_place"
+            layout = Layout(case, self.rank, self.buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
+            calls = [our_call(ours, layout)]
+            calls += [mpi_call(self.world, self.mpi, layout) for taken in peers.values() if taken is not None]
+            found = measure(self.world, self.mpi, layout, calls, self.options.timing)
+            mine.append(found[0])
+            for taken, measured in zip((t for t in peers.values() if t is not None), found[1:], strict=True):
+                taken.append(measured)
+        predicted, bound = ours.predict(case.collective, case.size, **facts) if self.args.predict else (None, None)
+        return Row(
+            case=case,
+            ours=(mine[0], mine[1]),
+            peers={peer: None if taken is None else (taken[0], taken[1]) for peer, taken in peers.items()},
+            how=ours.how(case.collective, case.size, **facts),
+            predicted_s=predicted,
+            bound_s=bound,
+            emulated=self.emulated,
+        )
+
+    def _print(self, row: Row) -> None:
+        self.say(omb_row(row, self.options.peers) if self.args.format == "osu" else self.columns.row(row))
+        if self.args.per_iter_timing:
+            for place, mine in enumerate(row.ours):
+                both = {"blinkmpi": mine, **{p: m[place] for p, m in row.peers.items() if m is not None}}
+                for library, measured in both.items():
+                    times = " ".join(f"{t:.2f}" for t in measured.slowest_us)
+                    self.say(f"#   {library} {PLACES[place].replace('_', '-')} (us): {times}")
+
+    def _header(self, ours: Any, *, first: bool) -> None:
+        """What runs where, by which schemes; then the names of the columns."""
+        args, sizes = self.args, self.options.sizes
+        if args.format == "nccl" and first:
+            step = (args.stepfactor, "factor") if args.stepfactor > 1 else (args.stepbytes, "bytes")
+            self.say(f"# blinkmpi version {meta.versions('', None)['blinkmpi'] or 'unknown: not installed'}")
+            self.say(f"# Collective test starting: {self.name}_perf")
+            self.say(
+                f"# nThread 1 nGpus 1 minBytes {sizes[0]} maxBytes {sizes[-1]} step: {step[0]}({step[1]}) warmup "
+                f"iters: {args.warmup_iters} iters: {args.iters or '20, fewer for long calls'} "
+                f"agg iters: {args.agg_iters} validation: {args.check} graph: 0"
+            )
+            self.say("#\n# Using devices")
+            for device in meta.devices(self.processes):
+                self.say(
+                    f"#  Rank {device['rank']:2d} Group {device['group']:2d} Pid {device['pid']:6d} on "
+                    f"{device['hostname']:>10} device {device['device']:2d} [{device['device_hex']}] "
+                    f"{device['device_info']}"
+                )
+        for line in omb_header(self.options.collective, self.options.peers) if args.format == "osu" else ():
+            self.say(line)
+        told = " (emulated)" if self.emulated else ""
+        self.say(f"# {self.machine['name']}{told}, {self.n} ranks; {self._schemes(ours)}; {self._library()}")
+        for line in self.columns.header() if args.format == "nccl" else ():
+            self.say(line)
+
+    def _schemes(self, ours: Any) -> str:
+        """``direct from 65536 B, mpi from ...``: the plan in words."""
+        parts: list[str] = []
+        last = ""
+        for case in self.options.cases(self.n, self.options.series[0]):
+            how = ours.how(case.collective, case.size, dtype=case.dtype, op=case.op, root=case.root)
+            runner = f" ({how['runner']} runner)" if how.get("runner") else ""
+            words = f"{how.get('scheme')}{runner}"
+            if words != last:
+                parts.append(f"{words} from {case.size} B")
+            last = words
+        return ", ".join(parts)
+
+    def _library(self) -> str:
+        return str(self.mpi.Get_library_version()).split(",")[0].strip("\0\n ")
+
+    def finish(self) -> int:
+        """Print the sums, write the file; the exit status, the same on every rank."""
+        peaks = self.world.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        status = 0
+        if self.rank == 0:
+            wrong = sum(m.wrong or 0 for row, _ in self.rows for m in row.ours)
+            busses = [row.bandwidth(place)[1] for row, _ in self.rows for place in range(len(PLACES))]
+            average = sum(busses) / len(busses)
+            least = self.options.minimum_bandwidth
+            fast = None if least is None else average >= 0.9 * least
+            if self.args.format == "nccl":
+                self.say(f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}")
+                verdict = "" if fast is None else "OK" if fast else "FAILED"
+                self.say(f"# {'Avg bus bandwidth':<20} : {average:g} {verdict}")
+                if self.args.memory:
+                    buffers = sum(Buffers.needs(self.cases)) / 2**20
+                    self.say(f"# {'Memory usage':<20} : Buffers {buffers:.1f} MB | Peak {max(peaks) / 2**20:.1f} MB")
+                self.say(f"#\n# Collective test concluded: {self.name}_perf")
+            if self.args.json or self.args.output_file is not None:
+                text = json.dumps(self._document(wrong, average, fast, max(peaks)), indent=1)
+                if self.args.json:
+                    print(text, flush=True)
+                if self.args.output_file is not None:
+                    self.say(f"# JSON written to {write_new(self.args.output_file, text)}")
+            status = int(wrong > 0 or fast is False)
+        return int(self.world.bcast(status))
+
+    def _document(self, wrong: int, average: float, fast: bool | None, peak: int) -> dict[str, Any]:
+        return document(
+            self.args,
+            self.options,
+            self.rows,
+            devices=meta.devices(self.processes),
+            machine={**self.machine, "emulated": self.emulated},
+            versions=meta.versions(self._library(), self.compiler),
+            verdict=(wrong, average, fast),
+            started=self.started,
+            peak_resident_bytes=peak,
+        )

@@ -1,0 +1,108 @@
+"""What a benchmark's file says of where it was made: code, hardware, versions, settings.
+
+A fact that cannot be found is null. Of the environment only the variables of
+this field are kept: a whole environment holds secrets.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = ("BLINKMPI_", "NCCL_", "OMPI_", "UCX_", "SLURM_", "CUDA_", "PRTE_MCA_")
+# The launcher's own addresses and keys, inside the prefixes above, are nobody's business either.
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|JWT|KEY|URI", re.IGNORECASE)
+_FOLDERS = re.compile(r"(?<![\w.])(?:/[^\s/:,;=]+)+/")
+
+
+def environment() -> list[str]:
+    """``NAME=VALUE`` of the variables that concern a collective, sorted, without folders."""
+    kept = {k: v for k, v in os.environ.items() if k.startswith(ENVIRONMENT) and not _SECRET.search(k)}
+    return sorted(f"{k}={without_folders(v)}" for k, v in kept.items())
+
+
+def without_folders(text: str) -> str:
+    """``text`` with the folders of absolute paths left out: they tell of a user, not of a speed."""
+    return _FOLDERS.sub(".../", text)
+
+
+def devices(processes: Sequence[tuple[int, int, str, str]]) -> list[dict[str, Any]]:
+    """nccl-tests' list of devices from (rank, process id, host, processor) of each rank."""
+    hosts = [host for _, _, host, _ in processes]
+    return [
+        {
+            "rank": rank,
+            "group": 0,
+            "pid": pid,
+            "hostname": host,
+            "device": hosts[:rank].count(host),
+            "device_hex": "cpu",
+            "device_info": model,
+        }
+        for rank, pid, host, model in processes
+    ]
+
+
+def commit() -> dict[str, Any]:
+    """The commit of the checkout that this package lies in, and whether it was changed since."""
+    root = Path(__file__).resolve().parent.parent
+    unknown: dict[str, Any] = {"commit": None, "dirty": None}
+    if not (root / ".git").exists():
+        return unknown
+    try:
+        head, status = (
+            subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10)
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return unknown
+    return {"commit": head.stdout.strip(), "dirty": bool(status.stdout.strip())}
+
+
+def cpu_model() -> str | None:
+    """The processor's name."""
+    found = re.search(r"^(?:model name|Model|cpu)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or None
+
+
+def memory(field: str) -> int | None:
+    """A field of /proc/meminfo in bytes."""
+    found = re.search(rf"^{field}:\s*(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def hardware() -> dict[str, Any]:
+    """What this host is."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": cpu_model(),
+        "cores_available": cores,
+        "memory_bytes": memory("MemTotal"),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+    }
+
+
+def versions(mpi_library: str, compiler: str | None) -> dict[str, Any]:
+    """Everything whose version may change a number."""
+    found: dict[str, Any] = {"python": sys.version.split()[0]}
+    for package in ("blinkmpi", "numpy", "mpi4py", "ml_dtypes"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return {**found, "mpi": mpi_library, "compiler": compiler}
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,171 @@
+"""The benchmark on ranks, with MPI itself in the place of our communicator: what it counts, refuses and writes."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blinkmpi import bench
+from blinkmpi.bench_case import TEST_NAMES
+from blinkmpi.errors import ArgumentError
+from tests.harness import mpi
+
+
+class StandIn:
+    """MPI's own collectives with our communicator's way of naming operations."""
+
+    def __init__(self, comm: Any, *, topology: Any = None, runner: str = "auto", timeout: float = 60.0) -> None:
+        self.comm, self.runner, self.timeout = comm, runner, timeout
+        self.machine = topology or SimpleNamespace(name="stand-in", fingerprint="0", n=comm.Get_size())
+        self.compiler = None
+        self.freed = False
+
+    def Free(self) -> None:
+        self.freed = True
+
+    def how(self, collective: str, nbytes: int, *, dtype: str, op: str, root: int) -> dict[str, Any]:
+        return {"scheme": "mpi", "runner": self.runner, "chunk_bytes": 0, "reason": os.environ.get("BLINKMPI_ALGO", "")}
+
+    def predict(self, collective: str, nbytes: int, *, dtype: str, op: str, root: int) -> tuple[float | None, float]:
+        return None, nbytes / 1e9
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        from mpi4py import MPI
+
+        def call(*buffers: Any, op: str = "", **keywords: Any) -> None:
+            if op:
+                keywords["op"] = getattr(MPI, op.upper())
+            getattr(self.comm, name)(*buffers, **keywords)
+
+        return call
+
+
+class LosesRankOne(StandIn):
+    """Forgets what rank 1 contributes to a sum."""
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, *, op: str) -> None:
+        from mpi4py import MPI
+
+        mine = np.array(recvbuf if sendbuf is MPI.IN_PLACE else sendbuf)
+        if self.comm.Get_rank() == 1:
+            mine[:] = 0
+        self.comm.Allreduce(mine, recvbuf)
+
+
+def run(comm: Any, words: str, make: Callable[..., Any] = StandIn) -> tuple[int, str]:
+    """The exit status and what this rank printed."""
+    parser = argparse.ArgumentParser()
+    bench.add_parser(parser.add_subparsers(dest="command"))
+    said = io.StringIO()
+    with redirect_stdout(said):
+        status = bench.run(parser.parse_args(["bench", *words.split()]), comm, make_communicator=make)
+    return status, said.getvalue()
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if not line.startswith("#")]
+
+
+@mpi(ranks=(1, 2, 3, 4))
+def test_every_collective_is_right_in_both_places(comm: Any) -> None:
+    for name in TEST_NAMES.values():
+        status, said = run(comm, f"{name}_perf -b 1 -e 70000 -f 41 -n 3 -r {comm.size - 1} --compare mpi")
+        assert status == 0, (name, said)
+        if comm.rank:
+            assert said == ""
+            continue
+        table = rows(said)
+        assert len(table) == 4
+        assert all((row[8], row[12], len(row)) == ("0", "0", 17) for row in table), said
+        assert "# Out of bounds values : 0 OK" in said
+
+
+@mpi(ranks=(3,))
+def test_types_operations_and_roots(comm: Any) -> None:
+    for datatype in ("int8", "uint64", "double"):
+        status, said = run(comm, f"reduce -b 4K -e 4K -n 2 -d {datatype} -o prod -r -1 --compare mpi")
+        assert status == 0
+        if comm.rank == 0:
+            assert [row[2:5] for row in rows(said)] == [[datatype, "prod", str(root)] for root in range(3)]
+    status, said = run(comm, "broadcast -b 4K -e 4K -n 2 -d int32 -u 3 --compare mpi")
+    assert status == 0
+
+
+@mpi(ranks=(2, 3))
+def test_wrong_results_are_counted_and_fail_the_run(comm: Any) -> None:
+    status, said = run(comm, "all_reduce -b 1K -e 1K -n 2", LosesRankOne)
+    assert status == 1
+    if comm.rank == 0:
+        (row,) = rows(said)
+        assert int(row[8]) == int(row[12]) == 256 * comm.size
+        assert "FAILED" in said
+    status, said = run(comm, "all_reduce -b 1K -e 1K -n 2 -c 0", LosesRankOne)
+    assert status == 0
+    assert comm.rank or rows(said)[0][8] == "N/A"
+
+
+@mpi(ranks=(2,))
+def test_a_slow_run_fails_if_a_bandwidth_is_asked_for(comm: Any) -> None:
+    os.environ["NCCL_TESTS_MIN_BW"] = "1e6"
+    assert run(comm, "all_reduce -b 1K -e 1K -n 2")[0] == 1
+    os.environ["BLINKMPI_TESTS_MIN_BW"] = "1e-9"
+    assert run(comm, "all_reduce -b 1K -e 1K -n 2")[0] == 0
+    del os.environ["NCCL_TESTS_MIN_BW"], os.environ["BLINKMPI_TESTS_MIN_BW"]
+
+
+@mpi(ranks=(2,))
+def test_json_runners_and_the_scheme_asked_for(comm: Any) -> None:
+    status, said = run(
+        comm, "all_gather -b 1K -e 4K -f 4 -n 3 -a 1 --runner c,numpy --algo allgather:direct --predict --json"
+    )
+    assert status == 0
+    assert "BLINKMPI_ALGO" not in os.environ
+    if comm.rank == 0:
+        made = json.loads(said)
+        assert [r["blinkmpi"]["runner"] for r in made["results"]] == ["c", "c", "numpy", "numpy"]
+        assert {r["blinkmpi"]["reason"] for r in made["results"]} == {"allgather:direct"}
+        assert made["results"][0]["blinkmpi"]["bound_us"] == pytest.approx(1.024)
+        assert made["blinkmpi"]["statistic"] == "the average rank's mean over iterations"
+        assert made["results"][0]["actual_iterations"] == 3
+        assert made["blinkmpi"]["versions"]["numpy"] == np.__version__
+
+
+@mpi(ranks=(2,))
+def test_files_formats_and_extras(comm: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    status, said = run(comm, f"all_reduce -b 1K -e 1K -n 2 -N 2 -I 1 -S 1 -M 1 -J {path}")
+    assert status == 0
+    status, table = run(comm, "all_reduce -b 1K -e 1K -n 4 --format osu")
+    if comm.rank == 0:
+        assert len(json.loads(path.read_text())["results"]) == 2
+        assert "Peak" in said
+        assert "blinkmpi in-place (us)" in said
+        assert table.splitlines()[-1].split()[0::4] == ["1024", "4"]
+        assert table.rstrip().endswith("Pass")
+
+
+@mpi(ranks=(4,))
+def test_an_emulated_machine_must_have_as_many_devices_as_ranks(comm: Any) -> None:
+    with pytest.raises(ArgumentError, match="mpirun -np 8"):
+        run(comm, "all_reduce -n 2 --topology dgx-1v")
+    status, said = run(comm, "all_reduce -b 1K -e 1K -n 2 --topology dgx-1v --gpus 1,4,5,6")
+    assert status == 0
+    assert comm.rank or rows(said)[0][-1] == "emulated"
+
+
+@mpi(ranks=(2,))
+def test_buffers_that_do_not_fit_are_refused_on_every_rank(comm: Any) -> None:
+    with pytest.raises(ArgumentError, match="smaller --maxbytes"):
+        run(comm, "all_reduce -b 1024G -e 1024G -f 2")
+    with pytest.raises(ArgumentError, match="does not exist"):
+        run(comm, "all_reduce -J no/such/folder/x.json")
