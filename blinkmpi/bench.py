@@ -6,12 +6,11 @@ All ranks call :func:`run`; rank 0 prints each row as it is measured.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
 import resource
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,8 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
     """Run the benchmark on all ranks of ``comm``; the exit status.
 
     Args:
-        make_communicator: called as ``(comm, topology=..., runner=..., timeout=...)``, the last only if given.
+        make_communicator: called as ``(comm, topology=..., runner=..., timeout=..., algo=...)``, the last two
+            only if given.
 
     Raises:
         BlinkError: on every rank, for bad flags or a collective that failed.
@@ -61,14 +61,14 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
     _check_output(args)
     bench = _Bench(args, options, comm, MPI, topology)
     bench.check_memory()
-    keywords: dict[str, Any] = {} if args.timeout is None else {"timeout": args.timeout}
+    asked = {"timeout": args.timeout, "algo": args.algo}
+    keywords = {name: value for name, value in asked.items() if value is not None}
     cycles: Iterable[int] = range(args.run_cycles) if args.run_cycles else itertools.count()
-    with _setting("BLINKMPI_ALGO", args.algo):
-        for cycle in cycles:
-            for runner in options.runners:
-                ours = make_communicator(comm, topology=topology, runner=runner, **keywords)
-                bench.block(ours, first=cycle == 0 and runner == options.runners[0])
-                ours.Free()
+    for cycle in cycles:
+        for runner in options.runners:
+            ours = make_communicator(comm, topology=topology, runner=runner, **keywords)
+            bench.block(ours, first=cycle == 0 and runner == options.runners[0])
+            ours.Free()
     return bench.finish()
 
 
@@ -91,21 +91,6 @@ def _check_output(args: argparse.Namespace) -> None:
         folder = Path(args.output_file).resolve().parent
         if not folder.is_dir():
             raise ArgumentError(f"--output_file {args.output_file}: folder {folder} does not exist; make it first")
-
-
-@contextlib.contextmanager
-def _setting(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable for a while, unless ``value`` is None."""
-    before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
-    try:
-        yield
-    finally:
-        if value is not None:
-            os.environ.pop(name)
-            if before is not None:
-                os.environ[name] = before
 
 
 class _Bench:
@@ -240,7 +225,7 @@ class _Bench:
         last = ""
         for case in self.options.cases(self.n, self.options.series[0]):
             how = ours.how(case.collective, case.size, dtype=case.dtype, op=case.op, root=case.root)
-            runner = f" ({how['runner']} runner)" if how.get("runner") else ""
+            runner = f" ({how['runner']} runner)" if how.get("runner") in ("c", "numpy") else ""
             words = f"{how.get('scheme')}{runner}"
             if words != last:
                 parts.append(f"{words} from {case.size} B")
