@@ -87,8 +87,10 @@ class Plan(Value, frozen=True):
             verify(p, topology)
         for r in self.rules:
             if r.scheme != "mpi" and r.scheme not in {p.scheme for p in self.packings if p.collective == r.collective}:
-                raise PlanError(f"rule for {r.collective} from {r.min_bytes} bytes names scheme {r.scheme!r}, which has no "
-                                "packing; plan again")  # fmt: skip
+                raise PlanError(
+                    f"rule for {r.collective} from {r.min_bytes} bytes names scheme {r.scheme!r}, "
+                    "which has no packing; plan again"
+                )
             if r.scheme != "mpi" and (r.chunk_bytes < 1 or r.depth < 1):
                 raise PlanError(f"rule for {r.collective} from {r.min_bytes} bytes: chunk {r.chunk_bytes} and depth "
                                 f"{r.depth} must be at least 1")  # fmt: skip

@@ -83,7 +83,7 @@ def choose(plan: Plan, call: Call) -> Rule:
 
 
 def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0) -> Program:
-    """Lower ``call`` by ``rule``; slots shrink so that no rank writes into more than ``budget_bytes`` of them (0: no limit).
+    """Lower ``call`` by ``rule``; slots shrink so that no rank's take more than ``budget_bytes`` (0: no limit).
 
     Raises:
         PlanError: if the plan lacks the packing. The program is checked before it is returned.

@@ -20,7 +20,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError, PeerLost
+from ..errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..numerics import Array, accumulator_of, dtype_of
 from ..program import Lane, Program
 from . import native
@@ -32,6 +32,8 @@ NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy 
 STREAM_BYTES = 32 << 20  # from here on the result is written past the caches
 SPINS = 64
 LOOK_SECONDS = 0.2
+FOREIGN = "MPI's "  # a rank whose arguments only MPI understands enters with this and the collective
+FAILED = "failed: "  # a rank that cannot take part enters with this and its error
 RunnerName = Literal["c", "numpy"]
 
 
@@ -98,11 +100,14 @@ class HostTransport:
 
     # ---- a call
 
-    def enter(self, seq: int, text: str, timeout_s: float) -> None:
+    def enter(self, seq: int, text: str, timeout_s: float) -> bool:
         """Wait until every rank has entered call ``seq``, and compare what they called.
 
+        Returns whether the call is MPI's: some rank's text starts with :data:`FOREIGN`, and all name one collective.
+
         Raises:
-            MismatchError: if a peer is in another call; names both. CollectiveTimeout, PeerLost.
+            MismatchError: if the ranks' texts differ; names both sides, the same on every rank, and the transport lives
+                on. RemoteError: if a rank's text starts with :data:`FAILED`. CollectiveTimeout, PeerLost.
         """
         window = self.window
         mine = fingerprint(text)
@@ -115,13 +120,8 @@ class HostTransport:
         self._guard(partial(self._enter_once, seq), timeout_s, lambda: self._absent(seq), seq)
         prints = window.words[window.record(0, seq) // 8 :: window.size // 8]
         if (prints != mine).any():
-            other = int(np.flatnonzero(prints != mine)[0])
-            raise self._give_up(
-                MismatchError(
-                    f"call {seq}: rank {self.rank} is in {text}, rank {other} is in {self._text(other, seq)}; "
-                    "every rank must make the same calls in the same order with equal arguments"
-                )
-            )
+            return self._differ(seq, [int(p) for p in prints])
+        return text.startswith(FOREIGN)
 
     def run(self, loaded: Loaded, seq: int, send: Array | None, recv: Array | None, timeout_s: float) -> None:
         """Execute a loaded program as call ``seq``, which every rank has entered.
@@ -155,7 +155,7 @@ class HostTransport:
 
     # ---- waiting
 
-    def _run_c(self, loaded: Loaded, slice_s: float) -> Outcome:
+    def _run_c(self, loaded: Loaded, slice_s: float) -> tuple[Outcome, bool]:
         job = loaded.job
         job.timeout_ns, job.moved = int(slice_s * 1e9), 0
         status = self.native.library.blink_run(ctypes.addressof(job), loaded.code.ctypes.data)  # type: ignore[union-attr]
@@ -198,7 +198,7 @@ class HostTransport:
         text += f"{waited_s:.1f} s without progress on {details}. "
         if gone:
             return PeerLost(f"{text}The communicator is dead; start the job again")
-        return CollectiveTimeout(f"{text}Look at that process; if it is only slow, set a larger timeout= (BLINKMPI_TIMEOUT)")
+        return CollectiveTimeout(f"{text}Look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT)")
 
     def _state(self, rank: int) -> str:
         pid, life = int(self.window.pids[rank]), self.window.life(rank)
@@ -239,6 +239,22 @@ class HostTransport:
     def _absent(self, seq: int) -> dict[int, str]:
         return {r: f"its call {seq}" for r in range(self.n) if int(self.window.seqs[r]) < seq}
 
+    def _differ(self, seq: int, prints: list[int]) -> bool:
+        """Raise, on every rank with the same text, what the ranks called; nobody has touched data yet."""
+        texts = {p: self._text(prints.index(p), seq) for p in dict.fromkeys(prints)}
+        who = {p: [r for r in range(self.n) if prints[r] == p] for p in texts}
+        failed = next((p for p, text in texts.items() if text.startswith(FAILED)), None)
+        if failed is not None:
+            raise RemoteError(f"call {seq}: {_ranks(who[failed])} failed: {texts[failed].removeprefix(FAILED)}")
+        names = {text.removeprefix(FOREIGN).partition("(")[0] for text in texts.values()}
+        if len(names) == 1 and any(text.startswith(FOREIGN) for text in texts.values()):
+            return True
+        sides = "; ".join(f"{_ranks(who[p])}: {text}" for p, text in texts.items())
+        raise MismatchError(
+            f"call {seq}: the ranks disagree. {sides}. "
+            "Every rank must make the same calls in the same order with equal arguments"
+        )
+
     # ---- last words
 
     def _text(self, rank: int, seq: int) -> str:
@@ -267,8 +283,12 @@ class HostTransport:
         window = self.window
         first = int(window.abort[0]) - 1
         name, _, message = self._read(window.last_words(first)).partition(": ")
-        kind = {c.__name__: c for c in (CollectiveTimeout, PeerLost, MismatchError)}.get(name, PeerLost)
+        kind = CollectiveTimeout if name == CollectiveTimeout.__name__ else PeerLost
         return kind(f"{message} (found by rank {first}; rank {self.rank} left call {seq} too)")
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def fingerprint(text: str) -> int:

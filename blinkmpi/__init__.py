@@ -1,0 +1,53 @@
+"""blinkmpi: collectives that use every link a machine really has.
+
+``Communicator`` takes the place of an mpi4py communicator. Importing this
+package only defines names: no MPI, no GPU, no probing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    ArgumentError,
+    BlinkError,
+    BufferTypeError,
+    CollectiveTimeout,
+    FallbackError,
+    FormatError,
+    MismatchError,
+    PeerLost,
+    PlanError,
+    RemoteError,
+    SettingsError,
+    TopologyError,
+)
+
+if TYPE_CHECKING:
+    from .comm import Communicator
+
+__version__ = "0.1.0"
+__all__ = [
+    "ArgumentError",
+    "BlinkError",
+    "BufferTypeError",
+    "CollectiveTimeout",
+    "Communicator",
+    "FallbackError",
+    "FormatError",
+    "MismatchError",
+    "PeerLost",
+    "PlanError",
+    "RemoteError",
+    "SettingsError",
+    "TopologyError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the Communicator (and with it MPI) when it is first asked for."""
+    if name == "Communicator":
+        from .comm import Communicator
+
+        return Communicator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

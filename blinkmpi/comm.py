@@ -1,0 +1,421 @@
+"""The Communicator: an mpi4py communicator whose collectives run on our plans.
+
+It keeps mpi4py's signatures and meaning and adds keyword-only ``timeout=``.
+What it does not accelerate (object methods, point-to-point, v-variants, derived
+datatypes, calls across nodes) is MPI's own, on a duplicate that it owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from mpi4py import MPI
+
+from . import calls
+from .buffers import OPS, op_name
+from .engine import Engine, Job, Options, end_job_on_error
+from .errors import ArgumentError, BlinkError
+from .explain import explain, plan_line
+from .numerics import dtype_of
+from .plan import Plan, chunk_for
+from .program import BLOCKED, REDUCTIONS, Call
+from .select import canonical
+from .simulate import price
+from .topology import Topology
+from .trees.tree import ROOTED, Collective
+
+
+class Communicator(MPI.Intracomm):
+    """A communicator of all ranks of ``comm`` (which is duplicated), with blinkmpi's collectives.
+
+    Args:
+        comm: the user's communicator, usually ``MPI.COMM_WORLD``.
+        topology: the machine to plan for (a Topology, a catalogue name or a file) instead of the one found.
+        plan: a Plan, or the file of one, instead of packing.
+        timeout: seconds without progress after which a call fails on every rank (default 60, ``BLINKMPI_TIMEOUT``).
+        strict: a fallback to a slower road is an error.
+        deterministic: keep our order of summation at every size (small vectors then do not go to MPI).
+        runner: ``auto``, ``c`` or ``numpy``: what executes programs on CPU ranks.
+        algo: overrides of the selection table, as in ``BLINKMPI_ALGO``.
+
+    Raises:
+        BlinkError: on every rank, if any rank cannot take part.
+    """
+
+    _blink: Engine | None
+
+    def __new__(cls, comm: MPI.Intracomm | None = None, **_: Any) -> Communicator:
+        """Duplicate ``comm``; without one (as mpi4py itself calls it) make an empty, uninitialised object."""
+        return super().__new__(cls, comm.Dup() if comm is not None else None)
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        *,
+        topology: Topology | str | None = None,
+        plan: Plan | str | None = None,
+        timeout: float | None = None,
+        strict: bool = False,
+        deterministic: bool = False,
+        runner: str | None = None,
+        algo: str | None = None,
+    ) -> None:
+        if comm is None:
+            raise ArgumentError("Communicator() needs a communicator; pass MPI.COMM_WORLD")
+        end_job_on_error(comm)
+        options = Options(topology, plan, timeout, strict, deterministic, runner, algo)
+        try:
+            self._blink = Engine(comm, options)
+        except BaseException:
+            super().Free()
+            raise
+
+    # ---- what blinkmpi knows
+
+    @property
+    def machine(self) -> Topology:
+        """The machine of this job, as found or as told."""
+        return self._engine().machine
+
+    @property
+    def plans(self) -> Plan:
+        """Every packing of this job and the selection table."""
+        return self._engine().plans
+
+    def explain(
+        self, collective: str, nbytes: int = 1 << 20, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+    ) -> str:
+        """Say which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
+        engine = self._engine()
+        if engine.why_mpi:
+            return f"{collective}: MPI's own collective, because {engine.why_mpi}"
+        call = self._call(collective, nbytes, dtype, op, root)
+        live = [engine.transport.runner_reason] if engine.transport else []
+        if engine.emulated:
+            live.append(
+                f"emulated: the trees of {engine.machine.name} on CPU ranks; times are predictions for that machine"
+            )
+        return explain(engine.plans, engine.machine, call, live=live)
+
+    def plan_line(self, collective: str, root: int = 0) -> str:
+        """The packing that large vectors take, in one line: trees, rate, bound."""
+        engine = self._engine()
+        if engine.why_mpi:
+            return f"{collective}: MPI's own, because {engine.why_mpi}"
+        name = canonical(collective)
+        scheme = engine.plans.rule(name, 1 << 62).scheme
+        if scheme == "mpi":
+            return f"{name}: MPI's own, by BLINKMPI_ALGO"
+        return plan_line(engine.plans.packing(name, root, scheme))
+
+    def how(
+        self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+    ) -> dict[str, Any]:
+        """The choice for a call, as data: scheme, runner, chunk_bytes, depth, reason."""
+        engine = self._engine()
+        if engine.transport is None:
+            return {"scheme": "mpi", "runner": "mpi", "chunk_bytes": 0, "depth": 0, "reason": engine.why_mpi}
+        call = self._call(collective, nbytes, dtype, op, root)
+        rule = engine.rule(call)
+        chunk = 0
+        if rule.scheme != "mpi":
+            chunk = chunk_for(engine.plans.packing(call.collective, call.root, rule.scheme), call, rule.chunk_bytes)
+        runner = "mpi" if rule.scheme == "mpi" else engine.transport.runner
+        return {
+            "scheme": rule.scheme,
+            "runner": runner,
+            "chunk_bytes": chunk,
+            "depth": rule.depth,
+            "reason": rule.reason,
+        }
+
+    def predict(
+        self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+    ) -> tuple[float | None, float | None]:
+        """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say."""
+        engine = self._engine()
+        if engine.transport is None:
+            return None, None
+        call = self._call(collective, nbytes, dtype, op, root)
+        rule = engine.rule(call, blocking=False)
+        packing = engine.plans.packing(call.collective, call.root, rule.scheme)
+        program = engine.program(call, rule)
+        bound = call.total * dtype_of(call.dtype).itemsize / float(packing.bound * 10**6) if packing.bound else None
+        return price(program, packing, engine.machine).seconds, bound
+
+    # ---- collectives (MPI 4.1, chapter 6)
+
+    def Bcast(self, buf: Any, root: int = 0, *, timeout: float | None = None) -> None:
+        """Send the root's buffer to all."""
+        self._block(self._bcast(buf, root), timeout)
+
+    def Ibcast(self, buf: Any, root: int = 0, *, timeout: float | None = None) -> MPI.Request:
+        """Non-blocking :meth:`Bcast`."""
+        return self._start(self._bcast(buf, root), timeout)
+
+    def _bcast(self, buf: Any, root: int) -> Job:
+        return Job(
+            "broadcast",
+            lambda r, n: calls.broadcast(r, n, buf, root),
+            lambda: super(Communicator, self).Ibcast(buf, root),
+        )
+
+    def Reduce(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, root: int = 0, *, timeout: float | None = None
+    ) -> None:
+        """Fold all buffers into the root's."""
+        self._block(self._reduce(sendbuf, recvbuf, op, root), timeout)
+
+    def Ireduce(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, root: int = 0, *, timeout: float | None = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Reduce`."""
+        return self._start(self._reduce(sendbuf, recvbuf, op, root), timeout)
+
+    def _reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str, root: int) -> Job:
+        return Job(
+            "reduce",
+            lambda r, n: calls.reduce(r, n, sendbuf, recvbuf, op, root),
+            lambda: super(Communicator, self).Ireduce(sendbuf, recvbuf, _mpi_op(op), root),
+        )
+
+    def Allreduce(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
+    ) -> None:
+        """Fold all buffers into everybody's."""
+        self._block(self._allreduce(sendbuf, recvbuf, op), timeout)
+
+    def Iallreduce(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Allreduce`."""
+        return self._start(self._allreduce(sendbuf, recvbuf, op), timeout)
+
+    def _allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> Job:
+        return Job(
+            "allreduce",
+            lambda r, n: calls.allreduce(r, n, sendbuf, recvbuf, op),
+            lambda: super(Communicator, self).Iallreduce(sendbuf, recvbuf, _mpi_op(op)),
+        )
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> None:
+        """Collect everybody's block at the root."""
+        self._block(self._gather(sendbuf, recvbuf, root), timeout)
+
+    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> MPI.Request:
+        """Non-blocking :meth:`Gather`."""
+        return self._start(self._gather(sendbuf, recvbuf, root), timeout)
+
+    def _gather(self, sendbuf: Any, recvbuf: Any, root: int) -> Job:
+        return Job(
+            "gather",
+            lambda r, n: calls.gather(r, n, sendbuf, recvbuf, root),
+            lambda: super(Communicator, self).Igather(sendbuf, recvbuf, root),
+        )
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> None:
+        """Give each rank its block of the root's buffer."""
+        self._block(self._scatter(sendbuf, recvbuf, root), timeout)
+
+    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> MPI.Request:
+        """Non-blocking :meth:`Scatter`."""
+        return self._start(self._scatter(sendbuf, recvbuf, root), timeout)
+
+    def _scatter(self, sendbuf: Any, recvbuf: Any, root: int) -> Job:
+        return Job(
+            "scatter",
+            lambda r, n: calls.scatter(r, n, sendbuf, recvbuf, root),
+            lambda: super(Communicator, self).Iscatter(sendbuf, recvbuf, root),
+        )
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any, *, timeout: float | None = None) -> None:
+        """Collect everybody's block everywhere."""
+        self._block(self._allgather(sendbuf, recvbuf), timeout)
+
+    def Iallgather(self, sendbuf: Any, recvbuf: Any, *, timeout: float | None = None) -> MPI.Request:
+        """Non-blocking :meth:`Allgather`."""
+        return self._start(self._allgather(sendbuf, recvbuf), timeout)
+
+    def _allgather(self, sendbuf: Any, recvbuf: Any) -> Job:
+        return Job(
+            "allgather",
+            lambda r, n: calls.allgather(r, n, sendbuf, recvbuf),
+            lambda: super(Communicator, self).Iallgather(sendbuf, recvbuf),
+        )
+
+    def Reduce_scatter_block(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
+    ) -> None:
+        """Fold all buffers, give each rank one of ``size`` equal blocks."""
+        self._block(self._reduce_scatter_block(sendbuf, recvbuf, op), timeout)
+
+    def Ireduce_scatter_block(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Reduce_scatter_block`."""
+        return self._start(self._reduce_scatter_block(sendbuf, recvbuf, op), timeout)
+
+    def _reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> Job:
+        return Job(
+            "reduce_scatter",
+            lambda r, n: calls.reduce_scatter(r, n, sendbuf, recvbuf, lambda own: (own,) * n, op),
+            lambda: super(Communicator, self).Ireduce_scatter_block(sendbuf, recvbuf, _mpi_op(op)),
+        )
+
+    def Reduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Any = None,
+        op: MPI.Op | str = MPI.SUM,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Fold all buffers, give rank i a block of ``recvcounts[i]`` elements (None: as its receive buffer)."""
+        self._block(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op), timeout)
+
+    def Ireduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Any = None,
+        op: MPI.Op | str = MPI.SUM,
+        *,
+        timeout: float | None = None,
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Reduce_scatter`."""
+        return self._start(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op), timeout)
+
+    def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: MPI.Op | str) -> Job:
+        return Job(
+            "reduce_scatter",
+            lambda r, n: calls.reduce_scatter(r, n, sendbuf, recvbuf, self._block_counts(recvcounts), op),
+            lambda: super(Communicator, self).Ireduce_scatter(sendbuf, recvbuf, recvcounts, _mpi_op(op)),
+        )
+
+    def Barrier(self, *, timeout: float | None = None) -> None:
+        """Return when everybody has come."""
+        self._block(self._barrier(), timeout)
+
+    def Ibarrier(self, *, timeout: float | None = None) -> MPI.Request:
+        """Non-blocking :meth:`Barrier`."""
+        return self._start(self._barrier(), timeout)
+
+    def _barrier(self) -> Job:
+        return Job("barrier", lambda r, n: calls.barrier(n), lambda: super(Communicator, self).Ibarrier())
+
+    # ---- communicators from this one
+
+    def Dup(self, info: MPI.Info | None = None) -> Communicator:
+        """A duplicate, with its own plan and transport."""
+        return cast(Communicator, self._adopt(super().Dup(info)))
+
+    def Clone(self) -> Communicator:
+        """As :meth:`Dup`."""
+        return cast(Communicator, self._adopt(super().Clone()))
+
+    def Idup(self, info: MPI.Info | None = None) -> tuple[Communicator, MPI.Request]:
+        """As :meth:`Dup`; complete when it returns, because opening the transport needs all ranks."""
+        comm, request = super().Idup(info)
+        request.Wait()
+        return cast(Communicator, self._adopt(comm)), request
+
+    def Split(self, color: int = 0, key: int = 0) -> MPI.Intracomm:
+        """One communicator per colour; COMM_NULL (of mpi4py) for ``MPI.UNDEFINED``."""
+        return self._adopt(super().Split(color, key))
+
+    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> MPI.Intracomm:
+        """One communicator per kind of neighbourhood."""
+        return self._adopt(super().Split_type(split_type, key, info))
+
+    def Create(self, group: MPI.Group) -> MPI.Intracomm:
+        """The communicator of a group; called by all ranks."""
+        return self._adopt(super().Create(group))
+
+    def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
+        """The communicator of a group; called by its members."""
+        return self._adopt(super().Create_group(group, tag))
+
+    def Free(self) -> None:
+        """Give everything back; collective, unless the communicator is dead (then local)."""
+        engine, self._blink = self.__dict__.get("_blink"), None
+        if engine is not None:
+            engine.close()
+            if engine.dead is not None:
+                return
+        super().Free()
+
+    def __enter__(self) -> Communicator:
+        """Use as a context manager: ``with Communicator(MPI.COMM_WORLD) as comm``."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        """Free; after an error only locally, since the peers may be elsewhere."""
+        engine = self.__dict__.get("_blink")
+        if engine is not None and error is not None and engine.dead is None:
+            engine.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
+        if self != MPI.COMM_NULL:
+            self.Free()
+
+    # ---- inside
+
+    def _engine(self) -> Engine:
+        engine = self.__dict__.get("_blink")
+        if engine is None:
+            raise ArgumentError(
+                "this communicator is not initialised, or freed; make it with blinkmpi.Communicator(comm)"
+            )
+        return cast(Engine, engine)
+
+    def _adopt(self, comm: MPI.Comm) -> MPI.Intracomm:
+        """Turn a fresh communicator of some of our ranks into one of our type; COMM_NULL stays as it is."""
+        engine = self.__dict__.get("_blink")
+        if engine is None or comm == MPI.COMM_NULL:
+            return cast(MPI.Intracomm, comm)
+        mine, theirs = self.Get_group(), comm.Get_group()
+        ranks = MPI.Group.Translate_ranks(theirs, list(range(comm.size)), mine)
+        mine.Free()
+        theirs.Free()
+        child = MPI.Intracomm.__new__(Communicator, comm)
+        child._blink = Engine(child, engine.child_options(list(ranks)))
+        return child
+
+    def _block(self, job: Job, timeout: float | None) -> None:
+        engine = self.__dict__.get("_blink")
+        if engine is None:
+            job.mpi().Wait()
+        else:
+            engine.block(job, timeout)
+
+    def _start(self, job: Job, timeout: float | None) -> MPI.Request:
+        engine = self.__dict__.get("_blink")
+        return job.mpi() if engine is None else engine.start(job, timeout)
+
+    def _block_counts(self, recvcounts: Any) -> Callable[[int], tuple[int, ...]]:
+        """Every rank's block length in a Reduce_scatter, from the argument or from all ranks' receive buffers."""
+        if recvcounts is not None:
+            lengths = tuple(int(c) for c in recvcounts)
+            if len(lengths) != self.size or min(lengths) < 0:
+                raise ArgumentError(f"recvcounts={list(lengths)}: expected {self.size} numbers of at least 0")
+            return lambda _: lengths
+        return lambda own: self._engine().exchange(own)
+
+    def _call(self, collective: str, nbytes: int, dtype: str, op: Any, root: int) -> Call:
+        """The call that moves ``nbytes`` in its largest buffer."""
+        kind: Collective = canonical(collective)
+        count = nbytes // dtype_of(dtype).itemsize
+        name = op_name(op)
+        blocks = count // self.size if kind in BLOCKED else count
+        counts = (blocks,) * (self.size if kind == "reduce_scatter" else 1)
+        return Call(kind, self.size, counts, dtype, name if kind in REDUCTIONS else "", root if kind in ROOTED else -1)
+
+
+def _mpi_op(op: MPI.Op | str) -> MPI.Op:
+    if isinstance(op, MPI.Op):
+        return op
+    if op not in OPS:
+        raise ArgumentError(
+            f"op={op!r} with arguments that are MPI's alone: MPI cannot do it; expected {', '.join(OPS)}"
+        )
+    return OPS[op]
