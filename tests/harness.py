@@ -318,7 +318,9 @@ def run_ranks(
         box = Path(name)
         (box / "order.json").write_text(json.dumps(order))
         (box / "arguments").write_bytes(pickle.dumps((tuple(args), dict(kwargs or {}))))
-        outcome = run_command(n, [sys.executable, __file__, name], timeout=timeout + GRACE_S, env=env)
+        # Unbuffered, print() writes its newline apart and the ranks' lines mix.
+        variables = {"PYTHONUNBUFFERED": None, **(env or {})}
+        outcome = run_command(n, [sys.executable, __file__, name], timeout=timeout + GRACE_S, env=variables)
         return Report(tuple(_verdict(box, rank) for rank in range(n)), outcome)
 
 
@@ -435,6 +437,8 @@ def _load(name: str, file: str) -> ModuleType:
 
 def _rank_main(box: Path) -> None:
     order = json.loads((box / "order.json").read_text())
+    deadline = time.monotonic() + order["timeout"]
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.path[:] = list(dict.fromkeys(order["path"] + sys.path[1:]))
     label = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "unknown")
     with (box / f"{label}.stacks").open("w") as stacks:
@@ -458,7 +462,9 @@ def _rank_main(box: Path) -> None:
         draft.rename(box / f"{world.rank}.json")
         if verdict.outcome == "failed":
             _abort(world)
-        MPI.Finalize()  # still under the watchdog
+        # Leave under the watchdog too, but after the ranks that really hang have shown where.
+        faulthandler.dump_traceback_later(max(0.0, deadline - time.monotonic()) + 1.5, exit=True, file=stacks)
+        MPI.Finalize()
         faulthandler.disable()
         faulthandler.cancel_dump_traceback_later()
         faulthandler.unregister(signal.SIGTERM)
