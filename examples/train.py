@@ -174,9 +174,10 @@ def main() -> int:
     passed = same and accuracy >= ENOUGH
 
     devices = comm.machine.devices
-    kinds = ", ".join(f"{sum(d.kind == k for d in devices)} {k.upper()}" for k in sorted({d.kind for d in devices}))
+    kinds = ", ".join(f"{sum(d.kind == k for d in devices)} {k.upper()}s" for k in sorted({d.kind for d in devices}))
+    nodes = len({d.node for d in devices})
     report = {
-        "machine": f"{comm.machine.name}: {kinds}, {len({d.node for d in devices})} node(s)",
+        "machine": f"{comm.machine.name}: {kinds} on {nodes} node{'s' * (nodes > 1)}",
         "plan": comm.plan_line("allreduce"),
         "gradient": f"{net.gradient.size:,} float32, {net.gradient.nbytes / 1e6:.1f} MB, {args.epochs * steps} sums",
         "against MPI": f"largest difference in one sum {difference:.1e}, largest value {largest:.1e}",
