@@ -18,7 +18,7 @@ from typing import Any
 from . import bench_meta as meta
 from .bench_case import TEST_NAMES, Case
 from .bench_document import document, write_new
-from .bench_measure import Buffers, Layout, Measured, measure, mpi_call, mpi_refusal, our_call
+from .bench_measure import Buffers, Layout, Measured, call_facts, measure, mpi_call, mpi_refusal, our_call
 from .bench_options import Options, add_flags, read
 from .bench_report import PLACES, Columns, Row, omb_header, omb_row
 from .errors import ArgumentError
@@ -159,7 +159,7 @@ class _Bench:
 
     def _row(self, ours: Any, case: Case) -> Row:
         assert self.buffers is not None
-        facts: dict[str, Any] = {"dtype": case.dtype, "op": case.op, "root": case.root}
+        facts = call_facts(case)
         peers: dict[str, list[Measured] | None] = {
             peer: None if mpi_refusal(case) else [] for peer in self.options.peers
         }
@@ -224,7 +224,7 @@ class _Bench:
         parts: list[str] = []
         last = ""
         for case in self.options.cases(self.n, self.options.series[0]):
-            how = ours.how(case.collective, case.size, dtype=case.dtype, op=case.op, root=case.root)
+            how = ours.how(case.collective, case.size, **call_facts(case))
             runner = f" ({how['runner']} runner)" if how.get("runner") in ("c", "numpy") else ""
             words = f"{how.get('scheme')}{runner}"
             if words != last:

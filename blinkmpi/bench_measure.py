@@ -142,13 +142,21 @@ class Layout:
         return 0 if self.result is None else count_wrong(self.case, self.rank, self.result)
 
 
+def call_facts(case: Case) -> dict[str, Any]:
+    """What besides collective and size says which call it is; operation and root only where the call has them."""
+    facts: dict[str, Any] = {"dtype": case.dtype}
+    if case.op:
+        facts["op"] = case.op
+    if case.root >= 0:
+        facts["root"] = case.root
+    return facts
+
+
 def our_call(comm: Any, layout: Layout) -> Callable[[], Any]:
     """The call on our communicator, operations by name."""
     case = layout.case
     method = getattr(comm, METHODS[case.collective])
-    keywords: dict[str, Any] = {"op": case.op} if case.op else {}
-    if case.root >= 0:
-        keywords["root"] = case.root
+    keywords = {name: value for name, value in call_facts(case).items() if name != "dtype"}
     return lambda: method(*layout.arguments, **keywords)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT = ("BLINKMPI_", "NCCL_", "OMPI_", "UCX_", "SLURM_", "CUDA_", "PRTE_MCA_")
+PACKAGES = ("blinkmpi", "topology", "trees", "launch")
 # The launcher's own addresses and keys, inside the prefixes above, are nobody's business either.
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|JWT|KEY|URI", re.IGNORECASE)
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[^\s/:,;=]+)+/")
@@ -51,7 +52,7 @@ def devices(processes: Sequence[tuple[int, int, str, str]]) -> list[dict[str, An
 
 
 def commit() -> dict[str, Any]:
-    """The commit of the checkout that this package lies in, and whether it was changed since."""
+    """The commit of the checkout that this package lies in, and whether the package was changed since."""
     root = Path(__file__).resolve().parent.parent
     unknown: dict[str, Any] = {"commit": None, "dirty": None}
     if not (root / ".git").exists():
@@ -59,7 +60,7 @@ def commit() -> dict[str, Any]:
     try:
         head, status = (
             subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10)
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", *PACKAGES])
         )
     except (OSError, subprocess.SubprocessError):
         return unknown

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from blinkmpi import bench
 from blinkmpi.bench_case import TEST_NAMES
 from blinkmpi.errors import ArgumentError
-from tests.harness import mpi
+from tests.harness import mpi, run_command
 
 
 class StandIn:
@@ -33,10 +34,12 @@ class StandIn:
     def Free(self) -> None:
         self.freed = True
 
-    def how(self, collective: str, nbytes: int, *, dtype: str, op: str, root: int) -> dict[str, Any]:
+    def how(self, collective: str, nbytes: int, *, dtype: str, op: str = "sum", root: int = 0) -> dict[str, Any]:
         return {"scheme": "mpi", "runner": self.runner, "chunk_bytes": 0, "reason": self.algo}
 
-    def predict(self, collective: str, nbytes: int, *, dtype: str, op: str, root: int) -> tuple[float | None, float]:
+    def predict(
+        self, collective: str, nbytes: int, *, dtype: str, op: str = "sum", root: int = 0
+    ) -> tuple[float | None, float]:
         return None, nbytes / 1e9
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -168,3 +171,19 @@ def test_buffers_that_do_not_fit_are_refused_on_every_rank(comm: Any) -> None:
         run(comm, "all_reduce -b 1024G -e 1024G -f 2")
     with pytest.raises(ArgumentError, match="does not exist"):
         run(comm, "all_reduce -J no/such/folder/x.json")
+
+
+@pytest.mark.mpi_skip  # starts an mpirun of its own
+def test_the_command_on_our_own_communicator(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    words = f"all_reduce -b 4 -e 1M -f 512 -n 3 --compare mpi --runner auto,numpy --predict -J {path}"
+    ran = run_command(3, [sys.executable, "-m", "blinkmpi", "bench", *words.split()], timeout=60)
+    assert ran.rc == 0, ran.output
+    made = json.loads(path.read_text())
+    assert len(made["results"]) == 4
+    assert all(r[place]["nwrong"] == 0 for r in made["results"] for place in ("out_of_place", "in_place"))
+    assert all(r["blinkmpi"]["in_place"]["compare"]["mpi"]["ratio"] > 0 for r in made["results"])
+    assert made["results"][0]["blinkmpi"]["scheme"]
+    refused = run_command(2, [sys.executable, "-m", "blinkmpi", "bench", "all_reduce", "-G", "1"], timeout=60)
+    assert refused.rc != 0
+    assert "CUDA graphs" in refused.output
