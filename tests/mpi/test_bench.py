@@ -180,7 +180,7 @@ def test_the_command_on_our_own_communicator(tmp_path: Path) -> None:
     ran = run_command(3, [sys.executable, "-m", "blinkmpi", "bench", *words.split()], timeout=60)
     assert ran.rc == 0, ran.output
     made = json.loads(path.read_text())
-    assert len(made["results"]) == 4
+    assert len(made["results"]) == 6
     assert all(r[place]["nwrong"] == 0 for r in made["results"] for place in ("out_of_place", "in_place"))
     assert all(r["blinkmpi"]["in_place"]["compare"]["mpi"]["ratio"] > 0 for r in made["results"])
     assert made["results"][0]["blinkmpi"]["scheme"]
