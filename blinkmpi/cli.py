@@ -1,0 +1,323 @@
+"""The command line: ``blinkmpi topo | plan | explain | simulate | bench``.
+
+A command answers from a machine in the catalogue or a file without MPI; without TOPOLOGY it asks the ranks that
+``mpirun`` started (one alone, without it). Rank 0 prints, and its exit code is the job's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .bench_case import OP_NAMES, case_of, count_wrong, dtype_named, fill, parse_size
+from .codec import plain
+from .errors import ArgumentError, BlinkError
+from .explain import explanation, link_text, ranks_text, shares, size_text, time_text
+from .numerics import dtype_of
+from .plan import nbytes_of
+from .program import REDUCTIONS, Call, Program
+from .select import canonical, choose, make_plan, program_for
+from .simulate import bus_factor, given, needed, price, run
+from .topology.importers import load, modify
+from .topology.model import Topology
+from .trees import pack
+from .trees.tree import COLLECTIVES, ROOTED, Packing
+
+RUN_BYTES = 16 << 20  # vectors up to here are really run by `simulate`, for all ranks in this process
+BUSIEST = 8
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. Errors of ours end as one line on stderr and code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if _rank() != 0 and not _for_all_ranks(words):
+        return 0  # rank 0 answers, with the job's exit code
+    args = _parser(with_bench="bench" in words[:1]).parse_args(words)
+    try:
+        if args.command == "bench":
+            from .bench import run as run_bench
+
+            return run_bench(args, _world())
+        if args.topology is None:
+            return _live(args)
+        return _command(args, _changed(args, load(args.topology)), live=False)
+    except BlinkError as error:
+        return _fail(error)
+
+
+def _for_all_ranks(words: Sequence[str]) -> bool:
+    """Whether a command that can be parsed needs the other ranks too."""
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            args = _parser(with_bench="bench" in words[:1]).parse_args(words)
+        except SystemExit:
+            return False
+    return args.command == "bench" or args.topology is None
+
+
+def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="blinkmpi", description="Collectives from packed spanning trees: look and ask."
+    )
+    parser.add_argument("--version", action="version", version=f"blinkmpi {__version__}")
+    sub = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    machine = _machine_flags()
+    for name, what in (
+        ("topo", "show a machine: devices, links, rates"),
+        ("plan", "pack trees and prove their rate"),
+        ("explain", "say how a call runs, and why"),
+        ("simulate", "run a call in this process and predict its time"),
+    ):
+        command = sub.add_parser(name, help=what, description=what, parents=[machine])
+        if name in ("topo", "plan"):
+            command.add_argument("-o", metavar="FILE", dest="output", help=f"write the {name}'s file")
+        if name != "topo":
+            default = None if name == "plan" else "allreduce"
+            command.add_argument("--collective", metavar="C", default=default, help=", ".join(COLLECTIVES))
+            command.add_argument("--root", type=int, default=0, help="for broadcast, reduce, gather, scatter")
+        if name == "plan":
+            command.add_argument(
+                "--method", default="auto", help="auto, exact, onehop, chain, direct: as the machine allows"
+            )
+        if name in ("explain", "simulate"):
+            command.add_argument("--bytes", default="64M", help="largest buffer of the call; K M G are 2^10 2^20 2^30")
+            command.add_argument("--dtype", default="float32", help="element type, by NumPy's or nccl-tests' name")
+            command.add_argument("--op", default="sum", help=", ".join(OP_NAMES))
+    if with_bench:
+        from .bench import add_parser
+
+        add_parser(sub)
+    else:
+        sub.add_parser("bench", help="time and check collectives, beside MPI's own")
+    return parser
+
+
+def _machine_flags() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument("topology", nargs="?", metavar="TOPOLOGY", help="dgx-1v, dgx-a100, cpu:4, a file; default: here")
+    flags.add_argument("--gpus", metavar="LIST", help="take these devices alone: 1,4,5,6 or 0-3")
+    flags.add_argument("--drop-link", action="append", default=[], metavar="A-B", help="without the links of a pair")
+    flags.add_argument("--scale", action="append", default=[], metavar="KIND=F", help="links of a kind at this factor")
+    flags.add_argument("--json", action="store_true", help="print JSON")
+    return flags
+
+
+def _rank() -> int:
+    """This process's rank, from the launcher, so that a machine from a file needs no MPI."""
+    return int(next((os.environ[v] for v in RANK_VARIABLES if v in os.environ), "0"))
+
+
+def _world() -> Any:
+    """The ranks that mpirun started."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ArgumentError(f"there is no MPI to ask about the live machine ({error}); name a TOPOLOGY such as cpu:4, "
+                            "or install one: pip install blinkmpi[mpi]") from error  # fmt: skip
+    return MPI.COMM_WORLD
+
+
+def _changed(args: argparse.Namespace, topology: Topology) -> Topology:
+    return modify(topology, gpus=args.gpus, drop_link=args.drop_link, scale=args.scale)
+
+
+def _live(args: argparse.Namespace) -> int:
+    """Gather the machine on all ranks, run the command on rank 0, and end everywhere as it ended."""
+    from .topology.gather import gather
+
+    world = _world()
+    from mpi4py import MPI
+
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        topology = _changed(args, gather(world, node))
+    finally:
+        node.Free()
+    code = 1
+    if world.rank == 0:
+        try:
+            code = _command(args, topology, live=True)
+        except BlinkError as error:
+            code = _fail(error)
+        finally:
+            world.bcast(code, 0)
+        return code
+    return int(world.bcast(None, 0))
+
+
+def _fail(error: BlinkError) -> int:
+    if _rank() == 0:
+        print(f"blinkmpi: error: {error}", file=sys.stderr)
+    return 2
+
+
+def _command(args: argparse.Namespace, topology: Topology, *, live: bool) -> int:
+    commands = {"topo": _topo, "plan": _plan, "explain": _explain, "simulate": _simulate}
+    return commands[args.command](args, topology, live)
+
+
+def _topo(args: argparse.Namespace, topology: Topology, live: bool) -> int:
+    if args.output:
+        _write(args.output, topology.to_json())
+    if args.json:
+        print(topology.to_json(), end="")
+    elif not args.output:
+        from .topology.show import render
+
+        _show(render(topology))
+    return 0
+
+
+def _plan(args: argparse.Namespace, topology: Topology, live: bool) -> int:
+    if args.output:
+        _write(args.output, make_plan(topology, mpi=live and _cpu(topology)).to_json())
+        if args.collective is None and not args.json:
+            return 0
+    wanted = [canonical(args.collective)] if args.collective else [c for c in COLLECTIVES if c != "barrier"]
+    found = []
+    for collective in wanted:
+        start = time.perf_counter()
+        packing = pack(topology, collective, root=args.root, method=args.method)
+        found.append((packing, time.perf_counter() - start))
+    if args.json:
+        reports = [_report(*pair) for pair in found]
+        head = {"format": "blinkmpi.plan-report", "version": 1, "machine": topology.name}
+        print(json.dumps({**head, **reports[0]} if args.collective else {**head, "plans": reports}, indent=1))
+        return 0
+    from . import cli_show
+
+    _show(
+        cli_show.packing(found[0][0], found[0][1], topology) if args.collective else cli_show.packings(found, topology)
+    )
+    return 0
+
+
+def _report(packing: Packing, seconds: float) -> dict[str, Any]:
+    """What `plan --json` says about one collective."""
+    return {
+        "collective": packing.collective,
+        "root": packing.root,
+        "ranks": packing.n,
+        "scheme": packing.scheme,
+        "links": packing.links,
+        "rate_gbps": float(packing.rate / 1000),
+        "bound_gbps": float(packing.bound / 1000),
+        "optimal": packing.optimal,
+        "seconds": seconds,
+        "certificate": plain(packing.certificate),
+        "trees": [
+            {
+                "root": tree.root,
+                "edges": [[e.src, e.dst] for e in tree.edges],
+                "weight_gbps": float(tree.weight / 1000),
+                "share": f"{share.numerator}/{share.denominator}",
+            }
+            for tree, share in zip(packing.trees, shares(packing), strict=True)
+        ],
+    }
+
+
+def _explain(args: argparse.Namespace, topology: Topology, live: bool) -> int:
+    plan = make_plan(topology, mpi=live and _cpu(topology))
+    found = explanation(plan, topology, _call(args, topology))
+    print(found.to_json() if args.json else found.text(), end="" if args.json else "\n")
+    return 0
+
+
+def _simulate(args: argparse.Namespace, topology: Topology, live: bool) -> int:
+    call = _call(args, topology)
+    plan = make_plan(topology)
+    packing = plan.packing(call.collective, call.root, choose(plan, call).scheme)
+    program = program_for(plan, call, choose(plan, call))
+    cost = price(program, packing, topology)
+    small = 0 < nbytes_of(call) <= RUN_BYTES
+    wrong = _run(args, program) if small else None
+    if args.json:
+        busy = [{"src": s, "dst": d, "kind": k, "seconds": t} for s, d, k, t in cost.busy]
+        body = {"format": "blinkmpi.simulation", "version": 1, "machine": topology.name, "call": plain(call),
+                "scheme": packing.scheme, "seconds": cost.seconds, "algbw": cost.algbw,
+                "busbw": cost.algbw * bus_factor(call.collective, call.n), "busy": busy, "wrong": wrong}  # fmt: skip
+        print(json.dumps(body, indent=1))
+        return int(bool(wrong))
+    from . import cli_show
+
+    if small:
+        result = "every element right, against NumPy" if not wrong else f"{wrong} ELEMENTS WRONG"
+    elif nbytes_of(call):
+        result = f"not run: more than {size_text(RUN_BYTES)}; smaller vectors are run on every rank's data and checked"
+    else:
+        result = "nothing to compare"
+    busiest = sorted(cost.busy, key=lambda row: (-row[3], row[:2]))
+    rows = [(link_text(topology, s, d, k), t / cost.seconds) for s, d, k, t in busiest[:BUSIEST]]
+    facts = {
+        "call": f"{call.collective} of {size_text(nbytes_of(call))}, {call.dtype} {call.op}".rstrip(),
+        "on": f"{ranks_text(topology.n)} of {topology.name}, scheme {packing.scheme}",
+        "result": result,
+        "predicted": time_text(cost.seconds) if cost.seconds else "nothing travels",
+        "algbw": f"{cost.algbw:.4g} GB/s" + (f" of {float(packing.bound / 1000):.4g} possible" if cost.algbw else ""),
+        "busbw": f"{cost.algbw * bus_factor(call.collective, call.n):.4g} GB/s",
+    }
+    _show(cli_show.simulation(facts, rows, len(cost.busy) - len(rows)))
+    return int(bool(wrong))
+
+
+def _run(args: argparse.Namespace, program: Program) -> int:
+    """Run ``program`` on every rank's data; the number of wrong elements."""
+    import numpy as np
+
+    call = program.call
+    case = case_of(call.collective, call.n, parse_size(args.bytes), call.dtype, args.op, max(call.root, 0))
+    sends = []
+    for rank in range(call.n):
+        size = needed(call, rank)
+        data = np.empty(max(size, 0), dtype_of(call.dtype))
+        fill(data, rank, call.dtype)
+        sends.append(data if size >= 0 else None)
+    results = run(program, sends)
+    return sum(count_wrong(case, r, got) for r, got in enumerate(results) if got is not None and given(call, r) >= 0)
+
+
+def _call(args: argparse.Namespace, topology: Topology) -> Call:
+    """The call that the flags describe."""
+    collective = canonical(args.collective)
+    if not 0 <= args.root < topology.n:
+        raise ArgumentError(f"root {args.root}: {topology.name} has ranks 0..{topology.n - 1}; choose one of these")
+    if collective in REDUCTIONS and args.op not in OP_NAMES:
+        raise ArgumentError(f"op {args.op!r}: expected one of {', '.join(OP_NAMES)}; choose one of these")
+    root = args.root if collective in ROOTED else -1
+    if collective == "barrier":
+        return Call("barrier", topology.n, (0,), "int8")
+    case = case_of(collective, topology.n, parse_size(args.bytes), dtype_named(args.dtype), args.op, max(root, 0))
+    counts = (case.count,) * (topology.n if collective == "reduce_scatter" else 1)
+    return Call(collective, topology.n, counts, case.dtype, case.op, root)
+
+
+def _cpu(topology: Topology) -> bool:
+    return all(device.kind == "cpu" for device in topology.devices)
+
+
+def _write(path: str, text: str) -> None:
+    if _rank() != 0:
+        return
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path!r}: {error.strerror}; give a path in a folder that exists") from error
+
+
+def _show(thing: Any) -> None:
+    """Print with rich: 100 columns where no terminal says otherwise."""
+    from rich.console import Console
+
+    Console(width=shutil.get_terminal_size((100, 25)).columns, highlight=False).print(thing)
