@@ -49,7 +49,7 @@ from unittest import mock
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TOKEN = "BLINKMPI_TEST_TOKEN"
+TOKEN = "BLINK_TEST_TOKEN"
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 GRACE_S = 5.0  # between the ranks' own deadline and the outer one
 TAIL = 8000  # characters of output that a report shows

@@ -81,7 +81,7 @@ class HostTransport:
         places = Places(program, self.window, item, acc, NUMPY_SHIFT if self.runner == "numpy" else 0)
         lanes = program.of(self.rank)
         codes = native.codes(call.dtype, call.op) if self.native else None
-        known = codes is not None or not any(len(lane.fold) > 1 for lane in lanes)
+        known = codes is not None or not any(len(lane.fold) > 1 or lane.final for lane in lanes)
         rows, patch, at = _records(lanes, program, places, self.window.address, self.rank, item)
         loaded = Loaded(program, lanes, places, np.array(rows, np.int64), patch, np.array(at, np.intp), native.Job())
         if self.native and known:

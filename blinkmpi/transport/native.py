@@ -41,10 +41,7 @@ class Native:
 
 
 def codes(dtype: str, op: str) -> tuple[int, int] | None:
-    """The numbers that runner.c knows an element type and operation by, or None if NumPy must do it.
-
-    Types that are only moved, and complex sums (two floats each), are mapped onto types of the same meaning.
-    """
+    """The numbers that runner.c knows an element type and operation by, or None if NumPy must fold it (complex)."""
     op = "sum" if op in ("", "avg") else op
     if dtype == "bool":
         dtype = "uint8"

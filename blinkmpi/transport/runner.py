@@ -83,12 +83,11 @@ class NumpyLane:
         if self.store is not None and not (self.aliased and len(lane.fold) == 1):
             targets.append(self.store[first : first + size])
         operands: list[Any] = [local if i < 0 else sources[i] for i in lane.fold]
-        if len(operands) > 1 or lane.final:
+        value = operands[0]
+        if targets and (len(operands) > 1 or lane.final):
             safe = self.scratch is None and not (self.aliased and len(operands) > 2)
             value = targets[0] if safe else self.scratch[:size]  # type: ignore[index]
             fold(self.op, operands, value, final=lane.final, n=self.n)
-        else:
-            value = operands[0]
         for target in targets:
             if target is not value:
                 np.copyto(target, value, casting="unsafe")
