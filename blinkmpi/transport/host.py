@@ -213,7 +213,7 @@ class HostTransport:
         words = self.window.words
         for i, lane in enumerate(loaded.lanes):
             k = int(loaded.code[loaded.at[i]]) if loaded.runner == "c" else loaded.steps[i].k
-            chunks = -(-lane.count // loaded.program.chunk)
+            chunks = -(-lane.count // loaded.program.chunk_of(lane))
             if k >= chunks:
                 continue
             where = f"chunk {k + 1} of {chunks} of tree {lane.tree}, way {lane.way}"
@@ -312,7 +312,7 @@ def _records(
         partial_in = any(program.channels[c].partial for c in lane.ins)
         partial_out = any(program.channels[c].partial for c in lane.outs)
         rows += [lane.count, 0, 0, int(lane.final), int(partial_in), int(partial_out)]
-        rows += [len(lane.fold), len(lane.ins), len(lane.outs), 0, *lane.fold]
+        rows += [len(lane.fold), len(lane.ins), len(lane.outs), 0, program.chunk_of(lane), *lane.fold]
         for c in lane.ins:
             rows += [address + 8 * places.heads[c], address + places.slots[c], address + 8 * places.tails[c][rank]]
         for c in lane.outs:

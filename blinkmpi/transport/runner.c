@@ -34,7 +34,7 @@ typedef struct {
   int64_t lanes;      /* number of records */
   int64_t dtype, op;  /* codes above */
   int64_t item, acc;  /* bytes of an element, of a partial result */
-  int64_t chunk;      /* elements per slot */
+  int64_t chunk;      /* elements that fit in a slot */
   int64_t depth;      /* slots per channel */
   int64_t divide;     /* avg: divide the final fold by this, else 0 */
   int64_t stream;     /* write the receive buffer past the caches */
@@ -176,15 +176,15 @@ static void combine(int dtype, int op, void *acc, const void *a, const void *b, 
 /* ---- one step: fold a chunk of every operand into store and slots */
 
 typedef struct { /* a lane's record, decoded */
-  int64_t count, way_final, out_partial, in_partial, nops, nins, nouts;
+  int64_t count, chunk, final, out_partial, in_partial, nops, nins, nouts;
   char *local, *store;
   int64_t *fold, *ins, *outs; /* ins: head, slots, my tail each; outs: head, slots, readers, their tails each */
 } cursor;
 
 static int64_t *decode(int64_t *p, cursor *c) {
-  c->count = p[0], c->local = (char *)p[1], c->store = (char *)p[2], c->way_final = p[3], c->in_partial = p[4];
-  c->out_partial = p[5], c->nops = p[6], c->nins = p[7], c->nouts = p[8];
-  c->fold = p + 10; /* p[9] counts the chunks done */
+  c->count = p[0], c->local = (char *)p[1], c->store = (char *)p[2], c->final = p[3], c->in_partial = p[4];
+  c->out_partial = p[5], c->nops = p[6], c->nins = p[7], c->nouts = p[8], c->chunk = p[10];
+  c->fold = p + 11; /* p[9] counts the chunks done */
   c->ins = c->fold + c->nops;
   c->outs = c->ins + 3 * c->nins;
   p = c->outs;
@@ -193,7 +193,7 @@ static int64_t *decode(int64_t *p, cursor *c) {
 }
 
 static void step(const job_t *j, const cursor *c, int64_t k) {
-  const int64_t first = k * j->chunk, n = c->count - first < j->chunk ? c->count - first : j->chunk;
+  const int64_t first = k * c->chunk, n = c->count - first < c->chunk ? c->count - first : c->chunk;
   const int64_t slot = k % j->depth, wide = j->item != j->acc;
   const int64_t in_item = c->in_partial ? j->acc : j->item, out_item = c->out_partial ? j->acc : j->item;
   const int64_t in_slot = slot * ((j->chunk * in_item + 63) & ~63), out_slot = slot * ((j->chunk * out_item + 63) & ~63);
@@ -201,7 +201,7 @@ static void step(const job_t *j, const cursor *c, int64_t k) {
   char wider[BLOCK * 8] __attribute__((aligned(64)));
   char out16[BLOCK * 2] __attribute__((aligned(64)));
 
-  if (c->nops == 1 && !(wide && (c->in_partial || c->out_partial)) && !(c->way_final && j->divide)) { /* plain copy */
+  if (c->nops == 1 && !(wide && (c->in_partial || c->out_partial)) && !(c->final && j->divide)) { /* plain copy */
     const char *from = c->fold[0] < 0 ? c->local + first * j->item : (char *)c->ins[3 * c->fold[0] + 1] + in_slot;
     const size_t bytes = (size_t)(n * j->item);
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2]) copy((char *)p[1] + out_slot, from, bytes, 0);
@@ -223,7 +223,7 @@ static void step(const job_t *j, const cursor *c, int64_t k) {
       combine((int)j->dtype, (int)j->op, buffer, value, x, m);
       value = buffer;
     }
-    if (c->way_final && j->divide) {
+    if (c->final && j->divide) {
       if (j->dtype == F64) for (int64_t i = 0; i < m; i++) ((double *)buffer)[i] = ((const double *)value)[i] / (double)j->divide;
       else for (int64_t i = 0; i < m; i++) ((float *)buffer)[i] = ((const float *)value)[i] / (float)j->divide;
       value = buffer;
@@ -280,12 +280,12 @@ int blink_run(job_t *j, int64_t *code) {
     cursor c;
     for (int64_t i = 0; i < j->lanes; i++) {
       int64_t *next = decode(p, &c), k = p[9];
-      if (k * j->chunk < c.count && ready(j, &c, k)) {
+      if (k * c.chunk < c.count && ready(j, &c, k)) {
         step(j, &c, k);
         p[9] = ++k;
         for (int64_t o = 0, *q = c.outs; o < c.nouts; o++, q += 3 + q[2]) set((flag_t *)q[0], j->base + (uint64_t)k);
         for (int64_t q = 0; q < c.nins; q++) set((flag_t *)c.ins[3 * q + 2], j->base + (uint64_t)k);
-        j->left -= k * j->chunk >= c.count;
+        j->left -= k * c.chunk >= c.count;
         moved = 1;
       }
       p = next;

@@ -29,11 +29,11 @@ class NumpyLane:
     """A lane with its slots as array views; ``k`` is the next chunk."""
 
     def __init__(self, lane: Lane, program: Program, places: Places, window: SharedWindow, rank: int) -> None:
-        self.lane, self.chunk, self.depth = lane, program.chunk, program.depth
+        self.lane, self.chunk, self.depth = lane, program.chunk_of(lane), program.depth
         self.op, self.n = program.call.op, program.call.n
         self.dtype, self.acc = dtype_of(program.call.dtype), accumulator_of(program.call.dtype)
         self.words, self.fence = window.words, window.fence
-        self.chunks = -(-lane.count // program.chunk)
+        self.chunks = -(-lane.count // self.chunk)
         self.k = self.base = 0
 
         def slots(c: int) -> list[Array]:
