@@ -27,7 +27,7 @@ class Job(ctypes.Structure):
     """``job_t`` of runner.c."""
 
     _fields_ = [(name, ctypes.c_int64) for name in (
-        "base", "lanes", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "timeout_ns", "spins",
+        "base", "lanes", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "push", "timeout_ns", "spins",
         "beat", "abort", "left", "moved",
     )]  # fmt: skip
 

@@ -24,6 +24,7 @@
 
 typedef _Atomic uint64_t flag_t;
 
+enum { PUSH_BYTES = 16384 };             /* shorter chunks are better off in the caches */
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
 enum { DONE = 0, EXPIRED = 1, ABORTED = 2 };
 enum { SUM, PROD, MIN, MAX, LAND, LOR, LXOR, BAND, BOR, BXOR };
@@ -38,6 +39,7 @@ typedef struct {
   int64_t depth;      /* slots per channel */
   int64_t divide;     /* avg: divide the final fold by this, else 0 */
   int64_t stream;     /* write the receive buffer past the caches */
+  int64_t push;       /* write the slots past the caches */
   int64_t timeout_ns; /* without progress */
   int64_t spins;      /* polls before yielding */
   flag_t *beat;       /* my sign of life, in ns */
@@ -195,6 +197,7 @@ static int64_t *decode(int64_t *p, cursor *c) {
 static void step(const job_t *j, const cursor *c, int64_t k) {
   const int64_t first = k * c->chunk, n = c->count - first < c->chunk ? c->count - first : c->chunk;
   const int64_t slot = k % j->depth, wide = j->item != j->acc;
+  const int push = j->push && n * j->item >= PUSH_BYTES;
   const int64_t in_item = c->in_partial ? j->acc : j->item, out_item = c->out_partial ? j->acc : j->item;
   const int64_t in_slot = slot * ((j->chunk * in_item + 63) & ~63), out_slot = slot * ((j->chunk * out_item + 63) & ~63);
   char buffer[BLOCK * 8] __attribute__((aligned(64)));
@@ -204,13 +207,18 @@ static void step(const job_t *j, const cursor *c, int64_t k) {
   if (c->nops == 1 && !(wide && (c->in_partial || c->out_partial)) && !(c->final && j->divide)) { /* plain copy */
     const char *from = c->fold[0] < 0 ? c->local + first * j->item : (char *)c->ins[3 * c->fold[0] + 1] + in_slot;
     const size_t bytes = (size_t)(n * j->item);
-    for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2]) copy((char *)p[1] + out_slot, from, bytes, 0);
+    for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2]) copy((char *)p[1] + out_slot, from, bytes, push);
     if (c->store && c->store + first * j->item != from) copy(c->store + first * j->item, from, bytes, (int)j->stream);
     return;
   }
+  /* fold straight into the first slot (or the result) where no rounding comes between and no operand is overwritten */
+  const int direct = !push && !wide && !(c->final && j->divide) && (c->nouts || c->nops == 2);
   for (int64_t at = 0; at < n; at += BLOCK) {
     const int64_t m = n - at < BLOCK ? n - at : BLOCK;
     const char *value = NULL;
+    char *const slot0 = c->nouts ? (char *)c->outs[1] + out_slot + at * out_item : NULL;
+    char *const store = c->store ? c->store + (first + at) * j->item : NULL;
+    char *const acc = !direct ? buffer : slot0 ? slot0 : store;
     for (int64_t i = 0; i < c->nops; i++) {
       const int own = c->fold[i] < 0;
       const int64_t item = own ? j->item : in_item;
@@ -219,9 +227,8 @@ static void step(const job_t *j, const cursor *c, int64_t k) {
         widen((int)j->dtype, (float *)(i ? wider : buffer), (const uint16_t *)x, m);
         x = i ? wider : buffer;
       }
-      if (i == 0) { value = x; continue; }
-      combine((int)j->dtype, (int)j->op, buffer, value, x, m);
-      value = buffer;
+      if (i) combine((int)j->dtype, (int)j->op, acc, value, x, m);
+      value = i ? acc : x;
     }
     if (c->final && j->divide) {
       if (j->dtype == F64) for (int64_t i = 0; i < m; i++) ((double *)buffer)[i] = ((const double *)value)[i] / (double)j->divide;
@@ -234,8 +241,9 @@ static void step(const job_t *j, const cursor *c, int64_t k) {
       rounded = out16;
     }
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
-      copy((char *)p[1] + out_slot + at * out_item, c->out_partial ? value : rounded, (size_t)(m * out_item), 0);
-    if (c->store) copy(c->store + (first + at) * j->item, rounded, (size_t)(m * j->item), (int)j->stream);
+      if (o || !direct)
+        copy((char *)p[1] + out_slot + at * out_item, c->out_partial ? value : rounded, (size_t)(m * out_item), push);
+    if (store && store != value) copy(store, rounded, (size_t)(m * j->item), (int)j->stream);
   }
 }
 
@@ -283,6 +291,9 @@ int blink_run(job_t *j, int64_t *code) {
       if (k * c.chunk < c.count && ready(j, &c, k)) {
         step(j, &c, k);
         p[9] = ++k;
+#if defined(__x86_64__)
+        _mm_sfence(); /* what was written past the caches comes before the flags */
+#endif
         for (int64_t o = 0, *q = c.outs; o < c.nouts; o++, q += 3 + q[2]) set((flag_t *)q[0], j->base + (uint64_t)k);
         for (int64_t q = 0; q < c.nins; q++) set((flag_t *)c.ins[3 * q + 2], j->base + (uint64_t)k);
         j->left -= k * c.chunk >= c.count;
@@ -298,9 +309,6 @@ int blink_run(job_t *j, int64_t *code) {
     const int state = idle(&wait, j->spins, j->beat, j->abort, j->timeout_ns);
     if (state != DONE) return state;
   }
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
   return DONE;
 }
 

@@ -1,0 +1,63 @@
+"""Measure how slots are best written on this machine, when a transport opens.
+
+Where two ranks' cores share a cache, a slot is read from it. Where they do not
+(other sockets, other core complexes, many virtual machines), fetching a line
+that another core has just written is slow, and a slot written past the caches
+is read faster from memory. So both are tried, for a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from mpi4py import MPI
+
+from ..program import Call, Channel, Lane, Program
+
+if TYPE_CHECKING:
+    from .host import HostTransport
+
+BYTES = 512 << 10
+ROUNDS = 5
+
+
+def push_slots(transport: HostTransport, comm: MPI.Intracomm, timeout_s: float) -> tuple[bool, str]:
+    """Whether to write slots past the caches, and the measurement that says so; the same on every rank.
+
+    Every rank sends to its neighbour through a slot, all at once: the rates of a job whose ranks all work.
+    """
+    n = comm.size
+    if n == 1 or transport.runner != "c":
+        return False, ""
+    send, recv = np.ones(BYTES, np.uint8), np.zeros(BYTES, np.uint8)
+    loaded = transport.load(ring(n))
+    seconds = {}
+    for push in (0, 1):
+        loaded.job.push = push
+        times = np.empty(ROUNDS)
+        for i in range(ROUNDS):
+            seq = 1 + push * ROUNDS + i
+            transport.enter(seq, "calibration", timeout_s)
+            start = time.perf_counter()
+            transport.run(loaded, seq, send, recv, timeout_s)
+            times[i] = time.perf_counter() - start
+        comm.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
+        seconds[push] = float(np.median(times))
+    best = seconds[1] < seconds[0]
+    rate = BYTES / 1e9
+    return best, (
+        f"slots {'past' if best else 'through'} the caches "
+        f"({rate / seconds[1]:.1f} against {rate / seconds[0]:.1f} GB/s through them)"
+        if best
+        else f"slots through the caches ({rate / seconds[0]:.1f} against {rate / seconds[1]:.1f} GB/s past them)"
+    )
+
+
+def ring(n: int) -> Program:
+    """Everybody's buffer to the next rank, through one slot of its size."""
+    send = [Lane(r, r, "down", BYTES, 0, (), (-1,), None, (r,), False) for r in range(n)]
+    recv = [Lane((r + 1) % n, r, "down", BYTES, None, (r,), (0,), 0, (), False) for r in range(n)]
+    channels = tuple(Channel(r, r, ((r + 1) % n,)) for r in range(n))
+    return Program(Call("allgather", n, (BYTES,), "uint8"), "ring", BYTES, 1, channels, (*send, *recv))
