@@ -229,15 +229,16 @@ def _report(packing: Packing, seconds: float) -> dict[str, Any]:
 
 
 def _explain(args: argparse.Namespace, topology: Topology, live: bool) -> int:
-    plan = make_plan(topology, mpi=live and _cpu(topology))
-    found = explanation(plan, topology, _call(args, topology))
+    call = _call(args, topology)
+    plan = make_plan(topology, mpi=live and _cpu(topology), collectives=[call.collective], roots=[max(call.root, 0)])
+    found = explanation(plan, topology, call)
     print(found.to_json() if args.json else found.text(), end="" if args.json else "\n")
     return 0
 
 
 def _simulate(args: argparse.Namespace, topology: Topology, live: bool) -> int:
     call = _call(args, topology)
-    plan = make_plan(topology)
+    plan = make_plan(topology, collectives=[call.collective], roots=[max(call.root, 0)])
     packing = plan.packing(call.collective, call.root, choose(plan, call).scheme)
     program = program_for(plan, call, choose(plan, call))
     cost = price(program, packing, topology)

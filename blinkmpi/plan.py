@@ -113,6 +113,8 @@ def nbytes_of(call: Call) -> int:
 
 def chunk_for(packing: Packing, call: Call, chunk_bytes: int) -> int:
     """The slot size for a call: at most ``chunk_bytes``, and small enough that a span has several chunks."""
+    if packing.multicast:
+        return chunk_bytes  # ranks take turns on cores: longer steps win over finer pipelines
     spans = max(1, len(packing.trees))
     want = nbytes_of(call) // (spans * CHUNKS_PER_SPAN)
     return max(min(chunk_bytes, MIN_CHUNK_BYTES), min(chunk_bytes, 1 << max(0, want.bit_length())))

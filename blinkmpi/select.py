@@ -6,6 +6,10 @@ which); ``BLINKMPI_ALGO`` or an argument overrides them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
 from .errors import SettingsError
 from .lower import lower
 from .plan import Plan, Rule, chunk_for, nbytes_of
@@ -15,22 +19,43 @@ from .trees import methods, pack
 from .trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 
 KIB = 1024
+# (largest slot in bytes, slots of a channel), by what measured best: docs/design.md
+LINK_SLOTS = (128 * KIB, 4)
+MEMORY_SLOTS = {"": (512 * KIB, 2), "broadcast": (512 * KIB, 4), "scatter": (512 * KIB, 4)}
+# Shorter vectors on shared memory are left to MPI's own collective.
+MPI_BELOW_BYTES = {
+    "allreduce": 256 * KIB,
+    "reduce_scatter": 64 * KIB,
+    "allgather": 2048 * KIB,
+    "broadcast": 512 * KIB,
+    "reduce": 256 * KIB,
+    "gather": 512 * KIB,
+    "scatter": 512 * KIB,
+}
 
 
-def make_plan(topology: Topology, *, algo: str = "", mpi: bool = False) -> Plan:
+def make_plan(
+    topology: Topology,
+    *,
+    algo: str = "",
+    mpi: bool = False,
+    collectives: Sequence[Collective] = COLLECTIVES,
+    roots: Sequence[int] | None = None,
+) -> Plan:
     """Pack for every collective and root, and fill the selection table.
 
     Args:
         algo: overrides, as in ``BLINKMPI_ALGO``: ``allreduce:chain;broadcast:^mpi``.
         mpi: whether small vectors may go to MPI's own collective (a live job on CPU ranks).
+        collectives, roots: pack for these alone, where one answer is wanted and not a whole plan.
 
     Raises:
         TopologyError: if the machine is not connected. SettingsError: for an impossible ``algo``.
     """
     packings: dict[tuple[str, int, str], Packing] = {}
-    for collective in COLLECTIVES:
-        for root in range(topology.n) if collective in ROOTED else (-1,):
-            for method in methods(topology, collective):
+    for collective in collectives:
+        for root in (range(topology.n) if roots is None else roots) if collective in ROOTED else (-1,):
+            for method in methods(topology, collective, root=max(root, 0)):
                 packing = pack(topology, collective, root=max(root, 0), method=method)
                 packings.setdefault((collective, packing.root, packing.scheme), packing)
     wanted = parse_algo(algo)
@@ -41,7 +66,7 @@ def make_plan(topology: Topology, *, algo: str = "", mpi: bool = False) -> Plan:
         packings=tuple(packings.values()),
         rules=(),
     )
-    rules = [rule for c in COLLECTIVES for rule in _rules(plan, topology, c, wanted.get(c, ()), mpi)]
+    rules = [rule for c in collectives for rule in _rules(plan, topology, c, wanted.get(c, ()), mpi)]
     return Plan(plan.machine, plan.fingerprint, plan.n, plan.packings, tuple(rules)).check(topology)
 
 
@@ -100,37 +125,29 @@ def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0) ->
 
 
 def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], mpi: bool) -> list[Rule]:
-    schemes = list(plan.schemes(collective)) or list(plan.schemes(collective, 0))
-    memory = plan.packing(collective, 0, schemes[0]).multicast
-    table = (_MEMORY_RULES if memory else _LINK_RULES).get(collective, ())
-    rules = [Rule(collective, *row) for row in table] or [
-        Rule(collective, 0, schemes[0], 128 * KIB, 4, "the one scheme")
-    ]
-    rules = [r for r in rules if r.scheme in schemes or (r.scheme == "mpi" and mpi)]
-    if wanted:
-        banned = {s.removeprefix("^") for s in wanted if s.startswith("^")}
-        asked = [s for s in wanted if not s.startswith("^")]
-        unknown = (banned | set(asked)) - {*schemes, "mpi"}
-        if unknown:
-            raise SettingsError(
-                f"BLINKMPI_ALGO names {', '.join(sorted(unknown))} for {collective}; "
-                f"on {topology.name} it can be {', '.join([*schemes, 'mpi'])}"
-            )
-        allowed = [s for s in (asked or [*schemes, "mpi"]) if s not in banned]
-        kept = [r for r in rules if r.scheme in allowed]
-        if not kept:
-            if not allowed:
-                raise SettingsError(
-                    f"BLINKMPI_ALGO leaves no scheme for {collective}; allow one of {', '.join(schemes)}"
-                )
-            like = rules[-1]
-            kept = [Rule(collective, 0, allowed[0], like.chunk_bytes or 128 * KIB, like.depth or 4)]
-        rules = [Rule(r.collective, r.min_bytes, r.scheme, r.chunk_bytes, r.depth, "BLINKMPI_ALGO") for r in kept]
-    first = rules[0]
-    if first.min_bytes > 0:
-        rules[0] = Rule(first.collective, 0, first.scheme, first.chunk_bytes, first.depth, first.reason)
-    return rules
-
-
-_LINK_RULES: dict[str, tuple[tuple[int, str, int, int, str], ...]] = {}
-_MEMORY_RULES: dict[str, tuple[tuple[int, str, int, int, str], ...]] = {}
+    """The rows for one collective: MPI below the measured size (if it may), the first scheme from there on."""
+    packings = [p for p in plan.packings if p.collective == collective]
+    schemes = list(dict.fromkeys(p.scheme for p in packings))
+    memory = packings[0].multicast
+    chunk, depth = MEMORY_SLOTS.get(collective, MEMORY_SLOTS[""]) if memory else LINK_SLOTS
+    small = MPI_BELOW_BYTES.get(collective, 0) if memory and mpi else 0
+    reason = packings[0].reason if len(schemes) > 1 else f"the one scheme for {collective} here"
+    rules = [Rule(collective, small, schemes[0], chunk, depth, reason)]
+    if small:
+        rules.insert(0, Rule(collective, 0, "mpi", reason=f"MPI measured faster below {small} bytes"))
+    if not wanted:
+        return rules
+    banned = {s.removeprefix("^") for s in wanted if s.startswith("^")}
+    asked = [s for s in wanted if not s.startswith("^")]
+    unknown = (banned | set(asked)) - {*schemes, "mpi"}
+    if unknown:
+        raise SettingsError(
+            f"BLINKMPI_ALGO names {', '.join(sorted(unknown))} for {collective}; "
+            f"on {topology.name} it can be {', '.join([*schemes, 'mpi'])}"
+        )
+    allowed = [s for s in (asked or [*schemes, "mpi"]) if s not in banned]
+    if not allowed:
+        raise SettingsError(f"BLINKMPI_ALGO leaves no scheme for {collective}; allow one of {', '.join(schemes)}")
+    kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0], chunk, depth)]
+    lowest = min(r.min_bytes for r in kept)
+    return [replace(r, min_bytes=0 if r.min_bytes == lowest else r.min_bytes, reason="BLINKMPI_ALGO") for r in kept]
