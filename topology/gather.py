@@ -1,8 +1,8 @@
 """The live machine: every process says where it is, all agree on one topology (Blink section 3, "probe").
 
-The communicator is handed in; nothing here imports MPI. Three exchanges: who shares a node
-with whom, the parts (with the copy rate, measured while all ranks of a node copy at once),
-and the topology, which rank 0 builds and every rank checks. A rank that fails takes part in
+The communicator is handed in; nothing here imports MPI. The exchanges: who shares a node with
+whom, the parts (with the copy rate, measured while all ranks of a node copy at once through
+memory that they share), and the topology, which rank 0 builds and every rank checks. A rank that fails takes part in
 the exchange all the same and sends its error, so that all ranks raise and none hangs.
 
 CPU ranks of a node share one memory that all of them read: a ``memory`` switch with a link
@@ -13,12 +13,14 @@ boot id and the device of /dev/shm are equal (two containers may share a host an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -27,13 +29,18 @@ from ..errors import RemoteError, TopologyError
 from .machines import CPU_MBPS
 from .model import Device, Link, Origin, Switch, Topology
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
 T = TypeVar("T")
 
 NET_MBPS = 1000  # assumed between nodes until something measures it: 10 Gb/s Ethernet, less its overhead
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SHM = "/dev/shm"
 
-_CHUNK_BYTES = 256 << 10
+SLOT_BYTES = 256 << 10
 _VECTOR_BYTES = 32 << 20  # of a rank: with its neighbours', more than the caches hold
 _PAGE_BYTES = 4096
 _SECONDS = 0.03
@@ -98,20 +105,45 @@ def exchange(comm: Comm, node_comm: Comm, *, measure: bool = True) -> tuple[Part
         RemoteError: another rank failed.
         BlinkError: this rank's own failure.
     """
-    prepared = _attempt(lambda: (this_process(), copy_test() if measure else None))
-    leader = min(node_comm.allgather(comm.rank))  # the common start of the node's copies, too
+    part = _attempt(this_process)
+    ranks = node_comm.allgather(comm.rank)
+    rate = _measured(comm.rank, ranks, node_comm) if measure else None
 
     def own_part() -> Part:
-        if isinstance(prepared, Exception):
-            raise prepared
-        part, test = prepared
-        return msgspec.structs.replace(part, copy_mbps=test() if test else None, leader=leader)
+        if isinstance(part, Exception):
+            raise part
+        if isinstance(rate, Exception):
+            raise rate
+        return msgspec.structs.replace(part, copy_mbps=rate, leader=min(ranks))
 
     own = _attempt(own_part)
     message = _Message(error=_text_of(own)) if isinstance(own, Exception) else _Message(part=own)
     messages = [msgspec.json.decode(t, type=_Message) for t in comm.allgather(msgspec.json.encode(message))]
     _agree([m.error for m in messages], own)
     return tuple(m.part for m in messages if m.part is not None)
+
+
+def _measured(rank: int, ranks: list[int], node_comm: Comm) -> int | Exception:
+    """This rank's copy rate among its neighbours, or what went wrong; every exchange is taken part in."""
+    leader, mine = rank == min(ranks), ranks.index(rank)
+    path = node_comm.allgather(f"{SHM}/blinkmpi-{uuid.uuid4().hex}" if leader else "")[ranks.index(min(ranks))]
+    with contextlib.ExitStack() as stack:
+        slots: list[Bytes] | Exception = ValueError("not mapped yet")
+        for turn in (True, False):  # the leader makes the file, then the others open it
+            if leader == turn:
+                slots = _attempt(lambda: stack.enter_context(shared_slots(path, len(ranks), create=leader)))
+            node_comm.allgather(None)
+        if isinstance(slots, FileNotFoundError):  # no memory in common after all: `place` will tell the two apart
+            slots = [page_aligned(SLOT_BYTES)]
+
+        def prepare() -> Callable[[], int]:
+            if isinstance(slots, Exception):
+                raise slots
+            return copy_test(slots, mine % len(slots))
+
+        test = _attempt(prepare)
+        node_comm.allgather(None)  # all start at once
+        return test if isinstance(test, Exception) else _attempt(test)
 
 
 def this_process() -> Part:
@@ -138,35 +170,57 @@ def this_process() -> Part:
     return Part(host=host, pid=os.getpid(), place=place, cores=cores)
 
 
-def copy_test() -> Callable[[], int]:
+def copy_test(slots: Sequence[Bytes], mine: int) -> Callable[[], int]:
     """Prepare a test; the call of the result times copies for 30 ms and gives their rate in MB/s.
 
-    It copies as collectives do: from a long private vector into a slot that stays in the caches, and from there back
-    into the vector, further on. The time that the system gives to others counts: it is the rate of a rank among its
-    neighbours that is asked for. Both buffers are page-aligned: where the destination lies 16 bytes past the source
-    modulo the page, glibc's memcpy is several times slower.
+    It copies as collectives do: from a long private vector into the slot ``slots[mine]``, then from the neighbour's
+    slot, which another core has just written, back into the vector. The time that the system gives to others counts:
+    it is the rate of a rank among its neighbours that is asked for. All is page-aligned: where the destination lies 16
+    bytes past the source modulo the page, glibc's memcpy is several times slower.
     """
-    import numpy as np
-
-    def aligned(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        raw = np.ones(size + _PAGE_BYTES, np.uint8)  # ones: every page is touched before the clock runs
-        start = -raw.ctypes.data % _PAGE_BYTES
-        return raw[start : start + size]
-
-    vector, slot = aligned(_VECTOR_BYTES), aligned(_CHUNK_BYTES)
-    pairs = [(at, (at + _VECTOR_BYTES // 2) % _VECTOR_BYTES) for at in range(0, _VECTOR_BYTES, _CHUNK_BYTES)]
+    vector = page_aligned(_VECTOR_BYTES)
+    own, other = slots[mine], slots[(mine + 1) % len(slots)]
+    pairs = [(at, (at + _VECTOR_BYTES // 2) % _VECTOR_BYTES) for at in range(0, _VECTOR_BYTES, SLOT_BYTES)]
 
     def timed() -> int:
+        import numpy as np
+
         copied, start = 0, time.perf_counter()
         while True:
             for source, target in pairs:
-                np.copyto(slot, vector[source : source + _CHUNK_BYTES])
-                np.copyto(vector[target : target + _CHUNK_BYTES], slot)
-                copied += 2 * _CHUNK_BYTES
+                np.copyto(own, vector[source : source + SLOT_BYTES])
+                np.copyto(vector[target : target + SLOT_BYTES], other)
+                copied += 2 * SLOT_BYTES
                 if (spent := time.perf_counter() - start) > _SECONDS:
                     return max(1, round(copied / spent / 1e6))
 
     return timed
+
+
+def page_aligned(size: int) -> Bytes:
+    """A private buffer whose pages have been touched."""
+    import numpy as np
+
+    raw = np.ones(size + _PAGE_BYTES, np.uint8)
+    start = -raw.ctypes.data % _PAGE_BYTES
+    return raw[start : start + size]
+
+
+@contextlib.contextmanager
+def shared_slots(path: str, count: int, *, create: bool) -> Iterator[list[Bytes]]:
+    """Map ``count`` slots of the file ``path`` in /dev/shm, which the one who creates it removes in the end."""
+    import numpy as np
+
+    handle = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+    try:
+        if create:
+            os.ftruncate(handle, count * SLOT_BYTES)
+        memory = np.memmap(os.fdopen(os.dup(handle), "r+b"), np.uint8, "r+", shape=(count * SLOT_BYTES,))
+        yield [memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in range(count)]
+    finally:
+        os.close(handle)
+        if create:
+            os.unlink(path)
 
 
 def cpu_topology(parts: Sequence[Part]) -> Topology:
@@ -217,7 +271,8 @@ def this_machine() -> Topology:
     """This machine from one process without a launcher: a CPU rank on each core that it may use."""
     part = this_process()
     at_once = part.cores[:_MAX_THREADS]
-    tests = [copy_test() for _ in at_once]
+    slots = [page_aligned(SLOT_BYTES) for _ in at_once]
+    tests = [copy_test(slots, i) for i in range(len(slots))]
     with ThreadPoolExecutor(len(at_once)) as pool:  # NumPy copies without the interpreter's lock
         rates = list(pool.map(lambda test: test(), tests))
     measured = [msgspec.structs.replace(part, copy_mbps=rate) for rate in rates]
