@@ -13,7 +13,8 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -24,15 +25,19 @@ from ..errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError
 from ..numerics import Array, accumulator_of, dtype_of
 from ..program import Lane, Program
 from . import native
+from .calibrate import push_slots
 from .runner import NumpyLane, Outcome, enter_numpy, run_numpy
-from .window import ARENA_BYTES, LINE, RECORD, Places, SharedWindow
+from .window import ARENA_BYTES, LINE, RECORD, Places, SharedWindow, cache_bytes
 
 SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
-STREAM_BYTES = 32 << 20  # from here on the result is written past the caches
+CALIBRATION_SECONDS = 60.0  # the deadline of the calls that calibrate
 SPINS = 64
 LOOK_SECONDS = 0.2
+CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
+SHOWN, LONGEST = 3, 160  # parts of a list, and characters of a call, in a message
 FOREIGN = "MPI's "  # a rank whose arguments only MPI understands enters with this and the collective
+EXCHANGE = "reduce_scatter: block of "  # ranks that tell each other a number enter with this
 FAILED = "failed: "  # a rank that cannot take part enters with this and its error
 RunnerName = Literal["c", "numpy"]
 
@@ -71,6 +76,11 @@ class HostTransport:
         self.window = SharedWindow(comm, arena_bytes)
         self.arena_bytes = self.window.arena_bytes
         self._node = MPI.Get_processor_name()
+        stride = self.window.size // 8
+        self._prints = [self.window.words[self.window.record(0, turn) // 8 :: stride] for turn in (0, 1)]
+        self.push = False
+        self.push, self.push_reason = push_slots(self, comm, CALIBRATION_SECONDS)
+        self.window.reset(comm)  # calls of users count from 1
 
     # ---- before a call
 
@@ -93,7 +103,8 @@ class HostTransport:
         job.lanes, job.dtype, job.op, job.item, job.acc = len(lanes), dtype, op, item, acc
         job.chunk, job.depth, job.spins = program.chunk, program.depth, SPINS
         job.divide = call.n if call.op == "avg" else 0
-        job.stream = call.total * item >= STREAM_BYTES
+        job.push = self.push
+        job.stream = 2 * call.n * call.total * item > CACHE_BYTES  # all ranks' buffers
         job.beat = self.window.address + self.rank * self.window.size + LINE
         job.abort = self.window.address + 3 * LINE
         return loaded
@@ -109,19 +120,41 @@ class HostTransport:
             MismatchError: if the ranks' texts differ; names both sides, the same on every rank, and the transport lives
                 on. RemoteError: if a rank's text starts with :data:`FAILED`. CollectiveTimeout, PeerLost.
         """
+        mine = self._come(seq, text, timeout_s)
+        prints: list[int] = self._prints[seq & 1].tolist()
+        if prints.count(mine) == self.n:
+            return text.startswith(FOREIGN)
+        error = self._disagreement(seq, prints)
+        if error is not None:
+            raise error
+        return True
+
+    def exchange(self, seq: int, count: int, timeout_s: float) -> tuple[int, ...]:
+        """Every rank's ``count``, as call ``seq`` of its own.
+
+        Raises:
+            As :meth:`enter` does, where some rank does something else.
+        """
+        self._come(seq, f"{EXCHANGE}{count}", timeout_s)
+        texts = [self._text(r, seq) for r in range(self.n)]
+        if not all(text.startswith(EXCHANGE) for text in texts):
+            raise self._disagreement(seq, self._prints[seq & 1].tolist()) or MismatchError(f"call {seq}: {texts}")
+        return tuple(int(text.removeprefix(EXCHANGE)) for text in texts)
+
+    def _come(self, seq: int, text: str, timeout_s: float) -> int:
+        """Announce call ``seq`` and wait for all others; returns the fingerprint of ``text``."""
         window = self.window
-        mine = fingerprint(text)
-        at = window.record(self.rank, seq)
-        window.words[at // 8] = mine
-        self._write(at, text)
+        mine, body = announcement(text)
+        if int(self._prints[seq & 1][self.rank]) != mine:
+            at = window.record(self.rank, seq)
+            window.words[at // 8] = mine
+            self._write(at, body)
         if window.fence:
             window.fence()
         window.seqs[self.rank] = seq
-        self._guard(partial(self._enter_once, seq), timeout_s, lambda: self._absent(seq), seq)
-        prints = window.words[window.record(0, seq) // 8 :: window.size // 8]
-        if (prints != mine).any():
-            return self._differ(seq, [int(p) for p in prints])
-        return text.startswith(FOREIGN)
+        if min(window.seqs.tolist()) < seq or window.fence:
+            self._guard(partial(self._enter_once, seq), timeout_s, lambda: self._absent(seq), seq)
+        return mine
 
     def run(self, loaded: Loaded, seq: int, send: Array | None, recv: Array | None, timeout_s: float) -> None:
         """Execute a loaded program as call ``seq``, which every rank has entered.
@@ -149,8 +182,31 @@ class HostTransport:
                 lane.start(base, send, recv)
             self._guard(partial(run_numpy, loaded.steps, self.window), timeout_s, lambda: self._waits(loaded), seq)
 
+    # ---- the end
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the peers that this rank gave up, and why; they leave as soon as they wait. Safe to call twice."""
+        window = self.window
+        if not int(window.abort[0]):
+            self._write(window.last_words(self.rank), f"{type(error).__name__}: {error}".encode())
+            if window.fence:
+                window.fence()
+            window.abort[0] = 1 + self.rank
+
+    def part(self, timeout_s: float) -> list[int]:
+        """Leave for good, and wait until the others have; returns those that did not."""
+        window, end = self.window, time.monotonic() + timeout_s
+        window.leave()
+        while True:
+            lives = {r: window.life(r) for r in range(self.n)}
+            here = [r for r, life in lives.items() if life not in ("left", "gone")]
+            if time.monotonic() > end or all(lives[r] == "stopped" for r in here):
+                return here
+            time.sleep(0.01)
+
     def close(self) -> None:
         """Free the shared memory; collective."""
+        del self._prints
         self.window.close()
 
     # ---- waiting
@@ -170,42 +226,71 @@ class HostTransport:
     ) -> None:
         """Repeat ``attempt`` in slices; between two look after the peers that it waits for."""
         since = time.monotonic()
+        slice_s = min(LOOK_SECONDS, timeout_s)
         while True:
-            outcome, moved = attempt(min(LOOK_SECONDS, timeout_s))
+            outcome, moved = attempt(slice_s)
             if outcome is Outcome.DONE:
                 return
             now = time.monotonic()
-            if moved:
-                since = now
-            if outcome is Outcome.ABORTED:
-                raise self._heard(seq)
-            gone = [r for r in range(self.n) if self.window.life(r) == "gone"]
-            if gone or now - since >= timeout_s:
-                raise self._give_up(self._late(seq, waits(), gone, now - since))
+            if moved:  # nothing did during the last slice
+                since = now - slice_s
+            self.look(seq, waits, now - since, timeout_s)
 
-    def _late(self, seq: int, waits: dict[int, str], gone: list[int], waited_s: float) -> BlinkError:
-        """The error for a wait that ended: who waited for whom, for what, and what is known of every suspect."""
+    def look(self, seq: int, waits: Callable[[], dict[int, str]], waited_s: float, timeout_s: float) -> None:
+        """Look after the peers during a wait.
+
+        Args:
+            waits: gives what each rank that is waited for owes.
+
+        Raises:
+            CollectiveTimeout, PeerLost: if another rank gave up, one that is waited for is lost, or the time is over.
+        """
+        window = self.window
+        if int(window.abort[0]):
+            raise self._heard(seq)
+        window.beat()
+        # first who has ended, then what is owed: whoever did its part before it left is not lost
+        ended = [r for r in range(self.n) if r != self.rank and window.life(r) in ("left", "gone")]
+        if not ended and waited_s < timeout_s:
+            return
+        owed = waits()
+        lost = [r for r in ended if r in owed]
+        if lost or waited_s >= timeout_s:
+            raise self._late(seq, owed, lost, waited_s)
+
+    def _late(self, seq: int, waits: dict[int, str], lost: list[int], waited_s: float) -> BlinkError:
+        """The error for a wait that ended: who waited for whom, for what, and what is known of the suspects."""
         now = time.monotonic_ns()
-        quiet = [
-            r
-            for r in range(self.n)
-            if r != self.rank and (self.window.life(r) == "stopped" or now - int(self.window.beats[r]) > 1_000_000_000)
-        ]
-        culprits = gone or [r for r in quiet if self.window.life(r) == "stopped"] or quiet or sorted(waits)
-        about = "; ".join(f"rank {r} {self._state(r)}" for r in culprits)
-        details = "; ".join(f"rank {r} for {what}" for r, what in sorted(waits.items()))
-        text = f"rank {self.rank} on {self._node}, call {seq} {self._text(self.rank, seq)}: {about}. Waited "
-        text += f"{waited_s:.1f} s without progress on {details}. "
-        if gone:
+        others = [r for r in range(self.n) if r != self.rank]
+        stopped = [r for r in others if self.window.life(r) == "stopped"]
+        silent = [r for r in others if now - int(self.window.beats[r]) > 1_000_000_000]
+        suspects = lost or stopped or [r for r in silent if r in waits] or silent or sorted(waits)
+        owed: dict[str, list[int]] = {}
+        for r in sorted(set(waits).intersection(suspects) or waits):
+            owed.setdefault(waits[r], []).append(r)
+        details = _some([f"{_ranks(ranks)} for {what}" for what, ranks in owed.items()])
+        text = f"call {seq}, {_short(self._text(self.rank, seq))}: {self.states(suspects, seq)}. "
+        text += f"Rank {self.rank} on {self._node} waited {waited_s:.1f} s without progress on {details}. "
+        if lost:
             return PeerLost(f"{text}The communicator is dead; start the job again")
         return CollectiveTimeout(f"{text}Look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT)")
 
-    def _state(self, rank: int) -> str:
-        pid, life = int(self.window.pids[rank]), self.window.life(rank)
-        entered = int(self.window.seqs[rank])
-        known = {"gone": "is gone", "stopped": "is stopped (SIGSTOP or a debugger)", "running": "runs"}
-        last = f"last entered call {entered} {self._text(rank, entered)}".rstrip()
-        return f"(process {pid}) {known.get(life, 'cannot be seen')}, {last}"
+    def states(self, ranks: list[int], seq: int = -1) -> str:
+        """What is known of some ranks, in words; ``seq`` is the call that the reader knows of."""
+        known = {
+            "gone": "is gone (killed or crashed)",
+            "left": "has left (Python ended there)",
+            "stopped": "is stopped (SIGSTOP or a debugger)",
+            "running": "runs",
+        }
+        found = []
+        for r in ranks:
+            entered = int(self.window.seqs[r])
+            last = f"last entered call {entered} {_short(self._text(r, entered))}" if entered else "entered no call yet"
+            last = "in the same call" if entered == seq else last
+            life = known.get(self.window.life(r), "cannot be seen from here")
+            found.append(f"rank {r} (process {int(self.window.pids[r])}) {life}, {last}")
+        return _some(found)
 
     def _waits(self, loaded: Loaded) -> dict[int, str]:
         """Peers that unfinished lanes of this rank wait for, with the first chunk that each owes."""
@@ -236,21 +321,25 @@ class HostTransport:
         )  # fmt: skip
         return Outcome(status), False
 
+    def peers(self, what: str) -> dict[int, str]:
+        """All ranks that may still owe ``what``."""
+        return {r: what for r in range(self.n) if r != self.rank and self.window.life(r) != "left"}
+
     def _absent(self, seq: int) -> dict[int, str]:
         return {r: f"its call {seq}" for r in range(self.n) if int(self.window.seqs[r]) < seq}
 
-    def _differ(self, seq: int, prints: list[int]) -> bool:
-        """Raise, on every rank with the same text, what the ranks called; nobody has touched data yet."""
+    def _disagreement(self, seq: int, prints: list[int]) -> BlinkError | None:
+        """The error for a call that the ranks made differently, the same text on every rank; None if it is MPI's."""
         texts = {p: self._text(prints.index(p), seq) for p in dict.fromkeys(prints)}
         who = {p: [r for r in range(self.n) if prints[r] == p] for p in texts}
         failed = next((p for p, text in texts.items() if text.startswith(FAILED)), None)
         if failed is not None:
-            raise RemoteError(f"call {seq}: {_ranks(who[failed])} failed: {texts[failed].removeprefix(FAILED)}")
+            return RemoteError(f"call {seq}: {_ranks(who[failed])} failed: {texts[failed].removeprefix(FAILED)}")
         names = {text.removeprefix(FOREIGN).partition("(")[0] for text in texts.values()}
         if len(names) == 1 and any(text.startswith(FOREIGN) for text in texts.values()):
-            return True
-        sides = "; ".join(f"{_ranks(who[p])}: {text}" for p, text in texts.items())
-        raise MismatchError(
+            return None
+        sides = _some([f"{_ranks(who[p])}: {_short(text)}" for p, text in texts.items()])
+        return MismatchError(
             f"call {seq}: the ranks disagree. {sides}. "
             "Every rank must make the same calls in the same order with equal arguments"
         )
@@ -265,30 +354,50 @@ class HostTransport:
         length = int(self.window.words[at // 8 + 1])
         return bytes(self.window.bytes[at + 16 : at + 16 + length]).decode(errors="replace")
 
-    def _write(self, at: int, text: str) -> None:
-        body = text.encode()[: RECORD - 16]
-        self.window.words[at // 8 + 1] = len(body)
+    def _write(self, at: int, body: bytes) -> None:
+        self.window.words[at // 8 + 1] = min(len(body), RECORD - 16)
+        body = body[: RECORD - 16]
         self.window.bytes[at + 16 : at + 16 + len(body)] = np.frombuffer(body, np.uint8)
-
-    def _give_up(self, error: BlinkError) -> BlinkError:
-        """Leave ``error`` for the peers and tell them to stop waiting."""
-        window = self.window
-        if not int(window.abort[0]):
-            self._write(window.last_words(self.rank), f"{type(error).__name__}: {error}")
-            window.abort[0] = 1 + self.rank
-        return error
 
     def _heard(self, seq: int) -> BlinkError:
         """The error that another rank left."""
         window = self.window
         first = int(window.abort[0]) - 1
-        name, _, message = self._read(window.last_words(first)).partition(": ")
-        kind = CollectiveTimeout if name == CollectiveTimeout.__name__ else PeerLost
-        return kind(f"{message} (found by rank {first}; rank {self.rank} left call {seq} too)")
+        words = self._read(window.last_words(first))
+        name, _, message = words.partition(": ")
+        kind = {k.__name__: k for k in (CollectiveTimeout, PeerLost)}.get(name)
+        if kind is not None:
+            return kind(f"{message} (found by rank {first}; rank {self.rank} left call {seq} too)")
+        return PeerLost(
+            f"call {seq}, {_short(self._text(self.rank, seq))}: rank {first} (process {int(window.pids[first])}) "
+            f"gave up with {_short(words)}; rank {self.rank} left, too. The communicator is dead; start the job again"
+        )
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    """Ranks in words: ``rank 3``, ``ranks 0-2, 5``."""
+    parts: list[str] = []
+    for r in ranks:
+        first = r
+        while parts and int(parts[-1].rpartition("-")[2]) == first - 1:
+            first = int(parts.pop().partition("-")[0])
+        parts.append(f"{first}-{r}" if first < r else f"{r}")
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
+
+
+def _some(parts: list[str]) -> str:
+    """The first few parts of a list that may be as long as the job is wide."""
+    return "; ".join(parts[:SHOWN]) + (f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+@lru_cache(maxsize=256)
+def announcement(text: str) -> tuple[int, bytes]:
+    """What a rank writes as it enters a call: 64 bits that differ if the calls do, and the text."""
+    return fingerprint(text), text.encode()
 
 
 def fingerprint(text: str) -> int:
@@ -327,7 +436,12 @@ def _agree_on_runner(comm: MPI.Intracomm, wanted: str) -> tuple[native.Native | 
         raise ArgumentError(f"runner {wanted!r}: expected auto, c or numpy")
     if wanted == "numpy":
         return None, "NumPy runner, as asked"
-    found = native.build() if comm.rank == 0 else None
+    found: tuple[Path | None, str] | None = None
+    if comm.rank == 0:
+        try:
+            found = native.build()
+        except Exception as error:  # the others wait for an answer
+            found = None, f"the C runner cannot be built: {error!r}"
     path, why = comm.bcast(found)
     loaded: native.Native | None = None
     if path is not None:

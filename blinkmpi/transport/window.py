@@ -4,7 +4,7 @@ Layout, the same for every rank, ``size`` bytes each, one after another::
 
     line 0            sequence number of the call that this rank has entered
     line 1            sign of life, in ns of the monotonic clock
-    line 2            process id and its start time, in ticks (so that a reused id is noticed)
+    line 2            process id, its start time in ticks (so that a reused id is noticed), 1 once it has left for good
     line 3            abort word (rank 0's counts): 1 + the rank that gave up, 0 while all is well
     lines 4..51       three records of 1 KiB (fingerprint, length, text): two calls by turns, then the last words
     heads             one line per channel that this rank writes: chunks written
@@ -18,6 +18,7 @@ the NumPy side calls ``fence`` (MPI's ``Win.Sync``) around them.
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import time
@@ -81,6 +82,7 @@ class SharedWindow:
         self.beats = self.words[WORDS::stride]
         self.pids = self.words[2 * WORDS :: stride]
         self.starts = self.words[2 * WORDS + 1 :: stride]
+        self.lefts = self.words[2 * WORDS + 2 :: stride]
         self.abort = self.words[3 * WORDS : 3 * WORDS + 1]
         self.pids[self.rank], self.starts[self.rank] = os.getpid(), start_time(os.getpid()) or 0
         x86 = platform.machine() in ("x86_64", "AMD64")
@@ -91,6 +93,7 @@ class SharedWindow:
         # another PID namespace shows other processes, or none, under a peer's id
         peers = zip(self.pids, self.starts, strict=True)
         self._visible = [start_time(int(pid)) == int(start) != 0 for pid, start in peers]
+        atexit.register(self.leave)
 
     def head(self, rank: int, channel: int) -> int:
         """Index in ``words`` of the head of ``rank``'s ``channel``-th written channel."""
@@ -116,8 +119,15 @@ class SharedWindow:
         """Give a sign of life."""
         self.beats[self.rank] = time.monotonic_ns()
 
+    def leave(self) -> None:
+        """Say that this process takes part in no call any more. Python's end says so, too."""
+        if not MPI.Is_finalized():  # MPI may have unmapped the memory
+            self.lefts[self.rank] = 1
+
     def life(self, rank: int) -> str:
-        """The process of ``rank``: ``running``, ``stopped``, ``gone``, or ``""`` if it cannot be seen from here."""
+        """The process of ``rank``: ``running``, ``stopped``, ``left``, ``gone``, or ``""`` if it cannot be seen."""
+        if self.lefts[rank]:
+            return "left"
         if not self._visible[rank]:
             return ""
         pid = int(self.pids[rank])
@@ -126,11 +136,20 @@ class SharedWindow:
             return "gone"
         return "stopped" if state in "Tt" else "running"
 
+    def reset(self, comm: MPI.Intracomm) -> None:
+        """Begin anew: no call entered, no chunk written. Collective, between calls."""
+        comm.Barrier()
+        words = self.words[self.rank * self.size // 8 :][: CONTROL // 8]
+        words[0] = 0
+        words[WORDS * RECORDS :] = 0
+        comm.Barrier()
+
     def close(self) -> None:
         """Free the window; collective. Safe to call twice."""
         if self._win is not None:
             win, self._win = self._win, None
-            del self.bytes, self.words, self.seqs, self.beats, self.pids, self.starts, self.abort
+            atexit.unregister(self.leave)
+            del self.bytes, self.words, self.seqs, self.beats, self.pids, self.starts, self.lefts, self.abort
             win.Unlock_all()
             win.Free()
 
@@ -171,6 +190,14 @@ class Places:
                             "lower with a smaller budget_bytes")  # fmt: skip
 
 
+def cache_bytes() -> int:
+    """Size of the last-level cache, as the system tells it; 32 MiB where it does not."""
+    try:
+        return os.sysconf("SC_LEVEL3_CACHE_SIZE") or 32 << 20
+    except (ValueError, OSError):
+        return 32 << 20
+
+
 def process_state(pid: int) -> str | None:
     """The state letter of /proc/PID/stat, or None if there is no such process."""
     fields = _stat(pid)
@@ -189,4 +216,3 @@ def _stat(pid: int) -> list[str] | None:
             return file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-
