@@ -12,19 +12,61 @@ from typing import cast
 from ..errors import ArgumentError
 from ..topology.model import Topology
 from . import exact, shapes
-from .bound import certify, trivial
-from .fabric import Fabric, choose, overlay, shared_memory
+from .bound import trivial
+from .fabric import choose, shared_memory
 from .growth import MAX_RANKS
 from .load import link_loads, scaled
 from .memory import CHAINED, share_memory, star_tree
-from .tree import AGAINST, ALONG, COLLECTIVES, ROOTED, Certificate, Collective, Packing, Tree
+from .task import Method, Planned, Task
+from .tree import COLLECTIVES, ROOTED, Certificate, Collective, Packing, Tree
 from .verify import verify
 
-SCHEMES = {"exact": "trees"}
-WHY = {
-    "exact": "trees grown to the capacity of the links",
-    "onehop": "stars, as every rank reaches every other in one hop",
-    "chain": "chains in depth-first order, which cross a switch link at most once each way",
+
+def _fits_exact(task: Task) -> int:
+    return 2 if task.by_paths or (task.logical is not None and task.n <= MAX_RANKS) else 0
+
+
+def _exact(task: Task) -> Planned:
+    if task.by_paths:
+        return Planned(exact.paths(task.oriented, task.root, task.bound), task.bound, "the paths of a maximum flow")
+    return Planned(*exact.grown(task.oriented, task.collective, task.root))
+
+
+def _fits_onehop(task: Task) -> int:
+    if task.logical is None or not shapes.planes(task.logical):
+        return 0
+    return 1 if shapes.uniform(task.logical) else 3
+
+
+def _onehop(task: Task) -> Planned:
+    assert task.logical is not None
+    trees = shapes.onehop(task.n, task.collective, task.root, shapes.planes(task.logical))
+    return Planned(*scaled(trees, link_loads(task.collective, trees), task.fabric.arcs))
+
+
+def _fits_chain(task: Task) -> int:
+    if task.by_paths:
+        return 0
+    f = task.oriented
+    last_resort = not any(m.fits(task) for name, m in METHODS.items() if m.auto and name != "chain")
+    return 4 if last_resort or all(len(f.hops_from(r)) == f.n - 1 for r in range(f.n)) else 0
+
+
+def _chain(task: Task) -> Planned:
+    trees = shapes.chain(task.oriented, task.collective, task.root)
+    return Planned(*scaled(trees, link_loads(task.collective, trees), task.fabric.arcs))
+
+
+# Every way to plan on links; one line each.
+METHODS: dict[str, Method] = {
+    "exact": Method("trees", "trees grown to the capacity of the links", _fits_exact, _exact),
+    "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", _fits_onehop, _onehop),
+    "chain": Method(
+        "chain", "chains in depth-first order, which cross a switch link at most once each way", _fits_chain, _chain
+    ),
+}
+MEMORY_WHY = {
+    "chain": METHODS["chain"].why,
     "direct": "every rank works on its share and reads the others', measured fastest on one memory",
 }
 
@@ -47,9 +89,9 @@ def pack(topology: Topology, collective: str, *, root: int = 0, method: str = "a
         names = ("direct", "chain") if collective in CHAINED else ("direct",)
         name = _checked(method, names, collective, topology) or names[0]
         trees, rate, certificate = share_memory(topology, memory, collective, root, name)
-        plan = _packing(topology, collective, root, name, "memory", trees, rate, certificate)
+        plan = _packing(topology, collective, root, name, "memory", trees, rate, certificate, MEMORY_WHY[name])
     else:
-        plan = _on_links(choose(topology, collective, root), collective, root, method)
+        plan = _on_links(Task(choose(topology, collective, root), collective, root), method)
     return verify(plan, topology)
 
 
@@ -61,66 +103,40 @@ def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str,
         return ("direct",) if memory is not None else ("exact",)
     if memory is not None:
         return ("direct", "chain") if collective in CHAINED else ("direct",)
-    fabric = choose(topology, collective, root)
-    names = _candidates(_oriented(fabric, collective), collective)
+    names = _candidates(Task(choose(topology, collective, root), collective, root))
     if len(names) == 1:
         return names
     chosen = pack(topology, collective, root=root).scheme
-    return tuple(sorted(names, key=lambda name: SCHEMES.get(name, name) != chosen))
+    return tuple(sorted(names, key=lambda name: METHODS[name].scheme != chosen))
 
 
-def _on_links(fabric: Fabric, collective: str, root: int, method: str) -> Packing:
+def _on_links(task: Task, method: str) -> Packing:
     """The best of the candidates, or the one asked for; stops at the first that meets the bound."""
-    names = _candidates(_oriented(fabric, collective), collective)
-    name = _checked(method, names, collective, fabric.topology)
-    certificate = certify(fabric, collective, root)
     plans: list[Packing] = []
-    for one in (name,) if name else names:
-        trees, rate = _plan(fabric, collective, root, one, certificate)
-        plans.append(_packing(fabric.topology, collective, root, one, "+".join(fabric.kinds), trees, rate, certificate))
+    for name in _wanted(task, method):
+        found = METHODS[name].plan(task)
+        used = task if found.fabric is None else Task(found.fabric, task.collective, task.root)
+        plans.append(
+            _packing(used.fabric.topology, task.collective, task.root, name, "+".join(used.fabric.kinds), found.trees,
+                     found.rate, used.certificate, found.why or METHODS[name].why)
+        )  # fmt: skip
         if plans[-1].optimal:
             break
     return max(plans, key=lambda p: p.rate)
 
 
-def _oriented(fabric: Fabric, collective: str) -> Fabric:
-    """The fabric in the direction in which the trees' edges point."""
-    if collective in ALONG and collective in AGAINST:
-        return fabric.two_way
-    return fabric.backwards if collective in AGAINST else fabric
+def _candidates(task: Task) -> tuple[str, ...]:
+    """Methods that ``auto`` may take for the task, in the order in which to try them."""
+    turns = {name: m.fits(task) for name, m in METHODS.items() if m.auto}
+    return tuple(sorted((name for name, turn in turns.items() if turn), key=lambda name: turns[name]))
 
 
-def _candidates(f: Fabric, collective: str) -> tuple[str, ...]:
-    """Methods that can plan ``collective`` on this oriented fabric, in the order in which to try them."""
-    names: list[str] = []
-    stars = overlay(f) if f.flat else None
-    if stars is not None and shapes.uniform(stars):
-        names.append("onehop")
-    by_flow = collective in ("gather", "scatter")
-    if by_flow or (stars is not None and f.n <= MAX_RANKS):
-        names.append("exact")
-    if stars is not None and "onehop" not in names and shapes.planes(stars):
-        names.append("onehop")
-    if not by_flow and (not names or all(len(f.hops_from(r)) == f.n - 1 for r in range(f.n))):
-        names.append("chain")
-    return tuple(names)
-
-
-def _plan(
-    fabric: Fabric, collective: str, root: int, name: str, certificate: Certificate
-) -> tuple[tuple[Tree, ...], Fraction]:
-    """Trees by one method, and their rate."""
-    f = _oriented(fabric, collective)
-    if name == "exact" and collective in ("gather", "scatter"):
-        rate = certificate.capacity_mbps / certificate.divisor
-        return exact.paths(f, root, rate), rate
-    if name == "exact":
-        return exact.grown(f, collective, root)
-    if name == "onehop":
-        trees = shapes.onehop(f.n, collective, root, shapes.planes(overlay(f)))
-    else:
-        trees = shapes.chain(f, collective, root)
-    return scaled(trees, link_loads(collective, trees), fabric.arcs)
+def _wanted(task: Task, method: str) -> tuple[str, ...]:
+    """All candidates for ``auto``, else the one method asked for."""
+    if method == "auto":
+        return _candidates(task)
+    able = tuple(name for name, m in METHODS.items() if m.fits(task))
+    return (_checked(method, able, task.collective, task.fabric.topology),)
 
 
 def _without_bytes(t: Topology, collective: str, root: int, method: str, memory: int | None) -> Packing:
@@ -135,7 +151,7 @@ def _without_bytes(t: Topology, collective: str, root: int, method: str, memory:
         else:
             fabric = choose(t, collective, 0)
             links, tree = "+".join(fabric.kinds), shapes.shallow(fabric.two_way, 0)
-    return _packing(t, collective, root, name, links, (tree,), Fraction(1), trivial(why))
+    return _packing(t, collective, root, name, links, (tree,), Fraction(1), trivial(why), why)
 
 
 def _packing(
@@ -147,19 +163,17 @@ def _packing(
     trees: tuple[Tree, ...],
     rate: Fraction,
     certificate: Certificate,
+    why: str,
 ) -> Packing:
     bound = certificate.capacity_mbps / certificate.divisor
-    if certificate.kind == "trivial":
-        reason = f"{name}: {certificate.text}"
-    else:
-        met = "meets the bound" if rate == bound else f"{float(100 * rate / bound):.1f} % of the bound"
-        paths = name == "exact" and collective in ("gather", "scatter")
-        reason = f"{name}: {'the paths of a maximum flow' if paths else WHY[name]}; {met}"
+    reason = f"{name}: {why}"
+    if certificate.kind != "trivial":
+        reason += "; " + ("meets the bound" if rate == bound else f"{float(100 * rate / bound):.1f} % of the bound")
     return Packing(
         collective=cast(Collective, collective),
         root=root if collective in ROOTED else -1,
         n=t.n,
-        scheme=SCHEMES.get(name, name),
+        scheme=METHODS[name].scheme if name in METHODS else name,
         links=links,
         trees=trees,
         rate=rate,
