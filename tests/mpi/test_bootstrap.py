@@ -1,0 +1,181 @@
+"""Making a Communicator: what is wrong on one rank is an error on every rank, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from blinkmpi.errors import (
+    ArgumentError,
+    BlinkError,
+    FormatError,
+    MismatchError,
+    PlanError,
+    RemoteError,
+    SettingsError,
+    TopologyError,
+)
+from blinkmpi.plan import Plan
+from blinkmpi.select import make_plan
+from blinkmpi.topology import machine
+from tests.harness import mpi, run_ranks
+
+ODD = 1  # the rank that is different
+
+
+def fails(comm: MPI.Intracomm, make: Callable[[], object], kind: type[BaseException], on: int, *words: str) -> None:
+    """Making it fails on rank ``on`` by its own error and elsewhere by RemoteError; then a right one works."""
+    with pytest.raises(kind if comm.rank == on else RemoteError) as caught:
+        make()
+    text = str(caught.value)
+    if comm.rank != on:
+        assert f"rank {on} failed" in text
+        assert kind.__name__ in text
+    assert all(word in text for word in words), text
+    works(comm)
+
+
+def disagree(comm: MPI.Intracomm, make: Callable[[], object], *words: str) -> None:
+    """Making it is a MismatchError with one text on all ranks; then a right one works."""
+    with pytest.raises(MismatchError) as caught:
+        make()
+    texts = comm.allgather(str(caught.value))
+    assert len(set(texts)) == 1, texts
+    assert all(word in texts[0] for word in words), texts
+    works(comm)
+
+
+def works(comm: MPI.Intracomm, **arguments: Any) -> None:
+    with blinkmpi.Communicator(comm, timeout=20, **arguments) as ours:
+        x = np.ones(1000)
+        ours.Allreduce(MPI.IN_PLACE, x)
+        assert (x == comm.size).all()
+
+
+def made_with(comm: MPI.Intracomm, rank: int | None, **settings: str) -> blinkmpi.Communicator:
+    """Make one with ``BLINKMPI_`` variables on one rank, or (None) on all."""
+    variables = {f"BLINKMPI_{name}": value for name, value in settings.items()}
+    with mock.patch.dict(os.environ, variables if rank in (None, comm.rank) else {}):
+        return blinkmpi.Communicator(comm)
+
+
+# ---------------------------------------------------------------- machine
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_a_wrong_machine(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    fails(comm, lambda: blinkmpi.Communicator(comm, topology="dgx-9"), TopologyError, 0, "dgx-9")
+    fails(comm, lambda: blinkmpi.Communicator(comm, topology="dgx-1v"), TopologyError, 0, "8 devices", "3 ranks")
+    torn = tmp_path / "torn.json"
+    body = json.loads(machine("cpu:3").to_json())
+    body["links"][1]["src"] = "one"
+    if comm.rank == 0:
+        torn.write_text(json.dumps(body))
+    fails(comm, lambda: blinkmpi.Communicator(comm, topology=str(torn)), FormatError, 0, "torn.json", "$.links[1].src")
+    missing = str(tmp_path / "missing.json")
+    fails(comm, lambda: blinkmpi.Communicator(comm, topology=missing), TopologyError, 0, "cannot read", "missing.json")
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_a_wrong_plan(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    body = json.loads(make_plan(machine("cpu:3")).to_json())
+    body["packings"][0]["trees"][0]["root"] = "zero"
+    torn = tmp_path / "torn.json"
+    if comm.rank == 0:
+        torn.write_text(json.dumps(body))
+    words = ("torn.json", "$.packings[0].trees[0].root")
+    fails(comm, lambda: blinkmpi.Communicator(comm, plan=str(torn)), FormatError, 0, *words)
+    fails(comm, lambda: made_with(comm, None, GRAPH_FILE=str(torn)), FormatError, 0, *words)
+    missing = str(tmp_path / "missing.json")
+    fails(comm, lambda: blinkmpi.Communicator(comm, plan=missing), PlanError, 0, "cannot read", "missing.json")
+    other: Plan = make_plan(machine("dgx-1v"))
+    with pytest.raises(BlinkError, match="does not fit"):
+        blinkmpi.Communicator(comm, plan=other)
+    works(comm)
+
+
+# ---------------------------------------------------------------- arguments and settings
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_wrong_arguments_on_one_rank(comm: MPI.Intracomm) -> None:
+    odd = comm.rank == ODD
+
+    def made(**arguments: Any) -> Callable[[], object]:
+        return lambda: blinkmpi.Communicator(comm, **(arguments if odd else {}))
+
+    fails(comm, made(runner="fortran"), ArgumentError, ODD, "fortran", "numpy")
+    fails(comm, made(timeout=-1), ArgumentError, ODD, "timeout=-1")
+    disagree(comm, made(runner="numpy"), "rank 1 made the communicator with runner=numpy", "no arguments")
+    disagree(comm, made(topology="cpu:3"), "topology=cpu:3")
+    disagree(comm, made(plan="nowhere.json"), "plan=nowhere.json")
+    disagree(comm, made(deterministic=True), "deterministic=True")
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_wrong_settings_on_one_rank(comm: MPI.Intracomm) -> None:
+    for name, value in {"TIMEOUT": "soon", "RUNNER": "fortran", "DEBUG": "LOUD", "BUFFSIZE": "-1"}.items():
+        fails(comm, lambda: made_with(comm, ODD, **{name: value}), SettingsError, ODD, f"{name}='{value}'")  # noqa: B023
+    fails(comm, lambda: made_with(comm, 0, ALGO="allreduce:fastest"), SettingsError, 0, "fastest")
+    disagree(comm, lambda: made_with(comm, ODD, RUNNER="numpy"), "rank 1", "RUNNER='numpy' against 'auto'")
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_settings_of_rank_0_hold_for_ranks_that_have_none(comm: MPI.Intracomm) -> None:
+    """A launcher may not pass the environment on to other machines."""
+    ours = made_with(comm, 0, RUNNER="numpy", TIMEOUT="7")
+    assert ours.how("allreduce", 1 << 20)["runner"] == "numpy"
+    with ours:
+        ours.Barrier()
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_a_file_that_cannot_be_written(comm: MPI.Intracomm) -> None:
+    path = "/nowhere/at/all.json"
+    fails(comm, lambda: made_with(comm, 0, TOPO_DUMP_FILE=path), SettingsError, 0, f"BLINKMPI_TOPO_DUMP_FILE={path!r}")
+
+
+def one_typo(comm: MPI.Intracomm) -> None:
+    made_with(comm, None, TIMOUT="3").Free()
+
+
+def test_an_unknown_setting_warns_once_with_the_nearest_name() -> None:
+    report = run_ranks(3, one_typo, 30)
+    assert report.problem is None, report.problem
+    assert report.job.output.count("BLINKMPI_TIMOUT is unknown; did you mean BLINKMPI_TIMEOUT?") == 1
+
+
+# ---------------------------------------------------------------- shared memory
+
+
+def room(mib: int) -> Any:
+    """Make /dev/shm look as if it had so much left."""
+    return mock.patch("os.statvfs", return_value=SimpleNamespace(f_bavail=mib << 8, f_frsize=4096))
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_too_little_shared_memory_is_noticed_on_one_rank_and_told_on_all(comm: MPI.Intracomm) -> None:
+    with room(1 if comm.rank == ODD else 10_000), pytest.raises(TopologyError, match=r"has 1 MiB free; .*--shm-size"):
+        blinkmpi.Communicator(comm)
+    works(comm)
+
+
+def little_room(comm: MPI.Intracomm) -> None:
+    with room(8):
+        works(comm)
+
+
+def test_with_little_shared_memory_the_slots_are_smaller() -> None:
+    report = run_ranks(3, little_room, 30)
+    assert report.problem is None, report.problem
+    assert report.job.output.count("/dev/shm is small") == 1
