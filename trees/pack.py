@@ -11,7 +11,7 @@ from typing import cast
 
 from ..errors import ArgumentError
 from ..topology.model import Topology
-from . import exact, shapes
+from . import exact, rails, shapes
 from .bound import trivial
 from .fabric import choose, shared_memory
 from .growth import MAX_RANKS
@@ -20,6 +20,15 @@ from .memory import CHAINED, share_memory, star_tree
 from .task import Method, Planned, Task
 from .tree import COLLECTIVES, ROOTED, Certificate, Collective, Packing, Tree
 from .verify import verify
+
+
+def _fits_cluster(task: Task) -> int:
+    return 1 if task.boxes and not task.by_paths else 0
+
+
+def _cluster(task: Task) -> Planned | None:
+    found = rails.planned(task.boxes, task.collective, task.root)
+    return Planned(*found) if found else None
 
 
 def _fits_exact(task: Task) -> int:
@@ -59,6 +68,9 @@ def _chain(task: Task) -> Planned:
 
 # Every way to plan on links; one line each.
 METHODS: dict[str, Method] = {
+    "cluster": Method(
+        "cluster", "whole boxes exchange over their ports, trees inside each box do the rest", _fits_cluster, _cluster
+    ),
     "exact": Method("trees", "trees grown to the capacity of the links", _fits_exact, _exact),
     "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", _fits_onehop, _onehop),
     "chain": Method(
@@ -115,6 +127,8 @@ def _on_links(task: Task, method: str) -> Packing:
     plans: list[Packing] = []
     for name in _wanted(task, method):
         found = METHODS[name].plan(task)
+        if found is None:
+            continue
         used = task if found.fabric is None else Task(found.fabric, task.collective, task.root)
         plans.append(
             _packing(used.fabric.topology, task.collective, task.root, name, "+".join(used.fabric.kinds), found.trees,

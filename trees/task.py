@@ -12,9 +12,47 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..errors import ArgumentError
 from .bound import certify
+from .cluster import Box, boxes_of, oriented
 from .fabric import Fabric, Overlay, overlay
-from .tree import AGAINST, ALONG, Certificate, Tree
+from .tree import Certificate, Tree
+
+
+class Knobs(msgspec.Struct, frozen=True):
+    """What the methods that are asked for by name can be told; each reads its own.
+
+    Attributes:
+        epsilon: ``mwu`` stops within this part of the best rate.
+        loss: the part of its rate that ``mwu+ilp`` may give up for fewer trees.
+        max_trees, max_depth: limits of ``few``.
+        nbytes, switch_seconds: ``hybrid`` moves a vector of this size, and pays this long before its slow links start.
+    """
+
+    epsilon: Fraction = Fraction(1, 20)
+    loss: Fraction = Fraction(1, 20)
+    max_trees: int | None = None
+    max_depth: int | None = None
+    nbytes: int = 0
+    switch_seconds: Fraction = Fraction(0)
+
+    def check(self) -> Knobs:
+        """Return self if all values are possible.
+
+        Raises:
+            ArgumentError: naming the knob.
+        """
+        for name, value in (("epsilon", self.epsilon), ("loss", self.loss)):
+            if not 0 <= value < 1 or (name == "epsilon" and not value):
+                raise ArgumentError(f"{name} is {value}, expected a part of the rate below 1; 1/20 is a usual value")
+        for name, limit in (("max_trees", self.max_trees), ("max_depth", self.max_depth)):
+            if limit is not None and limit < 1:
+                raise ArgumentError(f"{name} is {limit}, expected at least 1; leave it out for no limit")
+        if self.nbytes < 0 or self.switch_seconds < 0:
+            raise ArgumentError(
+                f"nbytes is {self.nbytes} and switch_seconds {self.switch_seconds}, expected 0 or more; correct them"
+            )
+        return self
 
 
 class Task(msgspec.Struct, frozen=True, dict=True):
@@ -23,6 +61,7 @@ class Task(msgspec.Struct, frozen=True, dict=True):
     fabric: Fabric
     collective: str
     root: int
+    knobs: Knobs = Knobs()
 
     @property
     def n(self) -> int:
@@ -32,9 +71,12 @@ class Task(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def oriented(self) -> Fabric:
         """The fabric in the direction in which the trees' edges point."""
-        if self.collective in ALONG and self.collective in AGAINST:
-            return self.fabric.two_way
-        return self.fabric.backwards if self.collective in AGAINST else self.fabric
+        return oriented(self.fabric, self.collective)
+
+    @cached_property
+    def boxes(self) -> tuple[Box, ...]:
+        """The boxes of a cluster, none where the fabric is no cluster."""
+        return boxes_of(self.fabric, self.collective)
 
     @cached_property
     def logical(self) -> Overlay | None:
@@ -70,11 +112,11 @@ class Method(NamedTuple):
     """One way to plan.
 
     ``fits`` is 0 where the method cannot plan the task, else its turn: the automatic choice tries low turns first.
-    One that is not ``auto`` is used where it is asked for by name.
+    ``plan`` gives nothing where it finds out too late. One that is not ``auto`` is used where it is asked for by name.
     """
 
     scheme: str
     why: str
     fits: Callable[[Task], int]
-    plan: Callable[[Task], Planned]
+    plan: Callable[[Task], Planned | None]
     auto: bool = True
