@@ -170,9 +170,11 @@ class _Builder:
     def _source(self, number: int, tree: Tree, length: int, local: int, store: int | None) -> dict[int, int]:
         """The root of a broadcast: read its own buffer, write to whoever reads from it."""
         down = self._outs(number, tree, tree.root)
-        if down or store is not None:
+        if down:
             outs = tuple(dict.fromkeys(down.values()))
-            self.lanes.append(Lane(tree.root, number, "down", length, local, (), (-1,), store, outs, False))
+            self.lanes.append(Lane(tree.root, number, "down", length, local, (), (-1,), None, outs, False))
+        if store is not None:  # a lane of its own: sending need not wait until the result may be written
+            self.lanes.append(Lane(tree.root, number, "down", length, local, (), (-1,), store, (), False))
         return down
 
     def _down(self, number: int, tree: Tree, length: int, store: int, incoming: dict[int, int]) -> None:

@@ -5,8 +5,8 @@ in this order on every rank::
 
     transport = HostTransport(comm, machine...)      # collective
     loaded = transport.load(program)                 # local; cached by whoever calls
-    transport.enter(seq, text)                       # all ranks have come, with the same call
-    transport.run(loaded, send, recv, timeout_s)     # blocks
+    transport.call(loaded, seq, text, send, recv, timeout_s)   # all ranks make the same call; blocks
+    transport.enter(seq, text, timeout_s)            # a call that moves no data of ours: all ranks have come
     transport.close()                                # collective, unless the communicator is dead
 
 ``host`` moves bytes between the CPU ranks of one node through shared memory.

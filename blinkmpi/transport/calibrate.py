@@ -38,10 +38,10 @@ def push_slots(transport: HostTransport, comm: MPI.Intracomm, timeout_s: float) 
         loaded.job.push = push
         times = np.empty(ROUNDS)
         for i in range(ROUNDS):
-            seq = 1 + push * ROUNDS + i
-            transport.enter(seq, "calibration", timeout_s)
+            seq = 1 + 2 * (push * ROUNDS + i)
+            transport.enter(seq, "start", timeout_s)
             start = time.perf_counter()
-            transport.run(loaded, seq, send, recv, timeout_s)
+            transport.call(loaded, seq + 1, "calibration", send, recv, timeout_s)
             times[i] = time.perf_counter() - start
         comm.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
         seconds[push] = float(np.median(times))

@@ -34,6 +34,7 @@ NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy 
 CALIBRATION_SECONDS = 60.0  # the deadline of the calls that calibrate
 SPINS = 64
 LOOK_SECONDS = 0.2
+OUTCOMES = tuple(Outcome)  # by runner.c's numbers
 CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
 SHOWN, LONGEST = 3, 160  # parts of a list, and characters of a call, in a message
 FOREIGN = "MPI's "  # a rank whose arguments only MPI understands enters with this and the collective
@@ -53,6 +54,7 @@ class Loaded:
     patch: list[tuple[int, bool, int]]  # (index in code, is the receive buffer, byte offset)
     at: NDArray[np.intp]  # where code counts the chunks that each lane has done
     job: native.Job
+    code_at: int = 0
     base: int = 0
     steps: list[NumpyLane] = field(default_factory=list)
     runner: RunnerName = "numpy"
@@ -76,6 +78,9 @@ class HostTransport:
         self.window = SharedWindow(comm, arena_bytes)
         self.arena_bytes = self.window.arena_bytes
         self._node = MPI.Get_processor_name()
+        self._meeting = native.Job()
+        self._place(self._meeting)
+        self._print_at = [self.window.address + self.window.record(0, turn) for turn in (0, 1)]
         stride = self.window.size // 8
         self._prints = [self.window.words[self.window.record(0, turn) // 8 :: stride] for turn in (0, 1)]
         self.push = False
@@ -101,18 +106,26 @@ class HostTransport:
         job = loaded.job
         dtype, op = codes or (0, 0)
         job.lanes, job.dtype, job.op, job.item, job.acc = len(lanes), dtype, op, item, acc
-        job.chunk, job.depth, job.spins = program.chunk, program.depth, SPINS
+        job.chunk, job.depth = program.chunk, program.depth
         job.divide = call.n if call.op == "avg" else 0
         job.push = self.push
         job.stream = 2 * call.n * call.total * item > CACHE_BYTES  # all ranks' buffers
-        job.beat = self.window.address + self.rank * self.window.size + LINE
-        job.abort = self.window.address + 3 * LINE
+        self._place(job)
+        loaded.code_at = loaded.code.ctypes.data
         return loaded
+
+    def _place(self, job: native.Job) -> None:
+        """Tell a job where the window's words are."""
+        window = self.window
+        job.n, job.rank, job.spins, job.stride = self.n, self.rank, SPINS, window.size // 8
+        job.calls = window.address
+        job.beat = window.address + self.rank * window.size + LINE
+        job.abort = window.address + 3 * LINE
 
     # ---- a call
 
     def enter(self, seq: int, text: str, timeout_s: float) -> bool:
-        """Wait until every rank has entered call ``seq``, and compare what they called.
+        """Wait until every rank has entered call ``seq``, and compare what they called; a call of its own.
 
         Returns whether the call is MPI's: some rank's text starts with :data:`FOREIGN`, and all name one collective.
 
@@ -120,14 +133,50 @@ class HostTransport:
             MismatchError: if the ranks' texts differ; names both sides, the same on every rank, and the transport lives
                 on. RemoteError: if a rank's text starts with :data:`FAILED`. CollectiveTimeout, PeerLost.
         """
-        mine = self._come(seq, text, timeout_s)
-        prints: list[int] = self._prints[seq & 1].tolist()
-        if prints.count(mine) == self.n:
-            return text.startswith(FOREIGN)
-        error = self._disagreement(seq, prints)
-        if error is not None:
-            raise error
-        return True
+        mine = self._announce(seq, text)
+        self._meet(seq, timeout_s)
+        by_mpi = self._compare(seq, mine) or text.startswith(FOREIGN)
+        self.window.done[self.rank] = seq
+        return by_mpi
+
+    def call(
+        self, loaded: Loaded, seq: int, text: str, send: Array | None, recv: Array | None, timeout_s: float
+    ) -> bool:
+        """Enter call ``seq`` and execute a program. Nothing is received before all ranks have entered the same call.
+
+        Args:
+            send, recv: 1-D contiguous arrays of the call's dtype, or None where the call has none.
+            timeout_s: how long to wait without any progress.
+
+        Returns:
+            True if the call is for MPI after all (see :meth:`enter`); then nothing has been received.
+
+        Raises:
+            As :meth:`enter`. After CollectiveTimeout or PeerLost, which name who waited for whom and for which chunk,
+            the transport is dead.
+        """
+        mine = self._announce(seq, text)
+        loaded.base = base = seq << SEQ_BITS
+        if loaded.runner == "c":
+            job = loaded.job
+            addresses = (send.ctypes.data if send is not None else 0, recv.ctypes.data if recv is not None else 0)
+            for index, is_recv, offset in loaded.patch:
+                loaded.code[index] = addresses[is_recv] + offset
+            loaded.code[loaded.at] = 0
+            job.base, job.left, job.stage, job.seq, job.print = base, len(loaded.lanes), 0, seq, mine
+            job.prints = self._print_at[seq & 1]
+            outcome = self._guard(partial(self._run_c, loaded), timeout_s, lambda: self._waits(loaded, seq), seq)
+            if outcome is Outcome.DONE:
+                return False
+        else:
+            self._meet(seq, timeout_s)
+        by_mpi = self._compare(seq, mine)
+        if not by_mpi:
+            for lane in loaded.steps:
+                lane.start(base, send, recv)
+            self._guard(partial(run_numpy, loaded.steps, self.window), timeout_s, lambda: self._waits(loaded, seq), seq)
+        self.window.done[self.rank] = seq
+        return by_mpi
 
     def exchange(self, seq: int, count: int, timeout_s: float) -> tuple[int, ...]:
         """Every rank's ``count``, as call ``seq`` of its own.
@@ -135,14 +184,16 @@ class HostTransport:
         Raises:
             As :meth:`enter` does, where some rank does something else.
         """
-        self._come(seq, f"{EXCHANGE}{count}", timeout_s)
+        self._announce(seq, f"{EXCHANGE}{count}")
+        self._meet(seq, timeout_s)
         texts = [self._text(r, seq) for r in range(self.n)]
+        self.window.done[self.rank] = seq
         if not all(text.startswith(EXCHANGE) for text in texts):
             raise self._disagreement(seq, self._prints[seq & 1].tolist()) or MismatchError(f"call {seq}: {texts}")
         return tuple(int(text.removeprefix(EXCHANGE)) for text in texts)
 
-    def _come(self, seq: int, text: str, timeout_s: float) -> int:
-        """Announce call ``seq`` and wait for all others; returns the fingerprint of ``text``."""
+    def _announce(self, seq: int, text: str) -> int:
+        """Say which call this rank enters; returns the fingerprint of ``text``."""
         window = self.window
         mine, body = announcement(text)
         if int(self._prints[seq & 1][self.rank]) != mine:
@@ -152,35 +203,22 @@ class HostTransport:
         if window.fence:
             window.fence()
         window.seqs[self.rank] = seq
-        if min(window.seqs.tolist()) < seq or window.fence:
-            self._guard(partial(self._enter_once, seq), timeout_s, lambda: self._absent(seq), seq)
         return mine
 
-    def run(self, loaded: Loaded, seq: int, send: Array | None, recv: Array | None, timeout_s: float) -> None:
-        """Execute a loaded program as call ``seq``, which every rank has entered.
+    def _meet(self, seq: int, timeout_s: float) -> None:
+        """Wait until all ranks have announced call ``seq``."""
+        self._guard(partial(self._enter_once, seq), timeout_s, lambda: self._absent(seq), seq)
 
-        Args:
-            send, recv: 1-D contiguous arrays of the call's dtype, or None where the call has none.
-            timeout_s: how long to wait without any progress.
-
-        Raises:
-            CollectiveTimeout, PeerLost: naming who waited for whom, and for which chunk. The transport is dead then.
-        """
-        if not loaded.lanes:
-            return
-        base = seq << SEQ_BITS
-        loaded.base = base
-        if loaded.runner == "c":
-            addresses = (send.ctypes.data if send is not None else 0, recv.ctypes.data if recv is not None else 0)
-            for index, is_recv, offset in loaded.patch:
-                loaded.code[index] = addresses[is_recv] + offset
-            loaded.code[loaded.at] = 0
-            loaded.job.base, loaded.job.left = base, len(loaded.lanes)
-            self._guard(partial(self._run_c, loaded), timeout_s, lambda: self._waits(loaded), seq)
-        else:
-            for lane in loaded.steps:
-                lane.start(base, send, recv)
-            self._guard(partial(run_numpy, loaded.steps, self.window), timeout_s, lambda: self._waits(loaded), seq)
+    def _compare(self, seq: int, mine: int) -> bool:
+        """Whether the announced call is MPI's for the sake of some rank; raises where the ranks' calls differ."""
+        prints: list[int] = self._prints[seq & 1].tolist()
+        if prints.count(mine) == self.n:
+            return False
+        error = self._disagreement(seq, prints)
+        if error is not None:
+            self.window.done[self.rank] = seq
+            raise error
+        return True
 
     # ---- the end
 
@@ -213,9 +251,9 @@ class HostTransport:
 
     def _run_c(self, loaded: Loaded, slice_s: float) -> tuple[Outcome, bool]:
         job = loaded.job
-        job.timeout_ns, job.moved = int(slice_s * 1e9), 0
-        status = self.native.library.blink_run(ctypes.addressof(job), loaded.code.ctypes.data)  # type: ignore[union-attr]
-        return Outcome(status), bool(job.moved)
+        job.timeout_ns = int(slice_s * 1e9)
+        status = self.native.library.blink_call(ctypes.addressof(job), loaded.code_at)  # type: ignore[union-attr]
+        return OUTCOMES[status], bool(job.moved)
 
     def _guard(
         self,
@@ -223,18 +261,17 @@ class HostTransport:
         timeout_s: float,
         waits: Callable[[], dict[int, str]],
         seq: int,
-    ) -> None:
-        """Repeat ``attempt`` in slices; between two look after the peers that it waits for."""
-        since = time.monotonic()
+    ) -> Outcome:
+        """Repeat ``attempt`` in slices until it is through; between two look after the peers that it waits for."""
         slice_s = min(LOOK_SECONDS, timeout_s)
-        while True:
+        outcome, _ = attempt(slice_s)
+        since = time.monotonic() - slice_s
+        while outcome in (Outcome.EXPIRED, Outcome.ABORTED):
+            self.look(seq, waits, time.monotonic() - since, timeout_s)
             outcome, moved = attempt(slice_s)
-            if outcome is Outcome.DONE:
-                return
-            now = time.monotonic()
             if moved:  # nothing did during the last slice
-                since = now - slice_s
-            self.look(seq, waits, now - since, timeout_s)
+                since = time.monotonic() - slice_s
+        return outcome
 
     def look(self, seq: int, waits: Callable[[], dict[int, str]], waited_s: float, timeout_s: float) -> None:
         """Look after the peers during a wait.
@@ -292,8 +329,10 @@ class HostTransport:
             found.append(f"rank {r} (process {int(self.window.pids[r])}) {life}, {last}")
         return _some(found)
 
-    def _waits(self, loaded: Loaded) -> dict[int, str]:
+    def _waits(self, loaded: Loaded, seq: int) -> dict[int, str]:
         """Peers that unfinished lanes of this rank wait for, with the first chunk that each owes."""
+        if loaded.runner == "c" and loaded.job.stage < 2:
+            return self._absent(seq)
         found: dict[int, str] = {}
         words = self.window.words
         for i, lane in enumerate(loaded.lanes):
@@ -315,11 +354,9 @@ class HostTransport:
         window = self.window
         if self.native is None:
             return enter_numpy(window, seq, slice_s), False
-        status = self.native.library.blink_enter(
-            window.address, self.n, window.size // 8, seq,
-            window.address + self.rank * window.size + LINE, window.address + 3 * LINE, SPINS, int(slice_s * 1e9),
-        )  # fmt: skip
-        return Outcome(status), False
+        job = self._meeting
+        job.seq, job.timeout_ns = seq, int(slice_s * 1e9)
+        return OUTCOMES[self.native.library.blink_enter(ctypes.addressof(job))], False
 
     def peers(self, what: str) -> dict[int, str]:
         """All ranks that may still owe ``what``."""

@@ -20,16 +20,18 @@ SOURCE = Path(__file__).with_name("runner.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
-DONE, EXPIRED, ABORTED = 0, 1, 2
+
+
+FIELDS = (
+    "base", "lanes", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "push", "timeout_ns",
+    "spins", "beat", "abort", "left", "moved", "stage", "n", "rank", "seq", "print", "calls", "prints", "stride",
+)  # fmt: skip
 
 
 class Job(ctypes.Structure):
     """``job_t`` of runner.c."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in (
-        "base", "lanes", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "push", "timeout_ns", "spins",
-        "beat", "abort", "left", "moved",
-    )]  # fmt: skip
+    _fields_ = [(name, ctypes.c_uint64 if name == "print" else ctypes.c_int64) for name in FIELDS]
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,8 @@ def build() -> tuple[Path | None, str]:
 def load(path: Path, compiler: str) -> Native:
     """Open a library that :func:`build` made."""
     library = ctypes.CDLL(str(path))
-    i64, u64, pointer = ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
-    library.blink_run.argtypes = [pointer, pointer]
-    library.blink_enter.argtypes = [pointer, i64, i64, u64, pointer, pointer, i64, i64]
+    library.blink_call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.blink_enter.argtypes = [ctypes.c_void_p]
     return Native(library, compiler)
 
 

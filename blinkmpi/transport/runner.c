@@ -26,7 +26,7 @@ typedef _Atomic uint64_t flag_t;
 
 enum { PUSH_BYTES = 16384 };             /* shorter chunks are better off in the caches */
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
-enum { DONE = 0, EXPIRED = 1, ABORTED = 2 };
+enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3 };
 enum { SUM, PROD, MIN, MAX, LAND, LOR, LXOR, BAND, BOR, BXOR };
 enum { I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64 };
 
@@ -46,6 +46,12 @@ typedef struct {
   flag_t *abort;      /* anybody's cry for help: leave when not zero */
   int64_t left;       /* in and out: lanes that are not finished */
   int64_t moved;      /* out: chunks done in this turn */
+  int64_t stage;      /* in and out: 0 before the slots are free, 1 before all have entered, 2 from there on */
+  int64_t n, rank;
+  uint64_t seq, print; /* the call that this rank has announced, and its fingerprint */
+  flag_t *calls;      /* rank 0's line: the call entered, the call finished */
+  flag_t *prints;     /* rank 0's fingerprint of this call */
+  int64_t stride;     /* words from one rank's line to the next rank's */
 } job_t;
 
 static int64_t now_ns(void) {
@@ -278,48 +284,86 @@ static int idle(idle_t *w, int64_t spins, flag_t *beat, flag_t *abort, int64_t t
   return DONE;
 }
 
-/* Run the lanes of this rank until all are finished or nothing moved for the timeout; a later call goes on from there.
- * `code` holds the records one after another. Returns DONE, EXPIRED or ABORTED. */
-int blink_run(job_t *j, int64_t *code) {
-  idle_t wait = {0, 0, 0};
-  while (j->left) {
-    int moved = 0;
-    int64_t *p = code;
-    cursor c;
-    for (int64_t i = 0; i < j->lanes; i++) {
-      int64_t *next = decode(p, &c), k = p[9];
-      if (k * c.chunk < c.count && ready(j, &c, k)) {
-        step(j, &c, k);
-        p[9] = ++k;
+static int idle_job(idle_t *w, const job_t *j) { return idle(w, j->spins, j->beat, j->abort, j->timeout_ns); }
+
+/* Do chunk k of a lane and raise its flags. */
+static void advance(job_t *j, cursor *c, int64_t *p) {
+  const int64_t k = p[9];
+  step(j, c, k);
+  p[9] = k + 1;
 #if defined(__x86_64__)
-        _mm_sfence(); /* what was written past the caches comes before the flags */
+  _mm_sfence(); /* what was written past the caches comes before the flags */
 #endif
-        for (int64_t o = 0, *q = c.outs; o < c.nouts; o++, q += 3 + q[2]) set((flag_t *)q[0], j->base + (uint64_t)k);
-        for (int64_t q = 0; q < c.nins; q++) set((flag_t *)c.ins[3 * q + 2], j->base + (uint64_t)k);
-        j->left -= k * c.chunk >= c.count;
-        moved = 1;
-      }
-      p = next;
-    }
-    if (moved) {
-      j->moved++;
-      wait.polls = wait.since = 0;
-      continue;
-    }
-    const int state = idle(&wait, j->spins, j->beat, j->abort, j->timeout_ns);
+  for (int64_t o = 0, *q = c->outs; o < c->nouts; o++, q += 3 + q[2]) set((flag_t *)q[0], j->base + (uint64_t)k + 1);
+  for (int64_t q = 0; q < c->nins; q++) set((flag_t *)c->ins[3 * q + 2], j->base + (uint64_t)k + 1);
+  j->left -= (k + 1) * c->chunk >= c->count;
+  j->moved++;
+}
+
+/* Fill the slots that depend on nobody: on what this rank sends, before it knows that the others send the same. The
+ * user's receive buffer is not touched here. */
+static void fill(job_t *j, int64_t *code) {
+  int64_t *p = code;
+  cursor c;
+  for (int64_t i = 0; i < j->lanes; i++) {
+    int64_t *next = decode(p, &c);
+    if (!c.nins && !c.store)
+      while (p[9] < j->depth && p[9] * c.chunk < c.count) advance(j, &c, p);
+    p = next;
+  }
+}
+
+/* Wait until every rank's call number is at least `want`; a rank that has finished a call counts as having entered the
+ * next one if `finished`. Returns DONE, EXPIRED or ABORTED. */
+static int await(const job_t *j, uint64_t want, int finished) {
+  idle_t wait = {0, 0, 0};
+  for (int64_t r = 0; r < j->n;) {
+    flag_t *line = j->calls + r * j->stride;
+    if (get(line) >= want || (finished && get(line + 1) + 1 >= want)) { r++; continue; }
+    const int state = idle_job(&wait, j);
     if (state != DONE) return state;
   }
   return DONE;
 }
 
-/* Wait until all `n` words (`stride` words apart) are at least `want`. Returns DONE, EXPIRED or ABORTED. */
-int blink_enter(flag_t *words, int64_t n, int64_t stride, uint64_t want, flag_t *beat, flag_t *abort, int64_t spins,
-                int64_t timeout_ns) {
+/* Meet all ranks in call `seq`, which this rank has announced. Returns DONE, EXPIRED or ABORTED. */
+int blink_enter(const job_t *j) { return await(j, j->seq, 0); }
+
+/* Execute the lanes of this rank in call `seq`, which it has announced, until all are finished or nothing moved for the
+ * timeout; calling again goes on from there (`stage` and the records remember). `code` holds the records one after
+ * another. Returns DONE, EXPIRED, ABORTED, or DIFFER if some rank announced another call: then nothing was received. */
+int blink_call(job_t *j, int64_t *code) {
+  j->moved = 0;
+  if (j->stage == 0) { /* slots are free once everybody has finished the call before */
+    const int state = await(j, j->seq, 1);
+    if (state != DONE) return state;
+    fill(j, code);
+    j->stage = 1;
+  }
+  if (j->stage == 1) {
+    const int state = await(j, j->seq, 0);
+    if (state != DONE) return state;
+    for (int64_t r = 0; r < j->n; r++)
+      if (get(j->prints + r * j->stride) != j->print) return DIFFER;
+    j->stage = 2;
+  }
   idle_t wait = {0, 0, 0};
-  for (int64_t i = 0; i < n;) {
-    if (get(words + i * stride) >= want) { i++; continue; }
-    const int state = idle(&wait, spins, beat, abort, timeout_ns);
+  while (j->left) {
+    const int64_t before = j->moved;
+    int64_t *p = code;
+    cursor c;
+    for (int64_t i = 0; i < j->lanes; i++) {
+      int64_t *next = decode(p, &c);
+      if (p[9] * c.chunk < c.count && ready(j, &c, p[9])) advance(j, &c, p);
+      p = next;
+    }
+    if (j->moved != before) {
+      wait.polls = wait.since = 0;
+      continue;
+    }
+    const int state = idle_job(&wait, j);
     if (state != DONE) return state;
   }
+  set(j->calls + j->rank * j->stride + 1, j->seq);
   return DONE;
 }

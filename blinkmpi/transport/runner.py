@@ -23,6 +23,7 @@ class Outcome(enum.Enum):
     DONE = 0
     EXPIRED = 1
     ABORTED = 2
+    DIFFER = 3  # some rank announced another call
 
 
 class NumpyLane:

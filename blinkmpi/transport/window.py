@@ -2,7 +2,7 @@
 
 Layout, the same for every rank, ``size`` bytes each, one after another::
 
-    line 0            sequence number of the call that this rank has entered
+    line 0            numbers of the call that this rank has entered, and of the last that it has finished
     line 1            sign of life, in ns of the monotonic clock
     line 2            process id, its start time in ticks (so that a reused id is noticed), 1 once it has left for good
     line 3            abort word (rank 0's counts): 1 + the rank that gave up, 0 while all is well
@@ -79,6 +79,7 @@ class SharedWindow:
         self.bytes[mine : mine + self.size] = 0  # first touch: the pages exist from here on
         stride = self.size // 8
         self.seqs = self.words[0::stride]
+        self.done = self.words[1::stride]
         self.beats = self.words[WORDS::stride]
         self.pids = self.words[2 * WORDS :: stride]
         self.starts = self.words[2 * WORDS + 1 :: stride]
@@ -140,7 +141,7 @@ class SharedWindow:
         """Begin anew: no call entered, no chunk written. Collective, between calls."""
         comm.Barrier()
         words = self.words[self.rank * self.size // 8 :][: CONTROL // 8]
-        words[0] = 0
+        words[:2] = 0
         words[WORDS * RECORDS :] = 0
         comm.Barrier()
 
@@ -149,7 +150,7 @@ class SharedWindow:
         if self._win is not None:
             win, self._win = self._win, None
             atexit.unregister(self.leave)
-            del self.bytes, self.words, self.seqs, self.beats, self.pids, self.starts, self.lefts, self.abort
+            del self.bytes, self.words, self.seqs, self.done, self.beats, self.pids, self.starts, self.lefts, self.abort
             win.Unlock_all()
             win.Free()
 
