@@ -51,7 +51,6 @@ class Loaded:
     lanes: tuple[Lane, ...]
     places: Places
     code: NDArray[np.int64]  # the lanes as runner.c reads them
-    patch: list[tuple[int, bool, int]]  # (index in code, is the receive buffer, byte offset)
     at: NDArray[np.intp]  # where code counts the chunks that each lane has done
     job: native.Job
     code_at: int = 0
@@ -97,8 +96,8 @@ class HostTransport:
         lanes = program.of(self.rank)
         codes = native.codes(call.dtype, call.op) if self.native else None
         known = codes is not None or not any(len(lane.fold) > 1 or lane.final for lane in lanes)
-        rows, patch, at = _records(lanes, program, places, self.window.address, self.rank, item)
-        loaded = Loaded(program, lanes, places, np.array(rows, np.int64), patch, np.array(at, np.intp), native.Job())
+        rows, at = _records(lanes, program, places, self.window.address, self.rank, item)
+        loaded = Loaded(program, lanes, places, np.array(rows, np.int64), np.array(at, np.intp), native.Job())
         if self.native and known:
             loaded.runner = "c"
         else:
@@ -159,12 +158,9 @@ class HostTransport:
         loaded.base = base = seq << SEQ_BITS
         if loaded.runner == "c":
             job = loaded.job
-            addresses = (send.ctypes.data if send is not None else 0, recv.ctypes.data if recv is not None else 0)
-            for index, is_recv, offset in loaded.patch:
-                loaded.code[index] = addresses[is_recv] + offset
-            loaded.code[loaded.at] = 0
-            job.base, job.left, job.stage, job.seq, job.print = base, len(loaded.lanes), 0, seq, mine
-            job.prints = self._print_at[seq & 1]
+            job.send = 0 if send is None else send.ctypes.data
+            job.recv = 0 if recv is None else recv.ctypes.data
+            job.base, job.stage, job.seq, job.print, job.prints = base, 0, seq, mine, self._print_at[seq & 1]
             outcome = self._guard(partial(self._run_c, loaded), timeout_s, lambda: self._waits(loaded, seq), seq)
             if outcome is Outcome.DONE:
                 return False
@@ -444,27 +440,23 @@ def fingerprint(text: str) -> int:
 
 def _records(
     lanes: tuple[Lane, ...], program: Program, places: Places, address: int, rank: int, item: int
-) -> tuple[list[int], list[tuple[int, bool, int]], list[int]]:
-    """The lanes as runner.c reads them: (words, what to patch with buffer addresses, where the chunk counters are)."""
+) -> tuple[list[int], list[int]]:
+    """The lanes as runner.c reads them: (words, where among them the chunks that a lane has done are counted)."""
     rows: list[int] = []
-    patch: list[tuple[int, bool, int]] = []
     counters: list[int] = []
     for lane in lanes:
-        at = len(rows)
-        counters.append(at + 9)
-        for index, offset in ((at + 1, lane.local), (at + 2, lane.store)):
-            if offset is not None:
-                patch.append((index, index == at + 2, offset * item))
+        counters.append(len(rows) + 9)
         partial_in = any(program.channels[c].partial for c in lane.ins)
         partial_out = any(program.channels[c].partial for c in lane.outs)
-        rows += [lane.count, 0, 0, int(lane.final), int(partial_in), int(partial_out)]
-        rows += [len(lane.fold), len(lane.ins), len(lane.outs), 0, program.chunk_of(lane), *lane.fold]
+        rows += [lane.count, *(-1 if at is None else at * item for at in (lane.local, lane.store)), int(lane.final)]
+        rows += [int(partial_in), int(partial_out), len(lane.fold), len(lane.ins), len(lane.outs), 0]
+        rows += [program.chunk_of(lane), *lane.fold]
         for c in lane.ins:
             rows += [address + 8 * places.heads[c], address + places.slots[c], address + 8 * places.tails[c][rank]]
         for c in lane.outs:
             tails = [address + 8 * tail for tail in places.tails[c].values()]
             rows += [address + 8 * places.heads[c], address + places.slots[c], len(tails), *tails]
-    return rows, patch, counters
+    return rows, counters
 
 
 def _agree_on_runner(comm: MPI.Intracomm, wanted: str) -> tuple[native.Native | None, str]:

@@ -42,9 +42,10 @@ typedef struct {
   int64_t push;       /* write the slots past the caches */
   int64_t timeout_ns; /* without progress */
   int64_t spins;      /* polls before yielding */
+  char *send, *recv;  /* this rank's buffers; the records hold offsets into them, or -1 */
   flag_t *beat;       /* my sign of life, in ns */
   flag_t *abort;      /* anybody's cry for help: leave when not zero */
-  int64_t left;       /* in and out: lanes that are not finished */
+  int64_t left;       /* lanes that are not finished */
   int64_t moved;      /* out: chunks done in this turn */
   int64_t stage;      /* in and out: 0 before the slots are free, 1 before all have entered, 2 from there on */
   int64_t n, rank;
@@ -189,8 +190,10 @@ typedef struct { /* a lane's record, decoded */
   int64_t *fold, *ins, *outs; /* ins: head, slots, my tail each; outs: head, slots, readers, their tails each */
 } cursor;
 
-static int64_t *decode(int64_t *p, cursor *c) {
-  c->count = p[0], c->local = (char *)p[1], c->store = (char *)p[2], c->final = p[3], c->in_partial = p[4];
+static int64_t *decode(const job_t *j, int64_t *p, cursor *c) {
+  c->local = p[1] < 0 ? NULL : j->send + p[1];
+  c->store = p[2] < 0 ? NULL : j->recv + p[2];
+  c->count = p[0], c->final = p[3], c->in_partial = p[4];
   c->out_partial = p[5], c->nops = p[6], c->nins = p[7], c->nouts = p[8], c->chunk = p[10];
   c->fold = p + 11; /* p[9] counts the chunks done */
   c->ins = c->fold + c->nops;
@@ -306,7 +309,7 @@ static void fill(job_t *j, int64_t *code) {
   int64_t *p = code;
   cursor c;
   for (int64_t i = 0; i < j->lanes; i++) {
-    int64_t *next = decode(p, &c);
+    int64_t *next = decode(j, p, &c);
     if (!c.nins && !c.store)
       while (p[9] < j->depth && p[9] * c.chunk < c.count) advance(j, &c, p);
     p = next;
@@ -337,6 +340,14 @@ int blink_call(job_t *j, int64_t *code) {
   if (j->stage == 0) { /* slots are free once everybody has finished the call before */
     const int state = await(j, j->seq, 1);
     if (state != DONE) return state;
+    int64_t *p = code;
+    cursor c;
+    j->left = j->lanes;
+    for (int64_t i = 0; i < j->lanes; i++) {
+      int64_t *next = decode(j, p, &c);
+      p[9] = 0;
+      p = next;
+    }
     fill(j, code);
     j->stage = 1;
   }
@@ -353,7 +364,7 @@ int blink_call(job_t *j, int64_t *code) {
     int64_t *p = code;
     cursor c;
     for (int64_t i = 0; i < j->lanes; i++) {
-      int64_t *next = decode(p, &c);
+      int64_t *next = decode(j, p, &c);
       if (p[9] * c.chunk < c.count && ready(j, &c, p[9])) advance(j, &c, p);
       p = next;
     }
