@@ -12,21 +12,33 @@ allreduce       Tutte 1961, Nash-Williams 1961: k classes of ranks exchange at l
 =============== ========================================================================================
 
 Graphs of up to 18 vertices are solved over all subsets at once (:mod:`.cuts`), larger ones by maximum flows and
-discrete Newton steps. For AllReduce a larger graph gets the best of a few partitions: a true bound, maybe not tight.
+discrete Newton steps (:mod:`.newton`). :func:`quick` is the best of a few likely cuts: a true bound, and where a
+packing meets it, the best one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
 from ..topology.model import Topology
-from . import cuts
-from .fabric import Fabric, Ints, capacity_across, name_of, subset_of
-from .flow import Flow
-from .tree import Certificate
+from . import cuts, newton
+from .fabric import Fabric, capacity_across, capacity_leaving, name_of, subset_of
+from .tree import ROOTED, Certificate
+
+AWAY = ("broadcast", "allgather", "gather")  # bounded by what leaves a side; the others by what enters it
+
+
+class Side(NamedTuple):
+    """A set of vertices, its number of ranks, and the MB/s that leave and enter it."""
+
+    vertices: frozenset[int]
+    ranks: int
+    out: int
+    into: int
 
 
 def trivial(text: str) -> Certificate:
@@ -41,99 +53,108 @@ def certify(f: Fabric, collective: str, root: int) -> Certificate:
     """
     if collective == "barrier":
         return trivial("a barrier moves no bytes")
+    if len(f.vertices) > cuts.MAX_VERTICES:
+        return _by_flows(f, collective, root)
     if collective == "allreduce":
-        return _partition(f)
-    away = collective in ("broadcast", "allgather", "gather")
-    cap = f.matrix() if away else np.ascontiguousarray(f.matrix().T)
-    if collective in ("broadcast", "reduce"):
-        side = _min_cut(cap, f, root)
-        entered = set(f.vertices) - side if away else side
-        return _cut(f, entered)
-    side = _ratio_cut(cap, f, root if collective in ("gather", "scatter") else None)
-    return _ratio(f, side, outward=away)
-
-
-def _min_cut(cap: Ints, f: Fabric, root: int) -> set[int]:
-    """The side of the root of the least cut that some rank is beyond."""
-    if len(cap) <= cuts.MAX_VERTICES:
-        mask, _ = cuts.min_cut(cap, f.n, root)
-        return set(subset_of(mask, f.vertices))
-    best, side = -1, set[int]()
-    for sink in range(f.n):
-        if sink != root:
-            flow = _network(cap, 1, 0)
-            value = flow.run(root, sink)
-            if best < 0 or value < best:
-                best, side = value, flow.source_side(root)
-    return {f.vertices[i] for i in side}
-
-
-def _ratio_cut(cap: Ints, f: Fabric, root: int | None) -> set[int]:
-    """The set S, without some rank (or without ``root``), with the least capacity out of S per rank in S."""
-    if len(cap) <= cuts.MAX_VERTICES:
-        mask, _ = cuts.ratio_cut(cap, f.n, root)
-        return set(subset_of(mask, f.vertices))
-    n, source = f.n, len(cap)
-    best: Fraction | None = None
-    side: set[int] = set()
-    for sink in range(n) if root is None else [root]:
-        entering = Fraction(int(cap[:, sink].sum()), n - 1)
-        if best is None or entering < best:
-            best, side = entering, set(range(source)) - {sink}
-        while True:  # discrete Newton: a cut that is too small gives the next, smaller ratio
-            flow = _network(cap, best.denominator, 1)
-            for v in range(n):
-                flow.arc(source, v, best.numerator)
-            if flow.run(source, sink) == n * best.numerator:
-                break
-            side = flow.source_side(source) - {source}
-            best = Fraction(_leaving(cap, side), sum(v < n for v in side))
-    return {f.vertices[i] for i in side}
-
-
-def _network(cap: Ints, scale: int, spare: int) -> Flow:
-    flow = Flow(len(cap) + spare)
-    for u, v in np.argwhere(cap).tolist():
-        flow.arc(u, v, int(cap[u, v]) * scale)
-    return flow
-
-
-def _leaving(cap: Ints, side: Iterable[int]) -> int:
-    mask = np.zeros(len(cap), bool)
-    mask[list(side)] = True
-    return int(cap[mask][:, ~mask].sum())
-
-
-def _partition(f: Fabric) -> Certificate:
-    """The least sum of capacities out of the classes over 2 (classes - 1), over all partitions if that is cheap."""
-    if len(f.vertices) <= cuts.MAX_VERTICES:
         leaving = cuts.out_cuts(f.matrix()).reshape(-1, 1 << f.n)
         switch_side = leaving.argmin(axis=0)  # the switches that are best taken along with each set of ranks
         _, classes = cuts.strength(leaving.min(axis=0))
         masks = [c | int(switch_side[c]) << f.n for c in classes]
         return partition_certificate(f, [subset_of(m, f.vertices) for m in masks])
-    ranks, everything = range(f.n), set(f.vertices)
-    candidates: list[list[tuple[int, ...]]] = [[(r,) for r in ranks]]
-    for forward in (f, f.backwards):
-        side = _min_cut(forward.matrix(), f, 0)
-        candidates.append([tuple(sorted(side)), tuple(sorted(everything - side))])
-    nodes = f.topology.nodes
-    if len(nodes) > 1:
-        candidates.append([_of_node(f, node) for node in nodes])
-    return min((partition_certificate(f, parts) for parts in candidates), key=lambda c: c.capacity_mbps / c.divisor)
+    away = collective in AWAY
+    cap = f.matrix() if away else np.ascontiguousarray(f.matrix().T)
+    if collective in ("broadcast", "reduce"):
+        return _cut(f, set(subset_of(cuts.min_cut(cap, f.n, root)[0], f.vertices)), away=away)
+    mask, _ = cuts.ratio_cut(cap, f.n, root if collective in ("gather", "scatter") else None)
+    return _ratio(f, set(subset_of(mask, f.vertices)), outward=away)
 
 
-def _of_node(f: Fabric, node: int) -> tuple[int, ...]:
+def _by_flows(f: Fabric, collective: str, root: int) -> Certificate:
+    start = quick(f, collective, root)
+    if collective == "allreduce":
+        return partition_certificate(f, newton.partition(f, list(start.parts)))
+    away = collective in AWAY
+    if collective in ("broadcast", "reduce"):
+        return _cut(f, newton.min_cut_side(f, root, reverse=not away), away=away)
+    only = root if collective in ("gather", "scatter") else None
+    return _ratio(f, newton.ratio_side(f, only, set(start.parts[0]), reverse=not away), outward=away)
+
+
+def quick(f: Fabric, collective: str, root: int) -> Certificate:
+    """The best of a few cuts or partitions: single ranks, single nodes, and what is left without one of them."""
+    if collective == "barrier":
+        return trivial("a barrier moves no bytes")
+    likely = _likely(f)
+    if collective == "allreduce":
+        return _quick_partition(f, likely)
+    away, rooted = collective in AWAY, collective in ROOTED
+    whole_vector = collective in ("broadcast", "reduce")
+    best: tuple[Fraction, bool, Side] | None = None
+    for side in likely:
+        for value, ranks, rest in (
+            (side.out if away else side.into, side.ranks, False),
+            (side.into if away else side.out, f.n - side.ranks, True),
+        ):
+            if rooted and ((root in side.vertices) != rest) != whole_vector:
+                continue
+            ratio = Fraction(value, 1 if whole_vector else ranks)
+            if best is None or ratio < best[0]:
+                best = ratio, rest, side
+    assert best is not None
+    some = set(f.vertices) - best[2].vertices if best[1] else set(best[2].vertices)
+    return _cut(f, some, away=away) if whole_vector else _ratio(f, some, outward=away)
+
+
+def _quick_partition(f: Fabric, likely: list[Side]) -> Certificate:
+    nodes = [s for s in likely if s.ranks > 1] or likely
+    values = [(Fraction(sum(s.out for s in some), 2 * len(some) - 2), some) for some in (likely[: f.n], nodes)]
+    least = min(likely, key=lambda s: s.out + s.into)
+    value, some = min(values, key=lambda pair: pair[0])
+    if sum(s.ranks for s in some) != f.n or Fraction(least.out + least.into, 2) < value:
+        return partition_certificate(f, [tuple(sorted(least.vertices)), _rest(f, least)])
+    return partition_certificate(f, [tuple(sorted(s.vertices)) for s in some])
+
+
+def _rest(f: Fabric, side: Side) -> tuple[int, ...]:
+    return tuple(v for v in f.vertices if v not in side.vertices)
+
+
+def _likely(f: Fabric) -> list[Side]:
+    """Every rank alone, then the vertices of every node if there are several."""
+    found: list[Side] = []
+    for some in ([(r,) for r in range(f.n)], _nodes(f) if len(f.topology.nodes) > 1 else []):
+        at = {v: i for i, group in enumerate(some) for v in group}
+        out, into = [0] * len(some), [0] * len(some)
+        for (u, v), c in f.arcs.items():
+            i, j = at.get(u, -1), at.get(v, -1)
+            if i != j:
+                if i >= 0:
+                    out[i] += c
+                if j >= 0:
+                    into[j] += c
+        found += [Side(frozenset(g), sum(v < f.n for v in g), o, i) for g, o, i in zip(some, out, into, strict=True)]
+    return found
+
+
+def _nodes(f: Fabric) -> list[tuple[int, ...]]:
+    """The vertices of every node, the switches of the network left out."""
     t = f.topology
-    inside = (v for v in f.vertices if (t.devices[v].node if v < t.n else t.switches[v - t.n].node) == node)
-    return tuple(v for v in inside if v < t.n or t.switches[v - t.n].kind != "net")
+    groups: dict[int, list[int]] = {node: [] for node in t.nodes}
+    for v in f.vertices:
+        if v < t.n:
+            groups[t.devices[v].node].append(v)
+        elif t.switches[v - t.n].kind != "net" and t.switches[v - t.n].node in groups:
+            groups[t.switches[v - t.n].node].append(v)
+    return [tuple(group) for group in groups.values()]
 
 
-def _cut(f: Fabric, entered: set[int]) -> Certificate:
-    rest = set(f.vertices) - entered
-    capacity = Fraction(capacity_across(f.arcs, rest))
-    parts = (tuple(sorted(entered)), tuple(sorted(rest)))
-    text = f"{_sides(f.topology, parts)}: {_crossing(f, [rest], Fraction(1))}"
+def _cut(f: Fabric, side: set[int], *, away: bool) -> Certificate:
+    """Bytes leave the root's side (``away``) or enter it."""
+    rest = set(f.vertices) - side
+    source, entered = (side, rest) if away else (rest, side)
+    capacity = Fraction(capacity_across(f.arcs, source))
+    parts = (tuple(sorted(entered)), tuple(sorted(source)))
+    text = f"{_sides(f.topology, parts)}: {_crossing(f, [source], Fraction(1))}"
     return Certificate("cut", parts, capacity, Fraction(1), text)
 
 
@@ -148,7 +169,7 @@ def _ratio(f: Fabric, side: set[int], *, outward: bool) -> Certificate:
 
 def partition_certificate(f: Fabric, parts: Sequence[tuple[int, ...]]) -> Certificate:
     """The bound that these classes give: half of what leaves them, shared by ``len(parts) - 1`` tree edges."""
-    capacity = Fraction(sum(capacity_across(f.arcs, part) for part in parts), 2)
+    capacity = Fraction(capacity_leaving(f.arcs, parts), 2)
     edges = "1 tree edge" if len(parts) == 2 else f"{len(parts) - 1} tree edges"
     text = f"{_sides(f.topology, parts)}: {_crossing(f, parts, Fraction(1, 2))} each way for {edges}"
     return Certificate("partition", tuple(parts), capacity, Fraction(len(parts) - 1), text)
@@ -161,13 +182,18 @@ def _sides(t: Topology, parts: Iterable[Iterable[int]]) -> str:
 
 def _crossing(f: Fabric, parts: Iterable[Iterable[int]], factor: Fraction) -> str:
     """``2 nvlink lanes, 50 GB/s``: what leaves ``parts``, times ``factor``."""
-    lanes: dict[str, Fraction] = {}
-    mbps = Fraction(0)
-    for part in parts:
-        side = set(part)
-        for k in f.topology.links:
-            if k.kind in f.kinds and k.src in side and k.dst not in side:
-                lanes[k.kind] = lanes.get(k.kind, Fraction(0)) + k.lanes * factor
-                mbps += k.mbps * factor
-    words = [f"{float(count):g} {kind} lane{'' if count == 1 else 's'}" for kind, count in sorted(lanes.items())]
-    return f"{' + '.join(words) or 'nothing'}, {float(mbps) / 1000:g} GB/s"
+    member: dict[int, set[int]] = {}
+    for i, part in enumerate(parts):
+        for v in part:
+            member.setdefault(v, set()).add(i)
+    lanes: dict[str, int] = {}
+    mbps = 0
+    for k in f.topology.links:
+        if k.kind in f.kinds and k.src in member:
+            times = len(member[k.src] - member.get(k.dst, set()))
+            if times:
+                lanes[k.kind] = lanes.get(k.kind, 0) + k.lanes * times
+                mbps += k.mbps * times
+    counts = {kind: count * factor for kind, count in sorted(lanes.items())}
+    words = [f"{float(count):g} {kind} lane{'' if count == 1 else 's'}" for kind, count in counts.items()]
+    return f"{' + '.join(words) or 'nothing'}, {float(mbps * factor) / 1000:g} GB/s"

@@ -26,6 +26,7 @@ Ints = NDArray[np.int64]
 
 FAST = ("nvlink", "xgmi")
 SLOW = ("host", "pcie")
+MANY = 16  # ranks; whole nodes of larger machines go by their number
 
 
 class Fabric(msgspec.Struct, frozen=True, dict=True):
@@ -169,18 +170,41 @@ def choose(topology: Topology, collective: str, root: int) -> Fabric:
 
 
 def name_of(topology: Topology, vertices: Iterable[int]) -> str:
-    """What people call a set of vertices: ``GPUs 4,5,6, plx0``."""
+    """What people call a set of vertices: ``GPUs 4,5,6, plx0``; whole nodes of a large machine: ``nodes 0-6``."""
+    t, chosen = topology, set(vertices)
+    words: list[str] = []
+    several = len(t.nodes) > 1
+    if several and t.n > MANY:
+        sizes: dict[int, list[int]] = {}
+        for r, d in enumerate(t.devices):
+            sizes.setdefault(d.node, []).append(r)
+        whole = [node for node, ranks in sizes.items() if chosen.issuperset(ranks)]
+        if whole:
+            words.append(f"node{'s' if len(whole) > 1 else ''} {_spans(whole)}")
+            chosen -= {r for node in whole for r in sizes[node]}
     groups: dict[str, list[str]] = {}
-    for v in sorted(vertices):
-        word, _, rest = topology.vertex_label(v).partition(" ")
-        if v < topology.n:
-            groups.setdefault(word, []).append(rest)
+    for v in sorted(chosen):
+        if v < t.n:
+            d = t.devices[v]
+            groups.setdefault(d.kind.upper(), []).append(f"{d.index}@{d.node}" if several else f"{d.index}")
         else:
-            groups.setdefault(topology.vertex_label(v), [])
-    return ", ".join(
+            groups.setdefault(t.vertex_label(v), [])
+    words += [
         word if not items else f"{word}{'s' if len(items) > 1 else ''} {','.join(items)}"
         for word, items in groups.items()
-    )
+    ]
+    return ", ".join(words)
+
+
+def _spans(numbers: list[int]) -> str:
+    """``0-3,7`` for 0, 1, 2, 3, 7."""
+    spans: list[list[int]] = []
+    for x in sorted(numbers):
+        if spans and x == spans[-1][1] + 1:
+            spans[-1][1] = x
+        else:
+            spans.append([x, x])
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
 
 
 class Overlay(msgspec.Struct, frozen=True, dict=True):
@@ -239,6 +263,16 @@ def capacity_across(arcs: Mapping[Arc, int], inside: Iterable[int]) -> int:
     """MB/s of the arcs that leave ``inside``."""
     side = set(inside)
     return sum(c for (u, v), c in arcs.items() if u in side and v not in side)
+
+
+def capacity_leaving(arcs: Mapping[Arc, int], parts: Iterable[Iterable[int]]) -> int:
+    """MB/s of the arcs that leave each part, summed over the parts."""
+    member: dict[int, set[int]] = {}
+    for i, part in enumerate(parts):
+        for v in part:
+            member.setdefault(v, set()).add(i)
+    nowhere: set[int] = set()
+    return sum(c * len(member[u] - member.get(v, nowhere)) for (u, v), c in arcs.items() if u in member)
 
 
 def subset_of(mask: int, vertices: Sequence[int]) -> tuple[int, ...]:

@@ -11,13 +11,13 @@ from typing import cast
 
 from ..errors import ArgumentError
 from ..topology.model import Topology
-from . import exact, rails, shapes
+from . import exact, few, groups, hybrid, ilp, mwu, rails, rings, shapes
 from .bound import trivial
 from .fabric import choose, shared_memory
 from .growth import MAX_RANKS
 from .load import link_loads, scaled
 from .memory import CHAINED, share_memory, star_tree
-from .task import Method, Planned, Task
+from .task import Knobs, Method, Planned, Task
 from .tree import COLLECTIVES, ROOTED, Certificate, Collective, Packing, Tree
 from .verify import verify
 
@@ -32,7 +32,7 @@ def _cluster(task: Task) -> Planned | None:
 
 
 def _fits_exact(task: Task) -> int:
-    return 2 if task.by_paths or (task.logical is not None and task.n <= MAX_RANKS) else 0
+    return 2 if task.by_paths or (task.n <= MAX_RANKS and task.logical is not None) else 0
 
 
 def _exact(task: Task) -> Planned:
@@ -42,7 +42,8 @@ def _exact(task: Task) -> Planned:
 
 
 def _fits_onehop(task: Task) -> int:
-    if task.logical is None or not shapes.planes(task.logical):
+    large = task.n > MANY_RANKS and task.boxes
+    if large or task.logical is None or not shapes.planes(task.logical):
         return 0
     return 1 if shapes.uniform(task.logical) else 3
 
@@ -57,8 +58,10 @@ def _fits_chain(task: Task) -> int:
     if task.by_paths:
         return 0
     f = task.oriented
+    if task.n > MANY_RANKS:
+        return LAST
     last_resort = not any(m.fits(task) for name, m in METHODS.items() if m.auto and name != "chain")
-    return 4 if last_resort or all(len(f.hops_from(r)) == f.n - 1 for r in range(f.n)) else 0
+    return LAST if last_resort or all(len(f.hops_from(r)) == f.n - 1 for r in range(f.n)) else 0
 
 
 def _chain(task: Task) -> Planned:
@@ -66,6 +69,12 @@ def _chain(task: Task) -> Planned:
     return Planned(*scaled(trees, link_loads(task.collective, trees), task.fabric.arcs))
 
 
+def _best(task: Task) -> Packing:
+    return _on_links(task, "auto")
+
+
+MANY_RANKS = 64  # simple shapes are tried up to here, or as a last resort
+LAST = 9
 # Every way to plan on links; one line each.
 METHODS: dict[str, Method] = {
     "cluster": Method(
@@ -76,6 +85,13 @@ METHODS: dict[str, Method] = {
     "chain": Method(
         "chain", "chains in depth-first order, which cross a switch link at most once each way", _fits_chain, _chain
     ),
+    # Asked for by name alone: Blink's own stages, limits, and what to compare with.
+    "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan, auto=False),
+    "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan, auto=False),
+    "few": Method("few", "few or shallow trees", mwu.fits, few.plan, auto=False),
+    "rings": Method("rings", "rings, as NCCL builds them", rings.fits, rings.plan, auto=False),
+    "groups": Method("groups", "fully connected groups, one after another", groups.fits, groups.plan, auto=False),
+    "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits, lambda t: hybrid.plan(t, _best), auto=False),
 }
 MEMORY_WHY = {
     "chain": METHODS["chain"].why,
@@ -83,14 +99,19 @@ MEMORY_WHY = {
 }
 
 
-def pack(topology: Topology, collective: str, *, root: int = 0, method: str = "auto") -> Packing:
+def pack(
+    topology: Topology, collective: str, *, root: int = 0, method: str = "auto", knobs: Knobs | None = None
+) -> Packing:
     """Plan ``collective`` (one of ``tree.COLLECTIVES``) on this machine.
 
     One rank gets the trivial packing: a tree without edges of weight 1, and rate and bound 1 MB/s, which stand for
     "no byte travels"; a barrier has the same numbers on a real tree. A collective without a root has ``root`` -1.
 
+    Args:
+        knobs: what some of the methods that are asked for by name can be told.
+
     Raises:
-        ArgumentError: for an unknown collective or method, or a root that is no rank.
+        ArgumentError: for an unknown collective or method, a root that is no rank, or an impossible knob.
         TopologyError: if no links join the ranks.
     """
     _check_call(topology, collective, root)
@@ -103,12 +124,13 @@ def pack(topology: Topology, collective: str, *, root: int = 0, method: str = "a
         trees, rate, certificate = share_memory(topology, memory, collective, root, name)
         plan = _packing(topology, collective, root, name, "memory", trees, rate, certificate, MEMORY_WHY[name])
     else:
-        plan = _on_links(Task(choose(topology, collective, root), collective, root), method)
+        knobs = (knobs or Knobs()).check()
+        plan = _on_links(Task(choose(topology, collective, root), collective, root, knobs), method)
     return verify(plan, topology)
 
 
 def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str, ...]:
-    """The methods that :func:`pack` accepts for ``collective`` on this machine, its own choice first."""
+    """The methods that ``auto`` chooses from for ``collective`` on this machine, its own choice first."""
     _check_call(topology, collective, root)
     memory = shared_memory(topology)
     if topology.n == 1 or collective == "barrier":
@@ -122,21 +144,35 @@ def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str,
     return tuple(sorted(names, key=lambda name: METHODS[name].scheme != chosen))
 
 
+def extra_methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str, ...]:
+    """Further methods that :func:`pack` accepts by name: slower ones, and those to compare with."""
+    _check_call(topology, collective, root)
+    if topology.n == 1 or collective == "barrier" or shared_memory(topology) is not None:
+        return ()
+    task = Task(choose(topology, collective, root), collective, root)
+    return tuple(name for name, m in METHODS.items() if not m.auto and m.fits(task))
+
+
 def _on_links(task: Task, method: str) -> Packing:
     """The best of the candidates, or the one asked for; stops at the first that meets the bound."""
-    plans: list[Packing] = []
+    best: tuple[str, Planned, Task] | None = None
     for name in _wanted(task, method):
         found = METHODS[name].plan(task)
         if found is None:
             continue
         used = task if found.fabric is None else Task(found.fabric, task.collective, task.root)
-        plans.append(
-            _packing(used.fabric.topology, task.collective, task.root, name, "+".join(used.fabric.kinds), found.trees,
-                     found.rate, used.certificate, found.why or METHODS[name].why)
-        )  # fmt: skip
-        if plans[-1].optimal:
+        if best is None or found.rate > best[1].rate:
+            best = name, found, used
+        if used.met(found.rate):
             break
-    return max(plans, key=lambda p: p.rate)
+    if best is None:
+        raise ArgumentError(
+            f"method {method!r} finds no {task.collective} plan on {task.fabric.topology.name}; choose another"
+        )
+    name, found, used = best
+    why = found.why or METHODS[name].why
+    t, links = used.fabric.topology, "+".join(used.fabric.kinds)
+    return _packing(t, task.collective, task.root, name, links, found.trees, found.rate, used.proof(found.rate), why)
 
 
 def _candidates(task: Task) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import msgspec
 
 from ..errors import ArgumentError
-from .bound import certify
+from .bound import certify, quick
 from .cluster import Box, boxes_of, oriented
+from .cuts import MAX_VERTICES
 from .fabric import Fabric, Overlay, overlay
 from .tree import Certificate, Tree
 
@@ -84,14 +85,30 @@ class Task(msgspec.Struct, frozen=True, dict=True):
         return overlay(self.oriented) if self.oriented.flat else None
 
     @cached_property
+    def likely(self) -> Certificate:
+        """A bound that takes no search; the best one where a packing meets it."""
+        small = len(self.fabric.vertices) <= MAX_VERTICES
+        return self.certificate if small or self.by_paths else quick(self.fabric, self.collective, self.root)
+
+    @cached_property
     def certificate(self) -> Certificate:
-        """The bound of these links."""
+        """The best bound of these links."""
         return certify(self.fabric, self.collective, self.root)
 
     @property
     def bound(self) -> Fraction:
         """MB/s."""
         return self.certificate.capacity_mbps / self.certificate.divisor
+
+    def proof(self, rate: Fraction) -> Certificate:
+        """The certificate to put beside ``rate``: the likely one if it is met, else the best."""
+        likely = self.likely
+        return likely if rate == likely.capacity_mbps / likely.divisor else self.certificate
+
+    def met(self, rate: Fraction) -> bool:
+        """No schedule on these links is faster."""
+        proof = self.proof(rate)
+        return rate == proof.capacity_mbps / proof.divisor
 
     @property
     def by_paths(self) -> bool:
