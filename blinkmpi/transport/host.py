@@ -294,7 +294,7 @@ class HostTransport:
     def _late(self, seq: int, waits: dict[int, str], lost: list[int], waited_s: float) -> BlinkError:
         """The error for a wait that ended: who waited for whom, for what, and what is known of the suspects."""
         now = time.monotonic_ns()
-        others = [r for r in range(self.n) if r != self.rank]
+        others = [r for r in range(self.n) if r != self.rank and (r in waits or int(self.window.done[r]) < seq)]
         stopped = [r for r in others if self.window.life(r) == "stopped"]
         silent = [r for r in others if now - int(self.window.beats[r]) > 1_000_000_000]
         suspects = lost or stopped or [r for r in silent if r in waits] or silent or sorted(waits)

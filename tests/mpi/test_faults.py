@@ -32,6 +32,7 @@ from blinkmpi.errors import (
     PeerLost,
     RemoteError,
 )
+from blinkmpi.transport import host
 from blinkmpi.transport.host import HostTransport
 from tests.harness import ROOT, Job, Outcome, mpi, mpirun
 
@@ -144,14 +145,14 @@ def case_big(how: str, timeout: str, signal_name: str) -> None:
 def signal_amid_a_call(signum: signal.Signals) -> None:
     """Make this process signal itself 20 ms after it has begun to move data."""
 
-    def late(work: Callable[..., None]) -> Callable[..., None]:
-        def begun(*args: Any) -> None:
+    def late(work: Callable[..., Any]) -> Callable[..., Any]:
+        def begun(*args: Any) -> Any:
             threading.Timer(0.02, lambda: os.kill(os.getpid(), signum)).start()
-            work(*args)
+            return work(*args)
 
         return begun
 
-    HostTransport.run = late(HostTransport.run)  # type: ignore[method-assign]
+    HostTransport.call = late(HostTransport.call)  # type: ignore[method-assign]
     Engine._wait = late(Engine._wait)  # type: ignore[method-assign]
 
 
@@ -259,15 +260,15 @@ def test_a_rank_may_leave_when_it_has_done_its_part() -> None:
 
 
 def case_early(timeout: str) -> None:
-    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo="reduce:^mpi")
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo="reduce:^mpi", runner="numpy")
     if comm.rank == N - 1:
-        run = HostTransport.run
+        run = host.run_numpy
 
-        def slow(*args: Any) -> None:
+        def slow(*args: Any) -> Any:  # it has come, but does not go on
             time.sleep(1.0)
-            run(*args)
+            return run(*args)
 
-        HostTransport.run = slow  # type: ignore[method-assign]
+        host.run_numpy = slow
     total = np.zeros(100)
     comm.Reduce(np.ones(100), total if comm.rank == 0 else None, root=0)
     if comm.rank == 0:
