@@ -10,6 +10,7 @@ own collective, under the same deadline.
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import sys
@@ -17,70 +18,87 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI, run
 
-from .buffers import Foreign
-from .calls import Prepared
-from .errors import BlinkError, CollectiveTimeout, FallbackError, PeerLost, RemoteError, TopologyError
+from .bootstrap import Options as Options
+from .bootstrap import agree_on_plan, check_timeout, dump_files, is_time, settle, told_machine
+from .buffers import Foreign, ForeignOp, hold, mpi_op
+from .calls import Prepared, in_mpi
+from .errors import (
+    CollectiveTimeout,
+    FallbackError,
+    MismatchError,
+    PeerLost,
+    RemoteError,
+)
 from .numerics import dtype_of
 from .plan import Plan, Rule
 from .program import Call, Program
 from .requests import Request
-from .select import choose, make_plan, program_for
-from .settings import Settings, log, read
-from .topology import Topology, gather, load
+from .select import choose, program_for
+from .settings import log
+from .topology import gather
 from .transport.host import FAILED, FOREIGN, HostTransport, Loaded
 
 CACHE_SIZE = 64
-T = TypeVar("T")
+LOOK_SECONDS = 0.2  # how often a wait for MPI looks after the peers
+UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
 
 
 @dataclass(frozen=True)
 class Job:
-    """A collective as the user called it."""
+    """A collective, and (see :meth:`of`) the arguments with which the user called it."""
 
     name: str
-    prepare: Callable[[int, int], Prepared]  # (rank, size): check the arguments; may raise Foreign
-    mpi: Callable[[], MPI.Request]  # MPI's own, non-blocking
+    prepare: Callable[..., Prepared]  # of rank, size and the arguments: checks them; may raise Foreign
+    method: Callable[..., MPI.Request]  # of a communicator and the arguments: MPI's own, non-blocking
+    args: tuple[Any, ...] = ()
+
+    def of(self, *args: Any) -> Job:
+        """The call with these arguments."""
+        return Job(self.name, self.prepare, self.method, args)
+
+    def mpi(self, comm: MPI.Intracomm) -> MPI.Request:
+        """Begin MPI's own collective on ``comm``."""
+        return self.method(comm, *(mpi_op(a) if isinstance(a, str) else a for a in self.args))
 
 
-@dataclass(frozen=True)
-class Options:
-    """The keyword arguments of the Communicator; children inherit them."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a checked call will be done: by a loaded program, by MPI, or (neither) by meeting alone."""
 
-    topology: Topology | str | None = None
-    plan: Plan | str | None = None
-    timeout_s: float | None = None
-    strict: bool = False
-    deterministic: bool = False
-    runner: str | None = None
-    algo: str | None = None
+    loaded: Loaded | None
+    mpi: bool
+    text: str = ""  # what the ranks compare
 
 
 class Engine:
-    """State of one initialised communicator."""
+    """State of one initialised communicator.
+
+    ``private`` carries our own messages and the calls that we hand to MPI, in their order; the user's calls that
+    never come here run on the Communicator itself, at the same time if they like.
+    """
 
     def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
-        self.private = comm.Dup()
+        self.public = MPI.Intracomm(comm)  # the Communicator's own handle, without its class
+        self.private = self.public.Dup()
         self.rank, self.n = self.private.rank, self.private.size
         self.options = options
-        self.dead: BlinkError | None = None
+        self.dead: BaseException | None = None
         self.seq = 0
         self.transport: HostTransport | None = None
-        self._cache: dict[tuple[Call, str], Loaded] = {}
+        self._ways: dict[tuple[Call, bool], Way] = {}
         self._shown: set[str] = set()
         self.progress = Progress()
         try:
-            self.settings: Settings = together(self.private, read)
-            for text in self.settings.unknown if self.rank == 0 else ():
-                log(self.settings, "WARN", text)
-            timeout = options.timeout_s if options.timeout_s is not None else self.settings.timeout_s
-            self.timeout_s = float(timeout)
+            self.settings = settle(self.private, options)
+            self.timeout_s = float(options.timeout_s or self.settings.timeout_s)
             self._bootstrap()
-        except BaseException:
+        except Exception:
             self.private.Free()
             raise
 
@@ -93,8 +111,11 @@ class Engine:
             probed = gather(self.private, node, measure=wanted is None)
             self.one_node = len(probed.nodes) == 1
             self.emulated = wanted is not None
-            self.machine = self._told(wanted) if wanted is not None else probed
-            self.plans = self._agree_on_plan()
+            self.machine = told_machine(self.private, wanted, self.n) if wanted is not None else probed
+            self.plans = Plan(self.machine.name, self.machine.fingerprint, self.n, (), ())  # across nodes: none yet
+            if self.one_node:
+                self.plans = agree_on_plan(self.private, self.machine, self.options, self.settings)
+            dump_files(self.private, self.settings, self.machine, self.plans)
             if self.one_node:
                 self.transport = HostTransport(
                     self.private,
@@ -109,134 +130,141 @@ class Engine:
         if self.why_mpi and self.options.strict:
             raise FallbackError(f"strict=True: every call would go to MPI, because {self.why_mpi}")
         if self.rank == 0:
-            if self.settings.topo_dump_file:
-                write(self.settings.topo_dump_file, self.machine.to_json())
-            if self.settings.graph_dump_file:
-                write(self.settings.graph_dump_file, self.plans.to_json())
             runner = self.transport.runner_reason if self.transport else f"MPI: {self.why_mpi}"
             log(self.settings, "INFO", f"{self.n} ranks on {self.machine.name} ({self.plans.fingerprint}); {runner}")
             if self.transport and self.transport.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.transport.arena_bytes} bytes of slots a rank")
-
-    def _told(self, wanted: Topology | str) -> Topology:
-        """The machine that the user named, the same on every rank."""
-
-        def resolve() -> str:
-            topology = load(wanted) if isinstance(wanted, str) else wanted.check()
-            if topology.n != self.n:
-                raise TopologyError(
-                    f"{topology.name} has {topology.n} devices, the job has {self.n} ranks; "
-                    "start as many ranks, or take a subset of the devices"
-                )
-            return topology.to_json()
-
-        return Topology.from_json(self._from_root(resolve), source="topology from rank 0")
-
-    def _agree_on_plan(self) -> Plan:
-        """Rank 0 packs (or reads) the plan, everybody checks it. Across nodes there is none yet: MPI does it all."""
-        if not self.one_node:
-            return Plan(self.machine.name, self.machine.fingerprint, self.n, (), ())
-
-        def make() -> str:
-            given = self.options.plan or self.settings.graph_file or None
-            if isinstance(given, Plan):
-                return given.to_json()
-            if given is not None:
-                with open(given, encoding="utf-8") as file:
-                    return Plan.from_json(file.read(), source=given).to_json()
-            algo = self.options.algo if self.options.algo is not None else self.settings.algo
-            return make_plan(self.machine, algo=algo, mpi=not self.options.deterministic).to_json()
-
-        text = self._from_root(make)
-        return together(self.private, lambda: Plan.from_json(text, source="plan from rank 0").check(self.machine))
-
-    def _from_root(self, make: Callable[[], str]) -> str:
-        """What ``make`` gives on rank 0, on every rank; its error on every rank."""
-        text = together(self.private, make if self.rank == 0 else lambda: "")
-        return str(self.private.bcast(text, root=0))
 
     # ---- a call
 
     def block(self, job: Job, timeout_s: float | None) -> None:
         """Do a blocking call, behind all non-blocking ones made before."""
         self.progress.drain()
-        self._perform(self._prepare(job), job, timeout_s or self.timeout_s, blocking=True)
+        self._perform(self._prepare(job, timeout_s), job, self._deadline(timeout_s), blocking=True)
 
     def start(self, job: Job, timeout_s: float | None) -> MPI.Request:
-        """Begin a non-blocking call; its arguments are read now, its errors are raised by ``Wait``."""
+        """Begin a non-blocking call. Its arguments are read now; what peers or time do wrong is raised by ``Wait``."""
         if self.transport is None:
-            return job.mpi()
-        ready = self._prepare(job)
-        if isinstance(ready, Foreign):
-            return job.mpi()
+            return job.mpi(self.private)
+        ready = self._prepare(job, timeout_s)
+        if isinstance(ready, ForeignOp):  # on every rank
+            self._fall_back(job, ready)
+            return job.mpi(self.public)
         request = Request()
+        held = [hold(a) for a in job.args] if isinstance(ready, Foreign) else []
+        if held:
+            job = job.of(*(spec for spec, _ in held))
 
         def work() -> None:
             try:
-                self._perform(ready, job, timeout_s or self.timeout_s, blocking=False)
+                self._perform(ready, job, self._deadline(timeout_s), blocking=False)
             except BaseException as error:  # whatever it is, it belongs to the one who waits
                 request.finish(error)
             else:
                 request.finish(None)
+            for _, types in held:
+                for datatype in types:
+                    datatype.Free()
 
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             self.progress.put(work)
         else:
             self._once("non-blocking calls complete at once, because MPI was not started with THREAD_MULTIPLE")
             work()
-        return request
+        if isinstance(ready, Prepared | Foreign):
+            return request
+        raise ready  # as MPI does, and the peers hear of it
 
-    def _prepare(self, job: Job) -> Prepared | Foreign | Exception:
+    def alive(self) -> None:
+        """Raise PeerLost if an earlier call left the communicator dead."""
+        if self.dead is not None:
+            why = f"{type(self.dead).__name__}: {self.dead}"
+            raise PeerLost(f"the communicator died earlier; start the job again. It was {why}") from self.dead
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        """The time that a call may wait; a bad one is an error that the peers are told of, in the time of all."""
+        return timeout_s if timeout_s is not None and is_time(timeout_s) else self.timeout_s
+
+    def _prepare(self, job: Job, timeout_s: float | None) -> Prepared | Exception:
         """Check this rank's arguments."""
+        self.alive()
         try:
-            return job.prepare(self.rank, self.n)
+            if timeout_s is not None:
+                check_timeout(timeout_s)
+            return job.prepare(self.rank, self.n, *job.args)
+        except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # of an exchange: all ranks know
+            raise
         except Exception as error:  # also Foreign; peers must hear of errors before they are raised
             return error
 
     def _perform(self, ready: Prepared | Exception, job: Job, timeout_s: float, *, blocking: bool) -> None:
         """Enter and execute. Errors of arguments are raised on every rank, before data is touched."""
-        if self.dead is not None:
-            raise PeerLost(f"the communicator died in an earlier call: {self.dead}; start the job again, or Free it")
+        self.alive()
         self.seq += 1
-        if isinstance(ready, Prepared):
-            text = describe(ready.call)
-        elif isinstance(ready, Foreign):
-            text = f"{FOREIGN}{job.name}"
-        else:
-            text = f"{FAILED}{type(ready).__name__}: {ready}"
         try:
-            foreign = self.transport.enter(self.seq, text, timeout_s) if self.transport else True
-            if isinstance(ready, Prepared) and not foreign:
-                self._run(ready, job, timeout_s, blocking=blocking)
-                return
-        except RemoteError:
-            if isinstance(ready, Prepared | Foreign):
-                raise
-        except (CollectiveTimeout, PeerLost) as late:
-            self.dead = late
+            way = self._way(ready.call, blocking) if isinstance(ready, Prepared) else Way(None, mpi=True)
+        except Exception as error:
+            ready, way = error, Way(None, mpi=True)
+        try:
+            refused = self._execute(ready, way, job, timeout_s)
+        except BaseException as fatal:  # in the middle of the call, whatever it is
+            self._die(fatal)
             raise
-        if not isinstance(ready, Prepared | Foreign):
-            raise ready
-        self._delegate(job, timeout_s)
+        if refused is not None:
+            raise refused
 
-    def _run(self, ready: Prepared, job: Job, timeout_s: float, *, blocking: bool) -> None:
-        """Execute an entered call: by our program, or by MPI where the table says so."""
-        if ready.call.total == 0 or self.transport is None:
-            return
-        rule = self.rule(ready.call, blocking=blocking)
-        if rule.scheme == "mpi":
-            self._say(ready.call, rule, None)
-            self._delegate(job, timeout_s)
-            return
-        key = (ready.call, rule.scheme)
-        loaded = self._cache.get(key)
-        if loaded is None:
-            loaded = self.transport.load(self.program(ready.call, rule))
-            if len(self._cache) >= CACHE_SIZE:
-                del self._cache[next(iter(self._cache))]
-            self._cache[key] = loaded
-        self._say(ready.call, rule, loaded)
-        self.transport.run(loaded, self.seq, ready.send, ready.recv, timeout_s)
+    def _execute(self, ready: Prepared | Exception, way: Way, job: Job, timeout_s: float) -> Exception | None:
+        """Meet the others and do it; returns an error after which the communicator lives on."""
+        failed = None if isinstance(ready, Prepared | Foreign) else ready
+        if isinstance(ready, Prepared):
+            text = way.text
+        else:
+            text = f"{FAILED}{type(failed).__name__}: {failed}" if failed else f"{FOREIGN}{job.name}"
+        try:
+            if self.transport is None:
+                by_mpi = True
+            elif way.loaded is not None and isinstance(ready, Prepared):
+                by_mpi = self.transport.call(way.loaded, self.seq, text, ready.send, ready.recv, timeout_s)
+                if not by_mpi:
+                    return None
+            else:
+                by_mpi = self.transport.enter(self.seq, text, timeout_s)
+        except (MismatchError, RemoteError) as error:  # nobody has touched data, and all ranks know
+            return failed or error
+        if failed is not None:
+            return failed
+        if by_mpi or way.mpi:
+            try:
+                if by_mpi and self.transport is not None:
+                    self._fall_back(job, ready if isinstance(ready, Foreign) else "another rank's arguments are MPI's")
+                request = job.mpi(self.private)
+            except Exception as error:  # strict, on every rank; or MPI wants other arguments: it has not begun
+                return error
+            self._wait(request, job.name, timeout_s)
+        return None
+
+    def _fall_back(self, job: Job, why: Foreign | str) -> None:
+        """Say once that a call is MPI's, and why; an error if ``strict``."""
+        text = f"{job.name}: MPI's own, because {why}"
+        if self.options.strict:
+            raise FallbackError(f"strict=True: {text}; pass arguments that blinkmpi takes, or leave strict out")
+        if self.rank == 0:
+            self._once(text, "INFO")
+
+    def _way(self, call: Call, blocking: bool) -> Way:
+        """How to do a call, by the plan's table."""
+        way = self._ways.get((call, blocking))
+        if way is None:
+            way = Way(None, self.transport is None, describe(call))
+            if call.total and self.transport is not None:
+                rule = self.rule(call, blocking=blocking)
+                mpi = rule.scheme == "mpi"
+                way = Way(None if mpi else self.transport.load(self.program(call, rule)), mpi, way.text)
+                self._say(call, rule, way.loaded)
+            if len(self._ways) >= CACHE_SIZE:
+                del self._ways[next(iter(self._ways))]
+            self._ways[call, blocking] = way
+        return way
 
     def program(self, call: Call, rule: Rule) -> Program:
         """The checked program of a call."""
@@ -244,10 +272,21 @@ class Engine:
         return program_for(self.plans, call, rule, budget_bytes=budget)
 
     def exchange(self, count: int) -> tuple[int, ...]:
-        """Every rank's number; MPI's own, for what a call must know before it can enter."""
-        mine, all_ranks = np.array([count], np.int64), np.empty(self.n, np.int64)
-        self._wait(self.private.Iallgather(mine, all_ranks), "exchange of block lengths", self.timeout_s)
-        return tuple(int(c) for c in all_ranks)
+        """Every rank's number, for what a call must know before it can enter."""
+        self.progress.drain()
+        self.alive()
+        self.seq += 1
+        try:
+            if self.transport is not None:
+                return self.transport.exchange(self.seq, count, self.timeout_s)
+            mine, all_ranks = np.array([count], np.int64), np.empty(self.n, np.int64)
+            self._wait(self.private.Iallgather(mine, all_ranks), "exchange of block lengths", self.timeout_s)
+            return tuple(int(c) for c in all_ranks)
+        except (MismatchError, RemoteError):
+            raise
+        except BaseException as fatal:
+            self._die(fatal)
+            raise
 
     def child_options(self, ranks: list[int]) -> Options:
         """Options for a communicator of some of our ranks, in this order."""
@@ -255,34 +294,45 @@ class Engine:
         return replace(self.options, topology=told, plan=None)
 
     def rule(self, call: Call, *, blocking: bool = True) -> Rule:
-        """Which row of the table a call takes. Non-blocking calls never go to MPI."""
+        """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike."""
         rule = choose(self.plans, call)
-        if rule.scheme == "mpi" and not blocking:
+        if rule.scheme == "mpi" and not (blocking and in_mpi(call)):
             rows = [r for r in self.plans.rules if r.collective == call.collective and r.scheme != "mpi"]
             rule = min(rows, key=lambda r: r.min_bytes) if rows else rule
         return rule
 
-    def _delegate(self, job: Job, timeout_s: float) -> None:
-        """Run MPI's own collective and wait for it under our deadline."""
-        self._wait(job.mpi(), job.name, timeout_s)
-
     def _wait(self, request: MPI.Request, what: str, timeout_s: float) -> None:
-        since = time.monotonic()
+        """Poll a request of MPI's until it is complete; look after the peers now and then."""
+        since = looked = now = time.monotonic()
         polls = 0
-        while not request.Test():
-            polls += 1
-            if polls % 64:
-                os.sched_yield()
-                continue
-            waited = time.monotonic() - since
-            if waited > timeout_s:
-                self.dead = CollectiveTimeout(
-                    f"rank {self.rank}: MPI's own {what} did not end within {timeout_s:g} s; a peer never came, "
-                    "or it is slow: look at the other ranks, or raise timeout= (BLINKMPI_TIMEOUT)"
-                )
-                raise self.dead
-            if waited > 0.05:
-                time.sleep(1e-4)
+        try:
+            while not request.Test():
+                polls += 1
+                if polls % 64:
+                    os.sched_yield()
+                    continue
+                now = time.monotonic()
+                if now - looked > LOOK_SECONDS or now - since >= timeout_s:
+                    looked = now
+                    self._look(what, now - since, timeout_s)
+                if now - since > 0.05:
+                    time.sleep(1e-4)
+        except MPI.Exception as error:
+            if error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
+                self._look(what, now - since, timeout_s)
+                raise PeerLost(f"call {self.seq}, MPI's own {what}: {error}; start the job again") from error
+            raise
+
+    def _look(self, what: str, waited_s: float, timeout_s: float) -> None:
+        """Look after the peers during a wait for MPI."""
+        if self.transport is not None:
+            peers = self.transport.peers(f"its part of MPI's own {what}")
+            self.transport.look(self.seq, lambda: peers, waited_s, timeout_s)
+        elif waited_s >= timeout_s:
+            raise CollectiveTimeout(
+                f"rank {self.rank}: MPI's own {what} did not end within {timeout_s:g} s; a peer never came, "
+                "or it is slow: look at the other ranks, or raise timeout= (BLINKMPI_TIMEOUT)"
+            )
 
     def _say(self, call: Call, rule: Rule, loaded: Loaded | None) -> None:
         """One log line per distinct call shape."""
@@ -301,14 +351,44 @@ class Engine:
             self._shown.add(text)
             log(self.settings, level, text)
 
+    # ---- the end
+
     def close(self) -> None:
         """Free everything: collectively, or, if the communicator is dead, only what is local."""
         self.progress.close()
-        if self.dead is None:
-            if self.transport is not None:
-                self.transport.close()
-                self.transport = None
-            self.private.Free()
+        if self.dead is not None:
+            self._die(self.dead)
+            return
+        if self.transport is not None:
+            self.seq += 1
+            try:
+                self.transport.enter(self.seq, "free()", self.timeout_s)
+            except BaseException as error:
+                self._die(error)
+                raise
+            self.transport.close()
+            self.transport = None
+        self.private.Free()
+
+    def _die(self, error: BaseException) -> None:
+        """Never use the communicator again, and tell the peers why. Safe to call twice."""
+        self.dead = self.dead or error
+        if self.transport is not None:
+            self.transport.abort(self.dead)
+        atexit.unregister(self._end)
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """At Python's end: MPI_Finalize waits for every rank, so end the job if one does not come."""
+        if UNCAUGHT.is_set() or MPI.Is_finalized():
+            return  # the job is being ended, or has met already
+        missing = self.transport.part(self.timeout_s) if self.transport else list(range(self.n))
+        if not missing:
+            return
+        run.set_abort_status(1)
+        if self.transport and self.rank == min(set(range(self.n)).difference(missing)):
+            who = self.transport.states(missing)
+            log(self.settings, "WARN", f"rank {self.rank} ends the job, or MPI_Finalize would wait for ever: {who}")
 
 
 class Progress:
@@ -345,30 +425,10 @@ class Progress:
     def _loop(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # and with it the user's buffers
             with self._idle:
                 self._open -= 1
                 self._idle.notify_all()
-
-
-def together(comm: MPI.Intracomm, work: Callable[[], T]) -> T:
-    """Run ``work`` on every rank; if it fails on one, it fails on all.
-
-    Raises:
-        The rank's own error where it failed; RemoteError, naming rank and error, elsewhere.
-    """
-    result: T | None = None
-    error: BaseException | None = None
-    try:
-        result = work()
-    except Exception as caught:
-        error = caught
-    texts = comm.allgather(None if error is None else f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    for rank, text in enumerate(texts):
-        if text is not None:
-            raise RemoteError(f"rank {rank} failed: {text}")
-    return result  # type: ignore[return-value]
 
 
 def end_job_on_error(comm: MPI.Intracomm) -> None:
@@ -380,21 +440,17 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         before(kind, error, trace)
         sys.stderr.flush()
+        UNCAUGHT.set()
         run.set_abort_status(error)
 
     hook.blinkmpi = True  # type: ignore[attr-defined]
     sys.excepthook = hook
 
 
+@lru_cache(maxsize=256)
 def describe(call: Call) -> str:
     """A call as people read it, and as ranks compare it."""
     count = call.counts[0] if len(set(call.counts)) == 1 else list(call.counts)
     parts = [f"{count} x {call.dtype}" if call.dtype else "", f"op {call.op}" if call.op else ""]
     parts.append(f"root {call.root}" if call.root >= 0 else "")
     return f"{call.collective}({', '.join(p for p in parts if p)})"
-
-
-def write(path: str, text: str) -> None:
-    """Write a file that a setting asked for."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
