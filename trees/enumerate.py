@@ -20,7 +20,7 @@ from .growth import Grown, recentre
 from .tree import Tree
 
 MAX_TREES = 20_000
-DENOMINATOR = 5_040  # vertices of the linear programs have small denominators; others lose 1 part in 5040
+DENOMINATOR = 100_000  # a vertex of these programs has smaller ones; doubles tell them apart
 SECONDS = 20.0
 
 

@@ -155,21 +155,26 @@ def extra_methods(topology: Topology, collective: str, *, root: int = 0) -> tupl
 
 def _on_links(task: Task, method: str) -> Packing:
     """The best of the candidates, or the one asked for; stops at the first that meets the bound."""
-    best: tuple[str, Planned, Task] | None = None
+    best: tuple[str, Planned] | None = None
     for name in _wanted(task, method):
         found = METHODS[name].plan(task)
         if found is None:
             continue
         used = task if found.fabric is None else Task(found.fabric, task.collective, task.root)
         if best is None or found.rate > best[1].rate:
-            best = name, found, used
+            best = name, found
         if used.met(found.rate):
             break
     if best is None:
         raise ArgumentError(
             f"method {method!r} finds no {task.collective} plan on {task.fabric.topology.name}; choose another"
         )
-    name, found, used = best
+    return finished(task, *best)
+
+
+def finished(task: Task, name: str, found: Planned) -> Packing:
+    """What method ``name`` planned, with the bound of the links that it used; not yet verified."""
+    used = task if found.fabric is None else Task(found.fabric, task.collective, task.root)
     why = found.why or METHODS[name].why
     t, links = used.fabric.topology, "+".join(used.fabric.kinds)
     return _packing(t, task.collective, task.root, name, links, found.trees, found.rate, used.proof(found.rate), why)
