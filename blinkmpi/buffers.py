@@ -1,14 +1,17 @@
 """From what users pass to what programs need: buffer specifications as mpi4py defines them.
 
-A specification is an array (NumPy, anything with the buffer protocol, DLPack or
-``__array_interface__`` on the CPU), or a list or tuple ``(array, count)``,
-``(array, type)``, ``(array, count, type)``, ``(array, (count, displacement), type)``.
-What is legal MPI but not ours (derived datatypes, displacements, ``MPI.BOTTOM``)
-comes out as :class:`Foreign`, and the call goes to MPI.
+A specification is an array (NumPy, torch, anything with the buffer protocol or
+DLPack, in host memory), or a list or tuple ``(array, count)``, ``(array, type)``,
+``(array, count, type)``, ``(array, (count, displacement), type)``,
+``(array, count, displacement, type)``; the count is that of one block where a
+buffer holds one block for each rank. What is legal MPI but not ours (derived
+datatypes, ``MPI.BOTTOM``) comes out as :class:`Foreign`, and the call goes to MPI.
 """
 
 from __future__ import annotations
 
+import ctypes
+import operator
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +23,27 @@ from mpi4py.util import dtlib
 from .errors import ArgumentError, BufferTypeError
 from .numerics import DTYPES, Array, dtype_of
 
+NAMES = {dtype_of(name): name for name in DTYPES}
 OPS: dict[str, MPI.Op] = {
     "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "land": MPI.LAND, "lor": MPI.LOR,
     "lxor": MPI.LXOR, "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR,
+}  # fmt: skip
+HOST_DEVICES = (1, 3, 11, 13)  # DLPack: CPU, CUDA host, ROCm host, CUDA managed
+DLPACK_TYPES = {
+    **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
+    **{(5, bits): f"complex{bits}" for bits in (64, 128)},
+    (4, 16): "bfloat16", (6, 8): "bool", (2, 128): "longdouble", (5, 256): "clongdouble",
 }  # fmt: skip
 
 
 class Foreign(Exception):
     """Legal for MPI, not for us; the text says what it is."""
+
+
+class ForeignOp(Foreign):
+    """An operation that is MPI's alone. MPI demands the same one of all ranks, so they all know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,53 +68,128 @@ def op_name(op: MPI.Op | str) -> str:
     """Our name of an operation.
 
     Raises:
-        Foreign: for user-defined and location operations. ArgumentError: for an unknown string.
+        ForeignOp: for user-defined and location operations. ArgumentError: for what is no operation.
     """
-    if isinstance(op, str):
-        if op == "avg" or op in OPS:
-            return op
-        raise ArgumentError(f"op={op!r}: expected an MPI.Op or one of avg, {', '.join(OPS)}")
-    for name, known in OPS.items():
-        if op == known:
-            return name
-    raise Foreign("an operation that is MPI's alone")
+    if isinstance(op, MPI.Op):
+        for name, known in OPS.items():
+            if op == known:
+                return name
+        raise ForeignOp("the operation is MPI's alone")
+    if op == "avg" or op in OPS:
+        return op
+    raise ArgumentError(f"op={op!r}: expected an MPI.Op or one of avg, {', '.join(OPS)}")
 
 
-def parse(spec: Any, *, name: str, writable: bool) -> Buffer:
+def foreign(op: MPI.Op | str) -> str:
+    """Why an operation is MPI's alone, or nothing."""
+    try:
+        op_name(op)
+    except ForeignOp as why:
+        return str(why)
+    return ""
+
+
+def mpi_op(op: MPI.Op | str) -> MPI.Op:
+    """MPI's operation for one of our names.
+
+    Raises:
+        ArgumentError: for ``avg``, which MPI does not have.
+    """
+    if isinstance(op, MPI.Op):
+        return op
+    if op not in OPS:
+        raise ArgumentError(f"op={op!r} in a call that is MPI's alone: expected {', '.join(OPS)}, or an MPI.Op")
+    return OPS[op]
+
+
+def parse(spec: Any, *, name: str, writable: bool, blocks: int = 1) -> Buffer:
     """Read one buffer specification.
 
     Args:
         name: the argument's name, for messages.
         writable: whether the call writes into it.
+        blocks: how many blocks of the specification's count the buffer holds.
 
     Raises:
         Foreign: if MPI must do it. BufferTypeError, ArgumentError: with the remedy.
     """
-    if isinstance(spec, list | tuple):
-        return _from_list(spec, name, writable)
-    if spec is MPI.BOTTOM:
-        raise Foreign("MPI.BOTTOM")
-    return _named(_array(spec, name, writable), name)
+    if not isinstance(spec, list | tuple):
+        return _named(_array(spec, name, writable), name)
+    data, count, displacement, kind = _unpack(spec, name)
+    if data is None or data is MPI.BOTTOM:
+        raise Foreign(f"{name} is MPI.BOTTOM or None with a datatype")
+    array = _array(data, name, writable)
+    if kind is not None:
+        array = _as_type(array, kind, name, whole=count is None)
+    array = _named(array, name).array
+    start = 0 if displacement is None else _natural(displacement, f"{name}: displacement")
+    stop = array.size if count is None else start + blocks * _natural(count, f"{name}: count")
+    if max(start, stop) > array.size:
+        raise ArgumentError(
+            f"{name}: elements {start} to {stop} of an array that has {array.size}; correct count or displacement"
+        )
+    return _named(array[start:stop], name)
+
+
+def hold(spec: Any) -> tuple[Any, list[MPI.Datatype]]:
+    """An argument that MPI may read later, in another thread, and the datatypes to free when it is done with them.
+
+    The user may free a derived datatype while a call is under way; a tensor is asked for its memory here and now.
+    """
+    if not isinstance(spec, list | tuple):
+        return _still(spec), []
+    own = {i: t.Dup() for i, t in enumerate(spec) if isinstance(t, MPI.Datatype) and t and not t.is_predefined}
+    return [own.get(i, _still(part)) for i, part in enumerate(spec)], list(own.values())
+
+
+def _still(obj: Any) -> Any:
+    if isinstance(obj, np.ndarray) or not hasattr(obj, "__dlpack_device__"):
+        return obj
+    try:
+        return _from_dlpack(obj, "buffer")
+    except Foreign:
+        return obj
+
+
+def _unpack(spec: list[Any] | tuple[Any, ...], name: str) -> tuple[Any, Any, Any, MPI.Datatype | str | None]:
+    """(data, count, displacement, type) of a list or tuple; what is not given is None."""
+    match spec:
+        case [data, MPI.Datatype() | str() as kind]:
+            count: Any = None
+        case [data, count]:
+            kind = None
+        case [data, count, kind]:
+            pass
+        case [data, count, displacement, kind]:
+            return data, count, displacement, kind
+        case _:
+            raise ArgumentError(f"{name} is a sequence of {len(spec)} items; expected (array, count, type) or less")
+    if isinstance(count, list | tuple):
+        if len(count) != 2:
+            raise ArgumentError(f"{name}: count {count!r}; expected a number or (count, displacement)")
+        return data, count[0], count[1], kind
+    return data, count, None, kind
+
+
+def _natural(value: Any, what: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise BufferTypeError(f"{what} {value!r} is no integer; pass an int") from None
+    if number < 0:
+        raise ArgumentError(f"{what} {number} is negative; pass at least 0")
+    return number
 
 
 def _array(obj: Any, name: str, writable: bool) -> Array:
     """A flat view of ``obj``, in its own element type."""
-    if hasattr(obj, "__cuda_array_interface__"):
-        raise BufferTypeError(f"{name} lies in GPU memory; this version moves host memory: pass a NumPy copy of it")
     if isinstance(obj, np.ndarray):
-        array = obj
-    elif type(obj).__module__ == "torch":
-        array = _from_torch(obj)
+        array = np.asarray(obj)
     else:
         try:
             array = np.asarray(memoryview(obj))
-        except TypeError:
-            if not hasattr(obj, "__dlpack__"):
-                raise BufferTypeError(
-                    f"{name} is a {type(obj).__name__}, which has no buffer; pass an array, "
-                    "or use the lower-case method for Python objects"
-                ) from None
-            array = np.from_dlpack(obj)
+        except (TypeError, ValueError, NotImplementedError):  # no buffer protocol, or an element type that it lacks
+            array = _other(obj, name)
     if array.dtype.hasobject:
         raise BufferTypeError(f"{name} holds Python objects; use the lower-case method, or convert to numbers first")
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
@@ -111,60 +202,83 @@ def _array(obj: Any, name: str, writable: bool) -> Array:
     return array.reshape(-1, order="A")
 
 
-def _from_torch(tensor: Any) -> Array:
-    """A view of a CPU tensor; NumPy has no bfloat16 of its own, so its bits are viewed."""
-    if str(tensor.dtype) == "torch.bfloat16":
-        return np.asarray(tensor.detach().view(sys.modules["torch"].int16).numpy()).view(dtype_of("bfloat16"))
-    return np.asarray(tensor.detach().numpy())
+def _other(obj: Any, name: str) -> Array:
+    """A view of what is no buffer for Python: tensors."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        obj = obj.detach()
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        if obj.__dlpack_device__()[0] in HOST_DEVICES:
+            return _from_dlpack(obj, name)
+    elif not hasattr(obj, "__cuda_array_interface__"):
+        raise BufferTypeError(
+            f"{name} is a {type(obj).__name__}, which has no buffer that we can read; pass an array, "
+            "or use the lower-case method for Python objects"
+        )
+    raise BufferTypeError(f"{name} lies in GPU memory; this version moves host memory: pass a NumPy copy of it")
+
+
+def _from_dlpack(obj: Any, name: str) -> Array:
+    """A view through DLPack: mpi4py finds the memory (and does not consume the capsule), its header tells the type.
+
+    NumPy's from_dlpack has no bfloat16, and calls the memory of older exporters read-only.
+    """
+    try:
+        memory: Any = _memory(obj)
+    except BufferError as error:
+        raise ArgumentError(f"{name}: {error}; pass a contiguous tensor") from error
+    get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    kind = get_name(memory.obj)
+    tensor = get_pointer(memory.obj, kind) + (32 if kind == b"dltensor_versioned" else 0)
+    code, bits = (ctypes.c_uint8 * 2).from_address(tensor + 20)
+    lanes = ctypes.c_uint16.from_address(tensor + 22).value
+    if (code, lanes) == (2, 2):  # two floats: how older exporters say complex
+        code, bits, lanes = 5, 2 * bits, 1
+    label = DLPACK_TYPES.get((code, bits))
+    if label is None or lanes != 1:
+        raise Foreign(f"{name} has a DLPack element type that NumPy lacks")
+    dtype = dtype_of(label) if label in DTYPES else np.dtype(label)
+    return np.asarray(memoryview(memory)).view(dtype)
+
+
+def _memory(obj: Any) -> MPI.buffer:
+    try:
+        return MPI.buffer.frombuffer(obj)
+    except BufferError:  # perhaps only because it is read-only
+        return MPI.buffer.frombuffer(obj, readonly=True)
 
 
 def _named(array: Array, name: str) -> Buffer:
-    kind = array.dtype
-    label = "bfloat16" if kind == dtype_of("bfloat16") else kind.name
-    if label not in DTYPES:
-        raise Foreign(f"element type {kind}")
-    if not kind.isnative:
-        native = kind.newbyteorder("=").str
-        raise BufferTypeError(f"{name} has foreign byte order ({kind.str}); pass {name}.astype({native!r})")
-    return Buffer(array, label)
+    label = NAMES.get(array.dtype)
+    if label is not None:
+        return Buffer(array, label)
+    native = array.dtype.newbyteorder("=")
+    if native in NAMES:
+        raise BufferTypeError(f"{name} has foreign byte order ({array.dtype.str}); pass {name}.astype({native.str!r})")
+    raise Foreign(f"{name} has element type {array.dtype}")
 
 
-def _from_list(spec: list[Any] | tuple[Any, ...], name: str, writable: bool) -> Buffer:
-    if not spec or spec[0] is None or spec[0] is MPI.BOTTOM or len(spec) > 3:
-        raise Foreign("a buffer specification that is MPI's alone")
-    kind: Any = None
-    count: Any = None
-    for part in spec[1:]:
-        if isinstance(part, MPI.Datatype | str):
-            kind = part
-        elif part is not None:
-            count = part
-    array = _array(spec[0], name, writable)
-    if kind is not None:
-        array = _as_type(array, kind, name)
-    buffer = _named(array, name)
-    if count is None:
-        return buffer
-    if not isinstance(count, int | np.integer):
-        raise Foreign("counts with displacements")
-    if not 0 <= count <= buffer.count:
-        raise ArgumentError(f"{name}: count {count}, but the array has {buffer.count} elements; correct the count")
-    return Buffer(buffer.array[:count], buffer.dtype)
-
-
-def _as_type(array: Array, kind: MPI.Datatype | str, name: str) -> Array:
-    """The same memory seen as MPI type ``kind``."""
+def _as_type(array: Array, kind: MPI.Datatype | str, name: str, *, whole: bool) -> Array:
+    """The same memory seen as MPI type ``kind``; unless ``whole``, the last bytes may be left over."""
     if isinstance(kind, str):
-        dtype = np.dtype(kind) if kind in np.typecodes["All"] else None
-    else:
-        try:
-            dtype = dtlib.to_numpy_dtype(kind) if kind.is_predefined and kind != MPI.DATATYPE_NULL else None
-        except (ValueError, MPI.Exception):
-            dtype = None
-    if dtype is None or dtype.hasobject or dtype.fields or dtype.itemsize == 0:
-        raise Foreign("a datatype that is MPI's alone")
+        if kind not in MPI._typedict:
+            raise BufferTypeError(f"{name}: {kind!r} is no type of MPI; pass an MPI.Datatype, or a code such as 'd'")
+        kind = MPI._typedict[kind]
+    if not isinstance(kind, MPI.Datatype) or kind == MPI.DATATYPE_NULL:
+        raise ArgumentError(f"{name}: {kind!r} is no datatype; pass an MPI.Datatype such as MPI.DOUBLE")
+    if not kind.is_predefined:
+        raise Foreign(f"{name} has a derived datatype")
+    try:
+        dtype = dtlib.to_numpy_dtype(kind)
+    except (ValueError, MPI.Exception):
+        raise Foreign(f"{name} has datatype {kind.name}") from None
+    if dtype.name not in DTYPES:
+        raise Foreign(f"{name} has datatype {kind.name}")
     if dtype.itemsize == array.dtype.itemsize and dtype.kind == array.dtype.kind:
         return array
-    if array.nbytes % dtype.itemsize:
+    left = array.nbytes % dtype.itemsize
+    if left and whole:
         raise ArgumentError(f"{name}: {array.nbytes} bytes are no whole number of {dtype}; correct the type")
-    return array.view(np.uint8).view(dtype)
+    return array.view(np.uint8)[: array.nbytes - left].view(dtype)

@@ -2,11 +2,13 @@
 
 Each function checks the arguments of one rank (peers are compared later) and
 returns a :class:`Prepared`. What only MPI can do raises ``buffers.Foreign``.
-Meaning of arguments: MPI 4.1 chapter 6, spelled as in mpi4py.
+Meaning of arguments: MPI 4.1 chapter 6, spelled as in mpi4py. A reduction looks at
+its operation first: one that is MPI's alone is so on all ranks, whatever their buffers.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +16,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from .buffers import Buffer, in_place, op_name, parse
-from .errors import ArgumentError
-from .numerics import Array, check_op
+from .buffers import Buffer, Foreign, in_place, op_name, parse
+from .errors import ArgumentError, BlinkError, BufferTypeError
+from .numerics import FLOATS, Array, check_op, dtype_of
 from .program import Call
+from .trees.tree import Collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,50 +42,36 @@ def broadcast(rank: int, n: int, buf: Any, root: int) -> Prepared:
 
 def reduce(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str, root: int) -> Prepared:
     """``Reduce``: the fold of all vectors to the root."""
+    name = op_name(op)
     check_root(root, n)
-    if rank != root:
-        if in_place(sendbuf):
-            raise ArgumentError(f"rank {rank}: MPI.IN_PLACE is for the root {root} alone; pass sendbuf")
-        send = parse(sendbuf, name="sendbuf", writable=False)
-        return Prepared(_reduction("reduce", n, (send.count,), send.dtype, op, root), send.array, None)
-    send, recv = _pair(sendbuf, recvbuf)
-    _equal(send, recv, recv.count)
-    return Prepared(_reduction("reduce", n, (send.count,), send.dtype, op, root), send.array, recv.array)
+    if rank == root:
+        send, recv = _pair(sendbuf, recvbuf)
+        return Prepared(_reduction("reduce", n, (send.count,), send.dtype, name, root), send.array, recv.array)
+    send = _leaf(rank, root, sendbuf)
+    return Prepared(_reduction("reduce", n, (send.count,), send.dtype, name, root), send.array, None)
 
 
 def allreduce(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> Prepared:
     """``Allreduce``: the fold of all vectors to everybody."""
+    name = op_name(op)
     send, recv = _pair(sendbuf, recvbuf)
-    _equal(send, recv, recv.count)
-    return Prepared(_reduction("allreduce", n, (send.count,), send.dtype, op, -1), send.array, recv.array)
+    return Prepared(_reduction("allreduce", n, (send.count,), send.dtype, name), send.array, recv.array)
 
 
 def allgather(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
     """``Allgather``: every rank's block to everybody."""
-    recv = parse(recvbuf, name="recvbuf", writable=True)
-    count = _blocks(recv, n, "recvbuf")
-    block = recv.array[rank * count : (rank + 1) * count]
-    send = Buffer(block, recv.dtype) if in_place(sendbuf) else parse(sendbuf, name="sendbuf", writable=False)
-    _equal(send, recv, count)
-    _apart(send.array, recv.array, block)
-    return Prepared(Call("allgather", n, (count,), send.dtype), send.array, recv.array)
+    send, recv = _collected(rank, n, sendbuf, recvbuf)
+    return Prepared(Call("allgather", n, (send.count,), send.dtype), send.array, recv.array)
 
 
 def gather(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Prepared:
     """``Gather``: every rank's block to the root."""
     check_root(root, n)
-    if rank != root:
-        if in_place(sendbuf):
-            raise ArgumentError(f"rank {rank}: MPI.IN_PLACE is for the root {root} alone; pass sendbuf")
-        send = parse(sendbuf, name="sendbuf", writable=False)
-        return Prepared(Call("gather", n, (send.count,), send.dtype, "", root), send.array, None)
-    recv = parse(recvbuf, name="recvbuf", writable=True)
-    count = _blocks(recv, n, "recvbuf")
-    block = recv.array[rank * count : (rank + 1) * count]
-    send = Buffer(block, recv.dtype) if in_place(sendbuf) else parse(sendbuf, name="sendbuf", writable=False)
-    _equal(send, recv, count)
-    _apart(send.array, recv.array, block)
-    return Prepared(Call("gather", n, (count,), send.dtype, "", root), send.array, recv.array)
+    if rank == root:
+        send, recv = _collected(rank, n, sendbuf, recvbuf)
+        return Prepared(Call("gather", n, (send.count,), send.dtype, "", root), send.array, recv.array)
+    send = _leaf(rank, root, sendbuf)
+    return Prepared(Call("gather", n, (send.count,), send.dtype, "", root), send.array, None)
 
 
 def scatter(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Prepared:
@@ -91,47 +80,82 @@ def scatter(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Prepare
     if rank != root:
         recv = parse(recvbuf, name="recvbuf", writable=True)
         return Prepared(Call("scatter", n, (recv.count,), recv.dtype, "", root), None, recv.array)
-    send = parse(sendbuf, name="sendbuf", writable=False)
-    count = _blocks(send, n, "sendbuf")
-    block = send.array[rank * count : (rank + 1) * count]
-    recv = Buffer(block, send.dtype) if in_place(recvbuf) else parse(recvbuf, name="recvbuf", writable=True)
-    _equal(recv, send, count)
-    _apart(recv.array, send.array, block)
-    return Prepared(Call("scatter", n, (count,), send.dtype, "", root), send.array, recv.array)
+    send = parse(sendbuf, name="sendbuf", writable=False, blocks=n)
+    block = _block(send, rank, n, "sendbuf")
+    recv = block if in_place(recvbuf) else parse(recvbuf, name="recvbuf", writable=True)
+    _equal(recv, block)
+    _apart(recv.array, send.array, block.array)
+    return Prepared(Call("scatter", n, (recv.count,), send.dtype, "", root), send.array, recv.array)
+
+
+def reduce_scatter_block(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> Prepared:
+    """``Reduce_scatter_block``: the fold of all vectors, one of ``n`` equal blocks to each rank."""
+    name = op_name(op)
+    if in_place(sendbuf):
+        recv = parse(recvbuf, name="recvbuf", writable=True, blocks=n)
+        block = _block(recv, 0, n, "recvbuf")
+        return _scattered(rank, n, _copy(recv), block, (block.count,) * n, name)
+    recv = parse(recvbuf, name="recvbuf", writable=True)
+    send = parse(sendbuf, name="sendbuf", writable=False, blocks=n)
+    return _scattered(rank, n, send, recv, (recv.count,) * n, name)
 
 
 def reduce_scatter(
-    rank: int, n: int, sendbuf: Any, recvbuf: Any, counts: Callable[[int], tuple[int, ...]], op: MPI.Op | str
+    rank: int,
+    n: int,
+    sendbuf: Any,
+    recvbuf: Any,
+    recvcounts: Any,
+    op: MPI.Op | str,
+    exchange: Callable[[int], tuple[int, ...]],
 ) -> Prepared:
-    """``Reduce_scatter`` and ``Reduce_scatter_block``: the fold of all vectors, one block to each rank.
+    """``Reduce_scatter``: the fold of all vectors, a block of ``recvcounts[i]`` elements to rank i.
 
     Args:
-        counts: gives every rank's block length from the length of this rank's receive buffer.
+        exchange: gives every rank's number from this rank's; for ``recvcounts=None``, where blocks
+            are as long as the receive buffers. All ranks must come to it, also those in trouble.
     """
-    recv = parse(recvbuf, name="recvbuf", writable=True)
-    if in_place(sendbuf):
-        send = Buffer(recv.array.copy(), recv.dtype)  # the result overlaps the input of other blocks
-        lengths = counts(recv.count // n if recv.count % n == 0 else -1)
+    name = op_name(op)
+    if recvcounts is not None:
+        lengths = _lengths(recvcounts, n)
+        recv = parse(recvbuf, name="recvbuf", writable=True)
     else:
-        send = parse(sendbuf, name="sendbuf", writable=False)
-        lengths = counts(recv.count)
-    if send.count != sum(lengths):
+        try:
+            if in_place(sendbuf):
+                raise ArgumentError(f"rank {rank}: recvcounts is needed with MPI.IN_PLACE; pass every block's length")
+            recv = parse(recvbuf, name="recvbuf", writable=True)
+        except (BlinkError, Foreign):
+            exchange(-1)
+            raise
+        lengths = exchange(recv.count)
+        if min(lengths) < 0:
+            raise Foreign("another rank's receive buffer is not ours to read")
+    if not in_place(sendbuf):
+        return _scattered(rank, n, parse(sendbuf, name="sendbuf", writable=False), recv, lengths, name)
+    if recv.count < sum(lengths):
         raise ArgumentError(
-            f"rank {rank}: sendbuf has {send.count} elements, the blocks {list(lengths)} {sum(lengths)}; match them"
+            f"rank {rank}: recvbuf has {recv.count} elements, the blocks {list(lengths)} {sum(lengths)}; match them"
         )
-    if recv.count < lengths[rank] or send.dtype != recv.dtype:
-        raise ArgumentError(
-            f"rank {rank}: recvbuf is {recv.count} x {recv.dtype}, its block is {lengths[rank]} x {send.dtype}; "
-            "make them equal"
-        )
-    result = recv.array[: lengths[rank]]
-    _apart(send.array, result, None)
-    return Prepared(_reduction("reduce_scatter", n, lengths, send.dtype, op, -1), send.array, result)
+    send = _copy(Buffer(recv.array[: sum(lengths)], recv.dtype))
+    return _scattered(rank, n, send, Buffer(recv.array[: lengths[rank]], recv.dtype), lengths, name)
 
 
-def barrier(n: int) -> Prepared:
+def barrier(_: int, n: int) -> Prepared:
     """``Barrier``: meeting is all there is to it."""
     return Prepared(Call("barrier", n, (0,), ""), None, None)
+
+
+def in_mpi(call: Call) -> bool:
+    """Whether MPI has the element type and the operation, whichever MPI it is, and means the same by them.
+
+    MPI's min and max of floats may lose a NaN; to mpi4py an uint8 array is MPI.BYTE, which MPI does not add; and Open
+    MPI's sums of 8- and 16-bit integers saturate where its vector units do them, and wrap elsewhere.
+    """
+    if not call.op:
+        return call.dtype not in ("float16", "bfloat16")
+    if call.op == "avg" or (call.op in ("min", "max") and call.dtype in FLOATS):
+        return False
+    return dtype_of(call.dtype).itemsize >= 4 or call.dtype == "bool"
 
 
 def check_root(root: int, n: int) -> None:
@@ -140,10 +164,9 @@ def check_root(root: int, n: int) -> None:
         raise ArgumentError(f"root={root!r}: expected a rank 0..{n - 1}")
 
 
-def _reduction(kind: Any, n: int, counts: tuple[int, ...], dtype: str, op: MPI.Op | str, root: int) -> Call:
-    name = op_name(op)
-    check_op(name, dtype)
-    return Call(kind, n, counts, dtype, name, root)
+def _reduction(kind: Collective, n: int, counts: tuple[int, ...], dtype: str, op: str, root: int = -1) -> Call:
+    check_op(op, dtype)
+    return Call(kind, n, counts, dtype, op, root)
 
 
 def _pair(sendbuf: Any, recvbuf: Any) -> tuple[Buffer, Buffer]:
@@ -152,22 +175,68 @@ def _pair(sendbuf: Any, recvbuf: Any) -> tuple[Buffer, Buffer]:
     if in_place(sendbuf) or sendbuf is recvbuf:
         return recv, recv
     send = parse(sendbuf, name="sendbuf", writable=False)
+    _equal(send, recv)
     _apart(send.array, recv.array, recv.array)
     return send, recv
 
 
-def _equal(one: Buffer, other: Buffer, count: int) -> None:
-    if (one.count, one.dtype) != (count, other.dtype):
+def _collected(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> tuple[Buffer, Buffer]:
+    """This rank's block and the buffer of all blocks."""
+    recv = parse(recvbuf, name="recvbuf", writable=True, blocks=n)
+    block = _block(recv, rank, n, "recvbuf")
+    send = block if in_place(sendbuf) else parse(sendbuf, name="sendbuf", writable=False)
+    _equal(send, block)
+    _apart(send.array, recv.array, block.array)
+    return send, recv
+
+
+def _leaf(rank: int, root: int, sendbuf: Any) -> Buffer:
+    """What a rank that is not the root gives."""
+    if in_place(sendbuf):
+        raise BufferTypeError(f"rank {rank}: MPI.IN_PLACE (or None) is for the root {root} alone; pass sendbuf")
+    return parse(sendbuf, name="sendbuf", writable=False)
+
+
+def _scattered(rank: int, n: int, send: Buffer, recv: Buffer, lengths: tuple[int, ...], op: str) -> Prepared:
+    """A Reduce_scatter with block lengths."""
+    if send.count != sum(lengths):
         raise ArgumentError(
-            f"send and receive buffers differ: {one.count} x {one.dtype} against {count} x {other.dtype}; "
+            f"rank {rank}: sendbuf has {send.count} elements, the blocks {list(lengths)} {sum(lengths)}; match them"
+        )
+    _equal(recv, Buffer(send.array[: lengths[rank]], send.dtype))
+    _apart(send.array, recv.array, None)
+    return Prepared(_reduction("reduce_scatter", n, lengths, send.dtype, op), send.array, recv.array)
+
+
+def _copy(buffer: Buffer) -> Buffer:
+    """The input of a Reduce_scatter in place: its result would overwrite other ranks' blocks."""
+    return Buffer(buffer.array.copy(), buffer.dtype)
+
+
+def _lengths(recvcounts: Any, n: int) -> tuple[int, ...]:
+    try:
+        lengths = tuple(operator.index(c) for c in recvcounts)
+    except TypeError:
+        raise BufferTypeError(f"recvcounts={recvcounts!r}: expected {n} integers") from None
+    if len(lengths) != n or min(lengths) < 0:
+        raise ArgumentError(f"recvcounts={list(lengths)}: expected {n} numbers of at least 0")
+    return lengths
+
+
+def _equal(one: Buffer, other: Buffer) -> None:
+    if (one.count, one.dtype) != (other.count, other.dtype):
+        raise ArgumentError(
+            f"send and receive buffers differ: {one.count} x {one.dtype} against {other.count} x {other.dtype}; "
             "make them equal"
         )
 
 
-def _blocks(buffer: Buffer, n: int, name: str) -> int:
+def _block(buffer: Buffer, index: int, n: int, name: str) -> Buffer:
+    """One of ``n`` equal blocks."""
     if buffer.count % n:
         raise ArgumentError(f"{name} has {buffer.count} elements, no multiple of {n} ranks; correct its length")
-    return buffer.count // n
+    count = buffer.count // n
+    return Buffer(buffer.array[index * count : (index + 1) * count], buffer.dtype)
 
 
 def _apart(one: Array, other: Array, same: Array | None) -> None:

@@ -7,13 +7,13 @@ datatypes, calls across nodes) is MPI's own, on a duplicate that it owns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from mpi4py import MPI
 
 from . import calls
-from .buffers import OPS, op_name
+from .buffers import foreign, op_name
 from .engine import Engine, Job, Options, end_job_on_error
 from .errors import ArgumentError, BlinkError
 from .explain import explain, plan_line
@@ -24,6 +24,15 @@ from .select import canonical
 from .simulate import price
 from .topology import Topology
 from .trees.tree import ROOTED, Collective
+
+BCAST = Job("broadcast", calls.broadcast, MPI.Intracomm.Ibcast)
+REDUCE = Job("reduce", calls.reduce, MPI.Intracomm.Ireduce)
+ALLREDUCE = Job("allreduce", calls.allreduce, MPI.Intracomm.Iallreduce)
+GATHER = Job("gather", calls.gather, MPI.Intracomm.Igather)
+SCATTER = Job("scatter", calls.scatter, MPI.Intracomm.Iscatter)
+ALLGATHER = Job("allgather", calls.allgather, MPI.Intracomm.Iallgather)
+REDUCE_SCATTER_BLOCK = Job("reduce_scatter", calls.reduce_scatter_block, MPI.Intracomm.Ireduce_scatter_block)
+BARRIER = Job("barrier", calls.barrier, MPI.Intracomm.Ibarrier)
 
 
 class Communicator(MPI.Intracomm):
@@ -47,7 +56,11 @@ class Communicator(MPI.Intracomm):
 
     def __new__(cls, comm: MPI.Intracomm | None = None, **_: Any) -> Communicator:
         """Duplicate ``comm``; without one (as mpi4py itself calls it) make an empty, uninitialised object."""
-        return super().__new__(cls, comm.Dup() if comm is not None else None)
+        if comm is None:
+            return super().__new__(cls)
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise ArgumentError(f"Communicator({comm!r}): expected an intracommunicator, such as MPI.COMM_WORLD")
+        return super().__new__(cls, MPI.Intracomm(comm).Dup())
 
     def __init__(
         self,
@@ -66,7 +79,7 @@ class Communicator(MPI.Intracomm):
         end_job_on_error(comm)
         options = Options(topology, plan, timeout, strict, deterministic, runner, algo)
         try:
-            self._blink = Engine(comm, options)
+            self._blink = Engine(self, options)
         except BaseException:
             super().Free()
             raise
@@ -88,8 +101,8 @@ class Communicator(MPI.Intracomm):
     ) -> str:
         """Say which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
         engine = self._engine()
-        if engine.why_mpi:
-            return f"{collective}: MPI's own collective, because {engine.why_mpi}"
+        if why := engine.why_mpi or foreign(op):
+            return f"{collective}: MPI's own collective, because {why}"
         call = self._call(collective, nbytes, dtype, op, root)
         live = [engine.transport.runner_reason] if engine.transport else []
         if engine.emulated:
@@ -114,8 +127,9 @@ class Communicator(MPI.Intracomm):
     ) -> dict[str, Any]:
         """The choice for a call, as data: scheme, runner, chunk_bytes, depth, reason."""
         engine = self._engine()
-        if engine.transport is None:
-            return {"scheme": "mpi", "runner": "mpi", "chunk_bytes": 0, "depth": 0, "reason": engine.why_mpi}
+        why = engine.why_mpi or foreign(op)
+        if why or engine.transport is None:
+            return {"scheme": "mpi", "runner": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
         call = self._call(collective, nbytes, dtype, op, root)
         rule = engine.rule(call)
         chunk = 0
@@ -135,7 +149,7 @@ class Communicator(MPI.Intracomm):
     ) -> tuple[float | None, float | None]:
         """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say."""
         engine = self._engine()
-        if engine.transport is None:
+        if engine.transport is None or foreign(op):
             return None, None
         call = self._call(collective, nbytes, dtype, op, root)
         rule = engine.rule(call, blocking=False)
@@ -148,120 +162,71 @@ class Communicator(MPI.Intracomm):
 
     def Bcast(self, buf: Any, root: int = 0, *, timeout: float | None = None) -> None:
         """Send the root's buffer to all."""
-        self._block(self._bcast(buf, root), timeout)
+        self._block(BCAST.of(buf, root), timeout)
 
     def Ibcast(self, buf: Any, root: int = 0, *, timeout: float | None = None) -> MPI.Request:
         """Non-blocking :meth:`Bcast`."""
-        return self._start(self._bcast(buf, root), timeout)
-
-    def _bcast(self, buf: Any, root: int) -> Job:
-        return Job(
-            "broadcast",
-            lambda r, n: calls.broadcast(r, n, buf, root),
-            lambda: super(Communicator, self).Ibcast(buf, root),
-        )
+        return self._start(BCAST.of(buf, root), timeout)
 
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, root: int = 0, *, timeout: float | None = None
     ) -> None:
         """Fold all buffers into the root's."""
-        self._block(self._reduce(sendbuf, recvbuf, op, root), timeout)
+        self._block(REDUCE.of(sendbuf, recvbuf, op, root), timeout)
 
     def Ireduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, root: int = 0, *, timeout: float | None = None
     ) -> MPI.Request:
         """Non-blocking :meth:`Reduce`."""
-        return self._start(self._reduce(sendbuf, recvbuf, op, root), timeout)
-
-    def _reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str, root: int) -> Job:
-        return Job(
-            "reduce",
-            lambda r, n: calls.reduce(r, n, sendbuf, recvbuf, op, root),
-            lambda: super(Communicator, self).Ireduce(sendbuf, recvbuf, _mpi_op(op), root),
-        )
+        return self._start(REDUCE.of(sendbuf, recvbuf, op, root), timeout)
 
     def Allreduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
     ) -> None:
         """Fold all buffers into everybody's."""
-        self._block(self._allreduce(sendbuf, recvbuf, op), timeout)
+        self._block(ALLREDUCE.of(sendbuf, recvbuf, op), timeout)
 
     def Iallreduce(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
     ) -> MPI.Request:
         """Non-blocking :meth:`Allreduce`."""
-        return self._start(self._allreduce(sendbuf, recvbuf, op), timeout)
-
-    def _allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> Job:
-        return Job(
-            "allreduce",
-            lambda r, n: calls.allreduce(r, n, sendbuf, recvbuf, op),
-            lambda: super(Communicator, self).Iallreduce(sendbuf, recvbuf, _mpi_op(op)),
-        )
+        return self._start(ALLREDUCE.of(sendbuf, recvbuf, op), timeout)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> None:
         """Collect everybody's block at the root."""
-        self._block(self._gather(sendbuf, recvbuf, root), timeout)
+        self._block(GATHER.of(sendbuf, recvbuf, root), timeout)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> MPI.Request:
         """Non-blocking :meth:`Gather`."""
-        return self._start(self._gather(sendbuf, recvbuf, root), timeout)
-
-    def _gather(self, sendbuf: Any, recvbuf: Any, root: int) -> Job:
-        return Job(
-            "gather",
-            lambda r, n: calls.gather(r, n, sendbuf, recvbuf, root),
-            lambda: super(Communicator, self).Igather(sendbuf, recvbuf, root),
-        )
+        return self._start(GATHER.of(sendbuf, recvbuf, root), timeout)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> None:
         """Give each rank its block of the root's buffer."""
-        self._block(self._scatter(sendbuf, recvbuf, root), timeout)
+        self._block(SCATTER.of(sendbuf, recvbuf, root), timeout)
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> MPI.Request:
         """Non-blocking :meth:`Scatter`."""
-        return self._start(self._scatter(sendbuf, recvbuf, root), timeout)
-
-    def _scatter(self, sendbuf: Any, recvbuf: Any, root: int) -> Job:
-        return Job(
-            "scatter",
-            lambda r, n: calls.scatter(r, n, sendbuf, recvbuf, root),
-            lambda: super(Communicator, self).Iscatter(sendbuf, recvbuf, root),
-        )
+        return self._start(SCATTER.of(sendbuf, recvbuf, root), timeout)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, timeout: float | None = None) -> None:
         """Collect everybody's block everywhere."""
-        self._block(self._allgather(sendbuf, recvbuf), timeout)
+        self._block(ALLGATHER.of(sendbuf, recvbuf), timeout)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, timeout: float | None = None) -> MPI.Request:
         """Non-blocking :meth:`Allgather`."""
-        return self._start(self._allgather(sendbuf, recvbuf), timeout)
-
-    def _allgather(self, sendbuf: Any, recvbuf: Any) -> Job:
-        return Job(
-            "allgather",
-            lambda r, n: calls.allgather(r, n, sendbuf, recvbuf),
-            lambda: super(Communicator, self).Iallgather(sendbuf, recvbuf),
-        )
+        return self._start(ALLGATHER.of(sendbuf, recvbuf), timeout)
 
     def Reduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
     ) -> None:
         """Fold all buffers, give each rank one of ``size`` equal blocks."""
-        self._block(self._reduce_scatter_block(sendbuf, recvbuf, op), timeout)
+        self._block(REDUCE_SCATTER_BLOCK.of(sendbuf, recvbuf, op), timeout)
 
     def Ireduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
     ) -> MPI.Request:
         """Non-blocking :meth:`Reduce_scatter_block`."""
-        return self._start(self._reduce_scatter_block(sendbuf, recvbuf, op), timeout)
-
-    def _reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> Job:
-        return Job(
-            "reduce_scatter",
-            lambda r, n: calls.reduce_scatter(r, n, sendbuf, recvbuf, lambda own: (own,) * n, op),
-            lambda: super(Communicator, self).Ireduce_scatter_block(sendbuf, recvbuf, _mpi_op(op)),
-        )
+        return self._start(REDUCE_SCATTER_BLOCK.of(sendbuf, recvbuf, op), timeout)
 
     def Reduce_scatter(
         self,
@@ -287,23 +252,17 @@ class Communicator(MPI.Intracomm):
         """Non-blocking :meth:`Reduce_scatter`."""
         return self._start(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op), timeout)
 
-    def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: MPI.Op | str) -> Job:
-        return Job(
-            "reduce_scatter",
-            lambda r, n: calls.reduce_scatter(r, n, sendbuf, recvbuf, self._block_counts(recvcounts), op),
-            lambda: super(Communicator, self).Ireduce_scatter(sendbuf, recvbuf, recvcounts, _mpi_op(op)),
-        )
+    def _reduce_scatter(self, *args: Any) -> Job:
+        prepare = partial(calls.reduce_scatter, exchange=lambda own: self._engine().exchange(own))
+        return Job("reduce_scatter", prepare, MPI.Intracomm.Ireduce_scatter, args)
 
     def Barrier(self, *, timeout: float | None = None) -> None:
         """Return when everybody has come."""
-        self._block(self._barrier(), timeout)
+        self._block(BARRIER.of(), timeout)
 
     def Ibarrier(self, *, timeout: float | None = None) -> MPI.Request:
         """Non-blocking :meth:`Barrier`."""
-        return self._start(self._barrier(), timeout)
-
-    def _barrier(self) -> Job:
-        return Job("barrier", lambda r, n: calls.barrier(n), lambda: super(Communicator, self).Ibarrier())
+        return self._start(BARRIER.of(), timeout)
 
     # ---- communicators from this one
 
@@ -320,6 +279,14 @@ class Communicator(MPI.Intracomm):
         comm, request = super().Idup(info)
         request.Wait()
         return cast(Communicator, self._adopt(comm)), request
+
+    def Dup_with_info(self, info: MPI.Info) -> Communicator:
+        """As :meth:`Dup`."""
+        return cast(Communicator, self._adopt(super().Dup_with_info(info)))
+
+    def Idup_with_info(self, info: MPI.Info) -> tuple[Communicator, MPI.Request]:
+        """As :meth:`Idup`."""
+        return self.Idup(info)
 
     def Split(self, color: int = 0, key: int = 0) -> MPI.Intracomm:
         """One communicator per colour; COMM_NULL (of mpi4py) for ``MPI.UNDEFINED``."""
@@ -339,12 +306,19 @@ class Communicator(MPI.Intracomm):
 
     def Free(self) -> None:
         """Give everything back; collective, unless the communicator is dead (then local)."""
-        engine, self._blink = self.__dict__.get("_blink"), None
-        if engine is not None:
+        if self._initialised():
+            engine, self._blink = self._blink, None
+            if engine is None:  # freed before
+                return
             engine.close()
             if engine.dead is not None:
                 return
         super().Free()
+
+    def free(self) -> None:
+        """As :meth:`Free`, but nothing for a communicator that is freed already."""
+        if self != MPI.COMM_NULL:
+            self.Free()
 
     def __enter__(self) -> Communicator:
         """Use as a context manager: ``with Communicator(MPI.COMM_WORLD) as comm``."""
@@ -355,51 +329,45 @@ class Communicator(MPI.Intracomm):
         engine = self.__dict__.get("_blink")
         if engine is not None and error is not None and engine.dead is None:
             engine.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
-        if self != MPI.COMM_NULL:
-            self.Free()
+        self.free()
 
     # ---- inside
 
+    def _initialised(self) -> bool:
+        """Whether this is more than a plain communicator (mpi4py makes such objects without calling __init__)."""
+        return "_blink" in self.__dict__
+
     def _engine(self) -> Engine:
-        engine = self.__dict__.get("_blink")
+        engine: Engine | None = self.__dict__.get("_blink")
         if engine is None:
-            raise ArgumentError(
-                "this communicator is not initialised, or freed; make it with blinkmpi.Communicator(comm)"
-            )
-        return cast(Engine, engine)
+            state = "freed" if self._initialised() else "not initialised"
+            raise ArgumentError(f"this communicator is {state}; make one with blinkmpi.Communicator(comm)")
+        return engine
 
     def _adopt(self, comm: MPI.Comm) -> MPI.Intracomm:
         """Turn a fresh communicator of some of our ranks into one of our type; COMM_NULL stays as it is."""
-        engine = self.__dict__.get("_blink")
-        if engine is None or comm == MPI.COMM_NULL:
+        if comm == MPI.COMM_NULL or not self._initialised():
             return cast(MPI.Intracomm, comm)
         mine, theirs = self.Get_group(), comm.Get_group()
         ranks = MPI.Group.Translate_ranks(theirs, list(range(comm.size)), mine)
         mine.Free()
         theirs.Free()
         child = MPI.Intracomm.__new__(Communicator, comm)
-        child._blink = Engine(child, engine.child_options(list(ranks)))
+        try:
+            child._blink = Engine(child, self._engine().child_options(list(ranks)))
+        except BaseException:
+            child.Free()
+            raise
         return child
 
     def _block(self, job: Job, timeout: float | None) -> None:
-        engine = self.__dict__.get("_blink")
-        if engine is None:
-            job.mpi().Wait()
+        if self._initialised():
+            self._engine().block(job, timeout)
         else:
-            engine.block(job, timeout)
+            job.mpi(self).Wait()
 
     def _start(self, job: Job, timeout: float | None) -> MPI.Request:
-        engine = self.__dict__.get("_blink")
-        return job.mpi() if engine is None else engine.start(job, timeout)
-
-    def _block_counts(self, recvcounts: Any) -> Callable[[int], tuple[int, ...]]:
-        """Every rank's block length in a Reduce_scatter, from the argument or from all ranks' receive buffers."""
-        if recvcounts is not None:
-            lengths = tuple(int(c) for c in recvcounts)
-            if len(lengths) != self.size or min(lengths) < 0:
-                raise ArgumentError(f"recvcounts={list(lengths)}: expected {self.size} numbers of at least 0")
-            return lambda _: lengths
-        return lambda own: self._engine().exchange(own)
+        return self._engine().start(job, timeout) if self._initialised() else job.mpi(self)
 
     def _call(self, collective: str, nbytes: int, dtype: str, op: Any, root: int) -> Call:
         """The call that moves ``nbytes`` in its largest buffer."""
@@ -409,13 +377,3 @@ class Communicator(MPI.Intracomm):
         blocks = count // self.size if kind in BLOCKED else count
         counts = (blocks,) * (self.size if kind == "reduce_scatter" else 1)
         return Call(kind, self.size, counts, dtype, name if kind in REDUCTIONS else "", root if kind in ROOTED else -1)
-
-
-def _mpi_op(op: MPI.Op | str) -> MPI.Op:
-    if isinstance(op, MPI.Op):
-        return op
-    if op not in OPS:
-        raise ArgumentError(
-            f"op={op!r} with arguments that are MPI's alone: MPI cannot do it; expected {', '.join(OPS)}"
-        )
-    return OPS[op]

@@ -11,8 +11,12 @@ from .errors import BlinkError
 
 
 class Request(MPI.Grequest):
-    """Behaves as any ``MPI.Request`` (also in ``Waitall``); ``Wait`` and ``Test`` raise the call's own error."""
+    """Behaves as any ``MPI.Request``; ``Wait`` and ``Test`` raise the call's own error.
 
+    In MPI's functions of several requests (``Waitall``) it can only be MPI_ERR_IN_STATUS, and is printed.
+    """
+
+    _base: MPI.Grequest  # the same handle, which the user can neither free nor complete
     _done: threading.Event
     _error: list[BaseException]
 
@@ -28,14 +32,14 @@ class Request(MPI.Grequest):
 
         base = MPI.Grequest.Start(query, None, None)
         self = super().__new__(cls, base)
-        self._done, self._error = threading.Event(), error
+        self._base, self._done, self._error = base, threading.Event(), error
         return self
 
     def finish(self, error: BaseException | None) -> None:
         """Mark the call as ended (from any thread)."""
         if error is not None:
             self._error.append(error)
-        self.Complete()
+        self._base.Complete()
         self._done.set()
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
@@ -45,26 +49,20 @@ class Request(MPI.Grequest):
             What the call itself would have raised.
         """
         self._done.wait()
-        self._raise()
+        error = self._error.pop() if self._error else None
         super().Wait(status)
+        if error is not None:
+            raise error if isinstance(error, BlinkError) else BlinkError(f"the call failed: {error!r}") from error
         return True
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Whether the result is there; raises as :meth:`Wait` does."""
-        if not self._done.is_set():
-            return False
-        self._raise()
-        return bool(super().Test(status))
+        return self._done.is_set() and self.Wait(status)
 
-    def wait(self, status: MPI.Status | None = None) -> Any:
-        """As :meth:`Wait`."""
-        return self.Wait(status)
+    def wait(self, status: MPI.Status | None = None) -> None:
+        """As :meth:`Wait`, in the form of mpi4py's lower-case methods: there is no object to return."""
+        self.Wait(status)
 
-    def test(self, status: MPI.Status | None = None) -> tuple[bool, Any | None]:
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
         """As :meth:`Test`, in the form of mpi4py's lower-case methods."""
         return self.Test(status), None
-
-    def _raise(self) -> None:
-        if self._error:
-            error = self._error[0]
-            raise error if isinstance(error, BlinkError) else BlinkError(f"the call failed: {error!r}") from error
