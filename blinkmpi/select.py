@@ -131,7 +131,7 @@ def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple
     memory = packings[0].multicast
     chunk, depth = MEMORY_SLOTS.get(collective, MEMORY_SLOTS[""]) if memory else LINK_SLOTS
     small = MPI_BELOW_BYTES.get(collective, 0) if memory and mpi else 0
-    reason = packings[0].reason if len(schemes) > 1 else f"the one scheme for {collective} here"
+    reason = "" if len(schemes) > 1 else f"the one scheme for {collective} here"
     rules = [Rule(collective, small, schemes[0], chunk, depth, reason)]
     if small:
         rules.insert(0, Rule(collective, 0, "mpi", reason=f"MPI measured faster below {small} bytes"))

@@ -16,12 +16,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkmpi.numerics import COMPLEX, DTYPES, FLOATS, INTEGERS, OPS, accumulator_of, check_op, dtype_of
 from blinkmpi.errors import BufferTypeError
+from blinkmpi.numerics import COMPLEX, DTYPES, FLOATS, INTEGERS, OPS, accumulator_of, check_op, dtype_of
 
 Array = NDArray[Any]
 REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
-COLLECTIVES = ("broadcast", "reduce", "allreduce", "gather", "scatter", "allgather", "reduce_scatter_block", "reduce_scatter")
+COLLECTIVES = (
+    "broadcast",
+    "reduce",
+    "allreduce",
+    "gather",
+    "scatter",
+    "allgather",
+    "reduce_scatter_block",
+    "reduce_scatter",
+)
 LARGE = (("float32", "sum"), ("bfloat16", "sum"), ("int8", "max"))
 
 
@@ -50,9 +59,15 @@ class Case:
 
 def cases(collective: str, n: int, *, full: bool = True) -> Iterator[Case]:
     """All cases of a collective: every type and operation on odd small counts, some on a large one."""
-    pairs = [(d, o) for d in DTYPES for o in OPS if _allowed(o, d)] if collective in REDUCING else [(d, "") for d in DTYPES]
+    pairs = (
+        [(d, o) for d in DTYPES for o in OPS if _allowed(o, d)] if collective in REDUCING else [(d, "") for d in DTYPES]
+    )
     if not full:
-        pairs = [p for p in pairs if p[0] in ("float32", "bfloat16", "int16", "bool") and p[1] in ("", "sum", "lor", "avg", "min")]
+        pairs = [
+            p
+            for p in pairs
+            if p[0] in ("float32", "bfloat16", "int16", "bool") and p[1] in ("", "sum", "lor", "avg", "min")
+        ]
     rooted = collective in ("broadcast", "reduce", "gather", "scatter")
     for dtype, op in pairs:
         large = (dtype, op or "sum") in LARGE or (not op and dtype in ("float32", "complex64"))
@@ -102,7 +117,7 @@ def _random(rng: np.random.Generator, dtype: str, op: str, size: int) -> Array:
 
 def expected(case: Case, sends: list[Array], rank: int) -> Array | None:
     """What ``rank`` must receive, exactly for integers and moves, in float64/complex128 for floating sums."""
-    kind, n = case.collective, case.n
+    kind = case.collective
     if kind == "broadcast":
         return None if rank == case.root else sends[case.root]
     if kind == "allgather" or (kind == "gather" and rank == case.root):

@@ -83,7 +83,8 @@ class HostTransport:
         stride = self.window.size // 8
         self._prints = [self.window.words[self.window.record(0, turn) // 8 :: stride] for turn in (0, 1)]
         self.push = False
-        self.push, self.push_reason = push_slots(self, comm, CALIBRATION_SECONDS)
+        self.push, how = push_slots(self, comm, CALIBRATION_SECONDS)
+        self.runner_reason += f"; {how}" if how else ""
         self.window.reset(comm)  # calls of users count from 1
 
     # ---- before a call

@@ -24,7 +24,8 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 
 FIELDS = (
     "base", "lanes", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "push", "timeout_ns",
-    "spins", "send", "recv", "beat", "abort", "left", "moved", "stage", "n", "rank", "seq", "print", "calls", "prints", "stride",
+    "spins", "send", "recv", "beat", "abort", "left", "moved", "stage", "n", "rank", "seq", "print", "calls", "prints",
+    "stride",
 )  # fmt: skip
 
 

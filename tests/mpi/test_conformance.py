@@ -18,7 +18,9 @@ from blinkmpi.topology import machine, modify
 from tests.conformance import COLLECTIVES, Array, Case, cases, expected, inputs, mistakes
 from tests.harness import mpi
 
-OURS = ";".join(f"{c}:^mpi" for c in ("broadcast", "reduce", "allreduce", "gather", "scatter", "allgather", "reduce_scatter"))
+OURS = ";".join(
+    f"{c}:^mpi" for c in ("broadcast", "reduce", "allreduce", "gather", "scatter", "allgather", "reduce_scatter")
+)
 
 
 def call(comm: blinkmpi.Communicator, case: Case, send: Array, recv: Array | None) -> Array | None:
