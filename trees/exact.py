@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
+
 from .cuts import min_cut, ratio_cut
-from .fabric import Fabric, Overlay, overlay
+from .fabric import Fabric, Ints, Overlay
 from .flow import Flow
 from .growth import Grown, best_arborescences, spanning_trees
 from .tree import Edge, Tree
@@ -22,20 +24,39 @@ def grown(f: Fabric, collective: str, root: int) -> tuple[tuple[Tree, ...], Frac
 
     Without switches that is the bound itself.
     """
-    o = overlay(f)
-    cap = o.matrix()
+    o = f.split
     if collective == "allreduce":
-        trees, unit = spanning_trees(cap)
+        trees, unit = spanning_trees(o.matrix())
         placed = place(trees, o, unit, both_ways=True)
         return placed, sum((t.weight for t in placed), Fraction(0))
     if collective in ("broadcast", "reduce"):
-        _, units = min_cut(cap, f.n, root)
-        placed = place(best_arborescences(cap, [units if v == root else 0 for v in range(f.n)]), o, Fraction(1))
-        return placed, units * o.mbps
-    mask, units = ratio_cut(cap, f.n, None)
-    each = Fraction(units, mask.bit_count())
-    trees = best_arborescences(cap * each.denominator, [each.numerator] * f.n)
+        trees, units = _from_root(f, root)
+        return place(trees, o, Fraction(1)), units * o.mbps
+    if "ratio" not in f.memo:
+        f.memo["ratio"] = _from_each(o.matrix(), f.n)
+    trees, each = f.memo["ratio"]
     return place(trees, o, Fraction(1, each.denominator)), f.n * each * o.mbps
+
+
+def _from_each(cap: Ints, n: int) -> tuple[list[Grown], Fraction]:
+    """Trees from every rank, and the units that each rank roots."""
+    mask, units = ratio_cut(cap, n, None)
+    each = Fraction(units, mask.bit_count())
+    return best_arborescences(cap * each.denominator, [each.numerator] * n), each
+
+
+def _from_root(f: Fabric, root: int) -> tuple[list[Grown], int]:
+    """Trees from ``root``, and their units; another root's, if exchanging the two ranks changes no capacity."""
+    memo: dict[int, tuple[list[Grown], int]] = f.memo.setdefault("rooted", {})
+    cap = f.split.matrix()
+    for other, (trees, units) in memo.items():
+        order = list(range(f.n))
+        order[root], order[other] = other, root
+        if np.array_equal(cap[np.ix_(order, order)], cap):
+            return [Grown(root, tuple((order[u], order[v]) for u, v in t.arcs), t.weight) for t in trees], units
+    _, units = min_cut(cap, f.n, root)
+    memo[root] = best_arborescences(cap, [units if v == root else 0 for v in range(f.n)]), units
+    return memo[root]
 
 
 def place(trees: Iterable[Grown], o: Overlay, unit: Fraction, *, both_ways: bool = False) -> tuple[Tree, ...]:

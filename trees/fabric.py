@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from math import gcd, lcm
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -65,13 +66,32 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
         return cap
 
     @cached_property
+    def memo(self) -> dict[object, Any]:
+        """What planners found out about this fabric, by their own keys; several collectives and roots ask the same."""
+        return {}
+
+    @cached_property
+    def even(self) -> bool:
+        """Every link is equally fast both ways."""
+        return all(self.arcs.get((v, u)) == c for (u, v), c in self.arcs.items())
+
+    @cached_property
+    def split(self) -> Overlay:
+        """:func:`overlay`, computed once."""
+        return overlay(self)
+
+    @cached_property
     def backwards(self) -> Fabric:
         """Every arc turned around; a tree for a broadcast here is one for a reduce there."""
+        if self.even:
+            return self
         return Fabric(self.topology, self.kinds, dict(sorted(((v, u), c) for (u, v), c in self.arcs.items())))
 
     @cached_property
     def two_way(self) -> Fabric:
         """The pairs joined in both directions, at the smaller of the two capacities."""
+        if self.even:
+            return self
         both = {(u, v): min(c, self.arcs[v, u]) for (u, v), c in self.arcs.items() if (v, u) in self.arcs}
         return Fabric(self.topology, self.kinds, both)
 
@@ -128,8 +148,15 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
 
 
 def fabric(topology: Topology, kinds: Iterable[str]) -> Fabric:
-    """The links of these kinds; parallel links of several kinds add up."""
-    wanted = set(kinds)
+    """The links of these kinds; parallel links of several kinds add up. Kept beside the topology for the next call."""
+    wanted = frozenset(kinds)
+    kept: dict[frozenset[str], Fabric] = topology.__dict__.setdefault("_fabrics", {})
+    if wanted not in kept:
+        kept[wanted] = _merged(topology, wanted)
+    return kept[wanted]
+
+
+def _merged(topology: Topology, wanted: frozenset[str]) -> Fabric:
     arcs: dict[Arc, int] = {}
     for k in topology.links:
         if k.kind in wanted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import pairwise
+from math import lcm
 from typing import TypeVar
 
 import msgspec
@@ -21,18 +22,19 @@ Spot = TypeVar("Spot", Arc, int)  # a link or a core
 
 def link_loads(collective: str, trees: Iterable[Tree]) -> dict[Arc, Fraction]:
     """MB/s on every directed link."""
-    loads: dict[Arc, Fraction] = {}
+    trees = list(trees)
+    scale = lcm(*{t.weight.denominator for t in trees})
+    loads: dict[Arc, int] = {}
     for tree in trees:
+        weight = tree.weight.numerator * (scale // tree.weight.denominator)
         for edge in tree.edges:
-            steps: list[Arc] = []
             if collective in ALONG:
-                steps += pairwise(edge.path)
+                for arc in pairwise(edge.path):
+                    loads[arc] = loads.get(arc, 0) + weight
             if collective in AGAINST:
-                back = edge.path[::-1]
-                steps += pairwise(back)
-            for arc in steps:
-                loads[arc] = loads.get(arc, Fraction(0)) + tree.weight
-    return loads
+                for arc in pairwise(edge.path[::-1]):
+                    loads[arc] = loads.get(arc, 0) + weight
+    return {arc: Fraction(load, scale) for arc, load in loads.items()}
 
 
 def core_loads(collective: str, trees: Iterable[Tree]) -> dict[int, Fraction]:

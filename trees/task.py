@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -16,7 +16,7 @@ from ..errors import ArgumentError
 from .bound import certify, quick
 from .cluster import Box, boxes_of, oriented
 from .cuts import MAX_VERTICES
-from .fabric import Fabric, Overlay, overlay
+from .fabric import Fabric, Overlay
 from .tree import Certificate, Tree
 
 
@@ -82,7 +82,7 @@ class Task(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def logical(self) -> Overlay | None:
         """Arcs between ranks, switches split in closed form; nothing where switches are wired to switches."""
-        return overlay(self.oriented) if self.oriented.flat else None
+        return self.oriented.split if self.oriented.flat else None
 
     @cached_property
     def likely(self) -> Certificate:
@@ -93,7 +93,10 @@ class Task(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def certificate(self) -> Certificate:
         """The best bound of these links."""
-        return certify(self.fabric, self.collective, self.root)
+        memo, key = self.fabric.memo, ("bound", self.collective, self.root)
+        if key not in memo:
+            memo[key] = certify(self.fabric, self.collective, self.root)
+        return cast(Certificate, memo[key])
 
     @property
     def bound(self) -> Fraction:

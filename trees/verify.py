@@ -78,13 +78,13 @@ def _check_tree(p: Packing, f: Fabric, where: str, tree: Tree) -> None:
         _fail(p, f"{where} has weight {tree.weight}, expected more than 0")
     if not 0 <= tree.root < p.n or (p.collective in ROOTED and tree.root != p.root):
         _fail(p, f"{where} has root {tree.root}, expected {p.root if p.collective in ROOTED else f'0..{p.n - 1}'}")
-    reached = [tree.root]
+    reached = {tree.root}
     for e in tree.edges:
         if e.src not in reached:
             _fail(p, f"{where} edge {e.src}->{e.dst}: {e.src} is not reached yet, expected parents before children")
         if e.dst in reached or not 0 <= e.dst < p.n:
             _fail(p, f"{where} edge {e.src}->{e.dst}: expected a rank of 0..{p.n - 1} that the tree does not have yet")
-        reached.append(e.dst)
+        reached.add(e.dst)
         inside = e.path[1:-1]
         if len(e.path) < 2 or e.path[0] != e.src or e.path[-1] != e.dst:
             _fail(p, f"{where} edge {e.src}->{e.dst}: path {e.path} must begin and end with the edge's ranks")
@@ -95,7 +95,7 @@ def _check_tree(p: Packing, f: Fabric, where: str, tree: Tree) -> None:
         if any(a.dst != b.src for a, b in pairwise(tree.edges)):
             _fail(p, f"{where} must be a path from the root to one rank, got {[(e.src, e.dst) for e in tree.edges]}")
     elif len(reached) < p.n:
-        _fail(p, f"{where} does not reach ranks {sorted(set(range(p.n)) - set(reached))}, expected all {p.n}")
+        _fail(p, f"{where} does not reach ranks {sorted(set(range(p.n)) - reached)}, expected all {p.n}")
 
 
 def _check_path(p: Packing, f: Fabric, where: str, path: tuple[int, ...]) -> None:
