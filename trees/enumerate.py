@@ -219,11 +219,12 @@ def integer_program(cost: Any, rows: Sequence[Any], most: Any, whole: Any, nodes
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
+    # Presolve off: these programs are small, and with it HiGHS may print to the standard output.
     done = milp(
         cost,
         constraints=[LinearConstraint(*row) for row in rows],
         bounds=Bounds(0, most),
         integrality=np.asarray(whole, np.int64),
-        options={"node_limit": nodes, "mip_rel_gap": 0.0, "time_limit": SECONDS},
+        options={"node_limit": nodes, "mip_rel_gap": 0.0, "time_limit": SECONDS, "presolve": False},
     )
     return done.x, bool(done.status == 0)

@@ -24,7 +24,7 @@ from .task import Planned, Task
 
 Weights = dict[int, Fraction]
 NODES = 200
-SEARCHED = 4_000  # trees that the integer program for the fewest looks at; a tenth for AllReduce
+SEARCHED = 4_000
 CUT_RANKS = 12
 
 
@@ -43,7 +43,7 @@ def plan(task: Task) -> Planned:
     chosen, proof = ladder[count], f"the best found {of_all}"
     cut, most = widest(room, count)
     top = min(ceiling, most) if complete else most
-    if rate_of(chosen) < top and complete:
+    if rate_of(chosen) < top and complete and len(shapes) <= searched(room):
         answer = most_with(room, shapes, count, nodes=NODES)
         if answer is not None and rate_of(answer.weights) >= rate_of(chosen):
             chosen = answer.weights
@@ -66,7 +66,7 @@ def _all_the_rate(
     """The fewest trees found that reach the rate of ``best``, by four ways to find them."""
     rate = rate_of(best)
     found = [best, *(w for w in climb(room, shapes, best, len(best)).values() if rate_of(w) == rate)]
-    if complete and len(shapes) <= (SEARCHED if room.root >= 0 else SEARCHED // 10):
+    if complete and len(shapes) <= searched(room):
         answer = fewest_for(room, shapes, rate, nodes=NODES)
         if answer is not None and rate_of(answer.weights) == rate:
             found.append(answer.weights)
@@ -91,6 +91,11 @@ def candidates(room: Room, max_depth: int | None) -> tuple[list[Shape], bool]:
     if not shapes:
         raise ArgumentError(f"max_depth {max_depth}: no spanning tree is that shallow; allow more hops")
     return sorted(shapes, key=lambda s: (s.depth, s)), complete
+
+
+def searched(room: Room) -> int:
+    """How many trees the integer programs choose from in a few seconds."""
+    return SEARCHED if room.root >= 0 else SEARCHED // 10
 
 
 def rate_of(weights: Weights) -> Fraction:
@@ -199,7 +204,8 @@ def fewest(task: Task) -> Fewest:
     if len(trees) == least:
         return Fewest(Planned(trees, rate, f"{least} trees, the fewest: {by_cut}"), least, "cut")
     shapes = all_shapes(room)
-    answer = fewest_for(room, shapes, goal, nodes=NODES) if shapes else None
+    small = shapes is not None and len(shapes) <= searched(room)
+    answer = fewest_for(room, shapes, goal, nodes=NODES) if shapes and small else None
     if answer is not None and rate_of(answer.weights) == goal:
         if len(answer.weights) < len(trees):
             trees, rate = placed(room, shapes or [], answer.weights)

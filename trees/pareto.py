@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from ..topology.model import Topology
 from . import few, mwu
-from .enumerate import Room, Shape, best_weights, fewest_for, placed
+from .enumerate import Room, Shape, best_weights, fewest_for, most_with, placed
 from .fabric import choose
 from .pack import finished
 from .pool import least_depth
@@ -22,14 +22,17 @@ from .verify import verify
 NODES = 50
 
 
-def pareto(topology: Topology, collective: str, root: int = 0) -> tuple[Packing, ...]:
-    """The front, fewest trees first; the last one has the best rate.
+def pareto(topology: Topology, collective: str, root: int = 0, *, search: bool = False) -> tuple[Packing, ...]:
+    """The front, fewest trees first.
+
+    Args:
+        search: let integer programs look for better rungs on small graphs, which takes seconds.
 
     Raises:
         ArgumentError: for a collective or graph that method ``few`` cannot plan.
     """
     task = Task(choose(topology, collective, root), collective, root)
-    found = [verify(finished(task, "few", planned), topology) for planned in _candidates(task)]
+    found = [verify(finished(task, "few", planned), topology) for planned in _candidates(task, search)]
     return front(found)
 
 
@@ -73,7 +76,7 @@ def choose_by_size(
     return min(packings, key=lambda p: seconds(p, nbytes, hop_seconds=hop_seconds, tree_seconds=tree_seconds))
 
 
-def _candidates(task: Task) -> Iterator[Planned]:
+def _candidates(task: Task, search: bool) -> Iterator[Planned]:
     room = mwu.room_for(task)
     best = few.fewest(task).planned
     yield best
@@ -83,13 +86,16 @@ def _candidates(task: Task) -> Iterator[Planned]:
         some = [s for s in shapes if s.depth <= depth] if complete else few.candidates(room, depth)[0]
         weights = best_weights(room, some)
         reached = few.rate_of(weights)
-        if complete and len(some) <= 2000:  # a small program: fewer trees at that rate
+        if complete and len(some) <= few.searched(room) // 2:
             answer = fewest_for(room, some, reached, nodes=NODES)
             if answer is not None and few.rate_of(answer.weights) == reached:
                 weights = answer.weights
         yield _planned(room, some, weights)
-        for _, fewer in sorted(few.climb(room, some, weights, len(weights)).items()):
+        for count, fewer in sorted(few.climb(room, some, weights, len(weights)).items()):
+            better = most_with(room, some, count, nodes=NODES) if search and len(some) <= few.searched(room) else None
             yield _planned(room, some, fewer)
+            if better is not None and better.weights:
+                yield _planned(room, some, better.weights)
         if reached >= ceiling:
             break
     rest = best_weights(room, shapes)

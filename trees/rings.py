@@ -153,7 +153,8 @@ def _around(task: Task, why: str) -> Planned:
             "which are neighbours on the ring; take method 'exact'"
         )
     trees = cut_open(ring, hops, task.collective, task.root, 1)
-    return Planned(*scaled(trees, link_loads(task.collective, trees), task.fabric.arcs), why)
+    wide, _ = scaled(trees, link_loads(task.collective, trees), task.fabric.arcs)
+    return Planned(wide, sum((t.weight for t in wide), Fraction(0)), why)
 
 
 def _lost(f: Fabric, room: Mapping[Arc, int], count: int, both: bool) -> str:
