@@ -1,0 +1,215 @@
+"""Compare all planning methods, and write the tables of docs/treegen.md: ``python benchmarks/methods.py``.
+
+Plans for DGX-1 machines by every method, times each, predicts a call with the cost model, and writes
+``results/treegen-methods.json``; then the tables between the marks in the page. ``--page`` writes the page alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from blinkmpi.bench_meta import commit, hardware
+from blinkmpi.lower import lower
+from blinkmpi.plan import chunk_for
+from blinkmpi.program import Call
+from blinkmpi.simulate import price
+from blinkmpi.topology.machines import machine
+from blinkmpi.topology.model import Topology
+from blinkmpi.trees.pack import extra_methods, methods, pack
+from blinkmpi.trees.pareto import depth_of, fewest, pareto
+from blinkmpi.trees.task import Knobs
+from blinkmpi.trees.tree import ROOTED, Packing
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULT = ROOT / "benchmarks" / "results" / "treegen-methods.json"
+PAGE = ROOT / "docs" / "treegen.md"
+MACHINES = ("dgx-1v", "dgx-1p")
+COLLECTIVES = ("broadcast", "allreduce", "allgather")
+SIZES = (1 << 20, 64 << 20)
+SLOT_BYTES, SLOTS = 128 << 10, 4
+LIMITS: tuple[tuple[str, str, Knobs], ...] = (
+    ("few, depth <= 2", "few", Knobs(max_depth=2)),
+    ("few, depth <= 3", "few", Knobs(max_depth=3)),
+    ("few, depth <= 4", "few", Knobs(max_depth=4)),
+    ("few, 2 trees", "few", Knobs(max_trees=2)),
+)
+
+
+def main() -> int:
+    """Run, write the file, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--page", action="store_true", help="write the page from the file that is there")
+    if not parser.parse_args().page:
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps(run(), indent=1) + "\n")
+    found = json.loads(RESULT.read_text())
+    PAGE.write_text(with_tables(PAGE.read_text(), found))
+    return 0
+
+
+def run() -> dict[str, Any]:
+    """Every method on every machine and collective, the fronts, and the least numbers of trees."""
+    machines = [machine(name) for name in MACHINES]
+    return {
+        "format": "blinkmpi.treegen-methods",
+        "version": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **commit(),
+        "hardware": hardware(),
+        "calibration_seconds": calibration(),
+        "rows": [row for t in machines for c in COLLECTIVES for row in rows_of(t, c)],
+        "fronts": [front_of(t, c) for t in machines for c in ("broadcast", "allreduce")],
+        "fewest": [fewest_of(t, c) for t in machines for c in ("broadcast", "allreduce")],
+    }
+
+
+def calibration() -> float:
+    """Best of 3 of a fixed loop, so that a slow machine can be told from slow code."""
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        total = 0
+        for i in range(3_000_000):
+            total += i & 7
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def rows_of(t: Topology, collective: str) -> list[dict[str, Any]]:
+    """One row for each method, and for each limit of ``few``."""
+    names = [*methods(t, collective), *extra_methods(t, collective)]
+    asked = [(name, name, Knobs()) for name in names]
+    if "few" in names:
+        asked += LIMITS
+    return [row_of(t, collective, *one) for one in asked]
+
+
+def row_of(t: Topology, collective: str, label: str, method: str, knobs: Knobs) -> dict[str, Any]:
+    """Plan, verified, best of 2 times; and what the cost model predicts for it."""
+    seconds = float("inf")
+    for _ in range(2):
+        start = time.perf_counter()
+        packing = pack(t, collective, method=method, knobs=knobs)
+        seconds = min(seconds, time.perf_counter() - start)
+    best = pack(t, collective).bound
+    return {
+        "machine": t.name,
+        "collective": collective,
+        "method": label,
+        **size_of(packing),
+        "bound_gbps": float(packing.bound) / 1000,
+        "of_bound": str(packing.rate / packing.bound),
+        "of_nvlink_bound": float(packing.rate / best),
+        "links": packing.links,
+        "seconds": seconds,
+        "predicted_gbps": {str(n): predicted(packing, t, n) for n in SIZES},
+        "reason": packing.reason,
+    }
+
+
+def size_of(packing: Packing) -> dict[str, Any]:
+    """Trees, depth and rate."""
+    return {
+        "trees": len(packing.trees),
+        "depth": depth_of(packing),
+        "rate_mbps": str(packing.rate),
+        "rate_gbps": float(packing.rate) / 1000,
+    }
+
+
+def predicted(packing: Packing, t: Topology, nbytes: int) -> float:
+    """Bytes of the vector per second in GB/s by the cost model."""
+    count = nbytes // 4 // (t.n if packing.collective == "allgather" else 1)
+    op, root = "sum" if packing.collective == "allreduce" else "", packing.root if packing.collective in ROOTED else -1
+    call = Call(packing.collective, t.n, (count,), "float32", op, root)
+    program = lower(packing, call, chunk_bytes=chunk_for(packing, call, SLOT_BYTES), depth=SLOTS)
+    return price(program, packing, t).algbw
+
+
+def front_of(t: Topology, collective: str) -> dict[str, Any]:
+    """The Pareto front and the time that it took."""
+    start = time.perf_counter()
+    found = pareto(t, collective)
+    seconds = time.perf_counter() - start
+    points = [size_of(p) for p in found]
+    return {"machine": t.name, "collective": collective, "seconds": seconds, "points": points}
+
+
+def fewest_of(t: Topology, collective: str) -> dict[str, Any]:
+    """The least number of trees at the best rate, and what proves it."""
+    start = time.perf_counter()
+    packing, result = fewest(t, collective)
+    seconds = time.perf_counter() - start
+    return {
+        "machine": t.name,
+        "collective": collective,
+        "trees": len(packing.trees),
+        "at_least": result.least,
+        "proof": result.proof,
+        "seconds": seconds,
+        "reason": packing.reason,
+    }
+
+
+def with_tables(page: str, found: dict[str, Any]) -> str:
+    """The page with what stands between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->`` written anew."""
+    tables = {"methods": method_table(found), "fronts": front_table(found), "fewest": fewest_table(found)}
+    for name, table in tables.items():
+        head, begin, rest = page.partition(f"<!-- {name}: begin -->\n")
+        _, end, tail = rest.partition(f"<!-- {name}: end -->")
+        if not begin or not end:
+            raise SystemExit(
+                f"{PAGE.name} has no marks for {name}; add <!-- {name}: begin --> and <!-- {name}: end -->"
+            )
+        page = f"{head}{begin}{table}{end}{tail}"
+    return page
+
+
+def method_table(found: dict[str, Any]) -> str:
+    """One row for each machine, collective and method."""
+    small, large = (f"{n >> 20} MiB" for n in SIZES)
+    lines = [
+        f"Machine: {found['hardware']['cpu']}; a fixed loop of 3 million steps took "
+        f"{found['calibration_seconds'] * 1e3:.0f} ms. Code: {(found['commit'] or 'unknown')[:12]}, {found['date'][:10]}.\n",
+        f"| machine | collective | method | trees | depth | rate GB/s | of the NVLink bound | predicted {small} | "
+        f"{large} | planning ms |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        low, high = (row["predicted_gbps"][str(n)] for n in SIZES)
+        lines.append(
+            f"| {row['machine']} | {row['collective']} | {row['method']} | {row['trees']} | {row['depth']} | "
+            f"{row['rate_gbps']:.2f} | {row['of_nvlink_bound']:.1%} | {low:.1f} | {high:.1f} | "
+            f"{row['seconds'] * 1e3:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def front_table(found: dict[str, Any]) -> str:
+    """The fronts, a line each."""
+    lines = ["| machine | collective | trees / depth / GB/s | ms |", "|---|---|---|---:|"]
+    for one in found["fronts"]:
+        points = ", ".join(f"{p['trees']}/{p['depth']}/{p['rate_gbps']:.1f}" for p in one["points"])
+        lines.append(f"| {one['machine']} | {one['collective']} | {points} | {one['seconds'] * 1e3:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def fewest_table(found: dict[str, Any]) -> str:
+    """The least numbers of trees."""
+    lines = ["| machine | collective | trees | at least | proved by | ms |", "|---|---|---:|---:|---|---:|"]
+    for one in found["fewest"]:
+        lines.append(
+            f"| {one['machine']} | {one['collective']} | {one['trees']} | {one['at_least']} | "
+            f"{one['proof'] or 'open'} | {one['seconds'] * 1e3:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
