@@ -23,8 +23,9 @@ from .pool import pool
 from .task import Planned, Task
 
 Weights = dict[int, Fraction]
-NODES = 200
+NODES = 100
 SEARCHED = 4_000
+STARTS = 200
 CUT_RANKS = 12
 
 
@@ -104,7 +105,7 @@ def rate_of(weights: Weights) -> Fraction:
 
 
 def climb(room: Room, shapes: Sequence[Shape], best: Weights, count: int) -> dict[int, Weights]:
-    """For 1, 2, ... trees the best of three ways to find them: thickest first (two rules), and dropping the thinnest.
+    """For 1, 2, ... trees the best that was found: thickest first from many first trees, or dropping the thinnest.
 
     The weights of every choice are best for it.
     """
@@ -115,10 +116,8 @@ def climb(room: Room, shapes: Sequence[Shape], best: Weights, count: int) -> dic
         weights = reweighted(room, shapes, chosen)
         _keep(ladder, len(chosen), weights)
         chosen = sorted(weights, key=lambda i: (-weights[i], i))
-    for spare in (False, True):
-        chosen = thickest_first(room, shapes, count, spare=spare)
-        for size in range(1, len(chosen) + 1):
-            _keep(ladder, size, reweighted(room, shapes, chosen[:size]))
+    for size, some in thickest_first(room, shapes, count).items():
+        _keep(ladder, size, reweighted(room, shapes, some))
     for size in range(2, count + 1):
         _keep(ladder, size, ladder[size - 1])
     return ladder
@@ -129,25 +128,29 @@ def _keep(ladder: dict[int, Weights], size: int, weights: Weights) -> None:
         ladder[size] = weights
 
 
-def thickest_first(room: Room, shapes: Sequence[Shape], count: int, *, spare: bool) -> list[int]:
-    """Take the tree that carries most through what is left, again and again.
+def thickest_first(room: Room, shapes: Sequence[Shape], count: int) -> dict[int, list[int]]:
+    """For 1, 2, ... trees the choice that carries most, if the first is given and the next is the thickest that fits.
 
-    Args:
-        spare: among equally thick trees take the one whose arcs have most left; else the shallowest.
+    Among equally thick trees the one whose arcs have most left goes next. The thickest and evenly many others are tried
+    as the first.
     """
     spots = np.array([[room.spot[arc] for arc in s.arcs] for s in shapes])
-    left = np.array(room.units, np.int64)
-    chosen: list[int] = []
-    for _ in range(count):
-        room_left = left[spots]
-        thick = room_left.min(axis=1)
-        order = thick * 10_000 + room_left.sum(axis=1) if spare else thick
-        take = int(order.argmax())
-        if not thick[take]:
-            break
-        left[spots[take]] -= thick[take]
-        chosen.append(take)
-    return chosen
+    thickest = np.argsort(-np.array(room.units)[spots].min(axis=1), kind="stable")[: STARTS // 4].tolist()
+    firsts = dict.fromkeys([*thickest, *range(0, len(shapes), -(-len(shapes) // STARTS))])
+    most: dict[int, tuple[int, list[int]]] = {}
+    for first in firsts:
+        left = np.array(room.units, np.int64)
+        chosen: list[int] = []
+        total, take = 0, first
+        while len(chosen) < count and (thick := int(left[spots[take]].min())):
+            left[spots[take]] -= thick
+            total += thick
+            chosen.append(take)
+            if total > most.get(len(chosen), (0, []))[0]:
+                most[len(chosen)] = total, list(chosen)
+            room_left = left[spots]
+            take = int((room_left.min(axis=1) * 10_000_000 + room_left.sum(axis=1)).argmax())
+    return {size: some for size, (_, some) in most.items()}
 
 
 def widest(room: Room, count: int) -> tuple[tuple[int, ...], Fraction]:
