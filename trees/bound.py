@@ -18,7 +18,7 @@ packing meets it, the best one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ import numpy as np
 
 from ..topology.model import Topology
 from . import cuts, newton
-from .fabric import Fabric, capacity_across, capacity_leaving, name_of, subset_of
+from .fabric import Arc, Fabric, capacity_across, capacity_leaving, name_of, subset_of
+from .prices import FAR, cheapest
 from .tree import ROOTED, Certificate
 
 AWAY = ("broadcast", "allgather", "gather")  # bounded by what leaves a side; the others by what enters it
@@ -173,6 +174,22 @@ def partition_certificate(f: Fabric, parts: Sequence[tuple[int, ...]]) -> Certif
     edges = "1 tree edge" if len(parts) == 2 else f"{len(parts) - 1} tree edges"
     text = f"{_sides(f.topology, parts)}: {_crossing(f, parts, Fraction(1, 2))} each way for {edges}"
     return Certificate("partition", tuple(parts), capacity, Fraction(len(parts) - 1), text)
+
+
+def prices_certificate(f: Fabric, collective: str, root: int, prices: Mapping[Arc, int]) -> Certificate | None:
+    """The bound that these prices give; nothing where trees cost nothing at these prices."""
+    capacity = sum(f.arcs[arc] * price for arc, price in prices.items())
+    if capacity >= FAR or sum(prices.values()) * f.n >= FAR:
+        return None
+    cost = cheapest(f, collective, root, prices)
+    if not cost:
+        return None
+    text = (
+        f"prices on {len(prices)} of {len(f.arcs)} links: together {capacity} MB/s, "
+        f"and no trees cost less than {cost} for each unit of the rate"
+    )
+    parts = tuple((u, v, price) for (u, v), price in sorted(prices.items()))
+    return Certificate("prices", parts, Fraction(capacity), cost, text)
 
 
 def _sides(t: Topology, parts: Iterable[Iterable[int]]) -> str:

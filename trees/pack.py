@@ -11,7 +11,7 @@ from typing import cast
 
 from ..errors import ArgumentError
 from ..topology.model import Topology
-from . import exact, few, groups, hybrid, ilp, mwu, rails, rings, shapes
+from . import columns, exact, few, groups, hybrid, ilp, mwu, rails, rings, shapes
 from .bound import trivial
 from .fabric import choose, shared_memory
 from .growth import MAX_RANKS
@@ -60,7 +60,7 @@ def _fits_chain(task: Task) -> int:
     f = task.oriented
     if task.n > MANY_RANKS:
         return LAST
-    last_resort = not any(m.fits(task) for name, m in METHODS.items() if m.auto and name != "chain")
+    last_resort = not any(m.fits(task) for m in METHODS.values() if m.auto and not m.costly and m.scheme != "chain")
     return LAST if last_resort or all(len(f.hops_from(r)) == f.n - 1 for r in range(f.n)) else 0
 
 
@@ -73,7 +73,12 @@ def _best(task: Task) -> Packing:
     return _on_links(task, "auto")
 
 
+def _fits_columns(task: Task) -> int:
+    return 5 if 1 < task.n <= columns.MOST_RANKS and not task.by_paths else 0
+
+
 MANY_RANKS = 64  # simple shapes are tried up to here, or as a last resort
+COSTLY_RANKS = 32  # seconds of search beyond are for who asks
 LAST = 9
 # Every way to plan on links; one line each.
 METHODS: dict[str, Method] = {
@@ -84,6 +89,13 @@ METHODS: dict[str, Method] = {
     "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", _fits_onehop, _onehop),
     "chain": Method(
         "chain", "chains in depth-first order, which cross a switch link at most once each way", _fits_chain, _chain
+    ),
+    "columns": Method(
+        "columns",
+        "a linear program over trees whose edges are cheapest paths",
+        _fits_columns,
+        columns.planned,
+        costly=True,
     ),
     # Asked for by name alone: Blink's own stages, limits, and what to compare with.
     "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan, auto=False),
@@ -141,6 +153,7 @@ def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str,
     if len(names) == 1:
         return names
     chosen = pack(topology, collective, root=root).scheme
+    names = tuple(name for name in names if not METHODS[name].costly or METHODS[name].scheme == chosen)
     return tuple(sorted(names, key=lambda name: METHODS[name].scheme != chosen))
 
 
@@ -182,7 +195,8 @@ def finished(task: Task, name: str, found: Planned) -> Packing:
 
 def _candidates(task: Task) -> tuple[str, ...]:
     """Methods that ``auto`` may take for the task, in the order in which to try them."""
-    turns = {name: m.fits(task) for name, m in METHODS.items() if m.auto}
+    quick = {name: m for name, m in METHODS.items() if m.auto and (not m.costly or task.n <= COSTLY_RANKS)}
+    turns = {name: m.fits(task) for name, m in quick.items()}
     return tuple(sorted((name for name, turn in turns.items() if turn), key=lambda name: turns[name]))
 
 

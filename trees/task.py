@@ -90,13 +90,18 @@ class Task(msgspec.Struct, frozen=True, dict=True):
         small = len(self.fabric.vertices) <= MAX_VERTICES
         return self.certificate if small or self.by_paths else quick(self.fabric, self.collective, self.root)
 
-    @cached_property
+    @property
     def certificate(self) -> Certificate:
         """The best bound of these links."""
         memo, key = self.fabric.memo, ("bound", self.collective, self.root)
         if key not in memo:
             memo[key] = certify(self.fabric, self.collective, self.root)
         return cast(Certificate, memo[key])
+
+    def tighten(self, found: Certificate) -> None:
+        """Use ``found`` from now on, if it is a smaller bound."""
+        if found.capacity_mbps / found.divisor < self.bound:
+            self.fabric.memo["bound", self.collective, self.root] = found
 
     @property
     def bound(self) -> Fraction:
@@ -132,7 +137,8 @@ class Method(NamedTuple):
     """One way to plan.
 
     ``fits`` is 0 where the method cannot plan the task, else its turn: the automatic choice tries low turns first.
-    ``plan`` gives nothing where it finds out too late. One that is not ``auto`` is used where it is asked for by name.
+    ``plan`` gives nothing where it finds out too late. One that is not ``auto`` is used where it is asked for by name;
+    one that is ``costly`` is offered to callers who plan everything only where it is the automatic choice.
     """
 
     scheme: str
@@ -140,3 +146,4 @@ class Method(NamedTuple):
     fits: Callable[[Task], int]
     plan: Callable[[Task], Planned | None]
     auto: bool = True
+    costly: bool = False

@@ -77,11 +77,11 @@ class Certificate(Value, frozen=True):
     """Why no schedule on these links can be faster.
 
     ``kind`` is ``cut`` (bytes must enter ``parts[0]``), ``ratio-cut`` (blocks of ``parts[0]`` must
-    leave it), ``partition`` (Tutte, Nash-Williams), ``copies`` (each rank's core must touch the vector)
-    or ``trivial`` (one rank). ``capacity_mbps`` is what crosses; the bound is ``capacity_mbps / divisor``.
+    leave it), ``partition`` (Tutte, Nash-Williams), ``prices`` (``parts`` are links with their price:
+    src, dst, price), ``copies`` (each rank's core must touch the vector) or ``trivial`` (one rank). ``capacity_mbps`` is what crosses; the bound is ``capacity_mbps / divisor``.
     """
 
-    kind: Literal["cut", "ratio-cut", "partition", "copies", "trivial"]
+    kind: Literal["cut", "ratio-cut", "partition", "prices", "copies", "trivial"]
     parts: tuple[tuple[int, ...], ...]
     capacity_mbps: Fraction
     divisor: Fraction

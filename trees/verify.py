@@ -16,6 +16,7 @@ from ..topology.model import Topology
 from .fabric import Fabric, capacity_across, capacity_leaving, fabric, name_of
 from .load import core_loads, link_loads
 from .memory import core_rates
+from .prices import FAR, cheapest
 from .table import WORTH_IT, Table
 from .tree import AGAINST, ALONG, COLLECTIVES, PER_RANK, ROOTED, Certificate, Packing, Tree
 
@@ -154,12 +155,16 @@ def _check_certificate(p: Packing, f: Fabric, c: Certificate) -> None:
     kinds = {"broadcast": "cut", "reduce": "cut", "allreduce": "partition", "barrier": "trivial"}
     kind = "trivial" if p.n == 1 else "copies" if p.multicast and p.collective != "barrier" else None
     kind = kind or kinds.get(p.collective, "ratio-cut")
+    if kind not in ("trivial", "copies") and p.collective not in ("gather", "scatter") and c.kind == "prices":
+        kind = "prices"
     if c.kind != kind:
         _fail(p, f"certificate is a {c.kind}, expected a {kind}")
     if kind == "trivial":
         capacity, divisor = Fraction(1), Fraction(1)
     elif kind == "copies":
         capacity, divisor = _copies(p, f.topology, c)
+    elif kind == "prices":
+        capacity, divisor = _prices(p, f, c)
     else:
         capacity, divisor = _crossing(p, f, c)
     if (c.capacity_mbps, c.divisor) != (capacity, divisor):
@@ -191,6 +196,17 @@ def _crossing(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction
         return Fraction(capacity_across(f.arcs, rest)), Fraction(1)
     outward = p.collective in ("allgather", "gather")
     return Fraction(capacity_across(f.arcs, first if outward else rest)), Fraction(len(ranks[0]), p.n)
+
+
+def _prices(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction]:
+    """What all links cost together, and what the cheapest trees cost, counted again."""
+    prices = {part[:2]: part[2] for part in c.parts if len(part) == 3 and part[2] > 0}
+    if not prices or len(prices) < len(c.parts) or any(arc not in f.arcs for arc in prices):
+        _fail(p, f"certificate parts {c.parts} must be links of the machine, each with one price above 0")
+    capacity = sum(f.arcs[u, v] * price for (u, v), price in prices.items())
+    if capacity >= FAR or sum(prices.values()) * p.n >= FAR:
+        _fail(p, "certificate has prices that do not fit 58 bits")
+    return Fraction(capacity), cheapest(f, p.collective, p.root, {(u, v): price for (u, v), price in prices.items()})
 
 
 def _copies(p: Packing, t: Topology, c: Certificate) -> tuple[Fraction, Fraction]:
