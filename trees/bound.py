@@ -98,6 +98,8 @@ def quick(f: Fabric, collective: str, root: int) -> Certificate:
         ):
             if rooted and ((root in side.vertices) != rest) != whole_vector:
                 continue
+            if not 0 < ranks < f.n:
+                continue
             ratio = Fraction(value, 1 if whole_vector else ranks)
             if best is None or ratio < best[0]:
                 best = ratio, rest, side
@@ -107,11 +109,11 @@ def quick(f: Fabric, collective: str, root: int) -> Certificate:
 
 
 def _quick_partition(f: Fabric, likely: list[Side]) -> Certificate:
-    nodes = [s for s in likely if s.ranks > 1] or likely
-    values = [(Fraction(sum(s.out for s in some), 2 * len(some) - 2), some) for some in (likely[: f.n], nodes)]
-    least = min(likely, key=lambda s: s.out + s.into)
+    tries = [some for some in (likely[: f.n], likely[f.n :]) if len(some) > 1 and sum(s.ranks for s in some) == f.n]
+    values = [(Fraction(sum(s.out for s in some), 2 * len(some) - 2), some) for some in tries]
     value, some = min(values, key=lambda pair: pair[0])
-    if sum(s.ranks for s in some) != f.n or Fraction(least.out + least.into, 2) < value:
+    least = min((s for s in likely if s.ranks < f.n), key=lambda s: s.out + s.into)
+    if Fraction(least.out + least.into, 2) < value:
         return partition_certificate(f, [tuple(sorted(least.vertices)), _rest(f, least)])
     return partition_certificate(f, [tuple(sorted(s.vertices)) for s in some])
 

@@ -268,13 +268,21 @@ def _certificate(master: Master, weights: Floats, y: Floats) -> Certificate | No
     rows = np.concatenate([master.matrix(columns)[paid], -master.owners(columns)]).T
     sums = np.zeros((1, rows.shape[1]), np.int64)
     sums[0, len(paid) :] = 1
-    exact = solve(np.concatenate([rows, sums]), [0] * len(rows) + [1])
-    if exact is None or min(exact) < 0 or lcm(*(v.denominator for v in exact)) > GRAIN**2:
-        exact = [Fraction(v / y.max()).limit_denominator(1000) for v in y[paid].tolist()]
-    scale = lcm(*(v.denominator for v in exact))
-    arcs = list(master.f.arcs)
-    turned = master.task.collective in AGAINST and not master.both
-    prices = {
-        (arcs[i][::-1] if turned else arcs[i]): int(v * scale) for i, v in zip(paid.tolist(), exact, strict=False) if v
-    }
-    return prices_certificate(master.task.fabric, master.task.collective, master.task.root, prices)
+    found: list[Certificate] = []
+    rounded = [Fraction(v / y.max()).limit_denominator(1000) for v in y[paid].tolist()]
+    for values in (solve(np.concatenate([rows, sums]), [0] * len(rows) + [1]), rounded):
+        if values is not None and min(values) >= 0:
+            found += _priced(master, dict(zip(paid.tolist(), values, strict=False)))
+    return min(found, key=lambda c: c.capacity_mbps / c.divisor, default=None)
+
+
+def _priced(master: Master, values: dict[int, Fraction]) -> list[Certificate]:
+    """The certificate of these prices, by the numbers of the arcs, if they fit."""
+    scale = lcm(*(v.denominator for v in values.values()))
+    if scale > GRAIN**2:
+        return []
+    task, arcs = master.task, list(master.f.arcs)
+    turned = task.collective in AGAINST and not master.both
+    prices = {(arcs[i][::-1] if turned else arcs[i]): int(v * scale) for i, v in values.items() if v}
+    certificate = prices_certificate(task.fabric, task.collective, task.root, prices)
+    return [certificate] if certificate else []

@@ -124,7 +124,7 @@ def pack(
 
     Raises:
         ArgumentError: for an unknown collective or method, a root that is no rank, or an impossible knob.
-        TopologyError: if no links join the ranks.
+        TopologyError: if no links join the ranks, or the topology is not one.
     """
     _check_call(topology, collective, root)
     memory = shared_memory(topology)
@@ -254,6 +254,9 @@ def _packing(
 
 
 def _check_call(t: Topology, collective: str, root: int) -> None:
+    if not t.__dict__.get("_checked"):
+        t.check()
+        t.__dict__["_checked"] = True
     if collective not in COLLECTIVES:
         raise ArgumentError(f"collective {collective!r}: expected one of {', '.join(COLLECTIVES)}; choose one of these")
     if not 0 <= root < t.n:

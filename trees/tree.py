@@ -78,7 +78,8 @@ class Certificate(Value, frozen=True):
 
     ``kind`` is ``cut`` (bytes must enter ``parts[0]``), ``ratio-cut`` (blocks of ``parts[0]`` must
     leave it), ``partition`` (Tutte, Nash-Williams), ``prices`` (``parts`` are links with their price:
-    src, dst, price), ``copies`` (each rank's core must touch the vector) or ``trivial`` (one rank). ``capacity_mbps`` is what crosses; the bound is ``capacity_mbps / divisor``.
+    src, dst, price), ``copies`` (each rank's core must touch the vector) or ``trivial`` (one rank).
+    ``capacity_mbps`` is what crosses; the bound is ``capacity_mbps / divisor``.
     """
 
     kind: Literal["cut", "ratio-cut", "partition", "prices", "copies", "trivial"]
