@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .buffers import Buffer, Foreign, in_place, op_name, parse
-from .errors import ArgumentError, BlinkError, BufferTypeError
+from .errors import ArgumentError, BufferTypeError
 from .numerics import FLOATS, Array, check_op, dtype_of
 from .program import Call
 from .trees.tree import Collective
@@ -124,7 +124,7 @@ def reduce_scatter(
             if in_place(sendbuf):
                 raise ArgumentError(f"rank {rank}: recvcounts is needed with MPI.IN_PLACE; pass every block's length")
             recv = parse(recvbuf, name="recvbuf", writable=True)
-        except (BlinkError, Foreign):
+        except Exception:  # also one of the object's own
             exchange(-1)
             raise
         lengths = exchange(recv.count)

@@ -46,6 +46,8 @@ from .transport.host import FAILED, FOREIGN, HostTransport, Loaded
 
 CACHE_SIZE = 64
 LOOK_SECONDS = 0.2  # how often a wait for MPI looks after the peers
+Work = Callable[[], BaseException | None]
+Finish = Callable[[BaseException | None], None]
 UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
 
 
@@ -61,6 +63,11 @@ class Job:
     def of(self, *args: Any) -> Job:
         """The call with these arguments."""
         return Job(self.name, self.prepare, self.method, args)
+
+    def held(self) -> tuple[Job, list[MPI.Datatype]]:
+        """The call with arguments for later, when MPI reads them in another thread, and datatypes to free then."""
+        held = [hold(arg) for arg in self.args]
+        return self.of(*(arg for arg, _ in held)), [datatype for _, own in held for datatype in own]
 
     def mpi(self, comm: MPI.Intracomm) -> MPI.Request:
         """Begin MPI's own collective on ``comm``."""
@@ -150,27 +157,29 @@ class Engine:
         if isinstance(ready, ForeignOp):  # on every rank
             self._fall_back(job, ready)
             return job.mpi(self.public)
-        request = Request()
-        held = [hold(a) for a in job.args] if isinstance(ready, Foreign) else []
-        if held:
-            job = job.of(*(spec for spec, _ in held))
+        own: list[MPI.Datatype] = []
+        if isinstance(ready, Foreign):
+            try:
+                job, own = job.held()
+            except Exception as error:  # an object that does not show its memory
+                ready = error
 
-        def work() -> None:
+        def work() -> BaseException | None:
             try:
                 self._perform(ready, job, self._deadline(timeout_s), blocking=False)
             except BaseException as error:  # whatever it is, it belongs to the one who waits
-                request.finish(error)
-            else:
-                request.finish(None)
-            for _, types in held:
-                for datatype in types:
+                return error
+            finally:
+                for datatype in own:
                     datatype.Free()
+            return None
 
+        request = Request()
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            self.progress.put(work)
+            self.progress.put(work, request.finish)
         else:
             self._once("non-blocking calls complete at once, because MPI was not started with THREAD_MULTIPLE")
-            work()
+            request.finish(work())
         if isinstance(ready, Prepared | Foreign):
             return request
         raise ready  # as MPI does, and the peers hear of it
@@ -194,7 +203,9 @@ class Engine:
             return job.prepare(self.rank, self.n, *job.args)
         except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # of an exchange: all ranks know
             raise
-        except Exception as error:  # also Foreign; peers must hear of errors before they are raised
+        except Foreign as why:
+            return type(why)(*why.args)  # without the traceback, whose frames keep the user's buffers
+        except Exception as error:  # peers must hear of it before it is raised
             return error
 
     def _perform(self, ready: Prepared | Exception, job: Job, timeout_s: float, *, blocking: bool) -> None:
@@ -395,19 +406,19 @@ class Progress:
     """One thread that runs non-blocking calls in the order in which they were made."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Work, Finish] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._open = 0
         self._idle = threading.Condition()
 
-    def put(self, job: Callable[[], None]) -> None:
-        """Run ``job`` behind all earlier ones. It must not raise."""
+    def put(self, job: Work, finish: Finish) -> None:
+        """Run ``job`` behind all earlier ones, then ``finish`` with the error that it returns. They must not raise."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="blinkmpi-progress", daemon=True)
             self._thread.start()
         with self._idle:
             self._open += 1
-        self._jobs.put(job)
+        self._jobs.put((job, finish))
 
     def drain(self) -> None:
         """Wait until all jobs have run; a blocking call must not overtake them."""
@@ -423,9 +434,12 @@ class Progress:
             self._thread = None
 
     def _loop(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job  # and with it the user's buffers
+        while (item := self._jobs.get()) is not None:
+            job, finish = item
+            error = job()
+            del item, job  # and with them the user's buffers: who has waited finds them free
+            finish(error)
+            del error, finish
             with self._idle:
                 self._open -= 1
                 self._idle.notify_all()
