@@ -96,6 +96,7 @@ class Engine:
         self.rank, self.n = self.private.rank, self.private.size
         self.options = options
         self.dead: BaseException | None = None
+        self._open = ""  # a collective of MPI's own that has begun and not ended
         self.seq = 0
         self.transport: HostTransport | None = None
         self._ways: dict[tuple[Call, bool], Way] = {}
@@ -245,6 +246,8 @@ class Engine:
         if failed is not None:
             return failed
         if by_mpi or way.mpi:
+            if self.transport is not None:
+                self.transport.heed(self.seq)
             try:
                 if by_mpi and self.transport is not None:
                     self._fall_back(job, ready if isinstance(ready, Foreign) else "another rank's arguments are MPI's")
@@ -316,6 +319,7 @@ class Engine:
         """Poll a request of MPI's until it is complete; look after the peers now and then."""
         since = looked = now = time.monotonic()
         polls = 0
+        self._open = what
         try:
             while not request.Test():
                 polls += 1
@@ -328,6 +332,7 @@ class Engine:
                     self._look(what, now - since, timeout_s)
                 if now - since > 0.05:
                     time.sleep(1e-4)
+            self._open = ""
         except MPI.Exception as error:
             if error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
                 self._look(what, now - since, timeout_s)
@@ -390,13 +395,16 @@ class Engine:
         atexit.register(self._end)
 
     def _end(self) -> None:
-        """At Python's end: MPI_Finalize waits for every rank, so end the job if one does not come."""
+        """At Python's end: MPI_Finalize waits for every rank and every call, so end the job if one does not come."""
         if UNCAUGHT.is_set() or MPI.Is_finalized():
             return  # the job is being ended, or has met already
         missing = self.transport.part(self.timeout_s) if self.transport else list(range(self.n))
-        if not missing:
+        if not missing and not self._open:
             return
         run.set_abort_status(1)
+        if not missing:
+            log(self.settings, "WARN", f"rank {self.rank} ends the job: MPI's own {self._open} was left open")
+            return
         if self.transport and self.rank == min(set(range(self.n)).difference(missing)):
             who = self.transport.states(missing)
             log(self.settings, "WARN", f"rank {self.rank} ends the job, or MPI_Finalize would wait for ever: {who}")

@@ -228,6 +228,11 @@ class HostTransport:
                 window.fence()
             window.abort[0] = 1 + self.rank
 
+    def heed(self, seq: int) -> None:
+        """Raise what another rank left, if one gave up: it may have come to call ``seq`` and gone again."""
+        if int(self.window.abort[0]):
+            raise self._heard(seq)
+
     def part(self, timeout_s: float) -> list[int]:
         """Leave for good, and wait until the others have; returns those that did not."""
         window, end = self.window, time.monotonic() + timeout_s
@@ -280,8 +285,7 @@ class HostTransport:
             CollectiveTimeout, PeerLost: if another rank gave up, one that is waited for is lost, or the time is over.
         """
         window = self.window
-        if int(window.abort[0]):
-            raise self._heard(seq)
+        self.heed(seq)
         window.beat()
         # first who has ended, then what is owed: whoever did its part before it left is not lost
         ended = [r for r in range(self.n) if r != self.rank and window.life(r) in ("left", "gone")]
