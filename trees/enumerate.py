@@ -6,7 +6,10 @@ numbers are floats: :func:`exact_weights` turns them into fractions that fit, an
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from itertools import combinations, product
 from math import lcm
@@ -219,12 +222,31 @@ def integer_program(cost: Any, rows: Sequence[Any], most: Any, whole: Any, nodes
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    # Presolve off: these programs are small, and with it HiGHS may print to the standard output.
-    done = milp(
-        cost,
-        constraints=[LinearConstraint(*row) for row in rows],
-        bounds=Bounds(0, most),
-        integrality=np.asarray(whole, np.int64),
-        options={"node_limit": nodes, "mip_rel_gap": 0.0, "time_limit": SECONDS, "presolve": False},
-    )
+    with _no_words():
+        done = milp(
+            cost,
+            constraints=[LinearConstraint(*row) for row in rows],
+            bounds=Bounds(0, most),
+            integrality=np.asarray(whole, np.int64),
+            options={"node_limit": nodes, "mip_rel_gap": 0.0, "time_limit": SECONDS, "presolve": False},
+        )
     return done.x, bool(done.status == 0)
+
+
+@contextmanager
+def _no_words() -> Iterator[None]:
+    """Lead the standard output to the error output: HiGHS prints a line at times, even when it is told to be quiet."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is none
+        yield
+        return
+    flush = ctypes.CDLL(None).fflush
+    flush(None)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        flush(None)
+        os.dup2(kept, 1)
+        os.close(kept)

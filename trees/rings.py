@@ -4,7 +4,8 @@ A rooted collective sends along each ring from the root on; AllGather and Reduce
 AllReduce is a ReduceScatter and an AllGather on each ring, at n / (2 (n - 1)) of its rate. A tree that is used both
 ways loads the two directions of a link alike, so it takes rings in pairs of opposite directions: the n paths that a
 ring falls into without one of its hops load both directions of every hop with n - 1 shares, as the two rings do, and
-take the same 2 (n - 1) steps. Where no ring of NVLinks joins the ranks NCCL uses PCIe, and so does this.
+take the same 2 (n - 1) steps. Where no ring of NVLinks joins the ranks NCCL uses PCIe, and so does this. Across boxes
+every ring of a box goes on to the next box, entering at any of its ranks, so that all network cards are used.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from math import gcd
 import numpy as np
 
 from ..errors import TopologyError
-from .enumerate import integer_program
+from .enumerate import DENOMINATOR, integer_program
 from .fabric import FAST, SLOW, Arc, Fabric, Path, fabric
 from .load import link_loads, scaled
 from .shapes import depth_first
 from .task import Planned, Task
-from .tree import PER_RANK, Edge, Tree
+from .tree import PER_RANK, ROOTED, Edge, Tree
 
 Ring = tuple[int, ...]
+MAX_RANKS = 64
 MAX_RINGS = 20_000
 STEPS = 400_000
 NODES = 20_000
 
 
 def fits(task: Task) -> int:
-    """Any collective of spanning trees."""
-    return int(not task.by_paths)
+    """Any collective of spanning trees; larger packings of n paths for each ring are of no use."""
+    return int(not task.by_paths and task.n <= MAX_RANKS)
 
 
 def plan(task: Task) -> Planned:
@@ -44,7 +46,7 @@ def plan(task: Task) -> Planned:
     f, both = task.oriented, task.collective == "allreduce"
     direct = all(u < f.n and v < f.n for u, v in f.arcs)
     if not direct:
-        return _around(task, "one ring in depth-first order through the switches, as wide as the links")
+        return _around(task, "rings in depth-first order through the switches, as wide as the links")
     lane = lane_mbps(f)
     room = {arc: mbps // lane for arc, mbps in f.arcs.items()}
     found, exact = largest_set(f.n, room, both_ways=both)
@@ -60,7 +62,9 @@ def plan(task: Task) -> Planned:
     slow = fabric(f.topology, SLOW)
     if set(f.kinds) & set(FAST) and slow.arcs and slow.serves(task.collective, task.root):
         there = Task(slow, task.collective, task.root)
-        return _around(there, f"no ring of {'+'.join(f.kinds)} joins the ranks, so one over PCIe")._replace(fabric=slow)
+        return _around(
+            there, f"no ring of {'+'.join(f.kinds)} joins the ranks, so over PCIe in depth-first order"
+        )._replace(fabric=slow)
     raise TopologyError(
         f"{f.topology.name}: no ring joins its {f.n} ranks on {'+'.join(f.kinds)}, and it has no PCIe that does; "
         "take method 'exact'"
@@ -142,19 +146,79 @@ def _hops(ring: Ring) -> dict[Arc, Path]:
 
 
 def _around(task: Task, why: str) -> Planned:
-    """One ring in the order in which a depth-first walk meets the ranks: it crosses a switch link once each way."""
+    """Rings through switches and from box to box, with the best shares.
+
+    Raises:
+        TopologyError: if two neighbours have no path through switches alone.
+    """
     f = task.oriented
-    ring = tuple(depth_first(f, 0))
     hops = {(u, v): path for u in range(f.n) for v, path in f.hops_from(u).items()}
-    missing = [arc for arc in lanes_of(ring) if arc not in hops]
-    if missing:
+    every = _through_boxes(f, both_ways=task.collective == "allreduce")
+    rings = [ring for ring in every if all(arc in hops for arc in lanes_of(ring))]
+    if not rings:
+        u, v = next(arc for arc in lanes_of(every[0]) if arc not in hops)
         raise TopologyError(
-            f"{f.topology.name}: no path through switches alone leads from rank {missing[0][0]} to {missing[0][1]}, "
+            f"{f.topology.name}: no path through switches alone leads from rank {u} to {v}, "
             "which are neighbours on the ring; take method 'exact'"
         )
-    trees = cut_open(ring, hops, task.collective, task.root, 1)
+    shares = _best_shares(task, rings, hops)
+    trees = [t for ring, k in shares.items() for t in cut_open(ring, hops, task.collective, task.root, k)]
     wide, _ = scaled(trees, link_loads(task.collective, trees), task.fabric.arcs)
-    return Planned(wide, sum((t.weight for t in wide), Fraction(0)), why)
+    rate = sum((t.weight for t in wide), Fraction(0))
+    return Planned(wide, rate, f"{why}: {len(shares)} of {len(rings)} ways" if len(rings) > 1 else why)
+
+
+def _through_boxes(f: Fabric, *, both_ways: bool) -> list[Ring]:
+    """Rings that visit box after box, by every ring of a box's own links, entering at every rank.
+
+    A box without such a ring, and a machine of one box, is crossed in depth-first order.
+    """
+    order, t = depth_first(f, 0), f.topology
+    boxes = [[r for r in order if t.devices[r].node == node] for node in t.nodes]
+    if len(boxes) == 1:
+        return [tuple(order)]
+    ways = [_inside(f, box, both_ways=both_ways) for box in boxes]
+    rings: dict[Ring, None] = {}
+    for k in range(max(map(len, ways))):
+        for turn in range(max(map(len, boxes))):
+            chosen = [way[k % len(way)] for way in ways]
+            rings[tuple(r for w in chosen for r in w[turn % len(w) :] + w[: turn % len(w)])] = None
+    return list(rings)
+
+
+def _inside(f: Fabric, box: list[int], *, both_ways: bool) -> list[Ring]:
+    """The largest set of rings on the direct links of a box, else its depth-first order."""
+    lane = lane_mbps(f)
+    room = {(i, j): f.arcs[u, v] // lane for i, u in enumerate(box) for j, v in enumerate(box) if (u, v) in f.arcs}
+    found, _ = largest_set(len(box), room, both_ways=both_ways) if room else ({}, True)
+    return [tuple(box[i] for i in ring) for ring in found] or [tuple(box)]
+
+
+def _best_shares(task: Task, rings: list[Ring], hops: Mapping[Arc, Path]) -> dict[Ring, Fraction]:
+    """How much each ring should carry; whoever asks scales the shares to the links."""
+    from scipy.optimize import linprog
+
+    if len(rings) == 1:
+        return {rings[0]: Fraction(1)}
+    caps = task.oriented.arcs
+    row = {arc: i for i, arc in enumerate(caps)}
+    uses = np.zeros((len(caps), len(rings)))
+    for k, ring in enumerate(rings):
+        rooted = task.collective in ROOTED
+        start = ring.index(task.root) if rooted else 0
+        arcs = lanes_of(ring[start:] + ring[:start])
+        for arc in arcs[:-1] if rooted else arcs:
+            for step in pairwise(hops[arc]):
+                uses[row[step], k] += 1
+                if task.collective == "allreduce":
+                    uses[row[step[::-1]], k] += 1
+    unit = max(caps.values())
+    solved = linprog(-np.ones(len(rings)), A_ub=uses, b_ub=np.array(list(caps.values())) / unit, method="highs-ds")
+    shares = {
+        ring: Fraction(float(x)).limit_denominator(DENOMINATOR)
+        for ring, x in zip(rings, np.asarray(solved.x), strict=True)
+    }
+    return {ring: x for ring, x in shares.items() if x}
 
 
 def _lost(f: Fabric, room: Mapping[Arc, int], count: int, both: bool) -> str:

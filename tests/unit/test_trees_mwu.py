@@ -124,6 +124,12 @@ def test_impossible_knobs(knobs: Knobs, words: str) -> None:
         pack(DGX, "broadcast", method="mwu", knobs=knobs)
 
 
+def test_solvers_do_not_print(capfd: pytest.CaptureFixture[str]) -> None:
+    """The standard output belongs to whoever asked for the plan."""
+    assert pack(machine("mi250"), "allreduce", method="mwu+ilp").rate > 0
+    assert capfd.readouterr().out == ""
+
+
 def test_too_many_ranks_are_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match="mwu"):
         pack(machine("dgx-a100:4"), "broadcast", method="mwu")

@@ -99,6 +99,17 @@ def test_rings_through_switches_and_where_there_is_none() -> None:
         pack(path, "broadcast", method="rings")
 
 
+@pytest.mark.parametrize(("name", "mbps"), [("dgx-a100:2", 200_000), ("dgx-1v:2", 50_000)])
+def test_rings_from_box_to_box_use_every_card(name: str, mbps: int) -> None:
+    """A broadcast enters the other box over 8 cards of 25 GB/s, or 4 of 12.5."""
+    packing = pack(machine(name), "broadcast", method="rings")
+    assert packing.rate == mbps
+    assert len(packing.trees) >= 4
+    for collective in ("allreduce", "allgather"):
+        around = pack(machine(name), collective, method="rings")
+        assert 0 < around.rate <= around.bound
+
+
 def test_lanes_of_unequal_rates() -> None:
     """One ring is as wide as the common divisor of the lanes."""
     links = [Link(a, b, "nvlink", 1, 30 if {a, b} == {0, 1} else 20) for a in range(3) for b in range(3) if a != b]
