@@ -11,7 +11,7 @@ from typing import cast
 
 from ..errors import ArgumentError
 from ..topology.model import Topology
-from . import columns, exact, few, groups, hybrid, ilp, mwu, rails, rings, shapes
+from . import columns, exact, few, groups, hybrid, ilp, mwu, rails, rings, shapes, symmetric
 from .bound import trivial
 from .fabric import choose, shared_memory
 from .growth import MAX_RANKS
@@ -28,6 +28,15 @@ def _fits_cluster(task: Task) -> int:
 
 def _cluster(task: Task) -> Planned | None:
     found = rails.planned(task.boxes, task.collective, task.root)
+    return Planned(*found) if found else None
+
+
+def _fits_symmetric(task: Task) -> int:
+    return 1 if task.collective in WHOLE and symmetric.turns(task.oriented) is not None else 0
+
+
+def _symmetric(task: Task) -> Planned | None:
+    found = symmetric.planned(task.oriented, both=task.collective == "allreduce")
     return Planned(*found) if found else None
 
 
@@ -77,6 +86,7 @@ def _fits_columns(task: Task) -> int:
     return 5 if 1 < task.n <= columns.MOST_RANKS and not task.by_paths else 0
 
 
+WHOLE = ("allgather", "reduce_scatter", "allreduce")
 MANY_RANKS = 64  # simple shapes are tried up to here, or as a last resort
 COSTLY_RANKS = 32  # seconds of search beyond are for who asks
 LAST = 9
@@ -85,6 +95,7 @@ METHODS: dict[str, Method] = {
     "cluster": Method(
         "cluster", "whole boxes exchange over their ports, trees inside each box do the rest", _fits_cluster, _cluster
     ),
+    "symmetric": Method("symmetric", "one shallow template, turned to every rank", _fits_symmetric, _symmetric),
     "exact": Method("trees", "trees grown to the capacity of the links", _fits_exact, _exact),
     "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", _fits_onehop, _onehop),
     "chain": Method(
