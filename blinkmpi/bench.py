@@ -103,7 +103,7 @@ class _Bench:
         self.rank, self.n = world.Get_rank(), world.Get_size()
         self.emulated = topology is not None
         self.started = datetime.now().astimezone()
-        self.compiler: str | None = None
+        self.runner: str | None = None
         self.machine: dict[str, Any] = {}
         self.rows: list[tuple[Row, str]] = []
         self.columns = Columns(
@@ -148,7 +148,7 @@ class _Bench:
             self.buffers = Buffers(self.cases, unalign=self.args.unalign)
             machine = ours.machine
             self.machine = {"name": machine.name, "fingerprint": machine.fingerprint, "ranks": machine.n}
-            self.compiler = getattr(ours, "compiler", None)
+            self.runner = getattr(ours, "runner", None)
         if first or self.args.runner is not None:
             self._header(ours, first=first)
         for case in self.cases:
@@ -269,7 +269,7 @@ class _Bench:
             self.rows,
             devices=meta.devices(self.processes),
             machine={**self.machine, "emulated": self.emulated},
-            versions=meta.versions(self._library(), self.compiler),
+            versions=meta.versions(self._library(), self.runner),
             verdict=(wrong, average, fast),
             started=self.started,
             peak_resident_bytes=peak,

@@ -91,7 +91,7 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def versions(mpi_library: str, compiler: str | None) -> dict[str, Any]:
+def versions(mpi_library: str, runner: str | None) -> dict[str, Any]:
     """Everything whose version may change a number."""
     found: dict[str, Any] = {"python": sys.version.split()[0]}
     for package in ("blinkmpi", "numpy", "mpi4py", "ml_dtypes"):
@@ -99,7 +99,7 @@ def versions(mpi_library: str, compiler: str | None) -> dict[str, Any]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = None
-    return {**found, "mpi": mpi_library, "compiler": compiler}
+    return {**found, "mpi": mpi_library, "runner": runner}
 
 
 def _read(path: str) -> str:

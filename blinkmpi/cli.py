@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _command(args, _changed(args, load(args.topology)), live=False)
     except BlinkError as error:
         return _fail(error)
+    except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _for_all_ranks(words: Sequence[str]) -> bool:

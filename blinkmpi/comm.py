@@ -96,6 +96,12 @@ class Communicator(MPI.Intracomm):
         """Every packing of this job and the selection table."""
         return self._engine().plans
 
+    @property
+    def runner(self) -> str:
+        """What executes our programs on the ranks of this job, and what was measured of it."""
+        engine = self._engine()
+        return engine.transport.runner_reason if engine.transport else f"MPI: {engine.why_mpi}"
+
     def explain(
         self, collective: str, nbytes: int = 1 << 20, *, dtype: str = "float32", op: Any = "sum", root: int = 0
     ) -> str:
@@ -104,7 +110,7 @@ class Communicator(MPI.Intracomm):
         if why := engine.why_mpi or foreign(op):
             return f"{collective}: MPI's own collective, because {why}"
         call = self._call(collective, nbytes, dtype, op, root)
-        live = [engine.transport.runner_reason] if engine.transport else []
+        live = [self.runner]
         if engine.emulated:
             live.append(
                 f"emulated: the trees of {engine.machine.name} on CPU ranks; times are predictions for that machine"
