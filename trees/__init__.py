@@ -5,7 +5,9 @@ Pure functions of a :class:`~blinkmpi.topology.model.Topology`; no MPI, no GPU, 
 
 from __future__ import annotations
 
-from .pack import methods, pack
+from .pack import extra_methods, methods, pack
+from .pareto import choose_by_size, fewest, pareto
+from .task import Knobs
 from .tree import AGAINST, ALONG, COLLECTIVES, ROOTED, Certificate, Collective, Edge, Packing, Tree
 from .verify import verify
 
@@ -17,9 +19,14 @@ __all__ = [
     "Certificate",
     "Collective",
     "Edge",
+    "Knobs",
     "Packing",
     "Tree",
+    "choose_by_size",
+    "extra_methods",
+    "fewest",
     "methods",
     "pack",
+    "pareto",
     "verify",
 ]

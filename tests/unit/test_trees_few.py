@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -180,3 +183,10 @@ def test_weights_are_exact() -> None:
     shapes = listing.all_shapes(room)
     assert shapes
     assert few.rate_of(best_weights(room, shapes)) == Fraction(24, 7)
+
+
+def test_the_page_is_what_the_results_say() -> None:
+    """No number of docs/treegen.md was typed."""
+    methods = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "methods.py"))
+    page = methods["PAGE"].read_text()
+    assert methods["with_tables"](page, json.loads(methods["RESULT"].read_text())) == page
