@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from .window import ARENA_BYTES, LINE, RECORD, Places, SharedWindow, cache_bytes
 SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
 CALIBRATION_SECONDS = 60.0  # the deadline of the calls that calibrate
-SPINS = 64
+SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and where not
 LOOK_SECONDS = 0.2
 OUTCOMES = tuple(Outcome)  # by runner.c's numbers
 CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
@@ -77,6 +78,7 @@ class HostTransport:
         self.window = SharedWindow(comm, arena_bytes)
         self.arena_bytes = self.window.arena_bytes
         self._node = MPI.Get_processor_name()
+        self._spins = SPINS if self.n <= len(os.sched_getaffinity(0)) else CROWDED_SPINS
         self._meeting = native.Job()
         self._place(self._meeting)
         self._print_at = [self.window.address + self.window.record(0, turn) for turn in (0, 1)]
@@ -117,7 +119,7 @@ class HostTransport:
     def _place(self, job: native.Job) -> None:
         """Tell a job where the window's words are."""
         window = self.window
-        job.n, job.rank, job.spins, job.stride = self.n, self.rank, SPINS, window.size // 8
+        job.n, job.rank, job.spins, job.stride = self.n, self.rank, self._spins, window.size // 8
         job.calls = window.address
         job.beat = window.address + self.rank * window.size + LINE
         job.abort = window.address + 3 * LINE
