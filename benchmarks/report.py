@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
+PLANNING = "treegen"  # files that begin so are the planner's: docs/treegen.md
 MEAN_FROM = 1 << 20  # bytes: geometric means are over rows of at least this size
 PLACES = (("out_of_place", "out of place"), ("in_place", "in place"))
 NONE = "-"
@@ -57,6 +58,8 @@ def read(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """
     found = []
     for path in sorted([*folder.glob("*.json"), *folder.glob("*.json.[0-9]*")]):
+        if path.name.startswith(PLANNING):
+            continue
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             ours = document["blinkmpi"]
