@@ -28,6 +28,7 @@ from .tree import AGAINST, ALONG, PER_RANK, Certificate, Edge, Tree
 MOST_RANKS = 64
 ROUNDS = 300
 WARM_ROUNDS = 6
+MOST_COLUMNS = 6  # for each row of the program
 EPSILON = 1e-9
 VIOLATION = 1e-9  # of the bound
 GRAIN = 10**6
@@ -113,6 +114,19 @@ class Master:
         self._known.add(column)
         self.columns.append(column)
         return 1
+
+    def forget(self, y: Floats, worth: Floats) -> None:
+        """Drop trees that cost far more than they are worth, so that the program stays small."""
+        most = MOST_COLUMNS * (len(self.room) + len(self.roots))
+        if len(self.columns) <= most:
+            return
+        at = {r: i for i, r in enumerate(self.roots)}
+        cost = [
+            float(y[list(c.arcs)].sum()) / float(worth[at[c.root] if self.per_rank else 0] or 1) for c in self.columns
+        ]
+        kept = sorted(range(len(cost)), key=lambda j: (cost[j], -j))[: most * 2 // 3]
+        self.columns = [self.columns[j] for j in sorted(kept)]
+        self._known = set(self.columns)
 
     def matrix(self, columns: Sequence[Column]) -> Ints:
         """How often each column uses each arc."""
@@ -210,6 +224,7 @@ def _converge(master: Master, best: Floats) -> tuple[Floats, Floats, Floats]:
                 break
         if not new or weights[-1] >= bound * (1 - VIOLATION):
             break
+        master.forget(y, found[2])
         found = master.solve()
     return found
 

@@ -81,6 +81,11 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
         return overlay(self)
 
     @cached_property
+    def rail_split(self) -> Overlay:
+        """:func:`overlay` with the network's ports joined rail by rail."""
+        return overlay(self, rails=True)
+
+    @cached_property
     def backwards(self) -> Fabric:
         """Every arc turned around; a tree for a broadcast here is one for a reduce there."""
         if self.even:
@@ -252,8 +257,10 @@ class Overlay(msgspec.Struct, frozen=True, dict=True):
         return cap
 
 
-def overlay(f: Fabric) -> Overlay:
+def overlay(f: Fabric, *, rails: bool = False) -> Overlay:
     """Split every switch: a pair (u, v) gets the smaller of its share of u's uplink and of v's downlink.
+
+    With ``rails`` the network joins the ranks that have the same place in their nodes, and no others.
 
     Never more than the links carry; nothing is lost where all ports of a switch are equal.
 
@@ -269,10 +276,13 @@ def overlay(f: Fabric) -> Overlay:
         if u < f.n and v < f.n:
             shares.setdefault((u, v), []).append(((u, v), Fraction(mbps)))
     t = f.topology
+    place = [t.ranks_of(d.node).index(r) for r, d in enumerate(t.devices)] if rails else []
     for w in sorted(f.vertices[f.n :], key=lambda w: (t.switches[w - f.n].kind == "net", w)):
         ports = [(u, v) for u in f.backwards.neighbours[w] for v in f.neighbours[w] if u != v]
         if t.switches[w - f.n].kind == "net":  # the way between boxes: ranks that are joined in their box leave it free
             ports = [(u, v) for u, v in ports if t.devices[u].node != t.devices[v].node or (u, v) not in shares]
+            if rails:
+                ports = [(u, v) for u, v in ports if place[u] == place[v]]
         ups, downs = Counter(u for u, _ in ports), Counter(v for _, v in ports)
         for u, v in ports:
             part = min(Fraction(f.arcs[u, w], ups[u]), Fraction(f.arcs[w, v], downs[v]))

@@ -11,7 +11,7 @@ from typing import cast
 
 from ..errors import ArgumentError
 from ..topology.model import Topology
-from . import columns, exact, few, groups, hybrid, ilp, mwu, rails, rings, shapes, symmetric
+from . import columns, exact, few, flowgrowth, groups, hybrid, ilp, mwu, rails, rings, shapes, symmetric
 from .bound import trivial
 from .fabric import choose, shared_memory
 from .growth import MAX_RANKS
@@ -50,6 +50,16 @@ def _exact(task: Task) -> Planned:
     return Planned(*exact.grown(task.oriented, task.collective, task.root))
 
 
+def _fits_flows(task: Task) -> int:
+    foreseen = task.collective in ONE_WAY and MAX_RANKS < task.n <= flowgrowth.MOST_RANKS
+    return 4 if foreseen and task.oriented.flat else 0
+
+
+def _flows(task: Task) -> Planned | None:
+    found = flowgrowth.planned(task.oriented, task.collective, task.root, task.bound)
+    return Planned(*found) if found else None
+
+
 def _fits_onehop(task: Task) -> int:
     large = task.n > MANY_RANKS and task.boxes
     if large or task.logical is None or not shapes.planes(task.logical):
@@ -86,9 +96,11 @@ def _fits_columns(task: Task) -> int:
     return 5 if 1 < task.n <= columns.MOST_RANKS and not task.by_paths else 0
 
 
+ONE_WAY = ("broadcast", "reduce", "allgather", "reduce_scatter")
 WHOLE = ("allgather", "reduce_scatter", "allreduce")
 MANY_RANKS = 64  # simple shapes are tried up to here, or as a last resort
-COSTLY_RANKS = 32  # seconds of search beyond are for who asks
+COSTLY_RANKS = 48  # beyond, what comes this close to the bound is not searched further
+CLOSE = Fraction(98, 100)
 LAST = 9
 # Every way to plan on links; one line each.
 METHODS: dict[str, Method] = {
@@ -100,6 +112,13 @@ METHODS: dict[str, Method] = {
     "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", _fits_onehop, _onehop),
     "chain": Method(
         "chain", "chains in depth-first order, which cross a switch link at most once each way", _fits_chain, _chain
+    ),
+    "flows": Method(
+        "trees",
+        "trees grown to the capacity of the links, a maximum flow for each edge",
+        _fits_flows,
+        _flows,
+        costly=True,
     ),
     "columns": Method(
         "columns",
@@ -181,6 +200,8 @@ def _on_links(task: Task, method: str) -> Packing:
     """The best of the candidates, or the one asked for; stops at the first that meets the bound."""
     best: tuple[str, Planned] | None = None
     for name in _wanted(task, method):
+        if METHODS[name].costly and task.n > COSTLY_RANKS and best is not None and best[1].rate >= CLOSE * task.bound:
+            continue
         found = METHODS[name].plan(task)
         if found is None:
             continue
@@ -206,8 +227,7 @@ def finished(task: Task, name: str, found: Planned) -> Packing:
 
 def _candidates(task: Task) -> tuple[str, ...]:
     """Methods that ``auto`` may take for the task, in the order in which to try them."""
-    quick = {name: m for name, m in METHODS.items() if m.auto and (not m.costly or task.n <= COSTLY_RANKS)}
-    turns = {name: m.fits(task) for name, m in quick.items()}
+    turns = {name: m.fits(task) for name, m in METHODS.items() if m.auto}
     return tuple(sorted((name for name, turn in turns.items() if turn), key=lambda name: turns[name]))
 
 
