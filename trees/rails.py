@@ -8,6 +8,7 @@ that every piece is one spanning tree of the whole cluster. All sizes are intege
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate, chain
@@ -59,7 +60,8 @@ class Ports:
         for s, size in zip(self.streams, self.sizes, strict=True):
             rails[s.rail] = rails.get(s.rail, 0) + size
             own[s.box, s.rail] = own.get((s.box, s.rail), 0) + size
-            for a, copies in ((s.box, count - 1),) if s.hub == s.box else ((s.box, 1), (s.hub, count - 2)):
+            star = ((s.box, count - 1),) if s.hub == s.box else ((s.box, 1), (s.hub, count - 2))
+            for a, copies in Counter(a for a, _ in s.tree).items() if s.tree else star:
                 out[a][s.rail % len(out[a])] += size * copies
         for b, ports in enumerate(into):
             for rail, size in rails.items():

@@ -65,6 +65,15 @@ def test_one_slow_card(boxes: int, rate: Fraction) -> None:
     assert pack(t, "broadcast").optimal
 
 
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+@pytest.mark.parametrize("boxes", [3, 4, 9, 10, 33])
+def test_boxes_take_turns_at_fanning_out(boxes: int, collective: str) -> None:
+    packing = pack(machine(f"dgx-a100:{boxes}"), collective, root=9)
+    assert packing.optimal
+    assert len(packing.trees) <= 16
+    assert max(t.depth for t in packing.trees) <= 10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dgx-a100:128", "mi250:64"])
 def test_a_thousand_ranks(name: str) -> None:
