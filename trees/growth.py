@@ -98,15 +98,17 @@ def _grow_one(left: Ints, roots: list[int], slack: Ints, order: Order) -> tuple[
     level = {root: 0}
     arcs: list[Arc] = []
     crossings = has(n, root)
+    room = left.tolist()
     while len(level) < n:
         thick = np.full(len(slack), HUGE)
         np.floor_divide(slack, crossings, out=thick, where=crossings > 0)
         options: list[Candidate] = []
-        for u in level:
-            for v in np.flatnonzero(left[u]).tolist():
-                if v not in level:
-                    limit = min(int(left[u, v]), int(_with_without(thick, v, u).min()))
-                    options.append(Candidate(limit, level[u] + 1, int(left[u, v]) - weight, (u, v)))
+        outside = [v for v in range(n) if v not in level]
+        for u, depth in level.items():
+            for v in outside:
+                if free := room[u][v]:
+                    limit = min(free, int(np.minimum.reduce(_with_without(thick, v, u), axis=None)))
+                    options.append(Candidate(limit, depth + 1, free - weight, (u, v)))
         keep = [c for c in options if c.limit >= weight]
         chosen = min(keep, key=order) if keep else min(options, key=lambda c: (-c.limit, *order(c)))
         weight = min(weight, chosen.limit)
