@@ -18,7 +18,7 @@ from .fabric import Arc, Fabric, Ints, Overlay
 from .growth import Grown
 from .tree import PER_RANK, Tree
 
-MOST_RANKS = 64
+MOST_RANKS = {True: 256, False: 64}  # by whether there is one root: half a minute at most
 LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
 
 

@@ -51,7 +51,7 @@ def _exact(task: Task) -> Planned:
 
 
 def _fits_flows(task: Task) -> int:
-    foreseen = task.collective in ONE_WAY and MAX_RANKS < task.n <= flowgrowth.MOST_RANKS
+    foreseen = task.collective in ONE_WAY and MAX_RANKS < task.n <= flowgrowth.MOST_RANKS[task.collective in ROOTED]
     return 4 if foreseen and task.oriented.flat else 0
 
 
