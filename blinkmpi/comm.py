@@ -115,7 +115,7 @@ class Communicator(MPI.Intracomm):
             live.append(
                 f"emulated: the trees of {engine.machine.name} on CPU ranks; times are predictions for that machine"
             )
-        return explain(engine.plans, engine.machine, call, live=live)
+        return explain(engine.plans, engine.machine, call, rule=engine.rule(call), live=live)
 
     def plan_line(self, collective: str, root: int = 0) -> str:
         """The packing that large vectors take, in one line: trees, rate, bound."""
@@ -360,7 +360,7 @@ class Communicator(MPI.Intracomm):
         theirs.Free()
         child = MPI.Intracomm.__new__(Communicator, comm)
         try:
-            child._blink = Engine(child, self._engine().child_options(list(ranks)))
+            child._blink = Engine(child, *self._engine().child(list(ranks)))
         except BaseException:
             child.Free()
             raise

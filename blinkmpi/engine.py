@@ -41,7 +41,7 @@ from .program import Call, Program
 from .requests import Request
 from .select import choose, program_for
 from .settings import log
-from .topology import gather
+from .topology import Topology, gather
 from .transport.host import FAILED, FOREIGN, HostTransport, Loaded
 
 CACHE_SIZE = 64
@@ -90,7 +90,7 @@ class Engine:
     never come here run on the Communicator itself, at the same time if they like.
     """
 
-    def __init__(self, comm: MPI.Intracomm, options: Options) -> None:
+    def __init__(self, comm: MPI.Intracomm, options: Options, part: Topology | None = None) -> None:
         self.public = MPI.Intracomm(comm)  # the Communicator's own handle, without its class
         self.private = self.public.Dup()
         self.rank, self.n = self.private.rank, self.private.size
@@ -105,21 +105,22 @@ class Engine:
         try:
             self.settings = settle(self.private, options)
             self.timeout_s = float(options.timeout_s or self.settings.timeout_s)
-            self._bootstrap()
+            self._bootstrap(part)
         except Exception:
             self.private.Free()
             raise
 
     # ---- bootstrap
 
-    def _bootstrap(self) -> None:
+    def _bootstrap(self, part: Topology | None) -> None:
+        """Find the machine (``part`` is what a parent knows of it), plan, and open the transport."""
         node = self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         try:
             wanted = self.options.topology or self.settings.topo_file or None
-            probed = gather(self.private, node, measure=wanted is None)
+            probed = gather(self.private, node, measure=wanted is None and part is None)
             self.one_node = len(probed.nodes) == 1
             self.emulated = wanted is not None
-            self.machine = told_machine(self.private, wanted, self.n) if wanted is not None else probed
+            self.machine = told_machine(self.private, wanted, self.n) if wanted is not None else part or probed
             self.plans = Plan(self.machine.name, self.machine.fingerprint, self.n, (), ())  # across nodes: none yet
             if self.one_node:
                 self.plans = agree_on_plan(self.private, self.machine, self.options, self.settings)
@@ -302,10 +303,10 @@ class Engine:
             self._die(fatal)
             raise
 
-    def child_options(self, ranks: list[int]) -> Options:
-        """Options for a communicator of some of our ranks, in this order."""
-        told = self.machine.subset(ranks) if self.emulated else None
-        return replace(self.options, topology=told, plan=None)
+    def child(self, ranks: list[int]) -> tuple[Options, Topology | None]:
+        """For a communicator of some of our ranks, in this order: its options, and its part of the machine."""
+        part = self.machine.subset(ranks) if self.one_node else None
+        return replace(self.options, topology=part if self.emulated else None, plan=None), part
 
     def rule(self, call: Call, *, blocking: bool = True) -> Rule:
         """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike."""

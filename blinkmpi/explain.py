@@ -119,9 +119,11 @@ class Explanation(Value, frozen=True):
         return f"{text}, {1 / ratio:.3g}x faster in the model (the selection table decides)"
 
 
-def explanation(plan: Plan, topology: Topology, call: Call, *, live: Sequence[str] = ()) -> Explanation:
+def explanation(
+    plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = ()
+) -> Explanation:
     """Look up how ``call`` runs by ``plan`` on ``topology``, and price every scheme that could run it."""
-    rule = choose(plan, call)
+    rule = rule or choose(plan, call)
     options = {
         scheme: _option(plan, topology, call, _rule_for(plan, rule, scheme))
         for scheme in plan.schemes(call.collective, call.root)
@@ -146,13 +148,14 @@ def explanation(plan: Plan, topology: Topology, call: Call, *, live: Sequence[st
     )
 
 
-def explain(plan: Plan, topology: Topology, call: Call, *, live: Sequence[str] = ()) -> str:
+def explain(plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = ()) -> str:
     """Say how ``call`` runs by ``plan`` on ``topology``, and why.
 
     Args:
+        rule: the row of the table that is taken, if not the one of the call's size.
         live: lines that whoever runs the call adds: which runner, which transport.
     """
-    return explanation(plan, topology, call, live=live).text()
+    return explanation(plan, topology, call, rule=rule, live=live).text()
 
 
 def _rule_for(plan: Plan, chosen: Rule, scheme: str) -> Rule:

@@ -13,12 +13,11 @@ boot id and the device of /dev/shm are equal (two containers may share a host an
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -127,23 +126,24 @@ def _measured(rank: int, ranks: list[int], node_comm: Comm) -> int | Exception:
     """This rank's copy rate among its neighbours, or what went wrong; every exchange is taken part in."""
     leader, mine = rank == min(ranks), ranks.index(rank)
     path = node_comm.allgather(f"{SHM}/blinkmpi-{uuid.uuid4().hex}" if leader else "")[ranks.index(min(ranks))]
-    with contextlib.ExitStack() as stack:
-        slots: list[Bytes] | Exception = ValueError("not mapped yet")
-        for turn in (True, False):  # the leader makes the file, then the others open it
-            if leader == turn:
-                slots = _attempt(lambda: stack.enter_context(shared_slots(path, len(ranks), create=leader)))
-            node_comm.allgather(None)
-        if isinstance(slots, FileNotFoundError):  # no memory in common after all: `place` will tell the two apart
-            slots = [page_aligned(SLOT_BYTES)]
+    slots: list[Bytes] | Exception = ValueError("not mapped yet")
+    for turn in (True, False):  # the leader makes the file, then the others open it
+        if leader == turn:
+            slots = _attempt(lambda: shared_slots(path, len(ranks), create=leader))
+        node_comm.allgather(None)
+    if leader and not isinstance(slots, Exception):
+        os.unlink(path)  # everybody has it mapped
+    if isinstance(slots, FileNotFoundError):  # no memory in common after all: `place` will tell the two apart
+        slots = [page_aligned(SLOT_BYTES)]
 
-        def prepare() -> Callable[[], int]:
-            if isinstance(slots, Exception):
-                raise slots
-            return copy_test(slots, mine % len(slots))
+    def prepare() -> Callable[[], int]:
+        if isinstance(slots, Exception):
+            raise slots
+        return copy_test(slots, mine % len(slots))
 
-        test = _attempt(prepare)
-        node_comm.allgather(None)  # all start at once
-        return test if isinstance(test, Exception) else _attempt(test)
+    test = _attempt(prepare)
+    node_comm.allgather(None)  # all start at once
+    return test if isinstance(test, Exception) else _attempt(test)
 
 
 def this_process() -> Part:
@@ -206,21 +206,15 @@ def page_aligned(size: int) -> Bytes:
     return raw[start : start + size]
 
 
-@contextlib.contextmanager
-def shared_slots(path: str, count: int, *, create: bool) -> Iterator[list[Bytes]]:
-    """Map ``count`` slots of the file ``path`` in /dev/shm, which the one who creates it removes in the end."""
+def shared_slots(path: str, count: int, *, create: bool) -> list[Bytes]:
+    """Map ``count`` slots of the file ``path``, made here or by another process of this machine."""
     import numpy as np
 
-    handle = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
-    try:
+    with open(path, "x+b" if create else "r+b") as file:
         if create:
-            os.ftruncate(handle, count * SLOT_BYTES)
-        memory = np.memmap(os.fdopen(os.dup(handle), "r+b"), np.uint8, "r+", shape=(count * SLOT_BYTES,))
-        yield [memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in range(count)]
-    finally:
-        os.close(handle)
-        if create:
-            os.unlink(path)
+            file.truncate(count * SLOT_BYTES)
+        memory = np.memmap(file, np.uint8, "r+", shape=(count * SLOT_BYTES,))
+    return [memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in range(count)]
 
 
 def cpu_topology(parts: Sequence[Part]) -> Topology:
