@@ -34,6 +34,7 @@ EXTRAS = {
     "test": [
         "hypothesis>=6.100",
         "import-linter>=2.3",
+        "matplotlib>=3.8",
         "mypy>=1.13",
         "pre-commit>=4.0",
         "pytest>=8.3",

@@ -1,4 +1,4 @@
-"""The command line: ``blinkmpi topo | plan | explain | simulate | bench``.
+"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | bench``.
 
 A command answers from a machine in the catalogue or a file without MPI; without TOPOLOGY it asks the ranks that
 ``mpirun`` started (one alone, without it). Rank 0 prints, and its exit code is the job's.
@@ -11,18 +11,16 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from . import __version__
+from . import __version__, cli_trees
 from .bench_case import OP_NAMES, case_of, count_wrong, dtype_named, fill, parse_size
+from .cli_out import RANK_VARIABLES, own_rank, show, write
 from .codec import plain
 from .errors import ArgumentError, BlinkError
-from .explain import explanation, link_text, ranks_text, shares, size_text, time_text
+from .explain import explanation, link_text, ranks_text, size_text, time_text
 from .numerics import dtype_of
 from .plan import nbytes_of
 from .program import REDUCTIONS, Call, Program
@@ -30,18 +28,18 @@ from .select import canonical, choose, make_plan, program_for
 from .simulate import bus_factor, given, needed, price, run
 from .topology.importers import load, modify
 from .topology.model import Topology
-from .trees import pack
-from .trees.tree import COLLECTIVES, ROOTED, Packing
+from .trees.tree import COLLECTIVES, ROOTED
+
+__all__ = ["RANK_VARIABLES", "main"]
 
 RUN_BYTES = 16 << 20  # vectors up to here are really run by `simulate`, for all ranks in this process
 BUSIEST = 8
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Errors of ours end as one line on stderr and code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if _rank() != 0 and not _for_all_ranks(words):
+    if own_rank() != 0 and not _for_all_ranks(words):
         return 0  # rank 0 answers, with the job's exit code
     args = _parser(with_bench="bench" in words[:1]).parse_args(words)
     try:
@@ -81,18 +79,19 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
         ("plan", "pack trees and prove their rate"),
         ("explain", "say how a call runs, and why"),
         ("simulate", "run a call in this process and predict its time"),
+        ("subsets", "list every part of a machine that a job may get, trees beside rings"),
     ):
         command = sub.add_parser(name, help=what, description=what, parents=[machine])
-        if name in ("topo", "plan"):
+        if name in ("topo", "plan", "subsets"):
             command.add_argument("-o", metavar="FILE", dest="output", help=f"write the {name}'s file")
-        if name != "topo":
+        if name in ("plan", "explain", "simulate"):
             default = None if name == "plan" else "allreduce"
             command.add_argument("--collective", metavar="C", default=default, help=", ".join(COLLECTIVES))
             command.add_argument("--root", type=int, default=0, help="for broadcast, reduce, gather, scatter")
         if name == "plan":
-            command.add_argument(
-                "--method", default="auto", help="auto, exact, onehop, chain, direct: as the machine allows"
-            )
+            cli_trees.add_plan(command)
+        if name == "subsets":
+            cli_trees.add_subsets(command)
         if name in ("explain", "simulate"):
             command.add_argument("--bytes", default="64M", help="largest buffer of the call; K M G are 2^10 2^20 2^30")
             command.add_argument("--dtype", default="float32", help="element type, by NumPy's or nccl-tests' name")
@@ -114,11 +113,6 @@ def _machine_flags() -> argparse.ArgumentParser:
     flags.add_argument("--scale", action="append", default=[], metavar="KIND=F", help="links of a kind at this factor")
     flags.add_argument("--json", action="store_true", help="print JSON")
     return flags
-
-
-def _rank() -> int:
-    """This process's rank, from the launcher, so that a machine from a file needs no MPI."""
-    return int(next((os.environ[v] for v in RANK_VARIABLES if v in os.environ), "0"))
 
 
 def _world() -> Any:
@@ -160,75 +154,34 @@ def _live(args: argparse.Namespace) -> int:
 
 
 def _fail(error: BlinkError) -> int:
-    if _rank() == 0:
+    if own_rank() == 0:
         print(f"blinkmpi: error: {error}", file=sys.stderr)
     return 2
 
 
 def _command(args: argparse.Namespace, topology: Topology, *, live: bool) -> int:
-    commands = {"topo": _topo, "plan": _plan, "explain": _explain, "simulate": _simulate}
+    commands = {"topo": _topo, "plan": _plan, "explain": _explain, "simulate": _simulate, "subsets": _subsets}
     return commands[args.command](args, topology, live)
 
 
 def _topo(args: argparse.Namespace, topology: Topology, live: bool) -> int:
     if args.output:
-        _write(args.output, topology.to_json())
+        write(args.output, topology.to_json())
     if args.json:
         print(topology.to_json(), end="")
     elif not args.output:
         from .topology.show import render
 
-        _show(render(topology))
+        show(render(topology))
     return 0
 
 
 def _plan(args: argparse.Namespace, topology: Topology, live: bool) -> int:
-    if args.output:
-        _write(args.output, make_plan(topology, mpi=live and _cpu(topology)).to_json())
-        if args.collective is None and not args.json:
-            return 0
-    wanted = [canonical(args.collective)] if args.collective else [c for c in COLLECTIVES if c != "barrier"]
-    found = []
-    for collective in wanted:
-        start = time.perf_counter()
-        packing = pack(topology, collective, root=args.root, method=args.method)
-        found.append((packing, time.perf_counter() - start))
-    if args.json:
-        reports = [_report(*pair) for pair in found]
-        head = {"format": "blinkmpi.plan-report", "version": 1, "machine": topology.name}
-        print(json.dumps({**head, **reports[0]} if args.collective else {**head, "plans": reports}, indent=1))
-        return 0
-    from . import cli_show
-
-    _show(
-        cli_show.packing(found[0][0], found[0][1], topology) if args.collective else cli_show.packings(found, topology)
-    )
-    return 0
+    return cli_trees.plan(args, topology, mpi=live and _cpu(topology))
 
 
-def _report(packing: Packing, seconds: float) -> dict[str, Any]:
-    """What `plan --json` says about one collective."""
-    return {
-        "collective": packing.collective,
-        "root": packing.root,
-        "ranks": packing.n,
-        "scheme": packing.scheme,
-        "links": packing.links,
-        "rate_gbps": float(packing.rate / 1000),
-        "bound_gbps": float(packing.bound / 1000),
-        "optimal": packing.optimal,
-        "seconds": seconds,
-        "certificate": plain(packing.certificate),
-        "trees": [
-            {
-                "root": tree.root,
-                "edges": [[e.src, e.dst] for e in tree.edges],
-                "weight_gbps": float(tree.weight / 1000),
-                "share": f"{share.numerator}/{share.denominator}",
-            }
-            for tree, share in zip(packing.trees, shares(packing), strict=True)
-        ],
-    }
+def _subsets(args: argparse.Namespace, topology: Topology, live: bool) -> int:
+    return cli_trees.subsets(args, topology)
 
 
 def _explain(args: argparse.Namespace, topology: Topology, live: bool) -> int:
@@ -272,7 +225,7 @@ def _simulate(args: argparse.Namespace, topology: Topology, live: bool) -> int:
         "algbw": f"{cost.algbw:.4g} GB/s" + (f" of {float(packing.bound / 1000):.4g} possible" if cost.algbw else ""),
         "busbw": f"{cost.algbw * bus_factor(call.collective, call.n):.4g} GB/s",
     }
-    _show(cli_show.simulation(facts, rows, len(cost.busy) - len(rows)))
+    show(cli_show.simulation(facts, rows, len(cost.busy) - len(rows)))
     return int(bool(wrong))
 
 
@@ -309,19 +262,3 @@ def _call(args: argparse.Namespace, topology: Topology) -> Call:
 
 def _cpu(topology: Topology) -> bool:
     return all(device.kind == "cpu" for device in topology.devices)
-
-
-def _write(path: str, text: str) -> None:
-    if _rank() != 0:
-        return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path!r}: {error.strerror}; give a path in a folder that exists") from error
-
-
-def _show(thing: Any) -> None:
-    """Print with rich: 100 columns where no terminal says otherwise."""
-    from rich.console import Console
-
-    Console(width=shutil.get_terminal_size((100, 25)).columns, highlight=False).print(thing)

@@ -1,8 +1,8 @@
-"""What the commands print with rich: plans and simulations (machines are shown by ``topology.show``)."""
+"""What the commands print with rich: plans, simulations, subsets (machines are shown by ``topology.show``)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from rich.box import SIMPLE_HEAD
@@ -12,13 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from .explain import depth_of, gap_text, ranks_text, shares, time_text
+from .subsets import Spread, Subset, by_size, summary
 from .topology.model import Topology
 from .trees.tree import Packing, Tree
 
 BAR = 30
 
 
-def packings(found: Sequence[tuple[Packing, float]], topology: Topology) -> RenderableType:
+def packings(
+    found: Sequence[tuple[Packing, float]], topology: Topology, left_out: Iterable[str] = ()
+) -> RenderableType:
     """One row for each collective, then the certificates."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("collective", no_wrap=True)
@@ -43,8 +46,14 @@ def packings(found: Sequence[tuple[Packing, float]], topology: Topology) -> Rend
     links = sorted({p.links for p, _ in found} - {""})
     total = sum(seconds for _, seconds in found)
     title = Text(f"{topology.name}, {ranks_text(topology.n)}, over {', '.join(links) or 'no links'}", "bold")
+    rest = [Text(f" not by this method: {', '.join(left_out)}", "dim")] if left_out else []
     return Group(
-        title, table, Text(" Why nothing is faster", "bold"), proofs, Text(f"\n planned in {time_text(total)}", "dim")
+        title,
+        table,
+        *rest,
+        Text(" Why nothing is faster", "bold"),
+        proofs,
+        Text(f"\n planned in {time_text(total)}", "dim"),
     )
 
 
@@ -70,6 +79,75 @@ def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
     where = f" from rank {p.root}" if p.root >= 0 else ""
     title = Text(f"{p.collective}{where}, {ranks_text(p.n)} on {topology.name}\n", "bold")
     return Group(title, head, Text(), table)
+
+
+def front(found: Sequence[Packing], best: Packing, topology: Topology) -> RenderableType:
+    """Packings that no other one beats in trees, depth and rate."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("trees", "depth", "GB/s", "of the bound"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("shares")
+    for p in found:
+        part = Text("all", "green") if p.optimal else Text(f"{float(p.rate / p.bound):.1%}")
+        row = str(len(p.trees)), str(depth_of(p)), f"{float(p.rate / 1000):.4g}"
+        table.add_row(*row, part, _counted(map(str, shares(p))))
+    where = f" from rank {best.root}" if best.root >= 0 else ""
+    title = Text(f"{best.collective}{where}, {ranks_text(best.n)} on {topology.name}: few, shallow, fast", "bold")
+    chosen = f"method {best.reason.partition(': ')[0]} takes {len(best.trees)} trees, depth {depth_of(best)}, "
+    rate = f"{float(best.rate / 1000):.4g} of {float(best.bound / 1000):.4g} GB/s"
+    return Group(title, table, Text(f" {chosen}{rate}", "dim"))
+
+
+def subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int) -> RenderableType:
+    """One row for each unique subset, then what those of a size have in common."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("GPUs", no_wrap=True)
+    for name in ("alike", "rings", "trees", "broadcast", "x", "allreduce", "x", "allgather", "x"):
+        table.add_column(name, justify="right", no_wrap=True)
+    sizes = by_size(found)
+    for some in sizes.values():
+        for i, s in enumerate(some):
+            pairs = zip(s.rates, s.speedups, strict=True)
+            cells = [cell for rate, times in pairs for cell in (f"{float(rate / 1000):.4g}", _times(float(times)))]
+            trees = f"{s.trees}" if s.fewest else f"<={s.trees}"
+            facts = str(s.allocations), str(s.rings) if s.rings else Text("PCIe", "yellow"), trees
+            table.add_row(",".join(map(str, s.gpus)), *facts, *cells, end_section=i == len(some) - 1)
+    sums = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("size", "unique", "alike", "no ring", "trees", "broadcast", "allreduce", "allgather"):
+        sums.add_column(name, justify="right", no_wrap=True)
+    groups = [(str(size), some) for size, some in sizes.items()]
+    larger = [s for s in found if len(s.gpus) > 2]
+    if larger:
+        groups.append((f"3-{max(sizes)}", larger))
+    for name, some in groups:
+        k = summary(some)
+        counts = k.unique, k.allocations, k.without_ring, k.most_trees
+        sums.add_row(name, *map(str, counts), *map(_spread, k.speedups))
+    return Group(
+        Text(
+            f"{topology.name}: connected subsets that differ, rates of trees in GB/s, and times those of rings", "bold"
+        ),
+        table,
+        Text(
+            f" Speed-up of trees over rings; over PCIe at {pcie_mbps / 1000:g} GB/s without: min / mean / max", "bold"
+        ),
+        sums,
+        Text(" alike: choices of GPUs that look the same; rings: one-way, no two share a lane; mean: geometric", "dim"),
+    )
+
+
+def _counted(words: Iterable[str]) -> str:
+    """``1/2, 2 x 1/4``."""
+    runs = [(word, len(list(same))) for word, same in groupby(words)]
+    return ", ".join(word if times == 1 else f"{times} x {word}" for word, times in runs)
+
+
+def _times(factor: float) -> Text:
+    return Text(f"{factor:.2f}", "green" if factor > 1 else "")
+
+
+def _spread(s: Spread) -> str:
+    return f"{s.least:.3g} / {s.mean:.3g} / {s.most:.3g}"
 
 
 def edges_text(tree: Tree) -> str:

@@ -94,6 +94,50 @@ def test_methods_are_taken_or_refused(blink: Any) -> None:
     assert err.startswith("blinkmpi: error: method 'magic' cannot plan allreduce on cpu:4")
 
 
+@pytest.mark.parametrize(
+    ("flags", "method", "trees", "depth", "rate"),
+    [
+        ("--max-trees 2", "few", 2, 7, 100),
+        ("--max-depth 3", "few", 5, 3, 125),
+        ("--max-trees 3 --max-depth 3", "few", 3, 3, 75),
+        ("--method rings", "rings", 6, 7, 150),
+        ("--method hybrid --bytes 64M --switch-seconds 0.0001", "hybrid", 8, 7, 160),
+        ("--epsilon 1/10", "mwu", 200, 7, 135),
+        ("--method mwu+ilp --epsilon 0.1 --loss 0.1", "mwu+ilp", 12, 7, 120),
+        ("--loss 1/10", "mwu+ilp", 12, 7, 125),
+    ],
+)
+def test_limits_and_other_methods(blink: Any, flags: str, method: str, trees: int, depth: int, rate: float) -> None:
+    found = report(blink, f"dgx-1v --collective broadcast {flags}")
+    assert found["method"] == method
+    assert found["reason"].startswith(f"{method}: ")
+    assert len(found["trees"]) <= trees
+    assert found["depth"] == max(tree["depth"] for tree in found["trees"]) <= depth
+    assert rate <= found["rate_gbps"] <= found["bound_gbps"]
+    assert Fraction(found["of_bound"]) == pytest.approx(found["rate_gbps"] / found["bound_gbps"])
+
+
+def test_a_method_plans_what_it_can_of_all_collectives(blink: Any) -> None:
+    found = report(blink, "dgx-1v --method mwu")
+    assert [p["collective"] for p in found["plans"]] == ["broadcast", "reduce", "allreduce"]
+    assert set(found["left_out"]) == {"allgather", "reduce_scatter", "gather", "scatter"}
+    assert "not by this method: allgather" in blink("plan dgx-1v --method mwu")[1]
+    assert blink("plan dgx-1v --method magic")[0] == 2
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
+def test_the_front_is_one(blink: Any, collective: str) -> None:
+    found = report(blink, f"dgx-1p --collective {collective} --pareto")
+    points = [(len(p["trees"]), p["depth"], -Fraction(p["of_bound"])) for p in found["pareto"]]
+    assert points == sorted(points)
+    for i, p in enumerate(points):
+        assert not any(all(x <= y for x, y in zip(q, p, strict=True)) for j, q in enumerate(points) if j != i)
+    assert found["rate_gbps"] == max(p["rate_gbps"] for p in found["pareto"])
+    code, out, _ = blink(f"plan dgx-1p --collective {collective} --pareto")
+    assert code == 0
+    assert "few, shallow, fast" in out
+
+
 def test_plan_writes_a_whole_plan_that_fits_its_machine_and_no_other(blink: Any, tmp_path: Path) -> None:
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     assert [blink(f"plan dgx-1v --gpus 1,4,5,6 -o {f}")[0] for f in (a, b)] == [0, 0]
@@ -119,6 +163,24 @@ def test_topo_prints_and_writes_and_reads_back(blink: Any, tmp_path: Path) -> No
 def test_dropped_links_change_the_plan(blink: Any) -> None:
     whole, less = (report(blink, f"dgx-1v --collective allreduce {f}") for f in ("", "--drop-link 0-3 --drop-link 0-4"))
     assert less["rate_gbps"] < whole["rate_gbps"]
+
+
+def test_subsets_prints_and_writes(blink: Any, tmp_path: Path) -> None:
+    file, picture = tmp_path / "s.json", tmp_path / "s.svg"
+    code, out, _ = blink(f"subsets dgx-1v --gpus 0-4 --pcie 5 -o {file} --plot {picture}")
+    assert (code, out) == (0, "")
+    found = json.loads(file.read_text())
+    assert (found["format"], found["version"], found["pcie_gbps"]) == ("blinkmpi.subsets", 1, 5.0)
+    last = found["subsets"][-1]
+    assert (last["gpus"], last["rings"], last["speedup"]["broadcast"]) == ([0, 1, 2, 3, 4], 0, 10.0)
+    assert found["sizes"]["2"]["speedups"]["allreduce"] == {"least": 1.0, "mean": 1.0, "most": 1.0}
+    assert picture.read_text().count("<svg") == 1
+    code, out, _ = blink("subsets dgx-1v --gpus 0-4")
+    assert code == 0
+    for word in ("0,1,2,3,4", "PCIe", "no ring", "3-5"):
+        assert word in out
+    assert all(len(line) <= 100 for line in out.splitlines())
+    assert json.loads(blink("subsets dgx-1v --gpus 0,1 --json")[1])["from_3"] is None
 
 
 def test_explain_says_it_in_text_and_json(blink: Any) -> None:
@@ -180,6 +242,24 @@ def test_simulate_prints_bars_and_does_not_run_large_vectors(blink: Any) -> None
         ("simulate dgx-1v --op median", "op 'median'"),
         ("plan dgx-1v --gpus 0,0", "dgx-1v: cannot take devices"),
         ("plan dgx-1v --drop-link 0-7", "dgx-1v: no link between 0 and 7"),
+        ("plan dgx-1v --collective bcast --epsilon x", "'x' is no number"),
+        ("plan dgx-1v --collective bcast --epsilon 1/0", "'1/0' is no number"),
+        ("plan dgx-1v --collective bcast --epsilon 2", "epsilon is 2, expected a part of the rate"),
+        ("plan dgx-1v --collective bcast --max-trees two", "'two' is no whole number"),
+        ("plan dgx-1v --collective bcast --max-trees 0", "max_trees is 0, expected at least 1"),
+        ("plan dgx-1v --collective bcast --max-trees 2 --method exact", "--max-trees is for method few, not for exact"),
+        ("plan dgx-1v --collective bcast --max-trees 2 --loss 0.1", "--loss is for method mwu+ilp, not for those"),
+        ("plan dgx-1v --pareto", "--pareto is for one collective"),
+        ("plan dgx-1v --plot x.svg", "--plot is for one collective"),
+        ("plan dgx-1v --collective gather --pareto", "--pareto: few and shallow trees for gather"),
+        ("plan cpu:4 --collective bcast --pareto", "--pareto: few and shallow trees for broadcast on cpu:4"),
+        ("plan dgx-1v --collective bcast --plot x.doc", "cannot draw 'x.doc': expected a name that ends in .svg"),
+        ("plan dgx-1v --collective bcast --plot /nowhere/x.svg", "cannot write '/nowhere/x.svg'"),
+        ("subsets dgx-1v --plot x", "cannot draw 'x'"),
+        ("subsets dgx-1v --pcie 0", "--pcie 0: expected GB/s above 0"),
+        ("subsets mi250", "mi250 has 16 ranks; subsets are listed for 2 to 10"),
+        ("subsets cpu:4", "cpu:4: ranks joined by memory"),
+        ("subsets pcie-8", "pcie-8: ranks joined by memory or by switches behind switches"),
         ("topo dgx-1v -o /nowhere/at/all", "cannot write '/nowhere/at/all'"),
     ],
 )
@@ -194,7 +274,7 @@ def test_version_and_help(blink: Any) -> None:
     assert blink("--version")[:2] == (0, "blinkmpi 0.1.0\n")
     code, out, _ = blink("--help")
     assert code == 0
-    assert all(name in out for name in ("topo", "plan", "explain", "simulate", "bench"))
+    assert all(name in out for name in ("topo", "plan", "explain", "simulate", "subsets", "bench"))
     assert blink("frob")[0] == 2
 
 
