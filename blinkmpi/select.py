@@ -18,19 +18,20 @@ from .topology.model import Topology
 from .trees import methods, pack
 from .trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 
-KIB = 1024
+KIB, MIB = 1 << 10, 1 << 20
 # (largest slot in bytes, slots of a channel), by what measured best: docs/design.md
 LINK_SLOTS = (128 * KIB, 4)
-MEMORY_SLOTS = {"": (512 * KIB, 2), "broadcast": (512 * KIB, 4), "scatter": (512 * KIB, 4)}
-# Shorter vectors on shared memory are left to MPI's own collective.
+MEMORY_SLOTS = (512 * KIB, 4)
+# Shorter vectors on shared memory are left to MPI's own collective: (2 ranks, more). Where bytes only move between two
+# ranks, one copy from one process to the other beats two copies through a slot up to large vectors.
 MPI_BELOW_BYTES = {
-    "allreduce": 256 * KIB,
-    "reduce_scatter": 64 * KIB,
-    "allgather": 2048 * KIB,
-    "broadcast": 512 * KIB,
-    "reduce": 256 * KIB,
-    "gather": 512 * KIB,
-    "scatter": 512 * KIB,
+    "allreduce": (256 * KIB, 256 * KIB),
+    "reduce_scatter": (1 * MIB, 1 * MIB),
+    "reduce": (2 * MIB, 2 * MIB),
+    "broadcast": (16 * MIB, 2 * MIB),
+    "allgather": (32 * MIB, 2 * MIB),
+    "gather": (64 * MIB, 64 * MIB),
+    "scatter": (64 * MIB, 64 * MIB),
 }
 
 
@@ -129,8 +130,8 @@ def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple
     packings = [p for p in plan.packings if p.collective == collective]
     schemes = list(dict.fromkeys(p.scheme for p in packings))
     memory = packings[0].multicast
-    chunk, depth = MEMORY_SLOTS.get(collective, MEMORY_SLOTS[""]) if memory else LINK_SLOTS
-    small = MPI_BELOW_BYTES.get(collective, 0) if memory and mpi else 0
+    chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
+    small = MPI_BELOW_BYTES.get(collective, (0, 0))[plan.n > 2] if memory and mpi and plan.n > 1 else 0
     reason = "" if len(schemes) > 1 else f"the one scheme for {collective} here"
     rules = [Rule(collective, small, schemes[0], chunk, depth, reason)]
     if small:
