@@ -1,12 +1,12 @@
-"""Measure how slots are best written on this machine, when a transport opens.
+"""Measure how slots are best written on this machine: when a transport opens, and while it is used.
 
 Where two ranks' cores share a cache, a slot is read from it. Where they do not
 (other sockets, other core complexes, many virtual machines), fetching a line
 that another core has just written is slow, and a slot written past the caches
-is read faster from memory. So both are tried, for a few milliseconds. Virtual
-cores may be moved apart later; then slots in the caches cost up to ten times
-as much, while past them they cost a little more than need be. So the caches
-are chosen only where they are clearly faster.
+is read faster from memory. So both are tried when a transport opens, and go on
+being tried now and then by every program that runs: virtual cores are moved,
+and what is best changes with the size. Each rank chooses for the slots that it
+writes; results do not depend on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,34 @@ if TYPE_CHECKING:
 
 BYTES = 512 << 10
 ROUNDS = 8
-CLEARLY = 1.5
+AGAIN = 64  # every so many calls a program tries the other way
+TRIALS = (0, 0, 1, 1)  # its first calls: the way that calibration chose, the other
+
+
+class SlotStyle:
+    """The choice for one program: what its calls took lately, each way."""
+
+    def __init__(self, push: bool = False) -> None:
+        self.first = int(push)
+        self.count = 0
+        self.last = self.first
+        self.spent_ns: list[float] = [0.0, 0.0]
+
+    def next(self) -> int:
+        """1 to write past the caches in the next call, 0 to write through them."""
+        if self.count < len(TRIALS):
+            self.last = self.first ^ TRIALS[self.count]
+        else:
+            best = int(self.spent_ns[1] < self.spent_ns[0])
+            self.last = best ^ (self.count % AGAIN == 0)
+        self.count += 1
+        return self.last
+
+    def learn(self, spent_ns: int) -> None:
+        """What the call took. A trial counts in full, as things may have changed since the last."""
+        trial = self.count <= len(TRIALS) or self.count % AGAIN == 1
+        share = 1.0 if trial else 0.25
+        self.spent_ns[self.last] += share * (spent_ns - self.spent_ns[self.last])
 
 
 def push_slots(transport: HostTransport, comm: MPI.Intracomm, timeout_s: float) -> tuple[bool, str]:
@@ -49,7 +76,7 @@ def push_slots(transport: HostTransport, comm: MPI.Intracomm, timeout_s: float) 
             times[i] = time.perf_counter() - start
         comm.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
         seconds[past] = float(times.min())  # what else runs here disturbs single rounds
-    push = seconds[1] < seconds[0] * CLEARLY
+    push = seconds[1] < seconds[0]
     rates = [f"{BYTES / 1e9 / seconds[p]:.1f} GB/s" for p in (0, 1)]
     if push:
         return True, f"slots are written past the caches ({rates[1]}; through them {rates[0]})"

@@ -26,7 +26,7 @@ from ..errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError
 from ..numerics import Array, accumulator_of, dtype_of
 from ..program import Lane, Program
 from . import native
-from .calibrate import push_slots
+from .calibrate import SlotStyle, push_slots
 from .runner import NumpyLane, Outcome, enter_numpy, run_numpy
 from .window import ARENA_BYTES, LINE, RECORD, Places, SharedWindow, cache_bytes
 
@@ -56,6 +56,7 @@ class Loaded:
     job: native.Job
     code_at: int = 0
     base: int = 0
+    slots: SlotStyle = field(default_factory=SlotStyle)
     steps: list[NumpyLane] = field(default_factory=list)
     runner: RunnerName = "numpy"
 
@@ -110,7 +111,7 @@ class HostTransport:
         job.lanes, job.dtype, job.op, job.item, job.acc = len(lanes), dtype, op, item, acc
         job.chunk, job.depth = program.chunk, program.depth
         job.divide = call.n if call.op == "avg" else 0
-        job.push = self.push
+        loaded.slots = SlotStyle(self.push)
         job.stream = 2 * call.n * call.total * item > CACHE_BYTES  # all ranks' buffers
         self._place(job)
         loaded.code_at = loaded.code.ctypes.data
@@ -164,8 +165,10 @@ class HostTransport:
             job.send = 0 if send is None else send.ctypes.data
             job.recv = 0 if recv is None else recv.ctypes.data
             job.base, job.stage, job.seq, job.print, job.prints = base, 0, seq, mine, self._print_at[seq & 1]
+            job.push = loaded.slots.next()
             outcome = self._guard(partial(self._run_c, loaded), timeout_s, lambda: self._waits(loaded, seq), seq)
             if outcome is Outcome.DONE:
+                loaded.slots.learn(job.spent_ns)
                 return False
         else:
             self._meet(seq, timeout_s)

@@ -25,7 +25,7 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 FIELDS = (
     "base", "lanes", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "push", "timeout_ns",
     "spins", "send", "recv", "beat", "abort", "left", "moved", "stage", "n", "rank", "seq", "print", "calls", "prints",
-    "stride",
+    "begun_ns", "spent_ns", "stride",
 )  # fmt: skip
 
 

@@ -52,6 +52,7 @@ typedef struct {
   uint64_t seq, print; /* the call that this rank has announced, and its fingerprint */
   flag_t *calls;      /* rank 0's line: the call entered, the call finished */
   flag_t *prints;     /* rank 0's fingerprint of this call */
+  int64_t begun_ns, spent_ns; /* when all had entered; out: how long it took from there */
   int64_t stride;     /* words from one rank's line to the next rank's */
 } job_t;
 
@@ -357,6 +358,7 @@ int blink_call(job_t *j, int64_t *code) {
     for (int64_t r = 0; r < j->n; r++)
       if (get(j->prints + r * j->stride) != j->print) return DIFFER;
     j->stage = 2;
+    j->begun_ns = now_ns();
   }
   idle_t wait = {0, 0, 0};
   while (j->left) {
@@ -376,5 +378,6 @@ int blink_call(job_t *j, int64_t *code) {
     if (state != DONE) return state;
   }
   set(j->calls + j->rank * j->stride + 1, j->seq);
+  j->spent_ns = now_ns() - j->begun_ns;
   return DONE;
 }
