@@ -81,13 +81,13 @@ def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
             topology,
             packing,
             root=(tree.root, paint[i]),
-            labels=cell > 1.5 and packing.n <= 16,
+            labels=cell > 1.2 and packing.n <= 16,
         )
         _trees(small, [tree], [paint[i]], spots, lanes.n, small=True)
         weight = "" if packing.certificate.kind == "trivial" else f"  {float(tree.weight / 1000):.4g} GB/s"
         part = f"{share}" if packing.collective not in PER_RANK else f"block {tree.root}"
         part += f" x {share}" if packing.collective in PER_RANK and share != 1 else ""
-        small.set_title(f"{part}{weight}", fontsize=9 if cell > 1.5 else 7, color=paint[i], pad=2, weight="bold")
+        small.set_title(f"{part}{weight}", fontsize=9 if cell > 1.2 else 7, color=paint[i], pad=2, weight="bold")
     _title(figure, packing, topology, len(drawn))
     _save(figure, path)
 
@@ -129,8 +129,8 @@ def _machine(
         axes.add_patch(FancyBboxPatch(box[0], *box[1], boxstyle=f"round,pad=0,rounding_size={size}",
                                       facecolor="#fafafa", edgecolor="#e3e3e3", zorder=0))  # fmt: skip
         if big and name:
-            x, y = box[0][0] + box[1][0] / 2, box[0][1] + box[1][1] - 0.25 * size
-            axes.text(x, y, name, ha="center", va="top", fontsize=9, color="#999999")
+            x, y = box[0][0] + size, box[0][1] + box[1][1] - 0.25 * size
+            axes.text(x, y, name, ha="left", va="top", fontsize=9 * spots[0].scale, color="#999999")
     most = max(arcs.values(), default=1)
     pairs = {frozenset(arc): mbps for arc, mbps in arcs.items()}
     lines = [np.array([spots[v].at for v in sorted(pair)]) for pair in pairs]

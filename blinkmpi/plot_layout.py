@@ -7,7 +7,7 @@ their network, and other graphs are laid out by their Laplacian.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, comb, copysign, cos, pi, sin, sqrt
+from math import ceil, copysign, cos, pi, sin, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -95,8 +95,7 @@ def curve(stops: Sequence[Place], lane: float, *, crowd: int) -> Points:
     a, b = _at(stops[0]), _at(stops[-1])
     between = [_at(s) for s in stops[1:-1]]
     along = b - a
-    length = float(np.hypot(*along)) or 1.0
-    normal = np.array([-along[1], along[0]]) / length
+    normal = np.array([-along[1], along[0]]) / (float(np.hypot(*along)) or 1.0)
     gap = min(0.62 * stops[0].size, 1.7 * stops[0].size / max(1, crowd - 1))
     shift = normal * lane * gap
     if len(between) == 1:
@@ -105,17 +104,26 @@ def curve(stops: Sequence[Place], lane: float, *, crowd: int) -> Points:
         inner = [spot + shift * 2 for spot in between] or [(a + b) / 2 + shift * 1.5]
     control = [a + shift * 0.75, *inner, b + shift * 0.75]
 
-    def at(steps: Points) -> Points:  # Bezier
-        t, k = steps[:, None], len(control) - 1
-        terms = [comb(k, i) * (1 - t) ** (k - i) * t**i * spot for i, spot in enumerate(control)]
-        line: Points = np.sum(terms, axis=0, dtype=np.float64)
-        return line
+    bend = smooth(np.array(control))
+    length = np.concatenate([[0.0], np.hypot(*np.diff(bend, axis=0).T).cumsum()])
+
+    def at(steps: Points) -> Points:
+        return np.stack([np.interp(steps * length[-1], length, bend[:, k]) for k in (0, 1)], axis=1)
 
     fine = np.linspace(0, 1, 400)
     line = at(fine)
     outside = (np.hypot(*(line - a).T) >= 1.04 * stops[0].size) & (np.hypot(*(line - b).T) >= 1.1 * stops[-1].size)
     kept = fine[outside]
     return at(np.linspace(kept[0], kept[-1], STEPS)) if len(kept) > 1 else line
+
+
+def smooth(corners: Points) -> Points:
+    """A curve from the first to the last corner that stays near all (Chaikin's corner cutting)."""
+    for _ in range(5):
+        early, late = corners[:-1], corners[1:]
+        cut = np.stack([early * 0.75 + late * 0.25, early * 0.25 + late * 0.75], axis=1).reshape(-1, 2)
+        corners = np.concatenate([corners[:1], cut, corners[-1:]])
+    return corners
 
 
 def arrow_head(line: Points, size: float) -> Points:
