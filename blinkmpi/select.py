@@ -22,14 +22,14 @@ KIB, MIB = 1 << 10, 1 << 20
 # (largest slot in bytes, slots of a channel), by what measured best: docs/design.md
 LINK_SLOTS = (128 * KIB, 4)
 MEMORY_SLOTS = (512 * KIB, 4)
-# Shorter vectors on shared memory are left to MPI's own collective: (2 ranks, more). Where bytes only move between two
-# ranks, one copy from one process to the other beats two copies through a slot up to large vectors.
+# Shorter vectors on shared memory are left to MPI's own collective, as we call it (non-blocking, with a deadline): for
+# 2 ranks, for more. Where bytes only move, one copy from process to process often beats two through a slot.
 MPI_BELOW_BYTES = {
     "allreduce": (256 * KIB, 256 * KIB),
     "reduce_scatter": (1 * MIB, 1 * MIB),
     "reduce": (2 * MIB, 2 * MIB),
     "broadcast": (16 * MIB, 2 * MIB),
-    "allgather": (32 * MIB, 2 * MIB),
+    "allgather": (1 * MIB, 2 * MIB),
     "gather": (64 * MIB, 64 * MIB),
     "scatter": (64 * MIB, 64 * MIB),
 }
