@@ -20,7 +20,7 @@ import numpy as np
 from .exact import place
 from .fabric import Arc, Overlay
 from .growth import Grown, recentre
-from .tree import Tree
+from .tree import Tree, depth_of
 
 MAX_TREES = 20_000
 DENOMINATOR = 100_000  # a vertex of these programs has smaller ones; doubles tell them apart
@@ -36,10 +36,7 @@ class Shape(NamedTuple):
     @property
     def depth(self) -> int:
         """Hops from the root to the farthest rank."""
-        level = {self.root: 0}
-        for u, v in self.arcs:
-            level[v] = level[u] + 1
-        return max(level.values())
+        return depth_of(self.root, self.arcs)
 
 
 class Room(NamedTuple):

@@ -20,6 +20,7 @@ import numpy as np
 from .cuts import HUGE, has, inner, out_cuts, strength, subset_sums, truncate
 from .fabric import Arc, Ints
 from .flow import Flow
+from .tree import depth_of
 
 MAX_RANKS = 16
 
@@ -34,10 +35,7 @@ class Grown(NamedTuple):
     @property
     def depth(self) -> int:
         """Hops from the root to the farthest rank."""
-        level = {self.root: 0}
-        for u, v in self.arcs:
-            level[v] = level[u] + 1
-        return max(level.values())
+        return depth_of(self.root, self.arcs)
 
 
 class Candidate(NamedTuple):

@@ -30,6 +30,7 @@ Pure data; nothing here searches (``pack``, ``bound``, ``memory`` do).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Literal
 
@@ -53,6 +54,14 @@ class Edge(Value, frozen=True):
     path: tuple[int, ...]
 
 
+def depth_of(root: int, arcs: Iterable[tuple[int, int]]) -> int:
+    """Hops from ``root`` to the farthest rank, along arcs that come parents before children."""
+    level = {root: 0}
+    for u, v in arcs:
+        level[v] = level[u] + 1
+    return max(level.values())
+
+
 class Tree(Value, frozen=True):
     """Edges away from ``root``, parents before children."""
 
@@ -63,10 +72,7 @@ class Tree(Value, frozen=True):
     @property
     def depth(self) -> int:
         """Hops from the root to the farthest rank."""
-        level = {self.root: 0}
-        for e in self.edges:
-            level[e.dst] = level[e.src] + 1
-        return max(level.values())
+        return depth_of(self.root, ((e.src, e.dst) for e in self.edges))
 
     def children(self, rank: int) -> tuple[int, ...]:
         """Ascending children of ``rank``."""
