@@ -20,6 +20,7 @@ from .subsets import COLLECTIVES as COMPARED
 from .subsets import PCIE_MBPS, Allocations, Subset, by_size, connected, subset, summary
 from .topology.model import Topology
 from .trees import COLLECTIVES, Knobs, Packing, extra_methods, pack, pareto
+from .trees.hierarchy import hierarchy
 
 Found = list[tuple[Packing, float]]  # with the seconds that planning took
 
@@ -76,6 +77,7 @@ def add_plan(command: argparse.ArgumentParser) -> None:
         used = f"{knob.what} ({', '.join(knob.methods)})"
         command.add_argument(knob.flag, dest=name, metavar=knob.flag.rpartition("-")[2].upper()[:1], help=used)
     command.add_argument("--pareto", action="store_true", help="the front of few, shallow and fast packings")
+    command.add_argument("--hierarchy", action="store_true", help="Blink's three phases over several boxes")
     command.add_argument("--plot", metavar="FILE", help="draw machine and trees: .svg, .png or .pdf")
 
 
@@ -87,6 +89,8 @@ def add_subsets(command: argparse.ArgumentParser) -> None:
 
 def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
     """Plan one collective or all, print, write, draw."""
+    if args.hierarchy:
+        return _hierarchy(args, topology)
     if (args.pareto or args.plot) and not args.collective:
         raise ArgumentError(f"{'--pareto' if args.pareto else '--plot'} is for one collective; add --collective")
     method, knobs = _method(args)
@@ -116,6 +120,28 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
         show(cli_show.packing(found[0][0], found[0][1], topology))
     else:
         show(cli_show.packings(found, topology, left_out))
+    return 0
+
+
+def _hierarchy(args: argparse.Namespace, topology: Topology) -> int:
+    """Plan reduce in each box, exchange between boxes, broadcast in each; print, write."""
+    others = {"--pareto": args.pareto, "--plot": args.plot, "--method": args.method != "auto"}
+    others |= {knob.flag: getattr(args, name) is not None for name, knob in KNOBS.items()}
+    if wrong := [flag for flag, given in others.items() if given]:
+        raise ArgumentError(f"--hierarchy is a method of its own; leave out {', '.join(wrong)}")
+    start = time.perf_counter()
+    found = hierarchy(topology, collective=canonical(args.collective or "allreduce"), root=args.root)
+    seconds = time.perf_counter() - start
+    if args.output:
+        write(args.output, found.to_json())
+    if args.json:
+        head = {"format": "blinkmpi.plan-report", "version": 1, "machine": topology.name, "seconds": seconds}
+        rates = {"rate_gbps": float(found.rate / 1000), "bound_gbps": float(found.bound / 1000)}
+        print(json.dumps({**head, **rates, "optimal": found.optimal, "hierarchy": plain(found)}, indent=1))
+        return 0
+    from . import cli_show
+
+    show(cli_show.hierarchy(found, topology, seconds))
     return 0
 
 
