@@ -19,7 +19,7 @@ from .trees import methods, pack
 from .trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 
 KIB, MIB = 1 << 10, 1 << 20
-# (largest slot in bytes, slots of a channel), by what measured best: docs/design.md
+# (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
 LINK_SLOTS = (128 * KIB, 4)
 MEMORY_SLOTS = (512 * KIB, 4)
 # Shorter vectors on shared memory are left to MPI's own collective, as we call it (non-blocking, with a deadline): for
@@ -135,7 +135,10 @@ def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple
     reason = "" if len(schemes) > 1 else f"the one scheme for {collective} here"
     rules = [Rule(collective, small, schemes[0], chunk, depth, reason)]
     if small:
-        rules.insert(0, Rule(collective, 0, "mpi", reason=f"MPI measured faster below {small} bytes"))
+        rules.insert(
+            0,
+            Rule(collective, 0, "mpi", reason=f"default: below {small} bytes MPI was faster in trials on one machine"),
+        )
     if not wanted:
         return rules
     banned = {s.removeprefix("^") for s in wanted if s.startswith("^")}

@@ -13,8 +13,8 @@ reduce_scatter  min B                          one chain per rank; ``direct`` is
 allreduce       min over S of B(S)/(2|S|-1)    n chains, exact for unequal cores; ``direct`` has stars
 =============== ============================== ===================================================
 
-``direct`` is what runs fastest on real memory although it makes more passes: it has no pipeline to fill, and no rank
-waits for the rank before it.
+``direct`` comes first although it makes more passes: its sums are in the order of the ranks, it has no pipeline to
+fill, and no rank waits for the rank before it.
 """
 
 from __future__ import annotations

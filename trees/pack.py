@@ -137,7 +137,7 @@ METHODS: dict[str, Method] = {
 }
 MEMORY_WHY = {
     "chain": METHODS["chain"].why,
-    "direct": "every rank works on its share and reads the others', measured fastest on one memory",
+    "direct": "every rank works on its share and reads the others', in few steps and the order of the ranks",
 }
 
 

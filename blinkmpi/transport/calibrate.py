@@ -4,8 +4,9 @@ Where two ranks' cores share a cache, a slot is read from it. Where they do not
 (other sockets, other core complexes, many virtual machines), fetching a line
 that another core has just written is slow, and a slot written past the caches
 is read faster from memory. So both are tried when a transport opens, and go on
-being tried now and then by every program that runs: virtual cores are moved,
-and what is best changes with the size. Each rank chooses for the slots that it
+being tried now and then by every program that runs: what is best changes with
+the size and, seen on a virtual machine, within minutes (its cores may have been
+moved; that was not established). Each rank chooses for the slots that it
 writes; results do not depend on it.
 """
 
