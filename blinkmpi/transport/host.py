@@ -26,13 +26,12 @@ from ..errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError
 from ..numerics import Array, accumulator_of, dtype_of
 from ..program import Lane, Program
 from . import native
-from .calibrate import SlotStyle, push_slots
 from .runner import NumpyLane, Outcome, enter_numpy, run_numpy
+from .slots import SlotStyle
 from .window import ARENA_BYTES, LINE, RECORD, Places, SharedWindow, cache_bytes
 
 SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
-CALIBRATION_SECONDS = 60.0  # the deadline of the calls that calibrate
 SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and where not
 LOOK_SECONDS = 0.2
 OUTCOMES = tuple(Outcome)  # by runner.c's numbers
@@ -85,10 +84,6 @@ class HostTransport:
         self._print_at = [self.window.address + self.window.record(0, turn) for turn in (0, 1)]
         stride = self.window.size // 8
         self._prints = [self.window.words[self.window.record(0, turn) // 8 :: stride] for turn in (0, 1)]
-        self.push = False
-        self.push, how = push_slots(self, comm, CALIBRATION_SECONDS)
-        self.runner_reason += f"; {how}" if how else ""
-        self.window.reset(comm)  # calls of users count from 1
 
     # ---- before a call
 
@@ -111,7 +106,6 @@ class HostTransport:
         job.lanes, job.dtype, job.op, job.item, job.acc = len(lanes), dtype, op, item, acc
         job.chunk, job.depth = program.chunk, program.depth
         job.divide = call.n if call.op == "avg" else 0
-        loaded.slots = SlotStyle(self.push)
         job.stream = 2 * call.n * call.total * item > CACHE_BYTES  # all ranks' buffers
         self._place(job)
         loaded.code_at = loaded.code.ctypes.data

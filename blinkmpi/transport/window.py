@@ -137,14 +137,6 @@ class SharedWindow:
             return "gone"
         return "stopped" if state in "Tt" else "running"
 
-    def reset(self, comm: MPI.Intracomm) -> None:
-        """Begin anew: no call entered, no chunk written. Collective, between calls."""
-        comm.Barrier()
-        words = self.words[self.rank * self.size // 8 :][: CONTROL // 8]
-        words[:2] = 0
-        words[WORDS * RECORDS :] = 0
-        comm.Barrier()
-
     def close(self) -> None:
         """Free the window; collective. Safe to call twice."""
         if self._win is not None:
