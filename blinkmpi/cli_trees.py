@@ -17,7 +17,7 @@ from .errors import ArgumentError
 from .explain import depth_of, shares
 from .select import canonical, make_plan
 from .subsets import COLLECTIVES as COMPARED
-from .subsets import PCIE_MBPS, Allocations, Subset, by_size, connected, subset, summary
+from .subsets import PCIE_MBPS, Allocations, Subset, by_size, summary, survey
 from .topology.model import Topology
 from .trees import COLLECTIVES, Knobs, Packing, extra_methods, pack, pareto
 from .trees.hierarchy import hierarchy
@@ -246,8 +246,7 @@ def subsets(args: argparse.Namespace, topology: Topology) -> int:
     pcie_mbps = int(fraction(args.pcie) * 1000)
     if pcie_mbps < 1:
         raise ArgumentError(f"--pcie {args.pcie}: expected GB/s above 0; 10 is usual for a DGX-1")
-    machine, some = connected(topology)
-    found = [subset(machine, one, pcie_mbps) for one in _with_bar(some)]
+    found = survey(topology, pcie_mbps=pcie_mbps, each=_with_bar)
     text = json.dumps(subsets_report(topology, found, pcie_mbps), indent=1)
     if args.output:
         write(args.output, text + "\n")
@@ -264,7 +263,7 @@ def subsets(args: argparse.Namespace, topology: Topology) -> int:
     return 0
 
 
-def _with_bar(some: list[Allocations]) -> Iterable[Allocations]:
+def _with_bar(some: Sequence[Allocations]) -> Iterable[Allocations]:
     """The same, with a progress bar where somebody watches."""
     if not sys.stderr.isatty():
         return some

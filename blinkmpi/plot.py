@@ -33,7 +33,7 @@ ENDINGS = (".svg", ".png", ".pdf")
 MOST_TREES = 24
 MOST_EDGES = 6_000
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b3294", "#8c6d31", "#a50f15", "#525252")
-GREY, DARK, SWITCH = "#d4d4d4", "#333333", "#f2f2f2"
+DARK, SWITCH = "#333333", "#f2f2f2"
 BARS = {"broadcast": COLOURS[0], "allreduce": COLOURS[1], "allgather": COLOURS[2]}
 
 

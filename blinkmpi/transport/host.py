@@ -253,7 +253,7 @@ class HostTransport:
     def _run_c(self, loaded: Loaded, slice_s: float) -> tuple[Outcome, bool]:
         job = loaded.job
         job.timeout_ns = int(slice_s * 1e9)
-        status = self.native.library.blink_call(ctypes.addressof(job), loaded.code_at)  # type: ignore[union-attr]
+        status = self.native.code.blink_call(ctypes.addressof(job), loaded.code_at)  # type: ignore[union-attr]
         return OUTCOMES[status], bool(job.moved)
 
     def _guard(
@@ -356,7 +356,7 @@ class HostTransport:
             return enter_numpy(window, seq, slice_s), False
         job = self._meeting
         job.seq, job.timeout_ns = seq, int(slice_s * 1e9)
-        return OUTCOMES[self.native.library.blink_enter(ctypes.addressof(job))], False
+        return OUTCOMES[self.native.code.blink_enter(ctypes.addressof(job))], False
 
     def peers(self, what: str) -> dict[int, str]:
         """All ranks that may still owe ``what``."""

@@ -1,6 +1,6 @@
 """The C runner: compiled once per machine where there is a C compiler, loaded through ctypes.
 
-``load()`` gives the library or the reason why there is none; it never raises
+``build()`` gives the library or the reason why there is none; it never raises
 for a missing compiler, because the NumPy runner does the same work.
 """
 
@@ -39,7 +39,7 @@ class Job(ctypes.Structure):
 class Native:
     """The loaded library and the compiler that made it."""
 
-    library: ctypes.CDLL
+    code: ctypes.CDLL
     compiler: str
 
 
