@@ -19,13 +19,15 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from ..codec import Value
 from ..errors import RemoteError, TopologyError
-from .machines import CPU_MBPS
+from .gpu import GpuFacts
+from .gpus import from_gpus
+from .machines import CPU_MBPS, NET_MBPS
 from .model import Device, Link, Origin, Switch, Topology
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NET_MBPS = 1000  # assumed between nodes until something measures it: 10 Gb/s Ethernet, less its overhead
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SHM = "/dev/shm"
 
@@ -90,7 +91,54 @@ def gather(comm: Comm, node_comm: Comm, *, measure: bool = True) -> Topology:
         BlinkError: this rank's own failure.
     """
     parts = exchange(comm, node_comm, measure=measure)
-    built = _attempt(lambda: cpu_topology(parts).to_json()) if comm.rank == 0 else ""
+    return _from_rank_0(comm, lambda: cpu_topology(parts))
+
+
+class GpuMachine(NamedTuple):
+    """The machine of a job with a GPU per rank, or why there is none."""
+
+    topology: Topology | None
+    reason: str = ""
+
+
+def gather_gpus(comm: Comm, node_comm: Comm, facts: GpuFacts | Exception | str) -> GpuMachine:
+    """Find the machine that the ranks' GPUs make; collective, with one result on all ranks.
+
+    Args:
+        node_comm: as for :func:`gather`.
+        facts: what :func:`.probe.probe` gave for this rank's GPU; or the error with which it failed, which becomes an
+            error on all ranks; or, in words, why this rank has no GPU.
+
+    Raises:
+        RemoteError: another rank failed; the message names it and holds its error.
+        BlinkError: this rank's own failure. TopologyError too if rank 0 finds the facts impossible together.
+    """
+    parts = exchange(comm, node_comm, measure=False)
+    turn = _GpuMessage(facts=facts) if isinstance(facts, GpuFacts) else _GpuMessage(none=str(facts) or "no GPU")
+    if isinstance(facts, Exception):
+        turn = _GpuMessage(error=_text_of(facts))
+    turns = [msgspec.json.decode(t, type=_GpuMessage) for t in comm.allgather(msgspec.json.encode(turn))]
+    _agree([t.error for t in turns], facts)
+    without = [rank for rank, t in enumerate(turns) if t.facts is None]
+    if without:
+        some = "no rank has a GPU" if len(without) == len(turns) else f"rank {','.join(map(str, without))} has no GPU"
+        return GpuMachine(None, f"{some}: {turns[without[0]].none}")
+    everybody = [t.facts for t in turns if t.facts is not None]
+    nodes, hosts = nodes_of(parts), [part.host for part in parts]
+    return GpuMachine(_from_rank_0(comm, lambda: from_gpus(everybody, nodes=nodes, hosts=hosts)))
+
+
+class _GpuMessage(Value, frozen=True):
+    """One rank's turn: its GPU, or why it has none, or its error."""
+
+    facts: GpuFacts | None = None
+    none: str = ""
+    error: str = ""
+
+
+def _from_rank_0(comm: Comm, build: Callable[[], Topology]) -> Topology:
+    """What rank 0 builds, checked by every rank; its error on every rank."""
+    built = _attempt(lambda: build().to_json()) if comm.rank == 0 else ""
     text, error = comm.bcast(("", _text_of(built)) if isinstance(built, Exception) else (built, ""), 0)
     _agree([error], built)
     checked = _attempt(lambda: Topology.from_json(text, source="topology from rank 0"))
@@ -217,19 +265,20 @@ def shared_slots(path: str, count: int, *, create: bool) -> list[Bytes]:
     return [memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in range(count)]
 
 
+def nodes_of(parts: Sequence[Part]) -> list[int]:
+    """The node of every rank, from 0 in order of appearance: launcher and system must agree that memory is shared."""
+    node_of: dict[tuple[int, str], int] = {}
+    return [node_of.setdefault((part.leader, part.place), len(node_of)) for part in parts]
+
+
 def cpu_topology(parts: Sequence[Part]) -> Topology:
     """Build the topology of CPU ranks from their parts, rank by rank.
 
     All ranks of a node get one rate, the mean of theirs to two digits: ranks of one memory differ by noise,
     and uneven links would make a needlessly uneven plan that changes from run to run.
     """
-    node_of: dict[tuple[int, str], int] = {}
-    members: list[list[int]] = []
-    for rank, part in enumerate(parts):
-        node = node_of.setdefault((part.leader, part.place), len(node_of))
-        if node == len(members):
-            members.append([])
-        members[node].append(rank)
+    at = nodes_of(parts)
+    members = [[rank for rank, node in enumerate(at) if node == wanted] for wanted in sorted(set(at))]
     devices: dict[int, Device] = {}
     links: list[Link] = []
     facts: list[str] = []

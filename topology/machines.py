@@ -21,11 +21,27 @@ from ..errors import TopologyError
 from .model import Device, Link, LinkKind, Switch, SwitchKind, Topology
 
 MAX_COUNT = 1024
+NET_MBPS = 1000  # assumed between live nodes until something measures it: 10 Gb/s Ethernet, less its overhead
 CPU_MBPS = 8000  # one core's copy rate between private memory and a shared slot; ordinary DDR4 and DDR5 servers
 
-# PCIe base specification: 8 GT/s (gen3) or 16 GT/s (gen4) a lane, 128b/130b coding, 16 lanes.
-PCIE3_X16 = 15_750
-PCIE4_X16 = 31_500
+# PCI Express Base Specification, MB/s of 16 lanes each way by generation: 2.5 and 5 GT/s a lane with 8b/10b coding,
+# 8, 16 and 32 GT/s with 128b/130b, 64 GT/s in flits of 256 bytes that carry 242.
+PCIE_X16 = {1: 4_000, 2: 8_000, 3: 15_750, 4: 31_500, 5: 63_000, 6: 121_000}
+PCIE3_X16, PCIE4_X16 = PCIE_X16[3], PCIE_X16[4]
+
+# NVIDIA's white papers of P100, V100, A100, H100 and B200, MB/s of one link each way by NVLink version.
+NVLINK_MBPS = {
+    "1.0": 20_000,
+    "2.0": 25_000,
+    "2.2": 25_000,
+    "3.0": 25_000,
+    "3.1": 25_000,
+    "4.0": 25_000,
+    "5.0": 50_000,
+}
+
+# Xeon E5-2698 v4: two QPI links of 9.6 GT/s, 2 bytes wide; assumed where sockets were probed, too.
+QPI_LANES, QPI_MBPS = 2, 19_200
 
 # NVLinks between GPU pairs of a DGX-1 as "pair:links": the hybrid cube mesh.
 DGX1_PAIRS = "0-1:1 0-2:1 0-3:2 0-4:2 1-2:2 1-3:1 1-5:2 2-3:2 2-6:1 3-7:1 4-5:1 4-6:1 4-7:2 5-6:2 5-7:1 6-7:2"
@@ -77,8 +93,7 @@ def _dgx1(gpu: str, nvlinks: tuple[Wire, ...], nvlink_source: str) -> Box:
     """Eight GPUs in the cube mesh, and their PCIe tree: 2 GPUs a PLX switch, 2 PLX a socket, sockets on QPI."""
     plx = _star(8, "PLX", "pcie", 1, PCIE3_X16, per_hub=2)
     uplinks = tuple(Wire(("PLX", i), ("socket", i // 2), "pcie", 1, PCIE3_X16) for i in range(4))
-    # Xeon E5-2698 v4: two QPI links of 9.6 GT/s, 2 bytes wide.
-    qpi = (Wire(("socket", 0), ("socket", 1), "host", 2, 19_200),)
+    qpi = (Wire(("socket", 0), ("socket", 1), "host", QPI_LANES, QPI_MBPS),)
     return Box(
         gpu=gpu,
         gpus=8,
@@ -98,7 +113,7 @@ def _nvswitch_box(gpu: str, gpus: int, lanes: int, nic_mbps: int, source: str) -
         gpu=gpu,
         gpus=gpus,
         switches=(("NVSwitch", "nvswitch", 1),),
-        wires=_star(gpus, "NVSwitch", "nvlink", lanes, 25_000),
+        wires=_star(gpus, "NVSwitch", "nvlink", lanes, NVLINK_MBPS["4.0"]),
         nics=tuple(Wire(("gpu", i), NET, "net", 1, nic_mbps) for i in range(gpus)),
         nic_switches=(),
         source=source,
@@ -106,11 +121,17 @@ def _nvswitch_box(gpu: str, gpus: int, lanes: int, nic_mbps: int, source: str) -
 
 
 def _dgx1p() -> Box:
-    return _dgx1("P100-SXM2-16GB", _pairs(DGX1_PAIRS, "nvlink", 20_000, lanes=1), "NVLink 1.0, 20 GB/s a link each way")
+    return _dgx1(
+        "P100-SXM2-16GB",
+        _pairs(DGX1_PAIRS, "nvlink", NVLINK_MBPS["1.0"], lanes=1),
+        "NVLink 1.0, 20 GB/s a link each way",
+    )
 
 
 def _dgx1v() -> Box:
-    return _dgx1("V100-SXM2-16GB", _pairs(DGX1_PAIRS, "nvlink", 25_000), "NVLink 2.0, 25 GB/s a link each way")
+    return _dgx1(
+        "V100-SXM2-16GB", _pairs(DGX1_PAIRS, "nvlink", NVLINK_MBPS["2.0"]), "NVLink 2.0, 25 GB/s a link each way"
+    )
 
 
 def _dgx2() -> Box:

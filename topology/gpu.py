@@ -1,0 +1,314 @@
+"""What is known of one GPU, as a value: a fact, or the reason why it is not known; never a zero in its place.
+
+:func:`facts_of` turns a report (NVML's and /sys's answers as they came, JSON) into :class:`GpuFacts`. Reports come from
+``probe``, or from a file that was recorded on another machine. Pure data: nothing here asks the system.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from ..codec import Value, dumps, loads
+from ..errors import FormatError
+
+FORMAT_VERSION = 1
+Report = Mapping[str, Any]
+T = TypeVar("T")
+
+# NVML's numbers, from nvml.h of driver 580.
+VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0"}  # nvmlNvlinkVersion_t
+ACTIVE = {0: False, 1: True, 2: True, 3: False}  # 2: asleep to save power; 3: up, but traffic is disabled
+REMOTES = {0: "gpu", 1: "npu", 2: "switch"}  # nvmlIntNvLinkDeviceType_t; 255: unknown
+FABRIC = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}  # nvmlGpuFabricState_t
+P2P = {0: "ok", 1: "chipset not supported", 2: "GPU not supported", 3: "IOH topology not supported",
+       4: "disabled by a registry key", 5: "not supported"}  # nvmlGpuP2PStatus_t; 6: unknown  # fmt: skip
+ANCESTORS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # as nvidia-smi topo -m says it
+
+
+class Unknown(Value, frozen=True):
+    """Why a fact is not known."""
+
+    reason: str
+
+
+class NvLink(Value, frozen=True):
+    """One NVLink port; ``bus`` is the other end's PCI id, where the system shows it."""
+
+    number: int
+    active: bool | Unknown
+    version: str | Unknown
+    remote: Literal["gpu", "npu", "switch", "hidden switch"] | Unknown
+    bus: str = ""
+
+
+class Hop(Value, frozen=True):
+    """A PCIe bridge between the CPU and a device, with the link towards the CPU."""
+
+    bus: str
+    gen: int | Unknown
+    width: int | Unknown
+
+
+class Nic(Value, frozen=True):
+    """A network card; ``path`` are the bridges above it, ``distance`` is to the GPU, as nvidia-smi says it."""
+
+    name: str
+    distance: Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
+    path: tuple[str, ...]
+    mbps: int | Unknown
+
+
+class Peer(Value, frozen=True):
+    """This GPU and another one that NVML sees: ``ok`` or why not, and where their PCIe paths meet."""
+
+    bus: str
+    nvlink: str | Unknown
+    read: str | Unknown
+    ancestor: str | Unknown
+
+
+class GpuFacts(Value, frozen=True):
+    """One GPU. ``index`` is NVML's, which is not CUDA's: join by ``uuid`` or ``bus``.
+
+    ``pcie_gen`` is the best that GPU and slot can do together (an idle link goes down to 1), ``pcie_width`` what the
+    slot gives now, ``pcie_width_max`` what it could. ``path`` leads from the CPU's root port to the last bridge above
+    the GPU; it is empty where the GPU hangs on the root bus, as in virtual machines.
+    """
+
+    bus: str | Unknown
+    uuid: str | Unknown
+    name: str | Unknown
+    index: int | Unknown
+    driver: str | Unknown
+    cuda: int | Unknown
+    capability: tuple[int, int] | Unknown
+    pcie_gen: int | Unknown
+    pcie_width: int | Unknown
+    pcie_width_max: int | Unknown
+    path: tuple[Hop, ...] | Unknown
+    numa: int | Unknown
+    nics: tuple[Nic, ...] | Unknown
+    mig: bool | Unknown
+    confidential: bool | Unknown
+    fabric: str | Unknown
+    nvlinks: tuple[NvLink, ...] | Unknown
+    peers: tuple[Peer, ...] | Unknown
+
+    @property
+    def label(self) -> str:
+        """What people find it by: ``NVIDIA H200 at 0000:3d:00.0``."""
+        where = self.bus if isinstance(self.bus, str) else self.uuid if isinstance(self.uuid, str) else "unknown place"
+        return f"{self.name if isinstance(self.name, str) else 'GPU'} at {where}"
+
+    def to_json(self) -> str:
+        """The portable document."""
+        return dumps(self, kind="gpu", version=FORMAT_VERSION)
+
+    @staticmethod
+    def from_json(text: str | bytes, source: str = "gpu") -> GpuFacts:
+        """Read what :meth:`to_json` wrote; FormatError otherwise."""
+        return loads(text, GpuFacts, kind="gpu", version=FORMAT_VERSION, source=source)
+
+
+def known(fact: T | Unknown) -> T | None:
+    """The fact, or None where only the reason of its absence is there."""
+    return None if isinstance(fact, Unknown) else fact
+
+
+def bus_id(text: str) -> str:
+    """A PCI bus id in the form that Linux uses, ``0000:3d:00.0``, whoever wrote it: NVML has 8 digits, CUDA capitals.
+
+    Raises:
+        FormatError: for anything else.
+    """
+    found = re.fullmatch(r"\s*(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?\s*", text)
+    if found is None:
+        raise FormatError(f"{text!r} is no PCI bus id; expected one such as 0000:3d:00.0")
+    domain, bus, device = (int(part or "0", 16) for part in found.groups()[:3])
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{found[4] or 0}"
+
+
+def facts_of(report: Report) -> GpuFacts:
+    """Read one device's report.
+
+    Args:
+        report: the layout that ``probe.Nvml`` writes. An answer that NVML refused stands there as ``nvml_error`` with
+            the error's name and text; ``sys`` holds what /sys says.
+    """
+    lost = report.get("nvml_error")
+    nvml: Report = {} if lost else report
+    missing = str(lost or "not in the report")
+
+    def get(*path: str | int, of: Report = nvml, absent: str = missing) -> Any:
+        return _answer(of, path, absent)
+
+    sys: Report = report.get("sys", {})
+    no_sys = str(sys.get("error", "not in the report"))
+    mig, cc, state = get("mig", 0), get("confidential", "ccFeature"), get("fabric", "state")
+    # NVML names the bus first; without NVML it is what the caller asked for.
+    bus = get("pci", "busId")
+    asked = report.get("bus")
+    return GpuFacts(
+        bus=asked if isinstance(bus, Unknown) and asked else _bus(bus),
+        uuid=report["uuid"] if isinstance(report.get("uuid"), str) else get("uuid"),
+        name=get("name"),
+        index=get("index"),
+        driver=get("driver"),
+        cuda=get("cuda"),
+        capability=c if isinstance(c := get("cc"), Unknown) else (int(c[0]), int(c[1])),
+        pcie_gen=_either(get("pcie", "gen_max"), get("gen", of=sys, absent=no_sys)),
+        pcie_width=_either(get("pcie", "width"), get("width", of=sys, absent=no_sys)),
+        pcie_width_max=_either(get("pcie", "width_max"), get("width_max", of=sys, absent=no_sys)),
+        path=_path(get("path", of=sys, absent=no_sys)),
+        numa=_numa(get("numa", of=sys, absent=no_sys)),
+        nics=_nics(get("nics", of=sys, absent=no_sys)),
+        mig=mig if isinstance(mig, Unknown) else bool(mig),
+        confidential=cc if isinstance(cc, Unknown) else bool(cc),
+        fabric=_word(state, FABRIC, "fabric state"),
+        nvlinks=_nvlinks(get("nvlinks")),
+        peers=_peers(get("p2p"), get("common_ancestor")),
+    )
+
+
+def _answer(of: Any, path: tuple[str | int, ...], absent: str) -> Any:
+    """Follow ``path`` into nested answers; Unknown where something on the way is missing or an error."""
+    at = of
+    for key in path:
+        if isinstance(at, Mapping) and "nvml_error" in at:
+            return Unknown(str(at["nvml_error"]))
+        if isinstance(at, Mapping):
+            if key not in at:
+                return Unknown(absent)
+            at = at[str(key)]
+        else:
+            at = at[key]
+    if isinstance(at, Mapping) and ("nvml_error" in at or "error" in at):
+        return Unknown(str(at.get("nvml_error", at.get("error"))))
+    return at
+
+
+def _bus(answer: Any) -> str | Unknown:
+    return answer if isinstance(answer, Unknown) else bus_id(answer)
+
+
+def _positive(answer: Any) -> int | Unknown:
+    """Virtual machines answer 0 for what they hide."""
+    if isinstance(answer, Unknown):
+        return answer
+    return int(answer) if answer > 0 else Unknown(f"the system says {answer}")
+
+
+def _either(nvml: Any, sys: Any) -> int | Unknown:
+    """NVML's answer, or that of /sys, or both reasons."""
+    found = [_positive(nvml), _positive(sys)]
+    reasons = dict.fromkeys(f.reason for f in found if isinstance(f, Unknown))
+    return next((f for f in found if isinstance(f, int)), Unknown("; ".join(reasons)))
+
+
+def _numa(answer: Any) -> int | Unknown:
+    if isinstance(answer, Unknown):
+        return answer
+    return int(answer) if answer >= 0 else Unknown("the system names no NUMA node (-1)")
+
+
+def _word(answer: Any, words: Mapping[int, str], what: str) -> str | Unknown:
+    if isinstance(answer, Unknown):
+        return answer
+    return words.get(answer) or Unknown(f"NVML says {what} {answer}")
+
+
+def _path(answer: Any) -> tuple[Hop, ...] | Unknown:
+    if isinstance(answer, Unknown):
+        return answer
+    return tuple(
+        Hop(h["bus"], _positive(_answer(h, ("gen",), "not there")), _positive(_answer(h, ("width",), "not there")))
+        for h in answer
+    )
+
+
+def _nics(answer: Any) -> tuple[Nic, ...] | Unknown:
+    if isinstance(answer, Unknown):
+        return answer
+    return tuple(
+        Nic(n["name"], n["distance"], tuple(n["path"]), _positive(_answer(n, ("mbps",), "no rate"))) for n in answer
+    )
+
+
+def _nvlinks(answer: Any) -> tuple[NvLink, ...] | Unknown:
+    """The ports that exist: NVML refuses numbers past the last one, and all of them on a GPU without NVLink."""
+    if isinstance(answer, Unknown):
+        return answer
+    found: list[NvLink] = []
+    for link in answer:
+        state = _answer(link, ("state",), "not in the report")
+        if isinstance(state, Unknown):
+            if state.reason.startswith(("NVMLError_InvalidArgument", "NVMLError_NotSupported")):
+                continue  # no such port
+            if not found:
+                return state
+        number = int(link["link"])
+        active = state if isinstance(state, Unknown) else ACTIVE.get(state, Unknown(f"NVML says state {state}"))
+        version = _word(_answer(link, ("version",), "not in the report"), VERSIONS, "NVLink version")
+        found.append(NvLink(number, active, version, *_remote(link)))
+    return tuple(found)
+
+
+def _remote(link: Report) -> tuple[Any, str]:
+    """The kind of the other end, and its PCI id if that is one.
+
+    Virtual machines hide the switches: their PCI id reads all ones or all zeros, or is refused. An NVLink whose other
+    end nobody names leads to a switch then.
+    """
+    kind = _answer(link, ("remote_type",), "not in the report")
+    pci = _answer(link, ("remote_pci", "busId"), "not in the report")
+    digits = "" if isinstance(pci, Unknown) else pci.rpartition(".")[0].replace(":", "").lower()
+    bus = "" if set(digits) in (set(), {"0"}, {"f"}) else bus_id(pci)
+    word = REMOTES.get(kind) if not isinstance(kind, Unknown) else None
+    if bus:
+        return word or Unknown(f"NVML does not say what is at {bus}"), bus
+    if word in ("gpu", "npu"):
+        return Unknown(f"NVML says {word} and no PCI id"), ""
+    return "hidden switch", ""
+
+
+def _peers(p2p: Any, ancestors: Any) -> tuple[Peer, ...] | Unknown:
+    """By PCI id; a report without PCI ids of the others (an older recording) has none of use."""
+    if isinstance(p2p, Unknown):
+        return p2p
+    found: list[Peer] = []
+    for key, status in p2p.items():
+        ancestor = _answer(ancestors, (key,), "not in the report") if not isinstance(ancestors, Unknown) else ancestors
+        found.append(
+            Peer(
+                key,
+                _word(_answer(status, ("nvlink",), "not in the report"), P2P, "P2P status"),
+                _word(_answer(status, ("read",), "not in the report"), P2P, "P2P status"),
+                _word(ancestor, ANCESTORS, "ancestor"),
+            )
+        )
+    return tuple(found)
+
+
+def device_of(recording: Report, bus: str | None, uuid: str | None) -> dict[str, Any]:
+    """One device's report from a recording of a whole machine: ``driver``, ``cuda`` and ``devices``.
+
+    Peers, which a recording numbers, get their PCI ids. A device that is not there gets the reason, as in ``probe``.
+    """
+    common = {key: recording[key] for key in ("driver", "cuda", "nvml_error") if key in recording}
+    devices: list[dict[str, Any]] = recording.get("devices", [])
+    ids = {str(d["index"]): bus_id(d["pci"]["busId"]) for d in devices if "pci" in d}
+    for device in devices:
+        if (bus and ids.get(str(device["index"])) == bus_id(bus)) or (uuid and device.get("uuid") == uuid):
+            named = {
+                key: {ids.get(i, i): answer for i, answer in device[key].items()}
+                for key in ("p2p", "common_ancestor")
+                if isinstance(device.get(key), dict) and "nvml_error" not in device[key]
+            }
+            return {**common, **device, **named, **({"bus": bus_id(bus)} if bus else {})}
+    lost = msgspec.json.encode([bus, uuid]).decode()
+    return {"nvml_error": f"NVMLError_NotFound: {lost} is not in the recording", **common,
+            **({"bus": bus_id(bus)} if bus else {}), **({"uuid": uuid} if uuid else {})}  # fmt: skip
