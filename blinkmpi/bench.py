@@ -1,4 +1,4 @@
-"""``blinkmpi bench``: time collectives as nccl-tests does, check every result, compare with MPI.
+"""``blinkmpi bench``: time collectives as nccl-tests does, check every result, compare with other libraries.
 
 All ranks call :func:`run`; rank 0 prints each row as it is measured.
 """
@@ -11,6 +11,8 @@ import json
 import os
 import resource
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from typing import Any
 from . import bench_meta as meta
 from .bench_case import TEST_NAMES, Case
 from .bench_document import document, write_new
-from .bench_measure import Buffers, Layout, Measured, call_facts, measure, mpi_call, mpi_refusal, our_call
-from .bench_options import Options, add_flags, read
+from .bench_gpu import Gpu, no_room
+from .bench_measure import Buffers, Lane, Layout, Measured, call_facts, measure, our_call
+from .bench_options import Options, add_flags, read, settle
+from .bench_peers import MpiPeer, NcclPeer, Peer, SymmMemPeer
 from .bench_report import PLACES, Columns, Row, omb_header, omb_row
 from .errors import ArgumentError
 from .topology.importers import load, modify
@@ -32,7 +36,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "bench",
-        help="time and check collectives, beside MPI's own",
+        help="time and check collectives, beside other libraries",
         description="Time and check collectives: mpirun -np 4 blinkmpi bench all_reduce -b 64K -e 256M -f 4 "
         "--compare mpi",
     )
@@ -60,7 +64,6 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
     topology = _topology(args, comm.Get_size())
     _check_output(args)
     bench = _Bench(args, options, comm, MPI, topology)
-    bench.check_memory()
     asked = {"timeout": args.timeout, "algo": args.algo}
     keywords = {name: value for name, value in asked.items() if value is not None}
     cycles: Iterable[int] = range(args.run_cycles) if args.run_cycles else itertools.count()
@@ -69,6 +72,7 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
             ours = make_communicator(comm, topology=topology, runner=runner, **keywords)
             bench.block(ours, first=cycle == 0 and runner == options.runners[0])
             ours.Free()
+    bench.close()
     return bench.finish()
 
 
@@ -84,6 +88,13 @@ def _topology(args: argparse.Namespace, n: int) -> Topology | None:
             "or choose as many devices as ranks with --gpus"
         )
     return topology
+
+
+def _cupy() -> Any:
+    """CuPy, for ranks that have GPUs."""
+    from .transport.cuda.device import cupy
+
+    return cupy()
 
 
 def _check_output(args: argparse.Namespace) -> None:
@@ -115,9 +126,13 @@ class _Bench:
             cpu_time=bool(args.report_cputime),
         )
         self.name = TEST_NAMES[options.collective]
+        self.memory = "host"
         self.buffers: Buffers | None = None
-        facts = (self.rank, os.getpid(), mpi.Get_processor_name(), meta.cpu_model() or "CPU")
-        self.processes: list[tuple[int, int, str, str]] = world.allgather(facts)
+        self.gpu: Gpu | None = None
+        self.peers: list[Peer] = []
+        self.stage: dict[str, Any] = {"memory": self.memory}  # of the file
+        self.refused: dict[str, str] = {}
+        self.processes: list[meta.Process] = []
 
     @property
     def cases(self) -> list[Case]:
@@ -129,11 +144,53 @@ class _Bench:
         if self.rank == 0 and not self.args.json:
             print(text, flush=True)
 
-    def check_memory(self) -> None:
-        """Raise ArgumentError on every rank if the buffers do not fit into some host's free memory."""
+    def _begin(self, ours: Any) -> None:
+        """See what the ranks are, and get ready what all blocks use.
+
+        Raises:
+            ArgumentError: on every rank, for flags, sizes or peers that such ranks cannot take.
+        """
+        machine = ours.machine
+        self.machine = {"name": machine.name, "fingerprint": machine.fingerprint, "ranks": machine.n}
+        self.runner = getattr(ours, "runner", None)
+        gpu: Any = getattr(ours, "gpu", None)
+        self.memory = settle(self.args, self.options, gpu=gpu is not None)
+        process = meta.Process(self.rank, os.getpid(), self.mpi.Get_processor_name(), meta.cpu_model() or "CPU")
+        if self.memory == "gpu":
+            process = process._replace(info=gpu.name, device=gpu.device, bus=gpu.bus_id.lower())
+        self.processes = self.world.allgather(process)
+        self._check_room()
+        if self.memory == "host":
+            self.buffers = Buffers(self.cases, unalign=self.args.unalign)
+        self.stage = {"memory": self.memory}
+        self.peers = [self._peer(name, gpu) for name in self.options.peers]
+        self.stage["peers"] = {peer.name: peer.facts for peer in self.peers}
+        if self.memory == "gpu":
+            self.columns = replace(self.columns, protocol=True)
+            register = 2 if self.args.local_register is None else self.args.local_register
+            driver = {"driver": meta.nvidia_driver(), **gpu.versions}
+            self.stage |= {"local_register": register, "persistent": self.args.persistent}
+            self.stage["gpu"] = {"name": gpu.name, **driver}
+
+    def _peer(self, name: str, gpu: Any) -> Peer:
+        if name == "mpi":
+            return MpiPeer(self.world, self.mpi)
+        if name == "nccl":
+            return NcclPeer(self.world, _cupy())
+        hosts = len({process.host for process in self.processes})
+        return SymmMemPeer(self.world, self.mpi, _cupy(), gpu.device, self.cases, hosts=hosts)
+
+    def _check_room(self) -> None:
+        """Raise ArgumentError on every rank if the buffers do not fit into some host's or GPU's free memory."""
         need = sum(Buffers.needs(self.cases))
+        if self.memory == "gpu":
+            own = need * (2 if "symm_mem" in self.options.peers else 1)
+            for rank, why in enumerate(self.world.allgather(no_room(_cupy(), own))):
+                if why:
+                    raise ArgumentError(f"rank {rank}: {why}")
+            return
         rooms = self.world.allgather(meta.memory("MemAvailable"))
-        hosts = [host for _, _, host, _ in self.processes]
+        hosts = [process.host for process in self.processes]
         for host, room in zip(hosts, rooms, strict=True):
             ranks = hosts.count(host)
             if room is not None and ranks * need > MEMORY_SHARE * room:
@@ -145,44 +202,64 @@ class _Bench:
     def block(self, ours: Any, *, first: bool) -> None:
         """All rows on one communicator."""
         if first:
-            self.buffers = Buffers(self.cases, unalign=self.args.unalign)
-            machine = ours.machine
-            self.machine = {"name": machine.name, "fingerprint": machine.fingerprint, "ranks": machine.n}
-            self.runner = getattr(ours, "runner", None)
+            self._begin(ours)
+        if self.memory == "gpu":
+            symmetric = self.stage["local_register"] == 2
+            self.gpu = Gpu(_cupy(), ours, self.cases, unalign=self.args.unalign, symmetric=symmetric)
+            self.buffers = self.gpu.buffers
         if first or self.args.runner is not None:
             self._header(ours, first=first)
         for case in self.cases:
-            row = self._row(ours, case)
+            with nullcontext() if self.gpu is None else self.gpu.stream:
+                row = self._row(ours, case)
             if self.rank == 0:
                 self._print(row)
                 self.rows.append((row, f"{self.name}_{case.type_name}_{case.op or 'none'}"))
+        if self.gpu is not None:  # symmetric memory goes with its communicator
+            self.gpu = self.buffers = None
+
+    def close(self) -> None:
+        """Give the peers' libraries back."""
+        for peer in self.peers:
+            peer.close()
 
     def _row(self, ours: Any, case: Case) -> Row:
-        assert self.buffers is not None
         facts = call_facts(case)
-        peers: dict[str, list[Measured] | None] = {
-            peer: None if mpi_refusal(case) else [] for peer in self.options.peers
-        }
-        mine: list[Measured] = []
-        for place in PLACES:
-            in_place = place == "in_place"
-            layout = Layout(case, self.rank, self.buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
-            calls = [our_call(ours, layout)]
-            calls += [mpi_call(self.world, self.mpi, layout) for taken in peers.values() if taken is not None]
-            found = measure(self.world, self.mpi, layout, calls, self.options.timing)
-            mine.append(found[0])
-            for taken, measured in zip((t for t in peers.values() if t is not None), found[1:], strict=True):
-                taken.append(measured)
+        able = [peer for peer in self.peers if not self._refuses(peer, case)]
+        mine, theirs = zip(
+            *(self._place(ours, case, able, in_place=place == "in_place") for place in PLACES), strict=True
+        )
+        measured = {peer.name: (theirs[0][i], theirs[1][i]) for i, peer in enumerate(able)}
         predicted, bound = ours.predict(case.collective, case.size, **facts) if self.args.predict else (None, None)
         return Row(
             case=case,
-            ours=(mine[0], mine[1]),
-            peers={peer: None if taken is None else (taken[0], taken[1]) for peer, taken in peers.items()},
+            ours=mine,
+            peers={name: measured.get(name) for name in self.options.peers},
             how=ours.how(case.collective, case.size, **facts),
             predicted_s=predicted,
             bound_s=bound,
             emulated=self.emulated,
         )
+
+    def _place(self, ours: Any, case: Case, peers: list[Peer], *, in_place: bool) -> tuple[Measured, list[Measured]]:
+        """Ours and the peers', in or out of place."""
+        assert self.buffers is not None
+        layout = Layout(case, self.rank, self.buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
+        if self.gpu is None:
+            lanes = [Lane(layout, our_call(ours, layout))]
+        else:
+            lanes = [self.gpu.lane(layout, persistent=self.args.persistent)]
+        lanes += [peer.lane(case, self.buffers, in_place=in_place) for peer in peers]
+        run = measure if self.gpu is None else self.gpu.measure
+        mine, *theirs = run(self.world, self.mpi, lanes, self.options.timing)
+        return mine, theirs
+
+    def _refuses(self, peer: Peer, case: Case) -> bool:
+        why = peer.refusal(case)
+        if why is not None and peer.name not in self.refused:
+            self.refused[peer.name] = why
+            self.say(f"# {peer.name}: N/A where {why}")
+        return why is not None
 
     def _print(self, row: Row) -> None:
         self.say(omb_row(row, self.options.peers) if self.args.format == "osu" else self.columns.row(row))
@@ -202,8 +279,8 @@ class _Bench:
             self.say(f"# Collective test starting: {self.name}_perf")
             self.say(
                 f"# nThread 1 nGpus 1 minBytes {sizes[0]} maxBytes {sizes[-1]} step: {step[0]}({step[1]}) warmup "
-                f"iters: {args.warmup_iters} iters: {args.iters or '20, fewer for long calls'} "
-                f"agg iters: {args.agg_iters} validation: {args.check} graph: 0"
+                f"iters: {args.warmup_iters} iters: {args.iters or 'by size'} "
+                f"agg iters: {args.agg_iters} validation: {args.check} graph: {args.cudagraph}"
             )
             self.say("#\n# Using devices")
             for device in meta.devices(self.processes):
@@ -216,6 +293,9 @@ class _Bench:
             self.say(line)
         told = " (emulated)" if self.emulated else ""
         self.say(f"# {self.machine['name']}{told}, {self.n} ranks; {self._schemes(ours)}; {self._library()}")
+        for peer in self.peers:
+            if peer.facts:
+                self.say(f"# {peer.name}: " + ", ".join(f"{key} {value}" for key, value in peer.facts.items()))
         for line in self.columns.header() if args.format == "nccl" else ():
             self.say(line)
 
@@ -249,7 +329,7 @@ class _Bench:
                 self.say(f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}")
                 verdict = "" if fast is None else "OK" if fast else "FAILED"
                 self.say(f"# {'Avg bus bandwidth':<20} : {average:g} {verdict}")
-                if self.args.memory:
+                if self.args.memory_report:
                     buffers = sum(Buffers.needs(self.cases)) / 2**20
                     self.say(f"# {'Memory usage':<20} : Buffers {buffers:.1f} MB | Peak {max(peaks) / 2**20:.1f} MB")
                 self.say(f"#\n# Collective test concluded: {self.name}_perf")
@@ -269,8 +349,9 @@ class _Bench:
             self.rows,
             devices=meta.devices(self.processes),
             machine={**self.machine, "emulated": self.emulated},
-            versions=meta.versions(self._library(), self.runner),
+            versions=meta.versions(self._library(), self.runner, gpu=self.memory == "gpu"),
             verdict=(wrong, average, fast),
             started=self.started,
             peak_resident_bytes=peak,
+            stage={**self.stage, "refused": self.refused},
         )

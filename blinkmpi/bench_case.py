@@ -6,12 +6,14 @@ chunk matches, and one period of the reference serves vectors of any length.
 Magnitudes of floating inputs stay in [0.625, 0.75) or [1.25, 1.5) and integers
 are odd: a contribution that is missing or counted twice always shows.
 
-Pure data: NumPy alone, no MPI.
+Pure data, no MPI. Buffers are NumPy's, or those of a module with its interface
+that is passed as ``xp`` (CuPy): their elements are then written and compared
+where they lie, at most ``PIECE_BYTES`` of them at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from .program import BLOCKED, REDUCTIONS
 from .trees.tree import ROOTED, Collective
 
 PERIOD = 131071
+PIECE_BYTES = 16 << 20  # of a buffer outside this process's caches, compared at a time; NumPy takes one period
 
 # Bits of the fraction and smallest normal exponent of the 16-bit types.
 _SHORT = {"float16": (10, -14), "bfloat16": (7, -126)}
@@ -176,17 +179,31 @@ def _frozen(array: Array) -> Array:
     return array
 
 
-def fill(out: Array, rank: int, dtype: str, start: int = 0) -> None:
+def fill(out: Any, rank: int, dtype: str, start: int = 0, *, xp: Any = np) -> None:
     """Write ``rank``'s input from element ``start`` on into ``out``."""
-    period = np.roll(pattern(rank, dtype), -(start % PERIOD))
-    for at in range(0, out.size, PERIOD):
-        piece = out[at : at + PERIOD]
-        piece[:] = period[: piece.size]
+    period = xp.asarray(_bits(np.roll(pattern(rank, dtype), -(start % PERIOD))))
+    for piece in _periods(_bits(out), out.size):
+        piece[:] = period[: piece.shape[1]]
 
 
-def poison(out: Array) -> None:
+def _bits(values: Any) -> Any:
+    """The elements as unsigned integers: every type moves and compares so, bfloat16 too."""
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+def _periods(values: Any, most: int) -> Iterator[Any]:
+    """Views of ``values``: whole periods as rows, at most ``most`` elements at once if over one, then the rest."""
+    whole = values.size // PERIOD * PERIOD
+    step = max(1, most // PERIOD) * PERIOD
+    for at in range(0, whole, step):
+        yield values[at : min(at + step, whole)].reshape(-1, PERIOD)
+    if whole < values.size:
+        yield values[whole:].reshape(1, -1)
+
+
+def poison(out: Any) -> None:
     """Overwrite ``out`` so that what is not written afterwards is wrong: NaN, or all bits set."""
-    out.view(np.uint8)[:] = 0xFF
+    out.view("u1")[:] = 0xFF
 
 
 class Reference(NamedTuple):
@@ -260,19 +277,37 @@ def pieces(case: Case, rank: int) -> list[tuple[int, int, tuple[int, ...], int]]
             raise ArgumentError(f"{case.collective} moves no data to compare; use one of {', '.join(TEST_NAMES)}")
 
 
-def count_wrong(case: Case, rank: int, result: Array) -> int:
+def count_wrong(case: Case, rank: int, result: Any, *, xp: Any = np) -> int:
     """Elements of ``rank``'s ``result`` that are not what they must be."""
+    most = PERIOD if xp is np else PIECE_BYTES // case.itemsize
     wrong = 0
     for start, length, sources, offset in pieces(case, rank):
-        right = reference(sources, case.op, case.dtype)
-        value = np.roll(right.value, -(offset % PERIOD))
-        tolerance = None if right.tolerance is None else np.roll(right.tolerance, -(offset % PERIOD))
-        for at in range(0, length, PERIOD):
-            got = result[start + at : start + min(at + PERIOD, length)]
-            wanted = value[: got.size]
-            right_here = got == wanted.astype(got.dtype)
+        exact, value, tolerance = _expected(case, sources, offset, xp)
+        for got in _periods(result[start : start + length], most):
+            width = got.shape[1]
+            right = _bits(got) == exact[:width]
             if tolerance is not None:
                 with np.errstate(all="ignore"):
-                    right_here |= np.abs(got.astype(wanted.dtype) - wanted) <= tolerance[: got.size]
-            wrong += int(np.count_nonzero(~right_here))
+                    right |= abs(_wide(got, case.dtype, value.dtype) - value[:width]) <= tolerance[:width]
+            wrong += right.size - int(xp.count_nonzero(right))
     return wrong
+
+
+def _expected(case: Case, sources: tuple[int, ...], offset: int, xp: Any) -> tuple[Any, Any, Any]:
+    """One period of the right result from ``offset`` on: its bits, its value, how far off it may be (None: not)."""
+    value, tolerance = reference(sources, case.op, case.dtype)
+    if xp is not np and value.dtype == np.longdouble:  # which GPUs lack: half an ulp for the rounding to double
+        value = value.astype(np.float64)
+        tolerance = None if tolerance is None else (tolerance + 2.0**-53 * np.abs(value)).astype(np.float64)
+    value = np.roll(value, -(offset % PERIOD))
+    exact = xp.asarray(_bits(value.astype(dtype_of(case.dtype))))
+    if tolerance is None:
+        return exact, None, None
+    return exact, xp.asarray(value), xp.asarray(np.roll(tolerance, -(offset % PERIOD)))
+
+
+def _wide(values: Any, dtype: str, wide: Any) -> Any:
+    """``values`` in the type of the reference; bfloat16 is the upper half of a float32."""
+    if dtype == "bfloat16":
+        values = (_bits(values).astype("u4") << 16).view("f4")
+    return values.astype(wide)

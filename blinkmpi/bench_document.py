@@ -35,12 +35,14 @@ def document(
     verdict: tuple[int, float, bool | None],
     started: datetime,
     peak_resident_bytes: int,
+    stage: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The whole file.
 
     Args:
         rows: each with its experiment's name.
         verdict: wrong elements, average bus bandwidth, whether that is enough (None: not asked).
+        stage: where the buffers lay, and what is to be said of GPUs and peers.
     """
     sizes, timing = options.sizes, options.timing
     wrong, average, fast = verdict
@@ -50,7 +52,7 @@ def document(
         "start_time": started.strftime(TIME_FORMAT),
         "args": [meta.without_folders(word) for word in sys.argv],
         "env": meta.environment(),
-        "nccl_version": None,
+        "nccl_version": stage.get("peers", {}).get("nccl", {}).get("version"),
         "config": {
             "nthreads": 1,
             "ngpus": 1,
@@ -61,7 +63,7 @@ def document(
             "iterations": timing.wanted,
             "aggregated_iterations": timing.aggregate,
             "validation": timing.checks,
-            "graph": 0,
+            "graph": timing.replays,
             "blocking_collectives": bool(args.blocking),
             "parallel_init": False,
             "devices": list(devices),
@@ -78,9 +80,10 @@ def document(
             "ranks": len(devices),
             "machine": dict(machine),
             "compare": list(options.peers),
+            **stage,
             "runners": list(options.runners),
             "algo": args.algo,
-            "statistic": statistic(timing.average),
+            "statistic": statistic(timing.average, gpu=stage["memory"] == "gpu"),
             "hardware": meta.hardware(),
             "hostnames": sorted({str(device["hostname"]) for device in devices}),
             "versions": dict(versions),
@@ -89,11 +92,12 @@ def document(
     }
 
 
-def statistic(average: int | None) -> str:
+def statistic(average: int | None, *, gpu: bool = False) -> str:
     """What ``time`` is, in words."""
+    over = "repeats of many calls each" if gpu else "iterations"
     if average is None:
-        return "median over iterations of the slowest rank's time"
-    return f"{_RANKS[average]} mean over iterations"
+        return f"median over {over} of the slowest rank's time"
+    return f"{_RANKS[average]} mean over {over}"
 
 
 def write_new(path: str, text: str) -> str:
@@ -127,6 +131,7 @@ def row_json(row: Row, name: str, options: Options, *, every: bool) -> dict[str,
         "runner": row.how.get("runner"),
         "chunk_bytes": row.how.get("chunk_bytes"),
         "reason": row.how.get("reason"),
+        **{key: row.how[key] for key in ("protocol", "ctas") if key in row.how},
         "emulated": row.emulated,
         "predicted_us": None if row.predicted_s is None else row.predicted_s * 1e6,
         "bound_us": None if row.bound_s is None else row.bound_s * 1e6,
@@ -147,11 +152,15 @@ def row_json(row: Row, name: str, options: Options, *, every: bool) -> dict[str,
                 ratio = theirs.time_us / max(ours.time_us, 1e-9)
                 compare[peer] = {"time": theirs.time_us, "ratio": ratio, "nwrong": theirs.wrong}
                 compare[peer] |= _times(theirs, every)
-        own[key] = {"iterations": len(ours.slowest_us), **_times(ours, every), "compare": compare}
-    result |= {"actual_iterations": len(row.ours[0].slowest_us), "experiment_name": name, "blinkmpi": own}
+        own[key] = {"iterations": ours.iterations, **_times(ours, every), "compare": compare}
+    result |= {"actual_iterations": row.ours[0].iterations, "experiment_name": name, "blinkmpi": own}
     return result
 
 
 def _times(measured: Measured, every: bool) -> dict[str, Any]:
-    more = {"iteration_times_us": list(measured.slowest_us)} if every else {}
+    more: dict[str, Any] = {"iteration_times_us": list(measured.slowest_us)} if every else {}
+    if measured.host_us is not None:
+        more |= {"host_us": measured.host_us, "repeats": len(measured.slowest_us)}
+    if measured.note is not None:
+        more["variant"] = measured.note
     return {"times_us": dict(zip(("min", "median", "max"), measured.spread, strict=True)), **more}

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-ENVIRONMENT = ("BLINKMPI_", "NCCL_", "OMPI_", "UCX_", "SLURM_", "CUDA_", "PRTE_MCA_")
+ENVIRONMENT = ("BLINKMPI_", "NCCL_", "OMPI_", "UCX_", "SLURM_", "CUDA_", "PRTE_MCA_", "TORCH_SYMM_MEM_")
 PACKAGES = ("blinkmpi", "topology", "trees", "launch")
 # The launcher's own addresses and keys, inside the prefixes above, are nobody's business either.
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|JWT|KEY|URI", re.IGNORECASE)
@@ -34,20 +34,31 @@ def without_folders(text: str) -> str:
     return _FOLDERS.sub(".../", text)
 
 
-def devices(processes: Sequence[tuple[int, int, str, str]]) -> list[dict[str, Any]]:
-    """nccl-tests' list of devices from (rank, process id, host, processor) of each rank."""
-    hosts = [host for _, _, host, _ in processes]
+class Process(NamedTuple):
+    """One rank: where it runs, and on what."""
+
+    rank: int
+    pid: int
+    host: str
+    info: str  # the name of the processor or GPU
+    device: int | None = None  # the GPU's index
+    bus: str = "cpu"  # the GPU's PCI address
+
+
+def devices(processes: Sequence[Process]) -> list[dict[str, Any]]:
+    """nccl-tests' list of devices; CPU ranks count as devices of their host."""
+    hosts = [process.host for process in processes]
     return [
         {
-            "rank": rank,
+            "rank": p.rank,
             "group": 0,
-            "pid": pid,
-            "hostname": host,
-            "device": hosts[:rank].count(host),
-            "device_hex": "cpu",
-            "device_info": model,
+            "pid": p.pid,
+            "hostname": p.host,
+            "device": hosts[:i].count(p.host) if p.device is None else p.device,
+            "device_hex": p.bus,
+            "device_info": p.info,
         }
-        for rank, pid, host, model in processes
+        for i, p in enumerate(processes)
     ]
 
 
@@ -91,10 +102,16 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def versions(mpi_library: str, runner: str | None) -> dict[str, Any]:
+def nvidia_driver() -> str | None:
+    """The version of NVIDIA's kernel driver."""
+    found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", _read("/proc/driver/nvidia/version"))
+    return found[1] if found else None
+
+
+def versions(mpi_library: str, runner: str | None, *, gpu: bool = False) -> dict[str, Any]:
     """Everything whose version may change a number."""
     found: dict[str, Any] = {"python": sys.version.split()[0]}
-    for package in ("blinkmpi", "numpy", "mpi4py", "ml_dtypes"):
+    for package in ("blinkmpi", "numpy", "mpi4py", "ml_dtypes", *(("torch",) if gpu else ())):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

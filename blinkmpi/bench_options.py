@@ -1,7 +1,8 @@
 """The flags of ``blinkmpi bench``: nccl-tests' names and defaults, and ours.
 
-A flag of nccl-tests that has no meaning for CPU ranks is refused with the
-reason, never ignored.
+A flag of nccl-tests that cannot be honoured is refused with the reason, never
+ignored; what depends on whether the ranks have GPUs is refused by
+:func:`settle`, as soon as that is known.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .program import REDUCTIONS
 from .select import canonical
 from .trees.tree import ROOTED, Collective
 
-PEERS = ("mpi",)
+PEERS = ("mpi", "nccl", "symm_mem")
+PEER_MEMORY = {"mpi": "host", "nccl": "gpu", "symm_mem": "gpu"}
 RUNNERS = ("auto", "c", "numpy")
 
 # Flags of nccl-tests that only their default can be honoured for: (flags, default, reason).
@@ -28,9 +30,7 @@ _FIXED: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("-t", "--nthreads"), 1, "a rank is a process with one thread: start more ranks with mpirun -np"),
     (("-g", "--ngpus"), 1, "a rank has one device: start more ranks with mpirun -np"),
     (("-p", "--parallel_init"), 0, "there is one thread per rank to initialise"),
-    (("-G", "--cudagraph"), 0, "CPU ranks have no CUDA graphs to launch"),
-    (("-R", "--local_register"), 0, "CPU ranks have no device memory to register"),
-    (("-y", "--stream_null"), 0, "CPU ranks have no CUDA streams"),
+    (("-y", "--stream_null"), 0, "GPU ranks measure on a stream of their own, CPU ranks have none"),
 )
 
 
@@ -55,7 +55,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("-d", "--datatype", default="float", metavar="TYPE", help=f"{', '.join(TYPE_NAMES)} or all (default float)")
     add("-r", "--root", type=int, default=0, metavar="R", help="root, -1 for each in turn (default 0)")
     add("-c", "--check", type=int, default=1, metavar="N", help="checked calls per row, 0 for none (default 1)")
-    add("-z", "--blocking", type=int, default=0, choices=(0, 1), help="calls on CPU always block; both mean the same")
+    add("-z", "--blocking", type=int, default=0, choices=(0, 1), help="GPUs: wait for each call (CPU: always)")
     add(
         "-a", "--average", type=int, choices=(0, 1, 2, 3),
         help="mean over iterations; of ranks: 0 rank 0, 1 average, 2 minimum, 3 maximum "
@@ -67,12 +67,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("-T", "--timeout", type=float, metavar="S", help="deadline of each of our calls in seconds")
     add("-I", "--per_iter_timing", type=int, default=0, choices=(0, 1), help="show every iteration's time")
     add("-u", "--unalign", type=int, default=0, metavar="N", help="start the buffers N elements off alignment")
-    add("-M", "--memory", type=int, default=0, choices=(0, 1), help="report memory use")
+    add("-M", "--memory_report", type=int, default=0, choices=(0, 1), help="report memory use")
+    add(
+        "-G",
+        "--cudagraph",
+        type=int,
+        default=0,
+        metavar="N",
+        help="GPUs: put the calls into a graph, launch it N times",
+    )
+    add(
+        "-R", "--local_register", type=int, metavar="N",
+        help="GPUs: 0 for plain buffers, 2 for symmetric ones, which peers reach (default 2)",
+    )  # fmt: skip
     for flags, default, reason in _FIXED:
         add(*flags, type=int, default=default, metavar="N", help=f"only {default}: {reason}")
     group = parser.add_argument_group("flags of blinkmpi")
     add = group.add_argument
-    add("--compare", default="", metavar="PEER", help=f"measure a peer in turn on the same buffers: {', '.join(PEERS)}")
+    add("--compare", default="", metavar="LIST", help=f"measure these in turn: {', '.join(PEERS)} (comma list)")
+    add("--memory", choices=("host", "gpu"), help="where the buffers lie (default: gpu if the ranks have GPUs)")
+    add("--persistent", action="store_true", help="GPUs: start one persistent request of ours again and again")
     add("--topology", metavar="TOPOLOGY", help="run the plan of this machine; rows are marked emulated")
     add("--gpus", metavar="LIST", help="devices of --topology, such as 1,4,5,6")
     add("--runner", metavar="LIST", help="one block of rows for each of auto, c, numpy (comma list)")
@@ -112,11 +126,25 @@ def read(args: argparse.Namespace, n: int) -> Options:
     for flags, default, reason in _FIXED:
         if getattr(args, flags[1].removeprefix("--")) != default:
             raise ArgumentError(f"{'/'.join(flags)} can only be {default}: {reason}; leave the flag out")
-    at_least = {"iters": 1, "warmup_iters": 0, "agg_iters": 1, "run_cycles": 0, "check": 0, "unalign": 0}
+    at_least = {
+        "iters": 1,
+        "warmup_iters": 0,
+        "agg_iters": 1,
+        "run_cycles": 0,
+        "check": 0,
+        "unalign": 0,
+        "cudagraph": 0,
+    }
     for name, least in at_least.items():
         value = getattr(args, name)
         if value is not None and value < least:
             raise ArgumentError(f"--{name} {value}: must be at least {least}")
+    if args.local_register not in (None, 0, 2):
+        raise ArgumentError(
+            f"--local_register {args.local_register}: NCCL alone registers so; use 0 for plain buffers, 2 for symmetric"
+        )
+    if args.cudagraph and args.blocking:
+        raise ArgumentError("--blocking 1 waits for each call, which a graph cannot: leave one of -z and -G out")
     if args.timeout is not None and not args.timeout > 0:
         raise ArgumentError(f"--timeout {args.timeout}: must be more than 0 seconds")
     return Options(
@@ -124,12 +152,44 @@ def read(args: argparse.Namespace, n: int) -> Options:
         sizes=tuple(_sizes(args)),
         series=tuple(_series(args, collective, n)),
         timing=Timing(
-            args.iters, args.warmup_iters, args.agg_iters, args.check, args.average, bool(args.report_cputime)
+            args.iters,
+            args.warmup_iters,
+            args.agg_iters,
+            args.check,
+            args.average,
+            bool(args.report_cputime),
+            bool(args.blocking),
+            args.cudagraph,
         ),
         peers=_listed("--compare", args.compare, PEERS),
         runners=_listed("--runner", args.runner or "auto", RUNNERS),
         minimum_bandwidth=_minimum_bandwidth(),
     )
+
+
+def settle(args: argparse.Namespace, options: Options, *, gpu: bool) -> str:
+    """Where the buffers lie, ``host`` or ``gpu``, for ranks that have GPUs or not.
+
+    Raises:
+        ArgumentError: for what such ranks cannot do.
+    """
+    memory: str = args.memory or ("gpu" if gpu else "host")
+    if memory == "gpu" and not gpu:
+        raise ArgumentError("--memory gpu: the ranks of this job have no GPUs; leave it out")
+    for peer in options.peers:
+        if PEER_MEMORY[peer] != memory:
+            remedy = "add --memory host" if memory == "gpu" else "leave it out"
+            raise ArgumentError(f"--compare {peer}: it is measured on {PEER_MEMORY[peer]} memory only; {remedy}")
+    if memory == "host":
+        asked = (
+            ("-G/--cudagraph", args.cudagraph, "CPU ranks have no CUDA graphs to launch"),
+            ("-R/--local_register", args.local_register, "CPU ranks have no device memory to register"),
+            ("--persistent", args.persistent, "a call on CPU ranks blocks, and a request would only be in its way"),
+        )
+        for flag, value, reason in asked:
+            if value:
+                raise ArgumentError(f"{flag} is for buffers in GPU memory: {reason}; leave the flag out")
+    return memory
 
 
 def _sizes(args: argparse.Namespace) -> Iterator[int]:

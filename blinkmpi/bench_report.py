@@ -49,6 +49,7 @@ class Columns:
     peers: tuple[str, ...] = ()
     runner: bool = False
     predict: bool = False
+    protocol: bool = False
     emulated: bool = False
     timestamps: bool = False
     cpu_time: bool = False
@@ -73,6 +74,9 @@ class Columns:
             units += "  " + _cells((8, 8), "(us)", "(us)")
         if self.runner:
             names += f"  {'runner':>6}"
+        if self.protocol:
+            names += "  " + _cells((8, 4), "protocol", "ctas")
+            units += "  " + _cells((8, 4), "", "")
         if self.emulated:
             names += "  emulated"
         if self.timestamps:
@@ -100,6 +104,8 @@ class Columns:
                 text += "  " + ("     N/A" if seconds is None else number(seconds * 1e6, 8))
         if self.runner:
             text += f"  {row.how.get('runner') or '-':>6}"
+        if self.protocol:
+            text += "  " + _cells((8, 4), *(str(row.how.get(key) or "-") for key in ("protocol", "ctas")))
         if self.emulated:
             text += "  emulated"
         if self.timestamps:
@@ -133,7 +139,7 @@ def omb_row(row: Row, peers: Sequence[str]) -> str:
     ranks = ours.by_rank_us
     text = f"{row.case.size:<10d}{sum(ranks) / len(ranks):20.2f}{min(ranks):20.2f}{max(ranks):20.2f}"
     validation = "-" if ours.wrong is None else "Fail" if ours.wrong or row.ours[1].wrong else "Pass"
-    text += f"{len(ours.slowest_us):12d}{validation:>20}"
+    text += f"{ours.iterations:12d}{validation:>20}"
     for peer in peers:
         measured = row.peers[peer]
         if measured is None:

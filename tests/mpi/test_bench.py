@@ -25,6 +25,8 @@ from tests.harness import mpi, run_command
 class StandIn:
     """MPI's own collectives with our communicator's way of naming operations."""
 
+    gpu = None
+
     def __init__(self, comm: Any, *, topology: Any = None, runner: str = "auto", algo: str = "") -> None:
         self.comm, self.runner, self.algo = comm, runner, algo
         self.machine = topology or SimpleNamespace(name="stand-in", fingerprint="0", n=comm.Get_size())
