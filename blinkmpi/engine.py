@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 from mpi4py import MPI, run
 
@@ -130,6 +131,8 @@ class Engine:
                     self.private,
                     runner=self.options.runner or self.settings.runner,
                     arena_bytes=self.settings.buffer_bytes,
+                    cma=not self.settings.cma_disable,
+                    say=self._once,
                 )
         finally:
             node.Free()
@@ -274,7 +277,7 @@ class Engine:
             if call.total and self.transport is not None:
                 rule = self.rule(call, blocking=blocking)
                 mpi = rule.scheme == "mpi"
-                way = Way(None if mpi else self.transport.load(self.program(call, rule)), mpi, way.text)
+                way = Way(None if mpi else self.transport.load(self.program(call, rule), rule.road), mpi, way.text)
                 self._say(call, rule, way.loaded)
             if len(self._ways) >= CACHE_SIZE:
                 del self._ways[next(iter(self._ways))]
@@ -314,6 +317,8 @@ class Engine:
         if rule.scheme == "mpi" and not (blocking and in_mpi(call)):
             rows = [r for r in self.plans.rules if r.collective == call.collective and r.scheme != "mpi"]
             rule = min(rows, key=lambda r: r.min_bytes) if rows else rule
+        if rule.road == "cma" and self.transport is not None and self.transport.no_cma:
+            rule = msgspec.structs.replace(rule, road="slots")
         return rule
 
     def _wait(self, request: MPI.Request, what: str, timeout_s: float) -> None:
@@ -359,7 +364,8 @@ class Engine:
                 program = loaded.program
                 trees = len({c.tree for c in program.channels})
                 chunk = program.chunk * dtype_of(call.dtype).itemsize
-                how = f"{rule.scheme}, {trees} trees, {chunk} B x {program.depth} slots, {loaded.runner} runner"
+                road = "chunks by cma" if loaded.lent else f"x {program.depth} slots"
+                how = f"{rule.scheme}, {trees} trees, {chunk} B {road}, {loaded.runner} runner"
             self._once(f"{describe(call)}: {how}; {rule.reason}", "INFO")
 
     def _once(self, text: str, level: str = "WARN") -> None:

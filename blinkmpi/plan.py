@@ -7,6 +7,8 @@ topology. Pure data.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .codec import Value, dumps, loads
 from .errors import PlanError
 from .numerics import dtype_of
@@ -15,6 +17,7 @@ from .topology.model import Topology
 from .trees import verify
 from .trees.tree import Collective, Packing
 
+Road = Literal["slots", "cma"]
 FORMAT_VERSION = 1
 MIN_CHUNK_BYTES = 4096
 CHUNKS_PER_SPAN = 8
@@ -23,7 +26,8 @@ CHUNKS_PER_SPAN = 8
 class Rule(Value, frozen=True):
     """From ``min_bytes`` of the call's vector on, use ``scheme``; ``mpi`` is MPI's own collective.
 
-    ``chunk_bytes`` is the largest slot, ``depth`` the number of slots of a channel.
+    ``chunk_bytes`` is the largest slot, ``depth`` the number of slots of a channel. ``road`` is how chunks cross on a
+    shared memory: through ``slots``, or by ``cma``, copied out of the writer's buffer where the kernel allows it.
     """
 
     collective: Collective
@@ -32,6 +36,7 @@ class Rule(Value, frozen=True):
     chunk_bytes: int = 0
     depth: int = 0
     reason: str = ""
+    road: Road = "slots"
 
 
 class Plan(Value, frozen=True):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from .errors import SettingsError
 from .lower import lower
-from .plan import Plan, Rule, chunk_for, nbytes_of
+from .plan import Plan, Road, Rule, chunk_for, nbytes_of
 from .program import Call, Program
 from .topology.model import Topology
 from .trees import methods, pack
@@ -33,6 +33,9 @@ MPI_BELOW_BYTES = {
     "gather": (64 * MIB, 64 * MIB),
     "scatter": (64 * MIB, 64 * MIB),
 }
+
+# What crosses by cma on shared memory, where the kernel allows it: bytes that only move, one copy and not two.
+CMA = frozenset({"broadcast", "allgather", "gather", "scatter"})
 
 
 def make_plan(
@@ -133,7 +136,8 @@ def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple
     chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
     small = MPI_BELOW_BYTES.get(collective, (0, 0))[plan.n > 2] if memory and mpi and plan.n > 1 else 0
     reason = "" if len(schemes) > 1 else f"the one scheme for {collective} here"
-    rules = [Rule(collective, small, schemes[0], chunk, depth, reason)]
+    road: Road = "cma" if memory and collective in CMA else "slots"
+    rules = [Rule(collective, small, schemes[0], chunk, depth, reason, road)]
     if small:
         rules.insert(
             0,

@@ -26,6 +26,7 @@ KNOWN = {
     "ALGO": "schemes per collective: allreduce:chain;broadcast:^mpi",
     "TIMEOUT": "seconds without progress after which a collective fails (default 60)",
     "RUNNER": "auto, c or numpy: what executes programs on CPU ranks",
+    "CMA_DISABLE": "1: ranks do not read one another's memory",
     "BUFFSIZE": "bytes of shared memory for slots per rank",
     "CACHE_DIR": "where the compiled C runner is kept",
     "NODE_ID": "overrides which ranks count as one node (for tests)",
@@ -45,6 +46,7 @@ class Settings(Value, frozen=True):
     timeout_s: float = 60.0
     runner: str = "auto"
     buffer_bytes: int = 8 << 20
+    cma_disable: bool = False
     unknown: tuple[str, ...] = ()
 
     def wants(self, level: str) -> bool:
@@ -65,6 +67,9 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     runner = ours.get("RUNNER") or "auto"
     if runner not in ("auto", "c", "numpy"):
         raise SettingsError(f"BLINKMPI_RUNNER={runner!r}: expected auto, c or numpy")
+    cma_disable = ours.get("CMA_DISABLE") or "0"
+    if cma_disable not in ("0", "1"):
+        raise SettingsError(f"BLINKMPI_CMA_DISABLE={cma_disable!r}: expected 0 or 1")
     return Settings(
         debug=debug,
         topo_file=ours.get("TOPO_FILE", ""),
@@ -75,6 +80,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         timeout_s=_number(ours, "TIMEOUT", 60.0),
         runner=runner,
         buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20)),
+        cma_disable=cma_disable == "1",
         unknown=tuple(_hint(name) for name in sorted(ours) if name not in KNOWN),
     )
 

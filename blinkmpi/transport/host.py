@@ -15,17 +15,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
+from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..numerics import Array, accumulator_of, dtype_of
 from ..program import Lane, Program
 from . import native
+from .agree import agree_on_cma, agree_on_runner
+from .cma import Lent, lent_channels
+from .records import Rows, rows_of
 from .runner import NumpyLane, Outcome, enter_numpy, run_numpy
 from .slots import SlotStyle
 from .window import ARENA_BYTES, LINE, RECORD, Places, SharedWindow, cache_bytes
@@ -50,14 +52,24 @@ class Loaded:
     program: Program
     lanes: tuple[Lane, ...]
     places: Places
-    code: NDArray[np.int64]  # the lanes as runner.c reads them
-    at: NDArray[np.intp]  # where code counts the chunks that each lane has done
+    rows: Rows
+    code: NDArray[np.int64]  # the rows as runner.c has them
     job: native.Job
     code_at: int = 0
+    lends: tuple[bool, bool] = (False, False)  # whether others read this rank's send, its receive buffer
+    lent: dict[int, Lent] = field(default_factory=dict)  # channels that are read from their writers' buffers
+    by_slots: Loaded | None = None  # for a call in which some rank's buffer cannot be read
     base: int = 0
     slots: SlotStyle = field(default_factory=SlotStyle)
     steps: list[NumpyLane] = field(default_factory=list)
     runner: RunnerName = "numpy"
+
+    def progress(self) -> list[tuple[Lane, int, bool]]:
+        """What is under way: (lane, chunks done, whether it only waits for readers)."""
+        if self.runner == "numpy":
+            return [(step.lane, step.k, False) for step in self.steps]
+        done = [int(self.code[at]) for at in self.rows.counters]
+        return list(zip(self.rows.lanes, done, self.rows.waits, strict=True))
 
 
 class HostTransport:
@@ -66,15 +78,28 @@ class HostTransport:
     Args:
         comm: a communicator of our own: nobody else may use it.
         runner: ``auto`` takes the C runner if every rank has it; ``c`` and ``numpy`` insist.
+        cma: whether the ranks may read one another's memory, if they can (``no_cma`` says why not).
+        say: told, at most once, of a call that cannot take the road ``cma``.
 
     Raises:
         ArgumentError: on every rank, if ``runner='c'`` and there is no C runner.
     """
 
-    def __init__(self, comm: MPI.Intracomm, *, runner: str = "auto", arena_bytes: int = ARENA_BYTES) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        *,
+        runner: str = "auto",
+        arena_bytes: int = ARENA_BYTES,
+        cma: bool = True,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.n, self.rank = comm.size, comm.rank
-        self.native, self.runner_reason = _agree_on_runner(comm, runner)
+        self.native, self.runner_reason = agree_on_runner(comm, runner)
         self.runner: RunnerName = "c" if self.native else "numpy"
+        self.no_cma = agree_on_cma(comm, self.native, disabled=not cma)
+        self.runner_reason += f"; no cma: {self.no_cma}" if self.no_cma else "; ranks read one another's memory (cma)"
+        self._say = say
         self.window = SharedWindow(comm, arena_bytes)
         self.arena_bytes = self.window.arena_bytes
         self._node = MPI.Get_processor_name()
@@ -87,28 +112,36 @@ class HostTransport:
 
     # ---- before a call
 
-    def load(self, program: Program) -> Loaded:
-        """Resolve a program's channels to addresses. Local and without waiting."""
+    def load(self, program: Program, road: str = "slots") -> Loaded:
+        """Resolve a program's channels to addresses. Local and without waiting.
+
+        Args:
+            road: ``slots`` or ``cma``, the same on every rank; cma where ``no_cma`` is empty.
+        """
         call = program.call
         item, acc = dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize
         places = Places(program, self.window, item, acc, NUMPY_SHIFT if self.runner == "numpy" else 0)
         lanes = program.of(self.rank)
         codes = native.codes(call.dtype, call.op) if self.native else None
         known = codes is not None or not any(len(lane.fold) > 1 or lane.final for lane in lanes)
-        rows, at = _records(lanes, program, places, self.window.address, self.rank, item)
-        loaded = Loaded(program, lanes, places, np.array(rows, np.int64), np.array(at, np.intp), native.Job())
+        lent = lent_channels(program) if road == "cma" and known and not self.no_cma else {}
+        rows = rows_of(program, places, self.window, lent, item)
+        loaded = Loaded(program, lanes, places, rows, np.array(rows.words, np.int64), native.Job(), lent=lent)
         if self.native and known:
             loaded.runner = "c"
         else:
             loaded.steps = [NumpyLane(lane, program, places, self.window, self.rank) for lane in lanes]
         job = loaded.job
         dtype, op = codes or (0, 0)
-        job.lanes, job.dtype, job.op, job.item, job.acc = len(lanes), dtype, op, item, acc
+        job.lanes, job.dtype, job.op, job.item, job.acc = len(rows.lanes), dtype, op, item, acc
         job.chunk, job.depth = program.chunk, program.depth
         job.divide = call.n if call.op == "avg" else 0
         job.stream = 2 * call.n * call.total * item > CACHE_BYTES  # all ranks' buffers
+        job.cma = bool(lent)
         self._place(job)
         loaded.code_at = loaded.code.ctypes.data
+        ours = {at.buffer for c, at in lent.items() if program.channels[c].writer == self.rank}
+        loaded.lends = "send" in ours, "recv" in ours
         return loaded
 
     def _place(self, job: native.Job) -> None:
@@ -117,6 +150,7 @@ class HostTransport:
         job.n, job.rank, job.spins, job.stride = self.n, self.rank, self._spins, window.size // 8
         job.calls = window.address
         job.beat = window.address + self.rank * window.size + LINE
+        job.pids = window.address + 2 * LINE
         job.abort = window.address + 3 * LINE
 
     # ---- a call
@@ -152,19 +186,29 @@ class HostTransport:
             As :meth:`enter`. After CollectiveTimeout or PeerLost, which name who waited for whom and for which chunk,
             the transport is dead.
         """
-        mine = self._announce(seq, text)
         loaded.base = base = seq << SEQ_BITS
         if loaded.runner == "c":
             job = loaded.job
             job.send = 0 if send is None else send.ctypes.data
             job.recv = 0 if recv is None else recv.ctypes.data
-            job.base, job.stage, job.seq, job.print, job.prints = base, 0, seq, mine, self._print_at[seq & 1]
+            job.base, job.stage, job.seq, job.prints = base, 0, seq, self._print_at[seq & 1]
             job.push = loaded.slots.next()
+            if loaded.lent:
+                self._lend(loaded, send, recv)
+            job.print = mine = self._announce(seq, text)
             outcome = self._guard(partial(self._run_c, loaded), timeout_s, lambda: self._waits(loaded, seq), seq)
             if outcome is Outcome.DONE:
                 loaded.slots.learn(job.spent_ns)
                 return False
+            if outcome is Outcome.REFUSED:  # on every rank
+                if loaded.by_slots is None:
+                    loaded.by_slots = self.load(loaded.program)
+                self._say(f"{_short(text)}: slots, because a rank's buffer cannot be read by the others")
+                return self.call(loaded.by_slots, seq, text, send, recv, timeout_s)
+            if outcome is Outcome.FAULT:
+                raise self._unread(loaded, seq)
         else:
+            mine = self._announce(seq, text)
             self._meet(seq, timeout_s)
         by_mpi = self._compare(seq, mine)
         if not by_mpi:
@@ -187,6 +231,12 @@ class HostTransport:
         if not all(text.startswith(EXCHANGE) for text in texts):
             raise self._disagreement(seq, self._prints[seq & 1].tolist()) or MismatchError(f"call {seq}: {texts}")
         return tuple(int(text.removeprefix(EXCHANGE)) for text in texts)
+
+    def _lend(self, loaded: Loaded, send: Array | None, recv: Array | None) -> None:
+        """Tell the others, before the call is announced, where the buffers are that they will read."""
+        buffers = zip(loaded.lends, (send, recv), strict=True)
+        lengths = [a.nbytes if lends and a is not None else 0 for lends, a in buffers]
+        self.native.code.blink_lend(ctypes.addressof(loaded.job), *lengths)  # type: ignore[union-attr]
 
     def _announce(self, seq: int, text: str) -> int:
         """Say which call this rank enters; returns the fingerprint of ``text``."""
@@ -334,21 +384,37 @@ class HostTransport:
         if loaded.runner == "c" and loaded.job.stage < 2:
             return self._absent(seq)
         found: dict[int, str] = {}
-        words = self.window.words
-        for i, lane in enumerate(loaded.lanes):
-            k = int(loaded.code[loaded.at[i]]) if loaded.runner == "c" else loaded.steps[i].k
+        words, places, depth = self.window.words, loaded.places, loaded.program.depth
+        for lane, k, waits in loaded.progress():
             chunks = -(-lane.count // loaded.program.chunk_of(lane))
             if k >= chunks:
                 continue
             where = f"chunk {k + 1} of {chunks} of tree {lane.tree}, way {lane.way}"
-            for c in lane.ins:
-                if int(words[loaded.places.heads[c]]) < loaded.base + k + 1:
+            want = loaded.base + k + 1
+            for c in () if waits else lane.ins:
+                at_once = c in loaded.lent and loaded.lent[c].buffer == "send"
+                if not at_once and int(words[places.heads[c]]) < want:
                     found.setdefault(loaded.program.channels[c].writer, where)
             for c in lane.outs:
-                for reader, tail in loaded.places.tails[c].items():
-                    if k >= loaded.program.depth and int(words[tail]) < loaded.base + k + 1 - loaded.program.depth:
+                for reader, tail in places.tails[c].items():
+                    if waits and c in loaded.lent and int(words[tail]) < want:
+                        found.setdefault(reader, f"its reading of {where}")
+                    if not waits and c not in loaded.lent and k >= depth and int(words[tail]) < want - depth:
                         found.setdefault(reader, f"room for {where}")
         return found
+
+    def _unread(self, loaded: Loaded, seq: int) -> BlinkError:
+        """The error for memory that could not be read in the middle of a call: its process has ended, or freed it."""
+        peer = int(loaded.job.faulty)
+        since = time.monotonic()
+        while self.window.life(peer) == "running" and time.monotonic() - since < LOOK_SECONDS:
+            time.sleep(0.01)  # it may be about to end
+        self.heed(seq)
+        return PeerLost(
+            f"call {seq}, {_short(self._text(self.rank, seq))}: {self.states([peer], seq)}. Rank {self.rank} on "
+            f"{self._node} cannot read its memory any more: {os.strerror(int(loaded.job.fault))}. "
+            "The communicator is dead; start the job again"
+        )
 
     def _enter_once(self, seq: int, slice_s: float) -> tuple[Outcome, bool]:
         window = self.window
@@ -440,52 +506,3 @@ def announcement(text: str) -> tuple[int, bytes]:
 def fingerprint(text: str) -> int:
     """64 bits that differ if the calls do."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _records(
-    lanes: tuple[Lane, ...], program: Program, places: Places, address: int, rank: int, item: int
-) -> tuple[list[int], list[int]]:
-    """The lanes as runner.c reads them: (words, where among them the chunks that a lane has done are counted)."""
-    rows: list[int] = []
-    counters: list[int] = []
-    for lane in lanes:
-        counters.append(len(rows) + 9)
-        partial_in = any(program.channels[c].partial for c in lane.ins)
-        partial_out = any(program.channels[c].partial for c in lane.outs)
-        rows += [lane.count, *(-1 if at is None else at * item for at in (lane.local, lane.store)), int(lane.final)]
-        rows += [int(partial_in), int(partial_out), len(lane.fold), len(lane.ins), len(lane.outs), 0]
-        rows += [program.chunk_of(lane), *lane.fold]
-        for c in lane.ins:
-            rows += [address + 8 * places.heads[c], address + places.slots[c], address + 8 * places.tails[c][rank]]
-        for c in lane.outs:
-            tails = [address + 8 * tail for tail in places.tails[c].values()]
-            rows += [address + 8 * places.heads[c], address + places.slots[c], len(tails), *tails]
-    return rows, counters
-
-
-def _agree_on_runner(comm: MPI.Intracomm, wanted: str) -> tuple[native.Native | None, str]:
-    """The C runner if every rank has it (or ``wanted`` says numpy), and why."""
-    if wanted not in ("auto", "c", "numpy"):
-        raise ArgumentError(f"runner {wanted!r}: expected auto, c or numpy")
-    if wanted == "numpy":
-        return None, "NumPy runner, as asked"
-    found: tuple[Path | None, str] | None = None
-    if comm.rank == 0:
-        try:
-            found = native.build()
-        except Exception as error:  # the others wait for an answer
-            found = None, f"the C runner cannot be built: {error!r}"
-    path, why = comm.bcast(found)
-    loaded: native.Native | None = None
-    if path is not None:
-        try:
-            loaded = native.load(path, why)
-        except OSError as error:
-            why = f"rank {comm.rank} cannot load {path}: {error}"
-    reasons = comm.allgather(None if loaded else why)
-    missing = next((r for r in reasons if r is not None), None)
-    if missing is None:
-        return loaded, f"C runner, compiled by {why}"
-    if wanted == "c":
-        raise ArgumentError(f"runner='c', but there is none: {missing}; install a C compiler or use runner='auto'")
-    return None, f"NumPy runner: {missing}"

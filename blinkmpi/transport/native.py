@@ -25,7 +25,7 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 FIELDS = (
     "base", "lanes", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "push", "timeout_ns",
     "spins", "send", "recv", "beat", "abort", "left", "moved", "stage", "n", "rank", "seq", "print", "calls", "prints",
-    "begun_ns", "spent_ns", "stride",
+    "begun_ns", "spent_ns", "stride", "cma", "pids", "fault", "faulty",
 )  # fmt: skip
 
 
@@ -87,6 +87,9 @@ def load(path: Path, compiler: str) -> Native:
     library = ctypes.CDLL(str(path))
     library.blink_call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.blink_enter.argtypes = [ctypes.c_void_p]
+    library.blink_lend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    library.blink_lend.restype = None
+    library.blink_read.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     return Native(library, compiler)
 
 

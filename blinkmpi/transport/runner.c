@@ -1,18 +1,25 @@
 /* The C runner: the lanes of one rank, executed on shared memory in one call.
  *
  * It does exactly what runner.py does in NumPy, on the same slots and flags, so either can take part with any peer.
- * A lane's record is a row of 64-bit integers (layout: struct cursor below; written by code.py). Waiting is
+ * A lane's record is a row of 64-bit integers (layout: struct cursor below; written by records.py). Waiting is
  * polling: whatever lane is ready runs; when none is, spin a little, then yield the core, then sleep.
+ *
+ * By the road `cma` a chunk that lies in its writer's buffer as it is passes no slot: the reader copies it from there.
  *
  * Floating-point folds go operand by operand, in the order given; -ffp-contract=off keeps the bits of NumPy.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/types.h>
 #include <time.h>
+#if defined(__linux__)
+#include <sys/uio.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define PAUSE() _mm_pause()
@@ -26,7 +33,10 @@ typedef _Atomic uint64_t flag_t;
 
 enum { PUSH_BYTES = 16384 };             /* shorter chunks are better off in the caches */
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
-enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3 };
+enum { PIECE = 16384 };                 /* where operands come from other processes: stays in the second-level cache */
+enum { SEND = 2, RECV = 3, TURN = 2 };  /* words of a line: the rank's buffers, for two calls by turns */
+enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, REFUSED = 4, FAULT = 5 };
+#define CLOSED UINT64_MAX /* in place of a buffer's address: others cannot read it */
 enum { SUM, PROD, MIN, MAX, LAND, LOR, LXOR, BAND, BOR, BXOR };
 enum { I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64 };
 
@@ -54,6 +64,9 @@ typedef struct {
   flag_t *prints;     /* rank 0's fingerprint of this call */
   int64_t begun_ns, spent_ns; /* when all had entered; out: how long it took from there */
   int64_t stride;     /* words from one rank's line to the next rank's */
+  int64_t cma;        /* whether chunks are read from their writers' buffers */
+  flag_t *pids;       /* rank 0's process id */
+  int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read */
 } job_t;
 
 static int64_t now_ns(void) {
@@ -183,59 +196,130 @@ static void combine(int dtype, int op, void *acc, const void *a, const void *b, 
   }
 }
 
+/* ---- the memory of another process */
+
+static ssize_t read_vm(pid_t pid, char *to, size_t n, char *from) {
+#if defined(__linux__)
+  return process_vm_readv(pid, &(struct iovec){to, n}, 1, &(struct iovec){from, n}, 1, 0);
+#else
+  return errno = ENOSYS, (ssize_t)-1;
+#endif
+}
+
+/* Copy n bytes from another process; returns 0 or errno. */
+int blink_read(int64_t pid, char *to, int64_t n, char *from) {
+  while (n > 0) {
+    const ssize_t got = read_vm((pid_t)pid, to, (size_t)n, from);
+    if (got <= 0) return got ? errno : EFAULT;
+    to += got, from += got, n -= got;
+  }
+  return 0;
+}
+
+/* Tell the others where this rank's buffers are in the call that it is about to announce; or that they cannot be read,
+ * as memory of devices may not: the first and the last byte are tried. A length is 0 where nobody reads. */
+void blink_lend(const job_t *j, int64_t send_bytes, int64_t recv_bytes) {
+  flag_t *line = j->calls + j->rank * j->stride;
+  const int64_t me = (int64_t)get(j->pids + j->rank * j->stride);
+  char byte;
+  const int closed = (send_bytes && (blink_read(me, &byte, 1, j->send) || blink_read(me, &byte, 1, j->send + send_bytes - 1))) ||
+                     (recv_bytes && (blink_read(me, &byte, 1, j->recv) || blink_read(me, &byte, 1, j->recv + recv_bytes - 1)));
+  set(line + SEND + TURN * (j->seq & 1), closed ? CLOSED : (uint64_t)j->send);
+  set(line + RECV + TURN * (j->seq & 1), (uint64_t)j->recv);
+}
+
 /* ---- one step: fold a chunk of every operand into store and slots */
 
-typedef struct { /* a lane's record, decoded */
-  int64_t count, chunk, final, out_partial, in_partial, nops, nins, nouts;
+typedef struct { /* a lane's record, decoded; nops is 0 for one that only waits until its readers have read */
+  int64_t count, chunk, final, out_partial, in_partial, nops, nins, nheads, nouts;
   char *local, *store;
-  int64_t *fold, *ins, *outs; /* ins: head, slots, my tail each; outs: head, slots, readers, their tails each */
+  int64_t *fold, *ins; /* ins: head or 0, slots, my tail, writer's rank or -1, its buffer's word, offset there; each */
+  int64_t *heads, *outs; /* heads: of what is read from my buffers; outs: head, slots, readers, their tails each */
 } cursor;
+
+enum { IN = 6 }; /* words of an input */
 
 static int64_t *decode(const job_t *j, int64_t *p, cursor *c) {
   c->local = p[1] < 0 ? NULL : j->send + p[1];
   c->store = p[2] < 0 ? NULL : j->recv + p[2];
   c->count = p[0], c->final = p[3], c->in_partial = p[4];
-  c->out_partial = p[5], c->nops = p[6], c->nins = p[7], c->nouts = p[8], c->chunk = p[10];
-  c->fold = p + 11; /* p[9] counts the chunks done */
+  c->out_partial = p[5], c->nops = p[6], c->nins = p[7], c->nouts = p[8], c->chunk = p[10], c->nheads = p[11];
+  c->fold = p + 12; /* p[9] counts the chunks done */
   c->ins = c->fold + c->nops;
-  c->outs = c->ins + 3 * c->nins;
+  c->heads = c->ins + IN * c->nins;
+  c->outs = c->heads + c->nheads;
   p = c->outs;
   for (int64_t i = 0; i < c->nouts; i++) p += 3 + p[2];
   return p;
 }
 
-static void step(const job_t *j, const cursor *c, int64_t k) {
+static int lent(const int64_t *in) { return in[3] >= 0; }
+
+/* Copy n bytes, from byte `at` of a lane's span on, out of the writer's buffer. */
+static int pull(job_t *j, const int64_t *in, int64_t at, char *to, int64_t n) {
+  char *buffer = (char *)get((flag_t *)in[4] + TURN * (j->seq & 1));
+  j->fault = blink_read((int64_t)get(j->pids + in[3] * j->stride), to, n, buffer + in[5] + at);
+  if (j->fault) j->faulty = in[3];
+  return !j->fault;
+}
+
+/* Returns 0 if the memory of another process could not be read. */
+static int step(job_t *j, const cursor *c, int64_t k) {
   const int64_t first = k * c->chunk, n = c->count - first < c->chunk ? c->count - first : c->chunk;
   const int64_t slot = k % j->depth, wide = j->item != j->acc;
-  const int push = j->push && n * j->item >= PUSH_BYTES;
+  const int push = j->push && n * j->item >= PUSH_BYTES, stream = j->stream || (j->cma && push);
   const int64_t in_item = c->in_partial ? j->acc : j->item, out_item = c->out_partial ? j->acc : j->item;
   const int64_t in_slot = slot * ((j->chunk * in_item + 63) & ~63), out_slot = slot * ((j->chunk * out_item + 63) & ~63);
-  char buffer[BLOCK * 8] __attribute__((aligned(64)));
-  char wider[BLOCK * 8] __attribute__((aligned(64)));
-  char out16[BLOCK * 2] __attribute__((aligned(64)));
+  char buffer[PIECE * 8] __attribute__((aligned(64)));
+  char wider[PIECE * 8] __attribute__((aligned(64)));
+  char out16[PIECE * 2] __attribute__((aligned(64)));
 
   if (c->nops == 1 && !(wide && (c->in_partial || c->out_partial)) && !(c->final && j->divide)) { /* plain copy */
-    const char *from = c->fold[0] < 0 ? c->local + first * j->item : (char *)c->ins[3 * c->fold[0] + 1] + in_slot;
-    const size_t bytes = (size_t)(n * j->item);
-    for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2]) copy((char *)p[1] + out_slot, from, bytes, push);
-    if (c->store && c->store + first * j->item != from) copy(c->store + first * j->item, from, bytes, (int)j->stream);
-    return;
+    const int64_t *in = c->fold[0] < 0 ? NULL : c->ins + IN * c->fold[0];
+    const int far = in && lent(in);
+    const int64_t bytes = n * j->item, block = far && stream ? PIECE * 4 : bytes;
+    char *const store = c->store ? c->store + first * j->item : NULL;
+    for (int64_t at = 0, m; at < bytes; at += m) {
+      m = bytes - at < block ? bytes - at : block;
+      const char *from = !in ? c->local + first * j->item + at : (char *)in[1] + in_slot + at;
+      if (far) {
+        char *const to = stream ? buffer : store ? store + at : (char *)c->outs[1] + out_slot + at;
+        if (!pull(j, in, first * j->item + at, to, m)) return 0;
+        from = to;
+      }
+      for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2]) {
+        char *const to = (char *)p[1] + out_slot + at;
+        if (to != from) copy(to, from, (size_t)m, push);
+      }
+      if (store && store + at != from) copy(store + at, from, (size_t)m, stream);
+    }
+    return 1;
   }
+  int far = 0;
+  for (int64_t i = 0; i < c->nins; i++) far |= lent(c->ins + IN * i);
+  const int64_t block = far ? PIECE : BLOCK;
   /* fold straight into the first slot (or the result) where no rounding comes between and no operand is overwritten */
   const int direct = !push && !wide && !(c->final && j->divide) && (c->nouts || c->nops == 2);
-  for (int64_t at = 0; at < n; at += BLOCK) {
-    const int64_t m = n - at < BLOCK ? n - at : BLOCK;
+  for (int64_t at = 0; at < n; at += block) {
+    const int64_t m = n - at < block ? n - at : block;
     const char *value = NULL;
     char *const slot0 = c->nouts ? (char *)c->outs[1] + out_slot + at * out_item : NULL;
     char *const store = c->store ? c->store + (first + at) * j->item : NULL;
     char *const acc = !direct ? buffer : slot0 ? slot0 : store;
     for (int64_t i = 0; i < c->nops; i++) {
-      const int own = c->fold[i] < 0;
-      const int64_t item = own ? j->item : in_item;
-      const char *x = own ? c->local + (first + at) * item : (char *)c->ins[3 * c->fold[i] + 1] + in_slot + at * item;
+      const int64_t *in = c->fold[i] < 0 ? NULL : c->ins + IN * c->fold[i];
+      const int64_t item = !in || lent(in) ? j->item : in_item;
+      char *const mine = i ? wider : buffer;
+      const char *x;
+      if (!in) x = c->local + (first + at) * item;
+      else if (!lent(in)) x = (char *)in[1] + in_slot + at * item;
+      else {
+        if (!pull(j, in, (first + at) * item, wide ? out16 : mine, m * item)) return 0;
+        x = wide ? out16 : mine;
+      }
       if (wide && item == j->item) {
-        widen((int)j->dtype, (float *)(i ? wider : buffer), (const uint16_t *)x, m);
-        x = i ? wider : buffer;
+        widen((int)j->dtype, (float *)mine, (const uint16_t *)x, m);
+        x = mine;
       }
       if (i) combine((int)j->dtype, (int)j->op, acc, value, x, m);
       value = i ? acc : x;
@@ -255,16 +339,17 @@ static void step(const job_t *j, const cursor *c, int64_t k) {
         copy((char *)p[1] + out_slot + at * out_item, c->out_partial ? value : rounded, (size_t)(m * out_item), push);
     if (store && store != value) copy(store, rounded, (size_t)(m * j->item), (int)j->stream);
   }
+  return 1;
 }
 
 static int ready(const job_t *j, const cursor *c, int64_t k) {
-  const uint64_t want = j->base + (uint64_t)k + 1;
+  const uint64_t want = j->base + (uint64_t)k + 1, ahead = c->nops ? (uint64_t)j->depth : 0;
   for (int64_t i = 0; i < c->nins; i++)
-    if (get((flag_t *)c->ins[3 * i]) < want) return 0;
-  if (k >= j->depth)
+    if (c->ins[IN * i] && get((flag_t *)c->ins[IN * i]) < want) return 0;
+  if (k >= (int64_t)ahead)
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
       for (int64_t r = 0; r < p[2]; r++)
-        if (get((flag_t *)p[3 + r]) < want - (uint64_t)j->depth) return 0;
+        if (get((flag_t *)p[3 + r]) < want - ahead) return 0;
   return 1;
 }
 
@@ -290,18 +375,23 @@ static int idle(idle_t *w, int64_t spins, flag_t *beat, flag_t *abort, int64_t t
 
 static int idle_job(idle_t *w, const job_t *j) { return idle(w, j->spins, j->beat, j->abort, j->timeout_ns); }
 
-/* Do chunk k of a lane and raise its flags. */
-static void advance(job_t *j, cursor *c, int64_t *p) {
+/* Do chunk k of a lane and raise its flags. Returns 0 if the memory of another process could not be read. */
+static int advance(job_t *j, cursor *c, int64_t *p) {
   const int64_t k = p[9];
-  step(j, c, k);
-  p[9] = k + 1;
+  const uint64_t flag = j->base + (uint64_t)k + 1;
+  if (c->nops) {
+    if (!step(j, c, k)) return 0;
 #if defined(__x86_64__)
-  _mm_sfence(); /* what was written past the caches comes before the flags */
+    _mm_sfence(); /* what was written past the caches comes before the flags */
 #endif
-  for (int64_t o = 0, *q = c->outs; o < c->nouts; o++, q += 3 + q[2]) set((flag_t *)q[0], j->base + (uint64_t)k + 1);
-  for (int64_t q = 0; q < c->nins; q++) set((flag_t *)c->ins[3 * q + 2], j->base + (uint64_t)k + 1);
+    for (int64_t i = 0; i < c->nheads; i++) set((flag_t *)c->heads[i], flag);
+    for (int64_t o = 0, *q = c->outs; o < c->nouts; o++, q += 3 + q[2]) set((flag_t *)q[0], flag);
+    for (int64_t i = 0; i < c->nins; i++) set((flag_t *)c->ins[IN * i + 2], flag);
+  }
+  p[9] = k + 1;
   j->left -= (k + 1) * c->chunk >= c->count;
   j->moved++;
+  return 1;
 }
 
 /* Fill the slots that depend on nobody: on what this rank sends, before it knows that the others send the same. The
@@ -311,7 +401,7 @@ static void fill(job_t *j, int64_t *code) {
   cursor c;
   for (int64_t i = 0; i < j->lanes; i++) {
     int64_t *next = decode(j, p, &c);
-    if (!c.nins && !c.store)
+    if (c.nops && !c.nins && !c.store)
       while (p[9] < j->depth && p[9] * c.chunk < c.count) advance(j, &c, p);
     p = next;
   }
@@ -335,7 +425,8 @@ int blink_enter(const job_t *j) { return await(j, j->seq, 0); }
 
 /* Execute the lanes of this rank in call `seq`, which it has announced, until all are finished or nothing moved for the
  * timeout; calling again goes on from there (`stage` and the records remember). `code` holds the records one after
- * another. Returns DONE, EXPIRED, ABORTED, or DIFFER if some rank announced another call: then nothing was received. */
+ * another. Returns DONE, EXPIRED, ABORTED; DIFFER if some rank announced another call, or REFUSED if some rank's buffer
+ * cannot be read by the others: then nothing was received; or FAULT (see job_t) in the middle of it. */
 int blink_call(job_t *j, int64_t *code) {
   j->moved = 0;
   if (j->stage == 0) { /* slots are free once everybody has finished the call before */
@@ -357,6 +448,8 @@ int blink_call(job_t *j, int64_t *code) {
     if (state != DONE) return state;
     for (int64_t r = 0; r < j->n; r++)
       if (get(j->prints + r * j->stride) != j->print) return DIFFER;
+    for (int64_t r = 0; j->cma && r < j->n; r++)
+      if (get(j->calls + r * j->stride + SEND + TURN * (j->seq & 1)) == CLOSED) return REFUSED;
     j->stage = 2;
     j->begun_ns = now_ns();
   }
@@ -367,7 +460,7 @@ int blink_call(job_t *j, int64_t *code) {
     cursor c;
     for (int64_t i = 0; i < j->lanes; i++) {
       int64_t *next = decode(j, p, &c);
-      if (p[9] * c.chunk < c.count && ready(j, &c, p[9])) advance(j, &c, p);
+      if (p[9] * c.chunk < c.count && ready(j, &c, p[9]) && !advance(j, &c, p)) return FAULT;
       p = next;
     }
     if (j->moved != before) {
@@ -377,6 +470,7 @@ int blink_call(job_t *j, int64_t *code) {
     const int state = idle_job(&wait, j);
     if (state != DONE) return state;
   }
+  if (j->cma && get(j->abort)) return ABORTED; /* what was read may be of a rank that had left the call */
   set(j->calls + j->rank * j->stride + 1, j->seq);
   j->spent_ns = now_ns() - j->begun_ns;
   return DONE;
