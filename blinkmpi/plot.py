@@ -47,7 +47,7 @@ def check_target(path: str) -> None:
         raise ArgumentError(f"cannot draw {path!r}: expected a name that ends in {', '.join(ENDINGS)}; rename it")
     if not Path(path).absolute().parent.is_dir():
         raise ArgumentError(f"cannot write {path!r}: no such folder; give a path in a folder that exists")
-    _figure(1, 1)
+    new_figure(1, 1)
 
 
 def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
@@ -63,7 +63,7 @@ def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
     low, high = extent(spots)
     height = float(np.clip(8.6 * (high[1] - low[1]) / (high[0] - low[0]), 4.4, 7.2))
     cell = min(2.4, height / max(rows, 2))
-    figure = _figure(9.4 + columns * cell * 1.15, height + 1.1)
+    figure = new_figure(9.4 + columns * cell * 1.15, height + 1.1)
     grid = figure.add_gridspec(
         rows, columns + 1, width_ratios=[8.6, *[cell * 1.15] * columns], wspace=0.04, hspace=0.22,
         left=0.015, right=0.985, bottom=0.02, top=height / (height + 1.1) - 0.03,
@@ -89,7 +89,7 @@ def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
         part += f" x {share}" if packing.collective in PER_RANK and share != 1 else ""
         small.set_title(f"{part}{weight}", fontsize=9 if cell > 1.2 else 7, color=paint[i], pad=2, weight="bold")
     _title(figure, packing, topology, len(drawn))
-    _save(figure, path)
+    save(figure, path)
 
 
 def _title(figure: Figure, p: Packing, t: Topology, drawn: int) -> None:
@@ -197,7 +197,7 @@ def _trees(
 def draw_subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int, path: str) -> None:
     """Blink's figure: the speed-up of trees over rings on every subset, by size, with the geometric means."""
     check_target(path)
-    figure = _figure(12.5, 7.4)
+    figure = new_figure(12.5, 7.4)
     panels = figure.subplots(2, 1, sharex=True)
     sizes = by_size(found)
     order = [s for some in sizes.values() for s in some]
@@ -244,7 +244,7 @@ def draw_subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int, pa
     note = f"geometric means from 3 GPUs on: {means}. Hatched: no ring, so PCIe at {pcie_mbps / 1000:g} GB/s instead"
     figure.text(0.06, 0.925, note, fontsize=10, color="#666666")
     figure.subplots_adjust(left=0.06, right=0.99, top=0.86, bottom=0.14, hspace=0.09)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _blended(axes: Axes) -> Any:
@@ -261,7 +261,7 @@ def _colours(count: int) -> list[str]:
     return [to_hex(hsv_to_rgb(h, 0.85, 0.62 + 0.25 * (i % 2))) for i, h in enumerate(turns)]
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -269,7 +269,7 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height))
 
 
-def _save(figure: Figure, path: str) -> None:
+def save(figure: Figure, path: str) -> None:
     """Write the picture; equal pictures are equal files."""
     from matplotlib import rc_context
 
