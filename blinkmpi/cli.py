@@ -1,4 +1,4 @@
-"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | bench``.
+"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | bench | plot``.
 
 A command answers from a machine in the catalogue or a file without MPI; without TOPOLOGY it asks the ranks that
 ``mpirun`` started (one alone, without it). Rank 0 prints, and its exit code is the job's.
@@ -47,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .bench import run as run_bench
 
             return run_bench(args, _world())
+        if args.command == "plot":
+            from .bench_plot import draw
+
+            draw(args.results, args.output, in_place=args.in_place)
+            return 0
         if args.topology is None:
             return _live(args)
         return _command(args, _changed(args, load(args.topology)), live=False)
@@ -64,7 +69,7 @@ def _for_all_ranks(words: Sequence[str]) -> bool:
             args = _parser(with_bench="bench" in words[:1]).parse_args(words)
         except SystemExit:
             return False
-    return args.command == "bench" or args.topology is None
+    return args.command == "bench" or (args.command != "plot" and args.topology is None)
 
 
 def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
@@ -101,7 +106,12 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
 
         add_parser(sub)
     else:
-        sub.add_parser("bench", help="time and check collectives, beside MPI's own")
+        sub.add_parser("bench", help="time and check collectives, beside other libraries")
+    what = "draw what bench measured: time, bus bandwidth and ratios against size"
+    picture = sub.add_parser("plot", help=what, description=what)
+    picture.add_argument("results", nargs="+", metavar="RESULT", help="files that bench -J wrote")
+    picture.add_argument("-o", metavar="FILE", dest="output", required=True, help="the picture: .svg, .png or .pdf")
+    picture.add_argument("--in-place", action="store_true", help="the calls in place, not those out of place")
     return parser
 
 
