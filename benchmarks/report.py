@@ -45,6 +45,15 @@ own collective (the time then includes our check at entry). `mean from 1 MiB` is
 all rows of at least 1 MiB, whoever ran them. Two files compare only if their hardware agrees.
 """
 
+GPU_LEGEND = """
+## GPUs
+
+Buffers in GPU memory, calls on one stream between two events, or in a CUDA graph (`-G`). Times are in microseconds per
+call, of the slowest rank. Ratio is the other library's time divided by ours, so more than 1 means that blinkmpi is
+faster; `N/A` where a library cannot run the call. Protocol is how our call travels, CTAs how many groups of threads it
+takes. Means are geometric, below 1 MiB and from 1 MiB on.
+"""
+
 
 class ReportError(Exception):
     """A file is no result of ``blinkmpi bench``."""
@@ -76,8 +85,13 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """The page."""
     if not results:
         return HEAD + EMPTY
-    parts = [HEAD, LEGEND, _summary(results)]
-    parts += [_file(name, document) for name, document in results]
+    gpu = [result for result in results if _on_gpu(result[1])]
+    host = [result for result in results if not _on_gpu(result[1])]
+    parts = [HEAD]
+    if host:
+        parts += [LEGEND, _summary(host), *(_file(name, document) for name, document in host)]
+    if gpu:
+        parts += [GPU_LEGEND, _gpu_summary(gpu), *(_gpu_file(name, document) for name, document in gpu)]
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
@@ -96,9 +110,9 @@ def blocks(document: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]
         yield _runner(rows), rows
 
 
-def mean(rows: Sequence[dict[str, Any]], place: str, peer: str) -> float | None:
-    """Geometric mean of the ratios from 1 MiB on; None if no such row has one."""
-    ratios = [_ratio(row, place, peer) for row in rows if row["size"] >= MEAN_FROM]
+def mean(rows: Sequence[dict[str, Any]], place: str, peer: str, *, small: bool = False) -> float | None:
+    """Geometric mean of the ratios from 1 MiB on, or below; None if no such row has one."""
+    ratios = [_ratio(row, place, peer) for row in rows if (row["size"] < MEAN_FROM) == small]
     known = [r for r in ratios if r is not None and r > 0]
     return math.exp(sum(map(math.log, known)) / len(known)) if known else None
 
@@ -150,7 +164,8 @@ def _facts(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "date", str(ours.get("date") or document.get("start_time") or "unknown")
     words = [str(word) for word in document.get("args") or []][1:]
     yield "command", f"`mpirun -np {ours['ranks']} blinkmpi {shlex.join(words)}`"
-    settings = [s for s in document.get("env") or [] if s.startswith("BLINKMPI_")]
+    prefixes = ("BLINKMPI_", "NCCL_", "TORCH_SYMM_MEM_") if _on_gpu(document) else ("BLINKMPI_",)
+    settings = [s for s in document.get("env") or [] if s.startswith(prefixes)]
     yield "settings", ", ".join(f"`{s}`" for s in settings) or "none"
     emulated = ", emulated on CPU ranks" if machine.get("emulated") else ""
     yield "machine", f"{machine.get('name', 'unknown')}{emulated}, fingerprint {machine.get('fingerprint', 'unknown')}"
@@ -183,9 +198,84 @@ def _table(rows: Sequence[dict[str, Any]], peer: str) -> list[str]:
     return [*lines, f"| {' | '.join([*last, ''])} |"]
 
 
+def _on_gpu(document: dict[str, Any]) -> bool:
+    return document["blinkmpi"].get("memory") == "gpu"
+
+
+def _mode(document: dict[str, Any]) -> str:
+    """How calls were started, and on which buffers."""
+    ours, config = document["blinkmpi"], document.get("config") or {}
+    graph = config.get("graph")
+    words = [f"graph, launched {graph} times" if graph else "stream"]
+    words += ["persistent"] if ours.get("persistent") else []
+    words += ["plain buffers"] if ours.get("local_register") == 0 else []
+    return ", ".join(words)
+
+
+def _gpu_summary(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    lines = [
+        "| collective | GPUs | mode | beside | out of place: below 1 MiB | from 1 MiB | in place: below 1 MiB "
+        "| from 1 MiB | wrong values | file |",
+        "|---|---:|---|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for name, document in results:
+        ours = document["blinkmpi"]
+        for _, rows in blocks(document):
+            for peer in _peers(document) or [NONE]:
+                means = [_times(mean(rows, place, peer, small=small)) for place, _ in PLACES for small in (True, False)]
+                told = f"{ours.get('collective')}{' (emulated)' if _emulated(rows) else ''}"
+                cells = [told, str(ours["ranks"]), _mode(document), label_of(peer), *means, _wrong(rows)]
+                lines.append(f"| {' | '.join(cells)} | [{name}](#{_anchor(name)}) |")
+    return "\n".join(lines)
+
+
+def _gpu_file(name: str, document: dict[str, Any]) -> str:
+    ours = document["blinkmpi"]
+    gpu, peers = ours.get("gpu") or {}, ours.get("peers") or {}
+    lines = [f"### {name}", ""]
+    versions = [f"{key} {value}" for key, value in gpu.items() if key != "name" and value]
+    lines.append(f"- GPUs: {ours['ranks']} x {gpu.get('name', 'unknown')}, {', '.join(versions) or 'unknown versions'}")
+    for peer, facts in peers.items():
+        lines.append(f"- {label_of(peer)}: {', '.join(f'{key} {value}' for key, value in facts.items()) or 'no facts'}")
+    lines += [f"- N/A: {label_of(peer)}, where {why}" for peer, why in (ours.get("refused") or {}).items()]
+    lines.append(f"- mode: {_mode(document)}")
+    lines += [f"- {label}: {text}" for label, text in _facts(document)]
+    for _, rows in blocks(document):
+        lines += ["", *_gpu_table(rows, _peers(document))]
+    return "\n".join(lines)
+
+
+def _gpu_table(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str]:
+    head, align = ["size", "type", "op", "scheme", "protocol", "CTAs"], ["---:", "---", "---", "---", "---", "---:"]
+    for _, label in PLACES:
+        head += [f"{label}: ours", "GB/s"]
+        for peer in peers:
+            head += [label_of(peer), "ratio"]
+    head += ["predicted", "bound", "wrong"]
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join([*align, *['---:'] * (len(head) - len(align))])}|"]
+    for row in rows:
+        own = row.get("blinkmpi") or {}
+        cells = [_size(row["size"]), str(row.get("type")), str(row.get("redop"))]
+        cells.append(str(own.get("scheme") or NONE) + (" (emulated)" if own.get("emulated") else ""))
+        cells += [str(own.get(key) or NONE) for key in ("protocol", "ctas")]
+        for place, _ in PLACES:
+            rate = (row.get(place) or {}).get("bus_bw")
+            cells += [_us(_ours(row, place)), NONE if rate is None else f"{rate:.1f}"]
+            for peer in peers:
+                theirs = _compared(row, place, peer)
+                cells += ["N/A", "N/A"] if theirs is None else [_us(theirs["time"]), _times(theirs["ratio"])]
+        cells += [_us(own.get("predicted_us")), _us(own.get("bound_us")), _wrong([row])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def label_of(peer: str) -> str:
     """A peer as a column's name."""
-    return "MPI" if peer == "mpi" else peer
+    return {"mpi": "MPI", "nccl": "NCCL"}.get(peer, peer)
+
+
+def _peers(document: dict[str, Any]) -> list[str]:
+    return list(document["blinkmpi"].get("compare") or [])
 
 
 def _peer(document: dict[str, Any]) -> str:

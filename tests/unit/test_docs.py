@@ -334,6 +334,39 @@ def test_a_report_keeps_runners_apart_and_says_what_is_missing() -> None:
     assert "- hardware: unknown processor" in page
 
 
+def test_a_report_has_gpus_in_a_section_of_their_own() -> None:
+    made = report()
+    rows = [row(1024, 10.0, None), row(1 << 20, 100.0, None)]
+    for found in rows:
+        found["blinkmpi"] |= {"protocol": "packets", "ctas": 16, "predicted_us": 9.0, "bound_us": None}
+        for place in ("out_of_place", "in_place"):
+            found[place]["bus_bw"] = 12.34
+            time = 4 * found[place]["time"]
+            found["blinkmpi"][place]["compare"] = {"nccl": {"time": time, "ratio": 4.0, "nwrong": 0}, "symm_mem": None}
+    gpu = document(*rows)
+    gpu["env"].append("NCCL_NVLS_ENABLE=0")
+    gpu["config"] = {"graph": 4}
+    gpu["blinkmpi"] |= {
+        "memory": "gpu", "compare": ["nccl", "symm_mem"], "local_register": 2,
+        "gpu": {"name": "NVIDIA H200", "driver": "580.1"}, "peers": {"nccl": {"version": "2.28.9"}},
+        "refused": {"symm_mem": "it has no such call"},
+    }  # fmt: skip
+    page = made.render([("a.json", document(row(1 << 20, 100.0, 200.0))), ("g.json", gpu)])
+    head, _, part = page.partition("## GPUs")
+    assert "a.json" in head
+    assert "g.json" not in head
+    assert (
+        "| allreduce | 2 | graph, launched 4 times | NCCL | 4.00 | 4.00 | 4.00 | 4.00 | 0 | [g.json](#gjson) |" in part
+    )
+    assert "| symm_mem | - | - | - | - | 0 |" in part
+    one = "10.0 | 12.3 | 40.0 | 4.00 | N/A | N/A"
+    assert f"| 1 KiB | float | sum | direct | packets | 16 | {one} | {one} | 9.0 | - | 0 |" in part
+    for line in ("- GPUs: 2 x NVIDIA H200, driver 580.1", "- NCCL: version 2.28.9", "`NCCL_NVLS_ENABLE=0`",
+                 "- N/A: symm_mem, where it has no such call"):  # fmt: skip
+        assert line in part
+    assert "## Summary" not in made.render([("g.json", gpu)])
+
+
 def test_a_report_of_nothing_says_so_and_of_something_else_fails(tmp_path: Path) -> None:
     made = report()
     assert "No results yet" in made.render(made.read(tmp_path))

@@ -1,0 +1,173 @@
+"""Measure all collectives on a machine of several GPUs: ``python benchmarks/gpu.py 8 --out results --budget 480``.
+
+Steps run one after another, each an ``mpirun`` of its own with a time limit, so that the whole stays within the
+budget; one that fails or runs out of time is named, and the next goes on. Every sweep writes a file of its own into
+``--out``. A short table comes last. NVLink multicast is left off for all libraries: on a shared machine it can put the
+GPUs out of service, and ours does without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+# Without multicast, and without Open MPI's second of looking for networks.
+SETTINGS = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "OMP_NUM_THREADS": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+TABLE_CHARACTERS = 8_000
+TAIL_CHARACTERS = 600  # of a failed step's output
+FEWEST_SECONDS = 10.0  # a step with less than this left is not started
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One mpirun: its name, also of its file; the words after ``blinkmpi bench``; its share of the time."""
+
+    name: str
+    words: str
+    share: float
+    writes: bool = True
+
+
+def steps(n: int, high: str) -> list[Step]:
+    """All steps, in the order in which they matter."""
+    found = [
+        Step(f"sanity-{name}-np{n}", f"{name} -b 1K -e 1M -f 32 -n 2", 0.5, writes=False)
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter")
+    ]
+    sweep = f"-b 1K -e {high} -f 4 --predict"
+    found += [
+        Step(f"all_reduce-gpu-np{n}", f"all_reduce {sweep} --compare nccl,symm_mem", 3),
+        Step(f"all_reduce-gpu-graph-np{n}", f"all_reduce {sweep} --compare nccl,symm_mem -G 4", 3),
+    ]
+    for name in ("all_gather", "reduce_scatter", "broadcast", "reduce"):
+        found.append(Step(f"{name}-gpu-np{n}", f"{name} {sweep} --compare nccl", 2))
+    return found
+
+
+def limits(shares: Sequence[float], left: float) -> float:
+    """Seconds for the first of the steps with these shares: its part of what is left, twice if others are quick."""
+    return min(left, 2 * left * shares[0] / sum(shares))
+
+
+def command(n: int, words: Sequence[str]) -> list[str]:
+    """The mpirun of a step."""
+    launcher = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(n)]
+    return [*launcher, sys.executable, "-m", "blinkmpi", "bench", *words]
+
+
+def run(step: Step, n: int, out: Path, seconds: float) -> tuple[str, str]:
+    """Run a step; (``ok`` or what went wrong, its output)."""
+    words = step.words.split()
+    if step.writes:
+        words += ["-J", str(out / f"{step.name}.json")]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **SETTINGS, "PYTHONPATH": path}
+    with subprocess.Popen(
+        command(n, words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            said = _end(process)
+            return f"no end after {seconds:.0f} s", said
+    return ("ok" if process.returncode == 0 else f"exit status {process.returncode}"), said
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """End mpirun, which ends its ranks; after ten seconds the whole process group. What it had said."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=10)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()[0]
+
+
+def table(documents: Sequence[tuple[str, dict[str, Any]]], most: int = TABLE_CHARACTERS) -> str:
+    """Rows out of place and in place: size, ours, and each peer's time and ratio; cut after ``most`` characters."""
+    lines = []
+    for name, found in documents:
+        peers = found["blinkmpi"]["compare"]
+        lines += ["", f"{name}: ours us, {', '.join(f'{peer} us, ratio' for peer in peers)}; the same in place; wrong"]
+        for row in found["results"]:
+            own = row["blinkmpi"]
+            cells = [f"{_size(row['size']):>5} {own.get('protocol') or '-':>7} {own.get('ctas') or '-':>3}"]
+            for place in ("out_of_place", "in_place"):
+                cells.append(f"{row[place]['time']:9.1f}")
+                for peer in peers:
+                    theirs = own[place]["compare"][peer]
+                    cells.append(f"{'N/A':>15}" if theirs is None else f"{theirs['time']:9.1f} {theirs['ratio']:5.2f}")
+            wrong = [_wrong(row, place, peers) for place in ("out_of_place", "in_place")]
+            lines.append(" ".join(cells) + f" {sum(wrong):4d}")
+    text = "\n".join(lines).strip("\n")
+    return text if len(text) <= most else f"{text[:most]}\n... cut: the rest is in the files"
+
+
+def _wrong(row: dict[str, Any], place: str, peers: Sequence[str]) -> int:
+    """Wrong elements of ours and of the peers."""
+    theirs = [row["blinkmpi"][place]["compare"][peer] for peer in peers]
+    return sum(found["nwrong"] or 0 for found in (row[place], *filter(None, theirs)))
+
+
+def _size(nbytes: int) -> str:
+    for unit, name in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g}{name}"
+    return str(nbytes)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all steps; 0 if all of them ended well."""
+    parser = argparse.ArgumentParser(description="Measure all collectives on the GPUs of this machine, beside NCCL.")
+    parser.add_argument("np", type=int, help="ranks, one for each GPU: 2, 4, 8")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results' files")
+    parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="for all steps (default 480)")
+    parser.add_argument("--max", default="1G", metavar="SIZE", help="largest size of the sweeps (default 1G)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only the steps whose names hold this")
+    args = parser.parse_args(argv)
+    todo = [step for step in steps(args.np, args.max) if args.only in step.name]
+    files = [args.out / f"{step.name}.json" for step in todo if step.writes]
+    if any(path.exists() for path in files):
+        parser.error(f"{args.out} holds results of an earlier run; give another folder")
+    args.out.mkdir(parents=True, exist_ok=True)
+    log = args.out / f"gpu-np{args.np}.log"
+    began = time.monotonic()
+    failed: list[str] = []
+    for i, step in enumerate(todo):
+        left = args.budget - (time.monotonic() - began)
+        if left < FEWEST_SECONDS:
+            failed += [f"{later.name}: not started, {left:.0f} s left" for later in todo[i:]]
+            break
+        start = time.monotonic()
+        outcome, said = run(step, args.np, args.out, limits([later.share for later in todo[i:]], left))
+        print(f"{step.name}: {outcome}, {time.monotonic() - start:.1f} s", flush=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"==== {step.name}: {outcome}\n{said}\n")
+        if outcome != "ok":
+            failed.append(f"{step.name}: {outcome}")
+            print("    " + "\n    ".join(said.strip()[-TAIL_CHARACTERS:].splitlines()), flush=True)
+    print(table([(path.stem, json.loads(path.read_text(encoding="utf-8"))) for path in files if path.exists()]))
+    print("\n".join(["", "failed:", *failed]) if failed else "\nall steps ended well")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
