@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import __version__, cli_trees
+from . import __version__, cli_topo, cli_trees
 from .bench_case import OP_NAMES, case_of, count_wrong, dtype_named, fill, parse_size
-from .cli_out import RANK_VARIABLES, own_rank, show, write
+from .cli_out import RANK_VARIABLES, own_rank, show
 from .codec import plain
 from .errors import ArgumentError, BlinkError
 from .explain import explanation, link_text, ranks_text, size_text, time_text
@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             draw(args.results, args.output, in_place=args.in_place)
             return 0
+        if args.command == "plan" and args.diff:
+            return cli_topo.plan_diff(args)
         if args.topology is None:
             return _live(args)
         return _command(args, _changed(args, load(args.topology)), live=False)
@@ -69,7 +71,8 @@ def _for_all_ranks(words: Sequence[str]) -> bool:
             args = _parser(with_bench="bench" in words[:1]).parse_args(words)
         except SystemExit:
             return False
-    return args.command == "bench" or (args.command != "plot" and args.topology is None)
+    alone = args.command == "plot" or (args.command == "plan" and args.diff)
+    return args.command == "bench" or (not alone and args.topology is None)
 
 
 def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
@@ -93,8 +96,11 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
             default = None if name == "plan" else "allreduce"
             command.add_argument("--collective", metavar="C", default=default, help=", ".join(COLLECTIVES))
             command.add_argument("--root", type=int, default=0, help="for broadcast, reduce, gather, scatter")
+        if name == "topo":
+            cli_topo.add_topo(command)
         if name == "plan":
             cli_trees.add_plan(command)
+            cli_topo.add_plan_diff(command)
         if name == "subsets":
             cli_trees.add_subsets(command)
         if name in ("explain", "simulate"):
@@ -175,15 +181,7 @@ def _command(args: argparse.Namespace, topology: Topology, *, live: bool) -> int
 
 
 def _topo(args: argparse.Namespace, topology: Topology, live: bool) -> int:
-    if args.output:
-        write(args.output, topology.to_json())
-    if args.json:
-        print(topology.to_json(), end="")
-    elif not args.output:
-        from .topology.show import render
-
-        show(render(topology))
-    return 0
+    return cli_topo.topo(args, topology)
 
 
 def _plan(args: argparse.Namespace, topology: Topology, live: bool) -> int:

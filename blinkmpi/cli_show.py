@@ -1,4 +1,4 @@
-"""What the commands print with rich: plans, simulations, subsets (machines are shown by ``topology.show``)."""
+"""What the commands print with rich: plans, simulations, subsets, differences (``topology.show`` shows machines)."""
 
 from __future__ import annotations
 
@@ -160,6 +160,23 @@ def subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int) -> Rend
         sums,
         Text(" alike: choices of GPUs that look the same; rings: one-way, no two share a lane; mean: geometric", "dim"),
     )
+
+
+def compared(names: Sequence[str], heads: Sequence[str], rows: Sequence[tuple[str, ...]]) -> RenderableType:
+    """One row a difference; what is missing on a side is a dash."""
+    if not rows:
+        return Text.assemble((f"{names[0]} and {names[1]}: ", "bold"), ("no difference", "green"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for head in (*heads, *names):
+        table.add_column(head, overflow="fold")
+    last = ""
+    for *about, one, other in rows:
+        shown = ["" if len(about) > 1 and about[0] == last else about[0], *about[1:]]
+        sides = [Text(text or "-", colour if text else "dim") for text, colour in ((one, "red"), (other, "green"))]
+        table.add_row(*shown, *sides)
+        last = about[0]
+    count = f"{len(rows)} difference{'s' if len(rows) > 1 else ''}"
+    return Group(Text(f"{names[0]} and {names[1]}: {count}\n", "bold"), table)
 
 
 def _counted(words: Iterable[str]) -> str:

@@ -166,7 +166,7 @@ def _beside(f: Fabric, at: dict[int, Points], switches: list[int]) -> dict[int, 
         outside = t.switches[v - t.n].kind == "host"
         near = [spots[u] for u in f.neighbours[v] if u in spots and (u < t.n or t.switches[u - t.n].kind != "host")]
         x, y = np.mean(near or [np.zeros(2)], axis=0)
-        spots[v] = np.array([copysign(4.5, x), 0.0] if outside else [x, copysign(2.9, y)])
+        spots[v] = np.array([copysign(4.5, x), 0.0] if outside else [x * 1.5, copysign(3.1, y)])
     return spots
 
 
@@ -194,13 +194,13 @@ def _circle(count: int) -> Points:
 
 
 def _standing(f: Fabric, ranks: list[int], switches: list[int]) -> dict[int, Points]:
-    """Devices in a row, PCIe switches over them, sockets on top."""
+    """Devices in a row, PCIe switches over them, sockets on top, NVSwitches underneath."""
     t = f.topology
     at = {r: np.array([i - (len(ranks) - 1) / 2, 0.0]) * 1.15 for i, r in enumerate(ranks)}
-    level = {"pcie": 1.7, "nvswitch": 1.7, "memory": 1.7, "host": 3.4, "net": 5.1}
+    level = {"pcie": 1.7, "nvswitch": -1.7, "memory": 1.7, "host": 3.4, "net": 5.1}
     for v in sorted(switches, key=lambda v: level[t.switches[v - t.n].kind]):
         height = level[t.switches[v - t.n].kind]
-        below = [at[u][0] for u in f.neighbours[v] if u in at and at[u][1] < height]
+        below = [at[u][0] for u in f.neighbours[v] if u in at and abs(at[u][1]) < abs(height)]
         at[v] = np.array([float(np.mean(below)) if below else 0.0, height])
     middle = np.array([0.0, 1.7])
     return {v: spot - middle for v, spot in at.items()}

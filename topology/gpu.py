@@ -312,3 +312,8 @@ def device_of(recording: Report, bus: str | None, uuid: str | None) -> dict[str,
     lost = msgspec.json.encode([bus, uuid]).decode()
     return {"nvml_error": f"NVMLError_NotFound: {lost} is not in the recording", **common,
             **({"bus": bus_id(bus)} if bus else {}), **({"uuid": uuid} if uuid else {})}  # fmt: skip
+
+
+def unknown_gpu(reason: str, **facts: Any) -> GpuFacts:
+    """A GPU of which some facts are known, and of the others why they are not."""
+    return GpuFacts(**{name: facts.get(name, Unknown(reason)) for name in GpuFacts.__struct_fields__})

@@ -10,18 +10,25 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
+
 from ..errors import TopologyError
 from .gather import this_machine
 from .machines import machine, names
 from .model import Topology
+from .nccl import read_xml
+from .smi import looks_like_smi, read_smi
+
+ENDINGS = (".json", ".xml", ".txt")
 
 
 def load(spec: str | None) -> Topology:
     """Read a machine.
 
     Args:
-        spec: a catalogue name such as ``dgx-1v`` or ``dgx-a100:4``, the path of a topology file, or
-            None for this machine seen from one process: a CPU rank on each core that it may use.
+        spec: a catalogue name such as ``dgx-1v`` or ``dgx-a100:4``, the path of a file (our JSON, NCCL's topology
+            XML, the text of ``nvidia-smi topo -m``: the content decides), or None for this machine seen from one
+            process: a CPU rank on each core that it may use.
 
     Raises:
         TopologyError: for an unknown name or an unreadable file.
@@ -30,7 +37,7 @@ def load(spec: str | None) -> Topology:
     if spec is None:
         return this_machine()
     path = Path(spec)
-    looks_like_path = path.suffix == ".json" or "/" in spec
+    looks_like_path = path.suffix in ENDINGS or "/" in spec
     if spec.partition(":")[0] in names() or not (looks_like_path or path.is_file()):
         return machine(spec)
     try:
@@ -40,6 +47,10 @@ def load(spec: str | None) -> Topology:
             f"cannot read topology file {spec!r}: {error.strerror}; correct the path, or name a machine: "
             f"{', '.join(names())}"
         ) from error
+    if text.lstrip().startswith(b"<"):
+        return read_xml(text, source=path.name)
+    if looks_like_smi(text.decode(errors="replace")):
+        return read_smi(text.decode(errors="replace"), source=path.name)
     return Topology.from_json(text, source=spec)
 
 
@@ -69,6 +80,22 @@ def modify(
             raise TopologyError(f"scale {text!r}: expected KIND=FACTOR; write pcie=0.5, for example")
         topology = topology.scale(kind.strip(), Fraction(factor.strip()))
     return topology if gpus is None else topology.subset(parse_gpus(gpus))
+
+
+def on_gpus_of(topology: Topology, real: Topology) -> Topology:
+    """The links of ``topology`` with the PCI ids, numbers and names of the GPUs that ``real`` has, rank by rank.
+
+    Raises:
+        TopologyError: if ``real`` has too few GPUs.
+    """
+    if real.n < topology.n or any(d.kind != "gpu" for d in real.devices):
+        raise TopologyError(
+            f"{real.name} has {real.n} devices, {topology.name} needs {topology.n} GPUs; take a larger one"
+        )
+    devices = tuple(
+        msgspec.structs.replace(theirs, node=d.node) for d, theirs in zip(topology.devices, real.devices, strict=False)
+    )
+    return msgspec.structs.replace(topology, devices=devices, name=f"{topology.name} on {real.name}")
 
 
 def parse_gpus(text: str) -> list[int]:
