@@ -18,6 +18,7 @@ import pytest
 
 from blinkmpi import bench
 from blinkmpi.bench_case import TEST_NAMES
+from blinkmpi.bench_peers import together
 from blinkmpi.errors import ArgumentError
 from tests.harness import mpi, run_command
 
@@ -173,6 +174,33 @@ def test_buffers_that_do_not_fit_are_refused_on_every_rank(comm: Any) -> None:
         run(comm, "all_reduce -b 1024G -e 1024G -f 2")
     with pytest.raises(ArgumentError, match="does not exist"):
         run(comm, "all_reduce -J no/such/folder/x.json")
+
+
+@mpi(ranks=(2,))
+def test_what_needs_gpus_is_refused_on_every_rank_without_them(comm: Any) -> None:
+    for words, message in (
+        ("--memory gpu", "have no GPUs"),
+        ("-G 2", "CUDA graphs"),
+        ("--compare nccl", "measured on gpu memory only"),
+        ("--compare symm_mem", "measured on gpu memory only"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            run(comm, f"all_reduce -b 1K -e 1K {words}")
+    status, said = run(comm, "all_reduce -b 1K -e 1K -n 2 --memory host --json")
+    assert status == 0
+    assert comm.rank or json.loads(said)["blinkmpi"]["memory"] == "host"
+
+
+@mpi(ranks=(3,))
+def test_a_step_that_fails_on_one_rank_fails_on_all(comm: Any) -> None:
+    def step() -> int:
+        if comm.rank == 1:
+            raise OSError("no such library")
+        return int(comm.rank)
+
+    with pytest.raises(ArgumentError, match="rank 1: no such library"):
+        together(comm, step)
+    assert together(comm, lambda: comm.rank) == comm.rank
 
 
 @pytest.mark.mpi_skip  # starts an mpirun of its own
