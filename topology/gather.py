@@ -110,8 +110,9 @@ def gather_gpus(comm: Comm, node_comm: Comm, facts: GpuFacts | Exception | str) 
             error on all ranks; or, in words, why this rank has no GPU.
 
     Raises:
-        RemoteError: another rank failed; the message names it and holds its error.
-        BlinkError: this rank's own failure. TopologyError too if rank 0 finds the facts impossible together.
+        RemoteError: another rank's probe failed; the message names it and holds its error.
+        BlinkError: this rank's own failure.
+        TopologyError: the same on all ranks, for facts that make no machine: two ranks on one GPU, a GPU in MIG mode.
     """
     parts = exchange(comm, node_comm, measure=False)
     turn = _GpuMessage(facts=facts) if isinstance(facts, GpuFacts) else _GpuMessage(none=str(facts) or "no GPU")
@@ -125,7 +126,17 @@ def gather_gpus(comm: Comm, node_comm: Comm, facts: GpuFacts | Exception | str) 
         return GpuMachine(None, f"{some}: {turns[without[0]].none}")
     everybody = [t.facts for t in turns if t.facts is not None]
     nodes, hosts = nodes_of(parts), [part.host for part in parts]
-    return GpuMachine(_from_rank_0(comm, lambda: from_gpus(everybody, nodes=nodes, hosts=hosts)))
+    made = _attempt(
+        lambda: from_gpus(everybody, nodes=nodes, hosts=hosts)
+    )  # the same facts everywhere, the same result
+    results = comm.allgather(_text_of(made) if isinstance(made, Exception) else f"fingerprint {made.fingerprint}")
+    if len(set(results)) > 1:
+        raise TopologyError(
+            f"the ranks make different machines of the same GPUs: {results}; start one version everywhere"
+        )
+    if isinstance(made, Exception):
+        raise made
+    return GpuMachine(made)
 
 
 class _GpuMessage(Value, frozen=True):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from blinkmpi.errors import RemoteError, TopologyError
+from blinkmpi.errors import TopologyError
 from blinkmpi.topology import GpuFacts, GpuMachine, Topology, from_gpus, gather_gpus, machine
 from blinkmpi.topology.gpu import Peer, Unknown, known
 from blinkmpi.trees import COLLECTIVES, pack
-from tests.unit.test_gather import on_ranks, one_error
+from tests.unit.test_gather import HERE, MODULE, on_ranks, one_error
 from tests.unit.test_probe import recorded
 
 
@@ -195,6 +195,17 @@ def test_a_rank_without_gpu_leaves_all_without_and_says_why() -> None:
     assert results == [GpuMachine(None, "no rank has a GPU: no driver")] * 2
 
 
+def test_ranks_that_make_different_machines_of_the_same_facts_all_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(*args: Any, **kwargs: Any) -> Topology:
+        made = from_gpus(*args, **kwargs)
+        return made if HERE.rank else made.scale("nvlink", 2)
+
+    monkeypatch.setattr(MODULE, "from_gpus", own)
+    for result in gathered([0] * 2, recorded("nvml-h200x8")[:2]):
+        assert isinstance(result, TopologyError)
+        assert "different machines of the same GPUs" in str(result)
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_whose_probe_fails_fails_all(rank: int) -> None:
     error = TopologyError("NVML is made of cheese")
@@ -207,7 +218,6 @@ def test_a_rank_whose_probe_fails_fails_all(rank: int) -> None:
 def test_two_ranks_on_one_gpu_is_an_error_on_all() -> None:
     facts = recorded("nvml-h200x8")
     results = gathered([0] * 3, [facts[0], facts[1], facts[1]])
-    assert isinstance(results[0], TopologyError)
-    assert all(isinstance(r, RemoteError) for r in results[1:])
     for result in results:
+        assert isinstance(result, TopologyError)
         assert "rank 1 (NVIDIA H200 at 0000:00:07.0) and rank 2 are on the same GPU" in str(result)
