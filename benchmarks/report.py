@@ -164,7 +164,7 @@ def _facts(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "date", str(ours.get("date") or document.get("start_time") or "unknown")
     words = [str(word) for word in document.get("args") or []][1:]
     yield "command", f"`mpirun -np {ours['ranks']} blinkmpi {shlex.join(words)}`"
-    prefixes = ("BLINKMPI_", "NCCL_", "TORCH_SYMM_MEM_") if _on_gpu(document) else ("BLINKMPI_",)
+    prefixes = ("BLINKMPI_", "NCCL_", "TORCH_SYMM") if _on_gpu(document) else ("BLINKMPI_",)
     settings = [s for s in document.get("env") or [] if s.startswith(prefixes)]
     yield "settings", ", ".join(f"`{s}`" for s in settings) or "none"
     emulated = ", emulated on CPU ranks" if machine.get("emulated") else ""

@@ -213,7 +213,7 @@ class SymmMemPeer:
         self._torch = torch = together(world, lambda: _torch(hosts))
         self._group: str = ""
         self.buffers: Buffers | None = None
-        self.facts: dict[str, Any] = {"version": str(torch.__version__), "multicast": False}
+        self.facts: dict[str, Any] = {"version": str(torch.__version__), "multicast": "off"}
         self._stream: Any = None
         usable = [case for case in cases if self.refusal(case) is None]
         together(world, lambda: torch.cuda.set_device(device))
