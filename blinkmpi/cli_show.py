@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .doctor_seen import Report
 from .explain import depth_of, gap_text, ranks_text, shares, time_text
 from .subsets import Spread, Subset, by_size, summary
 from .topology.model import Topology
@@ -177,6 +178,31 @@ def compared(names: Sequence[str], heads: Sequence[str], rows: Sequence[tuple[st
         last = about[0]
     count = f"{len(rows)} difference{'s' if len(rows) > 1 else ''}"
     return Group(Text(f"{names[0]} and {names[1]}: {count}\n", "bold"), table)
+
+
+STATES = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red"), "n/a": ("n/a", "dim")}
+
+
+def doctor(report: Report) -> RenderableType:
+    """One row a finding, its remedy under it; the verdict last."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for line in report.lines:
+        word, colour = STATES[line.state]
+        text = Text(line.evidence, "dim" if line.state == "n/a" else "")
+        table.add_row(Text(word, colour), line.check, text)
+        if line.remedy:
+            table.add_row("", "", Text(f"-> {line.remedy}", "cyan"))
+    counts = {state: sum(line.state == state for line in report.lines) for state in STATES}
+    found = ", ".join(
+        f"{counts[state]} {word}" for state, word in (("fail", "failed"), ("warn", "to look at")) if counts[state]
+    )
+    verdict = Text("a job would run here" if report.healthy else "a job would not run well here",
+                   "bold green" if report.healthy else "bold red")  # fmt: skip
+    tail = Text(f" ({found})" if found else "", "")
+    return Group(Text(f"blinkmpi doctor, {ranks_text(report.ranks)}\n", "bold"), table, Text(), verdict + tail)
 
 
 def _counted(words: Iterable[str]) -> str:
