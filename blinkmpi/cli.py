@@ -150,14 +150,12 @@ def _changed(args: argparse.Namespace, topology: Topology) -> Topology:
 
 def _live(args: argparse.Namespace) -> int:
     """Gather the machine on all ranks, run the command on rank 0, and end everywhere as it ended."""
-    from .topology.gather import gather
-
     world = _world()
     from mpi4py import MPI
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        topology = _changed(args, gather(world, node))
+        topology = _changed(args, cli_topo.live_machine(world, node))
     finally:
         node.Free()
     code = 1

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from .bootstrap import read_plan
 from .cli_out import show, write
 from .codec import plain
+from .doctor_look import own_gpu
 from .errors import ArgumentError
 from .plan_diff import DETAILS, PlanDifference, plan_differences
+from .settings import read
+from .topology import from_gpus, gather, gather_gpus
 from .topology.diff import differences
+from .topology.gather import Comm
 from .topology.importers import load, on_gpus_of
 from .topology.model import Topology
 from .topology.nccl import write_xml
+from .topology.probe import Nvml, probe, probe_all
 
 
 def add_topo(command: argparse.ArgumentParser) -> None:
@@ -29,6 +35,23 @@ def add_plan_diff(command: argparse.ArgumentParser) -> None:
     """``plan --diff A B``."""
     command.add_argument("--diff", nargs=2, metavar=("A", "B"), help="what plan file B has differently from A")
     command.add_argument("--trees", action="store_true", help="with --diff: every tree and the load of every link")
+
+
+def live_machine(world: Comm, node: Comm) -> Topology:
+    """The machine of a job: its GPUs, if every rank has one, else its CPU ranks; collective.
+
+    One process alone sees all GPUs of the machine that NVML shows. BLINKMPI_GPU_DISABLE=1 leaves the CPU ranks.
+
+    Raises:
+        BlinkError: as ``topology.gather`` does.
+    """
+    shown = () if read().gpu_disable else Nvml().buses()
+    alone = len(world.allgather(None)) == 1
+    if shown and alone:
+        facts = probe_all()
+        return from_gpus(facts, hosts=[socket.gethostname()] * len(facts))
+    gpu = own_gpu(node.rank) if shown else "NVML shows none"
+    return gather_gpus(world, node, gpu if isinstance(gpu, str) else probe(gpu.bus_id)).topology or gather(world, node)
 
 
 def topo(args: argparse.Namespace, topology: Topology) -> int:

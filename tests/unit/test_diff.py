@@ -12,14 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from blinkmpi import cli_topo
 from blinkmpi.plan import Plan
 from blinkmpi.plan_diff import plan_differences
 from blinkmpi.plot_machine import draw_machine
 from blinkmpi.select import make_plan
 from blinkmpi.topology import from_gpus, machine, names
 from blinkmpi.topology.diff import Difference, differences
+from blinkmpi.topology.probe import probe
 from tests.unit.test_cli import blink as blink
-from tests.unit.test_probe import DATA, recorded
+from tests.unit.test_gather import on_ranks
+from tests.unit.test_probe import DATA, recorded, recording
 from tests.unit.test_topology import topologies
 
 
@@ -174,3 +177,34 @@ def test_topo_draws(blink: Any, files: Path) -> None:
     assert target.read_bytes().startswith(b"\x89PNG")
     code, _, err = blink(f"topo dgx-1v --plot {files / 'machine.jpg'}")
     assert (code, ".svg, .png, .pdf" in err) == (2, True)
+
+
+# ---------------------------------------------------------------- the live machine
+
+
+class Card:
+    """A rank's GPU, as CUDA names it."""
+
+    def __init__(self, bus_id: str) -> None:
+        self.bus_id = bus_id
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_live_machine_is_its_gpus(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    source = recording("nvml-h200x8")
+    monkeypatch.setattr(cli_topo, "Nvml", lambda: source)
+    monkeypatch.setattr(cli_topo, "probe_all", lambda: recorded("nvml-h200x8"))
+    monkeypatch.setattr(cli_topo, "probe", lambda bus: probe(bus, source=source))
+    monkeypatch.setattr(cli_topo, "own_gpu", lambda local: Card(f"0000:00:{local + 6:02X}.0"))
+    machines = on_ranks([0] * ranks, cli_topo.live_machine)
+    expected = from_gpus(recorded("nvml-h200x8")[: ranks if ranks > 1 else 8])
+    assert {m.fingerprint for m in machines} == {expected.fingerprint}
+    assert all(d.host for d in machines[0].devices)
+    monkeypatch.setenv("BLINKMPI_GPU_DISABLE", "1")
+    assert on_ranks([0] * ranks, cli_topo.live_machine)[0].kinds() == ("memory",)
+
+
+def test_a_rank_without_a_device_leaves_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_topo, "Nvml", lambda: recording("nvml-h200x8"))
+    monkeypatch.setattr(cli_topo, "own_gpu", lambda local: "CuPy is missing")
+    assert [m.kinds() for m in on_ranks([0, 0], cli_topo.live_machine)] == [("memory",)] * 2
