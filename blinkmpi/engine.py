@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 import numpy as np
 from mpi4py import MPI, run
 
@@ -40,7 +39,7 @@ from .numerics import dtype_of
 from .plan import Plan, Rule
 from .program import Call, Program
 from .requests import Request
-from .select import choose, program_for
+from .select import by_slots, choose, program_for
 from .settings import log
 from .topology import Topology, gather
 from .transport.host import FAILED, FOREIGN, HostTransport, Loaded
@@ -134,6 +133,12 @@ class Engine:
                     cma=not self.settings.cma_disable,
                     say=self._once,
                 )
+                if self.transport.no_cma:
+                    if self.options.strict and self.transport.native and not self.settings.cma_disable:
+                        why = f"strict=True: bytes would cross in two copies, because {self.transport.no_cma}"
+                        self.transport.close()
+                        raise FallbackError(f"{why}; allow it, or set BLINKMPI_CMA_DISABLE=1")
+                    self.plans = by_slots(self.plans)
         finally:
             node.Free()
         self.why_mpi = "" if self.one_node else (
@@ -144,6 +149,8 @@ class Engine:
         if self.rank == 0:
             runner = self.transport.runner_reason if self.transport else f"MPI: {self.why_mpi}"
             log(self.settings, "INFO", f"{self.n} ranks on {self.machine.name} ({self.plans.fingerprint}); {runner}")
+            if self.transport and self.transport.native and self.transport.no_cma and not self.settings.cma_disable:
+                log(self.settings, "WARN", f"two copies where one would do: {self.transport.no_cma}")
             if self.transport and self.transport.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.transport.arena_bytes} bytes of slots a rank")
 
@@ -317,8 +324,6 @@ class Engine:
         if rule.scheme == "mpi" and not (blocking and in_mpi(call)):
             rows = [r for r in self.plans.rules if r.collective == call.collective and r.scheme != "mpi"]
             rule = min(rows, key=lambda r: r.min_bytes) if rows else rule
-        if rule.road == "cma" and self.transport is not None and self.transport.no_cma:
-            rule = msgspec.structs.replace(rule, road="slots")
         return rule
 
     def _wait(self, request: MPI.Request, what: str, timeout_s: float) -> None:

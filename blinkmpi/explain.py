@@ -47,6 +47,7 @@ class Option(Value, frozen=True):
     reason: str
     shares: tuple[str, ...]
     certificate: str
+    road: str = "slots"
 
 
 class Explanation(Value, frozen=True):
@@ -99,7 +100,8 @@ class Explanation(Value, frozen=True):
             if len(it.shares) > 1:
                 counts = Counter(it.shares)
                 lines += _field("shares", ", ".join(f"{k} x {s}" if k > 1 else s for s, k in counts.items()))
-            lines += _field("pipeline", f"chunks of {size_text(it.chunk_bytes)}, {it.slots} slots a channel")
+            road = "copied out of the writer's buffer (cma)" if it.road == "cma" else f"{it.slots} slots a channel"
+            lines += _field("pipeline", f"chunks of {size_text(it.chunk_bytes)}, {road}")
             prediction = f"{time_text(it.seconds)}, algbw {it.algbw:.4g} GB/s, busbw {it.busbw:.4g} GB/s"
             lines += _field("predicted", prediction)
             lines += _field("busiest", it.busiest)
@@ -190,6 +192,7 @@ def _option(plan: Plan, topology: Topology, call: Call, rule: Rule) -> Option:
         reason=packing.reason,
         shares=tuple(str(share) for share in shares(packing)),
         certificate=packing.certificate.text,
+        road=rule.road,
     )
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from .errors import SettingsError
 from .lower import lower
-from .plan import Plan, Road, Rule, chunk_for, nbytes_of
+from .plan import Plan, Rule, chunk_for, nbytes_of
 from .program import Call, Program
 from .topology.model import Topology
 from .trees import methods, pack
@@ -23,19 +23,31 @@ KIB, MIB = 1 << 10, 1 << 20
 LINK_SLOTS = (128 * KIB, 4)
 MEMORY_SLOTS = (512 * KIB, 4)
 # Shorter vectors on shared memory are left to MPI's own collective, as we call it (non-blocking, with a deadline): for
-# 2 ranks, for more. Where bytes only move, one copy from process to process often beats two through a slot.
+# 2 ranks, for more.
 MPI_BELOW_BYTES = {
     "allreduce": (256 * KIB, 256 * KIB),
     "reduce_scatter": (1 * MIB, 1 * MIB),
     "reduce": (2 * MIB, 2 * MIB),
+    "broadcast": (1 * MIB, 64 * KIB),
+    "allgather": (64 * KIB, 16 * KIB),
+    "gather": (1 * MIB, 16 * KIB),
+    "scatter": (256 * KIB, 16 * KIB),
+}
+# What only moves bytes crosses by cma on shared memory, one copy and not two; and through slots from these sizes on,
+# where two cores at work, or a chunk that many read from the caches, win over one copy. None: by cma at every size.
+SLOTS_FROM_BYTES: dict[str, tuple[int | None, int | None]] = {
+    "broadcast": (32 * MIB, 8 * MIB),
+    "allgather": (None, 16 * MIB),
+    "gather": (64 * MIB, 64 * MIB),
+    "scatter": (None, None),
+}
+# MPI_BELOW_BYTES where the ranks cannot read one another's memory.
+MPI_BELOW_BYTES_BY_SLOTS = {
     "broadcast": (16 * MIB, 2 * MIB),
     "allgather": (1 * MIB, 2 * MIB),
     "gather": (64 * MIB, 64 * MIB),
     "scatter": (64 * MIB, 64 * MIB),
 }
-
-# What crosses by cma on shared memory, where the kernel allows it: bytes that only move, one copy and not two.
-CMA = frozenset({"broadcast", "allgather", "gather", "scatter"})
 
 
 def make_plan(
@@ -128,6 +140,20 @@ def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0) ->
     return program.check()
 
 
+def by_slots(plan: Plan) -> Plan:
+    """The plan for ranks that cannot read one another's memory: its table without the road ``cma``."""
+    rules: list[Rule] = []
+    for rule in plan.rules:
+        if rule.road == "cma":
+            mpi = any(r.scheme == "mpi" and r.collective == rule.collective for r in plan.rules)
+            floor = MPI_BELOW_BYTES_BY_SLOTS.get(rule.collective, (0, 0))[plan.n > 2] if mpi else 0
+            why = "the ranks cannot read one another's memory"
+            rule = replace(rule, road="slots", min_bytes=max(rule.min_bytes, floor), reason=why)
+        if not any((r.collective, r.min_bytes) == (rule.collective, rule.min_bytes) for r in rules):
+            rules.append(rule)
+    return replace(plan, rules=tuple(rules))
+
+
 def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], mpi: bool) -> list[Rule]:
     """The rows for one collective: MPI below the measured size (if it may), the first scheme from there on."""
     packings = [p for p in plan.packings if p.collective == collective]
@@ -136,8 +162,12 @@ def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple
     chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
     small = MPI_BELOW_BYTES.get(collective, (0, 0))[plan.n > 2] if memory and mpi and plan.n > 1 else 0
     reason = "" if len(schemes) > 1 else f"the one scheme for {collective} here"
-    road: Road = "cma" if memory and collective in CMA else "slots"
-    rules = [Rule(collective, small, schemes[0], chunk, depth, reason, road)]
+    rules = [Rule(collective, small, schemes[0], chunk, depth, reason)]
+    if memory and collective in SLOTS_FROM_BYTES:
+        large = SLOTS_FROM_BYTES[collective][plan.n > 2]
+        cma = replace(rules[0], road="cma", reason="bytes only move: one copy, from process to process")
+        why = f"default: from {large} bytes slots were faster in trials on one machine"
+        rules = [cma] + ([replace(rules[0], min_bytes=large, reason=why)] if large is not None else [])
     if small:
         rules.insert(
             0,

@@ -124,7 +124,7 @@ class HostTransport:
         lanes = program.of(self.rank)
         codes = native.codes(call.dtype, call.op) if self.native else None
         known = codes is not None or not any(len(lane.fold) > 1 or lane.final for lane in lanes)
-        lent = lent_channels(program) if road == "cma" and known and not self.no_cma else {}
+        lent = lent_channels(program) if road == "cma" and not self.no_cma else {}
         rows = rows_of(program, places, self.window, lent, item)
         loaded = Loaded(program, lanes, places, rows, np.array(rows.words, np.int64), native.Job(), lent=lent)
         if self.native and known:
@@ -406,9 +406,7 @@ class HostTransport:
     def _unread(self, loaded: Loaded, seq: int) -> BlinkError:
         """The error for memory that could not be read in the middle of a call: its process has ended, or freed it."""
         peer = int(loaded.job.faulty)
-        since = time.monotonic()
-        while self.window.life(peer) == "running" and time.monotonic() - since < LOOK_SECONDS:
-            time.sleep(0.01)  # it may be about to end
+        time.sleep(2 * LOOK_SECONDS)  # its end shows by then, and the launcher has heard of it, too
         self.heed(seq)
         return PeerLost(
             f"call {seq}, {_short(self._text(self.rank, seq))}: {self.states([peer], seq)}. Rank {self.rank} on "

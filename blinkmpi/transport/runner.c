@@ -4,7 +4,7 @@
  * A lane's record is a row of 64-bit integers (layout: struct cursor below; written by records.py). Waiting is
  * polling: whatever lane is ready runs; when none is, spin a little, then yield the core, then sleep.
  *
- * By the road `cma` a chunk that lies in its writer's buffer as it is passes no slot: the reader copies it from there.
+ * By the road `cma` a chunk that lies in its writer's buffer passes no slot: the reader copies it from there.
  *
  * Floating-point folds go operand by operand, in the order given; -ffp-contract=off keeps the bits of NumPy.
  */
@@ -33,7 +33,6 @@ typedef _Atomic uint64_t flag_t;
 
 enum { PUSH_BYTES = 16384 };             /* shorter chunks are better off in the caches */
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
-enum { PIECE = 16384 };                 /* where operands come from other processes: stays in the second-level cache */
 enum { SEND = 2, RECV = 3, TURN = 2 };  /* words of a line: the rank's buffers, for two calls by turns */
 enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, REFUSED = 4, FAULT = 5 };
 #define CLOSED UINT64_MAX /* in place of a buffer's address: others cannot read it */
@@ -267,59 +266,43 @@ static int pull(job_t *j, const int64_t *in, int64_t at, char *to, int64_t n) {
 static int step(job_t *j, const cursor *c, int64_t k) {
   const int64_t first = k * c->chunk, n = c->count - first < c->chunk ? c->count - first : c->chunk;
   const int64_t slot = k % j->depth, wide = j->item != j->acc;
-  const int push = j->push && n * j->item >= PUSH_BYTES, stream = j->stream || (j->cma && push);
+  const int push = j->push && n * j->item >= PUSH_BYTES;
   const int64_t in_item = c->in_partial ? j->acc : j->item, out_item = c->out_partial ? j->acc : j->item;
   const int64_t in_slot = slot * ((j->chunk * in_item + 63) & ~63), out_slot = slot * ((j->chunk * out_item + 63) & ~63);
-  char buffer[PIECE * 8] __attribute__((aligned(64)));
-  char wider[PIECE * 8] __attribute__((aligned(64)));
-  char out16[PIECE * 2] __attribute__((aligned(64)));
+  char buffer[BLOCK * 8] __attribute__((aligned(64)));
+  char wider[BLOCK * 8] __attribute__((aligned(64)));
+  char out16[BLOCK * 2] __attribute__((aligned(64)));
 
   if (c->nops == 1 && !(wide && (c->in_partial || c->out_partial)) && !(c->final && j->divide)) { /* plain copy */
     const int64_t *in = c->fold[0] < 0 ? NULL : c->ins + IN * c->fold[0];
-    const int far = in && lent(in);
-    const int64_t bytes = n * j->item, block = far && stream ? PIECE * 4 : bytes;
+    const size_t bytes = (size_t)(n * j->item);
     char *const store = c->store ? c->store + first * j->item : NULL;
-    for (int64_t at = 0, m; at < bytes; at += m) {
-      m = bytes - at < block ? bytes - at : block;
-      const char *from = !in ? c->local + first * j->item + at : (char *)in[1] + in_slot + at;
-      if (far) {
-        char *const to = stream ? buffer : store ? store + at : (char *)c->outs[1] + out_slot + at;
-        if (!pull(j, in, first * j->item + at, to, m)) return 0;
-        from = to;
-      }
-      for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2]) {
-        char *const to = (char *)p[1] + out_slot + at;
-        if (to != from) copy(to, from, (size_t)m, push);
-      }
-      if (store && store + at != from) copy(store + at, from, (size_t)m, stream);
+    const char *from = !in ? c->local + first * j->item : (char *)in[1] + in_slot;
+    if (in && lent(in)) {
+      char *const to = store ? store : (char *)c->outs[1] + out_slot;
+      if (!pull(j, in, first * j->item, to, (int64_t)bytes)) return 0;
+      from = to;
     }
+    for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
+      if ((char *)p[1] + out_slot != from) copy((char *)p[1] + out_slot, from, bytes, push);
+    if (store && store != from) copy(store, from, bytes, (int)j->stream || (j->cma && push));
     return 1;
   }
-  int far = 0;
-  for (int64_t i = 0; i < c->nins; i++) far |= lent(c->ins + IN * i);
-  const int64_t block = far ? PIECE : BLOCK;
   /* fold straight into the first slot (or the result) where no rounding comes between and no operand is overwritten */
   const int direct = !push && !wide && !(c->final && j->divide) && (c->nouts || c->nops == 2);
-  for (int64_t at = 0; at < n; at += block) {
-    const int64_t m = n - at < block ? n - at : block;
+  for (int64_t at = 0; at < n; at += BLOCK) {
+    const int64_t m = n - at < BLOCK ? n - at : BLOCK;
     const char *value = NULL;
     char *const slot0 = c->nouts ? (char *)c->outs[1] + out_slot + at * out_item : NULL;
     char *const store = c->store ? c->store + (first + at) * j->item : NULL;
     char *const acc = !direct ? buffer : slot0 ? slot0 : store;
     for (int64_t i = 0; i < c->nops; i++) {
-      const int64_t *in = c->fold[i] < 0 ? NULL : c->ins + IN * c->fold[i];
-      const int64_t item = !in || lent(in) ? j->item : in_item;
-      char *const mine = i ? wider : buffer;
-      const char *x;
-      if (!in) x = c->local + (first + at) * item;
-      else if (!lent(in)) x = (char *)in[1] + in_slot + at * item;
-      else {
-        if (!pull(j, in, (first + at) * item, wide ? out16 : mine, m * item)) return 0;
-        x = wide ? out16 : mine;
-      }
+      const int own = c->fold[i] < 0;
+      const int64_t item = own ? j->item : in_item;
+      const char *x = own ? c->local + (first + at) * item : (char *)c->ins[IN * c->fold[i] + 1] + in_slot + at * item;
       if (wide && item == j->item) {
-        widen((int)j->dtype, (float *)mine, (const uint16_t *)x, m);
-        x = mine;
+        widen((int)j->dtype, (float *)(i ? wider : buffer), (const uint16_t *)x, m);
+        x = i ? wider : buffer;
       }
       if (i) combine((int)j->dtype, (int)j->op, acc, value, x, m);
       value = i ? acc : x;

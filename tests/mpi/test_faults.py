@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from msgspec.structs import replace
 
 import blinkmpi
 from blinkmpi.engine import Engine
@@ -156,13 +157,16 @@ def signal_amid_a_call(signum: signal.Signals) -> None:
     Engine._wait = late(Engine._wait)  # type: ignore[method-assign]
 
 
-def calls_until_death(comm: blinkmpi.Communicator, vector: np.ndarray[Any, Any]) -> None:
-    """Call until it fails; then the communicator is dead, says so at once and can be freed."""
+def calls_until_death(
+    comm: blinkmpi.Communicator, vector: np.ndarray[Any, Any], call: Callable[[], object] | None = None
+) -> None:
+    """Call (an Allreduce) until it fails; then the communicator is dead, says so at once and can be freed."""
+    call = call or (lambda: comm.Allreduce(MPI.IN_PLACE, vector))
     since = time.monotonic()
     try:
         while True:
             since = time.monotonic()
-            comm.Allreduce(MPI.IN_PLACE, vector)
+            call()
     except BlinkError as error:
         say(error=type(error).__name__, text=str(error), seconds=time.monotonic() - since)
     since = time.monotonic()
@@ -198,6 +202,68 @@ def test_under_fault_tolerance_the_others_hear_of_a_killed_rank(how: str) -> Non
     assert all(said(outcome, "seconds")[r] < 3 for r in others)
     assert all(f"rank {VICTIM} (process" in said(outcome, "text")[r] for r in others)
     assert said(outcome, "left") == dict.fromkeys(others, True)
+
+
+# ---------------------------------------------------------------- amid reading another's memory
+
+LENDERS = (("Allgather", -1), ("Bcast", 0), ("Bcast", VICTIM))  # the victim reads and is read, reads alone, is read
+
+
+@pytest.mark.parametrize(("method", "root"), LENDERS)
+def test_a_rank_that_stops_amid_cma_is_named(method: str, root: int) -> None:
+    deadline = 3.0
+    with start("lent", method, str(root), str(deadline), "SIGSTOP") as job:
+        job.wait_for('"ready"', count=N)
+        outcome = finish(job, within=deadline + 2 + 3)
+    assert outcome.rc != 0
+    errors, texts, seconds = (said(outcome, key) for key in ("error", "text", "seconds"))
+    pid = said(outcome, "pid")[VICTIM]
+    others = [r for r in range(N) if r != VICTIM]
+    assert {r: errors.get(r) for r in others} == dict.fromkeys(others, "CollectiveTimeout")
+    for rank in others:
+        assert seconds[rank] < deadline + 2
+        assert f"rank {VICTIM} (process {pid}) is stopped" in texts[rank]
+    assert {r: said(outcome, "again").get(r) for r in others} == dict.fromkeys(others, "PeerLost")
+
+
+@pytest.mark.parametrize(("method", "root"), LENDERS)
+def test_a_rank_that_is_killed_amid_cma_ends_the_job(method: str, root: int) -> None:
+    with start("lent", method, str(root), "20", "SIGKILL") as job:
+        job.wait_for('"ready"', count=N)
+        outcome = finish(job, within=5)
+    assert outcome.rc != 0
+
+
+@pytest.mark.parametrize(("method", "root"), LENDERS)
+def test_under_fault_tolerance_a_rank_killed_amid_cma_is_named(method: str, root: int) -> None:
+    version = subprocess.run([mpirun(), "--version"], capture_output=True, text=True, check=True).stdout
+    if "Open MPI" not in version:
+        pytest.skip("mpirun --with-ft is Open MPI's")
+    with start("lent", method, str(root), "20", "SIGKILL", options=("--with-ft", "ulfm")) as job:
+        job.wait_for('"ready"', count=N)
+        outcome = finish(job, within=8)
+    others = [r for r in range(N) if r != VICTIM]
+    assert {r: said(outcome, "error").get(r) for r in others} == dict.fromkeys(others, "PeerLost"), outcome.output
+    assert all(said(outcome, "seconds")[r] < 3 for r in others)
+    assert all(f"rank {VICTIM} (process" in said(outcome, "text")[r] for r in others)
+
+
+def case_lent(method: str, root: str, timeout: str, signal_name: str) -> None:
+    """256 MiB by cma, in the middle of which one rank gets a signal."""
+    algo = "broadcast:direct;allgather:direct"
+    with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo=algo, runner="c") as comm:
+        engine = comm._engine()
+        rules = tuple(r for r in engine.plans.rules if r.road == "cma" or r.collective == "allreduce")
+        engine.plans = replace(engine.plans, rules=rules)
+        vector = np.ones(64 << 20, np.float32)
+        arguments = (MPI.IN_PLACE, vector) if method == "Allgather" else (vector, int(root))
+        getattr(comm, method)(*arguments)
+        assert all(way.loaded.lent for way in engine._ways.values() if way.loaded)
+        if comm.rank == VICTIM:
+            signal_amid_a_call(signal.Signals[signal_name])
+        say(ready=True, pid=os.getpid())
+        calls_until_death(comm, vector, lambda: getattr(comm, method)(*arguments))
+    say(left=True)
 
 
 # ---------------------------------------------------------------- never comes

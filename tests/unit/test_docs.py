@@ -232,6 +232,11 @@ def test_the_limits_of_the_selection_table_are_documented() -> None:
     assert {c: tuple(sizes) for c, *sizes in rows} == {
         c: tuple(size_text(n) for n in sizes) for c, sizes in select.MPI_BELOW_BYTES.items()
     }
+    rows = table("docs/design.md", "bytes only move | slots from, 2 ranks")
+    assert {c: tuple(sizes) for c, *sizes in rows} == {
+        c: tuple("never" if n is None else size_text(n) for n in (*sizes, *select.MPI_BELOW_BYTES_BY_SLOTS[c]))
+        for c, sizes in select.SLOTS_FROM_BYTES.items()
+    }
 
 
 def test_types_and_operations_are_documented() -> None:

@@ -1,0 +1,153 @@
+"""The road ``cma`` on real ranks: what it moves is right, and where it cannot be, slots are taken and it is said."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+from contextlib import redirect_stderr
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+import blinkmpi
+from blinkmpi.errors import FallbackError
+from blinkmpi.transport import agree, native
+from blinkmpi.transport.native import Native
+from tests.conformance import Array, cases
+from tests.harness import mpi
+from tests.mpi.test_conformance import OURS, run_all
+
+MOVING = ("broadcast", "allgather", "gather", "scatter")
+
+
+def by_cma(comm: blinkmpi.Communicator) -> blinkmpi.Communicator:
+    """Make every call that can take the road ``cma`` take it, at any size."""
+    engine = comm._engine()
+    rules = [r for r in engine.plans.rules if r.road == "cma" or r.collective not in MOVING]
+    engine.plans = replace(engine.plans, rules=tuple(replace(r, min_bytes=0) for r in rules))
+    return comm
+
+
+def roads(comm: blinkmpi.Communicator) -> set[bool]:
+    """Whether the programs that were loaded read from their writers' buffers."""
+    return {bool(way.loaded.lent) for way in comm._engine()._ways.values() if way.loaded is not None}
+
+
+@pytest.mark.parametrize("collective", MOVING)
+@mpi(ranks=(2, 3, 4), timeout=120)
+def test_both_roads_are_right(comm: MPI.Intracomm, collective: str) -> None:
+    some = list(cases(collective, comm.size, full=False))
+    with by_cma(blinkmpi.Communicator(comm, algo=OURS, runner="c")) as ours:
+        run_all(ours, some)
+        assert roads(ours) == {True}
+    with mock.patch.dict(os.environ, BLINKMPI_CMA_DISABLE="1"), blinkmpi.Communicator(comm, algo=OURS) as ours:
+        assert "no cma: BLINKMPI_CMA_DISABLE" in ours.runner
+        run_all(ours, some)
+        assert roads(ours) == {False}
+
+
+@mpi(ranks=(2, 4), timeout=60)
+def test_long_vectors_with_buffers_that_change_from_call_to_call(comm: MPI.Intracomm) -> None:
+    """Each call's addresses are its own; nobody leaves, and reuses its buffer, before all have read it."""
+    with by_cma(blinkmpi.Communicator(comm, algo=OURS, runner="c")) as ours:
+        count = 300_001
+        a, b = np.empty((2, count)), np.empty((2, comm.size * count))
+        for i in range(12):
+            send, recv = a[i % 2], b[i % 2]
+            send[:] = 100 * i + comm.rank
+            ours.Allgather(send, recv)
+            send[:] = -1
+            assert (recv.reshape(comm.size, count) == 100 * i + np.arange(comm.size)[:, None]).all(), i
+            send[:] = i
+            ours.Bcast(send, root=i % comm.size)
+            assert (send == i).all()
+        assert roads(ours) == {True}
+
+
+@mpi(ranks=(2, 4), timeout=60)
+def test_a_buffer_that_others_cannot_read_goes_through_slots(comm: MPI.Intracomm) -> None:
+    """Rank 1's memory cannot be read, as a device's may not be."""
+    send = np.full(20_000, 10 + comm.rank, np.uint8)
+    recv = np.zeros(comm.size * send.size, np.uint8)
+    with by_cma(blinkmpi.Communicator(comm, algo=OURS, runner="c")) as ours:
+        transport = ours._engine().transport
+        assert transport is not None
+        assert transport.native is not None
+        lend = transport.native.code.blink_lend
+
+        def refuse(job: int, send_bytes: int, recv_bytes: int) -> None:
+            """As if the kernel refused: by an address in no page."""
+            real = native.Job.from_address(job)
+            kept, real.send = real.send, 8
+            lend(job, send_bytes, recv_bytes)
+            real.send = kept
+
+        heard = io.StringIO()
+        with redirect_stderr(heard):
+            for refused in (True, False, True):
+                code: Any = mock.Mock(wraps=transport.native.code)
+                code.blink_lend = refuse if refused and comm.rank == 1 else lend
+                transport.native = Native(code, transport.native.compiler)
+                recv[:] = 0
+                ours.Allgather(send, recv)
+                assert (recv.reshape(comm.size, -1) == 10 + np.arange(comm.size, dtype=np.uint8)[:, None]).all()
+        assert heard.getvalue().count("slots, because a rank's buffer cannot be read by the others") == 1
+
+
+@mpi(ranks=(2, 4), timeout=60)
+def test_where_the_kernel_forbids_it_slots_are_taken_and_said(comm: MPI.Intracomm) -> None:
+    real = agree._failure
+
+    def forbidden(loaded: Native, rank: int, shown: list[tuple[int, int, int]]) -> str:
+        """Rank 1 asks for process 0, which is not there to be read."""
+        if rank == 1:
+            shown = [(2**22 + 1, *shown[0][1:]), *shown[1:]]
+        return real(loaded, rank, shown)
+
+    heard = io.StringIO()
+    with mock.patch.object(agree, "_failure", forbidden):
+        with redirect_stderr(heard), blinkmpi.Communicator(comm, runner="c") as ours:
+            assert "no cma: rank 1 cannot read the memory of rank 0" in ours.runner
+            assert os.strerror(3) in ours.runner  # no such process
+            assert {r.road for r in ours.plans.rules} == {"slots"}
+            vector = np.full(100, float(comm.rank))
+            ours.Bcast(vector)
+            assert (vector == 0).all()
+        with pytest.raises(FallbackError, match="BLINKMPI_CMA_DISABLE"):
+            blinkmpi.Communicator(comm, runner="c", strict=True)
+    assert ("BLINKMPI WARN" in heard.getvalue()) == (comm.rank == 0)
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_explain_and_the_log_say_which_road_runs(comm: MPI.Intracomm) -> None:
+    heard = io.StringIO()
+    vector: Array = np.zeros(1 << 20, np.float32)
+    with mock.patch.dict(os.environ, BLINKMPI_DEBUG="INFO"), redirect_stderr(heard):
+        with blinkmpi.Communicator(comm, runner="c") as ours:
+            assert "copied out of the writer's buffer (cma)" in ours.explain("broadcast", vector.nbytes)
+            assert "slots a channel" in ours.explain("broadcast", 1 << 30)
+            assert "one another's memory (cma)" in ours.runner
+            ours.Bcast(vector)
+        with blinkmpi.Communicator(comm, runner="numpy") as ours:
+            assert "no cma: the NumPy runner has slots alone" in ours.runner
+            assert "slots a channel" in ours.explain("broadcast", 1 << 30)
+    if comm.rank == 0:
+        assert "B chunks by cma, c runner" in heard.getvalue()
+
+
+def test_memory_that_is_not_there_is_an_error_and_not_a_crash() -> None:
+    path, why = native.build()
+    if path is None:
+        pytest.skip(f"no C runner: {why}")
+    code = native.load(path, why).code
+    source, target = ctypes.c_uint64(7), ctypes.c_uint64(0)
+    me = os.getpid()
+    assert code.blink_read(me, ctypes.addressof(target), 8, ctypes.addressof(source)) == 0
+    assert target.value == 7
+    assert os.strerror(code.blink_read(me, ctypes.addressof(target), 8, 8)) == "Bad address"
+    assert os.strerror(code.blink_read(2**22 + 1, ctypes.addressof(target), 8, 8)) == "No such process"
