@@ -9,12 +9,11 @@ smoothly. No wait is without a deadline; whoever gives up tells the others.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -31,6 +30,7 @@ from .records import Rows, rows_of
 from .runner import NumpyLane, Outcome, enter_numpy, run_numpy
 from .slots import SlotStyle
 from .window import ARENA_BYTES, LINE, RECORD, Places, SharedWindow, cache_bytes
+from .words import announcement, ranks_text, short, some
 
 SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
@@ -38,7 +38,6 @@ SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank 
 LOOK_SECONDS = 0.2
 OUTCOMES = tuple(Outcome)  # by runner.c's numbers
 CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
-SHOWN, LONGEST = 3, 160  # parts of a list, and characters of a call, in a message
 FOREIGN = "MPI's "  # a rank whose arguments only MPI understands enters with this and the collective
 EXCHANGE = "reduce_scatter: block of "  # ranks that tell each other a number enter with this
 FAILED = "failed: "  # a rank that cannot take part enters with this and its error
@@ -203,7 +202,7 @@ class HostTransport:
             if outcome is Outcome.REFUSED:  # on every rank
                 if loaded.by_slots is None:
                     loaded.by_slots = self.load(loaded.program)
-                self._say(f"{_short(text)}: slots, because a rank's buffer cannot be read by the others")
+                self._say(f"{short(text)}: slots, because a rank's buffer cannot be read by the others")
                 return self.call(loaded.by_slots, seq, text, send, recv, timeout_s)
             if outcome is Outcome.FAULT:
                 raise self._unread(loaded, seq)
@@ -355,8 +354,8 @@ class HostTransport:
         owed: dict[str, list[int]] = {}
         for r in sorted(set(waits).intersection(suspects) or waits):
             owed.setdefault(waits[r], []).append(r)
-        details = _some([f"{_ranks(ranks)} for {what}" for what, ranks in owed.items()])
-        text = f"call {seq}, {_short(self._text(self.rank, seq))}: {self.states(suspects, seq)}. "
+        details = some([f"{ranks_text(ranks)} for {what}" for what, ranks in owed.items()])
+        text = f"call {seq}, {short(self._text(self.rank, seq))}: {self.states(suspects, seq)}. "
         text += f"Rank {self.rank} on {self._node} waited {waited_s:.1f} s without progress on {details}. "
         if lost:
             return PeerLost(f"{text}The communicator is dead; start the job again")
@@ -373,11 +372,11 @@ class HostTransport:
         found = []
         for r in ranks:
             entered = int(self.window.seqs[r])
-            last = f"last entered call {entered} {_short(self._text(r, entered))}" if entered else "entered no call yet"
+            last = f"last entered call {entered} {short(self._text(r, entered))}" if entered else "entered no call yet"
             last = "in the same call" if entered == seq else last
             life = known.get(self.window.life(r), "cannot be seen from here")
             found.append(f"rank {r} (process {int(self.window.pids[r])}) {life}, {last}")
-        return _some(found)
+        return some(found)
 
     def _waits(self, loaded: Loaded, seq: int) -> dict[int, str]:
         """Peers that unfinished lanes of this rank wait for, with the first chunk that each owes."""
@@ -409,7 +408,7 @@ class HostTransport:
         time.sleep(2 * LOOK_SECONDS)  # its end shows by then, and the launcher has heard of it, too
         self.heed(seq)
         return PeerLost(
-            f"call {seq}, {_short(self._text(self.rank, seq))}: {self.states([peer], seq)}. Rank {self.rank} on "
+            f"call {seq}, {short(self._text(self.rank, seq))}: {self.states([peer], seq)}. Rank {self.rank} on "
             f"{self._node} cannot read its memory any more: {os.strerror(int(loaded.job.fault))}. "
             "The communicator is dead; start the job again"
         )
@@ -435,11 +434,11 @@ class HostTransport:
         who = {p: [r for r in range(self.n) if prints[r] == p] for p in texts}
         failed = next((p for p, text in texts.items() if text.startswith(FAILED)), None)
         if failed is not None:
-            return RemoteError(f"call {seq}: {_ranks(who[failed])} failed: {texts[failed].removeprefix(FAILED)}")
+            return RemoteError(f"call {seq}: {ranks_text(who[failed])} failed: {texts[failed].removeprefix(FAILED)}")
         names = {text.removeprefix(FOREIGN).partition("(")[0] for text in texts.values()}
         if len(names) == 1 and any(text.startswith(FOREIGN) for text in texts.values()):
             return None
-        sides = _some([f"{_ranks(who[p])}: {_short(text)}" for p, text in texts.items()])
+        sides = some([f"{ranks_text(who[p])}: {short(text)}" for p, text in texts.items()])
         return MismatchError(
             f"call {seq}: the ranks disagree. {sides}. "
             "Every rank must make the same calls in the same order with equal arguments"
@@ -470,37 +469,6 @@ class HostTransport:
         if kind is not None:
             return kind(f"{message} (found by rank {first}; rank {self.rank} left call {seq} too)")
         return PeerLost(
-            f"call {seq}, {_short(self._text(self.rank, seq))}: rank {first} (process {int(window.pids[first])}) "
-            f"gave up with {_short(words)}; rank {self.rank} left, too. The communicator is dead; start the job again"
+            f"call {seq}, {short(self._text(self.rank, seq))}: rank {first} (process {int(window.pids[first])}) "
+            f"gave up with {short(words)}; rank {self.rank} left, too. The communicator is dead; start the job again"
         )
-
-
-def _ranks(ranks: list[int]) -> str:
-    """Ranks in words: ``rank 3``, ``ranks 0-2, 5``."""
-    parts: list[str] = []
-    for r in ranks:
-        first = r
-        while parts and int(parts[-1].rpartition("-")[2]) == first - 1:
-            first = int(parts.pop().partition("-")[0])
-        parts.append(f"{first}-{r}" if first < r else f"{r}")
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
-
-
-def _some(parts: list[str]) -> str:
-    """The first few parts of a list that may be as long as the job is wide."""
-    return "; ".join(parts[:SHOWN]) + (f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else "")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
-
-@lru_cache(maxsize=256)
-def announcement(text: str) -> tuple[int, bytes]:
-    """What a rank writes as it enters a call: 64 bits that differ if the calls do, and the text."""
-    return fingerprint(text), text.encode()
-
-
-def fingerprint(text: str) -> int:
-    """64 bits that differ if the calls do."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
