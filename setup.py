@@ -18,6 +18,7 @@ from setuptools import setup
 PACKAGES = {
     "blinkmpi": "blinkmpi",
     "blinkmpi.transport": "blinkmpi/transport",
+    "blinkmpi.transport.cuda": "blinkmpi/transport/cuda",
     "blinkmpi.topology": "topology",
     "blinkmpi.trees": "trees",
     "blinkmpi.launch": "launch",
@@ -59,7 +60,7 @@ setup(
     python_requires=">=3.11",
     packages=sorted(PACKAGES),
     package_dir=PACKAGES,
-    package_data={"blinkmpi.transport": ["*.c", "*.cu", "*.cuh"]},
+    package_data={"blinkmpi.transport": ["*.c"], "blinkmpi.transport.cuda": ["*.cu", "*.cuh"]},
     include_package_data=False,
     zip_safe=False,
     install_requires=[

@@ -18,7 +18,7 @@ import msgspec
 
 from .errors import ArgumentError, MismatchError, PlanError, RemoteError, SettingsError, TopologyError
 from .plan import Plan
-from .select import make_plan
+from .select import Gpus, make_plan
 from .settings import Settings, log, read
 from .topology import Topology, load
 from .topology.gather import Comm
@@ -126,7 +126,7 @@ def told_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
     return Topology.from_json(from_root(comm, resolve), source="topology from rank 0")
 
 
-def agree_on_plan(comm: Comm, machine: Topology, options: Options, settings: Settings) -> Plan:
+def agree_on_plan(comm: Comm, machine: Topology, options: Options, settings: Settings, gpus: Gpus = "") -> Plan:
     """Rank 0 packs (or reads) the plan, everybody checks it."""
 
     def make() -> str:
@@ -136,7 +136,7 @@ def agree_on_plan(comm: Comm, machine: Topology, options: Options, settings: Set
         if given is not None:
             return read_plan(given).to_json()
         algo = options.algo if options.algo is not None else settings.algo
-        return make_plan(machine, algo=algo, mpi=not options.deterministic).to_json()
+        return make_plan(machine, algo=algo, mpi=not options.deterministic and not gpus, gpus=gpus).to_json()
 
     text = from_root(comm, make)
     return together(comm, lambda: Plan.from_json(text, source="plan from rank 0").check(machine))

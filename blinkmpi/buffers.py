@@ -11,6 +11,7 @@ datatypes, ``MPI.BOTTOM``) comes out as :class:`Foreign`, and the call goes to M
 from __future__ import annotations
 
 import ctypes
+import math
 import operator
 import sys
 from dataclasses import dataclass
@@ -47,10 +48,38 @@ class ForeignOp(Foreign):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """A flat, contiguous piece of GPU memory: ``size`` elements of ``itemsize`` bytes at ``ptr``.
+
+    ``stream`` is the one that its producer used (an address; 0 is CUDA's default stream); ``owner`` keeps it alive.
+    """
+
+    ptr: int
+    size: int
+    itemsize: int
+    stream: int
+    owner: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.size * self.itemsize
+
+    def __getitem__(self, part: slice) -> DeviceArray:
+        """A contiguous part."""
+        start, stop, step = part.indices(self.size)
+        if step != 1:
+            raise ArgumentError(f"a part of GPU memory with step {step}; only contiguous parts can be sent")
+        return DeviceArray(
+            self.ptr + start * self.itemsize, max(0, stop - start), self.itemsize, self.stream, self.owner
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Buffer:
     """A flat, contiguous view of the user's memory."""
 
-    array: Array
+    array: Array | DeviceArray
     dtype: str
 
     @property
@@ -114,14 +143,16 @@ def parse(spec: Any, *, name: str, writable: bool, blocks: int = 1) -> Buffer:
         Foreign: if MPI must do it. BufferTypeError, ArgumentError: with the remedy.
     """
     if not isinstance(spec, list | tuple):
-        return _named(_array(spec, name, writable), name)
+        return on_device(spec, name, writable) or _named(_array(spec, name, writable), name)
     data, count, displacement, kind = _unpack(spec, name)
     if data is None or data is MPI.BOTTOM:
         raise Foreign(f"{name} is MPI.BOTTOM or None with a datatype")
+    if (device := on_device(data, name, writable)) is not None:
+        return _part_of(device, count, displacement, kind, name, blocks)
     array = _array(data, name, writable)
     if kind is not None:
         array = _as_type(array, kind, name, whole=count is None)
-    array = _named(array, name).array
+    _named(array, name)
     start = 0 if displacement is None else _natural(displacement, f"{name}: displacement")
     stop = array.size if count is None else start + blocks * _natural(count, f"{name}: count")
     if max(start, stop) > array.size:
@@ -129,6 +160,76 @@ def parse(spec: Any, *, name: str, writable: bool, blocks: int = 1) -> Buffer:
             f"{name}: elements {start} to {stop} of an array that has {array.size}; correct count or displacement"
         )
     return _named(array[start:stop], name)
+
+
+def on_device(obj: Any, name: str, writable: bool) -> Buffer | None:
+    """A view of GPU memory: CuPy, torch, or whatever has ``__cuda_array_interface__``; None for what is none."""
+    if isinstance(obj, np.ndarray):
+        return None
+    if type(obj).__module__.partition(".")[0] == "cupy":
+        if not (obj.flags.c_contiguous or obj.flags.f_contiguous):
+            raise ArgumentError(f"{name} is not contiguous (shape {obj.shape}); pass cupy.ascontiguousarray({name})")
+        stream = sys.modules["cupy"].cuda.get_current_stream().ptr
+        return _device_buffer(obj.data.ptr, obj.size, obj.dtype, stream, obj, name)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        if not obj.is_cuda:
+            return None
+        if not obj.is_contiguous():
+            raise ArgumentError(f"{name} is not contiguous (shape {tuple(obj.shape)}); pass {name}.contiguous()")
+        stream = torch.cuda.current_stream(obj.device).cuda_stream
+        label = str(obj.dtype).removeprefix("torch.")
+        return _device_buffer(obj.data_ptr(), obj.numel(), label, stream, obj, name)
+    face = getattr(obj, "__cuda_array_interface__", None)
+    if face is None:
+        return None
+    dtype, shape = np.dtype(face["typestr"]), tuple(face["shape"])
+    strides, count = face.get("strides"), math.prod(shape)
+    dense = tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    if strides is not None and tuple(strides) != dense and count > 1:
+        raise ArgumentError(f"{name} is not contiguous (shape {shape}, strides {strides}); pass a contiguous copy")
+    at, read_only = face["data"]
+    if writable and read_only:
+        raise ArgumentError(f"{name} is read-only, and this call writes into it; pass a writable array")
+    stream = face.get("stream") or 0
+    return _device_buffer(at, count, dtype, 0 if stream == 1 else stream, obj, name)
+
+
+def _device_buffer(at: int, count: int, dtype: Any, stream: int, owner: Any, name: str) -> Buffer:
+    label = dtype if isinstance(dtype, str) else NAMES.get(dtype)
+    if label not in DTYPES:
+        raise BufferTypeError(f"{name} has element type {dtype} in GPU memory; use one of {', '.join(DTYPES)}")
+    return Buffer(DeviceArray(at, count, dtype_of(label).itemsize, stream, owner), label)
+
+
+def _part_of(device: Buffer, count: Any, displacement: Any, kind: Any, name: str, blocks: int) -> Buffer:
+    """What a specification names of a piece of GPU memory; its type may only repeat the array's."""
+    array = device.array
+    if kind is not None:
+        wanted = NAMES.get(_as_type(np.empty(0, dtype_of(device.dtype)), kind, name, whole=True).dtype)
+        if wanted != device.dtype:
+            raise BufferTypeError(f"{name} holds {device.dtype} in GPU memory, the type says {wanted}; make them equal")
+    start = 0 if displacement is None else _natural(displacement, f"{name}: displacement")
+    stop = array.size if count is None else start + blocks * _natural(count, f"{name}: count")
+    if max(start, stop) > array.size:
+        raise ArgumentError(
+            f"{name}: elements {start} to {stop} of an array that has {array.size}; correct count or displacement"
+        )
+    return Buffer(array[start:stop], device.dtype)
+
+
+def overlap(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
+    """Whether two pieces of memory share a byte."""
+    if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
+        return one.ptr < other.ptr + other.nbytes and other.ptr < one.ptr + one.nbytes
+    if isinstance(one, DeviceArray) or isinstance(other, DeviceArray):
+        return False
+    return np.may_share_memory(one, other)
+
+
+def address(array: Array | DeviceArray) -> int:
+    """Where a piece of memory begins."""
+    return array.ptr if isinstance(array, DeviceArray) else array.ctypes.data
 
 
 def hold(spec: Any) -> tuple[Any, list[MPI.Datatype]]:
@@ -215,7 +316,7 @@ def _other(obj: Any, name: str) -> Array:
             f"{name} is a {type(obj).__name__}, which has no buffer that we can read; pass an array, "
             "or use the lower-case method for Python objects"
         )
-    raise BufferTypeError(f"{name} lies in GPU memory; this version moves host memory: pass a NumPy copy of it")
+    raise BufferTypeError(f"{name} lies in memory that is neither host memory nor CUDA's; pass a NumPy copy of it")
 
 
 def _from_dlpack(obj: Any, name: str) -> Array:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from .buffers import Buffer, Foreign, in_place, op_name, parse
+from .buffers import Buffer, DeviceArray, Foreign, address, in_place, op_name, overlap, parse
 from .errors import ArgumentError, BufferTypeError
 from .numerics import FLOATS, Array, check_op, dtype_of
 from .program import Call
@@ -28,8 +28,13 @@ class Prepared:
     """A call as this rank made it: what it sends from and receives into (views of the user's memory, or None)."""
 
     call: Call
-    send: Array | None
-    recv: Array | None
+    send: Array | DeviceArray | None
+    recv: Array | DeviceArray | None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the buffers lie in GPU memory."""
+        return isinstance(self.send, DeviceArray) or isinstance(self.recv, DeviceArray)
 
 
 def broadcast(rank: int, n: int, buf: Any, root: int) -> Prepared:
@@ -210,7 +215,13 @@ def _scattered(rank: int, n: int, send: Buffer, recv: Buffer, lengths: tuple[int
 
 def _copy(buffer: Buffer) -> Buffer:
     """The input of a Reduce_scatter in place: its result would overwrite other ranks' blocks."""
-    return Buffer(buffer.array.copy(), buffer.dtype)
+    array = buffer.array
+    if isinstance(array, DeviceArray):
+        if not hasattr(array.owner, "copy"):
+            raise ArgumentError("Reduce_scatter in place needs a copy of its input; pass a CuPy array, or two buffers")
+        copy = array.owner.ravel()[:].copy()
+        return Buffer(DeviceArray(copy.data.ptr, array.size, array.itemsize, array.stream, copy), buffer.dtype)
+    return Buffer(array.copy(), buffer.dtype)
 
 
 def _lengths(recvcounts: Any, n: int) -> tuple[int, ...]:
@@ -239,10 +250,12 @@ def _block(buffer: Buffer, index: int, n: int, name: str) -> Buffer:
     return Buffer(buffer.array[index * count : (index + 1) * count], buffer.dtype)
 
 
-def _apart(one: Array, other: Array, same: Array | None) -> None:
-    """Raise ArgumentError if two buffers overlap, unless ``one`` is exactly ``same``."""
-    if not np.may_share_memory(one, other):
+def _apart(one: Array | DeviceArray, other: Array | DeviceArray, same: Array | DeviceArray | None) -> None:
+    """Raise ArgumentError if two buffers overlap, unless ``one`` is exactly ``same``, or lie in different memories."""
+    if isinstance(one, DeviceArray) != isinstance(other, DeviceArray):
+        raise BufferTypeError("one buffer lies in GPU memory, the other in the host's; pass both on one side")
+    if not overlap(one, other):
         return
-    if same is not None and one.ctypes.data == same.ctypes.data and one.nbytes == same.nbytes:
+    if same is not None and address(one) == address(same) and one.nbytes == same.nbytes:
         return
     raise ArgumentError("send and receive buffers overlap; use MPI.IN_PLACE, or buffers that lie apart")

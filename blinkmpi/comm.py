@@ -7,22 +7,27 @@ datatypes, calls across nodes) is MPI's own, on a duplicate that it owns.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 from mpi4py import MPI
 
 from . import calls
-from .buffers import foreign, op_name
+from .buffers import NAMES, DeviceArray, foreign, on_device, op_name
 from .engine import Engine, Job, Options, end_job_on_error
-from .errors import ArgumentError, BlinkError
+from .errors import ArgumentError, BlinkError, BufferTypeError
 from .explain import explain, plan_line
 from .numerics import dtype_of
 from .plan import Plan, chunk_for
 from .program import BLOCKED, REDUCTIONS, Call
+from .requests import Persistent
 from .select import canonical
 from .simulate import price
 from .topology import Topology
+from .transport.cuda.device import Gpu
 from .trees.tree import ROOTED, Collective
 
 BCAST = Job("broadcast", calls.broadcast, MPI.Intracomm.Ibcast)
@@ -88,18 +93,26 @@ class Communicator(MPI.Intracomm):
 
     @property
     def machine(self) -> Topology:
-        """The machine of this job, as found or as told."""
-        return self._engine().machine
+        """The machine of this job, as found or as told: of its GPUs, if every rank has one."""
+        return self._engine().road.machine
 
     @property
     def plans(self) -> Plan:
         """Every packing of this job and the selection table."""
-        return self._engine().plans
+        return self._engine().road.plans
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """This rank's GPU, if every rank has one."""
+        gpus = self._engine().gpus
+        return gpus.gpu if gpus else None
 
     @property
     def runner(self) -> str:
         """What executes our programs on the ranks of this job, and what was measured of it."""
         engine = self._engine()
+        if engine.gpus:
+            return f"CUDA kernels on {engine.gpus.gpu.name}"
         return engine.transport.runner_reason if engine.transport else f"MPI: {engine.why_mpi}"
 
     def explain(
@@ -111,11 +124,14 @@ class Communicator(MPI.Intracomm):
             return f"{collective}: MPI's own collective, because {why}"
         call = self._call(collective, nbytes, dtype, op, root)
         live = [self.runner]
-        if engine.emulated:
+        if engine.gpus and engine.gpus.emulated:
+            live.append(f"emulated: the trees of {engine.machine.name} on other GPUs, every link paced to its rate")
+        elif engine.emulated and not engine.gpus:
             live.append(
                 f"emulated: the trees of {engine.machine.name} on CPU ranks; times are predictions for that machine"
             )
-        return explain(engine.plans, engine.machine, call, rule=engine.rule(call), live=live)
+        road = engine.road
+        return explain(road.plans, road.machine, call, rule=road.rule(call), live=live)
 
     def plan_line(self, collective: str, root: int = 0) -> str:
         """The packing that large vectors take, in one line: trees, rate, bound."""
@@ -123,10 +139,10 @@ class Communicator(MPI.Intracomm):
         if engine.why_mpi:
             return f"{collective}: MPI's own, because {engine.why_mpi}"
         name = canonical(collective)
-        scheme = engine.plans.rule(name, 1 << 62).scheme
+        scheme = engine.road.plans.rule(name, 1 << 62).scheme
         if scheme == "mpi":
             return f"{name}: MPI's own, by BLINKMPI_ALGO"
-        return plan_line(engine.plans.packing(name, root, scheme))
+        return plan_line(engine.road.plans.packing(name, root, scheme))
 
     def how(
         self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
@@ -137,14 +153,16 @@ class Communicator(MPI.Intracomm):
         if why or engine.transport is None:
             return {"scheme": "mpi", "runner": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
         call = self._call(collective, nbytes, dtype, op, root)
-        rule = engine.rule(call)
-        chunk = 0
+        road = engine.road
+        rule, chunk = road.rule(call), 0
         if rule.scheme != "mpi":
-            chunk = chunk_for(engine.plans.packing(call.collective, call.root, rule.scheme), call, rule.chunk_bytes)
-        runner = "mpi" if rule.scheme == "mpi" else engine.transport.runner
+            chunk = chunk_for(road.plans.packing(call.collective, call.root, rule.scheme), call, rule.chunk_bytes)
+        runner = "cuda" if engine.gpus else engine.transport.runner
         return {
             "scheme": rule.scheme,
-            "runner": runner,
+            "runner": "mpi" if rule.scheme == "mpi" else runner,
+            "protocol": rule.road,
+            "ctas": rule.ctas,
             "chunk_bytes": chunk,
             "depth": rule.depth,
             "reason": rule.reason,
@@ -158,81 +176,130 @@ class Communicator(MPI.Intracomm):
         if engine.transport is None or foreign(op):
             return None, None
         call = self._call(collective, nbytes, dtype, op, root)
-        rule = engine.rule(call, blocking=False)
-        packing = engine.plans.packing(call.collective, call.root, rule.scheme)
-        program = engine.program(call, rule)
+        road = engine.road
+        rule = engine.rule(call, blocking=False) if road is engine else road.rule(call)
+        packing = road.plans.packing(call.collective, call.root, rule.scheme)
+        program = road.program(call, rule)
         bound = call.total * dtype_of(call.dtype).itemsize / float(packing.bound * 10**6) if packing.bound else None
-        return price(program, packing, engine.machine).seconds, bound
+        return price(program, packing, road.machine).seconds, bound
 
     # ---- collectives (MPI 4.1, chapter 6)
 
-    def Bcast(self, buf: Any, root: int = 0, *, timeout: float | None = None) -> None:
+    def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None) -> None:
         """Send the root's buffer to all."""
-        self._block(BCAST.of(buf, root), timeout)
+        self._block(BCAST.of(buf, root), timeout, stream)
 
-    def Ibcast(self, buf: Any, root: int = 0, *, timeout: float | None = None) -> MPI.Request:
+    def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None) -> MPI.Request:
         """Non-blocking :meth:`Bcast`."""
-        return self._start(BCAST.of(buf, root), timeout)
+        return self._start(BCAST.of(buf, root), timeout, stream)
 
     def Reduce(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, root: int = 0, *, timeout: float | None = None
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | str = MPI.SUM,
+        root: int = 0,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
     ) -> None:
         """Fold all buffers into the root's."""
-        self._block(REDUCE.of(sendbuf, recvbuf, op, root), timeout)
+        self._block(REDUCE.of(sendbuf, recvbuf, op, root), timeout, stream)
 
     def Ireduce(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, root: int = 0, *, timeout: float | None = None
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | str = MPI.SUM,
+        root: int = 0,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
     ) -> MPI.Request:
         """Non-blocking :meth:`Reduce`."""
-        return self._start(REDUCE.of(sendbuf, recvbuf, op, root), timeout)
+        return self._start(REDUCE.of(sendbuf, recvbuf, op, root), timeout, stream)
 
     def Allreduce(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | str = MPI.SUM,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
     ) -> None:
         """Fold all buffers into everybody's."""
-        self._block(ALLREDUCE.of(sendbuf, recvbuf, op), timeout)
+        self._block(ALLREDUCE.of(sendbuf, recvbuf, op), timeout, stream)
 
     def Iallreduce(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | str = MPI.SUM,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
     ) -> MPI.Request:
         """Non-blocking :meth:`Allreduce`."""
-        return self._start(ALLREDUCE.of(sendbuf, recvbuf, op), timeout)
+        return self._start(ALLREDUCE.of(sendbuf, recvbuf, op), timeout, stream)
 
-    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> None:
+    def Gather(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
+    ) -> None:
         """Collect everybody's block at the root."""
-        self._block(GATHER.of(sendbuf, recvbuf, root), timeout)
+        self._block(GATHER.of(sendbuf, recvbuf, root), timeout, stream)
 
-    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> MPI.Request:
+    def Igather(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
+    ) -> MPI.Request:
         """Non-blocking :meth:`Gather`."""
-        return self._start(GATHER.of(sendbuf, recvbuf, root), timeout)
+        return self._start(GATHER.of(sendbuf, recvbuf, root), timeout, stream)
 
-    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> None:
+    def Scatter(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
+    ) -> None:
         """Give each rank its block of the root's buffer."""
-        self._block(SCATTER.of(sendbuf, recvbuf, root), timeout)
+        self._block(SCATTER.of(sendbuf, recvbuf, root), timeout, stream)
 
-    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, timeout: float | None = None) -> MPI.Request:
+    def Iscatter(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
+    ) -> MPI.Request:
         """Non-blocking :meth:`Scatter`."""
-        return self._start(SCATTER.of(sendbuf, recvbuf, root), timeout)
+        return self._start(SCATTER.of(sendbuf, recvbuf, root), timeout, stream)
 
-    def Allgather(self, sendbuf: Any, recvbuf: Any, *, timeout: float | None = None) -> None:
+    def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: float | None = None) -> None:
         """Collect everybody's block everywhere."""
-        self._block(ALLGATHER.of(sendbuf, recvbuf), timeout)
+        self._block(ALLGATHER.of(sendbuf, recvbuf), timeout, stream)
 
-    def Iallgather(self, sendbuf: Any, recvbuf: Any, *, timeout: float | None = None) -> MPI.Request:
+    def Iallgather(
+        self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: float | None = None
+    ) -> MPI.Request:
         """Non-blocking :meth:`Allgather`."""
-        return self._start(ALLGATHER.of(sendbuf, recvbuf), timeout)
+        return self._start(ALLGATHER.of(sendbuf, recvbuf), timeout, stream)
 
     def Reduce_scatter_block(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | str = MPI.SUM,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
     ) -> None:
         """Fold all buffers, give each rank one of ``size`` equal blocks."""
-        self._block(REDUCE_SCATTER_BLOCK.of(sendbuf, recvbuf, op), timeout)
+        self._block(REDUCE_SCATTER_BLOCK.of(sendbuf, recvbuf, op), timeout, stream)
 
     def Ireduce_scatter_block(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op | str = MPI.SUM, *, timeout: float | None = None
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | str = MPI.SUM,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
     ) -> MPI.Request:
         """Non-blocking :meth:`Reduce_scatter_block`."""
-        return self._start(REDUCE_SCATTER_BLOCK.of(sendbuf, recvbuf, op), timeout)
+        return self._start(REDUCE_SCATTER_BLOCK.of(sendbuf, recvbuf, op), timeout, stream)
 
     def Reduce_scatter(
         self,
@@ -241,10 +308,11 @@ class Communicator(MPI.Intracomm):
         recvcounts: Any = None,
         op: MPI.Op | str = MPI.SUM,
         *,
+        stream: Any = None,
         timeout: float | None = None,
     ) -> None:
         """Fold all buffers, give rank i a block of ``recvcounts[i]`` elements (None: as its receive buffer)."""
-        self._block(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op), timeout)
+        self._block(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op), timeout, stream)
 
     def Ireduce_scatter(
         self,
@@ -253,10 +321,11 @@ class Communicator(MPI.Intracomm):
         recvcounts: Any = None,
         op: MPI.Op | str = MPI.SUM,
         *,
+        stream: Any = None,
         timeout: float | None = None,
     ) -> MPI.Request:
         """Non-blocking :meth:`Reduce_scatter`."""
-        return self._start(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op), timeout)
+        return self._start(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op), timeout, stream)
 
     def _reduce_scatter(self, *args: Any) -> Job:
         prepare = partial(calls.reduce_scatter, exchange=lambda own: self._engine().exchange(own))
@@ -269,6 +338,58 @@ class Communicator(MPI.Intracomm):
     def Ibarrier(self, *, timeout: float | None = None) -> MPI.Request:
         """Non-blocking :meth:`Barrier`."""
         return self._start(BARRIER.of(), timeout)
+
+    # ---- persistent calls (MPI 4.1, section 6.13): on GPU memory ours, with the least to do at Start
+
+    def Allreduce_init(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, *, stream: Any = None
+    ) -> Persistent | MPI.Prequest:
+        """An :meth:`Allreduce` that ``Start`` begins and ``Wait`` completes, any number of times."""
+        mpi = partial(super().Allreduce_init, sendbuf, recvbuf, op, info)
+        return self._persist(ALLREDUCE.of(sendbuf, recvbuf, op), stream, mpi)
+
+    def Bcast_init(  # type: ignore[override]
+        self, buf: Any, root: int = 0, info: MPI.Info = MPI.INFO_NULL, *, stream: Any = None
+    ) -> Persistent | MPI.Prequest:
+        """As :meth:`Allreduce_init`, for :meth:`Bcast`."""
+        return self._persist(BCAST.of(buf, root), stream, partial(super().Bcast_init, buf, root, info))
+
+    def Allgather_init(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL, *, stream: Any = None
+    ) -> Persistent | MPI.Prequest:
+        """As :meth:`Allreduce_init`, for :meth:`Allgather`."""
+        return self._persist(
+            ALLGATHER.of(sendbuf, recvbuf), stream, partial(super().Allgather_init, sendbuf, recvbuf, info)
+        )
+
+    def Reduce_scatter_block_init(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, *, stream: Any = None
+    ) -> Persistent | MPI.Prequest:
+        """As :meth:`Allreduce_init`, for :meth:`Reduce_scatter_block`."""
+        mpi = partial(super().Reduce_scatter_block_init, sendbuf, recvbuf, op, info)
+        return self._persist(REDUCE_SCATTER_BLOCK.of(sendbuf, recvbuf, op), stream, mpi)
+
+    # ---- registered buffers on GPUs
+
+    def empty(self, shape: Any, dtype: Any = "float32") -> Any:
+        """A CuPy array that all ranks reach, so that long vectors move without a copy on the way; collective.
+
+        Its memory lives until :meth:`deregister` or :meth:`Free`.
+
+        Raises:
+            BlinkError: on every rank, if there are no GPUs or no memory.
+        """
+        count = math.prod(shape) if isinstance(shape, list | tuple) else int(shape)
+        label = NAMES.get(np.dtype(dtype)) if not isinstance(dtype, str) else dtype
+        return self._engine().gpu_road().empty(count, label or str(dtype)).reshape(shape)
+
+    def register(self, array: Any) -> None:
+        """Make a GPU array reachable by all ranks; collective: every rank brings one. Keeps it alive."""
+        self._engine().gpu_road().register(self._device(array))
+
+    def deregister(self, array: Any) -> None:
+        """Undo :meth:`register` or :meth:`empty`; collective, when the work on it is done."""
+        self._engine().gpu_road().deregister(self._device(array))
 
     # ---- communicators from this one
 
@@ -366,14 +487,25 @@ class Communicator(MPI.Intracomm):
             raise
         return child
 
-    def _block(self, job: Job, timeout: float | None) -> None:
+    def _block(self, job: Job, timeout: float | None, stream: Any = None) -> None:
         if self._initialised():
-            self._engine().block(job, timeout)
+            self._engine().block(job, timeout, stream)
         else:
             job.mpi(self).Wait()
 
-    def _start(self, job: Job, timeout: float | None) -> MPI.Request:
-        return self._engine().start(job, timeout) if self._initialised() else job.mpi(self)
+    def _start(self, job: Job, timeout: float | None, stream: Any = None) -> MPI.Request:
+        return self._engine().start(job, timeout, stream) if self._initialised() else job.mpi(self)
+
+    def _persist(self, job: Job, stream: Any, mpi: Callable[[], MPI.Prequest]) -> Persistent | MPI.Prequest:
+        """A persistent call: ours on GPU memory, MPI's own on the host's."""
+        held = self._engine().persist(job, stream) if self._initialised() else None
+        return mpi() if held is None else held
+
+    def _device(self, array: Any) -> DeviceArray:
+        buffer = on_device(array, "array", writable=False)
+        if buffer is None:
+            raise BufferTypeError(f"{type(array).__name__} is no array in GPU memory; pass a CuPy array")
+        return cast(DeviceArray, buffer.array)
 
     def _call(self, collective: str, nbytes: int, dtype: str, op: Any, root: int) -> Call:
         """The call that moves ``nbytes`` in its largest buffer."""

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,25 +29,36 @@ from .bootstrap import agree_on_plan, check_timeout, dump_files, is_time, settle
 from .buffers import Foreign, ForeignOp, hold, mpi_op
 from .calls import Prepared, in_mpi
 from .errors import (
+    ArgumentError,
+    BlinkError,
+    BufferTypeError,
     CollectiveTimeout,
+    DeviceError,
     FallbackError,
     MismatchError,
     PeerLost,
     RemoteError,
+    TopologyError,
 )
+from .gpu import Bound, GpuRoad
 from .numerics import dtype_of
 from .plan import Plan, Rule
 from .program import Call, Program
-from .requests import Request
+from .requests import Persistent, Request
 from .select import by_slots, choose, program_for
 from .settings import log
 from .topology import Topology, gather
+from .topology.gather import gather_gpus
+from .topology.gpu import GpuFacts
+from .topology.probe import probe
+from .transport.cuda.device import Gpu, cupy, device_count, why_none
 from .transport.host import FAILED, FOREIGN, HostTransport, Loaded
 
 CACHE_SIZE = 64
 LOOK_SECONDS = 0.2  # how often a wait for MPI looks after the peers
 Work = Callable[[], BaseException | None]
 Finish = Callable[[BaseException | None], None]
+CHOSEN: list[int] = []  # the GPU of this process, when it has one
 UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
 
 
@@ -100,8 +111,11 @@ class Engine:
         self.seq = 0
         self.transport: HostTransport | None = None
         self._ways: dict[tuple[Call, bool], Way] = {}
+        self._bound: dict[tuple[Any, ...], Bound] = {}  # calls on GPU memory that were made before
         self._shown: set[str] = set()
-        self.progress = Progress()
+        self.progress, self.events = Progress(), Progress()
+        self.gpus: GpuRoad | None = None
+        self.why_no_gpus = ""
         try:
             self.settings = settle(self.private, options)
             self.timeout_s = float(options.timeout_s or self.settings.timeout_s)
@@ -122,9 +136,13 @@ class Engine:
             self.emulated = wanted is not None
             self.machine = told_machine(self.private, wanted, self.n) if wanted is not None else part or probed
             self.plans = Plan(self.machine.name, self.machine.fingerprint, self.n, (), ())  # across nodes: none yet
+            self.why_no_gpus = "the ranks lie on several nodes"
             if self.one_node:
-                self.plans = agree_on_plan(self.private, self.machine, self.options, self.settings)
-            dump_files(self.private, self.settings, self.machine, self.plans)
+                self._open_gpus(node, wanted)
+                options = replace(self.options, algo="", plan=None) if self.gpus else self.options
+                self.plans = agree_on_plan(self.private, self.machine, options, self.settings)
+            found = self.gpus or self
+            dump_files(self.private, self.settings, found.machine, found.plans)
             if self.one_node:
                 self.transport = HostTransport(
                     self.private,
@@ -154,18 +172,70 @@ class Engine:
             if self.transport and self.transport.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.transport.arena_bytes} bytes of slots a rank")
 
+    def _open_gpus(self, node: MPI.Comm, wanted: Topology | str | None) -> None:
+        """Take a GPU per rank, if every rank has one: find their machine, plan, map their memory."""
+        gpu: Gpu | None = None
+        facts: GpuFacts | Exception | str
+        if self.settings.gpu_disable:
+            facts = "BLINKMPI_GPU_DISABLE is set"
+        elif not (facts := why_none()):
+            try:
+                gpu = Gpu(choose_device(node.rank, node.size))
+                facts = probe(gpu.bus_id)
+            except BlinkError as error:
+                gpu, facts = None, str(error)
+        try:
+            found, reason = gather_gpus(self.private, node, facts)
+        except TopologyError as error:  # the same on all ranks: two of them on one GPU, say
+            found, reason = None, str(error)
+        if gpu is None or found is None:
+            self.why_no_gpus = reason
+            if self.rank == 0:
+                log(self.settings, "INFO", f"no GPUs: {reason}")
+            return
+        machine = self.machine if wanted is not None else found
+        emulated = machine.fingerprint != found.fingerprint
+        plans = agree_on_plan(self.private, machine, self.options, self.settings, "slots" if emulated else "onehop")
+        self.gpus = GpuRoad(self.private, gpu, machine, plans, emulated=emulated, say=self._once_on_rank_0)
+        if self.rank == 0:
+            what = f"{self.n} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
+            log(self.settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}")
+
     # ---- a call
 
-    def block(self, job: Job, timeout_s: float | None) -> None:
-        """Do a blocking call, behind all non-blocking ones made before."""
+    def block(self, job: Job, timeout_s: float | None, stream: Any = None) -> None:
+        """Do a blocking call, behind all non-blocking ones made before; with ``stream``, only enqueue it there."""
         self.progress.drain()
-        self._perform(self._prepare(job, timeout_s), job, self._deadline(timeout_s), blocking=True)
+        key = None
+        if self.gpus is not None and timeout_s is None:
+            key = call_key(job, stream)
+            bound = self._bound.get(key) if key is not None else None
+            if bound is not None:
+                self._launch(bound)
+                if stream is None:
+                    self._await_gpu(bound.stream, bound.text, self.seq)
+                return
+        ready = self._prepare(job, timeout_s)
+        if stream is not None and isinstance(ready, Prepared) and not ready.on_device:
+            ready = ArgumentError("stream= is for buffers in GPU memory; leave it out, or pass GPU arrays")
+        if isinstance(ready, Prepared) and ready.on_device:
+            made = self._enqueue(ready, stream_address(stream), self._deadline(timeout_s))
+            if key is not None and made is not None:
+                if len(self._bound) >= CACHE_SIZE:
+                    del self._bound[next(iter(self._bound))]
+                self._bound[key] = made
+            if stream is None and made is not None:
+                self._await_gpu(made.stream, made.text, self.seq)
+            return
+        self._perform(ready, job, self._deadline(timeout_s), blocking=True)
 
-    def start(self, job: Job, timeout_s: float | None) -> MPI.Request:
+    def start(self, job: Job, timeout_s: float | None, stream: Any = None) -> MPI.Request:
         """Begin a non-blocking call. Its arguments are read now; what peers or time do wrong is raised by ``Wait``."""
         if self.transport is None:
             return job.mpi(self.private)
         ready = self._prepare(job, timeout_s)
+        if isinstance(ready, Prepared) and ready.on_device:
+            return self._start_gpu(ready, stream_address(stream), self._deadline(timeout_s))
         if isinstance(ready, ForeignOp):  # on every rank
             self._fall_back(job, ready)
             return job.mpi(self.public)
@@ -196,6 +266,134 @@ class Engine:
             return request
         raise ready  # as MPI does, and the peers hear of it
 
+    @property
+    def road(self) -> GpuRoad | Engine:
+        """What the machine, plans and rules of this job are asked of: the GPUs, if every rank has one."""
+        return self.gpus or self
+
+    def gpu_road(self) -> GpuRoad:
+        """The GPUs, to register buffers, after which no call is launched as before.
+
+        Raises:
+            DeviceError: if there are none; PeerLost if the communicator is dead.
+        """
+        self.alive()
+        if self.gpus is None:
+            raise DeviceError(f"this job has no GPUs: {self.why_no_gpus}")
+        self._bound.clear()
+        return self.gpus
+
+    # ---- a call on GPU memory
+
+    def persist(self, job: Job, stream: Any) -> Persistent | None:
+        """A call to be started many times, on GPU memory; None if its buffers are the host's."""
+        ready = self._prepare(job, None)
+        if not isinstance(ready, Prepared) or not ready.on_device or self.gpus is None:
+            return None
+        bound = self.gpus.bind(ready, describe(ready.call), stream_address(stream), self.timeout_s)
+        wait = partial(self._await_gpu, bound.stream, bound.text)
+        return Persistent(partial(self._launch, bound), lambda: wait(self.seq), bound.idle)
+
+    def _enqueue(self, ready: Prepared, stream: int | None, timeout_s: float) -> Bound | None:
+        """Put a call on a stream; returns it, to be made again, or None if there is nothing to do."""
+        self.alive()
+        text = describe(ready.call)
+        if self.gpus is None or self.transport is None:
+            raise BufferTypeError(self.why_no_gpus)
+        if not ready.call.total:
+            self.seq += 1
+            self.transport.pass_by(self.seq, gpu_text(text))
+            return None
+        try:
+            bound = self.gpus.bind(ready, text, stream, timeout_s)
+        except BaseException as fatal:  # the peers may be in the call already
+            self._die(fatal)
+            raise
+        self._launch(bound)
+        return bound
+
+    def _launch(self, bound: Bound) -> None:
+        """Enqueue a call that is settled."""
+        self.alive()
+        if self.gpus.transport.gave_up:  # type: ignore[union-attr]
+            self._raise_gpu(bound.text)
+        self.seq += 1
+        self.transport.pass_by(self.seq, gpu_text(bound.text))  # type: ignore[union-attr]
+        bound.launch()
+
+    def _start_gpu(self, ready: Prepared, stream: int | None, timeout_s: float) -> MPI.Request:
+        """Enqueue now; the request completes when the stream is through."""
+        self.progress.drain()
+        bound = self._enqueue(ready, stream, timeout_s)
+        seq, request = self.seq, Request()
+        if bound is None:
+            request.finish(None)
+            return request
+        gpu, text, event = bound.gpu, bound.text, bound.gpu.mark(bound.stream)
+
+        def work() -> BaseException | None:
+            gpu.use()
+            try:
+                self._await_gpu(event, text, seq)
+            except BaseException as error:  # it belongs to the one who waits
+                return error
+            return None
+
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self.events.put(work, request.finish)
+        else:
+            self._once("non-blocking calls complete at once, because MPI was not started with THREAD_MULTIPLE")
+            request.finish(work())
+        return request
+
+    def _await_gpu(self, on: Any, text: str, seq: int) -> None:
+        """Wait until a stream (an address) or an event is through; look after the peers now and then."""
+        gpus, host = self.gpus, self.transport
+        assert gpus is not None
+        assert host is not None
+        began = looked = time.monotonic()
+        polls, lost, found = 0, 0.0, None
+        while not gpus.gpu.idle(on):
+            polls += 1
+            if polls % 64:
+                continue
+            now = time.monotonic()
+            if now - began > 0.001:
+                time.sleep(2e-5)
+            if now - looked < LOOK_SECONDS:
+                continue
+            looked = now
+            if found is None:
+                found = host.stray(seq, gpu_text(text))
+                gone = host.ended()
+                lost = (lost or now) if gone else 0.0
+                if found is None and lost and now - lost > 1.0:
+                    found = PeerLost(f"GPU call {text}: {host.states(gone, seq)}; start the job again")
+                if found is not None:
+                    gpus.transport.abort()
+        if gpus.transport.gave_up:
+            if found is not None:
+                self._die(found)
+                raise found
+            self._raise_gpu(text)
+
+    def _raise_gpu(self, text: str) -> None:
+        """Raise what a kernel that gave up has left, or what the rank said that made it give up."""
+        assert self.gpus is not None
+        assert self.transport is not None
+        self.alive()
+        error = self.gpus.failed(text)
+        assert error is not None
+        until = time.monotonic() + 1.0
+        try:
+            while isinstance(error, PeerLost) and time.monotonic() < until:  # the first to give up knows why
+                self.transport.heed(self.seq)
+                time.sleep(0.01)
+        except BlinkError as heard:
+            error = heard
+        self._die(error)
+        raise error
+
     def alive(self) -> None:
         """Raise PeerLost if an earlier call left the communicator dead."""
         if self.dead is not None:
@@ -212,7 +410,10 @@ class Engine:
         try:
             if timeout_s is not None:
                 check_timeout(timeout_s)
-            return job.prepare(self.rank, self.n, *job.args)
+            ready = job.prepare(self.rank, self.n, *job.args)
+            if ready.on_device and self.gpus is None:
+                raise BufferTypeError(f"{job.name} of GPU memory: {self.why_no_gpus}; pass NumPy copies")
+            return ready
         except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # of an exchange: all ranks know
             raise
         except Foreign as why:
@@ -247,7 +448,7 @@ class Engine:
             if self.transport is None:
                 by_mpi = True
             elif way.loaded is not None and isinstance(ready, Prepared):
-                by_mpi = self.transport.call(way.loaded, self.seq, text, ready.send, ready.recv, timeout_s)
+                by_mpi = self.transport.call(way.loaded, self.seq, text, ready.send, ready.recv, timeout_s)  # type: ignore[arg-type]
                 if not by_mpi:
                     return None
             else:
@@ -379,11 +580,16 @@ class Engine:
             self._shown.add(text)
             log(self.settings, level, text)
 
+    def _once_on_rank_0(self, text: str, level: str) -> None:
+        if self.rank == 0:
+            self._once(text, level)
+
     # ---- the end
 
     def close(self) -> None:
         """Free everything: collectively, or, if the communicator is dead, only what is local."""
         self.progress.close()
+        self.events.close()
         if self.dead is not None:
             self._die(self.dead)
             return
@@ -394,6 +600,9 @@ class Engine:
             except BaseException as error:
                 self._die(error)
                 raise
+            if self.gpus is not None:
+                self.gpus.close(collectively=True)
+                self.gpus = None
             self.transport.close()
             self.transport = None
         self.private.Free()
@@ -401,6 +610,8 @@ class Engine:
     def _die(self, error: BaseException) -> None:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""
         self.dead = self.dead or error
+        if self.gpus is not None:
+            self.gpus.transport.abort()
         if self.transport is not None:
             self.transport.abort(self.dead)
         atexit.unregister(self._end)
@@ -479,6 +690,65 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
 
     hook.blinkmpi = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def call_key(job: Job, stream: Any) -> tuple[Any, ...] | None:
+    """What makes two calls on CuPy arrays the same launch; None where an argument is something else."""
+    arrays = sys.modules["cupy"].ndarray
+    key: list[Any] = [job.method, stream_address(stream)]
+    for arg in job.args:
+        if type(arg) is arrays:
+            if not arg.flags.c_contiguous:
+                return None
+            key += (arg.data.ptr, arg.size, arg.dtype.num)
+        elif isinstance(arg, MPI.Op):
+            key.append(arg.handle)
+        elif arg is None or isinstance(arg, int | str):
+            key.append(arg)
+        else:
+            return None
+    if stream is None:
+        key.append(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    return tuple(key)
+
+
+def stream_address(stream: Any) -> int | None:
+    """The address of a CUDA stream: CuPy's, torch's, or a number; None for none.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    if stream is None or isinstance(stream, int):
+        return stream
+    for name in ("ptr", "cuda_stream"):
+        found = getattr(stream, name, None)
+        if isinstance(found, int):
+            return found
+    raise ArgumentError(f"stream={stream!r}: expected a CuPy or torch stream, or its address")
+
+
+def choose_device(local_rank: int, local_size: int) -> int:
+    """Which of the GPUs that this process sees is its own: by its place on the node, unless the user chose one.
+
+    Raises:
+        DeviceError: if there are fewer GPUs than ranks.
+    """
+    if not CHOSEN:
+        count, current = device_count(), int(cupy().cuda.runtime.getDevice())
+        if count == 1 or current:  # isolated by the launcher, or chosen by the user
+            CHOSEN.append(current)
+        elif local_rank < count:
+            CHOSEN.append(local_rank)
+        else:
+            raise DeviceError(f"{local_size} ranks on a node, of whose GPUs this process sees {count}; "
+                              "start one rank per GPU")  # fmt: skip
+    return CHOSEN[0]
+
+
+@lru_cache(maxsize=256)
+def gpu_text(text: str) -> str:
+    """A call on GPU memory, as ranks compare it on the host."""
+    return f"{text} in GPU memory"
 
 
 @lru_cache(maxsize=256)

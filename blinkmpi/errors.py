@@ -32,6 +32,10 @@ class BufferTypeError(BlinkError, TypeError):
     """A call got a buffer or element type that cannot take part."""
 
 
+class DeviceError(BlinkError):
+    """A GPU, its driver or its compiler cannot do what is asked."""
+
+
 class SettingsError(BlinkError, ValueError):
     """An environment variable of ours holds an impossible value."""
 

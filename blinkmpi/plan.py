@@ -17,7 +17,7 @@ from .topology.model import Topology
 from .trees import verify
 from .trees.tree import Collective, Packing
 
-Road = Literal["slots", "cma"]
+Road = Literal["slots", "cma", "oneshot", "twoshot", "direct"]
 FORMAT_VERSION = 1
 MIN_CHUNK_BYTES = 4096
 CHUNKS_PER_SPAN = 8
@@ -26,8 +26,10 @@ CHUNKS_PER_SPAN = 8
 class Rule(Value, frozen=True):
     """From ``min_bytes`` of the call's vector on, use ``scheme``; ``mpi`` is MPI's own collective.
 
-    ``chunk_bytes`` is the largest slot, ``depth`` the number of slots of a channel. ``road`` is how chunks cross on a
-    shared memory: through ``slots``, or by ``cma``, copied out of the writer's buffer where the kernel allows it.
+    ``chunk_bytes`` is the largest slot, ``depth`` the slots of a channel. ``road`` is how chunks cross: through
+    ``slots``; on a shared memory by ``cma``, copied out of the writer's buffer where the kernel allows it; over one hop
+    between GPUs as packets in one or two shots, or ``direct`` between registered buffers. ``ctas`` are the groups of
+    threads that a GPU gives it (0: the road's default); rows for ``registered`` buffers stand beside those for any.
     """
 
     collective: Collective
@@ -37,6 +39,8 @@ class Rule(Value, frozen=True):
     depth: int = 0
     reason: str = ""
     road: Road = "slots"
+    ctas: int = 0
+    registered: bool = False
 
 
 class Plan(Value, frozen=True):
@@ -70,9 +74,11 @@ class Plan(Value, frozen=True):
             dict.fromkeys(p.scheme for p in self.packings if p.collective == collective and p.root in (-1, root))
         )
 
-    def rule(self, collective: str, nbytes: int) -> Rule:
-        """The row of the selection table for a vector of ``nbytes``."""
-        rows = [r for r in self.rules if r.collective == collective and r.min_bytes <= nbytes]
+    def rule(self, collective: str, nbytes: int, *, registered: bool = False) -> Rule:
+        """The row of the selection table for a vector of ``nbytes``; those for registered buffers come first there."""
+        table = [r for r in self.rules if r.collective == collective]
+        table = [r for r in table if r.registered == registered] or [r for r in table if not r.registered]
+        rows = [r for r in table if r.min_bytes <= nbytes]
         if not rows:
             raise PlanError(f"the plan for {self.machine} has no rule for {collective} of {nbytes} bytes; plan again")
         return max(rows, key=lambda r: r.min_bytes)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, Literal
 
 from mpi4py import MPI
 
-from .errors import BlinkError
+from .errors import ArgumentError, BlinkError
 
 
 class Request(MPI.Grequest):
@@ -66,3 +67,24 @@ class Request(MPI.Grequest):
     def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
         """As :meth:`Test`, in the form of mpi4py's lower-case methods."""
         return self.Test(status), None
+
+
+class Persistent:
+    """A call on GPU memory that is started again and again with the same buffers (MPI 4.1, section 6.13).
+
+    ``Start`` enqueues it on its stream and returns; ``Wait`` returns when the result is there. A call that needs no
+    waiting on the host may be started again at once: its stream keeps the order.
+    """
+
+    def __init__(self, start: Callable[[], None], wait: Callable[[], None], idle: Callable[[], bool]) -> None:
+        self.Start = start
+        self.Wait = wait
+        self.Test = idle
+
+    def Free(self) -> None:
+        """Forget the buffers."""
+
+        def gone() -> None:
+            raise ArgumentError("this persistent call was freed; make it again")
+
+        self.Start = self.Wait = gone

@@ -7,6 +7,7 @@ which); ``BLINKMPI_ALGO`` or an argument overrides them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -19,6 +20,8 @@ from .trees import methods, pack
 from .trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 
 KIB, MIB = 1 << 10, 1 << 20
+Gpus = Literal["", "onehop", "slots"]
+ROADS = ("oneshot", "twoshot", "direct", "slots")  # between GPUs over one hop
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
 LINK_SLOTS = (128 * KIB, 4)
 MEMORY_SLOTS = (512 * KIB, 4)
@@ -49,12 +52,27 @@ MPI_BELOW_BYTES_BY_SLOTS = {
     "scatter": (64 * MIB, 64 * MIB),
 }
 
+# Between GPUs that reach one another over one hop, from there on another road: bytes of the whole vector, by number of
+# ranks (at most 2, 4, more). From trials; `algo=` tries others.
+GPU_SLOTS = (64 * KIB, 4)
+ONESHOT_BELOW = {
+    "allreduce": (128 * KIB, 64 * KIB, 32 * KIB),
+    "broadcast": (64 * KIB, 64 * KIB, 64 * KIB),
+    "reduce": (64 * KIB, 64 * KIB, 64 * KIB),
+    "allgather": (128 * KIB, 256 * KIB, 512 * KIB),
+    "reduce_scatter": (128 * KIB, 256 * KIB, 512 * KIB),
+    "gather": (128 * KIB, 256 * KIB, 512 * KIB),
+    "scatter": (128 * KIB, 256 * KIB, 512 * KIB),
+}
+TWOSHOT_BELOW = (128 * KIB, 256 * KIB, 384 * KIB)  # allreduce
+
 
 def make_plan(
     topology: Topology,
     *,
     algo: str = "",
     mpi: bool = False,
+    gpus: Gpus = "",
     collectives: Sequence[Collective] = COLLECTIVES,
     roots: Sequence[int] | None = None,
 ) -> Plan:
@@ -63,6 +81,8 @@ def make_plan(
     Args:
         algo: overrides, as in ``BLINKMPI_ALGO``: ``allreduce:chain;broadcast:^mpi``.
         mpi: whether small vectors may go to MPI's own collective (a live job on CPU ranks).
+        gpus: where GPUs run it: ``onehop`` if each reaches every other over one hop, ``slots`` if the machine's links
+            are only emulated, which slots alone do.
         collectives, roots: pack for these alone, where one answer is wanted and not a whole plan.
 
     Raises:
@@ -82,7 +102,10 @@ def make_plan(
         packings=tuple(packings.values()),
         rules=(),
     )
-    rules = [rule for c in collectives for rule in _rules(plan, topology, c, wanted.get(c, ()), mpi)]
+    if gpus:
+        rules = [rule for c in collectives for rule in _gpu_rules(plan, topology, c, wanted.get(c, ()), gpus)]
+    else:
+        rules = [rule for c in collectives for rule in _rules(plan, topology, c, wanted.get(c, ()), mpi)]
     return Plan(plan.machine, plan.fingerprint, plan.n, plan.packings, tuple(rules)).check(topology)
 
 
@@ -175,17 +198,57 @@ def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple
         )
     if not wanted:
         return rules
-    banned = {s.removeprefix("^") for s in wanted if s.startswith("^")}
-    asked = [s for s in wanted if not s.startswith("^")]
-    unknown = (banned | set(asked)) - {*schemes, "mpi"}
-    if unknown:
-        raise SettingsError(
-            f"BLINKMPI_ALGO names {', '.join(sorted(unknown))} for {collective}; "
-            f"on {topology.name} it can be {', '.join([*schemes, 'mpi'])}"
-        )
-    allowed = [s for s in (asked or [*schemes, "mpi"]) if s not in banned]
-    if not allowed:
-        raise SettingsError(f"BLINKMPI_ALGO leaves no scheme for {collective}; allow one of {', '.join(schemes)}")
+    allowed = _allowed(topology, collective, wanted, [*schemes, "mpi"])
     kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0], chunk, depth)]
     lowest = min(r.min_bytes for r in kept)
     return [replace(r, min_bytes=0 if r.min_bytes == lowest else r.min_bytes, reason="BLINKMPI_ALGO") for r in kept]
+
+
+def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...], there: list[str]) -> list[str]:
+    """What ``wanted`` leaves of what is there, in the order of preference."""
+    banned = {s.removeprefix("^") for s in wanted if s.startswith("^")}
+    asked = [s for s in wanted if not s.startswith("^")]
+    unknown = (banned | set(asked)) - set(there)
+    if unknown:
+        raise SettingsError(
+            f"BLINKMPI_ALGO names {', '.join(sorted(unknown))} for {collective}; "
+            f"on {topology.name} it can be {', '.join(there)}"
+        )
+    allowed = [s for s in (asked or there) if s not in banned]
+    if not allowed:
+        raise SettingsError(f"BLINKMPI_ALGO leaves no scheme for {collective}; allow one of {', '.join(there)}")
+    return allowed
+
+
+def _gpu_rules(
+    plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], gpus: Gpus
+) -> list[Rule]:
+    """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
+    schemes = list(dict.fromkeys(p.scheme for p in plan.packings if p.collective == collective))
+    chunk, depth = GPU_SLOTS
+    rows = [Rule(collective, 0, scheme, chunk, depth) for scheme in schemes]
+    onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1
+    if onehop:
+        size = 0 if plan.n <= 2 else 1 if plan.n <= 4 else 2
+        ends = {"oneshot": ONESHOT_BELOW[collective][size]} if collective in ONESHOT_BELOW else {}
+        if collective == "allreduce" and TWOSHOT_BELOW[size] > ends["oneshot"]:
+            ends["twoshot"] = TWOSHOT_BELOW[size]
+        for registered in (False, True):
+            at = 0
+            for road in (*ends, "direct" if registered else "slots"):
+                rows.append(Rule(collective, at, "onehop", chunk, depth, "", road, 0, registered))  # type: ignore[arg-type]
+                at = ends.get(road, at)
+        rows = rows[len(schemes) :]
+    else:
+        rows = rows[:1]
+    if not wanted:
+        return [replace(r, reason="default: from trials on one machine") for r in rows]
+    there = [*schemes, *(f"onehop/{road}" for road in ROADS if onehop)]
+    first, _, road = _allowed(topology, collective, wanted, there)[0].partition("/")
+    forced = [r for r in rows if r.scheme == first and not road] or [
+        Rule(collective, 0, first, chunk, depth, "", road or "slots", 0, registered)  # type: ignore[arg-type]
+        for registered in ((True,) if road == "direct" else (False, True))
+    ]
+    if road == "direct":
+        forced.append(Rule(collective, 0, first, chunk, depth))
+    return [replace(r, reason="BLINKMPI_ALGO") for r in forced]

@@ -27,6 +27,7 @@ KNOWN = {
     "TIMEOUT": "seconds without progress after which a collective fails (default 60)",
     "RUNNER": "auto, c or numpy: what executes programs on CPU ranks",
     "CMA_DISABLE": "1: ranks do not read one another's memory",
+    "GPU_DISABLE": "1: GPUs are not used, and arrays in GPU memory are refused",
     "BUFFSIZE": "bytes of shared memory for slots per rank",
     "CACHE_DIR": "where the compiled C runner is kept",
     "NODE_ID": "overrides which ranks count as one node (for tests)",
@@ -47,6 +48,7 @@ class Settings(Value, frozen=True):
     runner: str = "auto"
     buffer_bytes: int = 8 << 20
     cma_disable: bool = False
+    gpu_disable: bool = False
     unknown: tuple[str, ...] = ()
 
     def wants(self, level: str) -> bool:
@@ -67,9 +69,6 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     runner = ours.get("RUNNER") or "auto"
     if runner not in ("auto", "c", "numpy"):
         raise SettingsError(f"BLINKMPI_RUNNER={runner!r}: expected auto, c or numpy")
-    cma_disable = ours.get("CMA_DISABLE") or "0"
-    if cma_disable not in ("0", "1"):
-        raise SettingsError(f"BLINKMPI_CMA_DISABLE={cma_disable!r}: expected 0 or 1")
     return Settings(
         debug=debug,
         topo_file=ours.get("TOPO_FILE", ""),
@@ -80,7 +79,8 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         timeout_s=_number(ours, "TIMEOUT", 60.0),
         runner=runner,
         buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20)),
-        cma_disable=cma_disable == "1",
+        cma_disable=_switch(ours, "CMA_DISABLE"),
+        gpu_disable=_switch(ours, "GPU_DISABLE"),
         unknown=tuple(_hint(name) for name in sorted(ours) if name not in KNOWN),
     )
 
@@ -90,6 +90,13 @@ def log(settings: Settings, level: str, text: str) -> None:
     if settings.wants(level):
         where = f"{os.uname().nodename}:{os.getpid()}:{threading.get_native_id()}"
         print(f"{where} BLINKMPI {level} {text}", file=sys.stderr, flush=True)
+
+
+def _switch(ours: Mapping[str, str], name: str) -> bool:
+    text = ours.get(name) or "0"
+    if text not in ("0", "1"):
+        raise SettingsError(f"{PREFIX}{name}={text!r}: expected 0 or 1")
+    return text == "1"
 
 
 def _number(ours: Mapping[str, str], name: str, default: float) -> float:

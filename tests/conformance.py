@@ -126,11 +126,10 @@ def expected(case: Case, sends: list[Array], rank: int) -> Array | None:
         return sends[case.root][rank * case.count : (rank + 1) * case.count]
     if kind in ("gather", "reduce") and rank != case.root:
         return None
-    total = _fold(case, sends)
     if kind in ("reduce_scatter", "reduce_scatter_block"):
         start = sum(case.counts()[:rank])
-        return total[start : start + case.counts()[rank]]
-    return total
+        sends = [s[start : start + case.counts()[rank]] for s in sends]
+    return _fold(case, sends)
 
 
 def _fold(case: Case, sends: list[Array]) -> Array:

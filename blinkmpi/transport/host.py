@@ -217,6 +217,29 @@ class HostTransport:
         self.window.done[self.rank] = seq
         return by_mpi
 
+    def pass_by(self, seq: int, text: str) -> None:
+        """Say that this rank is in call ``seq``, whose ranks meet elsewhere: on their GPUs."""
+        self._announce(seq, text)
+        self.window.done[self.rank] = seq
+
+    def stray(self, seq: int, text: str) -> BlinkError | None:
+        """The error for a rank that came to call ``seq`` with something else than ``text``, if there is one."""
+        if int(self.window.abort[0]):
+            return self._heard(seq)
+        prints: list[int] = self._prints[seq & 1].tolist()
+        here = [r for r in range(self.n) if int(self.window.seqs[r]) == seq]
+        if len({prints[r] for r in here}) > 1:
+            return MismatchError(
+                f"call {seq}: rank {self.rank} called {short(text)}, "
+                + some([f"rank {r} {short(self._text(r, seq))}" for r in here if r != self.rank])
+                + "; call the same on every rank. The communicator is dead"
+            )
+        return None
+
+    def ended(self) -> list[int]:
+        """The other ranks whose processes have ended."""
+        return [r for r in range(self.n) if r != self.rank and self.window.life(r) in ("left", "gone")]
+
     def exchange(self, seq: int, count: int, timeout_s: float) -> tuple[int, ...]:
         """Every rank's ``count``, as call ``seq`` of its own.
 

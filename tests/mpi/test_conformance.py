@@ -53,9 +53,9 @@ def call(comm: blinkmpi.Communicator, case: Case, send: Array, recv: Array | Non
     return recv
 
 
-def buffers(case: Case, sends: list[Array], rank: int) -> tuple[Array, Array | None]:
+def buffers(case: Case, mine: Array, want: Array | None, rank: int) -> tuple[Array, Array | None]:
     """This rank's send and receive arrays; the receive array is poisoned, or holds the input if in place."""
-    send, want = sends[rank].copy(), expected(case, sends, rank)
+    send = mine.copy()
     if want is None:
         return send, None
     recv = np.empty(want.size, dtype_of(case.dtype))
@@ -72,19 +72,23 @@ def buffers(case: Case, sends: list[Array], rank: int) -> tuple[Array, Array | N
 
 def run_all(comm: blinkmpi.Communicator, chosen: list[Case]) -> None:
     """Run cases; raise on the first that is wrong, naming it."""
-    for case in [c for c in chosen for _ in range(len(FIRST) if c.count > SMALL else 1)]:  # slots written each way
+    for case in chosen:
         sends = inputs(case)
-        send, recv = buffers(case, sends, comm.rank)
-        before = send.copy()
-        got = call(comm, case, send, recv)
         want = expected(case, sends, comm.rank)
-        if got is not None and want is not None:
-            wrong = mistakes(case, sends, got[: want.size], want, comm.rank)
-            assert wrong == 0, f"{case}: rank {comm.rank}: {wrong} of {want.size} elements wrong"
-        assert send.tobytes() == before.tobytes(), f"{case}: rank {comm.rank}: the send buffer was changed"
-        if case.collective == "allreduce" and got is not None:
-            prints = comm.allgather(hashlib.sha256(got.tobytes()).hexdigest())
-            assert len(set(prints)) == 1, f"{case}: ranks differ in their bits"
+        first = b""
+        for _ in range(len(FIRST) if case.count > SMALL else 1):  # slots written each way
+            send, recv = buffers(case, sends[comm.rank], want, comm.rank)
+            got = call(comm, case, send, recv)
+            if got is not None and want is not None and got.tobytes() != first:
+                wrong = mistakes(case, sends, got[: want.size], want, comm.rank)
+                assert wrong == 0, f"{case}: rank {comm.rank}: {wrong} of {want.size} elements wrong"
+                first = got.tobytes()
+            assert send.tobytes() == sends[comm.rank].tobytes(), (
+                f"{case}: rank {comm.rank}: the send buffer was changed"
+            )
+            if case.collective == "allreduce" and got is not None:
+                prints = comm.allgather(hashlib.sha256(got.tobytes()).hexdigest())
+                assert len(set(prints)) == 1, f"{case}: ranks differ in their bits"
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

@@ -1,0 +1,195 @@
+"""Calls on GPU memory: the plan for the GPUs, and what stands between a call and the CUDA transport.
+
+A call is enqueued on a stream and the ranks meet in its kernel. Only a call
+that waits (no ``stream=``) looks after the peers from the host; one on a stream
+has the kernel's deadline, and what went wrong is raised by the next call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .buffers import DeviceArray
+from .calls import Prepared
+from .errors import BlinkError, BufferTypeError
+from .numerics import dtype_of
+from .plan import Plan, Rule, nbytes_of
+from .program import Call, Program
+from .select import program_for
+from .topology import Topology
+from .transport.cuda.device import Gpu
+from .transport.cuda.transport import Comm, CudaTransport, Filled, Loaded, by_packets
+
+CACHE_SIZE = 256
+PACKETS = ("oneshot", "twoshot")
+NS_PER_MIB = 2**20 * 1000  # at 1 MB/s
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A call that only waits to be started."""
+
+    filled: Filled
+    stream: int
+    gpu: Gpu
+    text: str
+
+    def launch(self) -> None:
+        """Enqueue it."""
+        self.filled.launch(self.stream)
+
+    def idle(self) -> bool:
+        """Whether its stream is through."""
+        return self.gpu.idle(self.stream)
+
+
+class GpuRoad:
+    """The GPUs of a communicator's ranks.
+
+    Args:
+        comm: a communicator of our own; for setting up, registering and closing.
+        machine, plans: what the calls run on.
+        emulated: whether ``machine`` is only told: its links are then paced.
+        say: logs a text once.
+    """
+
+    def __init__(
+        self, comm: Comm, gpu: Gpu, machine: Topology, plans: Plan, *, emulated: bool, say: Callable[[str, str], None]
+    ) -> None:
+        self.gpu, self.machine, self.plans, self.emulated = gpu, machine, plans, emulated
+        self.transport = CudaTransport(comm, gpu)
+        self._comm, self._say = comm, say
+        self._ways: dict[tuple[Call, bool], Loaded] = {}
+        self._buffers: dict[int, tuple[Any, int]] = {}  # by address: the array, and its region
+        self._retired: list[Loaded] = []
+
+    # ---- the choice
+
+    def rule(self, call: Call, *, registered: bool = True) -> Rule:
+        """The row of the table that a call takes."""
+        rule = self.plans.rule(call.collective, nbytes_of(call), registered=registered)
+        if rule.road in PACKETS and not by_packets(call):
+            rows = [r for r in self.plans.rules if r.collective == call.collective and r.road not in PACKETS]
+            rows = [r for r in rows if r.registered == registered] or [r for r in rows if not r.registered]
+            rule = min(rows, key=lambda r: r.min_bytes)
+        return rule
+
+    def program(self, call: Call, rule: Rule) -> Program:
+        """The checked program of a call; ``direct`` and packets carry the same trees without slots."""
+        return program_for(self.plans, call, rule)
+
+    def way(self, call: Call, text: str, registered: bool) -> Loaded:
+        """The kernel of a call, compiled and filled in at its first use."""
+        key = (call, registered)
+        loaded = self._ways.get(key)
+        if loaded is None:
+            rule = self.rule(call, registered=registered)
+            program = self.program(call, rule) if rule.road == "slots" else None
+            pace = self._pace(program, rule) if program is not None and self.emulated else None
+            loaded = self.transport.load(call, rule.road, text, program, ctas=rule.ctas, pace=pace)
+            if len(self._ways) >= CACHE_SIZE:
+                self._retired.append(self._ways.pop(next(iter(self._ways))))
+            self._ways[key] = loaded
+            where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
+            self._say(f"{text}: {rule.scheme}, {rule.road}, {where}; {rule.reason}", "INFO")
+        return loaded
+
+    def _pace(self, program: Program, rule: Rule) -> Callable[[int], tuple[int, int]]:
+        """For channels of an emulated machine: the clock of the link, and ns per MiB of its narrowest part."""
+        packing = self.plans.packing(program.call.collective, program.call.root, rule.scheme)
+        paths = {(e.src, e.dst): e.path for tree in packing.trees for e in tree.edges}
+        rates = {(link.src, link.dst): link.mbps for link in self.machine.links}
+        order = {ends: i for i, ends in enumerate(sorted(rates))}
+
+        def pace(channel: int) -> tuple[int, int]:
+            src, (dst,) = program.channels[channel].writer, program.channels[channel].readers
+            path = paths.get((src, dst)) or tuple(reversed(paths[dst, src]))
+            hops = list(itertools.pairwise(path))
+            return self.transport.clock(order[hops[0]]), NS_PER_MIB // min(rates[hop] for hop in hops)
+
+        return pace
+
+    # ---- a call
+
+    def bind(self, ready: Prepared, text: str, stream: int | None, timeout_s: float) -> Bound:
+        """A call with everything settled but the moment."""
+        loaded, send, recv, send_ref, recv_ref = self._ends(ready, text)
+        own = self.transport.copy_of(loaded)
+        filled = self.transport.fill(own, send, recv, send_ref, recv_ref, timeout_s)
+        return Bound(filled, self._stream(ready) if stream is None else stream, self.gpu, text)
+
+    def _stream(self, ready: Prepared) -> int:
+        """The stream that a call's buffers were made on."""
+        first, *others = (b.stream for b in (ready.recv, ready.send) if isinstance(b, DeviceArray))
+        for other in set(others) - {first}:
+            self.gpu.after(first, other)
+        return first
+
+    def _ends(self, ready: Prepared, text: str) -> tuple[Loaded, int, int, int, int]:
+        """The kernel of a call, its buffers' addresses, and where they are registered."""
+        send, recv = ready.send, ready.recv
+        send_ref, recv_ref = self._ref(send), self._ref(recv)
+        loaded = self.way(ready.call, text, send_ref is not None and recv_ref is not None)
+        send_at = send.ptr if isinstance(send, DeviceArray) else 0
+        recv_at = recv.ptr if isinstance(recv, DeviceArray) else 0
+        return loaded, send_at, recv_at, send_ref or 0, recv_ref or 0
+
+    def _ref(self, buffer: object) -> int | None:
+        """Where a buffer is registered; 0 if there is none, None if it is not."""
+        if not isinstance(buffer, DeviceArray) or not buffer.size:
+            return 0
+        return self.transport.regions.ref(buffer.ptr, buffer.nbytes) or None
+
+    def failed(self, text: str) -> BlinkError | None:
+        """What a kernel that gave up has left."""
+        failure = self.transport.failure()
+        return None if failure is None else self.transport.error(failure, text)
+
+    # ---- registered buffers
+
+    def empty(self, count: int, dtype: str) -> Any:
+        """A registered array of ``count`` elements, the same on all ranks; collective."""
+        nbytes = max(count * dtype_of(dtype).itemsize, 1)
+        at = self.gpu.allocate(-(-nbytes // (2 << 20)) * (2 << 20))
+        array = self.gpu.array(at, count, dtype_of(dtype), None)
+        self._buffers[at] = (array, at)
+        self.transport.register(self._comm, at, nbytes)
+        return array
+
+    def register(self, device: DeviceArray) -> None:
+        """Register a buffer of the user's; collective."""
+        self.transport.register(self._comm, device.ptr, device.nbytes)
+        self._buffers[device.ptr] = (device.owner, 0)
+
+    def deregister(self, device: DeviceArray) -> None:
+        """Undo :meth:`register` or :meth:`empty`; collective, the work on the buffer must be done.
+
+        Raises:
+            BufferTypeError: if it is not registered.
+        """
+        held = self._buffers.pop(device.ptr, None)
+        ref = self.transport.regions.ref(device.ptr, device.nbytes)
+        if held is None or not ref:
+            raise BufferTypeError("deregister: this array is not registered; pass what register() got")
+        self.transport.deregister(self._comm, self.transport.regions.known[(ref >> 48) - 1])
+        if held[1]:
+            self.gpu.free(held[1])
+
+    def close(self, *, collectively: bool) -> None:
+        """Free what is on the GPU; what peers may still look at only together with them."""
+        self.gpu.use()
+        if collectively:
+            self.gpu.runtime.deviceSynchronize()
+            for loaded in [*self._ways.values(), *self._retired]:
+                self.transport.unload(loaded)
+        else:
+            self.transport.abort()
+        self.transport.close(self._comm if collectively else None)
+        if collectively:
+            for _, at in self._buffers.values():
+                if at:
+                    self.gpu.free(at)
+        self._ways, self._retired, self._buffers = {}, [], {}

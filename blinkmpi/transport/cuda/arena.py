@@ -1,0 +1,183 @@
+"""Where things lie in the memory that every rank maps of every other, and which user buffers are mapped too.
+
+An arena is one allocation: a head (``struct Arena`` in ``common.cuh``), flags of
+channels, boxes for packets, slots of channels. A program's channels are placed
+by the same rule on every rank, so nobody has to tell anybody where they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...errors import ArgumentError, DeviceError
+from ...program import Lane, Program
+from .device import Gpu
+
+MAX_RANKS = 16  # as the head of the arena has lines
+LINE = 128
+HEAD_BYTES = 64 << 10
+MAX_CTAS = 256  # of a call by ``direct``
+FLAG_BYTES = 1 << 20
+BOX_BYTES = 256 << 10  # of one source's packets, in one stage of one set: half of it is data
+SETS, STAGES = 2, 2
+ARENA_BYTES = 64 << 20
+MAX_REGIONS = 1024
+OFFSET_BITS = 48
+
+
+def slots_at(n: int) -> int:
+    """Where slots begin in an arena of ``n`` ranks."""
+    return HEAD_BYTES + FLAG_BYTES + SETS * STAGES * n * BOX_BYTES
+
+
+BOXES_AT = HEAD_BYTES + FLAG_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A channel: offsets of slots and head flags in the reader's arena, of tail flags in the writer's."""
+
+    writer: int
+    reader: int
+    slots: int
+    heads: int
+    tails: int
+    slot_bytes: int
+
+
+def groups(program: Program, ctas: int) -> dict[int, int]:
+    """CTAs for each tree's lanes, in proportion to what they move; no rank has more than ``ctas`` of them.
+
+    Raises:
+        DeviceError: if a rank has more lanes than that.
+    """
+    spans: dict[int, int] = {}
+    chunks: dict[int, int] = {}
+    lanes: dict[int, dict[int, int]] = {}  # rank -> tree -> lanes
+    for lane in program.lanes:
+        spans[lane.tree] = max(spans.get(lane.tree, 0), lane.count)
+        chunks[lane.tree] = max(chunks.get(lane.tree, 0), -(-lane.count // program.chunk_of(lane)))
+        of = lanes.setdefault(lane.rank, {})
+        of[lane.tree] = of.get(lane.tree, 0) + 1
+    taken = dict.fromkeys(spans, 1)
+    used = {rank: sum(of.values()) for rank, of in lanes.items()}
+    if used and max(used.values()) > ctas:
+        raise DeviceError(
+            f"a rank has {max(used.values())} lanes in {program.call.collective} by {program.scheme}, the GPU room for "
+            f"{ctas} groups of threads; choose a scheme with fewer trees (BLINKMPI_ALGO)"
+        )
+    open_trees = set(spans)
+    while open_trees:
+        tree = max(open_trees, key=lambda t: (spans[t] / taken[t], -t))
+        if taken[tree] < chunks[tree] and all(used[r] + of.get(tree, 0) <= ctas for r, of in lanes.items()):
+            taken[tree] += 1
+            for rank, of in lanes.items():
+                used[rank] += of.get(tree, 0)
+        else:
+            open_trees.remove(tree)
+    return taken
+
+
+def place(program: Program, groups_of: dict[int, int], item: int, partial: int, arena_bytes: int) -> list[Place]:
+    """Place every channel of a program.
+
+    Args:
+        item, partial: bytes of an element, of a partial result.
+
+    Raises:
+        DeviceError: if slots or flags do not fit; ArgumentError: if a channel has several readers.
+    """
+    n = program.call.n
+    flags, slots = [HEAD_BYTES] * n, [slots_at(n)] * n
+    chunk_of = {c: program.chunk_of(lane) for lane in program.lanes for c in lane.outs}
+    places = []
+    for c, channel in enumerate(program.channels):
+        if len(channel.readers) != 1:
+            raise ArgumentError("a GPU's memory does not multicast: plan for a machine of GPUs, not for shared memory")
+        (reader,), writer, many = channel.readers, channel.writer, groups_of[channel.tree]
+        size = _up(chunk_of[c] * (partial if channel.partial else item))
+        places.append(Place(writer, reader, slots[reader], flags[reader], flags[writer], size))
+        slots[reader] += many * program.depth * size
+        flags[reader] += many * LINE
+        places[-1] = Place(writer, reader, places[-1].slots, places[-1].heads, flags[writer], size)
+        flags[writer] += many * LINE
+    if max(slots) > arena_bytes or max(flags) > BOXES_AT:
+        raise DeviceError(
+            f"{program.call.collective} by {program.scheme} needs {max(slots)} bytes of slots, {max(flags)} of flags, "
+            f"the arena has {arena_bytes} and {BOXES_AT}; choose smaller chunks or fewer trees"
+        )
+    return places
+
+
+def slots_of(program: Program, groups_of: dict[int, int]) -> int:
+    """The most slots that any rank holds."""
+    held = [0] * program.call.n
+    for channel in program.channels:
+        held[channel.readers[0]] += groups_of[channel.tree] * program.depth
+    return max(held, default=0)
+
+
+def lanes_of(program: Program, rank: int, groups_of: dict[int, int]) -> list[tuple[Lane, int, int]]:
+    """(lane, CTA in its group, CTAs of the group) of every CTA of a rank."""
+    return [(lane, i, groups_of[lane.tree]) for lane in program.of(rank) for i in range(groups_of[lane.tree])]
+
+
+@dataclass
+class Region:
+    """A registered buffer: the allocation that holds it, as every rank's maps of it see it."""
+
+    index: int
+    begin: int
+    nbytes: int
+    peers: tuple[int, ...]  # addresses of the ranks' allocations here; ours among them
+    opened: tuple[int, ...]  # those to unmap
+    users: int = 1
+
+
+@dataclass
+class Regions:
+    """What is registered, in the order that all ranks share."""
+
+    gpu: Gpu
+    n: int
+    table: int  # device memory: [region][MAX_RANKS] addresses
+    known: dict[int, Region] = field(default_factory=dict)
+    _free: list[int] = field(default_factory=lambda: list(range(MAX_REGIONS - 1, -1, -1)))
+
+    def add(self, begin: int, nbytes: int, handles: Sequence[bytes], rank: int) -> Region:
+        """Map every rank's allocation; called by all, on an idle communicator."""
+        if not self._free:
+            raise DeviceError(f"{MAX_REGIONS} buffers are registered, which is all there is room for; deregister some")
+        opened = tuple(0 if r == rank else self.gpu.open(h) for r, h in enumerate(handles))
+        peers = tuple(begin if r == rank else at for r, at in enumerate(opened))
+        index = self._free.pop()
+        self.gpu.upload(self.table + 8 * MAX_RANKS * index, struct.pack(f"{self.n}Q", *peers))
+        region = self.known[index] = Region(index, begin, nbytes, peers, tuple(at for at in opened if at))
+        return region
+
+    def ref(self, at: int, nbytes: int) -> int:
+        """(region + 1) << 48 | offset of a buffer, or 0 if it is not registered."""
+        for region in self.known.values():
+            if region.begin <= at and at + nbytes <= region.begin + region.nbytes:
+                return (region.index + 1) << OFFSET_BITS | (at - region.begin)
+        return 0
+
+    def seen_at(self, ref: int) -> list[int]:
+        """Where every rank's buffer is, seen from here, if all lie as ours does."""
+        if not ref:
+            return [0] * self.n
+        peers, offset = self.known[(ref >> OFFSET_BITS) - 1].peers, ref & (1 << OFFSET_BITS) - 1
+        return [at + offset for at in peers]
+
+    def drop(self, region: Region) -> None:
+        """Unmap; the exporters free only after all ranks have done so."""
+        for at in region.opened:
+            self.gpu.shut(at)
+        del self.known[region.index]
+        self._free.append(region.index)
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE

@@ -1,0 +1,228 @@
+"""The GPU of this rank, through CuPy and the CUDA driver: memory, IPC, streams, compilation, launches.
+
+CuPy is imported when a GPU is asked for, never before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from ...errors import DeviceError
+
+HERE = Path(__file__).parent
+PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
+PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
+
+
+@cache
+def cupy() -> Any:
+    """The cupy module.
+
+    Raises:
+        DeviceError: naming what to install.
+    """
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as error:
+        raise DeviceError(f"CuPy is missing ({error}); pip install 'blinkmpi[cuda13]' (or [cuda12])") from error
+
+
+def device_count() -> int:
+    """GPUs that this process sees; 0 without CuPy or without a driver, for which :func:`why_none` has the reason."""
+    return 0 if why_none() else int(cupy().cuda.runtime.getDeviceCount())
+
+
+@cache
+def why_none() -> str:
+    """Why this process has no GPU, or nothing."""
+    try:
+        runtime = cupy().cuda.runtime
+        return "" if runtime.getDeviceCount() else "the CUDA driver shows no device"
+    except DeviceError as error:
+        return str(error)
+    except Exception as error:  # CUDARuntimeError, whose class comes with CuPy
+        return f"CUDA: {error}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel."""
+
+    module: Any  # keeps the code loaded
+    handle: int
+    registers: int
+
+    def launch(self, driver: Any, grid: int, block: int, stream: int, params: Any) -> None:
+        """Enqueue it. ``params`` is a ctypes array of pointers to the arguments.
+
+        Raises:
+            DeviceError: with the driver's code.
+        """
+        code = driver.cuLaunchKernel(self.handle, grid, 1, 1, block, 1, 1, 0, stream, params, None)
+        if code:
+            raise DeviceError(f"cuLaunchKernel: CUDA error {code} (grid {grid}, block {block}); see the driver's log")
+
+
+class Gpu:
+    """One device, used by one process.
+
+    Args:
+        index: as CUDA numbers what this process sees.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.device = index
+        self._cupy = cupy()
+        self.runtime = self._cupy.cuda.runtime
+        self.use()
+        self.runtime.free(0)  # makes the context
+        properties = self.runtime.getDeviceProperties(index)
+        self.name: str = properties["name"].decode()
+        self.sms: int = properties["multiProcessorCount"]
+        self.capability: tuple[int, int] = (properties["major"], properties["minor"])
+        self.bus_id: str = self.runtime.deviceGetPCIBusId(index)
+        self.driver = _driver()
+        self._kernels: dict[tuple[str, str], Kernel] = {}
+
+    def use(self) -> None:
+        """Make it the current device of this thread."""
+        self.runtime.setDevice(self.device)
+
+    # ---- memory
+
+    def allocate(self, nbytes: int) -> int:
+        """Zeroed device memory of its own allocation, as IPC wants it; returns its address."""
+        at = int(self.runtime.malloc(nbytes))
+        self.runtime.memset(at, 0, nbytes)
+        self.runtime.deviceSynchronize()
+        return at
+
+    def free(self, at: int) -> None:
+        """Give back what :meth:`allocate` gave."""
+        self.runtime.free(at)
+
+    def pinned(self, nbytes: int) -> int:
+        """Zeroed host memory at the same address for host and device."""
+        at = int(self.runtime.hostAlloc(nbytes, PINNED_MAPPED))
+        ctypes.memset(at, 0, nbytes)
+        return at
+
+    def free_pinned(self, at: int) -> None:
+        """Give back what :meth:`pinned` gave."""
+        self.runtime.freeHost(at)
+
+    def export(self, at: int) -> bytes:
+        """The IPC handle of the allocation that begins at ``at``."""
+        return bytes(self.runtime.ipcGetMemHandle(at))
+
+    def open(self, handle: bytes) -> int:
+        """Map a peer's allocation; returns its address here."""
+        return int(self.runtime.ipcOpenMemHandle(handle, PEER_ACCESS))
+
+    def shut(self, at: int) -> None:
+        """Unmap a peer's allocation."""
+        self.runtime.ipcCloseMemHandle(at)
+
+    def allocation(self, at: int) -> tuple[int, int]:
+        """(begin, bytes) of the allocation that holds an address.
+
+        Raises:
+            DeviceError: if it is no device memory of this process.
+        """
+        begin, size = ctypes.c_uint64(), ctypes.c_size_t()
+        code = self.driver.cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), ctypes.c_uint64(at))
+        if code:
+            raise DeviceError(f"address {at:#x} is no memory of this GPU (CUDA error {code}); pass a device array")
+        return begin.value, size.value
+
+    def upload(self, to: int, data: bytes) -> None:
+        """Copy host bytes to device memory; waits."""
+        self.runtime.memcpy(to, ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value, len(data), 1)
+        self.runtime.deviceSynchronize()  # memcpy returns when it has read the host's bytes, not when they have arrived
+
+    def array(self, at: int, count: int, dtype: Any, owner: Any) -> Any:
+        """A 1-D CuPy array over device memory that ``owner`` keeps."""
+        nbytes = count * self._cupy.dtype(dtype).itemsize
+        memory = self._cupy.cuda.UnownedMemory(at, nbytes, owner, self.device)
+        return self._cupy.ndarray((count,), dtype, self._cupy.cuda.MemoryPointer(memory, 0))
+
+    # ---- code
+
+    def compile(self, source: str, name: str, *, defines: Sequence[str] = ()) -> Kernel:
+        """Compile a kernel for this GPU, once; CuPy keeps the result on disk.
+
+        Raises:
+            DeviceError: with the compiler's words.
+        """
+        key = (source, name)
+        if key not in self._kernels:
+            try:
+                module = self._cupy.RawModule(code=source, options=("-std=c++17", *defines), backend="nvrtc")
+                function = module.get_function(name)
+                handle = int(function.kernel.ptr)
+            except Exception as error:  # CuPy's CompileException and CUDADriverError
+                raise DeviceError(f"kernel {name} does not compile for {self.name}: {error}") from error
+            self._kernels[key] = Kernel(module, handle, int(function.num_regs))
+        return self._kernels[key]
+
+    # ---- streams
+
+    def capturing(self, stream: int) -> bool:
+        """Whether work for ``stream`` goes into a CUDA graph."""
+        return bool(self.runtime.streamIsCapturing(stream))
+
+    def after(self, stream: int, other: int) -> None:
+        """Order what follows on ``stream`` behind what is now on ``other``."""
+        event = self._cupy.cuda.Event(disable_timing=True)
+        self.runtime.eventRecord(event.ptr, other)
+        self.runtime.streamWaitEvent(stream, event.ptr, 0)
+
+    def mark(self, stream: int) -> Any:
+        """An event behind what is now on ``stream``."""
+        event = self._cupy.cuda.Event(disable_timing=True)
+        self.runtime.eventRecord(event.ptr, stream)
+        return event
+
+    def idle(self, on: Any) -> bool:
+        """Whether a stream (its address) has nothing left to do, or an event has passed.
+
+        Raises:
+            DeviceError: if its work failed; the process must end, CUDA does not recover.
+        """
+        query = self.driver.cuStreamQuery if isinstance(on, int) else self.driver.cuEventQuery
+        code = query(ctypes.c_void_p(on if isinstance(on, int) else on.ptr))
+        if code == NOT_READY:
+            return False
+        if code:
+            raise DeviceError(f"the GPU's work failed with CUDA error {code}; this process must be started again")
+        return True
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """CuPy, CUDA runtime and driver."""
+        numbers = {"driver_api": self.runtime.driverGetVersion(), "runtime": self.runtime.runtimeGetVersion()}
+        named = {name: f"{v // 1000}.{v % 1000 // 10}" for name, v in numbers.items()}
+        return {"cupy": str(self._cupy.__version__), **named}
+
+
+NOT_READY = 600
+
+
+@cache
+def _driver() -> Any:
+    """libcuda, with the types of the calls on the hot path."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    numbers, pointers = [ctypes.c_uint] * 7, [ctypes.c_void_p] * 3
+    driver.cuLaunchKernel.argtypes = [ctypes.c_void_p, *numbers, *pointers]
+    return driver
+
+
+def kernel_source(name: str) -> str:
+    """The text of one of the source files beside this one."""
+    return (HERE / name).read_text(encoding="utf-8")

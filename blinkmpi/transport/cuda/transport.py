@@ -1,0 +1,453 @@
+"""Calls on GPUs: load a program for a protocol, enqueue it on a stream, say what went wrong.
+
+Nothing here waits for a peer on the host, talks over MPI or allocates in the
+path of a call: ranks meet in the kernels, by flags in each other's memory. The
+number of a call lives in device memory, so a call may be captured in a CUDA
+graph and replayed.
+
+Roads of a one-hop scheme: ``oneshot`` and ``twoshot`` (packets with flags
+inside), ``direct`` (between registered buffers). ``slots`` runs any program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from ...errors import ArgumentError, BlinkError, CollectiveTimeout, DeviceError, MismatchError, PeerLost
+from ...numerics import accumulator_of, dtype_of
+from ...program import Call, Program
+from .arena import (
+    ARENA_BYTES,
+    BOX_BYTES,
+    BOXES_AT,
+    MAX_CTAS,
+    MAX_RANKS,
+    MAX_REGIONS,
+    Region,
+    Regions,
+    groups,
+    place,
+)
+from .code import EXTRA, PACKET_THREADS, WORKERS, lanes_source, onehop_source, reduces, row_words, shapes_of, table
+from .device import Gpu, Kernel
+
+DIRECT_CTAS, PACKET_CTAS = 32, 48
+REPORT_WORDS = 8
+MAX_CLOCKS = 256
+ABORTED, LATE, DIFFERENT = 1, 2, 3  # codes of a report, as in common.cuh
+FOR = {-1: "its entry into the call", -2: "the end of the call", -3: "packets"}
+Segment = tuple[int, int, int, int, int]  # source mask, target mask, bytes before it in each, its bytes
+T = TypeVar("T")
+
+
+class Comm(Protocol):
+    """What the transport needs of a communicator while it is set up."""
+
+    rank: int
+    size: int
+
+    def allgather(self, obj: object) -> list[object]:
+        """Everybody's object."""
+
+    def Barrier(self) -> None:
+        """Meet."""
+
+
+@dataclass
+class Loaded:
+    """A kernel with its arguments; only buffers, fingerprint and deadline change from call to call."""
+
+    kernel: Kernel
+    grid: int
+    block: int
+    args: ctypes.Array[ctypes.c_uint64]
+    params: ctypes.Array[ctypes.c_void_p]
+    road: str
+    text: str
+    keep: tuple[int, ...] = ()  # device memory that belongs to it
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A loaded call with its buffers."""
+
+    transport: CudaTransport
+    loaded: Loaded
+
+    def launch(self, stream: int) -> None:
+        """Put it on a stream."""
+        self.transport.launch(self.loaded, stream)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a kernel that gave up has left."""
+
+    code: int
+    seq: int
+    peer: int
+    lane: int
+    chunk: int
+    want: int
+    seen: int
+
+
+class CudaTransport:
+    """Executes programs among the GPUs of ``comm``, one rank per GPU, all in reach by CUDA IPC.
+
+    Args:
+        comm: a communicator of our own, used only to set up, to register and to close.
+        gpu: this rank's device.
+
+    Raises:
+        DeviceError: on every rank, if some rank cannot map some other's memory.
+    """
+
+    def __init__(self, comm: Comm, gpu: Gpu, *, arena_bytes: int = ARENA_BYTES) -> None:
+        self.n, self.rank, self.gpu, self.arena_bytes = comm.size, comm.rank, gpu, arena_bytes
+        if self.n > MAX_RANKS:
+            raise DeviceError(f"{self.n} GPUs on one node: this version maps at most {MAX_RANKS}")
+        gpu.use()
+        self._own = gpu.allocate(arena_bytes)
+        self._table = gpu.allocate(8 * MAX_RANKS * MAX_REGIONS)
+        self._report = gpu.pinned(8 * REPORT_WORDS)
+        self._words = (ctypes.c_int64 * REPORT_WORDS).from_address(self._report)
+        self.regions = Regions(gpu, self.n, self._table)
+        self.sms = min(_collect(comm, lambda: gpu.sms))
+        handles = _collect(comm, lambda: gpu.export(self._own))
+        self._opened: list[int] = []
+
+        def map_all() -> list[int]:
+            for r, handle in enumerate(handles):
+                self._opened.append(0 if r == self.rank else gpu.open(handle))
+            return [at or self._own for at in self._opened]
+
+        _collect(comm, map_all, share=False)
+        self.arenas = [at or self._own for at in self._opened]
+        self._clocks = gpu.allocate(8 * MAX_CLOCKS)
+        self._last_stream: int | None = None
+
+    # ---- before a call
+
+    def load(
+        self,
+        call: Call,
+        road: str,
+        text: str,
+        program: Program | None = None,
+        *,
+        ctas: int = 0,
+        pace: Callable[[int], tuple[int, int]] | None = None,
+    ) -> Loaded:
+        """Compile (or find) the kernel of a call over a road and fill in its arguments. Local.
+
+        Args:
+            text: what the ranks compare.
+            program: for ``slots``.
+            ctas: groups of threads to use, 0 for the default.
+
+        Raises:
+            DeviceError: if it does not fit the GPU.
+        """
+        self.gpu.use()
+        if road == "slots":
+            if program is None:
+                raise ArgumentError("road 'slots' runs a program; pass one")
+            return self._load_lanes(program, text, ctas, pace)
+        if road == "direct":
+            return self._load_direct(call, text, ctas)
+        return self._load_packets(call, text, ctas, two_shot=road == "twoshot")
+
+    def _load_lanes(
+        self, program: Program, text: str, ctas: int, pace: Callable[[int], tuple[int, int]] | None
+    ) -> Loaded:
+        call = program.call
+        item = dtype_of(call.dtype).itemsize
+        partial = accumulator_of(call.dtype).itemsize if reduces(call) else item
+        groups_of = groups(program, min(ctas or self.sms, self.sms))
+        places = place(program, groups_of, item, partial, self.arena_bytes)
+        rows = table(program, self.rank, groups_of, places, self.arenas, pace)
+        if not len(rows):  # this rank has nothing to do, but it counts the call
+            kernel = self._onehop(call, "packets")
+            return self._idle(kernel, call, text)
+        source = lanes_source(call, shapes_of(program, self.rank), row_words(program, self.rank))
+        kernel = self.gpu.compile(source, "lanes")
+        data = rows.tobytes()
+        at = self.gpu.allocate(len(data))
+        self.gpu.upload(at, data)
+        divide = self.n if call.op == "avg" else 0
+        args = [*self._common(text, "slots", divide), at, rows.shape[1]]
+        return _loaded(kernel, len(rows), WORKERS + EXTRA, args, "slots", text, (at,))
+
+    def _load_direct(self, call: Call, text: str, ctas: int) -> Loaded:
+        kernel = self._onehop(call, "direct")
+        mine = segment(call, self.rank)
+        longest = max(segment(call, r)[-1] for r in range(self.n))  # the grid is the same on all ranks
+        divide = self.n if call.op == "avg" else 0
+        args = [*self._common(text, "direct", divide), *mine, self._table, *[0] * (2 * self.n)]
+        grid = max(1, min(ctas or DIRECT_CTAS, self.sms, MAX_CTAS, -(-longest // (16 * WORKERS))))
+        return _loaded(kernel, grid, WORKERS, args, "direct", text)
+
+    def _load_packets(self, call: Call, text: str, ctas: int, *, two_shot: bool) -> Loaded:
+        kernel = self._onehop(call, "packets")
+        streams = packet_streams(call, self.rank)
+        units = -(-streams[0] // 16)
+        each = -(-units // self.n) if two_shot else units
+        if 32 * each > BOX_BYTES:
+            raise DeviceError(f"{call.collective} of {streams[0]} bytes does not fit the packet boxes; use slots")
+        if two_shot and call.collective != "allreduce":
+            raise ArgumentError(f"road 'twoshot' is for allreduce, not for {call.collective}; use oneshot")
+        divide = self.n if call.op == "avg" else 0
+        boxes = [at + BOXES_AT for at in self.arenas]
+        args = [*self._common(text, "packets", divide), *streams, int(two_shot), BOX_BYTES, *boxes]
+        grid = max(1, min(ctas or PACKET_CTAS, self.sms, -(-each // PACKET_THREADS)))
+        return _loaded(kernel, grid, PACKET_THREADS, args, "twoshot" if two_shot else "oneshot", text)
+
+    def _idle(self, kernel: Kernel, call: Call, text: str) -> Loaded:
+        """A call in which this rank neither sends nor receives."""
+        boxes = [at + BOXES_AT for at in self.arenas]
+        args = [*self._common(text, "slots", 0), 0, 0, 0, 0, 0, 0, BOX_BYTES, *boxes]
+        return _loaded(kernel, 1, PACKET_THREADS, args, "slots", text)
+
+    def _onehop(self, call: Call, name: str) -> Kernel:
+        return self.gpu.compile(onehop_source(call, self.n), name)
+
+    def _common(self, text: str, road: str, divide: int) -> list[int]:
+        return [*self.arenas, self._report, fingerprint(f"{road} {text}"), 0, self.rank, divide, 0, 0, 0, 0]
+
+    # ---- a call
+
+    def fill(self, loaded: Loaded, send: int, recv: int, send_ref: int, recv_ref: int, timeout_s: float) -> Filled:
+        """Give a loaded call its buffers; valid until it is filled again.
+
+        Args:
+            send, recv: addresses of this rank's buffers, 0 where the call has none.
+            send_ref, recv_ref: where they are registered (see :meth:`Regions.ref`); only ``direct`` looks at them.
+        """
+        args, n = loaded.args, self.n
+        args[n + 2] = int(timeout_s * 1e9)
+        args[n + 5], args[n + 6], args[n + 7], args[n + 8] = send, recv, send_ref, recv_ref
+        if loaded.road == "direct":
+            ends = len(args) - 2 * n
+            for i, at in enumerate((*self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref))):
+                args[ends + i] = at
+        return Filled(self, loaded)
+
+    def launch(self, loaded: Loaded, stream: int) -> None:
+        """Put a filled call on a stream; returns at once."""
+        if stream != self._last_stream:
+            self._follow(stream)
+        loaded.kernel.launch(self.gpu.driver, loaded.grid, loaded.block, stream, loaded.params)
+
+    @staticmethod
+    def copy_of(loaded: Loaded) -> Loaded:
+        """The same kernel with arguments of its own."""
+        return _loaded(loaded.kernel, loaded.grid, loaded.block, list(loaded.args), loaded.road, loaded.text)
+
+    def _follow(self, stream: int) -> None:
+        """Calls of one communicator run one after another, whatever their streams."""
+        last, self._last_stream = self._last_stream, stream
+        if last is not None and self.gpu.capturing(stream) == self.gpu.capturing(last):
+            self.gpu.after(stream, last)
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether some kernel of ours gave up; then the communicator is of no more use."""
+        return self._words[1] != 0
+
+    def failure(self) -> Failure | None:
+        """What a kernel left that gave up, if one did."""
+        if self._words[1] == 0:
+            return None
+        return Failure(*self._words[1:REPORT_WORDS])
+
+    def clock(self, link: int) -> int:
+        """Where an emulated link of this rank keeps its time.
+
+        Raises:
+            DeviceError: for more links than there are clocks.
+        """
+        if link >= MAX_CLOCKS:
+            raise DeviceError(f"link {link}: this version emulates {MAX_CLOCKS} links a rank")
+        return self._clocks + 8 * link
+
+    def abort(self) -> None:
+        """Make every kernel of ours that waits give up."""
+        self._words[0] = 1
+
+    def error(self, failure: Failure, text: str) -> BlinkError:
+        """A failure in words."""
+        what = FOR.get(failure.lane, f"lane {failure.lane}, chunk {failure.chunk}")
+        if failure.code == DIFFERENT:
+            return MismatchError(
+                f"GPU call {failure.seq}: rank {self.rank} called {text}, rank {failure.peer} something else "
+                "(collective, count, type, op, root, or a registered buffer here and a plain one there); "
+                "call the same on every rank. The communicator is dead"
+            )
+        if failure.code == LATE:
+            return CollectiveTimeout(
+                f"GPU call {failure.seq}, {text}: rank {self.rank} waited in vain for rank {failure.peer}, for {what}; "
+                "look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
+            )
+        return PeerLost(f"GPU call {failure.seq}, {text}: another rank gave up; its error says why")
+
+    # ---- registered buffers
+
+    def register(self, comm: Comm, at: int, nbytes: int) -> Region:
+        """Map every rank's buffer; collective, nothing of ours may be under way.
+
+        Raises:
+            DeviceError: on every rank, if some rank's memory cannot be shared (managed memory, memory pools of CUDA).
+        """
+        self.gpu.use()
+
+        def own() -> tuple[int, int, bytes]:
+            begin, size = self.gpu.allocation(at)
+            return begin, size, self.gpu.export(begin)
+
+        found = _collect(comm, own)
+        begin, size, _ = found[self.rank]
+        here = [r for r in self.regions.known.values() if (r.begin, r.nbytes) == (begin, size)]
+        known = set(_collect(comm, lambda: here[0].index if here else -1))
+        if len(known) == 1 and here:  # the same on all ranks
+            here[0].users += 1
+            return here[0]
+        handles = [handle for _, _, handle in found]
+        return _collect(comm, lambda: self.regions.add(begin, size, handles, self.rank), share=False)[0]
+
+    def deregister(self, comm: Comm, region: Region) -> None:
+        """Unmap a buffer; collective. Only then may its memory be freed."""
+        region.users -= 1
+        if region.users == 0:
+            self.regions.drop(region)
+        comm.Barrier()
+
+    # ---- the end
+
+    def unload(self, loaded: Loaded) -> None:
+        """Free what a loaded call holds on the device; its work must be done."""
+        for at in loaded.keep:
+            self.gpu.free(at)
+        loaded.keep = ()
+
+    def close(self, comm: Comm | None) -> None:
+        """Unmap and free; with ``comm`` collectively, without it only what is local."""
+        self.gpu.use()
+        self.gpu.runtime.deviceSynchronize()
+        if comm is not None:
+            comm.Barrier()
+        for region in list(self.regions.known.values()):
+            self.regions.drop(region)
+        for at in filter(None, self._opened):
+            self.gpu.shut(at)
+        self._opened = []
+        if comm is not None:
+            comm.Barrier()
+            self.gpu.free(self._own)
+            self.gpu.free(self._table)
+            self.gpu.free(self._clocks)
+            self.gpu.free_pinned(self._report)
+
+
+def fingerprint(text: str) -> int:
+    """32 bits of what a rank calls; never 0."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") or 1
+
+
+def segment(call: Call, rank: int) -> Segment:
+    """What a rank carries of a call by ``direct``: every rank an equal part of the vector, its own block, or a piece.
+
+    Broadcast and Reduce cut the vector among all but the root, whose link would be the narrow place otherwise.
+    """
+    n, item = call.n, dtype_of(call.dtype).itemsize
+    everyone, me = (1 << n) - 1, 1 << rank
+    kind, root = call.collective, max(call.root, 0)
+    if kind == "allreduce":
+        begin, size = _part(call.total * item, n, rank)
+        return everyone, everyone, begin, begin, size
+    if kind == "reduce_scatter":
+        start, count = call.block(rank)
+        return everyone, me, start * item, 0, count * item
+    start, count = call.block(rank)
+    if kind == "allgather":
+        return me, everyone, 0, start * item, count * item
+    if kind == "gather":
+        return me, 1 << root, 0, start * item, count * item
+    if kind == "scatter":
+        return 1 << root, me, start * item, 0, count * item
+    if n == 1:
+        return (1, 1, 0, 0, call.total * item) if kind == "reduce" else (0, 0, 0, 0, 0)
+    if rank == root:
+        return 0, 0, 0, 0, 0
+    begin, size = _part(call.total * item, n - 1, rank - (rank > root))
+    if kind == "broadcast":
+        return 1 << root, everyone & ~(1 << root), begin, begin, size
+    return everyone, 1 << root, begin, begin, size
+
+
+def _part(nbytes: int, parts: int, index: int) -> tuple[int, int]:
+    """(begin, bytes) of one of ``parts`` nearly equal parts, each but the last a multiple of 128 bytes."""
+    each = math.ceil(nbytes / parts / 128) * 128
+    begin = min(index * each, nbytes)
+    return begin, min(each, nbytes - begin)
+
+
+def packet_streams(call: Call, rank: int) -> tuple[int, int, int, int, int]:
+    """(bytes of a stream, send stride, receive stride, send mask, receive mask) of a call by packets."""
+    n, item = call.n, dtype_of(call.dtype).itemsize
+    others, everyone = ((1 << n) - 1) & ~(1 << rank), (1 << n) - 1
+    kind, root = call.collective, max(call.root, 0)
+    nbytes = call.counts[0] * item
+    at_root = rank == root
+    if kind == "allreduce":
+        return nbytes, 0, 0, others, everyone
+    if kind == "allgather":
+        return nbytes, 0, nbytes, others, everyone
+    if kind == "reduce_scatter":
+        if len(set(call.counts)) > 1:
+            raise ArgumentError("packets carry equal blocks only; use slots for uneven ones")
+        return nbytes, nbytes, 0, others, everyone
+    if kind == "broadcast":
+        return nbytes, 0, 0, others if at_root else 0, 0 if at_root else 1 << root
+    if kind == "scatter":
+        return nbytes, nbytes, 0, others if at_root else 0, 1 << root
+    if kind == "gather":
+        return nbytes, 0, nbytes, 0 if at_root else 1 << root, everyone if at_root else 0
+    return nbytes, 0, 0, 0 if at_root else 1 << root, everyone if at_root else 0
+
+
+def by_packets(call: Call) -> bool:
+    """Whether packets can carry a call."""
+    return call.collective != "reduce_scatter" or len(set(call.counts)) == 1
+
+
+def _loaded(
+    kernel: Kernel, grid: int, block: int, args: Sequence[int], road: str, text: str, keep: tuple[int, ...] = ()
+) -> Loaded:
+    packed = (ctypes.c_uint64 * len(args))(*(a & 0xFFFFFFFFFFFFFFFF for a in args))
+    params = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
+    return Loaded(kernel, grid, block, packed, params, road, text, keep)
+
+
+def _collect(comm: Comm, work: Callable[[], T], *, share: bool = True) -> list[T]:
+    """Do ``work`` on every rank; everybody's result, or (unless ``share``) our own alone.
+
+    Raises:
+        DeviceError: on every rank, if it fails on one.
+    """
+    mine: T | None = None
+    text = ""
+    try:
+        mine = work()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    found: list[tuple[str, T]] = comm.allgather((text, mine if share else None))  # type: ignore[assignment]
+    for rank, (why, _) in enumerate(found):
+        if why:
+            raise DeviceError(f"rank {rank}: {why}")
+    return [value for _, value in found] if share else [mine]  # type: ignore[list-item]
