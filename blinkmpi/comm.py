@@ -20,6 +20,7 @@ from .buffers import NAMES, DeviceArray, foreign, on_device, op_name
 from .engine import Engine, Job, Options, end_job_on_error
 from .errors import ArgumentError, BlinkError, BufferTypeError
 from .explain import explain, plan_line
+from .gpu import GpuRoad
 from .numerics import dtype_of
 from .plan import Plan, chunk_for
 from .program import BLOCKED, REDUCTIONS, Call
@@ -371,6 +372,14 @@ class Communicator(MPI.Intracomm):
 
     # ---- registered buffers on GPUs
 
+    def gpu_road(self) -> GpuRoad:
+        """What runs calls on GPU memory; for measurements.
+
+        Raises:
+            DeviceError: if not every rank has a GPU.
+        """
+        return self._engine().gpu_road()
+
     def empty(self, shape: Any, dtype: Any = "float32") -> Any:
         """A CuPy array that all ranks reach, so that long vectors move without a copy on the way; collective.
 
@@ -381,15 +390,15 @@ class Communicator(MPI.Intracomm):
         """
         count = math.prod(shape) if isinstance(shape, list | tuple) else int(shape)
         label = NAMES.get(np.dtype(dtype)) if not isinstance(dtype, str) else dtype
-        return self._engine().gpu_road().empty(count, label or str(dtype)).reshape(shape)
+        return self.gpu_road().empty(count, label or str(dtype)).reshape(shape)
 
     def register(self, array: Any) -> None:
         """Make a GPU array reachable by all ranks; collective: every rank brings one. Keeps it alive."""
-        self._engine().gpu_road().register(self._device(array))
+        self.gpu_road().register(self._device(array))
 
     def deregister(self, array: Any) -> None:
         """Undo :meth:`register` or :meth:`empty`; collective, when the work on it is done."""
-        self._engine().gpu_road().deregister(self._device(array))
+        self.gpu_road().deregister(self._device(array))
 
     # ---- communicators from this one
 

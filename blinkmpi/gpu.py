@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .buffers import DeviceArray
@@ -24,6 +25,7 @@ from .transport.cuda.device import Gpu
 from .transport.cuda.transport import Comm, CudaTransport, Filled, Loaded, by_packets
 
 CACHE_SIZE = 256
+TRIAL_TIMEOUT_S = 30.0
 PACKETS = ("oneshot", "twoshot")
 NS_PER_MIB = 2**20 * 1000  # at 1 MB/s
 
@@ -87,15 +89,30 @@ class GpuRoad:
         loaded = self._ways.get(key)
         if loaded is None:
             rule = self.rule(call, registered=registered)
-            program = self.program(call, rule) if rule.road == "slots" else None
-            pace = self._pace(program, rule) if program is not None and self.emulated else None
-            loaded = self.transport.load(call, rule.road, text, program, ctas=rule.ctas, pace=pace)
+            loaded = self._load(call, rule, text)
             if len(self._ways) >= CACHE_SIZE:
                 self._retired.append(self._ways.pop(next(iter(self._ways))))
             self._ways[key] = loaded
             where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
             self._say(f"{text}: {rule.scheme}, {rule.road}, {where}; {rule.reason}", "INFO")
         return loaded
+
+    def _load(self, call: Call, rule: Rule, text: str) -> Loaded:
+        program = self.program(call, rule) if rule.road == "slots" else None
+        pace = self._pace(program, rule) if program is not None and self.emulated else None
+        return self.transport.load(call, rule.road, text, program, ctas=rule.ctas, pace=pace)
+
+    def trial(self, call: Call, rule: Rule, send: Any, recv: Any, stream: int) -> Callable[[], None]:
+        """A call by a rule of one's own, to be enqueued any number of times; for measurements.
+
+        Args:
+            send, recv: CuPy arrays of bytes.
+        """
+        loaded = self._load(call, rule, f"trial of {rule}")
+        self._retired.append(loaded)
+        refs = [self.transport.regions.ref(a.data.ptr, a.nbytes) for a in (send, recv)]
+        filled = self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
+        return partial(filled.launch, stream)
 
     def _pace(self, program: Program, rule: Rule) -> Callable[[int], tuple[int, int]]:
         """For channels of an emulated machine: the clock of the link, and ns per MiB of its narrowest part."""

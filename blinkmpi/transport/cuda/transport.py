@@ -198,10 +198,8 @@ class CudaTransport:
         streams = packet_streams(call, self.rank)
         units = -(-streams[0] // 16)
         each = -(-units // self.n) if two_shot else units
-        if 32 * each > BOX_BYTES:
+        if not fits_packets(call, two_shot=two_shot):
             raise DeviceError(f"{call.collective} of {streams[0]} bytes does not fit the packet boxes; use slots")
-        if two_shot and call.collective != "allreduce":
-            raise ArgumentError(f"road 'twoshot' is for allreduce, not for {call.collective}; use oneshot")
         divide = self.n if call.op == "avg" else 0
         boxes = [at + BOXES_AT for at in self.arenas]
         args = [*self._common(text, "packets", divide), *streams, int(two_shot), BOX_BYTES, *boxes]
@@ -419,6 +417,14 @@ def packet_streams(call: Call, rank: int) -> tuple[int, int, int, int, int]:
     if kind == "gather":
         return nbytes, 0, nbytes, 0 if at_root else 1 << root, everyone if at_root else 0
     return nbytes, 0, 0, 0 if at_root else 1 << root, everyone if at_root else 0
+
+
+def fits_packets(call: Call, *, two_shot: bool) -> bool:
+    """Whether a call is short enough for packets, and of the kind that takes two shots."""
+    units = -(-call.counts[0] * dtype_of(call.dtype).itemsize // 16)
+    if two_shot:
+        return call.collective == "allreduce" and 32 * -(-units // call.n) <= BOX_BYTES
+    return 32 * units <= BOX_BYTES
 
 
 def by_packets(call: Call) -> bool:
