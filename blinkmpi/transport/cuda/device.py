@@ -18,6 +18,7 @@ from ...errors import DeviceError
 HERE = Path(__file__).parent
 PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
+OPTIONS = ("-std=c++17", "-default-device")  # of NVRTC: version 12 takes a generic lambda for host code otherwise
 
 
 @cache
@@ -163,7 +164,7 @@ class Gpu:
         key = (source, name)
         if key not in self._kernels:
             try:
-                module = self._cupy.RawModule(code=source, options=("-std=c++17", *defines), backend="nvrtc")
+                module = self._cupy.RawModule(code=source, options=(*OPTIONS, *defines), backend="nvrtc")
                 function = module.get_function(name)
                 handle = int(function.kernel.ptr)
             except Exception as error:  # CuPy's CompileException and CUDADriverError
