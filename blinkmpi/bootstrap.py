@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from . import tuned
 from .errors import ArgumentError, MismatchError, PlanError, RemoteError, SettingsError, TopologyError
 from .plan import Plan
 from .select import Gpus, make_plan
@@ -126,8 +127,15 @@ def told_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
     return Topology.from_json(from_root(comm, resolve), source="topology from rank 0")
 
 
-def agree_on_plan(comm: Comm, machine: Topology, options: Options, settings: Settings, gpus: Gpus = "") -> Plan:
-    """Rank 0 packs (or reads) the plan, everybody checks it."""
+def agree_on_plan(
+    comm: Comm, machine: Topology, options: Options, settings: Settings, gpus: Gpus = "", table: Path | None = None
+) -> Plan:
+    """Rank 0 packs (or reads) the plan, everybody checks it.
+
+    Args:
+        gpus: see :func:`.select.make_plan`.
+        table: where measured rows for this machine may lie; ``algo`` wins over them.
+    """
 
     def make() -> str:
         given = options.plan or settings.graph_file or None
@@ -136,7 +144,9 @@ def agree_on_plan(comm: Comm, machine: Topology, options: Options, settings: Set
         if given is not None:
             return read_plan(given).to_json()
         algo = options.algo if options.algo is not None else settings.algo
-        return make_plan(machine, algo=algo, mpi=not options.deterministic and not gpus, gpus=gpus).to_json()
+        plan = make_plan(machine, algo=algo, mpi=not options.deterministic and not gpus, gpus=gpus)
+        measured = tuned.read(table) if table is not None and not algo else None
+        return (tuned.taken(plan, measured, machine) if measured is not None else plan).to_json()
 
     text = from_root(comm, make)
     return together(comm, lambda: Plan.from_json(text, source="plan from rank 0").check(machine))

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI, run
@@ -41,11 +41,12 @@ from .errors import (
     TopologyError,
 )
 from .gpu import Bound, GpuRoad
+from .miad import Miad
 from .numerics import dtype_of
 from .plan import Plan, Rule
 from .program import Call, Program
 from .requests import Persistent, Request
-from .select import by_slots, choose, program_for
+from .select import Gpus, by_slots, choose, program_for
 from .settings import log
 from .topology import Topology, gather
 from .topology.gather import gather_gpus
@@ -53,6 +54,8 @@ from .topology.gpu import GpuFacts
 from .topology.probe import probe
 from .transport.cuda.device import Gpu, cupy, device_count, why_none
 from .transport.host import FAILED, FOREIGN, HostTransport, Loaded
+from .transport.native import cache_dir
+from .tuned import file_of
 
 CACHE_SIZE = 64
 LOOK_SECONDS = 0.2  # how often a wait for MPI looks after the peers
@@ -62,8 +65,7 @@ CHOSEN: list[int] = []  # the GPU of this process, when it has one
 UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A collective, and (see :meth:`of`) the arguments with which the user called it."""
 
     name: str
@@ -195,7 +197,9 @@ class Engine:
             return
         machine = self.machine if wanted is not None else found
         emulated = machine.fingerprint != found.fingerprint
-        plans = agree_on_plan(self.private, machine, self.options, self.settings, "slots" if emulated else "onehop")
+        table = None if emulated else file_of(cache_dir(), gpu.name, machine)
+        links: Gpus = "slots" if emulated else "onehop"
+        plans = agree_on_plan(self.private, machine, self.options, self.settings, links, table)
         self.gpus = GpuRoad(self.private, gpu, machine, plans, emulated=emulated, say=self._once_on_rank_0)
         if self.rank == 0:
             what = f"{self.n} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
@@ -220,7 +224,7 @@ class Engine:
             ready = ArgumentError("stream= is for buffers in GPU memory; leave it out, or pass GPU arrays")
         if isinstance(ready, Prepared) and ready.on_device:
             made = self._enqueue(ready, stream_address(stream), self._deadline(timeout_s))
-            if key is not None and made is not None:
+            if key is not None and made is not None and made.tuner is None:
                 if len(self._bound) >= CACHE_SIZE:
                     del self._bound[next(iter(self._bound))]
                 self._bound[key] = made
@@ -309,8 +313,18 @@ class Engine:
         except BaseException as fatal:  # the peers may be in the call already
             self._die(fatal)
             raise
-        self._launch(bound)
+        if bound.tuner is None or bound.gpu.capturing(bound.stream):
+            self._launch(bound)
+        else:
+            self._measure(bound, bound.tuner)
         return bound
+
+    def _measure(self, bound: Bound, tuner: Miad) -> None:
+        """Make a call whose chunk is still looked for: wait for it, and tell each other how long it took."""
+        with bound.gpu.timed(bound.stream) as seconds:
+            self._launch(bound)
+        self._await_gpu(bound.stream, bound.text, self.seq)
+        tuner.learn(max(self.exchange(int(seconds() * 1e9))) * 1e-9)
 
     def _launch(self, bound: Bound) -> None:
         """Enqueue a call that is settled."""
@@ -319,7 +333,7 @@ class Engine:
             self._raise_gpu(bound.text)
         self.seq += 1
         self.transport.pass_by(self.seq, gpu_text(bound.text))  # type: ignore[union-attr]
-        bound.launch()
+        bound.start()
 
     def _start_gpu(self, ready: Prepared, stream: int | None, timeout_s: float) -> MPI.Request:
         """Enqueue now; the request completes when the stream is through."""
@@ -695,7 +709,7 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
 def call_key(job: Job, stream: Any) -> tuple[Any, ...] | None:
     """What makes two calls on CuPy arrays the same launch; None where an argument is something else."""
     arrays = sys.modules["cupy"].ndarray
-    key: list[Any] = [job.method, stream_address(stream)]
+    key: list[Any] = [job.prepare, stream_address(stream)]
     for arg in job.args:
         if type(arg) is arrays:
             if not arg.flags.c_contiguous:
@@ -703,6 +717,8 @@ def call_key(job: Job, stream: Any) -> tuple[Any, ...] | None:
             key += (arg.data.ptr, arg.size, arg.dtype.num)
         elif isinstance(arg, MPI.Op):
             key.append(arg.handle)
+        elif arg is MPI.IN_PLACE:
+            key.append("in place")
         elif arg is None or isinstance(arg, int | str):
             key.append(arg)
         else:

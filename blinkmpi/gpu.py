@@ -10,21 +10,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
+
+import msgspec
 
 from .buffers import DeviceArray
 from .calls import Prepared
 from .errors import BlinkError, BufferTypeError
+from .miad import Miad
 from .numerics import dtype_of
 from .plan import Plan, Rule, nbytes_of
 from .program import Call, Program
 from .select import program_for
 from .topology import Topology
 from .transport.cuda.device import Gpu
-from .transport.cuda.transport import Comm, CudaTransport, Filled, Loaded, by_packets
+from .transport.cuda.transport import Comm, CudaTransport, Loaded, by_packets
 
 CACHE_SIZE = 256
+TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs
+TUNED_FROM_CHUNK, LARGEST_CHUNK = 32 << 10, 1 << 20
+MEASURED = "measured by blinkmpi tune"
 TRIAL_TIMEOUT_S = 30.0
 PACKETS = ("oneshot", "twoshot")
 NS_PER_MIB = 2**20 * 1000  # at 1 MB/s
@@ -32,16 +37,14 @@ NS_PER_MIB = 2**20 * 1000  # at 1 MB/s
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A call that only waits to be started."""
+    """A call that only waits to be started: a kernel with all its arguments, and its stream."""
 
-    filled: Filled
+    start: Callable[[], None]
+    loaded: Loaded
     stream: int
     gpu: Gpu
     text: str
-
-    def launch(self) -> None:
-        """Enqueue it."""
-        self.filled.launch(self.stream)
+    tuner: Miad | None = None  # if its chunk is still looked for
 
     def idle(self) -> bool:
         """Whether its stream is through."""
@@ -64,7 +67,8 @@ class GpuRoad:
         self.gpu, self.machine, self.plans, self.emulated = gpu, machine, plans, emulated
         self.transport = CudaTransport(comm, gpu)
         self._comm, self._say = comm, say
-        self._ways: dict[tuple[Call, bool], Loaded] = {}
+        self._ways: dict[tuple[Call, bool, int], Loaded] = {}
+        self._tuners: dict[tuple[str, int, int, bool], Miad] = {}  # by collective, root, octave of bytes, registered
         self._buffers: dict[int, tuple[Any, int]] = {}  # by address: the array, and its region
         self._retired: list[Loaded] = []
 
@@ -83,18 +87,39 @@ class GpuRoad:
         """The checked program of a call; ``direct`` and packets carry the same trees without slots."""
         return program_for(self.plans, call, rule)
 
+    def tuner(self, call: Call, *, registered: bool) -> Miad | None:
+        """What looks for the chunk of a call; None where the chunk is measured already, or does not matter."""
+        nbytes = nbytes_of(call)
+        rule = self.rule(call, registered=registered)
+        if rule.road != "slots" or rule.reason == MEASURED or nbytes < TUNED_FROM:
+            return None
+        key = (call.collective, call.root, nbytes.bit_length(), registered)
+        if key not in self._tuners:
+            highest = TUNED_FROM_CHUNK
+            while highest < LARGEST_CHUNK and self._fits(call, rule, 2 * highest):
+                highest *= 2
+            self._tuners[key] = Miad(TUNED_FROM_CHUNK, highest, TUNED_FROM_CHUNK)
+        return self._tuners[key]
+
+    def _fits(self, call: Call, rule: Rule, chunk: int) -> bool:
+        return self.transport.fits(self.program(call, msgspec.structs.replace(rule, chunk_bytes=chunk)), rule.ctas)
+
     def way(self, call: Call, text: str, registered: bool) -> Loaded:
         """The kernel of a call, compiled and filled in at its first use."""
-        key = (call, registered)
+        tuner = self.tuner(call, registered=registered)
+        key = (call, registered, tuner.chunk if tuner else 0)
         loaded = self._ways.get(key)
         if loaded is None:
             rule = self.rule(call, registered=registered)
+            if tuner is not None:
+                rule = msgspec.structs.replace(rule, chunk_bytes=tuner.chunk)
             loaded = self._load(call, rule, text)
             if len(self._ways) >= CACHE_SIZE:
                 self._retired.append(self._ways.pop(next(iter(self._ways))))
             self._ways[key] = loaded
             where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
-            self._say(f"{text}: {rule.scheme}, {rule.road}, {where}; {rule.reason}", "INFO")
+            chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.road == "slots" else ""
+            self._say(f"{text}: {rule.scheme}, {rule.road}{chunk}, {where}; {rule.reason}", "INFO")
         return loaded
 
     def _load(self, call: Call, rule: Rule, text: str) -> Loaded:
@@ -111,8 +136,8 @@ class GpuRoad:
         loaded = self._load(call, rule, f"trial of {rule}")
         self._retired.append(loaded)
         refs = [self.transport.regions.ref(a.data.ptr, a.nbytes) for a in (send, recv)]
-        filled = self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
-        return partial(filled.launch, stream)
+        own = self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
+        return self.transport.starter(own, stream)
 
     def _pace(self, program: Program, rule: Rule) -> Callable[[int], tuple[int, int]]:
         """For channels of an emulated machine: the clock of the link, and ns per MiB of its narrowest part."""
@@ -133,10 +158,13 @@ class GpuRoad:
 
     def bind(self, ready: Prepared, text: str, stream: int | None, timeout_s: float) -> Bound:
         """A call with everything settled but the moment."""
-        loaded, send, recv, send_ref, recv_ref = self._ends(ready, text)
-        own = self.transport.copy_of(loaded)
-        filled = self.transport.fill(own, send, recv, send_ref, recv_ref, timeout_s)
-        return Bound(filled, self._stream(ready) if stream is None else stream, self.gpu, text)
+        loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, text)
+        own = self.transport.fill(loaded, send, recv, send_ref, recv_ref, timeout_s)
+        on = self._stream(ready) if stream is None else stream
+        tuner = self.tuner(ready.call, registered=registered) if loaded.road == "slots" else None
+        return Bound(
+            self.transport.starter(own, on), own, on, self.gpu, text, None if not tuner or tuner.done else tuner
+        )
 
     def _stream(self, ready: Prepared) -> int:
         """The stream that a call's buffers were made on."""
@@ -145,14 +173,15 @@ class GpuRoad:
             self.gpu.after(first, other)
         return first
 
-    def _ends(self, ready: Prepared, text: str) -> tuple[Loaded, int, int, int, int]:
-        """The kernel of a call, its buffers' addresses, and where they are registered."""
+    def _ends(self, ready: Prepared, text: str) -> tuple[Loaded, bool, int, int, int, int]:
+        """The kernel of a call, whether its buffers are registered, their addresses, and where they are registered."""
         send, recv = ready.send, ready.recv
         send_ref, recv_ref = self._ref(send), self._ref(recv)
-        loaded = self.way(ready.call, text, send_ref is not None and recv_ref is not None)
+        registered = send_ref is not None and recv_ref is not None
+        loaded = self.way(ready.call, text, registered)
         send_at = send.ptr if isinstance(send, DeviceArray) else 0
         recv_at = recv.ptr if isinstance(recv, DeviceArray) else 0
-        return loaded, send_at, recv_at, send_ref or 0, recv_ref or 0
+        return loaded, registered, send_at, recv_at, send_ref or 0, recv_ref or 0
 
     def _ref(self, buffer: object) -> int | None:
         """Where a buffer is registered; 0 if there is none, None if it is not."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from .comm import Communicator
 from .errors import DeviceError
-from .gpu import PACKETS, GpuRoad
+from .gpu import MEASURED, PACKETS, GpuRoad
 from .numerics import dtype_of
 from .plan import Rule
 from .program import BLOCKED, REDUCTIONS, Call
@@ -94,7 +94,7 @@ def rows(winners: Sequence[tuple[int, Rule]], *, registered: bool) -> list[Rule]
     before = 0
     for nbytes, rule in winners:
         at = 0 if not made else int((before * nbytes) ** 0.5)
-        kept = replace(rule, min_bytes=at, registered=registered, reason="measured by blinkmpi tune")
+        kept = replace(rule, min_bytes=at, registered=registered, reason=MEASURED)
         if not made or replace(made[-1], min_bytes=at) != kept:
             made.append(kept)
         before = nbytes

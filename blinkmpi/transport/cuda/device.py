@@ -5,11 +5,12 @@ CuPy is imported when a GPU is asked for, never before.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,15 @@ class Kernel:
     handle: int
     registers: int
 
-    def launch(self, driver: Any, grid: int, block: int, stream: int, params: Any) -> None:
-        """Enqueue it. ``params`` is a ctypes array of pointers to the arguments.
+    def launcher(self, driver: Any, grid: int, block: int, stream: int, params: Any) -> Callable[[], int]:
+        """What enqueues it and returns CUDA's code; all is converted beforehand.
 
-        Raises:
-            DeviceError: with the driver's code.
+        Args:
+            params: a ctypes array of pointers to the arguments, which must live as long as this.
         """
-        code = driver.cuLaunchKernel(self.handle, grid, 1, 1, block, 1, 1, 0, stream, params, None)
-        if code:
-            raise DeviceError(f"cuLaunchKernel: CUDA error {code} (grid {grid}, block {block}); see the driver's log")
+        numbers = (grid, 1, 1, block, 1, 1, 0)
+        args = [ctypes.c_void_p(self.handle), *(ctypes.c_uint(x) for x in numbers), ctypes.c_void_p(stream)]
+        return partial(driver.cuLaunchKernel, *args, params, ctypes.c_void_p(None))
 
 
 class Gpu:
@@ -190,6 +191,14 @@ class Gpu:
         self.runtime.eventRecord(event.ptr, stream)
         return event
 
+    @contextlib.contextmanager
+    def timed(self, stream: int) -> Iterator[Callable[[], float]]:
+        """Measure what is put on a stream within; the result gives seconds, when the stream is through."""
+        begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        self.runtime.eventRecord(begin.ptr, stream)
+        yield lambda: float(self._cupy.cuda.get_elapsed_time(begin, end)) * 1e-3
+        self.runtime.eventRecord(end.ptr, stream)
+
     def idle(self, on: Any) -> bool:
         """Whether a stream (its address) has nothing left to do, or an event has passed.
 
@@ -217,11 +226,8 @@ NOT_READY = 600
 
 @cache
 def _driver() -> Any:
-    """libcuda, with the types of the calls on the hot path."""
-    driver = ctypes.CDLL("libcuda.so.1")
-    numbers, pointers = [ctypes.c_uint] * 7, [ctypes.c_void_p] * 3
-    driver.cuLaunchKernel.argtypes = [ctypes.c_void_p, *numbers, *pointers]
-    return driver
+    """libcuda."""
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def kernel_source(name: str) -> str:

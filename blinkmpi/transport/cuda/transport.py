@@ -36,7 +36,7 @@ from .arena import (
 from .code import EXTRA, PACKET_THREADS, WORKERS, lanes_source, onehop_source, reduces, row_words, shapes_of, table
 from .device import Gpu, Kernel
 
-DIRECT_CTAS, PACKET_CTAS = 32, 48
+DIRECT_CTAS, PACKET_CTAS = 128, 48
 REPORT_WORDS = 8
 MAX_CLOCKS = 256
 ABORTED, LATE, DIFFERENT = 1, 2, 3  # codes of a report, as in common.cuh
@@ -70,18 +70,6 @@ class Loaded:
     road: str
     text: str
     keep: tuple[int, ...] = ()  # device memory that belongs to it
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """A loaded call with its buffers."""
-
-    transport: CudaTransport
-    loaded: Loaded
-
-    def launch(self, stream: int) -> None:
-        """Put it on a stream."""
-        self.transport.launch(self.loaded, stream)
 
 
 @dataclass(frozen=True)
@@ -163,6 +151,17 @@ class CudaTransport:
             return self._load_direct(call, text, ctas)
         return self._load_packets(call, text, ctas, two_shot=road == "twoshot")
 
+    def fits(self, program: Program, ctas: int = 0) -> bool:
+        """Whether the arena has room for a program's slots."""
+        call = program.call
+        item = dtype_of(call.dtype).itemsize
+        partial = accumulator_of(call.dtype).itemsize if reduces(call) else item
+        try:
+            place(program, groups(program, min(ctas or self.sms, self.sms)), item, partial, self.arena_bytes)
+        except DeviceError:
+            return False
+        return True
+
     def _load_lanes(
         self, program: Program, text: str, ctas: int, pace: Callable[[int], tuple[int, int]] | None
     ) -> Loaded:
@@ -220,32 +219,31 @@ class CudaTransport:
 
     # ---- a call
 
-    def fill(self, loaded: Loaded, send: int, recv: int, send_ref: int, recv_ref: int, timeout_s: float) -> Filled:
-        """Give a loaded call its buffers; valid until it is filled again.
+    def fill(self, loaded: Loaded, send: int, recv: int, send_ref: int, recv_ref: int, timeout_s: float) -> Loaded:
+        """The same kernel with this rank's buffers among its arguments.
 
         Args:
-            send, recv: addresses of this rank's buffers, 0 where the call has none.
+            send, recv: addresses of the buffers, 0 where the call has none.
             send_ref, recv_ref: where they are registered (see :meth:`Regions.ref`); only ``direct`` looks at them.
         """
-        args, n = loaded.args, self.n
+        args, n = list(loaded.args), self.n
         args[n + 2] = int(timeout_s * 1e9)
-        args[n + 5], args[n + 6], args[n + 7], args[n + 8] = send, recv, send_ref, recv_ref
+        args[n + 5 : n + 9] = send, recv, send_ref, recv_ref
         if loaded.road == "direct":
-            ends = len(args) - 2 * n
-            for i, at in enumerate((*self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref))):
-                args[ends + i] = at
-        return Filled(self, loaded)
+            args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
+        return _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.road, loaded.text)
 
-    def launch(self, loaded: Loaded, stream: int) -> None:
-        """Put a filled call on a stream; returns at once."""
-        if stream != self._last_stream:
-            self._follow(stream)
-        loaded.kernel.launch(self.gpu.driver, loaded.grid, loaded.block, stream, loaded.params)
+    def starter(self, loaded: Loaded, stream: int) -> Callable[[], None]:
+        """What puts a filled call on a stream and returns at once; valid while the transport is."""
+        launch = loaded.kernel.launcher(self.gpu.driver, loaded.grid, loaded.block, stream, loaded.params)
 
-    @staticmethod
-    def copy_of(loaded: Loaded) -> Loaded:
-        """The same kernel with arguments of its own."""
-        return _loaded(loaded.kernel, loaded.grid, loaded.block, list(loaded.args), loaded.road, loaded.text)
+        def start() -> None:
+            if stream != self._last_stream:
+                self._follow(stream)
+            if code := launch():
+                raise DeviceError(f"cuLaunchKernel of {loaded.text}: CUDA error {code}; the process must end")
+
+        return start
 
     def _follow(self, stream: int) -> None:
         """Calls of one communicator run one after another, whatever their streams."""

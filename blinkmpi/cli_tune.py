@@ -1,0 +1,62 @@
+"""The command ``tune``: all ranks measure, rank 0 prints and keeps the table."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+from typing import Any
+
+from .bench_case import parse_size
+from .select import canonical
+from .trees.tree import COLLECTIVES
+from .tuned import Table, file_of, read, write
+
+TUNED = tuple(c for c in COLLECTIVES if c != "barrier")
+
+
+def add_tune(sub: Any) -> None:
+    """The command's flags."""
+    what = "measure which scheme, road and chunk is fastest on these GPUs, and keep the table for later jobs"
+    command = sub.add_parser("tune", help=what, description=what)
+    command.add_argument("collectives", nargs="*", metavar="C", help=f"default: all of {', '.join(TUNED)}")
+    command.add_argument("-b", dest="begin", default="1K", help="smallest vector; K M G are 2^10 2^20 2^30")
+    command.add_argument("-e", dest="end", default="1G", help="largest vector")
+    command.add_argument("-f", dest="factor", type=int, default=4, help="factor between two sizes")
+    command.add_argument("-o", metavar="FILE", dest="output", help="write the table here, not to the cache")
+    command.add_argument("-q", dest="quiet", action="store_true", help="no line per size")
+
+
+def tune(args: argparse.Namespace, world: Any) -> int:
+    """Measure on all ranks."""
+    from .comm import Communicator
+    from .tune import tune as measure
+
+    names = [canonical(c) for c in args.collectives] or list(TUNED)
+    size, end = parse_size(args.begin), parse_size(args.end)
+    sizes = [size]
+    while sizes[-1] * args.factor <= end:
+        sizes.append(sizes[-1] * args.factor)
+    with Communicator(world) as comm:
+        road = comm.gpu_road()
+
+        def say(text: str) -> None:
+            if world.rank == 0 and not args.quiet:
+                print(text, flush=True)
+
+        rules = measure(comm, names, sizes=sizes, say=say)
+        if world.rank == 0:
+            from .transport.native import cache_dir
+
+            path = Path(args.output) if args.output else file_of(cache_dir(), road.gpu.name, road.machine)
+            fresh = Table(
+                road.gpu.name, road.machine.n, road.machine.name, datetime.date.today().isoformat(),
+                dict(road.gpu.versions), (),
+            )  # fmt: skip
+            write(path, (read(path) or fresh).joined(rules))
+            for r in rules:
+                print(f"{r.collective:15} from {r.min_bytes:>10} B {'registered' if r.registered else 'any':10} "
+                      f"{r.scheme}/{r.road} chunk {r.chunk_bytes} ctas {r.ctas or 'default'}")  # fmt: skip
+            print(f"kept in {path}", file=sys.stderr)
+    return 0
