@@ -54,7 +54,7 @@ MPI_BELOW_BYTES_BY_SLOTS = {
 
 # Between GPUs that reach one another over one hop, from there on another road: bytes of the whole vector, by number of
 # ranks (at most 2, 4, more). From trials; `algo=` tries others.
-GPU_SLOTS = (64 * KIB, 4)
+GPU_SLOTS = (32 * KIB, 4)
 ONESHOT_BELOW = {
     "allreduce": (128 * KIB, 64 * KIB, 32 * KIB),
     "broadcast": (64 * KIB, 64 * KIB, 64 * KIB),
