@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from .errors import SettingsError
 from .lower import lower
-from .plan import Plan, Rule, chunk_for, nbytes_of
+from .plan import Plan, Road, Rule, chunk_for, nbytes_of
 from .program import Call, Program
 from .topology.model import Topology
 from .trees import methods, pack
@@ -21,6 +21,7 @@ from .trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 
 KIB, MIB = 1 << 10, 1 << 20
 Gpus = Literal["", "onehop", "slots"]
+SLOTS: Road = "slots"
 ROADS = ("oneshot", "twoshot", "direct", "slots")  # between GPUs over one hop
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
 LINK_SLOTS = (128 * KIB, 4)
@@ -52,19 +53,25 @@ MPI_BELOW_BYTES_BY_SLOTS = {
     "scatter": (64 * MIB, 64 * MIB),
 }
 
-# Between GPUs that reach one another over one hop, from there on another road: bytes of the whole vector, by number of
-# ranks (at most 2, 4, more). From trials; `algo=` tries others.
+# Between GPUs that reach one another over one hop, where the next road begins: bytes of the whole vector, by number of
+# ranks (at most 2, 4, more). From trials on two and four H200; beyond four they are guesses. `blinkmpi tune` measures.
 GPU_SLOTS = (32 * KIB, 4)
 ONESHOT_BELOW = {
-    "allreduce": (128 * KIB, 64 * KIB, 32 * KIB),
-    "broadcast": (64 * KIB, 64 * KIB, 64 * KIB),
-    "reduce": (64 * KIB, 64 * KIB, 64 * KIB),
-    "allgather": (128 * KIB, 256 * KIB, 512 * KIB),
-    "reduce_scatter": (128 * KIB, 256 * KIB, 512 * KIB),
-    "gather": (128 * KIB, 256 * KIB, 512 * KIB),
-    "scatter": (128 * KIB, 256 * KIB, 512 * KIB),
+    "allreduce": (192 * KIB, 128 * KIB, 32 * KIB),
+    "broadcast": (256 * KIB, 128 * KIB, 64 * KIB),
+    "reduce": (256 * KIB, 128 * KIB, 64 * KIB),
+    "allgather": (256 * KIB, 512 * KIB, 512 * KIB),
+    "reduce_scatter": (256 * KIB, 512 * KIB, 512 * KIB),
+    "gather": (256 * KIB, 512 * KIB, 512 * KIB),
+    "scatter": (256 * KIB, 512 * KIB, 512 * KIB),
 }
-TWOSHOT_BELOW = (128 * KIB, 256 * KIB, 384 * KIB)  # allreduce
+TWOSHOT_BELOW = (
+    512 * KIB,
+    384 * KIB,
+    384 * KIB,
+)  # allreduce, not registered or more than 4 ranks
+DIRECT_BELOW = {"allreduce": 32 * MIB, "reduce": 2 * MIB, "reduce_scatter": 24 * MIB}  # registered; then slots again
+CHAIN_FROM = {"allreduce": 16 * MIB}  # more than 2 ranks: one peer at a time uses the wire best
 
 
 def make_plan(
@@ -220,27 +227,37 @@ def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...]
     return allowed
 
 
+def _one_hop(collective: str, n: int, registered: bool) -> list[tuple[int, str, Road]]:
+    """(from how many bytes, scheme, road) for GPUs that reach one another over one hop."""
+    size = 0 if n <= 2 else 1 if n <= 4 else 2
+    rows: list[tuple[int, str, Road]] = [(0, "onehop", "oneshot")]
+    end = ONESHOT_BELOW[collective][size]
+    if collective == "allreduce" and (not registered or n > 4):
+        rows.append((end, "onehop", "twoshot"))
+        end = TWOSHOT_BELOW[size]
+    if registered:
+        rows.append((end, "onehop", "direct"))
+        end = DIRECT_BELOW.get(collective, 0)
+    if end:
+        rows.append((end, "onehop", "slots"))
+    if n > 2 and collective in CHAIN_FROM:
+        rows = [row for row in rows if row[0] < CHAIN_FROM[collective]]
+        rows.append((CHAIN_FROM[collective], "chain", "slots"))
+    return rows
+
+
 def _gpu_rules(
     plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], gpus: Gpus
 ) -> list[Rule]:
     """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
     schemes = list(dict.fromkeys(p.scheme for p in plan.packings if p.collective == collective))
     chunk, depth = GPU_SLOTS
-    rows = [Rule(collective, 0, scheme, chunk, depth) for scheme in schemes]
-    onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1
-    if onehop:
-        size = 0 if plan.n <= 2 else 1 if plan.n <= 4 else 2
-        ends = {"oneshot": ONESHOT_BELOW[collective][size]} if collective in ONESHOT_BELOW else {}
-        if collective == "allreduce" and TWOSHOT_BELOW[size] > ends["oneshot"]:
-            ends["twoshot"] = TWOSHOT_BELOW[size]
-        for registered in (False, True):
-            at = 0
-            for road in (*ends, "direct" if registered else "slots"):
-                rows.append(Rule(collective, at, "onehop", chunk, depth, "", road, 0, registered))  # type: ignore[arg-type]
-                at = ends.get(road, at)
-        rows = rows[len(schemes) :]
-    else:
-        rows = rows[:1]
+    onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1 and collective in ONESHOT_BELOW
+    rows = [
+        Rule(collective, at, scheme, chunk, depth, "", road, 0, registered)
+        for registered in ((False, True) if onehop else (False,))
+        for at, scheme, road in (_one_hop(collective, plan.n, registered) if onehop else [(0, schemes[0], SLOTS)])
+    ]
     if not wanted:
         return [replace(r, reason="default: from trials on one machine") for r in rows]
     there = [*schemes, *(f"onehop/{road}" for road in ROADS if onehop)]
