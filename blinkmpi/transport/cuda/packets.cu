@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(PACKET_THREADS, 1) packets(const __
       ok = receive(a, box, 0, a.recv_mask & ~(1ull << c.rank), i, seq, x);
 #pragma unroll
       for (int r = 0; r < N; r++)
-        if (r == c.rank) x[r] = own;
+        x[r] = r == c.rank ? own : x[r];
     }
     if (!agreed && !__syncthreads_and(ok)) return;
     agreed = true;
