@@ -32,6 +32,7 @@ TUNED_FROM_CHUNK, LARGEST_CHUNK = 32 << 10, 1 << 20
 MEASURED = "measured by blinkmpi tune"
 TRIAL_TIMEOUT_S = 30.0
 PACKETS = ("oneshot", "twoshot")
+NVLINKS = ("nvlink", "xgmi")
 NS_PER_MIB = 2**20 * 1000  # at 1 MB/s
 
 
@@ -102,7 +103,9 @@ class GpuRoad:
         return self._tuners[key]
 
     def _fits(self, call: Call, rule: Rule, chunk: int) -> bool:
-        return self.transport.fits(self.program(call, msgspec.structs.replace(rule, chunk_bytes=chunk)), rule.ctas)
+        rule = msgspec.structs.replace(rule, chunk_bytes=chunk)
+        program = self.program(call, rule)
+        return self.transport.fits(program, rule.ctas, self._hosted(program, rule))
 
     def way(self, call: Call, text: str, registered: bool) -> Loaded:
         """The kernel of a call, compiled and filled in at its first use."""
@@ -125,7 +128,25 @@ class GpuRoad:
     def _load(self, call: Call, rule: Rule, text: str) -> Loaded:
         program = self.program(call, rule) if rule.road == "slots" else None
         pace = self._pace(program, rule) if program is not None and self.emulated else None
-        return self.transport.load(call, rule.road, text, program, ctas=rule.ctas, pace=pace)
+        hosted = self._hosted(program, rule) if program is not None else ()
+        return self.transport.load(call, rule.road, text, program, ctas=rule.ctas, hosted=hosted, pace=pace)
+
+    def _paths(self, program: Program, rule: Rule) -> list[tuple[int, ...]]:
+        """The vertices that every channel passes."""
+        packing = self.plans.packing(program.call.collective, program.call.root, rule.scheme)
+        paths = [{(e.src, e.dst): e.path for e in tree.edges} for tree in packing.trees]
+        found = []
+        for channel in program.channels:
+            ends = (channel.writer, channel.readers[0])
+            path = next(p for tree in (paths[channel.tree % len(paths)], *paths) for p in (_way(tree, ends),) if p)
+            found.append(path)
+        return found
+
+    def _hosted(self, program: Program, rule: Rule) -> tuple[int, ...]:
+        """The channels whose way leads over PCIe or the host, not over NVLink alone."""
+        kinds = {(link.src, link.dst): link.kind for link in self.machine.links if link.kind not in NVLINKS}
+        paths = self._paths(program, rule)
+        return tuple(c for c, path in enumerate(paths) if any(hop in kinds for hop in itertools.pairwise(path)))
 
     def trial(self, call: Call, rule: Rule, send: Any, recv: Any, stream: int) -> Callable[[], None]:
         """A call by a rule of one's own, to be enqueued any number of times; for measurements.
@@ -141,15 +162,12 @@ class GpuRoad:
 
     def _pace(self, program: Program, rule: Rule) -> Callable[[int], tuple[int, int]]:
         """For channels of an emulated machine: the clock of the link, and ns per MiB of its narrowest part."""
-        packing = self.plans.packing(program.call.collective, program.call.root, rule.scheme)
-        paths = {(e.src, e.dst): e.path for tree in packing.trees for e in tree.edges}
+        paths = self._paths(program, rule)
         rates = {(link.src, link.dst): link.mbps for link in self.machine.links}
         order = {ends: i for i, ends in enumerate(sorted(rates))}
 
         def pace(channel: int) -> tuple[int, int]:
-            src, (dst,) = program.channels[channel].writer, program.channels[channel].readers
-            path = paths.get((src, dst)) or tuple(reversed(paths[dst, src]))
-            hops = list(itertools.pairwise(path))
+            hops = list(itertools.pairwise(paths[channel]))
             return self.transport.clock(order[hops[0]]), NS_PER_MIB // min(rates[hop] for hop in hops)
 
         return pace
@@ -239,3 +257,11 @@ class GpuRoad:
                 if at:
                     self.gpu.free(at)
         self._ways, self._retired, self._buffers = {}, [], {}
+
+
+def _way(tree: dict[tuple[int, int], tuple[int, ...]], ends: tuple[int, int]) -> tuple[int, ...] | None:
+    """The path of an edge of a tree, or of the one that leads back along it."""
+    if ends in tree:
+        return tree[ends]
+    back = tree.get((ends[1], ends[0]))
+    return tuple(reversed(back)) if back else None

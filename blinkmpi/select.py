@@ -16,7 +16,7 @@ from .lower import lower
 from .plan import Plan, Road, Rule, chunk_for, nbytes_of
 from .program import Call, Program
 from .topology.model import Topology
-from .trees import methods, pack
+from .trees import extra_methods, methods, pack
 from .trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -98,7 +98,11 @@ def make_plan(
     packings: dict[tuple[str, int, str], Packing] = {}
     for collective in collectives:
         for root in (range(topology.n) if roots is None else roots) if collective in ROOTED else (-1,):
-            for method in methods(topology, collective, root=max(root, 0)):
+            root_ = max(root, 0)
+            found = list(methods(topology, collective, root=root_))
+            if gpus and "hybrid" in extra_methods(topology, collective, root=root_):
+                found.append("hybrid")
+            for method in found:
                 packing = pack(topology, collective, root=max(root, 0), method=method)
                 packings.setdefault((collective, packing.root, packing.scheme), packing)
     wanted = parse_algo(algo)

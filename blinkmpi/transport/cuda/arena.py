@@ -8,7 +8,7 @@ by the same rule on every rank, so nobody has to tell anybody where they are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import ArgumentError, DeviceError
@@ -23,6 +23,7 @@ FLAG_BYTES = 1 << 20
 BOX_BYTES = 256 << 10  # of one source's packets, in one stage of one set: half of it is data
 SETS, STAGES = 2, 2
 ARENA_BYTES = 64 << 20
+HOST_BYTES = 64 << 20  # of slots in host memory, for all ranks
 MAX_REGIONS = 1024
 OFFSET_BITS = 48
 
@@ -37,7 +38,10 @@ BOXES_AT = HEAD_BYTES + FLAG_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A channel: offsets of slots and head flags in the reader's arena, of tail flags in the writer's."""
+    """A channel: offsets of slots and head flags in the reader's arena, of tail flags in the writer's.
+
+    With ``hosted`` the slots lie in host memory that all ranks share.
+    """
 
     writer: int
     reader: int
@@ -45,6 +49,7 @@ class Place:
     heads: int
     tails: int
     slot_bytes: int
+    hosted: bool = False
 
 
 def groups(program: Program, ctas: int) -> dict[int, int]:
@@ -80,17 +85,25 @@ def groups(program: Program, ctas: int) -> dict[int, int]:
     return taken
 
 
-def place(program: Program, groups_of: dict[int, int], item: int, partial: int, arena_bytes: int) -> list[Place]:
+def place(
+    program: Program,
+    groups_of: dict[int, int],
+    item: int,
+    partial: int,
+    arena_bytes: int,
+    hosted: Collection[int] = (),
+) -> list[Place]:
     """Place every channel of a program.
 
     Args:
         item, partial: bytes of an element, of a partial result.
+        hosted: channels whose slots lie in host memory.
 
     Raises:
         DeviceError: if slots or flags do not fit; ArgumentError: if a channel has several readers.
     """
     n = program.call.n
-    flags, slots = [HEAD_BYTES] * n, [slots_at(n)] * n
+    flags, slots, host = [HEAD_BYTES] * n, [slots_at(n)] * n, 0
     chunk_of = {c: program.chunk_of(lane) for lane in program.lanes for c in lane.outs}
     places = []
     for c, channel in enumerate(program.channels):
@@ -98,25 +111,22 @@ def place(program: Program, groups_of: dict[int, int], item: int, partial: int, 
             raise ArgumentError("a GPU's memory does not multicast: plan for a machine of GPUs, not for shared memory")
         (reader,), writer, many = channel.readers, channel.writer, groups_of[channel.tree]
         size = _up(chunk_of[c] * (partial if channel.partial else item))
-        places.append(Place(writer, reader, slots[reader], flags[reader], flags[writer], size))
-        slots[reader] += many * program.depth * size
+        heads = flags[reader]
         flags[reader] += many * LINE
-        places[-1] = Place(writer, reader, places[-1].slots, places[-1].heads, flags[writer], size)
+        tails = flags[writer]
         flags[writer] += many * LINE
-    if max(slots) > arena_bytes or max(flags) > BOXES_AT:
+        if c in hosted:
+            places.append(Place(writer, reader, host, heads, tails, size, True))
+            host += many * program.depth * size
+        else:
+            places.append(Place(writer, reader, slots[reader], heads, tails, size))
+            slots[reader] += many * program.depth * size
+    if max(slots) > arena_bytes or max(flags) > BOXES_AT or host > HOST_BYTES:
         raise DeviceError(
             f"{program.call.collective} by {program.scheme} needs {max(slots)} bytes of slots, {max(flags)} of flags, "
-            f"the arena has {arena_bytes} and {BOXES_AT}; choose smaller chunks or fewer trees"
+            f"{host} on the host; there are {arena_bytes}, {BOXES_AT}, {HOST_BYTES}; choose smaller chunks, fewer trees"
         )
     return places
-
-
-def slots_of(program: Program, groups_of: dict[int, int]) -> int:
-    """The most slots that any rank holds."""
-    held = [0] * program.call.n
-    for channel in program.channels:
-        held[channel.readers[0]] += groups_of[channel.tree] * program.depth
-    return max(held, default=0)
 
 
 def lanes_of(program: Program, rank: int, groups_of: dict[int, int]) -> list[tuple[Lane, int, int]]:

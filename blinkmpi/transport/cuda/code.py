@@ -118,12 +118,13 @@ def table(
     groups_of: dict[int, int],
     places: Sequence[Place],
     arenas: Sequence[int],
+    host: int = 0,
     pace: Callable[[int], tuple[int, int]] | None = None,
 ) -> NDArray[np.int64]:
     """The rows of a rank, one per CTA.
 
     Args:
-        arenas: addresses of the ranks' arenas here.
+        arenas: addresses of the ranks' arenas here; ``host``: of the slots in host memory.
         pace: for emulated links: (address of the link's clock, ns per MiB) of a channel that this rank writes.
     """
     shapes, words, times = shapes_of(program, rank), row_words(program, rank), scale(program.call)
@@ -144,7 +145,7 @@ def table(
         for c in (*ins, *lane.outs):
             at, reads = places[c], c in ins
             clock, ns = pace(c) if pace is not None and not reads else (0, 0)
-            slots = arenas[at.reader] + at.slots + cta * program.depth * at.slot_bytes
+            slots = (host if at.hosted else arenas[at.reader]) + at.slots + cta * program.depth * at.slot_bytes
             head, tail = arenas[at.reader] + at.heads + cta * LINE, arenas[at.writer] + at.tails + cta * LINE
             row += [slots, head, tail, at.writer if reads else at.reader, clock, ns]
         rows.append(row + [0] * (words - len(row)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -118,6 +119,26 @@ class Gpu:
     def free_pinned(self, at: int) -> None:
         """Give back what :meth:`pinned` gave."""
         self.runtime.freeHost(at)
+
+    def pin(self, memory: mmap.mmap) -> int:
+        """Pin mapped host memory so that the device reaches it; returns its address here."""
+        view = (ctypes.c_char * len(memory)).from_buffer(memory)
+        at = ctypes.addressof(view)
+        del view  # or the map could never be closed
+        self.runtime.hostRegister(at, len(memory), PINNED_MAPPED)
+        return at
+
+    def unpin(self, at: int) -> None:
+        """Undo :meth:`pin`."""
+        self.runtime.hostUnregister(at)
+
+    def seen_by_device(self, at: int) -> int:
+        """The device's address of pinned host memory."""
+        found = ctypes.c_uint64()
+        code = self.driver.cuMemHostGetDevicePointer_v2(ctypes.byref(found), ctypes.c_void_p(at), 0)
+        if code:
+            raise DeviceError(f"cuMemHostGetDevicePointer: CUDA error {code}")
+        return found.value
 
     def export(self, at: int) -> bytes:
         """The IPC handle of the allocation that begins at ``at``."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -25,6 +25,7 @@ from .arena import (
     ARENA_BYTES,
     BOX_BYTES,
     BOXES_AT,
+    HOST_BYTES,
     MAX_CTAS,
     MAX_RANKS,
     MAX_REGIONS,
@@ -35,6 +36,7 @@ from .arena import (
 )
 from .code import EXTRA, PACKET_THREADS, WORKERS, lanes_source, onehop_source, reduces, row_words, shapes_of, table
 from .device import Gpu, Kernel
+from .hosted import HostSlots
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
 REPORT_WORDS = 8
@@ -53,6 +55,9 @@ class Comm(Protocol):
 
     def allgather(self, obj: object) -> list[object]:
         """Everybody's object."""
+
+    def bcast(self, obj: object, root: int) -> object:
+        """The root's object."""
 
     def Barrier(self) -> None:
         """Meet."""
@@ -98,6 +103,8 @@ class CudaTransport:
 
     def __init__(self, comm: Comm, gpu: Gpu, *, arena_bytes: int = ARENA_BYTES) -> None:
         self.n, self.rank, self.gpu, self.arena_bytes = comm.size, comm.rank, gpu, arena_bytes
+        self._comm = comm
+        self._hosted: HostSlots | None = None
         if self.n > MAX_RANKS:
             raise DeviceError(f"{self.n} GPUs on one node: this version maps at most {MAX_RANKS}")
         gpu.use()
@@ -130,6 +137,7 @@ class CudaTransport:
         program: Program | None = None,
         *,
         ctas: int = 0,
+        hosted: Collection[int] = (),
         pace: Callable[[int], tuple[int, int]] | None = None,
     ) -> Loaded:
         """Compile (or find) the kernel of a call over a road and fill in its arguments. Local.
@@ -138,6 +146,7 @@ class CudaTransport:
             text: what the ranks compare.
             program: for ``slots``.
             ctas: groups of threads to use, 0 for the default.
+            hosted: the program's channels that take the host path; all ranks come here together then.
 
         Raises:
             DeviceError: if it does not fit the GPU.
@@ -146,31 +155,37 @@ class CudaTransport:
         if road == "slots":
             if program is None:
                 raise ArgumentError("road 'slots' runs a program; pass one")
-            return self._load_lanes(program, text, ctas, pace)
+            return self._load_lanes(program, text, ctas, hosted, pace)
         if road == "direct":
             return self._load_direct(call, text, ctas)
         return self._load_packets(call, text, ctas, two_shot=road == "twoshot")
 
-    def fits(self, program: Program, ctas: int = 0) -> bool:
+    def fits(self, program: Program, ctas: int = 0, hosted: Collection[int] = ()) -> bool:
         """Whether the arena has room for a program's slots."""
         call = program.call
         item = dtype_of(call.dtype).itemsize
         partial = accumulator_of(call.dtype).itemsize if reduces(call) else item
         try:
-            place(program, groups(program, min(ctas or self.sms, self.sms)), item, partial, self.arena_bytes)
+            place(program, groups(program, min(ctas or self.sms, self.sms)), item, partial, self.arena_bytes, hosted)
         except DeviceError:
             return False
         return True
 
     def _load_lanes(
-        self, program: Program, text: str, ctas: int, pace: Callable[[int], tuple[int, int]] | None
+        self,
+        program: Program,
+        text: str,
+        ctas: int,
+        hosted: Collection[int],
+        pace: Callable[[int], tuple[int, int]] | None,
     ) -> Loaded:
         call = program.call
         item = dtype_of(call.dtype).itemsize
         partial = accumulator_of(call.dtype).itemsize if reduces(call) else item
         groups_of = groups(program, min(ctas or self.sms, self.sms))
-        places = place(program, groups_of, item, partial, self.arena_bytes)
-        rows = table(program, self.rank, groups_of, places, self.arenas, pace)
+        places = place(program, groups_of, item, partial, self.arena_bytes, hosted)
+        host = self._host().address if hosted else 0
+        rows = table(program, self.rank, groups_of, places, self.arenas, host, pace)
         if not len(rows):  # this rank has nothing to do, but it counts the call
             kernel = self._onehop(call, "packets")
             return self._idle(kernel, call, text)
@@ -182,6 +197,13 @@ class CudaTransport:
         divide = self.n if call.op == "avg" else 0
         args = [*self._common(text, "slots", divide), at, rows.shape[1]]
         return _loaded(kernel, len(rows), WORKERS + EXTRA, args, "slots", text, (at,))
+
+    def _host(self) -> HostSlots:
+        """The slots in host memory, made when the first program wants them; collective then."""
+        if self._hosted is None:
+            comm = self._comm
+            self._hosted = HostSlots(self.gpu, HOST_BYTES, self.rank, lambda t: str(comm.bcast(t, 0)), comm.Barrier)
+        return self._hosted
 
     def _load_direct(self, call: Call, text: str, ctas: int) -> Loaded:
         kernel = self._onehop(call, "direct")
@@ -342,6 +364,9 @@ class CudaTransport:
         for at in filter(None, self._opened):
             self.gpu.shut(at)
         self._opened = []
+        if self._hosted is not None:
+            self._hosted.close()
+            self._hosted = None
         if comm is not None:
             comm.Barrier()
             self.gpu.free(self._own)
