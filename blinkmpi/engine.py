@@ -196,7 +196,9 @@ class Engine:
                 log(self.settings, "INFO", f"no GPUs: {reason}")
             return
         machine = self.machine if wanted is not None else found
-        emulated = machine.fingerprint != found.fingerprint
+        emulated = [d.uuid for d in machine.devices] != [
+            d.uuid for d in found.devices
+        ]  # else it is this one, corrected
         table = None if emulated else file_of(cache_dir(), gpu.name, machine)
         links: Gpus = "slots" if emulated else "onehop"
         plans = agree_on_plan(self.private, machine, self.options, self.settings, links, table)
