@@ -31,6 +31,7 @@ COLLECTIVES = (
     "reduce_scatter_block",
     "reduce_scatter",
 )
+BLOCKED = ("gather", "scatter", "allgather", "reduce_scatter_block", "reduce_scatter")
 LARGE = (("float32", "sum"), ("bfloat16", "sum"), ("int8", "max"))
 
 
@@ -71,7 +72,9 @@ def cases(collective: str, n: int, *, full: bool = True) -> Iterator[Case]:
     rooted = collective in ("broadcast", "reduce", "gather", "scatter")
     for dtype, op in pairs:
         large = (dtype, op or "sum") in LARGE or (not op and dtype in ("float32", "complex64"))
-        for count in (0, 1, 7, *([(1 << 20) // dtype_of(dtype).itemsize + 3] if large else [])):
+        # every rank works out everybody's blocks: long ones are for the full list
+        elements = (1 << 20) // dtype_of(dtype).itemsize // (1 if full or collective not in BLOCKED else n)
+        for count in (0, 1, 7, *([elements + 3] if large else [])):
             for root in sorted({0, n - 1}) if rooted else (0,):
                 for in_place in (False,) if collective == "broadcast" else (False, True):
                     yield Case(collective, n, dtype, op, count, in_place, root)

@@ -23,6 +23,7 @@ FLAG_BYTES = 1 << 20
 BOX_BYTES = 256 << 10  # of one source's packets, in one stage of one set: half of it is data
 SETS, STAGES = 2, 2
 ARENA_BYTES = 64 << 20
+HOST_SHARE = 4  # CTAs for a byte by the host path, of those for one by NVLink
 HOST_BYTES = 64 << 20  # of slots in host memory, for all ranks
 MAX_REGIONS = 1024
 OFFSET_BITS = 48
@@ -52,8 +53,11 @@ class Place:
     hosted: bool = False
 
 
-def groups(program: Program, ctas: int) -> dict[int, int]:
+def groups(program: Program, ctas: int, hosted: Collection[int] = ()) -> dict[int, int]:
     """CTAs for each tree's lanes, in proportion to what they move; no rank has more than ``ctas`` of them.
+
+    Args:
+        hosted: channels that take the host path: their trees get more, because each access takes longer.
 
     Raises:
         DeviceError: if a rank has more lanes than that.
@@ -66,6 +70,8 @@ def groups(program: Program, ctas: int) -> dict[int, int]:
         chunks[lane.tree] = max(chunks.get(lane.tree, 0), -(-lane.count // program.chunk_of(lane)))
         of = lanes.setdefault(lane.rank, {})
         of[lane.tree] = of.get(lane.tree, 0) + 1
+    for tree in {program.channels[c].tree for c in hosted}:
+        spans[tree] *= HOST_SHARE
     taken = dict.fromkeys(spans, 1)
     used = {rank: sum(of.values()) for rank, of in lanes.items()}
     if used and max(used.values()) > ctas:

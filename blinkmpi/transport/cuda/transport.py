@@ -43,6 +43,7 @@ REPORT_WORDS = 8
 MAX_CLOCKS = 256
 ABORTED, LATE, DIFFERENT = 1, 2, 3  # codes of a report, as in common.cuh
 FOR = {-1: "its entry into the call", -2: "the end of the call", -3: "packets"}
+LAST_STREAM: list[int] = []  # of this process
 Segment = tuple[int, int, int, int, int]  # source mask, target mask, bytes before it in each, its bytes
 T = TypeVar("T")
 
@@ -125,7 +126,6 @@ class CudaTransport:
         _collect(comm, map_all, share=False)
         self.arenas = [at or self._own for at in self._opened]
         self._clocks = gpu.allocate(8 * MAX_CLOCKS)
-        self._last_stream: int | None = None
 
     # ---- before a call
 
@@ -166,7 +166,14 @@ class CudaTransport:
         item = dtype_of(call.dtype).itemsize
         partial = accumulator_of(call.dtype).itemsize if reduces(call) else item
         try:
-            place(program, groups(program, min(ctas or self.sms, self.sms)), item, partial, self.arena_bytes, hosted)
+            place(
+                program,
+                groups(program, min(ctas or self.sms, self.sms), hosted),
+                item,
+                partial,
+                self.arena_bytes,
+                hosted,
+            )
         except DeviceError:
             return False
         return True
@@ -182,7 +189,7 @@ class CudaTransport:
         call = program.call
         item = dtype_of(call.dtype).itemsize
         partial = accumulator_of(call.dtype).itemsize if reduces(call) else item
-        groups_of = groups(program, min(ctas or self.sms, self.sms))
+        groups_of = groups(program, min(ctas or self.sms, self.sms), hosted)
         places = place(program, groups_of, item, partial, self.arena_bytes, hosted)
         host = self._host().address if hosted else 0
         rows = table(program, self.rank, groups_of, places, self.arenas, host, pace)
@@ -260,7 +267,7 @@ class CudaTransport:
         launch = loaded.kernel.launcher(self.gpu.driver, loaded.grid, loaded.block, stream, loaded.params)
 
         def start() -> None:
-            if stream != self._last_stream:
+            if [stream] != LAST_STREAM:
                 self._follow(stream)
             if code := launch():
                 raise DeviceError(f"cuLaunchKernel of {loaded.text}: CUDA error {code}; the process must end")
@@ -268,8 +275,12 @@ class CudaTransport:
         return start
 
     def _follow(self, stream: int) -> None:
-        """Calls of one communicator run one after another, whatever their streams."""
-        last, self._last_stream = self._last_stream, stream
+        """Calls run one after another, whatever their streams and communicators.
+
+        Kernels wait for the peers' kernels, and two that each fill the GPU must not wait for each other's peers.
+        """
+        last = LAST_STREAM[0] if LAST_STREAM else None
+        LAST_STREAM[:] = [stream]
         if last is not None and self.gpu.capturing(stream) == self.gpu.capturing(last):
             self.gpu.after(stream, last)
 
