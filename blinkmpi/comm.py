@@ -23,6 +23,7 @@ from .explain import explain, plan_line
 from .gpu import GpuRoad
 from .numerics import dtype_of
 from .plan import Plan, chunk_for
+from .plan_diff import PlanDifference
 from .program import BLOCKED, REDUCTIONS, Call
 from .requests import Persistent
 from .select import canonical
@@ -101,6 +102,13 @@ class Communicator(MPI.Intracomm):
     def plans(self) -> Plan:
         """Every packing of this job and the selection table."""
         return self._engine().road.plans
+
+    def replan(self) -> tuple[PlanDifference, ...]:
+        """Probe the machine again, plan again and go on with the new plan; collective.
+
+        Returns what is different, as ``blinkmpi plan --diff`` shows it; nothing if the machine is as it was.
+        """
+        return self._engine().replan()
 
     @property
     def gpu(self) -> Gpu | None:

@@ -44,6 +44,7 @@ from .gpu import Bound, GpuRoad
 from .miad import Miad
 from .numerics import dtype_of
 from .plan import Plan, Rule
+from .plan_diff import PlanDifference, plan_differences
 from .program import Call, Program
 from .requests import Persistent, Request
 from .select import Gpus, by_slots, choose, program_for
@@ -141,8 +142,7 @@ class Engine:
             self.why_no_gpus = "the ranks lie on several nodes"
             if self.one_node:
                 self._open_gpus(node, wanted)
-                options = replace(self.options, algo="", plan=None) if self.gpus else self.options
-                self.plans = agree_on_plan(self.private, self.machine, options, self.settings)
+                self.plans = self._host_plans()
             found = self.gpus or self
             dump_files(self.private, self.settings, found.machine, found.plans)
             if self.one_node:
@@ -199,13 +199,50 @@ class Engine:
         emulated = [d.uuid for d in machine.devices] != [
             d.uuid for d in found.devices
         ]  # else it is this one, corrected
-        table = None if emulated else file_of(cache_dir(), gpu.name, machine)
-        links: Gpus = "slots" if emulated else "onehop"
-        plans = agree_on_plan(self.private, machine, self.options, self.settings, links, table)
+        plans = self._gpu_plans(machine, gpu, emulated=emulated)
         self.gpus = GpuRoad(self.private, gpu, machine, plans, emulated=emulated, say=self._once_on_rank_0)
         if self.rank == 0:
             what = f"{self.n} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
             log(self.settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}")
+
+    def replan(self) -> tuple[PlanDifference, ...]:
+        """Probe the machine again, plan, and go on with the new plan; collective. Returns what is different."""
+        self.progress.drain()
+        self.events.drain()
+        self.alive()
+        if self.transport is None:
+            return ()
+        before = self.road.plans
+        wanted = self.options.topology or self.settings.topo_file or None
+        node = self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        try:
+            if wanted is None:
+                self.machine = gather(self.private, node)
+            if self.gpus is not None:
+                found = gather_gpus(self.private, node, probe(self.gpus.gpu.bus_id)).topology
+                machine = found if wanted is None and found is not None else self.gpus.machine
+                self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, emulated=self.gpus.emulated))
+            self.plans = self._host_plans()
+        finally:
+            node.Free()
+        self._ways.clear()
+        self._bound.clear()
+        changes = plan_differences(before, self.road.plans)
+        for change in changes if self.rank == 0 else ():
+            text = f"{change.collective} {change.what}: {change.one or 'none'} -> {change.other or 'none'}"
+            log(self.settings, "INFO", f"new plan: {text.strip()}")
+        return changes
+
+    def _host_plans(self) -> Plan:
+        """The plan for host memory; on a job with GPUs, what the user says of plans is about those."""
+        options = replace(self.options, algo="", plan=None) if self.gpus else self.options
+        plans = agree_on_plan(self.private, self.machine, options, self.settings)
+        return by_slots(plans) if self.transport and self.transport.no_cma else plans
+
+    def _gpu_plans(self, machine: Topology, gpu: Gpu, *, emulated: bool) -> Plan:
+        table = None if emulated else file_of(cache_dir(), gpu.name, machine)
+        links: Gpus = "slots" if emulated else "onehop"
+        return agree_on_plan(self.private, machine, self.options, self.settings, links, table)
 
     # ---- a call
 

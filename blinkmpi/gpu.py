@@ -172,6 +172,12 @@ class GpuRoad:
 
         return pace
 
+    def take(self, machine: Topology, plans: Plan) -> None:
+        """Go on with another plan; what was loaded for the old one is of no more use."""
+        self.machine, self.plans = machine, plans
+        self._retired += self._ways.values()
+        self._ways, self._tuners = {}, {}
+
     # ---- a call
 
     def bind(self, ready: Prepared, text: str, stream: int | None, timeout_s: float) -> Bound:
