@@ -195,6 +195,21 @@ def on_device(obj: Any, name: str, writable: bool) -> Buffer | None:
     return _device_buffer(at, count, dtype, 0 if stream == 1 else stream, obj, name)
 
 
+def lies_on_device(spec: Any) -> bool:
+    """Whether a specification, of whatever kind, shows memory of a GPU."""
+    parts = spec if isinstance(spec, list | tuple) else (spec,)
+    torch = sys.modules.get("torch")
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            continue
+        if torch is not None and isinstance(part, torch.Tensor):
+            if part.is_cuda:
+                return True
+        elif hasattr(part, "__cuda_array_interface__"):
+            return True
+    return False
+
+
 def _device_buffer(at: int, count: int, dtype: Any, stream: int, owner: Any, name: str) -> Buffer:
     label = dtype if isinstance(dtype, str) else NAMES.get(dtype)
     if label not in DTYPES:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +25,10 @@ from mpi4py import MPI, run
 
 from .bootstrap import Options as Options
 from .bootstrap import agree_on_plan, check_timeout, dump_files, is_time, settle, told_machine
-from .buffers import Foreign, ForeignOp, hold, mpi_op
+from .buffers import Foreign, ForeignOp, hold, lies_on_device, mpi_op
 from .calls import Prepared, in_mpi
 from .errors import (
     ArgumentError,
-    BlinkError,
     BufferTypeError,
     CollectiveTimeout,
     DeviceError,
@@ -38,31 +36,26 @@ from .errors import (
     MismatchError,
     PeerLost,
     RemoteError,
-    TopologyError,
 )
-from .gpu import Bound, GpuRoad
-from .miad import Miad
+from .gpu import GpuRoad
+from .gpu_calls import GpuCalls, open_gpus
 from .numerics import dtype_of
 from .plan import Plan, Rule
 from .plan_diff import PlanDifference, plan_differences
 from .program import Call, Program
-from .requests import Persistent, Request
+from .requests import Persistent, Progress, Request
 from .select import Gpus, by_slots, choose, program_for
 from .settings import log
 from .topology import Topology, gather
 from .topology.gather import gather_gpus
-from .topology.gpu import GpuFacts
 from .topology.probe import probe
-from .transport.cuda.device import Gpu, cupy, device_count, why_none
+from .transport.cuda.device import Gpu
 from .transport.host import FAILED, FOREIGN, HostTransport, Loaded
 from .transport.native import cache_dir
 from .tuned import file_of
 
 CACHE_SIZE = 64
 LOOK_SECONDS = 0.2  # how often a wait for MPI looks after the peers
-Work = Callable[[], BaseException | None]
-Finish = Callable[[BaseException | None], None]
-CHOSEN: list[int] = []  # the GPU of this process, when it has one
 UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
 
 
@@ -85,6 +78,12 @@ class Job(NamedTuple):
 
     def mpi(self, comm: MPI.Intracomm) -> MPI.Request:
         """Begin MPI's own collective on ``comm``."""
+        for arg in self.args:
+            if lies_on_device(arg):
+                raise BufferTypeError(
+                    f"{self.name} with these arguments is MPI's alone, and this MPI would crash on GPU memory; "
+                    "pass NumPy copies, or an operation and types that blinkmpi has"
+                )
         return self.method(comm, *(mpi_op(a) if isinstance(a, str) else a for a in self.args))
 
 
@@ -114,9 +113,9 @@ class Engine:
         self.seq = 0
         self.transport: HostTransport | None = None
         self._ways: dict[tuple[Call, bool], Way] = {}
-        self._bound: dict[tuple[Any, ...], Bound] = {}  # calls on GPU memory that were made before
+        self.gpu_calls: GpuCalls | None = None
         self._shown: set[str] = set()
-        self.progress, self.events = Progress(), Progress()
+        self.progress = Progress()
         self.gpus: GpuRoad | None = None
         self.why_no_gpus = ""
         try:
@@ -141,7 +140,9 @@ class Engine:
             self.plans = Plan(self.machine.name, self.machine.fingerprint, self.n, (), ())  # across nodes: none yet
             self.why_no_gpus = "the ranks lie on several nodes"
             if self.one_node:
-                self._open_gpus(node, wanted)
+                told = self.machine if wanted is not None else None
+                opened = open_gpus(self.private, node, told, self._gpu_plans, self.settings, self._once_on_rank_0)
+                self.gpus, self.why_no_gpus = opened
                 self.plans = self._host_plans()
             found = self.gpus or self
             dump_files(self.private, self.settings, found.machine, found.plans)
@@ -159,6 +160,8 @@ class Engine:
                         self.transport.close()
                         raise FallbackError(f"{why}; allow it, or set BLINKMPI_CMA_DISABLE=1")
                     self.plans = by_slots(self.plans)
+                if self.gpus is not None:
+                    self.gpu_calls = GpuCalls(self.gpus, self.transport, self)
         finally:
             node.Free()
         self.why_mpi = "" if self.one_node else (
@@ -174,44 +177,14 @@ class Engine:
             if self.transport and self.transport.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.transport.arena_bytes} bytes of slots a rank")
 
-    def _open_gpus(self, node: MPI.Comm, wanted: Topology | str | None) -> None:
-        """Take a GPU per rank, if every rank has one: find their machine, plan, map their memory."""
-        gpu: Gpu | None = None
-        facts: GpuFacts | Exception | str
-        if self.settings.gpu_disable:
-            facts = "BLINKMPI_GPU_DISABLE is set"
-        elif not (facts := why_none()):
-            try:
-                gpu = Gpu(choose_device(node.rank, node.size))
-                facts = probe(gpu.bus_id)
-            except BlinkError as error:
-                gpu, facts = None, str(error)
-        try:
-            found, reason = gather_gpus(self.private, node, facts)
-        except TopologyError as error:  # the same on all ranks: two of them on one GPU, say
-            found, reason = None, str(error)
-        if gpu is None or found is None:
-            self.why_no_gpus = reason
-            if self.rank == 0:
-                log(self.settings, "INFO", f"no GPUs: {reason}")
-            return
-        machine = self.machine if wanted is not None else found
-        emulated = [d.uuid for d in machine.devices] != [
-            d.uuid for d in found.devices
-        ]  # else it is this one, corrected
-        plans = self._gpu_plans(machine, gpu, emulated=emulated)
-        self.gpus = GpuRoad(self.private, gpu, machine, plans, emulated=emulated, say=self._once_on_rank_0)
-        if self.rank == 0:
-            what = f"{self.n} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
-            log(self.settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}")
-
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe the machine again, plan, and go on with the new plan; collective. Returns what is different."""
         self.progress.drain()
-        self.events.drain()
         self.alive()
         if self.transport is None:
             return ()
+        if self.gpu_calls is not None:
+            self.gpu_calls.events.drain()
         before = self.road.plans
         wanted = self.options.topology or self.settings.topo_file or None
         node = self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
@@ -221,12 +194,13 @@ class Engine:
             if self.gpus is not None:
                 found = gather_gpus(self.private, node, probe(self.gpus.gpu.bus_id)).topology
                 machine = found if wanted is None and found is not None else self.gpus.machine
-                self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, emulated=self.gpus.emulated))
+                self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, self.gpus.emulated))
             self.plans = self._host_plans()
         finally:
             node.Free()
         self._ways.clear()
-        self._bound.clear()
+        if self.gpu_calls is not None:
+            self.gpu_calls.forget()
         changes = plan_differences(before, self.road.plans)
         for change in changes if self.rank == 0 else ():
             text = f"{change.collective} {change.what}: {change.one or 'none'} -> {change.other or 'none'}"
@@ -239,7 +213,7 @@ class Engine:
         plans = agree_on_plan(self.private, self.machine, options, self.settings)
         return by_slots(plans) if self.transport and self.transport.no_cma else plans
 
-    def _gpu_plans(self, machine: Topology, gpu: Gpu, *, emulated: bool) -> Plan:
+    def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> Plan:
         table = None if emulated else file_of(cache_dir(), gpu.name, machine)
         links: Gpus = "slots" if emulated else "onehop"
         return agree_on_plan(self.private, machine, self.options, self.settings, links, table)
@@ -249,26 +223,14 @@ class Engine:
     def block(self, job: Job, timeout_s: float | None, stream: Any = None) -> None:
         """Do a blocking call, behind all non-blocking ones made before; with ``stream``, only enqueue it there."""
         self.progress.drain()
-        key = None
-        if self.gpus is not None and timeout_s is None:
-            key = call_key(job, stream)
-            bound = self._bound.get(key) if key is not None else None
-            if bound is not None:
-                self._launch(bound)
-                if stream is None:
-                    self._await_gpu(bound.stream, bound.text, self.seq)
-                return
+        gpus = self.gpu_calls
+        if gpus is not None and timeout_s is None and gpus.again(job, stream):
+            return
         ready = self._prepare(job, timeout_s)
         if stream is not None and isinstance(ready, Prepared) and not ready.on_device:
             ready = ArgumentError("stream= is for buffers in GPU memory; leave it out, or pass GPU arrays")
-        if isinstance(ready, Prepared) and ready.on_device:
-            made = self._enqueue(ready, stream_address(stream), self._deadline(timeout_s))
-            if key is not None and made is not None and made.tuner is None:
-                if len(self._bound) >= CACHE_SIZE:
-                    del self._bound[next(iter(self._bound))]
-                self._bound[key] = made
-            if stream is None and made is not None:
-                self._await_gpu(made.stream, made.text, self.seq)
+        if gpus is not None and isinstance(ready, Prepared) and ready.on_device:
+            gpus.block(job, ready, stream, self._deadline(timeout_s))
             return
         self._perform(ready, job, self._deadline(timeout_s), blocking=True)
 
@@ -277,8 +239,9 @@ class Engine:
         if self.transport is None:
             return job.mpi(self.private)
         ready = self._prepare(job, timeout_s)
-        if isinstance(ready, Prepared) and ready.on_device:
-            return self._start_gpu(ready, stream_address(stream), self._deadline(timeout_s))
+        if self.gpu_calls is not None and isinstance(ready, Prepared) and ready.on_device:
+            self.progress.drain()
+            return self.gpu_calls.start(ready, stream, self._deadline(timeout_s))
         if isinstance(ready, ForeignOp):  # on every rank
             self._fall_back(job, ready)
             return job.mpi(self.public)
@@ -323,129 +286,15 @@ class Engine:
         self.alive()
         if self.gpus is None:
             raise DeviceError(f"this job has no GPUs: {self.why_no_gpus}")
-        self._bound.clear()
+        self.gpu_calls.forget()  # type: ignore[union-attr]
         return self.gpus
-
-    # ---- a call on GPU memory
 
     def persist(self, job: Job, stream: Any) -> Persistent | None:
         """A call to be started many times, on GPU memory; None if its buffers are the host's."""
         ready = self._prepare(job, None)
-        if not isinstance(ready, Prepared) or not ready.on_device or self.gpus is None:
+        if self.gpu_calls is None or not isinstance(ready, Prepared) or not ready.on_device:
             return None
-        bound = self.gpus.bind(ready, describe(ready.call), stream_address(stream), self.timeout_s)
-        wait = partial(self._await_gpu, bound.stream, bound.text)
-        return Persistent(partial(self._launch, bound), lambda: wait(self.seq), bound.idle)
-
-    def _enqueue(self, ready: Prepared, stream: int | None, timeout_s: float) -> Bound | None:
-        """Put a call on a stream; returns it, to be made again, or None if there is nothing to do."""
-        self.alive()
-        text = describe(ready.call)
-        if self.gpus is None or self.transport is None:
-            raise BufferTypeError(self.why_no_gpus)
-        if not ready.call.total:
-            self.seq += 1
-            self.transport.pass_by(self.seq, gpu_text(text))
-            return None
-        try:
-            bound = self.gpus.bind(ready, text, stream, timeout_s)
-        except BaseException as fatal:  # the peers may be in the call already
-            self._die(fatal)
-            raise
-        if bound.tuner is None or bound.gpu.capturing(bound.stream):
-            self._launch(bound)
-        else:
-            self._measure(bound, bound.tuner)
-        return bound
-
-    def _measure(self, bound: Bound, tuner: Miad) -> None:
-        """Make a call whose chunk is still looked for: wait for it, and tell each other how long it took."""
-        with bound.gpu.timed(bound.stream) as seconds:
-            self._launch(bound)
-        self._await_gpu(bound.stream, bound.text, self.seq)
-        tuner.learn(max(self.exchange(int(seconds() * 1e9))) * 1e-9)
-
-    def _launch(self, bound: Bound) -> None:
-        """Enqueue a call that is settled."""
-        self.alive()
-        if self.gpus.transport.gave_up:  # type: ignore[union-attr]
-            self._raise_gpu(bound.text)
-        self.seq += 1
-        self.transport.pass_by(self.seq, gpu_text(bound.text))  # type: ignore[union-attr]
-        bound.start()
-
-    def _start_gpu(self, ready: Prepared, stream: int | None, timeout_s: float) -> MPI.Request:
-        """Enqueue now; the request completes when the stream is through."""
-        self.progress.drain()
-        bound = self._enqueue(ready, stream, timeout_s)
-        seq, request = self.seq, Request()
-        if bound is None:
-            request.finish(None)
-            return request
-        gpu, text, event = bound.gpu, bound.text, bound.gpu.mark(bound.stream)
-
-        def work() -> BaseException | None:
-            gpu.use()
-            try:
-                self._await_gpu(event, text, seq)
-            except BaseException as error:  # it belongs to the one who waits
-                return error
-            return None
-
-        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            self.events.put(work, request.finish)
-        else:
-            self._once("non-blocking calls complete at once, because MPI was not started with THREAD_MULTIPLE")
-            request.finish(work())
-        return request
-
-    def _await_gpu(self, on: Any, text: str, seq: int) -> None:
-        """Wait until a stream (an address) or an event is through; look after the peers now and then."""
-        gpus, host = self.gpus, self.transport
-        assert gpus is not None
-        assert host is not None
-        began = looked = time.monotonic()
-        polls, lost, found = 0, 0.0, None
-        while not gpus.gpu.idle(on):
-            polls += 1
-            if polls % 64:
-                continue
-            now = time.monotonic()
-            if now - began > 0.001:
-                time.sleep(2e-5)
-            if now - looked < LOOK_SECONDS:
-                continue
-            looked = now
-            if found is None:
-                found = host.stray(seq, gpu_text(text))
-                gone = host.ended()
-                lost = (lost or now) if gone else 0.0
-                if found is None and lost and now - lost > 1.0:
-                    found = PeerLost(f"GPU call {text}: {host.states(gone, seq)}; start the job again")
-                if found is not None:
-                    gpus.transport.abort()
-        if gpus.transport.gave_up:
-            if found is not None:
-                self._die(found)
-                raise found
-            self._raise_gpu(text)
-
-    def _raise_gpu(self, text: str) -> None:
-        """Raise what a kernel that gave up has left, or what the rank said that made it give up."""
-        assert self.gpus is not None
-        assert self.transport is not None
-        self.alive()
-        error = self.gpus.failed(text)
-        assert error is not None
-        until = time.monotonic() + 1.0
-        try:
-            while isinstance(error, PeerLost) and time.monotonic() < until:  # the first to give up knows why
-                self.transport.heed(self.seq)
-                time.sleep(0.01)
-        except BlinkError as heard:
-            error = heard
-        self._die(error)
-        raise error
+        return self.gpu_calls.persist(ready, stream, self.timeout_s)
 
     def alive(self) -> None:
         """Raise PeerLost if an earlier call left the communicator dead."""
@@ -485,7 +334,7 @@ class Engine:
         try:
             refused = self._execute(ready, way, job, timeout_s)
         except BaseException as fatal:  # in the middle of the call, whatever it is
-            self._die(fatal)
+            self.die(fatal)
             raise
         if refused is not None:
             raise refused
@@ -564,7 +413,7 @@ class Engine:
         except (MismatchError, RemoteError):
             raise
         except BaseException as fatal:
-            self._die(fatal)
+            self.die(fatal)
             raise
 
     def child(self, ranks: list[int]) -> tuple[Options, Topology | None]:
@@ -633,6 +482,15 @@ class Engine:
             self._shown.add(text)
             log(self.settings, level, text)
 
+    def say_once(self, text: str) -> None:
+        """Log a warning the first time."""
+        self._once(text)
+
+    @staticmethod
+    def describe(ready: Prepared) -> str:
+        """A call as people read it, and as ranks compare it."""
+        return describe(ready.call)
+
     def _once_on_rank_0(self, text: str, level: str) -> None:
         if self.rank == 0:
             self._once(text, level)
@@ -642,16 +500,17 @@ class Engine:
     def close(self) -> None:
         """Free everything: collectively, or, if the communicator is dead, only what is local."""
         self.progress.close()
-        self.events.close()
+        if self.gpu_calls is not None:
+            self.gpu_calls.events.close()
         if self.dead is not None:
-            self._die(self.dead)
+            self.die(self.dead)
             return
         if self.transport is not None:
             self.seq += 1
             try:
                 self.transport.enter(self.seq, "free()", self.timeout_s)
             except BaseException as error:
-                self._die(error)
+                self.die(error)
                 raise
             if self.gpus is not None:
                 self.gpus.close(collectively=True)
@@ -660,7 +519,7 @@ class Engine:
             self.transport = None
         self.private.Free()
 
-    def _die(self, error: BaseException) -> None:
+    def die(self, error: BaseException) -> None:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""
         self.dead = self.dead or error
         if self.gpus is not None:
@@ -686,49 +545,6 @@ class Engine:
             log(self.settings, "WARN", f"rank {self.rank} ends the job, or MPI_Finalize would wait for ever: {who}")
 
 
-class Progress:
-    """One thread that runs non-blocking calls in the order in which they were made."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Work, Finish] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._open = 0
-        self._idle = threading.Condition()
-
-    def put(self, job: Work, finish: Finish) -> None:
-        """Run ``job`` behind all earlier ones, then ``finish`` with the error that it returns. They must not raise."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="blinkmpi-progress", daemon=True)
-            self._thread.start()
-        with self._idle:
-            self._open += 1
-        self._jobs.put((job, finish))
-
-    def drain(self) -> None:
-        """Wait until all jobs have run; a blocking call must not overtake them."""
-        if self._open:
-            with self._idle:
-                self._idle.wait_for(lambda: self._open == 0)
-
-    def close(self) -> None:
-        """Finish the jobs and end the thread. Safe to call twice."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _loop(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, finish = item
-            error = job()
-            del item, job  # and with them the user's buffers: who has waited finds them free
-            finish(error)
-            del error, finish
-            with self._idle:
-                self._open -= 1
-                self._idle.notify_all()
-
-
 def end_job_on_error(comm: MPI.Intracomm) -> None:
     """Make an uncaught exception on one rank end the whole job, as ``python -m mpi4py`` does. Installed once."""
     if comm.size == 1 or getattr(sys.excepthook, "blinkmpi", False):
@@ -743,67 +559,6 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
 
     hook.blinkmpi = True  # type: ignore[attr-defined]
     sys.excepthook = hook
-
-
-def call_key(job: Job, stream: Any) -> tuple[Any, ...] | None:
-    """What makes two calls on CuPy arrays the same launch; None where an argument is something else."""
-    arrays = sys.modules["cupy"].ndarray
-    key: list[Any] = [job.prepare, stream_address(stream)]
-    for arg in job.args:
-        if type(arg) is arrays:
-            if not arg.flags.c_contiguous:
-                return None
-            key += (arg.data.ptr, arg.size, arg.dtype.num)
-        elif isinstance(arg, MPI.Op):
-            key.append(arg.handle)
-        elif arg is MPI.IN_PLACE:
-            key.append("in place")
-        elif arg is None or isinstance(arg, int | str):
-            key.append(arg)
-        else:
-            return None
-    if stream is None:
-        key.append(sys.modules["cupy"].cuda.get_current_stream().ptr)
-    return tuple(key)
-
-
-def stream_address(stream: Any) -> int | None:
-    """The address of a CUDA stream: CuPy's, torch's, or a number; None for none.
-
-    Raises:
-        ArgumentError: for anything else.
-    """
-    if stream is None or isinstance(stream, int):
-        return stream
-    for name in ("ptr", "cuda_stream"):
-        found = getattr(stream, name, None)
-        if isinstance(found, int):
-            return found
-    raise ArgumentError(f"stream={stream!r}: expected a CuPy or torch stream, or its address")
-
-
-def choose_device(local_rank: int, local_size: int) -> int:
-    """Which of the GPUs that this process sees is its own: by its place on the node, unless the user chose one.
-
-    Raises:
-        DeviceError: if there are fewer GPUs than ranks.
-    """
-    if not CHOSEN:
-        count, current = device_count(), int(cupy().cuda.runtime.getDevice())
-        if count == 1 or current:  # isolated by the launcher, or chosen by the user
-            CHOSEN.append(current)
-        elif local_rank < count:
-            CHOSEN.append(local_rank)
-        else:
-            raise DeviceError(f"{local_size} ranks on a node, of whose GPUs this process sees {count}; "
-                              "start one rank per GPU")  # fmt: skip
-    return CHOSEN[0]
-
-
-@lru_cache(maxsize=256)
-def gpu_text(text: str) -> str:
-    """A call on GPU memory, as ranks compare it on the host."""
-    return f"{text} in GPU memory"
 
 
 @lru_cache(maxsize=256)

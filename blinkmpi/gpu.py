@@ -213,10 +213,9 @@ class GpuRoad:
             return 0
         return self.transport.regions.ref(buffer.ptr, buffer.nbytes) or None
 
-    def failed(self, text: str) -> BlinkError | None:
-        """What a kernel that gave up has left."""
-        failure = self.transport.failure()
-        return None if failure is None else self.transport.error(failure, text)
+    def failed(self, text: str) -> BlinkError:
+        """What the kernel that gave up has left, in words."""
+        return self.transport.error(text)
 
     # ---- registered buffers
 

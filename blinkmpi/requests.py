@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any, Literal
@@ -9,6 +10,9 @@ from typing import Any, Literal
 from mpi4py import MPI
 
 from .errors import ArgumentError, BlinkError
+
+Work = Callable[[], BaseException | None]
+Finish = Callable[[BaseException | None], None]
 
 
 class Request(MPI.Grequest):
@@ -88,3 +92,46 @@ class Persistent:
             raise ArgumentError("this persistent call was freed; make it again")
 
         self.Start = self.Wait = gone
+
+
+class Progress:
+    """One thread that runs non-blocking calls in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Work, Finish] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._open = 0
+        self._idle = threading.Condition()
+
+    def put(self, job: Work, finish: Finish) -> None:
+        """Run ``job`` behind all earlier ones, then ``finish`` with the error that it returns. They must not raise."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="blinkmpi-progress", daemon=True)
+            self._thread.start()
+        with self._idle:
+            self._open += 1
+        self._jobs.put((job, finish))
+
+    def drain(self) -> None:
+        """Wait until all jobs have run; a blocking call must not overtake them."""
+        if self._open:
+            with self._idle:
+                self._idle.wait_for(lambda: self._open == 0)
+
+    def close(self) -> None:
+        """Finish the jobs and end the thread. Safe to call twice."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _loop(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, finish = item
+            error = job()
+            del item, job  # and with them the user's buffers: who has waited finds them free
+            finish(error)
+            del error, finish
+            with self._idle:
+                self._open -= 1
+                self._idle.notify_all()

@@ -289,12 +289,6 @@ class CudaTransport:
         """Whether some kernel of ours gave up; then the communicator is of no more use."""
         return self._words[1] != 0
 
-    def failure(self) -> Failure | None:
-        """What a kernel left that gave up, if one did."""
-        if self._words[1] == 0:
-            return None
-        return Failure(*self._words[1:REPORT_WORDS])
-
     def clock(self, link: int) -> int:
         """Where an emulated link of this rank keeps its time.
 
@@ -309,8 +303,9 @@ class CudaTransport:
         """Make every kernel of ours that waits give up."""
         self._words[0] = 1
 
-    def error(self, failure: Failure, text: str) -> BlinkError:
-        """A failure in words."""
+    def error(self, text: str) -> BlinkError:
+        """What a kernel that gave up has left, in words; ``text`` is the call."""
+        failure = Failure(*self._words[1:REPORT_WORDS])
         what = FOR.get(failure.lane, f"lane {failure.lane}, chunk {failure.chunk}")
         if failure.code == DIFFERENT:
             return MismatchError(

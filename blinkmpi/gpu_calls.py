@@ -1,0 +1,327 @@
+"""The life of a call on GPU memory: enqueue it, wait for it, raise what went wrong.
+
+The ranks meet in the kernel. On the host a rank only notes which call it is in,
+so that a rank that waits can tell a peer that does something else, or is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from mpi4py import MPI
+
+from .calls import Prepared
+from .errors import ArgumentError, BlinkError, DeviceError, PeerLost, TopologyError
+from .gpu import Bound, GpuRoad
+from .miad import Miad
+from .plan import Plan
+from .requests import Persistent, Progress, Request
+from .settings import Settings, log
+from .topology import Topology
+from .topology.gather import gather_gpus
+from .topology.gpu import GpuFacts
+from .topology.probe import probe
+from .transport.cuda.device import Gpu, cupy, device_count, why_none
+from .transport.host import HostTransport
+
+CACHE_SIZE = 256
+LOOK_SECONDS = 0.2  # how often a wait looks after the peers
+GRACE_S = 1.0  # after which a peer whose process has ended counts as lost, if its part is still owed
+SHORT_S = 0.001  # a wait polls without sleeping for so long
+CHOSEN: list[int] = []  # the GPU of this process, when it has one
+
+
+class Call(Protocol):
+    """A collective and the arguments with which the user called it."""
+
+    @property
+    def prepare(self) -> Callable[..., Prepared]:
+        """Which collective."""
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The arguments."""
+
+
+class Owner(Protocol):
+    """What a communicator's engine does for its calls on GPU memory."""
+
+    seq: int
+
+    def alive(self) -> None:
+        """Raise PeerLost if the communicator is dead."""
+
+    def die(self, error: BaseException) -> None:
+        """Never use the communicator again."""
+
+    def exchange(self, count: int) -> tuple[int, ...]:
+        """Every rank's number."""
+
+    def describe(self, ready: Prepared) -> str:
+        """A call as people read it."""
+
+    def say_once(self, text: str) -> None:
+        """Log a warning the first time."""
+
+
+class GpuCalls:
+    """Calls on GPU memory of one communicator."""
+
+    def __init__(self, road: GpuRoad, host: HostTransport, owner: Owner) -> None:
+        self.road, self._host, self._owner = road, host, owner
+        self.events = Progress()
+        self._made: dict[tuple[Any, ...], Bound] = {}  # calls that were made before, by what makes them the same
+
+    def forget(self) -> None:
+        """Settle every call anew: buffers were registered, or the plan is another one."""
+        self._made.clear()
+
+    # ---- making calls
+
+    def again(self, job: Call, stream: Any) -> bool:
+        """Make a call that was made before on the same buffers; False if it was not."""
+        key = call_key(job, stream)
+        bound = self._made.get(key) if key is not None else None
+        if bound is None:
+            return False
+        self._launch(bound)
+        if stream is None:
+            self.wait(bound.stream, bound.text)
+        return True
+
+    def block(self, job: Call, ready: Prepared, stream: Any, timeout_s: float) -> None:
+        """Make a call: enqueue it on ``stream``, or without one wait for the result."""
+        bound = self._enqueue(ready, stream_address(stream), timeout_s)
+        if bound is None:
+            return
+        key = call_key(job, stream) if bound.tuner is None else None
+        if key is not None:
+            if len(self._made) >= CACHE_SIZE:
+                del self._made[next(iter(self._made))]
+            self._made[key] = bound
+        if stream is None:
+            self.wait(bound.stream, bound.text)
+
+    def start(self, ready: Prepared, stream: Any, timeout_s: float) -> MPI.Request:
+        """Enqueue now; the request completes when the stream is through."""
+        bound = self._enqueue(ready, stream_address(stream), timeout_s)
+        request, seq = Request(), self._owner.seq
+        if bound is None:
+            request.finish(None)
+            return request
+        gpu, text, event = bound.gpu, bound.text, bound.gpu.mark(bound.stream)
+
+        def work() -> BaseException | None:
+            gpu.use()
+            try:
+                self.wait(event, text, seq)
+            except BaseException as error:  # it belongs to the one who waits
+                return error
+            return None
+
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self.events.put(work, request.finish)
+        else:
+            self._owner.say_once("non-blocking calls complete at once: MPI was not started with THREAD_MULTIPLE")
+            request.finish(work())
+        return request
+
+    def persist(self, ready: Prepared, stream: Any, timeout_s: float) -> Persistent:
+        """A call to be started many times."""
+        bound = self.road.bind(ready, self._owner.describe(ready), stream_address(stream), timeout_s)
+        return Persistent(partial(self._launch, bound), partial(self.wait, bound.stream, bound.text), bound.idle)
+
+    def _enqueue(self, ready: Prepared, stream: int | None, timeout_s: float) -> Bound | None:
+        """Put a call on a stream; returns it, to be made again, or None if there is nothing to do."""
+        owner = self._owner
+        owner.alive()
+        text = owner.describe(ready)
+        if not ready.call.total:
+            owner.seq += 1
+            self._host.pass_by(owner.seq, on_gpu(text))
+            return None
+        try:
+            bound = self.road.bind(ready, text, stream, timeout_s)
+        except BaseException as fatal:  # the peers may be in the call already
+            owner.die(fatal)
+            raise
+        if bound.tuner is None or bound.gpu.capturing(bound.stream):
+            self._launch(bound)
+        else:
+            self._measure(bound, bound.tuner)
+        return bound
+
+    def _measure(self, bound: Bound, tuner: Miad) -> None:
+        """Make a call whose chunk is still looked for: wait for it, and tell each other how long it took."""
+        with bound.gpu.timed(bound.stream) as seconds:
+            self._launch(bound)
+        self.wait(bound.stream, bound.text)
+        tuner.learn(max(self._owner.exchange(int(seconds() * 1e9))) * 1e-9)
+
+    def _launch(self, bound: Bound) -> None:
+        """Enqueue a call that is settled."""
+        owner = self._owner
+        owner.alive()
+        if self.road.transport.gave_up:
+            self._fail(bound.text)
+        owner.seq += 1
+        self._host.pass_by(owner.seq, on_gpu(bound.text))
+        bound.start()
+
+    # ---- waiting
+
+    def wait(self, on: Any, text: str, seq: int | None = None) -> None:
+        """Wait until a stream (an address) or an event is through; look after the peers now and then.
+
+        Args:
+            text, seq: the call; None is the last one.
+
+        Raises:
+            CollectiveTimeout, MismatchError, PeerLost: after which the communicator is dead.
+        """
+        number = self._owner.seq if seq is None else seq
+        began = looked = time.monotonic()
+        polls, lost_since = 0, 0.0
+        found: BlinkError | None = None
+        while not self.road.gpu.idle(on):
+            polls += 1
+            if polls % 64:
+                continue
+            now = time.monotonic()
+            if now - began > SHORT_S:
+                time.sleep(2e-5)
+            if found is not None or now - looked < LOOK_SECONDS:
+                continue
+            looked = now
+            found = self._host.stray(number, on_gpu(text))
+            gone = self._host.ended()
+            lost_since = (lost_since or now) if gone else 0.0
+            if found is None and lost_since and now - lost_since > GRACE_S:
+                found = PeerLost(f"GPU call {text}: {self._host.states(gone, number)}; start the job again")
+            if found is not None:
+                self.road.transport.abort()
+        if self.road.transport.gave_up:
+            if found is not None:
+                self._owner.die(found)
+                raise found
+            self._fail(text)
+
+    def _fail(self, text: str) -> None:
+        """Raise what a kernel that gave up has left, or what the rank said that made it give up."""
+        self._owner.alive()
+        error = self.road.failed(text)
+        until = time.monotonic() + GRACE_S
+        try:
+            while isinstance(error, PeerLost) and time.monotonic() < until:  # the first to give up knows why
+                self._host.heed(self._owner.seq)
+                time.sleep(0.01)
+        except BlinkError as heard:
+            error = heard
+        self._owner.die(error)
+        raise error
+
+
+def open_gpus(
+    comm: MPI.Intracomm,
+    node: MPI.Comm,
+    told: Topology | None,
+    plan: Callable[[Topology, Gpu, bool], Plan],
+    settings: Settings,
+    say: Callable[[str, str], None],
+) -> tuple[GpuRoad | None, str]:
+    """Take a GPU per rank, if every rank has one: find their machine, plan, map their memory; collective.
+
+    Args:
+        told: the machine that the user named, to be emulated unless it is made of these very GPUs.
+        plan: makes the plan of all ranks, from machine, GPU and whether it is emulated.
+
+    Returns:
+        The GPUs, or why there are none.
+    """
+    gpu: Gpu | None = None
+    facts: GpuFacts | Exception | str = "BLINKMPI_GPU_DISABLE is set" if settings.gpu_disable else why_none()
+    if not facts:
+        try:
+            gpu = Gpu(choose_device(node.rank, node.size))
+            facts = probe(gpu.bus_id)
+        except BlinkError as error:
+            gpu, facts = None, str(error)
+    try:
+        found, reason = gather_gpus(comm, node, facts)
+    except TopologyError as error:  # the same on all ranks: two of them on one GPU, say
+        found, reason = None, str(error)
+    if gpu is None or found is None:
+        if comm.rank == 0:
+            log(settings, "INFO", f"no GPUs: {reason}")
+        return None, reason
+    machine = told or found
+    emulated = [d.uuid for d in machine.devices] != [d.uuid for d in found.devices]
+    road = GpuRoad(comm, gpu, machine, plan(machine, gpu, emulated), emulated=emulated, say=say)
+    if comm.rank == 0:
+        what = f"{comm.size} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
+        log(settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}")
+    return road, ""
+
+
+def call_key(job: Call, stream: Any) -> tuple[Any, ...] | None:
+    """What makes two calls on CuPy arrays the same launch; None where an argument is something else."""
+    arrays = sys.modules["cupy"].ndarray
+    key: list[Any] = [job.prepare, stream_address(stream)]
+    for arg in job.args:
+        if type(arg) is arrays:
+            if not arg.flags.c_contiguous:
+                return None
+            key += (arg.data.ptr, arg.size, arg.dtype.num)
+        elif isinstance(arg, MPI.Op):
+            key.append(arg.handle)
+        elif arg is MPI.IN_PLACE:
+            key.append("in place")
+        elif arg is None or isinstance(arg, int | str):
+            key.append(arg)
+        else:
+            return None
+    if stream is None:
+        key.append(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    return tuple(key)
+
+
+def stream_address(stream: Any) -> int | None:
+    """The address of a CUDA stream: CuPy's, torch's, or a number; None for none.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    if stream is None or isinstance(stream, int):
+        return stream
+    for name in ("ptr", "cuda_stream"):
+        found = getattr(stream, name, None)
+        if isinstance(found, int):
+            return found
+    raise ArgumentError(f"stream={stream!r}: expected a CuPy or torch stream, or its address")
+
+
+def choose_device(local_rank: int, local_size: int) -> int:
+    """Which of the GPUs that this process sees is its own: by its place on the node, unless the user chose one.
+
+    Raises:
+        DeviceError: if there are fewer GPUs than ranks.
+    """
+    if not CHOSEN:
+        count, current = device_count(), int(cupy().cuda.runtime.getDevice())
+        if count == 1 or current:  # isolated by the launcher, or chosen by the user
+            CHOSEN.append(current)
+        elif local_rank < count:
+            CHOSEN.append(local_rank)
+        else:
+            raise DeviceError(f"{local_size} ranks on a node, of whose GPUs this process sees {count}; "
+                              "start one rank per GPU")  # fmt: skip
+    return CHOSEN[0]
+
+
+def on_gpu(text: str) -> str:
+    """A call on GPU memory, as ranks compare it on the host."""
+    return f"{text} in GPU memory"
