@@ -1,108 +1,36 @@
 """The conformance suite on GPUs: real ranks, peers mapped by CUDA IPC, every road.
 
-One mpirun per size and collective, cases looped inside; a failure names its case. Skipped where there are fewer GPUs.
+Cases are looped inside a few jobs, for every job costs seconds; a failure names its case. A kernel is compiled for each
+type and operation, which costs more than all the calls: every pair runs on the most ranks and the default road only.
 """
 
 from __future__ import annotations
 
-import hashlib
-from typing import Any
-
-import numpy as np
 import pytest
 from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.numerics import dtype_of
+from blinkmpi.program import Call
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda.device import cupy, device_count
-from tests.conformance import COLLECTIVES, Array, Case, cases, expected, inputs, mistakes
+from blinkmpi.transport.cuda.code import onehop_source
+from tests.conformance import COLLECTIVES, Case, cases
+from tests.gpu.helpers import DGX1, Pools, at_least, run_all, sizes
 from tests.harness import mpi
 
-SIZES = tuple(n for n in (1, 2, 3, 4, 8) if n <= device_count()) or (1,)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(device_count() == 0, reason="needs a GPU")]
+SIZES = sizes(1, 2, 3, 4, 8)
 ROADS = ("oneshot", "twoshot", "direct", "slots")
-DGX1 = {2: "0,3", 3: "0,3,4", 4: "1,4,5,6", 8: "0,1,2,3,4,5,6,7"}
+SOME = (("float32", "sum"), ("bfloat16", "sum"), ("float32", "avg"), ("int16", "min"), ("bool", "lor"))
+FEW = SOME[:2]
+MOVED = ("float32", "bool", "complex128")  # where bytes only move, all types are one kernel
+NAMES = [c for c in COLLECTIVES if c != "reduce_scatter_block"]  # as BLINKMPI_ALGO has them
+
+pytestmark = [pytest.mark.gpu, at_least(1)]
 
 
-class Buffers:
-    """GPU memory of a test, registered or not, at an offset of ``skew`` elements from where an allocation begins."""
-
-    def __init__(self, comm: blinkmpi.Communicator, nbytes: int, *, registered: bool) -> None:
-        self.cp = cupy()
-        make = comm.empty if registered else self.cp.empty
-        self.pools = [make((nbytes,), "uint8") for _ in range(2)]
-
-    def take(self, which: int, data: Array, skew: int) -> Any:
-        """The data on the GPU."""
-        start = skew * data.itemsize
-        view = self.pools[which][start : start + data.nbytes].view(data.dtype)
-        view[...] = self.cp.asarray(data)
-        return view
-
-
-def call(comm: blinkmpi.Communicator, case: Case, send: Any, recv: Any) -> Any:
-    """Make the call of ``case`` as a user would; returns what this rank received."""
-    rank, root = comm.rank, case.root
-    source: Any = MPI.IN_PLACE if case.in_place else send
-    kind = case.collective
-    if kind == "broadcast":
-        comm.Bcast(send if rank == root else recv, root)
-        return None if rank == root else recv
-    if kind == "reduce":
-        comm.Reduce(source if rank == root else send, recv, case.op, root)
-    elif kind == "allreduce":
-        comm.Allreduce(source, recv, case.op)
-    elif kind == "gather":
-        comm.Gather(source if rank == root else send, recv, root)
-    elif kind == "scatter":
-        comm.Scatter(send if rank == root else None, MPI.IN_PLACE if case.in_place and rank == root else recv, root)
-        if case.in_place and rank == root:
-            return send[rank * case.count : (rank + 1) * case.count]
-    elif kind == "allgather":
-        comm.Allgather(source, recv)
-    elif kind == "reduce_scatter_block":
-        comm.Reduce_scatter_block(source, recv, case.op)
-    else:
-        comm.Reduce_scatter(source, recv, list(case.counts()), case.op)
-    return recv
-
-
-def host_buffers(case: Case, mine: Array, want: Array | None, rank: int) -> Array | None:
-    """What the receive array holds before the call: poison, or the input if in place."""
-    if want is None:
-        return None
-    recv = np.empty(want.size, dtype_of(case.dtype))
-    recv.view(np.uint8)[:] = 0xA5
-    if case.in_place:
-        if case.collective in ("allreduce", "reduce"):
-            recv[:] = mine
-        elif case.collective.startswith("reduce_scatter"):
-            recv = mine.copy()
-        elif case.collective in ("allgather", "gather"):
-            recv[rank * case.count : (rank + 1) * case.count] = mine
-    return recv
-
-
-def run_all(comm: blinkmpi.Communicator, chosen: list[Case], *, registered: bool, skew: int = 0) -> None:
-    """Run cases; raise on the first that is wrong, naming it."""
-    buffers = Buffers(comm, 40 << 20, registered=registered)
-    for case in chosen:
-        sends = inputs(case)
-        want = expected(case, sends, comm.rank)
-        start = host_buffers(case, sends[comm.rank], want, comm.rank)
-        send = buffers.take(0, sends[comm.rank], skew)
-        recv = None if start is None else buffers.take(1, start, skew)
-        got = call(comm, case, send, recv)
-        where = f"{case}, {'registered' if registered else 'plain'} buffers, skew {skew}"
-        if got is not None and want is not None:
-            host = got.get()
-            wrong = mistakes(case, sends, host[: want.size], want, comm.rank)
-            assert wrong == 0, f"{where}: rank {comm.rank}: {wrong} of {want.size} elements wrong"
-        assert send.get().tobytes() == sends[comm.rank].tobytes(), f"{where}: rank {comm.rank}: send buffer changed"
-        if case.collective == "allreduce" and got is not None:
-            prints = comm.allgather(hashlib.sha256(got.get().tobytes()).hexdigest())
-            assert len(set(prints)) == 1, f"{where}: ranks differ in their bits"
+def chosen(collective: str, n: int, pairs: tuple[tuple[str, str], ...]) -> list[Case]:
+    """The cases of these types and operations."""
+    return [c for c in cases(collective, n) if (c.dtype, c.op) in pairs or (not c.op and c.dtype in MOVED)]
 
 
 def fits(case: Case, road: str) -> bool:
@@ -115,28 +43,75 @@ def fits(case: Case, road: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@mpi(ranks=SIZES, timeout=240)
-def test_collective(comm: MPI.Intracomm, collective: str) -> None:
-    full, some = list(cases(collective, comm.size)), list(cases(collective, comm.size, full=False))
-    name = "reduce_scatter" if collective.startswith("reduce_scatter") else collective
+def compile_together(comm: blinkmpi.Communicator, pairs: list[tuple[str, str]]) -> None:
+    """Compile the one-hop kernels of some types and operations, each rank its share: CuPy keeps them on disk."""
+    assert comm.gpu is not None
+    calls = [Call("allreduce", comm.size, (1,), dtype, op) for dtype, op in pairs]
+    sources = list(dict.fromkeys(onehop_source(call, comm.size) for call in calls))
+    for source in sources[comm.rank :: comm.size]:
+        comm.gpu.compile(source, "packets")
+    comm.Barrier()
+
+
+@mpi(ranks=SIZES[-1:], timeout=200)
+def test_every_type_and_operation(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
-        assert ours.gpu is not None, "no GPUs"
-        run_all(ours, full, registered=False)
-        run_all(ours, some, registered=True)
-        run_all(ours, some, registered=True, skew=1)
-        run_all(ours, some, registered=False, skew=3)
-    if comm.size == 1:
-        return
+        assert ours.gpu is not None, ours._engine().why_no_gpus
+        compile_together(ours, [(c.dtype, c.op) for c in cases("allreduce", comm.size)])
+        plain, registered = (Pools(ours, registered=r) for r in (False, True))
+        for collective in COLLECTIVES:
+            uneven = collective == "reduce_scatter"  # goes through slots, a kernel more for each pair; or direct
+            found = [c for c in cases(collective, comm.size) if not (uneven and c.in_place)]
+            run_all(ours, registered if uneven else plain, found)
+
+
+@mpi(ranks=SIZES, timeout=120)
+def test_collectives(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm) as ours:
+        assert ours.gpu is not None, ours._engine().why_no_gpus
+        compile_together(ours, list(SOME))
+        plain, registered = (Pools(ours, registered=r) for r in (False, True))
+        for collective in COLLECTIVES:
+            some = chosen(collective, comm.size, FEW if collective == "reduce_scatter" else SOME)
+            run_all(ours, plain, some)
+            run_all(ours, plain, some, skew=3)
+            run_all(ours, registered, some)
+            run_all(ours, registered, some, skew=1)
+
+
+@at_least(2)
+@mpi(ranks=sizes(2, 3, 4, 8), timeout=200)
+def test_roads_and_schemes(comm: MPI.Intracomm) -> None:
+    pairs = FEW if comm.size == SIZES[-1] else FEW[:1]
+    some = {c: chosen(c, comm.size, pairs) for c in COLLECTIVES}
+    with blinkmpi.Communicator(comm) as ours:
+        schemes = {name: ours.plans.schemes(name, 0) for name in NAMES}
     for road in ROADS:
-        chosen = [c for c in some if fits(c, road)]
-        with blinkmpi.Communicator(comm, algo=f"{name}:onehop/{road}") as ours:
-            run_all(ours, chosen, registered=road == "direct")
-    for scheme in ("chain", "trees"):
-        with blinkmpi.Communicator(comm) as ours:
-            if scheme not in ours.plans.schemes(name, 0):
-                continue
-        with blinkmpi.Communicator(comm, algo=f"{name}:{scheme}") as ours:
-            run_all(ours, some, registered=False)
-    with blinkmpi.Communicator(comm, topology=modify(machine("dgx-1v"), gpus=DGX1[comm.size])) as ours:
-        run_all(ours, some, registered=False)
+        names = NAMES if road != "twoshot" else ["allreduce"]
+        with blinkmpi.Communicator(comm, algo=";".join(f"{name}:onehop/{road}" for name in names)) as ours:
+            pools = Pools(ours, registered=road == "direct")
+            for collective in COLLECTIVES if road != "twoshot" else names:
+                run_all(ours, pools, [c for c in some[collective] if fits(c, road)])
+    for scheme in sorted({s for found in schemes.values() for s in found} - {"onehop"}):
+        names = [name for name in NAMES if scheme in schemes[name]]
+        with blinkmpi.Communicator(comm, algo=";".join(f"{name}:{scheme}" for name in names)) as ours:
+            pools = Pools(ours, registered=False)
+            for collective in COLLECTIVES:
+                if collective.removesuffix("_block") in names:
+                    run_all(ours, pools, some[collective])
+
+
+@at_least(2)
+@mpi(ranks=sizes(2, 3, 4, 8), timeout=120)
+def test_an_emulated_machine(comm: MPI.Intracomm) -> None:
+    """Another machine's trees with its links' rates, the host path's too."""
+    told = modify(machine("dgx-1v"), gpus=DGX1[comm.size])
+    with blinkmpi.Communicator(comm, topology=told) as ours:
+        assert ours._engine().road.emulated
+        hybrid = [name for name in NAMES if "hybrid" in ours.plans.schemes(name, 0)]
+        pools = Pools(ours, registered=False)
+        for collective in COLLECTIVES:
+            run_all(ours, pools, chosen(collective, comm.size, FEW[:1]), skew=1)
+    assert "allreduce" in hybrid
+    with blinkmpi.Communicator(comm, topology=told, algo="allreduce:hybrid") as ours:
+        run_all(ours, Pools(ours, registered=False), chosen("allreduce", comm.size, FEW[:1]))

@@ -1,0 +1,228 @@
+"""What the tests on GPUs share: how many there are, calls as users make them, results compared on the device."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from blinkmpi.numerics import dtype_of
+from blinkmpi.transport.cuda.device import cupy, device_count, why_none
+from tests.conformance import Array, Case, expected, inputs, mistakes
+
+GPUS = device_count()
+POOL_BYTES = 16 << 20
+PERIOD = 251  # of the input of a Stress
+DGX1 = {2: "0,3", 3: "0,3,4", 4: "1,4,5,6", 5: "0-4", 6: "0-5", 7: "0-6", 8: "0-7"}  # parts of a DGX-1V, by ranks
+
+
+def at_least(n: int) -> pytest.MarkDecorator:
+    """The mark of a test that takes this many GPUs."""
+    why = f": {why_none()}" if why_none() else ""
+    return pytest.mark.skipif(n > GPUS, reason=f"needs {n} GPU{'s' * (n > 1)}, {GPUS} here{why}")
+
+
+def sizes(*wanted: int) -> tuple[int, ...]:
+    """Those of the numbers of ranks for which there are GPUs; the smallest, to be skipped, if there are none."""
+    return tuple(n for n in wanted if n <= GPUS) or (min(wanted),)
+
+
+# ---------------------------------------------------------------- the conformance suite
+
+
+class Pools:
+    """Memory of a test for the buffers of one case after another, registered or not."""
+
+    def __init__(self, comm: blinkmpi.Communicator, *, registered: bool) -> None:
+        self.registered = registered
+        make = comm.empty if registered else cupy().empty
+        self.pools = [make((POOL_BYTES,), "uint8") for _ in range(2)]
+
+    def take(self, which: int, data: Array, skew: int) -> Any:
+        """The data on the GPU, ``skew`` elements from where an allocation begins."""
+        start = skew * data.itemsize
+        view = self.pools[which][start : start + data.nbytes].view(data.dtype)
+        view[...] = cupy().asarray(data)
+        return view
+
+
+def call(comm: blinkmpi.Communicator, case: Case, send: Any, recv: Any) -> Any:
+    """Make the call of ``case`` as a user would; returns what this rank received."""
+    rank, root = comm.rank, case.root
+    source: Any = MPI.IN_PLACE if case.in_place else send
+    kind = case.collective
+    if kind == "broadcast":
+        comm.Bcast(send if rank == root else recv, root)
+        return None if rank == root else recv
+    if kind == "reduce":
+        comm.Reduce(source if rank == root else send, recv, case.op, root)
+    elif kind == "allreduce":
+        comm.Allreduce(source, recv, case.op)
+    elif kind == "gather":
+        comm.Gather(source if rank == root else send, recv, root)
+    elif kind == "scatter":
+        comm.Scatter(send if rank == root else None, MPI.IN_PLACE if case.in_place and rank == root else recv, root)
+        if case.in_place and rank == root:
+            return send[rank * case.count : (rank + 1) * case.count]
+    elif kind == "allgather":
+        comm.Allgather(source, recv)
+    elif kind == "reduce_scatter_block":
+        comm.Reduce_scatter_block(source, recv, case.op)
+    else:
+        comm.Reduce_scatter(source, recv, list(case.counts()), case.op)
+    return recv
+
+
+def before(case: Case, mine: Array, want: Array | None, rank: int) -> Array | None:
+    """What the receive array holds before the call: poison, or the input if in place."""
+    if want is None:
+        return None
+    recv = np.empty(want.size, dtype_of(case.dtype))
+    recv.view(np.uint8)[:] = 0xA5
+    if case.in_place:
+        if case.collective in ("allreduce", "reduce"):
+            recv[:] = mine
+        elif case.collective.startswith("reduce_scatter"):
+            recv = mine.copy()
+        elif case.collective in ("allgather", "gather"):
+            recv[rank * case.count : (rank + 1) * case.count] = mine
+    return recv
+
+
+def run_all(comm: blinkmpi.Communicator, pools: Pools, chosen: list[Case], *, skew: int = 0) -> None:
+    """Run cases; raise on the first that is wrong, naming it."""
+    for case in chosen:
+        sends = inputs(case)
+        want = expected(case, sends, comm.rank)
+        start = before(case, sends[comm.rank], want, comm.rank)
+        send = pools.take(0, sends[comm.rank], skew)
+        recv = None if start is None else pools.take(1, start, skew)
+        where = f"{case}, {'registered' if pools.registered else 'plain'} buffers, skew {skew}, rank {comm.rank}"
+        try:
+            got = call(comm, case, send, recv)
+        except blinkmpi.BlinkError as error:
+            raise AssertionError(where) from error
+        if got is not None and want is not None:
+            wrong = mistakes(case, sends, got.get()[: want.size], want, comm.rank)
+            assert wrong == 0, f"{where}: {wrong} of {want.size} elements wrong"
+        assert send.get().tobytes() == sends[comm.rank].tobytes(), f"{where}: send buffer changed"
+        if case.collective == "allreduce" and got is not None:
+            prints = comm.allgather(hashlib.sha256(got.get().tobytes()).hexdigest())
+            assert len(set(prints)) == 1, f"{where}: ranks differ in their bits"
+
+
+# ---------------------------------------------------------------- many calls
+
+
+def spinner() -> Any:
+    """A function of (stream, microseconds) that keeps a stream busy without the host."""
+    cp = cupy()
+    code = r"""extern "C" __global__ void spin(long long ns) {
+        long long began, now;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
+        do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); while (now - began < ns);
+    }"""
+    kernel = cp.RawKernel(code, "spin")
+
+    def spin(stream: Any, us: float) -> None:
+        with stream:
+            kernel((1,), (1,), (np.int64(1000 * us),))
+
+    spin(cp.cuda.Stream.null, 1)  # compiles and loads it
+    return spin
+
+
+class Stress:
+    """Collectives of whole numbers, right to the last bit, whose results are compared on the device.
+
+    Nothing waits: input, call and comparison go one after another onto a stream, and ``wrong`` is counted there.
+    Rank r sends ``i % PERIOD + r + salt`` in element i.
+
+    Args:
+        count: the most elements of a call's largest buffer.
+    """
+
+    KINDS = ("allreduce", "reduce", "broadcast", "allgather", "gather", "scatter", "reduce_scatter")
+
+    def __init__(self, comm: MPI.Intracomm, stream: Any, count: int) -> None:
+        self.cp, self.rank, self.n, self.stream = cupy(), comm.rank, comm.size, stream
+        with stream:
+            self.base = (self.cp.arange(count) % PERIOD).astype("float32")
+            self.ranks = self.cp.arange(self.n, dtype="float32")[:, None]
+            self._wrong = self.cp.zeros((), "int64")
+        stream.synchronize()
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements so far; waits for the stream."""
+        self.stream.synchronize()
+        return int(self._wrong)
+
+    def ends(self, kind: str, count: int, send: Any, recv: Any, root: int = 0) -> tuple[Any, Any]:
+        """This rank's part of two buffers: what it sends and where it receives, None where it does not."""
+        source: Any = send[: count * self.n if kind in ("scatter", "reduce_scatter") else count]
+        target: Any = recv[: count * self.n if kind in ("allgather", "gather") else count]
+        if self.rank != root:
+            source = None if kind in ("broadcast", "scatter") else source
+            return source, None if kind in ("reduce", "gather") else target
+        return source, None if kind == "broadcast" else target
+
+    def fill(self, source: Any, target: Any, salt: int) -> None:
+        """Write this rank's input, and poison where it receives."""
+        with self.stream:
+            if source is not None:
+                self.cp.add(self.base[: source.size], self.rank + salt, out=source)
+            if target is not None:
+                target[...] = -1
+
+    def compare(self, got: Any, kind: str, count: int, root: int, salt: int) -> None:
+        """Count what is wrong in a result, if this rank has one."""
+        if got is None:
+            return
+        n, first = self.n, self.rank * count
+        with self.stream:
+            if kind in ("allreduce", "reduce"):
+                want = n * (self.base[:count] + salt) + n * (n - 1) // 2
+            elif kind == "reduce_scatter":
+                want = n * (self.base[first : first + count] + salt) + n * (n - 1) // 2
+            elif kind == "broadcast":
+                want = self.base[:count] + (root + salt)
+            elif kind == "scatter":
+                want = self.base[first : first + count] + (root + salt)
+            else:
+                want = (self.base[None, :count] + self.ranks + salt).ravel()
+            self._wrong += self.cp.count_nonzero(got != want)
+
+    def do(self, comm: blinkmpi.Communicator, kind: str, send: Any, recv: Any, root: int, how: str, **keys: Any) -> Any:
+        """The call; a request with ``how="I"``."""
+        name = {"broadcast": "bcast", "reduce_scatter": "reduce_scatter_block"}.get(kind, kind)
+        method = getattr(comm, how + name if how else name.capitalize())
+        if kind == "broadcast":
+            return method(send if recv is None else recv, root=root, **keys)
+        if kind in ("reduce", "gather", "scatter"):
+            return method(send, recv, root=root, **keys)
+        return method(send, recv, **keys)
+
+    def step(
+        self,
+        comm: blinkmpi.Communicator,
+        kind: str,
+        count: int,
+        send: Any,
+        recv: Any,
+        *,
+        root: int = 0,
+        salt: int = 0,
+        how: str = "",
+        **keys: Any,
+    ) -> Any:
+        """Fill, call, compare; returns what the call does."""
+        source, target = self.ends(kind, count, send, recv, root)
+        self.fill(source, target, salt)
+        made = self.do(comm, kind, source, target, root, how, **keys)
+        self.compare(target, kind, count, root, salt)
+        return made

@@ -1,0 +1,72 @@
+"""compute-sanitizer over a small run of all collectives: memory errors on every road, races in shared memory.
+
+This file is also the program of a rank: ``python tests/gpu/test_sanitizer.py DTYPE...``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from tests.conformance import COLLECTIVES, Case
+from tests.gpu.helpers import DGX1, GPUS, Pools, at_least, run_all
+from tests.harness import ROOT, run_command
+
+TOOL = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+N = 2
+FOUND = 99  # the exit status where the tool has found something
+COUNTS = (1, 37, 40_001)
+UNFIT = ("Device not supported", "LibraryNotLoaded")  # what the tool says where it cannot work
+
+pytestmark = [pytest.mark.gpu, at_least(N)]
+
+
+@pytest.mark.skipif(TOOL is None, reason="compute-sanitizer is not installed: it comes with the CUDA toolkit")
+@pytest.mark.parametrize(("tool", "dtypes"), [("memcheck", ["float32", "bfloat16"]), ("racecheck", ["float32"])])
+@pytest.mark.timeout(260)
+def test_sanitizer(tool: str, dtypes: list[str]) -> None:
+    assert TOOL is not None
+    argv = [TOOL, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "5"]
+    if tool == "memcheck":
+        argv += ["--report-api-errors", "no"]  # CuPy asks the driver for things that it may lack
+    outcome = run_command(
+        N, [*argv, sys.executable, __file__, *dtypes], timeout=240, env={"PYTHONPATH": str(ROOT)}, cwd=ROOT
+    )
+    for text in UNFIT:
+        if text in outcome.output:
+            pytest.skip(f"{Path(TOOL).name} does not work here: {text}")
+    assert not outcome.timed_out, outcome.output[-4000:]
+    assert outcome.output.count("all cases passed") == N, outcome.output[-4000:]
+    assert outcome.rc == 0, outcome.output[-4000:]
+
+
+def main(dtypes: list[str]) -> None:
+    """Every collective on every road; the tool makes all of it slow, so with few sizes."""
+    n = MPI.COMM_WORLD.size
+    slots = "allreduce:onehop/slots;broadcast:onehop/slots;allgather:onehop/slots;reduce_scatter:onehop/slots"
+    for keys, registered in (({}, False), ({}, True), ({"algo": slots}, False), ({"topology": emulated(n)}, False)):
+        with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=200, **keys) as ours:
+            pools = Pools(ours, registered=registered)
+            for collective in COLLECTIVES:
+                for dtype in dtypes:
+                    op = "sum" if "reduce" in collective else ""
+                    chosen = [Case(collective, n, dtype, op, count, False, 0) for count in COUNTS]
+                    run_all(ours, pools, chosen, skew=1 if registered else 0)
+    print("all cases passed", flush=True)
+
+
+def emulated(n: int) -> blinkmpi.topology.Topology:
+    """A machine whose links are paced."""
+    from blinkmpi.topology import machine, modify
+
+    return modify(machine("dgx-1v"), gpus=DGX1[n])
+
+
+if __name__ == "__main__":
+    assert GPUS
+    main(sys.argv[1:])

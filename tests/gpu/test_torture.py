@@ -1,0 +1,79 @@
+"""Thousands of calls of all kinds, sizes and roads, with ranks that are late at random; every result is compared.
+
+``BLINK_TORTURE_CALLS`` says how many (10,000). The comparison is on the device, so that nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from blinkmpi.transport.cuda.device import cupy
+from tests.gpu.helpers import Stress, at_least, sizes, spinner
+from tests.harness import mpi
+
+CALLS = int(os.environ.get("BLINK_TORTURE_CALLS") or 10_000)
+SECONDS = 60.0 * max(1.0, CALLS / 10_000)
+COUNTS = (1, 5, 127, 1024, 4099, 20_000, 100_003)
+LOOK = 250  # calls between two looks at the clock and at the results
+SLOTS = ";".join(f"{c}:onehop/slots" for c in ("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter"))
+
+pytestmark = [pytest.mark.gpu, at_least(2)]
+
+
+@mpi(ranks=sizes(2, 3, 4, 8)[-1:], timeout=SECONDS + 60)
+def test_torture(comm: MPI.Intracomm) -> None:
+    cp, spin, n = cupy(), spinner(), comm.size
+    alike, own = random.Random(20), random.Random(comm.rank)  # what all ranks do, and what each does to the others
+    most = n * max(COUNTS) + 8
+    with (
+        blinkmpi.Communicator(comm, timeout=30) as usual,
+        blinkmpi.Communicator(comm, timeout=30, algo=SLOTS) as slots,
+        blinkmpi.Communicator(comm, timeout=30, algo=SLOTS.replace("onehop/slots", "chain")) as chain,
+    ):
+        stream = cp.cuda.Stream(non_blocking=True)
+        work = Stress(comm, stream, most)
+        with stream:
+            plain = [cp.empty(most, "float32") for _ in range(2)]
+        symmetric = [usual.empty(most) for _ in range(2)]
+        began, done, pending = time.monotonic(), 0, []
+        for i in range(CALLS):
+            ours = alike.choices((usual, slots, chain), (6, 2, 1))[0]
+            send, recv = symmetric if ours is usual and alike.random() < 0.4 else plain
+            skew = alike.choice((0, 0, 0, 1, 4))
+            kind, count, root = alike.choice(Stress.KINDS), alike.choice(COUNTS), alike.randrange(n)
+            how = alike.choices(("stream", "wait", "request"), (90, 5, 5))[0]
+            late = own.random()
+            if late < 0.01:
+                time.sleep(own.uniform(0.0001, 0.004))
+            elif late < 0.03:
+                spin(stream, own.uniform(10, 3000))
+            keys = {} if how == "wait" else {"stream": stream}
+            with stream:
+                made = work.step(
+                    ours, kind, count, send[skew:], recv[skew:], root=root, salt=i % 97,
+                    how="I" if how == "request" else "", **keys,
+                )  # fmt: skip
+            if how == "request":
+                pending.append(made)
+            if len(pending) > 8 or i % LOOK == LOOK - 1:
+                for request in pending:
+                    request.Wait()
+                pending.clear()
+            done += 1
+            if i % LOOK == LOOK - 1:
+                assert work.wrong == 0, f"after {done} calls, the last {kind} of {count} from root {root}"
+                if comm.bcast(time.monotonic() - began > SECONDS):
+                    break
+        for request in pending:
+            request.Wait()
+        assert work.wrong == 0
+        seconds = time.monotonic() - began
+        if comm.rank == 0:
+            print(f"{done} calls in {seconds:.1f} s")
+        assert done >= CALLS // 4, f"only {done} of {CALLS} calls in {seconds:.0f} s"
