@@ -109,7 +109,9 @@ def place(
         DeviceError: if slots or flags do not fit; ArgumentError: if a channel has several readers.
     """
     n = program.call.n
-    flags, slots, host = [HEAD_BYTES] * n, [slots_at(n)] * n, 0
+    lines = [[0] * n for _ in range(n)]  # of flags in each arena, by the rank that raises them
+    share = HOST_BYTES // n // LINE * LINE  # of host memory
+    slots, hosts = [slots_at(n)] * n, [r * share for r in range(n)]
     chunk_of = {c: program.chunk_of(lane) for lane in program.lanes for c in lane.outs}
     places = []
     for c, channel in enumerate(program.channels):
@@ -117,22 +119,28 @@ def place(
             raise ArgumentError("a GPU's memory does not multicast: plan for a machine of GPUs, not for shared memory")
         (reader,), writer, many = channel.readers, channel.writer, groups_of[channel.tree]
         size = _up(chunk_of[c] * (partial if channel.partial else item))
-        heads = flags[reader]
-        flags[reader] += many * LINE
-        tails = flags[writer]
-        flags[writer] += many * LINE
-        if c in hosted:
-            places.append(Place(writer, reader, host, heads, tails, size, True))
-            host += many * program.depth * size
-        else:
-            places.append(Place(writer, reader, slots[reader], heads, tails, size))
-            slots[reader] += many * program.depth * size
-    if max(slots) > arena_bytes or max(flags) > BOXES_AT or host > HOST_BYTES:
+        heads, tails = _flags(lines[reader], writer, many), _flags(lines[writer], reader, many)
+        taken = hosts if c in hosted else slots
+        places.append(Place(writer, reader, taken[reader], heads, tails, size, c in hosted))
+        taken[reader] += many * program.depth * size
+    most, host = max(map(max, lines)) * LINE, max(at - r * share for r, at in enumerate(hosts))
+    if max(slots) > arena_bytes or most > FLAG_BYTES // MAX_RANKS or host > share:
         raise DeviceError(
-            f"{program.call.collective} by {program.scheme} needs {max(slots)} bytes of slots, {max(flags)} of flags, "
-            f"{host} on the host; there are {arena_bytes}, {BOXES_AT}, {HOST_BYTES}; choose smaller chunks, fewer trees"
+            f"{program.call.collective} by {program.scheme} needs {max(slots)} bytes of slots, {most} of flags, {host} "
+            f"on the host; a rank has {arena_bytes}, {FLAG_BYTES // MAX_RANKS}, {share}; "
+            "choose smaller chunks, fewer trees"
         )
     return places
+
+
+def _flags(taken: list[int], by: int, many: int) -> int:
+    """Where flags of an arena lie that rank ``by`` raises.
+
+    Each rank raises words of its own, for its last flags of a call may land when all others are in the next call.
+    Likewise host memory is a reader's own, who may still read when others, without it, are in the next call.
+    """
+    first, taken[by] = taken[by], taken[by] + many
+    return HEAD_BYTES + by * (FLAG_BYTES // MAX_RANKS) + first * LINE
 
 
 def lanes_of(program: Program, rank: int, groups_of: dict[int, int]) -> list[tuple[Lane, int, int]]:
