@@ -7,6 +7,7 @@
 # and for those who work on the code:
 #
 #   make check   linters and type checks only
+#   make gpu     the tests on this machine's GPUs (CUDA=12 for an older driver)
 #   make test-4  the tests on ranks under one mpirun -np 4 (any number)
 #   make wheel   dist/*.whl
 #   make clean   remove what the other targets made
@@ -16,6 +17,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 NP ?= 4
+CUDA ?= 13
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
@@ -29,7 +31,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test check wheel clean
+.PHONY: demo test check gpu wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -40,6 +42,9 @@ test: $(VENV)/.has-test
 
 check: $(VENV)/.has-test
 	$(BIN)/python -m pytest -m lint
+
+gpu: $(VENV)/.has-cuda
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 test-%: $(VENV)/.has-test
 	$(BIN)/mpirun -np $* $(BIN)/python -m pytest --with-mpi tests/mpi
@@ -57,6 +62,7 @@ clean:
 
 $(VENV)/.has-examples: extras := mpi,examples
 $(VENV)/.has-test: extras := mpi,test
+$(VENV)/.has-cuda: extras := mpi,test,cuda$(CUDA)
 $(VENV)/.has-%: setup.py pyproject.toml Makefile | $(VENV)/pyvenv.cfg
 	@echo "Installing blinkmpi[$(extras)] into $(VENV) ..."
 	@rm -rf build

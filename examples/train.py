@@ -3,13 +3,14 @@
 Every rank holds all weights and a share of each batch. The initial weights
 travel by Bcast, the gradients are summed by Allreduce, each as one flat vector.
 The data are scikit-learn's handwritten digits, which come with the package.
-NumPy computes on CPUs; with CuPy and GPUs the same lines run on those.
+NumPy computes on CPUs; where every rank has a GPU, CuPy does, with the same lines.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import os
 import sys
 from itertools import pairwise
@@ -31,31 +32,29 @@ from sklearn.datasets import load_digits  # noqa: E402
 
 import blinkmpi  # noqa: E402
 
-try:
-    import cupy as xp
-
-    GPUS = xp.cuda.runtime.getDeviceCount() if xp.cuda.is_available() else 0
-except ImportError:
-    GPUS = 0
-if GPUS:
-    xp.cuda.Device(LOCAL.rank % GPUS).use()
-else:
-    xp = np
-
 Array = Any  # of NumPy or of CuPy
 RATE, MOMENTUM = 0.1, 0.9
 ENOUGH = 0.95  # test accuracy below this is a failure
 
 
+def module_for(comm: blinkmpi.Communicator) -> Any:
+    """Give CuPy if the communicator has found a GPU for every rank and made it the current one, else NumPy."""
+    return importlib.import_module("cupy") if comm.gpu else np
+
+
 def host(array: Array) -> Any:
     """Give a NumPy array with the same values."""
-    return array.get() if GPUS else array
+    return array if isinstance(array, np.ndarray) else array.get()
 
 
 class Network:
-    """Dense layers with ReLU between; all weights lie in one flat vector, all gradients in another."""
+    """Dense layers with ReLU between; all weights lie in one flat vector, all gradients in another.
 
-    def __init__(self, widths: list[int]) -> None:
+    The arrays are those of ``xp``, NumPy or CuPy.
+    """
+
+    def __init__(self, xp: Any, widths: list[int]) -> None:
+        self.xp = xp
         shapes = [(a + 1, b) for a, b in pairwise(widths)]  # the last row is the bias
         count = sum(rows * columns for rows, columns in shapes)
         self.weights, self.gradient = (xp.zeros(count, dtype=xp.float32) for _ in range(2))
@@ -70,18 +69,19 @@ class Network:
         rng = np.random.default_rng(seed)
         for layer in self.layers:
             rows, columns = layer.shape[0] - 1, layer.shape[1]
-            layer[:-1] = xp.asarray(rng.standard_normal((rows, columns), dtype=np.float32) * np.sqrt(2 / rows))
+            layer[:-1] = self.xp.asarray(rng.standard_normal((rows, columns), dtype=np.float32) * np.sqrt(2 / rows))
 
     def forward(self, x: Array) -> list[Array]:
         """Give the input of every layer and, last, the scores of the ten digits."""
         values = [x]
         for i, layer in enumerate(self.layers):
             y = values[-1] @ layer[:-1] + layer[-1]
-            values.append(xp.maximum(y, 0) if i < len(self.layers) - 1 else y)
+            values.append(self.xp.maximum(y, 0) if i < len(self.layers) - 1 else y)
         return values
 
     def step(self, x: Array, digits: Array, batch: int) -> Array:
         """Write this share's part of the batch's mean gradient into ``gradient``; give its part of the loss."""
+        xp = self.xp
         *inputs, scores = self.forward(x)
         scores = scores - scores.max(axis=1, keepdims=True)
         chance = xp.exp(scores) / xp.exp(scores).sum(axis=1, keepdims=True)
@@ -100,7 +100,7 @@ class Network:
         return float((self.forward(x)[-1].argmax(axis=1) == digits).mean())
 
 
-def digits_split(seed: int) -> tuple[Array, Array, Array, Array]:
+def digits_split(xp: Any, seed: int) -> tuple[Array, Array, Array, Array]:
     """Give training inputs and digits, test inputs and digits: four fifths and one fifth."""
     data = load_digits()
     order = np.random.default_rng(seed).permutation(len(data.target))
@@ -112,7 +112,7 @@ def digits_split(seed: int) -> tuple[Array, Array, Array, Array]:
 def against_mpi(comm: Any, net: Network, x: Array, digits: Array) -> tuple[float, float]:
     """Sum one gradient by ``comm`` and by MPI itself; give the largest difference and the largest value."""
     net.step(x[comm.rank :: comm.size], digits[comm.rank :: comm.size], len(digits))
-    ours, theirs = xp.empty_like(net.gradient), np.empty(net.gradient.size, dtype=np.float32)
+    ours, theirs = net.xp.empty_like(net.gradient), np.empty(net.gradient.size, dtype=np.float32)
     comm.Allreduce(net.gradient, ours)
     MPI.COMM_WORLD.Allreduce(host(net.gradient), theirs)
     return float(np.abs(host(ours) - theirs).max()), float(np.abs(theirs).max())
@@ -138,8 +138,9 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args = arguments()
     comm = blinkmpi.Communicator(MPI.COMM_WORLD)
-    x, digits, test_x, test_digits = digits_split(args.seed)
-    net = Network([x.shape[1], *args.hidden, 10])
+    xp = module_for(comm)
+    x, digits, test_x, test_digits = digits_split(xp, args.seed)
+    net = Network(xp, [x.shape[1], *args.hidden, 10])
     if comm.rank == 0:
         net.initialise(args.seed)
     comm.Bcast(net.weights, root=0)
