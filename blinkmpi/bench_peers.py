@@ -18,6 +18,7 @@ import numpy as np
 from .bench_case import Case
 from .bench_measure import METHODS, Buffers, Lane, Layout
 from .errors import ArgumentError
+from .numerics import NARROW
 from .program import REDUCTIONS
 
 # ncclDataType_t and ncclRedOp_t of nccl.h, which are part of NCCL's ABI.
@@ -79,7 +80,7 @@ class MpiPeer:
         """MPI lacks the average and 16-bit floats."""
         if case.op == "avg":
             return "MPI has no average"
-        if case.collective in REDUCTIONS and case.dtype in ("float16", "bfloat16"):
+        if case.collective in REDUCTIONS and case.dtype in NARROW:
             return "MPI has no reduction of 16-bit floats"
         return None
 

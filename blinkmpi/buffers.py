@@ -35,7 +35,8 @@ DLPACK_TYPES = {
     **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
     **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
     **{(5, bits): f"complex{bits}" for bits in (64, 128)},
-    (4, 16): "bfloat16", (6, 8): "bool", (2, 128): "longdouble", (5, 256): "clongdouble",
+    (4, 16): "bfloat16", (10, 8): "float8_e4m3fn", (12, 8): "float8_e5m2", (6, 8): "bool",
+    (2, 128): "longdouble", (5, 256): "clongdouble",
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from .buffers import Buffer, DeviceArray, Foreign, address, in_place, op_name, overlap, parse
 from .errors import ArgumentError, BufferTypeError
-from .numerics import FLOATS, Array, check_op, dtype_of
+from .numerics import FLOATS, NARROW, Array, check_op, dtype_of
 from .program import Call
 from .trees.tree import Collective
 
@@ -157,7 +157,7 @@ def in_mpi(call: Call) -> bool:
     MPI's sums of 8- and 16-bit integers saturate where its vector units do them, and wrap elsewhere.
     """
     if not call.op:
-        return call.dtype not in ("float16", "bfloat16")
+        return call.dtype not in NARROW
     if call.op == "avg" or (call.op in ("min", "max") and call.dtype in FLOATS):
         return False
     return dtype_of(call.dtype).itemsize >= 4 or call.dtype == "bool"

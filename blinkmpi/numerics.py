@@ -2,7 +2,7 @@
 
 The rules (documented for users in docs/numerics.md):
 
-* float16 and bfloat16 are summed in float32 and rounded once, at the end;
+* floats of 8 and 16 bits are summed in float32 and rounded once, at the end;
 * integers wrap, as in NumPy; min and max propagate NaN, as in NumPy;
 * bool takes the logical operations, complex takes sum and prod;
 * avg is the sum divided by the number of ranks, for floating and complex types;
@@ -25,7 +25,8 @@ from .errors import BufferTypeError
 Array = NDArray[Any]
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-FLOATS = ("float16", "bfloat16", "float32", "float64")
+NARROW = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")  # accumulated in float32
+FLOATS = (*NARROW, "float32", "float64")
 COMPLEX = ("complex64", "complex128")
 DTYPES = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
 
@@ -66,12 +67,12 @@ def dtype_of(name: str) -> np.dtype[Any]:
     """
     if name not in DTYPES:
         raise BufferTypeError(f"element type {name!r} is not supported; use one of {', '.join(DTYPES)}")
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def accumulator_of(name: str) -> np.dtype[Any]:
     """The type in which partial results of ``name`` are kept and travel."""
-    return np.dtype(np.float32) if name in ("float16", "bfloat16") else dtype_of(name)
+    return np.dtype(np.float32) if name in NARROW else dtype_of(name)
 
 
 def check_op(op: str, dtype: str) -> None:

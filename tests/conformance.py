@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkmpi.errors import BufferTypeError
-from blinkmpi.numerics import COMPLEX, DTYPES, FLOATS, INTEGERS, OPS, accumulator_of, check_op, dtype_of
+from blinkmpi.numerics import COMPLEX, DTYPES, FLOATS, INTEGERS, NARROW, OPS, accumulator_of, check_op, dtype_of
 
 Array = NDArray[Any]
 REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
@@ -181,8 +181,14 @@ def mistakes(case: Case, sends: list[Array], got: Array, want: Array, rank: int)
         # a complex product has two roundings more in each component, so allow four times as much
         allowed = case.n * eps * scale * (4 if case.op == "prod" else 1)
         wide = got.astype(want.dtype)
-        if case.dtype in ("float16", "bfloat16"):
-            allowed = allowed + np.abs(want) * (2.0**-11 if case.dtype == "float16" else 2.0**-8) + 2.0**-24
+        if case.dtype in NARROW:
+            half = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}[
+                case.dtype
+            ]
+            least = {"float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}.get(
+                case.dtype, 2.0**-24
+            )  # half a subnormal step
+            allowed = allowed + np.abs(want) * half + least
         return int((~(np.abs(wide - want) <= allowed)).sum())
     if case.op in ("min", "max") and case.dtype in FLOATS:
         return int((~((got.astype(np.float64) == want) | (np.isnan(got.astype(np.float64)) & np.isnan(want)))).sum())

@@ -21,7 +21,8 @@ from .device import kernel_source
 
 ELEMENTS = {
     "bool": "u8", "uint8": "u8", "int8": "signed char", "uint16": "u16", "int16": "short", "uint32": "u32",
-    "int32": "int", "uint64": "u64", "int64": "i64", "float16": "f16", "bfloat16": "bf16", "float32": "float",
+    "int32": "int", "uint64": "u64", "int64": "i64", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
+    "float16": "f16", "bfloat16": "bf16", "float32": "float",
     "float64": "double", "complex64": "cplx<float>", "complex128": "cplx<double>",
 }  # fmt: skip
 WORKERS = 448  # threads of a CTA that move data

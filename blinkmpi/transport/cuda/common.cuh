@@ -13,12 +13,16 @@ typedef long long i64;
 
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
+struct f8e4m3 { u8 bits; };  // without infinities: what is too large becomes NaN, as in ml_dtypes
+struct f8e5m2 { u8 bits; };
 template <class R> struct cplx { R re, im; };
 struct raw { u8 byte; };  // collectives that only move
 
 template <class X> struct acc_of { typedef X type; };
 template <> struct acc_of<f16> { typedef float type; };
 template <> struct acc_of<bf16> { typedef float type; };
+template <> struct acc_of<f8e4m3> { typedef float type; };
+template <> struct acc_of<f8e5m2> { typedef float type; };
 
 __device__ __forceinline__ float widen(f16 x) {
   float f;
@@ -26,7 +30,31 @@ __device__ __forceinline__ float widen(f16 x) {
   return f;
 }
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ __forceinline__ float widen(f8e5m2 x) { return widen(f16{(u16)(x.bits << 8)}); }
+__device__ __forceinline__ float widen(f8e4m3 x) {
+  const u32 sign = (u32)(x.bits & 0x80) << 24, rest = x.bits & 0x7f;
+  if (rest == 0x7f) return __uint_as_float(sign | 0x7fc00000);
+  if (rest < 8) return __uint_as_float(__float_as_uint((float)rest * 0.001953125f) | sign);  // rest / 512
+  return __uint_as_float(sign | ((rest << 20) + (120u << 23)));
+}
 template <class X> __device__ __forceinline__ X widen(X x) { return x; }
+
+// To eight bits with MANTISSA of them behind the exponent, to nearest even, once. LARGEST is the largest finite value's
+// pattern, BEYOND what stands for more, NOT for NaN.
+template <int MANTISSA, int BIAS, u32 LARGEST, u32 BEYOND, u32 NOT> __device__ __forceinline__ u8 to_eight(float f) {
+  const u32 u = __float_as_uint(f), sign = u >> 24 & 0x80, rest = u & 0x7fffffff;
+  if (rest > 0x7f800000) return (u8)(sign | NOT);
+  u32 bits;
+  if (rest < (u32)(128 - BIAS) << 23) {
+    bits = (u32)__float2int_rn(__uint_as_float(rest) * (float)(1 << (BIAS - 1 + MANTISSA)));
+  } else {
+    bits = (rest + (1u << (22 - MANTISSA)) - 1 + (rest >> (23 - MANTISSA) & 1)) >> (23 - MANTISSA);
+    bits -= (u32)(127 - BIAS) << MANTISSA;
+  }
+  return (u8)(sign | (bits > LARGEST ? BEYOND : bits));
+}
+__device__ __forceinline__ void narrow(f8e4m3& x, float f) { x.bits = to_eight<3, 7, 0x7e, 0x7f, 0x7f>(f); }
+__device__ __forceinline__ void narrow(f8e5m2& x, float f) { x.bits = to_eight<2, 15, 0x7b, 0x7c, 0x7e>(f); }
 
 __device__ __forceinline__ void narrow(f16& x, float f) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x.bits) : "f"(f)); }
 __device__ __forceinline__ void narrow(bf16& x, float f) {

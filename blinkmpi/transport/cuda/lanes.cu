@@ -42,6 +42,7 @@ __device__ __forceinline__ void run(const Lanes& a, const i64* row, u64 seq, Sha
   constexpr int OPERANDS = INS + (OWN_AT >= 0);
   constexpr int UNROLL = OPERANDS <= 1 ? 8 : OPERANDS <= 2 ? 4 : OPERANDS <= 4 ? 2 : 1;
   constexpr bool IN_WIDE = WIDE && IN_PARTIAL, OUT_WIDE = WIDE && OUT_PARTIAL;
+  constexpr bool LATE_LOADS = IN_WIDE && INS * E > 32;  // too much for the registers all at once
   const Common& c = a.c;
   const Channel* ins = (const Channel*)(row + WORDS_BEFORE_CHANNELS);
   const Channel* outs = ins + INS;
@@ -118,6 +119,7 @@ __device__ __forceinline__ void run(const Lanes& a, const i64* row, u64 seq, Sha
         if (OWN_AT >= 0) mine[u] = fast ? load16(own + q * 16) : load_own(own + q * 16, bytes);
 #pragma unroll
         for (int i = 0; i < INS; i++) {
+          if (LATE_LOADS) continue;
           if (IN_WIDE) wide[u][i] = load_partial(in[i] + q * (i64)sizeof(Partial));
           else thin[u][i] = load16(in[i] + q * 16);
         }
@@ -134,7 +136,11 @@ __device__ __forceinline__ void run(const Lanes& a, const i64* row, u64 seq, Sha
 #pragma unroll
           for (int o = 0; o < OPERANDS; o++) {
             const int i = OWN_AT >= 0 && o > OWN_AT ? o - 1 : o;
-            const Partial x = o == OWN_AT ? widened(mine[u]) : IN_WIDE ? wide[u][i] : widened(thin[u][i]);
+            Partial x;
+            if (o == OWN_AT) x = widened(mine[u]);
+            else if (LATE_LOADS) x = load_partial(in[i] + q * (i64)sizeof(Partial));
+            else if (IN_WIDE) x = wide[u][i];
+            else x = widened(thin[u][i]);
             if (o) fold(sum, x);
             else sum = x;
           }
