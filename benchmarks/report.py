@@ -54,6 +54,15 @@ faster; `N/A` where a library cannot run the call. Protocol is how our call trav
 takes. Means are geometric, below 1 MiB and from 1 MiB on.
 """
 
+EMULATED_LEGEND = """
+## Emulated machines
+
+Allreduce (float32, sum) on GPUs that are joined by NVSwitch and play parts of another machine: our links are paced in
+the kernel, and NCCL is told the same machine by a topology file; nothing here was measured on that machine. Rates are
+bytes of the vector per second, in GB/s. Plan is the planner's rate, share is ours as a part of it, ratio is ours by
+NCCL's: more than 1 means that blinkmpi is faster.
+"""
+
 
 class ReportError(Exception):
     """A file is no result of ``blinkmpi bench``."""
@@ -85,6 +94,8 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """The page."""
     if not results:
         return HEAD + EMPTY
+    emulated = [result for result in results if result[1].get("emulated")]
+    results = [result for result in results if result not in emulated]
     gpu = [result for result in results if _on_gpu(result[1])]
     host = [result for result in results if not _on_gpu(result[1])]
     parts = [HEAD]
@@ -92,6 +103,8 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
         parts += [LEGEND, _summary(host), *(_file(name, document) for name, document in host)]
     if gpu:
         parts += [GPU_LEGEND, _gpu_summary(gpu), *(_gpu_file(name, document) for name, document in gpu)]
+    if emulated:
+        parts += [EMULATED_LEGEND, *(_emulated_file(name, document) for name, document in emulated)]
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
@@ -267,6 +280,36 @@ def _gpu_table(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str
         cells += [_us(own.get("predicted_us")), _us(own.get("bound_us")), _wrong([row])]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _emulated_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/emulated.py wrote."""
+    ours = document["blinkmpi"]
+    gpu, versions = ours.get("gpu") or {}, ours.get("versions") or {}
+    dirty = ", with changes since" if ours.get("dirty") else ""
+    facts = {
+        "machine": f"{ours['machine']['name']}, emulated, {ours['machine']['nvlink_unit_mbps'] / 1e3:g} GB/s a unit of "
+        "NVLink each way",
+        "GPUs": f"{ours['ranks']} x {gpu.get('name')}, driver {gpu.get('driver')}",
+        "versions": ", ".join(f"{k} {v}" for k, v in versions.items() if v),
+        "NCCL": ours.get("nccl_version") or "not measured",
+        "commit": f"`{ours['commit'][:12]}`{dirty}" if ours.get("commit") else "unknown",
+        "date": ours.get("date") or "unknown",
+    }
+    lines = [f"### {name}", "", *(f"- {label}: {text}" for label, text in facts.items())]
+    lines += [f"- failed: {failure.splitlines()[0]}" for failure in document.get("failed") or []]
+    lines += ["", "| GPUs | size | plan | bound | ours | share | NCCL | ratio | NCCL's graphs | wrong |"]
+    lines.append(f"|---|{'---:|' * 7}---|---:|")
+    for row in document["results"]:
+        own, theirs = row["ours"], row["nccl"]
+        rates = [row["planned_GBps"], row["bound_GBps"], own["GBps"]]
+        cells = [row["gpus"], _size(row["size"]), *(f"{rate:.1f}" for rate in rates), f"{row['share']:.2f}"]
+        graphs = [f"{p['channels']} x {p['pattern']} {p['path']}" for p in (theirs or {}).get("patterns", [])]
+        cells += [NONE, NONE] if theirs is None else [f"{theirs['GBps']:.1f}", _times(row["ratio"])]
+        wrong = [found["wrong"] for found in (own, theirs) if found is not None]
+        cells += [", ".join(graphs) or NONE, "not checked" if None in wrong else str(sum(wrong))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def label_of(peer: str) -> str:

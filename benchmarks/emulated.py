@@ -1,0 +1,288 @@
+"""Ours and NCCL on parts of a DGX-1V, emulated on the GPUs of an NVSwitch box: ``python benchmarks/emulated.py 4 3 2``.
+
+For each number of ranks, and each set of that many GPUs of a DGX-1V: an Allreduce by our trees for that set, every link
+paced in the kernel to 45 GB/s for each NVLink unit; then, in an mpirun of its own, NCCL's, told by ``NCCL_TOPO_FILE``
+that these GPUs are wired so. That rate is what NCCL reaches over a unit of such a told machine of H200. Pairs without
+NVLink are for NCCL to reach through host memory (``NCCL_P2P_LEVEL=NVL``). All results are checked, and what NCCL made
+of the file is read from its log. A file for each number of ranks goes into ``--out``; a table comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
+
+from blinkmpi import bench_meta as meta  # noqa: E402
+from blinkmpi.bench_case import case_of, parse_size  # noqa: E402
+from blinkmpi.bench_document import write_new  # noqa: E402
+from blinkmpi.topology import Topology, machine  # noqa: E402
+from blinkmpi.topology.importers import on_gpus_of, parse_gpus  # noqa: E402
+from blinkmpi.topology.nccl import write_xml  # noqa: E402
+
+MACHINE = "dgx-1v"
+UNIT_MBPS = 45_000  # a unit of NVLink, each way
+SETS = ("0-7", "0-6", "0-5", "0,1,2,4,5,6", "0-4", "1,2,4,5,7", "1,4,5,6", "0-3", "0,1,4", "0,3,4", "0,3")
+RANKS = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+         "PYTHONUNBUFFERED": "1", "NCCL_NVLS_ENABLE": "0"}  # fmt: skip
+TOLD = {"NCCL_P2P_LEVEL": "NVL", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH"}
+FEWEST_SECONDS = 10.0  # a job with less than this left is not started
+TAIL_CHARACTERS = 800  # of a failed job's output
+PATTERNS = {1: "balanced tree", 2: "split tree", 3: "tree", 4: "ring", 5: "NVLS", 6: "CollNet"}  # of NCCL's graph.h
+
+
+def told(gpus: str) -> Topology:
+    """The part of the machine, with its units of NVLink at the rate that they have here."""
+    whole = machine(MACHINE)
+    lane = next(link.lane_mbps for link in whole.links if link.kind == "nvlink")
+    return whole.scale("nvlink", Fraction(UNIT_MBPS, lane)).subset(parse_gpus(gpus))
+
+
+# ---------------------------------------------------------------- a rank
+
+
+def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
+    """Measure one library on all ranks; rank 0 writes ``<library>.json``, and ``topology.xml`` before."""
+    from mpi4py import MPI
+
+    from blinkmpi.bench_gpu import Gpu
+    from blinkmpi.bench_measure import Layout, Timing
+    from blinkmpi.bench_peers import NcclPeer
+    from blinkmpi.comm import Communicator
+    from blinkmpi.errors import DeviceError
+    from blinkmpi.transport.cuda.device import cupy
+
+    world = MPI.COMM_WORLD
+    with Communicator(world) as here:
+        if here.gpu is None:
+            raise DeviceError("this job has no GPUs: BLINKMPI_DEBUG=INFO says why")
+        if world.rank == 0 and library == "ours":
+            (folder / "topology.xml").write_text(write_xml(on_gpus_of(told(gpus), here.machine)), encoding="utf-8")
+    cases = [case_of("allreduce", world.size, size, "float32", "sum", -1) for size in sizes]
+    rows = []
+    with Communicator(world, topology=told(gpus) if library == "ours" else None) as comm:
+        assert comm.gpu is not None
+        stage = Gpu(cupy(), comm, cases, unalign=0, symmetric=False)
+        peer = NcclPeer(world, cupy()) if library == "nccl" else None
+        for case in cases:
+            with stage.stream:
+                layout = Layout(case, world.rank, stage.buffers, in_place=False, marker=MPI.IN_PLACE)
+                lane = peer.lane(case, stage.buffers, in_place=False) if peer else stage.lane(layout, persistent=False)
+                (found,) = stage.measure(world, MPI, [lane], Timing())
+            row = {"us": found.time_us, "GBps": case.size / found.time_us / 1e3, "wrong": found.wrong}
+            row["spread_us"] = found.spread
+            if peer is None:
+                how = comm.how("allreduce", case.size)
+                packing = comm.plans.packing("allreduce", 0, str(how["scheme"]))
+                row |= {"how": how, "trees": len(packing.trees)}
+                row |= {"planned_GBps": float(packing.rate) / 1e3, "bound_GBps": float(packing.bound) / 1e3}
+            rows.append(row)
+        facts = {"name": comm.gpu.name, "driver": meta.nvidia_driver(), **comm.gpu.versions}
+        version = peer.facts["version"] if peer else None
+        if peer:
+            peer.close()
+    if world.rank == 0:
+        library_text = str(MPI.Get_library_version()).split(",")[0].strip("\0\n ")
+        result = {"rows": rows, "gpu": facts, "nccl_version": version, "env": meta.environment()}
+        result["versions"] = meta.versions(library_text, None, gpu=True)
+        (folder / f"{library}.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+# ---------------------------------------------------------------- the driver
+
+
+def command(n: int, library: str, gpus: str, sizes: str, folder: Path) -> list[str]:
+    """The mpirun of a job."""
+    words = ["--rank", library, "--sets", gpus, "--sizes", sizes, "--out", str(folder), str(n)]
+    launcher = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(n)]
+    return [*launcher, sys.executable, str(Path(__file__).resolve()), *words]
+
+
+def run(argv: Sequence[str], settings: dict[str, str], seconds: float) -> str:
+    """Run a job; nothing, or what went wrong and the end of what it said."""
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **RANKS, **settings},
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=seconds)
+            why = f"exit status {process.returncode}" if process.returncode else ""
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                said, _ = process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                said, _ = process.communicate()
+            why = f"no end after {seconds:.0f} s"
+    own = said.partition("MPI_ABORT was invoked")[0].strip(" -\n")  # what comes after it is mpirun's
+    return f"{why}\n{own[-TAIL_CHARACTERS:]}" if why else ""
+
+
+def made_of(logs: Sequence[str]) -> dict[str, Any]:
+    """What NCCL made of the file that it was told, from the logs of its ranks."""
+    text = "\n".join(logs)
+    pattern = r"Pattern (\d+), crossNic \d+, nChannels (\d+), bw ([\d.]+)/[\d.]+, type (\S+?), sameChannels"
+    patterns = dict.fromkeys(re.findall(pattern, text))
+    rings = re.findall(r"Channel \d+/\d+ :((?: +\d+)+) *$", text, re.MULTILINE)
+    over = re.findall(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via (\w+)", text)
+    channels = re.search(r"(\d+) coll channels", text)
+    return {
+        "file_read": "NCCL_TOPO_FILE set by environment" in text,
+        "patterns": [
+            {"pattern": PATTERNS.get(int(kind), kind), "channels": int(count), "GBps": float(rate), "path": path}
+            for kind, count, rate, path in patterns
+        ],
+        "rings": sorted({ring.strip() for ring in rings}),
+        "coll_channels": int(channels[1]) if channels else None,
+        "connections": {way: over.count(way) for way in sorted(set(over))},
+    }
+
+
+def rows_of(gpus: str, sizes: Sequence[int], ours: dict[str, Any], nccl: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The rows of a set, one for each size."""
+    rows = []
+    for i, size in enumerate(sizes):
+        own = dict(ours["rows"][i])
+        planned, bound = own.pop("planned_GBps"), own.pop("bound_GBps")
+        row: dict[str, Any] = {"gpus": gpus, "size": size, "planned_GBps": planned, "bound_GBps": bound, "ours": own}
+        row["share"] = own["GBps"] / planned
+        row["nccl"] = None if nccl is None else {**nccl["rows"][i], **nccl["made"]}
+        row["ratio"] = None if nccl is None else own["GBps"] / nccl["rows"][i]["GBps"]
+        rows.append(row)
+    return rows
+
+
+def document(
+    n: int, rows: Sequence[dict[str, Any]], failed: Sequence[str], facts: dict[str, Any], began: datetime
+) -> dict[str, Any]:
+    """The file of a number of ranks."""
+    ours = {**meta.commit(), "date": began.isoformat(timespec="seconds"), "ranks": n, "collective": "allreduce"}
+    ours |= {"dtype": "float32", "op": "sum", "memory": "gpu", "hardware": meta.hardware(), **facts}
+    ours["machine"] = {"name": MACHINE, "emulated": True, "nvlink_unit_mbps": UNIT_MBPS}
+    ours["statistic"] = "median over repeats of many calls each of the slowest rank's time"
+    return {
+        "emulated": True,
+        "args": [meta.without_folders(word) for word in sys.argv],
+        "results": list(rows),
+        "failed": list(failed),
+        "blinkmpi": ours,
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """One line for each row; rates in GB/s."""
+    lines = [f"{'GPUs':12} {'MiB':>5} {'plan':>6} {'bound':>6} {'ours':>6} {'share':>5} {'NCCL':>6} {'ratio':>6} wrong"]
+    for row in rows:
+        theirs = row["nccl"]
+        cells = [f"{row['gpus']:12} {row['size'] >> 20:5d} {row['planned_GBps']:6.1f} {row['bound_GBps']:6.1f}"]
+        cells.append(f"{row['ours']['GBps']:6.1f} {row['share']:5.2f}")
+        cells.append(f"{'-':>6} {'-':>6}" if theirs is None else f"{theirs['GBps']:6.1f} {row['ratio']:6.2f}")
+        cells.append(f"{(row['ours']['wrong'] or 0) + ((theirs or {}).get('wrong') or 0):5d}")
+        lines.append(" ".join(cells))
+    return "\n".join(lines)
+
+
+def measure(
+    n: int, gpus: str, sizes: str, seconds: float, libraries: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Run the jobs of a set; (what each library gave, what went wrong by library)."""
+    found: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="blinkmpi-") as name:
+        folder = Path(name)
+        for i, library in enumerate(libraries):
+            left = end - time.monotonic()
+            settings: dict[str, str] = {}
+            if library == "nccl":
+                settings = {**TOLD, "NCCL_TOPO_FILE": f"{folder}/topology.xml", "NCCL_DEBUG_FILE": f"{folder}/log.%p"}
+                if not (folder / "topology.xml").exists():
+                    failed[library] = "not started: our job has written no topology.xml"
+                    continue
+            if left < FEWEST_SECONDS:
+                failed[library] = f"not started, {left:.0f} s left"
+                continue
+            share = left if i + 1 == len(libraries) else 0.6 * left
+            why = run(command(n, library, gpus, sizes, folder), settings, share)
+            path = folder / f"{library}.json"
+            if why or not path.exists():
+                failed[library] = why or "no result"
+                continue
+            found[library] = json.loads(path.read_text(encoding="utf-8"))
+            if library == "nccl":
+                found[library]["made"] = made_of([p.read_text(errors="replace") for p in sorted(folder.glob("log.*"))])
+    return found, failed
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Ours and NCCL on parts of a DGX-1V, emulated on other GPUs.")
+    parser.add_argument("np", type=int, nargs="+", help="numbers of ranks, one GPU each")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results' files")
+    parser.add_argument("--budget", type=float, default=300, metavar="SECONDS", help="for all jobs (default 300)")
+    parser.add_argument("--sizes", default="256M,1G", help="bytes of the vector (default 256M,1G)")
+    parser.add_argument("--sets", nargs="+", default=SETS, metavar="GPUS", help="sets of GPUs, such as 1,4,5,6 or 0-3")
+    parser.add_argument("--without-nccl", action="store_true", help="ours alone")
+    parser.add_argument("--rank", choices=("ours", "nccl"), help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all jobs and write the files; 0 if all of them ended well and nothing was wrong."""
+    args = arguments(argv)
+    sizes = [parse_size(text) for text in args.sizes.split(",")]
+    if args.rank:
+        rank(args.rank, args.sets[0], sizes, args.out)
+        return 0
+    args.out.mkdir(parents=True, exist_ok=True)
+    libraries = ("ours",) if args.without_nccl else ("ours", "nccl")
+    todo = [(n, gpus) for n in args.np for gpus in args.sets if len(parse_gpus(gpus)) == n]
+    end, shown, all_failed = time.monotonic() + args.budget, [], []
+    for n in dict.fromkeys(args.np):
+        began = datetime.now().astimezone()
+        rows: list[dict[str, Any]] = []
+        failed: list[str] = []
+        facts: dict[str, Any] = {}
+        for gpus in [g for m, g in todo if m == n]:
+            left = end - time.monotonic()
+            found, wrong = measure(n, gpus, args.sizes, min(left, 2 * left / len(todo)), libraries)
+            todo.remove((n, gpus))
+            failed += [f"{gpus}, {library}: {why}" for library, why in wrong.items()]
+            if "ours" in found:
+                rows += rows_of(gpus, sizes, found["ours"], found.get("nccl"))
+                facts |= {key: found["ours"][key] for key in ("gpu", "versions", "env")}
+            if "nccl" in found:
+                facts |= {key: found["nccl"][key] for key in ("nccl_version", "env")}
+        if rows:
+            text = json.dumps(document(n, rows, failed, facts, began), indent=1)
+            print(f"wrote {write_new(str(args.out / f'emulated-{MACHINE}-np{n}.json'), text)}", flush=True)
+        shown += rows
+        all_failed += failed
+    print(table(shown))
+    for row in shown:
+        if row["nccl"]:
+            made = row["nccl"]
+            graphs = ", ".join(f"{p['channels']} x {p['pattern']} {p['path']}" for p in made["patterns"])
+            print(f"NCCL on {row['gpus']}, {row['size'] >> 20} MiB: {graphs}; {made['connections']}; "
+                  f"file {'read' if made['file_read'] else 'NOT READ'}")  # fmt: skip
+    print("\n".join(["failed:", *all_failed]) if all_failed else "all jobs ended well")
+    wrong_values = any(row["ours"]["wrong"] or (row["nccl"] or {}).get("wrong") for row in shown)
+    return int(bool(all_failed) or wrong_values)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
