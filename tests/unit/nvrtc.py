@@ -1,0 +1,62 @@
+"""CUDA's compiler without a GPU: NVRTC's wheels from PyPI through ctypes, with what ptxas says of registers."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkmpi.transport.cuda.device import OPTIONS
+
+LIBRARIES = {12: "cuda_nvrtc/lib/libnvrtc.so.12", 13: "cu13/lib/libnvrtc.so.13"}  # in the namespace package nvidia
+USED = re.compile(
+    r"Function properties for (\w+)\n[^\n]*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+    r"\n[^\n]*Used (\d+) registers"
+)
+
+
+@dataclass(frozen=True)
+class Used:
+    """What an entry function takes."""
+
+    registers: int
+    stack: int
+    spilled: int
+
+
+@cache
+def library(version: int) -> Any:
+    """NVRTC of a CUDA version; skips the test where its wheel is not installed."""
+    found = importlib.util.find_spec("nvidia")
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        if (path := Path(folder) / LIBRARIES[version]).exists():
+            return ctypes.CDLL(str(path))
+    return pytest.skip(f"NVRTC {version} is not installed: pip install 'blinkmpi[test]' on Linux")
+
+
+def compiled(source: str, arch: str, *, version: int = 13) -> dict[str, Used]:
+    """Compile for an architecture as ``Gpu.compile`` does; what each kernel takes.
+
+    Raises:
+        AssertionError: with the compiler's words.
+    """
+    nvrtc = library(version)
+    program = ctypes.c_void_p()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"blinkmpi.cu", 0, None, None) == 0
+    options = [o.encode() for o in (*OPTIONS, f"-arch={arch}", "--ptxas-options=-v")]
+    code = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    size = ctypes.c_size_t()
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, text)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    log = text.value.decode()
+    assert code == 0, f"NVRTC {version} for {arch}: {log}"
+    rows = {name: tuple(map(int, numbers)) for name, *numbers in USED.findall(log)}
+    return {name: Used(registers, stack, out + back) for name, (stack, out, back, registers) in rows.items()}

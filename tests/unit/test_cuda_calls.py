@@ -1,0 +1,381 @@
+"""What the CUDA transport works out on the host, without a GPU: who carries what, what fits, which road is taken."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from blinkmpi import calls
+from blinkmpi.buffers import DeviceArray, on_device, overlap, parse
+from blinkmpi.errors import ArgumentError, BufferTypeError, DeviceError, PlanError, SettingsError
+from blinkmpi.gpu import PACKETS, GpuRoad
+from blinkmpi.gpu_calls import call_key, stream_address
+from blinkmpi.numerics import Array, accumulator_of, combine, dtype_of
+from blinkmpi.plan import Plan, Rule, nbytes_of
+from blinkmpi.program import BLOCKED, REDUCTIONS, Call, Program
+from blinkmpi.select import make_plan, program_for
+from blinkmpi.topology import machine, modify
+from blinkmpi.transport.cuda.arena import ARENA_BYTES, BOX_BYTES, LINE, MAX_RANKS, groups, place
+from blinkmpi.transport.cuda.code import scale
+from blinkmpi.transport.cuda.transport import by_packets, fingerprint, fits_packets, packet_streams, segment
+from blinkmpi.trees.tree import COLLECTIVES, ROOTED, Collective
+from tests.unit.packings import call_of, reference, sends_of
+
+REAL: list[Collective] = [c for c in COLLECTIVES if c != "barrier"]
+H200 = machine("hgx-h200")
+
+
+def folded(call: Call, operands: list[Array]) -> Array:
+    """The fold of some bytes, from the left."""
+    if call.collective not in REDUCTIONS:
+        (only,) = operands
+        return only
+    wide = [x.view(dtype_of(call.dtype)).astype(accumulator_of(call.dtype)) for x in operands]
+    for x in wide[1:]:
+        combine(call.op, wide[0], x, wide[0])
+    return wide[0].astype(dtype_of(call.dtype)).view(np.uint8)
+
+
+def ranks_in(mask: int) -> list[int]:
+    return [r for r in range(MAX_RANKS) if mask >> r & 1]
+
+
+def bytes_of(array: Array | None) -> Array:
+    assert array is not None, "a rank is named that has no such buffer"
+    return array.view(np.uint8)
+
+
+def receivers(call: Call, want: list[Array | None]) -> tuple[list[Array | None], list[Array | None]]:
+    """Receive buffers, and how often each of their bytes was written."""
+    recvs = [None if w is None else np.zeros_like(w) for w in want]
+    return recvs, [None if r is None else np.zeros(r.nbytes, np.int64) for r in recvs]
+
+
+some_calls = given(
+    collective=st.sampled_from(REAL),
+    n=st.integers(1, MAX_RANKS),
+    count=st.sampled_from([1, 2, 7, 31, 64, 129, 1000, 4097]),
+    dtype=st.sampled_from(["float32", "bfloat16", "int8", "complex128"]),
+    root=st.integers(0, MAX_RANKS - 1),
+)
+
+
+@some_calls
+@settings(max_examples=300)
+def test_direct_writes_every_byte_once_and_right(
+    collective: Collective, n: int, count: int, dtype: str, root: int
+) -> None:
+    call = call_of(collective, n, count, dtype=dtype, root=root % n)
+    sends = sends_of(call, np.random.default_rng(count))
+    want = reference(call, sends)
+    recvs, writes = receivers(call, want)
+    for rank in range(n):
+        sources, targets, src_at, dst_at, size = segment(call, rank)
+        if not size:
+            continue
+        value = folded(call, [bytes_of(sends[r])[src_at : src_at + size] for r in ranks_in(sources)])
+        assert value.size == size
+        for r in ranks_in(targets):
+            bytes_of(recvs[r])[dst_at : dst_at + size] = value
+            writes[r][dst_at : dst_at + size] += 1  # type: ignore[index]
+    for got, expected, counts in zip(recvs, want, writes, strict=True):
+        if got is not None and expected is not None and counts is not None:
+            assert (counts == 1).all()
+            assert got.tobytes() == expected.tobytes()
+
+
+@some_calls
+@settings(max_examples=300)
+def test_packets_reach_who_waits_for_them(collective: Collective, n: int, count: int, dtype: str, root: int) -> None:
+    call = call_of(collective, n, count, dtype=dtype, root=root % n)
+    if not by_packets(call):
+        with pytest.raises(ArgumentError, match="uneven"):
+            packet_streams(call, 0)
+        return
+    sends = sends_of(call, np.random.default_rng(count))
+    want = reference(call, sends)
+    recvs, writes = receivers(call, want)
+    streams = [packet_streams(call, r) for r in range(n)]
+    for rank, (size, _, recv_stride, _, recv_mask) in enumerate(streams):
+        got = []
+        for r in ranks_in(recv_mask):
+            assert r == rank or streams[r][3] >> rank & 1, f"rank {rank} waits for {r}, which sends nothing"
+            at = rank * streams[r][1]
+            got.append(bytes_of(sends[r])[at : at + size])
+            assert got[-1].size == size
+        assert all(streams[r][4] >> rank & 1 for r in ranks_in(streams[rank][3])), "nobody reads these packets"
+        parts = [(r * recv_stride, x) for r, x in zip(ranks_in(recv_mask), got, strict=True)]
+        for at, value in parts if recv_stride or not got else [(0, folded(call, got))]:
+            bytes_of(recvs[rank])[at : at + size] = value
+            writes[rank][at : at + size] += 1  # type: ignore[index]
+    for result, expected, counts in zip(recvs, want, writes, strict=True):
+        if result is not None and expected is not None and counts is not None:
+            assert (counts == 1).all()
+            assert result.tobytes() == expected.tobytes()
+
+
+def test_what_fits_the_packet_boxes() -> None:
+    data = BOX_BYTES // 2  # the other half is flags
+    one = Call("allreduce", 8, (data,), "int8", "sum")
+    assert fits_packets(one, two_shot=False)
+    assert not fits_packets(Call("allreduce", 8, (data + 1,), "int8", "sum"), two_shot=False)
+    assert fits_packets(Call("allreduce", 8, (8 * data,), "int8", "sum"), two_shot=True)
+    assert not fits_packets(Call("allreduce", 8, (8 * data + 1,), "int8", "sum"), two_shot=True)
+    assert not fits_packets(Call("broadcast", 8, (16,), "int8", "", 0), two_shot=True)
+
+
+def test_fingerprints_tell_calls_apart() -> None:
+    texts = [f"slots allreduce({n} x float32, op sum)" for n in range(2000)]
+    prints = {fingerprint(text) for text in texts}
+    assert len(prints) == len(texts)
+    assert all(0 < p < 1 << 32 for p in prints)
+
+
+def test_moves_are_counted_in_bytes() -> None:
+    assert scale(Call("broadcast", 2, (5,), "complex128", "", 0)) == 16
+    assert scale(Call("allreduce", 2, (5,), "complex128", "sum")) == 1
+
+
+# ---------------------------------------------------------------- groups and places
+
+
+def program(collective: Collective, n: int, scheme: str, *, count: int = 1 << 20, chunk: int = 64 << 10) -> Program:
+    topology = modify(H200, gpus=",".join(map(str, range(n))))
+    counts = (count,) * (n if collective == "reduce_scatter" else 1)
+    op, root = "sum" if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1
+    plan = make_plan(topology, collectives=(collective,), gpus="onehop")
+    return program_for(plan, Call(collective, n, counts, "float32", op, root), Rule(collective, 0, scheme, chunk, 4))
+
+
+@pytest.mark.parametrize("collective", REAL)
+def test_groups_fill_a_gpu_and_no_more(collective: Collective) -> None:
+    lowered = program(collective, 8, "onehop")
+    lanes = {r: [lane.tree for lane in lowered.of(r)] for r in range(8)}
+    fewest = max(map(len, lanes.values()))
+    for ctas in (fewest, 64, 132):
+        taken = groups(lowered, ctas)
+        used = {r: sum(taken[tree] for tree in trees) for r, trees in lanes.items()}
+        assert max(used.values()) <= ctas
+        assert min(taken.values()) >= 1
+        chunks = {t: max(-(-x.count // lowered.chunk_of(x)) for x in lowered.lanes if x.tree == t) for t in taken}
+        assert all(taken[tree] <= chunks[tree] for tree in taken), "a CTA without a chunk"
+        full = {t for t in taken if any(t in trees and used[r] + trees.count(t) > ctas for r, trees in lanes.items())}
+        assert all(taken[tree] == chunks[tree] for tree in set(taken) - full), "room is left, and work"
+    with pytest.raises(DeviceError, match=f"a rank has {fewest} lanes .* the GPU room for {fewest - 1} groups"):
+        groups(lowered, fewest - 1)
+
+
+def test_short_calls_take_few_groups_and_the_host_path_more() -> None:
+    short = program("allreduce", 4, "onehop", count=64)
+    assert set(groups(short, 132).values()) == {1}
+    lowered = program("broadcast", 4, "onehop", count=1 << 24)
+    plain, hosted = groups(lowered, 132), groups(lowered, 132, [0])
+    tree = lowered.channels[0].tree
+    assert hosted[tree] > plain[tree]
+
+
+def test_what_does_not_fit_is_said_with_its_size() -> None:
+    lowered = program("allreduce", 8, "onehop", count=1 << 26, chunk=4 << 20)
+    with pytest.raises(DeviceError, match=r"allreduce by onehop needs \d+ bytes of slots"):
+        place(lowered, groups(lowered, 132), 4, 4, ARENA_BYTES)
+    with pytest.raises(DeviceError, match="on the host"):
+        place(lowered, groups(lowered, 132), 4, 4, 1 << 40, range(len(lowered.channels)))
+    shared = make_plan(machine("cpu:4"), collectives=("broadcast",))
+    call = Call("broadcast", 4, (1000,), "float32", "", 0)
+    multicast = program_for(shared, call, Rule("broadcast", 0, "direct", 4096, 2))
+    with pytest.raises(ArgumentError, match="does not multicast"):
+        place(multicast, groups(multicast, 132), 4, 4, ARENA_BYTES)
+
+
+@pytest.mark.parametrize("collective", REAL)
+@pytest.mark.parametrize("n", [2, 8])
+def test_the_largest_gpu_has_flags_enough(collective: Collective, n: int) -> None:
+    """Each pair of ranks has a fixed number of flag lines, whatever the plan."""
+    lowered = program(collective, n, "onehop", chunk=LINE)
+    assert len(place(lowered, groups(lowered, 256), 4, 4, 1 << 40)) == len(lowered.channels)
+
+
+# ---------------------------------------------------------------- the selection table
+
+
+def planned(n: int, algo: str = "") -> Plan:
+    return make_plan(modify(H200, gpus=",".join(map(str, range(n)))), gpus="onehop", algo=algo)
+
+
+def rule_of(plan: Plan, call: Call, *, registered: bool) -> Rule:
+    """The row that a call takes in a job with GPUs."""
+    return GpuRoad.rule(SimpleNamespace(plans=plan), call, registered=registered)  # type: ignore[arg-type]
+
+
+def call_of_bytes(collective: Collective, n: int, nbytes: int) -> Call:
+    """The call whose largest buffer has at most so many bytes."""
+    counts = (max(1, nbytes // (n if collective in BLOCKED else 1)),) * (n if collective == "reduce_scatter" else 1)
+    op, root = "sum" if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1
+    return Call(collective, n, counts, "int8", op, root)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+@pytest.mark.parametrize("algo", ["", *(f"{c}:onehop/oneshot" for c in REAL), "allreduce:onehop/twoshot"])
+def test_no_call_takes_packets_that_its_boxes_cannot_hold(n: int, algo: str) -> None:
+    plan = planned(n, algo)
+    for collective in REAL:
+        for registered in (False, True):
+            rows = [r for r in plan.rules if (r.collective, r.registered) == (collective, registered)]
+            assert rows[0].min_bytes == 0
+            assert [r.min_bytes for r in rows] == sorted({r.min_bytes for r in rows}), "ascending, each once"
+            for nbytes in (1, 1 << 14, 1 << 30, *(r.min_bytes + d for r in rows for d in (-1, 0) if r.min_bytes)):
+                call = call_of_bytes(collective, n, nbytes)
+                rule = rule_of(plan, call, registered=registered)
+                if rule.road in PACKETS:
+                    assert fits_packets(call, two_shot=rule.road == "twoshot"), (nbytes, rule)
+                else:
+                    assert registered or rule.road == "slots"
+                    assert nbytes > 1 or not algo.startswith(collective)
+
+
+def test_uneven_blocks_never_take_packets() -> None:
+    for algo in ("", "reduce_scatter:onehop/oneshot"):
+        rule = rule_of(planned(4, algo), Call("reduce_scatter", 4, (1, 2, 3, 4), "int8", "sum"), registered=False)
+        assert (rule.scheme, rule.road) == ("onehop", "slots")
+
+
+def test_registered_rows_are_for_registered_buffers() -> None:
+    plan = planned(8)
+    assert plan.rule("allreduce", 1 << 20).road != "direct"
+    assert plan.rule("allreduce", 1 << 20, registered=True).road == "direct"
+    assert plan.rule("allreduce", 1024, registered=True).road == plan.rule("allreduce", 1024).road == "oneshot"
+    only = planned(8, "allreduce:chain")
+    assert only.rule("allreduce", 1 << 30, registered=True).scheme == "chain", "no row of its own: as for any buffer"
+    with pytest.raises(PlanError, match="no rule for allreduce"):
+        Plan("m", "f", 2, (), ()).rule("allreduce", 1, registered=True)
+
+
+@pytest.mark.parametrize("road", ["oneshot", "twoshot", "direct", "slots"])
+def test_a_road_can_be_forced(road: str) -> None:
+    plan = planned(4, f"allreduce:onehop/{road}")
+    for nbytes in (0, 1 << 30):
+        assert plan.rule("allreduce", nbytes, registered=True).road == road
+        assert plan.rule("allreduce", nbytes).road == ("slots" if road == "direct" else road)
+    assert plan.rule("broadcast", 0).road == "oneshot", "the others are as they were"
+    assert {r.reason for r in plan.rules if r.collective == "allreduce"} == {"BLINKMPI_ALGO"}
+
+
+@pytest.mark.parametrize("wanted", ["allreduce:onehop/cma", "allreduce:ring", "allreduce:trees/direct", "bcast:mpi"])
+def test_what_cannot_be_is_a_settings_error(wanted: str) -> None:
+    with pytest.raises(SettingsError, match=r"BLINKMPI_ALGO names .* it can be onehop, .*onehop/direct"):
+        planned(4, wanted)
+
+
+def test_emulated_and_irregular_machines_take_slots() -> None:
+    for plan in (
+        make_plan(machine("dgx-1v"), gpus="onehop", collectives=("allreduce",)),
+        make_plan(H200, gpus="slots", collectives=("allreduce",)),
+    ):
+        assert [(r.min_bytes, r.road, r.registered) for r in plan.rules] == [(0, "slots", False)]
+
+
+# ---------------------------------------------------------------- buffers
+
+
+class Cai:
+    """What has ``__cuda_array_interface__``."""
+
+    def __init__(self, shape: tuple[int, ...], typestr: str = "<f4", at: int = 4096, **more: Any) -> None:
+        data = (at, more.pop("read_only", False))
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": typestr, "data": data, "version": 3, **more}
+
+
+def device(spec: Any, *, writable: bool = False, blocks: int = 1) -> DeviceArray:
+    found = parse(spec, name="buf", writable=writable, blocks=blocks).array
+    assert isinstance(found, DeviceArray)
+    return found
+
+
+def test_gpu_memory_is_read_from_its_interface() -> None:
+    array = Cai((3, 4), stream=77, strides=(16, 4))
+    found = device(array)
+    assert (found.ptr, found.size, found.nbytes, found.stream, found.owner) == (4096, 12, 48, 77, array)
+    assert device(Cai((2,), stream=1)).stream == 0, "1 is the default stream"
+    assert device(Cai((0,), strides=(8,))).size == 0
+    part = found[2:5]
+    assert (part.ptr, part.size) == (4096 + 8, 3)
+    with pytest.raises(ArgumentError, match="step 2"):
+        found[::2]
+    assert on_device(np.zeros(3), "buf", True) is None
+    assert on_device(b"bytes", "buf", False) is None
+
+
+@pytest.mark.parametrize(
+    ("array", "error", "text"),
+    [
+        (Cai((3, 4), strides=(32, 4)), ArgumentError, r"not contiguous \(shape \(3, 4\), strides"),
+        (Cai((3,), read_only=True), ArgumentError, "read-only"),
+        (Cai((3,), typestr="<U4"), BufferTypeError, "element type <U4 in GPU memory"),
+        ((Cai((3,)), 4), ArgumentError, "elements 0 to 4 of an array that has 3"),
+        ((Cai((3,)), MPI.DOUBLE), BufferTypeError, "holds float32 in GPU memory, the type says float64"),
+    ],
+)
+def test_gpu_memory_that_cannot_be_used(array: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        parse(array, name="buf", writable=True)
+
+
+def test_specifications_of_gpu_memory() -> None:
+    assert device((Cai((12,)), MPI.FLOAT)).size == 12
+    assert device([Cai((12,)), (2, 3), MPI.FLOAT], blocks=4).ptr == 4096 + 12
+    assert device([Cai((12,)), 2], blocks=4).size == 8
+
+
+def test_cupy_and_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = SimpleNamespace(ptr=1234)
+    fake = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: current))
+    monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]
+    kind = type("ndarray", (SimpleNamespace,), {"__module__": "cupy._core"})
+    fake.ndarray = kind
+    flags = SimpleNamespace(c_contiguous=True, f_contiguous=False)
+    data, dtype = SimpleNamespace(ptr=256), np.dtype("int16")
+    array = kind(flags=flags, data=data, size=5, dtype=dtype, shape=(5,))
+    found = device(array)
+    assert (found.ptr, found.itemsize, found.stream) == (256, 2, 1234)
+
+    job = SimpleNamespace(prepare=calls.allreduce, args=(MPI.IN_PLACE, array, MPI.SUM))
+    key = call_key(job, None)
+    assert key == call_key(job, None)
+    assert key != call_key(job, 99)
+    assert key != call_key(SimpleNamespace(prepare=calls.allreduce, args=(None, array, MPI.SUM)), None)
+    assert call_key(SimpleNamespace(prepare=calls.allreduce, args=([array, 5], array)), None) is None
+    current.ptr = 0
+    assert key != call_key(job, None), "another current stream is another call"
+    flags.c_contiguous = False
+    assert call_key(job, None) is None
+    with pytest.raises(ArgumentError, match=r"cupy\.ascontiguousarray"):
+        device(array)
+
+
+def test_streams_are_addresses() -> None:
+    assert stream_address(None) is None
+    assert stream_address(5) == 5
+    assert stream_address(SimpleNamespace(ptr=6)) == 6
+    assert stream_address(SimpleNamespace(cuda_stream=7)) == 7
+    with pytest.raises(ArgumentError, match="expected a CuPy or torch stream"):
+        stream_address("default")
+
+
+def test_both_buffers_lie_on_one_side() -> None:
+    here, there = np.zeros(8, np.float32), Cai((8,))
+    with pytest.raises(BufferTypeError, match="one buffer lies in GPU memory"):
+        calls.allreduce(0, 2, here, there, MPI.SUM)
+    ready = calls.allreduce(0, 2, MPI.IN_PLACE, there, MPI.SUM)
+    assert ready.on_device
+    assert ready.send is ready.recv
+    with pytest.raises(ArgumentError, match="overlap"):
+        calls.allreduce(0, 2, Cai((8,), at=4096 + 16), there, MPI.SUM)
+    assert not overlap(device(Cai((8,))), device(Cai((8,), at=4096 + 32)))
+    assert nbytes_of(calls.allgather(1, 4, MPI.IN_PLACE, there).call) == 32
