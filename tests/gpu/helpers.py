@@ -45,9 +45,9 @@ class Pools:
     def take(self, which: int, data: Array, skew: int) -> Any:
         """The data on the GPU, ``skew`` elements from where an allocation begins."""
         start = skew * data.itemsize
-        view = self.pools[which][start : start + data.nbytes].view(data.dtype)
-        view[...] = cupy().asarray(data)
-        return view
+        part = self.pools[which][start : start + data.nbytes]
+        part[...] = cupy().asarray(data.view(np.uint8))  # CuPy copies no 8-bit floats
+        return part.view(data.dtype)
 
 
 def call(comm: blinkmpi.Communicator, case: Case, send: Any, recv: Any) -> Any:
