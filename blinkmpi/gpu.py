@@ -24,7 +24,7 @@ from .program import Call, Program
 from .select import program_for
 from .topology import Topology
 from .transport.cuda.device import Gpu
-from .transport.cuda.transport import Comm, CudaTransport, Loaded, by_packets, fits_packets, fits_packets
+from .transport.cuda.transport import Comm, CudaTransport, Loaded, by_packets, fits_packets
 
 CACHE_SIZE = 256
 TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs
@@ -81,7 +81,8 @@ class GpuRoad:
         if rule.road in PACKETS and not (by_packets(call) and fits_packets(call, two_shot=rule.road == "twoshot")):
             rows = [r for r in self.plans.rules if r.collective == call.collective and r.road not in PACKETS]
             rows = [r for r in rows if r.registered == registered] or [r for r in rows if not r.registered]
-            rule = min(rows, key=lambda r: r.min_bytes)
+            forced = msgspec.structs.replace(rule, road="slots")  # by an algo= that leaves no other
+            rule = min(rows or [forced], key=lambda r: r.min_bytes)
         return rule
 
     def program(self, call: Call, rule: Rule) -> Program:
