@@ -53,6 +53,7 @@ class DeviceArray:
     """A flat, contiguous piece of GPU memory: ``size`` elements of ``itemsize`` bytes at ``ptr``.
 
     ``stream`` is the one that its producer used (an address; 0 is CUDA's default stream); ``owner`` keeps it alive.
+    ``copy_of`` is the address that its content is copied from before each call, or 0.
     """
 
     ptr: int
@@ -60,6 +61,7 @@ class DeviceArray:
     itemsize: int
     stream: int
     owner: Any
+    copy_of: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ its operation first: one that is MPI's alone is so on all ranks, whatever their 
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -217,10 +218,9 @@ def _copy(buffer: Buffer) -> Buffer:
     """The input of a Reduce_scatter in place: its result would overwrite other ranks' blocks."""
     array = buffer.array
     if isinstance(array, DeviceArray):
-        if not hasattr(array.owner, "copy"):
-            raise ArgumentError("Reduce_scatter in place needs a copy of its input; pass a CuPy array, or two buffers")
-        copy = array.owner.ravel()[:].copy()
-        return Buffer(DeviceArray(copy.data.ptr, array.size, array.itemsize, array.stream, copy), buffer.dtype)
+        memory = sys.modules["cupy"].empty(array.nbytes, "uint8")
+        copy = DeviceArray(memory.data.ptr, array.size, array.itemsize, array.stream, memory, array.ptr)
+        return Buffer(copy, buffer.dtype)
     return Buffer(array.copy(), buffer.dtype)
 
 

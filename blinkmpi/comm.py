@@ -337,8 +337,10 @@ class Communicator(MPI.Intracomm):
         return self._start(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op), timeout, stream)
 
     def _reduce_scatter(self, *args: Any) -> Job:
-        prepare = partial(calls.reduce_scatter, exchange=lambda own: self._engine().exchange(own))
-        return Job("reduce_scatter", prepare, MPI.Intracomm.Ireduce_scatter, args)
+        return Job("reduce_scatter", self._prepare_reduce_scatter, MPI.Intracomm.Ireduce_scatter, args)
+
+    def _prepare_reduce_scatter(self, *args: Any) -> calls.Prepared:
+        return calls.reduce_scatter(*args, exchange=self._engine().exchange)
 
     def Barrier(self, *, timeout: float | None = None) -> None:
         """Return when everybody has come."""

@@ -292,6 +292,8 @@ class Engine:
     def persist(self, job: Job, stream: Any) -> Persistent | None:
         """A call to be started many times, on GPU memory; None if its buffers are the host's."""
         ready = self._prepare(job, None)
+        if isinstance(ready, Exception) and not isinstance(ready, Foreign) and any(map(lies_on_device, job.args)):
+            raise ready
         if self.gpu_calls is None or not isinstance(ready, Prepared) or not ready.on_device:
             return None
         return self.gpu_calls.persist(ready, stream, self.timeout_s)

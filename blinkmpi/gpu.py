@@ -45,6 +45,7 @@ class Bound:
     stream: int
     gpu: Gpu
     text: str
+    keep: tuple[Any, ...]  # what must live as long
     tuner: Miad | None = None  # if its chunk is still looked for
 
     def idle(self) -> bool:
@@ -108,10 +109,17 @@ class GpuRoad:
         program = self.program(call, rule)
         return self.transport.fits(program, rule.ctas, self._hosted(program, rule))
 
-    def way(self, call: Call, text: str, registered: bool) -> Loaded:
-        """The kernel of a call, compiled and filled in at its first use."""
+    def way(self, call: Call, text: str, registered: bool, *, captured: bool = False) -> Loaded:
+        """The kernel of a call, compiled and filled in at its first use.
+
+        Args:
+            captured: into a CUDA graph, where nothing can be loaded: a chunk that has been tried before must do.
+        """
         tuner = self.tuner(call, registered=registered)
         key = (call, registered, tuner.chunk if tuner else 0)
+        if captured and tuner and not tuner.done:
+            known = [k for k in self._ways if k[:2] == key[:2]]
+            key = (call, registered, tuner.best) if (call, registered, tuner.best) in known else next(iter(known), key)
         loaded = self._ways.get(key)
         if loaded is None:
             rule = self.rule(call, registered=registered)
@@ -159,7 +167,7 @@ class GpuRoad:
         self._retired.append(loaded)
         refs = [self.transport.regions.ref(a.data.ptr, a.nbytes) for a in (send, recv)]
         own = self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
-        return self.transport.starter(own, stream)
+        return self.transport.starter(own, stream, None)
 
     def _pace(self, program: Program, rule: Rule) -> Callable[[int], tuple[int, int]]:
         """For channels of an emulated machine: the clock of the link, and ns per MiB of its narrowest part."""
@@ -181,15 +189,27 @@ class GpuRoad:
 
     # ---- a call
 
-    def bind(self, ready: Prepared, text: str, stream: int | None, timeout_s: float) -> Bound:
-        """A call with everything settled but the moment."""
-        loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, text)
-        own = self.transport.fill(loaded, send, recv, send_ref, recv_ref, timeout_s)
+    def bind(self, ready: Prepared, text: str, stream: int | None, holder: object, timeout_s: float) -> Bound:
+        """A call with everything settled but the moment.
+
+        Args:
+            stream: an address, or None for the stream that the buffers were made on.
+            holder: keeps the stream alive.
+        """
         on = self._stream(ready) if stream is None else stream
+        loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, text, self.gpu.capturing(on))
+        own = self.transport.fill(loaded, send, recv, send_ref, recv_ref, timeout_s)
         tuner = self.tuner(ready.call, registered=registered) if loaded.road == "slots" else None
-        return Bound(
-            self.transport.starter(own, on), own, on, self.gpu, text, None if not tuner or tuner.done else tuner
-        )
+        looking = tuner if tuner and not tuner.done else None
+        start, copied = self.transport.starter(own, on, holder), ready.send
+        if not isinstance(copied, DeviceArray) or not copied.copy_of:
+            return Bound(start, own, on, self.gpu, text, (holder,), looking)
+
+        def copy_and_start() -> None:
+            self.gpu.copy(copied.ptr, copied.copy_of, copied.nbytes, on)
+            start()
+
+        return Bound(copy_and_start, own, on, self.gpu, text, (holder, copied.owner), looking)
 
     def _stream(self, ready: Prepared) -> int:
         """The stream that a call's buffers were made on."""
@@ -198,12 +218,12 @@ class GpuRoad:
             self.gpu.after(first, other)
         return first
 
-    def _ends(self, ready: Prepared, text: str) -> tuple[Loaded, bool, int, int, int, int]:
+    def _ends(self, ready: Prepared, text: str, captured: bool) -> tuple[Loaded, bool, int, int, int, int]:
         """The kernel of a call, whether its buffers are registered, their addresses, and where they are registered."""
         send, recv = ready.send, ready.recv
         send_ref, recv_ref = self._ref(send), self._ref(recv)
         registered = send_ref is not None and recv_ref is not None
-        loaded = self.way(ready.call, text, registered)
+        loaded = self.way(ready.call, text, registered, captured=captured)
         send_at = send.ptr if isinstance(send, DeviceArray) else 0
         recv_at = recv.ptr if isinstance(recv, DeviceArray) else 0
         return loaded, registered, send_at, recv_at, send_ref or 0, recv_ref or 0
@@ -244,7 +264,8 @@ class GpuRoad:
         ref = self.transport.regions.ref(device.ptr, device.nbytes)
         if held is None or not ref:
             raise BufferTypeError("deregister: this array is not registered; pass what register() got")
-        self.transport.deregister(self._comm, self.transport.regions.known[(ref >> 48) - 1])
+        region = self.transport.regions.known[(ref >> 48) - 1]
+        self.transport.deregister(self._comm, region, (device.ptr, device.ptr + device.nbytes))
         if held[1]:
             self.gpu.free(held[1])
 

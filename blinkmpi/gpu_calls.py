@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from mpi4py import MPI
 
@@ -95,7 +95,7 @@ class GpuCalls:
 
     def block(self, job: Call, ready: Prepared, stream: Any, timeout_s: float) -> None:
         """Make a call: enqueue it on ``stream``, or without one wait for the result."""
-        bound = self._enqueue(ready, stream_address(stream), timeout_s)
+        bound = self._enqueue(ready, stream, timeout_s)
         if bound is None:
             return
         key = call_key(job, stream) if bound.tuner is None else None
@@ -108,7 +108,7 @@ class GpuCalls:
 
     def start(self, ready: Prepared, stream: Any, timeout_s: float) -> MPI.Request:
         """Enqueue now; the request completes when the stream is through."""
-        bound = self._enqueue(ready, stream_address(stream), timeout_s)
+        bound = self._enqueue(ready, stream, timeout_s)
         request, seq = Request(), self._owner.seq
         if bound is None:
             request.finish(None)
@@ -132,10 +132,10 @@ class GpuCalls:
 
     def persist(self, ready: Prepared, stream: Any, timeout_s: float) -> Persistent:
         """A call to be started many times."""
-        bound = self.road.bind(ready, self._owner.describe(ready), stream_address(stream), timeout_s)
+        bound = self._bind(ready, self._owner.describe(ready), stream, timeout_s)
         return Persistent(partial(self._launch, bound), partial(self.wait, bound.stream, bound.text), bound.idle)
 
-    def _enqueue(self, ready: Prepared, stream: int | None, timeout_s: float) -> Bound | None:
+    def _enqueue(self, ready: Prepared, stream: Any, timeout_s: float) -> Bound | None:
         """Put a call on a stream; returns it, to be made again, or None if there is nothing to do."""
         owner = self._owner
         owner.alive()
@@ -145,7 +145,7 @@ class GpuCalls:
             self._host.pass_by(owner.seq, on_gpu(text))
             return None
         try:
-            bound = self.road.bind(ready, text, stream, timeout_s)
+            bound = self._bind(ready, text, stream, timeout_s)
         except BaseException as fatal:  # the peers may be in the call already
             owner.die(fatal)
             raise
@@ -154,6 +154,10 @@ class GpuCalls:
         else:
             self._measure(bound, bound.tuner)
         return bound
+
+    def _bind(self, ready: Prepared, text: str, stream: Any, timeout_s: float) -> Bound:
+        holder = self.road.gpu.current_stream() if stream is None else stream
+        return self.road.bind(ready, text, stream_address(stream), holder, timeout_s)
 
     def _measure(self, bound: Bound, tuner: Miad) -> None:
         """Make a call whose chunk is still looked for: wait for it, and tell each other how long it took."""
@@ -187,7 +191,7 @@ class GpuCalls:
         began = looked = time.monotonic()
         polls, lost_since = 0, 0.0
         found: BlinkError | None = None
-        while not self.road.gpu.idle(on):
+        while not self._idle(on, text, number):
             polls += 1
             if polls % 64:
                 continue
@@ -209,6 +213,19 @@ class GpuCalls:
                 self._owner.die(found)
                 raise found
             self._fail(text)
+
+    def _idle(self, on: Any, text: str, seq: int) -> bool:
+        """Whether a stream or event is through; what breaks the GPU's work may be that a peer's memory is gone."""
+        try:
+            return self.road.gpu.idle(on)
+        except DeviceError as broken:
+            until, error = time.monotonic() + GRACE_S, cast(BlinkError, broken)
+            while time.monotonic() < until and not self._host.ended():
+                time.sleep(0.01)
+            if gone := self._host.ended():
+                error = PeerLost(f"GPU call {text}: {self._host.states(gone, seq)}; {broken}")
+            self._owner.die(error)
+            raise error from broken
 
     def _fail(self, text: str) -> None:
         """Raise what a kernel that gave up has left, or what the rank said that made it give up."""

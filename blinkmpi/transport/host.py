@@ -226,8 +226,9 @@ class HostTransport:
         """The error for a rank that came to call ``seq`` with something else than ``text``, if there is one."""
         if int(self.window.abort[0]):
             return self._heard(seq)
-        prints: list[int] = self._prints[seq & 1].tolist()
         here = [r for r in range(self.n) if int(self.window.seqs[r]) == seq]
+        prints: list[int] = self._prints[seq & 1].tolist()
+        here = [r for r in here if int(self.window.seqs[r]) == seq]  # who went on meanwhile may have written another
         if len({prints[r] for r in here}) > 1:
             return MismatchError(
                 f"call {seq}: rank {self.rank} called {short(text)}, "

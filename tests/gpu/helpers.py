@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,18 @@ class Pools:
         """The data on the GPU, ``skew`` elements from where an allocation begins."""
         start = skew * data.itemsize
         part = self.pools[which][start : start + data.nbytes]
-        part[...] = cupy().asarray(data.view(np.uint8))  # CuPy copies no 8-bit floats
+        part[...] = cupy().asarray(data.view(np.uint8))
+        if data.dtype.name.startswith("float8"):  # which torch has, and CuPy has not
+            torch = importlib.import_module("torch")
+            return torch.from_dlpack(part).view(getattr(torch, data.dtype.name))
         return part.view(data.dtype)
+
+
+def fetch(array: Any, dtype: str) -> Array:
+    """A copy of a GPU array on the host."""
+    if hasattr(array, "get"):
+        return np.asarray(array.get())
+    return np.asarray(array.view(importlib.import_module("torch").uint8).cpu().numpy().view(dtype_of(dtype)))
 
 
 def call(comm: blinkmpi.Communicator, case: Case, send: Any, recv: Any) -> Any:
@@ -107,11 +118,11 @@ def run_all(comm: blinkmpi.Communicator, pools: Pools, chosen: list[Case], *, sk
         except blinkmpi.BlinkError as error:
             raise AssertionError(where) from error
         if got is not None and want is not None:
-            wrong = mistakes(case, sends, got.get()[: want.size], want, comm.rank)
+            wrong = mistakes(case, sends, fetch(got, case.dtype)[: want.size], want, comm.rank)
             assert wrong == 0, f"{where}: {wrong} of {want.size} elements wrong"
-        assert send.get().tobytes() == sends[comm.rank].tobytes(), f"{where}: send buffer changed"
+        assert fetch(send, case.dtype).tobytes() == sends[comm.rank].tobytes(), f"{where}: send buffer changed"
         if case.collective == "allreduce" and got is not None:
-            prints = comm.allgather(hashlib.sha256(got.get().tobytes()).hexdigest())
+            prints = comm.allgather(hashlib.sha256(fetch(got, case.dtype).tobytes()).hexdigest())
             assert len(set(prints)) == 1, f"{where}: ranks differ in their bits"
 
 

@@ -150,14 +150,17 @@ def lanes_of(program: Program, rank: int, groups_of: dict[int, int]) -> list[tup
 
 @dataclass
 class Region:
-    """A registered buffer: the allocation that holds it, as every rank's maps of it see it."""
+    """A registered buffer, and the allocation that holds it, as every rank's maps of it see it.
+
+    ``parts`` are the (begin, end) that users registered of it, as often as they did.
+    """
 
     index: int
     begin: int
     nbytes: int
     peers: tuple[int, ...]  # addresses of the ranks' allocations here; ours among them
     opened: tuple[int, ...]  # those to unmap
-    users: int = 1
+    parts: list[tuple[int, int]]
 
 
 @dataclass
@@ -170,7 +173,7 @@ class Regions:
     known: dict[int, Region] = field(default_factory=dict)
     _free: list[int] = field(default_factory=lambda: list(range(MAX_REGIONS - 1, -1, -1)))
 
-    def add(self, begin: int, nbytes: int, handles: Sequence[bytes], rank: int) -> Region:
+    def add(self, begin: int, nbytes: int, part: tuple[int, int], handles: Sequence[bytes], rank: int) -> Region:
         """Map every rank's allocation; called by all, on an idle communicator."""
         if not self._free:
             raise DeviceError(f"{MAX_REGIONS} buffers are registered, which is all there is room for; deregister some")
@@ -178,13 +181,13 @@ class Regions:
         peers = tuple(begin if r == rank else at for r, at in enumerate(opened))
         index = self._free.pop()
         self.gpu.upload(self.table + 8 * MAX_RANKS * index, struct.pack(f"{self.n}Q", *peers))
-        region = self.known[index] = Region(index, begin, nbytes, peers, tuple(at for at in opened if at))
+        region = self.known[index] = Region(index, begin, nbytes, peers, tuple(at for at in opened if at), [part])
         return region
 
     def ref(self, at: int, nbytes: int) -> int:
         """(region + 1) << 48 | offset of a buffer, or 0 if it is not registered."""
         for region in self.known.values():
-            if region.begin <= at and at + nbytes <= region.begin + region.nbytes:
+            if any(first <= at and at + nbytes <= end for first, end in region.parts):
                 return (region.index + 1) << OFFSET_BITS | (at - region.begin)
         return 0
 

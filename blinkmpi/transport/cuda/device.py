@@ -169,6 +169,16 @@ class Gpu:
         self.runtime.memcpy(to, ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value, len(data), 1)
         self.runtime.deviceSynchronize()  # memcpy returns when it has read the host's bytes, not when they have arrived
 
+    def download(self, at: int, nbytes: int) -> bytes:
+        """Device memory's content; waits."""
+        buffer = ctypes.create_string_buffer(nbytes)
+        self.runtime.memcpy(ctypes.addressof(buffer), at, nbytes, 2)
+        return buffer.raw
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy device memory, in the order of a stream."""
+        self.runtime.memcpyAsync(to, source, nbytes, 3, stream)
+
     def array(self, at: int, count: int, dtype: Any, owner: Any) -> Any:
         """A 1-D CuPy array over device memory that ``owner`` keeps."""
         nbytes = count * self._cupy.dtype(dtype).itemsize
@@ -195,6 +205,10 @@ class Gpu:
         return self._kernels[key]
 
     # ---- streams
+
+    def current_stream(self) -> Any:
+        """CuPy's current stream, an object that keeps it."""
+        return self._cupy.cuda.get_current_stream()
 
     def capturing(self, stream: int) -> bool:
         """Whether work for ``stream`` goes into a CUDA graph."""

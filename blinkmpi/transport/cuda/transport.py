@@ -16,7 +16,9 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from ...errors import ArgumentError, BlinkError, CollectiveTimeout, DeviceError, MismatchError, PeerLost
 from ...numerics import accumulator_of, dtype_of
@@ -26,6 +28,7 @@ from .arena import (
     BOX_BYTES,
     BOXES_AT,
     HOST_BYTES,
+    LINE,
     MAX_CTAS,
     MAX_RANKS,
     MAX_REGIONS,
@@ -41,9 +44,11 @@ from .hosted import HostSlots
 DIRECT_CTAS, PACKET_CTAS = 128, 48
 REPORT_WORDS = 8
 MAX_CLOCKS = 256
+ENTERED_AT = 256  # of the head of an arena, as in common.cuh
+MASK, HALF = (1 << 32) - 1, 1 << 31
 ABORTED, LATE, DIFFERENT = 1, 2, 3  # codes of a report, as in common.cuh
 FOR = {-1: "its entry into the call", -2: "the end of the call", -3: "packets"}
-LAST_STREAM: list[int] = []  # of this process
+LAST: list[Any] = []  # the stream of this process's last call, and what keeps it
 Segment = tuple[int, int, int, int, int]  # source mask, target mask, bytes before it in each, its bytes
 T = TypeVar("T")
 
@@ -262,13 +267,18 @@ class CudaTransport:
             args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
         return _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.road, loaded.text)
 
-    def starter(self, loaded: Loaded, stream: int) -> Callable[[], None]:
-        """What puts a filled call on a stream and returns at once; valid while the transport is."""
+    def starter(self, loaded: Loaded, stream: int, holder: object) -> Callable[[], None]:
+        """What puts a filled call on a stream and returns at once; valid while the transport is.
+
+        Args:
+            holder: keeps the stream alive: the next call, on another one, asks for it.
+        """
         launch = loaded.kernel.launcher(self.gpu.driver, loaded.grid, loaded.block, stream, loaded.params)
 
         def start() -> None:
-            if [stream] != LAST_STREAM:
+            if not LAST or LAST[0] != stream:
                 self._follow(stream)
+                LAST[:] = [stream, holder]
             if code := launch():
                 raise DeviceError(f"cuLaunchKernel of {loaded.text}: CUDA error {code}; the process must end")
 
@@ -279,10 +289,13 @@ class CudaTransport:
 
         Kernels wait for the peers' kernels, and two that each fill the GPU must not wait for each other's peers.
         """
-        last = LAST_STREAM[0] if LAST_STREAM else None
-        LAST_STREAM[:] = [stream]
-        if last is not None and self.gpu.capturing(stream) == self.gpu.capturing(last):
-            self.gpu.after(stream, last)
+        if LAST and self.gpu.capturing(stream) == self.gpu.capturing(LAST[0]):
+            self.gpu.after(stream, LAST[0])
+
+    def _entered(self) -> list[int]:
+        """The last call that each rank has entered here, of whose number 32 bits are known."""
+        words = np.frombuffer(self.gpu.download(self._own + ENTERED_AT, LINE * self.n), np.uint64)[:: LINE // 8]
+        return [int(word) >> 32 for word in words]
 
     @property
     def gave_up(self) -> bool:
@@ -314,8 +327,13 @@ class CudaTransport:
                 "call the same on every rank. The communicator is dead"
             )
         if failure.code == LATE:
+            absent = [
+                r for r, seq in enumerate(self._entered()) if r != self.rank and (failure.seq - seq) & MASK < HALF
+            ]
+            absent = [r for r in absent if self._entered()[r] != failure.seq & MASK]
+            who = f" (not in this call: rank {', '.join(map(str, absent))})" if absent else ""
             return CollectiveTimeout(
-                f"GPU call {failure.seq}, {text}: rank {self.rank} waited in vain for rank {failure.peer}, for {what}; "
+                f"GPU call {failure.seq}, {text}: rank {self.rank} waited in vain for rank {failure.peer}, for {what}{who}; "
                 "look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
             )
         return PeerLost(f"GPU call {failure.seq}, {text}: another rank gave up; its error says why")
@@ -339,15 +357,17 @@ class CudaTransport:
         here = [r for r in self.regions.known.values() if (r.begin, r.nbytes) == (begin, size)]
         known = set(_collect(comm, lambda: here[0].index if here else -1))
         if len(known) == 1 and here:  # the same on all ranks
-            here[0].users += 1
+            here[0].parts.append((at, at + nbytes))
             return here[0]
         handles = [handle for _, _, handle in found]
-        return _collect(comm, lambda: self.regions.add(begin, size, handles, self.rank), share=False)[0]
+        return _collect(
+            comm, lambda: self.regions.add(begin, size, (at, at + nbytes), handles, self.rank), share=False
+        )[0]
 
-    def deregister(self, comm: Comm, region: Region) -> None:
+    def deregister(self, comm: Comm, region: Region, part: tuple[int, int]) -> None:
         """Unmap a buffer; collective. Only then may its memory be freed."""
-        region.users -= 1
-        if region.users == 0:
+        region.parts.remove(part)
+        if not region.parts:
             self.regions.drop(region)
         comm.Barrier()
 
