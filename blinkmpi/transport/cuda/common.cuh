@@ -92,9 +92,11 @@ template <class X> __device__ __forceinline__ X combine_float(X a, X b) {  // mi
 __device__ __forceinline__ float combine(float a, float b) { return combine_float(a, b); }
 __device__ __forceinline__ double combine(double a, double b) { return combine_float(a, b); }
 __device__ __forceinline__ raw combine(raw a, raw) { return a; }
+__device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }  // never fused with a sum
+__device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
 template <class R> __device__ __forceinline__ cplx<R> combine(cplx<R> a, cplx<R> b) {
   if (OPERATION == SUM) return {a.re + b.re, a.im + b.im};
-  return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  return {times(a.re, b.re) - times(a.im, b.im), times(a.re, b.im) + times(a.im, b.re)};
 }
 
 template <class X> __device__ __forceinline__ X divided(X a, int) { return a; }
