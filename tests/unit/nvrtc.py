@@ -28,6 +28,7 @@ class Used:
     registers: int
     stack: int
     spilled: int
+    fused: int  # multiply-adds of floats in the whole source: each rounds once where two operations round twice
 
 
 @cache
@@ -55,8 +56,12 @@ def compiled(source: str, arch: str, *, version: int = 13) -> dict[str, Used]:
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     text = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, text)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     log = text.value.decode()
     assert code == 0, f"NVRTC {version} for {arch}: {log}"
+    nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size))
+    ptx = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetPTX(program, ptx)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    fused = len(re.findall(rb"fma\.rn(?:\.ftz)?\.f(?:32|64)", ptx.value))
     rows = {name: tuple(map(int, numbers)) for name, *numbers in USED.findall(log)}
-    return {name: Used(registers, stack, out + back) for name, (stack, out, back, registers) in rows.items()}
+    return {name: Used(registers, stack, out + back, fused) for name, (stack, out, back, registers) in rows.items()}

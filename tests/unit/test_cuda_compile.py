@@ -134,6 +134,7 @@ def test_every_operation_of_every_type(dtype: str) -> None:
             continue
         found = compiled(lanes_source(Call("allreduce", 4, (1000,), dtype, op), shapes, 64), "sm_90")
         check(f"{dtype} {op}", LANES, found)
+        assert found["lanes"].fused == 0, "docs/numerics.md: no fused multiply-add is used"
 
 
 def test_the_compiler_is_heard() -> None:
