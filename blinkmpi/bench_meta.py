@@ -63,9 +63,12 @@ def devices(processes: Sequence[Process]) -> list[dict[str, Any]]:
 
 
 def commit() -> dict[str, Any]:
-    """The commit of the checkout that this package lies in, and whether the package was changed since."""
+    """The commit of the checkout that this package lies in, and whether the package was changed since.
+
+    A copy without .git is told its commit by ``GIT_COMMIT``, as continuous integration does.
+    """
     root = Path(__file__).resolve().parent.parent
-    unknown: dict[str, Any] = {"commit": None, "dirty": None}
+    unknown: dict[str, Any] = {"commit": os.environ.get("GIT_COMMIT"), "dirty": None}
     if not (root / ".git").exists():
         return unknown
     try:

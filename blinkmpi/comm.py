@@ -339,8 +339,10 @@ class Communicator(MPI.Intracomm):
     def _reduce_scatter(self, *args: Any) -> Job:
         return Job("reduce_scatter", self._prepare_reduce_scatter, MPI.Intracomm.Ireduce_scatter, args)
 
-    def _prepare_reduce_scatter(self, *args: Any) -> calls.Prepared:
-        return calls.reduce_scatter(*args, exchange=self._engine().exchange)
+    def _prepare_reduce_scatter(
+        self, rank: int, n: int, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Any
+    ) -> calls.Prepared:
+        return calls.reduce_scatter(rank, n, sendbuf, recvbuf, recvcounts, op, self._engine().exchange)
 
     def Barrier(self, *, timeout: float | None = None) -> None:
         """Return when everybody has come."""

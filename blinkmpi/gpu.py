@@ -265,7 +265,7 @@ class GpuRoad:
         if held is None or not ref:
             raise BufferTypeError("deregister: this array is not registered; pass what register() got")
         region = self.transport.regions.known[(ref >> 48) - 1]
-        self.transport.deregister(self._comm, region, (device.ptr, device.ptr + device.nbytes))
+        self.transport.deregister(self._comm, region, (device.ptr, device.ptr + max(device.nbytes, 1)))
         if held[1]:
             self.gpu.free(held[1])
 

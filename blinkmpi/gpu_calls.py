@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, cast
@@ -29,6 +30,7 @@ from .transport.cuda.device import Gpu, cupy, device_count, why_none
 from .transport.host import HostTransport
 
 CACHE_SIZE = 256
+HELD = 64
 LOOK_SECONDS = 0.2  # how often a wait looks after the peers
 GRACE_S = 1.0  # after which a peer whose process has ended counts as lost, if its part is still owed
 SHORT_S = 0.001  # a wait polls without sleeping for so long
@@ -74,6 +76,7 @@ class GpuCalls:
     def __init__(self, road: GpuRoad, host: HostTransport, owner: Owner) -> None:
         self.road, self._host, self._owner = road, host, owner
         self.events = Progress()
+        self._held: deque[Bound] = deque(maxlen=HELD)  # whose own memory may still be read when they are forgotten
         self._made: dict[tuple[Any, ...], Bound] = {}  # calls that were made before, by what makes them the same
 
     def forget(self) -> None:
@@ -175,6 +178,8 @@ class GpuCalls:
         owner.seq += 1
         self._host.pass_by(owner.seq, on_gpu(bound.text))
         bound.start()
+        if len(bound.keep) > 1:
+            self._held.append(bound)
 
     # ---- waiting
 

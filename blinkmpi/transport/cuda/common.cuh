@@ -210,7 +210,8 @@ struct Arena {
   u32 ticket;    // CTAs that have entered this call
   u32 pad[29];
   u64 abort;     // not 0: some rank gave up
-  u64 pad2[15];
+  u64 told;      // not 0: a thread of ours has filled in the report
+  u64 pad2[14];
   Line entered[MAX_RANKS];        // by peer: (its call's number << 32) | fingerprint
   u64 done[MAX_CTAS][MAX_RANKS];  // by CTA and peer: the last call in which it needs nobody's buffers any more
 };
@@ -235,10 +236,11 @@ struct Common {  // the first part of every kernel's arguments
 
 __device__ __noinline__ bool give_up(const Common& c, u64 code, u64 seq, int peer, i64 lane, i64 chunk, u64 want, u64 seen) {
   Report* r = c.report;
-  if (atomicCAS_system(&r->code, 0ull, code) == 0) {
+  if (atomicCAS(&c.peer[c.rank]->told, 0ull, 1ull) == 0) {  // not in host memory, where atomics may be refused
     r->seq = seq, r->peer = peer, r->lane = lane, r->chunk = chunk, r->want = want, r->seen = seen;
-    __threadfence_system();
-    atomicExch_system(&r->abort, 1ull);
+    fence();
+    set(&r->code, code);
+    set(&r->abort, 1);
   }
   for (int p = 0; p < N; p++) set(&c.peer[p]->abort, 1 + c.rank);  // they leave as soon as they wait
   return false;

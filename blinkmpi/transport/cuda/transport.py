@@ -327,13 +327,13 @@ class CudaTransport:
                 "call the same on every rank. The communicator is dead"
             )
         if failure.code == LATE:
-            absent = [
-                r for r, seq in enumerate(self._entered()) if r != self.rank and (failure.seq - seq) & MASK < HALF
-            ]
-            absent = [r for r in absent if self._entered()[r] != failure.seq & MASK]
-            who = f" (not in this call: rank {', '.join(map(str, absent))})" if absent else ""
+            behind = [(failure.seq - seq) & MASK for seq in self._entered()]
+            absent = [str(r) for r, lag in enumerate(behind) if r != self.rank and 0 < lag < HALF]
+            if absent:
+                what += f" (rank {', '.join(absent)} has not come to this call)"
             return CollectiveTimeout(
-                f"GPU call {failure.seq}, {text}: rank {self.rank} waited in vain for rank {failure.peer}, for {what}{who}; "
+                f"GPU call {failure.seq}, {text}: rank {self.rank} waited in vain for rank {failure.peer}, "
+                f"for {what}; "
                 "look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
             )
         return PeerLost(f"GPU call {failure.seq}, {text}: another rank gave up; its error says why")
