@@ -34,12 +34,13 @@ def ranks_of(comm: MPI.Comm, parent: MPI.Comm) -> list[int]:
 # ---------------------------------------------------------------- the class
 
 
-def test_signatures_are_mpi4pys_and_timeout() -> None:
+def test_signatures_are_mpi4pys_and_timeout_and_stream() -> None:
     for name in (*CALLS, *(f"I{name.lower()}" for name in CALLS)):
         theirs = inspect.signature(getattr(MPI.Intracomm, name)).parameters
         ours = dict(inspect.signature(getattr(blinkmpi.Communicator, name)).parameters)
-        added = ours.pop("timeout")
-        assert (added.kind, added.default) == (inspect.Parameter.KEYWORD_ONLY, None), name
+        for extra in ("timeout",) if "barrier" in name.lower() else ("timeout", "stream"):
+            added = ours.pop(extra)
+            assert (added.kind, added.default) == (inspect.Parameter.KEYWORD_ONLY, None), name
         assert list(ours) == list(theirs), name
         for key, parameter in ours.items():
             assert (parameter.default, parameter.kind) == (theirs[key].default, theirs[key].kind), f"{name}({key})"
@@ -185,7 +186,7 @@ def test_what_it_tells(comm: MPI.Intracomm) -> None:
         assert ours.how("allreduce", 1 << 20, op=MPI.MAXLOC)["scheme"] == "mpi"
         how = ours.how("allreduce", 64 << 20)
         assert how["scheme"] in ours.plans.schemes("allreduce")
-        assert set(how) == {"scheme", "runner", "chunk_bytes", "depth", "reason"}
+        assert set(how) == {"scheme", "runner", "protocol", "ctas", "chunk_bytes", "depth", "reason"}
         assert "tree" in ours.plan_line("broadcast", root=1)
         seconds, bound = ours.predict("allreduce", 64 << 20)
         assert seconds is not None
@@ -309,7 +310,7 @@ def test_tensors(comm: MPI.Intracomm) -> None:
         ours.Allreduce(MPI.IN_PLACE, tensor)
         assert (tensor.array == 1).all()
         for call in (ours.Allreduce, ours.Iallreduce):
-            with pytest.raises(BufferTypeError, match=r"GPU memory.*NumPy copy"):
+            with pytest.raises(BufferTypeError, match=r"GPU memory.*; pass NumPy copies"):
                 call(MPI.IN_PLACE, OnGpu())
         ours.Barrier()
 
