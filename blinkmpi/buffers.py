@@ -53,7 +53,8 @@ class DeviceArray:
     """A flat, contiguous piece of GPU memory: ``size`` elements of ``itemsize`` bytes at ``ptr``.
 
     ``stream`` is the one that its producer used (an address; 0 is CUDA's default stream); ``owner`` keeps it alive.
-    ``copy_of`` is the address that its content is copied from before each call, or 0.
+    ``copy_of`` is the address that its content is copied from before each call, or 0; ``device`` the GPU's number in
+    this process, or -1 where the owner does not say.
     """
 
     ptr: int
@@ -62,6 +63,7 @@ class DeviceArray:
     stream: int
     owner: Any
     copy_of: int = 0
+    device: int = -1
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +76,13 @@ class DeviceArray:
         if step != 1:
             raise ArgumentError(f"a part of GPU memory with step {step}; only contiguous parts can be sent")
         return DeviceArray(
-            self.ptr + start * self.itemsize, max(0, stop - start), self.itemsize, self.stream, self.owner
+            self.ptr + start * self.itemsize,
+            max(0, stop - start),
+            self.itemsize,
+            self.stream,
+            self.owner,
+            0,
+            self.device,
         )
 
 
@@ -173,7 +181,7 @@ def on_device(obj: Any, name: str, writable: bool) -> Buffer | None:
         if not (obj.flags.c_contiguous or obj.flags.f_contiguous):
             raise ArgumentError(f"{name} is not contiguous (shape {obj.shape}); pass cupy.ascontiguousarray({name})")
         stream = sys.modules["cupy"].cuda.get_current_stream().ptr
-        return _device_buffer(obj.data.ptr, obj.size, obj.dtype, stream, obj, name)
+        return _device_buffer(obj.data.ptr, obj.size, obj.dtype, stream, obj, name, obj.data.device_id)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         if not obj.is_cuda:
@@ -182,7 +190,7 @@ def on_device(obj: Any, name: str, writable: bool) -> Buffer | None:
             raise ArgumentError(f"{name} is not contiguous (shape {tuple(obj.shape)}); pass {name}.contiguous()")
         stream = torch.cuda.current_stream(obj.device).cuda_stream
         label = str(obj.dtype).removeprefix("torch.")
-        return _device_buffer(obj.data_ptr(), obj.numel(), label, stream, obj, name)
+        return _device_buffer(obj.data_ptr(), obj.numel(), label, stream, obj, name, obj.device.index or 0)
     face = getattr(obj, "__cuda_array_interface__", None)
     if face is None:
         return None
@@ -213,11 +221,11 @@ def lies_on_device(spec: Any) -> bool:
     return False
 
 
-def _device_buffer(at: int, count: int, dtype: Any, stream: int, owner: Any, name: str) -> Buffer:
+def _device_buffer(at: int, count: int, dtype: Any, stream: int, owner: Any, name: str, device: int = -1) -> Buffer:
     label = dtype if isinstance(dtype, str) else NAMES.get(dtype)
     if label not in DTYPES:
         raise BufferTypeError(f"{name} has element type {dtype} in GPU memory; use one of {', '.join(DTYPES)}")
-    return Buffer(DeviceArray(at, count, dtype_of(label).itemsize, stream, owner), label)
+    return Buffer(DeviceArray(at, count, dtype_of(label).itemsize, stream, owner, 0, device), label)
 
 
 def _part_of(device: Buffer, count: Any, displacement: Any, kind: Any, name: str, blocks: int) -> Buffer:

@@ -219,7 +219,7 @@ def _copy(buffer: Buffer) -> Buffer:
     array = buffer.array
     if isinstance(array, DeviceArray):
         memory = sys.modules["cupy"].empty(array.nbytes, "uint8")
-        copy = DeviceArray(memory.data.ptr, array.size, array.itemsize, array.stream, memory, array.ptr)
+        copy = DeviceArray(memory.data.ptr, array.size, array.itemsize, array.stream, memory, array.ptr, array.device)
         return Buffer(copy, buffer.dtype)
     return Buffer(array.copy(), buffer.dtype)
 

@@ -317,6 +317,8 @@ class Engine:
             ready = job.prepare(self.rank, self.n, *job.args)
             if ready.on_device and self.gpus is None:
                 raise BufferTypeError(f"{job.name} of GPU memory: {self.why_no_gpus}; pass NumPy copies")
+            if ready.on_device and self.gpus is not None:
+                self.gpus.check(job.name, ready)
             return ready
         except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # of an exchange: all ranks know
             raise

@@ -211,6 +211,15 @@ class GpuRoad:
 
         return Bound(copy_and_start, own, on, self.gpu, text, (holder, copied.owner), looking)
 
+    def check(self, name: str, ready: Prepared) -> None:
+        """Raise BufferTypeError for memory of another GPU of this process."""
+        for buffer in (ready.send, ready.recv):
+            if isinstance(buffer, DeviceArray) and buffer.device not in (-1, self.gpu.device):
+                raise BufferTypeError(
+                    f"{name}: a buffer lies on GPU {buffer.device}, this rank's is GPU {self.gpu.device}; make arrays "
+                    "when the Communicator is there, whose GPU is then the current one, or choose the GPU before both"
+                )
+
     def _stream(self, ready: Prepared) -> int:
         """The stream that a call's buffers were made on."""
         first, *others = (b.stream for b in (ready.recv, ready.send) if isinstance(b, DeviceArray))

@@ -138,6 +138,12 @@ def case_killed() -> None:
 def test_ranks_that_disagree_all_get_an_error(comm: MPI.Intracomm) -> None:
     """The last rank calls something else than the others; all of them hear of it, and nothing has been received."""
     cp, n = cupy(), comm.size
+    with blinkmpi.Communicator(comm) as ours:  # which chooses this rank's GPU
+        elsewhere = (comm.rank + 1) % n
+        with cp.cuda.Device(elsewhere):
+            other = cp.ones(8, "float32")
+        with pytest.raises(BufferTypeError, match=f"GPU {elsewhere}"):
+            ours.Allreduce(other, cp.empty(8, "float32"))
     last = comm.rank == n - 1
     Call = Callable[[blinkmpi.Communicator], object]
     x, y = cp.arange(BIG, dtype="float32"), cp.full(BIG, -1, "float32")
