@@ -378,6 +378,32 @@ def test_what_is_late_in_one_call_does_no_harm_in_the_next(host_path: bool, rng:
             compare(made_call, want)
 
 
+def test_only_what_a_rank_writes_is_paced() -> None:
+    """The time of a link is kept by the rank that sends over it."""
+    plan = plan_of("dgx-1v x 8")
+    call = call_of("allreduce", 8, 5000)
+    program = program_for(plan, call, Rule("allreduce", 0, "trees", 1024, 2))
+    groups_of = groups(program, 132)
+    places = place(program, groups_of, 4, 4, World(8).arena_bytes)
+    paced = set()
+    for rank in range(8):
+
+        def pace(channel: int, rank: int = rank) -> tuple[int, int]:
+            assert program.channels[channel].writer == rank
+            paced.add(channel)
+            return 1000 + channel, 10 + channel
+
+        rows = table(program, rank, groups_of, places, [0] * 8, 0, pace).tolist()
+        assert len(rows) == len(lanes_of(program, rank, groups_of))
+        for row, (lane, _, _) in zip(rows, lanes_of(program, rank, groups_of), strict=True):
+            assert row[ROW.index("LINKS")] == 1
+            channels = [row[at:] for at in range(BEFORE_CHANNELS, len(row), CHANNEL_WORDS)][: len(lane.ins + lane.outs)]
+            clocks, paces = ([words[CHANNEL.index(name)] for words in channels] for name in ("clock", "pace"))
+            assert clocks == [0] * len(lane.ins) + [1000 + c for c in lane.outs]
+            assert paces == [0] * len(lane.ins) + [10 + c for c in lane.outs]
+    assert paced == set(range(len(program.channels)))
+
+
 # ---------------------------------------------------------------- the emulator finds what it should
 
 
