@@ -122,7 +122,8 @@ class HostTransport:
         places = Places(program, self.window, item, acc, NUMPY_SHIFT if self.runner == "numpy" else 0)
         lanes = program.of(self.rank)
         codes = native.codes(call.dtype, call.op) if self.native else None
-        known = codes is not None or not any(len(lane.fold) > 1 or lane.final for lane in lanes)
+        widened = item != acc and any(program.channels[c].partial for lane in lanes for c in (*lane.ins, *lane.outs))
+        known = codes is not None or not (widened or any(len(lane.fold) > 1 or lane.final for lane in lanes))
         lent = lent_channels(program) if road == "cma" and not self.no_cma else {}
         rows = rows_of(program, places, self.window, lent, item)
         loaded = Loaded(program, lanes, places, rows, np.array(rows.words, np.int64), native.Job(), lent=lent)
