@@ -15,7 +15,7 @@ import math
 import operator
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -84,6 +84,13 @@ class DeviceArray:
             0,
             self.device,
         )
+
+
+class Spot(NamedTuple):
+    """Memory of which the address alone counts, since somebody else keeps it."""
+
+    address: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +251,11 @@ def _part_of(device: Buffer, count: Any, displacement: Any, kind: Any, name: str
     return Buffer(array[start:stop], device.dtype)
 
 
+def spot(array: Array | DeviceArray | Spot | None) -> Spot | None:
+    """Where an array is."""
+    return None if array is None else Spot(address(array), array.nbytes)
+
+
 def overlap(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
     """Whether two pieces of memory share a byte."""
     if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
@@ -253,9 +265,11 @@ def overlap(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
     return np.may_share_memory(one, other)
 
 
-def address(array: Array | DeviceArray) -> int:
+def address(array: Array | DeviceArray | Spot) -> int:
     """Where a piece of memory begins."""
-    return array.ptr if isinstance(array, DeviceArray) else array.ctypes.data
+    if isinstance(array, np.ndarray):
+        return array.ctypes.data
+    return array.ptr if isinstance(array, DeviceArray) else array.address
 
 
 def hold(spec: Any) -> tuple[Any, list[MPI.Datatype]]:

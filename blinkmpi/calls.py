@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from .buffers import Buffer, DeviceArray, Foreign, address, in_place, op_name, overlap, parse
+from .buffers import Buffer, DeviceArray, Foreign, Spot, address, in_place, op_name, overlap, parse, spot
 from .errors import ArgumentError, BufferTypeError
 from .numerics import FLOATS, NARROW, Array, check_op, dtype_of
 from .program import Call
@@ -26,11 +26,15 @@ from .trees.tree import Collective
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call as this rank made it: what it sends from and receives into (views of the user's memory, or None)."""
+    """A call as this rank made it: what it sends from and receives into (the user's memory, or None)."""
 
     call: Call
-    send: Array | DeviceArray | None
-    recv: Array | DeviceArray | None
+    send: Array | DeviceArray | Spot | None
+    recv: Array | DeviceArray | Spot | None
+
+    def spots(self) -> Prepared:
+        """The same without keeping the memory alive, for a call that is made again on the same buffers."""
+        return Prepared(self.call, spot(self.send), spot(self.recv))
 
     @property
     def on_device(self) -> bool:
@@ -162,6 +166,40 @@ def in_mpi(call: Call) -> bool:
     if call.op == "avg" or (call.op in ("min", "max") and call.dtype in FLOATS):
         return False
     return dtype_of(call.dtype).itemsize >= 4 or call.dtype == "bool"
+
+
+def call_key(
+    prepare: Any, args: tuple[Any, ...], of_array: Callable[[Any], tuple[Any, ...] | None]
+) -> list[Any] | None:
+    """What makes two calls the same but for the content of their buffers; None where an argument is no simple one.
+
+    Args:
+        of_array: what tells an array from others; None for what is no contiguous array of the kind.
+    """
+    if hasattr(prepare, "__self__"):  # a communicator's: it may talk to the peers, and all must do so together
+        return None
+    key: list[Any] = [prepare]
+    for arg in args:
+        if arg is MPI.IN_PLACE:
+            key.append("in place")
+        elif arg is None or isinstance(arg, int | str):
+            key.append(arg)
+        elif isinstance(arg, MPI.Op):
+            key.append(arg.handle)
+        else:
+            found = of_array(arg)
+            if found is None:
+                return None
+            key += found
+    return key
+
+
+def numpy_key(arg: Any) -> tuple[Any, ...] | None:
+    """What tells a C-contiguous NumPy array from others: address, access, elements, type."""
+    if type(arg) is not np.ndarray:
+        return None
+    face = arg.__array_interface__
+    return None if face["strides"] else (face["data"], arg.size, face["typestr"], arg.dtype.num)
 
 
 def check_root(root: int, n: int) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | doctor | bench | tune | plot``.
+"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | doctor | bench | tune | launch | plot``.
 
 A command answers from a machine in the catalogue or a file without MPI; without TOPOLOGY it asks the ranks that
 ``mpirun`` started (one alone, without it). Rank 0 prints, and its exit code is the job's.
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import __version__, cli_doctor, cli_topo, cli_trees, cli_tune
+from . import __version__, cli_doctor, cli_launch, cli_topo, cli_trees, cli_tune
 from .bench_case import OP_NAMES, case_of, count_wrong, dtype_named, fill, parse_size
 from .cli_out import RANK_VARIABLES, own_rank, show
 from .codec import plain
@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_bench(args, _world())
         if args.command == "doctor":
             return cli_doctor.doctor(args)
+        if args.command == "launch":
+            return cli_launch.launch(args)
         if args.command == "tune":
             return cli_tune.tune(args, _world())
         if args.command == "plot":
@@ -75,7 +77,7 @@ def _for_all_ranks(words: Sequence[str]) -> bool:
             args = _parser(with_bench="bench" in words[:1]).parse_args(words)
         except SystemExit:
             return False
-    alone = args.command == "plot" or (args.command == "plan" and args.diff)
+    alone = args.command in ("launch", "plot") or (args.command == "plan" and args.diff)
     return args.command in ("bench", "doctor", "tune") or (not alone and args.topology is None)
 
 
@@ -119,6 +121,7 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
         sub.add_parser("bench", help="time and check collectives, beside other libraries")
     cli_doctor.add_doctor(sub)
     cli_tune.add_tune(sub)
+    cli_launch.add_launch(sub)
     what = "draw what bench measured: time, bus bandwidth and ratios against size"
     picture = sub.add_parser("plot", help=what, description=what)
     picture.add_argument("results", nargs="+", metavar="RESULT", help="files that bench -J wrote")

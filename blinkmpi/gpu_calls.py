@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 from mpi4py import MPI
 
-from .calls import Prepared
+from .calls import Prepared, call_key
 from .errors import ArgumentError, BlinkError, DeviceError, PeerLost, TopologyError
 from .gpu import Bound, GpuRoad
 from .miad import Miad
@@ -87,7 +87,7 @@ class GpuCalls:
 
     def again(self, job: Call, stream: Any) -> bool:
         """Make a call that was made before on the same buffers; False if it was not."""
-        key = call_key(job, stream)
+        key = gpu_key(job, stream)
         bound = self._made.get(key) if key is not None else None
         if bound is None:
             return False
@@ -101,7 +101,7 @@ class GpuCalls:
         bound = self._enqueue(ready, stream, timeout_s)
         if bound is None:
             return
-        key = call_key(job, stream) if bound.tuner is None else None
+        key = gpu_key(job, stream) if bound.tuner is None else None
         if key is not None:
             if len(self._made) >= CACHE_SIZE:
                 del self._made[next(iter(self._made))]
@@ -289,26 +289,20 @@ def open_gpus(
     return road, ""
 
 
-def call_key(job: Call, stream: Any) -> tuple[Any, ...] | None:
+def gpu_key(job: Call, stream: Any) -> tuple[Any, ...] | None:
     """What makes two calls on CuPy arrays the same launch; None where an argument is something else."""
-    arrays = sys.modules["cupy"].ndarray
-    key: list[Any] = [job.prepare, stream_address(stream)]
-    for arg in job.args:
-        if type(arg) is arrays:
-            if not arg.flags.c_contiguous:
-                return None
-            key += (arg.data.ptr, arg.size, arg.dtype.num)
-        elif isinstance(arg, MPI.Op):
-            key.append(arg.handle)
-        elif arg is MPI.IN_PLACE:
-            key.append("in place")
-        elif arg is None or isinstance(arg, int | str):
-            key.append(arg)
-        else:
+    cupy = sys.modules["cupy"]
+
+    def of_array(arg: Any) -> tuple[Any, ...] | None:
+        if type(arg) is not cupy.ndarray or not arg.flags.c_contiguous:
             return None
-    if stream is None:
-        key.append(sys.modules["cupy"].cuda.get_current_stream().ptr)
-    return tuple(key)
+        return arg.data.ptr, arg.size, arg.dtype.num
+
+    key = call_key(job.prepare, job.args, of_array)
+    if key is None:
+        return None
+    key.append(cupy.cuda.get_current_stream().ptr if stream is None else stream_address(stream))
+    return (*key, stream is None)
 
 
 def stream_address(stream: Any) -> int | None:

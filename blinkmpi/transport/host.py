@@ -20,6 +20,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from ..buffers import Spot, address
 from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..numerics import Array, accumulator_of, dtype_of
 from ..program import Lane, Program
@@ -171,12 +172,19 @@ class HostTransport:
         return by_mpi
 
     def call(
-        self, loaded: Loaded, seq: int, text: str, send: Array | None, recv: Array | None, timeout_s: float
+        self,
+        loaded: Loaded,
+        seq: int,
+        text: str,
+        send: Array | Spot | None,
+        recv: Array | Spot | None,
+        timeout_s: float,
     ) -> bool:
         """Enter call ``seq`` and execute a program. Nothing is received before all ranks have entered the same call.
 
         Args:
-            send, recv: 1-D contiguous arrays of the call's dtype, or None where the call has none.
+            send, recv: 1-D contiguous arrays of the call's dtype, or None where the call has none; where they lie is
+                enough for what the C runner executes.
             timeout_s: how long to wait without any progress.
 
         Returns:
@@ -189,8 +197,8 @@ class HostTransport:
         loaded.base = base = seq << SEQ_BITS
         if loaded.runner == "c":
             job = loaded.job
-            job.send = 0 if send is None else send.ctypes.data
-            job.recv = 0 if recv is None else recv.ctypes.data
+            job.send = 0 if send is None else address(send)
+            job.recv = 0 if recv is None else address(recv)
             job.base, job.stage, job.seq, job.prints = base, 0, seq, self._print_at[seq & 1]
             job.push = loaded.slots.next()
             if loaded.lent:
@@ -213,7 +221,7 @@ class HostTransport:
         by_mpi = self._compare(seq, mine)
         if not by_mpi:
             for lane in loaded.steps:
-                lane.start(base, send, recv)
+                lane.start(base, send, recv)  # type: ignore[arg-type]
             self._guard(partial(run_numpy, loaded.steps, self.window), timeout_s, lambda: self._waits(loaded, seq), seq)
         self.window.done[self.rank] = seq
         return by_mpi
@@ -256,7 +264,7 @@ class HostTransport:
             raise self._disagreement(seq, self._prints[seq & 1].tolist()) or MismatchError(f"call {seq}: {texts}")
         return tuple(int(text.removeprefix(EXCHANGE)) for text in texts)
 
-    def _lend(self, loaded: Loaded, send: Array | None, recv: Array | None) -> None:
+    def _lend(self, loaded: Loaded, send: Array | Spot | None, recv: Array | Spot | None) -> None:
         """Tell the others, before the call is announced, where the buffers are that they will read."""
         buffers = zip(loaded.lends, (send, recv), strict=True)
         lengths = [a.nbytes if lends and a is not None else 0 for lends, a in buffers]

@@ -16,7 +16,7 @@ from blinkmpi import calls
 from blinkmpi.buffers import DeviceArray, on_device, overlap, parse
 from blinkmpi.errors import ArgumentError, BufferTypeError, DeviceError, PlanError, SettingsError
 from blinkmpi.gpu import PACKETS, GpuRoad
-from blinkmpi.gpu_calls import call_key, stream_address
+from blinkmpi.gpu_calls import gpu_key, stream_address
 from blinkmpi.numerics import Array, accumulator_of, combine, dtype_of
 from blinkmpi.plan import Plan, Rule, nbytes_of
 from blinkmpi.program import BLOCKED, REDUCTIONS, Call, Program
@@ -346,15 +346,15 @@ def test_cupy_and_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.ptr, found.itemsize, found.stream) == (256, 2, 1234)
 
     job = SimpleNamespace(prepare=calls.allreduce, args=(MPI.IN_PLACE, array, MPI.SUM))
-    key = call_key(job, None)
-    assert key == call_key(job, None)
-    assert key != call_key(job, 99)
-    assert key != call_key(SimpleNamespace(prepare=calls.allreduce, args=(None, array, MPI.SUM)), None)
-    assert call_key(SimpleNamespace(prepare=calls.allreduce, args=([array, 5], array)), None) is None
+    key = gpu_key(job, None)
+    assert key == gpu_key(job, None)
+    assert key != gpu_key(job, 99)
+    assert key != gpu_key(SimpleNamespace(prepare=calls.allreduce, args=(None, array, MPI.SUM)), None)
+    assert gpu_key(SimpleNamespace(prepare=calls.allreduce, args=([array, 5], array)), None) is None
     current.ptr = 0
-    assert key != call_key(job, None), "another current stream is another call"
+    assert key != gpu_key(job, None), "another current stream is another call"
     flags.c_contiguous = False
-    assert call_key(job, None) is None
+    assert gpu_key(job, None) is None
     with pytest.raises(ArgumentError, match=r"cupy\.ascontiguousarray"):
         device(array)
 

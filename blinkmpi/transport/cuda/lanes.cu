@@ -20,7 +20,7 @@ struct Lanes {
 };
 struct Shared {
   i64 stop;  // the first round that is not done
-  u64 due[2];  // when a round's bytes have passed the emulated links
+  u64 due[4];  // when a round's bytes have passed the emulated links
 };
 
 __device__ __forceinline__ void meet(int barrier) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "n"(MET) : "memory"); }
@@ -71,7 +71,7 @@ __device__ __forceinline__ void run(const Lanes& a, const i64* row, u64 seq, Sha
         for (int d = 16; d; d /= 2) { const u64 other = __shfl_xor_sync(~0u, due, d); due = other > due ? other : due; }
       }
       if (lane == 0) {
-        s.due[j & 1] = due;
+        s.due[j & 3] = due;  // the other warp may be two rounds behind
         if (!ok) s.stop = j;
       }
       meet(READY);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void run(const Lanes& a, const i64* row, u64 seq, Sha
     for (i64 k = row[FIRST]; k < chunks; k += row[STRIDE], j++) {
       meet(DONE);
       if (j >= *(volatile i64*)&s.stop) return;
-      const u64 due = *(volatile u64*)&s.due[j & 1];
+      const u64 due = *(volatile u64*)&s.due[j & 3];
       if (due) while (now_ns() < due) __nanosleep(100);
       fence();
       for (int i = lane; i < INS + OUTS; i += 32) set((u64*)(i < INS ? ins[i].tail : ins[i].head), base + j + 1);

@@ -1,0 +1,85 @@
+"""Calls made again on the same NumPy arrays: settled once, and still checked and right each time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from blinkmpi.errors import BlinkError, MismatchError
+from tests.harness import mpi
+
+OURS = "allreduce:^mpi;broadcast:^mpi;allgather:^mpi;reduce_scatter:^mpi;reduce:^mpi"
+COUNT = 3000
+
+
+def settled(comm: blinkmpi.Communicator) -> int:
+    """How many calls are remembered."""
+    return len(comm._engine()._made)
+
+
+@pytest.mark.parametrize("algo", [OURS, None])
+@pytest.mark.parametrize("runner", ["auto", "numpy"])
+@mpi(ranks=(1, 2, 3), timeout=60)
+def test_content_counts_each_time(comm: MPI.Intracomm, algo: str | None, runner: str) -> None:
+    rank, n = comm.rank, comm.size
+    with blinkmpi.Communicator(comm, algo=algo, runner=runner) as ours:
+        x, y, whole = np.empty(COUNT), np.empty(COUNT), np.empty(n * COUNT)
+        inside, block = np.empty(n * 10), np.empty(10)
+        for i in range(5):
+            x[:] = rank + i
+            ours.Allreduce(x, y)
+            assert (y == sum(r + i for r in range(n))).all()
+            ours.Allgather(x, whole)
+            assert (whole.reshape(n, COUNT) == np.arange(n)[:, None] + i).all()
+            ours.Bcast(x, root=n - 1)
+            assert (x == n - 1 + i).all()
+            inside[:] = rank * i
+            ours.Reduce_scatter_block(MPI.IN_PLACE, inside)
+            assert (inside[:10] == sum(r * i for r in range(n))).all()
+            inside[:] = i
+            ours.Reduce_scatter(inside, block)  # whose lengths the ranks exchange
+            assert (block == n * i).all()
+            ours.Allreduce(MPI.IN_PLACE, x, MPI.MAX)
+            assert (x == n - 1 + i).all()
+        if ours.runner.startswith("C runner"):
+            assert settled(ours) >= 4
+
+
+@mpi(ranks=(2, 3), timeout=60)
+def test_one_rank_may_take_other_buffers(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm, algo=OURS) as ours:
+        x, y = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
+        for i in range(4):
+            if i % 2 and comm.rank == 0:
+                other = np.full(COUNT, 1, np.float32)
+                ours.Allreduce(other, y)
+            else:
+                ours.Allreduce(x, y)
+            assert (y == comm.size).all(), i
+
+
+@mpi(ranks=(2, 3), timeout=60)
+def test_what_is_wrong_is_still_heard(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm, algo=OURS) as ours:
+        x, y = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
+        ours.Allreduce(x, y)
+        ours.Allreduce(x, y)
+        part = slice(0, COUNT - 1 if comm.rank == 0 else COUNT)
+        with pytest.raises(MismatchError):
+            ours.Allreduce(x[part], y[part])
+        y.setflags(write=False)
+        with pytest.raises(BlinkError, match="read-only"):
+            ours.Allreduce(x, y)
+        y.setflags(write=True)
+        swapped = x.view(x.dtype.newbyteorder())
+        with pytest.raises(BlinkError, match="byte order"):
+            ours.Allreduce(swapped, y)
+        ours.Allreduce(x, y)
+        assert (y == comm.size).all()
+        changes = ours.replan()
+        assert all(change.what for change in changes)
+        assert settled(ours) == 0
+        ours.Allreduce(x, y)
+        assert (y == comm.size).all()
