@@ -62,7 +62,11 @@ setup(
     python_requires=">=3.11",
     packages=sorted(PACKAGES),
     package_dir=PACKAGES,
-    package_data={"blinkmpi.transport": ["*.c"], "blinkmpi.transport.cuda": ["*.cu", "*.cuh"]},
+    package_data={
+        "blinkmpi.launch": ["*.sbatch", "*.sh"],
+        "blinkmpi.transport": ["*.c"],
+        "blinkmpi.transport.cuda": ["*.cu", "*.cuh"],
+    },
     include_package_data=False,
     zip_safe=False,
     install_requires=[

@@ -85,6 +85,38 @@ def write(hosts: Sequence[Host], dialect: Dialect) -> str:
     return "".join(h.name + ("" if h.slots is None else count.format(h.slots)) + "\n" for h in hosts)
 
 
+def dialect_of(text: str, *, source: str = "hostfile") -> Dialect | None:
+    """The dialect that a hostfile's first count shows; None: names alone, which both launchers read.
+
+    Raises:
+        FormatError: as :func:`parse`, for a line before that which cannot be read.
+    """
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.partition("#")[0].strip()
+        shown = _line(line, f"{source}:{number}: {line!r}")[2] if line else None
+        if shown is not None:
+            return shown
+    return None
+
+
+def convert(hosts: Sequence[Host], old: Dialect | None, new: Dialect) -> tuple[Host, ...]:
+    """Hosts that mean in dialect ``new`` what ``hosts`` meant in ``old`` (None: no line had a count).
+
+    A name without a count is one process for Hydra, and a slot for each core for Open MPI.
+
+    Raises:
+        FormatError: for a name without a count that Hydra cannot be told.
+    """
+    if old is None or old == new:
+        return tuple(hosts)
+    for host in hosts:
+        if host.slots is None and old == "openmpi":
+            raise FormatError(
+                f"{host.name}: no slots, which Open MPI takes for one to a core and Hydra for one; write slots=N"
+            )
+    return tuple(Host(h.name, 1 if h.slots is None else h.slots) for h in hosts)
+
+
 _OTHERS: dict[Dialect, str] = {
     "openmpi": "Hydra's count in a file for Open MPI; write 'name slots=N'",
     "hydra": "Open MPI's slots in a file for Hydra; write 'name:N'",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkmpi.errors import FormatError
-from blinkmpi.launch.hostfile import Dialect, Host, parse, read, write
+from blinkmpi.launch.hostfile import Dialect, Host, convert, dialect_of, parse, read, write
 
 EXAMPLES = Path(__file__).parents[2] / "hostfiles"
 NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,8}", fullmatch=True)
@@ -70,6 +70,22 @@ def test_errors_name_the_line_and_the_remedy(text: str, dialect: Dialect | None,
     assert said in str(caught.value)
 
 
+def test_a_file_is_converted_with_its_meaning() -> None:
+    assert dialect_of("# x\na\nb slots=2\n") == "openmpi"
+    assert dialect_of("a\nb:2\n") == "hydra"
+    assert dialect_of("a\nb\n") is None
+    with pytest.raises(FormatError, match=r"^f:2: "):
+        dialect_of("a\n^b\n", source="f")
+
+    one = (Host("a"), Host("b", 2))
+    assert convert(one, "hydra", "openmpi") == (Host("a", 1), Host("b", 2)), "Hydra starts one process on a bare name"
+    assert convert(one, "hydra", "hydra") == convert(one, None, "openmpi") == one
+    with pytest.raises(FormatError, match=r"^a: no slots, .* write slots=N$"):
+        convert(one, "openmpi", "hydra")
+    two = read(EXAMPLES / "two-nodes-openmpi")
+    assert parse(write(convert(two, "openmpi", "hydra"), "hydra"), "hydra") == two
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "# only words\n"])
 def test_a_file_without_hosts_is_refused(text: str) -> None:
     with pytest.raises(FormatError, match="no host"):
@@ -89,5 +105,7 @@ def test_the_examples_that_ship_are_read() -> None:
     assert found["localhost"] == (Host("localhost", 8),)
     two = (Host("node01", 8), Host("node02", 8))
     assert found["two-nodes-openmpi"] == found["two-nodes-hydra"] == two
+    assert found["mixed-openmpi"] == (Host("big01", 8), Host("small01", 4), Host("small02", 2))
+    assert found["names"] == (Host("node01"), Host("node02"))
     assert read(EXAMPLES / "two-nodes-openmpi", "openmpi") == read(EXAMPLES / "two-nodes-hydra", "hydra")
     assert all(path.read_text().startswith("#") for path in EXAMPLES.iterdir()), "an example explains itself"

@@ -1,0 +1,174 @@
+"""The machines that a scheduler gave this job: Slurm, PBS and LSF say so in the environment.
+
+The environment is an argument everywhere, and scontrol is not asked: bracket ranges are read here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Literal
+
+from ..codec import Value
+from ..errors import ArgumentError, FormatError
+from .hostfile import Host, read
+
+Scheduler = Literal["slurm", "pbs", "lsf"]
+
+MOST = 1 << 16  # names that one list may stand for: more is a slip of the pen
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class Allocation(Value, frozen=True):
+    """What a scheduler gave: machines in its order, with the processes that each takes."""
+
+    scheduler: Scheduler
+    hosts: tuple[Host, ...]
+
+    @property
+    def ranks(self) -> int:
+        """The processes that it has room for."""
+        return sum(host.slots or 1 for host in self.hosts)
+
+
+def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
+    """Whose job this is, if any."""
+    if "SLURM_JOB_ID" in environ or "SLURM_JOBID" in environ:
+        return "slurm"
+    if "PBS_JOBID" in environ:
+        return "pbs"
+    return "lsf" if "LSB_JOBID" in environ else None
+
+
+def allocation(environ: Mapping[str, str]) -> Allocation:
+    """What the scheduler says in ``environ``.
+
+    Raises:
+        ArgumentError: if no scheduler says anything.
+        FormatError: if what it says cannot be read; the message names the variable or the file and its line.
+    """
+    if any(name in environ for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST")):
+        return Allocation("slurm", _slurm(environ))
+    if "PBS_NODEFILE" in environ:
+        return Allocation("pbs", _counted(environ["PBS_NODEFILE"]))
+    if environ.get("LSB_MCPU_HOSTS"):
+        return Allocation("lsf", _pairs(environ["LSB_MCPU_HOSTS"]))
+    if "LSB_DJOB_HOSTFILE" in environ:
+        return Allocation("lsf", _counted(environ["LSB_DJOB_HOSTFILE"]))
+    raise ArgumentError(
+        "no scheduler's job: none of SLURM_JOB_NODELIST, PBS_NODEFILE, LSB_MCPU_HOSTS, LSB_DJOB_HOSTFILE is set; "
+        "start this inside a job, or give a hostfile"
+    )
+
+
+def nodelist(text: str, *, source: str = "SLURM_JOB_NODELIST") -> tuple[str, ...]:
+    """The names that ``node[01-03,07],login`` stands for, in its order.
+
+    Raises:
+        FormatError: for unbalanced brackets, ranges that fall, names that are none.
+    """
+    names = []
+    for word in _words(text, source):
+        names += _expand(word, f"{source}: {word!r}")
+        if len(names) > MOST:
+            raise FormatError(f"{source}: {word!r}: more than {MOST} names; correct the range")
+    return tuple(names)
+
+
+def tasks_per_node(text: str, *, source: str = "SLURM_TASKS_PER_NODE") -> tuple[int, ...]:
+    """The counts that ``2(x3),1`` stands for: 2, 2, 2, 1.
+
+    Raises:
+        FormatError: for anything else.
+    """
+    counts: list[int] = []
+    for word in text.split(","):
+        found = _TASKS.fullmatch(word.strip())
+        times = int(found[2] or 1) if found else 0
+        if found is None or int(found[1]) < 1 or not 1 <= times <= MOST:
+            raise FormatError(f"{source}: {text!r}: cannot read {word!r}; expected counts from 1 on, such as 2(x3),1")
+        counts += [int(found[1])] * times
+    return tuple(counts)
+
+
+def _slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
+    variable = "SLURM_JOB_NODELIST" if "SLURM_JOB_NODELIST" in environ else "SLURM_NODELIST"
+    names = nodelist(environ[variable], source=variable)
+    text = environ.get("SLURM_TASKS_PER_NODE")
+    if text is None:
+        raise FormatError(
+            f"{variable} is set and SLURM_TASKS_PER_NODE is not; expected both, as sbatch and salloc set them: "
+            "give sbatch --ntasks-per-node"
+        )
+    counts = tasks_per_node(text)
+    if len(counts) != len(names):
+        raise FormatError(
+            f"SLURM_TASKS_PER_NODE: {text!r}: counts for {len(counts)} nodes, but {variable} {environ[variable]!r} "
+            f"names {len(names)}; unset what was changed by hand"
+        )
+    return tuple(Host(name, count) for name, count in zip(names, counts, strict=True))
+
+
+def _counted(path: str) -> tuple[Host, ...]:
+    """A file with a line for every process."""
+    return tuple(Host(host.name, host.slots or 1) for host in read(path))
+
+
+def _pairs(text: str) -> tuple[Host, ...]:
+    """LSF's ``hostA 4 hostB 2``."""
+    words = text.split()
+    if len(words) % 2:
+        raise FormatError(f"LSB_MCPU_HOSTS: {text!r}: expected pairs of a name and a count; {words[-1]!r} stands alone")
+    counts: dict[str, int] = {}
+    for name, count in zip(words[::2], words[1::2], strict=True):
+        if not _NAME.fullmatch(name) or not count.isdecimal() or int(count) < 1:
+            raise FormatError(f"LSB_MCPU_HOSTS: {name!r} {count!r}: expected a name and a count from 1 on; correct it")
+        counts[name] = counts.get(name, 0) + int(count)
+    return tuple(Host(name, count) for name, count in counts.items())
+
+
+def _words(text: str, source: str) -> Iterator[str]:
+    """Split at the commas outside brackets."""
+    depth, word = 0, ""
+    for letter in text.strip():
+        depth += (letter == "[") - (letter == "]")
+        if depth not in (0, 1):
+            break
+        if letter == "," and not depth:
+            yield word
+            word = ""
+        else:
+            word += letter
+    if depth:
+        raise FormatError(f"{source}: {text!r}: the brackets do not match; expected a list such as node[01-03,07]")
+    yield word
+
+
+def _expand(word: str, where: str) -> list[str]:
+    """The names of ``a[1-2]b[3,5]``, the last bracket running fastest."""
+    parts = []
+    total = 1
+    for i, piece in enumerate(re.split(r"[][]", word)):
+        parts.append([piece] if i % 2 == 0 else list(_numbers(piece, where)))
+        total *= len(parts[-1])
+        if total > MOST:
+            raise FormatError(f"{where}: more than {MOST} names; correct the range")
+    names = ["".join(chosen) for chosen in product(*parts)]
+    if not _NAME.fullmatch(names[0]):
+        raise FormatError(f"{where}: no name of a machine; expected a list such as node[01-03,07]")
+    return names
+
+
+def _numbers(piece: str, where: str) -> Iterator[str]:
+    """The numbers of ``01-03,07`` with their leading zeros."""
+    for word in piece.split(","):
+        found = _RANGE.fullmatch(word)
+        if found is None:
+            raise FormatError(f"{where}: cannot read {word!r} in brackets; expected 7 or 01-03")
+        low, high = int(found[1]), int(found[2] or found[1])
+        if not low <= high < low + MOST:
+            raise FormatError(f"{where}: {word!r} runs from {low} to {high}; write the smaller number first")
+        yield from (str(number).zfill(len(found[1])) for number in range(low, high + 1))

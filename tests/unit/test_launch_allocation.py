@@ -1,0 +1,119 @@
+"""What schedulers say in the environment: every form that they write, and errors that name the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkmpi.errors import ArgumentError, FormatError
+from blinkmpi.launch.allocation import MOST, allocation, nodelist, scheduler_of, tasks_per_node
+from blinkmpi.launch.hostfile import Host
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node1", "node1"),
+        ("node1,login", "node1 login"),
+        ("node[1-3]", "node1 node2 node3"),
+        ("node[08-11,3,020]", "node08 node09 node10 node11 node3 node020"),
+        ("node[8-10]", "node8 node9 node10"),
+        ("gpu-a[1,3].site,x[2-2]", "gpu-a1.site gpu-a3.site x2"),
+        ("rack[1-2]n[3-4]-ib", "rack1n3-ib rack1n4-ib rack2n3-ib rack2n4-ib"),
+        ("b,a", "b a"),
+    ],
+)
+def test_a_node_list_is_spelt_out(text: str, names: str) -> None:
+    assert " ".join(nodelist(text)) == names
+
+
+@given(st.integers(0, 2000), st.integers(0, 50), st.integers(1, 5))
+def test_ranges_keep_their_zeros(low: int, more: int, width: int) -> None:
+    text = f"n[{low:0{width}d}-{low + more:0{width}d}]"
+    assert nodelist(text) == tuple(f"n{number:0{width}d}" for number in range(low, low + more + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("node[1-3", "brackets do not match"),
+        ("node1-3]", "brackets do not match"),
+        ("node[[1]]", "brackets do not match"),
+        ("node[]", "cannot read ''"),
+        ("node[1-]", "cannot read '1-'"),
+        ("node[a-b]", "cannot read 'a-b'"),
+        ("node[3-1]", "from 3 to 1; write the smaller number first"),
+        ("", "no name of a machine"),
+        ("a,,b", "no name of a machine"),
+        ("a b", "no name of a machine"),
+        ("n[1-300]m[1-300]", f"more than {MOST}"),
+        ("n[1-999999999]", "from 1 to 999999999"),
+    ],
+)
+def test_a_bad_node_list_is_named(text: str, said: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        nodelist(text)
+    assert str(caught.value).startswith("SLURM_JOB_NODELIST: ")
+    assert said in str(caught.value)
+
+
+def test_tasks_per_node() -> None:
+    assert tasks_per_node("2(x3),1") == (2, 2, 2, 1)
+    assert tasks_per_node("8") == (8,)
+    assert tasks_per_node("1,2(x2)") == (1, 2, 2)
+
+
+@pytest.mark.parametrize("text", ["", "2,", "x3", "2(3)", "2(x)", "2(x0)", "0", "-1", "2(x99999999)"])
+def test_bad_tasks_per_node_are_named(text: str) -> None:
+    with pytest.raises(FormatError, match=r"^SLURM_TASKS_PER_NODE: .*such as 2\(x3\),1"):
+        tasks_per_node(text)
+
+
+def test_slurm() -> None:
+    found = allocation({"SLURM_JOB_NODELIST": "n[1-3],big", "SLURM_TASKS_PER_NODE": "2(x3),8"})
+    assert found.scheduler == "slurm"
+    assert found.hosts == (Host("n1", 2), Host("n2", 2), Host("n3", 2), Host("big", 8))
+    assert found.ranks == 14
+    old = allocation({"SLURM_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "1"})
+    assert old.hosts == (Host("n1", 1),)
+
+
+def test_slurm_that_contradicts_itself() -> None:
+    with pytest.raises(FormatError, match=r"counts for 3 nodes, but SLURM_JOB_NODELIST 'n\[1-2\]' names 2"):
+        allocation({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x3)"})
+    with pytest.raises(FormatError, match="SLURM_TASKS_PER_NODE is not"):
+        allocation({"SLURM_JOB_NODELIST": "n[1-2]"})
+
+
+def test_pbs_and_lsf_files_have_a_line_for_each_process(tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("a.site\na.site\nb.site\na.site\n")
+    hosts = (Host("a.site", 3), Host("b.site", 1))
+    pbs = allocation({"PBS_NODEFILE": str(file)})
+    assert (pbs.scheduler, pbs.hosts) == ("pbs", hosts)
+    lsf = allocation({"LSB_DJOB_HOSTFILE": str(file)})
+    assert (lsf.scheduler, lsf.hosts) == ("lsf", hosts)
+    file.write_text("a\n-b\n")
+    with pytest.raises(FormatError, match=f"^{file}:2: '-b': expected a host's name"):
+        allocation({"PBS_NODEFILE": str(file)})
+    with pytest.raises(FormatError, match="nowhere"):
+        allocation({"PBS_NODEFILE": str(tmp_path / "nowhere")})
+
+
+def test_lsf_pairs() -> None:
+    assert allocation({"LSB_MCPU_HOSTS": "a 4 b 2 a 1 "}).hosts == (Host("a", 5), Host("b", 2))
+    for text, said in (("a 4 b", "'b' stands alone"), ("a x", "'a' 'x'"), ("a 0", "from 1 on"), ("-a 1", "'-a'")):
+        with pytest.raises(FormatError, match=said):
+            allocation({"LSB_MCPU_HOSTS": text})
+
+
+def test_whose_job_it_is() -> None:
+    assert scheduler_of({}) is None
+    assert scheduler_of({"SLURM_JOB_ID": "1"}) == scheduler_of({"SLURM_JOBID": "1"}) == "slurm"
+    assert scheduler_of({"PBS_JOBID": "1"}) == "pbs"
+    assert scheduler_of({"LSB_JOBID": "1"}) == "lsf"
+    with pytest.raises(ArgumentError, match=r"none of SLURM_JOB_NODELIST.*or give a hostfile"):
+        allocation({})
