@@ -55,8 +55,13 @@ class Job(Value, frozen=True):
 
     @property
     def per_node(self) -> int | None:
-        """Ranks of each node, if that was said: as many as GPUs, if only those were counted."""
-        return self.gpus if self.ppn is None else self.ppn
+        """Ranks of each node, None if they differ or are the launcher's affair: at most one for each GPU."""
+        if self.ppn is not None or self.gpus is None:
+            return self.ppn
+        slots = {host.slots or self.gpus + 1 for host in self.hosts}  # a host without a count is cut to its GPUs too
+        if slots and max(slots) <= self.gpus:
+            return slots.pop() if len(slots) == 1 else None
+        return self.gpus
 
     def check(self) -> None:
         """Raise ArgumentError if the job cannot be started as it is."""

@@ -6,7 +6,7 @@
 #   qsub -l select=4:ncpus=16:mpiprocs=4:ngpus=4 -v GPUS=4 launch/pbs.sh
 #
 # VENV names the environment with blinkmpi (.venv), LAUNCHER the MPI: openmpi, mpich or intel (without it, the one that
-# mpi4py has), GPUS how many each node has: as many as mpiprocs.
+# mpi4py has), GPUS how many each node has.
 #
 #PBS -N blinkmpi
 #PBS -j oe

@@ -75,6 +75,14 @@ def test_lines(launcher: Launcher, job: dict[str, Any], expected: str) -> None:
     assert line(launcher, **job) == expected
 
 
+def test_gpus_limit_the_ranks_of_a_node_and_fewer_slots_do_too() -> None:
+    assert Job(("p",), 2, gpus=8).per_node == 8
+    assert Job(("p",), 2, gpus=8, ppn=2).per_node == 2
+    for slots, expected in (((64, 64), 8), ((4, 4), 4), ((8, 4), None), ((None, None), 8), ((None, 8), 8)):
+        hosts = tuple(Host(name, n) for name, n in zip("ab", slots, strict=True))
+        assert Job(("p",), 2, hosts, gpus=8).per_node == expected, slots
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_no_launcher_hides_a_gpu_from_its_peers(launcher: Launcher) -> None:
     words = line(launcher, ranks=16, hosts=TWO, gpus=8)
@@ -94,6 +102,7 @@ def test_no_launcher_hides_a_gpu_from_its_peers(launcher: Launcher) -> None:
         ("openmpi", {"ranks": 17, "hosts": TWO}, "2 hosts take 16 ranks"),
         ("mpich", {"ranks": 5, "hosts": TWO, "ppn": 2}, "2 hosts take 4 ranks"),
         ("mpich", {"ranks": 5, "hosts": MIXED, "ppn": 8}, "b has 4 slots"),
+        ("mpich", {"ranks": 5, "hosts": (Host("a", 16), Host("b", 4)), "gpus": 8}, "b has 4 slots"),
         ("openmpi", {"ranks": 2, "hosts": (Host("a"),)}, "a: how many ranks"),
         ("intel", {"ranks": 12, "hosts": MIXED}, "write one with -o FILE"),
         ("srun", {"ranks": 12, "hosts": MIXED}, "these hosts differ; give --ppn"),
