@@ -37,6 +37,7 @@ EXTRAS = {
         "import-linter>=2.3",
         "matplotlib>=3.8",
         "mypy>=1.13",
+        *CUDA,
         "nvidia-cuda-nvrtc>=13,<14; sys_platform == 'linux'",
         "nvidia-cuda-nvrtc-cu12>=12,<13; sys_platform == 'linux'",
         "pre-commit>=4.0",

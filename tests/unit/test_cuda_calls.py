@@ -340,7 +340,7 @@ def test_cupy_and_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type("ndarray", (SimpleNamespace,), {"__module__": "cupy._core"})
     fake.ndarray = kind
     flags = SimpleNamespace(c_contiguous=True, f_contiguous=False)
-    data, dtype = SimpleNamespace(ptr=256), np.dtype("int16")
+    data, dtype = SimpleNamespace(ptr=256, device_id=0), np.dtype("int16")
     array = kind(flags=flags, data=data, size=5, dtype=dtype, shape=(5,))
     found = device(array)
     assert (found.ptr, found.itemsize, found.stream) == (256, 2, 1234)
