@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import threading
 import time
@@ -57,6 +58,8 @@ from .tuned import file_of
 CACHE_SIZE = 64
 LOOK_SECONDS = 0.2  # how often a wait for MPI looks after the peers
 UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
+LOST = threading.Event()  # a process of the job has died, and this one has outlived it
+FINALIZE_SECONDS = 3.0  # what MPI_Finalize may take then
 
 
 class Job(NamedTuple):
@@ -567,6 +570,8 @@ class Engine:
         if UNCAUGHT.is_set() or MPI.Is_finalized():
             return  # the job is being ended, or has met already
         missing = self.transport.part(self.timeout_s) if self.transport else list(range(self.n))
+        if self.transport and self.transport.lost():
+            LOST.set()
         if not missing and not self._open:
             return
         run.set_abort_status(1)
@@ -582,6 +587,7 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
     """Make an uncaught exception on one rank end the whole job, as ``python -m mpi4py`` does. Installed once."""
     if comm.size == 1 or getattr(sys.excepthook, "blinkmpi", False):
         return
+    atexit.register(bound_finalize)
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -592,6 +598,17 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
 
     hook.blinkmpi = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def bound_finalize() -> None:
+    """Where a process of the job has died, end this one if MPI_Finalize does not return. Runs at Python's very end.
+
+    A job that outlives a process (``mpirun --with-ft ulfm``) hangs there now and then: Open MPI 5 waits in a fence of
+    PMIx for the dead one (its issues 9434 and 11404; without blinkmpi, too).
+    """
+    if LOST.is_set() and not MPI.Is_finalized():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, FINALIZE_SECONDS)
 
 
 @lru_cache(maxsize=256)

@@ -325,6 +325,10 @@ class HostTransport:
                 return here
             time.sleep(0.01)
 
+    def lost(self) -> list[int]:
+        """The ranks whose processes have died."""
+        return [r for r in range(self.n) if self.window.life(r) == "gone"]
+
     def close(self) -> None:
         """Free the shared memory; collective."""
         del self._prints
