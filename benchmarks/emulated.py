@@ -42,7 +42,6 @@ RANKS = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_
 TOLD = {"NCCL_P2P_LEVEL": "NVL", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH"}
 WARMUP = {"ours": 80, "nccl": 3}  # calls before a row; ours looks for its chunks in them
 FEWEST_SECONDS = 10.0  # a job with less than this left is not started
-TAIL_CHARACTERS = 800  # of a failed job's output
 PATTERNS = {1: "balanced tree", 2: "split tree", 3: "tree", 4: "ring", 5: "NVLS", 6: "CollNet"}  # of NCCL's graph.h
 
 
@@ -114,7 +113,7 @@ def command(n: int, library: str, gpus: str, sizes: str, folder: Path) -> list[s
 
 
 def run(argv: Sequence[str], settings: dict[str, str], seconds: float) -> str:
-    """Run a job; nothing, or what went wrong and the end of what it said."""
+    """Run a job; nothing, or what went wrong and, on a line of its own, the last error that it told of."""
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **RANKS, **settings},
         start_new_session=True,
@@ -131,7 +130,14 @@ def run(argv: Sequence[str], settings: dict[str, str], seconds: float) -> str:
                 said, _ = process.communicate()
             why = f"no end after {seconds:.0f} s"
     own = said.partition("MPI_ABORT was invoked")[0].strip(" -\n")  # what comes after it is mpirun's
-    return f"{why}\n{own[-TAIL_CHARACTERS:]}" if why else ""
+    return f"{why}\n{last_error(own)}" if why else ""
+
+
+def last_error(output: str) -> str:
+    """The line of the last exception in what a job said, or else its last line; no traceback and no folders."""
+    lines = [line for line in output.splitlines() if re.match(r"\w", line)]  # what a traceback shows is indented
+    errors = [line for line in lines if re.match(r"[\w.]+: ", line)]
+    return meta.without_folders((errors or lines or [""])[-1])
 
 
 def made_of(logs: Sequence[str]) -> dict[str, Any]:
