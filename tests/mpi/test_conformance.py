@@ -6,68 +6,21 @@ One mpirun per size and collective, cases looped inside; a failure names its cas
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
-import numpy as np
 import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.numerics import dtype_of
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.slots import FIRST
-from tests.conformance import COLLECTIVES, Array, Case, cases, expected, inputs, mistakes
+from tests.conformance import COLLECTIVES, Case, cases, expected, inputs, mistakes
+from tests.conformance_calls import before, call
 from tests.harness import mpi
 
 SMALL = 1000
 OURS = ";".join(
     f"{c}:^mpi" for c in ("broadcast", "reduce", "allreduce", "gather", "scatter", "allgather", "reduce_scatter")
 )
-
-
-def call(comm: blinkmpi.Communicator, case: Case, send: Array, recv: Array | None) -> Array | None:
-    """Make the call of ``case`` as a user would; returns what this rank received."""
-    rank, root = comm.rank, case.root
-    source: Any = MPI.IN_PLACE if case.in_place else send
-    kind = case.collective
-    if kind == "broadcast":
-        buf = send if rank == root else recv
-        comm.Bcast(buf, root)
-        return None if rank == root else recv
-    if kind == "reduce":
-        comm.Reduce(source if rank == root else send, recv, case.op, root)
-    elif kind == "allreduce":
-        comm.Allreduce(source, recv, case.op)
-    elif kind == "gather":
-        comm.Gather(source if rank == root else send, recv, root)
-    elif kind == "scatter":
-        comm.Scatter(send if rank == root else None, MPI.IN_PLACE if case.in_place and rank == root else recv, root)
-        if case.in_place and rank == root:
-            return send[rank * case.count : (rank + 1) * case.count]
-    elif kind == "allgather":
-        comm.Allgather(source, recv)
-    elif kind == "reduce_scatter_block":
-        comm.Reduce_scatter_block(source, recv, case.op)
-    else:
-        comm.Reduce_scatter(source, recv, list(case.counts()), case.op)
-    return recv
-
-
-def buffers(case: Case, mine: Array, want: Array | None, rank: int) -> tuple[Array, Array | None]:
-    """This rank's send and receive arrays; the receive array is poisoned, or holds the input if in place."""
-    send = mine.copy()
-    if want is None:
-        return send, None
-    recv = np.empty(want.size, dtype_of(case.dtype))
-    recv.view(np.uint8)[:] = 0xA5
-    if case.in_place:
-        if case.collective in ("allreduce", "reduce"):
-            recv[:] = send
-        elif case.collective.startswith("reduce_scatter"):
-            recv = send.copy()
-        elif case.collective in ("allgather", "gather"):
-            recv[rank * case.count : (rank + 1) * case.count] = send
-    return send, recv
 
 
 def run_all(comm: blinkmpi.Communicator, chosen: list[Case]) -> None:
@@ -77,7 +30,7 @@ def run_all(comm: blinkmpi.Communicator, chosen: list[Case]) -> None:
         want = expected(case, sends, comm.rank)
         first = b""
         for _ in range(len(FIRST) if case.count > SMALL else 1):  # slots written each way
-            send, recv = buffers(case, sends[comm.rank], want, comm.rank)
+            send, recv = sends[comm.rank].copy(), before(case, sends[comm.rank], want, comm.rank)
             got = call(comm, case, send, recv)
             if got is not None and want is not None and got.tobytes() != first:
                 wrong = mistakes(case, sends, got[: want.size], want, comm.rank)

@@ -115,6 +115,17 @@ def test_a_stopped_rank_is_named_within_the_deadline(how: str) -> None:
         job.wait_for('"ready"', count=N)
         outcome = finish(job, within=deadline + 2 + 3)
     assert outcome.rc != 0  # MPI_Finalize would have waited for ever
+    texts = texts_of_others(outcome, deadline)
+    for text in texts.values():
+        assert "allreduce" in text
+        assert re.search(r"chunk \d+ of \d+ of tree \d+" if how != "mpi" else "its part of MPI's own", text)
+        assert len(text) < 500
+    assert {r: said(outcome, "left").get(r) for r in texts} == dict.fromkeys(texts, True)
+    assert "ends the job, or MPI_Finalize would wait for ever" in outcome.output
+
+
+def texts_of_others(outcome: Outcome, deadline: float) -> dict[int, str]:
+    """What the others said, after a check: each named the stopped rank in time, and its communicator is dead."""
     errors, texts, seconds = (said(outcome, key) for key in ("error", "text", "seconds"))
     pid = said(outcome, "pid")[VICTIM]
     others = [r for r in range(N) if r != VICTIM]
@@ -122,12 +133,8 @@ def test_a_stopped_rank_is_named_within_the_deadline(how: str) -> None:
     for rank in others:
         assert seconds[rank] < deadline + 2
         assert f"rank {VICTIM} (process {pid}) is stopped" in texts[rank]
-        assert "allreduce" in texts[rank]
-        assert re.search(r"chunk \d+ of \d+ of tree \d+" if how != "mpi" else "its part of MPI's own", texts[rank])
-        assert len(texts[rank]) < 500
     assert {r: said(outcome, "again").get(r) for r in others} == dict.fromkeys(others, "PeerLost")
-    assert {r: said(outcome, "left").get(r) for r in others} == dict.fromkeys(others, True)
-    assert "ends the job, or MPI_Finalize would wait for ever" in outcome.output
+    return {r: texts[r] for r in others}
 
 
 def case_big(how: str, timeout: str, signal_name: str) -> None:
@@ -216,14 +223,7 @@ def test_a_rank_that_stops_amid_cma_is_named(method: str, root: int) -> None:
         job.wait_for('"ready"', count=N)
         outcome = finish(job, within=deadline + 2 + 3)
     assert outcome.rc != 0
-    errors, texts, seconds = (said(outcome, key) for key in ("error", "text", "seconds"))
-    pid = said(outcome, "pid")[VICTIM]
-    others = [r for r in range(N) if r != VICTIM]
-    assert {r: errors.get(r) for r in others} == dict.fromkeys(others, "CollectiveTimeout")
-    for rank in others:
-        assert seconds[rank] < deadline + 2
-        assert f"rank {VICTIM} (process {pid}) is stopped" in texts[rank]
-    assert {r: said(outcome, "again").get(r) for r in others} == dict.fromkeys(others, "PeerLost")
+    texts_of_others(outcome, deadline)
 
 
 @pytest.mark.parametrize(("method", "root"), LENDERS)
