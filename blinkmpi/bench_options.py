@@ -16,6 +16,7 @@ from typing import Any
 from .bench_case import OP_NAMES, TEST_NAMES, TYPE_NAMES, Case, case_of, dtype_named, parse_size
 from .bench_measure import Timing
 from .errors import ArgumentError, BufferTypeError, SettingsError
+from .launch.command import LAUNCHERS
 from .numerics import check_op
 from .program import REDUCTIONS
 from .select import canonical
@@ -37,7 +38,8 @@ _FIXED: tuple[tuple[tuple[str, ...], int, str], ...] = (
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Register the flags."""
     add = parser.add_argument
-    add("collective", help=f"{', '.join(TEST_NAMES.values())}; MPI's names and the suffix _perf work too")
+    names = f"{', '.join(TEST_NAMES.values())}; MPI's names and the suffix _perf work too"
+    add("collective", nargs="?", help=names)
     group = parser.add_argument_group("nccl-tests' flags")
     add = group.add_argument
     add("-b", "--minbytes", default="32M", metavar="SIZE", help="smallest size (default 32M)")
@@ -94,6 +96,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--predict", action="store_true", help="add the predicted time and the bound")
     add("--format", choices=("nccl", "osu"), default="nccl", help="row format")
     add("--json", action="store_true", help="print the JSON instead of rows")
+    group = parser.add_argument_group("many jobs, from one process without mpirun (docs/sweeps.md)")
+    add = group.add_argument
+    add("--sweep", metavar="FILE", help="start every run that this TOML stands for; -J FILE holds all, and goes on")
+    add("--hostfile", metavar="FILE", help="with --sweep: the machines, if neither the scheduler's nor this one")
+    add("--launcher", choices=LAUNCHERS, help="with --sweep: the launcher; default: mpirun of the MPI that mpi4py has")
+    add("--dry-run", action="store_true", help="with --sweep: print the command lines")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,11 @@ def read(args: argparse.Namespace, n: int) -> Options:
     Raises:
         ArgumentError, BufferTypeError, SettingsError: naming the flag and what it may be.
     """
+    for flag, given in (("--hostfile", args.hostfile), ("--launcher", args.launcher), ("--dry-run", args.dry_run)):
+        if given:
+            raise ArgumentError(f"{flag} goes with --sweep alone; leave it out, or give --sweep FILE")
+    if args.collective is None:
+        raise ArgumentError(f"which collective? Give one of {', '.join(TEST_NAMES.values())}, or --sweep FILE")
     collective = canonical(args.collective)
     if collective not in TEST_NAMES:
         raise ArgumentError(f"bench cannot time {collective}; use one of {', '.join(TEST_NAMES.values())}")

@@ -1,7 +1,8 @@
 """Pictures of what ``blinkmpi bench -J`` wrote: time and bus bandwidth against size, ours and the peers', and ratios.
 
 One column for each thing that was measured (collective, type, operation, ranks); files and runners that measured the
-same thing share a column. matplotlib is an extra: ``pip install blinkmpi[plot]``.
+same thing share a column. The results of a sweep are drawn against nodes or ranks (:mod:`.sweep_plot`), or as the files
+of its runs if there is only one number of these. matplotlib is an extra: ``pip install blinkmpi[plot]``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import sweep_plot
 from .errors import ArgumentError
 from .explain import ranks_text, size_text
 from .plot import COLOURS, DARK, check_target, new_figure, save
+from .sweep_results import is_sweep
+from .sweep_results import read as read_sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,8 +55,13 @@ def draw(files: Sequence[str], path: str, *, in_place: bool = False) -> None:
             columns than can be read, or without matplotlib.
     """
     check_target(path)
-    documents = [(name, _read(name)) for name in files]
-    curves = told_apart([(Path(name).stem, list(curves_of(found, in_place=in_place))) for name, found in documents])
+    read = [(Path(name).stem, _read(name)) for name in files]
+    runs = [run for _, found in read if is_sweep(found) for run in found["runs"]]
+    if runs and all(is_sweep(found) for _, found in read) and sweep_plot.lines_of(runs, in_place=in_place)[1]:
+        sweep_plot.draw_scaling(runs, _facts(sweep_plot.documents(read), in_place), path, in_place=in_place)
+        return
+    documents = sweep_plot.documents(read)
+    curves = told_apart([(name, list(curves_of(found, in_place=in_place))) for name, found in documents])
     columns = list(dict.fromkeys(curve.column for curve in curves))
     if not columns:
         raise ArgumentError(f"{', '.join(files)}: no row with a time; give results of blinkmpi bench without -C")
@@ -79,7 +88,7 @@ def draw(files: Sequence[str], path: str, *, in_place: bool = False) -> None:
             axes.axhline(1, color=DARK, linewidth=0.9, zorder=1)
     figure.suptitle("Collectives against size", x=0.6 / width, y=1 - 0.16 / height, ha="left", va="top", fontsize=14,
                     weight="bold")  # fmt: skip
-    facts = textwrap.wrap(_facts(documents, in_place), int(14 * (width - 0.9)))
+    facts = textwrap.wrap(f"{_facts(documents, in_place)}; shaded: fastest to slowest", int(14 * (width - 0.9)))
     figure.text(0.6 / width, 1 - 0.50 / height, "\n".join(facts), fontsize=9, color="#666666", va="top")
     below = 0.6 + 0.16 * len(facts)
     lines = _legend(figure, curves, styles, y=1 - below / height)
@@ -177,6 +186,8 @@ def _runner(rows: Sequence[dict[str, Any]]) -> str:
 def _read(name: str) -> dict[str, Any]:
     try:
         document = json.loads(Path(name).read_text(encoding="utf-8"))
+        if is_sweep(document):
+            return read_sweep(name)
         complete = isinstance(document["blinkmpi"]["ranks"], int) and isinstance(document["results"], list)
     except OSError as error:
         raise ArgumentError(
@@ -263,4 +274,4 @@ def _facts(documents: Sequence[tuple[str, dict[str, Any]]], in_place: bool) -> s
         name = (ours.get("gpu") or {}).get("name") or (ours.get("hardware") or {}).get("cpu") or "unknown machine"
         seen[f"{name}, {str(ours.get('date') or '?')[:10]}, commit {str(ours.get('commit') or '?')[:12]}"] = None
     place = "in place" if in_place else "out of place"
-    return f"{'; '.join(list(seen)[:2])}{' and others' if len(seen) > 2 else ''}; {place}; shaded: fastest to slowest"
+    return f"{'; '.join(list(seen)[:2])}{' and others' if len(seen) > 2 else ''}; {place}"

@@ -43,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0  # rank 0 answers, with the job's exit code
     args = _parser(with_bench="bench" in words[:1]).parse_args(words)
     try:
+        if args.command == "bench" and args.sweep is not None:
+            from .sweep import run as run_sweep
+
+            return run_sweep(args, library=cli_launch.version_text())
         if args.command == "bench":
             from .bench import run as run_bench
 

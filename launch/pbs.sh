@@ -1,23 +1,33 @@
 #!/bin/bash
-# A program, or a sweep of the benchmark, on all ranks of a PBS job.
+# Training, or a sweep of the benchmark, on all nodes of a PBS job. Submit it from the folder of your program.
 #
-#   qsub launch/pbs.sh                                       # the sweep: results/*.json
-#   qsub -v PROGRAM="python examples/train.py" launch/pbs.sh # a program; its words are split at blanks
+#   qsub launch/pbs.sh                                                 # trains: python examples/train.py
+#   qsub -v PROGRAM="python my_training.py" launch/pbs.sh              # trains; the words are split at blanks
+#   qsub -v SWEEP=benchmarks/sweeps/quick.toml launch/pbs.sh           # a sweep: results/quick.json
 #   qsub -l select=4:ncpus=16:mpiprocs=4:ngpus=4 -v GPUS=4 launch/pbs.sh
 #
-# VENV names the environment with blinkmpi (.venv), LAUNCHER the MPI: openmpi, mpich or intel (without it, the one that
-# mpi4py has), GPUS how many each node has.
+# A sweep that ran out of time goes on where it stopped: submit it again. (Where qsub gives a script arguments, as
+# Torque's -F does, they are read as slurm.sbatch reads them: sweep FILE.toml, or a program.)
 #
+# EDIT these lines for your site, or give them to qsub, which wins. mpiprocs is the number of ranks on each node.
 #PBS -N blinkmpi
 #PBS -j oe
 #PBS -l select=2:ncpus=32:mpiprocs=8:ngpus=8
 #PBS -l place=scatter:excl
 #PBS -l walltime=01:00:00
+##PBS -q gpu
+##PBS -A project
 set -euo pipefail
 
 : "${PBS_NODEFILE:?start this with qsub}"
 cd "${PBS_O_WORKDIR:-.}"
+
+# EDIT: the environment with blinkmpi, modules that it needs, the MPI (openmpi, mpich or intel; without it, the one that
+# mpi4py has), and how many GPUs each node has.
+# module load openmpi
 VENV=${VENV:-.venv}
+LAUNCHER=${LAUNCHER:-}
+GPUS=${GPUS:-}
 RESULTS=${RESULTS:-results}
 tasks=$(grep -c . "$PBS_NODEFILE") # a line for each process
 
@@ -27,13 +37,16 @@ if [ -f "$VENV/bin/activate" ]; then
 fi
 
 flags=(--from-env -np "$tasks")
-if [ -n "${LAUNCHER:-}" ]; then
+own=()
+if [ -n "$LAUNCHER" ]; then
     flags+=(--mpi "$LAUNCHER")
+    own+=(--launcher "$LAUNCHER")
 fi
-if [ -n "${GPUS:-}" ]; then
+if [ -n "$GPUS" ]; then
     flags+=(--gpus-per-node "$GPUS")
 fi
 
+# Prints the line that it runs; "blinkmpi launch" without --run only shows it, with the reason of each flag.
 launch() {
     blinkmpi launch "${flags[@]}" --run -- "$@"
 }
@@ -49,14 +62,18 @@ if size != want:
              "try LAUNCHER=openmpi, mpich or intel, and see blinkmpi doctor")
 ' "$tasks"
 
-if [ -n "${PROGRAM:-}" ]; then
+if [ "${1:-}" = sweep ]; then
+    SWEEP=${2:?which sweep? give its TOML file}
+fi
+if [ -n "${SWEEP:-}" ]; then
+    mkdir -p "$RESULTS"
+    # One process, here on the first node: it starts the ranks of each run itself.
+    blinkmpi bench --sweep "$SWEEP" "${own[@]}" -J "$RESULTS/$(basename "$SWEEP" .toml).json"
+elif [ -n "${PROGRAM:-}" ]; then
     read -r -a program <<<"$PROGRAM"
     launch "${program[@]}"
-    exit
+elif [ "$#" -gt 0 ]; then
+    launch "$@"
+else
+    launch python examples/train.py
 fi
-
-mkdir -p "$RESULTS"
-for collective in all_reduce broadcast reduce all_gather reduce_scatter; do
-    launch blinkmpi bench "$collective" -b 1K -e "${LARGEST:-256M}" -f 4 --compare mpi \
-        -J "$RESULTS/$collective-${PBS_JOBID:-0}.json"
-done
