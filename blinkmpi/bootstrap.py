@@ -39,6 +39,7 @@ class Options:
     deterministic: bool = False
     runner: str | None = None
     algo: str | None = None
+    nodes: tuple[int, ...] = ()  # of a child: which virtual node each rank is in
 
     def check(self) -> None:
         """Raise ArgumentError for a value that no rank could use."""
@@ -110,6 +111,21 @@ def settle(comm: Comm, options: Options) -> Settings:
                 "set them alike on every rank, or on rank 0 alone"
             )
     return msgspec.structs.replace(common[0], debug=mine.debug)
+
+
+def virtual_node(rank: int, n: int, options: Options, settings: Settings) -> int | None:
+    """Which virtual node this rank is in; None without such.
+
+    Raises:
+        SettingsError: on every rank, if BLINKMPI_NODES is for another number of ranks.
+    """
+    at = list(options.nodes) or [index for index, size in enumerate(settings.nodes) for _ in range(size)]
+    if at and len(at) != n:
+        raise SettingsError(
+            f"BLINKMPI_NODES={'+'.join(map(str, settings.nodes))} has {len(at)} ranks, the job has {n}; name as many, "
+            "or unset it"
+        )
+    return at[rank] if at else None
 
 
 def told_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:

@@ -122,14 +122,14 @@ class Communicator(MPI.Intracomm):
         engine = self._engine()
         if engine.gpus:
             return f"CUDA kernels on {engine.gpus.gpu.name}"
-        return engine.transport.runner_reason if engine.transport else f"MPI: {engine.why_mpi}"
+        return engine.transport.runner_reason
 
     def explain(
         self, collective: str, nbytes: int = 1 << 20, *, dtype: str = "float32", op: Any = "sum", root: int = 0
     ) -> str:
         """Say which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
         engine = self._engine()
-        if why := engine.why_mpi or foreign(op):
+        if why := foreign(op):
             return f"{collective}: MPI's own collective, because {why}"
         call = self._call(collective, nbytes, dtype, op, root)
         live = [self.runner]
@@ -145,8 +145,6 @@ class Communicator(MPI.Intracomm):
     def plan_line(self, collective: str, root: int = 0) -> str:
         """The packing that large vectors take, in one line: trees, rate, bound."""
         engine = self._engine()
-        if engine.why_mpi:
-            return f"{collective}: MPI's own, because {engine.why_mpi}"
         name = canonical(collective)
         scheme = engine.road.plans.rule(name, 1 << 62).scheme
         if scheme == "mpi":
@@ -158,8 +156,8 @@ class Communicator(MPI.Intracomm):
     ) -> dict[str, Any]:
         """The choice for a call, as data: scheme, runner, chunk_bytes, depth, reason."""
         engine = self._engine()
-        why = engine.why_mpi or foreign(op)
-        if why or engine.transport is None:
+        why = foreign(op)
+        if why:
             return {"scheme": "mpi", "runner": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
         call = self._call(collective, nbytes, dtype, op, root)
         road = engine.road
@@ -182,7 +180,7 @@ class Communicator(MPI.Intracomm):
     ) -> tuple[float | None, float | None]:
         """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say."""
         engine = self._engine()
-        if engine.transport is None or foreign(op):
+        if foreign(op):
             return None, None
         call = self._call(collective, nbytes, dtype, op, root)
         road = engine.road

@@ -21,11 +21,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 from mpi4py import MPI, run
 
 from .bootstrap import Options as Options
-from .bootstrap import agree_on_plan, check_timeout, dump_files, is_time, settle, told_machine
+from .bootstrap import agree_on_plan, check_timeout, dump_files, is_time, settle, told_machine, virtual_node
 from .buffers import Foreign, ForeignOp, hold, lies_on_device, mpi_op
 from .calls import Prepared, call_key, in_mpi, numpy_key
 from .errors import (
@@ -114,7 +113,8 @@ class Engine:
         self.dead: BaseException | None = None
         self._open = ""  # a collective of MPI's own that has begun and not ended
         self.seq = 0
-        self.transport: HostTransport | None = None
+        self.transport: HostTransport  # opened at the end of the bootstrap
+        self._no_cma = ""  # why the ranks of one node cannot read one another's memory
         self._ways: dict[tuple[Call, bool], Way] = {}
         self._made: dict[tuple[Any, ...], tuple[Prepared, Way]] = {}  # calls on NumPy arrays that were made before
         self.gpu_calls: GpuCalls | None = None
@@ -134,64 +134,70 @@ class Engine:
 
     def _bootstrap(self, part: Topology | None) -> None:
         """Find the machine (``part`` is what a parent knows of it), plan, and open the transport."""
-        node = self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        node = self._node()
         try:
             wanted = self.options.topology or self.settings.topo_file or None
             probed = gather(self.private, node, measure=wanted is None and part is None)
+            self.nodes = tuple(d.node for d in probed.devices)
             self.one_node = len(probed.nodes) == 1
             self.emulated = wanted is not None
             self.machine = told_machine(self.private, wanted, self.n) if wanted is not None else part or probed
-            self.plans = Plan(self.machine.name, self.machine.fingerprint, self.n, (), ())  # across nodes: none yet
             self.why_no_gpus = "the ranks lie on several nodes"
             if self.one_node:
                 told = self.machine if wanted is not None else None
                 opened = open_gpus(self.private, node, told, self._gpu_plans, self.settings, self._once_on_rank_0)
                 self.gpus, self.why_no_gpus = opened
-                self.plans = self._host_plans()
+            self.plans = self._host_plans()
             found = self.gpus or self
             dump_files(self.private, self.settings, found.machine, found.plans)
-            if self.one_node:
-                self.transport = HostTransport(
-                    self.private,
-                    runner=self.options.runner or self.settings.runner,
-                    arena_bytes=self.settings.buffer_bytes,
-                    cma=not self.settings.cma_disable,
-                    say=self._once,
+            self.transport = HostTransport(
+                self.private,
+                node,
+                runner=self.options.runner or self.settings.runner,
+                arena_bytes=self.settings.buffer_bytes,
+                cma=not self.settings.cma_disable,
+                say=self._once,
+            )
+            self._no_cma = no_cma = self.transport.no_cma if self.one_node else ""
+            if no_cma and self.options.strict and self.transport.native and not self.settings.cma_disable:
+                self.transport.close()
+                raise FallbackError(
+                    f"strict=True: bytes would cross in two copies, because {no_cma}; allow it, or set "
+                    "BLINKMPI_CMA_DISABLE=1"
                 )
-                if self.transport.no_cma:
-                    if self.options.strict and self.transport.native and not self.settings.cma_disable:
-                        why = f"strict=True: bytes would cross in two copies, because {self.transport.no_cma}"
-                        self.transport.close()
-                        raise FallbackError(f"{why}; allow it, or set BLINKMPI_CMA_DISABLE=1")
-                    self.plans = by_slots(self.plans)
-                if self.gpus is not None:
-                    self.gpu_calls = GpuCalls(self.gpus, self.transport, self)
+            if no_cma:
+                self.plans = by_slots(self.plans)
+            if self.gpus is not None:
+                self.gpu_calls = GpuCalls(self.gpus, self.transport, self)
         finally:
             node.Free()
-        self.why_mpi = "" if self.one_node else (
-            f"the ranks lie on {len(probed.nodes)} nodes, and transports between nodes are MPI's own in this version"
-        )  # fmt: skip
-        if self.why_mpi and self.options.strict:
-            raise FallbackError(f"strict=True: every call would go to MPI, because {self.why_mpi}")
         if self.rank == 0:
-            runner = self.transport.runner_reason if self.transport else f"MPI: {self.why_mpi}"
+            runner = self.transport.runner_reason
             log(self.settings, "INFO", f"{self.n} ranks on {self.machine.name} ({self.plans.fingerprint}); {runner}")
-            if self.transport and self.transport.native and self.transport.no_cma and not self.settings.cma_disable:
-                log(self.settings, "WARN", f"two copies where one would do: {self.transport.no_cma}")
-            if self.transport and self.transport.window.shrunk:
+            if no_cma and self.transport.native and not self.settings.cma_disable:
+                log(self.settings, "WARN", f"two copies where one would do: {no_cma}")
+            if self.transport.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.transport.arena_bytes} bytes of slots a rank")
+
+    def _node(self) -> MPI.Intracomm:
+        """The ranks that share memory with this one, as far as the user lets them; to be freed."""
+        virtual = virtual_node(self.rank, self.n, self.options, self.settings)
+        node = MPI.Intracomm(self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank))
+        if virtual is None:
+            return node
+        part = MPI.Intracomm(node.Split(virtual, self.rank))
+        node.Free()
+        return part
 
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe the machine again, plan, and go on with the new plan; collective. Returns what is different."""
         self.progress.drain()
         self.alive()
-        if self.transport is None:
-            return ()
         if self.gpu_calls is not None:
             self.gpu_calls.events.drain()
         before = self.road.plans
         wanted = self.options.topology or self.settings.topo_file or None
-        node = self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        node = self._node()
         try:
             if wanted is None:
                 self.machine = gather(self.private, node)
@@ -216,7 +222,7 @@ class Engine:
         """The plan for host memory; on a job with GPUs, what the user says of plans is about those."""
         options = replace(self.options, algo="", plan=None) if self.gpus else self.options
         plans = agree_on_plan(self.private, self.machine, options, self.settings)
-        return by_slots(plans) if self.transport and self.transport.no_cma else plans
+        return by_slots(plans) if self._no_cma else plans
 
     def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> Plan:
         table = None if emulated else file_of(cache_dir(), gpu.name, machine)
@@ -264,8 +270,6 @@ class Engine:
 
     def start(self, job: Job, timeout_s: float | None, stream: Any = None) -> MPI.Request:
         """Begin a non-blocking call. Its arguments are read now; what peers or time do wrong is raised by ``Wait``."""
-        if self.transport is None:
-            return job.mpi(self.private)
         ready = self._prepare(job, timeout_s)
         if self.gpu_calls is not None and isinstance(ready, Prepared) and ready.on_device:
             self.progress.drain()
@@ -383,9 +387,7 @@ class Engine:
         else:
             text = f"{FAILED}{type(failed).__name__}: {failed}" if failed else f"{FOREIGN}{job.name}"
         try:
-            if self.transport is None:
-                by_mpi = True
-            elif way.loaded is not None and isinstance(ready, Prepared):
+            if way.loaded is not None and isinstance(ready, Prepared):
                 by_mpi = self.transport.call(way.loaded, self.seq, text, ready.send, ready.recv, timeout_s)  # type: ignore[arg-type]
                 if not by_mpi:
                     return None
@@ -396,10 +398,9 @@ class Engine:
         if failed is not None:
             return failed
         if by_mpi or way.mpi:
-            if self.transport is not None:
-                self.transport.heed(self.seq)
+            self.transport.heed(self.seq)
             try:
-                if by_mpi and self.transport is not None:
+                if by_mpi:
                     self._fall_back(job, ready if isinstance(ready, Foreign) else "another rank's arguments are MPI's")
                 request = job.mpi(self.private)
             except Exception as error:  # strict, on every rank; or MPI wants other arguments: it has not begun
@@ -419,8 +420,8 @@ class Engine:
         """How to do a call, by the plan's table."""
         way = self._ways.get((call, blocking))
         if way is None:
-            way = Way(None, self.transport is None, describe(call))
-            if call.total and self.transport is not None:
+            way = Way(None, mpi=False, text=describe(call))
+            if call.total:
                 rule = self.rule(call, blocking=blocking)
                 mpi = rule.scheme == "mpi"
                 way = Way(None if mpi else self.transport.load(self.program(call, rule), rule.road), mpi, way.text)
@@ -432,8 +433,9 @@ class Engine:
 
     def program(self, call: Call, rule: Rule) -> Program:
         """The checked program of a call."""
-        budget = self.transport.arena_bytes if self.transport else 0
-        return program_for(self.plans, call, rule, budget_bytes=budget)
+        budget = self.transport.arena_bytes
+        nodes = () if self.one_node else self.nodes
+        return program_for(self.plans, call, rule, budget_bytes=budget, nodes=nodes)
 
     def exchange(self, count: int) -> tuple[int, ...]:
         """Every rank's number, for what a call must know before it can enter."""
@@ -441,11 +443,7 @@ class Engine:
         self.alive()
         self.seq += 1
         try:
-            if self.transport is not None:
-                return self.transport.exchange(self.seq, count, self.timeout_s)
-            mine, all_ranks = np.array([count], np.int64), np.empty(self.n, np.int64)
-            self._wait(self.private.Iallgather(mine, all_ranks), "exchange of block lengths", self.timeout_s)
-            return tuple(int(c) for c in all_ranks)
+            return self.transport.exchange(self.seq, count, self.timeout_s)
         except (MismatchError, RemoteError):
             raise
         except BaseException as fatal:
@@ -455,7 +453,8 @@ class Engine:
     def child(self, ranks: list[int]) -> tuple[Options, Topology | None]:
         """For a communicator of some of our ranks, in this order: its options, and its part of the machine."""
         part = self.machine.subset(ranks) if self.one_node else None
-        return replace(self.options, topology=part if self.emulated else None, plan=None), part
+        nodes = () if self.one_node else tuple(self.nodes[r] for r in ranks)
+        return replace(self.options, topology=part if self.emulated else None, plan=None, nodes=nodes), part
 
     def rule(self, call: Call, *, blocking: bool = True) -> Rule:
         """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike."""
@@ -491,14 +490,8 @@ class Engine:
 
     def _look(self, what: str, waited_s: float, timeout_s: float) -> None:
         """Look after the peers during a wait for MPI."""
-        if self.transport is not None:
-            peers = self.transport.peers(f"its part of MPI's own {what}")
-            self.transport.look(self.seq, lambda: peers, waited_s, timeout_s)
-        elif waited_s >= timeout_s:
-            raise CollectiveTimeout(
-                f"rank {self.rank}: MPI's own {what} did not end within {timeout_s:g} s; a peer never came, "
-                "or it is slow: look at the other ranks, or raise timeout= (BLINKMPI_TIMEOUT)"
-            )
+        peers = self.transport.peers(f"its part of MPI's own {what}")
+        self.transport.look(self.seq, lambda: peers, waited_s, timeout_s)
 
     def _say(self, call: Call, rule: Rule, loaded: Loaded | None) -> None:
         """One log line per distinct call shape."""
@@ -541,18 +534,16 @@ class Engine:
         if self.dead is not None:
             self.die(self.dead)
             return
-        if self.transport is not None:
-            self.seq += 1
-            try:
-                self.transport.enter(self.seq, "free()", self.timeout_s)
-            except BaseException as error:
-                self.die(error)
-                raise
-            if self.gpus is not None:
-                self.gpus.close(collectively=True)
-                self.gpus = None
-            self.transport.close()
-            self.transport = None
+        self.seq += 1
+        try:
+            self.transport.enter(self.seq, "free()", self.timeout_s)
+        except BaseException as error:
+            self.die(error)
+            raise
+        if self.gpus is not None:
+            self.gpus.close(collectively=True)
+            self.gpus = None
+        self.transport.close()
         self.private.Free()
 
     def die(self, error: BaseException) -> None:
@@ -560,8 +551,7 @@ class Engine:
         self.dead = self.dead or error
         if self.gpus is not None:
             self.gpus.transport.abort()
-        if self.transport is not None:
-            self.transport.abort(self.dead)
+        self.transport.abort(self.dead)
         atexit.unregister(self._end)
         atexit.register(self._end)
 
@@ -569,8 +559,8 @@ class Engine:
         """At Python's end: MPI_Finalize waits for every rank and every call, so end the job if one does not come."""
         if UNCAUGHT.is_set() or MPI.Is_finalized():
             return  # the job is being ended, or has met already
-        missing = self.transport.part(self.timeout_s) if self.transport else list(range(self.n))
-        if self.transport and self.transport.lost():
+        missing = self.transport.part(self.timeout_s)
+        if self.transport.lost():
             LOST.set()
         if not missing and not self._open:
             return
@@ -578,7 +568,7 @@ class Engine:
         if not missing:
             log(self.settings, "WARN", f"rank {self.rank} ends the job: MPI's own {self._open} was left open")
             return
-        if self.transport and self.rank == min(set(range(self.n)).difference(missing)):
+        if self.rank == min(set(range(self.n)).difference(missing)):
             who = self.transport.states(missing)
             log(self.settings, "WARN", f"rank {self.rank} ends the job, or MPI_Finalize would wait for ever: {who}")
 

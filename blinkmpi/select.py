@@ -157,8 +157,11 @@ def choose(plan: Plan, call: Call) -> Rule:
     return plan.rule(call.collective, nbytes_of(call))
 
 
-def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0) -> Program:
+def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0, nodes: Sequence[int] = ()) -> Program:
     """Lower ``call`` by ``rule``; slots shrink so that no rank's take more than ``budget_bytes`` (0: no limit).
+
+    Args:
+        nodes: the node of each rank, if they lie on several; a chunk has a slot on both sides of a channel between two.
 
     Raises:
         PlanError: if the plan lacks the packing. The program is checked before it is returned.
@@ -167,7 +170,12 @@ def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0) ->
     chunk_bytes = chunk_for(packing, call, rule.chunk_bytes)
     program = lower(packing, call, chunk_bytes=chunk_bytes, depth=rule.depth)
     if budget_bytes and program.channels:
-        busiest = max(sum(ch.writer == r for ch in program.channels) for r in range(call.n))
+        slots = [0] * call.n
+        for channel in program.channels:
+            slots[channel.writer] += 1
+            for r in channel.readers if nodes else ():
+                slots[r] += nodes[r] != nodes[channel.writer]
+        busiest = max(slots)
         room = budget_bytes // (busiest * rule.depth) - 128
         if room < chunk_bytes:
             program = lower(packing, call, chunk_bytes=max(64, room // 64 * 64), depth=rule.depth)

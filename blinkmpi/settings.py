@@ -30,6 +30,7 @@ KNOWN = {
     "GPU_DISABLE": "1: GPUs are not used, and arrays in GPU memory are refused",
     "BUFFSIZE": "bytes of shared memory for slots per rank",
     "CACHE_DIR": "where the compiled C runner is kept",
+    "NODES": "4+4: virtual nodes of so many ranks each, which share no memory (for tests and what-if measurements)",
     "NODE_ID": "overrides which ranks count as one node (for tests)",
     "TESTS_MIN_BW": "bench fails below 0.9 of this average bus bandwidth (GB/s)",
 }
@@ -49,6 +50,7 @@ class Settings(Value, frozen=True):
     buffer_bytes: int = 8 << 20
     cma_disable: bool = False
     gpu_disable: bool = False
+    nodes: tuple[int, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def wants(self, level: str) -> bool:
@@ -81,6 +83,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20)),
         cma_disable=_switch(ours, "CMA_DISABLE"),
         gpu_disable=_switch(ours, "GPU_DISABLE"),
+        nodes=_sizes(ours, "NODES"),
         unknown=tuple(_hint(name) for name in sorted(ours) if name not in KNOWN),
     )
 
@@ -110,6 +113,14 @@ def _number(ours: Mapping[str, str], name: str, default: float) -> float:
     if not value > 0:
         raise SettingsError(f"{PREFIX}{name}={text!r}: expected a number more than 0")
     return value
+
+
+def _sizes(ours: Mapping[str, str], name: str) -> tuple[int, ...]:
+    text = ours.get(name) or ""
+    parts = text.split("+") if text else []
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise SettingsError(f"{PREFIX}{name}={text!r}: expected the ranks of each node, as in 4+4")
+    return tuple(int(part) for part in parts)
 
 
 def _hint(name: str) -> str:

@@ -13,19 +13,19 @@ from ..errors import ArgumentError
 from . import native
 
 
-def agree_on_runner(comm: MPI.Intracomm, wanted: str) -> tuple[native.Native | None, str]:
-    """The C runner if every rank has it (or ``wanted`` says numpy), and why."""
+def agree_on_runner(comm: MPI.Intracomm, node: MPI.Intracomm, wanted: str) -> tuple[native.Native | None, str]:
+    """The C runner if every rank has it (or ``wanted`` says numpy), and why; the first rank of a node compiles it."""
     if wanted not in ("auto", "c", "numpy"):
         raise ArgumentError(f"runner {wanted!r}: expected auto, c or numpy")
     if wanted == "numpy":
         return None, "NumPy runner, as asked"
     found: tuple[Path | None, str] | None = None
-    if comm.rank == 0:
+    if node.rank == 0:
         try:
             found = native.build()
         except Exception as error:  # the others wait for an answer
             found = None, f"the C runner cannot be built: {error!r}"
-    path, why = comm.bcast(found)
+    path, why = node.bcast(found)
     loaded: native.Native | None = None
     if path is not None:
         try:

@@ -1,4 +1,4 @@
-"""Programs on the CPU ranks of one node: shared memory, chunked and pipelined (Blink section 4).
+"""Programs on CPU ranks: shared memory in a node, messages between nodes, chunked and pipelined (Blink section 4).
 
 Every rank runs its lanes in one thread. A step runs as soon as its inputs have
 arrived and its outputs have room; when nothing is ready the rank spins a
@@ -27,10 +27,11 @@ from ..program import Lane, Program
 from . import native
 from .agree import agree_on_cma, agree_on_runner
 from .cma import Lent, lent_channels
+from .net import Crossing, Net, crossings_of
 from .records import Rows, rows_of
-from .runner import NumpyLane, Outcome, enter_numpy, run_numpy
+from .runner import NumpyLane, Outcome, Turn, enter_numpy, step_numpy, turns
 from .slots import SlotStyle
-from .window import ARENA_BYTES, LINE, RECORD, Places, SharedWindow, cache_bytes
+from .window import ARENA_BYTES, CONTROL, LINE, Places, SharedWindow, cache_bytes
 from .words import announcement, ranks_text, short, some
 
 SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
@@ -62,6 +63,7 @@ class Loaded:
     base: int = 0
     slots: SlotStyle = field(default_factory=SlotStyle)
     steps: list[NumpyLane] = field(default_factory=list)
+    crossings: list[Crossing] = field(default_factory=list)  # ends of channels between nodes
     runner: RunnerName = "numpy"
 
     def progress(self) -> list[tuple[Lane, int, bool]]:
@@ -73,10 +75,11 @@ class Loaded:
 
 
 class HostTransport:
-    """Executes programs among the ranks of ``comm``, which must share memory.
+    """Executes programs among the ranks of ``comm``.
 
     Args:
         comm: a communicator of our own: nobody else may use it.
+        node: those of its ranks that share memory with this one, in the same order.
         runner: ``auto`` takes the C runner if every rank has it; ``c`` and ``numpy`` insist.
         cma: whether the ranks may read one another's memory, if they can (``no_cma`` says why not).
         say: told, at most once, of a call that cannot take the road ``cma``.
@@ -88,6 +91,7 @@ class HostTransport:
     def __init__(
         self,
         comm: MPI.Intracomm,
+        node: MPI.Intracomm,
         *,
         runner: str = "auto",
         arena_bytes: int = ARENA_BYTES,
@@ -95,20 +99,22 @@ class HostTransport:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.n, self.rank = comm.size, comm.rank
-        self.native, self.runner_reason = agree_on_runner(comm, runner)
+        self.native, self.runner_reason = agree_on_runner(comm, node, runner)
         self.runner: RunnerName = "c" if self.native else "numpy"
-        self.no_cma = agree_on_cma(comm, self.native, disabled=not cma)
+        self.window = SharedWindow(comm, node, arena_bytes)
+        self.net = Net(comm, self.window) if comm.allreduce(node.size, op=MPI.MIN) < comm.size else None
+        self.no_cma = (
+            agree_on_cma(comm, self.native, disabled=not cma) if self.net is None else "slots alone lead to other nodes"
+        )
         self.runner_reason += f"; no cma: {self.no_cma}" if self.no_cma else "; ranks read one another's memory (cma)"
         self._say = say
-        self.window = SharedWindow(comm, arena_bytes)
         self.arena_bytes = self.window.arena_bytes
-        self._node = MPI.Get_processor_name()
-        self._spins = SPINS if self.n <= len(os.sched_getaffinity(0)) else CROWDED_SPINS
+        self._hosts: list[str] = comm.allgather(MPI.Get_processor_name())
+        self._spins = SPINS if node.size <= len(os.sched_getaffinity(0)) else CROWDED_SPINS
         self._meeting = native.Job()
         self._place(self._meeting)
         self._print_at = [self.window.address + self.window.record(0, turn) for turn in (0, 1)]
-        stride = self.window.size // 8
-        self._prints = [self.window.words[self.window.record(0, turn) // 8 :: stride] for turn in (0, 1)]
+        self._prints = [self.window.column(self.window.record(0, turn) // 8) for turn in (0, 1)]
 
     # ---- before a call
 
@@ -132,6 +138,7 @@ class HostTransport:
             loaded.runner = "c"
         else:
             loaded.steps = [NumpyLane(lane, program, places, self.window, self.rank) for lane in lanes]
+        loaded.crossings = crossings_of(program, places, self.window) if self.net else []
         job = loaded.job
         dtype, op = codes or (0, 0)
         job.lanes, job.dtype, job.op, job.item, job.acc = len(rows.lanes), dtype, op, item, acc
@@ -148,9 +155,9 @@ class HostTransport:
     def _place(self, job: native.Job) -> None:
         """Tell a job where the window's words are."""
         window = self.window
-        job.n, job.rank, job.spins, job.stride = self.n, self.rank, self._spins, window.size // 8
+        job.n, job.rank, job.spins, job.stride = self.n, self.rank, self._spins, CONTROL // 8
         job.calls = window.address
-        job.beat = window.address + self.rank * window.size + LINE
+        job.beat = window.address + self.rank * CONTROL + LINE
         job.pids = window.address + 2 * LINE
         job.abort = window.address + 3 * LINE
 
@@ -195,6 +202,8 @@ class HostTransport:
             the transport is dead.
         """
         loaded.base = base = seq << SEQ_BITS
+        for x in loaded.crossings:
+            x.begun = x.done = 0
         if loaded.runner == "c":
             job = loaded.job
             job.send = 0 if send is None else address(send)
@@ -222,7 +231,9 @@ class HostTransport:
         if not by_mpi:
             for lane in loaded.steps:
                 lane.start(base, send, recv)  # type: ignore[arg-type]
-            self._guard(partial(run_numpy, loaded.steps, self.window), timeout_s, lambda: self._waits(loaded, seq), seq)
+            left = [lane for lane in loaded.steps if lane.k < lane.chunks]
+            run = partial(turns, self._moving(loaded, partial(step_numpy, left)), self.window)
+            self._guard(run, timeout_s, lambda: self._waits(loaded, seq), seq)
         self.window.done[self.rank] = seq
         return by_mpi
 
@@ -277,7 +288,7 @@ class HostTransport:
         if int(self._prints[seq & 1][self.rank]) != mine:
             at = window.record(self.rank, seq)
             window.words[at // 8] = mine
-            self._write(at, body)
+            window.write(at, body)
         if window.fence:
             window.fence()
         window.seqs[self.rank] = seq
@@ -304,10 +315,13 @@ class HostTransport:
         """Tell the peers that this rank gave up, and why; they leave as soon as they wait. Safe to call twice."""
         window = self.window
         if not int(window.abort[0]):
-            self._write(window.last_words(self.rank), f"{type(error).__name__}: {error}".encode())
+            words = f"{type(error).__name__}: {error}".encode()
+            window.write(window.last_words(self.rank), words)
             if window.fence:
                 window.fence()
             window.abort[0] = 1 + self.rank
+            if self.net:
+                self.net.cry(words)
 
     def heed(self, seq: int) -> None:
         """Raise what another rank left, if one gave up: it may have come to call ``seq`` and gone again."""
@@ -318,7 +332,11 @@ class HostTransport:
         """Leave for good, and wait until the others have; returns those that did not."""
         window, end = self.window, time.monotonic() + timeout_s
         window.leave()
+        if self.net:
+            self.net.leave()
         while True:
+            if self.net:
+                self.net.hear()
             lives = {r: window.life(r) for r in range(self.n)}
             here = [r for r, life in lives.items() if life not in ("left", "gone")]
             if time.monotonic() > end or all(lives[r] == "stopped" for r in here):
@@ -332,15 +350,39 @@ class HostTransport:
     def close(self) -> None:
         """Free the shared memory; collective."""
         del self._prints
+        if self.net:
+            self.net.close()
         self.window.close()
 
     # ---- waiting
 
     def _run_c(self, loaded: Loaded, slice_s: float) -> tuple[Outcome, bool]:
+        if self.net is None:
+            return self._turn_c(loaded, int(slice_s * 1e9))
+        return turns(self._moving(loaded, lambda: self._turn_c(loaded, -1)), self.window, slice_s)
+
+    def _turn_c(self, loaded: Loaded, timeout_ns: int) -> tuple[Outcome, bool]:
         job = loaded.job
-        job.timeout_ns = int(slice_s * 1e9)
+        job.timeout_ns = timeout_ns
         status = self.native.code.blink_call(ctypes.addressof(job), loaded.code_at)  # type: ignore[union-attr]
         return OUTCOMES[status], bool(job.moved)
+
+    def _moving(self, loaded: Loaded, turn: Turn) -> Turn:
+        """Turns of a runner with those of the messages between nodes."""
+        net, seq = self.net, loaded.base >> SEQ_BITS
+        if net is None:
+            return turn
+
+        def both() -> tuple[Outcome, bool]:
+            outcome, moved = turn()
+            moved |= net.turn(seq)
+            if loaded.runner != "c" or loaded.job.stage == 2:  # all have met in the same call
+                moved |= net.move(loaded.crossings, loaded.base)
+            if outcome is Outcome.DONE and not (net.met(seq) and all(x.done == x.chunks for x in loaded.crossings)):
+                return Outcome.EXPIRED, moved
+            return outcome, moved
+
+        return both
 
     def _guard(
         self,
@@ -370,6 +412,8 @@ class HostTransport:
             CollectiveTimeout, PeerLost: if another rank gave up, one that is waited for is lost, or the time is over.
         """
         window = self.window
+        if self.net:
+            self.net.hear()
         self.heed(seq)
         window.beat()
         # first who has ended, then what is owed: whoever did its part before it left is not lost
@@ -393,7 +437,7 @@ class HostTransport:
             owed.setdefault(waits[r], []).append(r)
         details = some([f"{ranks_text(ranks)} for {what}" for what, ranks in owed.items()])
         text = f"call {seq}, {short(self._text(self.rank, seq))}: {self.states(suspects, seq)}. "
-        text += f"Rank {self.rank} on {self._node} waited {waited_s:.1f} s without progress on {details}. "
+        text += f"Rank {self.rank} on {self._hosts[self.rank]} waited {waited_s:.1f} s without progress on {details}. "
         if lost:
             return PeerLost(f"{text}The communicator is dead; start the job again")
         return CollectiveTimeout(f"{text}Look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT)")
@@ -412,6 +456,7 @@ class HostTransport:
             last = f"last entered call {entered} {short(self._text(r, entered))}" if entered else "entered no call yet"
             last = "in the same call" if entered == seq else last
             life = known.get(self.window.life(r), "cannot be seen from here")
+            life += f" (host {self._hosts[r]})" if r not in self.window.here else ""
             found.append(f"rank {r} (process {int(self.window.pids[r])}) {life}, {last}")
         return some(found)
 
@@ -446,17 +491,22 @@ class HostTransport:
         self.heed(seq)
         return PeerLost(
             f"call {seq}, {short(self._text(self.rank, seq))}: {self.states([peer], seq)}. Rank {self.rank} on "
-            f"{self._node} cannot read its memory any more: {os.strerror(int(loaded.job.fault))}. "
+            f"{self._hosts[self.rank]} cannot read its memory any more: {os.strerror(int(loaded.job.fault))}. "
             "The communicator is dead; start the job again"
         )
 
     def _enter_once(self, seq: int, slice_s: float) -> tuple[Outcome, bool]:
-        window = self.window
-        if self.native is None:
-            return enter_numpy(window, seq, slice_s), False
-        job = self._meeting
-        job.seq, job.timeout_ns = seq, int(slice_s * 1e9)
-        return OUTCOMES[self.native.code.blink_enter(ctypes.addressof(job))], False
+        window, net, job = self.window, self.net, self._meeting
+        if self.native is not None and net is None:
+            job.seq, job.timeout_ns = seq, int(slice_s * 1e9)
+            return OUTCOMES[self.native.code.blink_enter(ctypes.addressof(job))], False
+
+        def turn() -> tuple[Outcome, bool]:
+            moved = net is not None and net.turn(seq)
+            outcome, _ = enter_numpy(window, seq)
+            return (outcome if net is None or net.met(seq) else Outcome.EXPIRED), moved
+
+        return turns(turn, window, slice_s)
 
     def peers(self, what: str) -> dict[int, str]:
         """All ranks that may still owe ``what``."""
@@ -485,22 +535,13 @@ class HostTransport:
 
     def _text(self, rank: int, seq: int) -> str:
         """What ``rank`` wrote about call ``seq``, if its record still holds it."""
-        return self._read(self.window.record(rank, seq)) if seq else ""
-
-    def _read(self, at: int) -> str:
-        length = int(self.window.words[at // 8 + 1])
-        return bytes(self.window.bytes[at + 16 : at + 16 + length]).decode(errors="replace")
-
-    def _write(self, at: int, body: bytes) -> None:
-        self.window.words[at // 8 + 1] = min(len(body), RECORD - 16)
-        body = body[: RECORD - 16]
-        self.window.bytes[at + 16 : at + 16 + len(body)] = np.frombuffer(body, np.uint8)
+        return self.window.read(self.window.record(rank, seq)).decode(errors="replace") if seq else ""
 
     def _heard(self, seq: int) -> BlinkError:
         """The error that another rank left."""
         window = self.window
         first = int(window.abort[0]) - 1
-        words = self._read(window.last_words(first))
+        words = window.read(window.last_words(first)).decode(errors="replace")
         name, _, message = words.partition(": ")
         kind = {k.__name__: k for k in (CollectiveTimeout, PeerLost)}.get(name)
         if kind is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..program import Lane, Program
 from .cma import Lent
-from .window import Places, SharedWindow
+from .window import CONTROL, Places, SharedWindow
 
 COUNTER = 9  # where in a row the chunks done are counted
 SEND_WORD, RECV_WORD = 2, 3  # of a rank's line: where its buffers are, for two calls by turns
@@ -63,7 +63,7 @@ def _row(
         head, tail = address + 8 * places.heads[c], address + 8 * places.tails[c][window.rank]
         if c in lent:
             writer, (buffer, offset) = program.channels[c].writer, lent[c]
-            word = address + writer * window.size + 8 * (SEND_WORD if buffer == "send" else RECV_WORD)
+            word = address + writer * CONTROL + 8 * (SEND_WORD if buffer == "send" else RECV_WORD)
             row += [0 if buffer == "send" else head, 0, tail, writer, word, offset * itemsize]
         else:
             row += [head, address + places.slots[c], tail, -1, 0, 0]

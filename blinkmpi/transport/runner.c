@@ -49,7 +49,7 @@ typedef struct {
   int64_t divide;     /* avg: divide the final fold by this, else 0 */
   int64_t stream;     /* write the receive buffer past the caches */
   int64_t push;       /* write the slots past the caches */
-  int64_t timeout_ns; /* without progress */
+  int64_t timeout_ns; /* without progress; negative: return as soon as nothing is ready */
   int64_t spins;      /* polls before yielding */
   char *send, *recv;  /* this rank's buffers; the records hold offsets into them, or -1 */
   flag_t *beat;       /* my sign of life, in ns */
@@ -348,7 +348,7 @@ static int idle(idle_t *w, int64_t spins, flag_t *beat, flag_t *abort, int64_t t
     w->waited = now - w->since;
     set(beat, (uint64_t)now);
     if (get(abort)) return ABORTED;
-    if (w->waited > timeout_ns) return EXPIRED;
+    if (w->waited > timeout_ns) return EXPIRED; /* at once if it is negative */
   }
   if (w->polls < spins) PAUSE();
   else if (w->waited < 20000000) sched_yield();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -130,36 +131,45 @@ class Idle:
         return Outcome.DONE
 
 
-def run_numpy(lanes: list[NumpyLane], window: SharedWindow, slice_s: float) -> tuple[Outcome, bool]:
-    """Run started lanes until all are finished or nothing moved for ``slice_s``: (outcome, whether anything moved)."""
-    left = [lane for lane in lanes if lane.k < lane.chunks]
+Turn = Callable[[], tuple[Outcome, bool]]
+
+
+def turns(turn: Turn, window: SharedWindow, slice_s: float) -> tuple[Outcome, bool]:
+    """Repeat ``turn`` until it is through, or nothing moved for ``slice_s``: (outcome, whether anything moved).
+
+    Args:
+        turn: does what is ready and says EXPIRED and whether anything moved; any other outcome ends it.
+    """
     idle = Idle(window, slice_s)
     ever = False
-    while left:
-        moved = finished = False
-        for lane in left:
-            if lane.ready():
-                lane.step()
-                moved = True
-                finished |= lane.k == lane.chunks
-        if finished:
-            left = [lane for lane in left if lane.k < lane.chunks]
+    while True:
+        outcome, moved = turn()
         if moved:
             ever, idle.since, idle.polls = True, 0.0, 0
-            continue
-        outcome = idle.again()
-        if outcome is not Outcome.DONE:
+        if outcome is Outcome.EXPIRED and not moved:
+            outcome = idle.again()
+            if outcome is Outcome.DONE:
+                continue
+        if outcome is not Outcome.EXPIRED or not moved:
             return outcome, ever
-    return Outcome.DONE, ever
 
 
-def enter_numpy(window: SharedWindow, seq: int, slice_s: float) -> Outcome:
-    """Wait until every rank has entered call ``seq``."""
-    idle = Idle(window, slice_s)
-    while (window.seqs < seq).any():
-        outcome = idle.again()
-        if outcome is not Outcome.DONE:
-            return outcome
+def step_numpy(left: list[NumpyLane]) -> tuple[Outcome, bool]:
+    """A turn of started lanes; those that are finished are taken out of ``left``."""
+    moved = False
+    for lane in left:
+        if lane.ready():
+            lane.step()
+            moved = True
+    if moved:
+        left[:] = [lane for lane in left if lane.k < lane.chunks]
+    return Outcome.EXPIRED if left else Outcome.DONE, moved
+
+
+def enter_numpy(window: SharedWindow, seq: int) -> tuple[Outcome, bool]:
+    """A turn of waiting until every rank has entered call ``seq``."""
+    if (window.seqs < seq).any():
+        return Outcome.EXPIRED, False
     if window.fence:
         window.fence()
-    return Outcome.DONE
+    return Outcome.DONE, False

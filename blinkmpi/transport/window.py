@@ -1,6 +1,6 @@
-"""The memory that the ranks of a node share: one control page set and one slot arena a rank.
+"""The memory that the ranks of a node share: control pages of every rank of the job, and a slot arena of each here.
 
-Layout, the same for every rank, ``size`` bytes each, one after another::
+Control pages, ``CONTROL`` bytes a rank, one after another; those of ranks on other nodes are written by :mod:`.net`::
 
     line 0            numbers of the call that this rank has entered, and of the last that it has finished
     line 1            sign of life, in ns of the monotonic clock
@@ -9,7 +9,8 @@ Layout, the same for every rank, ``size`` bytes each, one after another::
     lines 4..51       three records of 1 KiB (fingerprint, length, text): two calls by turns, then the last words
     heads             one line per channel that this rank writes: chunks written
     tails             one line per channel that this rank reads: chunks read
-    arena             the slots of the channels that this rank writes
+
+Behind them the arenas: the slots of the channels that a rank writes, or that come to it from another node.
 
 Each word has one writer and only grows, so nothing is ever reset. A line is 64
 bytes. On x86-64 plain loads and stores of a word keep their order; elsewhere
@@ -38,6 +39,7 @@ RECORDS = 4  # the line of the first record
 RECORD = 1024
 CONTROL = LINE * (RECORDS + 3 * RECORD // LINE + HEADS + TAILS)
 PAGE = 4096
+SKEW = 3328  # arenas begin at different places of a page, none where a large NumPy array begins
 ARENA_BYTES = 8 << 20
 MIN_ARENA_BYTES = 256 << 10
 SHM = "/dev/shm"
@@ -46,75 +48,100 @@ Words = NDArray[np.uint64]
 
 
 class SharedWindow:
-    """One MPI shared-memory window over the ranks of ``comm``, cut into control pages and arenas.
+    """One MPI shared-memory window a node, cut into control pages and arenas. It lives until :meth:`close`.
 
     Args:
-        comm: ranks that share memory; the window lives until :meth:`close`.
-        arena_bytes: slots per rank; made smaller if /dev/shm has less room.
+        comm: all ranks.
+        node: those of them that share memory with this one, in their order.
+        arena_bytes: slots per rank, the same for all; made smaller if some /dev/shm has less room.
 
     Raises:
         TopologyError: on every rank, if /dev/shm cannot hold even the smallest window.
     """
 
-    def __init__(self, comm: MPI.Intracomm, arena_bytes: int = ARENA_BYTES) -> None:
+    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, arena_bytes: int = ARENA_BYTES) -> None:
         self.n, self.rank = comm.size, comm.rank
+        self.here: tuple[int, ...] = tuple(node.allgather(comm.rank))
         free = os.statvfs(SHM) if os.path.isdir(SHM) else None
-        room = comm.allreduce(free.f_bavail * free.f_frsize if free else 1 << 62, op=MPI.MIN)
-        fit = (int(room * 0.8) // self.n - CONTROL) // PAGE * PAGE
-        self.arena_bytes = min((arena_bytes + PAGE - 1) // PAGE * PAGE, fit)
+        room = free.f_bavail * free.f_frsize if free else 1 << 62
+        pages = self.n * CONTROL
+        fit = ((int(room * 0.8) - pages) // len(self.here) - SKEW) // PAGE * PAGE
+        self.arena_bytes = min((arena_bytes + PAGE - 1) // PAGE * PAGE, comm.allreduce(fit, op=MPI.MIN))
         self.shrunk = self.arena_bytes < arena_bytes
         if self.arena_bytes < MIN_ARENA_BYTES:
             raise TopologyError(
-                f"{SHM} has {room >> 20} MiB free; {self.n} ranks need at least "
-                f"{self.n * (MIN_ARENA_BYTES + CONTROL) >> 20} MiB of shared memory: enlarge it "
-                "(docker run --shm-size=1g, mount -o remount,size=1G /dev/shm)"
+                f"{SHM} has {room >> 20} MiB free; {len(self.here)} ranks need at least "
+                f"{pages + len(self.here) * (MIN_ARENA_BYTES + SKEW) >> 20} MiB of shared memory: enlarge it on every "
+                "node (docker run --shm-size=1g, mount -o remount,size=1G /dev/shm)"
             )
-        self.size = CONTROL + self.arena_bytes
-        self._win: MPI.Win | None = MPI.Win.Allocate_shared(self.n * self.size if self.rank == 0 else 0, 1, comm=comm)
+        each, first = self.arena_bytes + SKEW, (pages + PAGE - 1) // PAGE * PAGE
+        self._arenas: dict[int, int] = {r: first + i * each + SKEW for i, r in enumerate(self.here)}
+        size = first + len(self.here) * each
+        self._win: MPI.Win | None = MPI.Win.Allocate_shared(size if node.rank == 0 else 0, 1, comm=node)
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self.bytes: NDArray[np.uint8] = np.asarray(self._win.Shared_query(0)[0], np.uint8)
         self.words: Words = self.bytes.view(np.uint64)
         self.address = self.bytes.ctypes.data
-        mine = self.rank * self.size
-        self.bytes[mine : mine + self.size] = 0  # first touch: the pages exist from here on
-        stride = self.size // 8
-        self.seqs = self.words[0::stride]
-        self.done = self.words[1::stride]
-        self.beats = self.words[WORDS::stride]
-        self.pids = self.words[2 * WORDS :: stride]
-        self.starts = self.words[2 * WORDS + 1 :: stride]
-        self.lefts = self.words[2 * WORDS + 2 :: stride]
+        for at, length in [
+            *((r * CONTROL, CONTROL) for r in ((self.rank,) if node.rank else self._mirrored())),
+            (self._arenas[self.rank], self.arena_bytes),
+        ]:
+            self.bytes[at : at + length] = 0  # first touch: the pages exist from here on
+        self.seqs, self.done = self.column(0), self.column(1)
+        self.beats = self.column(WORDS)
+        self.pids, self.starts, self.lefts = (self.column(2 * WORDS + i) for i in range(3))
         self.abort = self.words[3 * WORDS : 3 * WORDS + 1]
         self.pids[self.rank], self.starts[self.rank] = os.getpid(), start_time(os.getpid()) or 0
         x86 = platform.machine() in ("x86_64", "AMD64")
         self.fence: Callable[[], None] | None = None if x86 else self._win.Sync
         self._win.Sync()
-        comm.Barrier()
+        node.Barrier()
         self._win.Sync()
         # another PID namespace shows other processes, or none, under a peer's id
         peers = zip(self.pids, self.starts, strict=True)
-        self._visible = [start_time(int(pid)) == int(start) != 0 for pid, start in peers]
+        self._visible = [
+            r in self.here and start_time(int(pid)) == int(start) != 0 for r, (pid, start) in enumerate(peers)
+        ]
         atexit.register(self.leave)
+
+    def _mirrored(self) -> list[int]:
+        """The ranks whose pages the first rank of a node looks after: itself, and those of other nodes."""
+        return [r for r in range(self.n) if r == self.rank or r not in self.here]
+
+    def column(self, word: int) -> Words:
+        """This word of every rank's control pages."""
+        return self.words[word : self.n * CONTROL // 8 : CONTROL // 8]
 
     def head(self, rank: int, channel: int) -> int:
         """Index in ``words`` of the head of ``rank``'s ``channel``-th written channel."""
-        return (rank * self.size) // 8 + WORDS * (RECORDS + 3 * RECORD // LINE + channel)
+        return rank * CONTROL // 8 + WORDS * (RECORDS + 3 * RECORD // LINE + channel)
 
     def tail(self, rank: int, channel: int) -> int:
         """Index in ``words`` of the tail of ``rank``'s ``channel``-th read channel."""
         return self.head(rank, HEADS + channel)
 
     def arena(self, rank: int) -> int:
-        """Offset in ``bytes`` of ``rank``'s arena."""
-        return rank * self.size + CONTROL
+        """Offset in ``bytes`` of the arena of ``rank``, one of ``here``."""
+        return self._arenas[rank]
 
     def record(self, rank: int, seq: int) -> int:
         """Offset in ``bytes`` of the record of call ``seq`` of ``rank``."""
-        return rank * self.size + RECORDS * LINE + (seq % 2) * RECORD
+        return rank * CONTROL + RECORDS * LINE + (seq % 2) * RECORD
 
     def last_words(self, rank: int) -> int:
         """Offset in ``bytes`` of the record in which ``rank`` says why it gave up."""
         return self.record(rank, 0) + 2 * RECORD
+
+    def write(self, at: int, text: bytes) -> None:
+        """Write a record's text."""
+        body = text[: RECORD - 16]
+        self.words[at // 8 + 1] = len(body)
+        self.bytes[at + 16 : at + 16 + len(body)] = np.frombuffer(body, np.uint8)
+
+    def read(self, at: int) -> bytes:
+        """A record's text."""
+        length = int(self.words[at // 8 + 1])
+        return bytes(self.bytes[at + 16 : at + 16 + length])
 
     def beat(self) -> None:
         """Give a sign of life."""
@@ -148,7 +175,11 @@ class SharedWindow:
 
 
 class Places:
-    """Where each channel of a program has its flags and slots; the same on every rank.
+    """Where each channel of a program has its flags and slots; the same on every rank of a node.
+
+    A channel between nodes has them twice: where it is written, with a tail that the writer itself moves on as it has
+    sent, and where it is read, with a head that the reader moves on as it has received. What does not concern the node
+    has head -1.
 
     Args:
         shift: bytes by which slots lie past a multiple of the line.
@@ -165,16 +196,23 @@ class Places:
         self.slots: list[int] = []
         self.strides: list[int] = []
         for channel in program.channels:
-            w = channel.writer
+            ours = [r for r in channel.readers if r in window.here]
+            w = channel.writer if channel.writer in window.here else ours[0] if ours else -1
             stride = (program.chunk * (acc_itemsize if channel.partial else itemsize) + LINE - 1) // LINE * LINE
+            self.strides.append(stride)
+            if w < 0:
+                self.heads.append(-1)
+                self.slots.append(-1)
+                self.tails.append({})
+                continue
             self.heads.append(window.head(w, written[w]))
             self.slots.append(window.arena(w) + used[w])
-            self.strides.append(stride)
-            self.tails.append({r: window.tail(r, read[r]) for r in channel.readers})
+            rows = {r: r if r in window.here else w for r in channel.readers}
+            self.tails.append({r: window.tail(row, read[row]) for r, row in rows.items()})
             written[w] += 1
             used[w] += stride * program.depth
-            for r in channel.readers:
-                read[r] += 1
+            for row in rows.values():
+                read[row] += 1
         if max(written, default=0) > HEADS or max(read, default=0) > TAILS:
             raise PlanError(f"a rank would write {max(written)} and read {max(read)} channels; at most {HEADS} fit: "
                             "use a scheme with fewer trees")  # fmt: skip

@@ -1,0 +1,260 @@
+"""Between nodes: messages that carry chunks, the calls of ranks, and last words (Blink section 3.5).
+
+To the runners of a rank a channel between nodes looks like any other: slots and two flags in the memory of its own
+node. The writer's side sends each chunk that the runner has written, and frees its slot when MPI has taken it; the
+reader's side receives into free slots and raises the head. Chunks of a channel travel in order under the channel's
+number as tag, so they need no header.
+
+The first rank of each node tells the first ranks of the others what its ranks have called, and writes what it hears
+into the control pages of the ranks that are elsewhere: so all ranks meet in a call, and compare it, as those of one
+node do. Whoever gives up, or leaves for good, tells every rank that is elsewhere.
+
+Nothing here waits: :meth:`Net.turn` does what can be done and returns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ..errors import PeerLost, PlanError
+from ..numerics import accumulator_of, dtype_of
+from ..program import Lane, Program
+from .window import RECORD, Places, SharedWindow
+
+CALLS, WORDS_TAG, FIRST_CHANNEL = 1, 2, 16  # tags
+CALLS_BYTES = 64 << 10
+LEFT = b"left"  # said by who leaves for good; all other words are last ones
+
+
+class _Calls(msgspec.Struct, array_like=True):
+    """What the ranks of a node call: the call's number, each different text once, and which one each rank has."""
+
+    seq: int
+    texts: list[tuple[int, bytes]]  # fingerprint and text
+    of: list[int]
+
+
+@dataclass(slots=True)
+class Crossing:
+    """One end of a channel between nodes, and how far it is in the current call."""
+
+    sends: bool
+    peer: int
+    tag: int
+    head: int  # places of the flags, in words of the window
+    tail: int
+    slots: list[NDArray[np.uint8]]
+    chunk: int  # bytes of a chunk, and of all
+    total: int
+    begun: int = 0  # chunks sent, or with a receive under way
+    done: int = 0
+    open: deque[MPI.Request] = field(default_factory=deque)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a call."""
+        return -(-self.total // self.chunk)
+
+    def part(self, k: int) -> NDArray[np.uint8]:
+        """Where chunk ``k`` lies."""
+        return self.slots[k % len(self.slots)][: min(self.chunk, self.total - k * self.chunk)]
+
+
+def crossings_of(program: Program, places: Places, window: SharedWindow) -> list[Crossing]:
+    """The ends of channels between nodes that the lanes of ``window.rank`` have.
+
+    Raises:
+        PlanError: if a channel that others read, too, leads to another node.
+    """
+    found: list[Crossing] = []
+    for lane in program.of(window.rank):
+        for c in lane.outs:
+            readers = program.channels[c].readers
+            away = [r for r in readers if r not in window.here]
+            if away and len(readers) > 1:
+                raise PlanError(f"channel {c} has readers {readers} on several nodes; plan again")
+            found += [_crossing(program, places, window, lane, c, r, sends=True) for r in away]
+        for c in lane.ins:
+            writer = program.channels[c].writer
+            if writer not in window.here:
+                found.append(_crossing(program, places, window, lane, c, writer, sends=False))
+    return found
+
+
+def _crossing(
+    program: Program, places: Places, window: SharedWindow, lane: Lane, c: int, peer: int, *, sends: bool
+) -> Crossing:
+    kind = (accumulator_of if program.channels[c].partial else dtype_of)(program.call.dtype)
+    starts = [places.slots[c] + k * places.strides[c] for k in range(program.depth)]
+    slots = [window.bytes[at : at + program.chunk * kind.itemsize] for at in starts]
+    tail = places.tails[c][peer if sends else window.rank]
+    chunk = program.chunk_of(lane) * kind.itemsize
+    return Crossing(sends, peer, FIRST_CHANNEL + c, places.heads[c], tail, slots, chunk, lane.count * kind.itemsize)
+
+
+class Net:
+    """This rank's messages to and from other nodes; opened and closed by all ranks together.
+
+    Args:
+        comm: all ranks; a copy of it carries the messages.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, window: SharedWindow) -> None:
+        self.comm = comm.Dup()
+        self.window = window
+        firsts: list[int] = self.comm.allgather(window.here[0])
+        self.away = [r for r in range(window.n) if r not in window.here]
+        self._nodes = {first: [r for r in self.away if firsts[r] == first] for first in sorted(set(firsts))}
+        del self._nodes[window.here[0]]
+        self._told = 0  # the last call that the other nodes have heard of from here
+        self._sent: list[tuple[MPI.Request, Any]] = []
+        self._calls: dict[int, tuple[MPI.Request, NDArray[np.uint8]]] = {}
+        if window.rank == window.here[0]:
+            self._calls = {first: self._listen(first, CALLS, CALLS_BYTES) for first in self._nodes}
+        self._words: tuple[MPI.Request, NDArray[np.uint8]] | None = self._listen(MPI.ANY_SOURCE, WORDS_TAG, RECORD)
+        self._cried = False
+
+    def _listen(self, source: int, tag: int, room: int) -> tuple[MPI.Request, NDArray[np.uint8]]:
+        buffer = np.empty(room, np.uint8)
+        return self.comm.Irecv(buffer, source, tag), buffer
+
+    # ---- meeting
+
+    def turn(self, seq: int) -> bool:
+        """Hear what was said, and pass on which call the ranks of this node are in; returns whether anything moved.
+
+        Raises:
+            PeerLost: if MPI says that a rank elsewhere has failed.
+        """
+        try:
+            self.hear()
+            return self._tell(seq) | bool(sum(self._told_by(first) for first in self._calls))
+        except MPI.Exception as error:
+            raise self._lost(error) from error
+
+    def met(self, seq: int) -> bool:
+        """Whether the other nodes know that all ranks of this one are in call ``seq``; the first rank tells them."""
+        return not self._calls or self._told >= seq
+
+    def _tell(self, seq: int) -> bool:
+        window = self.window
+        if not self._calls or self._told >= seq or any(int(window.seqs[r]) < seq for r in window.here):
+            return False
+        texts: dict[int, bytes] = {}
+        prints = [int(window.words[window.record(r, seq) // 8]) for r in window.here]
+        for r, mark in zip(window.here, prints, strict=True):
+            texts.setdefault(mark, window.read(window.record(r, seq)))
+        room = CALLS_BYTES // 2 // len(texts)
+        known = [(mark, text[:room]) for mark, text in texts.items()]
+        order = list(texts)
+        self._send(msgspec.msgpack.encode(_Calls(seq, known, [order.index(p) for p in prints])), self._nodes, CALLS)
+        self._told = seq
+        return True
+
+    def _told_by(self, first: int) -> bool:
+        """Write down what another node's ranks call."""
+        request, buffer = self._calls[first]
+        status = MPI.Status()
+        if not request.Test(status):
+            return False
+        told = msgspec.msgpack.decode(buffer[: status.Get_count(MPI.BYTE)].tobytes(), type=_Calls)
+        self._calls[first] = self._listen(first, CALLS, CALLS_BYTES)
+        window = self.window
+        for r, which in zip(self._nodes[first], told.of, strict=True):
+            mark, text = told.texts[which]
+            at = window.record(r, told.seq)
+            window.words[at // 8] = mark
+            window.write(at, text)
+        if window.fence:
+            window.fence()
+        for r in self._nodes[first]:
+            window.done[r] = told.seq  # it uses no slot of this node
+            window.seqs[r] = told.seq
+        return True
+
+    # ---- chunks
+
+    def move(self, crossings: list[Crossing], base: int) -> bool:
+        """Send and receive what can be, in a call whose flags count from ``base``; returns whether anything moved.
+
+        Raises:
+            PeerLost: if MPI says that a rank elsewhere has failed.
+        """
+        try:
+            return bool(sum(self._move(x, base) for x in crossings))
+        except MPI.Exception as error:
+            raise self._lost(error) from error
+
+    def _move(self, x: Crossing, base: int) -> bool:
+        words, before = self.window.words, (x.begun, x.done)
+        while x.open and x.open[0].Test():
+            x.open.popleft()
+            x.done += 1
+        if x.done > before[1]:
+            if self.window.fence:
+                self.window.fence()
+            words[x.tail if x.sends else x.head] = base + x.done
+        ready = int(words[x.head]) - base if x.sends else max(int(words[x.tail]) - base, 0) + len(x.slots)
+        while x.begun < min(ready, x.chunks):
+            start = self.comm.Isend if x.sends else self.comm.Irecv
+            x.open.append(start(x.part(x.begun), x.peer, x.tag))
+            x.begun += 1
+        return (x.begun, x.done) != before
+
+    # ---- last words
+
+    def cry(self, words: bytes) -> None:
+        """Tell every rank elsewhere why this one gave up. Safe to call twice."""
+        if not self._cried:
+            self._cried = True
+            self._say(words[: RECORD - 16])
+
+    def leave(self) -> None:
+        """Tell every rank elsewhere that this one takes part in no call any more."""
+        self._say(LEFT)
+
+    def hear(self) -> None:
+        """Write down the last words of ranks elsewhere, and who has left."""
+        window, status = self.window, MPI.Status()
+        while self._words is not None and self._words[0].Test(status):
+            said = self._words[1][: status.Get_count(MPI.BYTE)].tobytes()
+            self._words = self._listen(MPI.ANY_SOURCE, WORDS_TAG, RECORD)
+            if said == LEFT:
+                window.lefts[status.source] = 1
+            elif not int(window.abort[0]):
+                window.write(window.last_words(status.source), said)
+                if window.fence:
+                    window.fence()
+                window.abort[0] = 1 + status.source
+
+    def _say(self, words: bytes) -> None:
+        """Say it to every rank elsewhere, as far as they can be reached."""
+        try:
+            self._send(words, self.away, WORDS_TAG)
+        except MPI.Exception as error:
+            self._words = None  # MPI has given up, too: who waits will find out by its deadline
+            self.deaf = str(error)
+
+    def _send(self, words: bytes, to: Any, tag: int) -> None:
+        self._sent = [(request, body) for request, body in self._sent if not request.Test()]
+        self._sent += [(self.comm.Isend([words, MPI.BYTE], r, tag), words) for r in to]
+
+    def _lost(self, error: MPI.Exception) -> PeerLost:
+        return PeerLost(
+            f"rank {self.window.rank}: MPI cannot reach a rank of another node: {error}; start the job again"
+        )
+
+    def close(self) -> None:
+        """Free the messages' communicator, after a last call in which all ranks met; collective."""
+        MPI.Request.Waitall([request for request, _ in self._sent])
+        for request, _ in [*self._calls.values(), *([self._words] if self._words else [])]:
+            request.Cancel()
+            request.Wait()
+        self.comm.Free()
