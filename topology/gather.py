@@ -2,8 +2,9 @@
 
 The communicator is handed in; nothing here imports MPI. The exchanges: who shares a node with
 whom, the parts (with the copy rate, measured while all ranks of a node copy at once through
-memory that they share), and the topology, which rank 0 builds and every rank checks. A rank that fails takes part in
-the exchange all the same and sends its error, so that all ranks raise and none hangs.
+memory that they share, and the rate between nodes), and the topology, which rank 0 builds and
+every rank checks. A rank that fails takes part in the exchange all the same and sends its error,
+so that all ranks raise and none hangs.
 
 CPU ranks of a node share one memory that all of them read: a ``memory`` switch with a link
 each way for every rank. Two ranks are on one node if the launcher says so (``node_comm``), and
@@ -29,6 +30,7 @@ from .gpu import GpuFacts
 from .gpus import from_gpus
 from .machines import CPU_MBPS, NET_MBPS
 from .model import Device, Link, Origin, Switch, Topology
+from .wire import Messages, even_out, net_rate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,12 +49,8 @@ _SECONDS = 0.03
 _MAX_THREADS = 32  # of one process that copy at once; with more, the interpreter's lock is what they measure
 
 
-class Comm(Protocol):
-    """What is asked of a communicator: mpi4py's lower-case methods."""
-
-    @property
-    def rank(self) -> int:
-        """This process's number."""
+class Comm(Messages, Protocol):
+    """What is asked of a communicator: mpi4py's lower-case methods, and messages if there are several nodes."""
 
     def allgather(self, sendobj: Any, /) -> list[Any]:
         """Everybody's object, in rank order."""
@@ -70,6 +68,7 @@ class Part(Value, frozen=True):
     cores: tuple[int, ...]
     copy_mbps: int | None = None
     leader: int = 0
+    net_mbps: int | None = None  # of the leader: its node's, to and from the network
 
 
 class _Message(Value, frozen=True):
@@ -166,13 +165,17 @@ def exchange(comm: Comm, node_comm: Comm, *, measure: bool = True) -> tuple[Part
     part = _attempt(this_process)
     ranks = node_comm.allgather(comm.rank)
     rate = _measured(comm.rank, ranks, node_comm) if measure else None
+    firsts = sorted(set(comm.allgather(min(ranks))))
+    net = _attempt(lambda: net_rate(comm, firsts)) if measure else None
 
     def own_part() -> Part:
         if isinstance(part, Exception):
             raise part
         if isinstance(rate, Exception):
             raise rate
-        return msgspec.structs.replace(part, copy_mbps=rate, leader=min(ranks))
+        if isinstance(net, Exception):
+            raise net
+        return msgspec.structs.replace(part, copy_mbps=rate, leader=min(ranks), net_mbps=net)
 
     own = _attempt(own_part)
     message = _Message(error=_text_of(own)) if isinstance(own, Exception) else _Message(part=own)
@@ -295,6 +298,10 @@ def cpu_topology(parts: Sequence[Part]) -> Topology:
     facts: list[str] = []
     n, several = len(parts), len(members) > 1
     net = n + len(members)
+    measured = [parts[ranks[0]].net_mbps for ranks in members]
+    known = [mbps for mbps in measured if mbps is not None]
+    wires: list[int] = even_out(known) if len(known) == len(members) else [NET_MBPS] * len(members)
+    net_origin: Origin = "measured" if len(known) == len(members) else "table"
     for node, ranks in enumerate(members):
         memory = n + node
         rate, origin = _node_rate([parts[r].copy_mbps for r in ranks])
@@ -302,7 +309,7 @@ def cpu_topology(parts: Sequence[Part]) -> Topology:
             devices[rank] = Device("cpu", node, index, host=parts[rank].host)
             links += [Link(rank, memory, "memory", 1, rate, origin), Link(memory, rank, "memory", 1, rate, origin)]
         if several:
-            links += [Link(memory, net, "net", 1, NET_MBPS), Link(net, memory, "net", 1, NET_MBPS)]
+            links += [Link(a, b, "net", 1, wires[node], net_origin) for a, b in ((memory, net), (net, memory))]
         cores = len({c for r in ranks for c in parts[r].cores})
         facts.append(
             f"{parts[ranks[0]].host}: {_count(len(ranks), 'rank')} on {_count(cores, 'core')}, "
@@ -311,7 +318,10 @@ def cpu_topology(parts: Sequence[Part]) -> Topology:
     switches = [Switch("memory", node, f"memory@{node}" if several else "memory") for node in range(len(members))]
     if several:
         switches.append(Switch("net", -1, "network"))
-        facts.append(f"between nodes {NET_MBPS / 1000:g} GB/s assumed, not measured")
+        rates = ", ".join(f"{mbps / 1000:g}" for mbps in (wires if len(set(wires)) > 1 else wires[:1]))
+        facts.append(
+            f"between nodes {rates} GB/s {'measured' if net_origin == 'measured' else 'assumed, not measured'}"
+        )
     return Topology(
         name=f"cpu:{n}" + (f" on {len(members)} nodes" if several else ""),
         devices=tuple(devices[r] for r in range(n)),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import queue
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +20,7 @@ from hypothesis import strategies as st
 from blinkmpi.errors import BlinkError, FormatError, RemoteError, TopologyError
 from blinkmpi.topology import Part, Topology, exchange, gather
 from blinkmpi.topology.gather import SLOT_BYTES, copy_test, cpu_topology, page_aligned, this_process
+from blinkmpi.topology.wire import ROUNDS, even_out, net_rate, opponents
 
 MODULE = importlib.import_module("blinkmpi.topology.gather")
 HERE = threading.local()
@@ -31,6 +37,8 @@ class Group:
     def __post_init__(self) -> None:
         self.slots = [None] * self.size
         self.barrier = threading.Barrier(self.size)
+        pairs = product(range(self.size), repeat=2)
+        self.messages: dict[tuple[int, int], queue.Queue[bytes]] = {pair: queue.Queue() for pair in pairs}
 
 
 @dataclass
@@ -49,6 +57,11 @@ class ThreadComm:
 
     def bcast(self, obj: Any, root: int, /) -> Any:
         return self.allgather(obj)[root]
+
+    def Sendrecv(self, sendbuf: Any, dest: int, _tag: int, recvbuf: Any, source: int, _other: int, /) -> None:
+        self.group.messages[self.rank, dest].put(bytes(sendbuf[:1]))
+        self.group.messages[source, self.rank].get(timeout=WAIT_SECONDS)
+        time.sleep(0.01 if {self.rank, dest} <= {0, 4} else 0.04)
 
 
 def on_ranks(
@@ -128,7 +141,7 @@ def test_unmeasured_takes_the_table() -> None:
 
 @pytest.mark.parametrize("nodes", [[0, 0, 1, 1], [0, 1, 0, 1], [1, 0, 0, 0]])
 def test_the_launchers_nodes_are_joined_by_an_assumed_network(nodes: list[int]) -> None:
-    made = only_one(on_ranks(nodes, gather))
+    made = only_one(on_ranks(nodes, lambda c, n: gather(c, n, measure=False)))
     first_seen = list(dict.fromkeys(nodes))
     assert [d.node for d in made.devices] == [first_seen.index(n) for n in nodes]
     assert [d.index for d in made.devices] == [nodes[:r].count(n) for r, n in enumerate(nodes)]
@@ -249,3 +262,51 @@ def test_two_ranks_share_a_memory_if_launcher_and_place_agree(given_parts: list[
             (rate,) = rates
             mean = sum(k for k in known if k) / len(known)
             assert abs(rate - mean) <= max(1, 0.06 * mean), "two digits of the mean"
+
+
+# ---------------------------------------------------------------- between nodes
+
+
+@given(st.integers(2, 40))
+def test_in_every_round_each_node_has_one_other(n: int) -> None:
+    rounds = [opponents(i, n) for i in range(n)]
+    for i, mine in enumerate(rounds):
+        assert len(set(mine)) == len(mine)
+        assert i not in mine
+        assert all(i in rounds[j] for j in mine)
+        assert len(mine) >= min(n - 1, ROUNDS - n % 2)
+
+
+def test_rates_that_are_alike_are_one() -> None:
+    assert even_out([98, 1021, 103, 24]) == [100, 1000, 100, 24]
+    assert even_out([91, 100, 84]) == [95, 95, 84]
+    assert even_out([3]) == [3]
+
+
+def test_the_best_of_all_rounds_is_a_nodes_rate() -> None:
+    firsts = [0, 4, 7]
+    group = Group(8)
+    with ThreadPoolExecutor(3) as pool:
+        fast, also, slow = pool.map(lambda r: net_rate(ThreadComm(group, r), firsts), firsts)
+    assert net_rate(ThreadComm(group, 1), firsts) is None
+    assert net_rate(ThreadComm(group, 0), [0]) is None
+    assert 1.5 * (slow or 0) < min(fast or 0, also or 0) < 500  # 4 MiB in 10 ms, and in 40
+
+
+def test_measured_wires_are_in_the_machine() -> None:
+    parts = [
+        Part("a", 1, "a", (0,), 5000, 0, 99),
+        Part("a", 2, "a", (1,), 5000, 0),
+        Part("b", 3, "b", (0,), 5000, 2, 24),
+    ]
+    made = cpu_topology(parts)
+    wires = {(k.src, k.dst): (k.mbps, k.origin) for k in made.links if k.kind == "net"}
+    assert wires == {
+        (3, 5): (99, "measured"),
+        (5, 3): (99, "measured"),
+        (4, 5): (24, "measured"),
+        (5, 4): (24, "measured"),
+    }
+    assert "between nodes 0.099, 0.024 GB/s measured" in made.source
+    unknown = cpu_topology([msgspec.structs.replace(part, net_mbps=None) for part in parts])
+    assert {k.origin for k in unknown.links if k.kind == "net"} == {"table"}

@@ -1,0 +1,81 @@
+"""What goes between nodes, measured: their first ranks exchange messages, two by two (Blink section 3, "probe").
+
+In each round every node has one other; what it reaches with the best of them counts as the rate of its own link to the
+network, both ways at once. Nodes whose rates are almost equal get one: noise would make a needlessly uneven plan that
+changes from run to run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+ROUNDS = 8  # others that a node tries, of however many
+BYTES = 4 << 20
+ALIKE = 0.85  # rates within this factor of the fastest of a group are one
+
+
+class Messages(Protocol):
+    """What is asked of a communicator: mpi4py's method for buffers."""
+
+    @property
+    def rank(self) -> int:
+        """This process's number."""
+
+    def Sendrecv(self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int, /) -> None:
+        """Send one buffer and receive another."""
+
+
+def net_rate(comm: Messages, firsts: Sequence[int]) -> int | None:
+    """MB/s of this rank's node to and from the network; None for ranks that are not the first of a node.
+
+    Args:
+        firsts: the first ranks of all nodes, ascending, all of which call this.
+    """
+    if comm.rank not in firsts or len(firsts) < 2:
+        return None
+    import numpy as np
+
+    here, vector = firsts.index(comm.rank), np.ones(2 * BYTES, np.uint8)
+    best = 0.0
+    for peer in opponents(here, len(firsts)):
+        for _ in range(2):  # the first opens the connection
+            since = time.perf_counter()
+            comm.Sendrecv(vector[:BYTES], firsts[peer], 0, vector[BYTES:], firsts[peer], 0)
+            best = max(best, BYTES / (time.perf_counter() - since) / 1e6)
+    return max(1, round(best))
+
+
+def opponents(here: int, n: int) -> list[int]:
+    """Whom number ``here`` of ``n`` meets in each round, where everybody has at most one other.
+
+    >>> [opponents(i, 4) for i in range(4)]
+    [[3, 1, 2], [2, 0, 3], [1, 3, 0], [0, 2, 1]]
+    """
+    circle = n - 1 + n % 2  # an odd number; all but the last sit in it, who meets the last one changes
+    found: list[int] = []
+    for turn in range(min(circle, ROUNDS)):
+        middle = turn * (circle + 1) // 2 % circle
+        peer = middle if here == circle else circle if here == middle else (turn - here) % circle
+        if peer < n:  # else a round's break
+            found.append(peer)
+    return found
+
+
+def even_out(rates: Sequence[int]) -> list[int]:
+    """One rate for nodes that are almost alike, their mean; all to two digits.
+
+    >>> even_out([1021, 98, 103, 24])
+    [1000, 100, 100, 24]
+    """
+    order = sorted(range(len(rates)), key=lambda i: -rates[i])
+    found = list(rates)
+    while order:
+        group = [i for i in order if rates[i] >= ALIKE * rates[order[0]]]
+        order = order[len(group) :]
+        mean = sum(rates[i] for i in group) // len(group)
+        unit = 10 ** max(0, len(str(mean)) - 2)
+        for i in group:
+            found[i] = max(1, (mean + unit // 2) // unit * unit)
+    return found
