@@ -109,7 +109,7 @@ class Lane(Value, frozen=True):
 
 
 class Program(Value, frozen=True, dict=True):
-    """All lanes of all ranks for one call."""
+    """All lanes of all ranks for one call; or those of one node, with the elements of the job's ``longest`` lane."""
 
     call: Call
     scheme: str
@@ -117,6 +117,7 @@ class Program(Value, frozen=True, dict=True):
     depth: int
     channels: tuple[Channel, ...]
     lanes: tuple[Lane, ...]
+    longest: int = 0
 
     def of(self, rank: int) -> tuple[Lane, ...]:
         """The lanes of ``rank``."""
@@ -125,7 +126,8 @@ class Program(Value, frozen=True, dict=True):
     @cached_property
     def steps(self) -> int:
         """Chunks of the longest lane."""
-        return -(-max((lane.count for lane in self.lanes), default=0) // self.chunk)
+        longest = self.longest or max((lane.count for lane in self.lanes), default=0)
+        return -(-longest // self.chunk)
 
     def chunk_of(self, lane: Lane) -> int:
         """Elements that ``lane`` moves in one step, at most ``chunk``.

@@ -22,7 +22,7 @@ from .errors import ArgumentError, PlanError
 from .numerics import Array, accumulator_of, check_op, dtype_of, fold
 from .plan import nbytes_of
 from .program import REDUCTIONS, Call, Lane, Program
-from .topology.model import Link, Topology
+from .topology.model import Link, LinkKind, Topology
 from .trees.tree import Packing
 
 # Seconds that a chunk needs from one rank to the next besides its transfer: write, flag, poll.
@@ -143,8 +143,9 @@ def price(program: Program, packing: Packing, topology: Topology) -> Price:
     decides. A slot is free again when its chunk has been passed on. Folding itself costs nothing.
 
     Where ranks share a memory, work is on the cores: a step passes its bytes through its rank's core, once for a copy
-    and m - 1 times for a fold of m operands, at the rate of the rank's link to the memory, one step at a time. As in
-    the bounds, what a rank only copies from its own send to its own receive buffer is free: in place it need not.
+    and m - 1 times for a fold of m operands, at the rate of the rank's link to the memory, one step at a time; what
+    leaves for another node then crosses the links of the network. As in the bounds, what a rank only copies from its
+    own send to its own receive buffer is free: in place it need not.
 
     Vectors of more than :data:`MAX_CHUNKS` chunks in a lane (fewer where there are many lanes) are simulated at two
     smaller sizes and extrapolated along the line through both: the pipeline is in its steady state there. The result is
@@ -203,7 +204,7 @@ class _Model:
         ]
         cores = {r: self._core(r) for r in range(topology.n)} if _on_cores(packing, topology) else {}
         self.transfers = [
-            ((self._work(i, cores[lane.rank]),) if lane.ins or lane.outs else ())
+            (self._work(i, cores[lane.rank], reader) if lane.ins or lane.outs else ())
             if cores
             else self._crossings(lane, reader)
             for i, lane in enumerate(program.lanes)
@@ -224,24 +225,32 @@ class _Model:
         self.load[key] += seconds
         return self._numbers.setdefault(key, len(self._numbers)), seconds / count
 
-    def _work(self, i: int, core: Link) -> _Transfer:
-        """What lane ``i`` costs its rank's core."""
+    def _work(self, i: int, core: Link, reader: dict[tuple[int, int], int]) -> tuple[_Transfer, ...]:
+        """What lane ``i`` costs its rank's core, and the network where its chunks go to other nodes."""
         lane, call = self.program.lanes[i], self.program.call
         partial = call.collective in REDUCTIONS and lane.way != "down"
         width = (accumulator_of if partial else dtype_of)(call.dtype).itemsize
         passes = max(1, len(lane.fold) - 1)
-        return _Transfer((self._on(core, passes * width * lane.count, lane.count),), LATENCY["memory"], self.sinks[i])
+        work = self._on(core, passes * width * lane.count, lane.count)
+        away = [x for x in self._crossings(lane, reader, kind="net") if x.links]
+        if len(away) == 1 == len(self.sinks[i]):  # to the network alone, after the core
+            return (_Transfer((work, *away[0].links), away[0].latency, away[0].sinks),)
+        sinks = tuple(sink for sink in self.sinks[i] if not any(sink in x.sinks for x in away))
+        return (_Transfer((work,), LATENCY["memory"], sinks), *away)
 
-    def _crossings(self, lane: Lane, reader: dict[tuple[int, int], int]) -> tuple[_Transfer, ...]:
-        """The ways of a lane's chunk to each rank that reads it."""
+    def _crossings(
+        self, lane: Lane, reader: dict[tuple[int, int], int], kind: LinkKind | None = None
+    ) -> tuple[_Transfer, ...]:
+        """The ways of a lane's chunk to each rank that reads it, or what of them is on links of one kind."""
         found = []
         for c in lane.outs:
             channel = self.program.channels[c]
             width = (accumulator_of if channel.partial else dtype_of)(self.program.call.dtype).itemsize
             for rank in channel.readers:
                 links = self._path(channel.tree, lane.rank, rank)
+                links = [k for k in links if kind in (None, k.kind)]
                 booked = tuple(self._on(link, width * lane.count, lane.count) for link in links)
-                found.append(_Transfer(booked, max(LATENCY[k.kind] for k in links), (reader[c, rank],)))
+                found.append(_Transfer(booked, max((LATENCY[k.kind] for k in links), default=0.0), (reader[c, rank],)))
         return tuple(found)
 
     def _path(self, number: int, src: int, dst: int) -> list[Link]:

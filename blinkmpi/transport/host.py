@@ -28,6 +28,7 @@ from . import native
 from .agree import agree_on_cma, agree_on_runner
 from .cma import Lent, lent_channels
 from .net import Crossing, Net, crossings_of
+from .parts import Far, part_of
 from .records import Rows, rows_of
 from .runner import NumpyLane, Outcome, Turn, enter_numpy, step_numpy, turns
 from .slots import SlotStyle
@@ -48,7 +49,7 @@ RunnerName = Literal["c", "numpy"]
 
 @dataclass
 class Loaded:
-    """A program as one rank executes it."""
+    """A program, as far as it is this node's, as one rank executes it."""
 
     program: Program
     lanes: tuple[Lane, ...]
@@ -56,6 +57,7 @@ class Loaded:
     rows: Rows
     code: NDArray[np.int64]  # the rows as runner.c has them
     job: native.Job
+    far: dict[int, Far]  # channels to other nodes
     code_at: int = 0
     lends: tuple[bool, bool] = (False, False)  # whether others read this rank's send, its receive buffer
     lent: dict[int, Lent] = field(default_factory=dict)  # channels that are read from their writers' buffers
@@ -124,7 +126,8 @@ class HostTransport:
         Args:
             road: ``slots`` or ``cma``, the same on every rank; cma where ``no_cma`` is empty.
         """
-        call = program.call
+        part = part_of(program, self.window.here)
+        program, call = part.program, program.call
         item, acc = dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize
         places = Places(program, self.window, item, acc, NUMPY_SHIFT if self.runner == "numpy" else 0)
         lanes = program.of(self.rank)
@@ -133,12 +136,12 @@ class HostTransport:
         known = codes is not None or not (widened or any(len(lane.fold) > 1 or lane.final for lane in lanes))
         lent = lent_channels(program) if road == "cma" and not self.no_cma else {}
         rows = rows_of(program, places, self.window, lent, item)
-        loaded = Loaded(program, lanes, places, rows, np.array(rows.words, np.int64), native.Job(), lent=lent)
+        loaded = Loaded(program, lanes, places, rows, np.array(rows.words, np.int64), native.Job(), part.far, lent=lent)
         if self.native and known:
             loaded.runner = "c"
         else:
             loaded.steps = [NumpyLane(lane, program, places, self.window, self.rank) for lane in lanes]
-        loaded.crossings = crossings_of(program, places, self.window) if self.net else []
+        loaded.crossings = crossings_of(part, places, self.window)
         job = loaded.job
         dtype, op = codes or (0, 0)
         job.lanes, job.dtype, job.op, job.item, job.acc = len(rows.lanes), dtype, op, item, acc
@@ -475,9 +478,12 @@ class HostTransport:
             for c in () if waits else lane.ins:
                 at_once = c in loaded.lent and loaded.lent[c].buffer == "send"
                 if not at_once and int(words[places.heads[c]]) < want:
-                    found.setdefault(loaded.program.channels[c].writer, where)
+                    found.setdefault(
+                        loaded.far[c].rank if c in loaded.far else loaded.program.channels[c].writer, where
+                    )
             for c in lane.outs:
-                for reader, tail in places.tails[c].items():
+                for near, tail in places.tails[c].items():
+                    reader = loaded.far[c].rank if c in loaded.far else near
                     if waits and c in loaded.lent and int(words[tail]) < want:
                         found.setdefault(reader, f"its reading of {where}")
                     if not waits and c not in loaded.lent and k >= depth and int(words[tail]) < want - depth:

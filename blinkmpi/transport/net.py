@@ -15,6 +15,7 @@ Nothing here waits: :meth:`Net.turn` does what can be done and returns.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +24,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ..errors import PeerLost, PlanError
+from ..errors import PeerLost
 from ..numerics import accumulator_of, dtype_of
-from ..program import Lane, Program
+from .parts import Part
 from .window import RECORD, Places, SharedWindow
 
 CALLS, WORDS_TAG, FIRST_CHANNEL = 1, 2, 16  # tags
@@ -43,16 +44,22 @@ class _Calls(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Crossing:
-    """One end of a channel between nodes, and how far it is in the current call."""
+    """One end of a channel between nodes, and how far it is in the current call.
+
+    Of the channel's chunks it carries every ``stride``-th, from number ``first`` on.
+    """
 
     sends: bool
     peer: int
     tag: int
-    head: int  # places of the flags, in words of the window
+    flags: NDArray[np.uint64]
+    head: int  # places among the flags
     tail: int
-    slots: list[NDArray[np.uint8]]
+    slots: Sequence[Any]  # buffers as MPI takes them, of bytes
     chunk: int  # bytes of a chunk, and of all
     total: int
+    first: int = 0
+    stride: int = 1
     begun: int = 0  # chunks sent, or with a receive under way
     done: int = 0
     open: deque[MPI.Request] = field(default_factory=deque)
@@ -60,43 +67,29 @@ class Crossing:
     @property
     def chunks(self) -> int:
         """Chunks of a call."""
-        return -(-self.total // self.chunk)
+        return max(0, -(-(-(-self.total // self.chunk) - self.first) // self.stride))
 
-    def part(self, k: int) -> NDArray[np.uint8]:
-        """Where chunk ``k`` lies."""
-        return self.slots[k % len(self.slots)][: min(self.chunk, self.total - k * self.chunk)]
+    def part(self, i: int) -> Any:
+        """Where the ``i``-th of them lies."""
+        at = (self.first + i * self.stride) * self.chunk
+        return self.slots[i % len(self.slots)][: min(self.chunk, self.total - at)]
 
 
-def crossings_of(program: Program, places: Places, window: SharedWindow) -> list[Crossing]:
-    """The ends of channels between nodes that the lanes of ``window.rank`` have.
-
-    Raises:
-        PlanError: if a channel that others read, too, leads to another node.
-    """
-    found: list[Crossing] = []
+def crossings_of(part: Part, places: Places, window: SharedWindow) -> list[Crossing]:
+    """The ends of channels between nodes that the lanes of ``window.rank`` have."""
+    program, found = part.program, []
     for lane in program.of(window.rank):
-        for c in lane.outs:
-            readers = program.channels[c].readers
-            away = [r for r in readers if r not in window.here]
-            if away and len(readers) > 1:
-                raise PlanError(f"channel {c} has readers {readers} on several nodes; plan again")
-            found += [_crossing(program, places, window, lane, c, r, sends=True) for r in away]
-        for c in lane.ins:
-            writer = program.channels[c].writer
-            if writer not in window.here:
-                found.append(_crossing(program, places, window, lane, c, writer, sends=False))
+        for c in (*lane.ins, *lane.outs):
+            if c not in part.far:
+                continue
+            kind = (accumulator_of if program.channels[c].partial else dtype_of)(program.call.dtype)
+            starts = [places.slots[c] + k * places.strides[c] for k in range(program.depth)]
+            slots = [window.bytes[at : at + program.chunk * kind.itemsize] for at in starts]
+            chunk, total = program.chunk_of(lane) * kind.itemsize, lane.count * kind.itemsize
+            to, tag = part.far[c].rank, FIRST_CHANNEL + part.far[c].channel
+            head, tail = places.heads[c], places.tails[c][window.rank]
+            found.append(Crossing(c in lane.outs, to, tag, window.words, head, tail, slots, chunk, total))
     return found
-
-
-def _crossing(
-    program: Program, places: Places, window: SharedWindow, lane: Lane, c: int, peer: int, *, sends: bool
-) -> Crossing:
-    kind = (accumulator_of if program.channels[c].partial else dtype_of)(program.call.dtype)
-    starts = [places.slots[c] + k * places.strides[c] for k in range(program.depth)]
-    slots = [window.bytes[at : at + program.chunk * kind.itemsize] for at in starts]
-    tail = places.tails[c][peer if sends else window.rank]
-    chunk = program.chunk_of(lane) * kind.itemsize
-    return Crossing(sends, peer, FIRST_CHANNEL + c, places.heads[c], tail, slots, chunk, lane.count * kind.itemsize)
 
 
 class Net:
@@ -193,7 +186,7 @@ class Net:
             raise self._lost(error) from error
 
     def _move(self, x: Crossing, base: int) -> bool:
-        words, before = self.window.words, (x.begun, x.done)
+        words, before = x.flags, (x.begun, x.done)
         while x.open and x.open[0].Test():
             x.open.popleft()
             x.done += 1

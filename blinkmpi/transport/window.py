@@ -177,10 +177,6 @@ class SharedWindow:
 class Places:
     """Where each channel of a program has its flags and slots; the same on every rank of a node.
 
-    A channel between nodes has them twice: where it is written, with a tail that the writer itself moves on as it has
-    sent, and where it is read, with a head that the reader moves on as it has received. What does not concern the node
-    has head -1.
-
     Args:
         shift: bytes by which slots lie past a multiple of the line.
 
@@ -189,30 +185,23 @@ class Places:
     """
 
     def __init__(self, program: Program, window: SharedWindow, itemsize: int, acc_itemsize: int, shift: int) -> None:
-        n = program.call.n
+        n = window.n
         written, read, used = [0] * n, [0] * n, [shift] * n
         self.heads: list[int] = []
         self.tails: list[dict[int, int]] = []
         self.slots: list[int] = []
         self.strides: list[int] = []
         for channel in program.channels:
-            ours = [r for r in channel.readers if r in window.here]
-            w = channel.writer if channel.writer in window.here else ours[0] if ours else -1
+            w = channel.writer
             stride = (program.chunk * (acc_itemsize if channel.partial else itemsize) + LINE - 1) // LINE * LINE
-            self.strides.append(stride)
-            if w < 0:
-                self.heads.append(-1)
-                self.slots.append(-1)
-                self.tails.append({})
-                continue
             self.heads.append(window.head(w, written[w]))
             self.slots.append(window.arena(w) + used[w])
-            rows = {r: r if r in window.here else w for r in channel.readers}
-            self.tails.append({r: window.tail(row, read[row]) for r, row in rows.items()})
+            self.strides.append(stride)
+            self.tails.append({r: window.tail(r, read[r]) for r in channel.readers})
             written[w] += 1
             used[w] += stride * program.depth
-            for row in rows.values():
-                read[row] += 1
+            for r in channel.readers:
+                read[r] += 1
         if max(written, default=0) > HEADS or max(read, default=0) > TAILS:
             raise PlanError(f"a rank would write {max(written)} and read {max(read)} channels; at most {HEADS} fit: "
                             "use a scheme with fewer trees")  # fmt: skip
