@@ -26,12 +26,15 @@ SETTINGS = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "OMP_NUM_THREADS": "1",
+    "OMPI_MCA_btl": "^ofi",
+    "OMPI_MCA_osc": "^ucx",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PYTHONUNBUFFERED": "1",
 }
 TABLE_CHARACTERS = 8_000
 TAIL_CHARACTERS = 600  # of a failed step's output
+START_SECONDS = 30.0
 FEWEST_SECONDS = 10.0  # a step with less than this left is not started
 
 
@@ -62,8 +65,11 @@ def steps(n: int, high: str) -> list[Step]:
 
 
 def limits(shares: Sequence[float], left: float) -> float:
-    """Seconds for the first of the steps with these shares: its part of what is left, twice if others are quick."""
-    return min(left, 2 * left * shares[0] / sum(shares))
+    """Seconds for the first of the steps with these shares: its part of what is left, twice if others are quick.
+
+    And time to begin: where nothing is compiled yet and CUDA's files are not in memory, the ranks take ten seconds.
+    """
+    return min(left, max(START_SECONDS, 2 * left * shares[0] / sum(shares)))
 
 
 def command(n: int, words: Sequence[str]) -> list[str]:

@@ -11,13 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 from typing import Any, Protocol, cast
 
 from mpi4py import MPI
 
-from .calls import Prepared, call_key
+from .calls import Prepared
 from .errors import ArgumentError, BlinkError, DeviceError, PeerLost, TopologyError
-from .gpu import Bound, GpuRoad
+from .gpu import Bound, GpuRoad, on_gpu
 from .miad import Miad
 from .plan import Plan
 from .requests import Persistent, Progress, Request
@@ -53,6 +54,7 @@ class Owner(Protocol):
     """What a communicator's engine does for its calls on GPU memory."""
 
     seq: int
+    dead: BaseException | None
 
     def alive(self) -> None:
         """Raise PeerLost if the communicator is dead."""
@@ -74,10 +76,10 @@ class GpuCalls:
     """Calls on GPU memory of one communicator."""
 
     def __init__(self, road: GpuRoad, host: HostTransport, owner: Owner) -> None:
-        self.road, self._host, self._owner = road, host, owner
+        self.road, self._host, self._owner, self._transport = road, host, owner, road.transport
         self.events = Progress()
         self._held: deque[Bound] = deque(maxlen=HELD)  # whose own memory may still be read when they are forgotten
-        self._made: dict[tuple[Any, ...], Bound] = {}  # calls that were made before, by what makes them the same
+        self._made: dict[tuple[Any, ...] | None, Bound] = {}  # calls that were made before, by what makes them the same
 
     def forget(self) -> None:
         """Settle every call anew: buffers were registered, or the plan is another one."""
@@ -87,8 +89,7 @@ class GpuCalls:
 
     def again(self, job: Call, stream: Any) -> bool:
         """Make a call that was made before on the same buffers; False if it was not."""
-        key = gpu_key(job, stream)
-        bound = self._made.get(key) if key is not None else None
+        bound = self._made.get(gpu_key(job, stream))
         if bound is None:
             return False
         self._launch(bound)
@@ -172,11 +173,12 @@ class GpuCalls:
     def _launch(self, bound: Bound) -> None:
         """Enqueue a call that is settled."""
         owner = self._owner
-        owner.alive()
-        if self.road.transport.gave_up:
+        if owner.dead is not None:
+            owner.alive()
+        if self._transport.gave_up:
             self._fail(bound.text)
-        owner.seq += 1
-        self._host.pass_by(owner.seq, on_gpu(bound.text))
+        owner.seq = seq = owner.seq + 1
+        self._host.pass_by(seq, bound.note)
         bound.start()
         if len(bound.keep) > 1:
             self._held.append(bound)
@@ -293,16 +295,27 @@ def gpu_key(job: Call, stream: Any) -> tuple[Any, ...] | None:
     """What makes two calls on CuPy arrays the same launch; None where an argument is something else."""
     cupy = sys.modules["cupy"]
 
-    def of_array(arg: Any) -> tuple[Any, ...] | None:
-        if type(arg) is not cupy.ndarray or not arg.flags.c_contiguous:
-            return None
-        return arg.data.ptr, arg.size, arg.dtype.num
-
-    key = call_key(job.prepare, job.args, of_array)
-    if key is None:
+    prepare, array = job.prepare, cupy.ndarray
+    if type(prepare) is not FunctionType:  # a communicator's: it may talk to the peers, and all must do so together
         return None
-    key.append(cupy.cuda.get_current_stream().ptr if stream is None else stream_address(stream))
-    return (*key, stream is None)
+    key: list[Any] = [prepare]
+    for arg in job.args:
+        kind = type(arg)
+        if kind is array:
+            if not arg._c_contiguous:  # which arg.flags.c_contiguous is, in a sixth of the time
+                return None
+            key += arg.data.ptr, arg.size, arg.dtype.num
+        elif arg is None or kind is int or kind is str:
+            key.append(arg)
+        elif kind is MPI.Op:
+            key.append(arg.handle)
+        elif arg is MPI.IN_PLACE:
+            key.append("in place")
+        else:
+            return None
+    if stream is None:
+        return (*key, cupy.cuda.get_current_stream().ptr, True)
+    return (*key, stream_address(stream), False)
 
 
 def stream_address(stream: Any) -> int | None:
@@ -311,11 +324,11 @@ def stream_address(stream: Any) -> int | None:
     Raises:
         ArgumentError: for anything else.
     """
-    if stream is None or isinstance(stream, int):
+    if stream is None or type(stream) is int:
         return stream
     for name in ("ptr", "cuda_stream"):
         found = getattr(stream, name, None)
-        if isinstance(found, int):
+        if type(found) is int:
             return found
     raise ArgumentError(f"stream={stream!r}: expected a CuPy or torch stream, or its address")
 
@@ -336,8 +349,3 @@ def choose_device(local_rank: int, local_size: int) -> int:
             raise DeviceError(f"{local_size} ranks on a node, of whose GPUs this process sees {count}; "
                               "start one rank per GPU")  # fmt: skip
     return CHOSEN[0]
-
-
-def on_gpu(text: str) -> str:
-    """A call on GPU memory, as ranks compare it on the host."""
-    return f"{text} in GPU memory"

@@ -70,7 +70,7 @@ TWOSHOT_BELOW = (
     384 * KIB,
     384 * KIB,
 )  # allreduce, not registered or more than 4 ranks
-DIRECT_BELOW = {"allreduce": 32 * MIB, "reduce": 2 * MIB, "reduce_scatter": 24 * MIB}  # registered; then slots again
+DIRECT_BELOW = {"allreduce": 32 * MIB, "reduce": 8 * MIB, "reduce_scatter": 24 * MIB}  # registered; then slots again
 CHAIN_FROM = {"allreduce": 16 * MIB}  # more than 2 ranks: one peer at a time uses the wire best
 
 
@@ -280,4 +280,8 @@ def _gpu_rules(
     ]
     if road == "direct":
         forced.append(Rule(collective, 0, first, chunk, depth))
-    return [replace(r, reason="BLINKMPI_ALGO") for r in forced]
+    lowest = {kind: min(r.min_bytes for r in forced if r.registered == kind) for kind in {r.registered for r in forced}}
+    return [
+        replace(r, min_bytes=0 if r.min_bytes == lowest[r.registered] else r.min_bytes, reason="BLINKMPI_ALGO")
+        for r in forced
+    ]

@@ -2,14 +2,18 @@
 
 Every candidate runs in a CUDA graph, so that the host's share does not count;
 a time is the median of repeats, each the maximum over ranks, and the candidates
-of a size take turns. The table lies in the cache folder under the machine's
-fingerprint and the GPUs' name; rank 0 reads it when a Communicator is made.
+of a size take turns; those close to the fastest are measured again, longer. Where
+neighbouring sizes have different winners, sizes between them are measured too,
+down to a factor of two, so that no row rests on a size far from it. The table lies in
+the cache folder under the machine's fingerprint and the GPUs' name; rank 0 reads
+it when a Communicator is made.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -27,7 +31,12 @@ from .trees.tree import ROOTED, Collective
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = tuple(1 << k for k in range(10, 31, 2))
-REPEATS = 5
+REPEATS, MORE_REPEATS = 5, 12
+CLOSE = 1.15  # times of the fastest: measured again
+NEAR = 1.5  # likewise: measured at the sizes next to it
+MARGIN = 0.02  # by which a rule must be faster to take the place of the one that serves the size before
+HYBRID_MARGIN = 0.06  # or to load the host's path beside NVLink, where others' traffic may slow it
+FINEST = 2  # the factor between sizes with different winners
 BATCH_S = 0.004  # of one repeat
 CTAS = (16, 32, 64, 128)
 CHUNKS = (32 * KIB, 128 * KIB, 512 * KIB)
@@ -55,14 +64,8 @@ def tune(
     trial = _Trial(comm, road, max(sizes))
     for collective in collectives:
         for registered in (False, True):
-            winners = []
-            for nbytes in sizes:
-                call = _call(collective, road, nbytes, dtype)
-                times = trial.times(call, list(candidates(road, call, registered=registered)), registered=registered)
-                best = min(times, key=lambda rule: times[rule])
-                winners.append((nbytes, best))
-                say(_line(collective, nbytes, registered, times))
-            found += rows(winners, registered=registered)
+            measure = partial(_measured, trial, collective, dtype, registered, say)
+            found += rows(choices(sizes, measure), registered=registered)
     trial.close()
     return tuple(found)
 
@@ -88,6 +91,44 @@ def candidates(road: GpuRoad, call: Call, *, registered: bool) -> Iterator[Rule]
                     yield replace(base, scheme=scheme, chunk_bytes=chunk, ctas=64)
 
 
+def winner(times: Mapping[Rule, float], before: Rule | None = None) -> Rule:
+    """The fastest rule; the one that serves the size before, and any but a hybrid, unless it is slower by a margin."""
+    plain = {rule: t for rule, t in times.items() if rule.scheme != "hybrid"} or dict(times)
+    best = min(plain, key=lambda rule: plain[rule])
+    if before in plain and plain[before] <= plain[best] * (1 + MARGIN):
+        best = before
+    fastest = min(times, key=lambda rule: times[rule])
+    return fastest if times[fastest] * (1 + HYBRID_MARGIN) < times[best] else best
+
+
+def choices(sizes: Sequence[int], measure: Callable[..., dict[Rule, float]]) -> list[tuple[int, Rule]]:
+    """(bytes, winner), ascending: for each of the sizes, and for those between two that have different winners.
+
+    Args:
+        measure: times of the rules, or only of those ``among`` them, for so many bytes.
+    """
+    measured = {nbytes: measure(nbytes) for nbytes in sizes}
+    made: list[tuple[int, Rule]] = []
+
+    def add(nbytes: int) -> None:
+        best = winner(measured[nbytes], made[-1][1] if made else None)
+        if made and best != made[-1][1] and nbytes > FINEST * made[-1][0]:
+            first = made[-1][0]
+            octaves = (nbytes // first).bit_length() - 1
+            between = first << max(1, octaves // 2)
+            if between < nbytes:
+                near = {r for of in (measured[first], measured[nbytes]) for r in of if of[r] <= NEAR * min(of.values())}
+                measured[between] = measure(between, near) or measured[first]
+                add(between)
+                add(nbytes)
+                return
+        made.append((nbytes, best))
+
+    for nbytes in sizes:
+        add(nbytes)
+    return made
+
+
 def rows(winners: Sequence[tuple[int, Rule]], *, registered: bool) -> list[Rule]:
     """The table's rows from the fastest rule at each size: a rule begins half-way (in octaves) from the size before."""
     made: list[Rule] = []
@@ -99,6 +140,23 @@ def rows(winners: Sequence[tuple[int, Rule]], *, registered: bool) -> list[Rule]
             made.append(kept)
         before = nbytes
     return made
+
+
+def _measured(
+    trial: _Trial,
+    collective: Collective,
+    dtype: str,
+    registered: bool,
+    say: Callable[[str], None],
+    nbytes: int,
+    among: Collection[Rule] = (),
+) -> dict[Rule, float]:
+    """Times of the candidates, or only of those ``among`` them, for so many bytes."""
+    call = _call(collective, trial.road, nbytes, dtype)
+    rules = [r for r in candidates(trial.road, call, registered=registered) if not among or r in among]
+    times = trial.times(call, rules, registered=registered)
+    say(_line(collective, nbytes, registered, times))
+    return times
 
 
 class _Trial:
@@ -141,10 +199,17 @@ class _Trial:
                 enqueue()
             graphs[rule] = (self.stream.end_capture(), count)
         samples: dict[Rule, list[float]] = {rule: [] for rule in graphs}
-        for _ in range(REPEATS):
-            for rule, (graph, count) in graphs.items():
-                samples[rule].append(self._once(lambda graph=graph: graph.launch(self.stream)) / count)  # type: ignore[misc]
-        return {rule: statistics.median(of) for rule, of in samples.items()}
+
+        def repeat(times: int, rules: Collection[Rule]) -> dict[Rule, float]:
+            for _ in range(times):
+                for rule in rules:
+                    graph, count = graphs[rule]
+                    samples[rule].append(self._once(lambda graph=graph: graph.launch(self.stream)) / count)  # type: ignore[misc]
+            return {rule: statistics.median(of) for rule, of in samples.items()}
+
+        found = repeat(REPEATS, graphs)
+        close = [rule for rule in graphs if found[rule] <= CLOSE * min(found.values())]
+        return repeat(MORE_REPEATS, close) if len(close) > 1 else found
 
     def _once(self, work: Callable[[], None]) -> float:
         self.comm.Barrier()

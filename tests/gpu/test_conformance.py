@@ -6,6 +6,8 @@ type and operation, which costs more than all the calls: every pair runs on the 
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from mpi4py import MPI
 
@@ -14,8 +16,9 @@ from blinkmpi.numerics import dtype_of
 from blinkmpi.program import Call
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.code import onehop_source
+from blinkmpi.transport.cuda.device import cupy
 from tests.conformance import COLLECTIVES, Case, cases
-from tests.gpu.helpers import DGX1, Pools, at_least, run_all, sizes
+from tests.gpu.helpers import DGX1, Pools, at_least, run_all, sizes, spinner
 from tests.harness import mpi
 
 SIZES = sizes(1, 2, 3, 4, 8)
@@ -99,6 +102,37 @@ def test_roads_and_schemes(comm: MPI.Intracomm) -> None:
             for collective in COLLECTIVES:
                 if collective.removesuffix("_block") in names:
                     run_all(ours, pools, some[collective])
+
+
+@at_least(2)
+@mpi(ranks=sizes(2, 3, 4, 8), timeout=120)
+def test_a_reduce_scatter_in_place(comm: MPI.Intracomm) -> None:
+    """On every road, blocks of one length and of several, while some rank is late and the others wait for it."""
+    cp, n = cupy(), comm.size
+    blinkmpi.Communicator(comm).Free()  # chooses this rank's GPU
+    spin, stream = spinner(), cp.cuda.Stream(non_blocking=True)
+    lengths = [(count,) * n for count in (1, 999, 40_001, 1 << 18, 500_003)]
+    lengths += [tuple(5000 - 100 * r for r in range(n)), tuple(5000 + 100 * r for r in range(n)), (0,) * (n - 1) + (7,)]
+    most = max(map(sum, lengths)) + 1
+    for algo in ("", "direct", "slots"):
+        with blinkmpi.Communicator(comm, algo=f"reduce_scatter:onehop/{algo}" if algo else None) as ours:
+            pools = [ours.empty(most), cp.empty(most, "float32")]
+            base = cp.arange(most, dtype="float32") % 251
+            cp.cuda.runtime.deviceSynchronize()
+            for pool, counts, late in itertools.product(pools, lengths, range(n)):
+                start = sum(counts[: comm.rank])
+                want = n * base[start : start + counts[comm.rank]] + n * (n - 1) // 2
+                for skew in (0, 1):
+                    vector = pool[skew : skew + sum(counts)]
+                    with stream:
+                        vector[...] = base[: vector.size] + comm.rank
+                    spin(stream, 200 if late == comm.rank else 0)
+                    ours.Reduce_scatter(MPI.IN_PLACE, vector, counts, stream=stream)
+                    with stream:
+                        got = vector[: want.size].copy()
+                    stream.synchronize()
+                    where = f"{algo}, registered {pool is pools[0]}, blocks {counts}, rank {late} late, skew {skew}"
+                    assert (got == want).all(), where
 
 
 @at_least(2)

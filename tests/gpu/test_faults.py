@@ -195,8 +195,8 @@ def test_ranks_that_disagree_all_get_an_error(comm: MPI.Intracomm) -> None:
 def test_bad_arguments(comm: MPI.Intracomm) -> None:
     """The same mistake on every rank is everybody's own error, and the communicator lives on."""
     cp = cupy()
-    x, y, host = cp.arange(96, dtype="float32"), cp.full(96, -1, "float32"), np.ones(96, "float32")
-    with blinkmpi.Communicator(comm, timeout=20) as ours:
+    with blinkmpi.Communicator(comm, timeout=20) as ours:  # which chooses this rank's GPU
+        x, y, host = cp.arange(96, dtype="float32"), cp.full(96, -1, "float32"), np.ones(96, "float32")
         wrong: dict[str, tuple[type[BlinkError], Callable[[], object]]] = {
             "no such operation for the type": (BufferTypeError, lambda: ours.Allreduce(x, y, "band")),
             "unknown operation": (ArgumentError, lambda: ours.Allreduce(x, y, "median")),

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from blinkmpi import calls
 from blinkmpi.buffers import DeviceArray, on_device, overlap, parse
 from blinkmpi.errors import ArgumentError, BufferTypeError, DeviceError, PlanError, SettingsError
-from blinkmpi.gpu import PACKETS, GpuRoad
+from blinkmpi.gpu import PACKETS, GpuRoad, inside
 from blinkmpi.gpu_calls import gpu_key, stream_address
 from blinkmpi.numerics import Array, accumulator_of, combine, dtype_of
 from blinkmpi.plan import Plan, Rule, nbytes_of
@@ -26,6 +26,7 @@ from blinkmpi.transport.cuda.arena import ARENA_BYTES, BOX_BYTES, LINE, MAX_RANK
 from blinkmpi.transport.cuda.code import scale
 from blinkmpi.transport.cuda.transport import by_packets, fingerprint, fits_packets, packet_streams, segment
 from blinkmpi.trees.tree import COLLECTIVES, ROOTED, Collective
+from blinkmpi.tune import choices, rows, winner
 from tests.unit.packings import call_of, reference, sends_of
 
 REAL: list[Collective] = [c for c in COLLECTIVES if c != "barrier"]
@@ -273,6 +274,37 @@ def test_what_cannot_be_is_a_settings_error(wanted: str) -> None:
         planned(4, wanted)
 
 
+def test_a_rule_keeps_its_place_unless_another_is_faster_by_a_margin() -> None:
+    one, other = Rule("reduce", 0, "onehop"), Rule("reduce", 0, "onehop", road="direct")
+    hybrid = Rule("reduce", 0, "hybrid")
+    assert winner({one: 1.0, other: 0.99}) == other
+    assert winner({one: 1.0, other: 0.99}, one) == one
+    assert winner({one: 1.0, other: 0.9}, one) == other
+    assert winner({other: 0.9}, one) == other, "a rule that does not fit here any more"
+    assert winner({one: 1.0, hybrid: 0.96}) == one
+    assert winner({one: 1.0, hybrid: 0.96}, hybrid) == one
+    assert winner({one: 1.0, hybrid: 0.9}) == hybrid
+
+
+def test_tune_measures_between_sizes_with_different_winners() -> None:
+    low, high, never = (Rule("reduce", 0, "onehop", chunk) for chunk in (1, 2, 3))
+    asked: list[int] = []
+
+    def measure(nbytes: int, among: Any = ()) -> dict[Rule, float]:
+        asked.append(nbytes)
+        times = {low: float(nbytes), high: 5000.0, never: 1e9}
+        assert not among or among <= times.keys() - {never}
+        return {rule: times[rule] for rule in times if not among or rule in among}
+
+    found = choices([1 << 10, 1 << 14, 1 << 18], measure)
+    assert [size for size, _ in found] == sorted(asked)
+    assert dict(found) == {size: low if size < 5000 else high for size in asked}
+    assert 1 << 12 in asked
+    assert 1 << 13 in asked
+    assert 1 << 16 not in asked, "alike on both sides"
+    assert [(r.min_bytes, r.chunk_bytes) for r in rows(found, registered=False)] == [(0, 1), (int(2**12.5), 2)]
+
+
 def test_emulated_and_irregular_machines_take_slots() -> None:
     for plan in (
         make_plan(machine("dgx-1v"), gpus="onehop", collectives=("allreduce",)),
@@ -341,7 +373,7 @@ def test_cupy_and_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.ndarray = kind
     flags = SimpleNamespace(c_contiguous=True, f_contiguous=False)
     data, dtype = SimpleNamespace(ptr=256, device_id=0), np.dtype("int16")
-    array = kind(flags=flags, data=data, size=5, dtype=dtype, shape=(5,))
+    array = kind(flags=flags, _c_contiguous=True, data=data, size=5, dtype=dtype, shape=(5,))
     found = device(array)
     assert (found.ptr, found.itemsize, found.stream) == (256, 2, 1234)
 
@@ -353,10 +385,74 @@ def test_cupy_and_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_key(SimpleNamespace(prepare=calls.allreduce, args=([array, 5], array)), None) is None
     current.ptr = 0
     assert key != gpu_key(job, None), "another current stream is another call"
-    flags.c_contiguous = False
+    flags.c_contiguous = array._c_contiguous = False
     assert gpu_key(job, None) is None
     with pytest.raises(ArgumentError, match=r"cupy\.ascontiguousarray"):
         device(array)
+
+
+def test_what_cupys_arrays_say_of_themselves() -> None:
+    """``gpu_key`` asks them in a way that CuPy does not promise."""
+    cupy = pytest.importorskip("cupy")
+    memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(1 << 20, 64, None, 0), 0)
+    array = cupy.ndarray((4, 4), "float32", memory)
+    assert array._c_contiguous is array.flags.c_contiguous is True
+    assert array.T._c_contiguous is array.T.flags.c_contiguous is False
+    assert gpu_key(SimpleNamespace(prepare=calls.broadcast, args=(array, 0)), 7) == (
+        calls.broadcast, 1 << 20, 16, np.dtype("float32").num, 0, 7, False,
+    )  # fmt: skip
+    assert gpu_key(SimpleNamespace(prepare=calls.broadcast, args=(array.T, 0)), 7) is None
+
+
+# ---------------------------------------------------------------- in place
+
+
+@some_calls
+@settings(max_examples=100)
+def test_a_reduce_scatter_in_place_is_not_copied(
+    collective: Collective, n: int, count: int, dtype: str, root: int
+) -> None:
+    """Its result stands in the own block first, and goes to the front; where it would overlap itself, all copy."""
+    del collective, root
+    for counts in ((count,) * n, tuple(range(count, count + n)), tuple(range(count + n, count, -1)), (0,) * n):
+        call, item = Call("reduce_scatter", n, counts, dtype, "sum"), dtype_of(dtype).itemsize
+        overlapping = any(0 < sum(counts[:r]) < counts[r] for r in range(n))
+        for rank in range(n):
+            copy = DeviceArray(1 << 30, sum(counts), item, 5, "copy", 4096, 0)
+            ready = calls.Prepared(call, copy, DeviceArray(4096, counts[rank], item, 5, "array", 0, 0))
+            made, home = inside(ready, rank)
+            if overlapping:
+                assert (made, home) == (ready, 0)
+                continue
+            start = sum(counts[:rank]) * item
+            assert made.send == DeviceArray(4096, sum(counts), item, 5, "array", 0, 0)
+            assert made.recv == DeviceArray(4096 + start, counts[rank], item, 5, "array", 0, 0)
+            assert home == (4096 if start else 0)
+    ready = calls.allreduce(0, 2, MPI.IN_PLACE, Cai((8,)), MPI.SUM)
+    assert inside(ready, 0) == (ready, 0)
+
+
+@pytest.mark.parametrize("gpus", ["0,1", "0,1,2,3", "0,1,2,3,4,5,6,7"])
+def test_a_ranks_own_block_is_read_only_where_its_result_is_written(gpus: str) -> None:
+    """By every scheme through slots; so the result may take the block's place while peers read the rest."""
+    n = len(gpus.split(","))
+    for topology in (modify(H200, gpus=gpus), *([machine("dgx-1v")] if n == 8 else [])):
+        plan = make_plan(topology, collectives=("reduce_scatter",), gpus="onehop")
+        for counts in ((1003,) * n, tuple(range(1000, 1000 + n))):
+            call = Call("reduce_scatter", n, counts, "float32", "sum")
+            for scheme in plan.schemes("reduce_scatter", -1):
+                lowered = program_for(plan, call, Rule("reduce_scatter", 0, scheme, 1024, 4))
+                for rank in range(n):
+                    start, length = call.block(rank)
+                    for lane in lowered.of(rank):
+                        if lane.store is not None:
+                            assert lane.local == start + lane.store, (scheme, rank, lane)
+                        elif lane.local is not None:
+                            assert lane.local + lane.count <= start or lane.local >= start + length, (scheme, lane)
+    for r in range(n):  # by ``direct``
+        sources, targets, src_at, dst_at, size = segment(Call("reduce_scatter", n, (1000,) * n, "float32", "sum"), r)
+        assert (targets, src_at, dst_at) == (1 << r, r * size, 0)
+        assert sources == (1 << n) - 1
 
 
 def test_streams_are_addresses() -> None:

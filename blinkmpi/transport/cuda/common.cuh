@@ -208,7 +208,9 @@ struct Line { u64 word, send, recv; u64 pad[13]; };  // with a call's entry: whe
 struct Arena {
   u64 seq;       // calls that all CTAs have entered here
   u32 ticket;    // CTAs that have entered this call
-  u32 pad[29];
+  u32 left;      // CTAs that are through with it, where they have to meet
+  u64 through;   // the last call that all of them were through with
+  u32 pad[26];
   u64 abort;     // not 0: some rank gave up
   u64 told;      // not 0: a thread of ours has filled in the report
   u64 pad2[14];
@@ -232,6 +234,8 @@ struct Common {  // the first part of every kernel's arguments
   const char* send;
   char* recv;
   u64 send_ref, recv_ref;  // the same as (region + 1) << 48 | offset, or 0: see Direct
+  char* home;  // not 0: where `home_bytes` of recv go in the end
+  i64 home_bytes;
 };
 
 __device__ __noinline__ bool give_up(const Common& c, u64 code, u64 seq, int peer, i64 lane, i64 chunk, u64 want, u64 seen) {
@@ -311,4 +315,48 @@ __device__ __forceinline__ u64 enter(const Common& c) {
     }
   }
   return seq;
+}
+
+// Wait until all CTAs of this rank have come here: what they have read may be overwritten, what they wrote be read.
+__device__ __forceinline__ bool all_through(const Common& c, u64 seq) {
+  bool ok = true;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    Arena* own = c.peer[c.rank];
+    __threadfence();
+    if (atomicAdd(&own->left, 1u) == gridDim.x - 1) {
+      own->left = 0;
+      fence();
+      set(&own->through, seq);
+    } else {
+      u32 polls = 0;  // no deadline: the others wait for peers, each time within theirs, and say so when they give up
+      while (ok && (i64)(get(&own->through) - seq) < 0) ok = (++polls & 1023) || !aborted(c);
+      get_acquire(&own->through);
+    }
+  }
+  return __syncthreads_and(ok);
+}
+
+// A reduce-scatter in place: the result stands in this rank's own block of its vector, which nobody else reads. When the
+// front has been read, it goes there; the two do not overlap.
+__device__ __forceinline__ void go_home(const Common& c) {
+  constexpr int UNROLL = 8;
+  const char* from = c.recv;
+  const i64 step = (i64)gridDim.x * blockDim.x * 16, bytes = c.home_bytes;
+  const i64 whole = aligned(from) && aligned(c.home) ? bytes & ~15ll : 0;
+  i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 16;
+  for (; at < whole; at += UNROLL * step) {  // all loads are on their way before the first store, also at the end
+    Pack x[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+      if (at + u * step < whole) x[u] = load16(from + at + u * step);
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+      if (at + u * step < whole) store16(c.home + at + u * step, x[u]);
+  }
+  while (at - step >= whole) at -= step;
+  for (; at < bytes; at += step) {
+    const int here = (int)(bytes - at < 16 ? bytes - at : 16);
+    store_own(c.home + at, load_own(from + at, here), here);
+  }
 }

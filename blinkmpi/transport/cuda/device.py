@@ -53,6 +53,17 @@ def why_none() -> str:
         return f"CUDA: {error}"
 
 
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of the driver: sizes of grid and block, bytes of shared memory, stream, no attributes."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A compiled kernel."""
@@ -67,9 +78,12 @@ class Kernel:
         Args:
             params: a ctypes array of pointers to the arguments, which must live as long as this.
         """
-        numbers = (grid, 1, 1, block, 1, 1, 0)
-        args = [ctypes.c_void_p(self.handle), *(ctypes.c_uint(x) for x in numbers), ctypes.c_void_p(stream)]
-        return partial(driver.cuLaunchKernel, *args, params, ctypes.c_void_p(None))
+        numbers, handle, none = (grid, 1, 1, block, 1, 1, 0), ctypes.c_void_p(self.handle), ctypes.c_void_p(None)
+        if hasattr(driver, "cuLaunchKernelEx"):  # since CUDA 11.8: fewer arguments, and ctypes takes its time for each
+            config = LaunchConfig(*numbers, stream)
+            return partial(driver.cuLaunchKernelEx, ctypes.pointer(config), handle, params, none)
+        args = [handle, *(ctypes.c_uint(x) for x in numbers), ctypes.c_void_p(stream)]
+        return partial(driver.cuLaunchKernel, *args, params, none)
 
 
 class Gpu:

@@ -8,6 +8,7 @@ struct Direct {
   u64 src_mask, dst_mask;  // the ranks that my segment comes from and goes to
   i64 src_at, dst_at;      // bytes before it in their send and receive buffers
   i64 bytes;
+  i64 even;                // all ranks' segments are of one length
   const u64* regions;      // [region][rank]: where this rank sees it
   const char* src[N];      // where the peers' buffers are if they lie in the same regions at the same places as ours
   char* dst[N];
@@ -75,7 +76,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS, 1) direct(const __grid_con
     const i64 step = (i64)gridDim.x * blockDim.x * 16, whole = skew ? 0 : a.bytes & ~15ll;
     i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 16;
     for (; at + (UNROLL - 1) * step < whole; at += UNROLL * step) move<UNROLL, true>(a, e, at, step, 16);
-    for (; at < whole; at += step) move<1, true>(a, e, at, 0, 16);
+    if (UNROLL > 4 && at + 3 * step < whole) { move<4, true>(a, e, at, step, 16); at += 4 * step; }
+    if (UNROLL > 2 && at + step < whole) { move<2, true>(a, e, at, step, 16); at += 2 * step; }
+    if (at < whole) { move<1, true>(a, e, at, 0, 16); at += step; }
     for (; at < a.bytes; at += step) move<1, false>(a, e, at, 0, (int)(a.bytes - at < 16 ? a.bytes - at : 16));
   }
   __syncthreads();
@@ -83,6 +86,9 @@ extern "C" __global__ void __launch_bounds__(WORKERS, 1) direct(const __grid_con
   if (ok && threadIdx.x < N && threadIdx.x != c.rank) {
     fence();
     set(&c.peer[threadIdx.x]->done[blockIdx.x][c.rank], seq);
-    await(c, &c.peer[c.rank]->done[blockIdx.x][threadIdx.x], seq, seq, threadIdx.x, FOR_FINISH, 0);
+    ok = await(c, &c.peer[c.rank]->done[blockIdx.x][threadIdx.x], seq, seq, threadIdx.x, FOR_FINISH, 0);
   }
+  // In place, the front of my vector was read by a peer: if segments are alike, by its CTA with our index just what this
+  // one overwrites; else all of ours must have seen the end of all of theirs.
+  if (c.home && __syncthreads_and(ok) && (a.even || all_through(c, seq))) go_home(c);
 }

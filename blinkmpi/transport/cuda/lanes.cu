@@ -174,4 +174,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lanes(const __grid_cons
   if (threadIdx.x == 0) s.stop = 1ll << 62;
   const u64 seq = enter(a.c);  // and a barrier behind the copy of the row
   switch (row[SHAPE]) { SHAPES }
+  if (a.c.home && all_through(a.c, seq)) go_home(a.c);
 }

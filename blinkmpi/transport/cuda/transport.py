@@ -222,7 +222,8 @@ class CudaTransport:
         mine = segment(call, self.rank)
         longest = max(segment(call, r)[-1] for r in range(self.n))  # the grid is the same on all ranks
         divide = self.n if call.op == "avg" else 0
-        args = [*self._common(text, "direct", divide), *mine, self._table, *[0] * (2 * self.n)]
+        even = int(len(set(call.counts)) == 1)
+        args = [*self._common(text, "direct", divide), *mine, even, self._table, *[0] * (2 * self.n)]
         grid = max(1, min(ctas or DIRECT_CTAS, self.sms, MAX_CTAS, -(-longest // (16 * WORKERS))))
         return _loaded(kernel, grid, WORKERS, args, "direct", text)
 
@@ -249,20 +250,34 @@ class CudaTransport:
         return self.gpu.compile(onehop_source(call, self.n), name)
 
     def _common(self, text: str, road: str, divide: int) -> list[int]:
-        return [*self.arenas, self._report, fingerprint(f"{road} {text}"), 0, self.rank, divide, 0, 0, 0, 0]
+        return [*self.arenas, self._report, fingerprint(f"{road} {text}"), 0, self.rank, divide, *[0] * 6]
 
     # ---- a call
 
-    def fill(self, loaded: Loaded, send: int, recv: int, send_ref: int, recv_ref: int, timeout_s: float) -> Loaded:
+    def fill(
+        self,
+        loaded: Loaded,
+        send: int,
+        recv: int,
+        send_ref: int,
+        recv_ref: int,
+        timeout_s: float,
+        *,
+        home: int = 0,
+        home_bytes: int = 0,
+    ) -> Loaded:
         """The same kernel with this rank's buffers among its arguments.
 
         Args:
             send, recv: addresses of the buffers, 0 where the call has none.
             send_ref, recv_ref: where they are registered (see :meth:`Regions.ref`); only ``direct`` looks at them.
+            home: where the result is to be moved when no rank reads this rank's vector any more; 0: nowhere. Packets
+                know nothing of it.
+            home_bytes: the result's.
         """
         args, n = list(loaded.args), self.n
         args[n + 2] = int(timeout_s * 1e9)
-        args[n + 5 : n + 9] = send, recv, send_ref, recv_ref
+        args[n + 5 : n + 11] = send, recv, send_ref, recv_ref, home, home_bytes
         if loaded.road == "direct":
             args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
         return _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.road, loaded.text)
