@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from .bootstrap import read_plan
 from .cli_out import show, write
@@ -18,10 +21,14 @@ from .settings import read
 from .topology import from_gpus, gather, gather_gpus
 from .topology.diff import differences
 from .topology.gather import Comm
+from .topology.gpu import GpuFacts
 from .topology.importers import load, on_gpus_of
+from .topology.measured import applied, driver_of, file_of, kept, with_measured
+from .topology.measured import write as keep
 from .topology.model import Topology
 from .topology.nccl import write_xml
 from .topology.probe import Nvml, probe, probe_all
+from .transport.native import cache_dir
 
 
 def add_topo(command: argparse.ArgumentParser) -> None:
@@ -29,6 +36,8 @@ def add_topo(command: argparse.ArgumentParser) -> None:
     command.add_argument("--diff", metavar="OTHER", help="what another machine (a name or a file) has differently")
     command.add_argument("--on", metavar="REAL", help="with the PCI ids of this machine's GPUs (to tell NCCL)")
     command.add_argument("--plot", metavar="FILE", help="draw the machine: .svg, .png or .pdf")
+    command.add_argument("--measure", nargs="?", const="kept", choices=("kept", "again"), metavar="again",
+                         help="measure the live machine's links, or show what was measured before")  # fmt: skip
 
 
 def add_plan_diff(command: argparse.ArgumentParser) -> None:
@@ -50,12 +59,102 @@ def live_machine(world: Comm, node: Comm) -> Topology:
     if shown and alone:
         facts = probe_all()
         return from_gpus(facts, hosts=[socket.gethostname()] * len(facts))
-    gpu = own_gpu(node.rank) if shown else "NVML shows none"
-    return gather_gpus(world, node, gpu if isinstance(gpu, str) else probe(gpu.bus_id)).topology or gather(world, node)
+    _, own, machine = _gathered(world, node)
+    return machine if isinstance(own, str) else applied(world, machine, own, cache_dir())
+
+
+def _gathered(world: Comm, node: Comm) -> tuple[Any, GpuFacts | str, Topology]:
+    """This rank's GPU, its facts, and the machine; None for the GPU, and why, if some rank has none; collective."""
+    gpu = own_gpu(node.rank) if not read().gpu_disable and Nvml().buses() else "NVML shows none"
+    facts = gpu if isinstance(gpu, str) else probe(gpu.bus_id)
+    found, reason = gather_gpus(world, node, facts)
+    if found is None or isinstance(gpu, str):
+        return None, reason, gather(world, node)
+    return gpu, facts, found
+
+
+def measure(args: argparse.Namespace, world: Any, node: Comm) -> int:
+    """Measure the links of the live machine, or show what was measured before; collective, rank 0 prints."""
+    from .measure import document, measure_gpus, measure_memory
+
+    for flag in ("gpus", "drop_link", "scale", "on", "plot", "diff"):
+        if getattr(args, flag):
+            name = "--" + flag.replace("_", "-")
+            raise ArgumentError(f"--measure measures the machine as it is; leave out {name}, or write the machine "
+                                "with -o and give that file to a second command")  # fmt: skip
+    gpu, facts, machine = _gathered(world, node)
+    before = kept(world, machine, facts, cache_dir()) if gpu and args.measure == "kept" else None
+    path = ""
+    if before is None:
+        with _Progress(world.rank == 0) as bar:
+            if gpu is None:
+                found = document(machine, measure_memory(world, node, bar.say), "", {})
+            else:
+                from .transport.cuda.rates import Rates
+
+                rows = measure_gpus(world, node, machine, lambda me, n: Rates(gpu, me, n), bar.say)
+                found = document(machine, rows, driver_of(facts), gpu.versions)
+        if world.rank == 0 and gpu and all(device.uuid for device in machine.devices):
+            file = file_of(cache_dir(), (device.uuid for device in machine.devices), found.driver)
+            keep(file, found)
+            path = f", kept in {file}"
+        note = f"measured now{path}"
+    else:
+        found, note = before, f"measured {before.date}, from the cache; --measure=again measures again"
+    if world.rank == 0:
+        if args.output:
+            write(args.output, with_measured(machine, found).to_json())
+        if args.json:
+            print(found.to_json(), end="")
+        elif not args.output:
+            from .measure_show import render
+
+            show(render(machine, found, note))
+    return 0
+
+
+class _Progress:
+    """Where measuring is: a bar on a terminal, else a line for every tenth; on rank 0's stderr."""
+
+    def __init__(self, shown: bool) -> None:
+        self.shown, self.tenths = shown, -1
+        self.bar: Any = None
+        self.task: Any = None
+
+    def __enter__(self) -> Self:
+        if self.shown and sys.stderr.isatty():
+            from rich import progress
+            from rich.console import Console
+
+            console = Console(stderr=True, highlight=False)
+            self.bar = progress.Progress(
+                progress.TextColumn("measuring"), progress.BarColumn(), progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(), progress.TextColumn("{task.description}", markup=False),
+                console=console, transient=True,
+            )  # fmt: skip
+            self.bar.start()
+            self.task = self.bar.add_task("", total=None)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def say(self, done: int, total: int, text: str) -> None:
+        """So many of so many stages are done; the next is this."""
+        tenths = 10 * done // total
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, total=total, description=text)
+        elif self.shown and tenths > self.tenths:
+            self.tenths = tenths
+            print(f"measuring [{'#' * tenths}{'.' * (10 - tenths)}] {done}/{total} {text}", file=sys.stderr, flush=True)
 
 
 def topo(args: argparse.Namespace, topology: Topology) -> int:
     """Show a machine, write it (``.xml``: for NCCL), draw it, or compare it with another."""
+    if args.measure:
+        raise ArgumentError("--measure measures the live machine: leave out TOPOLOGY, and start a rank for each GPU "
+                            "(mpirun -np 8 blinkmpi topo --measure)")  # fmt: skip
     if args.on:
         topology = on_gpus_of(topology, load(args.on))
     if args.output:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from mpi4py import MPI, run
@@ -49,6 +49,7 @@ from .settings import log
 from .topology import Topology, gather
 from .topology.gather import gather_gpus
 from .topology.probe import probe
+from .topology.wire import net_rates, with_net
 from .transport.cuda.device import Gpu
 from .transport.host import FAILED, FOREIGN, HostTransport, Loaded
 from .transport.native import cache_dir
@@ -134,25 +135,25 @@ class Engine:
 
     def _bootstrap(self, part: Topology | None) -> None:
         """Find the machine (``part`` is what a parent knows of it), plan, and open the transport."""
-        node = self._node()
+        self.node, place = self._node()
         try:
             wanted = self.options.topology or self.settings.topo_file or None
-            probed = gather(self.private, node, measure=wanted is None and part is None)
+            probed = gather(self.private, self.node, measure=wanted is None and part is None)
             self.nodes = tuple(d.node for d in probed.devices)
             self.one_node = len(probed.nodes) == 1
             self.emulated = wanted is not None
             self.machine = told_machine(self.private, wanted, self.n) if wanted is not None else part or probed
-            self.why_no_gpus = "the ranks lie on several nodes"
-            if self.one_node:
-                told = self.machine if wanted is not None else None
-                opened = open_gpus(self.private, node, told, self._gpu_plans, self.settings, self._once_on_rank_0)
-                self.gpus, self.why_no_gpus = opened
+            told = self.machine if wanted is not None else None
+            net = partial(with_net, rates=net_rates(probed))
+            say = self._once_on_rank_0
+            opened = open_gpus(self.private, self.node, place, told, net, self._gpu_plans, self.settings, say)
+            self.gpus, self.why_no_gpus = opened
             self.plans = self._host_plans()
             found = self.gpus or self
             dump_files(self.private, self.settings, found.machine, found.plans)
             self.transport = HostTransport(
                 self.private,
-                node,
+                self.node,
                 runner=self.options.runner or self.settings.runner,
                 arena_bytes=self.settings.buffer_bytes,
                 cma=not self.settings.cma_disable,
@@ -169,8 +170,9 @@ class Engine:
                 self.plans = by_slots(self.plans)
             if self.gpus is not None:
                 self.gpu_calls = GpuCalls(self.gpus, self.transport, self)
-        finally:
-            node.Free()
+        except BaseException:
+            self.node.Free()
+            raise
         if self.rank == 0:
             runner = self.transport.runner_reason
             log(self.settings, "INFO", f"{self.n} ranks on {self.machine.name} ({self.plans.fingerprint}); {runner}")
@@ -179,15 +181,16 @@ class Engine:
             if self.transport.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.transport.arena_bytes} bytes of slots a rank")
 
-    def _node(self) -> MPI.Intracomm:
-        """The ranks that share memory with this one, as far as the user lets them; to be freed."""
+    def _node(self) -> tuple[MPI.Intracomm, tuple[int, int]]:
+        """The ranks that share memory with this one, as far as the user lets them; its place on its machine."""
         virtual = virtual_node(self.rank, self.n, self.options, self.settings)
         node = MPI.Intracomm(self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank))
+        place = node.rank, node.size
         if virtual is None:
-            return node
+            return node, place
         part = MPI.Intracomm(node.Split(virtual, self.rank))
         node.Free()
-        return part
+        return part, place
 
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe the machine again, plan, and go on with the new plan; collective. Returns what is different."""
@@ -197,17 +200,15 @@ class Engine:
             self.gpu_calls.events.drain()
         before = self.road.plans
         wanted = self.options.topology or self.settings.topo_file or None
-        node = self._node()
-        try:
-            if wanted is None:
-                self.machine = gather(self.private, node)
-            if self.gpus is not None:
-                found = gather_gpus(self.private, node, probe(self.gpus.gpu.bus_id)).topology
-                machine = found if wanted is None and found is not None else self.gpus.machine
-                self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, self.gpus.emulated))
-            self.plans = self._host_plans()
-        finally:
-            node.Free()
+        probed = gather(self.private, self.node, measure=wanted is None)
+        if wanted is None:
+            self.machine = probed
+        if self.gpus is not None:
+            found = gather_gpus(self.private, self.node, probe(self.gpus.gpu.bus_id)).topology
+            found = with_net(found, net_rates(probed)) if found is not None else None
+            machine = found if wanted is None and found is not None else self.gpus.machine
+            self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, self.gpus.emulated))
+        self.plans = self._host_plans()
         self._ways.clear()
         self._made.clear()
         if self.gpu_calls is not None:
@@ -225,8 +226,8 @@ class Engine:
         return by_slots(plans) if self._no_cma else plans
 
     def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> Plan:
-        table = None if emulated else file_of(cache_dir(), gpu.name, machine)
-        links: Gpus = "slots" if emulated else "onehop"
+        table = None if emulated or not self.one_node else file_of(cache_dir(), gpu.name, machine)
+        links: Gpus = "slots" if emulated else "onehop" if self.one_node else "nodes"
         return agree_on_plan(self.private, machine, self.options, self.settings, links, table)
 
     # ---- a call
@@ -544,6 +545,7 @@ class Engine:
             self.gpus.close(collectively=True)
             self.gpus = None
         self.transport.close()
+        self.node.Free()
         self.private.Free()
 
     def die(self, error: BaseException) -> None:

@@ -26,6 +26,7 @@ from .select import program_for
 from .topology import Topology
 from .transport.cuda.device import Gpu
 from .transport.cuda.transport import Comm, CudaTransport, Loaded, by_packets, fits_packets
+from .transport.parts import part_of
 
 CACHE_SIZE = 256
 TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs
@@ -49,6 +50,7 @@ class Bound:
     keep: tuple[Any, ...]  # what must live as long; with more than the stream, until the GPU has read it
     tuner: Miad | None = None  # if its chunk is still looked for
     note: str = ""  # as ranks compare it on the host
+    timeout_s: float = 0.0
 
     def idle(self) -> bool:
         """Whether its stream is through."""
@@ -63,13 +65,23 @@ class GpuRoad:
         machine, plans: what the calls run on.
         emulated: whether ``machine`` is only told: its links are then paced.
         say: logs a text once.
+        here: the ranks of this node, which are those of ``comm``, if there are several nodes.
     """
 
     def __init__(
-        self, comm: Comm, gpu: Gpu, machine: Topology, plans: Plan, *, emulated: bool, say: Callable[[str, str], None]
+        self,
+        comm: Comm,
+        gpu: Gpu,
+        machine: Topology,
+        plans: Plan,
+        *,
+        emulated: bool,
+        say: Callable[[str, str], None],
+        here: tuple[int, ...] = (),
     ) -> None:
-        self.gpu, self.machine, self.plans, self.emulated = gpu, machine, plans, emulated
-        self.transport = CudaTransport(comm, gpu)
+        self.gpu, self.machine, self.plans, self.emulated, self.here = gpu, machine, plans, emulated, here
+        self.transport = CudaTransport(comm, gpu, names=here)
+        self.rank = here[comm.rank] if here else comm.rank
         self._comm, self._say = comm, say
         self._ways: dict[tuple[Call, bool, int], Loaded] = {}
         self._tuners: dict[tuple[str, int, int, bool], Miad] = {}  # by collective, root, octave of bytes, registered
@@ -96,7 +108,7 @@ class GpuRoad:
         """What looks for the chunk of a call; None where the chunk is measured already, or does not matter."""
         nbytes = nbytes_of(call)
         rule = self.rule(call, registered=registered)
-        if rule.road != "slots" or rule.reason == MEASURED or nbytes < TUNED_FROM:
+        if rule.road != "slots" or rule.reason == MEASURED or nbytes < TUNED_FROM or self.here:
             return None
         key = (call.collective, call.root, nbytes.bit_length(), registered)
         if key not in self._tuners:
@@ -140,7 +152,8 @@ class GpuRoad:
         program = self.program(call, rule) if rule.road == "slots" else None
         pace = self._pace(program, rule) if program is not None and self.emulated else None
         hosted = self._hosted(program, rule) if program is not None else ()
-        return self.transport.load(call, rule.road, text, program, ctas=rule.ctas, hosted=hosted, pace=pace)
+        part = part_of(program, self.here, range(len(self.here))) if program is not None and self.here else None
+        return self.transport.load(call, rule.road, text, program, ctas=rule.ctas, hosted=hosted, pace=pace, part=part)
 
     def _paths(self, program: Program, rule: Rule) -> list[tuple[int, ...]]:
         """The vertices that every channel passes."""
@@ -199,7 +212,7 @@ class GpuRoad:
             holder: keeps the stream alive.
         """
         on = self._stream(ready) if stream is None else stream
-        ready, home = inside(ready, self.transport.rank)
+        ready, home = inside(ready, self.rank)
         loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, text, self.gpu.capturing(on))
         if home and loaded.road in PACKETS:  # whose threads have read all of the vector that their results overwrite
             recv, home = home, 0
@@ -211,13 +224,14 @@ class GpuRoad:
         looking = tuner if tuner and not tuner.done else None
         start, copied = self.transport.starter(own, on, holder), ready.send
         if not isinstance(copied, DeviceArray) or not copied.copy_of:
-            return Bound(start, own, on, self.gpu, text, (holder,), looking, on_gpu(text))
+            return Bound(start, own, on, self.gpu, text, (holder,), looking, on_gpu(text), timeout_s)
 
         def copy_and_start() -> None:
             self.gpu.copy(copied.ptr, copied.copy_of, copied.nbytes, on)
             start()
 
-        return Bound(copy_and_start, own, on, self.gpu, text, (holder, copied.owner), looking, on_gpu(text))
+        keep = (holder, copied.owner)
+        return Bound(copy_and_start, own, on, self.gpu, text, keep, looking, on_gpu(text), timeout_s)
 
     def check(self, name: str, ready: Prepared) -> None:
         """Raise BufferTypeError for memory of another GPU of this process."""

@@ -28,7 +28,7 @@ from .topology.gather import gather_gpus
 from .topology.gpu import GpuFacts
 from .topology.probe import probe
 from .transport.cuda.device import Gpu, cupy, device_count, why_none
-from .transport.host import HostTransport
+from .transport.host import SEQ_BITS, HostTransport
 
 CACHE_SIZE = 256
 HELD = 64
@@ -178,18 +178,39 @@ class GpuCalls:
         if self._transport.gave_up:
             self._fail(bound.text)
         owner.seq = seq = owner.seq + 1
+        if self.road.here:
+            self._across(bound, seq)
+            return
         self._host.pass_by(seq, bound.note)
         bound.start()
         if len(bound.keep) > 1:
             self._held.append(bound)
 
+    def _across(self, bound: Bound, seq: int) -> None:
+        """Make a call of several nodes: meet on the host, start the kernel, carry its chunks until it is through."""
+        if bound.gpu.capturing(bound.stream):
+            raise DeviceError(
+                f"{bound.text}: calls between nodes cannot be captured in a graph; make them outside of it"
+            )
+        self._host.enter(seq, bound.note, bound.timeout_s)
+        base = (self._transport.calls + 1) << SEQ_BITS
+        for x in bound.loaded.crossings:
+            x.begun = x.done = 0
+        bound.start()
+        try:
+            self.wait(bound.stream, bound.text, carry=lambda: self._host.carry(seq, bound.loaded.crossings, base))
+        except BlinkError as error:
+            self._owner.die(error)
+            raise
+
     # ---- waiting
 
-    def wait(self, on: Any, text: str, seq: int | None = None) -> None:
+    def wait(self, on: Any, text: str, seq: int | None = None, carry: Callable[[], bool] = lambda: False) -> None:
         """Wait until a stream (an address) or an event is through; look after the peers now and then.
 
         Args:
             text, seq: the call; None is the last one.
+            carry: does meanwhile what is to be done on the host, and says whether there may be more of it.
 
         Raises:
             CollectiveTimeout, MismatchError, PeerLost: after which the communicator is dead.
@@ -198,10 +219,12 @@ class GpuCalls:
         began = looked = time.monotonic()
         polls, lost_since = 0, 0.0
         found: BlinkError | None = None
-        while not self._idle(on, text, number):
+        while carry() | (not self._idle(on, text, number)):
             polls += 1
             if polls % 64:
                 continue
+            if self.road.transport.gave_up:
+                break
             now = time.monotonic()
             if now - began > SHORT_S:
                 time.sleep(2e-5)
@@ -251,8 +274,10 @@ class GpuCalls:
 
 def open_gpus(
     comm: MPI.Intracomm,
-    node: MPI.Comm,
+    node: MPI.Intracomm,
+    place: tuple[int, int],
     told: Topology | None,
+    net: Callable[[Topology], Topology],
     plan: Callable[[Topology, Gpu, bool], Plan],
     settings: Settings,
     say: Callable[[str, str], None],
@@ -260,7 +285,10 @@ def open_gpus(
     """Take a GPU per rank, if every rank has one: find their machine, plan, map their memory; collective.
 
     Args:
+        node: the ranks of this node; kept, where there are several.
+        place: this rank's number on its machine, and how many there are.
         told: the machine that the user named, to be emulated unless it is made of these very GPUs.
+        net: puts into a machine what was measured between nodes.
         plan: makes the plan of all ranks, from machine, GPU and whether it is emulated.
 
     Returns:
@@ -270,7 +298,7 @@ def open_gpus(
     facts: GpuFacts | Exception | str = "BLINKMPI_GPU_DISABLE is set" if settings.gpu_disable else why_none()
     if not facts:
         try:
-            gpu = Gpu(choose_device(node.rank, node.size))
+            gpu = Gpu(choose_device(*place))
             facts = probe(gpu.bus_id)
         except BlinkError as error:
             gpu, facts = None, str(error)
@@ -282,9 +310,13 @@ def open_gpus(
         if comm.rank == 0:
             log(settings, "INFO", f"no GPUs: {reason}")
         return None, reason
+    found = net(found)
     machine = told or found
     emulated = [d.uuid for d in machine.devices] != [d.uuid for d in found.devices]
-    road = GpuRoad(comm, gpu, machine, plan(machine, gpu, emulated), emulated=emulated, say=say)
+    several = node.size < comm.size
+    here = tuple(node.allgather(comm.rank)) if several else ()
+    plans = plan(machine, gpu, emulated)
+    road = GpuRoad(node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here)
     if comm.rank == 0:
         what = f"{comm.size} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
         log(settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}")

@@ -20,7 +20,7 @@ from .trees import extra_methods, methods, pack
 from .trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 
 KIB, MIB = 1 << 10, 1 << 20
-Gpus = Literal["", "onehop", "slots"]
+Gpus = Literal["", "onehop", "slots", "nodes"]
 SLOTS: Road = "slots"
 ROADS = ("oneshot", "twoshot", "direct", "slots")  # between GPUs over one hop
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
@@ -56,6 +56,7 @@ MPI_BELOW_BYTES_BY_SLOTS = {
 # Between GPUs that reach one another over one hop, where the next road begins: bytes of the whole vector, by number of
 # ranks (at most 2, 4, more). From trials on two and four H200; beyond four they are guesses. `blinkmpi tune` measures.
 GPU_SLOTS = (32 * KIB, 4)
+NODE_SLOTS, NODE_CTAS = (256 * KIB, 4), 32  # of channels between nodes each is a message; few threads keep up
 ONESHOT_BELOW = {
     "allreduce": (192 * KIB, 128 * KIB, 32 * KIB),
     "broadcast": (256 * KIB, 128 * KIB, 64 * KIB),
@@ -89,7 +90,7 @@ def make_plan(
         algo: overrides, as in ``BLINKMPI_ALGO``: ``allreduce:chain;broadcast:^mpi``.
         mpi: whether small vectors may go to MPI's own collective (a live job on CPU ranks).
         gpus: where GPUs run it: ``onehop`` if each reaches every other over one hop, ``slots`` if the machine's links
-            are only emulated, which slots alone do.
+            are only emulated, which slots alone do; ``nodes`` if they lie on several.
         collectives, roots: pack for these alone, where one answer is wanted and not a whole plan.
 
     Raises:
@@ -263,10 +264,11 @@ def _gpu_rules(
 ) -> list[Rule]:
     """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
     schemes = list(dict.fromkeys(p.scheme for p in plan.packings if p.collective == collective))
-    chunk, depth = GPU_SLOTS
+    chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
+    ctas = NODE_CTAS if gpus == "nodes" else 0
     onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1 and collective in ONESHOT_BELOW
     rows = [
-        Rule(collective, at, scheme, chunk, depth, "", road, 0, registered)
+        Rule(collective, at, scheme, chunk, depth, "", road, ctas, registered)
         for registered in ((False, True) if onehop else (False,))
         for at, scheme, road in (_one_hop(collective, plan.n, registered) if onehop else [(0, schemes[0], SLOTS)])
     ]
@@ -275,7 +277,7 @@ def _gpu_rules(
     there = [*schemes, *(f"onehop/{road}" for road in ROADS if onehop)]
     first, _, road = _allowed(topology, collective, wanted, there)[0].partition("/")
     forced = [r for r in rows if r.scheme == first and not road] or [
-        Rule(collective, 0, first, chunk, depth, "", road or "slots", 0, registered)  # type: ignore[arg-type]
+        Rule(collective, 0, first, chunk, depth, "", road or "slots", ctas, registered)  # type: ignore[arg-type]
         for registered in ((True,) if road == "direct" else (False, True))
     ]
     if road == "direct":

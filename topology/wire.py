@@ -8,8 +8,13 @@ changes from run to run.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from .model import Topology
 
 ROUNDS = 8  # others that a node tries, of however many
 BYTES = 4 << 20
@@ -79,3 +84,30 @@ def even_out(rates: Sequence[int]) -> list[int]:
         for i in group:
             found[i] = max(1, (mean + unit // 2) // unit * unit)
     return found
+
+
+def net_rates(topology: Topology) -> dict[int, int]:
+    """MB/s of each node to the network, where that was measured."""
+    found: Counter[int] = Counter()
+    for link in topology.links:
+        if link.kind == "net" and link.origin == "measured" and (node := _node_of(topology, link.src)) >= 0:
+            found[node] += link.mbps
+    return dict(found)
+
+
+def with_net(topology: Topology, rates: Mapping[int, int]) -> Topology:
+    """The machine with these rates between its nodes, shared out evenly among the links that each node has."""
+    ends = [(k, max(_node_of(topology, k.src), _node_of(topology, k.dst))) for k in topology.links]
+    many = Counter(node for k, node in ends if k.kind == "net" and _node_of(topology, k.src) >= 0)
+    links = [
+        replace(k, lanes=1, lane_mbps=max(1, rates[node] // many[node]), origin="measured")
+        if k.kind == "net" and node in rates
+        else k
+        for k, node in ends
+    ]
+    return replace(topology, links=tuple(links))
+
+
+def _node_of(topology: Topology, vertex: int) -> int:
+    """The node of a device or switch; -1 for what belongs to none."""
+    return topology.devices[vertex].node if vertex < topology.n else topology.switches[vertex - topology.n].node

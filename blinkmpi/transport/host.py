@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -240,6 +240,28 @@ class HostTransport:
         self.window.done[self.rank] = seq
         return by_mpi
 
+    def carry(self, seq: int, crossings: Sequence[Crossing], base: int) -> bool:
+        """Move what can be moved between nodes in call ``seq``, whose flags count from ``base``; whether more may come.
+
+        Raises:
+            PeerLost: if MPI cannot reach a rank.
+        """
+        if self.net is None:
+            return False
+        try:
+            self.net.turn(seq)
+            self.net.move(crossings, base)
+        except MPI.Exception as error:
+            raise self._cut(seq, error) from error
+        return not (self.net.met(seq) and all(x.done == x.chunks for x in crossings))
+
+    def _cut(self, seq: int, error: MPI.Exception) -> PeerLost:
+        """The error for a rank of another node that MPI cannot reach any more."""
+        gone = self.lost()
+        who = self.states(gone, seq) if gone else f"MPI cannot reach a rank of another node: {error}"
+        return PeerLost(f"call {seq}, {short(self._text(self.rank, seq))}: {who}. Rank {self.rank} on "
+                        f"{self._hosts[self.rank]} left. The communicator is dead; start the job again")  # fmt: skip
+
     def pass_by(self, seq: int, text: str) -> None:
         """Say that this rank is in call ``seq``, whose ranks meet elsewhere: on their GPUs."""
         self._announce(seq, text)
@@ -378,9 +400,12 @@ class HostTransport:
 
         def both() -> tuple[Outcome, bool]:
             outcome, moved = turn()
-            moved |= net.turn(seq)
-            if loaded.runner != "c" or loaded.job.stage == 2:  # all have met in the same call
-                moved |= net.move(loaded.crossings, loaded.base)
+            try:
+                moved |= net.turn(seq)
+                if loaded.runner != "c" or loaded.job.stage == 2:  # all have met in the same call
+                    moved |= net.move(loaded.crossings, loaded.base)
+            except MPI.Exception as error:
+                raise self._cut(seq, error) from error
             if outcome is Outcome.DONE and not (net.met(seq) and all(x.done == x.chunks for x in loaded.crossings)):
                 return Outcome.EXPIRED, moved
             return outcome, moved
@@ -508,7 +533,10 @@ class HostTransport:
             return OUTCOMES[self.native.code.blink_enter(ctypes.addressof(job))], False
 
         def turn() -> tuple[Outcome, bool]:
-            moved = net is not None and net.turn(seq)
+            try:
+                moved = net is not None and net.turn(seq)
+            except MPI.Exception as error:
+                raise self._cut(seq, error) from error
             outcome, _ = enter_numpy(window, seq)
             return (outcome if net is None or net.met(seq) else Outcome.EXPIRED), moved
 

@@ -14,6 +14,8 @@ Nothing here waits: :meth:`Net.turn` does what can be done and returns.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +26,6 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ..errors import PeerLost
 from ..numerics import accumulator_of, dtype_of
 from .parts import Part
 from .window import RECORD, Places, SharedWindow
@@ -106,12 +107,15 @@ class Net:
         self.away = [r for r in range(window.n) if r not in window.here]
         self._nodes = {first: [r for r in self.away if firsts[r] == first] for first in sorted(set(firsts))}
         del self._nodes[window.here[0]]
+        pids: list[int] = self.comm.allgather(os.getpid())
+        if window.rank == window.here[0]:
+            window.pids[self.away] = [pids[r] for r in self.away]
         self._told = 0  # the last call that the other nodes have heard of from here
         self._sent: list[tuple[MPI.Request, Any]] = []
         self._calls: dict[int, tuple[MPI.Request, NDArray[np.uint8]]] = {}
         if window.rank == window.here[0]:
             self._calls = {first: self._listen(first, CALLS, CALLS_BYTES) for first in self._nodes}
-        self._words: tuple[MPI.Request, NDArray[np.uint8]] | None = self._listen(MPI.ANY_SOURCE, WORDS_TAG, RECORD)
+        self._words = self._listen(MPI.ANY_SOURCE, WORDS_TAG, RECORD)
         self._cried = False
 
     def _listen(self, source: int, tag: int, room: int) -> tuple[MPI.Request, NDArray[np.uint8]]:
@@ -121,16 +125,9 @@ class Net:
     # ---- meeting
 
     def turn(self, seq: int) -> bool:
-        """Hear what was said, and pass on which call the ranks of this node are in; returns whether anything moved.
-
-        Raises:
-            PeerLost: if MPI says that a rank elsewhere has failed.
-        """
-        try:
-            self.hear()
-            return self._tell(seq) | bool(sum(self._told_by(first) for first in self._calls))
-        except MPI.Exception as error:
-            raise self._lost(error) from error
+        """Hear what was said, and pass on which call the ranks of this node are in; returns whether anything moved."""
+        self.hear()
+        return self._tell(seq) | bool(sum(self._told_by(first) for first in self._calls))
 
     def met(self, seq: int) -> bool:
         """Whether the other nodes know that all ranks of this one are in call ``seq``; the first rank tells them."""
@@ -174,16 +171,9 @@ class Net:
 
     # ---- chunks
 
-    def move(self, crossings: list[Crossing], base: int) -> bool:
-        """Send and receive what can be, in a call whose flags count from ``base``; returns whether anything moved.
-
-        Raises:
-            PeerLost: if MPI says that a rank elsewhere has failed.
-        """
-        try:
-            return bool(sum(self._move(x, base) for x in crossings))
-        except MPI.Exception as error:
-            raise self._lost(error) from error
+    def move(self, crossings: Sequence[Crossing], base: int) -> bool:
+        """Send and receive what can be, in a call whose flags count from ``base``; returns whether anything moved."""
+        return bool(sum(self._move(x, base) for x in crossings))
 
     def _move(self, x: Crossing, base: int) -> bool:
         words, before = x.flags, (x.begun, x.done)
@@ -214,9 +204,9 @@ class Net:
         self._say(LEFT)
 
     def hear(self) -> None:
-        """Write down the last words of ranks elsewhere, and who has left."""
+        """Write down the last words of ranks elsewhere, who has left, and whom MPI knows to have failed."""
         window, status = self.window, MPI.Status()
-        while self._words is not None and self._words[0].Test(status):
+        while self._heard(status):
             said = self._words[1][: status.Get_count(MPI.BYTE)].tobytes()
             self._words = self._listen(MPI.ANY_SOURCE, WORDS_TAG, RECORD)
             if said == LEFT:
@@ -227,27 +217,38 @@ class Net:
                     window.fence()
                 window.abort[0] = 1 + status.source
 
-    def _say(self, words: bytes) -> None:
-        """Say it to every rank elsewhere, as far as they can be reached."""
+    def _heard(self, status: MPI.Status) -> bool:
+        """Whether somebody has said something. Where MPI outlives a process (ULFM), this is told of it here."""
         try:
-            self._send(words, self.away, WORDS_TAG)
+            return self._words[0].Test(status)
         except MPI.Exception as error:
-            self._words = None  # MPI has given up, too: who waits will find out by its deadline
-            self.deaf = str(error)
+            if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
+                raise
+            self.comm.Ack_failed()  # or nobody is heard any more
+            failed, everybody = self.comm.Get_failed(), self.comm.Get_group()
+            numbers = MPI.Group.Translate_ranks(failed, list(range(failed.size)), everybody)
+            self.window.gone.update(int(r) for r in numbers)
+            failed.Free()
+            everybody.Free()
+            if not self._words[0]:
+                self._words = self._listen(MPI.ANY_SOURCE, WORDS_TAG, RECORD)
+            return False
+
+    def _say(self, words: bytes) -> None:
+        """Say it to every rank elsewhere that can be reached; the others will find out by their deadlines."""
+        for r in self.away:
+            if r not in self.window.gone:
+                with contextlib.suppress(MPI.Exception):
+                    self._send(words, [r], WORDS_TAG)
 
     def _send(self, words: bytes, to: Any, tag: int) -> None:
         self._sent = [(request, body) for request, body in self._sent if not request.Test()]
         self._sent += [(self.comm.Isend([words, MPI.BYTE], r, tag), words) for r in to]
 
-    def _lost(self, error: MPI.Exception) -> PeerLost:
-        return PeerLost(
-            f"rank {self.window.rank}: MPI cannot reach a rank of another node: {error}; start the job again"
-        )
-
     def close(self) -> None:
         """Free the messages' communicator, after a last call in which all ranks met; collective."""
         MPI.Request.Waitall([request for request, _ in self._sent])
-        for request, _ in [*self._calls.values(), *([self._words] if self._words else [])]:
+        for request, _ in [*self._calls.values(), self._words]:
             request.Cancel()
             request.Wait()
         self.comm.Free()

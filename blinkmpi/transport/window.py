@@ -102,6 +102,7 @@ class SharedWindow:
         self._visible = [
             r in self.here and start_time(int(pid)) == int(start) != 0 for r, (pid, start) in enumerate(peers)
         ]
+        self.gone: set[int] = set()  # ranks of other nodes that MPI knows to have failed
         atexit.register(self.leave)
 
     def _mirrored(self) -> list[int]:
@@ -156,6 +157,8 @@ class SharedWindow:
         """The process of ``rank``: ``running``, ``stopped``, ``left``, ``gone``, or ``""`` if it cannot be seen."""
         if self.lefts[rank]:
             return "left"
+        if rank in self.gone:
+            return "gone"
         if not self._visible[rank]:
             return ""
         pid = int(self.pids[rank])

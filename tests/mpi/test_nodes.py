@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -162,9 +163,14 @@ def test_a_rank_of_another_node_that_is_stopped_in_a_call(comm: MPI.Intracomm) -
         waker = subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {pid}"])
         threading.Timer(0.02, lambda: os.kill(pid, signal.SIGSTOP)).start()
     with pytest.raises(CollectiveTimeout):
-        while True:
-            ours.Allreduce(MPI.IN_PLACE, x)
+        forever(lambda: ours.Allreduce(MPI.IN_PLACE, x))
     if comm.rank == 3:
         assert waker.wait() == 0
     ours.Free()
     comm.Barrier()
+
+
+def forever(call: Callable[[], object]) -> None:
+    """Call until it fails."""
+    while True:
+        call()

@@ -80,7 +80,7 @@ def kernels(
                 shapes = shapes_of(program, rank)
                 kind = frozenset(replace(s, own_at=min(s.own_at, 0)) for s in shapes)
                 if shapes and kind not in found:
-                    source = lanes_source(call, shapes, row_words(program, rank))
+                    source = lanes_source(call, shapes, row_words(program, rank), call.n)
                     found[kind] = f"{collective} {scheme} rank {rank}", source
     largest = sorted(found, key=lambda kind: -sum(s.ins + s.outs for s in kind))
     return [found[kind] for kind in largest[:most]]
@@ -132,7 +132,7 @@ def test_every_operation_of_every_type(dtype: str) -> None:
             check_op(op, dtype)
         except BufferTypeError:
             continue
-        found = compiled(lanes_source(Call("allreduce", 4, (1000,), dtype, op), shapes, 64), "sm_90")
+        found = compiled(lanes_source(Call("allreduce", 4, (1000,), dtype, op), shapes, 64, 4), "sm_90")
         check(f"{dtype} {op}", LANES, found)
         assert found["lanes"].fused == 0, "docs/numerics.md: no fused multiply-add is used"
 

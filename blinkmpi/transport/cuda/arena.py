@@ -25,6 +25,7 @@ SETS, STAGES = 2, 2
 ARENA_BYTES = 64 << 20
 HOST_SHARE = 4  # CTAs for a byte by the host path, of those for one by NVLink
 HOST_BYTES = 64 << 20  # of slots in host memory, for all ranks
+NET_BYTES, NET_FLAG_BYTES = 128 << 20, 1 << 20  # of host memory for channels to other nodes, of a rank; of it for flags
 MAX_REGIONS = 1024
 OFFSET_BITS = 48
 
@@ -41,7 +42,8 @@ BOXES_AT = HEAD_BYTES + FLAG_BYTES
 class Place:
     """A channel: offsets of slots and head flags in the reader's arena, of tail flags in the writer's.
 
-    With ``hosted`` the slots lie in host memory that all ranks share.
+    With ``hosted`` the slots lie in host memory that all ranks share; with ``far`` slots and flags lie in the rank's
+    own host memory, where messages to and from another node find them.
     """
 
     writer: int
@@ -51,6 +53,7 @@ class Place:
     tails: int
     slot_bytes: int
     hosted: bool = False
+    far: bool = False
 
 
 def groups(program: Program, ctas: int, hosted: Collection[int] = ()) -> dict[int, int]:
@@ -98,32 +101,48 @@ def place(
     partial: int,
     arena_bytes: int,
     hosted: Collection[int] = (),
+    far: Collection[int] = (),
+    n: int = 0,
 ) -> list[Place]:
     """Place every channel of a program.
 
     Args:
         item, partial: bytes of an element, of a partial result.
         hosted: channels whose slots lie in host memory.
+        far: channels to other nodes.
+        n: ranks that share arenas, if they are not all of the call.
 
     Raises:
         DeviceError: if slots or flags do not fit; ArgumentError: if a channel has several readers.
     """
-    n = program.call.n
+    n = n or program.call.n
     lines = [[0] * n for _ in range(n)]  # of flags in each arena, by the rank that raises them
     share = HOST_BYTES // n // LINE * LINE  # of host memory
     slots, hosts = [slots_at(n)] * n, [r * share for r in range(n)]
-    chunk_of = {c: program.chunk_of(lane) for lane in program.lanes for c in lane.outs}
+    chunk_of = {c: program.chunk_of(lane) for lane in program.lanes for c in (*lane.ins, *lane.outs)}
+    nets, net_lines = [NET_FLAG_BYTES] * n, [0] * n
     places = []
     for c, channel in enumerate(program.channels):
         if len(channel.readers) != 1:
             raise ArgumentError("a GPU's memory does not multicast: plan for a machine of GPUs, not for shared memory")
         (reader,), writer, many = channel.readers, channel.writer, groups_of[channel.tree]
         size = _up(chunk_of[c] * (partial if channel.partial else item))
+        if c in far:
+            heads = net_lines[reader] * LINE
+            places.append(Place(writer, reader, nets[reader], heads, heads + many * LINE, size, far=True))
+            net_lines[reader] += 2 * many
+            nets[reader] += many * program.depth * size
+            continue
         heads, tails = _flags(lines[reader], writer, many), _flags(lines[writer], reader, many)
         taken = hosts if c in hosted else slots
         places.append(Place(writer, reader, taken[reader], heads, tails, size, c in hosted))
         taken[reader] += many * program.depth * size
     most, host = max(map(max, lines)) * LINE, max(at - r * share for r, at in enumerate(hosts))
+    if max(nets) > NET_BYTES or max(net_lines) * LINE > NET_FLAG_BYTES:
+        raise DeviceError(
+            f"{program.call.collective} by {program.scheme} needs {max(nets)} bytes of slots and {max(net_lines)} "
+            f"lines of flags to other nodes; a rank has {NET_BYTES} and {NET_FLAG_BYTES // LINE}: choose smaller chunks"
+        )
     if max(slots) > arena_bytes or most > FLAG_BYTES // MAX_RANKS or host > share:
         raise DeviceError(
             f"{program.call.collective} by {program.scheme} needs {max(slots)} bytes of slots, {most} of flags, {host} "

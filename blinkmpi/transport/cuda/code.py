@@ -8,14 +8,16 @@ and chunks are in the table, one row per CTA.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics import accumulator_of, dtype_of
 from ...program import REDUCTIONS, Call, Lane, Program
+from ..parts import Far
 from .arena import HEAD_BYTES, LINE, MAX_CTAS, MAX_RANKS, Place, lanes_of
 from .device import kernel_source
 
@@ -100,11 +102,11 @@ def shapes_of(program: Program, rank: int) -> list[Shape]:
     return list(dict.fromkeys(shape_of(program, lane) for lane in program.of(rank)))
 
 
-def lanes_source(call: Call, shapes: Sequence[Shape], row_words: int) -> str:
-    """Source of the kernel ``lanes`` for these kinds of lanes."""
+def lanes_source(call: Call, shapes: Sequence[Shape], row_words: int, n: int) -> str:
+    """Source of the kernel ``lanes`` for these kinds of lanes, on ``n`` ranks that share arenas."""
     cases = " ".join(f"case {i}: run<{shape}>(a, row, seq, s); break;" for i, shape in enumerate(shapes))
     macros = f"#define SHAPES {cases}\n#define ROW_WORDS {row_words}\n"
-    return prelude(call, call.n) + macros + kernel_source("lanes.cu")
+    return prelude(call, n) + macros + kernel_source("lanes.cu")
 
 
 def row_words(program: Program, rank: int) -> int:
@@ -121,11 +123,14 @@ def table(
     arenas: Sequence[int],
     host: int = 0,
     pace: Callable[[int], tuple[int, int]] | None = None,
+    far: Mapping[int, Far] = MappingProxyType({}),
+    net: int = 0,
 ) -> NDArray[np.int64]:
     """The rows of a rank, one per CTA.
 
     Args:
         arenas: addresses of the ranks' arenas here; ``host``: of the slots in host memory.
+        far: channels to other nodes; ``net``: the address of this rank's host memory for them.
         pace: for emulated links: (address of the link's clock, ns per MiB) of a channel that this rank writes.
     """
     shapes, words, times = shapes_of(program, rank), row_words(program, rank), scale(program.call)
@@ -146,6 +151,11 @@ def table(
         for c in (*ins, *lane.outs):
             at, reads = places[c], c in ins
             clock, ns = pace(c) if pace is not None and not reads else (0, 0)
+            if at.far:
+                head, tail = net + at.heads + cta * LINE, net + at.tails + cta * LINE
+                slots = net + at.slots + cta * program.depth * at.slot_bytes
+                row += [slots, head, tail, -1 - far[c].rank, clock, ns]
+                continue
             slots = (host if at.hosted else arenas[at.reader]) + at.slots + cta * program.depth * at.slot_bytes
             head, tail = arenas[at.reader] + at.heads + cta * LINE, arenas[at.writer] + at.tails + cta * LINE
             row += [slots, head, tail, at.writer if reads else at.reader, clock, ns]

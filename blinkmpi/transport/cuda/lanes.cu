@@ -9,7 +9,8 @@
 enum {  // words of a row
   SHAPE, COUNT, CHUNK, FIRST, STRIDE, OWN, STORE, DEPTH, LANE, LINKS, IN_BYTES, OUT_BYTES, WORDS_BEFORE_CHANNELS = 16
 };
-struct Channel { i64 slots, head, tail, peer, clock, pace; };  // addresses here; pace in ns per MiB, 0: as fast as it goes
+// Addresses here; peer is below 0 if it is on another node; pace in ns per MiB, 0: as fast as it goes.
+struct Channel { i64 slots, head, tail, peer, clock, pace; };
 constexpr int READY = 1, DONE = 2;  // barriers, each between the workers and one warp
 constexpr int THREADS = WORKERS + 64, MET = WORKERS + 32;
 
@@ -52,7 +53,8 @@ __device__ __forceinline__ void run(const Lanes& a, const i64* row, u64 seq, Sha
 
   if (warp == WORKERS / 32) {  // the waiter
     bool ok = true;
-    for (int i = lane; i < INS + OUTS; i += 32) ok &= await_entry(c, (int)ins[i].peer, seq);
+    for (int i = lane; i < INS + OUTS; i += 32)
+      if (ins[i].peer >= 0) ok &= await_entry(c, (int)ins[i].peer, seq);
     i64 j = 0;
     for (i64 k = row[FIRST]; k < chunks; k += row[STRIDE], j++) {
       for (int i = lane; i < INS + OUTS && ok; i += 32) {

@@ -23,6 +23,8 @@ import numpy as np
 from ...errors import ArgumentError, BlinkError, CollectiveTimeout, DeviceError, MismatchError, PeerLost
 from ...numerics import accumulator_of, dtype_of
 from ...program import Call, Program
+from ..net import Crossing
+from ..parts import Part
 from .arena import (
     ARENA_BYTES,
     BOX_BYTES,
@@ -32,6 +34,7 @@ from .arena import (
     MAX_CTAS,
     MAX_RANKS,
     MAX_REGIONS,
+    NET_BYTES,
     Region,
     Regions,
     groups,
@@ -39,6 +42,7 @@ from .arena import (
 )
 from .code import EXTRA, PACKET_THREADS, WORKERS, lanes_source, onehop_source, reduces, row_words, shapes_of, table
 from .device import Gpu, Kernel
+from .far import crossings_of
 from .hosted import HostSlots
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
@@ -81,6 +85,7 @@ class Loaded:
     road: str
     text: str
     keep: tuple[int, ...] = ()  # device memory that belongs to it
+    crossings: tuple[Crossing, ...] = ()  # ends of channels to other nodes
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,18 @@ class CudaTransport:
     Args:
         comm: a communicator of our own, used only to set up, to register and to close.
         gpu: this rank's device.
+        names: what the ranks of ``comm`` are called in messages.
 
     Raises:
         DeviceError: on every rank, if some rank cannot map some other's memory.
     """
 
-    def __init__(self, comm: Comm, gpu: Gpu, *, arena_bytes: int = ARENA_BYTES) -> None:
+    def __init__(self, comm: Comm, gpu: Gpu, *, arena_bytes: int = ARENA_BYTES, names: Sequence[int] = ()) -> None:
         self.n, self.rank, self.gpu, self.arena_bytes = comm.size, comm.rank, gpu, arena_bytes
         self._comm = comm
+        self._names = names or range(comm.size)
+        self._net = 0  # host memory for channels to other nodes, made when the first program wants it
+        self.calls = 0  # kernels that were started here
         self._hosted: HostSlots | None = None
         if self.n > MAX_RANKS:
             raise DeviceError(f"{self.n} GPUs on one node: this version maps at most {MAX_RANKS}")
@@ -144,6 +153,7 @@ class CudaTransport:
         ctas: int = 0,
         hosted: Collection[int] = (),
         pace: Callable[[int], tuple[int, int]] | None = None,
+        part: Part | None = None,
     ) -> Loaded:
         """Compile (or find) the kernel of a call over a road and fill in its arguments. Local.
 
@@ -152,6 +162,7 @@ class CudaTransport:
             program: for ``slots``.
             ctas: groups of threads to use, 0 for the default.
             hosted: the program's channels that take the host path; all ranks come here together then.
+            part: of the program, that of this node, if there are several.
 
         Raises:
             DeviceError: if it does not fit the GPU.
@@ -160,7 +171,7 @@ class CudaTransport:
         if road == "slots":
             if program is None:
                 raise ArgumentError("road 'slots' runs a program; pass one")
-            return self._load_lanes(program, text, ctas, hosted, pace)
+            return self._load_lanes(program, text, ctas, hosted, pace, part)
         if road == "direct":
             return self._load_direct(call, text, ctas)
         return self._load_packets(call, text, ctas, two_shot=road == "twoshot")
@@ -190,25 +201,38 @@ class CudaTransport:
         ctas: int,
         hosted: Collection[int],
         pace: Callable[[int], tuple[int, int]] | None,
+        part: Part | None,
     ) -> Loaded:
-        call = program.call
+        call, far = program.call, part.far if part else {}
         item = dtype_of(call.dtype).itemsize
         partial = accumulator_of(call.dtype).itemsize if reduces(call) else item
-        groups_of = groups(program, min(ctas or self.sms, self.sms), hosted)
-        places = place(program, groups_of, item, partial, self.arena_bytes, hosted)
+        groups_of = groups(program, min(ctas or self.sms, self.sms), hosted)  # of the whole: alike on all nodes
+        if part:
+            program, hosted = part.program, [i for i, c in enumerate(part.numbers) if c in hosted and i not in far]
+        places = place(program, groups_of, item, partial, self.arena_bytes, hosted, far, self.n)
         host = self._host().address if hosted else 0
-        rows = table(program, self.rank, groups_of, places, self.arenas, host, pace)
+        net = self._net_memory() if far else 0
+        rows = table(program, self.rank, groups_of, places, self.arenas, host, pace, far, net)
         if not len(rows):  # this rank has nothing to do, but it counts the call
             kernel = self._onehop(call, "packets")
             return self._idle(kernel, call, text)
-        source = lanes_source(call, shapes_of(program, self.rank), row_words(program, self.rank))
+        source = lanes_source(call, shapes_of(program, self.rank), row_words(program, self.rank), self.n)
         kernel = self.gpu.compile(source, "lanes")
         data = rows.tobytes()
         at = self.gpu.allocate(len(data))
         self.gpu.upload(at, data)
-        divide = self.n if call.op == "avg" else 0
+        divide = call.n if call.op == "avg" else 0
         args = [*self._common(text, "slots", divide), at, rows.shape[1]]
-        return _loaded(kernel, len(rows), WORKERS + EXTRA, args, "slots", text, (at,))
+        loaded = _loaded(kernel, len(rows), WORKERS + EXTRA, args, "slots", text, (at,))
+        if part:
+            loaded.crossings = tuple(crossings_of(part, self.rank, groups_of, places, net))
+        return loaded
+
+    def _net_memory(self) -> int:
+        """This rank's host memory for channels to other nodes."""
+        if not self._net:
+            self._net = self.gpu.pinned(NET_BYTES)
+        return self._net
 
     def _host(self) -> HostSlots:
         """The slots in host memory, made when the first program wants them; collective then."""
@@ -280,7 +304,9 @@ class CudaTransport:
         args[n + 5 : n + 11] = send, recv, send_ref, recv_ref, home, home_bytes
         if loaded.road == "direct":
             args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
-        return _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.road, loaded.text)
+        own = _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.road, loaded.text)
+        own.crossings = loaded.crossings
+        return own
 
     def starter(self, loaded: Loaded, stream: int, holder: object) -> Callable[[], None]:
         """What puts a filled call on a stream and returns at once; valid while the transport is.
@@ -294,6 +320,7 @@ class CudaTransport:
             if not LAST or LAST[0] != stream:
                 self._follow(stream)
                 LAST[:] = [stream, holder]
+            self.calls += 1
             if code := launch():
                 raise DeviceError(f"cuLaunchKernel of {loaded.text}: CUDA error {code}; the process must end")
 
@@ -335,19 +362,20 @@ class CudaTransport:
         """What a kernel that gave up has left, in words; ``text`` is the call."""
         failure = Failure(*self._words[1:REPORT_WORDS])
         what = FOR.get(failure.lane, f"lane {failure.lane}, chunk {failure.chunk}")
+        me, peer = self._names[self.rank], self._names[failure.peer] if failure.peer >= 0 else -1 - failure.peer
         if failure.code == DIFFERENT:
             return MismatchError(
-                f"GPU call {failure.seq}: rank {self.rank} called {text}, rank {failure.peer} something else "
+                f"GPU call {failure.seq}: rank {me} called {text}, rank {peer} something else "
                 "(collective, count, type, op, root, or a registered buffer here and a plain one there); "
                 "call the same on every rank. The communicator is dead"
             )
         if failure.code == LATE:
             behind = [(failure.seq - seq) & MASK for seq in self._entered()]
-            absent = [str(r) for r, lag in enumerate(behind) if r != self.rank and 0 < lag < HALF]
+            absent = [str(self._names[r]) for r, lag in enumerate(behind) if r != self.rank and 0 < lag < HALF]
             if absent:
                 what += f" (rank {', '.join(absent)} has not come to this call)"
             return CollectiveTimeout(
-                f"GPU call {failure.seq}, {text}: rank {self.rank} waited in vain for rank {failure.peer}, "
+                f"GPU call {failure.seq}, {text}: rank {me} waited in vain for rank {peer}, "
                 f"for {what}; "
                 "look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
             )
@@ -414,6 +442,8 @@ class CudaTransport:
             self.gpu.free(self._table)
             self.gpu.free(self._clocks)
             self.gpu.free_pinned(self._report)
+            if self._net:
+                self.gpu.free_pinned(self._net)
 
 
 def fingerprint(text: str) -> int:

@@ -1,0 +1,285 @@
+"""What the links really do: the result of ``blinkmpi topo --measure``, its file, and a machine that takes it.
+
+A file holds for which GPUs (by UUID, in any order) and under which driver it is. A machine takes from it the links that
+are far under others of their class; the others keep the table's rate, so that plans do not follow noise. Who measures
+is ``blinkmpi.measure``; here are values, and rank 0's file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from ..codec import Value, dumps, loads
+from ..errors import BlinkError, SettingsError, TopologyError
+from .gather import Comm
+from .gpu import GpuFacts
+from .model import Device, Link, Topology
+
+FORMAT_VERSION = 1
+NOWHERE = -1  # the end of a row that is no device: the host's memory, or the network
+UNDER_PERCENT = 85  # of the median of its class: what is less is marked
+DIGITS = 3  # of a measured rate that a plan is made from
+FAST = ("nvlink", "xgmi")
+
+What = Literal[
+    "copy", "copy-both", "copy-all", "push", "push-both", "push-all", "flag", "host", "host-all",
+    "memory", "memory-all", "net",
+]  # fmt: skip
+
+
+class Row(Value, frozen=True):
+    """One direction: ``src`` sends to ``dst``. ``us`` is a round trip of a flag, ``mbps`` all else."""
+
+    src: int
+    dst: int
+    what: What
+    mbps: int | None = None
+    us: float | None = None
+
+
+class Measured(Value, frozen=True):
+    """What was measured between some devices, whose places in ``devices`` the rows name.
+
+    ``date`` is the day, ``driver`` that of the GPUs (empty for CPU ranks), ``missing`` what could not be measured, and
+    why.
+    """
+
+    machine: str
+    devices: tuple[Device, ...]
+    date: str
+    driver: str
+    versions: dict[str, str]
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The file."""
+        return dumps(self, kind="measured", version=FORMAT_VERSION)
+
+    @staticmethod
+    def from_json(text: str | bytes, source: str = "measured") -> Measured:
+        """Read and check what :meth:`to_json` wrote; FormatError or TopologyError otherwise."""
+        return loads(text, Measured, kind="measured", version=FORMAT_VERSION, source=source).check()
+
+    def check(self) -> Measured:
+        """Return self if consistent.
+
+        Raises:
+            TopologyError: for a row of a device that is not there, a rate that is none, or a second row of its kind.
+        """
+        seen: set[tuple[int, int, str]] = set()
+        for i, row in enumerate(self.rows):
+            where = f"{self.machine}: rows[{i}] {row.what} {row.src}->{row.dst}"
+            ends = {row.src, row.dst}
+            if len(ends) < 2 or not ends <= {NOWHERE, *range(len(self.devices))}:
+                raise TopologyError(f"{where}: expected two different of -1..{len(self.devices) - 1}; measure again")
+            value = row.us if row.what == "flag" else row.mbps
+            if value is None or value <= 0:
+                raise TopologyError(f"{where}: {value}, expected more than 0; measure again")
+            if (row.src, row.dst, row.what) in seen:
+                raise TopologyError(f"{where}: a second row; measure again")
+            seen.add((row.src, row.dst, row.what))
+        return self
+
+
+class Slow(NamedTuple):
+    """A link far under its class, whose median is ``usual`` MB/s."""
+
+    link: Link
+    mbps: int
+    usual: int
+
+
+# ---- classes
+
+
+def road(topology: Topology, src: int, dst: int) -> tuple[Link, ...]:
+    """The links that a copy takes from one device to another: NVLinks if these lead there, else the fewest."""
+    for kinds in (FAST, topology.kinds()):
+        onward: dict[int, list[Link]] = {}
+        for link in sorted(topology.links, key=lambda k: (-k.mbps, k.dst)):
+            if link.kind in kinds:
+                onward.setdefault(link.src, []).append(link)
+        came: dict[int, tuple[Link, ...]] = {src: ()}
+        queue = [src]
+        for v in queue:
+            for link in onward.get(v, ()) if v == src or v >= topology.n else ():
+                if link.dst not in came:
+                    came[link.dst] = (*came[v], link)
+                    queue.append(link.dst)
+        if dst in came:
+            return came[dst]
+    return ()
+
+
+def class_of(topology: Topology, row: Row) -> str:
+    """What a row is compared with: rows of the same name and of the same kind."""
+    if NOWHERE in (row.src, row.dst):
+        if row.what in ("host", "host-all"):
+            device = max(row.src, row.dst)
+            own = [k for k in topology.links if k.kind == "pcie" and k.src == device]
+            rate = f"pcie {own[0].mbps / 1000:g} " if own else ""
+            return rate + ("to the host" if row.dst == NOWHERE else "from the host")
+        return "network" if row.what == "net" else "memory"
+    links = road(topology, row.src, row.dst)
+    if not links:
+        return "unknown road"
+    least = min(links, key=lambda k: k.mbps)
+    through = "-".join(topology.switches[k.dst - topology.n].kind for k in links[:-1])
+    return f"{least.kind} {least.lanes}x{least.lane_mbps / 1000:g}" + (f" by {through}" if through else "")
+
+
+def usual(rates: Iterable[int]) -> int:
+    """The median; the upper one of two, so that of two links the slow one is the odd one out."""
+    return statistics.median_high(list(rates))
+
+
+def is_under(mbps: int, median: int) -> bool:
+    """Whether a rate is to be marked."""
+    return 100 * mbps < UNDER_PERCENT * median
+
+
+def marked(topology: Topology, measured: Measured) -> dict[Row, int]:
+    """Rows far under their class, with its median; round trips are not judged."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in measured.rows:
+        if row.mbps is not None:
+            groups.setdefault((row.what, class_of(topology, row)), []).append(row)
+    found: dict[Row, int] = {}
+    for rows in groups.values():
+        median = usual(row.mbps or 0 for row in rows)
+        found |= {row: median for row in rows if is_under(row.mbps or 0, median)}
+    return found
+
+
+# ---- links
+
+
+def link_rates(topology: Topology, measured: Measured) -> dict[Link, int]:
+    """MB/s of the links of which it is known.
+
+    An NVLink has the best rate of the pairs whose copies take it, so that of a GPU at a switch is not blamed for what
+    a slow peer takes; the PCIe link of a GPU has the rate to or from the host's memory.
+    """
+    found: dict[Link, int] = {}
+    for row in measured.rows:
+        links: Collection[Link] = ()
+        if row.what == "copy":
+            links = [k for k in road(topology, row.src, row.dst) if k.kind in FAST]
+        elif row.what == "host":
+            device, out = max(row.src, row.dst), row.dst == NOWHERE
+            links = [k for k in topology.links if k.kind == "pcie" and max(k.src, k.dst) >= topology.n
+                     and (k.src if out else k.dst) == device]  # fmt: skip
+        for link in links:
+            found[link] = max(found.get(link, 0), row.mbps or 0)
+    return found
+
+
+def slow_links(topology: Topology, measured: Measured) -> tuple[Slow, ...]:
+    """Links more than 15 % under the median of their class: kind, lanes, table's rate, and towards or from a switch."""
+    groups: dict[tuple[object, ...], list[tuple[Link, int]]] = {}
+    n = topology.n
+    for link, mbps in link_rates(topology, measured).items():
+        key = (link.kind, link.lanes, link.lane_mbps, link.src < n, link.dst < n)
+        groups.setdefault(key, []).append((link, mbps))
+    found = []
+    for links in groups.values():
+        median = usual(mbps for _, mbps in links)
+        found += [Slow(link, mbps, median) for link, mbps in links if is_under(mbps, median)]
+    return tuple(sorted(found, key=lambda s: (s.link.src, s.link.dst, s.link.kind)))
+
+
+def with_measured(topology: Topology, measured: Measured) -> Topology:
+    """The machine whose slow links have their measured rate, to three digits and never above what they had."""
+    placed = here(measured, topology)
+    slow = {s.link: s.mbps for s in slow_links(topology, placed)} if placed else {}
+    if not slow:
+        return topology
+    links = tuple(
+        msgspec.structs.replace(k, lane_mbps=min(k.lane_mbps, _rounded(slow[k] // k.lanes)), origin="measured")
+        if k in slow
+        else k
+        for k in topology.links
+    )
+    remark = f"{len(slow)} {'link' if len(slow) == 1 else 'links'} far under their class: as measured {measured.date}"
+    source = "; ".join(filter(None, [topology.source, remark]))
+    return msgspec.structs.replace(topology, links=links, source=source).check()
+
+
+def _rounded(mbps: int) -> int:
+    unit = 10 ** max(0, len(str(mbps)) - DIGITS)
+    return max(1, (mbps + unit // 2) // unit * unit)
+
+
+def here(measured: Measured, topology: Topology) -> Measured | None:
+    """The same with the ranks of ``topology``, whose devices are joined by UUID; None if these are others."""
+    theirs, ours = [d.uuid for d in measured.devices], [d.uuid for d in topology.devices]
+    if not all(ours) or len(set(ours)) < len(ours) or sorted(theirs) != sorted(ours):
+        return None
+    place = {NOWHERE: NOWHERE, **{old: ours.index(uuid) for old, uuid in enumerate(theirs)}}
+    rows = (msgspec.structs.replace(r, src=place[r.src], dst=place[r.dst]) for r in measured.rows)
+    order = tuple(sorted(rows, key=lambda r: (r.what, r.src, r.dst)))
+    return msgspec.structs.replace(measured, devices=topology.devices, rows=order)
+
+
+# ---- files
+
+
+def file_of(folder: Path, uuids: Iterable[str], driver: str) -> Path:
+    """Where the links of some GPUs under a driver are kept."""
+    digest = hashlib.sha256(msgspec.json.encode([sorted(uuids), driver])).hexdigest()[:12]
+    return folder / f"links-{digest}.json"
+
+
+def driver_of(facts: object) -> str:
+    """The driver's version, as a GPU's facts have it."""
+    return facts.driver if isinstance(facts, GpuFacts) and isinstance(facts.driver, str) else "unknown"
+
+
+def write(path: Path, measured: Measured) -> None:
+    """Keep what was measured.
+
+    Raises:
+        SettingsError: if the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(measured.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror}; set BLINKMPI_CACHE_DIR") from error
+
+
+def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measured | None:
+    """What rank 0's folder has for these GPUs under this driver, with this machine's ranks; collective.
+
+    Args:
+        facts: of the calling rank's GPU.
+
+    Raises:
+        SettingsError: the same on all ranks, for a file that cannot be read.
+    """
+    text, error = "", ""
+    if comm.rank == 0:
+        path = file_of(folder, (d.uuid for d in topology.devices), driver_of(facts))
+        try:
+            text = Measured.from_json(path.read_bytes(), source=str(path)).to_json()
+        except FileNotFoundError:
+            pass
+        except (OSError, BlinkError) as trouble:
+            error = f"cannot use {path} ({trouble}); remove it, or blinkmpi topo --measure=again"
+    text, error = comm.bcast((text, error), 0)
+    if error:
+        raise SettingsError(error)
+    return here(Measured.from_json(text), topology) if text else None
+
+
+def applied(comm: Comm, topology: Topology, facts: object, folder: Path) -> Topology:
+    """The live machine of GPUs, with what was measured of its slow links, if it was; collective, errors as above."""
+    found = kept(comm, topology, facts, folder)
+    return topology if found is None else with_measured(topology, found)
