@@ -58,7 +58,8 @@ def live_machine(world: Comm, node: Comm) -> Topology:
     alone = len(world.allgather(None)) == 1
     if shown and alone:
         facts = probe_all()
-        return from_gpus(facts, hosts=[socket.gethostname()] * len(facts))
+        found = from_gpus(facts, hosts=[socket.gethostname()] * len(facts))
+        return applied(world, found, facts[0], cache_dir())
     _, own, machine = _gathered(world, node)
     return machine if isinstance(own, str) else applied(world, machine, own, cache_dir())
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from mpi4py import MPI
 
 from .calls import Prepared
-from .errors import ArgumentError, BlinkError, DeviceError, PeerLost, TopologyError
+from .errors import ArgumentError, BlinkError, DeviceError, MismatchError, PeerLost, RemoteError, TopologyError
 from .gpu import Bound, GpuRoad, on_gpu
 from .miad import Miad
 from .plan import Plan
@@ -192,7 +192,13 @@ class GpuCalls:
             raise DeviceError(
                 f"{bound.text}: calls between nodes cannot be captured in a graph; make them outside of it"
             )
-        self._host.enter(seq, bound.note, bound.timeout_s)
+        try:
+            self._host.enter(seq, bound.note, bound.timeout_s)
+        except (MismatchError, RemoteError):  # nothing has begun, and all ranks know
+            raise
+        except BlinkError as error:
+            self._owner.die(error)
+            raise
         base = (self._transport.calls + 1) << SEQ_BITS
         for x in bound.loaded.crossings:
             x.begun = x.done = 0

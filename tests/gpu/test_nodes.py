@@ -94,4 +94,7 @@ def test_what_goes_wrong(comm: MPI.Intracomm) -> None:
             ours.Allreduce(x, y)
         assert time.monotonic() - since < 6
     comm.Barrier()
+    if not comm.rank:
+        with pytest.raises(CollectiveTimeout, match="found by rank"):
+            ours.Allreduce(x, y)
     ours.Free()
