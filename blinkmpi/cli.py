@@ -165,6 +165,8 @@ def _live(args: argparse.Namespace) -> int:
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
+        if args.command == "topo" and args.measure:
+            return cli_topo.measure(args, world, node)
         topology = _changed(args, cli_topo.live_machine(world, node))
     finally:
         node.Free()

@@ -26,9 +26,11 @@ from .settings import Settings, log
 from .topology import Topology
 from .topology.gather import gather_gpus
 from .topology.gpu import GpuFacts
+from .topology.measured import applied
 from .topology.probe import probe
 from .transport.cuda.device import Gpu, cupy, device_count, why_none
 from .transport.host import SEQ_BITS, HostTransport
+from .transport.native import cache_dir
 
 CACHE_SIZE = 256
 HELD = 64
@@ -316,7 +318,7 @@ def open_gpus(
         if comm.rank == 0:
             log(settings, "INFO", f"no GPUs: {reason}")
         return None, reason
-    found = net(found)
+    found = net(applied(comm, found, facts, cache_dir()))
     machine = told or found
     emulated = [d.uuid for d in machine.devices] != [d.uuid for d in found.devices]
     several = node.size < comm.size

@@ -213,7 +213,7 @@ def with_measured(topology: Topology, measured: Measured) -> Topology:
 
 
 def _rounded(mbps: int) -> int:
-    unit = 10 ** max(0, len(str(mbps)) - DIGITS)
+    unit = int(10 ** max(0, len(str(mbps)) - DIGITS))
     return max(1, (mbps + unit // 2) // unit * unit)
 
 
