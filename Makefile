@@ -9,6 +9,7 @@
 #   make check   linters and type checks only
 #   make gpu     the tests on this machine's GPUs (CUDA=12 for an older driver)
 #   make test-4  the tests on ranks under one mpirun -np 4 (any number)
+#   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
 #   make wheel   dist/*.whl
 #   make clean   remove what the other targets made
 #
@@ -31,7 +32,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test check gpu wheel clean
+.PHONY: demo test check gpu test-hosts wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -45,6 +46,9 @@ check: $(VENV)/.has-test
 
 gpu: $(VENV)/.has-cuda
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+test-hosts: $(VENV)/.has-test
+	$(BIN)/python -m pytest -m hosts tests/hosts
 
 test-%: $(VENV)/.has-test
 	$(BIN)/mpirun -np $* $(BIN)/python -m pytest --with-mpi tests/mpi
