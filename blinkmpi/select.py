@@ -37,6 +37,16 @@ MPI_BELOW_BYTES = {
     "gather": (1 * MIB, 16 * KIB),
     "scatter": (256 * KIB, 16 * KIB),
 }
+# The same for ranks on several nodes, from trials on two hosts of one machine, 2 and 4 ranks each.
+MPI_BELOW_BYTES_ACROSS = {
+    "allreduce": 512 * KIB,
+    "reduce_scatter": 512 * KIB,
+    "reduce": 4 * MIB,
+    "broadcast": 1 * MIB,
+    "allgather": 4 * MIB,
+    "gather": 4 * MIB,
+    "scatter": 64 * MIB,
+}
 # What only moves bytes crosses by cma on shared memory, one copy and not two; and through slots from these sizes on,
 # where two cores at work, or a chunk that many read from the caches, win over one copy. None: by cma at every size.
 SLOTS_FROM_BYTES: dict[str, tuple[int | None, int | None]] = {
@@ -204,6 +214,9 @@ def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple
     memory = packings[0].multicast
     chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
     small = MPI_BELOW_BYTES.get(collective, (0, 0))[plan.n > 2] if memory and mpi and plan.n > 1 else 0
+    if mpi and len(topology.nodes) > 1:
+        small = MPI_BELOW_BYTES_ACROSS.get(collective, 0)
+    trials = "on one machine" if len(topology.nodes) == 1 else "on two hosts made of one machine"
     reason = "" if len(schemes) > 1 else f"the one scheme for {collective} here"
     rules = [Rule(collective, small, schemes[0], chunk, depth, reason)]
     if memory and collective in SLOTS_FROM_BYTES:
@@ -214,7 +227,7 @@ def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple
     if small:
         rules.insert(
             0,
-            Rule(collective, 0, "mpi", reason=f"default: below {small} bytes MPI was faster in trials on one machine"),
+            Rule(collective, 0, "mpi", reason=f"default: below {small} bytes MPI was faster in trials {trials}"),
         )
     if not wanted:
         return rules

@@ -527,17 +527,21 @@ class HostTransport:
         )
 
     def _enter_once(self, seq: int, slice_s: float) -> tuple[Outcome, bool]:
-        window, net, job = self.window, self.net, self._meeting
-        if self.native is not None and net is None:
-            job.seq, job.timeout_ns = seq, int(slice_s * 1e9)
-            return OUTCOMES[self.native.code.blink_enter(ctypes.addressof(job))], False
+        window, net, job, native = self.window, self.net, self._meeting, self.native
+        job.seq, job.timeout_ns = seq, int(slice_s * 1e9)
+        if native is not None and (net is None or not net.leads):
+            return OUTCOMES[native.code.blink_enter(ctypes.addressof(job))], False
+        job.timeout_ns = -1
 
         def turn() -> tuple[Outcome, bool]:
             try:
                 moved = net is not None and net.turn(seq)
             except MPI.Exception as error:
                 raise self._cut(seq, error) from error
-            outcome, _ = enter_numpy(window, seq)
+            if native is None:
+                outcome, _ = enter_numpy(window, seq)
+            else:
+                outcome = OUTCOMES[native.code.blink_enter(ctypes.addressof(job))]
             return (outcome if net is None or net.met(seq) else Outcome.EXPIRED), moved
 
         return turns(turn, window, slice_s)

@@ -32,15 +32,26 @@ from .window import RECORD, Places, SharedWindow
 
 CALLS, WORDS_TAG, FIRST_CHANNEL = 1, 2, 16  # tags
 CALLS_BYTES = 64 << 10
+HEAR_EVERY = 16  # turns: last words are rare
 LEFT = b"left"  # said by who leaves for good; all other words are last ones
 
 
 class _Calls(msgspec.Struct, array_like=True):
-    """What the ranks of a node call: the call's number, each different text once, and which one each rank has."""
+    """What the ranks of a node call: each different text once, and which one each rank has. The call's number leads."""
 
-    seq: int
     texts: list[tuple[int, bytes]]  # fingerprint and text
     of: list[int]
+
+
+class _Node:
+    """Another node, as its first rank tells of it: a receive that is begun again and again."""
+
+    def __init__(self, comm: MPI.Intracomm, first: int, ranks: list[int]) -> None:
+        self.ranks, self.status = ranks, MPI.Status()
+        self.buffer = np.empty(CALLS_BYTES, np.uint8)
+        self.request = comm.Recv_init(self.buffer, first, CALLS)
+        self.request.Start()
+        self.last = [b"", b""]  # what was told of the calls before, by turns: mostly the same
 
 
 @dataclass(slots=True)
@@ -112,11 +123,14 @@ class Net:
             window.pids[self.away] = [pids[r] for r in self.away]
         self._told = 0  # the last call that the other nodes have heard of from here
         self._sent: list[tuple[MPI.Request, Any]] = []
-        self._calls: dict[int, tuple[MPI.Request, NDArray[np.uint8]]] = {}
+        self._calls: list[_Node] = []
+        self._body: tuple[list[int], bytes] = ([], b"")  # what was told last, and of which fingerprints
         if window.rank == window.here[0]:
-            self._calls = {first: self._listen(first, CALLS, CALLS_BYTES) for first in self._nodes}
+            self._calls = [_Node(self.comm, first, ranks) for first, ranks in self._nodes.items()]
+        self._status = MPI.Status()
         self._words = self._listen(MPI.ANY_SOURCE, WORDS_TAG, RECORD)
         self._cried = False
+        self._turns = 0
 
     def _listen(self, source: int, tag: int, room: int) -> tuple[MPI.Request, NDArray[np.uint8]]:
         buffer = np.empty(room, np.uint8)
@@ -126,47 +140,56 @@ class Net:
 
     def turn(self, seq: int) -> bool:
         """Hear what was said, and pass on which call the ranks of this node are in; returns whether anything moved."""
-        self.hear()
-        return self._tell(seq) | bool(sum(self._told_by(first) for first in self._calls))
+        self._turns += 1
+        if self._turns % HEAR_EVERY == 0:
+            self.hear()
+        return bool(self._calls) and self._tell(seq) | bool(sum(self._told_by(node) for node in self._calls))
 
     def met(self, seq: int) -> bool:
         """Whether the other nodes know that all ranks of this one are in call ``seq``; the first rank tells them."""
         return not self._calls or self._told >= seq
 
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank of its node, who tells and is told."""
+        return bool(self._calls)
+
     def _tell(self, seq: int) -> bool:
         window = self.window
-        if not self._calls or self._told >= seq or any(int(window.seqs[r]) < seq for r in window.here):
+        if self._told >= seq or any(int(window.seqs[r]) < seq for r in window.here):
             return False
-        texts: dict[int, bytes] = {}
         prints = [int(window.words[window.record(r, seq) // 8]) for r in window.here]
-        for r, mark in zip(window.here, prints, strict=True):
-            texts.setdefault(mark, window.read(window.record(r, seq)))
-        room = CALLS_BYTES // 2 // len(texts)
-        known = [(mark, text[:room]) for mark, text in texts.items()]
-        order = list(texts)
-        self._send(msgspec.msgpack.encode(_Calls(seq, known, [order.index(p) for p in prints])), self._nodes, CALLS)
+        if prints != self._body[0]:
+            texts: dict[int, bytes] = {}
+            for r, mark in zip(window.here, prints, strict=True):
+                texts.setdefault(mark, window.read(window.record(r, seq)))
+            order, room = list(texts), CALLS_BYTES // 2 // len(texts)
+            told = _Calls([(mark, text[:room]) for mark, text in texts.items()], [order.index(p) for p in prints])
+            self._body = prints, msgspec.msgpack.encode(told)
+        self._send(seq.to_bytes(8, "little") + self._body[1], self._nodes, CALLS)
         self._told = seq
         return True
 
-    def _told_by(self, first: int) -> bool:
+    def _told_by(self, node: _Node) -> bool:
         """Write down what another node's ranks call."""
-        request, buffer = self._calls[first]
-        status = MPI.Status()
-        if not request.Test(status):
+        if not node.request.Test(node.status):
             return False
-        told = msgspec.msgpack.decode(buffer[: status.Get_count(MPI.BYTE)].tobytes(), type=_Calls)
-        self._calls[first] = self._listen(first, CALLS, CALLS_BYTES)
-        window = self.window
-        for r, which in zip(self._nodes[first], told.of, strict=True):
-            mark, text = told.texts[which]
-            at = window.record(r, told.seq)
-            window.words[at // 8] = mark
-            window.write(at, text)
+        message = node.buffer[: node.status.Get_count(MPI.BYTE)].tobytes()
+        node.request.Start()
+        window, seq, body = self.window, int.from_bytes(message[:8], "little"), message[8:]
+        if body != node.last[seq % 2]:
+            node.last[seq % 2] = body
+            told = msgspec.msgpack.decode(body, type=_Calls)
+            for r, which in zip(node.ranks, told.of, strict=True):
+                mark, text = told.texts[which]
+                at = window.record(r, seq)
+                window.words[at // 8] = mark
+                window.write(at, text)
         if window.fence:
             window.fence()
-        for r in self._nodes[first]:
-            window.done[r] = told.seq  # it uses no slot of this node
-            window.seqs[r] = told.seq
+        for r in node.ranks:
+            window.done[r] = seq  # it uses no slot of this node
+            window.seqs[r] = seq
         return True
 
     # ---- chunks
@@ -205,7 +228,7 @@ class Net:
 
     def hear(self) -> None:
         """Write down the last words of ranks elsewhere, who has left, and whom MPI knows to have failed."""
-        window, status = self.window, MPI.Status()
+        window, status = self.window, self._status
         while self._heard(status):
             said = self._words[1][: status.Get_count(MPI.BYTE)].tobytes()
             self._words = self._listen(MPI.ANY_SOURCE, WORDS_TAG, RECORD)
@@ -248,7 +271,9 @@ class Net:
     def close(self) -> None:
         """Free the messages' communicator, after a last call in which all ranks met; collective."""
         MPI.Request.Waitall([request for request, _ in self._sent])
-        for request, _ in [*self._calls.values(), self._words]:
+        for request in [*(node.request for node in self._calls), self._words[0]]:
             request.Cancel()
             request.Wait()
+        for node in self._calls:
+            node.request.Free()
         self.comm.Free()

@@ -230,7 +230,8 @@ def test_arguments_of_the_communicator_are_all_documented() -> None:
 def test_the_limits_of_the_selection_table_are_documented() -> None:
     rows = table("docs/design.md", "collective | to MPI below, 2 ranks")
     assert {c: tuple(sizes) for c, *sizes in rows} == {
-        c: tuple(size_text(n) for n in sizes) for c, sizes in select.MPI_BELOW_BYTES.items()
+        c: tuple(size_text(n) for n in (*sizes, select.MPI_BELOW_BYTES_ACROSS[c]))
+        for c, sizes in select.MPI_BELOW_BYTES.items()
     }
     rows = table("docs/design.md", "bytes only move | slots from, 2 ranks")
     assert {c: tuple(sizes) for c, *sizes in rows} == {
