@@ -17,10 +17,12 @@ from mpi4py import MPI
 
 from . import calls
 from .buffers import NAMES, DeviceArray, foreign, on_device, op_name
-from .engine import Engine, Job, Options, end_job_on_error
+from .ending import end_job_on_error
+from .engine import Engine, Options
 from .errors import ArgumentError, BlinkError, BufferTypeError
 from .explain import explain, plan_line
 from .gpu import GpuRoad
+from .job import Job
 from .numerics import dtype_of
 from .plan import Plan, chunk_for
 from .plan_diff import PlanDifference

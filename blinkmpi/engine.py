@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from mpi4py import MPI, run
 
 from .bootstrap import Options as Options
 from .bootstrap import agree_on_plan, check_timeout, dump_files, is_time, settle, told_machine, virtual_node
-from .buffers import Foreign, ForeignOp, hold, lies_on_device, mpi_op
+from .buffers import Foreign, ForeignOp, lies_on_device
 from .calls import Prepared, call_key, in_mpi, numpy_key
+from .ending import LOST, UNCAUGHT
 from .errors import (
     ArgumentError,
     BufferTypeError,
@@ -39,6 +36,7 @@ from .errors import (
 )
 from .gpu import GpuRoad
 from .gpu_calls import GpuCalls, open_gpus
+from .job import Job, describe
 from .numerics import dtype_of
 from .plan import Plan, Rule
 from .plan_diff import PlanDifference, plan_differences
@@ -51,43 +49,13 @@ from .topology.gather import gather_gpus
 from .topology.probe import probe
 from .topology.wire import net_rates, with_net
 from .transport.cuda.device import Gpu
-from .transport.host import FAILED, FOREIGN, HostTransport, Loaded
+from .transport.host import HostTransport, Loaded
 from .transport.native import cache_dir
+from .transport.witness import FAILED, FOREIGN
 from .tuned import file_of
 
 CACHE_SIZE = 64
 LOOK_SECONDS = 0.2  # how often a wait for MPI looks after the peers
-UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
-LOST = threading.Event()  # a process of the job has died, and this one has outlived it
-FINALIZE_SECONDS = 3.0  # what MPI_Finalize may take then
-
-
-class Job(NamedTuple):
-    """A collective, and (see :meth:`of`) the arguments with which the user called it."""
-
-    name: str
-    prepare: Callable[..., Prepared]  # of rank, size and the arguments: checks them; may raise Foreign
-    method: Callable[..., MPI.Request]  # of a communicator and the arguments: MPI's own, non-blocking
-    args: tuple[Any, ...] = ()
-
-    def of(self, *args: Any) -> Job:
-        """The call with these arguments."""
-        return Job(self.name, self.prepare, self.method, args)
-
-    def held(self) -> tuple[Job, list[MPI.Datatype]]:
-        """The call with arguments for later, when MPI reads them in another thread, and datatypes to free then."""
-        held = [hold(arg) for arg in self.args]
-        return self.of(*(arg for arg, _ in held)), [datatype for _, own in held for datatype in own]
-
-    def mpi(self, comm: MPI.Intracomm) -> MPI.Request:
-        """Begin MPI's own collective on ``comm``."""
-        for arg in self.args:
-            if lies_on_device(arg):
-                raise BufferTypeError(
-                    f"{self.name} with these arguments is MPI's alone, and this MPI would crash on GPU memory; "
-                    "pass NumPy copies, or an operation and types that blinkmpi has"
-                )
-        return self.method(comm, *(mpi_op(a) if isinstance(a, str) else a for a in self.args))
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,7 +530,7 @@ class Engine:
         if UNCAUGHT.is_set() or MPI.Is_finalized():
             return  # the job is being ended, or has met already
         missing = self.transport.part(self.timeout_s)
-        if self.transport.lost():
+        if self.transport.witness.lost():
             LOST.set()
         if not missing and not self._open:
             return
@@ -571,42 +539,5 @@ class Engine:
             log(self.settings, "WARN", f"rank {self.rank} ends the job: MPI's own {self._open} was left open")
             return
         if self.rank == min(set(range(self.n)).difference(missing)):
-            who = self.transport.states(missing)
+            who = self.transport.witness.states(missing)
             log(self.settings, "WARN", f"rank {self.rank} ends the job, or MPI_Finalize would wait for ever: {who}")
-
-
-def end_job_on_error(comm: MPI.Intracomm) -> None:
-    """Make an uncaught exception on one rank end the whole job, as ``python -m mpi4py`` does. Installed once."""
-    if comm.size == 1 or getattr(sys.excepthook, "blinkmpi", False):
-        return
-    atexit.register(bound_finalize)
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        before(kind, error, trace)
-        sys.stderr.flush()
-        UNCAUGHT.set()
-        run.set_abort_status(error)
-
-    hook.blinkmpi = True  # type: ignore[attr-defined]
-    sys.excepthook = hook
-
-
-def bound_finalize() -> None:
-    """Where a process of the job has died, end this one if MPI_Finalize does not return. Runs at Python's very end.
-
-    A job that outlives a process (``mpirun --with-ft ulfm``) hangs there now and then: Open MPI 5 waits in a fence of
-    PMIx for the dead one (its issues 9434 and 11404; without blinkmpi, too).
-    """
-    if LOST.is_set() and not MPI.Is_finalized():
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, FINALIZE_SECONDS)
-
-
-@lru_cache(maxsize=256)
-def describe(call: Call) -> str:
-    """A call as people read it, and as ranks compare it."""
-    count = call.counts[0] if len(set(call.counts)) == 1 else list(call.counts)
-    parts = [f"{count} x {call.dtype}" if call.dtype else "", f"op {call.op}" if call.op else ""]
-    parts.append(f"root {call.root}" if call.root >= 0 else "")
-    return f"{call.collective}({', '.join(p for p in parts if p)})"

@@ -25,7 +25,8 @@ from .program import Call, Program
 from .select import program_for
 from .topology import Topology
 from .transport.cuda.device import Gpu
-from .transport.cuda.transport import Comm, CudaTransport, Loaded, by_packets, fits_packets
+from .transport.cuda.shares import by_packets, fits_packets
+from .transport.cuda.transport import Comm, CudaTransport, Loaded
 from .transport.parts import part_of
 
 CACHE_SIZE = 256

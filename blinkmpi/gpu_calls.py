@@ -239,11 +239,11 @@ class GpuCalls:
             if found is not None or now - looked < LOOK_SECONDS:
                 continue
             looked = now
-            found = self._host.stray(number, on_gpu(text))
-            gone = self._host.ended()
+            found = self._host.witness.stray(number, on_gpu(text))
+            gone = self._host.witness.ended()
             lost_since = (lost_since or now) if gone else 0.0
             if found is None and lost_since and now - lost_since > GRACE_S:
-                found = PeerLost(f"GPU call {text}: {self._host.states(gone, number)}; start the job again")
+                found = PeerLost(f"GPU call {text}: {self._host.witness.states(gone, number)}; start the job again")
             if found is not None:
                 self.road.transport.abort()
         if self.road.transport.gave_up:
@@ -258,10 +258,10 @@ class GpuCalls:
             return self.road.gpu.idle(on)
         except DeviceError as broken:
             until, error = time.monotonic() + GRACE_S, cast(BlinkError, broken)
-            while time.monotonic() < until and not self._host.ended():
+            while time.monotonic() < until and not self._host.witness.ended():
                 time.sleep(0.01)
-            if gone := self._host.ended():
-                error = PeerLost(f"GPU call {text}: {self._host.states(gone, seq)}; {broken}")
+            if gone := self._host.witness.ended():
+                error = PeerLost(f"GPU call {text}: {self._host.witness.states(gone, seq)}; {broken}")
             self._owner.die(error)
             raise error from broken
 

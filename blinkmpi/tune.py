@@ -26,7 +26,7 @@ from .plan import Rule
 from .program import BLOCKED, REDUCTIONS, Call
 from .select import GPU_SLOTS
 from .transport.cuda.device import cupy
-from .transport.cuda.transport import by_packets, fits_packets
+from .transport.cuda.shares import by_packets, fits_packets
 from .trees.tree import ROOTED, Collective
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ..buffers import Spot, address
-from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
+from ..errors import BlinkError, MismatchError, PeerLost
 from ..numerics import Array, accumulator_of, dtype_of
 from ..program import Lane, Program
 from . import native
@@ -33,7 +33,8 @@ from .records import Rows, rows_of
 from .runner import NumpyLane, Outcome, Turn, enter_numpy, step_numpy, turns
 from .slots import SlotStyle
 from .window import ARENA_BYTES, CONTROL, LINE, Places, SharedWindow, cache_bytes
-from .words import announcement, ranks_text, short, some
+from .witness import FOREIGN, Witness
+from .words import announcement, short
 
 SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
@@ -41,9 +42,7 @@ SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank 
 LOOK_SECONDS = 0.2
 OUTCOMES = tuple(Outcome)  # by runner.c's numbers
 CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
-FOREIGN = "MPI's "  # a rank whose arguments only MPI understands enters with this and the collective
 EXCHANGE = "reduce_scatter: block of "  # ranks that tell each other a number enter with this
-FAILED = "failed: "  # a rank that cannot take part enters with this and its error
 RunnerName = Literal["c", "numpy"]
 
 
@@ -111,7 +110,7 @@ class HostTransport:
         self.runner_reason += f"; no cma: {self.no_cma}" if self.no_cma else "; ranks read one another's memory (cma)"
         self._say = say
         self.arena_bytes = self.window.arena_bytes
-        self._hosts: list[str] = comm.allgather(MPI.Get_processor_name())
+        self.witness = Witness(self.window, comm.allgather(MPI.Get_processor_name()))
         self._spins = SPINS if node.size <= len(os.sched_getaffinity(0)) else CROWDED_SPINS
         self._meeting = native.Job()
         self._place(self._meeting)
@@ -252,39 +251,13 @@ class HostTransport:
             self.net.turn(seq)
             self.net.move(crossings, base)
         except MPI.Exception as error:
-            raise self._cut(seq, error) from error
+            raise self.witness.cut(seq, error) from error
         return not (self.net.met(seq) and all(x.done == x.chunks for x in crossings))
-
-    def _cut(self, seq: int, error: MPI.Exception) -> PeerLost:
-        """The error for a rank of another node that MPI cannot reach any more."""
-        gone = self.lost()
-        who = self.states(gone, seq) if gone else f"MPI cannot reach a rank of another node: {error}"
-        return PeerLost(f"call {seq}, {short(self._text(self.rank, seq))}: {who}. Rank {self.rank} on "
-                        f"{self._hosts[self.rank]} left. The communicator is dead; start the job again")  # fmt: skip
 
     def pass_by(self, seq: int, text: str) -> None:
         """Say that this rank is in call ``seq``, whose ranks meet elsewhere: on their GPUs."""
         self._announce(seq, text)
         self.window.done[self.rank] = seq
-
-    def stray(self, seq: int, text: str) -> BlinkError | None:
-        """The error for a rank that came to call ``seq`` with something else than ``text``, if there is one."""
-        if int(self.window.abort[0]):
-            return self._heard(seq)
-        here = [r for r in range(self.n) if int(self.window.seqs[r]) == seq]
-        prints: list[int] = self._prints[seq & 1].tolist()
-        here = [r for r in here if int(self.window.seqs[r]) == seq]  # who went on meanwhile may have written another
-        if len({prints[r] for r in here}) > 1:
-            return MismatchError(
-                f"call {seq}: rank {self.rank} called {short(text)}, "
-                + some([f"rank {r} {short(self._text(r, seq))}" for r in here if r != self.rank])
-                + "; call the same on every rank. The communicator is dead"
-            )
-        return None
-
-    def ended(self) -> list[int]:
-        """The other ranks whose processes have ended."""
-        return [r for r in range(self.n) if r != self.rank and self.window.life(r) in ("left", "gone")]
 
     def exchange(self, seq: int, count: int, timeout_s: float) -> tuple[int, ...]:
         """Every rank's ``count``, as call ``seq`` of its own.
@@ -294,10 +267,12 @@ class HostTransport:
         """
         self._announce(seq, f"{EXCHANGE}{count}")
         self._meet(seq, timeout_s)
-        texts = [self._text(r, seq) for r in range(self.n)]
+        texts = [self.witness.text(r, seq) for r in range(self.n)]
         self.window.done[self.rank] = seq
         if not all(text.startswith(EXCHANGE) for text in texts):
-            raise self._disagreement(seq, self._prints[seq & 1].tolist()) or MismatchError(f"call {seq}: {texts}")
+            raise self.witness.disagreement(seq, self._prints[seq & 1].tolist()) or MismatchError(
+                f"call {seq}: {texts}"
+            )
         return tuple(int(text.removeprefix(EXCHANGE)) for text in texts)
 
     def _lend(self, loaded: Loaded, send: Array | Spot | None, recv: Array | Spot | None) -> None:
@@ -328,7 +303,7 @@ class HostTransport:
         prints: list[int] = self._prints[seq & 1].tolist()
         if prints.count(mine) == self.n:
             return False
-        error = self._disagreement(seq, prints)
+        error = self.witness.disagreement(seq, prints)
         if error is not None:
             self.window.done[self.rank] = seq
             raise error
@@ -351,7 +326,7 @@ class HostTransport:
     def heed(self, seq: int) -> None:
         """Raise what another rank left, if one gave up: it may have come to call ``seq`` and gone again."""
         if int(self.window.abort[0]):
-            raise self._heard(seq)
+            raise self.witness.heard(seq)
 
     def part(self, timeout_s: float) -> list[int]:
         """Leave for good, and wait until the others have; returns those that did not."""
@@ -367,10 +342,6 @@ class HostTransport:
             if time.monotonic() > end or all(lives[r] == "stopped" for r in here):
                 return here
             time.sleep(0.01)
-
-    def lost(self) -> list[int]:
-        """The ranks whose processes have died."""
-        return [r for r in range(self.n) if self.window.life(r) == "gone"]
 
     def close(self) -> None:
         """Free the shared memory; collective."""
@@ -405,7 +376,7 @@ class HostTransport:
                 if loaded.runner != "c" or loaded.job.stage == 2:  # all have met in the same call
                     moved |= net.move(loaded.crossings, loaded.base)
             except MPI.Exception as error:
-                raise self._cut(seq, error) from error
+                raise self.witness.cut(seq, error) from error
             if outcome is Outcome.DONE and not (net.met(seq) and all(x.done == x.chunks for x in loaded.crossings)):
                 return Outcome.EXPIRED, moved
             return outcome, moved
@@ -451,42 +422,7 @@ class HostTransport:
         owed = waits()
         lost = [r for r in ended if r in owed]
         if lost or waited_s >= timeout_s:
-            raise self._late(seq, owed, lost, waited_s)
-
-    def _late(self, seq: int, waits: dict[int, str], lost: list[int], waited_s: float) -> BlinkError:
-        """The error for a wait that ended: who waited for whom, for what, and what is known of the suspects."""
-        now = time.monotonic_ns()
-        others = [r for r in range(self.n) if r != self.rank and (r in waits or int(self.window.done[r]) < seq)]
-        stopped = [r for r in others if self.window.life(r) == "stopped"]
-        silent = [r for r in others if now - int(self.window.beats[r]) > 1_000_000_000]
-        suspects = lost or stopped or [r for r in silent if r in waits] or silent or sorted(waits)
-        owed: dict[str, list[int]] = {}
-        for r in sorted(set(waits).intersection(suspects) or waits):
-            owed.setdefault(waits[r], []).append(r)
-        details = some([f"{ranks_text(ranks)} for {what}" for what, ranks in owed.items()])
-        text = f"call {seq}, {short(self._text(self.rank, seq))}: {self.states(suspects, seq)}. "
-        text += f"Rank {self.rank} on {self._hosts[self.rank]} waited {waited_s:.1f} s without progress on {details}. "
-        if lost:
-            return PeerLost(f"{text}The communicator is dead; start the job again")
-        return CollectiveTimeout(f"{text}Look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT)")
-
-    def states(self, ranks: list[int], seq: int = -1) -> str:
-        """What is known of some ranks, in words; ``seq`` is the call that the reader knows of."""
-        known = {
-            "gone": "is gone (killed or crashed)",
-            "left": "has left (Python ended there)",
-            "stopped": "is stopped (SIGSTOP or a debugger)",
-            "running": "runs",
-        }
-        found = []
-        for r in ranks:
-            entered = int(self.window.seqs[r])
-            last = f"last entered call {entered} {short(self._text(r, entered))}" if entered else "entered no call yet"
-            last = "in the same call" if entered == seq else last
-            life = known.get(self.window.life(r), "cannot be seen from here")
-            life += f" (host {self._hosts[r]})" if r not in self.window.here else ""
-            found.append(f"rank {r} (process {int(self.window.pids[r])}) {life}, {last}")
-        return some(found)
+            raise self.witness.late(seq, owed, lost, waited_s)
 
     def _waits(self, loaded: Loaded, seq: int) -> dict[int, str]:
         """Peers that unfinished lanes of this rank wait for, with the first chunk that each owes."""
@@ -517,12 +453,12 @@ class HostTransport:
 
     def _unread(self, loaded: Loaded, seq: int) -> BlinkError:
         """The error for memory that could not be read in the middle of a call: its process has ended, or freed it."""
-        peer = int(loaded.job.faulty)
+        peer, witness = int(loaded.job.faulty), self.witness
         time.sleep(2 * LOOK_SECONDS)  # its end shows by then, and the launcher has heard of it, too
         self.heed(seq)
         return PeerLost(
-            f"call {seq}, {short(self._text(self.rank, seq))}: {self.states([peer], seq)}. Rank {self.rank} on "
-            f"{self._hosts[self.rank]} cannot read its memory any more: {os.strerror(int(loaded.job.fault))}. "
+            f"call {seq}, {short(witness.text(self.rank, seq))}: {witness.states([peer], seq)}. Rank {self.rank} on "
+            f"{witness.hosts[self.rank]} cannot read its memory any more: {os.strerror(int(loaded.job.fault))}. "
             "The communicator is dead; start the job again"
         )
 
@@ -537,7 +473,7 @@ class HostTransport:
             try:
                 moved = net is not None and net.turn(seq)
             except MPI.Exception as error:
-                raise self._cut(seq, error) from error
+                raise self.witness.cut(seq, error) from error
             if native is None:
                 outcome, _ = enter_numpy(window, seq)
             else:
@@ -552,39 +488,3 @@ class HostTransport:
 
     def _absent(self, seq: int) -> dict[int, str]:
         return {r: f"its call {seq}" for r in range(self.n) if int(self.window.seqs[r]) < seq}
-
-    def _disagreement(self, seq: int, prints: list[int]) -> BlinkError | None:
-        """The error for a call that the ranks made differently, the same text on every rank; None if it is MPI's."""
-        texts = {p: self._text(prints.index(p), seq) for p in dict.fromkeys(prints)}
-        who = {p: [r for r in range(self.n) if prints[r] == p] for p in texts}
-        failed = next((p for p, text in texts.items() if text.startswith(FAILED)), None)
-        if failed is not None:
-            return RemoteError(f"call {seq}: {ranks_text(who[failed])} failed: {texts[failed].removeprefix(FAILED)}")
-        names = {text.removeprefix(FOREIGN).partition("(")[0] for text in texts.values()}
-        if len(names) == 1 and any(text.startswith(FOREIGN) for text in texts.values()):
-            return None
-        sides = some([f"{ranks_text(who[p])}: {short(text)}" for p, text in texts.items()])
-        return MismatchError(
-            f"call {seq}: the ranks disagree. {sides}. "
-            "Every rank must make the same calls in the same order with equal arguments"
-        )
-
-    # ---- last words
-
-    def _text(self, rank: int, seq: int) -> str:
-        """What ``rank`` wrote about call ``seq``, if its record still holds it."""
-        return self.window.read(self.window.record(rank, seq)).decode(errors="replace") if seq else ""
-
-    def _heard(self, seq: int) -> BlinkError:
-        """The error that another rank left."""
-        window = self.window
-        first = int(window.abort[0]) - 1
-        words = window.read(window.last_words(first)).decode(errors="replace")
-        name, _, message = words.partition(": ")
-        kind = {k.__name__: k for k in (CollectiveTimeout, PeerLost)}.get(name)
-        if kind is not None:
-            return kind(f"{message} (found by rank {first}; rank {self.rank} left call {seq} too)")
-        return PeerLost(
-            f"call {seq}, {short(self._text(self.rank, seq))}: rank {first} (process {int(window.pids[first])}) "
-            f"gave up with {short(words)}; rank {self.rank} left, too. The communicator is dead; start the job again"
-        )

@@ -24,7 +24,6 @@ from msgspec.structs import replace
 
 import blinkmpi
 from blinkmpi.engine import Engine
-from blinkmpi.engine import Job as CallJob
 from blinkmpi.errors import (
     ArgumentError,
     BlinkError,
@@ -33,6 +32,7 @@ from blinkmpi.errors import (
     PeerLost,
     RemoteError,
 )
+from blinkmpi.job import Job as CallJob
 from blinkmpi.transport import host
 from blinkmpi.transport.host import HostTransport
 from tests.harness import ROOT, Job, Outcome, mpi, mpirun
@@ -328,13 +328,13 @@ def test_a_rank_may_leave_when_it_has_done_its_part() -> None:
 def case_early(timeout: str) -> None:
     comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo="reduce:^mpi", runner="numpy")
     if comm.rank == N - 1:
-        run = host.run_numpy
+        run = host.step_numpy
 
         def slow(*args: Any) -> Any:  # it has come, but does not go on
             time.sleep(1.0)
             return run(*args)
 
-        host.run_numpy = slow
+        host.step_numpy = slow
     total = np.zeros(100)
     comm.Reduce(np.ones(100), total if comm.rank == 0 else None, root=0)
     if comm.rank == 0:

@@ -24,7 +24,8 @@ from blinkmpi.select import make_plan, program_for
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.arena import ARENA_BYTES, BOX_BYTES, LINE, MAX_RANKS, groups, place
 from blinkmpi.transport.cuda.code import scale
-from blinkmpi.transport.cuda.transport import by_packets, fingerprint, fits_packets, packet_streams, segment
+from blinkmpi.transport.cuda.shares import by_packets, fits_packets, packet_streams, segment
+from blinkmpi.transport.cuda.transport import fingerprint
 from blinkmpi.trees.tree import COLLECTIVES, ROOTED, Collective
 from blinkmpi.tune import choices, rows, winner
 from tests.unit.packings import call_of, reference, sends_of
