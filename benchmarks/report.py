@@ -1,6 +1,6 @@
 """Write docs/performance.md from the result files: ``python benchmarks/report.py``.
 
-The files are what ``blinkmpi bench -J`` writes. Every row is shown,
+The files are what ``blinkmpi bench -J`` and the programs beside this one write. Every row is shown,
 also where a call goes to MPI or is slower than MPI; what a file does not hold is a dash.
 """
 
@@ -63,6 +63,29 @@ bytes of the vector per second, in GB/s. Plan is the planner's rate, share is ou
 NCCL's: more than 1 means that blinkmpi is faster.
 """
 
+HOSTS = """
+## Several hosts
+"""
+
+HOSTS_LEGEND = """
+Measured on namespaces of one machine: hosts with links of a given rate each way (`tc`) to a switch, and MPI's messages
+over TCP between them. All ranks share that machine's cores, and nothing here was measured on a real network.
+
+Times are in milliseconds, of float32, out of place unless it says otherwise. Wire is a plain Sendrecv of as many bytes
+in the same job, both ways at once, between the first ranks of the first host and of another: the slowest of these. Rate
+is what as many bytes take at the rate of the slowest host's links, both ways at once. A share is one of these times
+divided by ours. Ratio is MPI's time divided by ours, also where MPI has to do without its component han, in a job of
+its own. What fits into a link's burst of 256 KB is not slowed by its rate.
+"""
+
+NODES_LEGEND = """
+## GPUs on virtual nodes
+
+Measured on one machine whose GPUs are split into nodes that share nothing: our MPI and NCCL both have TCP sockets over
+the loopback interface between these nodes, and no network. Columns are those of the GPUs above, but every call of ours
+is through when it returns, and none is in a graph.
+"""
+
 
 class ReportError(Exception):
     """A file is no result of ``blinkmpi bench``."""
@@ -95,14 +118,19 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
     if not results:
         return HEAD + EMPTY
     emulated = [result for result in results if result[1].get("emulated")]
-    results = [result for result in results if result not in emulated]
+    hosts = [result for result in results if result[1].get("hosts")]
+    nodes = [result for result in results if result[1].get("nodes")]
+    results = [result for result in results if result not in [*emulated, *hosts, *nodes]]
     gpu = [result for result in results if _on_gpu(result[1])]
     host = [result for result in results if not _on_gpu(result[1])]
     parts = [HEAD]
     if host:
         parts += [LEGEND, _summary(host), *(_file(name, document) for name, document in host)]
+    parts += [HOSTS, *(_hosts(hosts) if hosts else ["Not measured."])]
     if gpu:
         parts += [GPU_LEGEND, _gpu_summary(gpu), *(_gpu_file(name, document) for name, document in gpu)]
+    if nodes:
+        parts += [NODES_LEGEND, *(_nodes_file(name, document) for name, document in nodes)]
     if emulated:
         parts += [EMULATED_LEGEND, *(_emulated_file(name, document) for name, document in emulated)]
     return "\n".join(part.strip("\n") + "\n" for part in parts)
@@ -312,6 +340,65 @@ def _emulated_file(name: str, document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _hosts(results: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    """Files that benchmarks/hosts.py wrote: its set-ups in one table, then each file, with the rows of its sweep."""
+    setups = [result for result in results if "ours" in result[1]["results"][0]]
+    yield HOSTS_LEGEND
+    if setups:
+        head = ["set-up", "size", "ours", "wire", "share of the wire", "rate", "share of the rate", "MPI", "ratio"]
+        lines = [*_head([*head, "ratio without han", "predicted", "bound", "wrong", "file"], left=1)]
+        for name, document in setups:
+            rows = {row["mpi_coll"]: row for row in document["results"]}
+            row, without = next(iter(rows.values())), rows.get("^han")
+            usual = rows.get("all")  # None where that job failed
+            cells = [f"allreduce, {document['hosts']['text']}", _size(row["size"]), _ms(row["ours"]["us"])]
+            cells += [_ms(max(wire["us"] for wire in row["wires"])), _times(row["share"])]
+            cells += [_ms(row["rate_us"]), _times(row["rate_share"])]
+            cells += [_ms(usual["mpi"]["us"]), _times(usual["ratio"])] if usual else [NONE, NONE]
+            cells += [_times(without["ratio"]) if without else NONE, _ms(row["predicted_us"]), _ms(row["bound_us"])]
+            wrong = [one["wrong"] for each in rows.values() for one in (each["ours"], each["mpi"], *each["wires"])]
+            cells += ["not checked" if None in wrong else str(sum(wrong)), f"[{name}](#{_anchor(name)})"]
+            lines.append(f"| {' | '.join(cells)} |")
+        yield "\n".join(lines)
+    for name, document in results:
+        about = document["hosts"]
+        lines = [f"### {name}", "", f"- hosts: {about['text']}; namespaces of one machine"]
+        lines += [f"- {label}: {text}" for label, text in _facts(document) if label != "command"]
+        lines.append(f"- command: `python benchmarks/hosts.py --only {about['step']}`")
+        lines += [f"- failed: {failure}" for failure in document.get("failed") or []]
+        yield "\n".join([*lines, *([] if (name, document) in setups else ["", *_hosts_sweep(document)])])
+
+
+def _hosts_sweep(document: dict[str, Any]) -> Iterator[str]:
+    """The rows of a collective through the sizes."""
+    head = [document["blinkmpi"]["collective"], "scheme", "ours", "MPI", "ratio", "in place: ours", "MPI", "ratio"]
+    yield from _head([*head, "predicted", "bound", "wrong"])
+    for row in document["results"]:
+        own = row["blinkmpi"]
+        cells = [_size(row["size"]), str(own.get("scheme") or NONE)]
+        for place, _ in PLACES:
+            theirs = (_compared(row, place, "mpi") or {}).get("time")
+            cells += [_ms(_ours(row, place)), _ms(theirs), _times(_ratio(row, place, "mpi"))]
+        yield f"| {' | '.join([*cells, _ms(own.get('predicted_us')), _ms(own.get('bound_us')), _wrong([row])])} |"
+
+
+def _head(names: Sequence[str], *, left: int = 0) -> tuple[str, str]:
+    """The two heading lines of a table; numbers from the column ``left`` on."""
+    return f"| {' | '.join(names)} |", f"|{'---|' * left}{'---:|' * (len(names) - left)}"
+
+
+def _nodes_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/nodes.py wrote: that of a GPU benchmark, and how it was split."""
+    about = document["nodes"]
+    made = ", ".join(f"{count} {kind}" for kind, count in about["nccl"]["connections"].items())
+    split = "+".join(map(str, about["ranks"]))
+    seen = " or ".join(map(str, about["nccl"]["nodes"])) or "an unknown number of"
+    lines = [f"- virtual nodes: {split} GPUs; NCCL saw {seen} nodes, its connections are {made or 'unknown'}"]
+    lines += [f"- failed: {failure}" for failure in document.get("failed") or []]
+    title, rest = _gpu_file(name, document).split("\n\n", 1)
+    return "\n".join([title, "", *lines, rest])
+
+
 def label_of(peer: str) -> str:
     """A peer as a column's name."""
     return {"mpi": "MPI", "nccl": "NCCL"}.get(peer, peer)
@@ -367,6 +454,10 @@ def _size(nbytes: int) -> str:
 
 def _us(value: float | None) -> str:
     return NONE if value is None else f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _ms(us: float | None) -> str:
+    return NONE if us is None else f"{us / 1e3:.2f}" if us < 1e5 else f"{us / 1e3:.1f}"
 
 
 def _times(ratio: float | None) -> str:

@@ -1,7 +1,7 @@
 """What goes between nodes, measured: their first ranks exchange messages, two by two (Blink section 3, "probe").
 
-In each round every node has one other; what it reaches with the best of them counts as the rate of its own link to the
-network, both ways at once. Nodes whose rates are almost equal get one: noise would make a needlessly uneven plan that
+In each round every node has one other; the best that it receives from any of them counts as the rate of its own link to
+the network, each way. Nodes whose rates are almost equal get one: noise would make a needlessly uneven plan that
 changes from run to run.
 """
 
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from .model import Topology
 
 ROUNDS = 8  # others that a node tries, of however many
-BYTES = 4 << 20
+FIRST_BYTES, BYTES = 64 << 10, 4 << 20  # of the message that opens a connection, of those that are timed
 ALIKE = 0.85  # rates within this factor of the fastest of a group are one
 
 
@@ -45,10 +45,17 @@ def net_rate(comm: Messages, firsts: Sequence[int]) -> int | None:
     here, vector = firsts.index(comm.rank), np.ones(2 * BYTES, np.uint8)
     best = 0.0
     for peer in opponents(here, len(firsts)):
-        for _ in range(2):  # the first opens the connection
+        comm.Sendrecv(vector[:FIRST_BYTES], firsts[peer], 0, vector[BYTES : BYTES + FIRST_BYTES], firsts[peer], 0)
+        for sends in (
+            here < peer,
+            here > peer,
+        ):  # by turns: messages both ways at once may disturb each other
+            comm.Sendrecv(vector[:1], firsts[peer], 0, vector[BYTES : BYTES + 1], firsts[peer], 0)
+            sent, received = (BYTES, 0) if sends else (0, BYTES)
             since = time.perf_counter()
-            comm.Sendrecv(vector[:BYTES], firsts[peer], 0, vector[BYTES:], firsts[peer], 0)
-            best = max(best, BYTES / (time.perf_counter() - since) / 1e6)
+            comm.Sendrecv(vector[:sent], firsts[peer], 0, vector[BYTES : BYTES + received], firsts[peer], 0)
+            if received:  # what was only sent may still be under way
+                best = max(best, BYTES / (time.perf_counter() - since) / 1e6)
     return max(1, round(best))
 
 
