@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if why:
             print("    " + "\n    ".join(said.strip()[-TAIL_CHARACTERS:].splitlines()), flush=True)
         if found is not None:
-            file = args.out / f"nodes-gpu-{name_of(split)}.json"
+            file = args.out / f"nodes-gpu-{'-'.join(map(str, split))}.json"
             print(f"wrote {write_new(str(file), json.dumps(found, indent=1))}", flush=True)
             shown.append(found)
     print(table(shown))

@@ -17,7 +17,16 @@ from typing import Any, Protocol, cast
 from mpi4py import MPI
 
 from .calls import Prepared
-from .errors import ArgumentError, BlinkError, DeviceError, MismatchError, PeerLost, RemoteError, TopologyError
+from .errors import (
+    ArgumentError,
+    BlinkError,
+    CollectiveTimeout,
+    DeviceError,
+    MismatchError,
+    PeerLost,
+    RemoteError,
+    TopologyError,
+)
 from .gpu import Bound, GpuRoad, on_gpu
 from .miad import Miad
 from .plan import Plan
@@ -205,8 +214,25 @@ class GpuCalls:
         for x in bound.loaded.crossings:
             x.begun = x.done = 0
         bound.start()
+        since = time.monotonic()
+
+        def carry() -> bool:
+            nonlocal since
+            if self._transport.gave_up:
+                return False
+            more, moved = self._host.carry(seq, bound.loaded.crossings, base)
+            now = time.monotonic()
+            if moved or not more:
+                since = now
+            elif now - since > bound.timeout_s + GRACE_S:  # the kernel would have given up if it waited for a chunk
+                raise CollectiveTimeout(
+                    f"{bound.text}: nothing went between the nodes for {now - since:.0f} s; look at the other nodes, "
+                    "or, if they are only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
+                )
+            return more
+
         try:
-            self.wait(bound.stream, bound.text, carry=lambda: self._host.carry(seq, bound.loaded.crossings, base))
+            self.wait(bound.stream, bound.text, carry=carry)
         except BlinkError as error:
             self._owner.die(error)
             raise
@@ -225,14 +251,15 @@ class GpuCalls:
         """
         number = self._owner.seq if seq is None else seq
         began = looked = time.monotonic()
-        polls, lost_since = 0, 0.0
+        polls, lost_since, more = 0, 0.0, True
         found: BlinkError | None = None
-        while carry() | (not self._idle(on, text, number)):
+        while True:
+            more = more and carry() if found is None else more
+            if self._idle(on, text, number) and (found is not None or not more):
+                break
             polls += 1
             if polls % 64:
                 continue
-            if self.road.transport.gave_up:
-                break
             now = time.monotonic()
             if now - began > SHORT_S:
                 time.sleep(2e-5)
@@ -246,7 +273,7 @@ class GpuCalls:
                 found = PeerLost(f"GPU call {text}: {self._host.witness.states(gone, number)}; start the job again")
             if found is not None:
                 self.road.transport.abort()
-        if self.road.transport.gave_up:
+        if self.road.transport.gave_up or more:
             if found is not None:
                 self._owner.die(found)
                 raise found

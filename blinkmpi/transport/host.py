@@ -239,20 +239,22 @@ class HostTransport:
         self.window.done[self.rank] = seq
         return by_mpi
 
-    def carry(self, seq: int, crossings: Sequence[Crossing], base: int) -> bool:
-        """Move what can be moved between nodes in call ``seq``, whose flags count from ``base``; whether more may come.
+    def carry(self, seq: int, crossings: Sequence[Crossing], base: int) -> tuple[bool, bool]:
+        """Move what can be moved between nodes in call ``seq``, whose flags count from ``base``.
+
+        Returns:
+            Whether more is to come, and whether anything moved.
 
         Raises:
             PeerLost: if MPI cannot reach a rank.
         """
         if self.net is None:
-            return False
+            return False, False
         try:
-            self.net.turn(seq)
-            self.net.move(crossings, base)
+            moved = self.net.turn(seq) | self.net.move(crossings, base)
         except MPI.Exception as error:
             raise self.witness.cut(seq, error) from error
-        return not (self.net.met(seq) and all(x.done == x.chunks for x in crossings))
+        return not (self.net.met(seq) and all(x.done == x.chunks for x in crossings)), moved
 
     def pass_by(self, seq: int, text: str) -> None:
         """Say that this rank is in call ``seq``, whose ranks meet elsewhere: on their GPUs."""

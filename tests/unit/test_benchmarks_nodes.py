@@ -124,14 +124,14 @@ def test_every_split_has_a_file_and_a_table(
     assert "virtual nodes of 1+3 GPUs; NCCL saw 2 nodes, connections: 1 NET/Socket, 2 P2P" in said
     row = next(line for line in said.splitlines() if line.startswith("   1 "))
     assert row.split() == ["1", *["1.00", "1.05", "1.50", "1.50"] * 2, "0.90", "0.80", "0"]
-    document = json.loads((tmp_path / "nodes-gpu-2+2.json").read_text())
+    document = json.loads((tmp_path / "nodes-gpu-2-2.json").read_text())
     assert document["nodes"]["virtual"] is True
     assert document["nodes"]["ranks"] == [2, 2]
 
     made: Any = script("report")
     page = made.render(made.read(tmp_path))
     assert "## GPUs on virtual nodes" in page
-    assert "### nodes-gpu-2+2.json\n\n- virtual nodes: 2+2 GPUs; NCCL saw 2 nodes, its connections are 1 NET" in page
+    assert "### nodes-gpu-2-2.json\n\n- virtual nodes: 2+2 GPUs; NCCL saw 2 nodes, its connections are 1 NET" in page
     assert "| 1 MiB | float | sum | cluster | slots | 16 | 1000 | 1.6 | 1500 | 1.50 |" in page
     assert "\n## GPUs\n" not in page, "these files have a section of their own"
 
@@ -152,7 +152,7 @@ def test_what_goes_wrong_is_told(
     assert "2+2: no end after 45 s" in said
     assert "a row that was measured" in said
     assert "1+3: NCCL saw [1] nodes, not 2" in said
-    assert [path.name for path in tmp_path.glob("*")] == ["nodes-gpu-1+3.json"]
+    assert [path.name for path in tmp_path.glob("*")] == ["nodes-gpu-1-3.json"]
     assert nodes.main(["4", "--out", str(tmp_path), "--budget", "5"]) == 1
     assert "2+2: not started, 2 s left" in capsys.readouterr().out
 
