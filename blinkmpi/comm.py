@@ -135,6 +135,8 @@ class Communicator(MPI.Intracomm):
             return f"{collective}: MPI's own collective, because {why}"
         call = self._call(collective, nbytes, dtype, op, root)
         live = [self.runner]
+        if engine.gpus and engine.gpus.here:
+            live.append("between nodes: staged in pinned host memory; GPU memory is never given to MPI")
         if engine.gpus and engine.gpus.emulated:
             live.append(f"emulated: the trees of {engine.machine.name} on other GPUs, every link paced to its rate")
         elif engine.emulated and not engine.gpus:

@@ -46,6 +46,7 @@ from .select import Gpus, by_slots, choose, program_for
 from .settings import log
 from .topology import Topology, gather
 from .topology.gather import gather_gpus
+from .topology.measured import applied
 from .topology.probe import probe
 from .topology.wire import net_rates, with_net
 from .transport.cuda.device import Gpu
@@ -172,8 +173,10 @@ class Engine:
         if wanted is None:
             self.machine = probed
         if self.gpus is not None:
-            found = gather_gpus(self.private, self.node, probe(self.gpus.gpu.bus_id)).topology
-            found = with_net(found, net_rates(probed)) if found is not None else None
+            facts = probe(self.gpus.gpu.bus_id)
+            found = gather_gpus(self.private, self.node, facts).topology
+            if found is not None:
+                found = with_net(applied(self.private, found, facts, cache_dir()), net_rates(probed))
             machine = found if wanted is None and found is not None else self.gpus.machine
             self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, self.gpus.emulated))
         self.plans = self._host_plans()

@@ -107,7 +107,11 @@ class HostTransport:
         self.no_cma = (
             agree_on_cma(comm, self.native, disabled=not cma) if self.net is None else "slots alone lead to other nodes"
         )
-        self.runner_reason += f"; no cma: {self.no_cma}" if self.no_cma else "; ranks read one another's memory (cma)"
+        if self.net is not None:
+            self.runner_reason += "; messages of MPI between nodes"
+        else:
+            how = f"no cma: {self.no_cma}" if self.no_cma else "ranks read one another's memory (cma)"
+            self.runner_reason += f"; {how}"
         self._say = say
         self.arena_bytes = self.window.arena_bytes
         self.witness = Witness(self.window, comm.allgather(MPI.Get_processor_name()))
