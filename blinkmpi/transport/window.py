@@ -63,7 +63,7 @@ class SharedWindow:
         self.n, self.rank = comm.size, comm.rank
         self.here: tuple[int, ...] = tuple(node.allgather(comm.rank))
         free = os.statvfs(SHM) if os.path.isdir(SHM) else None
-        room = free.f_bavail * free.f_frsize if free else 1 << 62
+        room = comm.allreduce(free.f_bavail * free.f_frsize if free else 1 << 62, op=MPI.MIN)
         pages = self.n * CONTROL
         fit = ((int(room * 0.8) - pages) // len(self.here) - SKEW) // PAGE * PAGE
         self.arena_bytes = min((arena_bytes + PAGE - 1) // PAGE * PAGE, comm.allreduce(fit, op=MPI.MIN))
