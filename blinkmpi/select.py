@@ -210,7 +210,7 @@ def by_slots(plan: Plan) -> Plan:
 def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], mpi: bool) -> list[Rule]:
     """The rows for one collective: MPI below the measured size (if it may), the first scheme from there on."""
     packings = [p for p in plan.packings if p.collective == collective]
-    schemes = list(dict.fromkeys(p.scheme for p in packings))
+    schemes = _schemes(plan, collective)
     memory = packings[0].multicast
     chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
     small = MPI_BELOW_BYTES.get(collective, (0, 0))[plan.n > 2] if memory and mpi and plan.n > 1 else 0
@@ -235,6 +235,16 @@ def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple
     kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0], chunk, depth)]
     lowest = min(r.min_bytes for r in kept)
     return [replace(r, min_bytes=0 if r.min_bytes == lowest else r.min_bytes, reason="BLINKMPI_ALGO") for r in kept]
+
+
+def _schemes(plan: Plan, collective: Collective) -> list[str]:
+    """The schemes for a collective, in the plan's order: those that every root has, for a row serves them all."""
+    roots: dict[str, set[int]] = {}
+    for p in plan.packings:
+        if p.collective == collective:
+            roots.setdefault(p.scheme, set()).add(p.root)
+    everybody = set().union(*roots.values())
+    return [scheme for scheme, have in roots.items() if have == everybody] or list(roots)
 
 
 def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...], there: list[str]) -> list[str]:
@@ -276,7 +286,7 @@ def _gpu_rules(
     plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], gpus: Gpus
 ) -> list[Rule]:
     """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
-    schemes = list(dict.fromkeys(p.scheme for p in plan.packings if p.collective == collective))
+    schemes = _schemes(plan, collective)
     chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
     ctas = NODE_CTAS if gpus == "nodes" else 0
     onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1 and collective in ONESHOT_BELOW

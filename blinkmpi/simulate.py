@@ -232,7 +232,8 @@ class _Model:
         width = (accumulator_of if partial else dtype_of)(call.dtype).itemsize
         passes = max(1, len(lane.fold) - 1)
         work = self._on(core, passes * width * lane.count, lane.count)
-        away = [x for x in self._crossings(lane, reader, kind="net") if x.links]
+        several = not self._packing.multicast  # who reads what is written once need not be the end of an edge
+        away = [x for x in self._crossings(lane, reader, kind="net") if x.links] if several else []
         if len(away) == 1 == len(self.sinks[i]):  # to the network alone, after the core
             return (_Transfer((work, *away[0].links), away[0].latency, away[0].sinks),)
         sinks = tuple(sink for sink in self.sinks[i] if not any(sink in x.sinks for x in away))
