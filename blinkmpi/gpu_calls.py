@@ -251,12 +251,9 @@ class GpuCalls:
         """
         number = self._owner.seq if seq is None else seq
         began = looked = time.monotonic()
-        polls, lost_since, more = 0, 0.0, True
+        polls, lost_since = 0, 0.0
         found: BlinkError | None = None
-        while True:
-            more = more and carry() if found is None else more
-            if self._idle(on, text, number) and (found is not None or not more):
-                break
+        while (found is None and carry()) | (not self._idle(on, text, number)):
             polls += 1
             if polls % 64:
                 continue
@@ -273,7 +270,7 @@ class GpuCalls:
                 found = PeerLost(f"GPU call {text}: {self._host.witness.states(gone, number)}; start the job again")
             if found is not None:
                 self.road.transport.abort()
-        if self.road.transport.gave_up or more:
+        if self.road.transport.gave_up or (found is not None and carry()):
             if found is not None:
                 self._owner.die(found)
                 raise found
