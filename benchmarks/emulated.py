@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
+from benchmarks.jobs import run_job  # noqa: E402
 from blinkmpi import bench_meta as meta  # noqa: E402
 from blinkmpi.bench_case import case_of, parse_size  # noqa: E402
 from blinkmpi.bench_document import write_new  # noqa: E402
@@ -114,21 +112,7 @@ def command(n: int, library: str, gpus: str, sizes: str, folder: Path) -> list[s
 
 def run(argv: Sequence[str], settings: dict[str, str], seconds: float) -> str:
     """Run a job; nothing, or what went wrong and, on a line of its own, the last error that it told of."""
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **RANKS, **settings},
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=seconds)
-            why = f"exit status {process.returncode}" if process.returncode else ""
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                said, _ = process.communicate(timeout=10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                said, _ = process.communicate()
-            why = f"no end after {seconds:.0f} s"
+    why, said = run_job(argv, {**RANKS, **settings}, seconds)
     own = said.partition("MPI_ABORT was invoked")[0].strip(" -\n")  # what comes after it is mpirun's
     return f"{why}\n{last_error(own)}" if why else ""
 

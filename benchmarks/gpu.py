@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
+
+from benchmarks.jobs import run_job  # noqa: E402
+
 # Without multicast, and without Open MPI's second of looking for networks.
 SETTINGS = {
     "NCCL_NVLS_ENABLE": "0",
@@ -84,27 +86,8 @@ def run(step: Step, n: int, out: Path, seconds: float) -> tuple[str, str]:
     if step.writes:
         words += ["-J", str(out / f"{step.name}.json")]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, **SETTINGS, "PYTHONPATH": path}
-    with subprocess.Popen(
-        command(n, words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            said = _end(process)
-            return f"no end after {seconds:.0f} s", said
-    return ("ok" if process.returncode == 0 else f"exit status {process.returncode}"), said
-
-
-def _end(process: subprocess.Popen[str]) -> str:
-    """End mpirun, which ends its ranks; after ten seconds the whole process group. What it had said."""
-    process.terminate()
-    try:
-        return process.communicate(timeout=10)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return process.communicate()[0]
+    why, said = run_job(command(n, words), {**SETTINGS, "PYTHONPATH": path}, seconds)
+    return why or "ok", said
 
 
 def table(documents: Sequence[tuple[str, dict[str, Any]]], most: int = TABLE_CHARACTERS) -> str:

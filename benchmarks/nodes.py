@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
+from benchmarks.jobs import run_job  # noqa: E402
 from blinkmpi.bench_document import write_new  # noqa: E402
 
 SPLITS = {2: ((1, 1),), 4: ((2, 2), (1, 3)), 8: ((4, 4), (3, 5))}
@@ -80,30 +79,11 @@ def made_of(logs: Sequence[str]) -> dict[str, Any]:
     return {"nodes": nodes, "connections": {kind: kinds.count(kind) for kind in sorted(set(kinds))}}
 
 
-def run(argv: Sequence[str], variables: dict[str, str], seconds: float) -> tuple[str, str]:
-    """Run a job; (what went wrong, its output)."""
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **variables},
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=seconds)
-            return (f"exit status {process.returncode}" if process.returncode else ""), said
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                said, _ = process.communicate(timeout=5)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                said, _ = process.communicate()
-            return f"no end after {seconds:.0f} s", said
-
-
 def measured(split: Sequence[int], high: str, seconds: float) -> tuple[dict[str, Any] | None, list[str], str]:
     """Run the job of a split; (its document, what went wrong, its output)."""
     with tempfile.TemporaryDirectory(prefix="blinkmpi-") as name:
         folder = Path(name)
-        why, said = run(command(split, high, folder / "result.json"), settings(split, folder), seconds)
+        why, said = run_job(command(split, high, folder / "result.json"), settings(split, folder), seconds)
         file = folder / "result.json"
         found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         made = made_of([path.read_text(errors="replace") for path in sorted(folder.glob("log.*"))])

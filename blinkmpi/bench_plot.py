@@ -39,7 +39,7 @@ class Curve:
 
     column: str
     variant: str  # what tells curves of one library in one column apart: the runner, the file, graphs
-    library: str
+    peer: str
     sizes: tuple[int, ...]
     times: tuple[float, ...]
     spread: tuple[tuple[float, float], ...]  # fastest and slowest
@@ -203,12 +203,12 @@ def _read(name: str) -> dict[str, Any]:
 
 def _curve(axes: Any, curve: Curve, variant: int) -> None:
     look = {
-        "color": COLOURS[LIBRARIES.index(curve.library)],
+        "color": COLOURS[LIBRARIES.index(curve.peer)],
         "linestyle": STYLES[variant % len(STYLES)],
         "marker": MARKERS[variant % len(MARKERS)],
         "markersize": 4.2,
-        "linewidth": 1.7 if curve.library == OURS else 1.3,
-        "zorder": 4 if curve.library == OURS else 3,
+        "linewidth": 1.7 if curve.peer == OURS else 1.3,
+        "zorder": 4 if curve.peer == OURS else 3,
     }
     axes[0].plot(curve.sizes, curve.times, **look)
     low, high = zip(*curve.spread, strict=True)
@@ -249,7 +249,7 @@ def _legend(figure: Any, curves: Sequence[Curve], styles: dict[str, int], *, y: 
     """Colours for libraries, lines for variants where there are any; the number of lines that it takes."""
     from matplotlib.lines import Line2D
 
-    there = [name for name in LIBRARIES if any(curve.library == name for curve in curves)]
+    there = [name for name in LIBRARIES if any(curve.peer == name for curve in curves)]
     handles = [
         Line2D([], [], color=COLOURS[LIBRARIES.index(name)], linewidth=2.4, label=NAMES.get(name, name))
         for name in there

@@ -44,9 +44,11 @@ def _mpi(seen: Sequence[Seen]) -> Lines:
         return
     m = seen[0].mpi
     assert m is not None
-    yield Line("MPI", "ok", f"{m.library}, MPI {m.standard}, mpi4py {m.mpi4py}" + (f", {m.path}" if m.path else ""))
+    yield Line(
+        "MPI", "ok", f"{m.implementation}, MPI {m.standard}, mpi4py {m.mpi4py}" + (f", {m.path}" if m.path else "")
+    )
     if m.launched > m.size:
-        fit = "srun --mpi=pmix" if "Open MPI" in m.library else "srun --mpi=pmi2"
+        fit = "srun --mpi=pmix" if "Open MPI" in m.implementation else "srun --mpi=pmi2"
         yield Line("start", "fail", f"the launcher started {m.launched} processes, MPI sees {m.size}: each is alone",
                    f"use this MPI's own mpirun, or {fit}")  # fmt: skip
     else:
@@ -66,7 +68,7 @@ def _versions(seen: Sequence[Seen]) -> Lines:
     """The same programs on all ranks."""
     facts: list[tuple[str, Callable[[Seen], str], State]] = [
         ("blinkmpi", lambda s: s.packages.get("blinkmpi", "?"), "fail"),
-        ("MPI", lambda s: s.mpi.library if s.mpi else "none", "fail"),
+        ("MPI", lambda s: s.mpi.implementation if s.mpi else "none", "fail"),
         ("Python", lambda s: s.python, "warn"),
         ("numpy", lambda s: s.packages.get("numpy", "?"), "warn"),
         ("mpi4py", lambda s: s.packages.get("mpi4py", "?"), "warn"),
@@ -121,7 +123,7 @@ def _cores(seen: Sequence[Seen]) -> Lines:
         cores = {c for r in ranks for c in seen[r].cores}
         host, evidence = seen[ranks[0]].host, f"{count(len(ranks), 'rank')} on {count(len(cores), 'core')}"
         yields = seen[ranks[0]].environment.get("OMPI_MCA_mpi_yield_when_idle") == "1"
-        open_mpi = any("Open MPI" in s.mpi.library for s in seen if s.mpi is not None)
+        open_mpi = any("Open MPI" in s.mpi.implementation for s in seen if s.mpi is not None)
         if len(ranks) > 1 and len(cores) == 1:
             yield Line("cores", "warn", f"{host}: all {len(ranks)} ranks may use one core only",
                        "mpirun --bind-to none, or srun --cpus-per-task")  # fmt: skip

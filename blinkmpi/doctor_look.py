@@ -157,7 +157,7 @@ def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None =
     sizes = [int(env[name]) for name in LAUNCHED if env.get(name, "").isdigit()]
     path = _library_path()
     return Mpi(
-        library=library,
+        implementation=library,
         standard=".".join(map(str, mpi.Get_version())),
         mpi4py=mpi4py_version,
         path=path,

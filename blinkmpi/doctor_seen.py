@@ -24,7 +24,7 @@ class Line(Value, frozen=True):
 class Mpi(Value, frozen=True):
     """The MPI library of this process and how the process came to be."""
 
-    library: str
+    implementation: str
     standard: str
     mpi4py: str
     path: str

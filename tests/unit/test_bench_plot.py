@@ -40,8 +40,8 @@ def document(*rows: Any, graph: int = 0, ranks: int = 8) -> dict[str, Any]:
 
 def test_a_file_holds_ours_and_the_peers_that_ran() -> None:
     ours, nccl = curves_of(document(*(row(size, peers={"nccl": 4.0}) for size in (1024, 4096))))
-    assert (ours.library, ours.sizes, ours.times, ours.busbw) == (OURS, (1024, 4096), (1.0, 4.0), (8.0, 8.0))
-    assert (nccl.library, nccl.times, nccl.busbw, nccl.ratios) == ("nccl", (4.0, 16.0), (2.0, 2.0), (4.0, 4.0))
+    assert (ours.peer, ours.sizes, ours.times, ours.busbw) == (OURS, (1024, 4096), (1.0, 4.0), (8.0, 8.0))
+    assert (nccl.peer, nccl.times, nccl.busbw, nccl.ratios) == ("nccl", (4.0, 16.0), (2.0, 2.0), (4.0, 4.0))
     assert nccl.spread == ((4.0, 8.0), (16.0, 32.0))
     assert ours.column == nccl.column == "all_reduce float sum, 8 ranks"
     assert ours.variant == ""

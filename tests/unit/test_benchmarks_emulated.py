@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from msgspec.structs import replace
 from blinkmpi.select import make_plan
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus
 from blinkmpi.topology.nccl import read_xml, write_xml
+from tests.unit.scripts import needs, script
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT / "tests" / "data" / "nccl-topo-h200x8.xml"
@@ -32,18 +31,7 @@ host:2:2 [1] NCCL INFO Pattern 4, crossNic 0, nChannels 3, bw 22.500000/22.50000
 host:2:2 [1] NCCL INFO Channel 00/0 : 1[1] -> 3[3] via SHM/direct/direct
 """
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "benchmarks" / "emulated.py").exists(), reason="not in a checkout: an archive has no benchmarks"
-)
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+pytestmark = needs("emulated")
 
 
 @pytest.fixture

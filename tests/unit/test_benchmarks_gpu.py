@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -13,21 +12,14 @@ import pytest
 
 from blinkmpi import cli
 from blinkmpi.bench_options import read, settle
+from tests.unit.scripts import needs, script
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
-
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="not in a checkout: an archive has no benchmarks")
+pytestmark = needs("gpu")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmarks_gpu", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "benchmarks_gpu", module)  # where its dataclass looks for its module
-    spec.loader.exec_module(module)
-    return module
+def gpu() -> ModuleType:
+    return script("gpu")
 
 
 def test_every_step_is_a_command_that_ranks_with_gpus_take(gpu: Any) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,27 +14,14 @@ from blinkmpi.bench_case import Case, case_of
 from blinkmpi.bench_measure import Buffers, Lane, Timing, measure
 from blinkmpi.bench_options import read, settle
 from tests.harness import Outcome
+from tests.unit.scripts import needs, script
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-pytestmark = pytest.mark.skipif(
-    not (BENCHMARKS / "hosts.py").exists(), reason="not in a checkout: an archive has no benchmarks"
-)
-
-
-def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where its dataclasses look for their module
-    spec.loader.exec_module(module)
-    return module
+pytestmark = needs("hosts")
 
 
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    found: Any = script("hosts", monkeypatch)
+    found: Any = script("hosts")
     monkeypatch.setattr(found, "missing", lambda: None)
     monkeypatch.setattr(found, "forbidden", lambda: None)
     return found
@@ -180,7 +164,7 @@ def test_every_step_writes_a_file_and_a_line(
     assert (tmp_path / "hosts-equal.json.0").exists(), "nothing is overwritten"
 
     (tmp_path / "hosts-equal.json.0").unlink()
-    made: Any = script("report", monkeypatch)
+    made: Any = script("report")
     page = made.render(made.read(tmp_path))
     name = "[hosts-equal.json](#hosts-equaljson)"
     row = f"800.0 | 600.0 | 0.75 | 671.1 | 0.84 | 1600.0 | 2.00 | 2.50 | 900.0 | 700.0 | 0 | {name} |"
@@ -192,7 +176,7 @@ def test_every_step_writes_a_file_and_a_line(
 
 
 def test_without_files_the_section_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: Any = script("report", monkeypatch)
+    made: Any = script("report")
     file = swept("all_reduce", (2,))
     page = made.render([("a.json", file)])
     assert "## Several hosts" in page
@@ -220,7 +204,7 @@ def test_what_goes_wrong_is_told(
     assert "uneven, ^han: exit status 3" in said
     assert "no han here" in said
     assert json.loads((tmp_path / "hosts-uneven.json").read_text())["failed"] == ["uneven, ^han: exit status 3"]
-    made: Any = script("report", monkeypatch)
+    made: Any = script("report")
     page = made.render(made.read(tmp_path))
     assert "| 1600.0 | 2.00 | - | 900.0 | 700.0 | 0 |" in page
     assert "- failed: uneven, ^han: exit status 3" in page

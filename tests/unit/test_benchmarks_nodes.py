@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from blinkmpi import cli
 from blinkmpi.bench_options import read, settle
+from tests.unit.scripts import needs, script
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 LOG = """
 h:1:1 [0] NCCL INFO comm 0x55 rank 0 nRanks 4 nNodes 2 localRanks 2 localRank 0 MNNVL 0
 h:1:1 [0] NCCL INFO Channel 00/0 : 3[3] -> 0[0] [receive] via NET/Socket/0
@@ -26,18 +24,7 @@ h:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
 h:1:1 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM
 """
 
-pytestmark = pytest.mark.skipif(
-    not (BENCHMARKS / "nodes.py").exists(), reason="not in a checkout: an archive has no benchmarks"
-)
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+pytestmark = needs("nodes")
 
 
 @pytest.fixture
@@ -85,7 +72,7 @@ def test_mpirun_gives_each_node_its_name(nodes: Any, tmp_path: Path, monkeypatch
     for part in contexts(nodes.command((1, 2), "1M", tmp_path / "x.json")):
         at = part.index(sys.executable)
         words += [*([":"] if words else []), *part[:at], shutil.which("python3") or sys.executable, "-c", program]
-    why, said = nodes.run(words, nodes.settings((1, 2), tmp_path), 60)
+    why, said = nodes.run_job(words, nodes.settings((1, 2), tmp_path), 60)
     assert why == "", said
     assert sorted(said.split("\n")) == ["", "node0 1+2 self,tcp", "node1 1+2 self,tcp", "node1 1+2 self,tcp"]
 
@@ -117,7 +104,7 @@ def test_every_split_has_a_file_and_a_table(
         Path(variables["NCCL_DEBUG_FILE"]).parent.joinpath("log.h.1").write_text(LOG)
         return "", ""
 
-    monkeypatch.setattr(nodes, "run", run)
+    monkeypatch.setattr(nodes, "run_job", run)
     assert nodes.main(["4", "--out", str(tmp_path)]) == 0
     assert ran == [("2+2", True), ("1+3", True)]
     said = capsys.readouterr().out
@@ -146,7 +133,7 @@ def test_what_goes_wrong_is_told(
         Path(variables["NCCL_DEBUG_FILE"]).parent.joinpath("log.h.1").write_text(LOG.replace("nNodes 2", "nNodes 1"))
         return "", ""
 
-    monkeypatch.setattr(nodes, "run", run)
+    monkeypatch.setattr(nodes, "run_job", run)
     assert nodes.main(["4", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "2+2: no end after 45 s" in said
@@ -160,12 +147,12 @@ def test_what_goes_wrong_is_told(
         Path(argv[argv.index("-J") + 1]).write_text(json.dumps(result(2, "host")))
         return "", ""
 
-    monkeypatch.setattr(nodes, "run", host)
+    monkeypatch.setattr(nodes, "run_job", host)
     assert nodes.main(["2", "--out", str(tmp_path)]) == 1
     assert "1+1: the ranks had no GPUs" in capsys.readouterr().out
 
 
 def test_a_job_that_does_not_end_is_ended(nodes: Any) -> None:
     sleeps = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
-    assert nodes.run(sleeps, {}, 1.5) == ("no end after 2 s", "begun\n")
-    assert nodes.run([sys.executable, "-c", "raise SystemExit(3)"], {}, 30) == ("exit status 3", "")
+    assert nodes.run_job(sleeps, {}, 1.5) == ("no end after 2 s", "begun\n")
+    assert nodes.run_job([sys.executable, "-c", "raise SystemExit(3)"], {}, 30) == ("exit status 3", "")

@@ -91,7 +91,7 @@ def test_a_healthy_job_on_gpus() -> None:
             "--mpi=pmix",
         ),
         (
-            job(all_ranks={"mpi": replace(MPI, size=1, library="MPICH 5")}),
+            job(all_ranks={"mpi": replace(MPI, size=1, implementation="MPICH 5")}),
             "start",
             "fail",
             "each is alone",
