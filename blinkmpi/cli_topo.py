@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from .bootstrap import read_plan
+from .cache import cache_dir, keep
 from .cli_out import show, write
 from .codec import plain
 from .doctor_look import own_gpu
@@ -24,11 +25,9 @@ from .topology.gather import Comm
 from .topology.gpu import GpuFacts
 from .topology.importers import load, on_gpus_of
 from .topology.measured import applied, driver_of, file_of, kept, with_measured
-from .topology.measured import write as keep
 from .topology.model import Topology
 from .topology.nccl import write_xml
 from .topology.probe import Nvml, probe, probe_all
-from .transport.native import cache_dir
 
 
 def add_topo(command: argparse.ArgumentParser) -> None:
@@ -97,7 +96,7 @@ def measure(args: argparse.Namespace, world: Any, node: Comm) -> int:
                 found = document(machine, rows, driver_of(facts), gpu.versions)
         if world.rank == 0 and gpu and all(device.uuid for device in machine.devices):
             file = file_of(cache_dir(), (device.uuid for device in machine.devices), found.driver)
-            keep(file, found)
+            keep(file, found.to_json())
             path = f", kept in {file}"
         note = f"measured now{path}"
     else:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from .bench_case import parse_size
+from .cache import cache_dir, keep
 from .select import canonical
 from .trees.tree import COLLECTIVES
-from .tuned import Table, file_of, read, write
+from .tuned import Table, file_of, read
 
 TUNED = tuple(c for c in COLLECTIVES if c != "barrier")
 
@@ -47,14 +48,12 @@ def tune(args: argparse.Namespace, world: Any) -> int:
 
         rules = measure(comm, names, sizes=sizes, say=say)
         if world.rank == 0:
-            from .transport.native import cache_dir
-
             path = Path(args.output) if args.output else file_of(cache_dir(), road.gpu.name, road.machine)
             fresh = Table(
                 road.gpu.name, road.machine.n, road.machine.name, datetime.date.today().isoformat(),
                 dict(road.gpu.versions), (),
             )  # fmt: skip
-            write(path, (read(path) or fresh).joined(rules))
+            keep(path, (read(path) or fresh).joined(rules).to_json())
             for r in rules:
                 print(f"{r.collective:15} from {r.min_bytes:>10} B {'registered' if r.registered else 'any':10} "
                       f"{r.scheme}/{r.road} chunk {r.chunk_bytes} ctas {r.ctas or 'default'}")  # fmt: skip

@@ -22,6 +22,7 @@ from mpi4py import MPI, run
 from .bootstrap import Options as Options
 from .bootstrap import agree_on_plan, check_timeout, dump_files, is_time, settle, told_machine, virtual_node
 from .buffers import Foreign, ForeignOp, lies_on_device
+from .cache import cache_dir
 from .calls import Prepared, call_key, in_mpi, numpy_key
 from .ending import LOST, UNCAUGHT
 from .errors import (
@@ -51,7 +52,6 @@ from .topology.probe import probe
 from .topology.wire import net_rates, with_net
 from .transport.cuda.device import Gpu
 from .transport.host import HostTransport, Loaded
-from .transport.native import cache_dir
 from .transport.witness import FAILED, FOREIGN
 from .tuned import file_of
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 
 from mpi4py import MPI
 
+from .cache import cache_dir
 from .calls import Prepared
 from .errors import (
     ArgumentError,
@@ -39,7 +40,6 @@ from .topology.measured import applied
 from .topology.probe import probe
 from .transport.cuda.device import Gpu, cupy, device_count, why_none
 from .transport.host import SEQ_BITS, HostTransport
-from .transport.native import cache_dir
 
 CACHE_SIZE = 256
 HELD = 64

@@ -70,19 +70,6 @@ def read(path: Path) -> Table | None:
     return Table.from_json(text, source=str(path))
 
 
-def write(path: Path, table: Table) -> None:
-    """Keep a table.
-
-    Raises:
-        SettingsError: if the folder cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(table.to_json(), encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"cannot write {path}: {error.strerror}; set BLINKMPI_CACHE_DIR") from error
-
-
 def taken(plan: Plan, table: Table, machine: Topology) -> Plan:
     """The plan with the table's rows in place of its own, for the collectives that the table has.
 

@@ -39,6 +39,7 @@ import sys
 import tempfile
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,46 @@ def mpirun() -> str:
     return str(path)
 
 
-class Job:
+class Started(ABC):
+    """A launcher that runs, with its output in a file; ``with`` leaves no process behind."""
+
+    _log: Path
+    _started: float
+    _process: subprocess.Popen[bytes]
+    _outcome: Outcome | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def output(self) -> str:
+        """What the ranks have printed so far."""
+        return self._log.read_text(errors="replace") if self._outcome is None else self._outcome.output
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return time.monotonic() - self._started
+
+    def wait_for(self, text: str, *, count: int = 1, timeout: float = 20.0) -> None:
+        """Wait until the output holds ``text`` at least ``count`` times."""
+        end = time.monotonic() + timeout
+        while self.output.count(text) < count:
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise TimeoutError(f"no {count} times {text!r} in the output of the ranks:\n{self.output[-TAIL:]}")
+            time.sleep(0.01)
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it now if it still runs; a second call does nothing."""
+
+
+class Job(Started):
     """A command line on ``n`` ranks; ``with Job(...) as job`` leaves no process behind.
 
     Args:
@@ -133,33 +173,6 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._outcome: Outcome | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def output(self) -> str:
-        """What the ranks have printed so far."""
-        return self._log.read_text(errors="replace") if self._outcome is None else self._outcome.output
-
-    @property
-    def seconds(self) -> float:
-        """Time since the start."""
-        return time.monotonic() - self._started
-
-    def wait_for(self, text: str, *, count: int = 1, timeout: float = 20.0) -> None:
-        """Wait until the output holds ``text`` at least ``count`` times."""
-        end = time.monotonic() + timeout
-        while self.output.count(text) < count:
-            if self._process.poll() is not None or time.monotonic() > end:
-                raise TimeoutError(f"no {count} times {text!r} in the output of the ranks:\n{self.output[-TAIL:]}")
-            time.sleep(0.01)
 
     def pids(self) -> dict[int, int]:
         """Map rank to process id, of the ranks that live."""

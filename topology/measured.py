@@ -242,19 +242,6 @@ def driver_of(facts: object) -> str:
     return facts.driver if isinstance(facts, GpuFacts) and isinstance(facts.driver, str) else "unknown"
 
 
-def write(path: Path, measured: Measured) -> None:
-    """Keep what was measured.
-
-    Raises:
-        SettingsError: if the folder cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(measured.to_json(), encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"cannot write {path}: {error.strerror}; set BLINKMPI_CACHE_DIR") from error
-
-
 def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measured | None:
     """What rank 0's folder has for these GPUs under this driver, with this machine's ranks; collective.
 

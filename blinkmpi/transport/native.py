@@ -16,6 +16,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..cache import cache_dir
+
 SOURCE = Path(__file__).with_name("runner.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
@@ -91,14 +93,6 @@ def load(path: Path, compiler: str) -> Native:
     library.blink_lend.restype = None
     library.blink_read.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     return Native(library, compiler)
-
-
-def cache_dir() -> Path:
-    """``BLINKMPI_CACHE_DIR``, or the user's cache folder."""
-    own = os.environ.get("BLINKMPI_CACHE_DIR")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkmpi"
 
 
 def _cpu() -> str:

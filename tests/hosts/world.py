@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.harness import ENVIRONMENT, GRACE_S, ROOT, TAIL, Outcome, mpirun
+from tests.harness import ENVIRONMENT, GRACE_S, ROOT, Outcome, Started, mpirun
 
 SCRIPT = Path(__file__).with_name("world.sh")
 ROOTLESS = [] if os.geteuid() == 0 else ["--map-root-user"]
@@ -240,7 +240,7 @@ class World:
             return job.wait()
 
 
-class Job:
+class Job(Started):
     """A command line under mpirun, which runs on the first host; ``with`` leaves no process on any host.
 
     Args:
@@ -273,7 +273,6 @@ class Job:
         variables["PRTE_MCA_plm_ssh_agent"] = f"bash {SCRIPT} agent"
         exports = [word for name in variables if not name.startswith(OURS) for word in ("-x", name)]
         line = [mpirun(), "--hostfile", str(hostfile), *exports, *options, "-np", str(sum(layout)), *argv]
-        self._outcome: Outcome | None = None
         self._started = time.monotonic()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -285,37 +284,11 @@ class Job:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """End the job if it has not ended."""
         if self._outcome is None:
             self.timeout = 0.0
             self.wait()
-
-    @property
-    def output(self) -> str:
-        """What the ranks have printed so far."""
-        return self._log.read_text(errors="replace") if self._outcome is None else self._outcome.output
-
-    @property
-    def seconds(self) -> float:
-        """Time since the start."""
-        return time.monotonic() - self._started
-
-    def wait_for(self, text: str, *, count: int = 1, timeout: float = 20.0) -> None:
-        """Wait until the output holds ``text`` at least ``count`` times."""
-        end = time.monotonic() + timeout
-        while self.output.count(text) < count:
-            if self._process.poll() is not None or time.monotonic() > end:
-                raise TimeoutError(f"no {count} times {text!r} in the output of the ranks:\n{self.output[-TAIL:]}")
-            time.sleep(0.01)
 
     def wait(self) -> Outcome:
         """Wait for the end of the job, or end it when its time is over."""

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from blinkmpi import cli, cli_topo
+from blinkmpi.cache import keep
 from blinkmpi.errors import ArgumentError, FormatError, RemoteError, SettingsError, TopologyError
 from blinkmpi.measure import (
     BATCH,
@@ -55,7 +56,6 @@ from blinkmpi.topology.measured import (
     slow_links,
     usual,
     with_measured,
-    write,
 )
 from tests.harness import mpi
 from tests.unit.test_gather import on_ranks
@@ -260,7 +260,7 @@ def test_rank_0s_file_is_for_these_gpus_and_this_driver(tmp_path: Path) -> None:
     hgx = named("hgx-h200").subset([2, 0, 1])
     found = copies(hgx, lambda a, b: 200_000 if a == 0 else 392_000)
     assert on_ranks([0, 0, 0], lambda comm, node: kept(comm, hgx, FACTS, tmp_path)) == [None] * 3
-    write(file_of(tmp_path, (d.uuid for d in hgx.devices), DRIVER), found)
+    keep(file_of(tmp_path, (d.uuid for d in hgx.devices), DRIVER), found.to_json())
 
     def elsewhere(comm: Any) -> Path:
         return tmp_path if comm.rank == 0 else tmp_path / "not shared"
@@ -282,7 +282,7 @@ def test_a_file_that_cannot_be_read_is_an_error_on_all_ranks(tmp_path: Path) -> 
         assert isinstance(error, SettingsError)
         assert str(error).endswith("remove it, or blinkmpi topo --measure=again")
     with pytest.raises(SettingsError, match="set BLINKMPI_CACHE_DIR"):
-        write(Path("/proc/nowhere/x.json"), copies(hgx, lambda a, b: 1))
+        keep(Path("/proc/nowhere/x.json"), copies(hgx, lambda a, b: 1).to_json())
 
 
 # ---------------------------------------------------------------- all ranks together

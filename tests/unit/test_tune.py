@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from blinkmpi.cache import keep
 from blinkmpi.errors import BlinkError, FormatError, PlanError, SettingsError
 from blinkmpi.miad import Miad
 from blinkmpi.plan import Rule
 from blinkmpi.select import make_plan
 from blinkmpi.topology import machine, modify
 from blinkmpi.tune import rows
-from blinkmpi.tuned import Table, file_of, read, taken, write
+from blinkmpi.tuned import Table, file_of, read, taken
 
 KIB, MIB = 1 << 10, 1 << 20
 ONESHOT = Rule("allreduce", 0, "onehop", 64 * KIB, 4, road="oneshot")
@@ -49,7 +50,7 @@ def table(*rules: Rule) -> Table:
 def test_a_table_is_kept_and_joined(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "table.json"
     assert read(path) is None
-    write(path, table(ONESHOT))
+    keep(path, table(ONESHOT).to_json())
     assert read(path) == table(ONESHOT)
     other = Rule("broadcast", 0, "onehop", 64 * KIB, 4)
     assert table(ONESHOT, other).joined([SLOTS]).rules == (other, SLOTS)
@@ -59,7 +60,7 @@ def test_a_table_is_kept_and_joined(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot read"):
         read(tmp_path)
     with pytest.raises(SettingsError, match=r"cannot write .* set BLINKMPI_CACHE_DIR"):
-        write(path / "below" / "a" / "file", table())
+        keep(path / "below" / "a" / "file", table().to_json())
 
 
 def test_a_table_is_for_gpus_of_a_name_and_links() -> None:
