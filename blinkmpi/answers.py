@@ -1,0 +1,144 @@
+"""What a Communicator answers: its machine, its plans, and how a call will run, why and how fast.
+
+No call is made here. What follows from machine and plan alone is said by
+``explain`` and ``simulate``, which need no MPI; here stands what only the live
+job can add.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .buffers import foreign, op_name
+from .engine import Engine
+from .explain import explain, plan_line
+from .numerics import dtype_of
+from .plan import Plan, chunk_for
+from .plan_diff import PlanDifference
+from .program import BLOCKED, REDUCTIONS, Call
+from .select import canonical
+from .simulate import price
+from .topology import Topology
+from .transport.cuda.device import Gpu
+from .trees.tree import ROOTED, Collective
+
+
+class Answers:
+    """The part of a Communicator that answers the user's questions, by what its engine knows."""
+
+    def _engine(self) -> Engine:
+        """What stands behind the communicator.
+
+        Raises:
+            ArgumentError: if it is freed.
+        """
+        raise NotImplementedError
+
+    @property
+    def machine(self) -> Topology:
+        """The machine of this job, as found or as told: of its GPUs, if every rank has one."""
+        return self._engine().road.machine
+
+    @property
+    def plans(self) -> Plan:
+        """Every packing of this job and the selection table."""
+        return self._engine().road.plans
+
+    def replan(self) -> tuple[PlanDifference, ...]:
+        """Probe the machine again, plan again and go on with the new plan; collective.
+
+        Returns what is different, as ``blinkmpi plan --diff`` shows it; nothing if the machine is as it was.
+        """
+        return self._engine().replan()
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """This rank's GPU, if every rank has one."""
+        gpus = self._engine().gpus
+        return gpus.gpu if gpus else None
+
+    @property
+    def runner(self) -> str:
+        """What executes our programs on the ranks of this job, and what was measured of it."""
+        engine = self._engine()
+        if engine.gpus:
+            return f"CUDA kernels on {engine.gpus.gpu.name}"
+        return engine.transport.runner_reason
+
+    def explain(
+        self, collective: str, nbytes: int = 1 << 20, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+    ) -> str:
+        """Say which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
+        engine = self._engine()
+        if why := foreign(op):
+            return f"{collective}: MPI's own collective, because {why}"
+        call = call_of(engine.n, collective, nbytes, dtype, op, root)
+        live = [self.runner]
+        if engine.gpus and engine.gpus.here:
+            live.append("between nodes: staged in pinned host memory; GPU memory is never given to MPI")
+        if engine.gpus and engine.gpus.emulated:
+            live.append(f"emulated: the trees of {engine.machine.name} on other GPUs, every link paced to its rate")
+        elif engine.emulated and not engine.gpus:
+            live.append(
+                f"emulated: the trees of {engine.machine.name} on CPU ranks; times are predictions for that machine"
+            )
+        road = engine.road
+        return explain(road.plans, road.machine, call, rule=road.rule(call), live=live)
+
+    def plan_line(self, collective: str, root: int = 0) -> str:
+        """The packing that large vectors take, in one line: trees, rate, bound."""
+        engine = self._engine()
+        name = canonical(collective)
+        scheme = engine.road.plans.rule(name, 1 << 62).scheme
+        if scheme == "mpi":
+            return f"{name}: MPI's own, by BLINKMPI_ALGO"
+        return plan_line(engine.road.plans.packing(name, root, scheme))
+
+    def how(
+        self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+    ) -> dict[str, Any]:
+        """The choice for a call, as data: scheme, runner, chunk_bytes, depth, reason."""
+        engine = self._engine()
+        why = foreign(op)
+        if why:
+            return {"scheme": "mpi", "runner": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
+        call = call_of(engine.n, collective, nbytes, dtype, op, root)
+        road = engine.road
+        rule, chunk = road.rule(call), 0
+        if rule.scheme != "mpi":
+            chunk = chunk_for(road.plans.packing(call.collective, call.root, rule.scheme), call, rule.chunk_bytes)
+        runner = "cuda" if engine.gpus else engine.transport.runner
+        return {
+            "scheme": rule.scheme,
+            "runner": "mpi" if rule.scheme == "mpi" else runner,
+            "protocol": rule.road,
+            "ctas": rule.ctas,
+            "chunk_bytes": chunk,
+            "depth": rule.depth,
+            "reason": rule.reason,
+        }
+
+    def predict(
+        self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+    ) -> tuple[float | None, float | None]:
+        """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say."""
+        engine = self._engine()
+        if foreign(op):
+            return None, None
+        call = call_of(engine.n, collective, nbytes, dtype, op, root)
+        road = engine.road
+        rule = engine.rule(call, blocking=False) if road is engine else road.rule(call)
+        packing = road.plans.packing(call.collective, call.root, rule.scheme)
+        program = road.program(call, rule)
+        bound = call.total * dtype_of(call.dtype).itemsize / float(packing.bound * 10**6) if packing.bound else None
+        return price(program, packing, road.machine).seconds, bound
+
+
+def call_of(n: int, collective: str, nbytes: int, dtype: str, op: Any, root: int) -> Call:
+    """The call of ``n`` ranks that moves ``nbytes`` in its largest buffer."""
+    kind: Collective = canonical(collective)
+    count = nbytes // dtype_of(dtype).itemsize
+    name = op_name(op)
+    blocks = count // n if kind in BLOCKED else count
+    counts = (blocks,) * (n if kind == "reduce_scatter" else 1)
+    return Call(kind, n, counts, dtype, name if kind in REDUCTIONS else "", root if kind in ROOTED else -1)
