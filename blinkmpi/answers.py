@@ -75,7 +75,7 @@ class Answers:
         call = call_of(engine.n, collective, nbytes, dtype, op, root)
         live = [self.runner]
         if engine.gpus and engine.gpus.here:
-            live.append("between nodes: staged in pinned host memory; GPU memory is never given to MPI")
+            live.append(f"between nodes: chunks are {engine.gpus.crossing}")
         if engine.gpus and engine.gpus.emulated:
             live.append(f"emulated: the trees of {engine.machine.name} on other GPUs, every link paced to its rate")
         elif engine.emulated and not engine.gpus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .aware import OWN, claimed, words
 from .doctor_seen import Line, Lines, Seen, SelfTest, count, groups, ranks_text
 from .topology.gpu import GpuFacts, Unknown, known
 from .topology.gpus import FABRIC_READY
@@ -195,16 +196,20 @@ def cuda_aware(seen: Sequence[Seen], test: SelfTest | None) -> Lines:
     if not any(s.gpu for s in seen):
         yield Line("CUDA-aware MPI", "n/a", "not applicable: no rank has a GPU")
         return
-    claims = "; ".join(f"{rung}: {answer}" for rung, answer in m.cuda) or "no rung of the ladder answers"
-    claimed = any(answer == "yes" for _, answer in m.cuda)
-    staged = "what goes to MPI is staged through host memory"
+    claims, claim = words(m.cuda), claimed(m.cuda)
+    staged = "chunks for other nodes are staged in pinned host memory"
     if test is None or not test.ran:
         why = f" (self-test not run: {test.words})" if test else ""
-        yield Line("CUDA-aware MPI", "ok" if claimed else "n/a", f"{claims}{why}" + ("" if claimed else f": {staged}"))
-    elif test.right:
+        yield Line("CUDA-aware MPI", "ok" if claim else "n/a", f"{claims}{why}" + ("" if claim else f": {staged}"))
+    elif test.right and claim:
         yield Line("CUDA-aware MPI", "ok", f"a child job sent GPU memory correctly ({claims})")
-    elif claimed:
-        remedy = "remove the claim (MPICH_GPU_SUPPORT_ENABLED, MV2_USE_CUDA), or install MPI with its CUDA parts"
+    elif test.right:
+        evidence = f"a child job sent GPU memory correctly, though nothing here says so ({claims})"
+        yield Line("CUDA-aware MPI", "ok", evidence, f"{OWN}=1 lets it carry chunks between nodes from GPU memory")
+    elif claim:
+        remedy = (
+            f"remove the claim ({OWN}, MPICH_GPU_SUPPORT_ENABLED, MV2_USE_CUDA), or install MPI with its CUDA parts"
+        )
         yield Line("CUDA-aware MPI", "fail", f"{claims}, but the child job ended with {test.words}", remedy)
     else:
         yield Line("CUDA-aware MPI", "n/a", f"no ({claims}; the child job ended with {test.words}): {staged}")

@@ -7,7 +7,6 @@ The communicator and mpi4py's module are handed in.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import platform
 import re
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 import msgspec
 
 from . import __version__
+from .aware import ladder, library_path
 from .doctor_seen import Mpi, Pair, Seen, SelfTest
 from .errors import BlinkError, SettingsError
 from .settings import Settings, read
@@ -155,7 +155,7 @@ def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None =
     library = mpi.Get_library_version().strip("\0 \n").splitlines()[0].partition(", package")[0]
     levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
     sizes = [int(env[name]) for name in LAUNCHED if env.get(name, "").isdigit()]
-    path = _library_path()
+    path = library_path()
     return Mpi(
         implementation=library,
         standard=".".join(map(str, mpi.Get_version())),
@@ -165,7 +165,7 @@ def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None =
         launcher=_launcher(env),
         launched=max(sizes, default=1),
         size=mpi.COMM_WORLD.size,
-        cuda=cuda_ladder(mpi, path, env),
+        cuda=ladder(mpi, path, env),
     )
 
 
@@ -178,40 +178,6 @@ def _launcher(env: Mapping[str, str]) -> str:
     if "PMI_SIZE" in env:
         return "started by Hydra (MPICH or Intel MPI)"
     return "started alone, without mpirun"
-
-
-def _library_path() -> str:
-    """The file of libmpi in this process."""
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    found = re.search(r"\s(/\S*/libmpi(?:\.so|_cray|-)?\S*)$", maps, re.MULTILINE)
-    return found[1] if found else ""
-
-
-def cuda_ladder(mpi: Any, path: str, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Who says that this MPI takes GPU memory: MPI 4.1's info, the library's query, vendors' variables."""
-    rungs: list[tuple[str, str]] = []
-    info = mpi.COMM_WORLD.Get_info()
-    kinds = info.get("mpi_memory_alloc_kinds") or ""
-    info.Free()
-    rungs.append(("mpi_memory_alloc_kinds", "yes" if "cuda" in kinds else "no" if kinds else "absent"))
-    rungs.append(("MPIX_Query_cuda_support", _query(path)))
-    for name in ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA"):
-        if name in env:
-            rungs.append((name, "yes" if env[name] == "1" else "no"))
-    return tuple(rungs)
-
-
-def _query(path: str) -> str:
-    """What MPIX_Query_cuda_support of the loaded library answers."""
-    if not path:
-        return "absent"
-    try:
-        return "yes" if ctypes.CDLL(path).MPIX_Query_cuda_support() == 1 else "no"
-    except (OSError, AttributeError):
-        return "absent"
 
 
 def clock_skew(comm: Comm) -> float:

@@ -67,6 +67,8 @@ class GpuRoad:
         emulated: whether ``machine`` is only told: its links are then paced.
         say: logs a text once.
         here: the ranks of this node, which are those of ``comm``, if there are several nodes.
+        aware: whether MPI takes chunks for other nodes from GPU memory.
+        crossing: how they go there, and why, for those who ask.
     """
 
     def __init__(
@@ -79,9 +81,12 @@ class GpuRoad:
         emulated: bool,
         say: Callable[[str, str], None],
         here: tuple[int, ...] = (),
+        aware: bool = False,
+        crossing: str = "",
     ) -> None:
         self.gpu, self.machine, self.plans, self.emulated, self.here = gpu, machine, plans, emulated, here
-        self.transport = CudaTransport(comm, gpu, names=here)
+        self.crossing = crossing
+        self.transport = CudaTransport(comm, gpu, names=here, aware=aware)
         self.rank = here[comm.rank] if here else comm.rank
         self._comm, self._say = comm, say
         self._ways: dict[tuple[Call, bool, int], Loaded] = {}

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 
 from mpi4py import MPI
 
+from .aware import agree, ladder, library_path
 from .cache import cache_dir
 from .calls import Prepared
 from .errors import (
@@ -210,6 +211,8 @@ class GpuCalls:
         except BlinkError as error:
             self._owner.die(error)
             raise
+        if self._transport.aware:
+            self._acquaint(bound, seq)
         base = (self._transport.calls + 1) << SEQ_BITS
         for x in bound.loaded.crossings:
             x.begun = x.done = 0
@@ -233,6 +236,29 @@ class GpuCalls:
 
         try:
             self.wait(bound.stream, bound.text, carry=carry)
+        except BlinkError as error:
+            self._owner.die(error)
+            raise
+
+    def _acquaint(self, bound: Bound, seq: int) -> None:
+        """Let MPI do what it does with GPU memory that it sees for the first time, before a kernel runs."""
+        try:
+            net = self._host.net
+            first = net.acquaint(bound.loaded.crossings) if net else []
+            until = time.monotonic() + bound.timeout_s
+            while not MPI.Request.Testall(first):
+                if net:
+                    net.hear()
+                self._host.heed(seq)
+                if time.monotonic() > until:
+                    raise CollectiveTimeout(
+                        f"{bound.text}: the first messages from GPU memory took more than {bound.timeout_s:g} s; look "
+                        "at the other nodes, or stage them (BLINKMPI_CUDA_AWARE=0). The communicator is dead"
+                    )
+        except MPI.Exception as error:
+            lost = self._host.witness.cut(seq, error)
+            self._owner.die(lost)
+            raise lost from error
         except BlinkError as error:
             self._owner.die(error)
             raise
@@ -346,12 +372,17 @@ def open_gpus(
     machine = told or found
     emulated = [d.uuid for d in machine.devices] != [d.uuid for d in found.devices]
     several = node.size < comm.size
+    aware, crossing = agree(comm, settings.cuda_aware, lambda: ladder(MPI, library_path())) if several else (False, "")
     here = tuple(node.allgather(comm.rank)) if several else ()
     plans = plan(machine, gpu, emulated)
-    road = GpuRoad(node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here)
+    road = GpuRoad(
+        node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here, aware=aware,
+        crossing=crossing,
+    )  # fmt: skip
     if comm.rank == 0:
         what = f"{comm.size} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
-        log(settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}")
+        across = f"; between nodes chunks are {crossing}" if crossing else ""
+        log(settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}{across}")
     return road, ""
 
 

@@ -28,6 +28,7 @@ KNOWN = {
     "RUNNER": "auto, c or numpy: what executes programs on CPU ranks",
     "CMA_DISABLE": "1: ranks do not read one another's memory",
     "GPU_DISABLE": "1: GPUs are not used, and arrays in GPU memory are refused",
+    "CUDA_AWARE": "1 or 0: MPI takes GPU memory, or does not, whatever it says itself",
     "BUFFSIZE": "bytes of shared memory for slots per rank",
     "CACHE_DIR": "where the compiled C runner is kept",
     "NODES": "4+4: virtual nodes of so many ranks each, which share no memory (for tests and what-if measurements)",
@@ -50,6 +51,7 @@ class Settings(Value, frozen=True):
     buffer_bytes: int = 8 << 20
     cma_disable: bool = False
     gpu_disable: bool = False
+    cuda_aware: bool | None = None
     nodes: tuple[int, ...] = ()
     unknown: tuple[str, ...] = ()
 
@@ -83,6 +85,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20)),
         cma_disable=_switch(ours, "CMA_DISABLE"),
         gpu_disable=_switch(ours, "GPU_DISABLE"),
+        cuda_aware=_switch(ours, "CUDA_AWARE") if ours.get("CUDA_AWARE") else None,
         nodes=_sizes(ours, "NODES"),
         unknown=tuple(_hint(name) for name in sorted(ours) if name not in KNOWN),
     )

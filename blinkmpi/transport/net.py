@@ -30,7 +30,7 @@ from ..numerics import accumulator_of, dtype_of
 from .parts import Part
 from .window import RECORD, Places, SharedWindow
 
-CALLS, WORDS_TAG, FIRST_CHANNEL = 1, 2, 16  # tags
+CALLS, WORDS_TAG, FIRST_CHUNK, FIRST_CHANNEL = 1, 2, 3, 16  # tags
 CALLS_BYTES = 64 << 10
 HEAR_EVERY = 16  # turns: last words are rare
 LEFT = b"left"  # said by who leaves for good; all other words are last ones
@@ -131,6 +131,7 @@ class Net:
         self._words = self._listen(MPI.ANY_SOURCE, WORDS_TAG, RECORD)
         self._cried = False
         self._turns = 0
+        self._known: set[tuple[int, bool, int]] = set()  # to or from whom chunks of what size went
 
     def _listen(self, source: int, tag: int, room: int) -> tuple[MPI.Request, NDArray[np.uint8]]:
         buffer = np.empty(room, np.uint8)
@@ -213,6 +214,20 @@ class Net:
             x.open.append(start(x.part(x.begun), x.peer, x.tag))
             x.begun += 1
         return (x.begun, x.done) != before
+
+    def acquaint(self, crossings: Sequence[Crossing]) -> list[MPI.Request]:
+        """Begin to send a chunk of each size that a rank has not yet had from this one, and to receive likewise.
+
+        An MPI that takes GPU memory maps a peer's, and allocates its own, when the first such message goes. The driver
+        may let that wait until no kernel runs, so it must not happen during a call. What is received means nothing.
+        """
+        new = {(x.peer, x.sends, x.chunk): x.slots[0] for x in crossings}
+        requests = []
+        for peer, sends, chunk in sorted(set(new) - self._known):  # at both ends in the order of sizes
+            start = self.comm.Isend if sends else self.comm.Irecv
+            requests.append(start(new[peer, sends, chunk], peer, FIRST_CHUNK))
+        self._known |= set(new)
+        return requests
 
     # ---- last words
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from unittest import mock
@@ -16,11 +17,29 @@ from blinkmpi.transport.cuda.device import cupy
 from tests.conformance import COLLECTIVES
 from tests.gpu.helpers import Pools, at_least, run_all, sizes
 from tests.gpu.test_conformance import FEW, SOME, chosen
-from tests.harness import mpi
+from tests.harness import mpi, run_ranks
 
 SPLITS = {2: ("1+1",), 3: ("1+2",), 4: ("2+2", "1+3", "1+2+1"), 8: ("4+4", "3+5")}
 
+LIBUCX = importlib.util.find_spec("libucx")  # NVIDIA's build of UCX with its CUDA parts, as a wheel
+
 pytestmark = [pytest.mark.gpu, at_least(2)]
+
+
+needs_ucx = pytest.mark.skipif(LIBUCX is None, reason="needs a UCX with CUDA parts: pip install libucx-cu13")
+
+
+def ucx(tls: str) -> dict[str, str]:
+    """The variables with which Open MPI takes GPU memory by that UCX; see docs/nodes.md."""
+    places = LIBUCX.submodule_search_locations if LIBUCX else None
+    return {
+        "LD_LIBRARY_PATH": f"{places[0]}/lib" if places else "",
+        "OMPI_MCA_pml": "ucx",
+        "OMPI_MCA_opal_common_ucx_tls": "any",
+        "OMPI_MCA_opal_common_ucx_devices": "any",
+        "UCX_TLS": tls,
+        "BLINKMPI_CUDA_AWARE": "1",
+    }
 
 
 def split(comm: MPI.Intracomm, nodes: str, **arguments: object) -> blinkmpi.Communicator:
@@ -34,16 +53,42 @@ def split(comm: MPI.Intracomm, nodes: str, **arguments: object) -> blinkmpi.Comm
 
 @mpi(ranks=sizes(2, 3, 4, 8), timeout=200)
 def test_collectives(comm: MPI.Intracomm) -> None:
+    collectives(comm, "staged in pinned host memory (")
+
+
+@mpi(ranks=sizes(2, 4)[-1:], timeout=100)
+def test_large_vectors_streams_and_host_memory(comm: MPI.Intracomm) -> None:
+    large_vectors(comm)
+
+
+@needs_ucx
+@mpi(ranks=sizes(2, 3, 4, 8), timeout=200, env=ucx("self,sm,cuda_copy,cuda_ipc,tcp"))
+def test_collectives_from_gpu_memory(comm: MPI.Intracomm) -> None:
+    collectives(comm, "sent by MPI from GPU memory (BLINKMPI_CUDA_AWARE: yes)")
+
+
+@needs_ucx
+@pytest.mark.parametrize("by", ["ipc", "tcp"])
+def test_large_vectors_from_gpu_memory(by: str) -> None:
+    """A job for each way that UCX may take: a peer's memory mapped, or copies and sockets."""
+    tls = {"ipc": "self,sm,cuda_copy,cuda_ipc,tcp", "tcp": "self,cuda_copy,tcp"}[by]
+    report = run_ranks(sizes(2, 4)[-1], large_vectors, 100, env=ucx(tls))
+    assert report.problem is None, report.problem
+
+
+def collectives(comm: MPI.Intracomm, crossing: str) -> None:
+    """All collectives on every split, with chunks that cross as said."""
     for turn, nodes in enumerate(SPLITS[comm.size]):
         with split(comm, nodes) as ours:
+            assert crossing in ours.explain("allreduce")
             pools = Pools(ours, registered=bool(turn % 2))
             for collective in COLLECTIVES:
                 pairs = SOME if not turn and collective == "allreduce" else FEW[: 1 + (not turn)]
                 run_all(ours, pools, chosen(collective, comm.size, pairs), skew=turn)
 
 
-@mpi(ranks=sizes(2, 4)[-1:], timeout=100)
-def test_large_vectors_streams_and_host_memory(comm: MPI.Intracomm) -> None:
+def large_vectors(comm: MPI.Intracomm) -> None:
+    """Vectors of many chunks, on streams, many calls in a row, host memory between them."""
     cp, draw = cupy(), np.random.default_rng(3)
     with split(comm, SPLITS[comm.size][0]) as ours:
         stream = cp.cuda.Stream(non_blocking=True)

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from blinkmpi import doctor_look
 from blinkmpi.doctor_look import (
     clock_skew,
-    cuda_ladder,
     decode,
     encode,
     look,
@@ -29,27 +27,6 @@ from tests import harness
 from tests.unit.test_doctor import MPI
 from tests.unit.test_gather import on_ranks
 from tests.unit.test_probe import recording
-
-
-class Info(dict[str, str]):
-    def Free(self) -> None:
-        self.clear()
-
-
-def test_the_ladder_asks_every_rung_and_believes_none_blindly(monkeypatch: pytest.MonkeyPatch) -> None:
-    mpi = SimpleNamespace(
-        COMM_WORLD=SimpleNamespace(Get_info=lambda: Info(mpi_memory_alloc_kinds="system,cuda:device"))
-    )
-    env = {"MV2_USE_CUDA": "0", "MPICH_GPU_SUPPORT_ENABLED": "1"}
-    assert dict(cuda_ladder(mpi, "/nowhere/libmpi.so", env)) == {
-        "MV2_USE_CUDA": "no", "mpi_memory_alloc_kinds": "yes", "MPIX_Query_cuda_support": "absent",
-        "MPICH_GPU_SUPPORT_ENABLED": "yes",
-    }  # fmt: skip
-    silent = SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_info=Info))
-    assert dict(cuda_ladder(silent, "", {})) == {
-        "mpi_memory_alloc_kinds": "absent",
-        "MPIX_Query_cuda_support": "absent",
-    }
 
 
 def test_looking_keeps_secrets_and_reads_this_machine() -> None:

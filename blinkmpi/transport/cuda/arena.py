@@ -25,7 +25,7 @@ SETS, STAGES = 2, 2
 ARENA_BYTES = 64 << 20
 HOST_SHARE = 4  # CTAs for a byte by the host path, of those for one by NVLink
 HOST_BYTES = 64 << 20  # of slots in host memory, for all ranks
-NET_BYTES, NET_FLAG_BYTES = 128 << 20, 1 << 20  # of host memory for channels to other nodes, of a rank; of it for flags
+NET_BYTES, NET_FLAG_BYTES = 127 << 20, 1 << 20  # of a rank: for slots of channels to other nodes, and for their flags
 MAX_REGIONS = 1024
 OFFSET_BITS = 48
 
@@ -42,8 +42,8 @@ BOXES_AT = HEAD_BYTES + FLAG_BYTES
 class Place:
     """A channel: offsets of slots and head flags in the reader's arena, of tail flags in the writer's.
 
-    With ``hosted`` the slots lie in host memory that all ranks share; with ``far`` slots and flags lie in the rank's
-    own host memory, where messages to and from another node find them.
+    With ``hosted`` the slots lie in host memory that all ranks share; with ``far`` slots and flags lie in two places
+    of the rank's own, where messages to and from another node find them: see :class:`~.far.Port`.
     """
 
     writer: int
@@ -120,7 +120,7 @@ def place(
     share = HOST_BYTES // n // LINE * LINE  # of host memory
     slots, hosts = [slots_at(n)] * n, [r * share for r in range(n)]
     chunk_of = {c: program.chunk_of(lane) for lane in program.lanes for c in (*lane.ins, *lane.outs)}
-    nets, net_lines = [NET_FLAG_BYTES] * n, [0] * n
+    nets, net_lines = [0] * n, [0] * n
     places = []
     for c, channel in enumerate(program.channels):
         if len(channel.readers) != 1:

@@ -124,13 +124,13 @@ def table(
     host: int = 0,
     pace: Callable[[int], tuple[int, int]] | None = None,
     far: Mapping[int, Far] = MappingProxyType({}),
-    net: int = 0,
+    port: tuple[int, int] = (0, 0),
 ) -> NDArray[np.int64]:
     """The rows of a rank, one per CTA.
 
     Args:
         arenas: addresses of the ranks' arenas here; ``host``: of the slots in host memory.
-        far: channels to other nodes; ``net``: the address of this rank's host memory for them.
+        far: channels to other nodes; ``port``: where this rank's flags and slots for them lie.
         pace: for emulated links: (address of the link's clock, ns per MiB) of a channel that this rank writes.
     """
     shapes, words, times = shapes_of(program, rank), row_words(program, rank), scale(program.call)
@@ -152,8 +152,8 @@ def table(
             at, reads = places[c], c in ins
             clock, ns = pace(c) if pace is not None and not reads else (0, 0)
             if at.far:
-                head, tail = net + at.heads + cta * LINE, net + at.tails + cta * LINE
-                slots = net + at.slots + cta * program.depth * at.slot_bytes
+                head, tail = port[0] + at.heads + cta * LINE, port[0] + at.tails + cta * LINE
+                slots = port[1] + at.slots + cta * program.depth * at.slot_bytes
                 row += [slots, head, tail, -1 - far[c].rank, clock, ns]
                 continue
             slots = (host if at.hosted else arenas[at.reader]) + at.slots + cta * program.depth * at.slot_bytes

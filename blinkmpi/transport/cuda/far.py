@@ -1,35 +1,59 @@
-"""Channels of GPUs that lead to other nodes: slots and flags in pinned host memory (Blink section 3.5, staged).
+"""Channels of GPUs that lead to other nodes (Blink section 3.5).
 
-The kernel fills a slot over PCIe and raises the head, the host sends it and raises the tail; the other way round for
-what comes. Each CTA of a lane has slots and flags of its own, so a channel has one end for each.
+The kernel fills a slot and raises the head, the host sends it and raises the tail; the other way round for what comes.
+Flags lie in pinned host memory. So do the slots, which the kernel reaches over PCIe, unless MPI takes GPU memory: then
+they lie on the GPU. Each CTA of a lane has slots and flags of its own, so a channel has one end for each.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...numerics import accumulator_of, dtype_of
 from ..net import FIRST_CHANNEL, Crossing
 from ..parts import Part
-from .arena import LINE, MAX_CTAS, NET_BYTES, Place
+from .arena import LINE, MAX_CTAS, NET_BYTES, NET_FLAG_BYTES, Place
+from .device import Gpu
 
 WORDS = LINE // 8
 
 
-def crossings_of(
-    part: Part, rank: int, groups_of: Mapping[int, int], places: Sequence[Place], net: int
-) -> Iterator[Crossing]:
-    """The ends that a rank has.
+@dataclass(frozen=True)
+class Port:
+    """A rank's memory for channels to other nodes: addresses of flags and of slots.
 
     Args:
-        rank: as the part names it.
-        net: the address of the rank's host memory for them.
+        on_gpu: whether the slots lie there, for MPI to take; else on the host, behind the flags.
     """
-    memory = np.ctypeslib.as_array((ctypes.c_uint8 * NET_BYTES).from_address(net))
-    flags, program = memory.view(np.uint64), part.program
+
+    flags: int
+    slots: int
+    on_gpu: bool
+
+    @classmethod
+    def of(cls, gpu: Gpu, *, on_gpu: bool) -> Port:
+        """Make one, all zeros."""
+        flags = gpu.pinned(NET_FLAG_BYTES + (0 if on_gpu else NET_BYTES))
+        return cls(flags, gpu.allocate(NET_BYTES) if on_gpu else flags + NET_FLAG_BYTES, on_gpu)
+
+    def close(self, gpu: Gpu) -> None:
+        """Give it back."""
+        gpu.free_pinned(self.flags)
+        if self.on_gpu:
+            gpu.free(self.slots)
+
+
+def crossings_of(
+    part: Part, rank: int, groups_of: Mapping[int, int], places: Sequence[Place], port: Port
+) -> Iterator[Crossing]:
+    """The ends that a rank has, as the part names it."""
+    flags = _bytes_at(port.flags, NET_FLAG_BYTES).view(np.uint64)
+    memory, program = _bytes_at(port.slots, NET_BYTES), part.program
     for lane in program.of(rank):
         many = groups_of[lane.tree]
         for c in (*lane.ins, *lane.outs):
@@ -44,3 +68,8 @@ def crossings_of(
                 tag = FIRST_CHANNEL + far.channel * MAX_CTAS + cta
                 total = lane.count * kind.itemsize
                 yield Crossing(c in lane.outs, far.rank, tag, flags, head, tail, slots, chunk, total, cta, many)
+
+
+def _bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
+    """Memory as MPI is given it. What lies on the GPU is an address to this process, and never looked at."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))

@@ -33,7 +33,6 @@ from .arena import (
     MAX_CTAS,
     MAX_RANKS,
     MAX_REGIONS,
-    NET_BYTES,
     Region,
     Regions,
     groups,
@@ -41,7 +40,7 @@ from .arena import (
 )
 from .code import EXTRA, PACKET_THREADS, WORKERS, lanes_source, onehop_source, reduces, row_words, shapes_of, table
 from .device import Gpu, Kernel
-from .far import crossings_of
+from .far import Port, crossings_of
 from .hosted import HostSlots
 from .shares import fits_packets, packet_streams, segment
 
@@ -107,16 +106,20 @@ class CudaTransport:
         comm: a communicator of our own, used only to set up, to register and to close.
         gpu: this rank's device.
         names: what the ranks of ``comm`` are called in messages.
+        aware: whether MPI takes what goes to other nodes from GPU memory.
 
     Raises:
         DeviceError: on every rank, if some rank cannot map some other's memory.
     """
 
-    def __init__(self, comm: Comm, gpu: Gpu, *, arena_bytes: int = ARENA_BYTES, names: Sequence[int] = ()) -> None:
+    def __init__(
+        self, comm: Comm, gpu: Gpu, *, arena_bytes: int = ARENA_BYTES, names: Sequence[int] = (), aware: bool = False
+    ) -> None:
         self.n, self.rank, self.gpu, self.arena_bytes = comm.size, comm.rank, gpu, arena_bytes
         self._comm = comm
         self._names = names or range(comm.size)
-        self._net = 0  # host memory for channels to other nodes, made when the first program wants it
+        self.aware = aware
+        self._port: Port | None = None  # memory for channels to other nodes, made when the first program wants it
         self.calls = 0  # kernels that were started here
         self._hosted: HostSlots | None = None
         if self.n > MAX_RANKS:
@@ -210,8 +213,9 @@ class CudaTransport:
             program, hosted = part.program, [i for i, c in enumerate(part.numbers) if c in hosted and i not in far]
         places = place(program, groups_of, item, partial, self.arena_bytes, hosted, far, self.n)
         host = self._host().address if hosted else 0
-        net = self._net_memory() if far else 0
-        rows = table(program, self.rank, groups_of, places, self.arenas, host, pace, far, net)
+        port = self._own_port() if far else None
+        ends = (port.flags, port.slots) if port else (0, 0)
+        rows = table(program, self.rank, groups_of, places, self.arenas, host, pace, far, ends)
         if not len(rows):  # this rank has nothing to do, but it counts the call
             kernel = self._onehop(call, "packets")
             return self._idle(kernel, call, text)
@@ -223,15 +227,15 @@ class CudaTransport:
         divide = call.n if call.op == "avg" else 0
         args = [*self._common(text, "slots", divide), at, rows.shape[1]]
         loaded = _loaded(kernel, len(rows), WORKERS + EXTRA, args, "slots", text, (at,))
-        if part:
-            loaded.crossings = tuple(crossings_of(part, self.rank, groups_of, places, net))
+        if part and port:
+            loaded.crossings = tuple(crossings_of(part, self.rank, groups_of, places, port))
         return loaded
 
-    def _net_memory(self) -> int:
-        """This rank's host memory for channels to other nodes."""
-        if not self._net:
-            self._net = self.gpu.pinned(NET_BYTES)
-        return self._net
+    def _own_port(self) -> Port:
+        """This rank's memory for channels to other nodes."""
+        if self._port is None:
+            self._port = Port.of(self.gpu, on_gpu=self.aware)
+        return self._port
 
     def _host(self) -> HostSlots:
         """The slots in host memory, made when the first program wants them; collective then."""
@@ -441,8 +445,8 @@ class CudaTransport:
             self.gpu.free(self._table)
             self.gpu.free(self._clocks)
             self.gpu.free_pinned(self._report)
-            if self._net:
-                self.gpu.free_pinned(self._net)
+            if self._port:
+                self._port.close(self.gpu)
 
 
 def fingerprint(text: str) -> int:
