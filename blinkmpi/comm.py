@@ -17,9 +17,10 @@ from mpi4py import MPI
 
 from . import calls
 from .answers import Answers
+from .bootstrap import Options
 from .buffers import NAMES, DeviceArray, on_device
 from .ending import end_job_on_error
-from .engine import Engine, Options
+from .engine import Engine
 from .errors import ArgumentError, BlinkError, BufferTypeError
 from .gpu import GpuRoad
 from .job import Job

@@ -1,11 +1,8 @@
-"""What stands behind a Communicator: bootstrap, and the life of a call.
+"""The life of a call, on the ground that all ranks have found and opened together.
 
-Bootstrap (all ranks together, and all fail together): settings, probe and
-gather the machine, pack on rank 0, agree on the plan, open the transport.
-
-A call: check the arguments locally; enter, which compares the call with all
-peers before a scheme is chosen or data touched; then run our program, or MPI's
-own collective, under the same deadline.
+Check the arguments locally; enter, which compares the call with all peers
+before a scheme is chosen or data touched; then run our program, or MPI's own
+collective, under the same deadline.
 """
 
 from __future__ import annotations
@@ -13,17 +10,14 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI, run
 
-from .bootstrap import Options as Options
-from .bootstrap import agree_on_plan, check_timeout, dump_files, is_time, settle, told_machine, virtual_node
+from .bootstrap import Options, check_timeout, is_time
 from .buffers import Foreign, ForeignOp, lies_on_device
-from .cache import cache_dir
-from .calls import Prepared, call_key, in_mpi, numpy_key
+from .calls import Prepared, call_key, numpy_key
 from .ending import LOST, UNCAUGHT
 from .errors import (
     ArgumentError,
@@ -36,24 +30,18 @@ from .errors import (
     RemoteError,
 )
 from .gpu import GpuRoad
-from .gpu_calls import GpuCalls, open_gpus
+from .gpu_calls import GpuCalls
+from .ground import Ground
 from .job import Job, describe
 from .numerics import dtype_of
-from .plan import Plan, Rule
-from .plan_diff import PlanDifference, plan_differences
-from .program import Call, Program
+from .plan import Rule
+from .plan_diff import PlanDifference
+from .program import Call
 from .requests import Persistent, Progress, Request
-from .select import Gpus, by_slots, choose, program_for
 from .settings import log
-from .topology import Topology, gather
-from .topology.gather import gather_gpus
-from .topology.measured import applied
-from .topology.probe import probe
-from .topology.wire import net_rates, with_net
-from .transport.cuda.device import Gpu
-from .transport.host import HostTransport, Loaded
+from .topology import Topology
+from .transport.host import Loaded
 from .transport.witness import FAILED, FOREIGN
-from .tuned import file_of
 
 CACHE_SIZE = 64
 LOOK_SECONDS = 0.2  # how often a wait for MPI looks after the peers
@@ -68,138 +56,18 @@ class Way:
     text: str = ""  # what the ranks compare
 
 
-class Engine:
-    """State of one initialised communicator.
-
-    ``private`` carries our own messages and the calls that we hand to MPI, in their order; the user's calls that
-    never come here run on the Communicator itself, at the same time if they like.
-    """
+class Engine(Ground):
+    """What stands behind one Communicator: its ground (see there), and its calls, from the first to the last."""
 
     def __init__(self, comm: MPI.Intracomm, options: Options, part: Topology | None = None) -> None:
-        self.public = MPI.Intracomm(comm)  # the Communicator's own handle, without its class
-        self.private = self.public.Dup()
-        self.rank, self.n = self.private.rank, self.private.size
-        self.options = options
+        super().__init__(comm, options, part)
         self.dead: BaseException | None = None
         self._open = ""  # a collective of MPI's own that has begun and not ended
         self.seq = 0
-        self.transport: HostTransport  # opened at the end of the bootstrap
-        self._no_cma = ""  # why the ranks of one node cannot read one another's memory
         self._ways: dict[tuple[Call, bool], Way] = {}
         self._made: dict[tuple[Any, ...], tuple[Prepared, Way]] = {}  # calls on NumPy arrays that were made before
-        self.gpu_calls: GpuCalls | None = None
-        self._shown: set[str] = set()
         self.progress = Progress()
-        self.gpus: GpuRoad | None = None
-        self.why_no_gpus = ""
-        try:
-            self.settings = settle(self.private, options)
-            self.timeout_s = float(options.timeout_s or self.settings.timeout_s)
-            self._bootstrap(part)
-        except Exception:
-            self.private.Free()
-            raise
-
-    # ---- bootstrap
-
-    def _bootstrap(self, part: Topology | None) -> None:
-        """Find the machine (``part`` is what a parent knows of it), plan, and open the transport."""
-        self.node, place = self._node()
-        try:
-            wanted = self.options.topology or self.settings.topo_file or None
-            probed = gather(self.private, self.node, measure=wanted is None and part is None)
-            self.nodes = tuple(d.node for d in probed.devices)
-            self.one_node = len(probed.nodes) == 1
-            self.emulated = wanted is not None
-            self.machine = told_machine(self.private, wanted, self.n) if wanted is not None else part or probed
-            told = self.machine if wanted is not None else None
-            net = partial(with_net, rates=net_rates(probed))
-            say = self._once_on_rank_0
-            opened = open_gpus(self.private, self.node, place, told, net, self._gpu_plans, self.settings, say)
-            self.gpus, self.why_no_gpus = opened
-            self.plans = self._host_plans()
-            found = self.gpus or self
-            dump_files(self.private, self.settings, found.machine, found.plans)
-            self.transport = HostTransport(
-                self.private,
-                self.node,
-                runner=self.options.runner or self.settings.runner,
-                arena_bytes=self.settings.buffer_bytes,
-                cma=not self.settings.cma_disable,
-                say=self._once,
-            )
-            self._no_cma = no_cma = self.transport.no_cma if self.one_node else ""
-            if no_cma and self.options.strict and self.transport.native and not self.settings.cma_disable:
-                self.transport.close()
-                raise FallbackError(
-                    f"strict=True: bytes would cross in two copies, because {no_cma}; allow it, or set "
-                    "BLINKMPI_CMA_DISABLE=1"
-                )
-            if no_cma:
-                self.plans = by_slots(self.plans)
-            if self.gpus is not None:
-                self.gpu_calls = GpuCalls(self.gpus, self.transport, self)
-        except BaseException:
-            self.node.Free()
-            raise
-        if self.rank == 0:
-            runner = self.transport.runner_reason
-            log(self.settings, "INFO", f"{self.n} ranks on {self.machine.name} ({self.plans.fingerprint}); {runner}")
-            if no_cma and self.transport.native and not self.settings.cma_disable:
-                log(self.settings, "WARN", f"two copies where one would do: {no_cma}")
-            if self.transport.window.shrunk:
-                log(self.settings, "WARN", f"/dev/shm is small: {self.transport.arena_bytes} bytes of slots a rank")
-
-    def _node(self) -> tuple[MPI.Intracomm, tuple[int, int]]:
-        """The ranks that share memory with this one, as far as the user lets them; its place on its machine."""
-        virtual = virtual_node(self.rank, self.n, self.options, self.settings)
-        node = MPI.Intracomm(self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank))
-        place = node.rank, node.size
-        if virtual is None:
-            return node, place
-        part = MPI.Intracomm(node.Split(virtual, self.rank))
-        node.Free()
-        return part, place
-
-    def replan(self) -> tuple[PlanDifference, ...]:
-        """Probe the machine again, plan, and go on with the new plan; collective. Returns what is different."""
-        self.progress.drain()
-        self.alive()
-        if self.gpu_calls is not None:
-            self.gpu_calls.events.drain()
-        before = self.road.plans
-        wanted = self.options.topology or self.settings.topo_file or None
-        probed = gather(self.private, self.node, measure=wanted is None)
-        if wanted is None:
-            self.machine = probed
-        if self.gpus is not None:
-            facts = probe(self.gpus.gpu.bus_id)
-            found = gather_gpus(self.private, self.node, facts).topology
-            if found is not None:
-                found = with_net(applied(self.private, found, facts, cache_dir()), net_rates(probed))
-            machine = found if wanted is None and found is not None else self.gpus.machine
-            self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, self.gpus.emulated))
-        self.plans = self._host_plans()
-        self._ways.clear()
-        self._made.clear()
-        if self.gpu_calls is not None:
-            self.gpu_calls.forget()
-        changes = plan_differences(before, self.road.plans)
-        for change in changes if self.rank == 0 else ():
-            text = f"{change.collective} {change.what}: {change.one or 'none'} -> {change.other or 'none'}"
-            log(self.settings, "INFO", f"new plan: {text.strip()}")
-        return changes
-
-    def _host_plans(self) -> Plan:
-        """The plan for host memory; on a job with GPUs, what the user says of plans is about those."""
-        options = replace(self.options, algo="", plan=None) if self.gpus else self.options
-        plans = agree_on_plan(self.private, self.machine, options, self.settings)
-        return by_slots(plans) if self._no_cma else plans
-
-    def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> Plan:
-        table = None if emulated or not self.one_node else file_of(cache_dir(), gpu.name, machine)
-        links: Gpus = "slots" if emulated else "onehop" if self.one_node else "nodes"
-        return agree_on_plan(self.private, machine, self.options, self.settings, links, table)
+        self.gpu_calls = GpuCalls(self.gpus, self.transport, self) if self.gpus is not None else None
 
     # ---- a call
 
@@ -275,11 +143,6 @@ class Engine:
         if isinstance(ready, Prepared | Foreign):
             return request
         raise ready  # as MPI does, and the peers hear of it
-
-    @property
-    def road(self) -> GpuRoad | Engine:
-        """What the machine, plans and rules of this job are asked of: the GPUs, if every rank has one."""
-        return self.gpus or self
 
     def gpu_road(self) -> GpuRoad:
         """The GPUs, to register buffers, after which no call is launched as before.
@@ -403,12 +266,6 @@ class Engine:
             self._ways[call, blocking] = way
         return way
 
-    def program(self, call: Call, rule: Rule) -> Program:
-        """The checked program of a call."""
-        budget = self.transport.arena_bytes
-        nodes = () if self.one_node else self.nodes
-        return program_for(self.plans, call, rule, budget_bytes=budget, nodes=nodes)
-
     def exchange(self, count: int) -> tuple[int, ...]:
         """Every rank's number, for what a call must know before it can enter."""
         self.progress.drain()
@@ -421,20 +278,6 @@ class Engine:
         except BaseException as fatal:
             self.die(fatal)
             raise
-
-    def child(self, ranks: list[int]) -> tuple[Options, Topology | None]:
-        """For a communicator of some of our ranks, in this order: its options, and its part of the machine."""
-        part = self.machine.subset(ranks) if self.one_node else None
-        nodes = () if self.one_node else tuple(self.nodes[r] for r in ranks)
-        return replace(self.options, topology=part if self.emulated else None, plan=None, nodes=nodes), part
-
-    def rule(self, call: Call, *, blocking: bool = True) -> Rule:
-        """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike."""
-        rule = choose(self.plans, call)
-        if rule.scheme == "mpi" and not (blocking and in_mpi(call)):
-            rows = [r for r in self.plans.rules if r.collective == call.collective and r.scheme != "mpi"]
-            rule = min(rows, key=lambda r: r.min_bytes) if rows else rule
-        return rule
 
     def _wait(self, request: MPI.Request, what: str, timeout_s: float) -> None:
         """Poll a request of MPI's until it is complete; look after the peers now and then."""
@@ -477,12 +320,6 @@ class Engine:
                 how = f"{rule.scheme}, {trees} trees, {chunk} B {road}, {loaded.runner} runner"
             self._once(f"{describe(call)}: {how}; {rule.reason}", "INFO")
 
-    def _once(self, text: str, level: str = "WARN") -> None:
-        """Log a text the first time."""
-        if text not in self._shown:
-            self._shown.add(text)
-            log(self.settings, level, text)
-
     def say_once(self, text: str) -> None:
         """Log a warning the first time."""
         self._once(text)
@@ -492,9 +329,20 @@ class Engine:
         """A call as people read it, and as ranks compare it."""
         return describe(ready.call)
 
-    def _once_on_rank_0(self, text: str, level: str) -> None:
-        if self.rank == 0:
-            self._once(text, level)
+    # ---- another plan
+
+    def replan(self) -> tuple[PlanDifference, ...]:
+        """Probe the machine again, plan, and go on with the new plan; collective. Returns what is different."""
+        self.progress.drain()
+        self.alive()
+        if self.gpu_calls is not None:
+            self.gpu_calls.events.drain()
+        changes = self._plan_again()
+        self._ways.clear()
+        self._made.clear()
+        if self.gpu_calls is not None:
+            self.gpu_calls.forget()
+        return changes
 
     # ---- the end
 
@@ -512,12 +360,7 @@ class Engine:
         except BaseException as error:
             self.die(error)
             raise
-        if self.gpus is not None:
-            self.gpus.close(collectively=True)
-            self.gpus = None
-        self.transport.close()
-        self.node.Free()
-        self.private.Free()
+        super().close()
 
     def die(self, error: BaseException) -> None:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""
