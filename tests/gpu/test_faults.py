@@ -31,7 +31,7 @@ from blinkmpi.errors import (
 from blinkmpi.transport.cuda.device import cupy
 from tests.gpu.helpers import GPUS, at_least, sizes
 from tests.harness import ROOT, Job, Outcome, mpi, mpirun
-from tests.mpi.test_faults import attempt, calls_until_death, finish, said, say
+from tests.mpi.faults import attempt, calls_until_death, finish, said, say
 
 N = max(2, min(4, GPUS))
 VICTIM = N - 1

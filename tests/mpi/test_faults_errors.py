@@ -1,0 +1,217 @@
+"""Ranks that raise, are interrupted or disagree: all the others hear of it, in words, and none waits for ever.
+
+This file is also the program of a rank: ``python tests/mpi/test_faults_errors.py CASE [ARGUMENT...]``.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from blinkmpi.errors import (
+    ArgumentError,
+    BlinkError,
+    BufferTypeError,
+    MismatchError,
+    PeerLost,
+    RemoteError,
+)
+from blinkmpi.job import Job as CallJob
+from tests.harness import mpi
+from tests.mpi.faults import RUNNERS, VICTIM, N, attempt, finish, run_case, said, say, start_case
+
+pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
+start = partial(start_case, __file__)
+
+
+# ---------------------------------------------------------------- errors and interrupts
+
+
+def test_an_error_on_one_rank_ends_the_job() -> None:
+    with start("raises", "60") as job:
+        job.wait_for('"ready"', count=N)
+        outcome = finish(job, within=5)
+    assert outcome.rc != 0
+    assert "ValueError: seven is not eight" in outcome.output
+
+
+def case_raises(timeout: str) -> None:
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout))
+    comm.Barrier()
+    say(ready=True)
+    if comm.rank == 1:
+        raise ValueError("seven is not eight")
+    comm.Barrier()
+
+
+def test_an_uncaught_timeout_ends_the_job() -> None:
+    with start("uncaught", "1") as job:
+        outcome = finish(job, within=8)
+    assert outcome.rc != 0
+    assert "CollectiveTimeout: call 1, barrier(): rank 2" in outcome.output
+
+
+def case_uncaught(timeout: str) -> None:
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout))
+    if comm.rank == VICTIM:
+        time.sleep(60)
+    comm.Barrier()
+
+
+@pytest.mark.parametrize("how", [*RUNNERS, "mpi"])
+def test_an_interrupt_is_raised_in_the_call_and_heard_by_the_others(how: str) -> None:
+    with start("interrupt", how, "30") as job:
+        job.wait_for('"ready"', count=N)
+        time.sleep(0.3)
+        job.signal(1, signal.SIGINT)
+        outcome = finish(job, within=5)
+    assert outcome.rc != 0
+    assert said(outcome, "error") == {1: "KeyboardInterrupt", 3: "PeerLost"}
+    assert "rank 1 (process" in said(outcome, "text")[3]
+    assert "gave up with KeyboardInterrupt" in said(outcome, "text")[3]
+    assert re.search(r"^KeyboardInterrupt$", outcome.output, re.MULTILINE), outcome.output
+
+
+def case_interrupt(how: str, timeout: str) -> None:
+    """Ranks 0 and 2 do not come, or come and do not go on; rank 1 is interrupted; rank 3 hears of it."""
+    algo, runner = ("allreduce:mpi", None) if how == "mpi" else (None, how)
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), runner=runner, algo=algo)
+    comm.Barrier()
+    say(ready=True)
+    if comm.rank in (0, 2):
+        if how == "mpi":  # they enter the call, but not MPI's part of it
+            CallJob.mpi = lambda *_: time.sleep(60)  # type: ignore[assignment, method-assign]
+            comm.Allreduce(np.ones(8), np.empty(8))
+        time.sleep(60)
+    error = attempt(lambda: comm.Allreduce(np.ones(8), np.empty(8)))
+    if comm.rank == 1 and error is not None:
+        time.sleep(1)
+        raise error
+
+
+# ---------------------------------------------------------------- disagreement
+
+
+def the_same_on_all(comm: MPI.Intracomm, text: str) -> None:
+    texts = comm.allgather(text)
+    assert len(set(texts)) == 1, texts
+
+
+@mpi(ranks=(2, 4), timeout=60)
+def test_ranks_that_disagree_all_hear_both_sides(comm: MPI.Intracomm) -> None:
+    last = comm.rank == comm.size - 1
+    x, y, short = np.ones(100), np.zeros(100), np.ones(99)
+
+    def pairs(ours: blinkmpi.Communicator) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+        """By what differs: what the last rank calls, and what the others do."""
+        return {
+            "op": (lambda: ours.Allreduce(x, y, MPI.MAX), lambda: ours.Allreduce(x, y)),
+            "count": (lambda: ours.Allreduce(short, y[:99]), lambda: ours.Allreduce(x, y)),
+            "type": (lambda: ours.Allreduce(x.astype("f4"), y.view("f4")[:100]), lambda: ours.Allreduce(x, y)),
+            "root": (lambda: ours.Bcast(y, root=1), lambda: ours.Bcast(y, root=0)),
+            "collective": (lambda: ours.Bcast(y), lambda: ours.Allreduce(x, y)),
+            "barrier": (lambda: ours.Barrier(), lambda: ours.Allreduce(x, y)),
+            "non-blocking": (lambda: ours.Ibarrier().Wait(), lambda: ours.Iallreduce(x, y).Wait()),
+        }
+
+    for runner in RUNNERS:
+        with blinkmpi.Communicator(comm, timeout=20, runner=runner) as ours:
+            for what, (odd, even) in pairs(ours).items():
+                with pytest.raises(MismatchError) as caught:
+                    (odd if last else even)()
+                text = str(caught.value)
+                the_same_on_all(comm, text)
+                assert f"rank {comm.size - 1}: " in text, what
+                assert ("rank 0: " if comm.size == 2 else "ranks 0-2: ") in text, what
+                assert len(text) < 400
+                assert (y == 0).all(), what
+                ours.Allreduce(x, y)
+                assert (y == comm.size).all()
+                y[:] = 0
+
+
+@mpi(ranks=(2, 4), timeout=60)
+def test_bad_arguments_on_one_rank_are_an_error_on_all(comm: MPI.Intracomm) -> None:
+    n, last = comm.size, comm.rank == comm.size - 1
+    x, y = np.arange(96.0), np.full(96, -1.0)
+    locked = y.copy()
+    locked.flags.writeable = False
+    strided, objects = np.ones(192)[::2], np.array([None] * 96)
+
+    def cases(ours: blinkmpi.Communicator) -> dict[str, tuple[type[BlinkError], Callable[[], Any], Callable[[], Any]]]:
+        """By what is wrong: its error, the wrong call (last rank), the right one (all others)."""
+
+        def right() -> None:
+            ours.Allreduce(x, y)
+
+        return {
+            "non-contiguous": (ArgumentError, lambda: ours.Allreduce(strided, y), right),
+            "read-only": (ArgumentError, lambda: ours.Allreduce(x, locked), right),
+            "objects": (BufferTypeError, lambda: ours.Allreduce(objects, y), right),
+            "root": (ArgumentError, lambda: ours.Bcast(y, root=n), lambda: ours.Bcast(y, root=0)),
+            "unequal counts": (ArgumentError, lambda: ours.Allreduce(x[:50], y), right),
+            "unknown op": (ArgumentError, lambda: ours.Allreduce(x, y, op="median"), right),
+            "overlap": (ArgumentError, lambda: ours.Allreduce(y[:50], y[40:90]), right),
+            "timeout": (ArgumentError, lambda: ours.Allreduce(x, y, timeout=-1), right),
+            "non-blocking": (
+                ArgumentError,
+                lambda: ours.Iallreduce(x, locked).Wait(),
+                lambda: ours.Iallreduce(x, y).Wait(),
+            ),
+            "exchange": (
+                ArgumentError,
+                lambda: ours.Reduce_scatter(x, locked[: 96 // n]),
+                lambda: ours.Reduce_scatter(x, y[: 96 // n]),
+            ),
+        }
+
+    with blinkmpi.Communicator(comm, timeout=20) as ours:
+        for what, (kind, wrong, right) in cases(ours).items():
+            with pytest.raises(kind if last else RemoteError) as caught:
+                (wrong if last else right)()
+            if not last:
+                assert f"rank {n - 1} failed: {kind.__name__}" in str(caught.value), what
+            assert (x == np.arange(96.0)).all(), what
+            assert (y == -1).all(), what
+            ours.Allreduce(x, y)
+            assert (y == n * x).all(), what
+            y[:] = -1
+        with pytest.raises(ArgumentError, match="median"):  # the same mistake everywhere is everybody's own
+            ours.Allreduce(x, y, op="median")
+        ours.Barrier()
+
+
+@mpi(ranks=(3,), timeout=30)
+def test_free_is_a_call_like_any_other(comm: MPI.Intracomm) -> None:
+    """Whoever frees while others still call is told so, and does not hang."""
+    ours = blinkmpi.Communicator(comm, timeout=10)
+    with pytest.raises(MismatchError, match=r"rank 0: free\(\)"):
+        (ours.Free if comm.rank == 0 else ours.Barrier)()
+
+
+@mpi(ranks=(3,), timeout=30)
+def test_who_leaves_the_block_by_an_error_is_heard(comm: MPI.Intracomm) -> None:
+
+    def block() -> None:
+        with blinkmpi.Communicator(comm, timeout=20) as ours:
+            if comm.rank == 1:
+                raise ZeroDivisionError
+            ours.Barrier()
+
+    since = time.monotonic()
+    with pytest.raises(ZeroDivisionError if comm.rank == 1 else PeerLost):
+        block()
+    assert time.monotonic() - since < 5
+
+
+if __name__ == "__main__":
+    run_case(globals())
