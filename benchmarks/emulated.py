@@ -30,7 +30,7 @@ from blinkmpi.bench_case import case_of, parse_size  # noqa: E402
 from blinkmpi.bench_document import write_new  # noqa: E402
 from blinkmpi.topology import Topology, machine  # noqa: E402
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus  # noqa: E402
-from blinkmpi.topology.nccl import write_xml  # noqa: E402
+from blinkmpi.topology.nccl import processor, write_xml  # noqa: E402
 
 MACHINE = "dgx-1v"
 UNIT_MBPS = 45_000  # a unit of NVLink, each way
@@ -69,7 +69,8 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
         if here.gpu is None:
             raise DeviceError("this job has no GPUs: BLINKMPI_DEBUG=INFO says why")
         if world.rank == 0 and library == "ours":
-            (folder / "topology.xml").write_text(write_xml(on_gpus_of(told(gpus), here.machine)), encoding="utf-8")
+            xml = write_xml(on_gpus_of(told(gpus), here.machine), processor())
+            (folder / "topology.xml").write_text(xml, encoding="utf-8")
     cases = [case_of("allreduce", world.size, size, "float32", "sum", -1) for size in sizes]
     rows = []
     with Communicator(world, topology=told(gpus) if library == "ours" else None) as comm:

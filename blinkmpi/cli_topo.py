@@ -26,7 +26,7 @@ from .topology.gpu import GpuFacts
 from .topology.importers import load, on_gpus_of
 from .topology.measured import applied, driver_of, file_of, kept, with_measured
 from .topology.model import Topology
-from .topology.nccl import write_xml
+from .topology.nccl import processor, write_xml
 from .topology.probe import Nvml, probe, probe_all
 
 
@@ -158,7 +158,7 @@ def topo(args: argparse.Namespace, topology: Topology) -> int:
     if args.on:
         topology = on_gpus_of(topology, load(args.on))
     if args.output:
-        write(args.output, write_xml(topology) if args.output.endswith(".xml") else topology.to_json())
+        write(args.output, write_xml(topology, processor()) if args.output.endswith(".xml") else topology.to_json())
     if args.plot:
         from .plot_machine import draw_machine
 

@@ -2,14 +2,19 @@
 
 The format has no document; this follows NCCL 2.28 (src/graph/xml.cc, topo.cc) and a dump of 8 H200. NCCL knows no rate
 of an NVLink: it takes it from the GPU's compute capability (``sm``), and so does the reader here. Everything that a
-written file leaves out (cores, vendors, ``sm`` of an unknown GPU) NCCL detects itself on the machine where it runs.
+written file leaves out (cores, ``sm`` of an unknown GPU) NCCL detects itself on the machine where it runs. But of the
+processors it detects only the one above a rank's own GPU, and for another one without ``arch`` it ends with an internal
+error: so they are written.
 """
 
 from __future__ import annotations
 
+import platform
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 from ..errors import FormatError, TopologyError
 from .gpu import GpuFacts, Hop, NvLink, Unknown, bus_id, unknown_gpu
@@ -124,8 +129,30 @@ def _speed(pci: ET.Element, source: str) -> tuple[int | Unknown, int | Unknown]:
     return gen or Unknown(f"link_speed {speed!r}"), width if width > 0 else Unknown(f"link_width {width}")
 
 
-def write_xml(topology: Topology) -> str:
+def processor(cpuinfo: str = "", arch: str = "") -> dict[str, str]:
+    """A processor as NCCL names it: this machine's, or that of a text such as /proc/cpuinfo's.
+
+    NCCL keeps CPUID's own fields: it adds the extended family shifted by four, Linux adds it as it is.
+    """
+    arch = {"aarch64": "arm64"}.get(arch or platform.machine(), arch or platform.machine())
+    if arch != "x86_64":
+        return {"arch": arch}
+    text = cpuinfo or Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    found = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text.partition("\n\n")[0], re.MULTILINE))
+    family = int(found.get("cpu family", 0))
+    return {
+        "arch": arch,
+        "vendor": found.get("vendor_id", ""),
+        "familyid": str(family if family < 15 else 15 + (family - 15 << 4)),
+        "modelid": found.get("model", "0"),
+    }
+
+
+def write_xml(topology: Topology, cpu: Mapping[str, str] = MappingProxyType({})) -> str:
     """One node as a file for ``NCCL_TOPO_FILE``; NCCL finds its GPUs in it by PCI id.
+
+    Args:
+        cpu: what every socket has, as :func:`processor` gives it.
 
     Raises:
         TopologyError: for several nodes, a GPU without a PCI id, or what NCCL has no word for.
@@ -147,7 +174,7 @@ def write_xml(topology: Topology) -> str:
     for number, host in enumerate(hosts or [-1]):
         named = re.search(r"\d+$", t.vertex_label(host)) if host >= 0 else None
         numa = str(int(named[0])) if named else "-1" if host >= 0 and len(hosts) == 1 else str(number)
-        elements[host] = ET.SubElement(system, "cpu", numaid=numa)
+        elements[host] = ET.SubElement(system, "cpu", {"numaid": numa, **cpu})
     bridge = 0
     for v in _downwards(t, parent, hosts):
         above, mbps = parent.get(v, ((hosts or [-1])[0], 0))

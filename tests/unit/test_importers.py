@@ -10,13 +10,16 @@ import pytest
 from blinkmpi.errors import FormatError, TopologyError
 from blinkmpi.topology import Topology, from_gpus, load, machine, names
 from blinkmpi.topology.importers import on_gpus_of
-from blinkmpi.topology.nccl import read_xml, write_xml
+from blinkmpi.topology.nccl import processor, read_xml, write_xml
 from blinkmpi.topology.smi import read_smi
 from blinkmpi.trees import COLLECTIVES, pack
 from tests.unit.test_gpus import nvlinks
 from tests.unit.test_probe import DATA, recorded
 
 XML, SMI = DATA / "nccl-topo-h200x8.xml", DATA / "nvidia-smi-topo-m-h200x8.txt"
+XEON = (
+    "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 207\n\nprocessor\t: 1\n"
+)
 
 
 @pytest.mark.parametrize("path", [XML, SMI], ids=["xml", "smi"])
@@ -38,7 +41,8 @@ def test_what_is_written_for_nccl_reads_as_the_same_machine(name: str) -> None:
 
 def test_what_is_written_is_what_nccl_dumps() -> None:
     """Element by element against NCCL's own dump; NCCL detects what we leave out (cores, vendors, network)."""
-    ours, theirs = ET.fromstring(write_xml(from_gpus(recorded("nvml-h200x8")))), ET.parse(XML).getroot()
+    xml = write_xml(from_gpus(recorded("nvml-h200x8")), processor(XEON, "x86_64"))
+    ours, theirs = ET.fromstring(xml), ET.parse(XML).getroot()
     assert (ours.tag, ours.attrib) == (theirs.tag, theirs.attrib)
     for path in ("cpu", "cpu/pci", "cpu/pci/gpu", "cpu/pci/gpu/nvlink"):
         pairs = list(zip(ours.findall(path), theirs.findall(path), strict=True))
@@ -46,6 +50,23 @@ def test_what_is_written_is_what_nccl_dumps() -> None:
         for one, other in pairs:
             shared = {k: v for k, v in other.attrib.items() if k in one.attrib and k != "link_width"}
             assert {k: v for k, v in one.attrib.items() if k != "link_width"} == shared
+
+
+def test_every_socket_has_its_processor() -> None:
+    """NCCL 2.28 looks at the socket of its own GPU alone, and ends with an error where another has none."""
+    parts = machine("dgx-1v").subset([1, 4, 5, 6])
+    told = ET.fromstring(
+        write_xml(on_gpus_of(parts, from_gpus(recorded("nvml-h200x8")[:4])), processor(XEON, "x86_64"))
+    )
+    assert [cpu.attrib for cpu in told.findall("cpu")] == [
+        {"numaid": n, "arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6", "modelid": "207"} for n in "01"
+    ]
+    epyc = XEON.replace("GenuineIntel", "AuthenticAMD").replace("family\t: 6", "family\t: 23").replace("207", "49")
+    assert processor(epyc, "x86_64") == {
+        "arch": "x86_64", "vendor": "AuthenticAMD", "familyid": "143", "modelid": "49",
+    }  # fmt: skip
+    assert processor("", "aarch64") == {"arch": "arm64"}
+    assert set(processor()) >= {"arch"}
 
 
 def test_nccl_can_be_told_that_a_box_is_another() -> None:
