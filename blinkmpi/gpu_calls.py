@@ -214,8 +214,9 @@ class GpuCalls:
         if self._transport.aware:
             self._acquaint(bound, seq)
         base = (self._transport.calls + 1) << SEQ_BITS
-        for x in bound.loaded.crossings:
-            x.begun = x.done = 0
+        ends = bound.loaded.ends
+        if ends:
+            ends.start(base)
         bound.start()
         since = time.monotonic()
 
@@ -223,7 +224,7 @@ class GpuCalls:
             nonlocal since
             if self._transport.gave_up:
                 return False
-            more, moved = self._host.carry(seq, bound.loaded.crossings, base)
+            more, moved = self._host.carry(seq, ends)
             now = time.monotonic()
             if moved or not more:
                 since = now
@@ -244,7 +245,7 @@ class GpuCalls:
         """Let MPI do what it does with GPU memory that it sees for the first time, before a kernel runs."""
         try:
             net = self._host.net
-            first = net.acquaint(bound.loaded.crossings) if net else []
+            first = net.acquaint(bound.loaded.ends) if net and bound.loaded.ends else []
             until = time.monotonic() + bound.timeout_s
             while not MPI.Request.Testall(first):
                 if net:

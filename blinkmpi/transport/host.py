@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -27,7 +27,8 @@ from ..program import Lane, Program
 from . import native
 from .agree import agree_on_cma, agree_on_runner
 from .cma import Lent, lent_channels
-from .net import Crossing, Net, crossings_of
+from .ends import Ends, ends_of
+from .net import Net
 from .parts import Far, part_of
 from .records import Rows, rows_of
 from .runner import NumpyLane, Outcome, Turn, enter_numpy, step_numpy, turns
@@ -64,7 +65,7 @@ class Loaded:
     base: int = 0
     slots: SlotStyle = field(default_factory=SlotStyle)
     steps: list[NumpyLane] = field(default_factory=list)
-    crossings: list[Crossing] = field(default_factory=list)  # ends of channels between nodes
+    ends: Ends = field(default_factory=Ends)  # of channels between nodes
     runner: RunnerName = "numpy"
 
     def progress(self) -> list[tuple[Lane, int, bool]]:
@@ -144,7 +145,7 @@ class HostTransport:
             loaded.runner = "c"
         else:
             loaded.steps = [NumpyLane(lane, program, places, self.window, self.rank) for lane in lanes]
-        loaded.crossings = crossings_of(part, places, self.window)
+        loaded.ends = ends_of(part, places, self.window)
         job = loaded.job
         dtype, op = codes or (0, 0)
         job.lanes, job.dtype, job.op, job.item, job.acc = len(rows.lanes), dtype, op, item, acc
@@ -208,8 +209,7 @@ class HostTransport:
             the transport is dead.
         """
         loaded.base = base = seq << SEQ_BITS
-        for x in loaded.crossings:
-            x.begun = x.done = 0
+        loaded.ends.start(base)
         if loaded.runner == "c":
             job = loaded.job
             job.send = 0 if send is None else address(send)
@@ -243,8 +243,8 @@ class HostTransport:
         self.window.done[self.rank] = seq
         return by_mpi
 
-    def carry(self, seq: int, crossings: Sequence[Crossing], base: int) -> tuple[bool, bool]:
-        """Move what can be moved between nodes in call ``seq``, whose flags count from ``base``.
+    def carry(self, seq: int, ends: Ends | None) -> tuple[bool, bool]:
+        """Move what can be moved between nodes in call ``seq``, which ``ends`` are in.
 
         Returns:
             Whether more is to come, and whether anything moved.
@@ -255,10 +255,10 @@ class HostTransport:
         if self.net is None:
             return False, False
         try:
-            moved = self.net.turn(seq) | self.net.move(crossings, base)
+            moved = self.net.turn(seq) | (ends is not None and self.net.move(ends))
         except MPI.Exception as error:
             raise self.witness.cut(seq, error) from error
-        return not (self.net.met(seq) and all(x.done == x.chunks for x in crossings)), moved
+        return not (self.net.met(seq) and (ends is None or ends.through)), moved
 
     def pass_by(self, seq: int, text: str) -> None:
         """Say that this rank is in call ``seq``, whose ranks meet elsewhere: on their GPUs."""
@@ -380,10 +380,10 @@ class HostTransport:
             try:
                 moved |= net.turn(seq)
                 if loaded.runner != "c" or loaded.job.stage == 2:  # all have met in the same call
-                    moved |= net.move(loaded.crossings, loaded.base)
+                    moved |= net.move(loaded.ends)
             except MPI.Exception as error:
                 raise self.witness.cut(seq, error) from error
-            if outcome is Outcome.DONE and not (net.met(seq) and all(x.done == x.chunks for x in loaded.crossings)):
+            if outcome is Outcome.DONE and not (net.met(seq) and loaded.ends.through):
                 return Outcome.EXPIRED, moved
             return outcome, moved
 

@@ -1,9 +1,6 @@
 """Between nodes: messages that carry chunks, the calls of ranks, and last words (Blink section 3.5).
 
-To the runners of a rank a channel between nodes looks like any other: slots and two flags in the memory of its own
-node. The writer's side sends each chunk that the runner has written, and frees its slot when MPI has taken it; the
-reader's side receives into free slots and raises the head. Chunks of a channel travel in order under the channel's
-number as tag, so they need no header.
+Chunks are sent and received at the ends of channels: see ``ends``.
 
 The first rank of each node tells the first ranks of the others what its ranks have called, and writes what it hears
 into the control pages of the ranks that are elsewhere: so all ranks meet in a call, and compare it, as those of one
@@ -16,9 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,11 +20,10 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ..numerics import accumulator_of, dtype_of
-from .parts import Part
-from .window import RECORD, Places, SharedWindow
+from .ends import Ends
+from .window import RECORD, SharedWindow
 
-CALLS, WORDS_TAG, FIRST_CHUNK, FIRST_CHANNEL = 1, 2, 3, 16  # tags
+CALLS, WORDS_TAG, FIRST_CHUNK = 1, 2, 3  # tags; those of chunks begin at FIRST_CHANNEL
 CALLS_BYTES = 64 << 10
 HEAR_EVERY = 16  # turns: last words are rare
 LEFT = b"left"  # said by who leaves for good; all other words are last ones
@@ -52,56 +45,6 @@ class _Node:
         self.request = comm.Recv_init(self.buffer, first, CALLS)
         self.request.Start()
         self.last = [b"", b""]  # what was told of the calls before, by turns: mostly the same
-
-
-@dataclass(slots=True)
-class Crossing:
-    """One end of a channel between nodes, and how far it is in the current call.
-
-    Of the channel's chunks it carries every ``stride``-th, from number ``first`` on.
-    """
-
-    sends: bool
-    peer: int
-    tag: int
-    flags: NDArray[np.uint64]
-    head: int  # places among the flags
-    tail: int
-    slots: Sequence[Any]  # buffers as MPI takes them, of bytes
-    chunk: int  # bytes of a chunk, and of all
-    total: int
-    first: int = 0
-    stride: int = 1
-    begun: int = 0  # chunks sent, or with a receive under way
-    done: int = 0
-    open: deque[MPI.Request] = field(default_factory=deque)
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of a call."""
-        return max(0, -(-(-(-self.total // self.chunk) - self.first) // self.stride))
-
-    def part(self, i: int) -> Any:
-        """Where the ``i``-th of them lies."""
-        at = (self.first + i * self.stride) * self.chunk
-        return self.slots[i % len(self.slots)][: min(self.chunk, self.total - at)]
-
-
-def crossings_of(part: Part, places: Places, window: SharedWindow) -> list[Crossing]:
-    """The ends of channels between nodes that the lanes of ``window.rank`` have."""
-    program, found = part.program, []
-    for lane in program.of(window.rank):
-        for c in (*lane.ins, *lane.outs):
-            if c not in part.far:
-                continue
-            kind = (accumulator_of if program.channels[c].partial else dtype_of)(program.call.dtype)
-            starts = [places.slots[c] + k * places.strides[c] for k in range(program.depth)]
-            slots = [window.bytes[at : at + program.chunk * kind.itemsize] for at in starts]
-            chunk, total = program.chunk_of(lane) * kind.itemsize, lane.count * kind.itemsize
-            to, tag = part.far[c].rank, FIRST_CHANNEL + part.far[c].channel
-            head, tail = places.heads[c], places.tails[c][window.rank]
-            found.append(Crossing(c in lane.outs, to, tag, window.words, head, tail, slots, chunk, total))
-    return found
 
 
 class Net:
@@ -195,33 +138,17 @@ class Net:
 
     # ---- chunks
 
-    def move(self, crossings: Sequence[Crossing], base: int) -> bool:
-        """Send and receive what can be, in a call whose flags count from ``base``; returns whether anything moved."""
-        return bool(sum(self._move(x, base) for x in crossings))
+    def move(self, ends: Ends) -> bool:
+        """Send and receive what can be in the call that ``ends`` are in; returns whether anything moved."""
+        return ends.move(self.comm, self.window.fence)
 
-    def _move(self, x: Crossing, base: int) -> bool:
-        words, before = x.flags, (x.begun, x.done)
-        while x.open and x.open[0].Test():
-            x.open.popleft()
-            x.done += 1
-        if x.done > before[1]:
-            if self.window.fence:
-                self.window.fence()
-            words[x.tail if x.sends else x.head] = base + x.done
-        ready = int(words[x.head]) - base if x.sends else max(int(words[x.tail]) - base, 0) + len(x.slots)
-        while x.begun < min(ready, x.chunks):
-            start = self.comm.Isend if x.sends else self.comm.Irecv
-            x.open.append(start(x.part(x.begun), x.peer, x.tag))
-            x.begun += 1
-        return (x.begun, x.done) != before
-
-    def acquaint(self, crossings: Sequence[Crossing]) -> list[MPI.Request]:
+    def acquaint(self, ends: Ends) -> list[MPI.Request]:
         """Begin to send a chunk of each size that a rank has not yet had from this one, and to receive likewise.
 
         An MPI that takes GPU memory maps a peer's, and allocates its own, when the first such message goes. The driver
         may let that wait until no kernel runs, so it must not happen during a call. What is received means nothing.
         """
-        new = {(x.peer, x.sends, x.chunk): x.slots[0] for x in crossings}
+        new = {(x.peer, x.sends, x.chunk): x.slots[0] for x in ends.all}
         requests = []
         for peer, sends, chunk in sorted(set(new) - self._known):  # at both ends in the order of sizes
             start = self.comm.Isend if sends else self.comm.Irecv

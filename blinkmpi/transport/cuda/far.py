@@ -8,14 +8,14 @@ they lie on the GPU. Each CTA of a lane has slots and flags of its own, so a cha
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics import accumulator_of, dtype_of
-from ..net import FIRST_CHANNEL, Crossing
+from ..ends import FIRST_CHANNEL, End, Ends
 from ..parts import Part
 from .arena import LINE, MAX_CTAS, NET_BYTES, NET_FLAG_BYTES, Place
 from .device import Gpu
@@ -48,10 +48,9 @@ class Port:
             gpu.free(self.slots)
 
 
-def crossings_of(
-    part: Part, rank: int, groups_of: Mapping[int, int], places: Sequence[Place], port: Port
-) -> Iterator[Crossing]:
+def ends_of(part: Part, rank: int, groups_of: Mapping[int, int], places: Sequence[Place], port: Port) -> Ends:
     """The ends that a rank has, as the part names it."""
+    found = []
     flags = _bytes_at(port.flags, NET_FLAG_BYTES).view(np.uint64)
     memory, program = _bytes_at(port.slots, NET_BYTES), part.program
     for lane in program.of(rank):
@@ -67,7 +66,8 @@ def crossings_of(
                 head, tail = (at.heads // 8 + cta * WORDS, at.tails // 8 + cta * WORDS)
                 tag = FIRST_CHANNEL + far.channel * MAX_CTAS + cta
                 total = lane.count * kind.itemsize
-                yield Crossing(c in lane.outs, far.rank, tag, flags, head, tail, slots, chunk, total, cta, many)
+                found.append(End(c in lane.outs, far.rank, tag, flags, head, tail, slots, chunk, total, cta, many))
+    return Ends(found)
 
 
 def _bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:

@@ -22,7 +22,7 @@ import numpy as np
 from ...errors import ArgumentError, BlinkError, CollectiveTimeout, DeviceError, MismatchError, PeerLost
 from ...numerics import accumulator_of, dtype_of
 from ...program import Call, Program
-from ..net import Crossing
+from ..ends import Ends
 from ..parts import Part
 from .arena import (
     ARENA_BYTES,
@@ -40,7 +40,7 @@ from .arena import (
 )
 from .code import EXTRA, PACKET_THREADS, WORKERS, lanes_source, onehop_source, reduces, row_words, shapes_of, table
 from .device import Gpu, Kernel
-from .far import Port, crossings_of
+from .far import Port, ends_of
 from .hosted import HostSlots
 from .shares import fits_packets, packet_streams, segment
 
@@ -83,7 +83,7 @@ class Loaded:
     road: str
     text: str
     keep: tuple[int, ...] = ()  # device memory that belongs to it
-    crossings: tuple[Crossing, ...] = ()  # ends of channels to other nodes
+    ends: Ends | None = None  # of channels to other nodes
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class CudaTransport:
         args = [*self._common(text, "slots", divide), at, rows.shape[1]]
         loaded = _loaded(kernel, len(rows), WORKERS + EXTRA, args, "slots", text, (at,))
         if part and port:
-            loaded.crossings = tuple(crossings_of(part, self.rank, groups_of, places, port))
+            loaded.ends = ends_of(part, self.rank, groups_of, places, port)
         return loaded
 
     def _own_port(self) -> Port:
@@ -308,7 +308,7 @@ class CudaTransport:
         if loaded.road == "direct":
             args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
         own = _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.road, loaded.text)
-        own.crossings = loaded.crossings
+        own.ends = loaded.ends
         return own
 
     def starter(self, loaded: Loaded, stream: int, holder: object) -> Callable[[], None]:
