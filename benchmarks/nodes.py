@@ -1,15 +1,20 @@
-"""Ours and NCCL between virtual nodes of GPUs: ``python benchmarks/nodes.py 4 --out results-nodes --budget 90``.
+"""Ours and NCCL between virtual nodes of GPUs: ``python benchmarks/nodes.py 4 --aware --out results-nodes``.
 
 The GPUs of one machine are split into nodes that share nothing: ours by ``BLINKMPI_NODES``, with an MPI that has TCP
 over the loopback interface alone; NCCL by ``NCCL_HOSTID``, with its sockets on the same interface and nothing else. So
 both carry what crosses through the same wire, which is this machine's memory and kernel and no network. ``blinkmpi
 bench`` measures and checks; what NCCL took for nodes, and how its ranks are connected, is read from its log. A file for
 each split goes into ``--out``; a table comes last.
+
+``--aware`` measures each split once more with an MPI that takes GPU memory: Open MPI by the UCX of libucx-cu13
+(docs/nodes.md). That maps the other node's GPU memory, which no network lets it do, so the only comparison is our own
+call on one node, over NVLink, and the rows are marked ``ipc across the split``.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -42,6 +47,13 @@ SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PYTHONUNBUFFERED": "1",
 }
+AWARE = {
+    "OMPI_MCA_pml": "ucx",
+    "OMPI_MCA_opal_common_ucx_tls": "any",
+    "OMPI_MCA_opal_common_ucx_devices": "any",
+    "UCX_TLS": "self,sm,cuda_copy,cuda_ipc,tcp",
+}
+MARK, ONE_NODE = "ipc across the split", "one node"
 CALLS = 2  # in a block: a call of 256 MiB takes long enough
 FEWEST_SECONDS = 10.0  # a job with less than this left is not started
 TAIL_CHARACTERS = 3000  # of a failed job's output: bench prints each row as it is measured
@@ -54,13 +66,21 @@ def name_of(split: Sequence[int]) -> str:
 
 def command(split: Sequence[int], high: str, file: Path) -> list[str]:
     """The mpirun of a split: a context for each node, with its own ``NCCL_HOSTID``."""
-    bench = [sys.executable, "-m", "blinkmpi", "bench", "all_reduce", "-b", "1M", "-e", high, "-f", "4"]
-    bench += ["-n", str(CALLS), "--predict", "--compare", "nccl", "-J", str(file)]
     words = list(LAUNCHER)
     for node, ranks in enumerate(split):
         words += [":"] if node else []
-        words += ["-np", str(ranks), "-x", f"NCCL_HOSTID=node{node}", *bench]
+        words += ["-np", str(ranks), "-x", f"NCCL_HOSTID=node{node}", *_bench(high, file), "--compare", "nccl"]
     return words
+
+
+def aware_command(split: Sequence[int], high: str, file: Path) -> list[str]:
+    """The mpirun of a split whose MPI takes GPU memory."""
+    return [*LAUNCHER[:4], "-np", str(sum(split)), *_bench(high, file)]
+
+
+def _bench(high: str, file: Path) -> list[str]:
+    words = [sys.executable, "-m", "blinkmpi", "bench", "all_reduce", "-b", "1M", "-e", high, "-f", "4"]
+    return [*words, "-n", str(CALLS), "--predict", "-J", str(file)]
 
 
 def settings(split: Sequence[int], folder: Path) -> dict[str, str]:
@@ -68,6 +88,21 @@ def settings(split: Sequence[int], folder: Path) -> dict[str, str]:
     log = {"NCCL_DEBUG_FILE": f"{folder}/log.%h.%p"}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**SETTINGS, **log, "BLINKMPI_NODES": name_of(split), "PYTHONPATH": path}
+
+
+def aware_settings(split: Sequence[int], folder: Path) -> dict[str, str]:
+    """The same for an MPI that takes GPU memory.
+
+    Raises:
+        SystemExit: if there is no such UCX.
+    """
+    found = importlib.util.find_spec("libucx")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("--aware needs a UCX with CUDA parts: pip install libucx-cu13")
+    path = os.pathsep.join(
+        filter(None, (f"{found.submodule_search_locations[0]}/lib", os.environ.get("LD_LIBRARY_PATH")))
+    )
+    return {**settings(split, folder), **AWARE, "LD_LIBRARY_PATH": path, "BLINKMPI_CUDA_AWARE": "1"}
 
 
 def made_of(logs: Sequence[str]) -> dict[str, Any]:
@@ -97,25 +132,57 @@ def measured(split: Sequence[int], high: str, seconds: float) -> tuple[dict[str,
     return {"nodes": {"virtual": True, "ranks": list(split), "nccl": made}, **found, "failed": failed}, failed, said
 
 
+def measured_aware(split: Sequence[int], high: str, seconds: float) -> tuple[dict[str, Any] | None, list[str], str]:
+    """Run a split by an MPI that takes GPU memory, then the same ranks on one node; as :func:`measured`."""
+    documents: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="blinkmpi-") as name:
+        for label, variables in (("split", {}), (ONE_NODE, {"BLINKMPI_NODES": "", "BLINKMPI_CUDA_AWARE": ""})):
+            file = Path(name) / f"{label}.json"
+            ran = {**aware_settings(split, Path(name)), **variables}
+            why, said = run_job(aware_command(split, high, file), ran, seconds / 2)
+            if why or not file.exists():
+                return None, [f"{label}: {why or 'no result'}"], said
+            documents.append(json.loads(file.read_text(encoding="utf-8")))
+    found, whole = documents
+    if found["blinkmpi"]["memory"] != "gpu":
+        return None, ["the ranks had no GPUs"], said
+    for row, other in zip(found["results"], whole["results"], strict=True):
+        for place in ("out_of_place", "in_place"):
+            theirs = {"time": other[place]["time"], "ratio": other[place]["time"] / row[place]["time"]}
+            row["blinkmpi"].setdefault(place, {})["compare"] = {ONE_NODE: {**theirs, "nwrong": other[place]["nwrong"]}}
+    found["blinkmpi"]["compare"] = [ONE_NODE]
+    return {"nodes": {"virtual": True, "ranks": list(split), "mark": MARK}, **found, "failed": []}, [], said
+
+
 def table(documents: Sequence[dict[str, Any]]) -> str:
     """A line for each size: ours and NCCL's in ms, out of place and in place."""
     lines: list[str] = []
     for found in documents:
-        made = found["nodes"]["nccl"]
-        told = ", ".join(f"{count} {kind}" for kind, count in made["connections"].items())
-        lines += ["", f"allreduce on virtual nodes of {name_of(found['nodes']['ranks'])} GPUs; NCCL saw "
-                  f"{', '.join(map(str, made['nodes']))} nodes, connections: {told or 'unknown'}",
-                  "MiB; ours ms, GB/s, NCCL ms, ratio; the same in place; predicted, bound; wrong"]  # fmt: skip
+        peer = "nccl" if "nccl" in found["nodes"] else ONE_NODE
+        name = {"nccl": "NCCL"}.get(peer, peer)
+        lines += [
+            "",
+            f"allreduce on virtual nodes of {name_of(found['nodes']['ranks'])} GPUs; {_about(found['nodes'])}",
+        ]
+        lines.append(f"MiB; ours ms, GB/s, {name} ms, ratio; the same in place; predicted, bound; wrong")
         for row in found["results"]:
             own, wrong = row["blinkmpi"], 0
             cells = [f"{row['size'] >> 20:4d}"]
             for place in ("out_of_place", "in_place"):
-                theirs = own[place]["compare"]["nccl"]
+                theirs = own[place]["compare"][peer]
                 cells.append(f"{_ms(row[place]['time'])} {row[place]['alg_bw']:6.2f}")
                 cells.append(f"{_ms(theirs['time'])} {theirs['ratio']:5.2f}")
                 wrong += (row[place]["nwrong"] or 0) + (theirs["nwrong"] or 0)
             lines.append(" ".join([*cells, _ms(own["predicted_us"]), _ms(own["bound_us"]), f"{wrong:4d}"]))
     return "\n".join(lines).strip("\n")
+
+
+def _about(nodes: dict[str, Any]) -> str:
+    """What is to be known of a split besides its ranks."""
+    if "nccl" not in nodes:
+        return f"{nodes['mark']}, MPI takes GPU memory; beside ours on one node"
+    told = ", ".join(f"{count} {kind}" for kind, count in nodes["nccl"]["connections"].items())
+    return f"NCCL saw {', '.join(map(str, nodes['nccl']['nodes']))} nodes, connections: {told or 'unknown'}"
 
 
 def _ms(us: float | None) -> str:
@@ -129,26 +196,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for the results' files")
     parser.add_argument("--budget", type=float, default=90, metavar="SECONDS", help="for all jobs (default 90)")
     parser.add_argument("--max", default="256M", metavar="SIZE", help="largest size (default 256M)")
+    parser.add_argument("--aware", action="store_true", help="also by an MPI that takes GPU memory")
     parser.add_argument("--only", default="", metavar="SPLIT", help="only the splits whose names hold this, as 2+2")
     args = parser.parse_args(argv)
-    todo = [split for split in SPLITS[args.np] if args.only in name_of(split)]
+    ways = {"": measured, "-ipc": measured_aware} if args.aware else {"": measured}
+    todo = [(split, way) for split in SPLITS[args.np] for way in ways if args.only in name_of(split)]
     args.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + args.budget
     shown: list[dict[str, Any]] = []
     failed: list[str] = []
-    for i, split in enumerate(todo):
-        start = time.monotonic()
+    for i, (split, way) in enumerate(todo):
+        start, name = time.monotonic(), name_of(split) + way
         seconds = (end - start) / (len(todo) - i)
         if seconds < FEWEST_SECONDS:
-            failed.append(f"{name_of(split)}: not started, {seconds:.0f} s left")
+            failed.append(f"{name}: not started, {seconds:.0f} s left")
             continue
-        found, why, said = measured(split, args.max, seconds)
-        failed += [f"{name_of(split)}: {text}" for text in why]
-        print(f"{name_of(split)}: {'; '.join(why) or 'ok'}, {time.monotonic() - start:.1f} s", flush=True)
+        found, why, said = ways[way](split, args.max, seconds)
+        failed += [f"{name}: {text}" for text in why]
+        print(f"{name}: {'; '.join(why) or 'ok'}, {time.monotonic() - start:.1f} s", flush=True)
         if why:
             print("    " + "\n    ".join(said.strip()[-TAIL_CHARACTERS:].splitlines()), flush=True)
         if found is not None:
-            file = args.out / f"nodes-gpu-{'-'.join(map(str, split))}.json"
+            file = args.out / f"nodes-gpu-{'-'.join(map(str, split))}{way}.json"
             print(f"wrote {write_new(str(file), json.dumps(found, indent=1))}", flush=True)
             shown.append(found)
     print(table(shown))

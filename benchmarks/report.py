@@ -390,10 +390,13 @@ def _head(names: Sequence[str], *, left: int = 0) -> tuple[str, str]:
 def _nodes_file(name: str, document: dict[str, Any]) -> str:
     """A file that benchmarks/nodes.py wrote: that of a GPU benchmark, and how it was split."""
     about = document["nodes"]
-    made = ", ".join(f"{count} {kind}" for kind, count in about["nccl"]["connections"].items())
     split = "+".join(map(str, about["ranks"]))
-    seen = " or ".join(map(str, about["nccl"]["nodes"])) or "an unknown number of"
-    lines = [f"- virtual nodes: {split} GPUs; NCCL saw {seen} nodes, its connections are {made or 'unknown'}"]
+    if "nccl" in about:
+        made = ", ".join(f"{count} {kind}" for kind, count in about["nccl"]["connections"].items())
+        seen = " or ".join(map(str, about["nccl"]["nodes"])) or "an unknown number of"
+        lines = [f"- virtual nodes: {split} GPUs; NCCL saw {seen} nodes, its connections are {made or 'unknown'}"]
+    else:
+        lines = [f"- virtual nodes: {split} GPUs; {about['mark']}: MPI maps the other node's GPU memory"]
     lines += [f"- failed: {failure}" for failure in document.get("failed") or []]
     title, rest = _gpu_file(name, document).split("\n\n", 1)
     return "\n".join([title, "", *lines, rest])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +122,43 @@ def test_every_split_has_a_file_and_a_table(
     assert "### nodes-gpu-2-2.json\n\n- virtual nodes: 2+2 GPUs; NCCL saw 2 nodes, its connections are 1 NET" in page
     assert "| 1 MiB | float | sum | cluster | slots | 16 | 1000 | 1.6 | 1500 | 1.50 |" in page
     assert "\n## GPUs\n" not in page, "these files have a section of their own"
+
+
+def test_a_split_by_an_mpi_that_takes_gpu_memory_is_marked_and_compared_with_one_node(
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = []
+
+    def run(argv: list[str], variables: dict[str, str], seconds: float) -> tuple[str, str]:
+        ran.append((variables["BLINKMPI_NODES"], variables.get("BLINKMPI_CUDA_AWARE"), variables.get("OMPI_MCA_pml")))
+        made = result(4)
+        for place in ("out_of_place", "in_place"):
+            made["results"][0][place]["time"] = 1000.0 if variables["BLINKMPI_NODES"] else 250.0
+            if "--compare" not in argv:
+                del made["results"][0]["blinkmpi"][place]
+        Path(argv[argv.index("-J") + 1]).write_text(json.dumps(made))
+        Path(variables["NCCL_DEBUG_FILE"]).parent.joinpath("log.h.1").write_text(LOG)
+        return "", ""
+
+    monkeypatch.setattr(nodes, "run_job", run)
+    monkeypatch.setattr(
+        nodes.importlib.util, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[f"/{name}"])
+    )
+    assert nodes.main(["4", "--aware", "--only", "2+2", "--out", str(tmp_path)]) == 0
+    assert ran == [("2+2", None, None), ("2+2", "1", "ucx"), ("", "", "ucx")]
+    assert "2+2 GPUs; ipc across the split, MPI takes GPU memory; beside ours on one node" in capsys.readouterr().out
+    document = json.loads((tmp_path / "nodes-gpu-2-2-ipc.json").read_text())
+    assert document["nodes"] == {"virtual": True, "ranks": [2, 2], "mark": "ipc across the split"}
+    row = document["results"][0]
+    assert row["blinkmpi"]["in_place"]["compare"] == {"one node": {"time": 250.0, "ratio": 0.25, "nwrong": 0}}
+    assert nodes.aware_settings((2, 2), tmp_path)["LD_LIBRARY_PATH"].startswith("/libucx/lib")
+    made: Any = script("report")
+    page = made.render(made.read(tmp_path))
+    assert "2+2 GPUs; ipc across the split: MPI maps" in page
+    assert "| cluster | slots | 16 | 1000 | 1.6 | 250.0 | 0.25 |" in page
+    monkeypatch.setattr(nodes.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="pip install libucx-cu13"):
+        nodes.main(["4", "--aware", "--only", "2+2", "--out", str(tmp_path)])
 
 
 def test_what_goes_wrong_is_told(

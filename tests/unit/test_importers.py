@@ -17,9 +17,7 @@ from tests.unit.test_gpus import nvlinks
 from tests.unit.test_probe import DATA, recorded
 
 XML, SMI = DATA / "nccl-topo-h200x8.xml", DATA / "nvidia-smi-topo-m-h200x8.txt"
-XEON = (
-    "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 207\n\nprocessor\t: 1\n"
-)
+XEON = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 207\n\nprocessor\t: 1\n"
 
 
 @pytest.mark.parametrize("path", [XML, SMI], ids=["xml", "smi"])
