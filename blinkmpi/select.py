@@ -66,7 +66,7 @@ MPI_BELOW_BYTES_BY_SLOTS = {
 # Between GPUs that reach one another over one hop, where the next road begins: bytes of the whole vector, by number of
 # ranks (at most 2, 4, more). From trials on two and four H200; beyond four they are guesses. `blinkmpi tune` measures.
 GPU_SLOTS = (32 * KIB, 4)
-NODE_SLOTS, NODE_CTAS = (256 * KIB, 4), 32  # of channels between nodes each is a message; few threads keep up
+NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 ONESHOT_BELOW = {
     "allreduce": (192 * KIB, 128 * KIB, 32 * KIB),
     "broadcast": (256 * KIB, 128 * KIB, 64 * KIB),

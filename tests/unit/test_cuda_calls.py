@@ -22,7 +22,7 @@ from blinkmpi.plan import Plan, Rule, nbytes_of
 from blinkmpi.program import BLOCKED, REDUCTIONS, Call, Program
 from blinkmpi.select import make_plan, program_for
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda.arena import ARENA_BYTES, BOX_BYTES, LINE, MAX_RANKS, groups, place
+from blinkmpi.transport.cuda.arena import ARENA_BYTES, BOX_BYTES, LINE, MAX_RANKS, groups, most_lanes, place
 from blinkmpi.transport.cuda.code import scale
 from blinkmpi.transport.cuda.shares import by_packets, fits_packets, packet_streams, segment
 from blinkmpi.transport.cuda.transport import fingerprint
@@ -160,7 +160,8 @@ def program(collective: Collective, n: int, scheme: str, *, count: int = 1 << 20
 def test_groups_fill_a_gpu_and_no_more(collective: Collective) -> None:
     lowered = program(collective, 8, "onehop")
     lanes = {r: [lane.tree for lane in lowered.of(r)] for r in range(8)}
-    fewest = max(map(len, lanes.values()))
+    fewest = most_lanes(lowered)
+    assert fewest == max(map(len, lanes.values()))
     for ctas in (fewest, 64, 132):
         taken = groups(lowered, ctas)
         used = {r: sum(taken[tree] for tree in trees) for r, trees in lanes.items()}

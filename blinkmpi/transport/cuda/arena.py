@@ -8,6 +8,7 @@ by the same rule on every rank, so nobody has to tell anybody where they are.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -54,6 +55,11 @@ class Place:
     slot_bytes: int
     hosted: bool = False
     far: bool = False
+
+
+def most_lanes(program: Program) -> int:
+    """Lanes of the rank that has the most: the fewest CTAs with which a program runs."""
+    return max(Counter(lane.rank for lane in program.lanes).values(), default=0)
 
 
 def groups(program: Program, ctas: int, hosted: Collection[int] = ()) -> dict[int, int]:

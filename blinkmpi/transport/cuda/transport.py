@@ -36,6 +36,7 @@ from .arena import (
     Region,
     Regions,
     groups,
+    most_lanes,
     place,
 )
 from .code import EXTRA, PACKET_THREADS, WORKERS, lanes_source, onehop_source, reduces, row_words, shapes_of, table
@@ -208,6 +209,8 @@ class CudaTransport:
         call, far = program.call, part.far if part else {}
         item = dtype_of(call.dtype).itemsize
         partial = accumulator_of(call.dtype).itemsize if reduces(call) else item
+        if part and ctas:  # the table's number is for few lanes, and many nodes make many
+            ctas = max(ctas, most_lanes(program))
         groups_of = groups(program, min(ctas or self.sms, self.sms), hosted)  # of the whole: alike on all nodes
         if part:
             program, hosted = part.program, [i for i, c in enumerate(part.numbers) if c in hosted and i not in far]
