@@ -84,6 +84,9 @@ NODES_LEGEND = """
 Measured on one machine whose GPUs are split into nodes that share nothing: our MPI and NCCL both have TCP sockets over
 the loopback interface between these nodes, and no network. Columns are those of the GPUs above, but every call of ours
 is through when it returns, and none is in a graph.
+
+In the files named ipc our MPI takes GPU memory. It maps that of the other node, which no network would let it do, so
+these are compared with nothing but our own calls on one node.
 """
 
 
