@@ -25,7 +25,7 @@ from .program import Call, Program
 from .select import program_for
 from .topology import Topology
 from .transport.cuda.device import Gpu
-from .transport.cuda.shares import by_packets, fits_packets
+from .transport.cuda.shares import by_packets, fits_packets, in_blocks
 from .transport.cuda.transport import Comm, CudaTransport, Loaded
 from .transport.parts import part_of
 
@@ -155,6 +155,10 @@ class GpuRoad:
         return loaded
 
     def _load(self, call: Call, rule: Rule, text: str) -> Loaded:
+        if rule.road == "halves":
+            blocks, said = in_blocks(call), f"{text} in halves"  # which a rank that takes another road does not say
+            first = msgspec.structs.replace(rule, collective="reduce_scatter", road="slots")
+            return self.transport.in_halves(self._load(blocks, first, said), blocks, said)
         program = self.program(call, rule) if rule.road == "slots" else None
         pace = self._pace(program, rule) if program is not None and self.emulated else None
         hosted = self._hosted(program, rule) if program is not None else ()

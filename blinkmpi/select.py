@@ -83,6 +83,7 @@ TWOSHOT_BELOW = (
 )  # allreduce, not registered or more than 4 ranks
 DIRECT_BELOW = {"allreduce": 32 * MIB, "reduce": 8 * MIB, "reduce_scatter": 24 * MIB}  # registered; then slots again
 CHAIN_FROM = {"allreduce": 16 * MIB}  # more than 2 ranks: one peer at a time uses the wire best
+HALVES_FROM = 64 * MIB  # registered, more than 2 ranks: results go straight to where they belong, not through slots
 
 
 def make_plan(
@@ -279,6 +280,8 @@ def _one_hop(collective: str, n: int, registered: bool) -> list[tuple[int, str, 
     if n > 2 and collective in CHAIN_FROM:
         rows = [row for row in rows if row[0] < CHAIN_FROM[collective]]
         rows.append((CHAIN_FROM[collective], "chain", "slots"))
+        if registered:
+            rows.append((HALVES_FROM, "chain", "halves"))
     return rows
 
 
@@ -298,12 +301,13 @@ def _gpu_rules(
     if not wanted:
         return [replace(r, reason="default: from trials on one machine") for r in rows]
     there = [*schemes, *(f"onehop/{road}" for road in ROADS if onehop)]
+    there += ["chain/halves"] if onehop and collective == "allreduce" and "chain" in schemes else []
     first, _, road = _allowed(topology, collective, wanted, there)[0].partition("/")
     forced = [r for r in rows if r.scheme == first and not road] or [
         Rule(collective, 0, first, chunk, depth, "", road or "slots", ctas, registered)  # type: ignore[arg-type]
-        for registered in ((True,) if road == "direct" else (False, True))
+        for registered in ((True,) if road in ("direct", "halves") else (False, True))
     ]
-    if road == "direct":
+    if road in ("direct", "halves"):
         forced.append(Rule(collective, 0, first, chunk, depth))
     lowest = {kind: min(r.min_bytes for r in forced if r.registered == kind) for kind in {r.registered for r in forced}}
     return [

@@ -40,6 +40,7 @@ FINEST = 2  # the factor between sizes with different winners
 BATCH_S = 0.004  # of one repeat
 CTAS = (16, 32, 64, 128)
 CHUNKS = (32 * KIB, 128 * KIB, 512 * KIB)
+HALVED_FROM = 8 * MIB  # two kernels cost a few us more than one
 
 
 def tune(
@@ -83,6 +84,10 @@ def candidates(road: GpuRoad, call: Call, *, registered: bool) -> Iterator[Rule]
             for ctas in CTAS:
                 if ctas * 4 * KIB <= nbytes or ctas == CTAS[0]:
                     yield replace(base, road="direct", ctas=ctas)
+    halved = road.plans.schemes("reduce_scatter", -1) if call.collective == "allreduce" and registered else ()
+    for scheme in schemes if nbytes >= HALVED_FROM and schemes[0] == "onehop" and not road.emulated else ():
+        if scheme in halved and scheme != "hybrid":
+            yield from (replace(base, scheme=scheme, road="halves", chunk_bytes=chunk) for chunk in CHUNKS)
     for scheme in schemes:
         for chunk in CHUNKS:
             if chunk == CHUNKS[0] or chunk * 64 <= nbytes:

@@ -13,6 +13,8 @@ from hypothesis import settings
 
 from tests.harness import STDERR, inline
 
+pytest.register_assert_rewrite("tests.mpi.faults")  # whose assertions are several tests'
+
 # The machine may be slow and shared: examples count, not milliseconds.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

@@ -95,6 +95,12 @@ def test_roads_and_schemes(comm: MPI.Intracomm) -> None:
             pools = Pools(ours, registered=road == "direct")
             for collective in COLLECTIVES if road != "twoshot" else names:
                 run_all(ours, pools, [c for c in some[collective] if fits(c, road)])
+    if "chain" in schemes["allreduce"]:
+        with blinkmpi.Communicator(comm, algo="allreduce:chain/halves") as ours:
+            assert ours.gpu_road().plans.rule("allreduce", 1, registered=True).road == "halves"
+            pools = Pools(ours, registered=True)
+            for skew in (0, 1):
+                run_all(ours, pools, some["allreduce"], skew=skew)
     for scheme in sorted({s for found in schemes.values() for s in found} - {"onehop"}):
         names = [name for name in NAMES if scheme in schemes[name]]
         with blinkmpi.Communicator(comm, algo=";".join(f"{name}:{scheme}" for name in names)) as ours:

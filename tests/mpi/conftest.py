@@ -1,4 +1,4 @@
-"""Shared by tests on ranks: assertions of ``faults.py`` show their values; nothing may be left in shared memory."""
+"""Shared by tests on ranks: nothing may be left in shared memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 SHM = Path("/dev/shm")
-
-pytest.register_assert_rewrite("tests.mpi.faults")
 
 
 def mapped() -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,3 +68,10 @@ def compiled(source: str, arch: str, *, version: int = 13) -> dict[str, Used]:
     fused = len(re.findall(rb"fma\.rn(?:\.ftz)?\.f(?:32|64)", ptx.value))
     rows = {name: tuple(map(int, numbers)) for name, *numbers in USED.findall(log)}
     return {name: Used(registers, stack, out + back, fused) for name, (stack, out, back, registers) in rows.items()}
+
+
+def all_compiled(sources: Sequence[str], arch: str, *, version: int = 13) -> list[dict[str, Used]]:
+    """As :func:`compiled`, for several at once: the compiler runs on every core."""
+    library(version)  # skips here, and not in a thread
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(lambda source: compiled(source, arch, version=version), sources))

@@ -24,7 +24,7 @@ from blinkmpi.select import make_plan, program_for
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.arena import ARENA_BYTES, BOX_BYTES, LINE, MAX_RANKS, groups, most_lanes, place
 from blinkmpi.transport.cuda.code import scale
-from blinkmpi.transport.cuda.shares import by_packets, fits_packets, packet_streams, segment
+from blinkmpi.transport.cuda.shares import by_packets, fits_packets, in_blocks, packet_streams, segment, spread
 from blinkmpi.transport.cuda.transport import fingerprint
 from blinkmpi.trees.tree import COLLECTIVES, ROOTED, Collective
 from blinkmpi.tune import choices, rows, winner
@@ -91,6 +91,39 @@ def test_direct_writes_every_byte_once_and_right(
         if got is not None and expected is not None and counts is not None:
             assert (counts == 1).all()
             assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "complex128"])
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("count", [1, 7, 129, 4096, 100_003])
+def test_halves_write_every_byte_once_and_right(n: int, count: int, dtype: str) -> None:
+    call = call_of("allreduce", n, count, dtype=dtype)
+    sends = sends_of(call, np.random.default_rng(count))
+    want = reference(call, sends)
+    recvs, writes = receivers(call, want)
+    blocks = in_blocks(call)
+    assert (blocks.collective, blocks.op, sum(blocks.counts)) == ("reduce_scatter", call.op, count)
+    assert all(blocks.block(r)[0] * blocks_item(blocks) % 128 == 0 for r in range(n) if blocks.counts[r])
+    for part, recv, count_of, (start, size) in zip(
+        reference(blocks, sends), recvs, writes, map(blocks.block, range(n)), strict=True
+    ):
+        assert recv is not None
+        assert count_of is not None
+        recv[start : start + size] = part
+        count_of[start * recv.itemsize : (start + size) * recv.itemsize] += 1
+    for rank in range(n):
+        sources, targets, src_at, dst_at, size = spread(blocks, rank)
+        assert (ranks_in(sources), rank in ranks_in(targets)) == ([rank], False)
+        for r in ranks_in(targets):
+            bytes_of(recvs[r])[dst_at : dst_at + size] = bytes_of(recvs[rank])[src_at : src_at + size]
+            writes[r][dst_at : dst_at + size] += 1  # type: ignore[index]
+    for got, expected, counts in zip(recvs, want, writes, strict=True):
+        assert (counts == 1).all()  # type: ignore[union-attr]
+        assert got.tobytes() == expected.tobytes()  # type: ignore[union-attr]
+
+
+def blocks_item(call: Call) -> int:
+    return dtype_of(call.dtype).itemsize
 
 
 @some_calls
@@ -254,6 +287,12 @@ def test_registered_rows_are_for_registered_buffers() -> None:
     assert plan.rule("allreduce", 1 << 20).road != "direct"
     assert plan.rule("allreduce", 1 << 20, registered=True).road == "direct"
     assert plan.rule("allreduce", 1024, registered=True).road == plan.rule("allreduce", 1024).road == "oneshot"
+    long = plan.rule("allreduce", 1 << 30, registered=True)
+    assert (long.scheme, long.road) == ("chain", "halves")
+    assert plan.rule("allreduce", 1 << 30).road == "slots"
+    assert planned(2).rule("allreduce", 1 << 30, registered=True).road != "halves"
+    forced = planned(4, "allreduce:chain/halves")
+    assert [forced.rule("allreduce", 1, registered=r).road for r in (True, False)] == ["halves", "slots"]
     only = planned(8, "allreduce:chain")
     assert only.rule("allreduce", 1 << 30, registered=True).scheme == "chain", "no row of its own: as for any buffer"
     with pytest.raises(PlanError, match="no rule for allreduce"):

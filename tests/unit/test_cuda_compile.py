@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable
@@ -34,7 +35,7 @@ from blinkmpi.transport.cuda.code import (  # noqa: E402
     shapes_of,
 )
 from blinkmpi.trees.tree import ROOTED, Collective  # noqa: E402
-from tests.unit.nvrtc import Used, compiled  # noqa: E402
+from tests.unit.nvrtc import Used, all_compiled, compiled  # noqa: E402
 
 GENERATIONS = {"sm_70": 12, "sm_80": 13, "sm_90": 13, "sm_100": 13}  # CUDA 13 knows no sm_70
 MACHINES = {
@@ -101,40 +102,45 @@ ONEHOP = {"packets": PACKET_THREADS, "direct": WORKERS}
 @pytest.mark.parametrize("arch", GENERATIONS)
 @pytest.mark.parametrize(("dtype", "op"), [("bfloat16", "sum"), ("float32", "avg"), ("int8", "max"), ("float32", "")])
 def test_one_hop_kernels(arch: str, dtype: str, op: str) -> None:
-    for n in (2, 3, 8) if arch == "sm_90" else (8,):
-        call = Call("allreduce" if op else "allgather", n, (1000,), dtype, op)
-        check(f"{arch} n={n}", ONEHOP, compiled(onehop_source(call, n), arch, version=GENERATIONS[arch]))
+    sizes = (2, 3, 8) if arch == "sm_90" else (8,)
+    calls = [Call("allreduce" if op else "allgather", n, (1000,), dtype, op) for n in sizes]
+    found = all_compiled([onehop_source(call, call.n) for call in calls], arch, version=GENERATIONS[arch])
+    for n, used in zip(sizes, found, strict=True):
+        check(f"{arch} n={n}", ONEHOP, used)
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_lanes_of_every_plan(name: str) -> None:
-    for kernel, source in kernels(name, FOLDS, "bfloat16", "sum", most=5):
-        check(f"{name} {kernel}", LANES, compiled(source, "sm_90"), slack=SLACK)
-    for kernel, source in kernels(name, MOVES, "int8", most=3):
-        check(f"{name} {kernel}", LANES, compiled(source, "sm_90"))
+    folds, moves = kernels(name, FOLDS, "bfloat16", "sum", most=5), kernels(name, MOVES, "int8", most=3)
+    found = all_compiled([source for _, source in (*folds, *moves)], "sm_90")
+    for i, ((kernel, _), used) in enumerate(zip((*folds, *moves), found, strict=True)):
+        check(f"{name} {kernel}", LANES, used, slack=SLACK if i < len(folds) else 0)
 
 
 @pytest.mark.parametrize("arch", [a for a in GENERATIONS if a != "sm_90"])
 @pytest.mark.parametrize("name", ["hgx-h200 x 8", "dgx-1v x 8"])
 def test_lanes_of_every_generation(arch: str, name: str) -> None:
-    for collectives, dtype, op in ((FOLDS[:1], "float16", "avg"), (MOVES[:1], "float32", "")):
-        for kernel, source in kernels(name, collectives, dtype, op, most=2):
-            found = compiled(source, arch, version=GENERATIONS[arch])
-            check(f"{arch} {name} {kernel}", LANES, found, slack=SLACK if op else 0)
+    folds = kernels(name, FOLDS[:1], "float16", "avg", most=2)
+    moves = kernels(name, MOVES[:1], "float32", most=2)
+    found = all_compiled([source for _, source in (*folds, *moves)], arch, version=GENERATIONS[arch])
+    for i, ((kernel, _), used) in enumerate(zip((*folds, *moves), found, strict=True)):
+        check(f"{arch} {name} {kernel}", LANES, used, slack=SLACK if i < len(folds) else 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_operation_of_every_type(dtype: str) -> None:
     wide = accumulator_of(dtype) != dtype_of(dtype)
     shapes = [Shape(2, 1, 1, stores=True, final=True, in_partial=wide, out_partial=False)]
+    ops = []
     for op in OPS:
-        try:
+        with contextlib.suppress(BufferTypeError):
             check_op(op, dtype)
-        except BufferTypeError:
-            continue
-        found = compiled(lanes_source(Call("allreduce", 4, (1000,), dtype, op), shapes, 64, 4), "sm_90")
-        check(f"{dtype} {op}", LANES, found)
-        assert found["lanes"].fused == 0, "docs/numerics.md: no fused multiply-add is used"
+            ops.append(op)
+    calls = [Call("allreduce", 4, (1000,), dtype, op) for op in ops]
+    found = all_compiled([lanes_source(call, shapes, 64, 4) for call in calls], "sm_90")
+    for op, used in zip(ops, found, strict=True):
+        check(f"{dtype} {op}", LANES, used)
+        assert used["lanes"].fused == 0, "docs/numerics.md: no fused multiply-add is used"
 
 
 def test_the_compiler_is_heard() -> None:

@@ -43,6 +43,21 @@ def segment(call: Call, rank: int) -> Segment:
     return everyone, 1 << root, begin, begin, size
 
 
+def in_blocks(call: Call) -> Call:
+    """The first half of an allreduce: a reduce-scatter of nearly equal blocks that begin on lines of 128 bytes."""
+    (count,), line = call.counts, 128 // dtype_of(call.dtype).itemsize
+    each = -(-count // (call.n * line)) * line
+    counts = tuple(min(each, max(count - r * each, 0)) for r in range(call.n))
+    return Call("reduce_scatter", call.n, counts, call.dtype, call.op)
+
+
+def spread(blocks: Call, rank: int) -> Segment:
+    """The second half: a rank's block of the result, from its receive buffer to the same place in all others'."""
+    start, count = blocks.block(rank)
+    begin, size = (x * dtype_of(blocks.dtype).itemsize for x in (start, count))
+    return 1 << rank, ((1 << blocks.n) - 1) & ~(1 << rank), begin, begin, size
+
+
 def _part(nbytes: int, parts: int, index: int) -> tuple[int, int]:
     """(begin, bytes) of one of ``parts`` nearly equal parts, each but the last a multiple of 128 bytes."""
     each = math.ceil(nbytes / parts / 128) * 128

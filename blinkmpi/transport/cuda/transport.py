@@ -6,7 +6,8 @@ number of a call lives in device memory, so a call may be captured in a CUDA
 graph and replayed.
 
 Roads of a one-hop scheme: ``oneshot`` and ``twoshot`` (packets with flags
-inside), ``direct`` (between registered buffers). ``slots`` runs any program.
+inside), ``direct`` (between registered buffers). ``slots`` runs any program. An allreduce in ``halves`` is two kernels:
+a reduce-scatter by ``slots``, whose results go to all by ``direct``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ...errors import ArgumentError, BlinkError, CollectiveTimeout, DeviceError, MismatchError, PeerLost
+from ...errors import ArgumentError, BlinkError, DeviceError
 from ...numerics import accumulator_of, dtype_of
 from ...program import Call, Program
 from ..ends import Ends
@@ -41,17 +43,15 @@ from .arena import (
 )
 from .code import EXTRA, PACKET_THREADS, WORKERS, lanes_source, onehop_source, reduces, row_words, shapes_of, table
 from .device import Gpu, Kernel
+from .failure import Failure
 from .far import Port, ends_of
 from .hosted import HostSlots
-from .shares import fits_packets, packet_streams, segment
+from .shares import Segment, fits_packets, packet_streams, segment, spread
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
 REPORT_WORDS = 8
 MAX_CLOCKS = 256
 ENTERED_AT = 256  # of the head of an arena, as in common.cuh
-MASK, HALF = (1 << 32) - 1, 1 << 31
-ABORTED, LATE, DIFFERENT = 1, 2, 3  # codes of a report, as in common.cuh
-FOR = {-1: "its entry into the call", -2: "the end of the call", -3: "packets"}
 LAST: list[Any] = []  # the stream of this process's last call, and what keeps it
 T = TypeVar("T")
 
@@ -85,19 +85,8 @@ class Loaded:
     text: str
     keep: tuple[int, ...] = ()  # device memory that belongs to it
     ends: Ends | None = None  # of channels to other nodes
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What a kernel that gave up has left."""
-
-    code: int
-    seq: int
-    peer: int
-    lane: int
-    chunk: int
-    want: int
-    seen: int
+    begin: int = 0  # of the result, in bytes of the receive buffer
+    then: Loaded | None = None  # what is started behind it, on the receive buffer alone
 
 
 class CudaTransport:
@@ -183,13 +172,13 @@ class CudaTransport:
         """Whether the arena has room for a program's slots."""
         call = program.call
         item = dtype_of(call.dtype).itemsize
-        partial = accumulator_of(call.dtype).itemsize if reduces(call) else item
+        wide = accumulator_of(call.dtype).itemsize if reduces(call) else item
         try:
             place(
                 program,
                 groups(program, min(ctas or self.sms, self.sms), hosted),
                 item,
-                partial,
+                wide,
                 self.arena_bytes,
                 hosted,
             )
@@ -208,13 +197,13 @@ class CudaTransport:
     ) -> Loaded:
         call, far = program.call, part.far if part else {}
         item = dtype_of(call.dtype).itemsize
-        partial = accumulator_of(call.dtype).itemsize if reduces(call) else item
+        wide = accumulator_of(call.dtype).itemsize if reduces(call) else item
         if part and ctas:  # the table's number is for few lanes, and many nodes make many
             ctas = max(ctas, most_lanes(program))
         groups_of = groups(program, min(ctas or self.sms, self.sms), hosted)  # of the whole: alike on all nodes
         if part:
             program, hosted = part.program, [i for i, c in enumerate(part.numbers) if c in hosted and i not in far]
-        places = place(program, groups_of, item, partial, self.arena_bytes, hosted, far, self.n)
+        places = place(program, groups_of, item, wide, self.arena_bytes, hosted, far, self.n)
         host = self._host().address if hosted else 0
         port = self._own_port() if far else None
         ends = (port.flags, port.slots) if port else (0, 0)
@@ -247,10 +236,22 @@ class CudaTransport:
             self._hosted = HostSlots(self.gpu, HOST_BYTES, self.rank, lambda t: str(comm.bcast(t, 0)), comm.Barrier)
         return self._hosted
 
-    def _load_direct(self, call: Call, text: str, ctas: int) -> Loaded:
+    def in_halves(self, first: Loaded, blocks: Call, text: str) -> Loaded:
+        """An allreduce of two kernels.
+
+        Args:
+            first: the reduce-scatter ``blocks``, whose result stands in this rank's block of the receive buffer.
+        """
+        moved = Call("allgather", self.n, (max(blocks.counts),), blocks.dtype)
+        first.begin = blocks.block(self.rank)[0] * dtype_of(blocks.dtype).itemsize
+        first.then = self._load_direct(moved, text, 0, partial(spread, blocks))
+        return first
+
+    def _load_direct(self, call: Call, text: str, ctas: int, share: Callable[[int], Segment] | None = None) -> Loaded:
         kernel = self._onehop(call, "direct")
-        mine = segment(call, self.rank)
-        longest = max(segment(call, r)[-1] for r in range(self.n))  # the grid is the same on all ranks
+        share = share or partial(segment, call)
+        mine = share(self.rank)
+        longest = max(share(r)[-1] for r in range(self.n))  # the grid is the same on all ranks
         divide = self.n if call.op == "avg" else 0
         even = int(len(set(call.counts)) == 1)
         args = [*self._common(text, "direct", divide), *mine, even, self._table, *[0] * (2 * self.n)]
@@ -307,11 +308,13 @@ class CudaTransport:
         """
         args, n = list(loaded.args), self.n
         args[n + 2] = int(timeout_s * 1e9)
-        args[n + 5 : n + 11] = send, recv, send_ref, recv_ref, home, home_bytes
+        args[n + 5 : n + 11] = send, recv + loaded.begin, send_ref, recv_ref, home, home_bytes
         if loaded.road == "direct":
             args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
         own = _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.road, loaded.text)
         own.ends = loaded.ends
+        if loaded.then:
+            own.then = self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
         return own
 
     def starter(self, loaded: Loaded, stream: int, holder: object) -> Callable[[], None]:
@@ -321,6 +324,7 @@ class CudaTransport:
             holder: keeps the stream alive: the next call, on another one, asks for it.
         """
         launch = loaded.kernel.launcher(self.gpu.driver, loaded.grid, loaded.block, stream, loaded.params)
+        then = self.starter(loaded.then, stream, holder) if loaded.then else None
 
         def start() -> None:
             if not LAST or LAST[0] != stream:
@@ -329,6 +333,8 @@ class CudaTransport:
             self.calls += 1
             if code := launch():
                 raise DeviceError(f"cuLaunchKernel of {loaded.text}: CUDA error {code}; the process must end")
+            if then:
+                then()
 
         return start
 
@@ -366,26 +372,7 @@ class CudaTransport:
 
     def error(self, text: str) -> BlinkError:
         """What a kernel that gave up has left, in words; ``text`` is the call."""
-        failure = Failure(*self._words[1:REPORT_WORDS])
-        what = FOR.get(failure.lane, f"lane {failure.lane}, chunk {failure.chunk}")
-        me, peer = self._names[self.rank], self._names[failure.peer] if failure.peer >= 0 else -1 - failure.peer
-        if failure.code == DIFFERENT:
-            return MismatchError(
-                f"GPU call {failure.seq}: rank {me} called {text}, rank {peer} something else "
-                "(collective, count, type, op, root, or a registered buffer here and a plain one there); "
-                "call the same on every rank. The communicator is dead"
-            )
-        if failure.code == LATE:
-            behind = [(failure.seq - seq) & MASK for seq in self._entered()]
-            absent = [str(self._names[r]) for r, lag in enumerate(behind) if r != self.rank and 0 < lag < HALF]
-            if absent:
-                what += f" (rank {', '.join(absent)} has not come to this call)"
-            return CollectiveTimeout(
-                f"GPU call {failure.seq}, {text}: rank {me} waited in vain for rank {peer}, "
-                f"for {what}; "
-                "look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
-            )
-        return PeerLost(f"GPU call {failure.seq}, {text}: another rank gave up; its error says why")
+        return Failure(*self._words[1:REPORT_WORDS]).error(text, self._names, self.rank, self._entered)
 
     # ---- registered buffers
 
