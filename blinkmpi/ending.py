@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
+import os
 import signal
 import sys
 import threading
@@ -13,6 +16,9 @@ from mpi4py import MPI, run
 UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
 LOST = threading.Event()  # a process of the job has died, and this one has outlived it
 FINALIZE_SECONDS = 3.0  # what MPI_Finalize may take then
+ORPHANED_SECONDS = 0.2  # likewise, where the launcher has ended: nobody is left to finalize with
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent ends
+LAUNCHER = os.getppid()
 
 
 def end_job_on_error(comm: MPI.Intracomm) -> None:
@@ -36,8 +42,12 @@ def bound_finalize() -> None:
     """Where a process of the job has died, end this one if MPI_Finalize does not return. Runs at Python's very end.
 
     A job that outlives a process (``mpirun --with-ft ulfm``) hangs there now and then: Open MPI 5 waits in a fence of
-    PMIx for the dead one (its issues 9434 and 11404; without blinkmpi, too).
+    PMIx for the dead one (its issues 9434 and 11404; without blinkmpi, too). Nor does it return where the launcher has
+    ended first, having lost a host: so no rank outlives its job.
     """
     if LOST.is_set() and not MPI.Is_finalized():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, FINALIZE_SECONDS)
+        with contextlib.suppress(AttributeError):  # not Linux
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGALRM)
+        orphaned = os.getppid() != LAUNCHER
+        signal.setitimer(signal.ITIMER_REAL, ORPHANED_SECONDS if orphaned else FINALIZE_SECONDS)
