@@ -1,4 +1,4 @@
-"""How a process ends, and with it the job: an uncaught exception, or a peer that died before."""
+"""How a process ends, and with it the job: an uncaught exception, a peer that died before, a launcher that ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import atexit
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI, run
@@ -17,8 +20,10 @@ UNCAUGHT = threading.Event()  # an exception is about to end this process, and w
 LOST = threading.Event()  # a process of the job has died, and this one has outlived it
 FINALIZE_SECONDS = 3.0  # what MPI_Finalize may take then
 ORPHANED_SECONDS = 0.2  # likewise, where the launcher has ended: nobody is left to finalize with
+LEFT_SECONDS = 1.0  # that a process has to end by itself when its launcher has
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent ends
 LAUNCHER = os.getppid()
+LAUNCHERS = ("prted", "prterun", "mpirun", "mpiexec", "orted", "hydra_pmi_proxy", "slurmstepd")  # that outlive ranks
 
 
 def end_job_on_error(comm: MPI.Intracomm) -> None:
@@ -26,6 +31,7 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
     if comm.size == 1 or getattr(sys.excepthook, "blinkmpi", False):
         return
     atexit.register(bound_finalize)
+    threading.Thread(target=end_with_launcher, name="blinkmpi-launcher", daemon=True).start()
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -51,3 +57,20 @@ def bound_finalize() -> None:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGALRM)
         orphaned = os.getppid() != LAUNCHER
         signal.setitimer(signal.ITIMER_REAL, ORPHANED_SECONDS if orphaned else FINALIZE_SECONDS)
+
+
+def end_with_launcher() -> None:
+    """Wait until the launcher that started this process has ended, and end it then. A thread's whole life.
+
+    A launcher ends after its ranks, or kills them. But one that loses a host may end first, and a rank that hears of it
+    within MPI at that moment hangs there now and then (Open MPI 5, in a lock of its own), for ever.
+    """
+    try:
+        name = Path(f"/proc/{LAUNCHER}/comm").read_text(encoding="utf-8").strip()
+        launcher = os.pidfd_open(LAUNCHER) if name in LAUNCHERS else -1
+    except (OSError, AttributeError):  # it has ended, or this is not Linux
+        return
+    if launcher >= 0:
+        select.select([launcher], [], [])
+        time.sleep(LEFT_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -56,3 +57,29 @@ def test_a_process_that_outlives_another_ends_in_time(when: str, seconds: float)
         os.close(rank)
         launcher.kill()
     assert seconds - 0.5 <= took <= seconds + 2.0
+
+
+@pytest.mark.parametrize(("name", "ends"), [("prted", True), ("sh", False)])
+def test_a_rank_ends_with_its_launcher_whatever_it_is_doing(name: str, ends: bool) -> None:
+    """Only with a launcher of MPI: a shell may end before what it has started."""
+    rank = (
+        "import ctypes, threading; from blinkmpi import ending\n"
+        "threading.Thread(target=ending.end_with_launcher, daemon=True).start()\n"
+        "import os; print(os.getpid(), flush=True)\n"
+        "ctypes.CDLL(None).sleep(30)  # outside of Python, as in MPI"
+    )
+    launcher = (
+        f"import ctypes, subprocess, sys, time; ctypes.CDLL(None).prctl(15, b'{name}')\n"
+        "subprocess.Popen([sys.executable, '-c', sys.argv[1]])\n"
+        "time.sleep(30)"
+    )
+    with subprocess.Popen([sys.executable, "-c", launcher, rank], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        pid = int(started.stdout.readline())
+        fd = os.pidfd_open(pid)
+        time.sleep(0.3)  # its thread has begun
+        started.kill()
+        assert bool(select.select([fd], [], [], ending.LEFT_SECONDS + (10 if ends else 1))[0]) == ends
+        os.close(fd)
+        if not ends:
+            os.kill(pid, signal.SIGKILL)
