@@ -61,8 +61,9 @@ def steps(n: int, high: str) -> list[Step]:
         Step(f"all_reduce-gpu-np{n}", f"all_reduce {sweep} --compare nccl,symm_mem", 3),
         Step(f"all_reduce-gpu-graph-np{n}", f"all_reduce {sweep} --compare nccl,symm_mem -G 4", 3),
     ]
-    for name in ("all_gather", "reduce_scatter", "broadcast", "reduce"):
-        found.append(Step(f"{name}-gpu-np{n}", f"{name} {sweep} --compare nccl", 2))
+    others = ("all_gather", "reduce_scatter", "broadcast", "reduce")
+    found += [Step(f"{name}-gpu-np{n}", f"{name} {sweep} --compare nccl", 2) for name in others]
+    found += [Step(f"{name}-gpu-graph-np{n}", f"{name} {sweep} --compare nccl -G 4", 2) for name in others]
     return found
 
 
