@@ -55,7 +55,7 @@ class Communicator(Answers, MPI.Intracomm):
         BlinkError: on every rank, if any rank cannot take part.
     """
 
-    _blink: Engine | None
+    _blink: Engine | None = None
 
     def __new__(cls, comm: MPI.Intracomm | None = None, **_: Any) -> Communicator:
         """Duplicate ``comm``; without one (as mpi4py itself calls it) make an empty, uninitialised object."""
@@ -91,7 +91,7 @@ class Communicator(Answers, MPI.Intracomm):
 
     def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None) -> None:
         """Send the root's buffer to all."""
-        self._block(BCAST.of(buf, root), timeout, stream)
+        self._block(BCAST, (buf, root), timeout, stream)
 
     def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None) -> MPI.Request:
         """Non-blocking :meth:`Bcast`."""
@@ -108,7 +108,7 @@ class Communicator(Answers, MPI.Intracomm):
         timeout: float | None = None,
     ) -> None:
         """Fold all buffers into the root's."""
-        self._block(REDUCE.of(sendbuf, recvbuf, op, root), timeout, stream)
+        self._block(REDUCE, (sendbuf, recvbuf, op, root), timeout, stream)
 
     def Ireduce(
         self,
@@ -133,7 +133,7 @@ class Communicator(Answers, MPI.Intracomm):
         timeout: float | None = None,
     ) -> None:
         """Fold all buffers into everybody's."""
-        self._block(ALLREDUCE.of(sendbuf, recvbuf, op), timeout, stream)
+        self._block(ALLREDUCE, (sendbuf, recvbuf, op), timeout, stream)
 
     def Iallreduce(
         self,
@@ -151,7 +151,7 @@ class Communicator(Answers, MPI.Intracomm):
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
     ) -> None:
         """Collect everybody's block at the root."""
-        self._block(GATHER.of(sendbuf, recvbuf, root), timeout, stream)
+        self._block(GATHER, (sendbuf, recvbuf, root), timeout, stream)
 
     def Igather(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
@@ -163,7 +163,7 @@ class Communicator(Answers, MPI.Intracomm):
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
     ) -> None:
         """Give each rank its block of the root's buffer."""
-        self._block(SCATTER.of(sendbuf, recvbuf, root), timeout, stream)
+        self._block(SCATTER, (sendbuf, recvbuf, root), timeout, stream)
 
     def Iscatter(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
@@ -173,7 +173,7 @@ class Communicator(Answers, MPI.Intracomm):
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: float | None = None) -> None:
         """Collect everybody's block everywhere."""
-        self._block(ALLGATHER.of(sendbuf, recvbuf), timeout, stream)
+        self._block(ALLGATHER, (sendbuf, recvbuf), timeout, stream)
 
     def Iallgather(
         self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: float | None = None
@@ -191,7 +191,7 @@ class Communicator(Answers, MPI.Intracomm):
         timeout: float | None = None,
     ) -> None:
         """Fold all buffers, give each rank one of ``size`` equal blocks."""
-        self._block(REDUCE_SCATTER_BLOCK.of(sendbuf, recvbuf, op), timeout, stream)
+        self._block(REDUCE_SCATTER_BLOCK, (sendbuf, recvbuf, op), timeout, stream)
 
     def Ireduce_scatter_block(
         self,
@@ -216,7 +216,7 @@ class Communicator(Answers, MPI.Intracomm):
         timeout: float | None = None,
     ) -> None:
         """Fold all buffers, give rank i a block of ``recvcounts[i]`` elements (None: as its receive buffer)."""
-        self._block(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op), timeout, stream)
+        self._block(self._reduce_scatter(), (sendbuf, recvbuf, recvcounts, op), timeout, stream)
 
     def Ireduce_scatter(
         self,
@@ -229,10 +229,10 @@ class Communicator(Answers, MPI.Intracomm):
         timeout: float | None = None,
     ) -> MPI.Request:
         """Non-blocking :meth:`Reduce_scatter`."""
-        return self._start(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op), timeout, stream)
+        return self._start(self._reduce_scatter().of(sendbuf, recvbuf, recvcounts, op), timeout, stream)
 
-    def _reduce_scatter(self, *args: Any) -> Job:
-        return Job("reduce_scatter", self._prepare_reduce_scatter, MPI.Intracomm.Ireduce_scatter, args)
+    def _reduce_scatter(self) -> Job:
+        return Job("reduce_scatter", self._prepare_reduce_scatter, MPI.Intracomm.Ireduce_scatter)
 
     def _prepare_reduce_scatter(
         self, rank: int, n: int, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Any
@@ -241,7 +241,7 @@ class Communicator(Answers, MPI.Intracomm):
 
     def Barrier(self, *, timeout: float | None = None) -> None:
         """Return when everybody has come."""
-        self._block(BARRIER.of(), timeout)
+        self._block(BARRIER, (), timeout)
 
     def Ibarrier(self, *, timeout: float | None = None) -> MPI.Request:
         """Non-blocking :meth:`Barrier`."""
@@ -403,11 +403,13 @@ class Communicator(Answers, MPI.Intracomm):
             raise
         return child
 
-    def _block(self, job: Job, timeout: float | None, stream: Any = None) -> None:
-        if self._initialised():
-            self._engine().block(job, timeout, stream)
+    def _block(self, job: Job, args: tuple[Any, ...], timeout: float | None, stream: Any = None) -> None:
+        if self._blink is not None:
+            self._blink.block(job, args, timeout, stream)
+        elif self._initialised():
+            self._engine()  # which says that it is freed
         else:
-            job.mpi(self).Wait()
+            job.of(*args).mpi(self).Wait()
 
     def _start(self, job: Job, timeout: float | None, stream: Any = None) -> MPI.Request:
         return self._engine().start(job, timeout, stream) if self._initialised() else job.mpi(self)

@@ -71,13 +71,14 @@ class Engine(Ground):
 
     # ---- a call
 
-    def block(self, job: Job, timeout_s: float | None, stream: Any = None) -> None:
+    def block(self, job: Job, args: tuple[Any, ...], timeout_s: float | None, stream: Any = None) -> None:
         """Do a blocking call, behind all non-blocking ones made before; with ``stream``, only enqueue it there."""
         self.progress.drain()
         gpus = self.gpu_calls
-        if gpus is not None and timeout_s is None and gpus.again(job, stream):
+        if gpus is not None and timeout_s is None and gpus.again(job.prepare, args, stream):
             return
-        key = call_key(job.prepare, job.args, numpy_key) if timeout_s is None and stream is None else None
+        job = job.of(*args)
+        key = call_key(job.prepare, args, numpy_key) if timeout_s is None and stream is None else None
         made = self._made.get(tuple(key)) if key is not None else None
         if made is not None:
             self.alive()

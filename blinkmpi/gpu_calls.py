@@ -99,9 +99,9 @@ class GpuCalls:
 
     # ---- making calls
 
-    def again(self, job: Call, stream: Any) -> bool:
+    def again(self, prepare: Callable[..., Prepared], args: tuple[Any, ...], stream: Any) -> bool:
         """Make a call that was made before on the same buffers; False if it was not."""
-        bound = self._made.get(gpu_key(job, stream))
+        bound = self._made.get(gpu_key(prepare, args, stream))
         if bound is None:
             return False
         self._launch(bound)
@@ -114,7 +114,7 @@ class GpuCalls:
         bound = self._enqueue(ready, stream, timeout_s)
         if bound is None:
             return
-        key = gpu_key(job, stream) if bound.tuner is None else None
+        key = gpu_key(job.prepare, job.args, stream) if bound.tuner is None else None
         if key is not None:
             if len(self._made) >= CACHE_SIZE:
                 del self._made[next(iter(self._made))]
@@ -387,15 +387,15 @@ def open_gpus(
     return road, ""
 
 
-def gpu_key(job: Call, stream: Any) -> tuple[Any, ...] | None:
+def gpu_key(prepare: Callable[..., Prepared], args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] | None:
     """What makes two calls on CuPy arrays the same launch; None where an argument is something else."""
     cupy = sys.modules["cupy"]
 
-    prepare, array = job.prepare, cupy.ndarray
+    array = cupy.ndarray
     if type(prepare) is not FunctionType:  # a communicator's: it may talk to the peers, and all must do so together
         return None
     key: list[Any] = [prepare]
-    for arg in job.args:
+    for arg in args:
         kind = type(arg)
         if kind is array:
             if not arg._c_contiguous:  # which arg.flags.c_contiguous is, in a sixth of the time

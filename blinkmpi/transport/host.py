@@ -121,6 +121,7 @@ class HostTransport:
         self._place(self._meeting)
         self._print_at = [self.window.address + self.window.record(0, turn) for turn in (0, 1)]
         self._prints = [self.window.column(self.window.record(0, turn) // 8) for turn in (0, 1)]
+        self._said: list[tuple[str, int]] = [("", 0), ("", 0)]  # text and fingerprint of this rank's last two calls
 
     # ---- before a call
 
@@ -289,16 +290,19 @@ class HostTransport:
 
     def _announce(self, seq: int, text: str) -> int:
         """Say which call this rank enters; returns the fingerprint of ``text``."""
-        window = self.window
-        mine, body = announcement(text)
-        if int(self._prints[seq & 1][self.rank]) != mine:
-            at = window.record(self.rank, seq)
-            window.words[at // 8] = mine
-            window.write(at, body)
+        window, turn = self.window, seq & 1
+        said = self._said[turn]
+        if said[0] is not text:
+            mine, body = announcement(text)
+            if said[1] != mine:
+                at = window.record(self.rank, seq)
+                window.words[at // 8] = mine
+                window.write(at, body)
+            self._said[turn] = said = (text, mine)
         if window.fence:
             window.fence()
         window.seqs[self.rank] = seq
-        return mine
+        return said[1]
 
     def _meet(self, seq: int, timeout_s: float) -> None:
         """Wait until all ranks have announced call ``seq``."""

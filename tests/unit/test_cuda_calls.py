@@ -418,16 +418,16 @@ def test_cupy_and_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     found = device(array)
     assert (found.ptr, found.itemsize, found.stream) == (256, 2, 1234)
 
-    job = SimpleNamespace(prepare=calls.allreduce, args=(MPI.IN_PLACE, array, MPI.SUM))
-    key = gpu_key(job, None)
-    assert key == gpu_key(job, None)
-    assert key != gpu_key(job, 99)
-    assert key != gpu_key(SimpleNamespace(prepare=calls.allreduce, args=(None, array, MPI.SUM)), None)
-    assert gpu_key(SimpleNamespace(prepare=calls.allreduce, args=([array, 5], array)), None) is None
+    call = calls.allreduce, (MPI.IN_PLACE, array, MPI.SUM)
+    key = gpu_key(*call, None)
+    assert key == gpu_key(*call, None)
+    assert key != gpu_key(*call, 99)
+    assert key != gpu_key(calls.allreduce, (None, array, MPI.SUM), None)
+    assert gpu_key(calls.allreduce, ([array, 5], array), None) is None
     current.ptr = 0
-    assert key != gpu_key(job, None), "another current stream is another call"
+    assert key != gpu_key(*call, None), "another current stream is another call"
     flags.c_contiguous = array._c_contiguous = False
-    assert gpu_key(job, None) is None
+    assert gpu_key(*call, None) is None
     with pytest.raises(ArgumentError, match=r"cupy\.ascontiguousarray"):
         device(array)
 
@@ -439,10 +439,10 @@ def test_what_cupys_arrays_say_of_themselves() -> None:
     array = cupy.ndarray((4, 4), "float32", memory)
     assert array._c_contiguous is array.flags.c_contiguous is True
     assert array.T._c_contiguous is array.T.flags.c_contiguous is False
-    assert gpu_key(SimpleNamespace(prepare=calls.broadcast, args=(array, 0)), 7) == (
+    assert gpu_key(calls.broadcast, (array, 0), 7) == (
         calls.broadcast, 1 << 20, 16, np.dtype("float32").num, 0, 7, False,
     )  # fmt: skip
-    assert gpu_key(SimpleNamespace(prepare=calls.broadcast, args=(array.T, 0)), 7) is None
+    assert gpu_key(calls.broadcast, (array.T, 0), 7) is None
 
 
 # ---------------------------------------------------------------- in place
