@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -89,15 +90,23 @@ def _allowed(op: str, dtype: str) -> bool:
 
 
 def inputs(case: Case) -> list[Array]:
-    """Every rank's send vector. Random, of both signs, with a sum that no missing or doubled part can fake."""
+    """Every rank's send vector. Random, of both signs, with a sum that no missing or doubled part can fake.
+
+    Cases that differ in root and place alone, which follow one another, have the same, and nobody may write to them.
+    """
     blocked = case.collective in ("scatter", "reduce_scatter", "reduce_scatter_block")
     size = sum(case.counts()) if blocked else case.count
+    return list(_inputs(case.collective, case.n, case.dtype, case.op, case.count, size))
+
+
+@lru_cache(maxsize=1)
+def _inputs(collective: str, n: int, dtype: str, op: str, count: int, size: int) -> tuple[Array, ...]:
     made = []
-    for rank in range(case.n):
-        seed = hashlib.sha256(f"{case.collective} {case.dtype} {case.op} {case.count} {rank}".encode()).digest()
-        rng = np.random.default_rng(list(seed[:8]))
-        made.append(_random(rng, case.dtype, case.op, size))
-    return made
+    for rank in range(n):
+        seed = hashlib.sha256(f"{collective} {dtype} {op} {count} {rank}".encode()).digest()
+        made.append(_random(np.random.default_rng(list(seed[:8])), dtype, op, size))
+        made[-1].flags.writeable = False
+    return tuple(made)
 
 
 def _random(rng: np.random.Generator, dtype: str, op: str, size: int) -> Array:
@@ -175,7 +184,8 @@ def mistakes(case: Case, sends: list[Array], got: Array, want: Array, rank: int)
         return max(1, want.size)
     if case.op in ("sum", "prod", "avg") and case.dtype in (*FLOATS, *COMPLEX):
         start = sum(case.counts()[:rank]) if case.collective.startswith("reduce_scatter") else 0
-        sizes = np.stack([np.abs(s[start : start + want.size].astype(np.complex128)) for s in sends])
+        kind = np.complex128 if case.dtype in COMPLEX else np.float64
+        sizes = np.stack([np.abs(s[start : start + want.size].astype(kind)) for s in sends])
         scale = sizes.prod(0) if case.op == "prod" else sizes.sum(0)
         eps = np.finfo(accumulator_of(case.dtype)).eps
         # a complex product has two roundings more in each component, so allow four times as much
