@@ -11,7 +11,7 @@ import atexit
 import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from mpi4py import MPI, run
 
@@ -40,7 +40,7 @@ from .program import Call
 from .requests import Persistent, Progress, Request
 from .settings import log
 from .topology import Topology
-from .transport.host import Loaded
+from .transport.loaded import Loaded, Repeat
 from .transport.witness import FAILED, FOREIGN
 
 CACHE_SIZE = 64
@@ -65,7 +65,9 @@ class Engine(Ground):
         self._open = ""  # a collective of MPI's own that has begun and not ended
         self.seq = 0
         self._ways: dict[tuple[Call, bool], Way] = {}
-        self._made: dict[tuple[Any, ...], tuple[Prepared, Way]] = {}  # calls on NumPy arrays that were made before
+        self._made: dict[
+            tuple[Any, ...], tuple[Prepared, Way, Repeat | None]
+        ] = {}  # calls on NumPy arrays that were made before
         self.progress = Progress()
         self.gpu_calls = GpuCalls(self.gpus, self.transport, self) if self.gpus is not None else None
 
@@ -81,9 +83,7 @@ class Engine(Ground):
         key = call_key(job.prepare, args, numpy_key) if timeout_s is None and stream is None else None
         made = self._made.get(tuple(key)) if key is not None else None
         if made is not None:
-            self.alive()
-            self.seq += 1
-            self._run(*made, job, self.timeout_s)
+            self._again(*made, job)
             return
         ready = self._prepare(job, timeout_s)
         if stream is not None and isinstance(ready, Prepared) and not ready.on_device:
@@ -94,6 +94,20 @@ class Engine(Ground):
         self._perform(ready, job, self._deadline(timeout_s), blocking=True)
         if key is not None and isinstance(ready, Prepared):
             self._remember(tuple(key), ready)
+
+    def _again(self, ready: Prepared, way: Way, repeat: Repeat | None, job: Job) -> None:
+        """Make a call that was made before."""
+        self.alive()
+        self.seq += 1
+        done = None
+        if repeat is not None:
+            try:
+                done = self.transport.again(repeat, self.seq)
+            except BaseException as fatal:  # an interrupt: the others are in the call
+                self.die(fatal)
+                raise
+        if not done:
+            self._run(ready, way, job, self.timeout_s, begun=done is False)
 
     def _remember(self, key: tuple[Any, ...], ready: Prepared) -> None:
         """Keep what was settled for a call, if nothing but the buffers' content can be different the next time.
@@ -107,7 +121,10 @@ class Engine(Ground):
             return
         if len(self._made) >= CACHE_SIZE:
             del self._made[next(iter(self._made))]
-        self._made[key] = (ready.spots(), way)
+        spots = ready.spots()
+        send, recv = cast(Any, spots.send), cast(Any, spots.recv)
+        repeat = self.transport.repeat(way.loaded, way.text, send, recv) if way.loaded is not None else None
+        self._made[key] = (spots, way, repeat)
 
     def start(self, job: Job, timeout_s: float | None, stream: Any = None) -> MPI.Request:
         """Begin a non-blocking call. Its arguments are read now; what peers or time do wrong is raised by ``Wait``."""
@@ -205,17 +222,19 @@ class Engine(Ground):
             ready, way = error, Way(None, mpi=True)
         self._run(ready, way, job, timeout_s)
 
-    def _run(self, ready: Prepared | Exception, way: Way, job: Job, timeout_s: float) -> None:
+    def _run(self, ready: Prepared | Exception, way: Way, job: Job, timeout_s: float, *, begun: bool = False) -> None:
         """Execute a call that has its number; raises what it refuses, and dies of all else."""
         try:
-            refused = self._execute(ready, way, job, timeout_s)
+            refused = self._execute(ready, way, job, timeout_s, begun)
         except BaseException as fatal:  # in the middle of the call, whatever it is
             self.die(fatal)
             raise
         if refused is not None:
             raise refused
 
-    def _execute(self, ready: Prepared | Exception, way: Way, job: Job, timeout_s: float) -> Exception | None:
+    def _execute(
+        self, ready: Prepared | Exception, way: Way, job: Job, timeout_s: float, begun: bool
+    ) -> Exception | None:
         """Meet the others and do it; returns an error after which the communicator lives on."""
         failed = None if isinstance(ready, Prepared | Foreign) else ready
         if isinstance(ready, Prepared):
@@ -224,7 +243,8 @@ class Engine(Ground):
             text = f"{FAILED}{type(failed).__name__}: {failed}" if failed else f"{FOREIGN}{job.name}"
         try:
             if way.loaded is not None and isinstance(ready, Prepared):
-                by_mpi = self.transport.call(way.loaded, self.seq, text, ready.send, ready.recv, timeout_s)  # type: ignore[arg-type]
+                send, recv = cast(Any, ready.send), cast(Any, ready.recv)  # of the host: nothing else has such a way
+                by_mpi = self.transport.call(way.loaded, self.seq, text, send, recv, timeout_s, begun=begun)
                 if not by_mpi:
                     return None
             else:

@@ -12,27 +12,24 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from ..buffers import Spot, address
 from ..errors import BlinkError, MismatchError, PeerLost
 from ..numerics import Array, accumulator_of, dtype_of
-from ..program import Lane, Program
+from ..program import Program
 from . import native
 from .agree import agree_on_cma, agree_on_runner
-from .cma import Lent, lent_channels
+from .cma import lent_channels
 from .ends import Ends, ends_of
+from .loaded import Loaded, Repeat, RunnerName
 from .net import Net
-from .parts import Far, part_of
-from .records import Rows, rows_of
+from .parts import part_of
+from .records import rows_of
 from .runner import NumpyLane, Outcome, Turn, enter_numpy, step_numpy, turns
-from .slots import SlotStyle
 from .window import ARENA_BYTES, CONTROL, LINE, Places, SharedWindow, cache_bytes
 from .witness import FOREIGN, Witness
 from .words import announcement, short
@@ -42,38 +39,9 @@ NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy 
 SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and where not
 LOOK_SECONDS = 0.2
 OUTCOMES = tuple(Outcome)  # by runner.c's numbers
+OTHER = len(OUTCOMES)  # likewise, of blink_again
 CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
 EXCHANGE = "reduce_scatter: block of "  # ranks that tell each other a number enter with this
-RunnerName = Literal["c", "numpy"]
-
-
-@dataclass
-class Loaded:
-    """A program, as far as it is this node's, as one rank executes it."""
-
-    program: Program
-    lanes: tuple[Lane, ...]
-    places: Places
-    rows: Rows
-    code: NDArray[np.int64]  # the rows as runner.c has them
-    job: native.Job
-    far: dict[int, Far]  # channels to other nodes
-    code_at: int = 0
-    lends: tuple[bool, bool] = (False, False)  # whether others read this rank's send, its receive buffer
-    lent: dict[int, Lent] = field(default_factory=dict)  # channels that are read from their writers' buffers
-    by_slots: Loaded | None = None  # for a call in which some rank's buffer cannot be read
-    base: int = 0
-    slots: SlotStyle = field(default_factory=SlotStyle)
-    steps: list[NumpyLane] = field(default_factory=list)
-    ends: Ends = field(default_factory=Ends)  # of channels between nodes
-    runner: RunnerName = "numpy"
-
-    def progress(self) -> list[tuple[Lane, int, bool]]:
-        """What is under way: (lane, chunks done, whether it only waits for readers)."""
-        if self.runner == "numpy":
-            return [(step.lane, step.k, False) for step in self.steps]
-        done = [int(self.code[at]) for at in self.rows.counters]
-        return list(zip(self.rows.lanes, done, self.rows.waits, strict=True))
 
 
 class HostTransport:
@@ -194,6 +162,8 @@ class HostTransport:
         send: Array | Spot | None,
         recv: Array | Spot | None,
         timeout_s: float,
+        *,
+        begun: bool = False,
     ) -> bool:
         """Enter call ``seq`` and execute a program. Nothing is received before all ranks have entered the same call.
 
@@ -201,6 +171,7 @@ class HostTransport:
             send, recv: 1-D contiguous arrays of the call's dtype, or None where the call has none; where they lie is
                 enough for what the C runner executes.
             timeout_s: how long to wait without any progress.
+            begun: whether :meth:`again` has begun it.
 
         Returns:
             True if the call is for MPI after all (see :meth:`enter`); then nothing has been received.
@@ -210,19 +181,13 @@ class HostTransport:
             the transport is dead.
         """
         loaded.base = base = seq << SEQ_BITS
-        loaded.ends.start(base)
         if loaded.runner == "c":
-            job = loaded.job
-            job.send = 0 if send is None else address(send)
-            job.recv = 0 if recv is None else address(recv)
-            job.base, job.stage, job.seq, job.prints = base, 0, seq, self._print_at[seq & 1]
-            job.push = loaded.slots.next()
-            if loaded.lent:
-                self._lend(loaded, send, recv)
-            job.print = mine = self._announce(seq, text)
+            if not begun:
+                self._begin_c(loaded, seq, text, send, recv)
+            mine = int(loaded.job.print)
             outcome = self._guard(partial(self._run_c, loaded), timeout_s, lambda: self._waits(loaded, seq), seq)
             if outcome is Outcome.DONE:
-                loaded.slots.learn(job.spent_ns)
+                loaded.slots.learn(loaded.job.spent_ns)
                 return False
             if outcome is Outcome.REFUSED:  # on every rank
                 if loaded.by_slots is None:
@@ -232,6 +197,7 @@ class HostTransport:
             if outcome is Outcome.FAULT:
                 raise self._unread(loaded, seq)
         else:
+            loaded.ends.start(base)
             mine = self._announce(seq, text)
             self._meet(seq, timeout_s)
         by_mpi = self._compare(seq, mine)
@@ -243,6 +209,40 @@ class HostTransport:
             self._guard(run, timeout_s, lambda: self._waits(loaded, seq), seq)
         self.window.done[self.rank] = seq
         return by_mpi
+
+    def _begin_c(
+        self, loaded: Loaded, seq: int, text: str, send: Array | Spot | None, recv: Array | Spot | None
+    ) -> None:
+        """Tell the C runner of a call, and the others that this rank is in it."""
+        job = loaded.job
+        loaded.ends.start(loaded.base)
+        job.send = 0 if send is None else address(send)
+        job.recv = 0 if recv is None else address(recv)
+        job.base, job.stage, job.seq, job.prints = loaded.base, 0, seq, self._print_at[seq & 1]
+        job.push = loaded.slots.next()
+        if loaded.lent:
+            self._lend(loaded, send, recv)
+        job.print = self._announce(seq, text)
+
+    def repeat(self, loaded: Loaded, text: str, send: Spot | None, recv: Spot | None) -> Repeat | None:
+        """A call that was made before, for :meth:`again`; None where more than the C runner is at work."""
+        if loaded.runner != "c" or self.net is not None or self.window.fence is not None:
+            return None
+        return Repeat(loaded, text, send, recv, self._print_at, LOOK_SECONDS)
+
+    def again(self, made: Repeat, seq: int) -> bool | None:
+        """Begin, and mostly end, a call that was made before.
+
+        Returns:
+            True if it is done; False if :meth:`call` has to go on with it (``begun``); None if it has not begun.
+        """
+        loaded = made.loaded
+        loaded.job.push = loaded.slots.next()
+        status = self.native.code.blink_again(made.at, seq)  # type: ignore[union-attr]
+        if status == 0:
+            loaded.slots.learn(loaded.job.spent_ns)
+            return True
+        return None if status == OTHER else False
 
     def carry(self, seq: int, ends: Ends | None) -> tuple[bool, bool]:
         """Move what can be moved between nodes in call ``seq``, which ``ends`` are in.

@@ -31,10 +31,34 @@ FIELDS = (
 )  # fmt: skip
 
 
+AGAIN = ("job", "code", "send", "recv", "send_bytes", "recv_bytes", "lends", "even", "odd", "print", "slice_ns")
+
+
 class Job(ctypes.Structure):
     """``job_t`` of runner.c."""
 
     _fields_ = [(name, ctypes.c_uint64 if name == "print" else ctypes.c_int64) for name in FIELDS]
+
+
+class Again(ctypes.Structure):
+    """``again_t`` of runner.c."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64 if name == "print" else ctypes.c_int64)
+        for name in (
+            "job",
+            "code",
+            "send",
+            "recv",
+            "send_bytes",
+            "recv_bytes",
+            "lends",
+            "even",
+            "odd",
+            "print",
+            "slice",
+        )
+    ]
 
 
 @dataclass(frozen=True)
@@ -88,6 +112,7 @@ def load(path: Path, compiler: str) -> Native:
     """Open a library that :func:`build` made."""
     library = ctypes.CDLL(str(path))
     library.blink_call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.blink_again.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     library.blink_enter.argtypes = [ctypes.c_void_p]
     library.blink_lend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     library.blink_lend.restype = None

@@ -34,7 +34,8 @@ typedef _Atomic uint64_t flag_t;
 enum { PUSH_BYTES = 16384 };             /* shorter chunks are better off in the caches */
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
 enum { SEND = 2, RECV = 3, TURN = 2 };  /* words of a line: the rank's buffers, for two calls by turns */
-enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, REFUSED = 4, FAULT = 5 };
+enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, REFUSED = 4, FAULT = 5, OTHER = 6 };
+enum { SEQ_BITS = 24 }; /* a flag is (number of the call << SEQ_BITS) + chunks */
 #define CLOSED UINT64_MAX /* in place of a buffer's address: others cannot read it */
 enum { SUM, PROD, MIN, MAX, LAND, LOR, LXOR, BAND, BOR, BXOR };
 enum { I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64 };
@@ -457,4 +458,31 @@ int blink_call(job_t *j, int64_t *code) {
   set(j->calls + j->rank * j->stride + 1, j->seq);
   j->spent_ns = now_ns() - j->begun_ns;
   return DONE;
+}
+
+/* ---- a call that was made before, on the same buffers */
+
+typedef struct {
+  job_t *job;
+  int64_t *code;
+  char *send, *recv;
+  int64_t send_bytes, recv_bytes; /* of what others read */
+  int64_t lends;                  /* whether anybody reads anybody's */
+  flag_t *prints[2];              /* rank 0's fingerprints in calls of even and of odd number */
+  uint64_t print;
+  int64_t slice_ns;
+} again_t;
+
+/* Begin call `seq` and execute it, as blink_call does. Returns OTHER, and has done nothing, if this rank's call before
+ * last was not the same: then its text has to be told first. */
+int blink_again(const again_t *a, uint64_t seq) {
+  job_t *j = a->job;
+  flag_t *prints = a->prints[seq & 1];
+  if (get(prints + j->rank * j->stride) != a->print) return OTHER;
+  j->base = seq << SEQ_BITS, j->stage = 0, j->seq = seq;
+  j->prints = prints, j->print = a->print;
+  j->send = a->send, j->recv = a->recv, j->timeout_ns = a->slice_ns;
+  if (a->lends) blink_lend(j, a->send_bytes, a->recv_bytes);
+  set(j->calls + j->rank * j->stride, seq);
+  return blink_call(j, a->code);
 }

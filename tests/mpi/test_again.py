@@ -60,6 +60,26 @@ def test_one_rank_may_take_other_buffers(comm: MPI.Intracomm) -> None:
             assert (y == comm.size).all(), i
 
 
+@mpi(ranks=(1, 2), timeout=60)
+def test_the_c_runner_alone_makes_a_call_from_the_third_time_on(comm: MPI.Intracomm) -> None:
+    """Records are of two calls by turns: before, this rank has not told the others of this one in both."""
+    with blinkmpi.Communicator(comm, algo=OURS, runner="c") as ours:
+        transport = ours._engine().transport
+        ends: list[bool | None] = []
+        before = transport.again
+        transport.again = lambda made, seq: ends.append(before(made, seq)) or ends[-1]  # type: ignore[method-assign, func-returns-value]
+        x, y, other = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32), np.empty(7)
+        for i in range(6):
+            x[:] = i
+            ours.Allreduce(x, y)
+            assert (y == comm.size * i).all()
+        assert ends == [None, True, True, True, True]
+        ours.Bcast(other)
+        for _ in range(3):
+            ours.Allreduce(x, y)
+        assert ends[5:] == [True, None, True]
+
+
 @mpi(ranks=(2, 3), timeout=60)
 def test_what_is_wrong_is_still_heard(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm, algo=OURS) as ours:

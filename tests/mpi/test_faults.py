@@ -83,12 +83,13 @@ def signal_amid_a_call(signum: signal.Signals) -> None:
     """Make this process signal itself 20 ms after it has begun to move data."""
 
     def late(work: Callable[..., Any]) -> Callable[..., Any]:
-        def begun(*args: Any) -> Any:
+        def begun(*args: Any, **named: Any) -> Any:
             threading.Timer(0.02, lambda: os.kill(os.getpid(), signum)).start()
-            return work(*args)
+            return work(*args, **named)
 
         return begun
 
+    HostTransport.again = late(HostTransport.again)  # type: ignore[method-assign]
     HostTransport.call = late(HostTransport.call)  # type: ignore[method-assign]
     Engine._wait = late(Engine._wait)  # type: ignore[method-assign]
 
