@@ -7,7 +7,7 @@ job can add.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .buffers import foreign, op_name
 from .engine import Engine
@@ -26,13 +26,10 @@ from .trees.tree import ROOTED, Collective
 class Answers:
     """The part of a Communicator that answers the user's questions, by what its engine knows."""
 
-    def _engine(self) -> Engine:
-        """What stands behind the communicator.
+    if TYPE_CHECKING:
 
-        Raises:
-            ArgumentError: if it is freed.
-        """
-        raise NotImplementedError
+        def _engine(self) -> Engine:
+            """What stands behind the communicator, which has this; ArgumentError if it is freed."""
 
     @property
     def machine(self) -> Topology:

@@ -65,9 +65,8 @@ class Engine(Ground):
         self._open = ""  # a collective of MPI's own that has begun and not ended
         self.seq = 0
         self._ways: dict[tuple[Call, bool], Way] = {}
-        self._made: dict[
-            tuple[Any, ...], tuple[Prepared, Way, Repeat | None]
-        ] = {}  # calls on NumPy arrays that were made before
+        # calls on NumPy arrays that were made before
+        self._made: dict[tuple[Any, ...], tuple[Prepared, Way, Repeat | None]] = {}
         self.progress = Progress()
         self.gpu_calls = GpuCalls(self.gpus, self.transport, self) if self.gpus is not None else None
 
