@@ -95,13 +95,8 @@ def mpirun() -> str:
     return str(path)
 
 
-class Started(ABC):
-    """A launcher that runs, with its output in a file; ``with`` leaves no process behind."""
-
-    _log: Path
-    _started: float
-    _process: subprocess.Popen[bytes]
-    _outcome: Outcome | None = None
+class Closing(ABC):
+    """What ``with`` leaves nothing behind of."""
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +105,19 @@ class Started(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it now if it still runs; a second call does nothing."""
+
+
+class Started(Closing):
+    """A launcher that runs, with its output in a file."""
+
+    _log: Path
+    _started: float
+    _process: subprocess.Popen[bytes]
+    _outcome: Outcome | None = None
 
     @property
     def output(self) -> str:
@@ -128,10 +136,6 @@ class Started(ABC):
             if self._process.poll() is not None or time.monotonic() > end:
                 raise TimeoutError(f"no {count} times {text!r} in the output of the ranks:\n{self.output[-TAIL:]}")
             time.sleep(0.01)
-
-    @abstractmethod
-    def close(self) -> None:
-        """End it now if it still runs; a second call does nothing."""
 
 
 class Job(Started):

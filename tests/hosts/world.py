@@ -22,10 +22,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from tests.harness import ENVIRONMENT, GRACE_S, ROOT, Outcome, Started, mpirun
+from tests.harness import ENVIRONMENT, GRACE_S, ROOT, Closing, Outcome, Started, mpirun
 
 SCRIPT = Path(__file__).with_name("world.sh")
 ROOTLESS = [] if os.geteuid() == 0 else ["--map-root-user"]
@@ -59,7 +57,7 @@ def search_path() -> str:
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
-class World:
+class World(Closing):
     """``n`` hosts, host0 and so on, at switches; ``with World(2) as world`` leaves nothing behind.
 
     Args:
@@ -99,14 +97,6 @@ class World:
             raise HostsError(f"no world of {len(self.names)} hosts:\n{self._init.stderr.read().decode()}")
         outside = {inside: pid for pid, inside in self._all()}
         return {name: outside[int(inside)] for name, inside in zip(self.names, words[1:], strict=True)}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End every process of the world, and with them its namespaces; may be called again."""
