@@ -78,12 +78,12 @@ class Engine(Ground):
         gpus = self.gpu_calls
         if gpus is not None and timeout_s is None and gpus.again(job.prepare, args, stream):
             return
-        job = job.of(*args)
         key = call_key(job.prepare, args, numpy_key) if timeout_s is None and stream is None else None
         made = self._made.get(tuple(key)) if key is not None else None
         if made is not None:
-            self._again(*made, job)
+            self._again(*made, job, args)
             return
+        job = job.of(*args)
         ready = self._prepare(job, timeout_s)
         if stream is not None and isinstance(ready, Prepared) and not ready.on_device:
             ready = ArgumentError("stream= is for buffers in GPU memory; leave it out, or pass GPU arrays")
@@ -94,7 +94,7 @@ class Engine(Ground):
         if key is not None and isinstance(ready, Prepared):
             self._remember(tuple(key), ready)
 
-    def _again(self, ready: Prepared, way: Way, repeat: Repeat | None, job: Job) -> None:
+    def _again(self, ready: Prepared, way: Way, repeat: Repeat | None, job: Job, args: tuple[Any, ...]) -> None:
         """Make a call that was made before."""
         self.alive()
         self.seq += 1
@@ -106,7 +106,7 @@ class Engine(Ground):
                 self.die(fatal)
                 raise
         if not done:
-            self._run(ready, way, job, self.timeout_s, begun=done is False)
+            self._run(ready, way, job.of(*args), self.timeout_s, begun=done is False)
 
     def _remember(self, key: tuple[Any, ...], ready: Prepared) -> None:
         """Keep what was settled for a call, if nothing but the buffers' content can be different the next time.
@@ -122,7 +122,8 @@ class Engine(Ground):
             del self._made[next(iter(self._made))]
         spots = ready.spots()
         send, recv = cast(Any, spots.send), cast(Any, spots.recv)
-        repeat = self.transport.repeat(way.loaded, way.text, send, recv) if way.loaded is not None else None
+        loaded, text = way.loaded, way.text
+        repeat = self.transport.repeat(loaded, text, send, recv, self.timeout_s) if loaded is not None else None
         self._made[key] = (spots, way, repeat)
 
     def start(self, job: Job, timeout_s: float | None, stream: Any = None) -> MPI.Request:

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..buffers import Spot, address
-from ..errors import BlinkError, MismatchError, PeerLost
+from ..errors import BlinkError, MismatchError
 from ..numerics import Array, accumulator_of, dtype_of
 from ..program import Program
 from . import native
@@ -185,7 +185,8 @@ class HostTransport:
             if not begun:
                 self._begin_c(loaded, seq, text, send, recv)
             mine = int(loaded.job.print)
-            outcome = self._guard(partial(self._run_c, loaded), timeout_s, lambda: self._waits(loaded, seq), seq)
+            run = partial(self._run_c, loaded)
+            outcome = self._guard(run, timeout_s, lambda: self._waits(loaded, seq), seq, begun=begun)
             if outcome is Outcome.DONE:
                 loaded.slots.learn(loaded.job.spent_ns)
                 return False
@@ -224,11 +225,13 @@ class HostTransport:
             self._lend(loaded, send, recv)
         job.print = self._announce(seq, text)
 
-    def repeat(self, loaded: Loaded, text: str, send: Spot | None, recv: Spot | None) -> Repeat | None:
+    def repeat(
+        self, loaded: Loaded, text: str, send: Spot | None, recv: Spot | None, timeout_s: float
+    ) -> Repeat | None:
         """A call that was made before, for :meth:`again`; None where more than the C runner is at work."""
         if loaded.runner != "c" or self.net is not None or self.window.fence is not None:
             return None
-        return Repeat(loaded, text, send, recv, self._print_at, LOOK_SECONDS)
+        return Repeat(loaded, text, send, recv, self._print_at, min(LOOK_SECONDS, timeout_s))
 
     def again(self, made: Repeat, seq: int) -> bool | None:
         """Begin, and mostly end, a call that was made before.
@@ -399,11 +402,13 @@ class HostTransport:
         timeout_s: float,
         waits: Callable[[], dict[int, str]],
         seq: int,
+        *,
+        begun: bool = False,
     ) -> Outcome:
-        """Repeat ``attempt`` in slices until it is through; between two look after the peers that it waits for."""
+        """Repeat ``attempt`` in slices (one is over if ``begun``); between two look after the peers waited for."""
         slice_s = min(LOOK_SECONDS, timeout_s)
-        outcome, _ = attempt(slice_s)
-        since = time.monotonic() - slice_s
+        outcome, moved = attempt(slice_s)
+        since = time.monotonic() - slice_s * (2 if begun and not moved else 1)
         while outcome in (Outcome.EXPIRED, Outcome.ABORTED):
             self.look(seq, waits, time.monotonic() - since, timeout_s)
             outcome, moved = attempt(slice_s)
@@ -463,14 +468,9 @@ class HostTransport:
 
     def _unread(self, loaded: Loaded, seq: int) -> BlinkError:
         """The error for memory that could not be read in the middle of a call: its process has ended, or freed it."""
-        peer, witness = int(loaded.job.faulty), self.witness
         time.sleep(2 * LOOK_SECONDS)  # its end shows by then, and the launcher has heard of it, too
         self.heed(seq)
-        return PeerLost(
-            f"call {seq}, {short(witness.text(self.rank, seq))}: {witness.states([peer], seq)}. Rank {self.rank} on "
-            f"{witness.hosts[self.rank]} cannot read its memory any more: {os.strerror(int(loaded.job.fault))}. "
-            "The communicator is dead; start the job again"
-        )
+        return self.witness.unread(seq, self.rank, int(loaded.job.faulty), int(loaded.job.fault))
 
     def _enter_once(self, seq: int, slice_s: float) -> tuple[Outcome, bool]:
         window, net, job, native = self.window, self.net, self._meeting, self.native

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
@@ -114,6 +115,14 @@ class Witness:
             life += f" (host {self.hosts[r]})" if r not in self.window.here else ""
             found.append(f"rank {r} (process {int(self.window.pids[r])}) {life}, {last}")
         return some(found)
+
+    def unread(self, seq: int, rank: int, peer: int, fault: int) -> PeerLost:
+        """The error for memory of ``peer`` that ``rank`` could not read in a call; ``fault`` is errno."""
+        return PeerLost(
+            f"call {seq}, {short(self.text(rank, seq))}: {self.states([peer], seq)}. Rank {rank} on {self.hosts[rank]} "
+            f"cannot read its memory any more: {os.strerror(fault)}. "
+            "The communicator is dead; start the job again"
+        )
 
     def cut(self, seq: int, error: Exception) -> PeerLost:
         """The error for a rank of another node that MPI cannot reach any more."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import BlinkError, MismatchError
+from blinkmpi.errors import BlinkError, CollectiveTimeout, MismatchError
 from tests.harness import mpi
 
 OURS = "allreduce:^mpi;broadcast:^mpi;allgather:^mpi;reduce_scatter:^mpi;reduce:^mpi"
@@ -78,6 +80,26 @@ def test_the_c_runner_alone_makes_a_call_from_the_third_time_on(comm: MPI.Intrac
         for _ in range(3):
             ours.Allreduce(x, y)
         assert ends[5:] == [True, None, True]
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_a_repeated_call_keeps_its_deadline(comm: MPI.Intracomm) -> None:
+    """C waits a slice of it before anybody looks after the peers."""
+    ours = blinkmpi.Communicator(comm, algo=OURS, timeout=0.5)
+    x, y = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
+    for _ in range(4):
+        ours.Allreduce(x, y)
+    comm.Barrier()
+    if comm.rank == 0:
+        since = time.monotonic()
+        with pytest.raises(CollectiveTimeout, match="rank 1"):
+            ours.Allreduce(x, y)
+        assert 0.45 <= time.monotonic() - since < 0.69, "half a second, and no slice of 0.2 s more"
+    comm.Barrier()
+    if comm.rank == 1:
+        with pytest.raises(CollectiveTimeout, match="rank 0"):
+            ours.Allreduce(x, y)
+    ours.Free()
 
 
 @mpi(ranks=(2, 3), timeout=60)
