@@ -25,16 +25,16 @@ class SlotStyle:
         self.spent_ns: list[float] = [0.0, 0.0]
 
     def next(self) -> int:
-        """1 to write past the caches in the next call, 0 to write through them."""
+        """1 to write past the caches in the next call, 0 to write through them; the same until one was learned from."""
         if self.count < len(FIRST):
             self.last = FIRST[self.count]
         else:
             self.last = int(self.spent_ns[1] < self.spent_ns[0]) ^ (self.count % AGAIN == 0)
-        self.count += 1
         return self.last
 
     def learn(self, spent_ns: int) -> None:
         """What the call took. A trial counts in full, as things may have changed since the last."""
-        trial = self.count <= len(FIRST) or self.count % AGAIN == 1
+        trial = self.count < len(FIRST) or self.count % AGAIN == 0
         share = 1.0 if trial else 0.25
         self.spent_ns[self.last] += share * (spent_ns - self.spent_ns[self.last])
+        self.count += 1

@@ -34,3 +34,13 @@ def test_a_machine_that_changes_is_followed(best: int) -> None:
 def test_the_other_way_is_tried_now_and_then() -> None:
     ways = run(SlotStyle(), 10 * AGAIN, (100, 200))
     assert 5 <= sum(ways[len(FIRST) :]) <= 10
+
+
+def test_a_call_that_was_asked_for_twice_counts_once() -> None:
+    """A call that C alone would have made, and could not, is made the longer way."""
+    style, ways = SlotStyle(), []
+    for _ in range(len(FIRST)):
+        style.next()
+        ways.append(style.next())
+        style.learn(100)
+    assert ways == list(FIRST)
