@@ -32,6 +32,7 @@ MARKERS = ("o", "s", "^", "D")
 MOST_COLUMNS = 6
 TICKS = 7  # sizes named along an axis, at most
 RATIO_TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50)
+FINE_TICKS = tuple(k / 10 for k in range(1, 31))  # of ratios within a factor of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,8 @@ def _axes(panels: Sequence[Axes], curves: Sequence[Curve], title: str) -> None:
             wide = max(rates) > 300 * min(rates)
             axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1,) if wide else (1, 2, 5)))
         if i == 2:
-            axes.yaxis.set_major_locator(FixedLocator(RATIO_TICKS))
+            ratios = [ratio for curve in curves for ratio in curve.ratios]
+            axes.yaxis.set_major_locator(FixedLocator(FINE_TICKS if max(ratios) < 2 * min(ratios) else RATIO_TICKS))
             axes.yaxis.set_minor_locator(NullLocator())
         axes.grid(color="#e8e8e8", zorder=0)
         axes.set_axisbelow(True)
