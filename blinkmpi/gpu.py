@@ -25,7 +25,9 @@ from .program import Call, Program
 from .select import program_for
 from .topology import Topology
 from .transport.cuda.device import Gpu
-from .transport.cuda.shares import by_packets, fits_packets, in_blocks
+from .transport.cuda.packets import ROADS as PACKETS
+from .transport.cuda.packets import fits
+from .transport.cuda.shares import in_blocks
 from .transport.cuda.transport import Comm, CudaTransport, Loaded
 from .transport.parts import part_of
 
@@ -34,7 +36,6 @@ TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the jo
 TUNED_FROM_CHUNK, LARGEST_CHUNK = 32 << 10, 1 << 20
 MEASURED = "measured by blinkmpi tune"
 TRIAL_TIMEOUT_S = 30.0
-PACKETS = ("oneshot", "twoshot")
 NVLINKS = ("nvlink", "xgmi")
 NS_PER_MIB = 2**20 * 1000  # at 1 MB/s
 
@@ -99,7 +100,7 @@ class GpuRoad:
     def rule(self, call: Call, *, registered: bool = True) -> Rule:
         """The row of the table that a call takes."""
         rule = self.plans.rule(call.collective, nbytes_of(call), registered=registered)
-        if rule.road in PACKETS and not (by_packets(call) and fits_packets(call, two_shot=rule.road == "twoshot")):
+        if rule.road in PACKETS and not fits(call, rule.road):
             rows = [r for r in self.plans.rules if r.collective == call.collective and r.road not in PACKETS]
             rows = [r for r in rows if r.registered == registered] or [r for r in rows if not r.registered]
             forced = msgspec.structs.replace(rule, road="slots")  # by an algo= that leaves no other

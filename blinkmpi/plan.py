@@ -17,7 +17,7 @@ from .topology.model import Topology
 from .trees import verify
 from .trees.tree import Collective, Packing
 
-Road = Literal["slots", "cma", "oneshot", "twoshot", "direct", "halves"]
+Road = Literal["slots", "cma", "oneshot", "twoshot", "oneshot128", "twoshot128", "direct", "halves"]
 FORMAT_VERSION = 1
 MIN_CHUNK_BYTES = 4096
 CHUNKS_PER_SPAN = 8

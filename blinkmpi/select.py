@@ -6,6 +6,7 @@ which); ``BLINKMPI_ALGO`` or an argument overrides them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -22,7 +23,8 @@ from .trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 KIB, MIB = 1 << 10, 1 << 20
 Gpus = Literal["", "onehop", "slots", "nodes"]
 SLOTS: Road = "slots"
-ROADS = ("oneshot", "twoshot", "direct", "slots")  # between GPUs over one hop
+ROADS = ("oneshot", "twoshot", "oneshot128", "twoshot128", "direct", "slots")  # between GPUs over one hop
+LINES = ("oneshot128", "twoshot128")  # of them, those that NVLink alone carries: a line stays whole on its way
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
 LINK_SLOTS = (128 * KIB, 4)
 MEMORY_SLOTS = (512 * KIB, 4)
@@ -63,25 +65,29 @@ MPI_BELOW_BYTES_BY_SLOTS = {
     "scatter": (64 * MIB, 64 * MIB),
 }
 
-# Between GPUs that reach one another over one hop, where the next road begins: bytes of the whole vector, by number of
-# ranks (at most 2, 4, more). From trials on two and four H200; beyond four they are guesses. `blinkmpi tune` measures.
 GPU_SLOTS = (32 * KIB, 4)
 NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
-ONESHOT_BELOW = {
-    "allreduce": (192 * KIB, 128 * KIB, 32 * KIB),
-    "broadcast": (256 * KIB, 128 * KIB, 64 * KIB),
-    "reduce": (256 * KIB, 128 * KIB, 64 * KIB),
-    "allgather": (256 * KIB, 512 * KIB, 512 * KIB),
-    "reduce_scatter": (256 * KIB, 512 * KIB, 512 * KIB),
-    "gather": (256 * KIB, 512 * KIB, 512 * KIB),
-    "scatter": (256 * KIB, 512 * KIB, 512 * KIB),
+# Between GPUs that reach one another over one hop: bytes of the whole vector where the next road begins, for at most 2,
+# at most 4, and more ranks. From trials on two H200; beyond, from those and the rate of the links. `blinkmpi tune`
+# measures. Packets of 16 bytes in one shot carry vectors below the first size, lines of 128 in one shot those below the
+# second, in two shots those below the third.
+_BLOCKS = ((192 * KIB, 8 * MIB, 0), (256 * KIB, 3 * MIB, 0), (256 * KIB, 3 * MIB, 0))
+PACKETS_BELOW = {
+    "allreduce": ((96 * KIB, 768 * KIB, 3 * MIB), (64 * KIB, 384 * KIB, 6 * MIB), (32 * KIB, 96 * KIB, 6 * MIB)),
+    "broadcast": ((160 * KIB, 4352 * KIB, 0), (96 * KIB, 384 * KIB, 6 * MIB), (64 * KIB, 96 * KIB, 6 * MIB)),
+    "reduce": ((160 * KIB, 4352 * KIB, 0), (96 * KIB, 384 * KIB, 6 * MIB), (64 * KIB, 96 * KIB, 6 * MIB)),
+    "allgather": _BLOCKS,
+    "reduce_scatter": _BLOCKS,
+    "gather": _BLOCKS,
+    "scatter": _BLOCKS,
 }
-TWOSHOT_BELOW = (
-    512 * KIB,
-    384 * KIB,
-    384 * KIB,
-)  # allreduce, not registered or more than 4 ranks
-DIRECT_BELOW = {"allreduce": 32 * MIB, "reduce": 8 * MIB, "reduce_scatter": 24 * MIB}  # registered; then slots again
+DIRECT_FROM = {  # at the latest, where buffers are registered
+    "broadcast": (8 * MIB, 1536 * KIB, 1536 * KIB),
+    "allgather": (1536 * KIB, 3 * MIB, 3 * MIB),
+    "reduce_scatter": (1536 * KIB, 3 * MIB, 3 * MIB),
+}
+TWOSHOT_BELOW = 384 * KIB  # allreduce of more than 2 ranks, where lines of 128 bytes may not stay whole
+DIRECT_BELOW = {"allreduce": 32 * MIB, "reduce": 0, "reduce_scatter": 24 * MIB}  # registered; then slots again
 CHAIN_FROM = {"allreduce": 16 * MIB}  # more than 2 ranks: one peer at a time uses the wire best
 HALVES_FROM = 64 * MIB  # registered, more than 2 ranks: results go straight to where they belong, not through slots
 
@@ -264,19 +270,25 @@ def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...]
     return allowed
 
 
-def _one_hop(collective: str, n: int, registered: bool) -> list[tuple[int, str, Road]]:
+def _one_hop(collective: str, n: int, *, registered: bool, lines: bool) -> list[tuple[int, str, Road]]:
     """(from how many bytes, scheme, road) for GPUs that reach one another over one hop."""
     size = 0 if n <= 2 else 1 if n <= 4 else 2
+    end, one, two = PACKETS_BELOW[collective][size]
     rows: list[tuple[int, str, Road]] = [(0, "onehop", "oneshot")]
-    end = ONESHOT_BELOW[collective][size]
-    if collective == "allreduce" and (not registered or n > 4):
-        rows.append((end, "onehop", "twoshot"))
-        end = TWOSHOT_BELOW[size]
-    if registered:
+    more: list[tuple[int, Road]] = [(one, "oneshot128"), (two, "twoshot128")]
+    if not lines:
+        more = [(TWOSHOT_BELOW, "twoshot")] if collective == "allreduce" and n > 2 else []
+    for below, road in more:
+        if registered and collective in DIRECT_FROM:
+            below = min(below, DIRECT_FROM[collective][size])
+        if below > end:
+            rows.append((end, "onehop", road))
+            end = below
+    until = DIRECT_BELOW.get(collective) if registered else 0
+    if until is None or until > end:
         rows.append((end, "onehop", "direct"))
-        end = DIRECT_BELOW.get(collective, 0)
-    if end:
-        rows.append((end, "onehop", "slots"))
+    if until is not None:
+        rows.append((max(end, until), "onehop", "slots"))
     if n > 2 and collective in CHAIN_FROM:
         rows = [row for row in rows if row[0] < CHAIN_FROM[collective]]
         rows.append((CHAIN_FROM[collective], "chain", "slots"))
@@ -285,22 +297,35 @@ def _one_hop(collective: str, n: int, registered: bool) -> list[tuple[int, str, 
     return rows
 
 
+def _by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
+    """Whether NVLink alone carries the one-hop trees of a collective."""
+    kinds = {(link.src, link.dst): link.kind for link in topology.links}
+    packings = [p for p in plan.packings if (p.collective, p.scheme) == (collective, "onehop")]
+    paths = [edge.path for p in packings for tree in p.trees for edge in tree.edges]
+    return all(kinds[hop] == "nvlink" for path in paths for hop in itertools.pairwise(path))
+
+
 def _gpu_rules(
     plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], gpus: Gpus
 ) -> list[Rule]:
     """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
     schemes = _schemes(plan, collective)
+    roads = [road for road in ROADS if road not in LINES or _by_nvlink(plan, topology, collective)]
     chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
     ctas = NODE_CTAS if gpus == "nodes" else 0
-    onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1 and collective in ONESHOT_BELOW
+    onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1 and collective in PACKETS_BELOW
     rows = [
         Rule(collective, at, scheme, chunk, depth, "", road, ctas, registered)
         for registered in ((False, True) if onehop else (False,))
-        for at, scheme, road in (_one_hop(collective, plan.n, registered) if onehop else [(0, schemes[0], SLOTS)])
+        for at, scheme, road in (
+            _one_hop(collective, plan.n, registered=registered, lines=LINES[0] in roads)
+            if onehop
+            else [(0, schemes[0], SLOTS)]
+        )
     ]
     if not wanted:
         return [replace(r, reason="default: from trials on one machine") for r in rows]
-    there = [*schemes, *(f"onehop/{road}" for road in ROADS if onehop)]
+    there = [*schemes, *(f"onehop/{road}" for road in roads if onehop)]
     there += ["chain/halves"] if onehop and collective == "allreduce" and "chain" in schemes else []
     first, _, road = _allowed(topology, collective, wanted, there)[0].partition("/")
     forced = [r for r in rows if r.scheme == first and not road] or [

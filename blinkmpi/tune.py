@@ -20,13 +20,14 @@ from msgspec.structs import replace
 
 from .comm import Communicator
 from .errors import DeviceError
-from .gpu import MEASURED, PACKETS, GpuRoad
+from .gpu import MEASURED, GpuRoad
 from .numerics import dtype_of
 from .plan import Rule
 from .program import BLOCKED, REDUCTIONS, Call
 from .select import GPU_SLOTS
 from .transport.cuda.device import cupy
-from .transport.cuda.shares import by_packets, fits_packets
+from .transport.cuda.packets import ROADS as PACKETS
+from .transport.cuda.packets import fits
 from .trees.tree import ROOTED, Collective
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -77,9 +78,7 @@ def candidates(road: GpuRoad, call: Call, *, registered: bool) -> Iterator[Rule]
     schemes = road.plans.schemes(call.collective, call.root)
     base = Rule(call.collective, 0, schemes[0], *GPU_SLOTS, registered=registered)
     if schemes[0] == "onehop" and not road.emulated:
-        for packets in PACKETS:
-            if by_packets(call) and fits_packets(call, two_shot=packets == "twoshot"):
-                yield replace(base, road=packets)
+        yield from (replace(base, road=packets) for packets in PACKETS if fits(call, packets))
         if registered:
             for ctas in CTAS:
                 if ctas * 4 * KIB <= nbytes or ctas == CTAS[0]:

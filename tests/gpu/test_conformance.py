@@ -15,14 +15,16 @@ import blinkmpi
 from blinkmpi.numerics import dtype_of
 from blinkmpi.program import Call
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda.code import onehop_source
+from blinkmpi.transport.cuda.code import direct_source, packets_source
 from blinkmpi.transport.cuda.device import cupy
+from blinkmpi.transport.cuda.packets import ROADS as PACKETS
 from tests.conformance import COLLECTIVES, Case, cases
 from tests.gpu.helpers import DGX1, Pools, at_least, run_all, sizes, spinner
 from tests.harness import mpi
 
 SIZES = sizes(1, 2, 3, 4, 8)
-ROADS = ("oneshot", "twoshot", "direct", "slots")
+ROADS = (*PACKETS, "direct", "slots")
+TWICE = ("allreduce", "reduce", "broadcast")  # what two shots carry
 SOME = (("float32", "sum"), ("bfloat16", "sum"), ("float32", "avg"), ("int16", "min"), ("bool", "lor"))
 FEW = SOME[:2]
 MOVED = ("float32", "bool", "complex128")  # where bytes only move, all types are one kernel
@@ -39,20 +41,21 @@ def chosen(collective: str, n: int, pairs: tuple[tuple[str, str], ...]) -> list[
 def fits(case: Case, road: str) -> bool:
     """Whether a road carries a case (packets: short vectors, blocks of one length)."""
     nbytes = case.count * dtype_of(case.dtype).itemsize
-    if road == "oneshot":
-        return nbytes <= 64 << 10 and case.collective != "reduce_scatter"
-    if road == "twoshot":
-        return case.collective == "allreduce" and nbytes <= 128 << 10
-    return True
+    if road not in PACKETS:
+        return True
+    if PACKETS[road].two_shot and not (case.collective == "allreduce" or (case.n > 2 and case.collective in TWICE)):
+        return False
+    return case.collective != "reduce_scatter" and nbytes <= (1 << 20 if PACKETS[road].lines else 64 << 10)
 
 
 def compile_together(comm: blinkmpi.Communicator, pairs: list[tuple[str, str]]) -> None:
     """Compile the one-hop kernels of some types and operations, each rank its share: CuPy keeps them on disk."""
     assert comm.gpu is not None
     calls = [Call("allreduce", comm.size, (1,), dtype, op) for dtype, op in pairs]
-    sources = list(dict.fromkeys(onehop_source(call, comm.size) for call in calls))
-    for source in sources[comm.rank :: comm.size]:
-        comm.gpu.compile(source, "packets")
+    made = [(packets_source(call, comm.size, lines=lines), "packets") for call in calls for lines in (False, True)]
+    made += [(direct_source(call, comm.size), "direct") for call in calls]
+    for source, name in list(dict.fromkeys(made))[comm.rank :: comm.size]:
+        comm.gpu.compile(source, name)
     comm.Barrier()
 
 
@@ -90,10 +93,9 @@ def test_roads_and_schemes(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
         schemes = {name: ours.plans.schemes(name, 0) for name in NAMES}
     for road in ROADS:
-        names = NAMES if road != "twoshot" else ["allreduce"]
-        with blinkmpi.Communicator(comm, algo=";".join(f"{name}:onehop/{road}" for name in names)) as ours:
+        with blinkmpi.Communicator(comm, algo=";".join(f"{name}:onehop/{road}" for name in NAMES)) as ours:
             pools = Pools(ours, registered=road == "direct")
-            for collective in COLLECTIVES if road != "twoshot" else names:
+            for collective in COLLECTIVES:
                 run_all(ours, pools, [c for c in some[collective] if fits(c, road)])
     if "chain" in schemes["allreduce"]:
         with blinkmpi.Communicator(comm, algo="allreduce:chain/halves") as ours:

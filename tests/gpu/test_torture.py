@@ -19,9 +19,11 @@ from tests.harness import mpi
 
 CALLS = int(os.environ.get("BLINK_TORTURE_CALLS") or 10_000)
 SECONDS = 60.0 * max(1.0, CALLS / 10_000)
-COUNTS = (1, 5, 127, 1024, 4099, 20_000, 100_003)
+COUNTS = (1, 5, 127, 1024, 4099, 20_000, 100_003, 250_001)
 LOOK = 250  # calls between two looks at the clock and at the results
 SLOTS = ";".join(f"{c}:onehop/slots" for c in ("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter"))
+LINES = SLOTS.replace("slots", "oneshot128")  # at every size that fits
+TWICE = LINES.replace("oneshot", "twoshot")
 
 pytestmark = [pytest.mark.gpu, at_least(2)]
 
@@ -35,6 +37,8 @@ def test_torture(comm: MPI.Intracomm) -> None:
         blinkmpi.Communicator(comm, timeout=30) as usual,
         blinkmpi.Communicator(comm, timeout=30, algo=SLOTS) as slots,
         blinkmpi.Communicator(comm, timeout=30, algo=SLOTS.replace("onehop/slots", "chain")) as chain,
+        blinkmpi.Communicator(comm, timeout=30, algo=LINES) as lines,
+        blinkmpi.Communicator(comm, timeout=30, algo=TWICE) as twice,
     ):
         stream = cp.cuda.Stream(non_blocking=True)
         work = Stress(comm, stream, most)
@@ -43,7 +47,7 @@ def test_torture(comm: MPI.Intracomm) -> None:
         symmetric = [usual.empty(most) for _ in range(2)]
         began, done, pending = time.monotonic(), 0, []
         for i in range(CALLS):
-            ours = alike.choices((usual, slots, chain), (6, 2, 1))[0]
+            ours = alike.choices((usual, slots, chain, lines, twice), (6, 2, 1, 4, 2))[0]
             send, recv = symmetric if ours is usual and alike.random() < 0.4 else plain
             skew = alike.choice((0, 0, 0, 1, 4))
             kind, count, root = alike.choice(Stress.KINDS), alike.choice(COUNTS), alike.randrange(n)

@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -14,7 +15,7 @@ from mpi4py import MPI
 from blinkmpi import calls
 from blinkmpi.buffers import DeviceArray, on_device, overlap, parse
 from blinkmpi.errors import ArgumentError, BufferTypeError, DeviceError, PlanError, SettingsError
-from blinkmpi.gpu import PACKETS, GpuRoad, inside
+from blinkmpi.gpu import GpuRoad, inside
 from blinkmpi.gpu_calls import gpu_key, stream_address
 from blinkmpi.numerics import dtype_of
 from blinkmpi.plan import Plan, Rule, nbytes_of
@@ -23,7 +24,9 @@ from blinkmpi.select import make_plan, program_for
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.arena import ARENA_BYTES, LINE, groups, most_lanes, place
 from blinkmpi.transport.cuda.code import scale
-from blinkmpi.transport.cuda.shares import fits_packets, segment
+from blinkmpi.transport.cuda.packets import ROADS as PACKETS
+from blinkmpi.transport.cuda.packets import fits
+from blinkmpi.transport.cuda.shares import segment
 from blinkmpi.transport.cuda.transport import fingerprint
 from blinkmpi.trees.tree import ROOTED, Collective
 from blinkmpi.tune import choices, rows, winner
@@ -124,7 +127,9 @@ def call_of_bytes(collective: Collective, n: int, nbytes: int) -> Call:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
-@pytest.mark.parametrize("algo", ["", *(f"{c}:onehop/oneshot" for c in REAL), "allreduce:onehop/twoshot"])
+@pytest.mark.parametrize(
+    "algo", ["", *(f"{c}:onehop/oneshot{k}" for c in REAL for k in ("", 128)), "allreduce:onehop/twoshot"]
+)
 def test_no_call_takes_packets_that_its_boxes_cannot_hold(n: int, algo: str) -> None:
     plan = planned(n, algo)
     for collective in REAL:
@@ -136,7 +141,7 @@ def test_no_call_takes_packets_that_its_boxes_cannot_hold(n: int, algo: str) -> 
                 call = call_of_bytes(collective, n, nbytes)
                 rule = rule_of(plan, call, registered=registered)
                 if rule.road in PACKETS:
-                    assert fits_packets(call, two_shot=rule.road == "twoshot"), (nbytes, rule)
+                    assert fits(call, rule.road), (nbytes, rule)
                 else:
                     assert registered or rule.road == "slots"
                     assert nbytes > 1 or not algo.startswith(collective)
@@ -150,8 +155,8 @@ def test_uneven_blocks_never_take_packets() -> None:
 
 def test_registered_rows_are_for_registered_buffers() -> None:
     plan = planned(8)
-    assert plan.rule("allreduce", 1 << 20).road != "direct"
-    assert plan.rule("allreduce", 1 << 20, registered=True).road == "direct"
+    assert plan.rule("allreduce", 8 << 20).road != "direct"
+    assert plan.rule("allreduce", 8 << 20, registered=True).road == "direct"
     assert plan.rule("allreduce", 1024, registered=True).road == plan.rule("allreduce", 1024).road == "oneshot"
     long = plan.rule("allreduce", 1 << 30, registered=True)
     assert (long.scheme, long.road) == ("chain", "halves")
@@ -165,7 +170,21 @@ def test_registered_rows_are_for_registered_buffers() -> None:
         Plan("m", "f", 2, (), ()).rule("allreduce", 1, registered=True)
 
 
-@pytest.mark.parametrize("road", ["oneshot", "twoshot", "direct", "slots"])
+def test_lines_go_where_nvlink_alone_leads() -> None:
+    """A line of 128 bytes stays whole over NVLink; over PCIe it may not."""
+    told = modify(H200, gpus="0,1,2,3")
+    by_pcie = msgspec.structs.replace(
+        told, links=tuple(msgspec.structs.replace(link, kind="pcie") for link in told.links)
+    )
+    for machine_, wanted in ((told, True), (by_pcie, False)):
+        plan = make_plan(machine_, gpus="onehop")
+        assert any(r.road.endswith("128") for r in plan.rules) is wanted
+        assert {r.road for r in plan.rules if r.collective == "allreduce"} >= {"oneshot", "direct", "slots"}
+    with pytest.raises(SettingsError, match="BLINKMPI_ALGO names onehop/oneshot128"):
+        make_plan(by_pcie, gpus="onehop", algo="allreduce:onehop/oneshot128")
+
+
+@pytest.mark.parametrize("road", [*PACKETS, "direct", "slots"])
 def test_a_road_can_be_forced(road: str) -> None:
     plan = planned(4, f"allreduce:onehop/{road}")
     for nbytes in (0, 1 << 30):

@@ -26,11 +26,12 @@ from blinkmpi.select import GPU_SLOTS, make_plan, program_for  # noqa: E402
 from blinkmpi.topology import machine, modify  # noqa: E402
 from blinkmpi.transport.cuda.code import (  # noqa: E402
     EXTRA,
-    PACKET_THREADS,
     WORKERS,
     Shape,
+    direct_source,
     lanes_source,
-    onehop_source,
+    packet_threads,
+    packets_source,
     row_words,
     shapes_of,
 )
@@ -87,6 +88,20 @@ def kernels(
     return [found[kind] for kind in largest[:most]]
 
 
+def onehop(call: Call) -> dict[str, tuple[str, dict[str, int]]]:
+    """Source of each one-hop kernel, and its threads by the name it has there."""
+    return {
+        **{
+            f"packets, lines {lines}": (
+                packets_source(call, call.n, lines=lines),
+                {"packets": packet_threads(call.n, lines=lines)},
+            )
+            for lines in (False, True)
+        },
+        "direct": (direct_source(call, call.n), {"direct": WORKERS}),
+    }
+
+
 def check(where: str, threads: dict[str, int], found: dict[str, Used], *, slack: int = 0) -> None:
     """Everything is in registers but ``slack`` bytes, and there are enough registers for one CTA."""
     assert set(found) == set(threads), where
@@ -96,7 +111,6 @@ def check(where: str, threads: dict[str, int], found: dict[str, Used], *, slack:
 
 
 LANES = {"lanes": WORKERS + EXTRA}
-ONEHOP = {"packets": PACKET_THREADS, "direct": WORKERS}
 
 
 @pytest.mark.parametrize("arch", GENERATIONS)
@@ -104,9 +118,10 @@ ONEHOP = {"packets": PACKET_THREADS, "direct": WORKERS}
 def test_one_hop_kernels(arch: str, dtype: str, op: str) -> None:
     sizes = (2, 3, 8) if arch == "sm_90" else (8,)
     calls = [Call("allreduce" if op else "allgather", n, (1000,), dtype, op) for n in sizes]
-    found = all_compiled([onehop_source(call, call.n) for call in calls], arch, version=GENERATIONS[arch])
-    for n, used in zip(sizes, found, strict=True):
-        check(f"{arch} n={n}", ONEHOP, used)
+    made = [(f"{arch} n={call.n} {kind}", *one) for call in calls for kind, one in onehop(call).items()]
+    found = all_compiled([source for _, source, _ in made], arch, version=GENERATIONS[arch])
+    for (where, _, threads), used in zip(made, found, strict=True):
+        check(where, threads, used)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -161,8 +176,10 @@ def registers() -> dict[str, dict[str, dict[str, int]]]:
         rows = found[arch] = {}
         for collective, dtype, op in ((FOLDS[0], "bfloat16", "sum"), (MOVES[1], "float32", "")):
             call = call_of(collective, 8, dtype, op)
-            made = compiled(onehop_source(call, 8), arch, version=version)
-            rows[f"{collective} {dtype}, one hop"] = {name: used.registers for name, used in sorted(made.items())}
+            rows[f"{collective} {dtype}, one hop"] = {
+                kind: compiled(source, arch, version=version)[name].registers
+                for kind, (source, (name,)) in onehop(call).items()
+            }
             for name in ("hgx-h200 x 8", "dgx-1v x 8"):
                 rows[f"{collective} {dtype}, {name}"] = {
                     kernel: compiled(source, arch, version=version)["lanes"].registers

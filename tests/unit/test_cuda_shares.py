@@ -1,4 +1,4 @@
-"""Which bytes of a call each GPU carries between buffers and by packets, executed against the reference."""
+"""Which bytes of a call each GPU carries between registered buffers, executed against the reference."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blinkmpi.errors import ArgumentError
 from blinkmpi.numerics import Array, accumulator_of, combine, dtype_of
 from blinkmpi.program import REDUCTIONS, Call
-from blinkmpi.transport.cuda.arena import BOX_BYTES, MAX_RANKS
-from blinkmpi.transport.cuda.shares import by_packets, fits_packets, in_blocks, packet_streams, segment, spread
+from blinkmpi.transport.cuda.arena import MAX_RANKS
+from blinkmpi.transport.cuda.shares import in_blocks, segment, spread
 from blinkmpi.trees.tree import COLLECTIVES, Collective
 from tests.unit.packings import call_of, reference, sends_of
 
@@ -108,43 +107,3 @@ def test_halves_write_every_byte_once_and_right(n: int, count: int, dtype: str) 
 
 def blocks_item(call: Call) -> int:
     return dtype_of(call.dtype).itemsize
-
-
-@some_calls
-@settings(max_examples=300)
-def test_packets_reach_who_waits_for_them(collective: Collective, n: int, count: int, dtype: str, root: int) -> None:
-    call = call_of(collective, n, count, dtype=dtype, root=root % n)
-    if not by_packets(call):
-        with pytest.raises(ArgumentError, match="uneven"):
-            packet_streams(call, 0)
-        return
-    sends = sends_of(call, np.random.default_rng(count))
-    want = reference(call, sends)
-    recvs, writes = receivers(call, want)
-    streams = [packet_streams(call, r) for r in range(n)]
-    for rank, (size, _, recv_stride, _, recv_mask) in enumerate(streams):
-        got = []
-        for r in ranks_in(recv_mask):
-            assert r == rank or streams[r][3] >> rank & 1, f"rank {rank} waits for {r}, which sends nothing"
-            at = rank * streams[r][1]
-            got.append(bytes_of(sends[r])[at : at + size])
-            assert got[-1].size == size
-        assert all(streams[r][4] >> rank & 1 for r in ranks_in(streams[rank][3])), "nobody reads these packets"
-        parts = [(r * recv_stride, x) for r, x in zip(ranks_in(recv_mask), got, strict=True)]
-        for at, value in parts if recv_stride or not got else [(0, folded(call, got))]:
-            bytes_of(recvs[rank])[at : at + size] = value
-            writes[rank][at : at + size] += 1  # type: ignore[index]
-    for result, expected, counts in zip(recvs, want, writes, strict=True):
-        if result is not None and expected is not None and counts is not None:
-            assert (counts == 1).all()
-            assert result.tobytes() == expected.tobytes()
-
-
-def test_what_fits_the_packet_boxes() -> None:
-    data = BOX_BYTES // 2  # the other half is flags
-    one = Call("allreduce", 8, (data,), "int8", "sum")
-    assert fits_packets(one, two_shot=False)
-    assert not fits_packets(Call("allreduce", 8, (data + 1,), "int8", "sum"), two_shot=False)
-    assert fits_packets(Call("allreduce", 8, (8 * data,), "int8", "sum"), two_shot=True)
-    assert not fits_packets(Call("allreduce", 8, (8 * data + 1,), "int8", "sum"), two_shot=True)
-    assert not fits_packets(Call("broadcast", 8, (16,), "int8", "", 0), two_shot=True)

@@ -1,7 +1,7 @@
 """Where things lie in the memory that every rank maps of every other, and which user buffers are mapped too.
 
 An arena is one allocation: a head (``struct Arena`` in ``common.cuh``), flags of
-channels, boxes for packets, slots of channels. A program's channels are placed
+channels, boxes for packets, boxes for packets in lines, slots of channels. A program's channels are placed
 by the same rule on every rank, so nobody has to tell anybody where they are.
 """
 
@@ -22,8 +22,9 @@ HEAD_BYTES = 64 << 10
 MAX_CTAS = 256  # of a call by ``direct``
 FLAG_BYTES = 1 << 20
 BOX_BYTES = 256 << 10  # of one source's packets, in one stage of one set: half of it is data
+LINES_BYTES = 40 << 20  # for all boxes of packets in lines of 128 bytes
 SETS, STAGES = 2, 2
-ARENA_BYTES = 64 << 20
+ARENA_BYTES = 104 << 20
 HOST_SHARE = 4  # CTAs for a byte by the host path, of those for one by NVLink
 HOST_BYTES = 64 << 20  # of slots in host memory, for all ranks
 NET_BYTES, NET_FLAG_BYTES = 127 << 20, 1 << 20  # of a rank: for slots of channels to other nodes, and for their flags
@@ -31,12 +32,22 @@ MAX_REGIONS = 1024
 OFFSET_BITS = 48
 
 
+BOXES_AT = HEAD_BYTES + FLAG_BYTES
+
+
+def lines_at(n: int) -> int:
+    """Where boxes for packets in lines begin in an arena of ``n`` ranks."""
+    return BOXES_AT + SETS * STAGES * n * BOX_BYTES
+
+
+def line_box_bytes(n: int) -> int:
+    """Bytes of one source's lines, in one stage of one set."""
+    return LINES_BYTES // (SETS * STAGES * n) // LINE * LINE
+
+
 def slots_at(n: int) -> int:
     """Where slots begin in an arena of ``n`` ranks."""
-    return HEAD_BYTES + FLAG_BYTES + SETS * STAGES * n * BOX_BYTES
-
-
-BOXES_AT = HEAD_BYTES + FLAG_BYTES
+    return lines_at(n) + LINES_BYTES
 
 
 @dataclass(frozen=True, slots=True)

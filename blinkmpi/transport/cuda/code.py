@@ -77,10 +77,20 @@ def prelude(call: Call, n: int) -> str:
     )
 
 
-def onehop_source(call: Call, n: int) -> str:
-    """Source of the kernels ``packets`` and ``direct``."""
-    kernels = kernel_source("packets.cu") + kernel_source("direct.cu")
-    return f"#define PACKET_THREADS {PACKET_THREADS}\n" + prelude(call, n) + kernels
+def packet_threads(n: int, *, lines: bool) -> int:
+    """Threads of a CTA of ``packets``: as many for long vectors as have room for packs of all ranks in registers."""
+    return 2 * PACKET_THREADS if lines and n <= 8 else PACKET_THREADS
+
+
+def packets_source(call: Call, n: int, *, lines: bool = False) -> str:
+    """Source of the kernel ``packets``, with packets of 16 bytes or lines of 128."""
+    macros = f"#define PACKET_THREADS {packet_threads(n, lines=lines)}\n#define LINES {int(lines)}\n"
+    return macros + prelude(call, n) + kernel_source("packets.cu")
+
+
+def direct_source(call: Call, n: int) -> str:
+    """Source of the kernel ``direct``."""
+    return prelude(call, n) + kernel_source("direct.cu")
 
 
 def shape_of(program: Program, lane: Lane) -> Shape:

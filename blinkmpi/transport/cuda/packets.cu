@@ -1,8 +1,13 @@
-// Short vectors on all-to-all links: packets that carry their own flag (NCCL calls the idea LL, mscclpp LL16).
+// Short vectors on all-to-all links: packets that carry their own flag.
 //
-// 16 bytes of data travel as two packets {data, flag, data, flag}; the flag is the call's number, so nothing is reset
-// and no fence is needed. Two sets of buffers take turns: a rank writes into a peer's when that peer has entered the
-// call before this one, and so has finished the one before that.
+// The flag is the call's number, so nothing is reset and no fence is needed. In one of two formats (NCCL calls them LL
+// and LL128; mscclpp the first LL16):
+// LINES 0: 16 bytes of data travel as two packets {data, flag, data, flag}, each of them one store.
+// LINES 1: 112 bytes and a flag fill a line of 128, which eight threads write with one instruction and read with one;
+//   it stays whole on the way over NVLink, but not over PCIe. Warps stay together, for they vote on what has come.
+//
+// Two sets of boxes take turns: a rank writes into a peer's when that peer has entered the call before this one, and so
+// has finished the one before that. The formats have boxes of their own, for data of one may look like the other's flag.
 
 struct Packets {
   Common c;
@@ -10,52 +15,82 @@ struct Packets {
   i64 send_stride;  // between the streams for two peers in the send buffer; 0: all get the same
   i64 recv_stride;  // between the streams of two sources in the receive buffer; 0: they are folded
   u64 send_mask, recv_mask;  // by rank; recv_mask has our own bit where our stream counts
-  i64 two_shot;     // fold my slice of the vector, then give it to all
-  i64 box;          // bytes of one source's packets, in one stage of one set
-  char* boxes[N];   // the packet buffers of all ranks
+  u64 owners;             // two shots: each folds a slice of the vector, and gives it to all that want it; else 0
+  u64 out_mask, in_mask;  // by rank: who wants my slice, whose slices I want
+  i64 keep;               // whether what I have folded belongs into my receive buffer
+  i64 slice;              // units of 16 bytes of a slice; in one shot, of a stream
+  i64 box;                // bytes of one source's packets, in one stage of one set
+  char* boxes[N];         // the packet buffers of all ranks
 };
 
-struct Packet { u32 d0, f0, d1, f1; };
+// A place is what one thread sends of a stream; of GROUP places side by side DATA carry 16 bytes each, a unit.
+constexpr int GROUP = LINES ? 8 : 1, DATA = LINES ? 7 : 1, PLACE_BYTES = LINES ? 16 : 32;
 
-__device__ __forceinline__ void put(Packet* p, u32 d0, u32 d1, u32 flag) {
-  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%2};" :: "l"(p), "r"(d0), "r"(flag), "r"(d1) : "memory");
-}
-__device__ __forceinline__ Packet peek(const Packet* p) {
-  Packet x;
+__device__ __forceinline__ i64 first_unit(i64 place) { return LINES ? (place >> 3) * DATA : place; }
+__device__ __forceinline__ i64 unit_of(i64 place) { return LINES ? first_unit(place) + (place & 7) : place; }
+__device__ __forceinline__ bool carries(i64 place) { return !LINES || (place & 7) < DATA; }
+// The first place of a thread's warp, or of those that have to stay together with it.
+__device__ __forceinline__ i64 first_place(i64 place) { return LINES ? place & ~31ll : place; }
+// Whether something holds for any of them.
+__device__ __forceinline__ bool any(bool holds) { return LINES ? __any_sync(0xffffffff, holds) : holds; }
+
+__device__ __forceinline__ Pack peek(const char* p) {
+  Pack x;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.d0), "=r"(x.f0), "=r"(x.d1), "=r"(x.f1) : "l"(p) : "memory");
+               : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3]) : "l"(p) : "memory");
   return x;
 }
-__device__ __forceinline__ void send_unit(Packet* p, const Pack& x, u32 flag) {
-  put(p, x.w[0], x.w[1], flag);
-  put(p + 1, x.w[2], x.w[3], flag);
+__device__ __forceinline__ void put(char* p, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ __forceinline__ void send_unit(char* box, i64 place, bool wanted, const Pack& x, u32 flag) {
+  char* p = box + place * PLACE_BYTES;
+  const bool data = carries(place);
+  if (LINES) __syncwarp();
+  if (wanted && LINES) put(p, data ? x.w[0] : flag, data ? x.w[1] : flag, data ? x.w[2] : flag, data ? x.w[3] : flag);
+  if (wanted && !LINES) put(p, x.w[0], flag, x.w[1], flag), put(p + 16, x.w[2], flag, x.w[3], flag);
 }
 
 // Wait for a unit from every rank in the mask: all are asked for at once, until all are there. A rank's packets for it
-// lie at index `at` of its box in `stage`.
+// lie at `place` of its box in `stage`. A line is stored as one, but not loaded as one: its data are loaded when the
+// flag has been seen.
 template <class Boxes>
-__device__ __forceinline__ bool receive(const Packets& a, Boxes box, int stage, u64 mask, i64 at, u64 seq, Pack (&x)[N]) {
+__device__ __forceinline__ bool receive(const Packets& a, Boxes box, int stage, u64 mask, i64 place, u64 seq, Pack (&x)[N]) {
   Patience w = {0, 0};
   const u32 flag = (u32)seq;
+  const bool asks = !LINES || !carries(place);
+  auto at = [&](int r) { return box(a.c.rank, stage, r) + place * PLACE_BYTES; };
   while (true) {
-    Packet lo[N], hi[N];
-#pragma unroll
-    for (int r = 0; r < N; r++)
-      if (mask >> r & 1) {
-        const Packet* p = box(a.c.rank, stage, r) + 2 * at;
-        lo[r] = peek(p), hi[r] = peek(p + 1);
-      }
+    Pack more[N];
     int late = -1;
+    if (LINES) __syncwarp();
+    if (asks) {
+#pragma unroll
+      for (int r = 0; r < N; r++)
+        if (mask >> r & 1) {
+          x[r] = peek(at(r));
+          if (!LINES) more[r] = peek(at(r) + 16);
+        }
+#pragma unroll
+      for (int r = 0; r < N; r++)
+        if (mask >> r & 1) {
+          const bool whole = LINES || (x[r].w[3] == flag && more[r].w[1] == flag && more[r].w[3] == flag);
+          if (x[r].w[1] != flag || !whole) late = r;
+          if (!LINES) x[r] = {{x[r].w[0], x[r].w[2], more[r].w[0], more[r].w[2]}};
+        }
+    }
+    if (!any(late >= 0)) break;
+    int state = impatient(w, a.c);
+    if (LINES) state = any(state == ABORTED) ? ABORTED : any(state == LATE) ? LATE : 0;
+    if (state) return late >= 0 ? give_up(a.c, state, seq, late, FOR_PACKET, place, flag, 0) : false;
+  }
+  if (LINES) {
+    __syncwarp();
 #pragma unroll
     for (int r = 0; r < N; r++)
-      if (mask >> r & 1) {
-        if (lo[r].f0 != flag || lo[r].f1 != flag || hi[r].f0 != flag || hi[r].f1 != flag) late = r;
-        x[r] = {{lo[r].d0, lo[r].d1, hi[r].d0, hi[r].d1}};
-      }
-    if (late < 0) return true;
-    const int state = impatient(w, a.c);
-    if (state) return give_up(a.c, state, seq, late, FOR_PACKET, at, flag, 0);
+      if ((mask >> r & 1) && !asks) x[r] = peek(at(r));
   }
+  return true;
 }
 
 extern "C" __global__ void __launch_bounds__(PACKET_THREADS, 1) packets(const __grid_constant__ Packets a) {
@@ -64,18 +99,31 @@ extern "C" __global__ void __launch_bounds__(PACKET_THREADS, 1) packets(const __
   u64 seen = get(entry);  // needed below: the load runs while the call's number comes
   const u64 seq = enter(c);
   const u32 flag = (u32)seq;
-  const i64 units = (a.bytes + 15) / 16, slice = a.two_shot ? (units + N - 1) / N : units;
-  const i64 step = (i64)gridDim.x * blockDim.x, begin = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  const i64 units = (a.bytes + 15) >> 4, step = (i64)gridDim.x * blockDim.x;
+  const i64 end = LINES ? ((u32)a.slice + DATA - 1) / DATA * GROUP : a.slice;
+  const i64 begin = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   auto box = [&](int at, int stage, int from) {
-    return (Packet*)(a.boxes[at] + ((i64)((seq & 1) * 2 + stage) * N + from) * a.box);
+    return a.boxes[at] + ((i64)((seq & 1) * 2 + stage) * N + from) * a.box;
   };
+  auto first_of = [&](int owner) { return a.owners ? __popcll(a.owners & ((1ull << owner) - 1)) * a.slice : 0; };
+  auto span = [&](i64 first) { const i64 left = units - first; return left < a.slice ? left : a.slice; };  // of a slice
   auto bytes_at = [&](i64 unit) { const i64 left = a.bytes - unit * 16; return (int)(left < 16 ? left : 16); };
-  const bool same = !a.two_shot && !a.send_stride;  // all peers get the same
+  auto own = [&](const char* stream, i64 first, i64 place) {  // of what lies in the send buffer
+    const i64 unit = unit_of(place);
+    Pack x = {{0, 0, 0, 0}};
+    if (carries(place) && unit < span(first)) x = load_own(stream + (first + unit) * 16, bytes_at(first + unit));
+    return x;
+  };
+  auto keep = [&](char* stream, i64 first, i64 place, const Pack& x) {
+    const i64 unit = unit_of(place);
+    if (carries(place) && unit < span(first)) store_own(stream + (first + unit) * 16, x, bytes_at(first + unit));
+  };
+  const bool same = !a.owners && !a.send_stride;  // all peers get the same
   Pack head;
-  if (same && a.send_mask && begin < slice) head = load_own(c.send + begin * 16, bytes_at(begin));
+  if (same && a.send_mask && begin < end) head = own(c.send, 0, begin);
 
   bool ok = true;  // whoever gets packets from me has finished the call before the last
-  if (threadIdx.x < N && (a.send_mask >> threadIdx.x & 1)) {
+  if (threadIdx.x < N && ((a.send_mask | a.out_mask) >> threadIdx.x & 1)) {
     Patience w = {0, 0};
     for (; (int)((u32)(seen >> 32) - (u32)(seq - 1)) < 0 && ok; seen = get(entry)) {
       const int state = impatient(w, c);
@@ -83,49 +131,50 @@ extern "C" __global__ void __launch_bounds__(PACKET_THREADS, 1) packets(const __
     }
   }
   if (!__syncthreads_and(ok)) return;
-  // push: stage 0
-  for (i64 i = begin; i < slice; i += step) {
+  auto push = [&](i64 i) {
+    if (first_place(i) >= end || !a.send_mask) return;
     if (same) {
-      if (!a.send_mask) break;
-      if (i != begin) head = load_own(c.send + i * 16, bytes_at(i));
+      const Pack x = i == begin ? head : own(c.send, 0, i);
 #pragma unroll
       for (int p = 0; p < N; p++)
-        if (a.send_mask >> p & 1) send_unit(box(p, 0, c.rank) + 2 * i, head, flag);
-      continue;
+        if (a.send_mask >> p & 1) send_unit(box(p, 0, c.rank), i, i < end, x, flag);
+      return;
     }
 #pragma unroll
     for (int p = 0; p < N; p++)
       if (a.send_mask >> p & 1) {
-        const i64 unit = a.two_shot ? p * slice + i : i;
-        if (unit >= units) continue;
-        send_unit(box(p, 0, c.rank) + 2 * i, load_own(c.send + p * a.send_stride + unit * 16, bytes_at(unit)), flag);
+        const i64 first = first_of(p);
+        const bool wanted = first_unit(i) < span(first);
+        send_unit(box(p, 0, c.rank), i, wanted, own(c.send + p * a.send_stride, first, i), flag);
       }
-  }
+  };
+  push(begin);
   // Whose packets I take has called the same: known before anything is written to the user's memory. The first round's
-  // packets come in meanwhile.
-  if (threadIdx.x < N && threadIdx.x != c.rank && (a.recv_mask >> threadIdx.x & 1)) ok = await_entry(c, threadIdx.x, seq);
-  const i64 mine = a.two_shot ? c.rank * slice : 0;  // my first unit
-  bool agreed = false;
-  for (i64 i = begin; !agreed || i < slice; i += step) {
-    const i64 unit = mine + i;
-    const bool here = ok && i < slice && unit < units && a.recv_mask;
+  // packets come in meanwhile, and the second's are sent.
+  if (threadIdx.x < N && threadIdx.x != c.rank && ((a.recv_mask | a.in_mask) >> threadIdx.x & 1))
+    ok = await_entry(c, threadIdx.x, seq);
+  const i64 mine = first_of(c.rank);
+  for (i64 i = begin; i == begin || first_place(i) < end; i += step) {
+    push(i + step);
+    const bool here = a.recv_mask && first_place(i) < end;
+    const bool wanted = here && first_unit(i) < span(mine);
+    bool came = true;
     Pack x[N];
     if (here) {
-      Pack own;
-      if (a.recv_mask >> c.rank & 1) own = load_own(c.send + c.rank * a.send_stride + unit * 16, bytes_at(unit));
-      ok = receive(a, box, 0, a.recv_mask & ~(1ull << c.rank), i, seq, x);
+      Pack y;
+      if (a.recv_mask >> c.rank & 1) y = own(c.send + c.rank * a.send_stride, mine, i);
+      came = receive(a, box, 0, wanted ? a.recv_mask & ~(1ull << c.rank) : 0, i, seq, x);
 #pragma unroll
       for (int r = 0; r < N; r++)
-        x[r] = r == c.rank ? own : x[r];
+        x[r] = r == c.rank ? y : x[r];
     }
-    if (!agreed && !__syncthreads_and(ok)) return;
-    agreed = true;
-    if (!ok) return;
+    if (i == begin && !__syncthreads_and(ok && came)) return;
+    if (!came) return;
     if (!here) continue;
     if (a.recv_stride) {
 #pragma unroll
       for (int r = 0; r < N; r++)
-        if (a.recv_mask >> r & 1) store_own(c.recv + r * a.recv_stride + unit * 16, x[r], bytes_at(unit));
+        if (a.recv_mask >> r & 1) keep(c.recv + r * a.recv_stride, 0, i, x[r]);
       continue;
     }
     Partial sum;
@@ -139,23 +188,21 @@ extern "C" __global__ void __launch_bounds__(PACKET_THREADS, 1) packets(const __
       }
     if (c.divide) divide(sum, (int)c.divide);
     const Pack y = narrowed(sum);
-    if (a.two_shot) {
 #pragma unroll
-      for (int p = 0; p < N; p++)
-        if (p != c.rank) send_unit(box(p, 1, c.rank) + 2 * i, y, flag);
-    }
-    store_own(c.recv + unit * 16, y, bytes_at(unit));
+    for (int p = 0; p < N; p++)
+      if (a.out_mask >> p & 1) send_unit(box(p, 1, c.rank), i, wanted, y, flag);
+    if (a.keep) keep(c.recv, mine, i, y);
   }
-  if (!a.two_shot) return;
-  for (i64 i = begin; i < slice; i += step) {
+  if (!a.in_mask) return;
+  for (i64 i = begin; first_place(i) < end; i += step) {
     u64 mask = 0;  // the last slices may be shorter
 #pragma unroll
     for (int p = 0; p < N; p++)
-      if (p != c.rank && p * slice + i < units) mask |= 1ull << p;
+      if ((a.in_mask >> p & 1) && first_unit(i) < span(first_of(p))) mask |= 1ull << p;
     Pack x[N];
     if (!receive(a, box, 1, mask, i, seq, x)) return;
 #pragma unroll
     for (int p = 0; p < N; p++)
-      if (mask >> p & 1) store_own(c.recv + (p * slice + i) * 16, x[p], bytes_at(p * slice + i));
+      if (mask >> p & 1) keep(c.recv, first_of(p), i, x[p]);
   }
 }

@@ -85,8 +85,8 @@ class Rates:
     def push(self, peer: int, times: int) -> float:
         """The same by stores of 16 bytes from all multiprocessors."""
         args = self._arguments(self._peers[peer] + self._sink, self._base, self.nbytes // PACK)
-        launch = self._push.launcher(self.gpu.driver, self.gpu.sms, THREADS, self._stream.ptr, args[0])
-        return self._timed(lambda: _done(launch()), times)
+        launch = self._push.launcher(self.gpu.sms, THREADS, self._stream.ptr, args[0], "push")
+        return self._timed(launch, times)
 
     def to_host(self, times: int) -> float:
         """Copies into pinned host memory."""
@@ -109,7 +109,7 @@ class Rates:
         numbers = (ctypes.c_uint32(x) for x in (self._trips[peer], WARM, TRIPS, int(self.me < peer)))
         args = self._arguments(theirs, mine, spent, *numbers, round(PATIENCE_S * 1e9))
         self._trips[peer] += WARM + TRIPS
-        _done(self._flag.launcher(self.gpu.driver, 1, 32, self._stream.ptr, args[0])())
+        self._flag.launcher(1, 32, self._stream.ptr, args[0], "flag")()
         self._stream.synchronize()
         found = int.from_bytes(self.gpu.download(spent, 8), "little")
         if not found:
@@ -139,8 +139,3 @@ class Rates:
         """Pointers to a kernel's arguments, and what they point to, which must live as long; plain numbers: 64 bits."""
         held = [ctypes.c_uint64(v) if isinstance(v, int) else v for v in values]
         return (ctypes.c_void_p * len(held))(*(ctypes.addressof(v) for v in held)), held
-
-
-def _done(code: int) -> None:
-    if code:
-        raise DeviceError(f"the launch of a kernel failed with CUDA error {code}; this process must be started again")

@@ -1,13 +1,11 @@
-"""Which bytes of a one-hop call each GPU carries: by ``direct``, and by packets. Pure, and the same on every rank."""
+"""Which bytes of a one-hop call each GPU carries by ``direct``. Pure, and the same on every rank."""
 
 from __future__ import annotations
 
 import math
 
-from ...errors import ArgumentError
 from ...numerics import dtype_of
 from ...program import Call
-from .arena import BOX_BYTES
 
 Segment = tuple[int, int, int, int, int]  # source mask, target mask, bytes before it in each, its bytes
 
@@ -63,40 +61,3 @@ def _part(nbytes: int, parts: int, index: int) -> tuple[int, int]:
     each = math.ceil(nbytes / parts / 128) * 128
     begin = min(index * each, nbytes)
     return begin, min(each, nbytes - begin)
-
-
-def packet_streams(call: Call, rank: int) -> tuple[int, int, int, int, int]:
-    """(bytes of a stream, send stride, receive stride, send mask, receive mask) of a call by packets."""
-    n, item = call.n, dtype_of(call.dtype).itemsize
-    others, everyone = ((1 << n) - 1) & ~(1 << rank), (1 << n) - 1
-    kind, root = call.collective, max(call.root, 0)
-    nbytes = call.counts[0] * item
-    at_root = rank == root
-    if kind == "allreduce":
-        return nbytes, 0, 0, others, everyone
-    if kind == "allgather":
-        return nbytes, 0, nbytes, others, everyone
-    if kind == "reduce_scatter":
-        if len(set(call.counts)) > 1:
-            raise ArgumentError("packets carry equal blocks only; use slots for uneven ones")
-        return nbytes, nbytes, 0, others, everyone
-    if kind == "broadcast":
-        return nbytes, 0, 0, others if at_root else 0, 0 if at_root else 1 << root
-    if kind == "scatter":
-        return nbytes, nbytes, 0, others if at_root else 0, 1 << root
-    if kind == "gather":
-        return nbytes, 0, nbytes, 0 if at_root else 1 << root, everyone if at_root else 0
-    return nbytes, 0, 0, 0 if at_root else 1 << root, everyone if at_root else 0
-
-
-def fits_packets(call: Call, *, two_shot: bool) -> bool:
-    """Whether a call is short enough for packets, and of the kind that takes two shots."""
-    units = -(-call.counts[0] * dtype_of(call.dtype).itemsize // 16)
-    if two_shot:
-        return call.collective == "allreduce" and 32 * -(-units // call.n) <= BOX_BYTES
-    return 32 * units <= BOX_BYTES
-
-
-def by_packets(call: Call) -> bool:
-    """Whether packets can carry a call."""
-    return call.collective != "reduce_scatter" or len(set(call.counts)) == 1

@@ -6,8 +6,10 @@ number of a call lives in device memory, so a call may be captured in a CUDA
 graph and replayed.
 
 Roads of a one-hop scheme: ``oneshot`` and ``twoshot`` (packets with flags
-inside), ``direct`` (between registered buffers). ``slots`` runs any program. An allreduce in ``halves`` is two kernels:
-a reduce-scatter by ``slots``, whose results go to all by ``direct``.
+inside; ``oneshot128`` and ``twoshot128`` in lines of 128 bytes), ``direct``
+(between registered buffers). ``slots`` runs any program. An allreduce in
+``halves`` is two kernels: a reduce-scatter by ``slots``, whose results go to
+all by ``direct``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -38,15 +40,30 @@ from .arena import (
     Region,
     Regions,
     groups,
+    line_box_bytes,
+    lines_at,
     most_lanes,
     place,
 )
-from .code import EXTRA, PACKET_THREADS, WORKERS, lanes_source, onehop_source, reduces, row_words, shapes_of, table
+from .code import (
+    EXTRA,
+    PACKET_THREADS,
+    WORKERS,
+    direct_source,
+    lanes_source,
+    packet_threads,
+    packets_source,
+    reduces,
+    row_words,
+    shapes_of,
+    table,
+)
 from .device import Gpu, Kernel
 from .failure import Failure
 from .far import Port, ends_of
 from .hosted import HostSlots
-from .shares import Segment, fits_packets, packet_streams, segment, spread
+from .packets import ROADS, Streams, fits, longest_slice, places, streams
+from .shares import Segment, segment, spread
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
 REPORT_WORDS = 8
@@ -166,7 +183,7 @@ class CudaTransport:
             return self._load_lanes(program, text, ctas, hosted, pace, part)
         if road == "direct":
             return self._load_direct(call, text, ctas)
-        return self._load_packets(call, text, ctas, two_shot=road == "twoshot")
+        return self._load_packets(call, road, text, ctas)
 
     def fits(self, program: Program, ctas: int = 0, hosted: Collection[int] = ()) -> bool:
         """Whether the arena has room for a program's slots."""
@@ -209,8 +226,7 @@ class CudaTransport:
         ends = (port.flags, port.slots) if port else (0, 0)
         rows = table(program, self.rank, groups_of, places, self.arenas, host, pace, far, ends)
         if not len(rows):  # this rank has nothing to do, but it counts the call
-            kernel = self._onehop(call, "packets")
-            return self._idle(kernel, call, text)
+            return self._idle(call, text)
         source = lanes_source(call, shapes_of(program, self.rank), row_words(program, self.rank), self.n)
         kernel = self.gpu.compile(source, "lanes")
         data = rows.tobytes()
@@ -248,7 +264,7 @@ class CudaTransport:
         return first
 
     def _load_direct(self, call: Call, text: str, ctas: int, share: Callable[[int], Segment] | None = None) -> Loaded:
-        kernel = self._onehop(call, "direct")
+        kernel = self.gpu.compile(direct_source(call, self.n), "direct")
         share = share or partial(segment, call)
         mine = share(self.rank)
         longest = max(share(r)[-1] for r in range(self.n))  # the grid is the same on all ranks
@@ -258,27 +274,31 @@ class CudaTransport:
         grid = max(1, min(ctas or DIRECT_CTAS, self.sms, MAX_CTAS, -(-longest // (16 * WORKERS))))
         return _loaded(kernel, grid, WORKERS, args, "direct", text)
 
-    def _load_packets(self, call: Call, text: str, ctas: int, *, two_shot: bool) -> Loaded:
-        kernel = self._onehop(call, "packets")
-        streams = packet_streams(call, self.rank)
-        units = -(-streams[0] // 16)
-        each = -(-units // self.n) if two_shot else units
-        if not fits_packets(call, two_shot=two_shot):
-            raise DeviceError(f"{call.collective} of {streams[0]} bytes does not fit the packet boxes; use slots")
+    def _load_packets(self, call: Call, road: str, text: str, ctas: int) -> Loaded:
+        packets = ROADS[road]
+        if not fits(call, road):
+            raise DeviceError(f"{call.collective} of {call.counts} {call.dtype} is nothing for {road}; use slots")
+        mine = streams(call, self.rank, two_shot=packets.two_shot)
+        threads = packet_threads(self.n, lines=packets.lines)
+        kernel = self.gpu.compile(packets_source(call, self.n, lines=packets.lines), "packets")
         divide = self.n if call.op == "avg" else 0
-        boxes = [at + BOXES_AT for at in self.arenas]
-        args = [*self._common(text, "packets", divide), *streams, int(two_shot), BOX_BYTES, *boxes]
-        grid = max(1, min(ctas or PACKET_CTAS, self.sms, -(-each // PACKET_THREADS)))
-        return _loaded(kernel, grid, PACKET_THREADS, args, "twoshot" if two_shot else "oneshot", text)
+        units = longest_slice(call, two_shot=packets.two_shot)
+        most = min(ctas or (self.sms if packets.lines else PACKET_CTAS), self.sms)
+        grid = max(1, min(most, -(-places(units, packets) // threads)))
+        args = [*self._common(text, road, divide), *self._packets(mine, units, lines=packets.lines)]
+        return _loaded(kernel, grid, threads, args, road, text)
 
-    def _idle(self, kernel: Kernel, call: Call, text: str) -> Loaded:
+    def _packets(self, mine: Streams, units: int, *, lines: bool) -> list[int]:
+        """The arguments of ``packets`` behind the common ones."""
+        at, box = (lines_at(self.n), line_box_bytes(self.n)) if lines else (BOXES_AT, BOX_BYTES)
+        return [*map(int, astuple(mine)), units, box, *(arena + at for arena in self.arenas)]
+
+    def _idle(self, call: Call, text: str) -> Loaded:
         """A call in which this rank neither sends nor receives."""
-        boxes = [at + BOXES_AT for at in self.arenas]
-        args = [*self._common(text, "slots", 0), 0, 0, 0, 0, 0, 0, BOX_BYTES, *boxes]
-        return _loaded(kernel, 1, PACKET_THREADS, args, "slots", text)
-
-    def _onehop(self, call: Call, name: str) -> Kernel:
-        return self.gpu.compile(onehop_source(call, self.n), name)
+        args = [*self._common(text, "slots", 0), *self._packets(Streams(0, 0, 0, 0, 0), 0, lines=False)]
+        return _loaded(
+            self.gpu.compile(packets_source(call, self.n), "packets"), 1, PACKET_THREADS, args, "slots", text
+        )
 
     def _common(self, text: str, road: str, divide: int) -> list[int]:
         return [*self.arenas, self._report, fingerprint(f"{road} {text}"), 0, self.rank, divide, *[0] * 6]
@@ -306,7 +326,9 @@ class CudaTransport:
                 know nothing of it.
             home_bytes: the result's.
         """
-        args, n = list(loaded.args), self.n
+        args, n, refs = list(loaded.args), self.n, (send_ref, recv_ref)
+        if loaded.road != "direct":  # telling the peers would cost a fence
+            send_ref = recv_ref = 0
         args[n + 2] = int(timeout_s * 1e9)
         args[n + 5 : n + 11] = send, recv + loaded.begin, send_ref, recv_ref, home, home_bytes
         if loaded.road == "direct":
@@ -314,7 +336,7 @@ class CudaTransport:
         own = _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.road, loaded.text)
         own.ends = loaded.ends
         if loaded.then:
-            own.then = self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
+            own.then = self.fill(loaded.then, recv, recv, refs[1], refs[1], timeout_s)
         return own
 
     def starter(self, loaded: Loaded, stream: int, holder: object) -> Callable[[], None]:
@@ -323,18 +345,17 @@ class CudaTransport:
         Args:
             holder: keeps the stream alive: the next call, on another one, asks for it.
         """
-        launch = loaded.kernel.launcher(self.gpu.driver, loaded.grid, loaded.block, stream, loaded.params)
-        then = self.starter(loaded.then, stream, holder) if loaded.then else None
+        launch = loaded.kernel.launcher(loaded.grid, loaded.block, stream, loaded.params, loaded.text)
+        then = [self.starter(loaded.then, stream, holder)] if loaded.then else []
 
-        def start() -> None:
+        def start(_keep: Loaded = loaded) -> None:  # it has the arguments
             if not LAST or LAST[0] != stream:
                 self._follow(stream)
                 LAST[:] = [stream, holder]
             self.calls += 1
-            if code := launch():
-                raise DeviceError(f"cuLaunchKernel of {loaded.text}: CUDA error {code}; the process must end")
-            if then:
-                then()
+            launch()
+            for follow in then:
+                follow()
 
         return start
 
