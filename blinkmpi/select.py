@@ -83,8 +83,8 @@ PACKETS_BELOW = {
 }
 DIRECT_FROM = {  # at the latest, where buffers are registered
     "broadcast": (8 * MIB, 1536 * KIB, 1536 * KIB),
-    "allgather": (1536 * KIB, 3 * MIB, 3 * MIB),
-    "reduce_scatter": (1536 * KIB, 3 * MIB, 3 * MIB),
+    "allgather": (3 * MIB, 3 * MIB, 3 * MIB),
+    "reduce_scatter": (6 * MIB, 3 * MIB, 3 * MIB),
 }
 TWOSHOT_BELOW = 384 * KIB  # allreduce of more than 2 ranks, where lines of 128 bytes may not stay whole
 DIRECT_BELOW = {"allreduce": 32 * MIB, "reduce": 0, "reduce_scatter": 24 * MIB}  # registered; then slots again
