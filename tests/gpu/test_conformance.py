@@ -71,6 +71,15 @@ def test_every_type_and_operation(comm: MPI.Intracomm) -> None:
             run_all(ours, registered if uneven else plain, found)
 
 
+@at_least(2)
+@mpi(ranks=SIZES[-1:], timeout=200)
+def test_every_type_and_operation_through_slots(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm, algo="allreduce:onehop/slots") as ours:
+        found = [c for c in cases("allreduce", comm.size) if not c.in_place]
+        longest = {(c.dtype, c.op): c for c in sorted(found, key=lambda c: c.count)}
+        run_all(ours, Pools(ours, registered=False), list(longest.values()))
+
+
 @mpi(ranks=SIZES, timeout=120)
 def test_collectives(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:

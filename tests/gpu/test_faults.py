@@ -37,8 +37,8 @@ N = max(2, min(4, GPUS))
 VICTIM = N - 1
 OTHERS = list(range(N - 1))
 DEADLINE = 3.0
-BIG = 1 << 18  # elements: past all packets
-WAYS = {"packets": (100, False), "slots": (BIG, False), "direct": (BIG, True)}
+BIG = 3 << 20  # elements: past all packets, and direct where buffers are registered
+WAYS = {"packets": (100, False), "lines": (1 << 18, False), "slots": (BIG, False), "direct": (BIG, True)}
 
 pytestmark = [pytest.mark.gpu, at_least(2)]
 
@@ -61,8 +61,8 @@ def lines_of(outcome: Outcome, key: str) -> dict[str, dict[int, Any]]:
 
 
 def test_a_rank_that_never_comes_is_named() -> None:
-    with start("absent", timeout=60) as job:
-        outcome = finish(job, within=60)
+    with start("absent", timeout=80) as job:
+        outcome = finish(job, within=80)
     assert outcome.rc != 0
     kinds, texts, seconds = (lines_of(outcome, key) for key in ("error", "text", "seconds"))
     for way, (count, _) in WAYS.items():

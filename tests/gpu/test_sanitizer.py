@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mpi4py import MPI
@@ -54,8 +55,12 @@ def test_sanitizer(tool: str, words: list[str]) -> None:
 def main(dtypes: list[str]) -> None:
     """Every collective on every road; the tool makes all of it slow, so with few sizes."""
     n = MPI.COMM_WORLD.size
-    slots = "allreduce:onehop/slots;broadcast:onehop/slots;allgather:onehop/slots;reduce_scatter:onehop/slots"
-    for keys, registered in (({}, False), ({}, True), ({"algo": slots}, False), ({"topology": emulated(n)}, False)):
+    most = ("allreduce", "broadcast", "reduce", "allgather", "reduce_scatter")
+    ways: list[tuple[dict[str, Any], bool]] = [({}, False), ({"topology": emulated(n)}, False)]
+    for road in ("oneshot128", "direct", "slots"):
+        algo = ";".join(f"{name}:onehop/{road}" for name in most)
+        ways.append(({"algo": algo}, road == "direct"))
+    for keys, registered in ways:
         with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=200, **keys) as ours:
             pools = Pools(ours, registered=registered)
             for collective in COLLECTIVES:
@@ -70,7 +75,7 @@ def give_up() -> None:
     """On every road a call that the last rank does not make: the others' kernels leave a report, and all go on."""
     world, cp = MPI.COMM_WORLD, cupy()
     others = world.Split(world.rank == world.size - 1)
-    for count, registered in ((100, False), (1 << 18, False), (1 << 18, True)):
+    for count, registered in ((100, False), (1 << 18, False), (3 << 20, False), (3 << 20, True)):
         comm = blinkmpi.Communicator(world, timeout=60)
         x, y = ((comm.empty if registered else cp.empty)(count, "float32") for _ in range(2))
         x[...] = 1

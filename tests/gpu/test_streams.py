@@ -15,7 +15,7 @@ from tests.gpu.helpers import Stress, at_least, sizes, spinner
 from tests.harness import mpi
 
 RANKS = sizes(2, 4)[-1:]
-BIG = 1 << 18  # elements: 1 MiB, past all packets
+BIG = 3 << 20  # elements: 12 MiB, past all packets
 
 pytestmark = [pytest.mark.gpu, at_least(2)]
 
@@ -100,10 +100,10 @@ def test_graphs(comm: MPI.Intracomm) -> None:
     cp, spin, n = cupy(), spinner(), comm.size
     with blinkmpi.Communicator(comm) as ours:
         stream = cp.cuda.Stream(non_blocking=True)
-        work = Stress(comm, stream, n << 20)
+        work = Stress(comm, stream, n << 21)
         kinds = [("allreduce", 100), ("broadcast", 7), ("allgather", 333), ("reduce_scatter", 4096), ("reduce", 999)]
         kinds += [("gather", 50), ("scatter", 51), ("allreduce", BIG), ("allreduce", 20_000), ("broadcast", BIG)]
-        kinds.append(("allreduce", 1 << 21))  # 8 MiB: its chunk is still looked for when it is captured
+        kinds.append(("allreduce", 1 << 22))  # 16 MiB: its chunk is still looked for when it is captured
         calls = []
         for kind, count in kinds:
             calls.append((kind, count, *work.ends(kind, count, *(cp.empty(n * count, "float32") for _ in range(2)))))
