@@ -92,7 +92,7 @@ def onehop(call: Call) -> dict[str, tuple[str, dict[str, int]]]:
     """Source of each one-hop kernel, and its threads by the name it has there."""
     return {
         **{
-            f"packets, lines {lines}": (
+            f"packets of {128 if lines else 16} bytes": (
                 packets_source(call, call.n, lines=lines),
                 {"packets": packet_threads(call.n, lines=lines)},
             )
