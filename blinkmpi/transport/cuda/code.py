@@ -78,8 +78,10 @@ def prelude(call: Call, n: int) -> str:
 
 
 def packet_threads(n: int, *, lines: bool) -> int:
-    """Threads of a CTA of ``packets``: as many for long vectors as have room for packs of all ranks in registers."""
-    return 2 * PACKET_THREADS if lines and n <= 8 else PACKET_THREADS
+    """Threads of a CTA of ``packets``: for long vectors, as many as have registers for packs of all ranks."""
+    if not lines or n > 8:
+        return PACKET_THREADS
+    return 512 if n <= 4 else 384
 
 
 def packets_source(call: Call, n: int, *, lines: bool = False) -> str:
