@@ -24,6 +24,7 @@ KIB, MIB = 1 << 10, 1 << 20
 Gpus = Literal["", "onehop", "slots", "nodes"]
 SLOTS: Road = "slots"
 ROADS = ("oneshot", "twoshot", "oneshot128", "twoshot128", "direct", "slots")  # between GPUs over one hop
+TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on two GPUs"
 LINES = ("oneshot128", "twoshot128")  # of them, those that NVLink alone carries: a line stays whole on its way
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
 LINK_SLOTS = (128 * KIB, 4)
@@ -297,7 +298,7 @@ def _one_hop(collective: str, n: int, *, registered: bool, lines: bool) -> list[
     return rows
 
 
-def _by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
+def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
     """Whether NVLink alone carries the one-hop trees of a collective."""
     kinds = {(link.src, link.dst): link.kind for link in topology.links}
     packings = [p for p in plan.packings if (p.collective, p.scheme) == (collective, "onehop")]
@@ -310,7 +311,7 @@ def _gpu_rules(
 ) -> list[Rule]:
     """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
     schemes = _schemes(plan, collective)
-    roads = [road for road in ROADS if road not in LINES or _by_nvlink(plan, topology, collective)]
+    roads = [road for road in ROADS if road not in LINES or by_nvlink(plan, topology, collective)]
     chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
     ctas = NODE_CTAS if gpus == "nodes" else 0
     onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1 and collective in PACKETS_BELOW
@@ -324,7 +325,7 @@ def _gpu_rules(
         )
     ]
     if not wanted:
-        return [replace(r, reason="default: from trials on one machine") for r in rows]
+        return [replace(r, reason=EXPECTED if r.road in LINES and plan.n > 2 else TRIED) for r in rows]
     there = [*schemes, *(f"onehop/{road}" for road in roads if onehop)]
     there += ["chain/halves"] if onehop and collective == "allreduce" and "chain" in schemes else []
     first, _, road = _allowed(topology, collective, wanted, there)[0].partition("/")

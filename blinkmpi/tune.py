@@ -24,7 +24,7 @@ from .gpu import MEASURED, GpuRoad
 from .numerics import dtype_of
 from .plan import Rule
 from .program import BLOCKED, REDUCTIONS, Call
-from .select import GPU_SLOTS
+from .select import GPU_SLOTS, LINES, by_nvlink
 from .transport.cuda.device import cupy
 from .transport.cuda.packets import ROADS as PACKETS
 from .transport.cuda.packets import fits
@@ -78,7 +78,10 @@ def candidates(road: GpuRoad, call: Call, *, registered: bool) -> Iterator[Rule]
     schemes = road.plans.schemes(call.collective, call.root)
     base = Rule(call.collective, 0, schemes[0], *GPU_SLOTS, registered=registered)
     if schemes[0] == "onehop" and not road.emulated:
-        yield from (replace(base, road=packets) for packets in PACKETS if fits(call, packets))
+        nvlink = by_nvlink(road.plans, road.machine, call.collective)
+        for packets in PACKETS:
+            if fits(call, packets) and (nvlink or packets not in LINES):
+                yield replace(base, road=packets)
         if registered:
             for ctas in CTAS:
                 if ctas * 4 * KIB <= nbytes or ctas == CTAS[0]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,10 @@ from blinkmpi.cache import keep
 from blinkmpi.errors import BlinkError, FormatError, PlanError, SettingsError
 from blinkmpi.miad import Miad
 from blinkmpi.plan import Rule
+from blinkmpi.program import Call
 from blinkmpi.select import make_plan
 from blinkmpi.topology import machine, modify
-from blinkmpi.tune import rows
+from blinkmpi.tune import candidates, rows
 from blinkmpi.tuned import Table, file_of, read, taken
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -136,3 +138,14 @@ def test_one_slow_call_is_forgiven() -> None:
         search.learn(seconds)
     assert search.best == 64 * KIB
     assert Miad(32 * KIB, 32 * KIB, 32 * KIB).done, "nothing to look for"
+
+
+def test_lines_are_tried_where_nvlink_alone_leads() -> None:
+    told = modify(machine("hgx-h200"), gpus="0,1,2,3")
+    by_pcie = replace(told, links=tuple(replace(link, kind="pcie") for link in told.links))
+    call = Call("reduce", 4, (1 << 16,), "float32", "sum", 0)
+    for topology, wanted in ((told, {"oneshot128", "twoshot128"}), (by_pcie, set())):
+        road = SimpleNamespace(plans=make_plan(topology, gpus="onehop"), machine=topology, emulated=False)
+        found = {rule.road for rule in candidates(road, call, registered=True)}  # type: ignore[arg-type]
+        assert {name for name in found if name.endswith("128")} == wanted
+        assert found >= {"direct", "slots"}

@@ -277,7 +277,7 @@ class CudaTransport:
     def _load_packets(self, call: Call, road: str, text: str, ctas: int) -> Loaded:
         packets = ROADS[road]
         if not fits(call, road):
-            raise DeviceError(f"{call.collective} of {call.counts} {call.dtype} is nothing for {road}; use slots")
+            raise DeviceError(f"{road} cannot carry {text}: too long, or blocks of several lengths; use slots")
         mine = streams(call, self.rank, two_shot=packets.two_shot)
         threads = packet_threads(self.n, lines=packets.lines)
         kernel = self.gpu.compile(packets_source(call, self.n, lines=packets.lines), "packets")
