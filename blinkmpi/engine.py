@@ -374,6 +374,7 @@ class Engine(Ground):
         if self.gpu_calls is not None:
             self.gpu_calls.events.close()
         if self.dead is not None:
+            self.transport.helper.close()
             self.die(self.dead)
             return
         self.seq += 1
