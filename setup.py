@@ -65,7 +65,7 @@ setup(
     package_dir=PACKAGES,
     package_data={
         "blinkmpi.launch": ["*.sbatch", "*.sh"],
-        "blinkmpi.transport": ["*.c"],
+        "blinkmpi.transport": ["*.c", "*.h"],
         "blinkmpi.transport.cuda": ["*.cu", "*.cuh"],
     },
     include_package_data=False,

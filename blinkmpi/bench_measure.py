@@ -256,11 +256,14 @@ def _time(world: Any, mpi: Any, calls: Sequence[Callable[[], Any]], timing: Timi
 
 
 def _once(world: Any, call: Callable[[], Any], aggregate: int, clock: Callable[[], float]) -> float:
+    """Between two barriers: on crowded cores, what a rank does next would delay the end of another's call."""
     world.Barrier()
     start = clock()
     for _ in range(aggregate):
         call()
-    return clock() - start
+    seconds = clock() - start
+    world.Barrier()
+    return seconds
 
 
 def check(world: Any, layout: Layout, call: Callable[[], Any], checks: int) -> int | None:

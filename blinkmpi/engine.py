@@ -17,7 +17,7 @@ from mpi4py import MPI, run
 
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import Foreign, ForeignOp, lies_on_device
-from .calls import Prepared, call_key, numpy_key
+from .calls import Prepared, call_key
 from .ending import LOST, UNCAUGHT
 from .errors import (
     ArgumentError,
@@ -78,8 +78,8 @@ class Engine(Ground):
         gpus = self.gpu_calls
         if gpus is not None and timeout_s is None and gpus.again(job.prepare, args, stream):
             return
-        key = call_key(job.prepare, args, numpy_key) if timeout_s is None and stream is None else None
-        made = self._made.get(tuple(key)) if key is not None else None
+        key = call_key(job.prepare, args) if timeout_s is None and stream is None else None
+        made = self._made.get(key) if key is not None else None
         if made is not None:
             self._again(*made, job, args)
             return
@@ -92,11 +92,12 @@ class Engine(Ground):
             return
         self._perform(ready, job, self._deadline(timeout_s), blocking=True)
         if key is not None and isinstance(ready, Prepared):
-            self._remember(tuple(key), ready)
+            self._remember(key, ready)
 
     def _again(self, ready: Prepared, way: Way, repeat: Repeat | None, job: Job, args: tuple[Any, ...]) -> None:
-        """Make a call that was made before."""
-        self.alive()
+        """Make a call that was made before. Short, because in emptied caches each line here costs."""
+        if self.dead is not None:
+            self.alive()
         self.seq += 1
         done = None
         if repeat is not None:
@@ -114,7 +115,7 @@ class Engine(Ground):
         Not if Python runs it, which needs the arrays themselves, or if it sends from a copy of the user's buffer.
         """
         way = self._ways.get((ready.call, True))
-        theirs = [part[0] for part in key if isinstance(part, tuple)]  # (address, read-only): see numpy_key
+        theirs = [part[0] for part in key if isinstance(part, tuple)]  # (address, read-only): see call_key
         copied = "in place" in key and ready.call.collective == "reduce_scatter"
         if way is None or copied or not theirs or (way.loaded is not None and way.loaded.runner != "c"):
             return
@@ -373,6 +374,7 @@ class Engine(Ground):
         if self.gpu_calls is not None:
             self.gpu_calls.events.close()
         if self.dead is not None:
+            self.transport.helper.close()
             self.die(self.dead)
             return
         self.seq += 1

@@ -29,17 +29,18 @@ LINES = ("oneshot128", "twoshot128")  # of them, those that NVLink alone carries
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
 LINK_SLOTS = (128 * KIB, 4)
 MEMORY_SLOTS = (512 * KIB, 4)
-# Shorter vectors on shared memory are left to MPI's own collective, as we call it (non-blocking, with a deadline): for
-# 2 ranks, for more.
+# Shorter vectors on shared memory are left to MPI's own collective, as we call it (non-blocking, with a deadline),
+# where the ranks cannot read one another's memory or NumPy runs the steps: for 2 ranks, for more.
 MPI_BELOW_BYTES = {
     "allreduce": (256 * KIB, 256 * KIB),
     "reduce_scatter": (1 * MIB, 1 * MIB),
     "reduce": (2 * MIB, 2 * MIB),
-    "broadcast": (1 * MIB, 64 * KIB),
-    "allgather": (64 * KIB, 16 * KIB),
-    "gather": (1 * MIB, 16 * KIB),
-    "scatter": (256 * KIB, 16 * KIB),
+    "broadcast": (16 * MIB, 2 * MIB),
+    "allgather": (1 * MIB, 2 * MIB),
+    "gather": (64 * MIB, 64 * MIB),
+    "scatter": (64 * MIB, 64 * MIB),
 }
+SMALLEST = 256  # where they can: the shortest vector of the trials, in which MPI, so called, was faster at no size
 # The same for ranks on several nodes, from trials on two hosts of one machine, 2 and 4 ranks each.
 MPI_BELOW_BYTES_ACROSS = {
     "allreduce": 512 * KIB,
@@ -50,20 +51,16 @@ MPI_BELOW_BYTES_ACROSS = {
     "gather": 4 * MIB,
     "scatter": 64 * MIB,
 }
-# What only moves bytes crosses by cma on shared memory, one copy and not two; and through slots from these sizes on,
-# where two cores at work, or a chunk that many read from the caches, win over one copy. None: by cma at every size.
-SLOTS_FROM_BYTES: dict[str, tuple[int | None, int | None]] = {
-    "broadcast": (32 * MIB, 8 * MIB),
-    "allgather": (None, 16 * MIB),
-    "gather": (64 * MIB, 64 * MIB),
-    "scatter": (None, None),
-}
-# MPI_BELOW_BYTES where the ranks cannot read one another's memory.
-MPI_BELOW_BYTES_BY_SLOTS = {
-    "broadcast": (16 * MIB, 2 * MIB),
-    "allgather": (1 * MIB, 2 * MIB),
-    "gather": (64 * MIB, 64 * MIB),
-    "scatter": (64 * MIB, 64 * MIB),
+# On shared memory a vector crosses by cma, one copy and not two, from the first of these sizes on and below the second
+# (None: at every size from there on). Shorter ones cost less through slots; of longer ones slots keep two cores at
+# work, or a chunk that many read in the caches.
+CMA_BYTES: dict[str, tuple[tuple[int, int | None], tuple[int, int | None]]] = {
+    "allreduce": ((512 * KIB, 32 * MIB), (4 * MIB, 16 * MIB)),
+    "reduce_scatter": ((32 * KIB, None), (1 * MIB, None)),
+    "broadcast": ((32 * KIB, None), (128 * KIB, 8 * MIB)),
+    "allgather": ((32 * KIB, None), (128 * KIB, 8 * MIB)),
+    "gather": ((32 * KIB, 64 * MIB), (128 * KIB, 64 * MIB)),
+    "scatter": ((32 * KIB, None), (128 * KIB, None)),
 }
 
 GPU_SLOTS = (32 * KIB, 4)
@@ -202,14 +199,16 @@ def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0, no
 
 
 def by_slots(plan: Plan) -> Plan:
-    """The plan for ranks that cannot read one another's memory: its table without the road ``cma``."""
+    """The plan for ranks that cannot read one another's memory: no road ``cma``, and longer vectors left to MPI."""
+    why = "the ranks cannot read one another's memory"
     rules: list[Rule] = []
     for rule in plan.rules:
-        if rule.road == "cma":
-            mpi = any(r.scheme == "mpi" and r.collective == rule.collective for r in plan.rules)
-            floor = MPI_BELOW_BYTES_BY_SLOTS.get(rule.collective, (0, 0))[plan.n > 2] if mpi else 0
-            why = "the ranks cannot read one another's memory"
-            rule = replace(rule, road="slots", min_bytes=max(rule.min_bytes, floor), reason=why)
+        mpi = any(r.scheme == "mpi" and r.collective == rule.collective for r in plan.rules)
+        floor = MPI_BELOW_BYTES.get(rule.collective, (0, 0))[plan.n > 2] if mpi else 0
+        if rule.scheme == "mpi" and floor:
+            rule = replace(rule, reason=f"default: below {floor} bytes MPI was faster in trials on one machine")
+        elif rule.min_bytes < floor or rule.road == "cma":
+            rule = replace(rule, min_bytes=max(rule.min_bytes, floor), road="slots", reason=why)
         if not any((r.collective, r.min_bytes) == (rule.collective, rule.min_bytes) for r in rules):
             rules.append(rule)
     return replace(plan, rules=tuple(rules))
@@ -221,22 +220,22 @@ def _rules(plan: Plan, topology: Topology, collective: Collective, wanted: tuple
     schemes = _schemes(plan, collective)
     memory = packings[0].multicast
     chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
-    small = MPI_BELOW_BYTES.get(collective, (0, 0))[plan.n > 2] if memory and mpi and plan.n > 1 else 0
+    small = SMALLEST if memory and mpi and plan.n > 1 and collective in MPI_BELOW_BYTES else 0
     if mpi and len(topology.nodes) > 1:
         small = MPI_BELOW_BYTES_ACROSS.get(collective, 0)
-    trials = "on one machine" if len(topology.nodes) == 1 else "on two hosts made of one machine"
     reason = "" if len(schemes) > 1 else f"the one scheme for {collective} here"
     rules = [Rule(collective, small, schemes[0], chunk, depth, reason)]
-    if memory and collective in SLOTS_FROM_BYTES:
-        large = SLOTS_FROM_BYTES[collective][plan.n > 2]
-        cma = replace(rules[0], road="cma", reason="bytes only move: one copy, from process to process")
-        why = f"default: from {large} bytes slots were faster in trials on one machine"
-        rules = [cma] + ([replace(rules[0], min_bytes=large, reason=why)] if large is not None else [])
+    if memory and collective in CMA_BYTES:
+        first, end = CMA_BYTES[collective][plan.n > 2]
+        why = "default: {} were faster in trials on one machine"
+        rules = [replace(rules[0], reason=why.format(f"below {first} bytes slots"))]
+        rules.append(replace(rules[0], min_bytes=first, road="cma", reason="one copy, from process to process"))
+        if end is not None:
+            rules.append(replace(rules[0], min_bytes=end, reason=why.format(f"from {end} bytes slots")))
     if small:
-        rules.insert(
-            0,
-            Rule(collective, 0, "mpi", reason=f"default: below {small} bytes MPI was faster in trials {trials}"),
-        )
+        trials = "on one machine" if len(topology.nodes) == 1 else "on two hosts made of one machine"
+        why = f"MPI was faster in trials {trials}" if small > SMALLEST else "nothing was tried"
+        rules.insert(0, Rule(collective, 0, "mpi", reason=f"default: below {small} bytes {why}"))
     if not wanted:
         return rules
     allowed = _allowed(topology, collective, wanted, [*schemes, "mpi"])

@@ -14,33 +14,28 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 from mpi4py import MPI
 
 from ..buffers import Spot, address
 from ..errors import BlinkError, MismatchError
-from ..numerics import Array, accumulator_of, dtype_of
+from ..numerics import Array
 from ..program import Program
 from . import native
 from .agree import agree_on_cma, agree_on_runner
-from .cma import lent_channels
-from .ends import Ends, ends_of
-from .loaded import Loaded, Repeat, RunnerName
+from .cma import Helper
+from .ends import Ends
+from .loaded import Loaded, Repeat, RunnerName, load
 from .net import Net
-from .parts import part_of
-from .records import rows_of
-from .runner import NumpyLane, Outcome, Turn, enter_numpy, step_numpy, turns
-from .window import ARENA_BYTES, CONTROL, LINE, Places, SharedWindow, cache_bytes
+from .runner import Outcome, Turn, enter_numpy, step_numpy, turns
+from .window import ARENA_BYTES, CONTROL, LINE, SharedWindow
 from .witness import FOREIGN, Witness
 from .words import announcement, short
 
 SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
-NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
 SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and where not
 LOOK_SECONDS = 0.2
 OUTCOMES = tuple(Outcome)  # by runner.c's numbers
 OTHER = len(OUTCOMES)  # likewise, of blink_again
-CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
 EXCHANGE = "reduce_scatter: block of "  # ranks that tell each other a number enter with this
 
 
@@ -76,6 +71,7 @@ class HostTransport:
         self.no_cma = (
             agree_on_cma(comm, self.native, disabled=not cma) if self.net is None else "slots alone lead to other nodes"
         )
+        self.helper = Helper(self.native, node.size)
         if self.net is not None:
             self.runner_reason += "; messages of MPI between nodes"
         else:
@@ -99,33 +95,10 @@ class HostTransport:
         Args:
             road: ``slots`` or ``cma``, the same on every rank; cma where ``no_cma`` is empty.
         """
-        part = part_of(program, self.window.here)
-        program, call = part.program, program.call
-        item, acc = dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize
-        places = Places(program, self.window, item, acc, NUMPY_SHIFT if self.runner == "numpy" else 0)
-        lanes = program.of(self.rank)
-        codes = native.codes(call.dtype, call.op) if self.native else None
-        widened = item != acc and any(program.channels[c].partial for lane in lanes for c in (*lane.ins, *lane.outs))
-        known = codes is not None or not (widened or any(len(lane.fold) > 1 or lane.final for lane in lanes))
-        lent = lent_channels(program) if road == "cma" and not self.no_cma else {}
-        rows = rows_of(program, places, self.window, lent, item)
-        loaded = Loaded(program, lanes, places, rows, np.array(rows.words, np.int64), native.Job(), part.far, lent=lent)
-        if self.native and known:
-            loaded.runner = "c"
-        else:
-            loaded.steps = [NumpyLane(lane, program, places, self.window, self.rank) for lane in lanes]
-        loaded.ends = ends_of(part, places, self.window)
-        job = loaded.job
-        dtype, op = codes or (0, 0)
-        job.lanes, job.dtype, job.op, job.item, job.acc = len(rows.lanes), dtype, op, item, acc
-        job.chunk, job.depth = program.chunk, program.depth
-        job.divide = call.n if call.op == "avg" else 0
-        job.stream = 2 * call.n * call.total * item > CACHE_BYTES  # all ranks' buffers
-        job.cma = bool(lent)
-        self._place(job)
-        loaded.code_at = loaded.code.ctypes.data
-        ours = {at.buffer for c, at in lent.items() if program.channels[c].writer == self.rank}
-        loaded.lends = "send" in ours, "recv" in ours
+        loaded = load(program, self.window, self.native, self.helper, by_cma=road == "cma" and not self.no_cma)
+        self._place(loaded.job)
+        if self.helper.why_not:
+            self._say(f"one thread reads long vectors, because a second cannot be started: {self.helper.why_not}")
         return loaded
 
     def _place(self, job: native.Job) -> None:
@@ -188,11 +161,10 @@ class HostTransport:
             run = partial(self._run_c, loaded)
             outcome = self._guard(run, timeout_s, lambda: self._waits(loaded, seq), seq, begun=begun)
             if outcome is Outcome.DONE:
-                loaded.slots.learn(loaded.job.spent_ns)
                 return False
             if outcome is Outcome.REFUSED:  # on every rank
                 if loaded.by_slots is None:
-                    loaded.by_slots = self.load(loaded.program)
+                    loaded.by_slots = self.load(loaded.whole)
                 self._say(f"{short(text)}: slots, because a rank's buffer cannot be read by the others")
                 return self.call(loaded.by_slots, seq, text, send, recv, timeout_s)
             if outcome is Outcome.FAULT:
@@ -220,7 +192,6 @@ class HostTransport:
         job.send = 0 if send is None else address(send)
         job.recv = 0 if recv is None else address(recv)
         job.base, job.stage, job.seq, job.prints = loaded.base, 0, seq, self._print_at[seq & 1]
-        job.push = loaded.slots.next()
         if loaded.lent:
             self._lend(loaded, send, recv)
         job.print = self._announce(seq, text)
@@ -231,7 +202,8 @@ class HostTransport:
         """A call that was made before, for :meth:`again`; None where more than the C runner is at work."""
         if loaded.runner != "c" or self.net is not None or self.window.fence is not None:
             return None
-        return Repeat(loaded, text, send, recv, self._print_at, min(LOOK_SECONDS, timeout_s))
+        again = self.native.code.blink_again  # type: ignore[union-attr]
+        return Repeat(again, loaded, text, send, recv, self._print_at, min(LOOK_SECONDS, timeout_s))
 
     def again(self, made: Repeat, seq: int) -> bool | None:
         """Begin, and mostly end, a call that was made before.
@@ -239,13 +211,8 @@ class HostTransport:
         Returns:
             True if it is done; False if :meth:`call` has to go on with it (``begun``); None if it has not begun.
         """
-        loaded = made.loaded
-        loaded.job.push = loaded.slots.next()
-        status = self.native.code.blink_again(made.at, seq)  # type: ignore[union-attr]
-        if status == 0:
-            loaded.slots.learn(loaded.job.spent_ns)
-            return True
-        return None if status == OTHER else False
+        status = made.run(made.at, seq)
+        return status == 0 or (None if status == OTHER else False)
 
     def carry(self, seq: int, ends: Ends | None) -> tuple[bool, bool]:
         """Move what can be moved between nodes in call ``seq``, which ``ends`` are in.
@@ -359,6 +326,7 @@ class HostTransport:
     def close(self) -> None:
         """Free the shared memory; collective."""
         del self._prints
+        self.helper.close()
         if self.net:
             self.net.close()
         self.window.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,25 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..buffers import Spot
+from ..numerics import accumulator_of, dtype_of
 from ..program import Lane, Program
 from . import native
-from .cma import Lent
-from .ends import Ends
-from .parts import Far
-from .records import Rows
+from .cma import Helper, Lent, in_long_chunks, lent_channels
+from .ends import Ends, ends_of
+from .parts import Far, part_of
+from .records import Rows, rows_of
 from .runner import NumpyLane
-from .slots import SlotStyle
-from .window import Places
+from .window import Places, SharedWindow, cache_bytes
 from .words import fingerprint
 
 RunnerName = Literal["c", "numpy"]
+NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
+CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
 
 
 @dataclass
 class Loaded:
     """A program, as far as it is this node's, as one rank executes it."""
 
-    program: Program
+    whole: Program  # as it was planned
+    program: Program  # as far as it is this node's
     lanes: tuple[Lane, ...]
     places: Places
     rows: Rows
@@ -41,7 +44,6 @@ class Loaded:
     lent: dict[int, Lent] = field(default_factory=dict)  # channels that are read from their writers' buffers
     by_slots: Loaded | None = None  # for a call in which some rank's buffer cannot be read
     base: int = 0
-    slots: SlotStyle = field(default_factory=SlotStyle)
     steps: list[NumpyLane] = field(default_factory=list)
     ends: Ends = field(default_factory=Ends)  # of channels between nodes
     runner: RunnerName = "numpy"
@@ -54,19 +56,62 @@ class Loaded:
         return list(zip(self.rows.lanes, done, self.rows.waits, strict=True))
 
 
+def load(whole: Program, window: SharedWindow, runner: native.Native | None, helper: Helper, *, by_cma: bool) -> Loaded:
+    """Resolve a program's channels to addresses in ``window``; its job does not know yet where the window's words are.
+
+    Args:
+        runner: the C runner; without it NumPy runs everything.
+        by_cma: whether what lies in its writer's buffer is read from there.
+    """
+    part = part_of(whole, window.here)
+    program, call = part.program, part.program.call
+    item, acc = dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize
+    lanes = program.of(window.rank)
+    codes = native.codes(call.dtype, call.op) if runner else None
+    lent = lent_channels(program) if by_cma and (codes or not call.op) else {}  # the same on every rank
+    program = in_long_chunks(program, lent, item)
+    places = Places(program, window, item, acc, 0 if runner else NUMPY_SHIFT, lent)
+    rows = rows_of(program, places, window, lent, item)
+    code = np.array(rows.words, np.int64)
+    loaded = Loaded(whole, program, lanes, places, rows, code, native.Job(), part.far, code.ctypes.data, lent=lent)
+    widened = item != acc and any(program.channels[c].partial for lane in lanes for c in (*lane.ins, *lane.outs))
+    if runner and (codes or not (widened or any(len(lane.fold) > 1 or lane.final for lane in lanes))):
+        loaded.runner = "c"
+    else:
+        loaded.steps = [NumpyLane(lane, program, places, window, window.rank) for lane in lanes]
+    loaded.ends = ends_of(part, places, window)
+    job = loaded.job
+    job.dtype, job.op = codes or (0, 0)
+    job.lanes, job.item, job.acc, job.chunk, job.depth = len(rows.lanes), item, acc, program.chunk, program.depth
+    job.divide = call.n if call.op == "avg" else 0
+    job.stream = 2 * call.n * call.total * item > CACHE_BYTES  # all ranks' buffers
+    job.cma, job.helper = bool(lent), helper.address(program, lent)
+    ours = {at.buffer for c, at in lent.items() if program.channels[c].writer == window.rank}
+    loaded.lends = "send" in ours, "recv" in ours
+    return loaded
+
+
 class Repeat:
     """A call that the C runner executes again and again on the same buffers: nothing is prepared any more.
 
     Args:
+        run: of the C runner: takes ``at`` and the number of the call.
         text: what the ranks compare.
         print_at: addresses of rank 0's fingerprints in calls of even and of odd number.
         slice_s: how long C may wait without any progress.
     """
 
     def __init__(
-        self, loaded: Loaded, text: str, send: Spot | None, recv: Spot | None, print_at: Sequence[int], slice_s: float
+        self,
+        run: Callable[[int, int], int],
+        loaded: Loaded,
+        text: str,
+        send: Spot | None,
+        recv: Spot | None,
+        print_at: Sequence[int],
+        slice_s: float,
     ) -> None:
-        self.loaded = loaded
+        self.run, self.loaded = run, loaded
         lengths = [spot.nbytes if lends and spot else 0 for lends, spot in zip(loaded.lends, (send, recv), strict=True)]
         self._call = native.Again(
             ctypes.addressof(loaded.job),

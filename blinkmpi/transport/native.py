@@ -19,7 +19,8 @@ from pathlib import Path
 from ..cache import cache_dir
 
 SOURCE = Path(__file__).with_name("runner.c")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")
+SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("remote", "style", "values")))
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
 
@@ -27,7 +28,8 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 FIELDS = (
     "base", "lanes", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "push", "timeout_ns",
     "spins", "send", "recv", "beat", "abort", "left", "moved", "stage", "n", "rank", "seq", "print", "calls", "prints",
-    "begun_ns", "spent_ns", "stride", "cma", "pids", "fault", "faulty",
+    "begun_ns", "stride", "cma", "pids", "fault", "faulty", "helper",
+    "calls_learned", "way", "through_ns", "past_ns",
 )  # fmt: skip
 
 
@@ -89,7 +91,8 @@ def build() -> tuple[Path | None, str]:
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"{compiler} --version failed: {error}"
     name = version.stdout.splitlines()[0] if version.stdout else compiler
-    key = hashlib.sha256("\n".join([SOURCE.read_text(), name, *FLAGS, _cpu()]).encode()).hexdigest()[:16]
+    texts = [file.read_text() for file in SOURCES]
+    key = hashlib.sha256("\n".join([*texts, name, *FLAGS, _cpu()]).encode()).hexdigest()[:16]
     folder = cache_dir()
     target = folder / f"runner-{key}.so"
     if target.exists():
@@ -110,13 +113,16 @@ def build() -> tuple[Path | None, str]:
 
 def load(path: Path, compiler: str) -> Native:
     """Open a library that :func:`build` made."""
-    library = ctypes.CDLL(str(path))
+    library = ctypes.CDLL(str(path), use_errno=True)
     library.blink_call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.blink_again.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     library.blink_enter.argtypes = [ctypes.c_void_p]
     library.blink_lend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     library.blink_lend.restype = None
     library.blink_read.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    library.blink_read_shared.argtypes = [ctypes.c_void_p, *library.blink_read.argtypes]
+    library.blink_help.argtypes, library.blink_help.restype = [], ctypes.c_void_p
+    library.blink_help_no_more.argtypes, library.blink_help_no_more.restype = [ctypes.c_void_p], None
     return Native(library, compiler)
 
 

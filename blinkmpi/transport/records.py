@@ -31,7 +31,14 @@ class Rows:
 def rows_of(program: Program, places: Places, window: SharedWindow, lent: Mapping[int, Lent], itemsize: int) -> Rows:
     """The rows of ``window.rank``'s lanes; channels in ``lent`` are read from their writers' buffers."""
     rows = Rows()
-    for lane in program.of(window.rank):
+
+    def turn(lane: Lane) -> int:
+        """Of those who read one another's buffers, each begins with its neighbour's, and copies its own last."""
+        source = program.channels[lane.ins[0]].writer if lane.ins else window.rank
+        return (source - window.rank - 1) % program.call.n
+
+    lanes = program.of(window.rank)
+    for lane in sorted(lanes, key=turn) if lent and not program.call.op else lanes:
         ours = [c for c in lane.outs if c in lent]
         if len(ours) < len(lane.outs) or lane.store is not None:
             _row(rows, lane, program, places, window, lent, itemsize)

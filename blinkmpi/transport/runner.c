@@ -5,21 +5,12 @@
  * polling: whatever lane is ready runs; when none is, spin a little, then yield the core, then sleep.
  *
  * By the road `cma` a chunk that lies in its writer's buffer passes no slot: the reader copies it from there.
- *
- * Floating-point folds go operand by operand, in the order given; -ffp-contract=off keeps the bits of NumPy.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <string.h>
-#include <sys/types.h>
 #include <time.h>
-#if defined(__linux__)
-#include <sys/uio.h>
-#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define PAUSE() _mm_pause()
@@ -28,17 +19,19 @@
 #else
 #define PAUSE()
 #endif
+#include "remote.h"
+#include "style.h"
+#include "values.h"
 
 typedef _Atomic uint64_t flag_t;
 
 enum { PUSH_BYTES = 16384 };             /* shorter chunks are better off in the caches */
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
+enum { PIECE_BYTES = 131072, PIECES_BYTES = 1 << 20 }; /* of an operand, of all, read ahead by cma: in the second-level */
 enum { SEND = 2, RECV = 3, TURN = 2 };  /* words of a line: the rank's buffers, for two calls by turns */
 enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, REFUSED = 4, FAULT = 5, OTHER = 6 };
 enum { SEQ_BITS = 24 }; /* a flag is (number of the call << SEQ_BITS) + chunks */
 #define CLOSED UINT64_MAX /* in place of a buffer's address: others cannot read it */
-enum { SUM, PROD, MIN, MAX, LAND, LOR, LXOR, BAND, BOR, BXOR };
-enum { I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64 };
 
 typedef struct {
   uint64_t base;      /* flag value before chunk 0 of this call */
@@ -49,7 +42,7 @@ typedef struct {
   int64_t depth;      /* slots per channel */
   int64_t divide;     /* avg: divide the final fold by this, else 0 */
   int64_t stream;     /* write the receive buffer past the caches */
-  int64_t push;       /* write the slots past the caches */
+  int64_t push;       /* write the slots past the caches, and results that others read from here */
   int64_t timeout_ns; /* without progress; negative: return as soon as nothing is ready */
   int64_t spins;      /* polls before yielding */
   char *send, *recv;  /* this rank's buffers; the records hold offsets into them, or -1 */
@@ -62,11 +55,13 @@ typedef struct {
   uint64_t seq, print; /* the call that this rank has announced, and its fingerprint */
   flag_t *calls;      /* rank 0's line: the call entered, the call finished */
   flag_t *prints;     /* rank 0's fingerprint of this call */
-  int64_t begun_ns, spent_ns; /* when all had entered; out: how long it took from there */
+  int64_t begun_ns;   /* when all had entered */
   int64_t stride;     /* words from one rank's line to the next rank's */
   int64_t cma;        /* whether chunks are read from their writers' buffers */
   flag_t *pids;       /* rank 0's process id */
   int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read */
+  helper_t *helper;   /* a second thread for long copies from other processes, or NULL */
+  style_t style;      /* what `push` is chosen by */
 } job_t;
 
 static int64_t now_ns(void) {
@@ -77,144 +72,6 @@ static int64_t now_ns(void) {
 
 static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
 static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
-
-/* ---- copies: an own loop, because glibc's memcpy is slow at some distances between the pages of source and target */
-
-typedef uint64_t v8 __attribute__((vector_size(64), aligned(1), may_alias));
-
-__attribute__((optimize("no-tree-loop-distribute-patterns"))) static void copy(char *restrict d, const char *restrict s,
-                                                                               size_t n, int stream) {
-  size_t i = 0;
-#if defined(__AVX512F__)
-  if (stream && n >= 256) {
-    for (; ((uintptr_t)(d + i) & 63) != 0; i++) d[i] = s[i];
-    for (; i + 64 <= n; i += 64) _mm512_stream_si512((__m512i *)(d + i), _mm512_loadu_si512(s + i));
-  }
-#elif defined(__AVX__)
-  if (stream && n >= 256) {
-    for (; ((uintptr_t)(d + i) & 31) != 0; i++) d[i] = s[i];
-    for (; i + 32 <= n; i += 32) _mm256_stream_si256((__m256i *)(d + i), _mm256_loadu_si256((const __m256i *)(s + i)));
-  }
-#endif
-  for (; i + 256 <= n; i += 256) {
-    v8 a = *(const v8 *)(s + i), b = *(const v8 *)(s + i + 64), c = *(const v8 *)(s + i + 128), e = *(const v8 *)(s + i + 192);
-    *(v8 *)(d + i) = a, *(v8 *)(d + i + 64) = b, *(v8 *)(d + i + 128) = c, *(v8 *)(d + i + 192) = e;
-  }
-  for (; i < n; i++) d[i] = s[i];
-}
-
-/* ---- 16-bit floats: widen to float32, round to nearest even once */
-
-static inline float bf16_to_f32(uint16_t h) {
-  uint32_t u = (uint32_t)h << 16;
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
-
-static inline uint16_t f32_to_bf16(float f) {
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  uint32_t nan = (u >> 16 & 0x8000) | 0x7fc0;
-  uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? nan : rounded);
-}
-
-static void widen(int dtype, float *restrict d, const uint16_t *restrict s, int64_t n) {
-  int64_t i = 0;
-  if (dtype == BF16) {
-    for (; i < n; i++) d[i] = bf16_to_f32(s[i]);
-    return;
-  }
-#if defined(__F16C__) && defined(__AVX__)
-  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(d + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(s + i))));
-#endif
-  for (; i < n; i++) {
-    _Float16 h;
-    memcpy(&h, s + i, 2);
-    d[i] = (float)h;
-  }
-}
-
-static void narrow(int dtype, uint16_t *restrict d, const float *restrict s, int64_t n) {
-  int64_t i = 0;
-  if (dtype == BF16) {
-    for (; i < n; i++) d[i] = f32_to_bf16(s[i]);
-    return;
-  }
-#if defined(__F16C__) && defined(__AVX__)
-  for (; i + 8 <= n; i += 8) _mm_storeu_si128((__m128i *)(d + i), _mm256_cvtps_ph(_mm256_loadu_ps(s + i), 0));
-#endif
-  for (; i < n; i++) {
-    _Float16 h = (_Float16)s[i];
-    memcpy(d + i, &h, 2);
-  }
-}
-
-/* ---- folds: acc[i] = a[i] op b[i]; acc may be a */
-
-#define LOOP(T, EXPR)                                                        \
-  {                                                                          \
-    T *d = (T *)acc;                                                         \
-    const T *x = (const T *)a, *y = (const T *)b;                            \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) d[i] = (T)(EXPR);   \
-    return;                                                                  \
-  }
-#define INTEGER(T)                                   \
-  switch (op) {                                      \
-    case SUM: LOOP(T, (uint64_t)x[i] + (uint64_t)y[i]) \
-    case PROD: LOOP(T, (uint64_t)x[i] * (uint64_t)y[i]) \
-    case MIN: LOOP(T, x[i] < y[i] ? x[i] : y[i])     \
-    case MAX: LOOP(T, x[i] > y[i] ? x[i] : y[i])     \
-    case LAND: LOOP(T, x[i] && y[i])                 \
-    case LOR: LOOP(T, x[i] || y[i])                  \
-    case LXOR: LOOP(T, !x[i] != !y[i])               \
-    case BAND: LOOP(T, x[i] & y[i])                  \
-    case BOR: LOOP(T, x[i] | y[i])                   \
-    default: LOOP(T, x[i] ^ y[i])                    \
-  }
-#define FLOATING(T)                                              \
-  switch (op) {                                                  \
-    case SUM: LOOP(T, x[i] + y[i])                               \
-    case PROD: LOOP(T, x[i] * y[i])                              \
-    case MIN: LOOP(T, (x[i] < y[i] || x[i] != x[i]) ? x[i] : y[i]) \
-    default: LOOP(T, (x[i] > y[i] || x[i] != x[i]) ? x[i] : y[i])  \
-  }
-
-static void combine(int dtype, int op, void *acc, const void *a, const void *b, int64_t n) {
-  switch (dtype) {
-    case I8: INTEGER(int8_t)
-    case I16: INTEGER(int16_t)
-    case I32: INTEGER(int32_t)
-    case I64: INTEGER(int64_t)
-    case U8: INTEGER(uint8_t)
-    case U16: INTEGER(uint16_t)
-    case U32: INTEGER(uint32_t)
-    case U64: INTEGER(uint64_t)
-    case F64: FLOATING(double)
-    default: FLOATING(float)
-  }
-}
-
-/* ---- the memory of another process */
-
-static ssize_t read_vm(pid_t pid, char *to, size_t n, char *from) {
-#if defined(__linux__)
-  return process_vm_readv(pid, &(struct iovec){to, n}, 1, &(struct iovec){from, n}, 1, 0);
-#else
-  return errno = ENOSYS, (ssize_t)-1;
-#endif
-}
-
-/* Copy n bytes from another process; returns 0 or errno. */
-int blink_read(int64_t pid, char *to, int64_t n, char *from) {
-  while (n > 0) {
-    const ssize_t got = read_vm((pid_t)pid, to, (size_t)n, from);
-    if (got <= 0) return got ? errno : EFAULT;
-    to += got, from += got, n -= got;
-  }
-  return 0;
-}
 
 /* Tell the others where this rank's buffers are in the call that it is about to announce; or that they cannot be read,
  * as memory of devices may not: the first and the last byte are tried. A length is 0 where nobody reads. */
@@ -258,16 +115,36 @@ static int lent(const int64_t *in) { return in[3] >= 0; }
 /* Copy n bytes, from byte `at` of a lane's span on, out of the writer's buffer. */
 static int pull(job_t *j, const int64_t *in, int64_t at, char *to, int64_t n) {
   char *buffer = (char *)get((flag_t *)in[4] + TURN * (j->seq & 1));
-  j->fault = blink_read((int64_t)get(j->pids + in[3] * j->stride), to, n, buffer + in[5] + at);
+  const int64_t pid = (int64_t)get(j->pids + in[3] * j->stride);
+  char *const from = buffer + in[5] + at;
+  j->fault = j->helper && n >= SHARED_BYTES ? blink_read_shared(j->helper, pid, to, n, from) : blink_read(pid, to, n, from);
   if (j->fault) j->faulty = in[3];
   return !j->fault;
+}
+
+static _Thread_local char pieces[PIECES_BYTES] __attribute__((aligned(4096)));
+
+/* Elements of each operand that are read ahead from their writers' buffers; 0 if all lie in slots. */
+static int64_t piece_of(const job_t *j, const cursor *c) {
+  int any = 0;
+  for (int64_t i = 0; i < c->nins; i++) any |= lent(c->ins + IN * i);
+  if (!any) return 0;
+  const int64_t each = PIECES_BYTES / c->nins < PIECE_BYTES ? PIECES_BYTES / c->nins : PIECE_BYTES;
+  return each / j->item / 64 * 64;
+}
+
+/* Copy n elements, from `first` of the lane's span on, of every operand that lies in its writer's buffer. */
+static int read_ahead(job_t *j, const cursor *c, int64_t first, int64_t n, int64_t piece) {
+  for (int64_t i = 0; i < c->nins; i++)
+    if (lent(c->ins + IN * i) && !pull(j, c->ins + IN * i, first * j->item, pieces + i * piece * j->item, n * j->item)) return 0;
+  return 1;
 }
 
 /* Returns 0 if the memory of another process could not be read. */
 static int step(job_t *j, const cursor *c, int64_t k) {
   const int64_t first = k * c->chunk, n = c->count - first < c->chunk ? c->count - first : c->chunk;
   const int64_t slot = k % j->depth, wide = j->item != j->acc;
-  const int push = j->push && n * j->item >= PUSH_BYTES;
+  const int push = j->push && n * j->item >= PUSH_BYTES, past = j->stream || (j->cma && push);
   const int64_t in_item = c->in_partial ? j->acc : j->item, out_item = c->out_partial ? j->acc : j->item;
   const int64_t in_slot = slot * ((j->chunk * in_item + 63) & ~63), out_slot = slot * ((j->chunk * out_item + 63) & ~63);
   char buffer[BLOCK * 8] __attribute__((aligned(64)));
@@ -286,21 +163,29 @@ static int step(job_t *j, const cursor *c, int64_t k) {
     }
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
       if ((char *)p[1] + out_slot != from) copy((char *)p[1] + out_slot, from, bytes, push);
-    if (store && store != from) copy(store, from, bytes, (int)j->stream || (j->cma && push));
+    if (store && store != from) copy(store, from, bytes, past);
     return 1;
   }
   /* fold straight into the first slot (or the result) where no rounding comes between and no operand is overwritten */
   const int direct = !push && !wide && !(c->final && j->divide) && (c->nouts || c->nops == 2);
-  for (int64_t at = 0; at < n; at += BLOCK) {
-    const int64_t m = n - at < BLOCK ? n - at : BLOCK;
+  const int64_t piece = piece_of(j, c);
+  int64_t from = 0, to = piece ? 0 : n; /* what has been read ahead */
+  for (int64_t at = 0, m; at < n; at += m) {
+    if (at == to) {
+      from = at, to = n - at < piece ? n : at + piece;
+      if (!read_ahead(j, c, first + from, to - from, piece)) return 0;
+    }
+    m = to - at < BLOCK ? to - at : BLOCK;
     const char *value = NULL;
     char *const slot0 = c->nouts ? (char *)c->outs[1] + out_slot + at * out_item : NULL;
     char *const store = c->store ? c->store + (first + at) * j->item : NULL;
     char *const acc = !direct ? buffer : slot0 ? slot0 : store;
     for (int64_t i = 0; i < c->nops; i++) {
-      const int own = c->fold[i] < 0;
-      const int64_t item = own ? j->item : in_item;
-      const char *x = own ? c->local + (first + at) * item : (char *)c->ins[IN * c->fold[i] + 1] + in_slot + at * item;
+      const int64_t *in = c->fold[i] < 0 ? NULL : c->ins + IN * c->fold[i];
+      const int64_t item = !in || lent(in) ? j->item : in_item;
+      const char *x = !in        ? c->local + (first + at) * item
+                      : lent(in) ? pieces + (c->fold[i] * piece + at - from) * item
+                                 : (char *)in[1] + in_slot + at * item;
       if (wide && item == j->item) {
         widen((int)j->dtype, (float *)(i ? wider : buffer), (const uint16_t *)x, m);
         x = i ? wider : buffer;
@@ -321,7 +206,7 @@ static int step(job_t *j, const cursor *c, int64_t k) {
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
       if (o || !direct)
         copy((char *)p[1] + out_slot + at * out_item, c->out_partial ? value : rounded, (size_t)(m * out_item), push);
-    if (store && store != value) copy(store, rounded, (size_t)(m * j->item), (int)j->stream);
+    if (store && store != value) copy(store, rounded, (size_t)(m * j->item), past);
   }
   return 1;
 }
@@ -424,6 +309,7 @@ int blink_call(job_t *j, int64_t *code) {
       p[9] = 0;
       p = next;
     }
+    j->push = blink_style(&j->style);
     fill(j, code);
     j->stage = 1;
   }
@@ -456,7 +342,7 @@ int blink_call(job_t *j, int64_t *code) {
   }
   if (j->cma && get(j->abort)) return ABORTED; /* what was read may be of a rank that had left the call */
   set(j->calls + j->rank * j->stride + 1, j->seq);
-  j->spent_ns = now_ns() - j->begun_ns;
+  blink_learn(&j->style, now_ns() - j->begun_ns);
   return DONE;
 }
 

@@ -23,7 +23,7 @@ import atexit
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from mpi4py import MPI
@@ -182,19 +182,28 @@ class Places:
 
     Args:
         shift: bytes by which slots lie past a multiple of the line.
+        lent: channels that have no slots.
 
     Raises:
         PlanError: if a rank would need more flags or slots than it has.
     """
 
-    def __init__(self, program: Program, window: SharedWindow, itemsize: int, acc_itemsize: int, shift: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        window: SharedWindow,
+        itemsize: int,
+        acc_itemsize: int,
+        shift: int,
+        lent: Collection[int] = (),
+    ) -> None:
         n = window.n
         written, read, used = [0] * n, [0] * n, [shift] * n
         self.heads: list[int] = []
         self.tails: list[dict[int, int]] = []
         self.slots: list[int] = []
         self.strides: list[int] = []
-        for channel in program.channels:
+        for c, channel in enumerate(program.channels):
             w = channel.writer
             stride = (program.chunk * (acc_itemsize if channel.partial else itemsize) + LINE - 1) // LINE * LINE
             self.heads.append(window.head(w, written[w]))
@@ -202,7 +211,7 @@ class Places:
             self.strides.append(stride)
             self.tails.append({r: window.tail(r, read[r]) for r in channel.readers})
             written[w] += 1
-            used[w] += stride * program.depth
+            used[w] += 0 if c in lent else stride * program.depth
             for r in channel.readers:
                 read[r] += 1
         if max(written, default=0) > HEADS or max(read, default=0) > TAILS:

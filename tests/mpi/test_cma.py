@@ -6,6 +6,7 @@ import ctypes
 import io
 import os
 from contextlib import redirect_stderr
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,19 +18,20 @@ from msgspec.structs import replace
 import blinkmpi
 from blinkmpi.errors import FallbackError
 from blinkmpi.transport import agree, native
+from blinkmpi.transport.cma import Helper, Lent
 from blinkmpi.transport.native import Native
 from tests.conformance import Array, cases
 from tests.harness import mpi
 from tests.mpi.test_conformance import OURS, run_all
 
-MOVING = ("broadcast", "allgather", "gather", "scatter")
+COLLECTIVES = ("broadcast", "allgather", "gather", "scatter", "allreduce", "reduce", "reduce_scatter")
 
 
 def by_cma(comm: blinkmpi.Communicator) -> blinkmpi.Communicator:
-    """Make every call that can take the road ``cma`` take it, at any size."""
+    """Make every call take the road ``cma``, at any size."""
     engine = comm._engine()
-    rules = [r for r in engine.plans.rules if r.road == "cma" or r.collective not in MOVING]
-    engine.plans = replace(engine.plans, rules=tuple(replace(r, min_bytes=0) for r in rules))
+    rules = {r.collective: replace(r, road="cma", min_bytes=0) for r in engine.plans.rules if r.scheme == "direct"}
+    engine.plans = replace(engine.plans, rules=tuple(rules.values()))
     return comm
 
 
@@ -38,7 +40,7 @@ def roads(comm: blinkmpi.Communicator) -> set[bool]:
     return {bool(way.loaded.lent) for way in comm._engine()._ways.values() if way.loaded is not None}
 
 
-@pytest.mark.parametrize("collective", MOVING)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 @mpi(ranks=(2, 3, 4), timeout=120)
 def test_both_roads_are_right(comm: MPI.Intracomm, collective: str) -> None:
     some = list(cases(collective, comm.size, full=False))
@@ -130,7 +132,7 @@ def test_explain_and_the_log_say_which_road_runs(comm: MPI.Intracomm) -> None:
     with mock.patch.dict(os.environ, BLINKMPI_DEBUG="INFO"), redirect_stderr(heard):
         with blinkmpi.Communicator(comm, runner="c") as ours:
             assert "copied out of the writer's buffer (cma)" in ours.explain("broadcast", vector.nbytes)
-            assert "slots a channel" in ours.explain("broadcast", 1 << 30)
+            assert "slots a channel" in ours.explain("allreduce", 1 << 30)
             assert "one another's memory (cma)" in ours.runner
             ours.Bcast(vector)
         with blinkmpi.Communicator(comm, runner="numpy") as ours:
@@ -141,13 +143,81 @@ def test_explain_and_the_log_say_which_road_runs(comm: MPI.Intracomm) -> None:
 
 
 def test_memory_that_is_not_there_is_an_error_and_not_a_crash() -> None:
-    path, why = native.build()
-    if path is None:
-        pytest.skip(f"no C runner: {why}")
-    code = native.load(path, why).code
+    code = code_of()
     source, target = ctypes.c_uint64(7), ctypes.c_uint64(0)
     me = os.getpid()
     assert code.blink_read(me, ctypes.addressof(target), 8, ctypes.addressof(source)) == 0
     assert target.value == 7
     assert os.strerror(code.blink_read(me, ctypes.addressof(target), 8, 8)) == "Bad address"
     assert os.strerror(code.blink_read(2**22 + 1, ctypes.addressof(target), 8, 8)) == "No such process"
+
+
+# ---------------------------------------------------------------- the helper
+
+
+def threads() -> int:
+    """Helpers of this process."""
+    return sum(name.read_text() == "blinkmpi-reader\n" for name in Path("/proc/self/task").glob("*/comm"))
+
+
+def code_of() -> ctypes.CDLL:
+    path, why = native.build()
+    if path is None:
+        pytest.skip(f"no C runner: {why}")
+    return native.load(path, why).code
+
+
+@mpi(ranks=(2, 3), timeout=60)
+def test_a_reader_takes_the_core_of_a_rank_that_waits(comm: MPI.Intracomm) -> None:
+    """With two ranks, each of which has a core, one of which reads; its thread ends with the communicator."""
+    cores = len(os.sched_getaffinity(0))
+    with by_cma(blinkmpi.Communicator(comm, algo=OURS, runner="c")) as ours:
+        vector = np.empty(5_000_001, np.uint8)
+        for i in range(6):
+            vector[:] = i + comm.rank
+            ours.Bcast(vector, root=i % 2)
+            assert (vector == i + i % 2).all()
+        helps = [bool(way.loaded.job.helper) for way in ours._engine()._ways.values() if way.loaded]
+        assert helps == [comm.size == 2 and cores >= 2] * 2
+        assert threads() == any(helps)
+        ours.Allgather(vector[:9], np.empty(9 * comm.size, np.uint8))  # in which nobody waits
+        assert not [way for way in ours._engine()._ways.values() if way.loaded][-1].loaded.job.helper  # type: ignore[union-attr]
+    assert threads() == 0
+
+
+def test_what_two_threads_read_is_whole_or_an_error() -> None:
+    code, me = code_of(), os.getpid()
+    source = np.arange(3_000_000, dtype=np.uint32)
+    target = np.zeros_like(source)
+    helper = code.blink_help()
+    assert helper
+    for _ in range(50):
+        target[:] = 0
+        assert code.blink_read_shared(helper, me, target.ctypes.data, target.nbytes, source.ctypes.data) == 0
+        assert (target == source).all()
+    assert os.strerror(code.blink_read_shared(helper, me, target.ctypes.data, target.nbytes, 8)) == "Bad address"
+    gone = code.blink_read_shared(helper, 2**22 + 1, target.ctypes.data, target.nbytes, source.ctypes.data)
+    assert os.strerror(gone) == "No such process"
+    child = os.fork()
+    if child == 0:  # has no such thread, and waits for none
+        code.blink_help_no_more(helper)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert threads() == 1
+    code.blink_help_no_more(helper)
+    assert threads() == 0
+
+
+def test_that_no_second_thread_can_be_started_is_said() -> None:
+    code = mock.Mock()
+    code.blink_help.return_value = None
+    helper = Helper(Native(code, ""), 1)
+    ctypes.set_errno(11)
+    program = mock.Mock(channels=[mock.Mock(writer=0, readers=(1,))], lanes=[mock.Mock(rank=1, store=0, outs=())])
+    assert helper.address(program, {0: Lent("send", 0)}) == 0
+    assert helper.why_not == os.strerror(11)
+    helper.address(program, {0: Lent("send", 0)})
+    helper.close()
+    helper.close()
+    code.blink_help.assert_called_once()
+    code.blink_help_no_more.assert_not_called()

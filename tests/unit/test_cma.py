@@ -6,11 +6,12 @@ import pytest
 
 from blinkmpi.plan import Plan
 from blinkmpi.program import Call, Program
-from blinkmpi.select import MPI_BELOW_BYTES_BY_SLOTS, by_slots, make_plan, program_for
+from blinkmpi.select import CMA_BYTES, MPI_BELOW_BYTES, SMALLEST, by_slots, make_plan, program_for
 from blinkmpi.topology import machine
-from blinkmpi.transport.cma import lent_channels
+from blinkmpi.transport.cma import LONG_BYTES, in_long_chunks, lent_channels
 
 MOVING = ("broadcast", "allgather", "gather", "scatter")
+REDUCING = ("allreduce", "reduce", "reduce_scatter")
 
 
 def plan_of(name: str, *, mpi: bool = False) -> Plan:
@@ -26,23 +27,38 @@ def program_of(plan: Plan, collective: str, count: int = 1 << 16) -> Program:
 
 
 @pytest.mark.parametrize("name", ["cpu:4", "dgx-1v", "dgx-2"])
-@pytest.mark.parametrize("collective", [*MOVING, "allreduce", "reduce", "reduce_scatter"])
+@pytest.mark.parametrize("collective", [*MOVING, *REDUCING])
 def test_what_is_read_from_a_buffer_lies_there(name: str, collective: str) -> None:
+    """A value that its writer sends unchanged, or one that is final and kept; the rest passes through slots."""
     program = program_of(plan_of(name), collective)
     lent = lent_channels(program)
-    if collective not in MOVING:
-        assert lent == {}
-        return
-    if name == "cpu:4":
+    if name == "cpu:4" and collective != "reduce":
         assert len(lent) == len(program.channels) > 0  # everybody reads from where the bytes are
     for lane in program.lanes:
         for c in lane.outs:
-            if c in lent:
-                assert lent[c] == (("send", lane.local) if lane.local is not None else ("recv", lane.store))
-                assert lane.fold in ((-1,), (0,))  # the value is one operand, unchanged
-            else:
-                assert lane.local is None
+            if c not in lent:
                 assert lane.store is None  # it only passes through
+                assert lane.ins
+            elif lent[c].buffer == "send":
+                assert lent[c].offset == lane.local
+                assert lane.fold == (-1,)
+            else:
+                assert lent[c].offset == lane.store
+                assert lane.fold == (0,) or lane.final
+                assert not program.channels[c].partial
+
+
+@pytest.mark.parametrize("collective", [*MOVING, *REDUCING])
+def test_chunks_are_long_where_nobody_waits_for_a_part(collective: str) -> None:
+    program = program_of(plan_of("cpu:2"), collective)
+    lent = lent_channels(program)
+    long = in_long_chunks(program, lent, 4)
+    if collective == "allreduce":  # the way down begins with the first chunk that is complete
+        assert long == program
+    else:
+        assert long.chunk * 4 == LONG_BYTES
+        assert long.check() == long
+    assert in_long_chunks(program, {}, 4) == program
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -51,13 +67,15 @@ def test_the_table_without_cma(n: int, mpi: bool) -> None:
     plan = plan_of(f"cpu:{n}", mpi=mpi)
     without = by_slots(plan)
     assert {r.road for r in without.rules} == {"slots"}
-    for collective in MOVING:
-        assert plan.rule(collective, (1 << 20) * (1 if n > 2 else 2)).road == "cma"
-        floor = MPI_BELOW_BYTES_BY_SLOTS[collective][n > 2] if mpi else 0
+    for collective, sizes in CMA_BYTES.items():
+        first, end = sizes[n > 2]
+        assert plan.rule(collective, first).road == "cma"
+        assert plan.rule(collective, first - 1).road == "slots"
+        assert end is None or (plan.rule(collective, end - 1).road, plan.rule(collective, end).road) == ("cma", "slots")
+    for collective in (*MOVING, *REDUCING):
+        floor = MPI_BELOW_BYTES[collective][n > 2] if mpi else 0
         assert without.rule(collective, floor).scheme == "direct"
         if mpi:
-            assert without.rule(collective, floor - 1).scheme == "mpi"
-    for collective in ("allreduce", "reduce", "reduce_scatter"):
-        kept = [[r for r in p.rules if r.collective == collective] for p in (plan, without)]
-        assert kept[0] == kept[1]
+            assert without.rule(collective, floor - 1).scheme == plan.rule(collective, SMALLEST - 1).scheme == "mpi"
+            assert plan.rule(collective, SMALLEST).scheme == "direct"
     assert by_slots(without) == without

@@ -228,16 +228,17 @@ def test_arguments_of_the_communicator_are_all_documented() -> None:
 
 
 def test_the_limits_of_the_selection_table_are_documented() -> None:
-    rows = table("docs/design.md", "collective | to MPI below, 2 ranks")
+    rows = table("docs/design.md", "collective | without cma to MPI below, 2 ranks")
     assert {c: tuple(sizes) for c, *sizes in rows} == {
         c: tuple(size_text(n) for n in (*sizes, select.MPI_BELOW_BYTES_ACROSS[c]))
         for c, sizes in select.MPI_BELOW_BYTES.items()
     }
-    rows = table("docs/design.md", "bytes only move | slots from, 2 ranks")
+    rows = table("docs/design.md", "collective | by cma from, 2 ranks")
     assert {c: tuple(sizes) for c, *sizes in rows} == {
-        c: tuple("never" if n is None else size_text(n) for n in (*sizes, *select.MPI_BELOW_BYTES_BY_SLOTS[c]))
-        for c, sizes in select.SLOTS_FROM_BYTES.items()
+        c: tuple("" if n is None else size_text(n) for pair in sizes for n in pair)
+        for c, sizes in select.CMA_BYTES.items()
     }
+    assert f"shorter than {select.SMALLEST} bytes go to MPI" in text_of("docs/design.md")
 
 
 def test_types_and_operations_are_documented() -> None:

@@ -52,7 +52,7 @@ def test_a_build_holds_every_file_once(tmp_path: Path) -> None:
     for package, folder in package_dir.items():
         (source / folder).mkdir(parents=True, exist_ok=True)
         for file in (ROOT / folder).iterdir():
-            if file.suffix in {".py", ".c", ".cu", ".cuh", ".sbatch", ".sh"}:
+            if file.suffix in {".py", ".c", ".h", ".cu", ".cuh", ".sbatch", ".sh"}:
                 shutil.copy(file, source / folder)
                 expected.append(f"{package.replace('.', '/')}/{file.name}")
     for link in (ROOT / "blinkmpi").iterdir():
