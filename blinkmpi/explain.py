@@ -100,8 +100,9 @@ class Explanation(Value, frozen=True):
             if len(it.shares) > 1:
                 counts = Counter(it.shares)
                 lines += _field("shares", ", ".join(f"{k} x {s}" if k > 1 else s for s, k in counts.items()))
-            road = "copied out of the writer's buffer (cma)" if it.road == "cma" else f"{it.slots} slots a channel"
-            lines += _field("pipeline", f"chunks of {size_text(it.chunk_bytes)}, {road}")
+            cma = it.road == "cma"  # the transport takes longer chunks where nobody waits for a part
+            road = "copied out of the writer's buffer (cma)" if cma else f"{it.slots} slots a channel"
+            lines += _field("pipeline", f"chunks of {'at least ' * cma}{size_text(it.chunk_bytes)}, {road}")
             prediction = f"{time_text(it.seconds)}, algbw {it.algbw:.4g} GB/s, busbw {it.busbw:.4g} GB/s"
             lines += _field("predicted", prediction)
             lines += _field("busiest", it.busiest)

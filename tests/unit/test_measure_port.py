@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from blinkmpi.errors import DeviceError
-from blinkmpi.transport.cuda import rates
+from blinkmpi.transport.cuda import device, rates
+from blinkmpi.transport.cuda.device import Kernel
 from blinkmpi.transport.cuda.rates import LINE, NBYTES, PACK, TRIPS, WARM, Rates
 
 SMALL = 64 * PACK
@@ -30,13 +31,11 @@ class FakeGpu:
     """Device memory is memory of this process; a handle is an address."""
 
     answers: bool = True
-    code: int = 0
     refused: bool = False
     memory: dict[int, Any] = field(default_factory=dict)
     mapped: list[int] = field(default_factory=list)
     flags: list[list[int]] = field(default_factory=list)
     sms: int = 4
-    driver: Any = None
 
     def __post_init__(self) -> None:
         copied = lambda to, source, nbytes, kind, stream: ctypes.memmove(to, source, nbytes)  # noqa: E731
@@ -78,7 +77,8 @@ class FakeGpu:
     def compile(self, source: str, name: str) -> Any:
         return SimpleNamespace(launcher=lambda *args: lambda: self.launch(name, *args))
 
-    def launch(self, name: str, driver: Any, grid: int, block: int, stream: int, params: Any) -> int:
+    def launch(self, name: str, grid: int, block: int, stream: int, params: Any, what: str) -> None:
+        assert what == name
         if name == "push":
             to, source, packs = told(params, PUSH)
             assert (grid, block) == (self.sms, rates.THREADS)
@@ -88,7 +88,6 @@ class FakeGpu:
             self.flags.append(args)
             if self.answers:
                 ctypes.c_uint64.from_address(args[2]).value = TRIPS * 2500
-        return self.code
 
     @contextlib.contextmanager
     def timed(self, stream: int) -> Iterator[Callable[[], float]]:
@@ -148,9 +147,29 @@ def test_a_peer_that_does_not_answer_is_an_error() -> None:
     ports[1].flag(0)
     with pytest.raises(DeviceError, match="GPU 1 of the node has not answered for 10 s"):
         ports[0].flag(1)
-    broken = joined(FakeGpu(code=719), FakeGpu())
-    with pytest.raises(DeviceError, match="CUDA error 719"):
-        broken[0].push(1, 1)
+
+
+def test_a_kernel_is_launched_with_its_arguments_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+    refused = RuntimeError("CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure")
+
+    def launch(*numbers: int) -> None:
+        calls.append(numbers)
+        if len(calls) > 1:
+            raise refused
+
+    monkeypatch.setattr(
+        device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(launchKernel=launch)))
+    )
+    params = (ctypes.c_void_p * 1)(77)
+    start = Kernel(None, 11, 32).launcher(5, 256, 9, params, "allreduce(1 x int8)")
+    start()
+    assert calls == [(11, 5, 1, 1, 256, 1, 1, 0, 9, ctypes.addressof(params), 0)]
+    with pytest.raises(
+        DeviceError, match=r"launch of allreduce\(1 x int8\): CUDA_ERROR_LAUNCH_FAILED.*started again"
+    ) as caught:
+        start()
+    assert caught.value.__cause__ is refused
 
 
 def test_memory_that_cannot_be_mapped_has_its_reason_and_all_is_given_back() -> None:
