@@ -116,7 +116,7 @@ LANES = {"lanes": WORKERS + EXTRA}
 @pytest.mark.parametrize("arch", GENERATIONS)
 @pytest.mark.parametrize(("dtype", "op"), [("bfloat16", "sum"), ("float32", "avg"), ("int8", "max"), ("float32", "")])
 def test_one_hop_kernels(arch: str, dtype: str, op: str) -> None:
-    sizes = (2, 3, 8) if arch == "sm_90" else (8,)
+    sizes = (2, 3, 8) if (arch, dtype) == ("sm_90", "bfloat16") else (8,)  # types differ little, numbers of ranks more
     calls = [Call("allreduce" if op else "allgather", n, (1000,), dtype, op) for n in sizes]
     made = [(f"{arch} n={call.n} {kind}", *one) for call in calls for kind, one in onehop(call).items()]
     found = all_compiled([source for _, source, _ in made], arch, version=GENERATIONS[arch])
