@@ -12,19 +12,18 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.numerics import dtype_of
 from blinkmpi.program import Call
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.code import direct_source, packets_source
 from blinkmpi.transport.cuda.device import cupy
 from blinkmpi.transport.cuda.packets import ROADS as PACKETS
+from blinkmpi.transport.cuda.packets import fits
 from tests.conformance import COLLECTIVES, Case, cases
 from tests.gpu.helpers import DGX1, Pools, at_least, run_all, sizes, spinner
 from tests.harness import mpi
 
 SIZES = sizes(1, 2, 3, 4, 8)
 ROADS = (*PACKETS, "direct", "slots")
-TWICE = ("allreduce", "reduce", "broadcast")  # what two shots carry
 SOME = (("float32", "sum"), ("bfloat16", "sum"), ("float32", "avg"), ("int16", "min"), ("bool", "lor"))
 FEW = SOME[:2]
 MOVED = ("float32", "bool", "complex128")  # where bytes only move, all types are one kernel
@@ -38,14 +37,11 @@ def chosen(collective: str, n: int, pairs: tuple[tuple[str, str], ...]) -> list[
     return [c for c in cases(collective, n) if (c.dtype, c.op) in pairs or (not c.op and c.dtype in MOVED)]
 
 
-def fits(case: Case, road: str) -> bool:
-    """Whether a road carries a case (packets: short vectors, blocks of one length)."""
-    nbytes = case.count * dtype_of(case.dtype).itemsize
-    if road not in PACKETS:
-        return True
-    if PACKETS[road].two_shot and not (case.collective == "allreduce" or (case.n > 2 and case.collective in TWICE)):
-        return False
-    return case.collective != "reduce_scatter" and nbytes <= (1 << 20 if PACKETS[road].lines else 64 << 10)
+def carries(road: str, case: Case) -> bool:
+    """Whether a road carries a case: packets not all of them."""
+    kind = case.collective.removesuffix("_block")
+    call = Call(kind, case.n, case.counts() if kind == "reduce_scatter" else (case.count,), case.dtype, case.op)  # type: ignore[arg-type]
+    return road not in PACKETS or fits(call, road)
 
 
 def compile_together(comm: blinkmpi.Communicator, pairs: list[tuple[str, str]]) -> None:
@@ -105,7 +101,7 @@ def test_roads_and_schemes(comm: MPI.Intracomm) -> None:
         with blinkmpi.Communicator(comm, algo=";".join(f"{name}:onehop/{road}" for name in NAMES)) as ours:
             pools = Pools(ours, registered=road == "direct")
             for collective in COLLECTIVES:
-                run_all(ours, pools, [c for c in some[collective] if fits(c, road)])
+                run_all(ours, pools, [c for c in some[collective] if carries(road, c)])
     if "chain" in schemes["allreduce"]:
         with blinkmpi.Communicator(comm, algo="allreduce:chain/halves") as ours:
             assert ours.gpu_road().plans.rule("allreduce", 1, registered=True).road == "halves"

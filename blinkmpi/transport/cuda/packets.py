@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from ...errors import ArgumentError
 from ...numerics import dtype_of
 from ...program import Call
-from .arena import BOX_BYTES, line_box_bytes
+from .arena import BOX_BYTES, LINE, line_box_bytes
 
 UNIT = 16  # bytes that one thread sends of a stream
-LINE_UNITS, LINE_BYTES = 7, 128
+LINE_UNITS = 7  # of a line; the eighth is its flag
+TWO_SHOTS = ("allreduce", "reduce", "broadcast")  # what takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ def streams(call: Call, rank: int, *, two_shot: bool = False) -> Streams:
     nbytes = call.counts[0] * dtype_of(call.dtype).itemsize
     everyone, me, root = (1 << n) - 1, 1 << rank, 1 << max(call.root, 0)
     others, at_root, kind = everyone & ~me, rank == max(call.root, 0), call.collective
+    if two_shot and kind not in TWO_SHOTS:
+        raise ArgumentError(f"{kind} takes one shot; two are for {', '.join(TWO_SHOTS)}")
     if two_shot:
         owners = everyone if kind == "allreduce" else everyone & ~root
         if kind == "allreduce":
@@ -67,11 +70,9 @@ def streams(call: Call, rank: int, *, two_shot: bool = False) -> Streams:
             if at_root:
                 return Streams(nbytes, 0, 0, owners, 0, owners, 0, owners, keep=False)
             return Streams(nbytes, 0, 0, owners & ~me, everyone, owners, root, 0, keep=False)
-        if kind == "broadcast":
-            if at_root:
-                return Streams(nbytes, 0, 0, owners, 0, owners)
-            return Streams(nbytes, 0, 0, 0, root, owners, owners & ~me, owners & ~me)
-        raise ArgumentError(f"{kind} takes one shot; two are for allreduce, reduce and broadcast")
+        if at_root:
+            return Streams(nbytes, 0, 0, owners, 0, owners)
+        return Streams(nbytes, 0, 0, 0, root, owners, owners & ~me, owners & ~me)
     if kind == "allreduce":
         return Streams(nbytes, 0, 0, others, everyone)
     if kind == "allgather":
@@ -97,7 +98,7 @@ def longest_slice(call: Call, *, two_shot: bool) -> int:
 
 def places(units: int, packets: Packets) -> int:
     """Threads that a slice takes: in a line, every eighth carries the flag."""
-    return -(-units // LINE_UNITS) * (LINE_BYTES // UNIT) if packets.lines else units
+    return -(-units // LINE_UNITS) * (LINE // UNIT) if packets.lines else units
 
 
 def fits(call: Call, road: str) -> bool:
@@ -105,9 +106,8 @@ def fits(call: Call, road: str) -> bool:
     packets = ROADS[road]
     if call.collective == "reduce_scatter" and len(set(call.counts)) > 1:
         return False
-    if packets.two_shot and not (
-        call.collective == "allreduce" or (call.collective in ("reduce", "broadcast") and call.n > 2)
-    ):
+    alone = call.n <= 2 and call.collective != "allreduce"  # one owner at most, which a shot reaches
+    if packets.two_shot and (call.collective not in TWO_SHOTS or alone):
         return False
     units = longest_slice(call, two_shot=packets.two_shot)
     if packets.lines:

@@ -326,17 +326,16 @@ class CudaTransport:
                 know nothing of it.
             home_bytes: the result's.
         """
-        args, n, refs = list(loaded.args), self.n, (send_ref, recv_ref)
-        if loaded.road != "direct":  # telling the peers would cost a fence
-            send_ref = recv_ref = 0
+        args, n = list(loaded.args), self.n
+        told = (send_ref, recv_ref) if loaded.road == "direct" else (0, 0)  # telling the peers costs a fence
         args[n + 2] = int(timeout_s * 1e9)
-        args[n + 5 : n + 11] = send, recv + loaded.begin, send_ref, recv_ref, home, home_bytes
+        args[n + 5 : n + 11] = send, recv + loaded.begin, *told, home, home_bytes
         if loaded.road == "direct":
             args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
         own = _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.road, loaded.text)
         own.ends = loaded.ends
         if loaded.then:
-            own.then = self.fill(loaded.then, recv, recv, refs[1], refs[1], timeout_s)
+            own.then = self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
         return own
 
     def starter(self, loaded: Loaded, stream: int, holder: object) -> Callable[[], None]:
