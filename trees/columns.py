@@ -235,13 +235,17 @@ def _weighted(master: Master, weights: Floats, y: Floats) -> tuple[Tree, ...]:
     columns = [master.columns[j] for j in support]
     uses, owners = master.matrix(columns), master.owners(columns)
     slack = master.room - uses @ weights[support]
+    owners_met = owners[
+        owners @ weights[support] <= weights[-1] * (1 + 1e-7)
+    ]  # other roots' trees weigh more than needed
     for tight in (slack <= 1e-7 * master.room, (slack <= 1e-7 * master.room) & (y > EPSILON)):
-        rows = np.concatenate([uses[tight], owners])
-        last = np.concatenate([np.zeros((int(tight.sum()), 1), np.int64), -np.ones((len(owners), 1), np.int64)])
-        exact = solve(np.concatenate([rows, last], axis=1), [*master.room[tight].tolist(), *[0] * len(owners)])
+        rows = np.concatenate([uses[tight], owners_met])
+        last = np.concatenate([np.zeros((int(tight.sum()), 1), np.int64), -np.ones((len(owners_met), 1), np.int64)])
+        exact = solve(np.concatenate([rows, last], axis=1), [*master.room[tight].tolist(), *[0] * len(owners_met)])
         if exact and min(exact) >= 0 and _fits(uses, exact[:-1], master.room):
-            return _trees(master, columns, exact[:-1])
-    return _trees(master, columns, _rounded(owners, weights[support]))
+            return _trees(master, columns, _even(owners, exact[:-1]))
+    floors = [Fraction(floor(w * (1 - 1 / GRAIN) * GRAIN), GRAIN) for w in weights[support].tolist()]
+    return _trees(master, columns, _even(owners, floors))
 
 
 def _fits(uses: Ints, weights: Sequence[Fraction], room: Ints) -> bool:
@@ -251,15 +255,14 @@ def _fits(uses: Ints, weights: Sequence[Fraction], room: Ints) -> bool:
     return all(load <= int(c) * scale for load, c in zip(loads, room, strict=True))
 
 
-def _rounded(owners: Ints, weights: Floats) -> list[Fraction]:
-    """Weights rounded down, the same for every root."""
-    floors = [Fraction(floor(w * (1 - 1 / GRAIN) * GRAIN), GRAIN) for w in weights.tolist()]
-    least = min(sum((floors[j] for j in np.flatnonzero(row).tolist()), Fraction(0)) for row in owners)
-    result = [Fraction(0)] * len(floors)
+def _even(owners: Ints, weights: Sequence[Fraction]) -> list[Fraction]:
+    """Weights made less where a root has more than another."""
+    least = min(sum((weights[j] for j in np.flatnonzero(row).tolist()), Fraction(0)) for row in owners)
+    result = [Fraction(0)] * len(weights)
     for row in owners:
         rest = least
         for j in np.flatnonzero(row).tolist():
-            result[j] = min(rest, floors[j])
+            result[j] = min(rest, weights[j])
             rest -= result[j]
     return result
 

@@ -99,6 +99,27 @@ def test_one_way_collectives_are_optimal_on_any_graph(t: Topology, collective: s
     assert packing.optimal, packing.reason
 
 
+def test_a_root_whose_trees_weigh_more_than_needed() -> None:
+    """The program's solution had three trees of one root and two of the other; both must come to the same, exactly."""
+    pairs = [
+        (0, 1, 1),
+        (1, 0, 1),
+        (0, 2, 1),
+        (2, 0, 1),
+        (0, 3, 1),
+        (3, 0, 1),
+        (1, 2, 1),
+        (2, 1, 2),
+        (2, 3, 1),
+        (3, 2, 1),
+    ]
+    links = tuple(Link(a, b, "nvlink", lanes, 7) for a, b, lanes in pairs)
+    t = Topology("unequal", (Device("gpu", 0, 0), Device("gpu", 0, 1)), (Switch("nvswitch", 0),) * 2, links)
+    packing = pack(t, "allgather", method="columns")
+    assert packing.optimal
+    assert (packing.rate, {tree.weight for tree in packing.trees}) == (28, {7})
+
+
 @settings(max_examples=30, deadline=None)
 @given(machines(most=6, symmetric=True, switches=2))
 def test_allreduce_with_switches(t: Topology) -> None:
