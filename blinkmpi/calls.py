@@ -8,6 +8,7 @@ its operation first: one that is MPI's alone is so on all ranks, whatever their 
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import sys
 from collections.abc import Callable
@@ -26,15 +27,24 @@ from .trees.tree import Collective
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call as this rank made it: what it sends from and receives into (the user's memory, or None)."""
+    """A call as this rank made it: what it sends from and receives into (the user's memory, or None).
+
+    ``home`` is where the received goes in the end, if peers read what lies there until then; else None.
+    """
 
     call: Call
     send: Array | DeviceArray | Spot | None
     recv: Array | DeviceArray | Spot | None
+    home: Array | DeviceArray | Spot | None = None
 
     def spots(self) -> Prepared:
         """The same without keeping the memory alive, for a call that is made again on the same buffers."""
-        return Prepared(self.call, spot(self.send), spot(self.recv))
+        return Prepared(self.call, spot(self.send), spot(self.recv), spot(self.home))
+
+    def settle(self) -> None:
+        """Bring home, in host memory, what was received."""
+        if self.home is not None and self.recv is not None:
+            ctypes.memmove(address(self.home), address(self.recv), self.home.nbytes)
 
     @property
     def on_device(self) -> bool:
@@ -103,8 +113,7 @@ def reduce_scatter_block(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.
     name = op_name(op)
     if in_place(sendbuf):
         recv = parse(recvbuf, name="recvbuf", writable=True, blocks=n)
-        block = _block(recv, 0, n, "recvbuf")
-        return _scattered(rank, n, _copy(recv), block, (block.count,) * n, name)
+        return _scattered_in_place(rank, n, recv, (_block(recv, 0, n, "recvbuf").count,) * n, name)
     recv = parse(recvbuf, name="recvbuf", writable=True)
     send = parse(sendbuf, name="sendbuf", writable=False, blocks=n)
     return _scattered(rank, n, send, recv, (recv.count,) * n, name)
@@ -146,8 +155,7 @@ def reduce_scatter(
         raise ArgumentError(
             f"rank {rank}: recvbuf has {recv.count} elements, the blocks {list(lengths)} {sum(lengths)}; match them"
         )
-    send = _copy(Buffer(recv.array[: sum(lengths)], recv.dtype))
-    return _scattered(rank, n, send, Buffer(recv.array[: lengths[rank]], recv.dtype), lengths, name)
+    return _scattered_in_place(rank, n, Buffer(recv.array[: sum(lengths)], recv.dtype), lengths, name)
 
 
 def barrier(_: int, n: int) -> Prepared:
@@ -243,14 +251,26 @@ def _scattered(rank: int, n: int, send: Buffer, recv: Buffer, lengths: tuple[int
     return Prepared(_reduction("reduce_scatter", n, lengths, send.dtype, op), send.array, recv.array)
 
 
-def _copy(buffer: Buffer) -> Buffer:
-    """The input of a Reduce_scatter in place: its result would overwrite other ranks' blocks."""
-    array = buffer.array
-    if isinstance(array, DeviceArray):
-        memory = sys.modules["cupy"].empty(array.nbytes, "uint8")
-        copy = DeviceArray(memory.data.ptr, array.size, array.itemsize, array.stream, memory, array.ptr, array.device)
-        return Buffer(copy, buffer.dtype)
-    return Buffer(array.copy(), buffer.dtype)
+def _scattered_in_place(rank: int, n: int, whole: Buffer, lengths: tuple[int, ...], op: str) -> Prepared:
+    """A Reduce_scatter of vectors that lie where the results belong: to their front.
+
+    Of a rank's vector, its own block is read by nobody else, and by it only where the result comes to stand. So the
+    result takes that place, and goes to the front when all have read. A GPU cannot move what would overlap itself: if
+    some rank's block would, all copy their vectors first.
+    """
+    call, array = _reduction("reduce_scatter", n, lengths, whole.dtype, op), whole.array
+    spans = [call.block(r) for r in range(n)]
+    start, count = spans[rank]
+    front = array[:count]
+    if isinstance(array, DeviceArray) and any(0 < begin < length for begin, length in spans):
+        return Prepared(call, _copy(array), front)
+    return Prepared(call, array, array[start : start + count], front if start and count else None)
+
+
+def _copy(array: DeviceArray) -> DeviceArray:
+    """Memory that ``array`` is copied to before each call."""
+    memory = sys.modules["cupy"].empty(array.nbytes, "uint8")
+    return DeviceArray(memory.data.ptr, array.size, array.itemsize, array.stream, memory, array.ptr, array.device)
 
 
 def _lengths(recvcounts: Any, n: int) -> tuple[int, ...]:

@@ -190,7 +190,10 @@ class Communicator(Answers, MPI.Intracomm):
         stream: Any = None,
         timeout: float | None = None,
     ) -> None:
-        """Fold all buffers, give each rank one of ``size`` equal blocks."""
+        """Fold all buffers, give each rank one of ``size`` equal blocks.
+
+        In place the result lies at the front of ``recvbuf``; what lies behind it has no meaning afterwards.
+        """
         self._block(REDUCE_SCATTER_BLOCK, (sendbuf, recvbuf, op), timeout, stream)
 
     def Ireduce_scatter_block(
@@ -215,7 +218,10 @@ class Communicator(Answers, MPI.Intracomm):
         stream: Any = None,
         timeout: float | None = None,
     ) -> None:
-        """Fold all buffers, give rank i a block of ``recvcounts[i]`` elements (None: as its receive buffer)."""
+        """Fold all buffers, give rank i a block of ``recvcounts[i]`` elements (None: as its receive buffer).
+
+        In place as :meth:`Reduce_scatter_block`.
+        """
         self._block(self._reduce_scatter(), (sendbuf, recvbuf, recvcounts, op), timeout, stream)
 
     def Ireduce_scatter(

@@ -108,16 +108,17 @@ class Engine(Ground):
                 raise
         if not done:
             self._run(ready, way, job.of(*args), self.timeout_s, begun=done is False)
+        elif ready.home is not None:
+            ready.settle()
 
     def _remember(self, key: tuple[Any, ...], ready: Prepared) -> None:
         """Keep what was settled for a call, if nothing but the buffers' content can be different the next time.
 
-        Not if Python runs it, which needs the arrays themselves, or if it sends from a copy of the user's buffer.
+        Not if Python runs it, which needs the arrays themselves.
         """
         way = self._ways.get((ready.call, True))
         theirs = [part[0] for part in key if isinstance(part, tuple)]  # (address, read-only): see call_key
-        copied = "in place" in key and ready.call.collective == "reduce_scatter"
-        if way is None or copied or not theirs or (way.loaded is not None and way.loaded.runner != "c"):
+        if way is None or not theirs or (way.loaded is not None and way.loaded.runner != "c"):
             return
         if len(self._made) >= CACHE_SIZE:
             del self._made[next(iter(self._made))]
@@ -247,6 +248,7 @@ class Engine(Ground):
                 send, recv = cast(Any, ready.send), cast(Any, ready.recv)  # of the host: nothing else has such a way
                 by_mpi = self.transport.call(way.loaded, self.seq, text, send, recv, timeout_s, begun=begun)
                 if not by_mpi:
+                    ready.settle()
                     return None
             else:
                 by_mpi = self.transport.enter(self.seq, text, timeout_s)

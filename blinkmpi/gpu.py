@@ -7,7 +7,6 @@ has the kernel's deadline, and what went wrong is raised by the next call.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from .buffers import DeviceArray
+from .buffers import DeviceArray, address
 from .calls import Prepared
 from .errors import BlinkError, BufferTypeError
 from .miad import Miad
@@ -223,13 +222,13 @@ class GpuRoad:
             holder: keeps the stream alive.
         """
         on = self._stream(ready) if stream is None else stream
-        ready, home = inside(ready, self.rank)
         loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, text, self.gpu.capturing(on))
-        if home and loaded.road in PACKETS:  # whose threads have read all of the vector that their results overwrite
-            recv, home = home, 0
-        home_bytes = ready.recv.nbytes if home and ready.recv is not None else 0
+        home = ready.home
+        home_at, home_bytes = (address(home), home.nbytes) if home is not None else (0, 0)
+        if home_at and loaded.road in PACKETS:  # whose threads have read all of the vector that their results overwrite
+            recv, home_at, home_bytes = home_at, 0, 0
         own = self.transport.fill(
-            loaded, send, recv, send_ref, recv_ref, timeout_s, home=home if home_bytes else 0, home_bytes=home_bytes
+            loaded, send, recv, send_ref, recv_ref, timeout_s, home=home_at, home_bytes=home_bytes
         )
         tuner = self.tuner(ready.call, registered=registered) if loaded.road == "slots" else None
         looking = tuner if tuner and not tuner.done else None
@@ -331,25 +330,6 @@ class GpuRoad:
 def on_gpu(text: str) -> str:
     """A call on GPU memory, as ranks compare it on the host."""
     return f"{text} in GPU memory"
-
-
-def inside(ready: Prepared, rank: int) -> tuple[Prepared, int]:
-    """A Reduce_scatter in place without the copy of its input, and where its result goes in the end (0: stays).
-
-    Of a rank's vector, its own block is read by nobody else, and by it only where the result comes to stand. So the
-    result takes that place, and goes to the front when the vector has been read, unless it would overlap itself: what
-    comes back then is the call as it was, on all ranks.
-    """
-    call, send, recv = ready.call, ready.send, ready.recv
-    if not isinstance(send, DeviceArray) or not isinstance(recv, DeviceArray) or not send.copy_of:
-        return ready, 0
-    spans = [call.block(r) for r in range(call.n)]
-    if any(0 < start < count for start, count in spans):
-        return ready, 0
-    start, begin = spans[rank][0], send.copy_of
-    whole = dataclasses.replace(send, ptr=begin, owner=recv.owner, copy_of=0)
-    own = dataclasses.replace(recv, ptr=begin + start * recv.itemsize)
-    return Prepared(call, whole, own), begin if start else 0
 
 
 def _way(tree: dict[tuple[int, int], tuple[int, ...]], ends: tuple[int, int]) -> tuple[int, ...] | None:
