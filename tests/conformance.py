@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +34,20 @@ COLLECTIVES = (
 )
 BLOCKED = ("gather", "scatter", "allgather", "reduce_scatter_block", "reduce_scatter")
 LARGE = (("float32", "sum"), ("bfloat16", "sum"), ("int8", "max"))
+SHIFT = 1009  # elements from where one rank's vector begins in the numbers drawn to where the next one's does
+FOLDS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "land": np.logical_and,
+    "lor": np.logical_or,
+    "lxor": np.logical_xor,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
 
 
 @dataclass(frozen=True)
@@ -101,12 +115,11 @@ def inputs(case: Case) -> list[Array]:
 
 @lru_cache(maxsize=1)
 def _inputs(collective: str, n: int, dtype: str, op: str, count: int, size: int) -> tuple[Array, ...]:
-    made = []
-    for rank in range(n):
-        seed = hashlib.sha256(f"{collective} {dtype} {op} {count} {rank}".encode()).digest()
-        made.append(_random(np.random.default_rng(list(seed[:8])), dtype, op, size))
-        made[-1].flags.writeable = False
-    return tuple(made)
+    """Parts of one row of random numbers, each some way behind the one before."""
+    seed = hashlib.sha256(f"{collective} {dtype} {op} {count}".encode()).digest()
+    row = _random(np.random.default_rng(list(seed[:8])), dtype, op, size + (n - 1) * SHIFT)
+    row.flags.writeable = False
+    return tuple(row[at : at + size] for at in range(0, n * SHIFT, SHIFT))
 
 
 def _random(rng: np.random.Generator, dtype: str, op: str, size: int) -> Array:
@@ -122,14 +135,15 @@ def _random(rng: np.random.Generator, dtype: str, op: str, size: int) -> Array:
     if dtype in COMPLEX:
         return (rng.uniform(low, high, size) + 1j * rng.uniform(low, high, size)).astype(kind)
     values = rng.uniform(low, high, size).astype(kind)
-    if op in ("min", "max") and size > 5:
-        values[5] = np.nan if rng.random() < 0.5 else values[5]
+    if op in ("min", "max"):
+        some = values[5::SHIFT]  # in half of the ranks' vectors, and further on in some that are long
+        some[rng.random(some.size) < 0.5] = np.nan
     return values
 
 
-def expected(case: Case, sends: list[Array], rank: int) -> Array | None:
+def expected(case: Case, rank: int) -> Array | None:
     """What ``rank`` must receive, exactly for integers and moves, in float64/complex128 for floating sums."""
-    kind = case.collective
+    kind, sends = case.collective, inputs(case)
     if kind == "broadcast":
         return None if rank == case.root else sends[case.root]
     if kind == "allgather" or (kind == "gather" and rank == case.root):
@@ -138,68 +152,63 @@ def expected(case: Case, sends: list[Array], rank: int) -> Array | None:
         return sends[case.root][rank * case.count : (rank + 1) * case.count]
     if kind in ("gather", "reduce") and rank != case.root:
         return None
-    if kind in ("reduce_scatter", "reduce_scatter_block"):
-        start = sum(case.counts()[:rank])
-        sends = [s[start : start + case.counts()[rank]] for s in sends]
-    return _fold(case, sends)
+    return _folded(case, rank)[0]
 
 
-def _fold(case: Case, sends: list[Array]) -> Array:
-    wide = {"bool": np.bool_, **dict.fromkeys(FLOATS, np.float64), **dict.fromkeys(COMPLEX, np.complex128)}
-    kind = wide.get(case.dtype, dtype_of(case.dtype))
-    parts = np.stack([s.astype(kind) for s in sends])
-    with np.errstate(over="ignore"):
-        match case.op:
-            case "sum":
-                total = parts.sum(0, dtype=kind)
-            case "avg":
-                total = parts.sum(0) / case.n
-            case "prod":
-                total = parts.prod(0, dtype=kind)
-            case "min":
-                total = parts.min(0)
-            case "max":
-                total = parts.max(0)
-            case "land":
-                total = parts.all(0).astype(kind)
-            case "lor":
-                total = parts.any(0).astype(kind)
-            case "lxor":
-                total = (parts.astype(bool).sum(0) % 2).astype(kind)
-            case "band":
-                total = np.bitwise_and.reduce(parts, 0)
-            case "bor":
-                total = np.bitwise_or.reduce(parts, 0)
-            case _:
-                total = np.bitwise_xor.reduce(parts, 0)
-    return np.asarray(total)
-
-
-def mistakes(case: Case, sends: list[Array], got: Array, want: Array, rank: int) -> int:
-    """How many elements of ``got``, which ``rank`` received, lie outside the error that docs/numerics.md allows.
-
-    (n-1) eps(accumulator) sum|x_i| (a product: of the product of |x_i|), and half an ulp of a 16-bit result.
-    """
+def mistakes(case: Case, got: Array, want: Array, rank: int) -> int:
+    """How many elements of ``got``, which ``rank`` received, lie outside the error that docs/numerics.md allows."""
     if got.shape != want.shape or got.dtype != dtype_of(case.dtype):
         return max(1, want.size)
-    if case.op in ("sum", "prod", "avg") and case.dtype in (*FLOATS, *COMPLEX):
-        start = sum(case.counts()[:rank]) if case.collective.startswith("reduce_scatter") else 0
-        kind = np.complex128 if case.dtype in COMPLEX else np.float64
-        sizes = np.stack([np.abs(s[start : start + want.size].astype(kind)) for s in sends])
-        scale = sizes.prod(0) if case.op == "prod" else sizes.sum(0)
-        eps = np.finfo(accumulator_of(case.dtype)).eps
-        # a complex product has two roundings more in each component, so allow four times as much
-        allowed = case.n * eps * scale * (4 if case.op == "prod" else 1)
-        wide = got.astype(want.dtype)
-        if case.dtype in NARROW:
-            half = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}[
-                case.dtype
-            ]
-            least = {"float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}.get(
-                case.dtype, 2.0**-24
-            )  # half a subnormal step
-            allowed = allowed + np.abs(want) * half + least
-        return int((~(np.abs(wide - want) <= allowed)).sum())
+    allowed = _folded(case, rank)[1] if case.op else None
+    if allowed is not None:
+        return int((~(np.abs(got.astype(want.dtype) - want) <= allowed)).sum())
     if case.op in ("min", "max") and case.dtype in FLOATS:
         return int((~((got.astype(np.float64) == want) | (np.isnan(got.astype(np.float64)) & np.isnan(want)))).sum())
     return int((got != want.astype(got.dtype)).sum())
+
+
+def _folded(case: Case, rank: int) -> tuple[Array, Array | None]:
+    """The fold of everybody's vectors, or blocks for ``rank``, and how far a result may be from it: see `_fold`."""
+    blocked = case.collective in ("reduce_scatter", "reduce_scatter_block")
+    return _fold(replace(case, in_place=False, root=0), rank if blocked else -1)
+
+
+@lru_cache(maxsize=8)
+def _fold(case: Case, block: int) -> tuple[Array, Array | None]:
+    """The fold of a rank's blocks, or of whole vectors (-1), and how far from it each element of a result may be.
+
+    Sums and averages: (n-1) eps(accumulator) sum|x_i|; products: of the product of |x_i|; and half an ulp of a 16-bit
+    result. None for what must be exact.
+    """
+    start = sum(case.counts()[:block]) if block >= 0 else 0
+    parts = [s[start : start + case.counts()[block]] if block >= 0 else s for s in inputs(case)]
+    wide = {"bool": np.bool_, **dict.fromkeys(FLOATS, np.float64), **dict.fromkeys(COMPLEX, np.complex128)}
+    kind = wide.get(case.dtype, dtype_of(case.dtype))
+    bounded = case.op in ("sum", "prod", "avg") and case.dtype in (*FLOATS, *COMPLEX)
+    fold, each = FOLDS[case.op], np.bool_ if case.op in ("land", "lor", "lxor") else kind
+    total = parts[0].astype(each)
+    scale = np.abs(total) if bounded else None
+    for part in parts[1:]:
+        operand = part.astype(each)
+        fold(total, operand, out=total)
+        if scale is not None:
+            fold(scale, np.abs(operand), out=scale)
+    if case.op == "avg":
+        total /= case.n
+    return total.astype(kind, copy=False), None if scale is None else _allowed_error(case, total, scale)
+
+
+def _allowed_error(case: Case, want: Array, scale: Array) -> Array:
+    eps = np.finfo(accumulator_of(case.dtype)).eps
+    # a complex product has two roundings more in each component, so allow four times as much
+    allowed = case.n * eps * scale * (4 if case.op == "prod" else 1)
+    if case.dtype in NARROW:
+        half = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}[case.dtype]
+        least = {"float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}.get(case.dtype, 2.0**-24)  # half a subnormal step
+        allowed = allowed + np.abs(want) * half + least
+    return np.asarray(allowed)
+
+
+def same(one: Array, other: Array) -> bool:
+    """Whether two arrays have the same bits."""
+    return np.array_equal(one.view(np.uint8), other.view(np.uint8))

@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if size > 1 and not inline(config):
         raise pytest.UsageError("pytest runs under mpirun: add --with-mpi, or start it without mpirun")
     config.stash[STDERR] = os.dup(2)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of ranks start here; the first compiles for all
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if inline(config) and world().rank > 0 and reporter is not None:
         config.pluginmanager.unregister(reporter)

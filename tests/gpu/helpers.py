@@ -66,7 +66,7 @@ def run_all(comm: blinkmpi.Communicator, pools: Pools, chosen: list[Case], *, sk
     """Run cases; raise on the first that is wrong, naming it."""
     for case in chosen:
         sends = inputs(case)
-        want = expected(case, sends, comm.rank)
+        want = expected(case, comm.rank)
         start = before(case, sends[comm.rank], want, comm.rank)
         send = pools.take(0, sends[comm.rank], skew)
         recv = None if start is None else pools.take(1, start, skew)
@@ -76,7 +76,7 @@ def run_all(comm: blinkmpi.Communicator, pools: Pools, chosen: list[Case], *, sk
         except blinkmpi.BlinkError as error:
             raise AssertionError(where) from error
         if got is not None and want is not None:
-            wrong = mistakes(case, sends, fetch(got, case.dtype)[: want.size], want, comm.rank)
+            wrong = mistakes(case, fetch(got, case.dtype)[: want.size], want, comm.rank)
             assert wrong == 0, f"{where}: {wrong} of {want.size} elements wrong"
         assert fetch(send, case.dtype).tobytes() == sends[comm.rank].tobytes(), f"{where}: send buffer changed"
         if case.collective == "allreduce" and got is not None:
