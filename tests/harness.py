@@ -33,6 +33,7 @@ import math
 import os
 import pickle
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -114,6 +115,7 @@ class Closing(ABC):
 class Started(Closing):
     """A launcher that runs, with its output in a file."""
 
+    timeout: float
     _log: Path
     _started: float
     _process: subprocess.Popen[bytes]
@@ -136,6 +138,14 @@ class Started(Closing):
             if self._process.poll() is not None or time.monotonic() > end:
                 raise TimeoutError(f"no {count} times {text!r} in the output of the ranks:\n{self.output[-TAIL:]}")
             time.sleep(0.01)
+
+    def _ends_in_time(self) -> bool:
+        """Wait until it ends by itself, or its time is over. (Popen.wait would look every 50 ms.)"""
+        process = os.pidfd_open(self._process.pid)
+        try:
+            return bool(select.select([process], [], [], max(0.0, self.timeout - self.seconds))[0])
+        finally:
+            os.close(process)
 
 
 class Job(Started):
@@ -192,12 +202,7 @@ class Job(Started):
         """Wait for the end of the job, or end it when its time is over."""
         if self._outcome is not None:
             return self._outcome
-        timed_out = False
-        try:
-            self._process.wait(max(0.0, self.timeout - self.seconds))
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        return self._end(timed_out=timed_out)
+        return self._end(timed_out=not self._ends_in_time())
 
     def close(self) -> None:
         """End the job now if it still runs; a second call does nothing."""

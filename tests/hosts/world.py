@@ -284,11 +284,7 @@ class Job(Started):
         """Wait for the end of the job, or end it when its time is over."""
         if self._outcome is not None:
             return self._outcome
-        timed_out, leftovers = False, ()
-        try:
-            self._process.wait(max(0.0, self.timeout - self.seconds))
-        except subprocess.TimeoutExpired:
-            timed_out = True
+        leftovers, timed_out = (), not self._ends_in_time()
         seconds = self.seconds
         if not timed_out:  # a rank may be on its way out
             leftovers = tuple(command_line(pid) for pid in wait_for_end(self.world.processes(), 2.0))
