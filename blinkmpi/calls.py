@@ -12,8 +12,8 @@ import ctypes
 import operator
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -29,7 +29,8 @@ from .trees.tree import Collective
 class Prepared:
     """A call as this rank made it: what it sends from and receives into (the user's memory, or None).
 
-    ``home`` is where the received goes in the end, if peers read what lies there until then; else None.
+    ``home`` is where the received goes in the end, if peers read what lies there until then; else None. With a home in
+    host memory and no ``recv``, memory of our own is to be received into (:meth:`by_way_of`).
     """
 
     call: Call
@@ -40,6 +41,11 @@ class Prepared:
     def spots(self) -> Prepared:
         """The same without keeping the memory alive, for a call that is made again on the same buffers."""
         return Prepared(self.call, spot(self.send), spot(self.recv), spot(self.home))
+
+    def by_way_of(self, memory: Array) -> Prepared:
+        """The same, received into a part of ``memory``, which is bytes."""
+        home = cast(Array, self.home)
+        return replace(self, recv=memory[: home.nbytes].view(home.dtype))
 
     def settle(self) -> None:
         """Bring home, in host memory, what was received."""
@@ -254,9 +260,10 @@ def _scattered(rank: int, n: int, send: Buffer, recv: Buffer, lengths: tuple[int
 def _scattered_in_place(rank: int, n: int, whole: Buffer, lengths: tuple[int, ...], op: str) -> Prepared:
     """A Reduce_scatter of vectors that lie where the results belong: to their front.
 
-    Of a rank's vector, its own block is read by nobody else, and by it only where the result comes to stand. So the
-    result takes that place, and goes to the front when all have read. A GPU cannot move what would overlap itself: if
-    some rank's block would, all copy their vectors first.
+    What lies at the front is read by others, and what lies behind the result stays as it was, on which programs for
+    mpi4py may count: so a result is received elsewhere and goes to the front when all have read. On a GPU it takes the
+    place of the rank's own block first, which nobody else reads, and that is then lost. A GPU cannot move what would
+    overlap itself: if some rank's block would, all copy their vectors first.
     """
     call, array = _reduction("reduce_scatter", n, lengths, whole.dtype, op), whole.array
     spans = [call.block(r) for r in range(n)]
@@ -264,7 +271,9 @@ def _scattered_in_place(rank: int, n: int, whole: Buffer, lengths: tuple[int, ..
     front = array[:count]
     if isinstance(array, DeviceArray) and any(0 < begin < length for begin, length in spans):
         return Prepared(call, _copy(array), front)
-    return Prepared(call, array, array[start : start + count], front if start and count else None)
+    if not start or not count:
+        return Prepared(call, array, front)
+    return Prepared(call, array, array[start : start + count] if isinstance(array, DeviceArray) else None, front)
 
 
 def _copy(array: DeviceArray) -> DeviceArray:

@@ -192,7 +192,7 @@ class Communicator(Answers, MPI.Intracomm):
     ) -> None:
         """Fold all buffers, give each rank one of ``size`` equal blocks.
 
-        In place the result lies at the front of ``recvbuf``; what lies behind it has no meaning afterwards.
+        In place the result lies at the front of ``recvbuf``; what lies behind it stays (on GPUs, it has no meaning).
         """
         self._block(REDUCE_SCATTER_BLOCK, (sendbuf, recvbuf, op), timeout, stream)
 

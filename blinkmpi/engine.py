@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 from mpi4py import MPI, run
 
 from .bootstrap import Options, check_timeout, is_time
@@ -33,7 +34,7 @@ from .gpu import GpuRoad
 from .gpu_calls import GpuCalls
 from .ground import Ground
 from .job import Job, describe
-from .numerics import dtype_of
+from .numerics import Array, dtype_of
 from .plan import Rule
 from .plan_diff import PlanDifference
 from .program import Call
@@ -67,6 +68,7 @@ class Engine(Ground):
         self._ways: dict[tuple[Call, bool], Way] = {}
         # calls on NumPy arrays that were made before
         self._made: dict[tuple[Any, ...], tuple[Prepared, Way, Repeat | None]] = {}
+        self._scratch: Array = np.empty(0, np.uint8)  # what calls by way of memory of our own receive into, one by one
         self.progress = Progress()
         self.gpu_calls = GpuCalls(self.gpus, self.transport, self) if self.gpus is not None else None
 
@@ -206,6 +208,8 @@ class Engine(Ground):
                 raise BufferTypeError(f"{job.name} of GPU memory: {self.why_no_gpus}; pass NumPy copies")
             if ready.on_device and self.gpus is not None:
                 self.gpus.check(job.name, ready)
+            if ready.home is not None and ready.recv is None:
+                ready = ready.by_way_of(self._room(ready.home.nbytes))
             return ready
         except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # of an exchange: all ranks know
             raise
@@ -213,6 +217,14 @@ class Engine(Ground):
             return type(why)(*why.args)  # without the traceback, whose frames keep the user's buffers
         except Exception as error:  # peers must hear of it before it is raised
             return error
+
+    def _room(self, nbytes: int) -> Array:
+        """Memory of our own for a call, which the next one may use again."""
+        if self._scratch.nbytes < nbytes:
+            self._scratch = np.empty(nbytes, np.uint8)
+            # calls that were made before know where it was
+            self._made = {key: made for key, made in self._made.items() if made[0].home is None}
+        return self._scratch
 
     def _perform(self, ready: Prepared | Exception, job: Job, timeout_s: float, *, blocking: bool) -> None:
         """Enter and execute. Errors of arguments are raised on every rank, before data is touched."""

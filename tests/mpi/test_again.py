@@ -49,6 +49,27 @@ def test_content_counts_each_time(comm: MPI.Intracomm, algo: str | None, runner:
             assert settled(ours) >= 4
 
 
+@pytest.mark.parametrize("runner", ["auto", "numpy"])
+@mpi(ranks=(2, 3), timeout=60)
+def test_reduce_scatters_in_place_of_growing_length(comm: MPI.Intracomm, runner: str) -> None:
+    """They share memory that results are received into, which a longer one replaces while others are under way."""
+    rank, n = comm.rank, comm.size
+    with blinkmpi.Communicator(comm, algo=OURS, runner=runner) as ours:
+        buffers = [np.empty(n * count) for count in (10, 300, 20_000)]
+        for i in range(12):
+            some = buffers[: 1 + i // 4]
+            for x in some:
+                x[:] = rank + i
+            requests = [ours.Ireduce_scatter_block(MPI.IN_PLACE, x) for x in (some if i % 2 else some[:0])]
+            MPI.Request.Waitall(requests)
+            for x in some:
+                if not requests:
+                    ours.Reduce_scatter_block(MPI.IN_PLACE, x)
+                block = x.size // n
+                assert (x[:block] == sum(r + i for r in range(n))).all()
+                assert (x[block:] == rank + i).all()
+
+
 @mpi(ranks=(2, 3), timeout=60)
 def test_one_rank_may_take_other_buffers(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm, algo=OURS) as ours:

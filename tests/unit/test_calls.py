@@ -99,8 +99,9 @@ def test_reduce_scatter_block() -> None:
     vector = np.arange(6.0)
     own = calls.reduce_scatter_block(1, N, MPI.IN_PLACE, vector, "sum")
     assert own.call.counts == (2, 2, 2)
-    assert (at(own.send), at(own.recv), at(own.home)) == (at(vector), at(vector[2:4]), at(vector[:2]))
-    assert calls.reduce_scatter_block(0, N, MPI.IN_PLACE, vector, "sum").home is None
+    assert (at(own.send), own.recv, at(own.home)) == (at(vector), None, at(vector[:2]))
+    first = calls.reduce_scatter_block(0, N, MPI.IN_PLACE, vector, "sum")  # whose block nobody else reads
+    assert (at(first.send), at(first.recv), first.home) == (at(vector), at(vector[:2]), None)
 
 
 def test_reduce_scatter() -> None:
@@ -109,20 +110,23 @@ def test_reduce_scatter() -> None:
     assert got.call == Call("reduce_scatter", N, (1, 2, 3), "float32", "sum")
     vector = x(6)
     own = calls.reduce_scatter(1, N, None, vector, (1, 2, 3), "sum", never)
-    assert (at(own.send), at(own.recv), at(own.home)) == (at(vector), at(vector[1:3]), at(vector[:2]))
+    assert (at(own.send), own.recv, at(own.home)) == (at(vector), None, at(vector[:2]))
     assert own.call == got.call
     told = calls.reduce_scatter(1, N, send, recv, None, "sum", lambda mine: (1, mine, 3))
     assert told.call == got.call
 
 
-def test_a_result_is_brought_home_also_where_the_places_overlap() -> None:
-    vector = np.arange(6.0)
-    own = calls.reduce_scatter(1, N, None, vector, (1, 3, 2), "sum", never)
+def test_a_result_by_way_of_other_memory_is_brought_home() -> None:
+    vector, memory = np.arange(6.0), np.zeros(100, np.uint8)
+    own = calls.reduce_scatter(1, N, None, vector, (1, 3, 2), "sum", never).by_way_of(memory)
+    assert isinstance(own.recv, np.ndarray)
+    assert (own.recv.dtype, at(own.recv)) == (np.float64, (memory.ctypes.data, 24))
+    own.recv[:] = 7, 8, 9
     own.settle()
-    assert vector.tolist() == [1, 2, 3, 3, 4, 5]
-    vector[1:4] = 7, 8, 9
+    assert vector.tolist() == [7, 8, 9, 3, 4, 5]
+    own.recv[:] = 1
     own.spots().settle()
-    assert vector.tolist() == [7, 8, 9, 9, 4, 5]
+    assert vector.tolist() == [1, 1, 1, 3, 4, 5]
 
 
 def test_a_rank_in_trouble_comes_to_the_exchange_too() -> None:

@@ -353,10 +353,11 @@ def test_a_reduce_scatter_in_place_is_copied_where_a_block_would_overlap_its_hom
             assert isinstance(made.send, DeviceArray)
             assert (made.send.ptr, made.send.copy_of, made.send.size) == (Data.ptr, 4096, count)
             assert (made.recv, made.home) == (home, None)
-        else:
-            assert made.send == DeviceArray(4096, count, 4, 0, whole, 0, -1)
-            assert made.recv == DeviceArray(own, counts[rank], 4, 0, whole, 0, -1)
-            assert made.home == (home if own > 4096 and counts[rank] else None)
+            continue
+        moves = own > 4096 and counts[rank] > 0
+        assert made.send == DeviceArray(4096, count, 4, 0, whole, 0, -1)
+        assert made.recv == (DeviceArray(own, counts[rank], 4, 0, whole, 0, -1) if moves else home)
+        assert made.home == (home if moves else None)
 
 
 @pytest.mark.parametrize("gpus", ["0,1", "0,1,2,3", "0,1,2,3,4,5,6,7"])
