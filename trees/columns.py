@@ -235,13 +235,11 @@ def _weighted(master: Master, weights: Floats, y: Floats) -> tuple[Tree, ...]:
     columns = [master.columns[j] for j in support]
     uses, owners = master.matrix(columns), master.owners(columns)
     slack = master.room - uses @ weights[support]
-    owners_met = owners[
-        owners @ weights[support] <= weights[-1] * (1 + 1e-7)
-    ]  # other roots' trees weigh more than needed
+    met = owners[owners @ weights[support] <= weights[-1] * (1 + 1e-7)]  # of other roots there is more than is needed
     for tight in (slack <= 1e-7 * master.room, (slack <= 1e-7 * master.room) & (y > EPSILON)):
-        rows = np.concatenate([uses[tight], owners_met])
-        last = np.concatenate([np.zeros((int(tight.sum()), 1), np.int64), -np.ones((len(owners_met), 1), np.int64)])
-        exact = solve(np.concatenate([rows, last], axis=1), [*master.room[tight].tolist(), *[0] * len(owners_met)])
+        rows = np.concatenate([uses[tight], met])
+        last = np.concatenate([np.zeros((int(tight.sum()), 1), np.int64), -np.ones((len(met), 1), np.int64)])
+        exact = solve(np.concatenate([rows, last], axis=1), [*master.room[tight].tolist(), *[0] * len(met)])
         if exact and min(exact) >= 0 and _fits(uses, exact[:-1], master.room):
             return _trees(master, columns, _even(owners, exact[:-1]))
     floors = [Fraction(floor(w * (1 - 1 / GRAIN) * GRAIN), GRAIN) for w in weights[support].tolist()]
