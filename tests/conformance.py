@@ -35,19 +35,7 @@ COLLECTIVES = (
 BLOCKED = ("gather", "scatter", "allgather", "reduce_scatter_block", "reduce_scatter")
 LARGE = (("float32", "sum"), ("bfloat16", "sum"), ("int8", "max"))
 SHIFT = 1009  # elements from where one rank's vector begins in the numbers drawn to where the next one's does
-FOLDS: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "avg": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "land": np.logical_and,
-    "lor": np.logical_or,
-    "lxor": np.logical_xor,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
+ARITHMETIC = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 @dataclass(frozen=True)
@@ -185,7 +173,9 @@ def _fold(case: Case, block: int) -> tuple[Array, Array | None]:
     wide = {"bool": np.bool_, **dict.fromkeys(FLOATS, np.float64), **dict.fromkeys(COMPLEX, np.complex128)}
     kind = wide.get(case.dtype, dtype_of(case.dtype))
     bounded = case.op in ("sum", "prod", "avg") and case.dtype in (*FLOATS, *COMPLEX)
-    fold, each = FOLDS[case.op], np.bool_ if case.op in ("land", "lor", "lxor") else kind
+    logical = case.op in ("land", "lor", "lxor")
+    fold = ARITHMETIC.get(case.op) or getattr(np, f"{'logical' if logical else 'bitwise'}_{case.op[1:]}")
+    each = np.bool_ if logical else kind
     total = parts[0].astype(each)
     scale = np.abs(total) if bounded else None
     for part in parts[1:]:

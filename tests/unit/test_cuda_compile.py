@@ -113,16 +113,10 @@ def check(where: str, threads: dict[str, int], found: dict[str, Used], *, slack:
 LANES = {"lanes": WORKERS + EXTRA}
 
 
-@pytest.mark.parametrize(
-    ("arch", "dtype", "op"),
-    [
-        *((arch, dtype, op) for arch in GENERATIONS for dtype, op in (("bfloat16", "sum"), ("float32", ""))),
-        ("sm_90", "float32", "avg"),
-        ("sm_90", "int8", "max"),
-    ],
-)
+@pytest.mark.parametrize("arch", GENERATIONS)
+@pytest.mark.parametrize(("dtype", "op"), [("bfloat16", "sum"), ("float32", "avg"), ("int8", "max"), ("float32", "")])
 def test_one_hop_kernels(arch: str, dtype: str, op: str) -> None:
-    sizes = (2, 3, 8) if (arch, dtype) == ("sm_90", "bfloat16") else (8,)  # types differ little, numbers of ranks more
+    sizes = (2, 3, 8) if arch == "sm_90" else (8,)
     calls = [Call("allreduce" if op else "allgather", n, (1000,), dtype, op) for n in sizes]
     made = [(f"{arch} n={call.n} {kind}", *one) for call in calls for kind, one in onehop(call).items()]
     found = all_compiled([source for _, source, _ in made], arch, version=GENERATIONS[arch])
