@@ -266,10 +266,9 @@ def _scattered_in_place(rank: int, n: int, whole: Buffer, lengths: tuple[int, ..
     overlap itself: if some rank's block would, all copy their vectors first.
     """
     call, array = _reduction("reduce_scatter", n, lengths, whole.dtype, op), whole.array
-    spans = [call.block(r) for r in range(n)]
-    start, count = spans[rank]
+    start, count = call.block(rank)
     front = array[:count]
-    if isinstance(array, DeviceArray) and any(0 < begin < length for begin, length in spans):
+    if isinstance(array, DeviceArray) and any(0 < begin < length for begin, length in map(call.block, range(n))):
         return Prepared(call, _copy(array), front)
     if not start or not count:
         return Prepared(call, array, front)
