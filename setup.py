@@ -11,18 +11,32 @@ Everything that only configures a tool is in ``pyproject.toml``.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from setuptools import setup
 
-PACKAGES = {
+ROOTS = {
     "blinkmpi": "blinkmpi",
-    "blinkmpi.transport": "blinkmpi/transport",
-    "blinkmpi.transport.cuda": "blinkmpi/transport/cuda",
     "blinkmpi.topology": "topology",
     "blinkmpi.trees": "trees",
     "blinkmpi.launch": "launch",
 }
+
+
+def packages() -> dict[str, str]:
+    """Map every package to its folder; the links inside ``blinkmpi/`` are not followed."""
+    here, found = Path(__file__).parent, {}
+    for package, root in ROOTS.items():
+        for folder, inside, files in os.walk(here / root):
+            inside[:] = sorted(name for name in inside if not (Path(folder) / name).is_symlink())
+            if "__init__.py" in files:
+                below = Path(folder).relative_to(here / root).parts
+                found[".".join([package, *below])] = "/".join([root, *below])
+    return found
+
+
+PACKAGES = packages()
 
 CUDA = ["nvidia-ml-py>=12"]
 
@@ -65,8 +79,8 @@ setup(
     package_dir=PACKAGES,
     package_data={
         "blinkmpi.launch": ["*.sbatch", "*.sh"],
-        "blinkmpi.transport": ["*.c", "*.h"],
-        "blinkmpi.transport.cuda": ["*.cu", "*.cuh"],
+        "blinkmpi.transport.host": ["*.c", "*.h"],
+        "blinkmpi.transport.cuda.kernels": ["*.cu", "*.cuh"],
     },
     include_package_data=False,
     zip_safe=False,
@@ -80,7 +94,7 @@ setup(
         "scipy>=1.12",
     ],
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["blinkmpi = blinkmpi.cli:main"]},
+    entry_points={"console_scripts": ["blinkmpi = blinkmpi.cli.main:main"]},
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",

@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks.jobs import run_job  # noqa: E402
-from blinkmpi import bench_meta as meta  # noqa: E402
-from blinkmpi.bench_case import case_of, parse_size  # noqa: E402
-from blinkmpi.bench_document import write_new  # noqa: E402
+from blinkmpi.bench import environment as meta  # noqa: E402
+from blinkmpi.bench.case import case_of, parse_size  # noqa: E402
+from blinkmpi.bench.document import write_new  # noqa: E402
 from blinkmpi.topology import Topology, machine  # noqa: E402
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus  # noqa: E402
 from blinkmpi.topology.nccl import processor, write_xml  # noqa: E402
@@ -57,10 +57,10 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
     """Measure one library on all ranks; rank 0 writes ``<library>.json``, and ``topology.xml`` before."""
     from mpi4py import MPI
 
-    from blinkmpi.bench_gpu import Gpu
-    from blinkmpi.bench_measure import Layout, Timing
-    from blinkmpi.bench_peers import NcclPeer
-    from blinkmpi.comm import Communicator
+    from blinkmpi.bench.peers import NcclPeer
+    from blinkmpi.bench.time_gpu import Gpu
+    from blinkmpi.bench.time_host import Layout, Timing
+    from blinkmpi.communicator import Communicator
     from blinkmpi.errors import DeviceError
     from blinkmpi.transport.cuda.device import cupy
 

@@ -24,9 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
-from blinkmpi import bench_meta as meta  # noqa: E402
-from blinkmpi.bench_case import Case, case_of, count_wrong, fill, parse_size, poison  # noqa: E402
-from blinkmpi.bench_document import write_new  # noqa: E402
+from blinkmpi.bench import environment as meta  # noqa: E402
+from blinkmpi.bench.case import Case, case_of, count_wrong, fill, parse_size, poison  # noqa: E402
+from blinkmpi.bench.document import write_new  # noqa: E402
 from tests.hosts.world import World, forbidden, missing  # noqa: E402
 
 WITHOUT_HAN = {"OMPI_MCA_coll": "^han"}
@@ -121,9 +121,9 @@ def rank(ranks: Sequence[int], size: int, repeats: int, folder: Path) -> None:
     """Measure on all ranks; rank 0 writes ``result.json``."""
     from mpi4py import MPI
 
-    from blinkmpi.bench_measure import Buffers, Lane, Layout, Timing, call_facts, measure, our_call
-    from blinkmpi.bench_peers import MpiPeer
-    from blinkmpi.comm import Communicator
+    from blinkmpi.bench.peers import MpiPeer
+    from blinkmpi.bench.time_host import Buffers, Lane, Layout, Timing, call_facts, measure, our_call
+    from blinkmpi.communicator import Communicator
     from tests.hosts.rank import check_layout
 
     world = MPI.COMM_WORLD
@@ -153,7 +153,7 @@ def rank(ranks: Sequence[int], size: int, repeats: int, folder: Path) -> None:
             "how": comm.how(case.collective, case.size, **facts),
         }
         library = str(MPI.Get_library_version()).split(",")[0].strip("\0\n ")
-        told = {"versions": meta.versions(library, comm.runner), "env": meta.environment()}
+        told = {"versions": meta.versions(library, comm.executor), "env": meta.environment()}
         told["machine"] = {"name": comm.machine.name, "fingerprint": comm.machine.fingerprint}
     if world.rank == 0:
         (folder / "result.json").write_text(json.dumps({"row": result, **told}), encoding="utf-8")

@@ -15,15 +15,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from blinkmpi.bench_meta import commit, hardware
-from blinkmpi.lower import lower
-from blinkmpi.plan import chunk_for
-from blinkmpi.program import Call
-from blinkmpi.simulate import price
+from blinkmpi.bench.environment import commit, hardware
+from blinkmpi.planning.plan import chunk_for
+from blinkmpi.program.call import Call
+from blinkmpi.program.cost_model import price
+from blinkmpi.program.lower import lower
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
+from blinkmpi.trees.blink.pareto import depth_of, fewest, pareto
 from blinkmpi.trees.pack import extra_methods, methods, pack
-from blinkmpi.trees.pareto import depth_of, fewest, pareto
 from blinkmpi.trees.task import Knobs
 from blinkmpi.trees.tree import ROOTED, Packing
 

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks.jobs import run_job  # noqa: E402
-from blinkmpi.bench_document import write_new  # noqa: E402
+from blinkmpi.bench.document import write_new  # noqa: E402
 
 SPLITS = {2: ((1, 1),), 4: ((2, 2), (1, 3)), 8: ((4, 4), (3, 5))}
 LAUNCHER = ("mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,tcp",

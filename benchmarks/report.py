@@ -40,7 +40,7 @@ No results yet: there is no file in `benchmarks/results/`. To make one, on a qui
 
 LEGEND = """
 Times are in microseconds. Ratio is MPI's time divided by ours, so more than 1 means that blinkmpi is faster. The
-runner is what executed our call: `c`, `numpy`, or `mpi` where the selection table hands a call of that size to MPI's
+executor is what executed our call: `c`, `numpy`, or `mpi` where the selection table hands a call of that size to MPI's
 own collective (the time then includes our check at entry). `mean from 1 MiB` is the geometric mean of the ratios of
 all rows of at least 1 MiB, whoever ran them. Two files compare only if their hardware agrees.
 """
@@ -140,18 +140,18 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
 
 
 def blocks(document: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The tables of a file: (runner, rows). A run measures all its rows once for each runner and cycle."""
+    """The tables of a file: (executor, rows). A run measures all its rows once for each executor and cycle."""
     rows: list[dict[str, Any]] = []
     seen: set[tuple[Any, ...]] = set()
     for row in document["results"]:
         key = (row.get("experiment_name"), row["size"], row.get("root"))
         if key in seen:
-            yield _runner(rows), rows
+            yield _executor(rows), rows
             rows, seen = [], set()
         rows.append(row)
         seen.add(key)
     if rows:
-        yield _runner(rows), rows
+        yield _executor(rows), rows
 
 
 def mean(rows: Sequence[dict[str, Any]], place: str, peer: str, *, small: bool = False) -> float | None:
@@ -165,16 +165,16 @@ def _summary(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
     lines = [
         "## Summary",
         "",
-        "| collective | ranks | runner | mean from 1 MiB, out of place | in place | wrong values | file |",
+        "| collective | ranks | executor | mean from 1 MiB, out of place | in place | wrong values | file |",
         "|---|---:|---|---:|---:|---:|---|",
     ]
     for name, document in results:
         ours = document["blinkmpi"]
         peer = _peer(document)
-        for runner, rows in blocks(document):
+        for executor, rows in blocks(document):
             means = [_times(mean(rows, place, peer)) for place, _ in PLACES]
             told = f"{ours.get('collective')}{' (emulated)' if _emulated(rows) else ''}"
-            cells = [told, str(ours["ranks"]), runner, *means, _wrong(rows), f"[{name}](#{_anchor(name)})"]
+            cells = [told, str(ours["ranks"]), executor, *means, _wrong(rows), f"[{name}](#{_anchor(name)})"]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -183,8 +183,8 @@ def _file(name: str, document: dict[str, Any]) -> str:
     lines = [f"## {name}", ""]
     lines += [f"- {label}: {text}" for label, text in _facts(document)]
     peer = _peer(document)
-    for runner, rows in blocks(document):
-        lines += ["", f"### {document['blinkmpi'].get('collective')}, {runner} runner", ""]
+    for executor, rows in blocks(document):
+        lines += ["", f"### {document['blinkmpi'].get('collective')}, {executor} executor", ""]
         lines += _table(rows, peer)
     return "\n".join(lines)
 
@@ -218,7 +218,7 @@ def _facts(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _table(rows: Sequence[dict[str, Any]], peer: str) -> list[str]:
     mixed = len({row.get("experiment_name") for row in rows}) > 1 or len({row.get("root") for row in rows}) > 1
-    head = ["size", *(["type", "op", "root"] if mixed else []), "scheme", "runner"]
+    head = ["size", *(["type", "op", "root"] if mixed else []), "scheme", "executor"]
     for _, label in PLACES:
         head += [f"{label}: ours", label_of(peer), "ratio"]
     head.append("wrong")
@@ -229,7 +229,7 @@ def _table(rows: Sequence[dict[str, Any]], peer: str) -> list[str]:
         cells = [_size(row["size"])]
         cells += [str(row.get("type")), str(row.get("redop")), str(row.get("root"))] if mixed else []
         cells += [str(own.get("scheme") or NONE) + (" (emulated)" if own.get("emulated") else "")]
-        cells.append(str(own.get("runner") or NONE))
+        cells.append(str(own.get("executor") or NONE))
         for place, _ in PLACES:
             theirs = _compared(row, place, peer)
             cells += [_us(_ours(row, place)), _us((theirs or {}).get("time")), _times(_ratio(row, place, peer))]
@@ -418,9 +418,9 @@ def _peer(document: dict[str, Any]) -> str:
     return next(iter(document["blinkmpi"].get("compare") or []), "mpi")
 
 
-def _runner(rows: Sequence[dict[str, Any]]) -> str:
-    """What ran a block: its one runner besides MPI."""
-    names = dict.fromkeys(str((row.get("blinkmpi") or {}).get("runner") or "unknown") for row in rows)
+def _executor(rows: Sequence[dict[str, Any]]) -> str:
+    """What ran a block: its one executor besides MPI."""
+    names = dict.fromkeys(str((row.get("blinkmpi") or {}).get("executor") or "unknown") for row in rows)
     return "+".join(name for name in names if name != "mpi") or "mpi"
 
 

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import msgspec
 from methods import calibration
 
-from blinkmpi.bench_meta import commit, hardware, versions
+from blinkmpi.bench.environment import commit, hardware, versions
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
+from blinkmpi.trees.blink.pareto import depth_of
 from blinkmpi.trees.pack import pack
-from blinkmpi.trees.pareto import depth_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "treegen.json"

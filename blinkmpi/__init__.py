@@ -24,7 +24,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .comm import Communicator
+    from .communicator import Communicator
 
 __version__ = "0.1.0"
 __all__ = [
@@ -47,7 +47,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load the Communicator (and with it MPI) when it is first asked for."""
     if name == "Communicator":
-        from .comm import Communicator
+        from .communicator import Communicator
 
         return Communicator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

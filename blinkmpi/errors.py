@@ -57,4 +57,4 @@ class RemoteError(BlinkError):
 
 
 class FallbackError(BlinkError):
-    """``strict=True`` and the call would have fallen back to a slower road."""
+    """``strict=True`` and the call would have fallen back to a slower protocol."""

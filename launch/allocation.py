@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Literal
 
-from ..codec import Value
 from ..errors import ArgumentError, FormatError
+from ..util.codec import Value
 from .hostfile import Host, read
 
 Scheduler = Literal["slurm", "pbs", "lsf"]

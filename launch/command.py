@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-from ..codec import Value
 from ..errors import ArgumentError
+from ..util.codec import Value
 from .allocation import Scheduler
 from .hostfile import Host
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from ..codec import Value
 from ..errors import FormatError
+from ..util.codec import Value
 
 Dialect = Literal["openmpi", "hydra"]
 

@@ -18,7 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkmpi.errors import BufferTypeError
-from blinkmpi.numerics import COMPLEX, DTYPES, FLOATS, INTEGERS, NARROW, OPS, accumulator_of, check_op, dtype_of
+from blinkmpi.program.reduction import (
+    COMPLEX,
+    DTYPES,
+    FLOATS,
+    INTEGERS,
+    NARROW,
+    OPS,
+    accumulator_of,
+    check_op,
+    dtype_of,
+)
 
 Array = NDArray[Any]
 REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")

@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.numerics import dtype_of
+from blinkmpi.program.reduction import dtype_of
 from tests.conformance import Array, Case
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..codec import Value
+from ..util.codec import Value
 from .model import Device, Link, Topology
 
 

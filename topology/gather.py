@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from ..codec import Value
 from ..errors import RemoteError, TopologyError
+from ..util.codec import Value
 from .gpu import GpuFacts
 from .gpus import from_gpus
 from .machines import CPU_MBPS, NET_MBPS

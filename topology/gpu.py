@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from ..codec import Value, dumps, loads
 from ..errors import FormatError
+from ..util.codec import Value, dumps, loads
 
 FORMAT_VERSION = 1
 Report = Mapping[str, Any]

@@ -5,7 +5,7 @@ Devices are numbered box after box, so ``Device.index`` says which GPU of its bo
 Rates are per direction in MB/s, as the makers state them; nothing here was measured.
 
 Left out on purpose: one box's several NVSwitch chips are one switch vertex, since every
-GPU has the same number of links to each chip; PCIe is listed where it is the second road
+GPU has the same number of links to each chip; PCIe is listed where it is the second path
 (DGX-1) or the only one (``pcie-8``). Network links exist from two boxes on; the network
 itself is one switch without a limit of its own (full bisection).
 """

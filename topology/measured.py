@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from ..codec import Value, dumps, loads
 from ..errors import BlinkError, SettingsError, TopologyError
+from ..util.codec import Value, dumps, loads
 from .gather import Comm
 from .gpu import GpuFacts
 from .model import Device, Link, Topology
@@ -99,7 +99,7 @@ class Slow(NamedTuple):
 # ---- classes
 
 
-def road(topology: Topology, src: int, dst: int) -> tuple[Link, ...]:
+def links_between(topology: Topology, src: int, dst: int) -> tuple[Link, ...]:
     """The links that a copy takes from one device to another: NVLinks if these lead there, else the fewest."""
     for kinds in (FAST, topology.kinds()):
         onward: dict[int, list[Link]] = {}
@@ -127,9 +127,9 @@ def class_of(topology: Topology, row: Row) -> str:
             rate = f"pcie {own[0].mbps / 1000:g} " if own else ""
             return rate + ("to the host" if row.dst == NOWHERE else "from the host")
         return "network" if row.what == "net" else "memory"
-    links = road(topology, row.src, row.dst)
+    links = links_between(topology, row.src, row.dst)
     if not links:
-        return "unknown road"
+        return "unknown path"
     least = min(links, key=lambda k: k.mbps)
     through = "-".join(topology.switches[k.dst - topology.n].kind for k in links[:-1])
     return f"{least.kind} {least.lanes}x{least.lane_mbps / 1000:g}" + (f" by {through}" if through else "")
@@ -171,7 +171,7 @@ def link_rates(topology: Topology, measured: Measured) -> dict[Link, int]:
     for row in measured.rows:
         links: Collection[Link] = ()
         if row.what == "copy":
-            links = [k for k in road(topology, row.src, row.dst) if k.kind in FAST]
+            links = [k for k in links_between(topology, row.src, row.dst) if k.kind in FAST]
         elif row.what == "host":
             device, out = max(row.src, row.dst), row.dst == NOWHERE
             links = [k for k in topology.links if k.kind == "pcie" and max(k.src, k.dst) >= topology.n

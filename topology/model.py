@@ -18,8 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from ..codec import Value, dumps, loads
 from ..errors import TopologyError
+from ..util.codec import Value, dumps, loads
 
 FORMAT_VERSION = 1
 DeviceKind = Literal["gpu", "cpu"]

@@ -32,13 +32,13 @@ NO_ROAD = ("-", "dim", "only through other devices, or not at all")
 
 def render(topology: Topology) -> RenderableType:
     """Everything about a machine that fits a terminal of 100 columns."""
-    roads = Roads(topology)
-    matrices = _matrices(topology, roads)
-    return Group(_tree(topology), Text(), *matrices, _legend(topology, roads))
+    paths = Paths(topology)
+    matrices = _matrices(topology, paths)
+    return Group(_tree(topology), Text(), *matrices, _legend(topology, paths))
 
 
-class Roads:
-    """The best road between every two devices, as a word with its colour; counts what was used for the legend."""
+class Paths:
+    """The best path between every two devices, as a word with its colour; counts what was used for the legend."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -196,13 +196,13 @@ def _sum(links: Sequence[Link]) -> str:
     return f"{lanes} x {_gbps(rates.pop())} = {total} GB/s"
 
 
-def _matrices(topology: Topology, roads: Roads) -> list[RenderableType]:
+def _matrices(topology: Topology, paths: Paths) -> list[RenderableType]:
     """One matrix for up to 16 devices; else one for each different node, and how nodes reach each other."""
     if topology.n == 1:
         return []
     if topology.n <= BAND:
-        return [_matrix(topology, roads, range(topology.n), "")]
-    cells = {node: _cells(topology, roads, node) for node in topology.nodes}
+        return [_matrix(topology, paths, range(topology.n), "")]
+    cells = {node: _cells(topology, paths, node) for node in topology.nodes}
     parts: list[RenderableType] = []
     for run in _runs(topology.nodes, lambda a, b: cells[a] == cells[b]):
         title = _nodes(run)
@@ -210,20 +210,20 @@ def _matrices(topology: Topology, roads: Roads) -> list[RenderableType]:
         if len(uniform) == 1 and len(cells[run[0]]) > BAND:
             parts.append(Text(f"{title}: every two devices: {uniform.pop()}\n"))
         else:
-            parts.append(_matrix(topology, roads, topology.ranks_of(run[0]), title))
+            parts.append(_matrix(topology, paths, topology.ranks_of(run[0]), title))
     if len(topology.nodes) > 1:
         first = topology.ranks_of(topology.nodes[0])[0]
-        words = {roads(first, topology.ranks_of(node)[0]).plain for node in topology.nodes[1:]}
+        words = {paths(first, topology.ranks_of(node)[0]).plain for node in topology.nodes[1:]}
         parts.append(Text(f"between nodes: {', '.join(sorted(words))}\n"))
     return parts
 
 
-def _cells(topology: Topology, roads: Roads, node: int) -> list[list[str]]:
+def _cells(topology: Topology, paths: Paths, node: int) -> list[list[str]]:
     ranks = topology.ranks_of(node)
-    return [[roads(a, b).plain for b in ranks] for a in ranks]
+    return [[paths(a, b).plain for b in ranks] for a in ranks]
 
 
-def _matrix(topology: Topology, roads: Roads, ranks: Sequence[int], title: str) -> RenderableType:
+def _matrix(topology: Topology, paths: Paths, ranks: Sequence[int], title: str) -> RenderableType:
     """Rows send, columns receive; bands of columns where one does not fit."""
     bands: list[RenderableType] = []
     for at in range(0, len(ranks), BAND):
@@ -234,20 +234,20 @@ def _matrix(topology: Topology, roads: Roads, ranks: Sequence[int], title: str) 
         for b in columns:
             table.add_column(str(b), justify="right", no_wrap=True, min_width=4 if len(columns) > 12 else 5)
         for a in ranks:
-            table.add_row(str(a), topology.vertex_label(a), *(roads(a, b) for b in columns))
+            table.add_row(str(a), topology.vertex_label(a), *(paths(a, b) for b in columns))
         bands += [table, Text()]
     return Group(*bands)
 
 
-def _legend(topology: Topology, roads: Roads) -> RenderableType:
+def _legend(topology: Topology, paths: Paths) -> RenderableType:
     """The words of the matrix that occur, the link kinds with their rates and origin, the source."""
     words = Table.grid(padding=(0, 2))
-    if "direct" in roads.used:
+    if "direct" in paths.used:
         words.add_row(Text("2x25", style="bold"), "direct: 2 lanes of 25 GB/s each way (row sends to column)")
     for word, _, colour, meaning in ROADS:
-        if word in roads.used:
+        if word in paths.used:
             words.add_row(Text(word, style=colour), meaning)
-    if "-" in roads.used:
+    if "-" in paths.used:
         words.add_row(Text(NO_ROAD[0], style=NO_ROAD[1]), NO_ROAD[2])
     kinds = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
     kinds.add_column("kind")

@@ -5,11 +5,11 @@ Pure functions of a :class:`~blinkmpi.topology.model.Topology`; no MPI, no GPU, 
 
 from __future__ import annotations
 
+from .blink.pareto import choose_by_size, fewest, pareto
+from .bounds.verify import verify
 from .pack import extra_methods, methods, pack
-from .pareto import choose_by_size, fewest, pareto
 from .task import Knobs
 from .tree import AGAINST, ALONG, COLLECTIVES, ROOTED, Certificate, Collective, Edge, Packing, Tree
-from .verify import verify
 
 __all__ = [
     "AGAINST",

@@ -11,15 +11,20 @@ from typing import cast
 
 from ..errors import ArgumentError
 from ..topology.model import Topology
-from . import columns, exact, few, flowgrowth, groups, hybrid, ilp, mwu, rails, rings, shapes, symmetric
-from .bound import trivial
-from .fabric import choose, shared_memory
-from .growth import MAX_RANKS
-from .load import link_loads, scaled
-from .memory import CHAINED, share_memory, star_tree
+from .blink import few, groups, hybrid, ilp, mwu
+from .bounds.bound import trivial
+from .bounds.verify import verify
+from .cluster import rails
+from .exact import columns, symmetric
+from .exact import flow_growth as flowgrowth
+from .exact import paths as exact
+from .exact.growth import MAX_RANKS
+from .graph.fabric import choose, shared_memory
+from .graph.load import link_loads, scaled
+from .patterns import rings, shapes
+from .patterns.memory import CHAINED, share_memory, star_tree
 from .task import Knobs, Method, Planned, Task
 from .tree import COLLECTIVES, ROOTED, Certificate, Collective, Packing, Tree
-from .verify import verify
 
 
 def _fits_cluster(task: Task) -> int:

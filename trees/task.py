@@ -13,10 +13,10 @@ from typing import NamedTuple, cast
 import msgspec
 
 from ..errors import ArgumentError
-from .bound import certify, quick
-from .cluster import Box, boxes_of, oriented
-from .cuts import MAX_VERTICES
-from .fabric import Fabric, Overlay
+from .bounds.bound import certify, quick
+from .cluster.boxes import Box, boxes_of, oriented
+from .graph.cuts import MAX_VERTICES
+from .graph.fabric import Fabric, Overlay
 from .tree import Certificate, Tree
 
 

@@ -34,7 +34,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Literal
 
-from ..codec import Value
+from ..util.codec import Value
 
 Collective = Literal["broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier"]
 COLLECTIVES: tuple[Collective, ...] = (

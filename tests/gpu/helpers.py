@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.numerics import dtype_of
+from blinkmpi.program.reduction import dtype_of
 from blinkmpi.transport.cuda.device import cupy, device_count, why_none
 from tests.conformance import Array, Case, expected, inputs, mistakes
 from tests.conformance_calls import before, call

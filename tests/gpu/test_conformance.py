@@ -1,7 +1,7 @@
-"""The conformance suite on GPUs: real ranks, peers mapped by CUDA IPC, every road.
+"""The conformance suite on GPUs: real ranks, peers mapped by CUDA IPC, every protocol.
 
 Cases are looped inside a few jobs, for every job costs seconds; a failure names its case. A kernel is compiled for each
-type and operation, which costs more than all the calls: every pair runs on the most ranks and the default road only.
+type and operation, which costs more than all the calls: every pair runs on the most ranks, the default protocol only.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.program import Call
+from blinkmpi.program.call import Call
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda.code import direct_source, packets_source
+from blinkmpi.transport.cuda.codegen import direct_source, packets_source
 from blinkmpi.transport.cuda.device import cupy
-from blinkmpi.transport.cuda.packets import ROADS as PACKETS
+from blinkmpi.transport.cuda.packets import PROTOCOLS as PACKETS
 from blinkmpi.transport.cuda.packets import fits
 from tests.conformance import COLLECTIVES, Case, cases
 from tests.gpu.helpers import DGX1, Pools, at_least, run_all, sizes, spinner
 from tests.harness import mpi
 
 SIZES = sizes(1, 2, 3, 4, 8)
-ROADS = (*PACKETS, "direct", "slots")
+PROTOCOLS = (*PACKETS, "direct", "slots")
 SOME = (("float32", "sum"), ("bfloat16", "sum"), ("float32", "avg"), ("int16", "min"), ("bool", "lor"))
 FEW = SOME[:2]
 MOVED = ("float32", "bool", "complex128")  # where bytes only move, all types are one kernel
@@ -37,11 +37,11 @@ def chosen(collective: str, n: int, pairs: tuple[tuple[str, str], ...]) -> list[
     return [c for c in cases(collective, n) if (c.dtype, c.op) in pairs or (not c.op and c.dtype in MOVED)]
 
 
-def carries(road: str, case: Case) -> bool:
-    """Whether a road carries a case: packets not all of them."""
+def carries(protocol: str, case: Case) -> bool:
+    """Whether a protocol carries a case: packets not all of them."""
     kind = case.collective.removesuffix("_block")
     call = Call(kind, case.n, case.counts() if kind == "reduce_scatter" else (case.count,), case.dtype, case.op)  # type: ignore[arg-type]
-    return road not in PACKETS or fits(call, road)
+    return protocol not in PACKETS or fits(call, protocol)
 
 
 def compile_together(comm: blinkmpi.Communicator, pairs: list[tuple[str, str]]) -> None:
@@ -92,19 +92,19 @@ def test_collectives(comm: MPI.Intracomm) -> None:
 
 @at_least(2)
 @mpi(ranks=sizes(2, 3, 4, 8), timeout=200)
-def test_roads_and_schemes(comm: MPI.Intracomm) -> None:
+def test_protocols_and_schemes(comm: MPI.Intracomm) -> None:
     pairs = FEW if comm.size == SIZES[-1] else FEW[:1]
     some = {c: chosen(c, comm.size, pairs) for c in COLLECTIVES}
     with blinkmpi.Communicator(comm) as ours:
         schemes = {name: ours.plans.schemes(name, 0) for name in NAMES}
-    for road in ROADS:
-        with blinkmpi.Communicator(comm, algo=";".join(f"{name}:onehop/{road}" for name in NAMES)) as ours:
-            pools = Pools(ours, registered=road == "direct")
+    for protocol in PROTOCOLS:
+        with blinkmpi.Communicator(comm, algo=";".join(f"{name}:onehop/{protocol}" for name in NAMES)) as ours:
+            pools = Pools(ours, registered=protocol == "direct")
             for collective in COLLECTIVES:
-                run_all(ours, pools, [c for c in some[collective] if carries(road, c)])
+                run_all(ours, pools, [c for c in some[collective] if carries(protocol, c)])
     if "chain" in schemes["allreduce"]:
-        with blinkmpi.Communicator(comm, algo="allreduce:chain/halves") as ours:
-            assert ours.gpu_road().plans.rule("allreduce", 1, registered=True).road == "halves"
+        with blinkmpi.Communicator(comm, algo="allreduce:chain/rs_ag") as ours:
+            assert ours.cuda_context().plans.rule("allreduce", 1, registered=True).protocol == "rs_ag"
             pools = Pools(ours, registered=True)
             for skew in (0, 1):
                 run_all(ours, pools, some["allreduce"], skew=skew)
@@ -120,7 +120,7 @@ def test_roads_and_schemes(comm: MPI.Intracomm) -> None:
 @at_least(2)
 @mpi(ranks=sizes(2, 3, 4, 8), timeout=120)
 def test_a_reduce_scatter_in_place(comm: MPI.Intracomm) -> None:
-    """On every road, blocks of one length and of several, while some rank is late and the others wait for it."""
+    """On every protocol, blocks of one length and of several, while some rank is late and the others wait for it."""
     cp, n = cupy(), comm.size
     blinkmpi.Communicator(comm).Free()  # chooses this rank's GPU
     spin, stream = spinner(), cp.cuda.Stream(non_blocking=True)
@@ -154,7 +154,7 @@ def test_an_emulated_machine(comm: MPI.Intracomm) -> None:
     """Another machine's trees with its links' rates, the host path's too."""
     told = modify(machine("dgx-1v"), gpus=DGX1[comm.size])
     with blinkmpi.Communicator(comm, topology=told) as ours:
-        assert ours._engine().road.emulated
+        assert ours._engine().protocol.emulated
         hybrid = [name for name in NAMES if "hybrid" in ours.plans.schemes(name, 0)]
         pools = Pools(ours, registered=False)
         for collective in COLLECTIVES:

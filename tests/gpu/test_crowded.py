@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from blinkmpi.program import Call
+from blinkmpi.program.call import Call
 from blinkmpi.transport.cuda.device import Gpu, cupy
-from blinkmpi.transport.cuda.packets import ROADS, fits
-from blinkmpi.transport.cuda.transport import CudaTransport
+from blinkmpi.transport.cuda.executor import CudaTransport
+from blinkmpi.transport.cuda.packets import PROTOCOLS, fits
 from blinkmpi.trees.tree import COLLECTIVES
 from tests.gpu.helpers import GPUS, at_least
 from tests.harness import mpi
-from tests.unit.packings import call_of, reference, sends_of
+from tests.unit.trees.packings import call_of, reference, sends_of
 
 COUNTS = (1, 1000, 50_021)
 TIMEOUT_S = 30.0
@@ -41,22 +41,22 @@ def test_packets_of_ranks_that_share_gpus(comm: MPI.Intracomm) -> None:
     for call in calls:
         sends = sends_of(call, np.random.default_rng(call.counts[0]))
         want = reference(call, sends)[comm.rank]
-        for road in ROADS:
-            if not fits(call, road):
+        for protocol in PROTOCOLS:
+            if not fits(call, protocol):
                 continue
             own = sends[comm.rank]
             send = cp.asarray(np.zeros(1, np.float32) if own is None else own)
             recv = cp.zeros(1 if want is None else want.size, "float32")
             cp.cuda.runtime.deviceSynchronize()
-            loaded = transport.load(call, road, f"{call} by {road}")
+            loaded = transport.load(call, protocol, f"{call} by {protocol}")
             filled = transport.fill(loaded, send.data.ptr, recv.data.ptr, 0, 0, TIMEOUT_S)
             for _ in range(2):  # both sets of boxes
                 transport.starter(filled, stream.ptr, stream)()
             stream.synchronize()
-            assert not transport.gave_up, transport.error(f"{call} by {road}")
+            assert not transport.gave_up, transport.error(f"{call} by {protocol}")
             if want is not None:
                 wrong = np.flatnonzero(recv.get() != want)
-                assert not wrong.size, f"{call} by {road}: {wrong.size} elements are wrong, {wrong[:8]} among them"
+                assert not wrong.size, f"{call} by {protocol}: {wrong.size} elements are wrong, {wrong[:8]} among them"
             done += 1
     transport.close(comm)
     assert done > len(calls)

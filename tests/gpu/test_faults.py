@@ -20,14 +20,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import (
-    ArgumentError,
-    BlinkError,
-    BufferTypeError,
-    DeviceError,
-    MismatchError,
-    PeerLost,
-)
+from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, DeviceError, MismatchError, PeerLost
 from blinkmpi.transport.cuda.device import cupy
 from tests.gpu.helpers import GPUS, at_least, sizes
 from tests.harness import ROOT, Job, Outcome, mpi, mpirun

@@ -1,4 +1,4 @@
-"""compute-sanitizer over a small run of all collectives: memory errors on every road, races in shared memory.
+"""compute-sanitizer over a small run of all collectives: memory errors on every protocol, races in shared memory.
 
 This file is also the program of a rank: ``python tests/gpu/test_sanitizer.py DTYPE...``.
 """
@@ -53,13 +53,13 @@ def test_sanitizer(tool: str, words: list[str]) -> None:
 
 
 def main(dtypes: list[str]) -> None:
-    """Every collective on every road; the tool makes all of it slow, so with few sizes."""
+    """Every collective on every protocol; the tool makes all of it slow, so with few sizes."""
     n = MPI.COMM_WORLD.size
     most = ("allreduce", "broadcast", "reduce", "allgather", "reduce_scatter")
     ways: list[tuple[dict[str, Any], bool]] = [({}, False), ({"topology": emulated(n)}, False)]
-    for road in ("oneshot128", "direct", "slots"):
-        algo = ";".join(f"{name}:onehop/{road}" for name in most)
-        ways.append(({"algo": algo}, road == "direct"))
+    for protocol in ("ll128_one_shot", "direct", "slots"):
+        algo = ";".join(f"{name}:onehop/{protocol}" for name in most)
+        ways.append(({"algo": algo}, protocol == "direct"))
     for keys, registered in ways:
         with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=200, **keys) as ours:
             pools = Pools(ours, registered=registered)
@@ -72,7 +72,7 @@ def main(dtypes: list[str]) -> None:
 
 
 def give_up() -> None:
-    """On every road a call that the last rank does not make: the others' kernels leave a report, and all go on."""
+    """On every protocol a call that the last rank does not make: the others' kernels leave a report, and all go on."""
     world, cp = MPI.COMM_WORLD, cupy()
     others = world.Split(world.rank == world.size - 1)
     for count, registered in ((100, False), (1 << 18, False), (3 << 20, False), (3 << 20, True)):

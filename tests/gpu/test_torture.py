@@ -1,4 +1,4 @@
-"""Thousands of calls of all kinds, sizes and roads, with ranks that are late at random; every result is compared.
+"""Thousands of calls of all kinds, sizes and protocols, with ranks that are late at random; every result is compared.
 
 ``BLINK_TORTURE_CALLS`` says how many (10,000). The comparison is on the device, so that nothing waits for it.
 """
@@ -22,8 +22,8 @@ SECONDS = 60.0 * max(1.0, CALLS / 10_000)
 COUNTS = (1, 5, 127, 1024, 4099, 20_000, 100_003, 250_001)
 LOOK = 250  # calls between two looks at the clock and at the results
 SLOTS = ";".join(f"{c}:onehop/slots" for c in ("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter"))
-LINES = SLOTS.replace("slots", "oneshot128")  # at every size that fits
-TWICE = LINES.replace("oneshot", "twoshot")
+LINES = SLOTS.replace("slots", "ll128_one_shot")  # at every size that fits
+TWICE = LINES.replace("ll16_one_shot", "ll16_two_shot")
 
 pytestmark = [pytest.mark.gpu, at_least(2)]
 

@@ -20,7 +20,7 @@ from tests.harness import ROOT, Job, Outcome
 
 N = 4
 VICTIM = 2
-RUNNERS = ("c", "numpy")
+EXECUTORS = ("c", "numpy")
 
 
 # ---------------------------------------------------------------- jobs

@@ -22,11 +22,11 @@ def settled(comm: blinkmpi.Communicator) -> int:
 
 
 @pytest.mark.parametrize("algo", [OURS, None])
-@pytest.mark.parametrize("runner", ["auto", "numpy"])
+@pytest.mark.parametrize("executor", ["auto", "numpy"])
 @mpi(ranks=(1, 2, 3), timeout=60)
-def test_content_counts_each_time(comm: MPI.Intracomm, algo: str | None, runner: str) -> None:
+def test_content_counts_each_time(comm: MPI.Intracomm, algo: str | None, executor: str) -> None:
     rank, n = comm.rank, comm.size
-    with blinkmpi.Communicator(comm, algo=algo, runner=runner) as ours:
+    with blinkmpi.Communicator(comm, algo=algo, executor=executor) as ours:
         x, y, whole = np.empty(COUNT), np.empty(COUNT), np.empty(n * COUNT)
         inside, block = np.empty(n * 10), np.empty(10)
         for i in range(5):
@@ -45,16 +45,16 @@ def test_content_counts_each_time(comm: MPI.Intracomm, algo: str | None, runner:
             assert (block == n * i).all()
             ours.Allreduce(MPI.IN_PLACE, x, MPI.MAX)
             assert (x == n - 1 + i).all()
-        if ours.runner.startswith("C runner"):
+        if ours.executor.startswith("C executor"):
             assert settled(ours) >= 4
 
 
-@pytest.mark.parametrize("runner", ["auto", "numpy"])
+@pytest.mark.parametrize("executor", ["auto", "numpy"])
 @mpi(ranks=(2, 3), timeout=60)
-def test_reduce_scatters_in_place_of_growing_length(comm: MPI.Intracomm, runner: str) -> None:
+def test_reduce_scatters_in_place_of_growing_length(comm: MPI.Intracomm, executor: str) -> None:
     """They share memory that results are received into, which a longer one replaces while others are under way."""
     rank, n = comm.rank, comm.size
-    with blinkmpi.Communicator(comm, algo=OURS, runner=runner) as ours:
+    with blinkmpi.Communicator(comm, algo=OURS, executor=executor) as ours:
         buffers = [np.empty(n * count) for count in (10, 300, 20_000)]
         for i in range(12):
             some = buffers[: 1 + i // 4]
@@ -84,9 +84,9 @@ def test_one_rank_may_take_other_buffers(comm: MPI.Intracomm) -> None:
 
 
 @mpi(ranks=(1, 2), timeout=60)
-def test_the_c_runner_alone_makes_a_call_from_the_third_time_on(comm: MPI.Intracomm) -> None:
+def test_the_c_executor_alone_makes_a_call_from_the_third_time_on(comm: MPI.Intracomm) -> None:
     """Records are of two calls by turns: before, this rank has not told the others of this one in both."""
-    with blinkmpi.Communicator(comm, algo=OURS, runner="c") as ours:
+    with blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
         transport = ours._engine().transport
         ends: list[bool | None] = []
         before = transport.again

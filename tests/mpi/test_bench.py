@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blinkmpi import bench
-from blinkmpi.bench_case import TEST_NAMES
-from blinkmpi.bench_peers import together
+from blinkmpi.bench import command as bench
+from blinkmpi.bench.case import TEST_NAMES
+from blinkmpi.bench.peers import together
 from blinkmpi.errors import ArgumentError
 from tests.harness import mpi, run_command
 
@@ -28,8 +28,8 @@ class StandIn:
 
     gpu = None
 
-    def __init__(self, comm: Any, *, topology: Any = None, runner: str = "auto", algo: str = "") -> None:
-        self.comm, self.runner, self.algo = comm, runner, algo
+    def __init__(self, comm: Any, *, topology: Any = None, executor: str = "auto", algo: str = "") -> None:
+        self.comm, self.executor, self.algo = comm, executor, algo
         self.machine = topology or SimpleNamespace(name="stand-in", fingerprint="0", n=comm.Get_size())
         self.compiler = None
         self.freed = False
@@ -38,7 +38,7 @@ class StandIn:
         self.freed = True
 
     def how(self, collective: str, nbytes: int, *, dtype: str, op: str = "sum", root: int = 0) -> dict[str, Any]:
-        return {"scheme": "mpi", "runner": self.runner, "chunk_bytes": 0, "reason": self.algo}
+        return {"scheme": "mpi", "executor": self.executor, "chunk_bytes": 0, "reason": self.algo}
 
     def predict(
         self, collective: str, nbytes: int, *, dtype: str, op: str = "sum", root: int = 0
@@ -130,14 +130,14 @@ def test_a_slow_run_fails_if_a_bandwidth_is_asked_for(comm: Any) -> None:
 
 
 @mpi(ranks=(2,))
-def test_json_runners_and_the_scheme_asked_for(comm: Any) -> None:
+def test_json_executors_and_the_scheme_asked_for(comm: Any) -> None:
     status, said = run(
-        comm, "all_gather -b 1K -e 4K -f 4 -n 3 -a 1 --runner c,numpy --algo allgather:direct --predict --json"
+        comm, "all_gather -b 1K -e 4K -f 4 -n 3 -a 1 --executor c,numpy --algo allgather:direct --predict --json"
     )
     assert status == 0
     if comm.rank == 0:
         made = json.loads(said)
-        assert [r["blinkmpi"]["runner"] for r in made["results"]] == ["c", "c", "numpy", "numpy"]
+        assert [r["blinkmpi"]["executor"] for r in made["results"]] == ["c", "c", "numpy", "numpy"]
         assert {r["blinkmpi"]["reason"] for r in made["results"]} == {"allgather:direct"}
         assert made["results"][0]["blinkmpi"]["bound_us"] == pytest.approx(1.024)
         assert made["blinkmpi"]["statistic"] == "the average rank's mean over iterations"
@@ -206,7 +206,7 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(comm: Any) -> None:
 @pytest.mark.mpi_skip  # starts an mpirun of its own
 def test_the_command_on_our_own_communicator(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    words = f"all_reduce -b 4 -e 1M -f 512 -n 3 --compare mpi --runner auto,numpy --predict -J {path}"
+    words = f"all_reduce -b 4 -e 1M -f 512 -n 3 --compare mpi --executor auto,numpy --predict -J {path}"
     ran = run_command(3, [sys.executable, "-m", "blinkmpi", "bench", *words.split()], timeout=60)
     assert ran.rc == 0, ran.output
     made = json.loads(path.read_text())

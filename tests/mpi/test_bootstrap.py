@@ -25,8 +25,8 @@ from blinkmpi.errors import (
     SettingsError,
     TopologyError,
 )
-from blinkmpi.plan import Plan
-from blinkmpi.select import make_plan
+from blinkmpi.planning.plan import Plan
+from blinkmpi.planning.selection import make_plan
 from blinkmpi.topology import machine
 from tests.harness import mpi, run_ranks
 
@@ -114,9 +114,9 @@ def test_wrong_arguments_on_one_rank(comm: MPI.Intracomm) -> None:
     def made(**arguments: Any) -> Callable[[], object]:
         return lambda: blinkmpi.Communicator(comm, **(arguments if odd else {}))
 
-    fails(comm, made(runner="fortran"), ArgumentError, ODD, "fortran", "numpy")
+    fails(comm, made(executor="fortran"), ArgumentError, ODD, "fortran", "numpy")
     fails(comm, made(timeout=-1), ArgumentError, ODD, "timeout=-1")
-    disagree(comm, made(runner="numpy"), "rank 1 made the communicator with runner=numpy", "no arguments")
+    disagree(comm, made(executor="numpy"), "rank 1 made the communicator with executor=numpy", "no arguments")
     disagree(comm, made(topology="cpu:3"), "topology=cpu:3")
     disagree(comm, made(plan="nowhere.json"), "plan=nowhere.json")
     disagree(comm, made(deterministic=True), "deterministic=True")
@@ -124,17 +124,17 @@ def test_wrong_arguments_on_one_rank(comm: MPI.Intracomm) -> None:
 
 @mpi(ranks=(3,), timeout=60)
 def test_wrong_settings_on_one_rank(comm: MPI.Intracomm) -> None:
-    for name, value in {"TIMEOUT": "soon", "RUNNER": "fortran", "DEBUG": "LOUD", "BUFFSIZE": "-1"}.items():
+    for name, value in {"TIMEOUT": "soon", "EXECUTOR": "fortran", "DEBUG": "LOUD", "BUFFSIZE": "-1"}.items():
         fails(comm, lambda: made_with(comm, ODD, **{name: value}), SettingsError, ODD, f"{name}='{value}'")  # noqa: B023
     fails(comm, lambda: made_with(comm, 0, ALGO="allreduce:fastest"), SettingsError, 0, "fastest")
-    disagree(comm, lambda: made_with(comm, ODD, RUNNER="numpy"), "rank 1", "RUNNER='numpy' against 'auto'")
+    disagree(comm, lambda: made_with(comm, ODD, EXECUTOR="numpy"), "rank 1", "EXECUTOR='numpy' against 'auto'")
 
 
 @mpi(ranks=(3,), timeout=60)
 def test_settings_of_rank_0_hold_for_ranks_that_have_none(comm: MPI.Intracomm) -> None:
     """A launcher may not pass the environment on to other machines."""
-    ours = made_with(comm, 0, RUNNER="numpy", TIMEOUT="7")
-    assert ours.how("allreduce", 1 << 20)["runner"] == "numpy"
+    ours = made_with(comm, 0, EXECUTOR="numpy", TIMEOUT="7")
+    assert ours.how("allreduce", 1 << 20)["executor"] == "numpy"
     with ours:
         ours.Barrier()
 

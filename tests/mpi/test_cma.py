@@ -1,4 +1,4 @@
-"""The road ``cma`` on real ranks: what it moves is right, and where it cannot be, slots are taken and it is said."""
+"""The protocol ``cma`` on real ranks: what it moves is right; where it cannot run, slots are taken and it is said."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from msgspec.structs import replace
 
 import blinkmpi
 from blinkmpi.errors import FallbackError
-from blinkmpi.transport import agree, native
-from blinkmpi.transport.cma import Helper, Lent
-from blinkmpi.transport.native import Native
+from blinkmpi.transport.host import capabilities as agree
+from blinkmpi.transport.host import native
+from blinkmpi.transport.host.native import Native
+from blinkmpi.transport.host.single_copy import Helper, Lent
 from tests.conformance import Array, cases
 from tests.harness import mpi
 from tests.mpi.test_conformance import OURS, run_all
@@ -28,35 +29,35 @@ COLLECTIVES = ("broadcast", "allgather", "gather", "scatter", "allreduce", "redu
 
 
 def by_cma(comm: blinkmpi.Communicator) -> blinkmpi.Communicator:
-    """Make every call take the road ``cma``, at any size."""
+    """Make every call take the protocol ``cma``, at any size."""
     engine = comm._engine()
-    rules = {r.collective: replace(r, road="cma", min_bytes=0) for r in engine.plans.rules if r.scheme == "direct"}
+    rules = {r.collective: replace(r, protocol="cma", min_bytes=0) for r in engine.plans.rules if r.scheme == "direct"}
     engine.plans = replace(engine.plans, rules=tuple(rules.values()))
     return comm
 
 
-def roads(comm: blinkmpi.Communicator) -> set[bool]:
+def protocols(comm: blinkmpi.Communicator) -> set[bool]:
     """Whether the programs that were loaded read from their writers' buffers."""
     return {bool(way.loaded.lent) for way in comm._engine()._ways.values() if way.loaded is not None}
 
 
 @mpi(ranks=(2, 3, 4), timeout=120)
-def test_both_roads_are_right(comm: MPI.Intracomm) -> None:
+def test_both_protocols_are_right(comm: MPI.Intracomm) -> None:
     for collective in COLLECTIVES:
         some = list(cases(collective, comm.size, full=False))
-        with by_cma(blinkmpi.Communicator(comm, algo=OURS, runner="c")) as ours:
+        with by_cma(blinkmpi.Communicator(comm, algo=OURS, executor="c")) as ours:
             run_all(ours, some)
-            assert roads(ours) == {True}
+            assert protocols(ours) == {True}
         with mock.patch.dict(os.environ, BLINKMPI_CMA_DISABLE="1"), blinkmpi.Communicator(comm, algo=OURS) as ours:
-            assert "no cma: BLINKMPI_CMA_DISABLE" in ours.runner
+            assert "no cma: BLINKMPI_CMA_DISABLE" in ours.executor
             run_all(ours, some)
-            assert roads(ours) == {False}
+            assert protocols(ours) == {False}
 
 
 @mpi(ranks=(2, 4), timeout=60)
 def test_long_vectors_with_buffers_that_change_from_call_to_call(comm: MPI.Intracomm) -> None:
     """Each call's addresses are its own; nobody leaves, and reuses its buffer, before all have read it."""
-    with by_cma(blinkmpi.Communicator(comm, algo=OURS, runner="c")) as ours:
+    with by_cma(blinkmpi.Communicator(comm, algo=OURS, executor="c")) as ours:
         count = 300_001
         a, b = np.empty((2, count)), np.empty((2, comm.size * count))
         for i in range(12):
@@ -68,7 +69,7 @@ def test_long_vectors_with_buffers_that_change_from_call_to_call(comm: MPI.Intra
             send[:] = i
             ours.Bcast(send, root=i % comm.size)
             assert (send == i).all()
-        assert roads(ours) == {True}
+        assert protocols(ours) == {True}
 
 
 @mpi(ranks=(2, 4), timeout=60)
@@ -76,7 +77,7 @@ def test_a_buffer_that_others_cannot_read_goes_through_slots(comm: MPI.Intracomm
     """Rank 1's memory cannot be read, as a device's may not be."""
     send = np.full(20_000, 10 + comm.rank, np.uint8)
     recv = np.zeros(comm.size * send.size, np.uint8)
-    with by_cma(blinkmpi.Communicator(comm, algo=OURS, runner="c")) as ours:
+    with by_cma(blinkmpi.Communicator(comm, algo=OURS, executor="c")) as ours:
         transport = ours._engine().transport
         assert transport is not None
         assert transport.native is not None
@@ -113,33 +114,33 @@ def test_where_the_kernel_forbids_it_slots_are_taken_and_said(comm: MPI.Intracom
 
     heard = io.StringIO()
     with mock.patch.object(agree, "_failure", forbidden):
-        with redirect_stderr(heard), blinkmpi.Communicator(comm, runner="c") as ours:
-            assert "no cma: rank 1 cannot read the memory of rank 0" in ours.runner
-            assert os.strerror(3) in ours.runner  # no such process
-            assert {r.road for r in ours.plans.rules} == {"slots"}
+        with redirect_stderr(heard), blinkmpi.Communicator(comm, executor="c") as ours:
+            assert "no cma: rank 1 cannot read the memory of rank 0" in ours.executor
+            assert os.strerror(3) in ours.executor  # no such process
+            assert {r.protocol for r in ours.plans.rules} == {"slots"}
             vector = np.full(100, float(comm.rank))
             ours.Bcast(vector)
             assert (vector == 0).all()
         with pytest.raises(FallbackError, match="BLINKMPI_CMA_DISABLE"):
-            blinkmpi.Communicator(comm, runner="c", strict=True)
+            blinkmpi.Communicator(comm, executor="c", strict=True)
     assert ("BLINKMPI WARN" in heard.getvalue()) == (comm.rank == 0)
 
 
 @mpi(ranks=(2,), timeout=60)
-def test_explain_and_the_log_say_which_road_runs(comm: MPI.Intracomm) -> None:
+def test_explain_and_the_log_say_which_protocol_runs(comm: MPI.Intracomm) -> None:
     heard = io.StringIO()
     vector: Array = np.zeros(1 << 20, np.float32)
     with mock.patch.dict(os.environ, BLINKMPI_DEBUG="INFO"), redirect_stderr(heard):
-        with blinkmpi.Communicator(comm, runner="c") as ours:
+        with blinkmpi.Communicator(comm, executor="c") as ours:
             assert "copied out of the writer's buffer (cma)" in ours.explain("broadcast", vector.nbytes)
             assert "slots a channel" in ours.explain("allreduce", 1 << 30)
-            assert "one another's memory (cma)" in ours.runner
+            assert "one another's memory (cma)" in ours.executor
             ours.Bcast(vector)
-        with blinkmpi.Communicator(comm, runner="numpy") as ours:
-            assert "no cma: the NumPy runner has slots alone" in ours.runner
+        with blinkmpi.Communicator(comm, executor="numpy") as ours:
+            assert "no cma: the NumPy executor has slots alone" in ours.executor
             assert "slots a channel" in ours.explain("broadcast", 1 << 30)
     if comm.rank == 0:
-        assert "B chunks by cma, c runner" in heard.getvalue()
+        assert "B chunks by cma, c executor" in heard.getvalue()
 
 
 def test_memory_that_is_not_there_is_an_error_and_not_a_crash() -> None:
@@ -163,7 +164,7 @@ def threads() -> int:
 def code_of() -> ctypes.CDLL:
     path, why = native.build()
     if path is None:
-        pytest.skip(f"no C runner: {why}")
+        pytest.skip(f"no C executor: {why}")
     return native.load(path, why).code
 
 
@@ -171,7 +172,7 @@ def code_of() -> ctypes.CDLL:
 def test_a_reader_takes_the_core_of_a_rank_that_waits(comm: MPI.Intracomm) -> None:
     """With two ranks, each of which has a core, one of which reads; its thread ends with the communicator."""
     cores = len(os.sched_getaffinity(0))
-    with by_cma(blinkmpi.Communicator(comm, algo=OURS, runner="c")) as ours:
+    with by_cma(blinkmpi.Communicator(comm, algo=OURS, executor="c")) as ours:
         vector = np.empty(5_000_001, np.uint8)
         for i in range(6):
             vector[:] = i + comm.rank
@@ -213,7 +214,7 @@ def test_that_no_second_thread_can_be_started_is_said() -> None:
     code.blink_help.return_value = None
     helper = Helper(Native(code, ""), 1)
     ctypes.set_errno(11)
-    program = mock.Mock(channels=[mock.Mock(writer=0, readers=(1,))], lanes=[mock.Mock(rank=1, store=0, outs=())])
+    program = mock.Mock(channels=[mock.Mock(writer=0, readers=(1,))], stages=[mock.Mock(rank=1, store=0, outs=())])
     assert helper.address(program, {0: Lent("send", 0)}) == 0
     assert helper.why_not == os.strerror(11)
     helper.address(program, {0: Lent("send", 0)})

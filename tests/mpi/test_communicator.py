@@ -174,14 +174,14 @@ def test_what_it_tells(comm: MPI.Intracomm) -> None:
             "bound",
             "predicted",
             "not chosen",
-            "runner",
+            "executor",
         ):
             assert word in text, f"{word!r} is missing in\n{text}"
         assert "MPI's own" in ours.explain("allreduce", op=MPI.MAXLOC)
         assert ours.how("allreduce", 1 << 20, op=MPI.MAXLOC)["scheme"] == "mpi"
         how = ours.how("allreduce", 64 << 20)
         assert how["scheme"] in ours.plans.schemes("allreduce")
-        assert set(how) == {"scheme", "runner", "protocol", "ctas", "chunk_bytes", "depth", "reason"}
+        assert set(how) == {"scheme", "executor", "protocol", "ctas", "chunk_bytes", "depth", "reason"}
         assert "tree" in ours.plan_line("broadcast", root=1)
         seconds, bound = ours.predict("allreduce", 64 << 20)
         assert seconds is not None

@@ -51,15 +51,15 @@ def test_collective(comm: MPI.Intracomm, collective: str) -> None:
     full, some = list(cases(collective, comm.size)), list(cases(collective, comm.size, full=False))
     with blinkmpi.Communicator(comm, algo=OURS) as ours:
         run_all(ours, full)
-    with blinkmpi.Communicator(comm, algo=OURS, runner="numpy") as ours:
+    with blinkmpi.Communicator(comm, algo=OURS, executor="numpy") as ours:
         run_all(ours, some)
     with blinkmpi.Communicator(comm) as ours:  # small vectors go to MPI's own collectives
         run_all(ours, some)
     if comm.size > 1:
         gpus = {2: "0,3", 3: "0,3,4", 4: "1,4,5,6", 8: "0,1,2,3,4,5,6,7"}[comm.size]
         emulated = modify(machine("dgx-1v"), gpus=gpus)
-        for runner in ("auto", "numpy"):
-            with blinkmpi.Communicator(comm, topology=emulated, runner=runner) as ours:
+        for executor in ("auto", "numpy"):
+            with blinkmpi.Communicator(comm, topology=emulated, executor=executor) as ours:
                 run_all(ours, some)
         name = "reduce_scatter" if collective.startswith("reduce_scatter") else collective
         for scheme in ours_schemes(comm, name):

@@ -23,12 +23,12 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 import blinkmpi
-from blinkmpi.engine import Engine
 from blinkmpi.errors import BlinkError
-from blinkmpi.transport import host
-from blinkmpi.transport.host import HostTransport
+from blinkmpi.runtime.dispatch import Engine
+from blinkmpi.transport.host import executor as host
+from blinkmpi.transport.host.executor import HostTransport
 from tests.harness import Outcome, mpi, mpirun
-from tests.mpi.faults import RUNNERS, VICTIM, N, attempt, calls_until_death, finish, run_case, said, say, start_case
+from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, calls_until_death, finish, run_case, said, say, start_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
 start = partial(start_case, __file__)
@@ -37,7 +37,7 @@ start = partial(start_case, __file__)
 # ---------------------------------------------------------------- stopped
 
 
-@pytest.mark.parametrize("how", [*RUNNERS, "mpi"])
+@pytest.mark.parametrize("how", [*EXECUTORS, "mpi"])
 def test_a_stopped_rank_is_named_within_the_deadline(how: str) -> None:
     deadline = 3.0
     with start("big", how, str(deadline), "SIGSTOP") as job:
@@ -68,8 +68,8 @@ def texts_of_others(outcome: Outcome, deadline: float) -> dict[int, str]:
 
 def case_big(how: str, timeout: str, signal_name: str) -> None:
     """A 256 MiB Allreduce, in the middle of which one rank gets a signal."""
-    algo, runner = ("allreduce:mpi", None) if how == "mpi" else (None, how)
-    with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo=algo, runner=runner) as comm:
+    algo, executor = ("allreduce:mpi", None) if how == "mpi" else (None, how)
+    with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo=algo, executor=executor) as comm:
         vector = np.ones(64 << 20, np.float32)
         comm.Allreduce(MPI.IN_PLACE, vector)
         if comm.rank == VICTIM:
@@ -97,7 +97,7 @@ def signal_amid_a_call(signum: signal.Signals) -> None:
 # ---------------------------------------------------------------- killed
 
 
-@pytest.mark.parametrize("how", [*RUNNERS, "mpi"])
+@pytest.mark.parametrize("how", [*EXECUTORS, "mpi"])
 def test_a_killed_rank_ends_the_job(how: str) -> None:
     with start("big", how, "20", "SIGKILL") as job:
         job.wait_for('"ready"', count=N)
@@ -105,7 +105,7 @@ def test_a_killed_rank_ends_the_job(how: str) -> None:
     assert outcome.rc != 0
 
 
-@pytest.mark.parametrize("how", [*RUNNERS, "mpi"])
+@pytest.mark.parametrize("how", [*EXECUTORS, "mpi"])
 def test_under_fault_tolerance_the_others_hear_of_a_killed_rank(how: str) -> None:
     version = subprocess.run([mpirun(), "--version"], capture_output=True, text=True, check=True).stdout
     if "Open MPI" not in version:
@@ -161,9 +161,9 @@ def test_under_fault_tolerance_a_rank_killed_amid_cma_is_named(method: str, root
 def case_lent(method: str, root: str, timeout: str, signal_name: str) -> None:
     """256 MiB by cma, in the middle of which one rank gets a signal."""
     algo = "broadcast:direct;allgather:direct;allreduce:direct"
-    with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo=algo, runner="c") as comm:
+    with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo=algo, executor="c") as comm:
         engine = comm._engine()
-        rules = tuple(r for r in engine.plans.rules if r.road == "cma")
+        rules = tuple(r for r in engine.plans.rules if r.protocol == "cma")
         engine.plans = replace(engine.plans, rules=rules)
         vector = np.ones(64 << 20, np.float32)
         arguments = (vector, int(root)) if method == "Bcast" else (MPI.IN_PLACE, vector)
@@ -236,7 +236,7 @@ def test_a_rank_may_leave_when_it_has_done_its_part() -> None:
 
 
 def case_early(timeout: str) -> None:
-    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo="reduce:^mpi", runner="numpy")
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo="reduce:^mpi", executor="numpy")
     if comm.rank == N - 1:
         run = host.step_numpy
 
@@ -257,7 +257,10 @@ def case_early(timeout: str) -> None:
 @mpi(ranks=(8,), timeout=90)
 def test_many_calls_on_an_oversubscribed_machine_progress(comm: MPI.Intracomm) -> None:
     sizes = (1, 1000, 50_000)
-    with blinkmpi.Communicator(comm, timeout=30) as one, blinkmpi.Communicator(comm, timeout=30, runner="numpy") as two:
+    with (
+        blinkmpi.Communicator(comm, timeout=30) as one,
+        blinkmpi.Communicator(comm, timeout=30, executor="numpy") as two,
+    ):
         since = time.monotonic()
         for i in range(500):
             x = np.full(sizes[i % 3], comm.rank + i, np.int64)

@@ -17,17 +17,10 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import (
-    ArgumentError,
-    BlinkError,
-    BufferTypeError,
-    MismatchError,
-    PeerLost,
-    RemoteError,
-)
-from blinkmpi.job import Job as CallJob
+from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, MismatchError, PeerLost, RemoteError
+from blinkmpi.runtime.mpi_fallback import Job as CallJob
 from tests.harness import mpi
-from tests.mpi.faults import RUNNERS, VICTIM, N, attempt, finish, run_case, said, say, start_case
+from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, finish, run_case, said, say, start_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
 start = partial(start_case, __file__)
@@ -67,7 +60,7 @@ def case_uncaught(timeout: str) -> None:
     comm.Barrier()
 
 
-@pytest.mark.parametrize("how", [*RUNNERS, "mpi"])
+@pytest.mark.parametrize("how", [*EXECUTORS, "mpi"])
 def test_an_interrupt_is_raised_in_the_call_and_heard_by_the_others(how: str) -> None:
     with start("interrupt", how, "30") as job:
         job.wait_for('"ready"', count=N)
@@ -83,8 +76,8 @@ def test_an_interrupt_is_raised_in_the_call_and_heard_by_the_others(how: str) ->
 
 def case_interrupt(how: str, timeout: str) -> None:
     """Ranks 0 and 2 do not come, or come and do not go on; rank 1 is interrupted; rank 3 hears of it."""
-    algo, runner = ("allreduce:mpi", None) if how == "mpi" else (None, how)
-    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), runner=runner, algo=algo)
+    algo, executor = ("allreduce:mpi", None) if how == "mpi" else (None, how)
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), executor=executor, algo=algo)
     comm.Barrier()
     say(ready=True)
     if comm.rank in (0, 2):
@@ -123,8 +116,8 @@ def test_ranks_that_disagree_all_hear_both_sides(comm: MPI.Intracomm) -> None:
             "non-blocking": (lambda: ours.Ibarrier().Wait(), lambda: ours.Iallreduce(x, y).Wait()),
         }
 
-    for runner in RUNNERS:
-        with blinkmpi.Communicator(comm, timeout=20, runner=runner) as ours:
+    for executor in EXECUTORS:
+        with blinkmpi.Communicator(comm, timeout=20, executor=executor) as ours:
             for what, (odd, even) in pairs(ours).items():
                 with pytest.raises(MismatchError) as caught:
                     (odd if last else even)()

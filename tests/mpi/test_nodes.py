@@ -37,7 +37,7 @@ def split(comm: MPI.Intracomm, nodes: str, **arguments: object) -> blinkmpi.Comm
 def test_every_collective(comm: MPI.Intracomm) -> None:
     some = [case for collective in COLLECTIVES for case in cases(collective, comm.size, full=False)]
     for turn, nodes in enumerate(SPLITS[comm.size]):
-        with split(comm, nodes, algo=OURS, runner=("auto", "numpy")[turn % 2]) as ours:
+        with split(comm, nodes, algo=OURS, executor=("auto", "numpy")[turn % 2]) as ours:
             run_all(ours, some)
     if comm.size == 2:
         with split(comm, "1+1") as ours:  # small vectors go to MPI's own collectives
@@ -132,9 +132,9 @@ def test_ranks_that_disagree_across_nodes(comm: MPI.Intracomm) -> None:
 
 
 @mpi(ranks=(4,), timeout=60)
-@pytest.mark.parametrize("runner", ["c", "numpy"])
-def test_a_rank_of_another_node_that_never_comes(comm: MPI.Intracomm, runner: str) -> None:
-    ours = split(comm, "1+3", algo=OURS, timeout=2, runner=runner)
+@pytest.mark.parametrize("executor", ["c", "numpy"])
+def test_a_rank_of_another_node_that_never_comes(comm: MPI.Intracomm, executor: str) -> None:
+    ours = split(comm, "1+3", algo=OURS, timeout=2, executor=executor)
     x = np.ones(1_000_000)
     since = time.monotonic()
     if comm.rank != 2:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import DeviceError
 
-HERE = Path(__file__).parent
+KERNELS = Path(__file__).parent / "kernels"
 PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
 OPTIONS = ("-std=c++17", "-default-device")  # of NVRTC: version 12 takes a generic lambda for host code otherwise
@@ -276,5 +276,5 @@ def _driver() -> Any:
 
 
 def kernel_source(name: str) -> str:
-    """The text of one of the source files beside this one."""
-    return (HERE / name).read_text(encoding="utf-8")
+    """The text of one of the files in ``kernels``."""
+    return (KERNELS / name).read_text(encoding="utf-8")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import ArgumentError
-from ...numerics import dtype_of
-from ...program import Call
-from .arena import BOX_BYTES, LINE, line_box_bytes
+from ...program.call import Call
+from ...program.reduction import dtype_of
+from .memory_layout import BOX_BYTES, LINE, line_box_bytes
 
 UNIT = 16  # bytes that one thread sends of a stream
 LINE_UNITS = 7  # of a line; the eighth is its flag
@@ -21,17 +21,17 @@ TWO_SHOTS = ("allreduce", "reduce", "broadcast")  # what takes them
 
 @dataclass(frozen=True, slots=True)
 class Packets:
-    """How a road carries a call: in ``lines`` of 128 bytes or in packets of 16, in two shots or in one."""
+    """How a protocol carries a call: in ``lines`` of 128 bytes or in packets of 16, in two shots or in one."""
 
     lines: bool
     two_shot: bool
 
 
-ROADS = {
-    "oneshot": Packets(lines=False, two_shot=False),
-    "twoshot": Packets(lines=False, two_shot=True),
-    "oneshot128": Packets(lines=True, two_shot=False),
-    "twoshot128": Packets(lines=True, two_shot=True),
+PROTOCOLS = {
+    "ll16_one_shot": Packets(lines=False, two_shot=False),
+    "ll16_two_shot": Packets(lines=False, two_shot=True),
+    "ll128_one_shot": Packets(lines=True, two_shot=False),
+    "ll128_two_shot": Packets(lines=True, two_shot=True),
 }
 
 
@@ -101,9 +101,9 @@ def places(units: int, packets: Packets) -> int:
     return -(-units // LINE_UNITS) * (LINE // UNIT) if packets.lines else units
 
 
-def fits(call: Call, road: str) -> bool:
-    """Whether a road of packets can carry a call: one of a kind that it knows, and short enough for the boxes."""
-    packets = ROADS[road]
+def fits(call: Call, protocol: str) -> bool:
+    """Whether a protocol of packets can carry a call: one of a kind that it knows, and short enough for the boxes."""
+    packets = PROTOCOLS[protocol]
     if call.collective == "reduce_scatter" and len(set(call.counts)) > 1:
         return False
     alone = call.n <= 2 and call.collective != "allreduce"  # one owner at most, which a shot reaches

@@ -1,0 +1,357 @@
+"""``blinkmpi bench``: time collectives as nccl-tests does, check every result, compare with other libraries.
+
+All ranks call :func:`run`; rank 0 prints each row as it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import resource
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError
+from ..topology.importers import load, modify
+from ..topology.model import Topology
+from . import environment as meta
+from .case import TEST_NAMES, Case
+from .document import document, write_new
+from .options import Options, add_flags, read, settle
+from .peers import MpiPeer, NcclPeer, Peer, SymmMemPeer
+from .report import PLACES, Columns, Row, omb_header, omb_row
+from .time_gpu import Gpu, no_room
+from .time_host import Buffers, Lane, Layout, Measured, call_facts, measure, our_call
+
+MEMORY_SHARE = 0.8
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "bench",
+        help="time and check collectives, beside other libraries",
+        description="Time and check collectives: mpirun -np 4 blinkmpi bench all_reduce -b 64K -e 256M -f 4 "
+        "--compare mpi",
+    )
+    add_flags(parser)
+    return parser
+
+
+def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[..., Any] | None = None) -> int:
+    """Run the benchmark on all ranks of ``comm``; the exit status.
+
+    Args:
+        make_communicator: called as ``(comm, topology=..., executor=..., timeout=..., algo=...)``, the last two
+            only if given.
+
+    Raises:
+        BlinkError: on every rank, for bad flags or a collective that failed.
+    """
+    from mpi4py import MPI
+
+    if make_communicator is None:
+        from ..communicator import Communicator
+
+        make_communicator = Communicator
+    options = read(args, comm.Get_size())
+    topology = _topology(args, comm.Get_size())
+    _check_output(args)
+    bench = _Bench(args, options, comm, MPI, topology)
+    asked = {"timeout": args.timeout, "algo": args.algo}
+    keywords = {name: value for name, value in asked.items() if value is not None}
+    cycles: Iterable[int] = range(args.run_cycles) if args.run_cycles else itertools.count()
+    for cycle in cycles:
+        for executor in options.executors:
+            ours = make_communicator(comm, topology=topology, executor=executor, **keywords)
+            bench.block(ours, first=cycle == 0 and executor == options.executors[0])
+            ours.Free()
+    bench.close()
+    return bench.finish()
+
+
+def _topology(args: argparse.Namespace, n: int) -> Topology | None:
+    if args.topology is None:
+        if args.gpus is not None:
+            raise ArgumentError("--gpus chooses devices of --topology; give both")
+        return None
+    topology = modify(load(args.topology), gpus=args.gpus)
+    if topology.n != n:
+        raise ArgumentError(
+            f"{topology.name} has {topology.n} devices and {n} ranks run; start mpirun -np {topology.n}, "
+            "or choose as many devices as ranks with --gpus"
+        )
+    return topology
+
+
+def _cupy() -> Any:
+    """CuPy, for ranks that have GPUs."""
+    from ..transport.cuda.device import cupy
+
+    return cupy()
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    if args.output_file is not None:
+        folder = Path(args.output_file).resolve().parent
+        if not folder.is_dir():
+            raise ArgumentError(f"--output_file {args.output_file}: folder {folder} does not exist; make it first")
+
+
+class _Bench:
+    """One run: what it knows of the job, and the rows so far."""
+
+    def __init__(
+        self, args: argparse.Namespace, options: Options, world: Any, mpi: Any, topology: Topology | None
+    ) -> None:
+        self.args, self.options, self.world, self.mpi = args, options, world, mpi
+        self.rank, self.n = world.Get_rank(), world.Get_size()
+        self.emulated = topology is not None
+        self.started = datetime.now().astimezone()
+        self.executor: str | None = None
+        self.machine: dict[str, Any] = {}
+        self.rows: list[tuple[Row, str]] = []
+        self.columns = Columns(
+            peers=options.peers,
+            executor=args.executor is not None,
+            predict=args.predict,
+            emulated=self.emulated,
+            timestamps=bool(args.report_timestamps),
+            cpu_time=bool(args.report_cputime),
+        )
+        self.name = TEST_NAMES[options.collective]
+        self.memory = "host"
+        self.buffers: Buffers | None = None
+        self.gpu: Gpu | None = None
+        self.peers: list[Peer] = []
+        self.stage: dict[str, Any] = {"memory": self.memory}  # of the file
+        self.refused: dict[str, str] = {}
+        self.processes: list[meta.Process] = []
+
+    @property
+    def cases(self) -> list[Case]:
+        """All rows of one block."""
+        return [case for series in self.options.series for case in self.options.cases(self.n, series)]
+
+    def say(self, text: str) -> None:
+        """Print a line, on rank 0 and unless JSON alone is wanted."""
+        if self.rank == 0 and not self.args.json:
+            print(text, flush=True)
+
+    def _begin(self, ours: Any) -> None:
+        """See what the ranks are, and get ready what all blocks use.
+
+        Raises:
+            ArgumentError: on every rank, for flags, sizes or peers that such ranks cannot take.
+        """
+        machine = ours.machine
+        self.machine = {"name": machine.name, "fingerprint": machine.fingerprint, "ranks": machine.n}
+        self.executor = getattr(ours, "executor", None)
+        gpu: Any = getattr(ours, "gpu", None)
+        self.memory = settle(self.args, self.options, gpu=gpu is not None)
+        process = meta.Process(self.rank, os.getpid(), self.mpi.Get_processor_name(), meta.cpu_model() or "CPU")
+        if self.memory == "gpu":
+            process = process._replace(info=gpu.name, device=gpu.device, bus=gpu.bus_id.lower())
+        self.processes = self.world.allgather(process)
+        self._check_room()
+        if self.memory == "host":
+            self.buffers = Buffers(self.cases, unalign=self.args.unalign)
+        self.stage = {"memory": self.memory}
+        self.peers = [self._peer(name, gpu) for name in self.options.peers]
+        self.stage["peers"] = {peer.name: peer.facts for peer in self.peers}
+        if self.memory == "gpu":
+            self.columns = replace(self.columns, protocol=True)
+            register = 2 if self.args.local_register is None else self.args.local_register
+            driver = {"driver": meta.nvidia_driver(), **gpu.versions}
+            self.stage |= {"local_register": register, "persistent": self.args.persistent}
+            self.stage["gpu"] = {"name": gpu.name, **driver}
+
+    def _peer(self, name: str, gpu: Any) -> Peer:
+        if name == "mpi":
+            return MpiPeer(self.world, self.mpi)
+        if name == "nccl":
+            return NcclPeer(self.world, _cupy())
+        hosts = len({process.host for process in self.processes})
+        return SymmMemPeer(self.world, self.mpi, _cupy(), gpu.device, self.cases, hosts=hosts)
+
+    def _check_room(self) -> None:
+        """Raise ArgumentError on every rank if the buffers do not fit into some host's or GPU's free memory."""
+        need = sum(Buffers.needs(self.cases))
+        if self.memory == "gpu":
+            own = need * (2 if "symm_mem" in self.options.peers else 1)
+            for rank, why in enumerate(self.world.allgather(no_room(_cupy(), own))):
+                if why:
+                    raise ArgumentError(f"rank {rank}: {why}")
+            return
+        rooms = self.world.allgather(meta.memory("MemAvailable"))
+        hosts = [process.host for process in self.processes]
+        for host, room in zip(hosts, rooms, strict=True):
+            ranks = hosts.count(host)
+            if room is not None and ranks * need > MEMORY_SHARE * room:
+                raise ArgumentError(
+                    f"host {host}: {ranks} ranks with {need >> 20} MiB of buffers each do not fit into its free "
+                    f"{room >> 20} MiB; use a smaller --maxbytes"
+                )
+
+    def block(self, ours: Any, *, first: bool) -> None:
+        """All rows on one communicator."""
+        if first:
+            self._begin(ours)
+        if self.memory == "gpu":
+            symmetric = self.stage["local_register"] == 2
+            self.gpu = Gpu(_cupy(), ours, self.cases, unalign=self.args.unalign, symmetric=symmetric)
+            self.buffers = self.gpu.buffers
+        if first or self.args.executor is not None:
+            self._header(ours, first=first)
+        for case in self.cases:
+            with nullcontext() if self.gpu is None else self.gpu.stream:
+                row = self._row(ours, case)
+            if self.rank == 0:
+                self._print(row)
+                self.rows.append((row, f"{self.name}_{case.type_name}_{case.op or 'none'}"))
+        if self.gpu is not None:  # symmetric memory goes with its communicator
+            self.gpu = self.buffers = None
+
+    def close(self) -> None:
+        """Give the peers' libraries back."""
+        for peer in self.peers:
+            peer.close()
+
+    def _row(self, ours: Any, case: Case) -> Row:
+        facts = call_facts(case)
+        able = [peer for peer in self.peers if not self._refuses(peer, case)]
+        mine, theirs = zip(
+            *(self._place(ours, case, able, in_place=place == "in_place") for place in PLACES), strict=True
+        )
+        measured = {peer.name: (theirs[0][i], theirs[1][i]) for i, peer in enumerate(able)}
+        predicted, bound = ours.predict(case.collective, case.size, **facts) if self.args.predict else (None, None)
+        return Row(
+            case=case,
+            ours=mine,
+            peers={name: measured.get(name) for name in self.options.peers},
+            how=ours.how(case.collective, case.size, **facts),
+            predicted_s=predicted,
+            bound_s=bound,
+            emulated=self.emulated,
+        )
+
+    def _place(self, ours: Any, case: Case, peers: list[Peer], *, in_place: bool) -> tuple[Measured, list[Measured]]:
+        """Ours and the peers', in or out of place."""
+        assert self.buffers is not None
+        layout = Layout(case, self.rank, self.buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
+        if self.gpu is None:
+            lanes = [Lane(layout, our_call(ours, layout))]
+        else:
+            lanes = [self.gpu.lane(layout, persistent=self.args.persistent)]
+        lanes += [peer.lane(case, self.buffers, in_place=in_place) for peer in peers]
+        run = measure if self.gpu is None else self.gpu.measure
+        mine, *theirs = run(self.world, self.mpi, lanes, self.options.timing)
+        return mine, theirs
+
+    def _refuses(self, peer: Peer, case: Case) -> bool:
+        why = peer.refusal(case)
+        if why is not None and peer.name not in self.refused:
+            self.refused[peer.name] = why
+            self.say(f"# {peer.name}: N/A where {why}")
+        return why is not None
+
+    def _print(self, row: Row) -> None:
+        self.say(omb_row(row, self.options.peers) if self.args.format == "osu" else self.columns.row(row))
+        if self.args.per_iter_timing:
+            for place, mine in enumerate(row.ours):
+                both = {"blinkmpi": mine, **{p: m[place] for p, m in row.peers.items() if m is not None}}
+                for library, measured in both.items():
+                    times = " ".join(f"{t:.2f}" for t in measured.slowest_us)
+                    self.say(f"#   {library} {PLACES[place].replace('_', '-')} (us): {times}")
+
+    def _header(self, ours: Any, *, first: bool) -> None:
+        """What runs where, by which schemes; then the names of the columns."""
+        args, sizes = self.args, self.options.sizes
+        if args.format == "nccl" and first:
+            step = (args.stepfactor, "factor") if args.stepfactor > 1 else (args.stepbytes, "bytes")
+            self.say(f"# blinkmpi version {meta.versions('', None)['blinkmpi'] or 'unknown: not installed'}")
+            self.say(f"# Collective test starting: {self.name}_perf")
+            self.say(
+                f"# nThread 1 nGpus 1 minBytes {sizes[0]} maxBytes {sizes[-1]} step: {step[0]}({step[1]}) warmup "
+                f"iters: {args.warmup_iters} iters: {args.iters or 'by size'} "
+                f"agg iters: {args.agg_iters} validation: {args.check} graph: {args.cudagraph}"
+            )
+            self.say("#\n# Using devices")
+            for device in meta.devices(self.processes):
+                self.say(
+                    f"#  Rank {device['rank']:2d} Group {device['group']:2d} Pid {device['pid']:6d} on "
+                    f"{device['hostname']:>10} device {device['device']:2d} [{device['device_hex']}] "
+                    f"{device['device_info']}"
+                )
+        for line in omb_header(self.options.collective, self.options.peers) if args.format == "osu" else ():
+            self.say(line)
+        told = " (emulated)" if self.emulated else ""
+        self.say(f"# {self.machine['name']}{told}, {self.n} ranks; {self._schemes(ours)}; {self._library()}")
+        for peer in self.peers:
+            if peer.facts:
+                self.say(f"# {peer.name}: " + ", ".join(f"{key} {value}" for key, value in peer.facts.items()))
+        for line in self.columns.header() if args.format == "nccl" else ():
+            self.say(line)
+
+    def _schemes(self, ours: Any) -> str:
+        """``direct from 65536 B, mpi from ...``: the plan in words."""
+        parts: list[str] = []
+        last = ""
+        for case in self.options.cases(self.n, self.options.series[0]):
+            how = ours.how(case.collective, case.size, **call_facts(case))
+            executor = f" ({how['executor']} executor)" if how.get("executor") in ("c", "numpy") else ""
+            words = f"{how.get('scheme')}{executor}"
+            if words != last:
+                parts.append(f"{words} from {case.size} B")
+            last = words
+        return ", ".join(parts)
+
+    def _library(self) -> str:
+        return str(self.mpi.Get_library_version()).split(",")[0].strip("\0\n ")
+
+    def finish(self) -> int:
+        """Print the sums, write the file; the exit status, the same on every rank."""
+        peaks = self.world.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        status = 0
+        if self.rank == 0:
+            wrong = sum(m.wrong or 0 for row, _ in self.rows for m in row.ours)
+            busses = [row.bandwidth(place)[1] for row, _ in self.rows for place in range(len(PLACES))]
+            average = sum(busses) / len(busses)
+            least = self.options.minimum_bandwidth
+            fast = None if least is None else average >= 0.9 * least
+            if self.args.format == "nccl":
+                self.say(f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}")
+                verdict = "" if fast is None else "OK" if fast else "FAILED"
+                self.say(f"# {'Avg bus bandwidth':<20} : {average:g} {verdict}")
+                if self.args.memory_report:
+                    buffers = sum(Buffers.needs(self.cases)) / 2**20
+                    self.say(f"# {'Memory usage':<20} : Buffers {buffers:.1f} MB | Peak {max(peaks) / 2**20:.1f} MB")
+                self.say(f"#\n# Collective test concluded: {self.name}_perf")
+            if self.args.json or self.args.output_file is not None:
+                text = json.dumps(self._document(wrong, average, fast, max(peaks)), indent=1)
+                if self.args.json:
+                    print(text, flush=True)
+                if self.args.output_file is not None:
+                    self.say(f"# JSON written to {write_new(self.args.output_file, text)}")
+            status = int(wrong > 0 or fast is False)
+        return int(self.world.bcast(status))
+
+    def _document(self, wrong: int, average: float, fast: bool | None, peak: int) -> dict[str, Any]:
+        return document(
+            self.args,
+            self.options,
+            self.rows,
+            devices=meta.devices(self.processes),
+            machine={**self.machine, "emulated": self.emulated},
+            versions=meta.versions(self._library(), self.executor, gpu=self.memory == "gpu"),
+            verdict=(wrong, average, fast),
+            started=self.started,
+            peak_resident_bytes=peak,
+            stage={**self.stage, "refused": self.refused},
+        )

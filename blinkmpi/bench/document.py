@@ -1,0 +1,166 @@
+"""The JSON of a benchmark: nccl-tests' keys, and ours under ``blinkmpi``.
+
+Scripts that read nccl-tests' files read these too. Two habits of theirs are
+not kept: the file never holds the whole environment, and booleans are booleans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from . import environment as meta
+from .case import parse_size
+from .options import Options
+from .report import PLACES, TIME_FORMAT, Row
+from .time_host import Measured
+
+JSON_VERSION = 3  # of nccl-tests' keys
+_RANKS = ("rank 0's", "the average rank's", "the fastest rank's", "the slowest rank's")
+
+
+def document(
+    args: argparse.Namespace,
+    options: Options,
+    rows: Sequence[tuple[Row, str]],
+    *,
+    devices: Sequence[Mapping[str, Any]],
+    machine: Mapping[str, Any],
+    versions: Mapping[str, Any],
+    verdict: tuple[int, float, bool | None],
+    started: datetime,
+    peak_resident_bytes: int,
+    stage: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The whole file.
+
+    Args:
+        rows: each with its experiment's name.
+        verdict: wrong elements, average bus bandwidth, whether that is enough (None: not asked).
+        stage: where the buffers lay, and what is to be said of GPUs and peers.
+    """
+    sizes, timing = options.sizes, options.timing
+    wrong, average, fast = verdict
+    step = {"step_factor": args.stepfactor} if args.stepfactor > 1 else {"step_bytes": parse_size(args.stepbytes)}
+    return {
+        "version": JSON_VERSION,
+        "start_time": started.strftime(TIME_FORMAT),
+        "args": [meta.without_folders(word) for word in sys.argv],
+        "env": meta.environment(),
+        "nccl_version": stage.get("peers", {}).get("nccl", {}).get("version"),
+        "config": {
+            "nthreads": 1,
+            "ngpus": 1,
+            "minimum_bytes": sizes[0],
+            "maximum_bytes": sizes[-1],
+            **step,
+            "warmup_iters": timing.warmup,
+            "iterations": timing.iterations if stage["memory"] == "gpu" else timing.wanted,  # null: by size
+            "aggregated_iterations": timing.aggregate,
+            "validation": timing.checks,
+            "graph": timing.replays,
+            "blocking_collectives": bool(args.blocking),
+            "parallel_init": False,
+            "devices": list(devices),
+        },
+        "results": [row_json(row, name, options, every=bool(args.per_iter_timing)) for row, name in rows],
+        "out_of_bounds": {"count": wrong, "okay": wrong == 0},
+        "average_bus_bandwidth": {"bandwidth": average, "okay": "unchecked" if fast is None else fast},
+        "errors": [],
+        "end_time": time.strftime(TIME_FORMAT),
+        "blinkmpi": {
+            **meta.commit(),
+            "date": started.isoformat(timespec="seconds"),
+            "collective": options.collective,
+            "ranks": len(devices),
+            "machine": dict(machine),
+            "compare": list(options.peers),
+            **stage,
+            "executors": list(options.executors),
+            "algo": args.algo,
+            "statistic": statistic(timing.average, gpu=stage["memory"] == "gpu"),
+            "hardware": meta.hardware(),
+            "hostnames": sorted({str(device["hostname"]) for device in devices}),
+            "versions": dict(versions),
+            "peak_resident_bytes": peak_resident_bytes,
+        },
+    }
+
+
+def statistic(average: int | None, *, gpu: bool = False) -> str:
+    """What ``time`` is, in words."""
+    over = "repeats of many calls each" if gpu else "iterations"
+    if average is None:
+        return f"median over {over} of the slowest rank's time"
+    return f"{_RANKS[average]} mean over {over}"
+
+
+def write_new(path: str, text: str) -> str:
+    """Write ``text`` to ``path``, or where that exists to ``path.0``, ``path.1``, ...; give the name taken."""
+    for suffix in itertools.chain([""], (f".{i}" for i in itertools.count())):
+        try:
+            with open(path + suffix, "x", encoding="utf-8") as file:
+                file.write(text + "\n")
+            return path + suffix
+        except FileExistsError:
+            continue
+    raise AssertionError("there is always a next name")
+
+
+def row_json(row: Row, name: str, options: Options, *, every: bool) -> dict[str, Any]:
+    """nccl-tests' result object, ours under ``blinkmpi``.
+
+    Args:
+        every: whether every iteration's time is written, not only minimum, median, maximum.
+    """
+    case = row.case
+    result: dict[str, Any] = {
+        "size": case.size,
+        "count": case.count,
+        "type": case.type_name,
+        "redop": case.op or "none",
+        "root": case.root,
+    }
+    own: dict[str, Any] = {
+        "scheme": row.how.get("scheme"),
+        "executor": row.how.get("executor"),
+        "chunk_bytes": row.how.get("chunk_bytes"),
+        "reason": row.how.get("reason"),
+        **{key: row.how[key] for key in ("protocol", "ctas") if key in row.how},
+        "emulated": row.emulated,
+        "predicted_us": None if row.predicted_s is None else row.predicted_s * 1e6,
+        "bound_us": None if row.bound_s is None else row.bound_s * 1e6,
+    }
+    for place, (key, ours) in enumerate(zip(PLACES, row.ours, strict=True)):
+        algorithm, bus = row.bandwidth(place)
+        result[key] = {
+            "cpu_time" if options.timing.cpu_time else "time": ours.time_us,
+            "alg_bw": algorithm,
+            "bus_bw": bus,
+            "nwrong": ours.wrong,
+        }
+        compare: dict[str, Any] = {}
+        for peer, measured in row.peers.items():
+            compare[peer] = None
+            if measured is not None:
+                theirs = measured[place]
+                ratio = theirs.time_us / max(ours.time_us, 1e-9)
+                compare[peer] = {"time": theirs.time_us, "ratio": ratio, "nwrong": theirs.wrong}
+                compare[peer] |= _times(theirs, every)
+        own[key] = {"iterations": ours.iterations, **_times(ours, every), "compare": compare}
+    result |= {"actual_iterations": row.ours[0].iterations, "experiment_name": name, "blinkmpi": own}
+    return result
+
+
+def _times(measured: Measured, every: bool) -> dict[str, Any]:
+    more: dict[str, Any] = {"iteration_times_us": list(measured.slowest_us)} if every else {}
+    if measured.host_us is not None:
+        more |= {"host_us": measured.host_us, "repeats": len(measured.slowest_us)}
+    if measured.note is not None:
+        more["variant"] = measured.note
+    return {"times_us": dict(zip(("min", "median", "max"), measured.spread, strict=True)), **more}

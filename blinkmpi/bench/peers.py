@@ -1,0 +1,354 @@
+"""The libraries that ``bench --compare`` measures beside ours: MPI on host memory, NCCL and torch's symmetric memory.
+
+A peer says what it cannot run, lays a row's buffers out as it wants them and gives the call. CuPy and torch are
+imported when a peer is made, and never needed otherwise. No peer uses NVLink multicast by itself: whether NCCL does
+is for ``NCCL_NVLS_ENABLE`` to say, which must be set so that a result tells what it was compared with.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import ArgumentError
+from ..program.call import REDUCTIONS
+from ..program.reduction import NARROW
+from .case import Case
+from .time_host import METHODS, Buffers, Lane, Layout
+
+# ncclDataType_t and ncclRedOp_t of nccl.h, which are part of NCCL's ABI.
+NCCL_TYPES = {
+    "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
+    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
+}  # fmt: skip
+NCCL_OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
+TRIALS = 10  # calls of each variant of a peer that has several, before its row
+
+
+class Peer(Protocol):
+    """A library to compare with."""
+
+    name: str
+    facts: dict[str, Any]  # for the file: version and settings
+
+    def refusal(self, case: Case) -> str | None:
+        """Why the library cannot run ``case``, or None."""
+        ...
+
+    def lane(self, case: Case, buffers: Buffers, *, in_place: bool) -> Lane:
+        """The call, on ``buffers`` or on memory of its own; collective."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; collective."""
+        ...
+
+
+def together(world: Any, step: Callable[[], Any]) -> Any:
+    """Run a step on every rank; where it fails on any, raise on all.
+
+    Raises:
+        ArgumentError: with the error of the first rank that failed.
+    """
+    made, error = None, None
+    try:
+        made = step()
+    except Exception as raised:
+        error = raised
+    told = world.allgather(None if error is None else f"{error}" or repr(error))
+    failed = next((rank for rank, text in enumerate(told) if text is not None), None)
+    if failed is not None:
+        raise ArgumentError(f"rank {failed}: {told[failed]}") from error
+    return made
+
+
+class MpiPeer:
+    """MPI's own collectives, on host memory."""
+
+    name = "mpi"
+
+    def __init__(self, world: Any, mpi: Any) -> None:
+        self.world, self.mpi = world, mpi
+        self.facts: dict[str, Any] = {}
+
+    def refusal(self, case: Case) -> str | None:
+        """MPI lacks the average and 16-bit floats."""
+        if case.op == "avg":
+            return "MPI has no average"
+        if case.collective in REDUCTIONS and case.dtype in NARROW:
+            return "MPI has no reduction of 16-bit floats"
+        return None
+
+    def lane(self, case: Case, buffers: Buffers, *, in_place: bool) -> Lane:
+        """The same buffers; what is only moved goes as bytes."""
+        layout = Layout(case, self.world.Get_rank(), buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
+        keywords: dict[str, Any] = {"op": getattr(self.mpi, case.op.upper())} if case.op else {}
+        if case.root >= 0:
+            keywords["root"] = case.root
+        arguments = layout.arguments
+        if not case.op:
+            arguments = tuple([a.view(np.uint8), self.mpi.BYTE] if isinstance(a, np.ndarray) else a for a in arguments)
+        method = getattr(self.world, METHODS[case.collective])
+        return Lane(layout, lambda: method(*arguments, **keywords))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NcclPeer:
+    """NCCL, called through CuPy on the same buffers and stream.
+
+    Raises:
+        ArgumentError: on every rank, if NCCL is missing or ``NCCL_NVLS_ENABLE`` is not set.
+    """
+
+    name = "nccl"
+
+    def __init__(self, world: Any, cupy: Any) -> None:
+        self.rank, self.n = world.Get_rank(), world.Get_size()
+        self._nccl = together(world, lambda: _nccl(cupy))
+        unique = world.bcast(self._nccl.get_unique_id() if self.rank == 0 else None)
+        self._comm = together(world, lambda: self._nccl.NcclCommunicator(self.n, unique, self.rank))
+        self.facts = {"version": version_text(self._nccl.get_version()), "nvls": os.environ["NCCL_NVLS_ENABLE"]}
+
+    def refusal(self, case: Case) -> str | None:
+        """NCCL has all that we have."""
+        return None
+
+    def lane(self, case: Case, buffers: Buffers, *, in_place: bool) -> Lane:
+        """In place as NCCL means it: a rank's block of a reduce-scatter stays where it lay."""
+        layout = Layout(case, self.rank, buffers, in_place=in_place)
+        return Lane(layout, self._call(case, layout))
+
+    def _call(self, case: Case, layout: Layout) -> Callable[[Any], None]:
+        kind, count, root, comm = case.collective, case.count, case.root, self._comm
+        dtype, op = NCCL_TYPES[case.dtype], NCCL_OPS.get(case.op, 0)
+        source, target = (0 if buffer is None else int(buffer.data.ptr) for buffer in (layout.source, layout.target))
+        match kind:
+            case "allreduce":
+                return lambda stream: comm.allReduce(source, target, count, dtype, op, stream.ptr)
+            case "reduce":
+                return lambda stream: comm.reduce(source, target, count, dtype, op, root, stream.ptr)
+            case "broadcast":
+                return lambda stream: comm.broadcast(source, target, count, dtype, root, stream.ptr)
+            case "allgather":
+                return lambda stream: comm.allGather(source, target, count, dtype, stream.ptr)
+            case "reduce_scatter":
+                return lambda stream: comm.reduceScatter(source, target, count, dtype, op, stream.ptr)
+        return self._exchange(case, source, target)
+
+    def _exchange(self, case: Case, source: int, target: int) -> Callable[[Any], None]:
+        """Gather and scatter, of sends and receives in one group as nccl-tests has them."""
+        nccl, comm, root, count, dtype = self._nccl, self._comm, case.root, case.count, NCCL_TYPES[case.dtype]
+        step = count * case.itemsize
+        everyone = range(self.n) if self.rank == root else ()
+
+        def gather(stream: Any) -> None:
+            nccl.groupStart()
+            comm.send(source, count, dtype, root, stream.ptr)
+            for rank in everyone:
+                comm.recv(target + rank * step, count, dtype, rank, stream.ptr)
+            nccl.groupEnd()
+
+        def scatter(stream: Any) -> None:
+            nccl.groupStart()
+            for rank in everyone:
+                comm.send(source + rank * step, count, dtype, rank, stream.ptr)
+            comm.recv(target, count, dtype, root, stream.ptr)
+            nccl.groupEnd()
+
+        return gather if case.collective == "gather" else scatter
+
+    def close(self) -> None:
+        """Destroy the communicator."""
+        self._comm.destroy()
+
+
+def version_text(code: int) -> str:
+    """NCCL's version from its number: 22809 is 2.28.9."""
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+def _nccl(cupy: Any) -> Any:
+    """CuPy's NCCL module; where CuPy finds no library, with the one that torch brings."""
+    if "NCCL_NVLS_ENABLE" not in os.environ:
+        raise ArgumentError(
+            "--compare nccl: NCCL_NVLS_ENABLE is not set, so a result would not say what it was compared with; set it "
+            "to 0 (without NVLink multicast, as we are) or to 1 for all ranks: mpirun -x NCCL_NVLS_ENABLE=0 ..."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy's warning says what our error says
+        nccl = importlib.import_module("cupy.cuda.nccl")
+    if nccl.available:
+        return nccl
+    try:
+        importlib.import_module("torch")  # a library that is loaded already is found by its name
+        return importlib.import_module("cupy_backends.cuda.libs.nccl")
+    except ImportError as error:
+        major = cupy.cuda.runtime.runtimeGetVersion() // 1000
+        raise ArgumentError(
+            f"--compare nccl: CuPy finds no NCCL ({error}); pip install nvidia-nccl-cu{major}, or leave nccl out"
+        ) from error
+
+
+class SymmMemPeer:
+    """torch's symmetric memory: one-shot and two-shot allreduce over peer pointers, never its multimem operations.
+
+    It works on memory of its own (``symm_mem.empty``), which is filled and checked as ours is. A row takes the faster
+    of the two, tried on all ranks before.
+
+    Raises:
+        ArgumentError: on every rank, without torch, on several hosts, or where torch would set multicast up.
+    """
+
+    name = "symm_mem"
+
+    def __init__(self, world: Any, mpi: Any, cupy: Any, device: int, cases: Sequence[Case], *, hosts: int) -> None:
+        self.world, self.mpi, self.cupy = world, mpi, cupy
+        self.rank, self.n = world.Get_rank(), world.Get_size()
+        self._torch = torch = together(world, lambda: _torch(hosts))
+        self._group: str = ""
+        self.buffers: Buffers | None = None
+        self.facts: dict[str, Any] = {"version": str(torch.__version__), "multicast": "off"}
+        self._stream: Any = None
+        usable = [case for case in cases if self.refusal(case) is None]
+        together(world, lambda: torch.cuda.set_device(device))
+        self._join()
+        if usable:
+            self.buffers = together(world, lambda: self._allocate(usable, device))
+
+    def _join(self) -> None:
+        """The default process group of torch, over a store at rank 0; NCCL's backend starts nothing before a call."""
+        dist = self._torch.distributed
+
+        def store(port: int) -> Any:
+            return dist.TCPStore("127.0.0.1", port, self.n, is_master=self.rank == 0, wait_for_workers=False)
+
+        own = together(self.world, lambda: store(0) if self.rank == 0 else None)
+        port = self.world.bcast(own.port if self.rank == 0 else None)
+        own = together(self.world, lambda: own if self.rank == 0 else store(port))
+        together(self.world, lambda: dist.init_process_group("nccl", store=own, rank=self.rank, world_size=self.n))
+        self._group = dist.group.WORLD.group_name
+
+    def _allocate(self, cases: Sequence[Case], device: int) -> Buffers:
+        """Buffers in symmetric memory, seen by CuPy; the tensors of torch stay beside them."""
+        torch = self._torch
+        import torch.distributed._symmetric_memory as symmetric
+
+        self._tensors: list[Any] = []
+
+        def allocate(nbytes: int) -> Any:
+            tensor = symmetric.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", device))
+            symmetric.rendezvous(tensor, self._group)
+            self._tensors.append(tensor)
+            return self.cupy.from_dlpack(tensor)
+
+        return Buffers(cases, xp=self.cupy, allocate=allocate)
+
+    def refusal(self, case: Case) -> str | None:
+        """Only what torch's operations take."""
+        if case.collective != "allreduce":
+            return "torch's symmetric memory has an allreduce, and no other collective into given buffers"
+        if case.op != "sum" or case.dtype not in ("float32", "bfloat16"):
+            return "torch's symmetric memory sums float32 and bfloat16 only"
+        if self.n not in (2, 4, 8):
+            return "torch's two-shot allreduce takes 2, 4 or 8 ranks"
+        if case.size % 16 or not case.size:
+            return "torch's symmetric memory takes multiples of 16 bytes"
+        return None
+
+    def lane(self, case: Case, buffers: Buffers, *, in_place: bool) -> Lane:
+        """The faster of one-shot and two-shot; ``buffers`` are left alone."""
+        assert self.buffers is not None
+        layout = Layout(case, self.rank, self.buffers, in_place=in_place)
+        send, recv = (self._view(tensor, case) for tensor in self._tensors)
+        operations = self._torch.ops.symm_mem
+        one, two, inside = (
+            getattr(operations, name).default
+            for name in ("one_shot_all_reduce_out", "two_shot_all_reduce_out", "two_shot_all_reduce_")
+        )
+        group = self._group
+
+        def one_shot(stream: Any) -> None:
+            self._follow(stream)
+            one(send, "sum", group, recv)
+
+        def one_shot_in_place(stream: Any) -> None:
+            self._follow(stream)
+            one(recv, "sum", group, send)
+            recv.copy_(send)
+
+        def two_shot(stream: Any) -> None:
+            self._follow(stream)
+            two(send, "sum", group, recv)
+
+        def two_shot_in_place(stream: Any) -> None:
+            self._follow(stream)
+            inside(recv, "sum", group)
+
+        variants: dict[str, Callable[[Any], None]] = {
+            "one_shot": one_shot_in_place if in_place else one_shot,
+            "two_shot": two_shot_in_place if in_place else two_shot,
+        }
+        times = {name: self._try(layout, call) for name, call in variants.items()}
+        best = min(times, key=lambda name: times[name])
+        return Lane(layout, variants[best], best)
+
+    def _view(self, tensor: Any, case: Case) -> Any:
+        return tensor[: case.size].view(getattr(self._torch, case.dtype))
+
+    def _follow(self, stream: Any) -> None:
+        """Make CuPy's stream torch's current one; it stays so."""
+        if self._stream is None or self._stream.cuda_stream != stream.ptr:
+            self._stream = self._torch.cuda.ExternalStream(stream.ptr)
+            self._torch.cuda.set_stream(self._stream)
+
+    def _try(self, layout: Layout, call: Callable[[Any], None]) -> float:
+        """Milliseconds of one call, of the slowest rank."""
+        stream = self.cupy.cuda.get_current_stream()
+        layout.calm()
+        call(stream)
+        stream.synchronize()
+        self.world.Barrier()
+        call(stream)
+        start = stream.record()
+        for _ in range(TRIALS):
+            call(stream)
+        end = stream.record()
+        end.synchronize()
+        spent = self.cupy.cuda.get_elapsed_time(start, end) / TRIALS
+        return float(self.world.allreduce(spent, op=self.mpi.MAX))
+
+    def close(self) -> None:
+        """Leave torch's process group."""
+        self.buffers = None
+        self._tensors = []
+        self._torch.distributed.destroy_process_group()
+
+
+def _torch(hosts: int) -> Any:
+    if hosts > 1:
+        raise ArgumentError(f"--compare symm_mem: {hosts} hosts run, and its memory is shared on one; leave it out")
+    if os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST") != "1":
+        raise ArgumentError(
+            "--compare symm_mem: torch would set up NVLink multicast, which these operations do not use and shared "
+            "machines may not allow; set it aside: mpirun -x TORCH_SYMM_MEM_DISABLE_MULTICAST=1 ..."
+        )
+    try:
+        import torch
+        import torch.distributed
+    except ImportError as error:
+        raise ArgumentError(f"--compare symm_mem: {error}; pip install torch, or leave symm_mem out") from error
+    wanted = ("one_shot_all_reduce_out", "two_shot_all_reduce_out", "two_shot_all_reduce_")
+    missing = [name for name in wanted if not hasattr(torch.ops.symm_mem, name)]
+    if missing:
+        raise ArgumentError(
+            f"--compare symm_mem: torch {torch.__version__} has no {', '.join(missing)}; take torch 2.11, or leave "
+            "symm_mem out"
+        )
+    return torch

@@ -1,0 +1,1 @@
+"""Many benchmark jobs from one file, their results and their pictures."""

@@ -1,0 +1,202 @@
+"""``blinkmpi bench --sweep FILE``: many jobs of ``bench`` one after another, from one process outside ``mpirun``.
+
+What is to be run is decided by :mod:`.sweep_file`, how one run is started by :mod:`.sweep_run`, what is kept by
+:mod:`.sweep_results`. Here they are put together, with progress on stderr and the tables on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from ...errors import ArgumentError
+from ...launch.allocation import scheduler_of
+from ...planning.explain import size_text
+from ..options import add_flags
+from .file import Run, expand, load
+from .jobs import Ended, clear, line, machines, start
+from .results import Results, tables
+
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+JOB_IDS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "lsf": "LSB_JOBID"}
+TAKEN = ("sweep", "hostfile", "launcher", "dry_run", "output_file", "json")  # the flags that go with a sweep
+STOPPED = 130
+
+
+def run(args: argparse.Namespace, *, library: str) -> int:
+    """Run what is missing of a sweep; 0 if every run of it has a good result.
+
+    Args:
+        library: what the MPI that mpi4py has says of its version.
+
+    Raises:
+        BlinkError: before anything is started, for a file, flags or machines that do not go together.
+    """
+    refuse_ranks(os.environ, args.sweep)
+    _refuse_flags(args)
+    sweeps = load(args.sweep)
+    on = machines(sweeps[0], os.environ, library, hostfile=args.hostfile, launcher=args.launcher)
+    runs = expand(sweeps, on.place, source=args.sweep)
+    target = args.output_file or f"{Path(args.sweep).stem}.json"
+    if Path(target).resolve() == Path(args.sweep).resolve():
+        raise ArgumentError(f"-J {target} is the sweep itself; name another file")
+    results = Results(target, source=args.sweep, scheduler=_scheduler(), library=library)
+    part = results.path.resolve().with_name(f".{results.path.name}.{os.getpid()}.run")
+    jobs = [(one, *line(one, on, str(part), os.environ), seconds) for one, seconds in runs]
+    if args.dry_run:
+        for one, argv, _, _ in jobs:
+            print(shlex.join([*_variables(one), *argv]))
+        return 0
+    left = [job for job in jobs if not results.good(job[0])]
+    with _terminates_as_interrupts(), Progress(len(jobs), len(jobs) - len(left)) as progress:
+        progress.note(f"{args.sweep}: {len(jobs)} runs, {len(jobs) - len(left)} of them in {target} already")
+        for commit in results.commits([one for one, _ in runs]):
+            progress.note(f"some results are of commit {commit}: move {target} away to measure all anew")
+        try:
+            for one, argv, env, seconds in left:
+                progress.begin(one)
+                ended = start(argv, env, part, seconds, ranks=one.ranks)
+                results.add(one, ended, argv)
+                progress.end(one, ended)
+        except KeyboardInterrupt:
+            done = sum(results.good(one) for one, _ in runs)
+            progress.note(f"stopped: {done} of {len(runs)} runs are in {target}; start it again to go on")
+            return STOPPED
+        finally:
+            clear(part)
+    records = [known for one, _ in runs if (known := results.find(one)) is not None]
+    _show(args, results, records, target)
+    return int(any(record["status"] != "ok" for record in records))
+
+
+def refuse_ranks(environ: Mapping[str, str], file: str) -> None:
+    """Raise ArgumentError in a process that a launcher started: it cannot start ranks itself."""
+    sizes = [int(environ[name]) for name in SIZES if environ.get(name, "").isdecimal()]
+    if "SLURM_STEP_ID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "").isdecimal():
+        sizes.append(int(environ["SLURM_STEP_NUM_TASKS"]))  # 1 in salloc's own step, which may start others
+    if max(sizes, default=1) > 1 or any(name in environ for name in RANKS):
+        raise ArgumentError(
+            f"--sweep starts mpirun or srun itself and is one process, but a launcher started {max(sizes, default=1)} "
+            f"of it; call it without one: blinkmpi bench --sweep {file}, in a job script too"
+        )
+
+
+def _refuse_flags(args: argparse.Namespace) -> None:
+    """Raise ArgumentError for flags of ``bench`` beside --sweep: what is measured stands in the file."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_flags(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in TAKEN and getattr(args, name, default) != default:
+            what = "the collective" if name == "collective" else f"--{name}"
+            raise ArgumentError(f"{what} {getattr(args, name)} beside --sweep: what is measured stands in the file; "
+                                f"write it into {args.sweep}")  # fmt: skip
+
+
+def _variables(one: Run) -> list[str]:
+    """What ``env`` has to be told for a line to be pasted into a shell."""
+    found = {**one.env, **({"BLINKMPI_NODES": one.virtual} if one.virtual else {})}
+    return ["env", *(f"{name}={value}" for name, value in found.items())] if found else []
+
+
+def _scheduler() -> dict[str, str]:
+    kind = scheduler_of(os.environ)
+    return {"kind": kind, "job": os.environ.get(JOB_IDS[kind], "")} if kind else {}
+
+
+def _show(args: argparse.Namespace, results: Results, records: list[dict[str, Any]], target: str) -> None:
+    if args.json:
+        print(json.dumps(results.body, indent=1))
+        return
+    from rich.console import Console
+
+    console = Console(width=max(100, shutil.get_terminal_size((120, 25)).columns), highlight=False)
+    for table in tables(records):
+        console.print(table)
+        console.print()
+    good = sum(record["status"] == "ok" for record in records)
+    console.print(f"{good} of {len(records)} runs are good; JSON in {target}", soft_wrap=True)
+    if good:
+        picture = Path(target).with_suffix(".svg")
+        console.print(f"a picture: blinkmpi plot {target} -o {picture}", soft_wrap=True)
+
+
+@contextmanager
+def _terminates_as_interrupts() -> Iterator[None]:
+    """A scheduler ends a job by SIGTERM: stop as for an interrupt, so that the ranks are ended too."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+class Progress:
+    """On a terminal a bar, elsewhere a line for each run; on stderr."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self.total, self.done = total, done
+        self.bar: Any = None
+        self.task: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich import progress
+            from rich.console import Console
+
+            self.bar = progress.Progress(
+                progress.TextColumn("{task.completed}/{task.total}"), progress.BarColumn(),
+                progress.TimeElapsedColumn(), progress.TextColumn("{task.description}", markup=False),
+                console=Console(stderr=True, highlight=False), transient=True,
+            )  # fmt: skip
+            self.bar.start()
+            self.task = self.bar.add_task("", total=self.total, completed=self.done)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def note(self, text: str) -> None:
+        """Say something besides."""
+        if self.bar is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self.bar.console.print(text, soft_wrap=True, markup=False)
+
+    def begin(self, one: Run) -> None:
+        """A run starts."""
+        if self.bar is not None:
+            self.bar.update(self.task, description=one.label())
+
+    def end(self, one: Run, ended: Ended) -> None:
+        """A run ended."""
+        self.done += 1
+        self.note(f"[{self.done}/{self.total}] {one.label()}: {outcome(ended)}")
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.done)
+
+
+def outcome(ended: Ended) -> str:
+    """``4.2 s, busbw 3.1 GB/s at 64 MiB``, or why there is none."""
+    if ended.error is not None or ended.document is None:
+        return f"failed after {ended.seconds:.1f} s: {ended.error}"
+    timed = [row for row in ended.document["results"] if "bus_bw" in row["out_of_place"]]
+    if not timed:
+        return f"{ended.seconds:.1f} s"
+    best = max(timed, key=lambda row: row["out_of_place"]["bus_bw"])
+    return f"{ended.seconds:.1f} s, busbw {best['out_of_place']['bus_bw']:.3g} GB/s at {size_text(best['size'])}"

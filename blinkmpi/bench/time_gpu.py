@@ -1,0 +1,190 @@
+"""Run one row on GPU memory: calls on one stream between two events, the libraries in turn.
+
+A repeat is a block of calls back to back, after one of MPI's barriers and one untimed call of the same library; its
+time per call is that of the slowest rank. Libraries alternate repeat by repeat, never at once. With ``-G`` the block
+is a CUDA graph that holds the calls and is launched several times. What the host pays to start a call is measured
+beside. CuPy comes in as ``xp``.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ..program.reduction import Array
+from .case import Case
+from .time_host import Buffers, Lane, Layout, Measured, Timing, check, gathered, our_call, ready, summary
+
+REPEATS = 9
+BLOCK_SECONDS = 0.03
+FEWEST_CALLS = 5  # in a block, whatever they take
+MOST_CALLS = 200
+GRAPH_CALLS = 50  # the most that one graph holds: nodes cost time and memory to instantiate
+TRIAL_CALLS = 5
+
+
+def calls_in_block(seconds: float, timing: Timing) -> int:
+    """How many calls a block (one graph, with ``-G``) holds, if one takes ``seconds`` of the slowest library.
+
+    ``-n`` says it exactly; otherwise as many as fit into BLOCK_SECONDS, within limits.
+    """
+    if timing.iterations is not None:
+        return timing.iterations * timing.aggregate
+    launches = max(1, timing.replays)
+    fit = int(BLOCK_SECONDS / max(seconds, 1e-9) / launches)
+    return max(math.ceil(FEWEST_CALLS / launches), min(GRAPH_CALLS if timing.replays else MOST_CALLS, fit))
+
+
+class Gpu:
+    """This rank's GPU, its stream and the buffers of a run.
+
+    Args:
+        comm: our communicator, which has chosen the GPU; its ``empty`` gives symmetric memory.
+        symmetric: whether the buffers are such memory (``-R 2``), or plain (``-R 0``).
+    """
+
+    def __init__(self, xp: Any, comm: Any, cases: Sequence[Case], *, unalign: int, symmetric: bool) -> None:
+        self.xp, self.comm = xp, comm
+        self.stream = xp.cuda.Stream(non_blocking=True)
+        with self.stream:
+            self.buffers = Buffers(
+                cases, unalign=unalign, xp=xp, allocate=self._symmetric if symmetric else self._plain
+            )
+            self.stream.synchronize()
+
+    def _symmetric(self, nbytes: int) -> Any:
+        return self.comm.empty(nbytes, np.uint8)
+
+    def _plain(self, nbytes: int) -> Any:
+        return self.xp.empty(nbytes, np.uint8)
+
+    def lane(self, layout: Layout, *, persistent: bool) -> Lane:
+        """Our call: with ``persistent`` MPI's persistent request, started anew each time."""
+        if not persistent:
+            call = our_call(self.comm, layout)
+            return Lane(layout, lambda stream: call(stream=stream))
+        start = our_call(self.comm, layout, suffix="_init")(stream=self.stream).Start
+        return Lane(layout, lambda _: start())
+
+    def measure(self, world: Any, mpi: Any, lanes: Sequence[Lane], timing: Timing) -> list[Measured]:
+        """Time the libraries in turn, then check each; collective over ``world``."""
+        with self.stream:
+            for lane in lanes:
+                ready(lane.layout)
+            calls = calls_in_block(max(self._trial(world, mpi, lane, timing) for lane in lanes), timing)
+            blocks = [self._block(lane.call, calls, timing) for lane in lanes]
+            device, host = self._time(world, blocks)
+            wrong = [check(world, lane.layout, self._checked(lane, timing), timing.checks) for lane in lanes]
+        each = calls * max(1, timing.replays)
+        on_device, on_host = gathered(world, device) * (1e6 / each), gathered(world, host) * (1e6 / each)
+        reported = on_host if timing.cpu_time else on_device
+        return [
+            summary(
+                reported[:, i],
+                wrong[i],
+                timing.average,
+                calls=each,
+                host_us=median(on_host[:, i].max(axis=0).tolist()),
+                note=lane.note,
+            )
+            for i, lane in enumerate(lanes)
+        ]
+
+    def _trial(self, world: Any, mpi: Any, lane: Lane, timing: Timing) -> float:
+        """Warm up; seconds of one call of the slowest rank."""
+        for _ in range(max(1, timing.warmup)):
+            lane.call(self.stream)
+        start = self.stream.record()
+        for _ in range(TRIAL_CALLS):
+            lane.call(self.stream)
+        return float(world.allreduce(self._elapsed(start), op=mpi.MAX)) / TRIAL_CALLS
+
+    def _elapsed(self, start: Any) -> float:
+        """Seconds from ``start`` until all that is on the stream is done."""
+        end = self.stream.record()
+        end.synchronize()
+        return float(self.xp.cuda.get_elapsed_time(start, end)) / 1e3
+
+    def _block(self, call: Callable[[Any], Any], calls: int, timing: Timing) -> tuple[Callable[[], None], ...]:
+        """(what a repeat runs once untimed, what it times)."""
+        stream = self.stream
+
+        def one() -> None:
+            call(stream)
+
+        def many() -> None:
+            for _ in range(calls):
+                call(stream)
+                if timing.blocking:
+                    stream.synchronize()
+
+        if not timing.replays:
+            return one, many
+        graph = self._captured(many)
+
+        def launch() -> None:
+            for _ in range(timing.replays):
+                graph.launch(stream)
+
+        graph.launch(stream)  # the first launch uploads it
+        stream.synchronize()
+        return one, launch
+
+    def _captured(self, work: Callable[[], None]) -> Any:
+        """A CUDA graph of what ``work`` puts on the stream."""
+        self.stream.begin_capture()
+        try:
+            work()
+        finally:
+            graph = self.stream.end_capture()
+        return graph
+
+    def _time(self, world: Any, blocks: Sequence[tuple[Callable[[], None], ...]]) -> tuple[Array, Array]:
+        """Seconds of this rank by library and repeat: on the device, and of the host until all was started."""
+        device, host = np.empty((2, len(blocks), REPEATS))
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            for i in range(REPEATS):
+                for k, (one, timed) in enumerate(blocks):
+                    self.stream.synchronize()
+                    world.Barrier()
+                    one()
+                    start = self.stream.record()
+                    began = time.perf_counter()
+                    timed()
+                    host[k, i] = time.perf_counter() - began
+                    device[k, i] = self._elapsed(start)
+        finally:
+            if collecting:
+                gc.enable()
+        return device, host
+
+    def _checked(self, lane: Lane, timing: Timing) -> Callable[[], None]:
+        """One call, in a graph if the timed ones are, until its result is there."""
+        stream = self.stream
+        if timing.replays:
+            graph = self._captured(lambda: lane.call(stream))
+
+        def call() -> None:
+            if timing.replays:
+                graph.launch(stream)
+            else:
+                lane.call(stream)
+            stream.synchronize()
+
+        return call
+
+
+def no_room(xp: Any, need: int) -> str | None:
+    """Why ``need`` bytes do not fit into the free memory of this rank's GPU, or None."""
+    free, _ = xp.cuda.runtime.memGetInfo()
+    if need <= 0.9 * free:
+        return None
+    return f"{need >> 20} MiB of buffers do not fit into the GPU's free {free >> 20} MiB; use a smaller --maxbytes"

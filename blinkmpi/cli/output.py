@@ -1,0 +1,38 @@
+"""Where the commands' answers go: to the screen or a file, from rank 0 alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+def own_rank() -> int:
+    """This process's rank, from the launcher, so that a machine from a file needs no MPI."""
+    return int(next((os.environ[v] for v in RANK_VARIABLES if v in os.environ), "0"))
+
+
+def write(path: str, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        ArgumentError: if that is impossible.
+    """
+    if own_rank() != 0:
+        return
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path!r}: {error.strerror}; give a path in a folder that exists") from error
+
+
+def show(thing: Any) -> None:
+    """Print with rich: 100 columns where no terminal says otherwise."""
+    from rich.console import Console
+
+    Console(width=shutil.get_terminal_size((100, 25)).columns, highlight=False).print(thing)

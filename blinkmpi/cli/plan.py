@@ -1,0 +1,310 @@
+"""The commands about trees: ``plan`` one machine, list its ``subsets``. Rank 0 alone comes here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from ..bench.case import parse_size
+from ..errors import ArgumentError
+from ..planning.explain import depth_of, shares
+from ..planning.selection import make_plan
+from ..planning.subsets import COLLECTIVES as COMPARED
+from ..planning.subsets import PCIE_MBPS, Allocations, Subset, by_size, summary, survey
+from ..program.call import collective_named
+from ..topology.model import Topology
+from ..trees import COLLECTIVES, Knobs, Packing, extra_methods, pack, pareto
+from ..trees.cluster.hierarchy import hierarchy
+from ..util.codec import plain
+from .output import show, write
+
+Found = list[tuple[Packing, float]]  # with the seconds that planning took
+
+
+def fraction(text: str) -> Fraction:
+    """Read ``1/20`` or ``0.05``.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise ArgumentError(f"{text!r} is no number; write 1/20 or 0.05, for example") from error
+
+
+def whole(text: str) -> int:
+    """Read a whole number.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ArgumentError(f"{text!r} is no whole number; write 4, for example") from error
+
+
+class Knob(NamedTuple):
+    """A flag of ``plan`` that some methods read; without ``--method`` the first of them is taken."""
+
+    flag: str
+    read: Callable[[str], Any]
+    methods: tuple[str, ...]
+    what: str
+
+
+KNOBS = {
+    "epsilon": Knob("--epsilon", fraction, ("mwu", "mwu+ilp"), "stop within this part of the best rate: 1/20"),
+    "loss": Knob("--loss", fraction, ("mwu+ilp",), "the part of the rate to give up for fewer trees: 0.05"),
+    "max_trees": Knob("--max-trees", whole, ("few",), "at most so many trees"),
+    "max_depth": Knob("--max-depth", whole, ("few",), "trees of at most so many hops"),
+    "nbytes": Knob("--bytes", parse_size, ("hybrid",), "the vector to split between two kinds of links"),
+    "switch_seconds": Knob("--switch-seconds", fraction, ("hybrid",), "how long the slow links take to start"),
+}
+
+
+def add_plan(command: argparse.ArgumentParser) -> None:
+    """The flags of ``plan`` besides those of all commands."""
+    command.add_argument(
+        "--method", default="auto", metavar="M", help="auto, exact, mwu, few, rings, ...; see the docs"
+    )
+    for name, knob in KNOBS.items():
+        used = f"{knob.what} ({', '.join(knob.methods)})"
+        command.add_argument(knob.flag, dest=name, metavar=knob.flag.rpartition("-")[2].upper()[:1], help=used)
+    command.add_argument("--pareto", action="store_true", help="the front of few, shallow and fast packings")
+    command.add_argument("--hierarchy", action="store_true", help="Blink's three phases over several boxes")
+    command.add_argument("--plot", metavar="FILE", help="draw machine and trees: .svg, .png or .pdf")
+
+
+def add_subsets(command: argparse.ArgumentParser) -> None:
+    """The flags of ``subsets`` besides those of all commands."""
+    command.add_argument("--pcie", default=str(PCIE_MBPS // 1000), metavar="GBPS", help="what a ring over PCIe reaches")
+    command.add_argument("--plot", metavar="FILE", help="draw the speed-ups: .svg, .png or .pdf")
+
+
+def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
+    """Plan one collective or all, print, write, draw."""
+    if args.hierarchy:
+        return _hierarchy(args, topology)
+    if (args.pareto or args.plot) and not args.collective:
+        raise ArgumentError(f"{'--pareto' if args.pareto else '--plot'} is for one collective; add --collective")
+    method, knobs = _method(args)
+    if args.plot:
+        from ..plot.trees import check_target
+
+        check_target(args.plot)
+    if args.output:
+        write(args.output, make_plan(topology, mpi=mpi).to_json())
+        if args.collective is None and not args.json:
+            return 0
+    wanted = [collective_named(args.collective)] if args.collective else [c for c in COLLECTIVES if c != "barrier"]
+    found, left_out = _planned(topology, wanted, args.root, method, knobs)
+    front = _front(topology, found[0][0], args.root) if args.pareto else ()
+    if args.plot:
+        from ..plot.trees import draw_packing
+
+        draw_packing(found[0][0], topology, args.plot)
+    if args.json:
+        _print_json(topology, found, front, one=bool(args.collective), left_out=left_out)
+        return 0
+    from . import show as cli_show
+
+    if front:
+        show(cli_show.front(front, found[0][0], topology))
+    elif args.collective:
+        show(cli_show.packing(found[0][0], found[0][1], topology))
+    else:
+        show(cli_show.packings(found, topology, left_out))
+    return 0
+
+
+def _hierarchy(args: argparse.Namespace, topology: Topology) -> int:
+    """Plan reduce in each box, exchange between boxes, broadcast in each; print, write."""
+    others = {"--pareto": args.pareto, "--plot": args.plot, "--method": args.method != "auto"}
+    others |= {knob.flag: getattr(args, name) is not None for name, knob in KNOBS.items()}
+    if wrong := [flag for flag, given in others.items() if given]:
+        raise ArgumentError(f"--hierarchy is a method of its own; leave out {', '.join(wrong)}")
+    start = time.perf_counter()
+    found = hierarchy(topology, collective=collective_named(args.collective or "allreduce"), root=args.root)
+    seconds = time.perf_counter() - start
+    if args.output:
+        write(args.output, found.to_json())
+    if args.json:
+        head = {"format": "blinkmpi.plan-report", "version": 1, "machine": topology.name, "seconds": seconds}
+        rates = {"rate_gbps": float(found.rate / 1000), "bound_gbps": float(found.bound / 1000)}
+        print(json.dumps({**head, **rates, "optimal": found.optimal, "hierarchy": plain(found)}, indent=1))
+        return 0
+    from . import show as cli_show
+
+    show(cli_show.hierarchy(found, topology, seconds))
+    return 0
+
+
+def _method(args: argparse.Namespace) -> tuple[str, Knobs]:
+    """The method, and what it is told.
+
+    Raises:
+        ArgumentError: for a flag that the method does not read.
+    """
+    given = {name: knob for name, knob in KNOBS.items() if getattr(args, name) is not None}
+    sets = [knob.methods for knob in given.values()]
+    able = [method for method in (sets[0] if sets else ()) if all(method in some for some in sets)]
+    method = able[0] if args.method == "auto" and able else args.method
+    for knob in given.values():
+        if method not in knob.methods:
+            other = f"for {method}" if method != "auto" else "for those of the other flags"
+            raise ArgumentError(
+                f"{knob.flag} is for method {' and '.join(knob.methods)}, not {other}; leave one of them out"
+            )
+    return method, Knobs(**{name: knob.read(getattr(args, name)) for name, knob in given.items()}).check()
+
+
+def _planned(
+    topology: Topology, wanted: Sequence[str], root: int, method: str, knobs: Knobs
+) -> tuple[Found, dict[str, str]]:
+    """The packings; of several collectives those that the method cannot plan are left out, with the reason."""
+    found: Found = []
+    left_out: dict[str, str] = {}
+    for collective in wanted:
+        start = time.perf_counter()
+        try:
+            packing = pack(topology, collective, root=root, method=method, knobs=knobs)
+        except ArgumentError as error:
+            if len(wanted) == 1 or method == "auto":
+                raise
+            left_out[collective] = str(error)
+        else:
+            found.append((packing, time.perf_counter() - start))
+    if not found:
+        raise ArgumentError(next(iter(left_out.values())))
+    return found, left_out
+
+
+def _front(topology: Topology, packing: Packing, root: int) -> tuple[Packing, ...]:
+    collective = packing.collective
+    if "few" not in extra_methods(topology, collective, root=root):
+        raise ArgumentError(
+            f"--pareto: few and shallow trees for {collective} on {topology.name} are not searched for; it is for "
+            "broadcast, reduce and allreduce on a few GPUs joined by links or one switch"
+        )
+    return pareto(topology, collective, root)
+
+
+def _print_json(
+    topology: Topology, found: Found, front: Sequence[Packing], *, one: bool, left_out: dict[str, str]
+) -> None:
+    reports = [report(*pair) for pair in found]
+    head: dict[str, Any] = {"format": "blinkmpi.plan-report", "version": 1, "machine": topology.name}
+    body: dict[str, Any] = reports[0] if one else {"plans": reports, "left_out": left_out}
+    if front:
+        body["pareto"] = [report(p) for p in front]
+    print(json.dumps({**head, **body}, indent=1))
+
+
+def report(packing: Packing, seconds: float | None = None) -> dict[str, Any]:
+    """What ``plan --json`` says about one collective."""
+    known = {} if seconds is None else {"seconds": seconds}
+    return {
+        "collective": packing.collective,
+        "root": packing.root,
+        "ranks": packing.n,
+        "scheme": packing.scheme,
+        "method": packing.reason.partition(": ")[0],
+        "reason": packing.reason,
+        "links": packing.links,
+        "depth": depth_of(packing),
+        "rate_gbps": float(packing.rate / 1000),
+        "bound_gbps": float(packing.bound / 1000),
+        "of_bound": str(packing.rate / packing.bound),
+        "optimal": packing.optimal,
+        **known,
+        "certificate": plain(packing.certificate),
+        "trees": [
+            {
+                "root": tree.root,
+                "edges": [[e.src, e.dst] for e in tree.edges],
+                "depth": tree.depth,
+                "weight_gbps": float(tree.weight / 1000),
+                "share": f"{share.numerator}/{share.denominator}",
+            }
+            for tree, share in zip(packing.trees, shares(packing), strict=True)
+        ],
+    }
+
+
+def subsets(args: argparse.Namespace, topology: Topology) -> int:
+    """List the connected subsets, print, write, draw."""
+    if args.plot:
+        from ..plot.trees import check_target
+
+        check_target(args.plot)
+    pcie_mbps = int(fraction(args.pcie) * 1000)
+    if pcie_mbps < 1:
+        raise ArgumentError(f"--pcie {args.pcie}: expected GB/s above 0; 10 is usual for a DGX-1")
+    found = survey(topology, pcie_mbps=pcie_mbps, each=_with_bar)
+    text = json.dumps(subsets_report(topology, found, pcie_mbps), indent=1)
+    if args.output:
+        write(args.output, text + "\n")
+    if args.plot:
+        from ..plot.trees import draw_subsets
+
+        draw_subsets(found, topology, pcie_mbps, args.plot)
+    if args.json:
+        print(text)
+    elif not args.output:
+        from . import show as cli_show
+
+        show(cli_show.subsets(found, topology, pcie_mbps))
+    return 0
+
+
+def _with_bar(some: Sequence[Allocations]) -> Iterable[Allocations]:
+    """The same, with a progress bar where somebody watches."""
+    if not sys.stderr.isatty():
+        return some
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(some, "planning", console=Console(stderr=True), transient=True)
+
+
+def subsets_report(topology: Topology, found: Sequence[Subset], pcie_mbps: int) -> dict[str, Any]:
+    """What ``subsets --json`` says: all subsets, then sums by size and over all of 3 GPUs and more."""
+    larger = [s for s in found if len(s.gpus) > 2]
+    return {
+        "format": "blinkmpi.subsets",
+        "version": 1,
+        "machine": topology.name,
+        "fingerprint": topology.fingerprint,
+        "pcie_gbps": pcie_mbps / 1000,
+        "subsets": [
+            {
+                "gpus": list(s.gpus),
+                "allocations": s.allocations,
+                "rings": s.rings,
+                "rate_gbps": _by_name([float(r / 1000) for r in s.rates]),
+                "baseline_gbps": _by_name([float(r / 1000) for r in s.baseline]),
+                "speedup": _by_name([float(r) for r in s.speedups]),
+                "broadcast_trees": s.trees,
+                "fewest": s.fewest,
+            }
+            for s in found
+        ],
+        "sizes": {str(size): _summary(some) for size, some in by_size(found).items()},
+        "from_3": _summary(larger) if larger else None,
+    }
+
+
+def _summary(some: Sequence[Subset]) -> dict[str, Any]:
+    s = summary(some)
+    return {**s._asdict(), "speedups": _by_name([spread._asdict() for spread in s.speedups])}
+
+
+def _by_name(values: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(COMPARED, values, strict=True))

@@ -1,0 +1,242 @@
+"""What the commands print with rich: plans, simulations, subsets, differences (``topology.show`` shows machines)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..doctor.report import Report
+from ..planning.explain import depth_of, gap_text, ranks_text, shares, time_text
+from ..planning.subsets import Spread, Subset, by_size, summary
+from ..topology.model import Topology
+from ..trees.cluster.phases import Hierarchy
+from ..trees.tree import Packing, Tree
+
+BAR = 30
+
+
+def packings(
+    found: Sequence[tuple[Packing, float]], topology: Topology, left_out: Iterable[str] = ()
+) -> RenderableType:
+    """One row for each collective, then the certificates."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("collective", no_wrap=True)
+    table.add_column("scheme", no_wrap=True)
+    for name in ("trees", "depth", "rate GB/s", "bound GB/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("optimal", no_wrap=True)
+    proofs = Table.grid(padding=(0, 2))
+    for p, _ in found:
+        name = p.collective + (f" from {p.root}" if p.root >= 0 else "")
+        trivial = p.certificate.kind == "trivial"
+        table.add_row(
+            name,
+            p.scheme,
+            str(len(p.trees)),
+            str(depth_of(p)),
+            "-" if trivial else f"{float(p.rate / 1000):.4g}",
+            "-" if trivial else f"{float(p.bound / 1000):.4g}",
+            Text("yes", "green") if p.optimal else Text(f"{float(p.rate / p.bound):.1%}", "yellow"),
+        )
+        proofs.add_row(f" {name}", p.certificate.text)
+    links = sorted({p.links for p, _ in found} - {""})
+    total = sum(seconds for _, seconds in found)
+    title = Text(f"{topology.name}, {ranks_text(topology.n)}, over {', '.join(links) or 'no links'}", "bold")
+    rest = [Text(f" not by this method: {', '.join(left_out)}", "dim")] if left_out else []
+    return Group(
+        title,
+        table,
+        *rest,
+        Text(" Why nothing is faster", "bold"),
+        proofs,
+        Text(f"\n planned in {time_text(total)}", "dim"),
+    )
+
+
+def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
+    """One collective with all its trees."""
+    rate, bound = float(p.rate / 1000), float(p.bound / 1000)
+    head = Table.grid(padding=(0, 2))
+    head.add_row("scheme", f"{p.scheme}: {p.reason.partition(': ')[2] or p.reason}")
+    if p.certificate.kind != "trivial":
+        head.add_row(
+            "rate", Text(f"{rate:.4g} GB/s, {gap_text(rate, bound, p.optimal)}", "green" if p.optimal else "yellow")
+        )
+        head.add_row("bound", f"{bound:.4g} GB/s: {p.certificate.text}")
+    head.add_row("links", p.links or "none")
+    head.add_row("planned in", time_text(seconds))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("tree", "share", "GB/s", "depth", "root"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("edges, away from the root")
+    for i, (tree, share) in enumerate(zip(p.trees, shares(p), strict=True)):
+        weight = "-" if p.certificate.kind == "trivial" else f"{float(tree.weight / 1000):.4g}"
+        table.add_row(str(i), str(share), weight, str(tree.depth), str(tree.root), edges_text(tree))
+    where = f" from rank {p.root}" if p.root >= 0 else ""
+    title = Text(f"{p.collective}{where}, {ranks_text(p.n)} on {topology.name}\n", "bold")
+    return Group(title, head, Text(), table)
+
+
+def hierarchy(h: Hierarchy, topology: Topology, seconds: float) -> RenderableType:
+    """The three phases: the shares with their roots, the trees in each box, rate and limit."""
+    rate, bound = float(h.rate / 1000), float(h.bound / 1000)
+    head = Table.grid(padding=(0, 2))
+    gap = "equal to the bound: no three phases can be faster" if h.optimal else f"{rate / bound:.1%} of the bound"
+    head.add_row("rate", Text(f"{rate:.4g} GB/s, {gap}", "green" if h.optimal else "yellow"))
+    head.add_row("bound", f"{bound:.4g} GB/s: {h.limit}")
+    for i, box in enumerate(h.boxes):
+        trees = sum(len(p.trees) for p in box.packings)
+        kinds = ", ".join(sorted({p.links for p in box.packings} - {""})) or "no links"
+        loads = len({share.roots[i] for share in h.shares})
+        head.add_row(f"box {box.node}", f"{ranks_text(len(box.ranks))}, {trees} trees over {kinds}, {loads} roots")
+    head.add_row("planned in", time_text(seconds))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("share", "part", "GB/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("root in each box, hub first")
+    for i, share in enumerate(h.shares):
+        roots = [share.roots[share.hub], *(r for at, r in enumerate(share.roots) if at != share.hub)]
+        names = " <> ".join(topology.vertex_label(r) for r in roots)
+        table.add_row(str(i), str(share.fraction), f"{float(share.fraction * h.rate / 1000):.4g}", names)
+    title = Text(f"{h.collective} in three phases, {ranks_text(h.n)} on {topology.name}\n", "bold")
+    return Group(title, head, Text(), table)
+
+
+def front(found: Sequence[Packing], best: Packing, topology: Topology) -> RenderableType:
+    """Packings that no other one beats in trees, depth and rate."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("trees", "depth", "GB/s", "of the bound"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("shares")
+    for p in found:
+        part = Text("all", "green") if p.optimal else Text(f"{float(p.rate / p.bound):.1%}")
+        row = str(len(p.trees)), str(depth_of(p)), f"{float(p.rate / 1000):.4g}"
+        table.add_row(*row, part, _counted(map(str, shares(p))))
+    where = f" from rank {best.root}" if best.root >= 0 else ""
+    title = Text(f"{best.collective}{where}, {ranks_text(best.n)} on {topology.name}: few, shallow, fast", "bold")
+    chosen = f"method {best.reason.partition(': ')[0]} takes {len(best.trees)} trees, depth {depth_of(best)}, "
+    rate = f"{float(best.rate / 1000):.4g} of {float(best.bound / 1000):.4g} GB/s"
+    return Group(title, table, Text(f" {chosen}{rate}", "dim"))
+
+
+def subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int) -> RenderableType:
+    """One row for each unique subset, then what those of a size have in common."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("GPUs", no_wrap=True)
+    for name in ("alike", "rings", "trees", "broadcast", "x", "allreduce", "x", "allgather", "x"):
+        table.add_column(name, justify="right", no_wrap=True)
+    sizes = by_size(found)
+    for some in sizes.values():
+        for i, s in enumerate(some):
+            pairs = zip(s.rates, s.speedups, strict=True)
+            cells = [cell for rate, times in pairs for cell in (f"{float(rate / 1000):.4g}", _times(float(times)))]
+            trees = f"{s.trees}" if s.fewest else f"<={s.trees}"
+            facts = str(s.allocations), str(s.rings) if s.rings else Text("PCIe", "yellow"), trees
+            table.add_row(",".join(map(str, s.gpus)), *facts, *cells, end_section=i == len(some) - 1)
+    sums = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("size", "unique", "alike", "no ring", "trees", "broadcast", "allreduce", "allgather"):
+        sums.add_column(name, justify="right", no_wrap=True)
+    groups = [(str(size), some) for size, some in sizes.items()]
+    larger = [s for s in found if len(s.gpus) > 2]
+    if larger:
+        groups.append((f"3-{max(sizes)}", larger))
+    for name, some in groups:
+        k = summary(some)
+        counts = k.unique, k.allocations, k.without_ring, k.most_trees
+        sums.add_row(name, *map(str, counts), *map(_spread, k.speedups))
+    return Group(
+        Text(
+            f"{topology.name}: connected subsets that differ, rates of trees in GB/s, and times those of rings", "bold"
+        ),
+        table,
+        Text(
+            f" Speed-up of trees over rings; over PCIe at {pcie_mbps / 1000:g} GB/s without: min / mean / max", "bold"
+        ),
+        sums,
+        Text(" alike: choices of GPUs that look the same; rings: one-way, no two share a lane; mean: geometric", "dim"),
+    )
+
+
+def compared(names: Sequence[str], heads: Sequence[str], rows: Sequence[tuple[str, ...]]) -> RenderableType:
+    """One row a difference; what is missing on a side is a dash."""
+    if not rows:
+        return Text.assemble((f"{names[0]} and {names[1]}: ", "bold"), ("no difference", "green"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for head in (*heads, *names):
+        table.add_column(head, overflow="fold")
+    last = ""
+    for *about, one, other in rows:
+        shown = ["" if len(about) > 1 and about[0] == last else about[0], *about[1:]]
+        sides = [Text(text or "-", colour if text else "dim") for text, colour in ((one, "red"), (other, "green"))]
+        table.add_row(*shown, *sides)
+        last = about[0]
+    count = f"{len(rows)} difference{'s' if len(rows) > 1 else ''}"
+    return Group(Text(f"{names[0]} and {names[1]}: {count}\n", "bold"), table)
+
+
+STATES = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red"), "n/a": ("n/a", "dim")}
+
+
+def doctor(report: Report) -> RenderableType:
+    """One row a finding, its remedy under it; the verdict last."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for line in report.lines:
+        word, colour = STATES[line.state]
+        text = Text(line.evidence, "dim" if line.state == "n/a" else "")
+        table.add_row(Text(word, colour), line.check, text)
+        if line.remedy:
+            table.add_row("", "", Text(f"-> {line.remedy}", "cyan"))
+    counts = {state: sum(line.state == state for line in report.lines) for state in STATES}
+    found = ", ".join(
+        f"{counts[state]} {word}" for state, word in (("fail", "failed"), ("warn", "to look at")) if counts[state]
+    )
+    verdict = Text("a job would run here" if report.healthy else "a job would not run well here",
+                   "bold green" if report.healthy else "bold red")  # fmt: skip
+    tail = Text(f" ({found})" if found else "", "")
+    return Group(Text(f"blinkmpi doctor, {ranks_text(report.ranks)}\n", "bold"), table, Text(), verdict + tail)
+
+
+def _counted(words: Iterable[str]) -> str:
+    """``1/2, 2 x 1/4``."""
+    runs = [(word, len(list(same))) for word, same in groupby(words)]
+    return ", ".join(word if times == 1 else f"{times} x {word}" for word, times in runs)
+
+
+def _times(factor: float) -> Text:
+    return Text(f"{factor:.2f}", "green" if factor > 1 else "")
+
+
+def _spread(s: Spread) -> str:
+    return f"{s.least:.3g} / {s.mean:.3g} / {s.most:.3g}"
+
+
+def edges_text(tree: Tree) -> str:
+    """``0>1,3  1>5``: each parent with its children."""
+    parents = groupby(tree.edges, key=lambda e: e.src)
+    return "  ".join(f"{src}>{','.join(str(e.dst) for e in edges)}" for src, edges in parents) or "none"
+
+
+def simulation(facts: Mapping[str, str], rows: Sequence[tuple[str, float]], more: int) -> RenderableType:
+    """Facts as a list, links as bars."""
+    head = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        head.add_row(name, value)
+    if not rows:
+        return head
+    bars = Table(box=SIMPLE_HEAD, pad_edge=False)
+    bars.add_column("busiest")
+    bars.add_column("busy", justify="right")
+    bars.add_column("")
+    for name, part in rows:
+        bars.add_row(name, f"{part:.0%}", ProgressBar(total=1.0, completed=part, width=BAR))
+    rest = [Text(f"and {more} more", "dim")] if more > 0 else []
+    return Group(head, Text(), bars, *rest)

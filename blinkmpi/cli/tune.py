@@ -1,0 +1,61 @@
+"""The command ``tune``: all ranks measure, rank 0 prints and keeps the table."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..bench.case import parse_size
+from ..planning.tuned_table import Table, file_of, read
+from ..program.call import collective_named
+from ..trees.tree import COLLECTIVES
+from ..util.cache_folder import cache_dir, keep
+
+TUNED = tuple(c for c in COLLECTIVES if c != "barrier")
+
+
+def add_tune(sub: Any) -> None:
+    """The command's flags."""
+    what = "measure which scheme, protocol and chunk is fastest on these GPUs, and keep the table for later jobs"
+    command = sub.add_parser("tune", help=what, description=what)
+    command.add_argument("collectives", nargs="*", metavar="C", help=f"default: all of {', '.join(TUNED)}")
+    command.add_argument("-b", dest="begin", default="1K", help="smallest vector; K M G are 2^10 2^20 2^30")
+    command.add_argument("-e", dest="end", default="1G", help="largest vector")
+    command.add_argument("-f", dest="factor", type=int, default=4, help="factor between two sizes")
+    command.add_argument("-o", metavar="FILE", dest="output", help="write the table here, not to the cache")
+    command.add_argument("-q", dest="quiet", action="store_true", help="no line per size")
+
+
+def tune(args: argparse.Namespace, world: Any) -> int:
+    """Measure on all ranks."""
+    from ..communicator import Communicator
+    from ..measure.tune import tune as measure
+
+    names = [collective_named(c) for c in args.collectives] or list(TUNED)
+    size, end = parse_size(args.begin), parse_size(args.end)
+    sizes = [size]
+    while sizes[-1] * args.factor <= end:
+        sizes.append(sizes[-1] * args.factor)
+    with Communicator(world) as comm:
+        gpus = comm.cuda_context()
+
+        def say(text: str) -> None:
+            if world.rank == 0 and not args.quiet:
+                print(text, flush=True)
+
+        rules = measure(comm, names, sizes=sizes, say=say)
+        if world.rank == 0:
+            path = Path(args.output) if args.output else file_of(cache_dir(), gpus.gpu.name, gpus.machine)
+            fresh = Table(
+                gpus.gpu.name, gpus.machine.n, gpus.machine.name, datetime.date.today().isoformat(),
+                dict(gpus.gpu.versions), (),
+            )  # fmt: skip
+            keep(path, (read(path) or fresh).joined(rules).to_json())
+            for r in rules:
+                print(f"{r.collective:15} from {r.min_bytes:>10} B {'registered' if r.registered else 'any':10} "
+                      f"{r.scheme}/{r.protocol} chunk {r.chunk_bytes} ctas {r.ctas or 'default'}")  # fmt: skip
+            print(f"kept in {path}", file=sys.stderr)
+    return 0

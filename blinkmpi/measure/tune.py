@@ -1,0 +1,254 @@
+"""Measure which scheme, protocol, chunk and number of CTAs is fastest here, and keep the table (``blinkmpi tune``).
+
+Every candidate runs in a CUDA graph, so that the host's share does not count;
+a time is the median of repeats, each the maximum over ranks, and the candidates
+of a size take turns; those close to the fastest are measured again, longer. Where
+neighbouring sizes have different winners, sizes between them are measured too,
+down to a factor of two, so that no row rests on a size far from it. The table lies in
+the cache folder under the machine's fingerprint and the GPUs' name; rank 0 reads
+it when a Communicator is made.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from ..communicator import Communicator
+from ..errors import DeviceError
+from ..planning.defaults import GPU_SLOTS, LINES, by_nvlink
+from ..planning.plan import Rule
+from ..program.call import BLOCKED, REDUCTIONS, Call
+from ..program.reduction import dtype_of
+from ..runtime.cuda_context import MEASURED, CudaContext
+from ..transport.cuda.device import cupy
+from ..transport.cuda.packets import PROTOCOLS as PACKETS
+from ..transport.cuda.packets import fits
+from ..trees.tree import ROOTED, Collective
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = tuple(1 << k for k in range(10, 31, 2))
+REPEATS, MORE_REPEATS = 5, 12
+CLOSE = 1.15  # times of the fastest: measured again
+NEAR = 1.5  # likewise: measured at the sizes next to it
+MARGIN = 0.02  # by which a rule must be faster to take the place of the one that serves the size before
+HYBRID_MARGIN = 0.06  # or to load the host's path beside NVLink, where others' traffic may slow it
+FINEST = 2  # the factor between sizes with different winners
+BATCH_S = 0.004  # of one repeat
+CTAS = (16, 32, 64, 128)
+CHUNKS = (32 * KIB, 128 * KIB, 512 * KIB)
+HALVED_FROM = 8 * MIB  # two kernels cost a few us more than one
+
+
+def tune(
+    comm: Communicator,
+    collectives: Sequence[Collective],
+    *,
+    sizes: Sequence[int] = SIZES,
+    dtype: str = "float32",
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[Rule, ...]:
+    """Measure, and return the rows of the selection table; collective.
+
+    Args:
+        sizes: bytes of the whole vector, ascending.
+        say: gets a line per size.
+
+    Raises:
+        DeviceError: on every rank, if the job has no GPUs.
+    """
+    gpus = comm.cuda_context()
+    found: list[Rule] = []
+    trial = _Trial(comm, gpus, max(sizes))
+    for collective in collectives:
+        for registered in (False, True):
+            measure = partial(_measured, trial, collective, dtype, registered, say)
+            found += rows(choices(sizes, measure), registered=registered)
+    trial.close()
+    return tuple(found)
+
+
+def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[Rule]:
+    """What could carry a call: every protocol of the one-hop scheme, and every scheme through slots."""
+    nbytes = call.total * dtype_of(call.dtype).itemsize
+    schemes = gpus.plans.schemes(call.collective, call.root)
+    base = Rule(call.collective, 0, schemes[0], *GPU_SLOTS, registered=registered)
+    if schemes[0] == "onehop" and not gpus.emulated:
+        nvlink = by_nvlink(gpus.plans, gpus.machine, call.collective)
+        for packets in PACKETS:
+            if fits(call, packets) and (nvlink or packets not in LINES):
+                yield replace(base, protocol=packets)
+        if registered:
+            for ctas in CTAS:
+                if ctas * 4 * KIB <= nbytes or ctas == CTAS[0]:
+                    yield replace(base, protocol="direct", ctas=ctas)
+    halved = gpus.plans.schemes("reduce_scatter", -1) if call.collective == "allreduce" and registered else ()
+    for scheme in schemes if nbytes >= HALVED_FROM and schemes[0] == "onehop" and not gpus.emulated else ():
+        if scheme in halved and scheme != "hybrid":
+            yield from (replace(base, scheme=scheme, protocol="rs_ag", chunk_bytes=chunk) for chunk in CHUNKS)
+    for scheme in schemes:
+        for chunk in CHUNKS:
+            if chunk == CHUNKS[0] or chunk * 64 <= nbytes:
+                yield replace(base, scheme=scheme, chunk_bytes=chunk)
+                if chunk * 256 <= nbytes:
+                    yield replace(base, scheme=scheme, chunk_bytes=chunk, ctas=64)
+
+
+def winner(times: Mapping[Rule, float], before: Rule | None = None) -> Rule:
+    """The fastest rule; the one that serves the size before, and any but a hybrid, unless it is slower by a margin."""
+    plain = {rule: t for rule, t in times.items() if rule.scheme != "hybrid"} or dict(times)
+    best = min(plain, key=lambda rule: plain[rule])
+    if before in plain and plain[before] <= plain[best] * (1 + MARGIN):
+        best = before
+    fastest = min(times, key=lambda rule: times[rule])
+    return fastest if times[fastest] * (1 + HYBRID_MARGIN) < times[best] else best
+
+
+def choices(sizes: Sequence[int], measure: Callable[..., dict[Rule, float]]) -> list[tuple[int, Rule]]:
+    """(bytes, winner), ascending: for each of the sizes, and for those between two that have different winners.
+
+    Args:
+        measure: times of the rules, or only of those ``among`` them, for so many bytes.
+    """
+    measured = {nbytes: measure(nbytes) for nbytes in sizes}
+    made: list[tuple[int, Rule]] = []
+
+    def add(nbytes: int) -> None:
+        best = winner(measured[nbytes], made[-1][1] if made else None)
+        if made and best != made[-1][1] and nbytes > FINEST * made[-1][0]:
+            first = made[-1][0]
+            octaves = (nbytes // first).bit_length() - 1
+            between = first << max(1, octaves // 2)
+            if between < nbytes:
+                near = {r for of in (measured[first], measured[nbytes]) for r in of if of[r] <= NEAR * min(of.values())}
+                measured[between] = measure(between, near) or measured[first]
+                add(between)
+                add(nbytes)
+                return
+        made.append((nbytes, best))
+
+    for nbytes in sizes:
+        add(nbytes)
+    return made
+
+
+def rows(winners: Sequence[tuple[int, Rule]], *, registered: bool) -> list[Rule]:
+    """The table's rows from the fastest rule at each size: a rule begins half-way (in octaves) from the size before."""
+    made: list[Rule] = []
+    before = 0
+    for nbytes, rule in winners:
+        at = 0 if not made else int((before * nbytes) ** 0.5)
+        kept = replace(rule, min_bytes=at, registered=registered, reason=MEASURED)
+        if not made or replace(made[-1], min_bytes=at) != kept:
+            made.append(kept)
+        before = nbytes
+    return made
+
+
+def _measured(
+    trial: _Trial,
+    collective: Collective,
+    dtype: str,
+    registered: bool,
+    say: Callable[[str], None],
+    nbytes: int,
+    among: Collection[Rule] = (),
+) -> dict[Rule, float]:
+    """Times of the candidates, or only of those ``among`` them, for so many bytes."""
+    call = _call(collective, trial.gpus, nbytes, dtype)
+    rules = [r for r in candidates(trial.gpus, call, registered=registered) if not among or r in among]
+    times = trial.times(call, rules, registered=registered)
+    say(_line(collective, nbytes, registered, times))
+    return times
+
+
+class _Trial:
+    """Buffers, a stream, and a way to time rules against one another."""
+
+    def __init__(self, comm: Communicator, gpus: CudaContext, nbytes: int) -> None:
+        self.cp, self.comm, self.gpus = cupy(), comm, gpus
+        self.stream = self.cp.cuda.Stream(non_blocking=True)
+        self.buffers = {
+            True: [comm.empty(nbytes, "uint8") for _ in range(2)],
+            False: [self.cp.empty(nbytes, "uint8") for _ in range(2)],
+        }
+        for pair in self.buffers.values():
+            for buffer in pair:
+                buffer[...] = 0
+
+    def close(self) -> None:
+        """Give the buffers back; collective."""
+        self.stream.synchronize()
+        for buffer in self.buffers[True]:
+            self.comm.deregister(buffer)
+
+    def times(self, call: Call, rules: Sequence[Rule], *, registered: bool) -> dict[Rule, float]:
+        """Seconds per call for each rule that the GPU has room for."""
+        send, recv = self.buffers[registered]
+        graphs: dict[Rule, tuple[Any, int]] = {}
+        rank, item = self.comm.rank, dtype_of(call.dtype).itemsize
+        for rule in rules:
+            try:
+                enqueue = self.gpus.trial(
+                    call, rule, send[: call.send_count * item], recv[: call.recv_count(rank) * item], self.stream.ptr
+                )
+            except DeviceError:  # no room for so many or so large slots: the same on all ranks
+                continue
+            enqueue()
+            self.stream.synchronize()
+            count = self._count(enqueue)
+            self.stream.begin_capture()
+            for _ in range(count):
+                enqueue()
+            graphs[rule] = (self.stream.end_capture(), count)
+        samples: dict[Rule, list[float]] = {rule: [] for rule in graphs}
+
+        def repeat(times: int, rules: Collection[Rule]) -> dict[Rule, float]:
+            for _ in range(times):
+                for rule in rules:
+                    graph, count = graphs[rule]
+                    samples[rule].append(self._once(lambda graph=graph: graph.launch(self.stream)) / count)  # type: ignore[misc]
+            return {rule: statistics.median(of) for rule, of in samples.items()}
+
+        found = repeat(REPEATS, graphs)
+        close = [rule for rule in graphs if found[rule] <= CLOSE * min(found.values())]
+        return repeat(MORE_REPEATS, close) if len(close) > 1 else found
+
+    def _once(self, work: Callable[[], None]) -> float:
+        self.comm.Barrier()
+        begin, end = self.cp.cuda.Event(), self.cp.cuda.Event()
+        begin.record(self.stream)
+        work()
+        end.record(self.stream)
+        end.synchronize()
+        return float(max(self.comm.allgather(self.cp.cuda.get_elapsed_time(begin, end)))) * 1e-3
+
+    def _count(self, enqueue: Callable[[], None]) -> int:
+        return max(2, min(50, int(BATCH_S / max(self._once(enqueue), 1e-6))))
+
+
+def _call(collective: Collective, gpus: CudaContext, nbytes: int, dtype: str) -> Call:
+    n = gpus.machine.n
+    count = nbytes // dtype_of(dtype).itemsize
+    block = max(1, count // n) if collective in BLOCKED else count
+    counts = (block,) * (n if collective == "reduce_scatter" else 1)
+    op, root = "sum" if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1
+    return Call(collective, n, counts, dtype, op, root)
+
+
+def _line(collective: str, nbytes: int, registered: bool, times: dict[Rule, float]) -> str:
+    def name(rule: Rule) -> str:
+        how = (
+            f"{rule.chunk_bytes >> 10}K"
+            if rule.protocol == "slots"
+            else rule.protocol + (f"@{rule.ctas}" if rule.ctas else "")
+        )
+        return f"{rule.scheme}/{how}"
+
+    order = sorted(times, key=lambda rule: times[rule])
+    shown = ", ".join(f"{name(rule)} {times[rule] * 1e6:.1f}" for rule in order)
+    return f"{collective} {nbytes} {'registered' if registered else 'any'}: {shown} us"

@@ -1,0 +1,238 @@
+"""The default selection table: which scheme and protocol carry a call of which size, before anything is measured here.
+
+The numbers come from trials (docs/design.md tells which); ``blinkmpi tune`` measures better ones, ``BLINKMPI_ALGO`` or
+an argument overrides them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Literal
+
+from msgspec.structs import replace
+
+from ..errors import SettingsError
+from ..topology.model import Topology
+from ..trees.tree import Collective
+from .plan import Plan, ProtocolName, Rule
+
+KIB, MIB = 1 << 10, 1 << 20
+Gpus = Literal["", "onehop", "slots", "nodes"]
+SLOTS: ProtocolName = "slots"
+PROTOCOLS = (
+    "ll16_one_shot",
+    "ll16_two_shot",
+    "ll128_one_shot",
+    "ll128_two_shot",
+    "direct",
+    "slots",
+)  # between GPUs over one hop
+TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on two GPUs"
+LINES = ("ll128_one_shot", "ll128_two_shot")  # of them, those that NVLink alone carries: a line stays whole on its way
+# (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
+LINK_SLOTS = (128 * KIB, 4)
+MEMORY_SLOTS = (512 * KIB, 4)
+# Shorter vectors on shared memory are left to MPI's own collective, as we call it (non-blocking, with a deadline),
+# where the ranks cannot read one another's memory or NumPy runs the steps: for 2 ranks, for more.
+MPI_BELOW_BYTES = {
+    "allreduce": (256 * KIB, 256 * KIB),
+    "reduce_scatter": (1 * MIB, 1 * MIB),
+    "reduce": (2 * MIB, 2 * MIB),
+    "broadcast": (16 * MIB, 2 * MIB),
+    "allgather": (1 * MIB, 2 * MIB),
+    "gather": (64 * MIB, 64 * MIB),
+    "scatter": (64 * MIB, 64 * MIB),
+}
+SMALLEST = 256  # where they can: the shortest vector of the trials, in which MPI, so called, was faster at no size
+# The same for ranks on several nodes, from trials on two hosts of one machine, 2 and 4 ranks each.
+MPI_BELOW_BYTES_ACROSS = {
+    "allreduce": 512 * KIB,
+    "reduce_scatter": 512 * KIB,
+    "reduce": 4 * MIB,
+    "broadcast": 1 * MIB,
+    "allgather": 4 * MIB,
+    "gather": 4 * MIB,
+    "scatter": 64 * MIB,
+}
+# On shared memory a vector crosses by cma, one copy and not two, from the first of these sizes on and below the second
+# (None: at every size from there on). Shorter ones cost less through slots; of longer ones slots keep two cores at
+# work, or a chunk that many read in the caches.
+CMA_BYTES: dict[str, tuple[tuple[int, int | None], tuple[int, int | None]]] = {
+    "allreduce": ((512 * KIB, 32 * MIB), (4 * MIB, 16 * MIB)),
+    "reduce_scatter": ((32 * KIB, None), (1 * MIB, None)),
+    "broadcast": ((32 * KIB, None), (128 * KIB, 8 * MIB)),
+    "allgather": ((32 * KIB, None), (128 * KIB, 8 * MIB)),
+    "gather": ((32 * KIB, 64 * MIB), (128 * KIB, 64 * MIB)),
+    "scatter": ((32 * KIB, None), (128 * KIB, None)),
+}
+
+GPU_SLOTS = (32 * KIB, 4)
+NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
+# Between GPUs that reach one another over one hop: bytes of the whole vector where the next protocol begins, for at
+# most 2, at most 4, and more ranks. From trials on two H200; beyond, from those and the rate of the links. `blinkmpi
+# tune` measures. Packets of 16 bytes in one shot carry vectors below the first size, lines of 128 in one shot those
+# below the second, in two shots those below the third.
+_BLOCKS = ((192 * KIB, 8 * MIB, 0), (256 * KIB, 3 * MIB, 0), (256 * KIB, 3 * MIB, 0))
+PACKETS_BELOW = {
+    "allreduce": ((96 * KIB, 768 * KIB, 3 * MIB), (64 * KIB, 384 * KIB, 6 * MIB), (32 * KIB, 96 * KIB, 6 * MIB)),
+    "broadcast": ((160 * KIB, 4352 * KIB, 0), (96 * KIB, 384 * KIB, 6 * MIB), (64 * KIB, 96 * KIB, 6 * MIB)),
+    "reduce": ((160 * KIB, 4352 * KIB, 0), (96 * KIB, 384 * KIB, 6 * MIB), (64 * KIB, 96 * KIB, 6 * MIB)),
+    "allgather": _BLOCKS,
+    "reduce_scatter": _BLOCKS,
+    "gather": _BLOCKS,
+    "scatter": _BLOCKS,
+}
+DIRECT_FROM = {  # at the latest, where buffers are registered
+    "broadcast": (8 * MIB, 1536 * KIB, 1536 * KIB),
+    "allgather": (3 * MIB, 3 * MIB, 3 * MIB),
+    "reduce_scatter": (6 * MIB, 3 * MIB, 3 * MIB),
+}
+TWO_SHOT_BELOW = 384 * KIB  # allreduce of more than 2 ranks, where lines of 128 bytes may not stay whole
+DIRECT_BELOW = {"allreduce": 32 * MIB, "reduce": 0, "reduce_scatter": 24 * MIB}  # registered; then slots again
+CHAIN_FROM = {"allreduce": 16 * MIB}  # more than 2 ranks: one peer at a time uses the wire best
+RS_AG_FROM = 64 * MIB  # registered, more than 2 ranks: results go straight to where they belong, not through slots
+
+
+def by_slots(plan: Plan) -> Plan:
+    """The plan for ranks that cannot read one another's memory: no protocol ``cma``, and longer vectors left to MPI."""
+    why = "the ranks cannot read one another's memory"
+    rules: list[Rule] = []
+    for rule in plan.rules:
+        mpi = any(r.scheme == "mpi" and r.collective == rule.collective for r in plan.rules)
+        floor = MPI_BELOW_BYTES.get(rule.collective, (0, 0))[plan.n > 2] if mpi else 0
+        if rule.scheme == "mpi" and floor:
+            rule = replace(rule, reason=f"default: below {floor} bytes MPI was faster in trials on one machine")
+        elif rule.min_bytes < floor or rule.protocol == "cma":
+            rule = replace(rule, min_bytes=max(rule.min_bytes, floor), protocol="slots", reason=why)
+        if not any((r.collective, r.min_bytes) == (rule.collective, rule.min_bytes) for r in rules):
+            rules.append(rule)
+    return replace(plan, rules=tuple(rules))
+
+
+def host_rules(
+    plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], mpi: bool
+) -> list[Rule]:
+    """The rows for one collective: MPI below the measured size (if it may), the first scheme from there on."""
+    packings = [p for p in plan.packings if p.collective == collective]
+    schemes = _schemes(plan, collective)
+    memory = packings[0].multicast
+    chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
+    small = SMALLEST if memory and mpi and plan.n > 1 and collective in MPI_BELOW_BYTES else 0
+    if mpi and len(topology.nodes) > 1:
+        small = MPI_BELOW_BYTES_ACROSS.get(collective, 0)
+    reason = "" if len(schemes) > 1 else f"the one scheme for {collective} here"
+    rules = [Rule(collective, small, schemes[0], chunk, depth, reason)]
+    if memory and collective in CMA_BYTES:
+        first, end = CMA_BYTES[collective][plan.n > 2]
+        why = "default: {} were faster in trials on one machine"
+        rules = [replace(rules[0], reason=why.format(f"below {first} bytes slots"))]
+        rules.append(replace(rules[0], min_bytes=first, protocol="cma", reason="one copy, from process to process"))
+        if end is not None:
+            rules.append(replace(rules[0], min_bytes=end, reason=why.format(f"from {end} bytes slots")))
+    if small:
+        trials = "on one machine" if len(topology.nodes) == 1 else "on two hosts made of one machine"
+        why = f"MPI was faster in trials {trials}" if small > SMALLEST else "nothing was tried"
+        rules.insert(0, Rule(collective, 0, "mpi", reason=f"default: below {small} bytes {why}"))
+    if not wanted:
+        return rules
+    allowed = _allowed(topology, collective, wanted, [*schemes, "mpi"])
+    kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0], chunk, depth)]
+    lowest = min(r.min_bytes for r in kept)
+    return [replace(r, min_bytes=0 if r.min_bytes == lowest else r.min_bytes, reason="BLINKMPI_ALGO") for r in kept]
+
+
+def _schemes(plan: Plan, collective: Collective) -> list[str]:
+    """The schemes for a collective, in the plan's order: those that every root has, for a row serves them all."""
+    roots: dict[str, set[int]] = {}
+    for p in plan.packings:
+        if p.collective == collective:
+            roots.setdefault(p.scheme, set()).add(p.root)
+    everybody = set().union(*roots.values())
+    return [scheme for scheme, have in roots.items() if have == everybody] or list(roots)
+
+
+def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...], there: list[str]) -> list[str]:
+    """What ``wanted`` leaves of what is there, in the order of preference."""
+    banned = {s.removeprefix("^") for s in wanted if s.startswith("^")}
+    asked = [s for s in wanted if not s.startswith("^")]
+    unknown = (banned | set(asked)) - set(there)
+    if unknown:
+        raise SettingsError(
+            f"BLINKMPI_ALGO names {', '.join(sorted(unknown))} for {collective}; "
+            f"on {topology.name} it can be {', '.join(there)}"
+        )
+    allowed = [s for s in (asked or there) if s not in banned]
+    if not allowed:
+        raise SettingsError(f"BLINKMPI_ALGO leaves no scheme for {collective}; allow one of {', '.join(there)}")
+    return allowed
+
+
+def _one_hop(collective: str, n: int, *, registered: bool, lines: bool) -> list[tuple[int, str, ProtocolName]]:
+    """(from how many bytes, scheme, protocol) for GPUs that reach one another over one hop."""
+    size = 0 if n <= 2 else 1 if n <= 4 else 2
+    end, one, two = PACKETS_BELOW[collective][size]
+    rows: list[tuple[int, str, ProtocolName]] = [(0, "onehop", "ll16_one_shot")]
+    more: list[tuple[int, ProtocolName]] = [(one, "ll128_one_shot"), (two, "ll128_two_shot")]
+    if not lines:
+        more = [(TWO_SHOT_BELOW, "ll16_two_shot")] if collective == "allreduce" and n > 2 else []
+    for below, protocol in more:
+        if registered and collective in DIRECT_FROM:
+            below = min(below, DIRECT_FROM[collective][size])
+        if below > end:
+            rows.append((end, "onehop", protocol))
+            end = below
+    until = DIRECT_BELOW.get(collective) if registered else 0
+    if until is None or until > end:
+        rows.append((end, "onehop", "direct"))
+    if until is not None:
+        rows.append((max(end, until), "onehop", "slots"))
+    if n > 2 and collective in CHAIN_FROM:
+        rows = [row for row in rows if row[0] < CHAIN_FROM[collective]]
+        rows.append((CHAIN_FROM[collective], "chain", "slots"))
+        if registered:
+            rows.append((RS_AG_FROM, "chain", "rs_ag"))
+    return rows
+
+
+def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
+    """Whether NVLink alone carries the one-hop trees of a collective."""
+    kinds = {(link.src, link.dst): link.kind for link in topology.links}
+    packings = [p for p in plan.packings if (p.collective, p.scheme) == (collective, "onehop")]
+    paths = [edge.path for p in packings for tree in p.trees for edge in tree.edges]
+    return all(kinds[hop] == "nvlink" for path in paths for hop in itertools.pairwise(path))
+
+
+def gpu_rules(
+    plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], gpus: Gpus
+) -> list[Rule]:
+    """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
+    schemes = _schemes(plan, collective)
+    protocols = [protocol for protocol in PROTOCOLS if protocol not in LINES or by_nvlink(plan, topology, collective)]
+    chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
+    ctas = NODE_CTAS if gpus == "nodes" else 0
+    onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1 and collective in PACKETS_BELOW
+    rows = [
+        Rule(collective, at, scheme, chunk, depth, "", protocol, ctas, registered)
+        for registered in ((False, True) if onehop else (False,))
+        for at, scheme, protocol in (
+            _one_hop(collective, plan.n, registered=registered, lines=LINES[0] in protocols)
+            if onehop
+            else [(0, schemes[0], SLOTS)]
+        )
+    ]
+    if not wanted:
+        return [replace(r, reason=EXPECTED if r.protocol in LINES and plan.n > 2 else TRIED) for r in rows]
+    there = [*schemes, *(f"onehop/{protocol}" for protocol in protocols if onehop)]
+    there += ["chain/rs_ag"] if onehop and collective == "allreduce" and "chain" in schemes else []
+    first, _, protocol = _allowed(topology, collective, wanted, there)[0].partition("/")
+    forced = [r for r in rows if r.scheme == first and not protocol] or [
+        Rule(collective, 0, first, chunk, depth, "", protocol or "slots", ctas, registered)  # type: ignore[arg-type]
+        for registered in ((True,) if protocol in ("direct", "rs_ag") else (False, True))
+    ]
+    if protocol in ("direct", "rs_ag"):
+        forced.append(Rule(collective, 0, first, chunk, depth))
+    lowest = {kind: min(r.min_bytes for r in forced if r.registered == kind) for kind in {r.registered for r in forced}}
+    return [
+        replace(r, min_bytes=0 if r.min_bytes == lowest[r.registered] else r.min_bytes, reason="BLINKMPI_ALGO")
+        for r in forced
+    ]

@@ -1,0 +1,117 @@
+"""What differs between two plans: schemes, rates, trees and the load of links, for "what changed after the update?".
+
+Pure data. Plans are compared collective by collective, root by root, scheme by scheme; trees as the multiset of their
+edges with their share of the vector.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from itertools import pairwise
+
+from ..trees.tree import Packing
+from ..util.codec import Value
+from .explain import depth_of, shares
+from .plan import Plan
+
+DETAILS = ("limit", "tree ", "load ")  # how the rows begin that say how, not how much
+Key = tuple[str, int, str]
+
+
+class PlanDifference(Value, frozen=True):
+    """One thing of one collective that is not the same; an empty text: not there at all."""
+
+    collective: str
+    what: str
+    one: str
+    other: str
+
+
+def plan_differences(one: Plan, other: Plan) -> tuple[PlanDifference, ...]:
+    """What ``other`` has differently: machine, packings, selection table; nothing for equal plans."""
+    found = []
+    for what in ("machine", "fingerprint", "n"):
+        texts = str(getattr(one, what)), str(getattr(other, what))
+        if texts[0] != texts[1]:
+            found.append(PlanDifference("", "ranks" if what == "n" else what, *texts))
+    mine, theirs = _packings(one), _packings(other)
+    for key in [*mine, *(k for k in theirs if k not in mine)]:
+        collective = key[0] + (f" from {key[1]}" if key[1] >= 0 else "")
+        a, b = mine.get(key), theirs.get(key)
+        if a is None or b is None:
+            texts = "" if a is None else _facts(a), "" if b is None else _facts(b)
+            found.append(PlanDifference(collective, key[2], *texts))
+        elif a != b:
+            found += [PlanDifference(collective, what, x, y) for what, x, y in _changes(a, b, key[2])]
+    return (*found, *_rules(one, other))
+
+
+def _packings(plan: Plan) -> dict[Key, Packing]:
+    return {(p.collective, p.root, p.scheme): p for p in plan.packings}
+
+
+def _facts(p: Packing) -> str:
+    return f"{len(p.trees)} trees, depth {depth_of(p)}, {_gbps(p.rate)}"
+
+
+def _changes(a: Packing, b: Packing, scheme: str) -> list[tuple[str, str, str]]:
+    """What, before, after: rate, bound, certificate, number and depth of trees, each tree, each link's load."""
+    facts = [
+        (f"{scheme}: rate", _gbps(a.rate), _gbps(b.rate)),
+        (f"{scheme}: bound", _gbps(a.bound), _gbps(b.bound)),
+        ("limit", a.certificate.text, b.certificate.text),
+        (f"{scheme}: trees", str(len(a.trees)), str(len(b.trees))),
+        (f"{scheme}: depth", str(depth_of(a)), str(depth_of(b))),
+        (f"{scheme}: links", a.links, b.links),
+    ]
+    trees = _trees(a), _trees(b)
+    for tree in sorted({*trees[0], *trees[1]}):
+        facts.append((f"tree {tree}", _share(trees[0].get(tree)), _share(trees[1].get(tree))))
+    loads = _loads(a), _loads(b)
+    for hop in sorted({*loads[0], *loads[1]}):
+        before, after = (_gbps(some[hop]) if some[hop] else "" for some in loads)
+        facts.append((f"load {hop[0]}>{hop[1]}", before, after))
+    return [(what, x, y) for what, x, y in facts if x != y]
+
+
+def _trees(p: Packing) -> Mapping[str, Fraction]:
+    """Root and edges of a tree, as people read them, to its share of the vector."""
+    found: Counter[str] = Counter()
+    for tree, share in zip(p.trees, shares(p), strict=True):
+        edges = " ".join(f"{e.src}>{e.dst}" for e in sorted(tree.edges, key=lambda e: (e.src, e.dst)))
+        found[f"{tree.root}: {edges}"] += share  # type: ignore[assignment]
+    return dict(found)  # type: ignore[arg-type]
+
+
+def _loads(p: Packing) -> Counter[tuple[int, int]]:
+    """MB/s that the trees put on every hop, away from the roots."""
+    found: Counter[tuple[int, int]] = Counter()
+    for tree in p.trees:
+        for edge in tree.edges:
+            for hop in pairwise(edge.path):
+                found[hop] += tree.weight  # type: ignore[assignment]
+    return found
+
+
+def _rules(one: Plan, other: Plan) -> list[PlanDifference]:
+    """The selection table, row by row."""
+    tables = [{(r.collective, r.min_bytes): r for r in plan.rules} for plan in (one, other)]
+    found = []
+    for key in [*tables[0], *(k for k in tables[1] if k not in tables[0])]:
+        texts = [
+            f"{r.scheme}, {r.depth} slots of {r.chunk_bytes} bytes" if r and r.chunk_bytes else r.scheme if r else ""
+            for r in (table.get(key) for table in tables)
+        ]
+        if texts[0] != texts[1]:
+            found.append(PlanDifference(key[0], f"from {key[1]} bytes", *texts))
+    return found
+
+
+def _gbps(mbps: Fraction | int) -> str:
+    return f"{float(mbps) / 1000:.4g} GB/s"
+
+
+def _share(share: Fraction | None) -> str:
+    return "" if share is None else str(share)

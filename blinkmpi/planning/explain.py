@@ -1,0 +1,298 @@
+"""Why a call runs as it does: scheme, trees, rate against bound, prediction, and what was rejected.
+
+Everything is answered from the plan and the topology, so it works for any machine, anywhere. Pure: text and
+data out, nothing is printed here.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+
+import msgspec
+
+from ..errors import PlanError
+from ..program.call import BLOCKED, REDUCTIONS, Call
+from ..program.cost_model import Price, price
+from ..program.reduction import accumulator_of, dtype_of
+from ..topology.model import Topology
+from ..trees.tree import Packing, Tree
+from ..util.codec import Value, dumps
+from .plan import Plan, Rule
+from .selection import choose, program_for
+
+FORMAT_VERSION = 1
+WIDTH = 100
+_LABEL = 12
+
+
+class Option(Value, frozen=True):
+    """One scheme that could carry the call, with its prediction."""
+
+    scheme: str
+    links: str
+    trees: int
+    depth: int
+    rate_gbps: float
+    bound_gbps: float
+    optimal: bool
+    chunk_bytes: int
+    slots: int
+    seconds: float
+    algbw: float
+    busbw: float
+    busiest: str
+    reason: str
+    shares: tuple[str, ...]
+    certificate: str
+    protocol: str = "slots"
+
+
+class Explanation(Value, frozen=True):
+    """Everything there is to say about one call.
+
+    ``scheme`` is what runs; ``mpi`` is MPI's own collective, and ``chosen`` is None then. ``others`` are the schemes
+    that do not run, fastest prediction first. ``live`` are lines of whoever runs the call.
+    """
+
+    machine: str
+    collective: str
+    ranks: int
+    root: int
+    nbytes: int
+    dtype: str
+    op: str
+    scheme: str
+    reason: str
+    chosen: Option | None
+    others: tuple[Option, ...]
+    live: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """As a JSON document."""
+        return dumps(self, kind="explanation", version=FORMAT_VERSION)
+
+    def text(self) -> str:
+        """For a terminal of 100 columns."""
+        what = f"{self.collective} of {size_text(self.nbytes)}, {self.dtype}{' ' + self.op if self.op else ''}"
+        what = "barrier" if self.collective == "barrier" else what
+        where = f", root {self.root}" if self.root >= 0 else ""
+        lines = [f"{what}{where}, {ranks_text(self.ranks)} on {self.machine}", ""]
+        if self.chosen is None:
+            lines += _field("runs as", "MPI's own collective")
+            lines += _field("why", self.reason or "the selection table sends calls of this size there")
+        else:
+            lines += self._chosen(self.chosen)
+        for i, other in enumerate(self.others):
+            lines += _field("not chosen" if i == 0 else "", self._other(other))
+        for i, line in enumerate(self.live):
+            lines += _field("this job" if i == 0 else "", line)
+        return "\n".join(lines)
+
+    def _chosen(self, it: Option) -> list[str]:
+        lines = _field("runs as", f"{it.scheme}: {trees_text(it.trees, it.depth)}{_over(it.links)}")
+        lines += _field("why", "; ".join(filter(None, (self.reason, it.reason))))
+        if it.algbw:
+            lines += _field("rate", f"{it.rate_gbps:.4g} GB/s, {gap_text(it.rate_gbps, it.bound_gbps, it.optimal)}")
+            lines += _field("bound", f"{it.bound_gbps:.4g} GB/s: {it.certificate}")
+            if len(it.shares) > 1:
+                counts = Counter(it.shares)
+                lines += _field("shares", ", ".join(f"{k} x {s}" if k > 1 else s for s, k in counts.items()))
+            cma = it.protocol == "cma"  # the transport takes longer chunks where nobody waits for a part
+            protocol = "copied out of the writer's buffer (cma)" if cma else f"{it.slots} slots a channel"
+            lines += _field("pipeline", f"chunks of {'at least ' * cma}{size_text(it.chunk_bytes)}, {protocol}")
+            prediction = f"{time_text(it.seconds)}, algbw {it.algbw:.4g} GB/s, busbw {it.busbw:.4g} GB/s"
+            lines += _field("predicted", prediction)
+            lines += _field("busiest", it.busiest)
+        else:
+            lines += _field("predicted", f"{time_text(it.seconds)}: latency alone" if it.seconds else "nothing travels")
+        return lines
+
+    def _other(self, it: Option) -> str:
+        text = f"{it.scheme}: {time_text(it.seconds)} predicted"
+        if self.chosen is None or not self.chosen.seconds:
+            return f"{text}, {trees_text(it.trees, it.depth)}, rate {it.rate_gbps:.4g} GB/s"
+        ratio = it.seconds / self.chosen.seconds
+        if ratio >= 1.005:
+            return f"{text}, {ratio:.3g}x slower"
+        if ratio > 0.995:
+            return f"{text}, the same"
+        return f"{text}, {1 / ratio:.3g}x faster in the model (the selection table decides)"
+
+
+def explanation(
+    plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = ()
+) -> Explanation:
+    """Look up how ``call`` runs by ``plan`` on ``topology``, and price every scheme that could run it."""
+    rule = rule or choose(plan, call)
+    options = {
+        scheme: _option(plan, topology, call, _rule_for(plan, rule, scheme))
+        for scheme in plan.schemes(call.collective, call.root)
+    }
+    chosen = options.pop(rule.scheme, None)
+    if chosen is None and rule.scheme != "mpi":
+        raise PlanError(f"the plan for {plan.machine} chooses {rule.scheme!r} for {call.collective} but has no packing "
+                        f"for root {call.root}; plan again")  # fmt: skip
+    return Explanation(
+        machine=topology.name,
+        collective=call.collective,
+        ranks=call.n,
+        root=call.root,
+        nbytes=call.nbytes,
+        dtype=call.dtype,
+        op=call.op,
+        scheme=rule.scheme,
+        reason=rule.reason,
+        chosen=chosen,
+        others=tuple(sorted(options.values(), key=lambda o: (o.seconds, o.scheme))),
+        live=tuple(live),
+    )
+
+
+def explain(plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = ()) -> str:
+    """Say how ``call`` runs by ``plan`` on ``topology``, and why.
+
+    Args:
+        rule: the row of the table that is taken, if not the one of the call's size.
+        live: lines that whoever runs the call adds: which executor, which transport.
+    """
+    return explanation(plan, topology, call, rule=rule, live=live).text()
+
+
+def _rule_for(plan: Plan, chosen: Rule, scheme: str) -> Rule:
+    """How ``scheme`` would be run: as the table does elsewhere, or with the chunks of its largest vectors."""
+    if scheme == chosen.scheme:
+        return chosen
+    rows = [r for r in plan.rules if r.collective == chosen.collective and r.chunk_bytes]
+    row = next((r for r in reversed(rows) if r.scheme == scheme), rows[-1] if rows else None)
+    if row is None:
+        row = Rule(chosen.collective, 0, scheme, chunk_bytes=128 << 10, depth=4)
+    return msgspec.structs.replace(row, scheme=scheme)
+
+
+def _option(plan: Plan, topology: Topology, call: Call, rule: Rule) -> Option:
+    packing = plan.packing(call.collective, call.root, rule.scheme)
+    program = program_for(plan, call, rule)
+    cost = price(program, packing, topology)
+    return Option(
+        scheme=packing.scheme,
+        links=packing.links,
+        trees=len(packing.trees),
+        depth=depth_of(packing),
+        rate_gbps=float(packing.rate / 1000),
+        bound_gbps=float(packing.bound / 1000),
+        optimal=packing.optimal,
+        chunk_bytes=program.chunk * slot_width(call),
+        slots=program.depth,
+        seconds=cost.seconds,
+        algbw=cost.algbw,
+        busbw=cost.algbw * call.bus_factor,
+        busiest=_busiest(cost, topology),
+        reason=packing.reason,
+        shares=tuple(str(share) for share in shares(packing)),
+        certificate=packing.certificate.text,
+        protocol=rule.protocol,
+    )
+
+
+def _busiest(cost: Price, topology: Topology) -> str:
+    if not cost.busy:
+        return "none"
+    src, dst, kind, seconds = max(cost.busy, key=lambda row: row[3])
+    return f"{link_text(topology, src, dst, kind)}, {seconds / cost.seconds:.0%} of the time"
+
+
+def plan_line(packing: Packing) -> str:
+    """One line about a packing: collective, trees, links, rate, bound."""
+    head = f"{packing.collective}: {trees_text(len(packing.trees), depth_of(packing))}{_over(packing.links)}"
+    if packing.certificate.kind == "trivial":
+        return f"{head}, {packing.certificate.text}"
+    rate, bound = float(packing.rate / 1000), float(packing.bound / 1000)
+    end = "= bound" if packing.optimal else f"{rate / bound:.1%} of the bound {bound:.4g}"
+    return f"{head}, rate {rate:.4g} GB/s {end} ({packing.certificate.text})"
+
+
+def shares(packing: Packing) -> tuple[Fraction, ...]:
+    """The part of the vector that each tree carries; of its block's bytes, where the vector is made of blocks."""
+    owners = [_owner(packing, tree) for tree in packing.trees]
+    totals: dict[int, Fraction] = {}
+    for owner, tree in zip(owners, packing.trees, strict=True):
+        totals[owner] = totals.get(owner, Fraction(0)) + tree.weight
+    return tuple(tree.weight / totals[owner] for owner, tree in zip(owners, packing.trees, strict=True))
+
+
+def _owner(packing: Packing, tree: Tree) -> int:
+    """The rank whose block a tree carries; -1 where the vector goes as a whole."""
+    if packing.collective not in BLOCKED:
+        return -1
+    if packing.collective in ("gather", "scatter") and tree.edges:
+        return tree.edges[-1].dst
+    return tree.root
+
+
+def depth_of(packing: Packing) -> int:
+    """Hops of the deepest tree."""
+    return max((tree.depth for tree in packing.trees), default=0)
+
+
+def trees_text(count: int, depth: int) -> str:
+    """``6 trees, depth 3``."""
+    return f"{count} tree{'' if count == 1 else 's'}, depth {depth}"
+
+
+def ranks_text(n: int) -> str:
+    """``8 ranks``."""
+    return f"{n} rank{'' if n == 1 else 's'}"
+
+
+def slot_width(call: Call) -> int:
+    """Bytes of an element in a slot, which has room for the accumulator of a reduction."""
+    reduces = call.collective in REDUCTIONS
+    return max(dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize if reduces else 0)
+
+
+def gap_text(rate: float, bound: float, optimal: bool) -> str:
+    """How a rate stands to its bound."""
+    return "equal to the bound: no trees can be faster" if optimal else f"{rate / bound:.1%} of the bound"
+
+
+def link_text(topology: Topology, src: int, dst: int, kind: str) -> str:
+    """A link for people; a rank's link to shared memory is its core's work."""
+    if kind == "memory":
+        return f"the core of {topology.vertex_label(src)}"
+    return f"{topology.vertex_label(src)} -> {topology.vertex_label(dst)} ({kind})"
+
+
+def size_text(nbytes: int) -> str:
+    """``64 MiB``, ``1000 bytes``."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit and nbytes * 100 % unit == 0:
+            return f"{nbytes / unit:.4g} {name}"
+    if nbytes >= 1 << 20:
+        return f"{nbytes / (1 << 20):.2f} MiB"
+    return f"{nbytes} bytes"
+
+
+def time_text(seconds: float) -> str:
+    """``12.3 ms``, ``850 us``."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _over(links: str) -> str:
+    return f" over {links}" if links else ""
+
+
+def _field(label: str, text: str) -> list[str]:
+    """One labelled entry, wrapped."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"  {label:<{_LABEL}}",
+        subsequent_indent=" " * (_LABEL + 2),
+        break_on_hyphens=False,
+    ) or [f"  {label}"]

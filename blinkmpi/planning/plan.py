@@ -1,0 +1,127 @@
+"""A plan: every packing that a job may need, and the table that says when to use which.
+
+Size-independent, portable, without timings: the same machine gives the same
+bytes. Rank 0 makes it (``select.make_plan``), all ranks check it against their
+topology. Pure data.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..errors import PlanError
+from ..program.call import Call
+from ..topology.model import Topology
+from ..trees import verify
+from ..trees.tree import Collective, Packing
+from ..util.codec import Value, dumps, loads
+
+ProtocolName = Literal[
+    "slots", "cma", "ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot", "direct", "rs_ag"
+]
+FORMAT_VERSION = 1
+MIN_CHUNK_BYTES = 4096
+CHUNKS_PER_SPAN = 8
+
+
+class Rule(Value, frozen=True):
+    """From ``min_bytes`` of the call's vector on, use ``scheme``; ``mpi`` is MPI's own collective.
+
+    ``chunk_bytes`` is the largest slot, ``depth`` the slots of a channel. ``protocol`` is how chunks cross: through
+    ``slots``; on a shared memory by ``cma``, copied out of the writer's buffer where the kernel allows it; over one hop
+    between GPUs as packets in one or two shots, or ``direct`` between registered buffers. ``ctas`` are the groups of
+    threads that a GPU gives it (0: the protocol's default); rows for ``registered`` buffers stand beside those for any.
+    """
+
+    collective: Collective
+    min_bytes: int
+    scheme: str
+    chunk_bytes: int = 0
+    depth: int = 0
+    reason: str = ""
+    protocol: ProtocolName = "slots"
+    ctas: int = 0
+    registered: bool = False
+
+
+class Plan(Value, frozen=True):
+    """All packings of a job and the selection table."""
+
+    machine: str
+    fingerprint: str
+    n: int
+    packings: tuple[Packing, ...]
+    rules: tuple[Rule, ...]
+
+    def packing(self, collective: str, root: int, scheme: str) -> Packing:
+        """The packing for a collective (``root`` counts for rooted ones alone) and scheme.
+
+        Raises:
+            PlanError: if the plan has none, naming what it has.
+        """
+        for p in self.packings:
+            if p.collective == collective and p.scheme == scheme and p.root in (-1, root):
+                return p
+        have = sorted({f"{p.scheme} (root {p.root})" if p.root >= 0 else p.scheme for p in self.packings
+                       if p.collective == collective})  # fmt: skip
+        raise PlanError(
+            f"the plan for {self.machine} has no {scheme!r} packing for {collective}, root {root}; "
+            f"it has {', '.join(have) or 'none'}: choose one of these or plan again"
+        )
+
+    def schemes(self, collective: str, root: int = -1) -> tuple[str, ...]:
+        """Schemes that this plan can run for a collective, in the plan's order."""
+        return tuple(
+            dict.fromkeys(p.scheme for p in self.packings if p.collective == collective and p.root in (-1, root))
+        )
+
+    def rule(self, collective: str, nbytes: int, *, registered: bool = False) -> Rule:
+        """The row of the selection table for a vector of ``nbytes``; those for registered buffers come first there."""
+        table = [r for r in self.rules if r.collective == collective]
+        table = [r for r in table if r.registered == registered] or [r for r in table if not r.registered]
+        rows = [r for r in table if r.min_bytes <= nbytes]
+        if not rows:
+            raise PlanError(f"the plan for {self.machine} has no rule for {collective} of {nbytes} bytes; plan again")
+        return max(rows, key=lambda r: r.min_bytes)
+
+    def check(self, topology: Topology) -> Plan:
+        """Prove every packing against ``topology`` and return self.
+
+        Raises:
+            PlanError: if the plan is for another machine or one of its packings is wrong.
+        """
+        if (self.fingerprint, self.n) != (topology.fingerprint, topology.n):
+            raise PlanError(
+                f"plan for {self.machine} ({self.n} ranks, fingerprint {self.fingerprint}) does not fit "
+                f"{topology.name} ({topology.n} ranks, fingerprint {topology.fingerprint}); plan again for this machine"
+            )
+        for p in self.packings:
+            verify(p, topology)
+        for r in self.rules:
+            if r.scheme != "mpi" and r.scheme not in {p.scheme for p in self.packings if p.collective == r.collective}:
+                raise PlanError(
+                    f"rule for {r.collective} from {r.min_bytes} bytes names scheme {r.scheme!r}, "
+                    "which has no packing; plan again"
+                )
+            if r.scheme != "mpi" and (r.chunk_bytes < 1 or r.depth < 1):
+                raise PlanError(f"rule for {r.collective} from {r.min_bytes} bytes: chunk {r.chunk_bytes} and depth "
+                                f"{r.depth} must be at least 1")  # fmt: skip
+        return self
+
+    def to_json(self) -> str:
+        """The portable file."""
+        return dumps(self, kind="plan", version=FORMAT_VERSION)
+
+    @staticmethod
+    def from_json(text: str | bytes, source: str = "plan") -> Plan:
+        """Read what :meth:`to_json` wrote; :meth:`check` it against a topology before use."""
+        return loads(text, Plan, kind="plan", version=FORMAT_VERSION, source=source)
+
+
+def chunk_for(packing: Packing, call: Call, chunk_bytes: int) -> int:
+    """The slot size for a call: at most ``chunk_bytes``, and small enough that a span has several chunks."""
+    if packing.multicast:
+        return chunk_bytes  # ranks take turns on cores: longer steps win over finer pipelines
+    spans = max(1, len(packing.trees))
+    want = call.nbytes // (spans * CHUNKS_PER_SPAN)
+    return max(min(chunk_bytes, MIN_CHUNK_BYTES), min(chunk_bytes, 1 << max(0, want.bit_length())))

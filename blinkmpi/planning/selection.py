@@ -1,0 +1,128 @@
+"""Make a plan, and choose from it: which scheme, with which chunks, for which call.
+
+The selection table's defaults come from measurements (docs/design.md tells
+which); ``BLINKMPI_ALGO`` or an argument overrides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import SettingsError
+from ..program.call import Call
+from ..program.check import check
+from ..program.ir import Program
+from ..program.lower import lower
+from ..topology.model import Topology
+from ..trees import extra_methods, methods, pack
+from ..trees.tree import COLLECTIVES, ROOTED, Collective, Packing
+from .defaults import Gpus, gpu_rules, host_rules
+from .plan import Plan, Rule, chunk_for
+
+
+def make_plan(
+    topology: Topology,
+    *,
+    algo: str = "",
+    mpi: bool = False,
+    gpus: Gpus = "",
+    collectives: Sequence[Collective] = COLLECTIVES,
+    roots: Sequence[int] | None = None,
+) -> Plan:
+    """Pack for every collective and root, and fill the selection table.
+
+    Args:
+        algo: overrides, as in ``BLINKMPI_ALGO``: ``allreduce:chain;broadcast:^mpi``.
+        mpi: whether small vectors may go to MPI's own collective (a live job on CPU ranks).
+        gpus: where GPUs run it: ``onehop`` if each reaches every other over one hop, ``slots`` if the machine's links
+            are only emulated, which slots alone do; ``nodes`` if they lie on several.
+        collectives, roots: pack for these alone, where one answer is wanted and not a whole plan.
+
+    Raises:
+        TopologyError: if the machine is not connected. SettingsError: for an impossible ``algo``.
+    """
+    packings: dict[tuple[str, int, str], Packing] = {}
+    for collective in collectives:
+        for root in (range(topology.n) if roots is None else roots) if collective in ROOTED else (-1,):
+            root_ = max(root, 0)
+            found = list(methods(topology, collective, root=root_))
+            if gpus and "hybrid" in extra_methods(topology, collective, root=root_):
+                found.append("hybrid")
+            for method in found:
+                packing = pack(topology, collective, root=max(root, 0), method=method)
+                packings.setdefault((collective, packing.root, packing.scheme), packing)
+    wanted = parse_algo(algo)
+    plan = Plan(
+        machine=topology.name,
+        fingerprint=topology.fingerprint,
+        n=topology.n,
+        packings=tuple(packings.values()),
+        rules=(),
+    )
+    if gpus:
+        rules = [rule for c in collectives for rule in gpu_rules(plan, topology, c, wanted.get(c, ()), gpus)]
+    else:
+        rules = [rule for c in collectives for rule in host_rules(plan, topology, c, wanted.get(c, ()), mpi)]
+    return Plan(plan.machine, plan.fingerprint, plan.n, plan.packings, tuple(rules)).check(topology)
+
+
+def parse_algo(text: str) -> dict[str, tuple[str, ...]]:
+    """Read ``allreduce:trees,onehop;broadcast:^mpi`` into allowed (or, with ``^``, excluded) schemes by collective.
+
+    Raises:
+        SettingsError: for a malformed entry or an unknown collective.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        name, colon, schemes = entry.partition(":")
+        collective = collective_named(name)
+        if not colon or not schemes:
+            raise SettingsError(
+                f"BLINKMPI_ALGO entry {entry!r}: expected COLLECTIVE:SCHEME[,SCHEME], as in allreduce:chain"
+            )
+        found[collective] = tuple(s.strip() for s in schemes.split(","))
+    return found
+
+
+def collective_named(name: str) -> Collective:
+    """Our name of a collective, from MPI's or nccl-tests': ``all_reduce``, ``Allreduce``, ``bcast``.
+
+    Raises:
+        SettingsError: for an unknown name.
+    """
+    plain = name.strip().lower().removesuffix("_perf").replace("_", "").replace("-", "").replace("block", "")
+    plain = "broadcast" if plain == "bcast" else plain
+    for collective in COLLECTIVES:
+        if collective.replace("_", "") == plain:
+            return collective
+    raise SettingsError(f"collective {name!r} is unknown; use one of {', '.join(COLLECTIVES)}")
+
+
+def choose(plan: Plan, call: Call) -> Rule:
+    """The row of the table for ``call``."""
+    return plan.rule(call.collective, call.nbytes)
+
+
+def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0, nodes: Sequence[int] = ()) -> Program:
+    """Lower ``call`` by ``rule``; slots shrink so that no rank's take more than ``budget_bytes`` (0: no limit).
+
+    Args:
+        nodes: the node of each rank, if they lie on several; a chunk has a slot on both sides of a channel between two.
+
+    Raises:
+        PlanError: if the plan lacks the packing. The program is checked before it is returned.
+    """
+    packing = plan.packing(call.collective, call.root, rule.scheme)
+    chunk_bytes = chunk_for(packing, call, rule.chunk_bytes)
+    program = lower(packing, call, chunk_bytes=chunk_bytes, depth=rule.depth)
+    if budget_bytes and program.channels:
+        slots = [0] * call.n
+        for channel in program.channels:
+            slots[channel.writer] += 1
+            for r in channel.readers if nodes else ():
+                slots[r] += nodes[r] != nodes[channel.writer]
+        busiest = max(slots)
+        room = budget_bytes // (busiest * rule.depth) - 128
+        if room < chunk_bytes:
+            program = lower(packing, call, chunk_bytes=max(64, room // 64 * 64), depth=rule.depth)
+    return check(program)

@@ -1,0 +1,212 @@
+"""Every part of a machine that a job may get: connected subsets up to isomorphism, trees beside rings (Blink, 2.2).
+
+A subset counts once for all choices of devices whose links look the same. Where no ring joins a subset its baseline is
+PCIe at a rate that the caller states, as NCCL falls back to it. Pure functions; the command line draws and prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from itertools import combinations
+from math import exp, log
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ArgumentError, TopologyError
+from ..topology.model import Topology
+from ..trees import extra_methods, fewest, pack
+from ..trees.graph.fabric import Fabric, choose, fabric
+from ..util.codec import Value
+
+COLLECTIVES = ("broadcast", "allreduce", "allgather")
+PCIE_MBPS = 10_000  # what a ring over the PCIe of a DGX-1 reaches
+MAX_RANKS = 10
+
+Ints = NDArray[np.int64]
+
+
+class Allocations(NamedTuple):
+    """One unique subset: its first choice of ranks, and how many choices look like it."""
+
+    ranks: tuple[int, ...]
+    alike: int
+
+
+class Subset(Value, frozen=True):
+    """One unique subset; rates are MB/s for broadcast, allreduce and allgather.
+
+    ``rings`` counts directed rings that share no lane, ``baseline`` is their rate or that of PCIe. ``trees`` broadcast
+    at the best rate; no fewer do so, if they are ``fewest``.
+    """
+
+    gpus: tuple[int, ...]
+    allocations: int
+    rates: tuple[Fraction, ...]
+    rings: int
+    baseline: tuple[Fraction, ...]
+    trees: int
+    fewest: bool
+
+    @property
+    def speedups(self) -> tuple[Fraction, ...]:
+        """How many times as fast as the baseline."""
+        return tuple(rate / base for rate, base in zip(self.rates, self.baseline, strict=True))
+
+
+class Spread(NamedTuple):
+    """Least, geometric mean, greatest."""
+
+    least: float
+    mean: float
+    most: float
+
+
+class Summary(NamedTuple):
+    """What the subsets of some sizes have in common; ``speedups`` as in ``COLLECTIVES``."""
+
+    unique: int
+    allocations: int
+    without_ring: int
+    speedups: tuple[Spread, ...]
+    most_trees: int
+
+
+def connected(topology: Topology) -> tuple[Topology, list[Allocations]]:
+    """The machine with the links that its trees use alone, and its connected subsets of 2 ranks or more.
+
+    Raises:
+        ArgumentError: for a machine with too many ranks, or one on which trees are not counted.
+    """
+    n = topology.n
+    if not 2 <= n <= MAX_RANKS:
+        raise ArgumentError(
+            f"{topology.name} has {n} ranks; subsets are listed for 2 to {MAX_RANKS}: choose some with --gpus"
+        )
+    if "few" not in extra_methods(topology, "broadcast"):
+        raise ArgumentError(
+            f"{topology.name}: ranks joined by memory or by switches behind switches have no subsets to compare; "
+            "take a machine with NVLink or xGMI such as dgx-1v"
+        )
+    machine = topology.only(choose(topology, "allreduce", 0).kinds)
+    found: list[tuple[Allocations, Picture]] = []
+    for size in range(2, n + 1):
+        for ranks in combinations(range(n), size):
+            part = machine.subset(ranks)
+            links = fabric(part, part.kinds())
+            if not links.arcs or not links.serves("allreduce", 0):
+                continue
+            seen = picture(links)
+            same = next((i for i, (_, other) in enumerate(found) if isomorphic(seen, other)), None)
+            if same is None:
+                found.append((Allocations(ranks, 1), seen))
+            else:
+                first, other = found[same]
+                found[same] = Allocations(first.ranks, first.alike + 1), other
+    return machine, [allocations for allocations, _ in found]
+
+
+def subset(machine: Topology, some: Allocations, pcie_mbps: int = PCIE_MBPS) -> Subset:
+    """Plan for one subset of what :func:`connected` gave."""
+    part = machine.subset(some.ranks)
+    best, proof = fewest(part, "broadcast")
+    rates = (best.rate, *(pack(part, c).rate for c in COLLECTIVES[1:]))
+    lane = min(k.lane_mbps for k in part.links)
+    try:
+        around = pack(part, "broadcast", method="rings").rate
+        rings = int(around / lane)
+    except TopologyError:
+        around, rings = Fraction(pcie_mbps), 0
+    n = part.n
+    baseline = (around, around * n / (2 * (n - 1)), around * n / (n - 1))
+    gpus = tuple(machine.devices[r].index for r in some.ranks)
+    return Subset(gpus, some.alike, rates, rings, baseline, len(best.trees), proof.minimal)
+
+
+def summary(some: Sequence[Subset]) -> Summary:
+    """Min, geometric mean and max over unique subsets."""
+    columns = zip(*(s.speedups for s in some), strict=True)
+    return Summary(
+        len(some),
+        sum(s.allocations for s in some),
+        sum(not s.rings for s in some),
+        tuple(spread(map(float, column)) for column in columns),
+        max(s.trees for s in some),
+    )
+
+
+def by_size(some: Sequence[Subset]) -> dict[int, list[Subset]]:
+    """The subsets of each size, ascending."""
+    sizes: dict[int, list[Subset]] = {}
+    for s in sorted(some, key=lambda s: len(s.gpus)):
+        sizes.setdefault(len(s.gpus), []).append(s)
+    return sizes
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Least, geometric mean and greatest of positive numbers."""
+    known = list(values)
+    return Spread(min(known), exp(sum(map(log, known)) / len(known)), max(known))
+
+
+class Picture(NamedTuple):
+    """Capacities between vertices, and for each vertex what isomorphic graphs must agree on."""
+
+    capacities: Ints
+    colours: tuple[object, ...]
+
+
+def picture(f: Fabric) -> Picture:
+    """Colours of ranks and switches, refined by their neighbours' as often as that tells more apart."""
+    cap = f.matrix() * f.unit
+    size = len(cap)
+    colours: list[object] = ["rank" if v < f.n else f.topology.switches[v - f.n].kind for v in f.vertices]
+    while True:
+        near = [
+            (colours[v], tuple(sorted((cap[v, w], cap[w, v], colours[w]) for w in range(size) if w != v)))
+            for v in range(size)
+        ]
+        order = {signature: i for i, signature in enumerate(sorted(set(near), key=repr))}
+        finer: list[object] = [order[signature] for signature in near]
+        if len(set(finer)) == len(set(colours)):
+            return Picture(cap, tuple(near))
+        colours = finer
+
+
+def isomorphic(a: Picture, b: Picture) -> bool:
+    """Whether some renaming of vertices turns one graph into the other, capacities kept."""
+    if sorted(a.colours, key=repr) != sorted(b.colours, key=repr):
+        return False
+    size = len(a.colours)
+
+    def extend(chosen: list[int]) -> bool:
+        v = len(chosen)
+        if v == size:
+            return True
+        return any(fits(v, w, chosen) and extend([*chosen, w]) for w in range(size) if w not in chosen)
+
+    def fits(v: int, w: int, chosen: list[int]) -> bool:
+        if a.colours[v] != b.colours[w]:
+            return False
+        pairs = ((a.capacities[v, u], a.capacities[u, v]) for u in range(v))
+        return all((b.capacities[w, x], b.capacities[x, w]) == p for p, x in zip(pairs, chosen, strict=True))
+
+    return extend([])
+
+
+Each = Callable[[Sequence[Allocations]], Iterable[Allocations]]
+
+
+def survey(topology: Topology, *, pcie_mbps: int = PCIE_MBPS, each: Each = iter) -> list[Subset]:
+    """All unique connected subsets, small ones first.
+
+    Args:
+        pcie_mbps: what a ring over PCIe reaches, where the links of the machine hold none.
+        each: walks over the subsets; a progress bar, for one.
+    """
+    if pcie_mbps < 1:
+        raise ArgumentError(f"pcie_mbps is {pcie_mbps}, expected a rate above 0; 10000 is usual for a DGX-1")
+    machine, found = connected(topology)
+    return [subset(machine, some, pcie_mbps) for some in each(found)]

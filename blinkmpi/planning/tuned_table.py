@@ -1,0 +1,81 @@
+"""Selection tables that ``blinkmpi tune`` measured: where they are kept, and how a plan takes them.
+
+A file holds the rows for some collectives on one kind of machine: the GPUs'
+name, their number and their links, whatever their indices. Rank 0 reads it, and
+the others get the plan from rank 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ..errors import SettingsError
+from ..topology import Topology
+from ..util.codec import Value, dumps, loads
+from .plan import Plan, Rule
+
+FORMAT_VERSION = 1
+
+
+class Table(Value, frozen=True):
+    """Measured rows. ``measured`` is a date, ``versions`` what they were measured with."""
+
+    gpu: str
+    ranks: int
+    machine: str
+    measured: str
+    versions: dict[str, str]
+    rules: tuple[Rule, ...]
+
+    def to_json(self) -> str:
+        """The file."""
+        return dumps(self, kind="table", version=FORMAT_VERSION)
+
+    @staticmethod
+    def from_json(text: str | bytes, source: str) -> Table:
+        """Read the file; FormatError names a wrong field."""
+        return loads(text, Table, kind="table", version=FORMAT_VERSION, source=source)
+
+    def joined(self, newer: Sequence[Rule]) -> Table:
+        """With other rows for the collectives that ``newer`` names."""
+        names = {r.collective for r in newer}
+        kept = [r for r in self.rules if r.collective not in names]
+        return msgspec.structs.replace(self, rules=(*kept, *newer))
+
+
+def file_of(folder: Path, gpu: str, machine: Topology) -> Path:
+    """Where the table for a machine is kept."""
+    links = sorted((k.src, k.dst, k.kind, k.lanes, k.lane_mbps) for k in machine.links)
+    digest = hashlib.sha256(msgspec.json.encode(links)).hexdigest()[:12]
+    return folder / f"tune-{re.sub(r'[^A-Za-z0-9]+', '-', gpu)}-x{machine.n}-{digest}.json"
+
+
+def read(path: Path) -> Table | None:
+    """The table in a file, or None if there is no file.
+
+    Raises:
+        FormatError, SettingsError: if it cannot be read.
+    """
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}; remove it, or set BLINKMPI_CACHE_DIR") from error
+    return Table.from_json(text, source=str(path))
+
+
+def taken(plan: Plan, table: Table, machine: Topology) -> Plan:
+    """The plan with the table's rows in place of its own, for the collectives that the table has.
+
+    Raises:
+        PlanError: if a row names a scheme that the plan lacks.
+    """
+    names = {r.collective for r in table.rules}
+    rules = [r for r in plan.rules if r.collective not in names]
+    return msgspec.structs.replace(plan, rules=(*rules, *table.rules)).check(machine)

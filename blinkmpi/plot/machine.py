@@ -1,0 +1,117 @@
+"""The picture of a machine: devices, switches, and every link in the colour of its kind, as wide as its rate.
+
+Where things lie is decided by :mod:`.plot_layout`; matplotlib is imported when something is drawn, as an extra.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..topology.model import Link, Topology
+from ..trees.graph.fabric import fabric
+from .layout import Place, curve, extent, framed, places
+from .trees import DARK, SWITCH, check_target, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KINDS = {"nvlink": "#2e8b57", "xgmi": "#c0392b", "pcie": "#d99a00", "host": "#9b4f96", "memory": "#1a9ba8",
+         "net": "#2f6fb5"}  # fmt: skip
+MOST_LABELS = 80
+LABEL_AT = 0.36  # along a link: at the middle the labels of crossing links would meet
+HEAD, FOOT = 0.95, 0.55  # inches for title and legend
+
+
+def draw_machine(topology: Topology, path: str) -> None:
+    """Draw the machine with all its links.
+
+    Raises:
+        ArgumentError: for an ending that is no picture's, without matplotlib, or where the file cannot be written.
+    """
+    check_target(path)
+    from matplotlib.lines import Line2D
+
+    t = topology
+    spots = places(fabric(t, t.kinds()))
+    low, high = extent(spots)
+    height = float(np.clip(9.4 * (high[1] - low[1]) / (high[0] - low[0]), 3.0, 9.0))
+    inches = height + HEAD + FOOT
+    figure = new_figure(9.8, inches)
+    axes = figure.add_axes((0.015, FOOT / inches, 0.97, height / inches))
+    _links(axes, t, spots)
+    _vertices(axes, t, spots)
+    axes.set_xlim(low[0], high[0])
+    axes.set_ylim(low[1], high[1])
+    axes.set_aspect("equal")
+    axes.axis("off")
+    kinds = t.kinds()
+    handles = [Line2D([], [], color=KINDS[kind], linewidth=3) for kind in kinds]
+    figure.legend(handles, [_legend(t, kind) for kind in kinds], loc="lower left", ncols=min(3, max(1, len(kinds))),
+                  frameon=False, fontsize=9, bbox_to_anchor=(0.01, 0.0))  # fmt: skip
+    figure.text(0.02, 1 - 0.40 / inches, t.name, fontsize=15, weight="bold")
+    lines = textwrap.wrap(t.source, 135)
+    shown = "\n".join([*lines[:1], textwrap.shorten(" ".join(lines[1:]), 135, placeholder=" ...")] if lines else [])
+    figure.text(0.02, 1 - 0.50 / inches, shown, fontsize=8.5, color="#666666", va="top")
+    save(figure, path)
+
+
+def _links(axes: Axes, t: Topology, spots: Sequence[Place]) -> None:
+    """One line for both directions if they are equal; the number of lanes where there are several."""
+    from matplotlib.collections import LineCollection
+
+    most = max((k.mbps for k in t.links), default=1)
+    back = {(k.dst, k.src, k.kind): k.mbps for k in t.links}
+    shown = [k for k in t.links if k.src < k.dst or back.get((k.src, k.dst, k.kind)) != k.mbps]
+    pairs: dict[frozenset[int], list[Link]] = {}
+    for k in shown:
+        pairs.setdefault(frozenset((k.src, k.dst)), []).append(k)
+    for links in pairs.values():
+        for lane, k in enumerate(links):
+            line = curve([spots[k.src], spots[k.dst]], lane - (len(links) - 1) / 2, crowd=len(links))
+            colour = KINDS[k.kind]
+            bundle = LineCollection(
+                [line], colors=[colour], linewidths=[1.2 + 5.0 * k.mbps / most], alpha=0.8, zorder=2
+            )
+            axes.add_collection(bundle)
+            if k.lanes > 1 and len(pairs) <= MOST_LABELS:
+                x, y = line[int(len(line) * LABEL_AT)]
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+                axes.text(x, y, str(k.lanes), fontsize=8 * spots[0].scale, color=colour, ha="center", va="center",
+                          zorder=3, bbox=box)  # fmt: skip
+
+
+def _vertices(axes: Axes, t: Topology, spots: Sequence[Place]) -> None:
+    """Devices with their numbers, switches with their names, frames around what belongs together."""
+    from matplotlib.patches import Circle, FancyBboxPatch
+
+    size = spots[0].size
+    for box, name in framed(t, spots):
+        axes.add_patch(FancyBboxPatch(box[0], *box[1], boxstyle=f"round,pad=0,rounding_size={size}",
+                                      facecolor="#fafafa", edgecolor="#e3e3e3", zorder=0))  # fmt: skip
+        x, y = box[0][0] + size, box[0][1] + box[1][1] - 0.25 * size
+        axes.text(x, y, name, ha="left", va="top", fontsize=9 * spots[0].scale, color="#999999")
+    for v, place in enumerate(spots):
+        if place.at is None:
+            continue
+        x, y = float(place.at[0]), float(place.at[1])
+        face, edge = ("white", DARK) if v < t.n else (SWITCH, "#9a9a9a")
+        axes.add_patch(Circle((x, y), place.size, facecolor=face, edgecolor=edge, linewidth=1.4, zorder=4))
+        if v < t.n:
+            word, points = str(t.devices[v].index), 13.0
+        else:
+            word, points = t.vertex_label(v).partition("@")[0].replace(" ", "\n"), 7.5
+        axes.text(x, y, word, ha="center", va="center", zorder=5, fontsize=points * place.scale, color=DARK,
+                  weight="bold" if v < t.n else "normal")  # fmt: skip
+
+
+def _legend(t: Topology, kind: str) -> str:
+    """``nvlink: 1-2 x 25 GB/s (table)``."""
+    links = [k for k in t.links if k.kind == kind]
+    lanes, rates = sorted({k.lanes for k in links}), sorted({k.lane_mbps / 1000 for k in links})
+    count = "-".join(map(str, dict.fromkeys((lanes[0], lanes[-1]))))
+    each = "-".join(f"{r:g}" for r in dict.fromkeys((rates[0], rates[-1])))
+    return f"{kind}: {count} x {each} GB/s ({', '.join(sorted({k.origin for k in links}))})"

@@ -1,0 +1,95 @@
+"""A collective call as all ranks must agree on it: which collective, how many elements of what type, by which root."""
+
+from __future__ import annotations
+
+from ..errors import SettingsError
+from ..trees.tree import COLLECTIVES, Collective
+from ..util.codec import Value
+from .reduction import dtype_of
+
+REDUCTIONS: frozenset[str] = frozenset({"reduce", "allreduce", "reduce_scatter"})
+BLOCKED: frozenset[str] = frozenset({"allgather", "gather", "scatter", "reduce_scatter"})
+
+
+class Call(Value, frozen=True):
+    """What was called, as all ranks must agree on it.
+
+    ``counts`` holds one number, the elements of the vector (broadcast, reduce, allreduce) or of one rank's block
+    (allgather, gather, scatter); for reduce_scatter it holds every rank's block.
+    """
+
+    collective: Collective
+    n: int
+    counts: tuple[int, ...]
+    dtype: str
+    op: str = ""
+    root: int = -1
+
+    def block(self, rank: int) -> tuple[int, int]:
+        """(start, length) of ``rank``'s block in the vector of all blocks; the whole vector if not blocked."""
+        if self.collective == "reduce_scatter":
+            return sum(self.counts[:rank]), self.counts[rank]
+        if self.collective in BLOCKED:
+            return rank * self.counts[0], self.counts[0]
+        return 0, self.counts[0]
+
+    @property
+    def total(self) -> int:
+        """Elements of the call's largest buffer: what algorithm bandwidth is counted in."""
+        if self.collective == "barrier":
+            return 0
+        if self.collective == "reduce_scatter":
+            return sum(self.counts)
+        return self.counts[0] * (self.n if self.collective in BLOCKED else 1)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return dtype_of(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the call's largest buffer: what the selection table is indexed by, nccl-tests' ``size``."""
+        return self.total * self.itemsize if self.total else 0
+
+    @property
+    def bus_factor(self) -> float:
+        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
+        if self.collective == "allreduce":
+            return 2 * (self.n - 1) / self.n
+        return (self.n - 1) / self.n if self.collective in BLOCKED else 1.0
+
+    @property
+    def send_count(self) -> int:
+        """Elements that a rank that sends everything it can has in its send buffer."""
+        return self.counts[0] if self.collective in ("allgather", "gather") else self.total
+
+    def recv_count(self, rank: int) -> int:
+        """Elements of the receive buffer of ``rank``, if it has one."""
+        if self.collective in ("scatter", "reduce_scatter"):
+            return self.block(rank)[1]
+        return self.total
+
+    def sends(self, rank: int) -> bool:
+        """Whether ``rank`` has a send buffer."""
+        return self.collective != "barrier" and (self.collective not in ("broadcast", "scatter") or rank == self.root)
+
+    def receives(self, rank: int) -> bool:
+        """Whether ``rank`` has a receive buffer of its own (a broadcast's root has not)."""
+        if self.collective in ("reduce", "gather"):
+            return rank == self.root
+        return self.collective != "barrier" and (self.collective != "broadcast" or rank != self.root)
+
+
+def collective_named(name: str) -> Collective:
+    """Our name of a collective, from MPI's or nccl-tests': ``all_reduce``, ``Allreduce``, ``bcast``.
+
+    Raises:
+        SettingsError: for an unknown name.
+    """
+    plain = name.strip().lower().removesuffix("_perf").replace("_", "").replace("-", "").replace("block", "")
+    plain = "broadcast" if plain == "bcast" else plain
+    for collective in COLLECTIVES:
+        if collective.replace("_", "") == plain:
+            return collective
+    raise SettingsError(f"collective {name!r} is unknown; use one of {', '.join(COLLECTIVES)}")

@@ -1,0 +1,237 @@
+"""How long a program takes on a machine: a discrete-event model of its stages on the links, or on the cores of ranks
+that share a memory (Blink section 4). Pure: no MPI, no GPU, no clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from typing import NamedTuple
+
+from ..errors import PlanError
+from ..topology.model import Link, LinkKind, Topology
+from ..trees.tree import Packing
+from ..util.codec import Value
+from .call import REDUCTIONS
+from .ir import Program, Stage
+from .reduction import accumulator_of, dtype_of
+
+# Seconds that a chunk needs from one rank to the next besides its transfer: write, flag, poll.
+# NVLink, PCIe, network: as a ring's step in NCCL's tuning tables (src/graph/tuning.cc, hwLat: 1.9-3.4, 2.5-5.7 and
+# 4.0-9.6 us). Memory: a flag between two processes that poll with sched_yield, measured at 1 us with a core each.
+LATENCY = {"nvlink": 2e-6, "xgmi": 2e-6, "pcie": 5e-6, "host": 5e-6, "net": 10e-6, "memory": 1e-6}
+
+# How much is simulated before extrapolating: chunk hops in all, chunks of a stage, fills of a channel's slots.
+EVENTS, MAX_CHUNKS, FILLS = 24_000, 128, 4
+
+
+class Price(Value, frozen=True):
+    """A prediction: the call's time, its algorithm bandwidth in GB/s, and how long each link works.
+
+    ``busy`` rows are (source vertex, target vertex, link kind, seconds), ascending. Where ranks share a memory, the
+    row of a rank's link to the memory is the time that its core works.
+    """
+
+    seconds: float
+    algbw: float
+    busy: tuple[tuple[int, int, str, float], ...]
+
+    @property
+    def busiest(self) -> float:
+        """Seconds of the busiest link; no schedule with these loads can be faster."""
+        return max((row[3] for row in self.busy), default=0.0)
+
+
+def price(program: Program, packing: Packing, topology: Topology) -> Price:
+    """Predict the time of ``program``, which was lowered from ``packing``, on ``topology``.
+
+    On links: a chunk crosses the path of its tree edge (against it on the way up); each link serves chunks one after
+    another at its rate, in order of arrival, and passes a chunk on as it comes in (cut-through), so the slowest link
+    decides. A slot is free again when its chunk has been passed on. Folding itself costs nothing.
+
+    Where ranks share a memory, work is on the cores: a step passes its bytes through its rank's core, once for a copy
+    and m - 1 times for a fold of m operands, at the rate of the rank's link to the memory, one step at a time; what
+    leaves for another node then crosses the links of the network. As in the bounds, what a rank only copies from its
+    own send to its own receive buffer is free: in place it need not.
+
+    Vectors of more than :data:`MAX_CHUNKS` chunks in a stage (fewer where there are many stages) are simulated at two
+    smaller sizes and extrapolated along the line through both: the pipeline is in its steady state there. The result is
+    never below the work of the busiest link.
+
+    Raises:
+        PlanError: if the program does not fit the packing, or a path uses a link that the machine does not have.
+    """
+    model = _Model(program, packing, topology)
+    if not program.stages:  # a barrier: up and down one tree
+        depth = max((tree.depth for tree in packing.trees), default=0)
+        hop = max((LATENCY[k.kind] for k in topology.links), default=0.0)
+        return Price(2 * depth * hop, 0.0, ())
+    longest = max(-(-stage.count // step) for stage, step in zip(program.stages, model.steps, strict=True))
+    limit = max(FILLS * program.depth, min(MAX_CHUNKS, EVENTS // max(1, model.hops)))
+    if longest <= limit:
+        seconds = model.play(1.0)
+    else:
+        part = limit / longest
+        full, half = model.play(part), model.play(part / 2)
+        seconds = full + (full - half) * 2 * (1 - part) / part
+    busy = tuple((*key, model.load[key]) for key in sorted(model.load))
+    seconds = max([seconds, *(row[3] for row in busy)])
+    return Price(seconds, program.call.nbytes / seconds / 1e9 if seconds else 0.0, busy)
+
+
+class _Transfer(NamedTuple):
+    """One step's chunk to one place: the links that it crosses, as (number, seconds an element), and who gets it."""
+
+    links: tuple[tuple[int, float], ...]
+    latency: float
+    sinks: tuple[int, ...]  # stages that read it
+
+
+Key = tuple[int, int, str]
+
+
+class _Model:
+    """The stages of a program as a network of queues."""
+
+    def __init__(self, program: Program, packing: Packing, topology: Topology) -> None:
+        self.program = program
+        self.load: dict[Key, float] = defaultdict(float)  # seconds of work on each link for the whole call
+        self._links: dict[tuple[int, int], list[Link]] = defaultdict(list)
+        for link in topology.links:
+            self._links[link.src, link.dst].append(link)
+        self._numbers: dict[Key, int] = {}
+        self._packing, self._topology = packing, topology
+        self.steps = [program.chunk_of(stage) for stage in program.stages]
+        reader = {(c, stage.rank): i for i, stage in enumerate(program.stages) for c in stage.ins}
+        writer = {c: i for i, stage in enumerate(program.stages) for c in stage.outs}
+        self.sources = [tuple(writer[c] for c in stage.ins) for stage in program.stages]
+        self.sinks = [
+            tuple(sorted(reader[c, r] for c in stage.outs for r in program.channels[c].readers))
+            for stage in program.stages
+        ]
+        cores = {r: self._core(r) for r in range(topology.n)} if _on_cores(packing, topology) else {}
+        self.transfers = [
+            (self._work(i, cores[stage.rank], reader) if stage.ins or stage.outs else ())
+            if cores
+            else self._crossings(stage, reader)
+            for i, stage in enumerate(program.stages)
+        ]
+        self.hops = sum(len(t.links) for transfers in self.transfers for t in transfers)
+
+    def _core(self, rank: int) -> Link:
+        memory = self._topology.memory_of(self._topology.devices[rank].node)
+        found = [k for k in self._links[rank, memory if memory is not None else -1] if k.kind == "memory"]
+        if not found:
+            raise PlanError(f"{self._topology.name}: rank {rank} has no link to its node's memory; add it")
+        return found[0]
+
+    def _on(self, link: Link, nbytes: float, count: int) -> tuple[int, float]:
+        """Book ``nbytes`` on ``link``; its number, and its seconds for each of ``count`` elements."""
+        key = (link.src, link.dst, link.kind)
+        seconds = nbytes / (link.mbps * 1e6)
+        self.load[key] += seconds
+        return self._numbers.setdefault(key, len(self._numbers)), seconds / count
+
+    def _work(self, i: int, core: Link, reader: dict[tuple[int, int], int]) -> tuple[_Transfer, ...]:
+        """What stage ``i`` costs its rank's core, and the network where its chunks go to other nodes."""
+        stage, call = self.program.stages[i], self.program.call
+        partial = call.collective in REDUCTIONS and stage.way != "down"
+        width = (accumulator_of if partial else dtype_of)(call.dtype).itemsize
+        passes = max(1, len(stage.fold) - 1)
+        work = self._on(core, passes * width * stage.count, stage.count)
+        several = not self._packing.multicast  # who reads what is written once need not be the end of an edge
+        away = [x for x in self._crossings(stage, reader, kind="net") if x.links] if several else []
+        if len(away) == 1 == len(self.sinks[i]):  # to the network alone, after the core
+            return (_Transfer((work, *away[0].links), away[0].latency, away[0].sinks),)
+        sinks = tuple(sink for sink in self.sinks[i] if not any(sink in x.sinks for x in away))
+        return (_Transfer((work,), LATENCY["memory"], sinks), *away)
+
+    def _crossings(
+        self, stage: Stage, reader: dict[tuple[int, int], int], kind: LinkKind | None = None
+    ) -> tuple[_Transfer, ...]:
+        """The ways of a stage's chunk to each rank that reads it, or what of them is on links of one kind."""
+        found = []
+        for c in stage.outs:
+            channel = self.program.channels[c]
+            width = (accumulator_of if channel.partial else dtype_of)(self.program.call.dtype).itemsize
+            for rank in channel.readers:
+                links = self._path(channel.tree, stage.rank, rank)
+                links = [k for k in links if kind in (None, k.kind)]
+                booked = tuple(self._on(link, width * stage.count, stage.count) for link in links)
+                found.append(_Transfer(booked, max((LATENCY[k.kind] for k in links), default=0.0), (reader[c, rank],)))
+        return tuple(found)
+
+    def _path(self, number: int, src: int, dst: int) -> list[Link]:
+        """The links from ``src`` to ``dst`` along (or against) an edge of tree ``number``."""
+        trees = self._packing.trees
+        paths = [e.path if e.src == src else e.path[::-1] for e in (trees[number].edges if number < len(trees) else ())
+                 if {e.src, e.dst} == {src, dst}]  # fmt: skip
+        if not paths:
+            raise PlanError(f"the program sends from rank {src} to {dst} on tree {number}, which has no such edge; "
+                            "lower the call from this packing")  # fmt: skip
+        hops = []
+        for a, b in zip(paths[0], paths[0][1:], strict=False):
+            links = self._links[a, b]
+            links = [k for k in links if k.kind in self._packing.links] or links
+            if not links:
+                raise PlanError(f"{self._topology.name} has no link {a}->{b}, which tree {number} uses; plan again")
+            hops.append(max(links, key=lambda k: k.mbps))
+        return hops
+
+    def play(self, part: float) -> float:
+        """Seconds until the last chunk has arrived, for the first ``part`` of every stage's span."""
+        depth = self.program.depth
+        sizes = [stage.count * part for stage in self.program.stages]
+        chunks = [max(1, -int(-size // step)) for size, step in zip(sizes, self.steps, strict=True)]
+        inputs = [dict.fromkeys(sources, 0) for sources in self.sources]  # chunks that came, by stage that sent them
+        issued = [0] * len(sizes)
+        landed = [[0] * len(transfers) for transfers in self.transfers]  # chunks of each transfer that arrived
+        free = [0.0] * len(self._numbers)
+        heap: list[tuple[float, int, int, int, int, float, float]] = []
+        now, count = 0.0, 0
+
+        def cross(i: int, t: int, hop: int, size: float, tail: float) -> None:
+            """Queue a chunk whose head is at link ``hop`` of transfer ``t`` of stage ``i`` now."""
+            nonlocal count
+            transfer = self.transfers[i][t]
+            link, cost = transfer.links[hop]
+            start = max(now, free[link])
+            free[link] = start + size * cost
+            tail = max(tail, free[link])
+            last = hop + 1 == len(transfer.links)
+            count += 1
+            heapq.heappush(heap, (tail + transfer.latency if last else start, count, i, t, hop + 1, size, tail))
+
+        def done(i: int) -> int:
+            """Chunks that stage ``i`` is finished with, so that the slots it read are free."""
+            return min(landed[i], default=issued[i])
+
+        def advance(i: int) -> None:
+            """Start every step of stage ``i`` that has its inputs, and room for its outputs."""
+            ready = min([chunks[i], *inputs[i].values(), *[done(j) + depth for j in self.sinks[i]]])
+            while issued[i] < ready:
+                size = min(self.steps[i], sizes[i] - issued[i] * self.steps[i])
+                issued[i] += 1
+                for t in range(len(self.transfers[i])):
+                    cross(i, t, 0, size, 0.0)
+
+        for i in range(len(sizes)):
+            advance(i)
+        while heap:
+            now, _, i, t, hop, size, tail = heapq.heappop(heap)
+            if hop < len(self.transfers[i][t].links):
+                cross(i, t, hop, size, tail)
+                continue
+            landed[i][t] += 1
+            for j in self.transfers[i][t].sinks:
+                inputs[j][i] += 1
+                advance(j)
+            for j in (i, *self.sources[i]):
+                advance(j)
+        return now
+
+
+def _on_cores(packing: Packing, topology: Topology) -> bool:
+    """Whether the packing's bytes go through a memory that ranks share."""
+    memories = {topology.n + j for j, s in enumerate(topology.switches) if s.kind == "memory"}
+    return packing.multicast or any(v in memories for tree in packing.trees for e in tree.edges for v in e.path)

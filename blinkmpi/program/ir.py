@@ -1,0 +1,100 @@
+"""A collective call lowered to stages: what every rank does with every chunk (Blink section 4, CodeGen).
+
+A **channel** is a ring of ``depth`` slots with one writer and one or more
+readers. A **stage** belongs to one rank and one tree and walks its span chunk by
+chunk. Its step for chunk k is always the same: wait until every channel in
+``ins`` holds chunk k and every channel in ``outs`` has a free slot; fold the
+local operand and the incoming chunks in ``fold`` order; write the value to the
+local receive buffer (``store``) and to ``outs``; release the slots that were
+read. So a program's length does not depend on the length of the vector.
+
+Kinds of stages: ``up`` (leaf and inner ranks of a reduction), ``turn`` (the
+root: completes the reduction and, in an allreduce, starts the way down),
+``down`` (the root of a broadcast, and everybody who forwards or receives).
+
+Deadlock freedom: if the stages form no cycle through their channels, ordering
+the steps by (chunk, position of the stage in topological order) puts every step
+behind all that it waits for, because a slot of chunk k is freed by a step of
+chunk k - depth. Hence an executor that polls its stages and runs what is ready
+always progresses, and so does one that blocks on that order.
+
+Offsets and counts are in elements. Pure data.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+from ..util.codec import Value, dumps, loads
+from .call import Call
+
+FORMAT_VERSION = 1
+
+
+class Channel(Value, frozen=True):
+    """A ring of slots. ``partial`` values travel in the accumulator type, others in the call's type."""
+
+    tree: int
+    writer: int
+    readers: tuple[int, ...]
+    partial: bool = False
+
+
+class Stage(Value, frozen=True):
+    """What one rank does for one tree, one way.
+
+    ``local`` and ``store`` are offsets in the send and the receive buffer, or None. ``fold`` lists the operands in
+    order: -1 is the local one, i is ``ins[i]``. ``final`` says that the fold is complete here.
+    """
+
+    rank: int
+    tree: int
+    way: Literal["up", "turn", "down"]
+    count: int
+    local: int | None
+    ins: tuple[int, ...]
+    fold: tuple[int, ...]
+    store: int | None
+    outs: tuple[int, ...]
+    final: bool
+
+
+class Program(Value, frozen=True, dict=True):
+    """All stages of all ranks for one call; or those of one node, with the elements of the job's ``longest`` stage."""
+
+    call: Call
+    scheme: str
+    chunk: int
+    depth: int
+    channels: tuple[Channel, ...]
+    stages: tuple[Stage, ...]
+    longest: int = 0
+
+    def of(self, rank: int) -> tuple[Stage, ...]:
+        """The stages of ``rank``."""
+        return tuple(stage for stage in self.stages if stage.rank == rank)
+
+    @cached_property
+    def steps(self) -> int:
+        """Chunks of the longest stage."""
+        longest = self.longest or max((stage.count for stage in self.stages), default=0)
+        return -(-longest // self.chunk)
+
+    def chunk_of(self, stage: Stage) -> int:
+        """Elements that ``stage`` moves in one step, at most ``chunk``.
+
+        In proportion to its span, so that all stages need about the same number of steps: trees that share a link get
+        it chunk by chunk in turn, and with equal chunks a light tree would take a heavy one's part of it.
+        """
+        share = -(-stage.count // self.steps)
+        return min(self.chunk, -(-share // 64) * 64)
+
+    def to_json(self) -> str:
+        """The portable file."""
+        return dumps(self, kind="program", version=FORMAT_VERSION)
+
+    @staticmethod
+    def from_json(text: str | bytes, source: str = "program") -> Program:
+        """Read what :meth:`to_json` wrote; :func:`.check.check` it before use."""
+        return loads(text, Program, kind="program", version=FORMAT_VERSION, source=source)

@@ -1,0 +1,214 @@
+"""Lower a packing and a call to a Program (Blink section 4, CodeGen): pure, and the same on every rank.
+
+The vector (or each rank's block) is cut into one span per tree, in proportion
+to the trees' weights. Operands are folded in ascending order of rank: the local
+operand stands at its own rank, a child's partial result at the child's rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from fractions import Fraction
+
+from ..errors import PlanError
+from ..trees.tree import Packing, Tree
+from .call import BLOCKED, REDUCTIONS, Call
+from .ir import Channel, Program, Stage
+from .reduction import accumulator_of, dtype_of
+
+ALIGN_BYTES = 64
+
+
+def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int) -> Program:
+    """Lower ``call`` along the trees of ``packing``.
+
+    Args:
+        chunk_bytes: size of a slot; partial results of 16-bit types take float32's room in it.
+        depth: slots of each channel.
+
+    Raises:
+        PlanError: if the packing is for another collective, root or number of ranks.
+    """
+    rooted = packing.root if packing.root >= 0 else -1
+    if (packing.collective, packing.n, rooted) != (call.collective, call.n, call.root if rooted >= 0 else -1):
+        raise PlanError(
+            f"packing for {packing.collective} of {packing.n} ranks, root {packing.root}, cannot carry "
+            f"{call.collective} of {call.n} ranks, root {call.root}; pack again"
+        )
+    builder = _Builder(packing, call)
+    if call.collective != "barrier":
+        for blocks, trees in _jobs(packing, call):
+            builder.job(blocks, trees)
+    slot = max(
+        dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize if call.collective in REDUCTIONS else 0
+    )
+    return Program(
+        call=call,
+        scheme=packing.scheme,
+        chunk=max(1, chunk_bytes // slot),
+        depth=depth,
+        channels=tuple(builder.channels),
+        stages=tuple(builder.stages),
+    )
+
+
+def spans(count: int, weights: Sequence[Fraction], align: int) -> list[tuple[int, int]]:
+    """Cut ``count`` elements in proportion to ``weights``: (start, length) each, borders on multiples of ``align``.
+
+    >>> spans(100, [Fraction(1), Fraction(2)], 16)
+    [(0, 32), (32, 68)]
+    """
+    total = sum(weights, Fraction(0))
+    borders = [0]
+    done = Fraction(0)
+    for weight in weights[:-1]:
+        done += weight
+        border = int(done / total * count)
+        borders.append(max(borders[-1], border // align * align if count >= align * len(weights) else border))
+    borders.append(count)
+    return [(a, b - a) for a, b in itertools.pairwise(borders)]
+
+
+def _jobs(packing: Packing, call: Call) -> list[tuple[int, list[tuple[int, Tree]]]]:
+    """(rank whose block moves, its trees with their numbers); one job of -1 where the vector moves as a whole."""
+    numbered = list(enumerate(packing.trees))
+    if call.collective not in BLOCKED:
+        return [(-1, numbered)]
+    if call.collective in ("gather", "scatter"):
+        ends = [t.edges[-1].dst if t.edges else t.root for t in packing.trees]
+    else:
+        ends = [t.root for t in packing.trees]
+    jobs = [(rank, [pair for pair, end in zip(numbered, ends, strict=True) if end == rank]) for rank in range(call.n)]
+    if call.collective in ("gather", "scatter"):
+        alone = Tree(root=call.root, edges=(), weight=Fraction(1))
+        jobs[call.root] = (call.root, [(len(numbered), alone)])  # the root's own block stays where it is
+    return jobs
+
+
+class _Builder:
+    """Collects channels and stages."""
+
+    def __init__(self, packing: Packing, call: Call) -> None:
+        self.multicast = packing.multicast
+        self.call = call
+        self.channels: list[Channel] = []
+        self.stages: list[Stage] = []
+
+    def job(self, block: int, trees: list[tuple[int, Tree]]) -> None:
+        start, count = self.call.block(max(block, 0))
+        if count == 0:
+            return
+        if not trees:
+            raise PlanError(f"{self.call.collective}: no tree carries the block of rank {block}; pack again")
+        align = max(1, ALIGN_BYTES // dtype_of(self.call.dtype).itemsize)
+        for (first, length), (number, tree) in zip(
+            spans(count, [t.weight for _, t in trees], align), trees, strict=True
+        ):
+            if length:
+                self._tree(number, tree, block, start, first, length)
+
+    def _tree(self, number: int, tree: Tree, block: int, start: int, first: int, length: int) -> None:
+        kind = self.call.collective
+        inside = start + first  # offset in the vector of all blocks; `first` is the offset in the block itself
+        if kind == "allreduce":
+            self._down(number, tree, length, first, self._up(number, tree, length, first, first, turn=True))
+        elif kind == "reduce":
+            self._up(number, tree, length, first, first)
+        elif kind == "reduce_scatter":
+            self._up(number, tree, length, inside, first)
+        elif kind == "broadcast":
+            self._down(number, tree, length, first, self._source(number, tree, length, first, None))
+        elif kind == "allgather":
+            self._down(number, tree, length, inside, self._source(number, tree, length, first, inside))
+        elif kind == "gather":
+            self._path(number, [*reversed(_vertices(tree))], length, first, inside)
+        elif kind == "scatter":
+            self._path(number, _vertices(tree), length, inside, first)
+
+    def _channel(self, tree: int, writer: int, readers: tuple[int, ...], *, partial: bool = False) -> int:
+        self.channels.append(Channel(tree, writer, readers, partial))
+        return len(self.channels) - 1
+
+    def _outs(self, number: int, tree: Tree, rank: int) -> dict[int, int]:
+        """Channels from ``rank`` to those who read from it on the way down, by reader."""
+        if self.multicast:
+            others = tuple(sorted(e.dst for e in tree.edges)) if rank == tree.root else ()
+            if not others:
+                return {}
+            channel = self._channel(number, rank, others)
+            return dict.fromkeys(others, channel)
+        return {child: self._channel(number, rank, (child,)) for child in tree.children(rank)}
+
+    def _up(
+        self, number: int, tree: Tree, length: int, local: int, store: int, *, turn: bool = False
+    ) -> dict[int, int]:
+        """Reduce towards the root. Returns the root's channels down, by reader, if ``turn``."""
+        to_parent: dict[int, int] = {}
+        for edge in reversed(tree.edges):
+            to_parent[edge.dst] = self._channel(number, edge.dst, (edge.src,), partial=True)
+        down = self._outs(number, tree, tree.root) if turn else {}
+        for rank in (*(e.dst for e in reversed(tree.edges)), tree.root):
+            children = tree.children(rank)
+            operands = sorted([(rank, -1), *((child, i) for i, child in enumerate(children))])
+            root = rank == tree.root
+            self.stages.append(
+                Stage(
+                    rank=rank,
+                    tree=number,
+                    way="turn" if root else "up",
+                    count=length,
+                    local=local,
+                    ins=tuple(to_parent[child] for child in children),
+                    fold=tuple(i for _, i in operands),
+                    store=store if root else None,
+                    outs=tuple(dict.fromkeys(down.values())) if root else (to_parent[rank],),
+                    final=root,
+                )
+            )
+        return down
+
+    def _source(self, number: int, tree: Tree, length: int, local: int, store: int | None) -> dict[int, int]:
+        """The root of a broadcast: read its own buffer, write to whoever reads from it."""
+        down = self._outs(number, tree, tree.root)
+        if down:
+            outs = tuple(dict.fromkeys(down.values()))
+            self.stages.append(Stage(tree.root, number, "down", length, local, (), (-1,), None, outs, False))
+        if store is not None:  # a stage of its own: sending need not wait until the result may be written
+            self.stages.append(Stage(tree.root, number, "down", length, local, (), (-1,), store, (), False))
+        return down
+
+    def _down(self, number: int, tree: Tree, length: int, store: int, incoming: dict[int, int]) -> None:
+        """Everybody below the root: read, keep, forward."""
+        for edge in tree.edges:
+            rank = edge.dst
+            down = {} if self.multicast else self._outs(number, tree, rank)
+            outs = tuple(dict.fromkeys(down.values()))
+            self.stages.append(Stage(rank, number, "down", length, None, (incoming[rank],), (0,), store, outs, False))
+            incoming = {**incoming, **down}
+
+    def _path(self, number: int, ranks: list[int], length: int, local: int, store: int) -> None:
+        """One block along a path: read at the first rank, keep at the last, only pass on in between."""
+        incoming: tuple[int, ...] = ()
+        for i, rank in enumerate(ranks):
+            last = i == len(ranks) - 1
+            outs = () if last else (self._channel(number, rank, (ranks[i + 1],)),)
+            self.stages.append(
+                Stage(
+                    rank=rank,
+                    tree=number,
+                    way="down",
+                    count=length,
+                    local=local if i == 0 else None,
+                    ins=incoming,
+                    fold=(0,) if incoming else (-1,),
+                    store=store if last else None,
+                    outs=outs,
+                    final=False,
+                )
+            )
+            incoming = outs
+
+
+def _vertices(tree: Tree) -> list[int]:
+    return [tree.root, *(e.dst for e in tree.edges)]

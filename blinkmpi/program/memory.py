@@ -1,0 +1,77 @@
+"""Pieces of memory that a call works on: host arrays, GPU memory, or only an address that somebody else keeps alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import ArgumentError
+from .reduction import Array
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """A flat, contiguous piece of GPU memory: ``size`` elements of ``itemsize`` bytes at ``ptr``.
+
+    ``stream`` is the one that its producer used (an address; 0 is CUDA's default stream); ``owner`` keeps it alive.
+    ``copy_of`` is the address that its content is copied from before each call, or 0; ``device`` the GPU's number in
+    this process, or -1 where the owner does not say.
+    """
+
+    ptr: int
+    size: int
+    itemsize: int
+    stream: int
+    owner: Any
+    copy_of: int = 0
+    device: int = -1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.size * self.itemsize
+
+    def __getitem__(self, part: slice) -> DeviceArray:
+        """A contiguous part."""
+        start, stop, step = part.indices(self.size)
+        if step != 1:
+            raise ArgumentError(f"a part of GPU memory with step {step}; only contiguous parts can be sent")
+        return DeviceArray(
+            self.ptr + start * self.itemsize,
+            max(0, stop - start),
+            self.itemsize,
+            self.stream,
+            self.owner,
+            0,
+            self.device,
+        )
+
+
+class Spot(NamedTuple):
+    """Memory of which the address alone counts, since somebody else keeps it."""
+
+    address: int
+    nbytes: int
+
+
+def spot(array: Array | DeviceArray | Spot | None) -> Spot | None:
+    """Where an array is."""
+    return None if array is None else Spot(address(array), array.nbytes)
+
+
+def overlap(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
+    """Whether two pieces of memory share a byte."""
+    if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
+        return one.ptr < other.ptr + other.nbytes and other.ptr < one.ptr + one.nbytes
+    if isinstance(one, DeviceArray) or isinstance(other, DeviceArray):
+        return False
+    return np.may_share_memory(one, other)
+
+
+def address(array: Array | DeviceArray | Spot) -> int:
+    """Where a piece of memory begins."""
+    if isinstance(array, np.ndarray):
+        return array.ctypes.data
+    return array.ptr if isinstance(array, DeviceArray) else array.address

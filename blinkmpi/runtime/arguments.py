@@ -1,0 +1,319 @@
+"""From an mpi4py call to a Call and two flat arrays, for each collective.
+
+Each function checks the arguments of one rank (peers are compared later) and
+returns a :class:`Prepared`. What only MPI can do raises ``buffers.Foreign``.
+Meaning of arguments: MPI 4.1 chapter 6, spelled as in mpi4py. A reduction looks at
+its operation first: one that is MPI's alone is so on all ranks, whatever their buffers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from ..errors import ArgumentError, BufferTypeError
+from ..program.call import Call
+from ..program.memory import DeviceArray, Spot, address, overlap, spot
+from ..program.reduction import FLOATS, NARROW, Array, check_op, dtype_of
+from ..trees.tree import Collective
+from .buffers import Buffer, Foreign, in_place, op_name, parse
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call as this rank made it: what it sends from and receives into (the user's memory, or None).
+
+    ``home`` is where the received goes in the end, if peers read what lies there until then; else None. With a home in
+    host memory and no ``recv``, memory of our own is to be received into (:meth:`by_way_of`).
+    """
+
+    call: Call
+    send: Array | DeviceArray | Spot | None
+    recv: Array | DeviceArray | Spot | None
+    home: Array | DeviceArray | Spot | None = None
+
+    def spots(self) -> Prepared:
+        """The same without keeping the memory alive, for a call that is made again on the same buffers."""
+        return Prepared(self.call, spot(self.send), spot(self.recv), spot(self.home))
+
+    def by_way_of(self, memory: Array) -> Prepared:
+        """The same, received into a part of ``memory``, which is bytes."""
+        home = cast(Array, self.home)
+        return replace(self, recv=memory[: home.nbytes].view(home.dtype))
+
+    def settle(self) -> None:
+        """Bring home, in host memory, what was received."""
+        if self.home is not None and self.recv is not None:
+            ctypes.memmove(address(self.home), address(self.recv), self.home.nbytes)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the buffers lie in GPU memory."""
+        return isinstance(self.send, DeviceArray) or isinstance(self.recv, DeviceArray)
+
+
+def broadcast(rank: int, n: int, buf: Any, root: int) -> Prepared:
+    """``Bcast``: the root's vector to everybody."""
+    check_root(root, n)
+    buffer = parse(buf, name="buf", writable=rank != root)
+    call = Call("broadcast", n, (buffer.count,), buffer.dtype, "", root)
+    return Prepared(call, buffer.array if rank == root else None, None if rank == root else buffer.array)
+
+
+def reduce(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str, root: int) -> Prepared:
+    """``Reduce``: the fold of all vectors to the root."""
+    name = op_name(op)
+    check_root(root, n)
+    if rank == root:
+        send, recv = _pair(sendbuf, recvbuf)
+        return Prepared(_reduction("reduce", n, (send.count,), send.dtype, name, root), send.array, recv.array)
+    send = _leaf(rank, root, sendbuf)
+    return Prepared(_reduction("reduce", n, (send.count,), send.dtype, name, root), send.array, None)
+
+
+def allreduce(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> Prepared:
+    """``Allreduce``: the fold of all vectors to everybody."""
+    name = op_name(op)
+    send, recv = _pair(sendbuf, recvbuf)
+    return Prepared(_reduction("allreduce", n, (send.count,), send.dtype, name), send.array, recv.array)
+
+
+def allgather(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
+    """``Allgather``: every rank's block to everybody."""
+    send, recv = _collected(rank, n, sendbuf, recvbuf)
+    return Prepared(Call("allgather", n, (send.count,), send.dtype), send.array, recv.array)
+
+
+def gather(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Prepared:
+    """``Gather``: every rank's block to the root."""
+    check_root(root, n)
+    if rank == root:
+        send, recv = _collected(rank, n, sendbuf, recvbuf)
+        return Prepared(Call("gather", n, (send.count,), send.dtype, "", root), send.array, recv.array)
+    send = _leaf(rank, root, sendbuf)
+    return Prepared(Call("gather", n, (send.count,), send.dtype, "", root), send.array, None)
+
+
+def scatter(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Prepared:
+    """``Scatter``: the root's blocks, one to each rank."""
+    check_root(root, n)
+    if rank != root:
+        recv = parse(recvbuf, name="recvbuf", writable=True)
+        return Prepared(Call("scatter", n, (recv.count,), recv.dtype, "", root), None, recv.array)
+    send = parse(sendbuf, name="sendbuf", writable=False, blocks=n)
+    block = _block(send, rank, n, "sendbuf")
+    recv = block if in_place(recvbuf) else parse(recvbuf, name="recvbuf", writable=True)
+    _equal(recv, block)
+    _apart(recv.array, send.array, block.array)
+    return Prepared(Call("scatter", n, (recv.count,), send.dtype, "", root), send.array, recv.array)
+
+
+def reduce_scatter_block(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> Prepared:
+    """``Reduce_scatter_block``: the fold of all vectors, one of ``n`` equal blocks to each rank."""
+    name = op_name(op)
+    if in_place(sendbuf):
+        recv = parse(recvbuf, name="recvbuf", writable=True, blocks=n)
+        return _scattered_in_place(rank, n, recv, (_block(recv, 0, n, "recvbuf").count,) * n, name)
+    recv = parse(recvbuf, name="recvbuf", writable=True)
+    send = parse(sendbuf, name="sendbuf", writable=False, blocks=n)
+    return _scattered(rank, n, send, recv, (recv.count,) * n, name)
+
+
+def reduce_scatter(
+    rank: int,
+    n: int,
+    sendbuf: Any,
+    recvbuf: Any,
+    recvcounts: Any,
+    op: MPI.Op | str,
+    exchange: Callable[[int], tuple[int, ...]],
+) -> Prepared:
+    """``Reduce_scatter``: the fold of all vectors, a block of ``recvcounts[i]`` elements to rank i.
+
+    Args:
+        exchange: gives every rank's number from this rank's; for ``recvcounts=None``, where blocks
+            are as long as the receive buffers. All ranks must come to it, also those in trouble.
+    """
+    name = op_name(op)
+    if recvcounts is not None:
+        lengths = _lengths(recvcounts, n)
+        recv = parse(recvbuf, name="recvbuf", writable=True)
+    else:
+        try:
+            if in_place(sendbuf):
+                raise ArgumentError(f"rank {rank}: recvcounts is needed with MPI.IN_PLACE; pass every block's length")
+            recv = parse(recvbuf, name="recvbuf", writable=True)
+        except Exception:  # also one of the object's own
+            exchange(-1)
+            raise
+        lengths = exchange(recv.count)
+        if min(lengths) < 0:
+            raise Foreign("another rank's receive buffer is not ours to read")
+    if not in_place(sendbuf):
+        return _scattered(rank, n, parse(sendbuf, name="sendbuf", writable=False), recv, lengths, name)
+    if recv.count < sum(lengths):
+        raise ArgumentError(
+            f"rank {rank}: recvbuf has {recv.count} elements, the blocks {list(lengths)} {sum(lengths)}; match them"
+        )
+    return _scattered_in_place(rank, n, Buffer(recv.array[: sum(lengths)], recv.dtype), lengths, name)
+
+
+def barrier(_: int, n: int) -> Prepared:
+    """``Barrier``: meeting is all there is to it."""
+    return Prepared(Call("barrier", n, (0,), ""), None, None)
+
+
+def in_mpi(call: Call) -> bool:
+    """Whether MPI has the element type and the operation, whichever MPI it is, and means the same by them.
+
+    MPI's min and max of floats may lose a NaN; to mpi4py an uint8 array is MPI.BYTE, which MPI does not add; and Open
+    MPI's sums of 8- and 16-bit integers saturate where its vector units do them, and wrap elsewhere.
+    """
+    if not call.op:
+        return call.dtype not in NARROW
+    if call.op == "avg" or (call.op in ("min", "max") and call.dtype in FLOATS):
+        return False
+    return dtype_of(call.dtype).itemsize >= 4 or call.dtype == "bool"
+
+
+def call_key(prepare: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What makes two calls the same but for the content of their buffers; None where an argument is no simple one.
+
+    A C-contiguous NumPy array is told by (address, read-only), bytes and type.
+    """
+    if hasattr(prepare, "__self__"):  # a communicator's: it may talk to the peers, and all must do so together
+        return None
+    key: list[Any] = [prepare]
+    for arg in args:
+        if type(arg) is np.ndarray:
+            if not arg.flags.c_contiguous:
+                return None
+            memory = MPI.buffer(arg)  # a quarter of what __array_interface__ takes
+            key += (memory.address, memory.readonly), memory.nbytes, arg.dtype
+        elif arg is MPI.IN_PLACE:
+            key.append("in place")
+        elif arg is None or isinstance(arg, int | str):
+            key.append(arg)
+        elif isinstance(arg, MPI.Op):
+            key.append(arg.handle)
+        else:
+            return None
+    return tuple(key)
+
+
+def check_root(root: int, n: int) -> None:
+    """Raise ArgumentError unless ``root`` is a rank."""
+    if not isinstance(root, int | np.integer) or not 0 <= root < n:
+        raise ArgumentError(f"root={root!r}: expected a rank 0..{n - 1}")
+
+
+def _reduction(kind: Collective, n: int, counts: tuple[int, ...], dtype: str, op: str, root: int = -1) -> Call:
+    check_op(op, dtype)
+    return Call(kind, n, counts, dtype, op, root)
+
+
+def _pair(sendbuf: Any, recvbuf: Any) -> tuple[Buffer, Buffer]:
+    """Send and receive buffers of a reduction; the same object twice, or IN_PLACE, is in place."""
+    recv = parse(recvbuf, name="recvbuf", writable=True)
+    if in_place(sendbuf) or sendbuf is recvbuf:
+        return recv, recv
+    send = parse(sendbuf, name="sendbuf", writable=False)
+    _equal(send, recv)
+    _apart(send.array, recv.array, recv.array)
+    return send, recv
+
+
+def _collected(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> tuple[Buffer, Buffer]:
+    """This rank's block and the buffer of all blocks."""
+    recv = parse(recvbuf, name="recvbuf", writable=True, blocks=n)
+    block = _block(recv, rank, n, "recvbuf")
+    send = block if in_place(sendbuf) else parse(sendbuf, name="sendbuf", writable=False)
+    _equal(send, block)
+    _apart(send.array, recv.array, block.array)
+    return send, recv
+
+
+def _leaf(rank: int, root: int, sendbuf: Any) -> Buffer:
+    """What a rank that is not the root gives."""
+    if in_place(sendbuf):
+        raise BufferTypeError(f"rank {rank}: MPI.IN_PLACE (or None) is for the root {root} alone; pass sendbuf")
+    return parse(sendbuf, name="sendbuf", writable=False)
+
+
+def _scattered(rank: int, n: int, send: Buffer, recv: Buffer, lengths: tuple[int, ...], op: str) -> Prepared:
+    """A Reduce_scatter with block lengths."""
+    if send.count != sum(lengths):
+        raise ArgumentError(
+            f"rank {rank}: sendbuf has {send.count} elements, the blocks {list(lengths)} {sum(lengths)}; match them"
+        )
+    _equal(recv, Buffer(send.array[: lengths[rank]], send.dtype))
+    _apart(send.array, recv.array, None)
+    return Prepared(_reduction("reduce_scatter", n, lengths, send.dtype, op), send.array, recv.array)
+
+
+def _scattered_in_place(rank: int, n: int, whole: Buffer, lengths: tuple[int, ...], op: str) -> Prepared:
+    """A Reduce_scatter of vectors that lie where the results belong: to their front.
+
+    What lies at the front is read by others, and what lies behind the result stays as it was, on which programs for
+    mpi4py may count: so a result is received elsewhere and goes to the front when all have read. On a GPU it takes the
+    place of the rank's own block first, which nobody else reads, and that is then lost. A GPU cannot move what would
+    overlap itself: if some rank's block would, all copy their vectors first.
+    """
+    call, array = _reduction("reduce_scatter", n, lengths, whole.dtype, op), whole.array
+    start, count = call.block(rank)
+    front = array[:count]
+    if isinstance(array, DeviceArray) and any(0 < begin < length for begin, length in map(call.block, range(n))):
+        return Prepared(call, _copy(array), front)
+    if not start or not count:
+        return Prepared(call, array, front)
+    return Prepared(call, array, array[start : start + count] if isinstance(array, DeviceArray) else None, front)
+
+
+def _copy(array: DeviceArray) -> DeviceArray:
+    """Memory that ``array`` is copied to before each call."""
+    memory = sys.modules["cupy"].empty(array.nbytes, "uint8")
+    return DeviceArray(memory.data.ptr, array.size, array.itemsize, array.stream, memory, array.ptr, array.device)
+
+
+def _lengths(recvcounts: Any, n: int) -> tuple[int, ...]:
+    try:
+        lengths = tuple(operator.index(c) for c in recvcounts)
+    except TypeError:
+        raise BufferTypeError(f"recvcounts={recvcounts!r}: expected {n} integers") from None
+    if len(lengths) != n or min(lengths) < 0:
+        raise ArgumentError(f"recvcounts={list(lengths)}: expected {n} numbers of at least 0")
+    return lengths
+
+
+def _equal(one: Buffer, other: Buffer) -> None:
+    if (one.count, one.dtype) != (other.count, other.dtype):
+        raise ArgumentError(
+            f"send and receive buffers differ: {one.count} x {one.dtype} against {other.count} x {other.dtype}; "
+            "make them equal"
+        )
+
+
+def _block(buffer: Buffer, index: int, n: int, name: str) -> Buffer:
+    """One of ``n`` equal blocks."""
+    if buffer.count % n:
+        raise ArgumentError(f"{name} has {buffer.count} elements, no multiple of {n} ranks; correct its length")
+    count = buffer.count // n
+    return Buffer(buffer.array[index * count : (index + 1) * count], buffer.dtype)
+
+
+def _apart(one: Array | DeviceArray, other: Array | DeviceArray, same: Array | DeviceArray | None) -> None:
+    """Raise ArgumentError if two buffers overlap, unless ``one`` is exactly ``same``, or lie in different memories."""
+    if isinstance(one, DeviceArray) != isinstance(other, DeviceArray):
+        raise BufferTypeError("one buffer lies in GPU memory, the other in the host's; pass both on one side")
+    if not overlap(one, other):
+        return
+    if same is not None and address(one) == address(same) and one.nbytes == same.nbytes:
+        return
+    raise ArgumentError("send and receive buffers overlap; use MPI.IN_PLACE, or buffers that lie apart")

@@ -1,0 +1,198 @@
+"""What the ranks settle together when a Communicator is made: settings, arguments, machine, plan.
+
+Each rank does its part and tells the others how it went, so that what fails on
+one rank is an error on all of them, and none hangs. The communicator is handed
+in; nothing here imports MPI.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+
+import msgspec
+
+from ..errors import ArgumentError, MismatchError, PlanError, SettingsError, TopologyError
+from ..planning import tuned_table as tuned
+from ..planning.defaults import Gpus
+from ..planning.plan import Plan
+from ..planning.selection import make_plan
+from ..topology import Topology, load
+from ..util.settings import Settings, log, read
+from ..util.together import Comm, together
+
+EXECUTORS = ("auto", "c", "numpy")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of the Communicator; children inherit them."""
+
+    topology: Topology | str | None = None
+    plan: Plan | str | None = None
+    timeout_s: float | None = None
+    strict: bool = False
+    deterministic: bool = False
+    executor: str | None = None
+    algo: str | None = None
+    nodes: tuple[int, ...] = ()  # of a child: which virtual node each rank is in
+
+    def check(self) -> None:
+        """Raise ArgumentError for a value that no rank could use."""
+        if self.timeout_s is not None:
+            check_timeout(self.timeout_s)
+        if self.executor is not None and self.executor not in EXECUTORS:
+            raise ArgumentError(f"executor={self.executor!r}: expected one of {', '.join(EXECUTORS)}")
+
+    def describe(self) -> str:
+        """What must be equal on all ranks, as people read it."""
+        machine = self.topology.fingerprint if isinstance(self.topology, Topology) else self.topology
+        plan = digest(self.plan) if isinstance(self.plan, Plan) else self.plan
+        parts: dict[str, object] = {"topology": machine, "plan": plan, "executor": self.executor, "algo": self.algo}
+        parts |= {"strict": self.strict or None, "deterministic": self.deterministic or None}
+        return ", ".join(f"{k}={v}" for k, v in parts.items() if v is not None) or "no arguments"
+
+
+def from_root(comm: Comm, make: Callable[[], str]) -> str:
+    """What ``make`` gives on rank 0, on every rank; its error on every rank."""
+    text = together(comm, make if comm.rank == 0 else lambda: "")
+    return str(comm.bcast(text, 0))
+
+
+def settle(comm: Comm, options: Options) -> Settings:
+    """The settings and arguments of this job: rank 0's, which every other rank has too, or has none.
+
+    A launcher may keep rank 0's environment from other nodes, so no setting at all is no contradiction.
+    """
+
+    def own() -> Settings:
+        options.check()
+        return read()
+
+    mine = together(comm, own)
+    everybody: list[tuple[Settings, str]] = comm.allgather((mine, options.describe()))
+    for text in sorted({t for s, _ in everybody for t in s.unknown}) if comm.rank == 0 else ():
+        log(mine, "WARN", text)
+    common = [msgspec.structs.replace(s, debug=Settings().debug, unknown=()) for s, _ in everybody]
+    for rank, settings in enumerate(common):
+        if everybody[rank][1] != everybody[0][1]:
+            raise MismatchError(
+                f"rank {rank} made the communicator with {everybody[rank][1]}, rank 0 with {everybody[0][1]}; "
+                "give every rank the same"
+            )
+        if settings not in (common[0], Settings()):
+            raise MismatchError(
+                f"rank {rank} has other BLINKMPI_ variables than rank 0: {differences(settings, common[0])}; "
+                "set them alike on every rank, or on rank 0 alone"
+            )
+    return msgspec.structs.replace(common[0], debug=mine.debug)
+
+
+def virtual_node(rank: int, n: int, options: Options, settings: Settings) -> int | None:
+    """Which virtual node this rank is in; None without such.
+
+    Raises:
+        SettingsError: on every rank, if BLINKMPI_NODES is for another number of ranks.
+    """
+    at = list(options.nodes) or [index for index, size in enumerate(settings.nodes) for _ in range(size)]
+    if at and len(at) != n:
+        raise SettingsError(
+            f"BLINKMPI_NODES={'+'.join(map(str, settings.nodes))} has {len(at)} ranks, the job has {n}; name as many, "
+            "or unset it"
+        )
+    return at[rank] if at else None
+
+
+def told_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
+    """The machine that the user named, the same on every rank."""
+
+    def resolve() -> str:
+        topology = load(wanted) if isinstance(wanted, str) else wanted.check()
+        if topology.n != n:
+            raise TopologyError(
+                f"{topology.name} has {topology.n} devices, the job has {n} ranks; "
+                "start as many ranks, or take a subset of the devices"
+            )
+        return topology.to_json()
+
+    return Topology.from_json(from_root(comm, resolve), source="topology from rank 0")
+
+
+def agree_on_plan(
+    comm: Comm, machine: Topology, options: Options, settings: Settings, gpus: Gpus = "", table: Path | None = None
+) -> Plan:
+    """Rank 0 packs (or reads) the plan, everybody checks it.
+
+    Args:
+        gpus: see :func:`.select.make_plan`.
+        table: where measured rows for this machine may lie; ``algo`` wins over them.
+    """
+
+    def make() -> str:
+        given = options.plan or settings.graph_file or None
+        if isinstance(given, Plan):
+            return given.to_json()
+        if given is not None:
+            return read_plan(given).to_json()
+        algo = options.algo if options.algo is not None else settings.algo
+        plan = make_plan(machine, algo=algo, mpi=not options.deterministic and not gpus, gpus=gpus)
+        measured = tuned.read(table) if table is not None and not algo else None
+        return (tuned.taken(plan, measured, machine) if measured is not None else plan).to_json()
+
+    text = from_root(comm, make)
+    return together(comm, lambda: Plan.from_json(text, source="plan from rank 0").check(machine))
+
+
+def dump_files(comm: Comm, settings: Settings, machine: Topology, plan: Plan) -> None:
+    """Write the files that the settings ask of rank 0."""
+
+    def work() -> None:
+        if comm.rank == 0 and settings.topo_dump_file:
+            dump("TOPO_DUMP_FILE", settings.topo_dump_file, machine.to_json())
+        if comm.rank == 0 and settings.graph_dump_file:
+            dump("GRAPH_DUMP_FILE", settings.graph_dump_file, plan.to_json())
+
+    together(comm, work)
+
+
+def is_time(seconds: object) -> bool:
+    """Whether ``seconds`` is a time to wait."""
+    return isinstance(seconds, Real) and float(seconds) > 0
+
+
+def check_timeout(seconds: float) -> None:
+    """Raise ArgumentError unless ``seconds`` is a time to wait."""
+    if not is_time(seconds):
+        raise ArgumentError(f"timeout={seconds!r}: expected a number of seconds, more than 0")
+
+
+def digest(plan: Plan) -> str:
+    """A few characters that differ if two plans do."""
+    return f"{plan.machine}#{hashlib.blake2b(plan.to_json().encode(), digest_size=6).hexdigest()}"
+
+
+def differences(one: Settings, other: Settings) -> str:
+    """Where two ranks' settings differ, in words."""
+    names = {"timeout_s": "TIMEOUT", "buffer_bytes": "BUFFSIZE"}
+    pairs = {f: (getattr(one, f), getattr(other, f)) for f in one.__struct_fields__}
+    return ", ".join(f"{names.get(f, f.upper())}={a!r} against {b!r}" for f, (a, b) in pairs.items() if a != b)
+
+
+def read_plan(path: str) -> Plan:
+    """Read a plan's file."""
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise PlanError(f"cannot read plan file {path!r}: {error.strerror}; correct the path") from error
+    return Plan.from_json(text, source=path)
+
+
+def dump(setting: str, path: str, text: str) -> None:
+    """Write a file that a setting asked for."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"BLINKMPI_{setting}={path!r}: cannot write it: {error.strerror}; correct it") from error

@@ -1,0 +1,360 @@
+"""From what users pass to what programs need: buffer specifications as mpi4py defines them.
+
+A specification is an array (NumPy, torch, anything with the buffer protocol or
+DLPack, in host memory), or a list or tuple ``(array, count)``, ``(array, type)``,
+``(array, count, type)``, ``(array, (count, displacement), type)``,
+``(array, count, displacement, type)``; the count is that of one block where a
+buffer holds one block for each rank. What is legal MPI but not ours (derived
+datatypes, ``MPI.BOTTOM``) comes out as :class:`Foreign`, and the call goes to MPI.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import operator
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from mpi4py.util import dtlib
+
+from ..errors import ArgumentError, BufferTypeError
+from ..program.memory import DeviceArray
+from ..program.reduction import DTYPES, Array, dtype_of
+
+NAMES = {dtype_of(name): name for name in DTYPES}
+OPS: dict[str, MPI.Op] = {
+    "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "land": MPI.LAND, "lor": MPI.LOR,
+    "lxor": MPI.LXOR, "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR,
+}  # fmt: skip
+HOST_DEVICES = (1, 3, 11, 13)  # DLPack: CPU, CUDA host, ROCm host, CUDA managed
+DLPACK_TYPES = {
+    **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
+    **{(5, bits): f"complex{bits}" for bits in (64, 128)},
+    (4, 16): "bfloat16", (10, 8): "float8_e4m3fn", (12, 8): "float8_e5m2", (6, 8): "bool",
+    (2, 128): "longdouble", (5, 256): "clongdouble",
+}  # fmt: skip
+
+
+class Foreign(Exception):
+    """Legal for MPI, not for us; the text says what it is."""
+
+
+class ForeignOp(Foreign):
+    """An operation that is MPI's alone. MPI demands the same one of all ranks, so they all know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A flat, contiguous view of the user's memory."""
+
+    array: Array | DeviceArray
+    dtype: str
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return self.array.size
+
+
+def in_place(spec: Any) -> bool:
+    """Whether a specification stands for MPI.IN_PLACE."""
+    return spec is None or spec is MPI.IN_PLACE
+
+
+def op_name(op: MPI.Op | str) -> str:
+    """Our name of an operation.
+
+    Raises:
+        ForeignOp: for user-defined and location operations. ArgumentError: for what is no operation.
+    """
+    if isinstance(op, MPI.Op):
+        for name, known in OPS.items():
+            if op == known:
+                return name
+        raise ForeignOp("the operation is MPI's alone")
+    if op == "avg" or op in OPS:
+        return op
+    raise ArgumentError(f"op={op!r}: expected an MPI.Op or one of avg, {', '.join(OPS)}")
+
+
+def foreign(op: MPI.Op | str) -> str:
+    """Why an operation is MPI's alone, or nothing."""
+    try:
+        op_name(op)
+    except ForeignOp as why:
+        return str(why)
+    return ""
+
+
+def mpi_op(op: MPI.Op | str) -> MPI.Op:
+    """MPI's operation for one of our names.
+
+    Raises:
+        ArgumentError: for ``avg``, which MPI does not have.
+    """
+    if isinstance(op, MPI.Op):
+        return op
+    if op not in OPS:
+        raise ArgumentError(f"op={op!r} in a call that is MPI's alone: expected {', '.join(OPS)}, or an MPI.Op")
+    return OPS[op]
+
+
+def parse(spec: Any, *, name: str, writable: bool, blocks: int = 1) -> Buffer:
+    """Read one buffer specification.
+
+    Args:
+        name: the argument's name, for messages.
+        writable: whether the call writes into it.
+        blocks: how many blocks of the specification's count the buffer holds.
+
+    Raises:
+        Foreign: if MPI must do it. BufferTypeError, ArgumentError: with the remedy.
+    """
+    if not isinstance(spec, list | tuple):
+        return on_device(spec, name, writable) or _named(_array(spec, name, writable), name)
+    data, count, displacement, kind = _unpack(spec, name)
+    if data is None or data is MPI.BOTTOM:
+        raise Foreign(f"{name} is MPI.BOTTOM or None with a datatype")
+    if (device := on_device(data, name, writable)) is not None:
+        return _part_of(device, count, displacement, kind, name, blocks)
+    array = _array(data, name, writable)
+    if kind is not None:
+        array = _as_type(array, kind, name, whole=count is None)
+    _named(array, name)
+    start = 0 if displacement is None else _natural(displacement, f"{name}: displacement")
+    stop = array.size if count is None else start + blocks * _natural(count, f"{name}: count")
+    if max(start, stop) > array.size:
+        raise ArgumentError(
+            f"{name}: elements {start} to {stop} of an array that has {array.size}; correct count or displacement"
+        )
+    return _named(array[start:stop], name)
+
+
+def on_device(obj: Any, name: str, writable: bool) -> Buffer | None:
+    """A view of GPU memory: CuPy, torch, or whatever has ``__cuda_array_interface__``; None for what is none."""
+    if isinstance(obj, np.ndarray):
+        return None
+    if type(obj).__module__.partition(".")[0] == "cupy":
+        if not (obj.flags.c_contiguous or obj.flags.f_contiguous):
+            raise ArgumentError(f"{name} is not contiguous (shape {obj.shape}); pass cupy.ascontiguousarray({name})")
+        stream = sys.modules["cupy"].cuda.get_current_stream().ptr
+        return _device_buffer(obj.data.ptr, obj.size, obj.dtype, stream, obj, name, obj.data.device_id)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        if not obj.is_cuda:
+            return None
+        if not obj.is_contiguous():
+            raise ArgumentError(f"{name} is not contiguous (shape {tuple(obj.shape)}); pass {name}.contiguous()")
+        stream = torch.cuda.current_stream(obj.device).cuda_stream
+        label = str(obj.dtype).removeprefix("torch.")
+        return _device_buffer(obj.data_ptr(), obj.numel(), label, stream, obj, name, obj.device.index or 0)
+    face = getattr(obj, "__cuda_array_interface__", None)
+    if face is None:
+        return None
+    dtype, shape = np.dtype(face["typestr"]), tuple(face["shape"])
+    strides, count = face.get("strides"), math.prod(shape)
+    dense = tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    if strides is not None and tuple(strides) != dense and count > 1:
+        raise ArgumentError(f"{name} is not contiguous (shape {shape}, strides {strides}); pass a contiguous copy")
+    at, read_only = face["data"]
+    if writable and read_only:
+        raise ArgumentError(f"{name} is read-only, and this call writes into it; pass a writable array")
+    stream = face.get("stream") or 0
+    return _device_buffer(at, count, dtype, 0 if stream == 1 else stream, obj, name)
+
+
+def lies_on_device(spec: Any) -> bool:
+    """Whether a specification, of whatever kind, shows memory of a GPU."""
+    parts = spec if isinstance(spec, list | tuple) else (spec,)
+    torch = sys.modules.get("torch")
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            continue
+        if torch is not None and isinstance(part, torch.Tensor):
+            if part.is_cuda:
+                return True
+        elif hasattr(part, "__cuda_array_interface__"):
+            return True
+    return False
+
+
+def _device_buffer(at: int, count: int, dtype: Any, stream: int, owner: Any, name: str, device: int = -1) -> Buffer:
+    label = dtype if isinstance(dtype, str) else NAMES.get(dtype)
+    if label not in DTYPES:
+        raise BufferTypeError(f"{name} has element type {dtype} in GPU memory; use one of {', '.join(DTYPES)}")
+    return Buffer(DeviceArray(at, count, dtype_of(label).itemsize, stream, owner, 0, device), label)
+
+
+def _part_of(device: Buffer, count: Any, displacement: Any, kind: Any, name: str, blocks: int) -> Buffer:
+    """What a specification names of a piece of GPU memory; its type may only repeat the array's."""
+    array = device.array
+    if kind is not None:
+        wanted = NAMES.get(_as_type(np.empty(0, dtype_of(device.dtype)), kind, name, whole=True).dtype)
+        if wanted != device.dtype:
+            raise BufferTypeError(f"{name} holds {device.dtype} in GPU memory, the type says {wanted}; make them equal")
+    start = 0 if displacement is None else _natural(displacement, f"{name}: displacement")
+    stop = array.size if count is None else start + blocks * _natural(count, f"{name}: count")
+    if max(start, stop) > array.size:
+        raise ArgumentError(
+            f"{name}: elements {start} to {stop} of an array that has {array.size}; correct count or displacement"
+        )
+    return Buffer(array[start:stop], device.dtype)
+
+
+def hold(spec: Any) -> tuple[Any, list[MPI.Datatype]]:
+    """An argument that MPI may read later, in another thread, and the datatypes to free when it is done with them.
+
+    The user may free a derived datatype while a call is under way; a tensor is asked for its memory here and now.
+    """
+    if not isinstance(spec, list | tuple):
+        return _still(spec), []
+    own = {i: t.Dup() for i, t in enumerate(spec) if isinstance(t, MPI.Datatype) and t and not t.is_predefined}
+    return [own.get(i, _still(part)) for i, part in enumerate(spec)], list(own.values())
+
+
+def _still(obj: Any) -> Any:
+    if isinstance(obj, np.ndarray) or not hasattr(obj, "__dlpack_device__"):
+        return obj
+    try:
+        return _from_dlpack(obj, "buffer")
+    except Foreign:
+        return obj
+
+
+def _unpack(spec: list[Any] | tuple[Any, ...], name: str) -> tuple[Any, Any, Any, MPI.Datatype | str | None]:
+    """(data, count, displacement, type) of a list or tuple; what is not given is None."""
+    match spec:
+        case [data, MPI.Datatype() | str() as kind]:
+            count: Any = None
+        case [data, count]:
+            kind = None
+        case [data, count, kind]:
+            pass
+        case [data, count, displacement, kind]:
+            return data, count, displacement, kind
+        case _:
+            raise ArgumentError(f"{name} is a sequence of {len(spec)} items; expected (array, count, type) or less")
+    if isinstance(count, list | tuple):
+        if len(count) != 2:
+            raise ArgumentError(f"{name}: count {count!r}; expected a number or (count, displacement)")
+        return data, count[0], count[1], kind
+    return data, count, None, kind
+
+
+def _natural(value: Any, what: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise BufferTypeError(f"{what} {value!r} is no integer; pass an int") from None
+    if number < 0:
+        raise ArgumentError(f"{what} {number} is negative; pass at least 0")
+    return number
+
+
+def _array(obj: Any, name: str, writable: bool) -> Array:
+    """A flat view of ``obj``, in its own element type."""
+    if isinstance(obj, np.ndarray):
+        array = np.asarray(obj)
+    else:
+        try:
+            array = np.asarray(memoryview(obj))
+        except (TypeError, ValueError, NotImplementedError):  # no buffer protocol, or an element type that it lacks
+            array = _other(obj, name)
+    if array.dtype.hasobject:
+        raise BufferTypeError(f"{name} holds Python objects; use the lower-case method, or convert to numbers first")
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise ArgumentError(
+            f"{name} is not contiguous (shape {array.shape}, strides {array.strides}); "
+            f"pass np.ascontiguousarray({name}){' and copy the result back' if writable else ''}"
+        )
+    if writable and not array.flags.writeable:
+        raise ArgumentError(f"{name} is read-only, and this call writes into it; pass a writable array")
+    return array.reshape(-1, order="A")
+
+
+def _other(obj: Any, name: str) -> Array:
+    """A view of what is no buffer for Python: tensors."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        obj = obj.detach()
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        if obj.__dlpack_device__()[0] in HOST_DEVICES:
+            return _from_dlpack(obj, name)
+    elif not hasattr(obj, "__cuda_array_interface__"):
+        raise BufferTypeError(
+            f"{name} is a {type(obj).__name__}, which has no buffer that we can read; pass an array, "
+            "or use the lower-case method for Python objects"
+        )
+    raise BufferTypeError(f"{name} lies in memory that is neither host memory nor CUDA's; pass a NumPy copy of it")
+
+
+def _from_dlpack(obj: Any, name: str) -> Array:
+    """A view through DLPack: mpi4py finds the memory (and does not consume the capsule), its header tells the type.
+
+    NumPy's from_dlpack has no bfloat16, and calls the memory of older exporters read-only.
+    """
+    try:
+        memory: Any = _memory(obj)
+    except BufferError as error:
+        raise ArgumentError(f"{name}: {error}; pass a contiguous tensor") from error
+    get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    kind = get_name(memory.obj)
+    tensor = get_pointer(memory.obj, kind) + (32 if kind == b"dltensor_versioned" else 0)
+    code, bits = (ctypes.c_uint8 * 2).from_address(tensor + 20)
+    lanes = ctypes.c_uint16.from_address(tensor + 22).value
+    if (code, lanes) == (2, 2):  # two floats: how older exporters say complex
+        code, bits, lanes = 5, 2 * bits, 1
+    label = DLPACK_TYPES.get((code, bits))
+    if label is None or lanes != 1:
+        raise Foreign(f"{name} has a DLPack element type that NumPy lacks")
+    dtype = dtype_of(label) if label in DTYPES else np.dtype(label)
+    return np.asarray(memoryview(memory)).view(dtype)
+
+
+def _memory(obj: Any) -> MPI.buffer:
+    try:
+        return MPI.buffer.frombuffer(obj)
+    except BufferError:  # perhaps only because it is read-only
+        return MPI.buffer.frombuffer(obj, readonly=True)
+
+
+def _named(array: Array, name: str) -> Buffer:
+    label = NAMES.get(array.dtype)
+    if label is not None:
+        return Buffer(array, label)
+    native = array.dtype.newbyteorder("=")
+    if native in NAMES:
+        raise BufferTypeError(f"{name} has foreign byte order ({array.dtype.str}); pass {name}.astype({native.str!r})")
+    raise Foreign(f"{name} has element type {array.dtype}")
+
+
+def _as_type(array: Array, kind: MPI.Datatype | str, name: str, *, whole: bool) -> Array:
+    """The same memory seen as MPI type ``kind``; unless ``whole``, the last bytes may be left over."""
+    if isinstance(kind, str):
+        if kind not in MPI._typedict:
+            raise BufferTypeError(f"{name}: {kind!r} is no type of MPI; pass an MPI.Datatype, or a code such as 'd'")
+        kind = MPI._typedict[kind]
+    if not isinstance(kind, MPI.Datatype) or kind == MPI.DATATYPE_NULL:
+        raise ArgumentError(f"{name}: {kind!r} is no datatype; pass an MPI.Datatype such as MPI.DOUBLE")
+    if not kind.is_predefined:
+        raise Foreign(f"{name} has a derived datatype")
+    try:
+        dtype = dtlib.to_numpy_dtype(kind)
+    except (ValueError, MPI.Exception):
+        raise Foreign(f"{name} has datatype {kind.name}") from None
+    if dtype.name not in DTYPES:
+        raise Foreign(f"{name} has datatype {kind.name}")
+    if dtype.itemsize == array.dtype.itemsize and dtype.kind == array.dtype.kind:
+        return array
+    left = array.nbytes % dtype.itemsize
+    if left and whole:
+        raise ArgumentError(f"{name}: {array.nbytes} bytes are no whole number of {dtype}; correct the type")
+    return array.view(np.uint8)[: array.nbytes - left].view(dtype)

@@ -1,0 +1,87 @@
+"""Whether MPI takes GPU memory: who says so, and what the ranks settle on.
+
+Nothing is tried here, because an MPI that does not take it dies of SIGSEGV; ``blinkmpi doctor`` tries it in a child
+job. mpi4py's module and the communicator are handed in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..topology.gather import Comm
+from ..util.settings import PREFIX
+
+OWN = f"{PREFIX}CUDA_AWARE"
+VENDORS = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
+Rungs = Sequence[tuple[str, str]]  # who is asked; yes, no or absent
+
+
+def ladder(mpi: Any, path: str, env: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:
+    """Who says that this MPI takes GPU memory: the user, MPI 4.1's info, the library's query, vendors' variables.
+
+    Args:
+        path: the file of libmpi.
+    """
+    env = os.environ if env is None else env
+    rungs: list[tuple[str, str]] = []
+    if env.get(OWN):
+        rungs.append((OWN, "yes" if env[OWN] == "1" else "no"))
+    info = mpi.COMM_WORLD.Get_info()
+    kinds = info.get("mpi_memory_alloc_kinds") or ""
+    info.Free()
+    rungs.append(("mpi_memory_alloc_kinds", "yes" if "cuda" in kinds else "no" if kinds else "absent"))
+    rungs.append(("MPIX_Query_cuda_support", _query(path)))
+    rungs += [(name, "yes" if env[name] == "1" else "no") for name in VENDORS if name in env]
+    return tuple(rungs)
+
+
+def claimed(rungs: Rungs) -> bool:
+    """What the rungs come to: the user's word, or else that of any other."""
+    answers = [answer for name, answer in rungs if name == OWN] or [answer for _, answer in rungs]
+    return "yes" in answers
+
+
+def words(rungs: Rungs) -> str:
+    """All answers, as people read them."""
+    return "; ".join(f"{name}: {answer}" for name, answer in rungs) or "no rung of the ladder answers"
+
+
+def agree(comm: Comm, asserted: bool | None, ask: Callable[[], Rungs]) -> tuple[bool, str]:
+    """Whether chunks for other nodes go to MPI from GPU memory, and why; collective, the same on all ranks.
+
+    Args:
+        asserted: what the job's settings say; None: nothing.
+        ask: climbs this rank's ladder.
+    """
+    mine = ((OWN, "yes" if asserted else "no"),) if asserted is not None else tuple(ask())
+    found: list[tuple[bool, str]] = comm.allgather((claimed(mine), words(mine)))
+    for rank, (yes, said) in enumerate(found):
+        if not yes:
+            why = said if asserted is not None else f"rank {rank} knows of no MPI that takes GPU memory: {said}"
+            return False, f"staged in pinned host memory ({why})"
+    return True, f"sent by MPI from GPU memory ({found[0][1]})"
+
+
+def library_path() -> str:
+    """The file of libmpi in this process; empty if it cannot be found."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(r"\s(/\S*/libmpi(?:\.so|_cray|-)?\S*)$", maps, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _query(path: str) -> str:
+    """What MPIX_Query_cuda_support of the loaded library answers."""
+    if not path:
+        return "absent"
+    try:
+        return "yes" if ctypes.CDLL(path).MPIX_Query_cuda_support() == 1 else "no"
+    except (OSError, AttributeError):
+        return "absent"

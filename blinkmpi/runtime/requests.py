@@ -1,0 +1,137 @@
+"""The request of a non-blocking call: a generalized request that our progress thread completes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
+
+from mpi4py import MPI
+
+from ..errors import ArgumentError, BlinkError
+
+Work = Callable[[], BaseException | None]
+Finish = Callable[[BaseException | None], None]
+
+
+class Request(MPI.Grequest):
+    """Behaves as any ``MPI.Request``; ``Wait`` and ``Test`` raise the call's own error.
+
+    In MPI's functions of several requests (``Waitall``) it can only be MPI_ERR_IN_STATUS, and is printed.
+    """
+
+    _base: MPI.Grequest  # the same handle, which the user can neither free nor complete
+    _done: threading.Event
+    _error: list[BaseException]
+
+    def __new__(cls) -> Request:
+        """Start a request that :meth:`finish` ends."""
+        error: list[BaseException] = []
+
+        def query(status: MPI.Status, *_: Any) -> None:
+            status.Set_elements(MPI.BYTE, 0)
+            status.Set_cancelled(False)
+            if error:
+                raise error[0]
+
+        base = MPI.Grequest.Start(query, None, None)
+        self = super().__new__(cls, base)
+        self._base, self._done, self._error = base, threading.Event(), error
+        return self
+
+    def finish(self, error: BaseException | None) -> None:
+        """Mark the call as ended (from any thread)."""
+        if error is not None:
+            self._error.append(error)
+        self._base.Complete()
+        self._done.set()
+
+    def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
+        """Block until the result is there.
+
+        Raises:
+            What the call itself would have raised.
+        """
+        self._done.wait()
+        error = self._error.pop() if self._error else None
+        super().Wait(status)
+        if error is not None:
+            raise error if isinstance(error, BlinkError) else BlinkError(f"the call failed: {error!r}") from error
+        return True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Whether the result is there; raises as :meth:`Wait` does."""
+        return self._done.is_set() and self.Wait(status)
+
+    def wait(self, status: MPI.Status | None = None) -> None:
+        """As :meth:`Wait`, in the form of mpi4py's lower-case methods: there is no object to return."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
+        """As :meth:`Test`, in the form of mpi4py's lower-case methods."""
+        return self.Test(status), None
+
+
+class Persistent:
+    """A call on GPU memory that is started again and again with the same buffers (MPI 4.1, section 6.13).
+
+    ``Start`` enqueues it on its stream and returns; ``Wait`` returns when the result is there. A call that needs no
+    waiting on the host may be started again at once: its stream keeps the order.
+    """
+
+    def __init__(self, start: Callable[[], None], wait: Callable[[], None], idle: Callable[[], bool]) -> None:
+        self.Start = start
+        self.Wait = wait
+        self.Test = idle
+
+    def Free(self) -> None:
+        """Forget the buffers."""
+
+        def gone() -> None:
+            raise ArgumentError("this persistent call was freed; make it again")
+
+        self.Start = self.Wait = gone
+
+
+class Progress:
+    """One thread that runs non-blocking calls in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Work, Finish] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._open = 0
+        self._idle = threading.Condition()
+
+    def put(self, job: Work, finish: Finish) -> None:
+        """Run ``job`` behind all earlier ones, then ``finish`` with the error that it returns. They must not raise."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="blinkmpi-progress", daemon=True)
+            self._thread.start()
+        with self._idle:
+            self._open += 1
+        self._jobs.put((job, finish))
+
+    def drain(self) -> None:
+        """Wait until all jobs have run; a blocking call must not overtake them."""
+        if self._open:
+            with self._idle:
+                self._idle.wait_for(lambda: self._open == 0)
+
+    def close(self) -> None:
+        """Finish the jobs and end the thread. Safe to call twice."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _loop(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, finish = item
+            error = job()
+            del item, job  # and with them the user's buffers: who has waited finds them free
+            finish(error)
+            del error, finish
+            with self._idle:
+                self._open -= 1
+                self._idle.notify_all()

@@ -1,0 +1,1 @@
+"""The CUDA C++ sources of the kernels, compiled at run time by NVRTC."""

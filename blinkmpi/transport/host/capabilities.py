@@ -1,0 +1,73 @@
+"""What the ranks of a node can do, agreed by all of them as the transport opens: executor and protocol."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+from pathlib import Path
+
+from mpi4py import MPI
+
+from ...errors import ArgumentError
+from . import native
+
+
+def agree_on_executor(comm: MPI.Intracomm, node: MPI.Intracomm, wanted: str) -> tuple[native.Native | None, str]:
+    """The C executor if every rank has it (or ``wanted`` says numpy), and why; the first rank of a node compiles it."""
+    if wanted not in ("auto", "c", "numpy"):
+        raise ArgumentError(f"executor {wanted!r}: expected auto, c or numpy")
+    if wanted == "numpy":
+        return None, "NumPy executor, as asked"
+    found: tuple[Path | None, str] | None = None
+    if node.rank == 0:
+        try:
+            found = native.build()
+        except Exception as error:  # the others wait for an answer
+            found = None, f"the C executor cannot be built: {error!r}"
+    path, why = node.bcast(found)
+    loaded: native.Native | None = None
+    if path is not None:
+        try:
+            loaded = native.load(path, why)
+        except OSError as error:
+            why = f"rank {comm.rank} cannot load {path}: {error}"
+    reasons = comm.allgather(None if loaded else why)
+    missing = next((r for r in reasons if r is not None), None)
+    if missing is None:
+        return loaded, f"C executor, compiled by {why}"
+    if wanted == "c":
+        raise ArgumentError(f"executor='c', but there is none: {missing}; install a C compiler or use executor='auto'")
+    return None, f"NumPy executor: {missing}"
+
+
+def agree_on_cma(comm: MPI.Intracomm, loaded: native.Native | None, *, disabled: bool) -> str:
+    """Why the ranks cannot read one another's memory, the same on every rank; empty if all can read from all."""
+    if disabled:
+        return "BLINKMPI_CMA_DISABLE"
+    if loaded is None:
+        return "the NumPy executor has slots alone"
+    token = ctypes.c_uint64(secrets.randbits(64))
+    shown = comm.allgather((os.getpid(), ctypes.addressof(token), token.value))
+    failures = comm.allgather(_failure(loaded, comm.rank, shown))  # and nobody reads any more when this is through
+    return next((failure for failure in failures if failure), "")
+
+
+def _failure(loaded: native.Native, rank: int, shown: list[tuple[int, int, int]]) -> str:
+    """What goes wrong as this rank reads the tokens of all ranks: (process, address, value) each."""
+    seen = ctypes.c_uint64()
+    for peer, (pid, address, value) in enumerate(shown):
+        error = loaded.code.blink_read(pid, ctypes.addressof(seen), ctypes.sizeof(seen), address)
+        if error or seen.value != value:
+            why = os.strerror(error) if error else "another process has its number"
+            return f"rank {rank} cannot read the memory of rank {peer} (process {pid}): {why}{_yama()}"
+    return ""
+
+
+def _yama() -> str:
+    """What Yama says, where it is."""
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="utf-8") as file:
+            return f"; kernel.yama.ptrace_scope is {file.read().strip()}"
+    except OSError:  # no Yama here
+        return ""

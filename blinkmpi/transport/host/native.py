@@ -1,0 +1,136 @@
+"""The C executor: compiled once per machine where there is a C compiler, loaded through ctypes.
+
+``build()`` gives the library or the reason why there is none; it never raises
+for a missing compiler, because the NumPy executor does the same work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...util.cache_folder import cache_dir
+
+SOURCE = Path(__file__).with_name("executor.c")
+SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("single_copy", "write_style", "reduction")))
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
+DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
+OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
+
+
+FIELDS = (
+    "base", "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "push", "timeout_ns",
+    "spins", "send", "recv", "beat", "abort", "left", "moved", "phase", "n", "rank", "seq", "print", "calls", "prints",
+    "begun_ns", "stride", "cma", "pids", "fault", "faulty", "helper",
+    "calls_learned", "way", "through_ns", "past_ns",
+)  # fmt: skip
+
+
+AGAIN = ("job", "code", "send", "recv", "send_bytes", "recv_bytes", "lends", "even", "odd", "print", "slice_ns")
+
+
+class Job(ctypes.Structure):
+    """``job_t`` of executor.c."""
+
+    _fields_ = [(name, ctypes.c_uint64 if name == "print" else ctypes.c_int64) for name in FIELDS]
+
+
+class Again(ctypes.Structure):
+    """``again_t`` of executor.c."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64 if name == "print" else ctypes.c_int64)
+        for name in (
+            "job",
+            "code",
+            "send",
+            "recv",
+            "send_bytes",
+            "recv_bytes",
+            "lends",
+            "even",
+            "odd",
+            "print",
+            "slice",
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class Native:
+    """The loaded library and the compiler that made it."""
+
+    code: ctypes.CDLL
+    compiler: str
+
+
+def codes(dtype: str, op: str) -> tuple[int, int] | None:
+    """The numbers that executor.c knows an element type and operation by, or None if NumPy must fold it (complex)."""
+    op = "sum" if op in ("", "avg") else op
+    if dtype == "bool":
+        dtype = "uint8"
+    if dtype in DTYPES and op in OPS:
+        return DTYPES.index(dtype), OPS.index(op)
+    return None
+
+
+def build() -> tuple[Path | None, str]:
+    """Compile the executor if this machine has not done so before: (library, compiler), or (None, why not)."""
+    compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+    if compiler is None:
+        return None, "no C compiler (cc, gcc, clang) on PATH"
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"{compiler} --version failed: {error}"
+    name = version.stdout.splitlines()[0] if version.stdout else compiler
+    texts = [file.read_text() for file in SOURCES]
+    key = hashlib.sha256("\n".join([*texts, name, *FLAGS, _cpu()]).encode()).hexdigest()[:16]
+    folder = cache_dir()
+    target = folder / f"executor-{key}.so"
+    if target.exists():
+        return target, name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / "executor.so"
+            command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            if done.returncode != 0:
+                return None, f"{' '.join(command)} failed: {done.stderr.strip().splitlines()[-1:]}"
+            os.replace(made, target)
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"compiling the executor in {folder} failed: {error}"
+    return target, name
+
+
+def load(path: Path, compiler: str) -> Native:
+    """Open a library that :func:`build` made."""
+    library = ctypes.CDLL(str(path), use_errno=True)
+    library.blink_call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.blink_again.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    library.blink_enter.argtypes = [ctypes.c_void_p]
+    library.blink_lend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    library.blink_lend.restype = None
+    library.blink_read.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    library.blink_read_shared.argtypes = [ctypes.c_void_p, *library.blink_read.argtypes]
+    library.blink_help.argtypes, library.blink_help.restype = [], ctypes.c_void_p
+    library.blink_help_no_more.argtypes, library.blink_help_no_more.restype = [ctypes.c_void_p], None
+    return Native(library, compiler)
+
+
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            facts = [line for line in file if line.startswith(("flags", "Features", "model name", "CPU part"))]
+    except OSError:
+        facts = []
+    return platform.machine() + "".join(sorted(set(facts)))

@@ -1,0 +1,175 @@
+"""The NumPy executor: the stages of one rank on shared memory, step for step as executor.c does them."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...program.ir import Program, Stage
+from ...program.reduction import Array, accumulator_of, dtype_of, fold
+from .shared_window import Places, SharedWindow
+
+YIELD_SECONDS = 0.02  # after so long without progress, sleep instead of yielding
+SLEEP_SECONDS = 1e-4
+
+
+class Outcome(enum.Enum):
+    """How a turn of a executor ended; the values are executor.c's."""
+
+    DONE = 0
+    EXPIRED = 1
+    ABORTED = 2
+    DIFFER = 3  # some rank announced another call
+    REFUSED = 4  # some rank's buffer cannot be read by the others
+    FAULT = 5  # another process's memory could not be read
+
+
+class NumpyStage:
+    """A stage with its slots as array views; ``k`` is the next chunk."""
+
+    def __init__(self, stage: Stage, program: Program, places: Places, window: SharedWindow, rank: int) -> None:
+        self.stage, self.chunk, self.depth = stage, program.chunk_of(stage), program.depth
+        self.op, self.n = program.call.op, program.call.n
+        self.dtype, self.acc = dtype_of(program.call.dtype), accumulator_of(program.call.dtype)
+        self.words, self.fence = window.words, window.fence
+        self.chunks = -(-stage.count // self.chunk)
+        self.k = self.base = 0
+
+        def slots(c: int) -> list[Array]:
+            kind = self.acc if program.channels[c].partial else self.dtype
+            starts = [places.slots[c] + i * places.strides[c] for i in range(program.depth)]
+            return [window.bytes[at : at + program.chunk * kind.itemsize].view(kind) for at in starts]
+
+        self.ins = [(slots(c), places.heads[c], places.tails[c][rank]) for c in stage.ins]
+        self.outs = [(slots(c), places.heads[c], tuple(places.tails[c].values())) for c in stage.outs]
+        # operations that end in another type than they accumulate in need a place to do so
+        wide = self.acc != self.dtype and (stage.way != "down")
+        self.scratch = np.empty(program.chunk, self.acc) if wide or len(stage.fold) > 2 else None
+        self.waits_in = [head for _, head, _ in self.ins]
+        self.waits_out = [tail for _, _, tails in self.outs for tail in tails]
+
+    def start(self, base: int, send: Array | None, recv: Array | None) -> None:
+        """Begin a call: flags count from ``base``."""
+        stage, self.k, self.base = self.stage, 0, base
+        self.local = None if stage.local is None or send is None else send[stage.local : stage.local + stage.count]
+        self.store = None if stage.store is None or recv is None else recv[stage.store : stage.store + stage.count]
+        same = self.local is not None and self.store is not None
+        self.aliased = same and self.local.ctypes.data == self.store.ctypes.data  # type: ignore[union-attr]
+
+    def ready(self) -> bool:
+        """Whether chunk ``k`` can be done without waiting."""
+        words, want = self.words, self.base + self.k + 1
+        for head in self.waits_in:
+            if words[head] < want:
+                return False
+        if self.k >= self.depth:
+            want -= self.depth
+            for tail in self.waits_out:
+                if words[tail] < want:
+                    return False
+        return True
+
+    def step(self) -> None:
+        """Do chunk ``k`` and raise its flags."""
+        if self.fence:
+            self.fence()
+        k, stage = self.k, self.stage
+        slot, first = k % self.depth, k * self.chunk
+        size = min(self.chunk, stage.count - first)
+        local = None if self.local is None else self.local[first : first + size]
+        sources = [ring[slot][:size] for ring, _, _ in self.ins]
+        targets = [ring[slot][:size] for ring, _, _ in self.outs]
+        if self.store is not None and not (self.aliased and len(stage.fold) == 1):
+            targets.append(self.store[first : first + size])
+        operands: list[Any] = [local if i < 0 else sources[i] for i in stage.fold]
+        value = operands[0]
+        if targets and (len(operands) > 1 or stage.final):
+            safe = self.scratch is None and not (self.aliased and len(operands) > 2)
+            value = targets[0] if safe else self.scratch[:size]  # type: ignore[index]
+            fold(self.op, operands, value, final=stage.final, n=self.n)
+        for target in targets:
+            if target is not value:
+                np.copyto(target, value, casting="unsafe")
+        if self.fence:
+            self.fence()
+        done = self.base + k + 1
+        for _, head, _ in self.outs:
+            self.words[head] = done
+        for _, _, tail in self.ins:
+            self.words[tail] = done
+        self.k = k + 1
+
+
+class Idle:
+    """Wait a little between polls; tell when to leave."""
+
+    def __init__(self, window: SharedWindow, slice_s: float) -> None:
+        self.window, self.slice_s = window, slice_s
+        self.since = 0.0
+        self.polls = 0
+
+    def again(self) -> Outcome:
+        """Yield or sleep once. DONE means go on polling."""
+        self.polls += 1
+        if self.polls % 16 == 1:
+            now = time.monotonic()
+            self.since = self.since or now
+            self.window.beat()
+            if self.window.abort[0]:
+                return Outcome.ABORTED
+            if now - self.since > self.slice_s:
+                return Outcome.EXPIRED
+        if self.polls > 16 and time.monotonic() - self.since > YIELD_SECONDS:
+            time.sleep(SLEEP_SECONDS)
+        else:
+            os.sched_yield()
+        return Outcome.DONE
+
+
+Turn = Callable[[], tuple[Outcome, bool]]
+
+
+def turns(turn: Turn, window: SharedWindow, slice_s: float) -> tuple[Outcome, bool]:
+    """Repeat ``turn`` until it is through, or nothing moved for ``slice_s``: (outcome, whether anything moved).
+
+    Args:
+        turn: does what is ready and says EXPIRED and whether anything moved; any other outcome ends it.
+    """
+    idle = Idle(window, slice_s)
+    ever = False
+    while True:
+        outcome, moved = turn()
+        if moved:
+            ever, idle.since, idle.polls = True, 0.0, 0
+        if outcome is Outcome.EXPIRED and not moved:
+            outcome = idle.again()
+            if outcome is Outcome.DONE:
+                continue
+        if outcome is not Outcome.EXPIRED or not moved:
+            return outcome, ever
+
+
+def step_numpy(left: list[NumpyStage]) -> tuple[Outcome, bool]:
+    """A turn of started stages; those that are finished are taken out of ``left``."""
+    moved = False
+    for stage in left:
+        if stage.ready():
+            stage.step()
+            moved = True
+    if moved:
+        left[:] = [stage for stage in left if stage.k < stage.chunks]
+    return Outcome.EXPIRED if left else Outcome.DONE, moved
+
+
+def enter_numpy(window: SharedWindow, seq: int) -> tuple[Outcome, bool]:
+    """A turn of waiting until every rank has entered call ``seq``."""
+    if (window.seqs < seq).any():
+        return Outcome.EXPIRED, False
+    if window.fence:
+        window.fence()
+    return Outcome.DONE, False

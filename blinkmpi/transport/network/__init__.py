@@ -1,0 +1,1 @@
+"""Between nodes: messages of MPI that carry chunks, calls and errors."""

@@ -1,0 +1,131 @@
+"""The environment: ``BLINKMPI_*`` variables, named after NCCL's where NCCL has the same.
+
+An unknown name warns with the nearest one that exists; an impossible value is a
+SettingsError. Arguments of the Communicator win over the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import threading
+from collections.abc import Mapping
+
+from ..errors import SettingsError
+from .codec import Value
+
+PREFIX = "BLINKMPI_"
+LEVELS = ("NONE", "VERSION", "WARN", "INFO", "TRACE")
+KNOWN = {
+    "DEBUG": f"how much to log on stderr: {' '.join(LEVELS)}",
+    "TOPO_FILE": "take the machine from this file or catalogue name instead of probing",
+    "TOPO_DUMP_FILE": "write the machine that was found, as JSON",
+    "GRAPH_FILE": "take the plan from this file",
+    "GRAPH_DUMP_FILE": "write the plan, as JSON",
+    "ALGO": "schemes per collective: allreduce:chain;broadcast:^mpi",
+    "TIMEOUT": "seconds without progress after which a collective fails (default 60)",
+    "EXECUTOR": "auto, c or numpy: what executes programs on CPU ranks",
+    "CMA_DISABLE": "1: ranks do not read one another's memory",
+    "GPU_DISABLE": "1: GPUs are not used, and arrays in GPU memory are refused",
+    "CUDA_AWARE": "1 or 0: MPI takes GPU memory, or does not, whatever it says itself",
+    "BUFFSIZE": "bytes of shared memory for slots per rank",
+    "CACHE_DIR": "where the compiled C executor is kept",
+    "NODES": "4+4: virtual nodes of so many ranks each, which share no memory (for tests and what-if measurements)",
+    "NODE_ID": "overrides which ranks count as one node (for tests)",
+    "TESTS_MIN_BW": "bench fails below 0.9 of this average bus bandwidth (GB/s)",
+}
+
+
+class Settings(Value, frozen=True):
+    """What the environment says, parsed."""
+
+    debug: str = "WARN"
+    topo_file: str = ""
+    topo_dump_file: str = ""
+    graph_file: str = ""
+    graph_dump_file: str = ""
+    algo: str = ""
+    timeout_s: float = 60.0
+    executor: str = "auto"
+    buffer_bytes: int = 8 << 20
+    cma_disable: bool = False
+    gpu_disable: bool = False
+    cuda_aware: bool | None = None
+    nodes: tuple[int, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    def wants(self, level: str) -> bool:
+        """Whether messages of ``level`` are shown."""
+        return LEVELS.index(level) <= LEVELS.index(self.debug)
+
+
+def read(environ: Mapping[str, str] | None = None) -> Settings:
+    """Parse the environment.
+
+    Raises:
+        SettingsError: naming the variable, its value and what was expected.
+    """
+    ours = {k.removeprefix(PREFIX): v for k, v in (environ or os.environ).items() if k.startswith(PREFIX)}
+    debug = (ours.get("DEBUG") or "WARN").upper()
+    if debug not in LEVELS:
+        raise SettingsError(f"BLINKMPI_DEBUG={ours['DEBUG']!r}: expected one of {', '.join(LEVELS)}")
+    executor = ours.get("EXECUTOR") or "auto"
+    if executor not in ("auto", "c", "numpy"):
+        raise SettingsError(f"BLINKMPI_EXECUTOR={executor!r}: expected auto, c or numpy")
+    return Settings(
+        debug=debug,
+        topo_file=ours.get("TOPO_FILE", ""),
+        topo_dump_file=ours.get("TOPO_DUMP_FILE", ""),
+        graph_file=ours.get("GRAPH_FILE", ""),
+        graph_dump_file=ours.get("GRAPH_DUMP_FILE", ""),
+        algo=ours.get("ALGO", ""),
+        timeout_s=_number(ours, "TIMEOUT", 60.0),
+        executor=executor,
+        buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20)),
+        cma_disable=_switch(ours, "CMA_DISABLE"),
+        gpu_disable=_switch(ours, "GPU_DISABLE"),
+        cuda_aware=_switch(ours, "CUDA_AWARE") if ours.get("CUDA_AWARE") else None,
+        nodes=_sizes(ours, "NODES"),
+        unknown=tuple(_hint(name) for name in sorted(ours) if name not in KNOWN),
+    )
+
+
+def log(settings: Settings, level: str, text: str) -> None:
+    """Write one log line to stderr if the settings want it."""
+    if settings.wants(level):
+        where = f"{os.uname().nodename}:{os.getpid()}:{threading.get_native_id()}"
+        print(f"{where} BLINKMPI {level} {text}", file=sys.stderr, flush=True)
+
+
+def _switch(ours: Mapping[str, str], name: str) -> bool:
+    text = ours.get(name) or "0"
+    if text not in ("0", "1"):
+        raise SettingsError(f"{PREFIX}{name}={text!r}: expected 0 or 1")
+    return text == "1"
+
+
+def _number(ours: Mapping[str, str], name: str, default: float) -> float:
+    text = ours.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value > 0:
+        raise SettingsError(f"{PREFIX}{name}={text!r}: expected a number more than 0")
+    return value
+
+
+def _sizes(ours: Mapping[str, str], name: str) -> tuple[int, ...]:
+    text = ours.get(name) or ""
+    parts = text.split("+") if text else []
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise SettingsError(f"{PREFIX}{name}={text!r}: expected the ranks of each node, as in 4+4")
+    return tuple(int(part) for part in parts)
+
+
+def _hint(name: str) -> str:
+    near = difflib.get_close_matches(name, KNOWN, n=1)
+    return f"{PREFIX}{name} is unknown" + (f"; did you mean {PREFIX}{near[0]}?" if near else "")

@@ -1,0 +1,155 @@
+"""What the benchmark runs: sizes and names, inputs, and the check of every result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blinkmpi.bench import case as bc
+from blinkmpi.errors import ArgumentError, BufferTypeError
+from blinkmpi.program.reduction import accumulator_of, check_op, dtype_of, fold
+
+# ---------------------------------------------------------------- sizes and names
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64K", 65536), ("256M", 1 << 28), ("1.5m", 3 << 19), ("4G", 1 << 32), ("7", 7)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert bc.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "-1", "64X", "1e400", "nan"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ArgumentError, match="such as 65536, 64K"):
+        bc.parse_size(text)
+
+
+def test_unknown_types_name_the_known_ones() -> None:
+    with pytest.raises(BufferTypeError, match="half, float"):
+        bc.dtype_named("float128")
+    assert bc.dtype_named("float32") == bc.dtype_named("float") == "float32"
+
+
+def test_bus_factors() -> None:
+    factor = {c: bc.Case(c, 4, 8, "float32").bus_factor for c in bc.TEST_NAMES}
+    assert factor == {
+        "allreduce": 1.5,
+        "allgather": 0.75,
+        "reduce_scatter": 0.75,
+        "gather": 0.75,
+        "scatter": 0.75,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+    }
+
+
+@given(st.sampled_from(sorted(bc.TEST_NAMES)), st.integers(1, 9), st.integers(0, 1 << 20))
+def test_a_row_is_never_larger_than_asked(collective: Any, n: int, nbytes: int) -> None:
+    case = bc.case_of(collective, n, nbytes, "float32", "sum", 0)
+    assert nbytes - 16 * n < case.size <= nbytes
+    assert max(case.send_count, case.recv_count) == case.total
+    if collective in ("allgather", "reduce_scatter"):
+        assert case.count * 4 % 16 == 0
+
+
+# ---------------------------------------------------------------- the check
+
+
+def honest(case: bc.Case, rank: int, *, sources: list[int] | None = None, shift: int = 0) -> Any:
+    """The result of ``rank`` by the package's own arithmetic, or with wrong contributions or a shift."""
+    result = np.empty(case.recv_count, dtype_of(case.dtype))
+    bc.poison(result)
+    for start, length, folded, offset in bc.pieces(case, rank):
+        ranks = sources if sources is not None and len(folded) > 1 else list(folded)
+        inputs = [np.empty(length, dtype_of(case.dtype)) for _ in ranks]
+        for values, r in zip(inputs, ranks, strict=True):
+            bc.fill(values, r, case.dtype, offset + shift)
+        total = np.empty(length, accumulator_of(case.dtype))
+        with np.errstate(all="ignore"):
+            fold(case.op or "sum", inputs, total, final=True, n=case.n)
+        result[start : start + length] = total.astype(result.dtype)
+    return result
+
+
+CASES = [
+    (collective, dtype, op)
+    for collective in bc.TEST_NAMES
+    for dtype in bc.TYPE_NAMES.values()
+    for op in (bc.OP_NAMES if collective in ("allreduce", "reduce", "reduce_scatter") else ("",))
+    if not (op == "avg" and "int" in dtype)
+]
+
+
+@pytest.mark.parametrize(("collective", "dtype", "op"), CASES)
+def test_right_results_pass_and_poison_does_not(collective: Any, dtype: str, op: str) -> None:
+    case = bc.Case(
+        collective, 5, 1003, dtype, op, 3 if collective in ("broadcast", "reduce", "gather", "scatter") else -1
+    )
+    if op:
+        check_op(op, dtype)
+    for rank in range(case.n):
+        result = honest(case, rank)
+        assert bc.count_wrong(case, rank, result) == 0
+        expected = sum(length for _, length, _, _ in bc.pieces(case, rank))
+        bc.poison(result)
+        assert bc.count_wrong(case, rank, result) >= 0.95 * expected
+
+
+@pytest.mark.parametrize("dtype", bc.TYPE_NAMES.values())
+@pytest.mark.parametrize("op", ["sum", "prod"])
+def test_a_missing_or_repeated_contribution_shows(dtype: str, op: str) -> None:
+    case = bc.Case("allreduce", 4, 2000, dtype, op)
+    for sources in ([0, 1, 2], [0, 1, 2, 3, 3], [0, 1, 2, 2]):
+        assert bc.count_wrong(case, 0, honest(case, 0, sources=sources)) > 0.9 * case.count
+
+
+def test_the_order_of_the_fold_does_not_matter() -> None:
+    case = bc.Case("allreduce", 8, 5000, "float32", "sum")
+    assert bc.count_wrong(case, 0, honest(case, 0, sources=[7, 3, 5, 1, 0, 2, 4, 6])) == 0
+
+
+@pytest.mark.parametrize("collective", bc.TEST_NAMES)
+def test_a_displaced_chunk_shows(collective: Any) -> None:
+    root = 1 if collective in ("broadcast", "reduce", "gather", "scatter") else -1
+    case = bc.Case(collective, 3, 4096, "float32", "sum" if "reduce" in collective else "", root)
+    assert bc.count_wrong(case, 1, honest(case, 1, shift=1024)) > 0.99 * case.recv_count
+
+
+def test_vectors_longer_than_the_period() -> None:
+    case = bc.Case("reduce_scatter", 2, bc.PERIOD + 10, "int32", "sum")
+    result = honest(case, 1)
+    assert bc.count_wrong(case, 1, result) == 0
+    result[bc.PERIOD + 3] += 1
+    assert bc.count_wrong(case, 1, result) == 1
+
+
+class Elsewhere:
+    """NumPy under another name, as CuPy is: buffers are compared in pieces, references uploaded."""
+
+    asarray = staticmethod(np.asarray)
+    count_nonzero = staticmethod(np.count_nonzero)
+
+
+@pytest.mark.parametrize(("collective", "dtype", "op"), CASES)
+def test_results_outside_host_memory_are_checked_alike(collective: Any, dtype: str, op: str) -> None:
+    root = 1 if collective in ("broadcast", "reduce", "gather", "scatter") else -1
+    case = bc.Case(collective, 2, 2 * bc.PERIOD + 7, dtype, op, root)
+    result = honest(case, 1)
+    assert bc.count_wrong(case, 1, result, xp=Elsewhere) == 0
+    for at in (0, bc.PERIOD + 3, case.recv_count - 1):
+        bc.poison(result[at : at + 1])
+    assert bc.count_wrong(case, 1, result, xp=Elsewhere) == 3
+
+
+@given(st.integers(0, 3 * bc.PERIOD), st.integers(0, 3 * bc.PERIOD))
+@settings(max_examples=20, deadline=None)
+def test_inputs_repeat_with_their_period(size: int, start: int) -> None:
+    out, more = np.empty(size, np.float32), np.empty(start + size, np.float32)
+    bc.fill(out, 2, "float32", start, xp=Elsewhere)
+    bc.fill(more, 2, "float32")
+    assert np.array_equal(out, more[start:])

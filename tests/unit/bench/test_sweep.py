@@ -1,0 +1,403 @@
+"""Sweeps: what is run, what is kept and run again, how a run can fail, and the pictures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkmpi.bench import command as bench
+from blinkmpi.bench.sweep import command as sweep
+from blinkmpi.bench.sweep import plot_scaling as sweep_plot
+from blinkmpi.bench.sweep.file import parse
+from blinkmpi.bench.sweep.jobs import last_words, machines
+from blinkmpi.bench.sweep.results import read, tables
+from blinkmpi.cli import main as cli
+from blinkmpi.errors import ArgumentError
+from tests.harness import ENVIRONMENT, RANK_VARIABLES, run_command
+
+ROOT = Path(__file__).resolve().parents[3]
+needs_command = pytest.mark.skipif(
+    not (Path(sys.prefix) / "bin" / "blinkmpi").exists(), reason="blinkmpi is not installed: pip install -e '.[test]'"
+)
+OPEN_MPI = "Open MPI v5.0.11"
+JOB = ("SLURM_", "PBS_", "LSB_", "BLINKMPI_", "NCCL_", "CUDA_", "PMI_", "OMPI_COMM_WORLD")
+
+# An srun that starts nothing: it writes what bench would have written, or does what the file "mode" says.
+SRUN = f"""#!{sys.executable}
+import json, pathlib, sys, time
+folder = pathlib.Path(__file__).parent
+words = sys.argv[1:]
+n = next(int(w.partition("=")[2]) for w in words if w.startswith("--ntasks="))
+name = words[words.index("bench") + 1]
+with (folder / "calls").open("a") as calls:
+    calls.write(f"{{name}} {{n}}\\n")
+mode = (folder / "mode").read_text().split() if (folder / "mode").exists() else []
+if f"{{name}}-{{n}}-fails" in mode:
+    print("some noise")
+    print("blinkmpi: error: rank 1: no luck; try again", file=sys.stderr)
+    print("srun: error: node01: task 1: Exited with exit code 2", file=sys.stderr)
+    sys.exit(2)
+if f"{{name}}-{{n}}-hangs" in mode:
+    time.sleep(60)
+rows = []
+for size in (1024, 4096):
+    row = {{"size": size, "type": "float", "redop": "sum", "root": -1, "experiment_name": f"{{name}}_float_sum"}}
+    row["blinkmpi"] = {{"scheme": "direct", "executor": "c"}}
+    for place in ("out_of_place", "in_place"):
+        row[place] = {{"time": size / 100 * n, "bus_bw": 8.0 / n, "alg_bw": 4.0, "nwrong": 0}}
+        times = {{"min": size / 100, "max": size / 50, "median": size / 80}}
+        mpi = {{"time": size / 50 * n, "ratio": 2.0, "nwrong": 0, "times_us": times}}
+        row["blinkmpi"][place] = {{"times_us": times, "compare": {{"mpi": mpi}}}}
+    rows.append(row)
+world = 1 if "worlds" in mode else n
+facts = {{"ranks": world, "compare": ["mpi"], "commit": "0" * 40, "date": "2026-11-21T12:00"}}
+document = {{"config": {{"graph": 0}}, "results": rows, "blinkmpi": facts}}
+path = words[words.index("-J") + 1]
+pathlib.Path(path).write_text(json.dumps(document))
+if "worlds" in mode:
+    pathlib.Path(path + ".0").write_text("{{}}")
+"""
+
+
+@pytest.fixture(autouse=True)
+def outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(JOB) or name in RANK_VARIABLES:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("BLINKMPI_GPU_DISABLE", "1")
+
+
+# ---------------------------------------------------------------- running, with an srun that starts nothing
+
+
+class Bench:
+    """``blinkmpi bench --sweep`` in a folder of its own."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.folder, self.file, self.results = folder, folder / "s.toml", folder / "r.json"
+        self.file.write_text(f'launcher = "srun"\ncompare = "mpi"\n{text}')
+        (folder / "srun").write_text(SRUN)
+        (folder / "srun").chmod(0o755)
+
+    def run(self, *words: str) -> int:
+        parser = argparse.ArgumentParser()
+        bench.add_parser(parser.add_subparsers(dest="command"))
+        args = parser.parse_args(["bench", "--sweep", str(self.file), "-J", str(self.results), *words])
+        return sweep.run(args, library=OPEN_MPI)
+
+    def mode(self, text: str) -> None:
+        (self.folder / "mode").write_text(text)
+
+    @property
+    def calls(self) -> list[str]:
+        """What was started since the last look."""
+        path = self.folder / "calls"
+        found = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return found
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return lambda text="": Bench(tmp_path, text)
+
+
+TWO = 'collectives = ["all_reduce", "broadcast"]\nranks_per_node = [1, 2]\n'
+
+
+def test_a_sweep_is_one_file_and_is_not_run_twice(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    one = make(TWO)
+    assert one.run() == 0
+    out, err = capsys.readouterr()
+    assert one.calls == ["all_reduce 1", "all_reduce 2", "broadcast 1", "broadcast 2"]
+    assert "[4/4] broadcast, 1 x 2 ranks: " in err
+    assert "busbw 4 GB/s at 1 KiB" in err
+    assert "4 of 4 runs are good" in out
+    assert re.search(r"1 +2 +4 KiB +direct +81.9 us +4 +2.00", out), out
+    body = read(str(one.results))
+    assert [run["status"] for run in body["runs"]] == ["ok"] * 4
+    assert {"commit", "dirty", "date", "started", "hardware", "versions", "args", "env", "scheduler"} <= body.keys()
+    assert body["versions"]["mpi"] == OPEN_MPI
+    assert body["runs"][0]["result"]["blinkmpi"]["ranks"] == 1
+    assert one.run() == 0
+    assert one.calls == []
+    assert "4 runs, 4 of them in" in capsys.readouterr().err
+    one.file.write_text(one.file.read_text().replace("[1, 2]", "[1, 2, 3]"))
+    assert one.run() == 0
+    assert one.calls == ["all_reduce 3", "broadcast 3"]
+    assert len(read(str(one.results))["runs"]) == 6
+    assert sorted(p.name for p in one.folder.iterdir()) == ["r.json", "s.toml", "srun"]
+
+
+def test_a_run_that_failed_is_kept_with_its_reason_and_tried_again(
+    make: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = make(TWO)
+    one.mode("broadcast-1-fails")
+    assert one.run() == 1
+    (failed,) = [run for run in read(str(one.results))["runs"] if run["status"] == "failed"]
+    assert failed["error"] == "exit status 2: blinkmpi: error: rank 1: no luck; try again"
+    assert (failed["tries"], failed["result"], failed["key"]["ranks"]) == (1, None, 1)
+    assert len(one.calls) == 4, "the others are run all the same"
+    assert "failed: broadcast, 1 x 1 ranks, auto: exit status 2" in capsys.readouterr().out
+    assert one.run() == 1
+    assert one.calls == ["broadcast 1"]
+    one.mode("")
+    assert one.run() == 0
+    again = read(str(one.results))["runs"]
+    assert [(run["status"], run["tries"]) for run in again] == [("ok", 1), ("ok", 1), ("ok", 3), ("ok", 1)]
+
+
+def test_a_run_that_does_not_end_is_ended(make: Any) -> None:
+    one = make('timeout = 0.5\n[[part]]\n[[part]]\ncollectives = "reduce"\n')
+    n = machines(parse("", source="x")[0], {}, OPEN_MPI).place.slots
+    one.mode(f"all_reduce-{n}-hangs")
+    began = time.monotonic()
+    one.run()
+    assert time.monotonic() - began < 20
+    first, _ = read(str(one.results))["runs"]
+    assert first["error"] == "no end within 0.5 s"
+    assert [run.split()[0] for run in one.calls] == ["all_reduce", "reduce"]
+
+
+def test_worlds_of_one_are_no_result(make: Any) -> None:
+    one = make("ranks_per_node = 2")
+    one.mode("worlds")
+    assert one.run() == 1
+    (only,) = read(str(one.results))["runs"]
+    assert "2 worlds of 1 ranks instead of one of 2: the launcher does not fit the MPI" in only["error"]
+    assert sorted(p.name for p in one.folder.iterdir()) == ["calls", "mode", "r.json", "s.toml", "srun"]
+
+
+# SIGTERM for the sweep as soon as its second run has begun, or not at all.
+KILLER = """
+import os, pathlib, signal, sys, time
+calls, end = pathlib.Path(sys.argv[2]), time.monotonic() + 30
+while time.monotonic() < end:
+    if calls.exists() and calls.read_text().count("\\n") == 2:
+        os.kill(int(sys.argv[1]), signal.SIGTERM)
+        break
+    time.sleep(0.1)
+"""
+
+
+def test_a_scheduler_that_ends_the_job_loses_one_run(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    one = make(TWO)
+    one.mode("all_reduce-2-hangs")
+    killer = subprocess.Popen([sys.executable, "-c", KILLER, str(os.getpid()), str(one.folder / "calls")])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert one.run() == sweep.STOPPED
+    finally:
+        killer.wait(40)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert [run["status"] for run in read(str(one.results))["runs"]] == ["ok"]
+    assert "stopped: 1 of 4 runs are in" in capsys.readouterr().err
+    assert one.calls == ["all_reduce 1", "all_reduce 2"]
+    one.mode("")
+    assert one.run() == 0
+    assert len(one.calls) == 3
+
+
+def test_dry_run_starts_nothing(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    one = make('nodes = ["1+1"]\nenv = { LEVEL = "a b" }\niters = 3\n')
+    assert one.run("--dry-run") == 0
+    (printed,) = capsys.readouterr().out.splitlines()
+    assert printed.startswith("env 'LEVEL=a b' BLINKMPI_NODES=1+1 srun --mpi=pmix --ntasks=2 ")
+    assert " -m blinkmpi bench all_reduce -b 1024 " in printed
+    assert " -n 3 " in printed
+    assert one.calls == []
+    assert not one.results.exists()
+
+
+def test_json_is_the_whole_file(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    one = make("ranks_per_node = 2")
+    assert one.run("--json") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(one.results.read_text())
+
+
+def test_what_does_not_go_with_a_sweep_is_refused(make: Any, tmp_path: Path) -> None:
+    one = make()
+    with pytest.raises(ArgumentError, match="--minbytes 4 beside --sweep"):
+        one.run("-b", "4")
+    with pytest.raises(ArgumentError, match="the collective reduce beside --sweep"):
+        one.run("reduce")
+    one.results.write_text('{"results": []}')
+    with pytest.raises(ArgumentError, match="holds no results of a sweep"):
+        one.run()
+    one.results.write_text("{")
+    with pytest.raises(ArgumentError, match="is no JSON"):
+        one.run()
+    one.results = tmp_path / "none" / "r.json"
+    with pytest.raises(ArgumentError, match="does not exist"):
+        one.run()
+    one.results = one.file
+    with pytest.raises(ArgumentError, match="is the sweep itself"):
+        one.run()
+    one.file.unlink()
+    with pytest.raises(ArgumentError, match="cannot read the sweep"):
+        one.run()
+    (tmp_path / "srun").unlink()
+    (one.folder / "t.toml").write_text('launcher = "srun"\n')
+    one.file, one.results = one.folder / "t.toml", one.folder / "r2.json"
+    os.environ["PATH"] = str(tmp_path)
+    with pytest.raises(ArgumentError, match="cannot start 'srun'"):
+        one.run()
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
+        {"PMI_SIZE": "4"},
+        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+        {"PMIX_RANK": "0"},
+    ],
+)
+def test_ranks_of_a_launcher_are_refused(job: dict[str, str]) -> None:
+    with pytest.raises(ArgumentError, match=r"one process.*call it without one: blinkmpi bench --sweep f\.toml"):
+        sweep.refuse_ranks(job, "f.toml")
+    sweep.refuse_ranks({"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, "f.toml")
+
+
+def test_the_line_that_says_most_is_kept() -> None:
+    frame = "-----\nprterun detected that one or more processes exited\n\n  Exit code:    1\n-----\n"
+    assert last_words(f"x\nTraceback (most recent call last):\n  File\nValueError: bad\n{frame}") == "ValueError: bad"
+    assert last_words(f"first\nlast\n{frame}") == "last"
+    assert last_words(frame) == "it said nothing"
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def swept(make: Any, text: str) -> dict[str, Any]:
+    one = make(text)
+    assert one.run() == 0
+    return read(str(one.results))
+
+
+def test_curves_run_over_ranks_or_nodes(make: Any) -> None:
+    body = swept(make, "ranks_per_node = [1, 2, 4]")
+    x, lines = sweep_plot.lines_of(body["runs"])
+    assert x == "ranks"
+    assert [(one.variant, one.size) for one in lines] == [
+        (library, size) for size in (1024, 4096) for library in ("blinkmpi", "MPI")
+    ]
+    assert lines[0].points == ((1, 10.24, 8.0), (2, 20.48, 4.0), (4, 40.96, 2.0))
+    assert lines[1].points[1] == (2, 40.96, 2.0)
+    assert sweep_plot.chosen([8, 1, 4, 2], 3) == [1, 4, 8]
+    for run, nodes in zip(body["runs"], (1, 2, 4), strict=True):
+        run["key"]["nodes"] = nodes
+    assert sweep_plot.lines_of(body["runs"])[0] == "nodes"
+
+
+def test_schemes_on_one_number_of_ranks_have_no_curve(make: Any) -> None:
+    body = swept(make, 'ranks_per_node = 2\nschemes = ["auto", "chain"]')
+    assert sweep_plot.lines_of(body["runs"])[1] == []
+    assert [name for name, _ in sweep_plot.documents([("r", body)])] == ["auto", "chain"]
+    assert len(tables(body["runs"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ranks_per_node = [1, 2, 4]", ("against the number of ranks", "4 KiB", "MPI", "bus bandwidth", "time")),
+        ('nodes = ["1", "1+1"]', ("against the number of nodes", "all_reduce float sum")),
+        ('ranks_per_node = [1, 2]\nschemes = ["auto", "direct", "chain"]', ("4 KiB: bus bandwidth", "blinkmpi, chain")),
+        ('ranks_per_node = 2\nschemes = ["auto", "chain"]', ("against size", "chain", "all_reduce float sum, 2 ranks")),
+    ],
+)
+def test_a_sweep_is_drawn(make: Any, capsys: pytest.CaptureFixture[str], text: str, words: tuple[str, ...]) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install blinkmpi[plot]")
+    one = make(text)
+    assert one.run() == 0
+    picture = one.folder / "p.svg"
+    assert cli.main(["plot", str(one.results), "-o", str(picture)]) == 0, capsys.readouterr().err
+    drawn = " ".join(re.findall(r"<text[^>]*>([^<]*)<", picture.read_text()))
+    for word in words:
+        assert word in drawn
+    one.results.write_text('{"format": "blinkmpi.sweep", "version": 1, "runs": []}')
+    assert cli.main(["plot", str(one.results), "-o", str(picture)]) == 2
+    one.results.write_text('{"format": "blinkmpi.sweep", "version": 9, "runs": []}')
+    assert cli.main(["plot", str(one.results), "-o", str(picture)]) == 2
+    assert "holds no results of a sweep" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- really
+
+
+def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "blinkmpi", *words]
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=150, check=False)
+
+
+@pytest.mark.mpi_skip  # starts mpirun
+def test_a_sweep_of_this_machine(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.toml"
+    file.write_text('collectives = ["all_reduce", "broadcast"]\nranks_per_node = [1, 2]\nmaxbytes = "16K"\n'
+                    "stepfactor = 16\niters = 3\ntimeout = 60\n")  # fmt: skip
+    done = command("bench", "--sweep", str(file), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 runs are good; JSON in tiny.json" in done.stdout
+    body = read(str(tmp_path / "tiny.json"))
+    assert [run["result"]["blinkmpi"]["ranks"] for run in body["runs"]] == [1, 2, 1, 2]
+    assert all(row["in_place"]["nwrong"] == 0 for run in body["runs"] for row in run["result"]["results"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.json", "tiny.toml"]
+    again = command("bench", "--sweep", str(file), cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "4 of them in tiny.json already" in again.stderr
+
+
+@pytest.mark.mpi_skip  # starts mpirun
+def test_a_sweep_under_mpirun_is_refused() -> None:
+    words = [sys.executable, "-m", "blinkmpi", "bench", "--sweep", "benchmarks/sweeps/quick.toml"]
+    done = run_command(2, words, timeout=60, cwd=ROOT)
+    assert done.rc != 0
+    assert done.output.count("a launcher started 2 of it; call it without one") == 1
+
+
+# The start of an srun that has this MPI's mpirun behind it.
+MPIRUN_BEHIND = """#!/bin/bash
+while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && n=${1#*=}; shift; done
+for name in "${!SLURM_@}"; do unset "$name"; done
+exec mpirun -np "$n" "$@"
+"""
+
+
+@needs_command
+@pytest.mark.mpi_skip  # starts mpirun
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_a_job_script_runs_a_sweep(scheduler: str, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text('nodes = 1\nmaxbytes = "1K"\niters = 2\n')
+    (tmp_path / "nodes").write_text("localhost\nlocalhost\n")
+    (tmp_path / "srun").write_text(MPIRUN_BEHIND)
+    (tmp_path / "srun").chmod(0o755)
+    if scheduler == "slurm":
+        job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "2", "SLURM_NTASKS": "2"}
+        argv = ["bash", str(ROOT / "launch" / "slurm.sbatch"), "sweep", "tiny.toml"]
+    else:
+        job = {"PBS_JOBID": "7.x", "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_O_WORKDIR": str(tmp_path)}
+        job["SWEEP"] = "tiny.toml"
+        argv = ["bash", str(ROOT / "launch" / "pbs.sh")]
+    path = f"{tmp_path}:{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"
+    env = {**os.environ, **ENVIRONMENT, **job, "PATH": path, "PYTHONPATH": str(ROOT), "VENV": ""}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 runs are good; JSON in results/tiny.json" in done.stdout
+    body = read(str(tmp_path / "results" / "tiny.json"))
+    assert body["scheduler"] == {"kind": scheduler, "job": "7" if scheduler == "slurm" else "7.x"}
+    (only,) = body["runs"]
+    assert only["result"]["blinkmpi"]["ranks"] == 2
+    assert only["command"][0].endswith("srun" if scheduler == "slurm" else "mpirun")

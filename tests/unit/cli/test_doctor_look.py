@@ -1,0 +1,137 @@
+"""How the doctor looks at a job, which must not crash or hang, and its child job."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkmpi.doctor import examination as doctor_look
+from blinkmpi.doctor.examination import clock_skew, decode, encode, look, run_child, self_test, try_pairs
+from blinkmpi.doctor.report import Pair, SelfTest
+from blinkmpi.topology import Part
+from tests import harness
+from tests.unit.cli.test_doctor import MPI
+from tests.unit.topology.test_gather import on_ranks
+from tests.unit.topology.test_probe import recording
+
+
+def test_looking_keeps_secrets_and_reads_this_machine() -> None:
+    env = {"AWS_SECRET": "x", "NCCL_DEBUG": "INFO", "BLINKMPI_DEBG": "INFO", "CC": "no-such-compiler"}
+    own = look(Part("vm", 1, "boot", (0,)), rank=0, mpi=MPI, environ=env, source=recording("no-driver"))
+    assert own.environment == {"NCCL_DEBUG": "INFO", "BLINKMPI_DEBG": "INFO"}
+    assert own.unknown == ("BLINKMPI_DEBG is unknown; did you mean BLINKMPI_DEBUG?",)
+    assert own.gpus_here == ()
+    assert own.compiler != "no-such-compiler"
+    assert {"blinkmpi", "numpy", "mpi4py"} <= set(own.packages)
+    assert decode(encode(own)) == own
+
+
+class FakeGpu:
+    """A GPU whose memory some ranks cannot open; counts what stays open."""
+
+    def __init__(self, bus_id: str, refused: Sequence[bytes] = (), *, broken: bool = False) -> None:
+        self.bus_id, self.refused, self.broken = bus_id, refused, broken
+        self.open_now = self.allocated = 0
+
+    def allocate(self, nbytes: int) -> int:
+        if self.broken:
+            raise MemoryError("out of memory")
+        self.allocated += 1
+        return 64
+
+    def free(self, at: int) -> None:
+        self.allocated -= 1
+
+    def export(self, at: int) -> bytes:
+        return self.bus_id.encode()
+
+    def open(self, handle: bytes) -> int:
+        if handle in self.refused:
+            raise ValueError("invalid device context")
+        self.open_now += 1
+        return 128
+
+    def shut(self, at: int) -> None:
+        self.open_now -= 1
+
+
+def test_looking_at_a_gpu_joins_it_by_its_bus_id() -> None:
+    own = look(
+        Part("vm", 1, "boot", (0,)), rank=0, mpi=MPI, gpu=FakeGpu("0000:00:0B.0"), source=recording("nvml-h200x8")
+    )
+    assert own.gpu is not None
+    assert (own.gpu.index, own.no_gpu, len(own.gpus_here)) == (5, "", 8)
+
+
+def test_every_rank_tries_every_other_of_its_node() -> None:
+    gpus = [FakeGpu("a"), FakeGpu("b", [b"a"]), FakeGpu("c", broken=True), FakeGpu("d")]
+    places = ["x", "x", "x", "y"]
+    got = on_ranks([0] * 4, lambda comm, _: try_pairs(comm, places[comm.rank], gpus[comm.rank]))
+    assert got[0] == (Pair(1, ""),)
+    assert got[1] == (Pair(0, "ValueError: invalid device context"),)
+    assert got[2] == (Pair(0, "MemoryError: out of memory"), Pair(1, "MemoryError: out of memory"))
+    assert got[3] == ()
+    assert {(g.open_now, g.allocated) for g in gpus} == {(0, 0)}
+    none = on_ranks([0, 0], lambda comm, _: try_pairs(comm, "x", "no GPU"))
+    assert none == [(), ()]
+
+
+def test_clocks_are_compared_with_rank_0s(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor_look.time.time
+    names = threading.local()
+
+    def late() -> float:
+        return real() + getattr(names, "ahead", 0.0)
+
+    def work(comm: Any, _: Any) -> float:
+        names.ahead = 5.0 * comm.rank
+        return clock_skew(comm)
+
+    monkeypatch.setattr(doctor_look.time, "time", late)
+    skews = on_ranks([0, 0], work)
+    assert skews[0] == 0.0
+    assert skews[1] == pytest.approx(5.0, abs=0.5)
+
+
+# ---------------------------------------------------------------- the child job
+
+
+@pytest.mark.mpi_skip
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("from mpi4py import MPI", SelfTest(True, True, "exit status 0")),
+        ("from mpi4py import MPI; import sys; sys.exit(3)", SelfTest(True, False, "wrong data")),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", SelfTest(True, False, "SIGSEGV")),
+    ],
+)
+def test_a_child_job_may_die_and_this_process_lives(
+    program: str, expected: SelfTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in harness.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")  # as if this were a rank itself
+    monkeypatch.setenv("PMIX_NAMESPACE", "of another job")
+    assert self_test(harness.mpirun(), program=program) == expected
+
+
+def test_a_child_without_launcher_or_cupy_is_said() -> None:
+    assert self_test(None).ran is False
+    lost = self_test("mpirun", run=lambda argv, env, seconds: (1, "Traceback\nImportError: no cupy\n---\n"))
+    assert lost.words == "exit status 1: ImportError: no cupy"
+    assert not lost.right
+
+
+def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    program = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    code, words = run_child([sys.executable, "-c", program], os.environ, 1.5)
+    assert (code, words) == (124, "no end within 1.5 s")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)

@@ -1,0 +1,138 @@
+"""Explanations: what they say must be what the plan, the price and the table say."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import msgspec
+import pytest
+
+from blinkmpi.errors import PlanError
+from blinkmpi.planning.explain import (
+    FORMAT_VERSION,
+    WIDTH,
+    Explanation,
+    explain,
+    explanation,
+    plan_line,
+    shares,
+    size_text,
+    time_text,
+)
+from blinkmpi.planning.plan import Plan, Rule
+from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.program.call import Call
+from blinkmpi.program.cost_model import price
+from blinkmpi.topology.importers import modify
+from blinkmpi.topology.machines import machine
+from blinkmpi.trees import pack
+from blinkmpi.trees.tree import COLLECTIVES, ROOTED
+from blinkmpi.util.codec import loads
+
+MIB = 1 << 20
+
+
+def call(collective: str, n: int, count: int, root: int = 0) -> Call:
+    op = "sum" if collective in ("allreduce", "reduce", "reduce_scatter") else ""
+    counts = (count,) * (n if collective == "reduce_scatter" else 1)
+    return Call(collective, n, counts, "float32", op, root if collective in ROOTED else -1)  # type: ignore[arg-type]
+
+
+def test_the_numbers_are_those_of_the_packing_and_the_price() -> None:
+    topology = modify(machine("dgx-1v"), gpus="1,4,5,6")
+    plan = make_plan(topology)
+    asked = call("allreduce", 4, 16 * MIB)
+    found = explanation(plan, topology, asked)
+    rule = choose(plan, asked)
+    packing = plan.packing("allreduce", -1, rule.scheme)
+    cost = price(program_for(plan, asked, rule), packing, topology)
+    assert found.chosen is not None
+    assert found.scheme == found.chosen.scheme == rule.scheme
+    assert (found.chosen.rate_gbps, found.chosen.bound_gbps, found.chosen.optimal) == (50.0, 50.0, True)
+    assert (found.chosen.seconds, found.chosen.algbw) == (cost.seconds, cost.algbw)
+    assert found.chosen.busbw == pytest.approx(1.5 * cost.algbw)
+    assert found.chosen.certificate == packing.certificate.text
+    text = found.text()
+    for part in (packing.certificate.text[:20], "equal to the bound", "2 trees", "50 GB/s", rule.reason, "64 MiB"):
+        assert part in text
+
+
+@pytest.mark.parametrize("name", ["dgx-1v", "dgx-a100", "cpu:4", "pcie-8", "cpu:1"])
+def test_every_collective_is_explained_within_the_width_and_survives_json(name: str) -> None:
+    topology = machine(name)
+    plan = make_plan(topology)
+    for collective in COLLECTIVES:
+        for count in (0, 1000, 4 * MIB):
+            found = explanation(plan, topology, call(collective, topology.n, count), live=["C executor"])
+            assert all(len(line) <= WIDTH for line in found.text().splitlines()), found.text()
+            assert "C executor" in found.text()
+            assert loads(found.to_json(), Explanation, kind="explanation", version=FORMAT_VERSION) == found
+
+
+def test_rejected_schemes_come_with_their_prediction() -> None:
+    topology = machine("cpu:4")
+    plan = make_plan(topology)
+    found = explanation(plan, topology, call("allreduce", 4, MIB))
+    assert found.chosen is not None
+    assert {found.scheme, *(o.scheme for o in found.others)} == set(plan.schemes("allreduce"))
+    assert [o.seconds for o in found.others] == sorted(o.seconds for o in found.others)
+    text = found.text()
+    for other in found.others:
+        ratio = other.seconds / found.chosen.seconds
+        word = "slower" if ratio >= 1.005 else "faster" if ratio <= 0.995 else "the same"
+        line = next(line for line in text.splitlines() if f"{other.scheme}: " in line and "predicted" in line)
+        assert word in line
+        assert time_text(other.seconds) in line
+
+
+def with_mpi(plan: Plan) -> Plan:
+    rules = (Rule("allreduce", 0, "mpi", reason="faster below 32 KiB"), Rule("allreduce", 32768, "direct", 65536, 4))
+    return msgspec.structs.replace(plan, rules=(*(r for r in plan.rules if r.collective != "allreduce"), *rules))
+
+
+def test_a_call_that_goes_to_mpi_says_so_and_why() -> None:
+    topology = machine("cpu:4")
+    plan = with_mpi(make_plan(topology))
+    small, large = (explanation(plan, topology, call("allreduce", 4, count)) for count in (100, MIB))
+    assert (small.scheme, small.chosen) == ("mpi", None)
+    assert "MPI's own collective" in small.text()
+    assert "faster below 32 KiB" in small.text()
+    assert "direct: " in small.text()
+    assert large.scheme == "direct"
+    assert "MPI's own" not in large.text()
+
+
+def test_a_table_that_names_a_missing_scheme_is_an_error() -> None:
+    topology = machine("cpu:4")
+    plan = make_plan(topology)
+    broken = msgspec.structs.replace(plan, rules=(Rule("allreduce", 0, "ring", 65536, 4),))
+    with pytest.raises(PlanError, match=r"chooses 'ring' for allreduce but has no packing"):
+        explain(broken, topology, call("allreduce", 4, 100))
+
+
+def test_one_line_about_a_plan() -> None:
+    line = plan_line(pack(machine("dgx-1v"), "broadcast", root=0))
+    assert line.startswith("broadcast: 4 trees, depth ")
+    assert "over nvlink, rate 150 GB/s = bound (" in line
+    gap = plan_line(pack(machine("cpu:4"), "allreduce", method="direct"))
+    assert "77.8% of the bound 4.571" in gap
+    assert "one rank" in plan_line(pack(machine("cpu:1"), "allreduce"))
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_shares_add_up_to_one_for_every_block(collective: str) -> None:
+    topology = machine("dgx-1v")
+    found = pack(topology, collective, root=0)
+    blocks = {"allgather": 8, "reduce_scatter": 8, "gather": 7, "scatter": 7}.get(collective, 1)
+    parts = shares(found)
+    assert sum(parts, Fraction(0)) == blocks
+    assert len(parts) == len(found.trees)
+    if blocks == 1 and collective != "barrier":
+        assert parts == tuple(tree.weight / found.rate for tree in found.trees)
+
+
+def test_sizes_and_times_read_well() -> None:
+    assert [size_text(k) for k in (0, 1000, 1024, 1536, MIB, 1 << 30)] == [
+        "0 bytes", "1000 bytes", "1 KiB", "1.5 KiB", "1 MiB", "1 GiB",
+    ]  # fmt: skip
+    assert [time_text(t) for t in (2e-6, 8.5e-4, 0.0123, 1.5)] == ["2 us", "850 us", "12.3 ms", "1.5 s"]

@@ -1,0 +1,98 @@
+"""What a reduction means, for every operation and element type."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from blinkmpi.errors import BufferTypeError
+from blinkmpi.program.reduction import DTYPES, FLOATS, accumulator_of, check_op, combine, dtype_of, fold
+
+
+def test_every_type_has_a_dtype_and_an_accumulator_at_least_as_wide() -> None:
+    for name in DTYPES:
+        assert dtype_of(name).name == name
+        assert accumulator_of(name).itemsize >= dtype_of(name).itemsize
+
+
+def test_half_types_accumulate_in_float32() -> None:
+    assert accumulator_of("float16") == accumulator_of("bfloat16") == np.float32
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [("land", "float32"), ("band", "bool"), ("sum", "bool"), ("min", "complex64"), ("max", "bool"), ("avg", "int32")],
+)
+def test_undefined_pairs_are_type_errors_that_name_the_remedy(op: str, dtype: str) -> None:
+    with pytest.raises(BufferTypeError, match=rf"'{op}' is not defined for {dtype}.*convert"):
+        check_op(op, dtype)
+
+
+def test_unknown_names_are_type_errors() -> None:
+    with pytest.raises(TypeError, match=r"'median' is unknown; use one of sum"):
+        check_op("median", "float32")
+    with pytest.raises(TypeError, match=r"'float8' is not supported; use one of bool"):
+        dtype_of("float8")
+
+
+def test_integers_wrap() -> None:
+    out = np.empty(1, np.int8)
+    fold("sum", [np.array([100], np.int8), np.array([100], np.int8)], out, final=True, n=2)
+    assert out[0] == -56
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_min_and_max_propagate_nan(op: str, dtype: str) -> None:
+    a, b = np.array([1, np.nan, 3], dtype_of(dtype)), np.array([np.nan, 2, 2], dtype_of(dtype))
+    out = np.empty(3, accumulator_of(dtype))
+    combine(op, a, b, out)
+    assert np.isnan(out).tolist() == [True, True, False]
+    assert out[2] == (2 if op == "min" else 3)
+
+
+def test_logical_operations_of_integers_give_zero_or_one() -> None:
+    a, b = np.array([0, 2, 4], np.int32), np.array([0, 0, 8], np.int32)
+    out = np.empty(3, np.int32)
+    for op, want in (("land", [0, 0, 1]), ("lor", [0, 1, 1]), ("lxor", [0, 1, 0])):
+        combine(op, a, b, out)
+        assert out.tolist() == want
+
+
+def test_a_half_sum_is_rounded_once_at_the_end() -> None:
+    parts = [np.array([v], np.float16) for v in (2048, 1, 1)]  # 2048 + 1 is 2048 in float16
+    out = np.empty(1, np.float32)
+    fold("sum", parts, out, final=True, n=3)
+    assert out[0] == 2050
+
+
+def test_operands_fold_from_the_left() -> None:
+    parts = [np.array([v], np.float32) for v in (1e8, -1e8, 1)]
+    out = np.empty(1, np.float32)
+    fold("sum", parts, out, final=True, n=3)
+    assert out[0] == 1
+    fold("sum", [parts[2], parts[0], parts[1]], out, final=True, n=3)
+    assert out[0] == 0
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_the_accumulator_may_be_the_memory_of_one_of_the_first_two(where: int) -> None:
+    parts = [np.array([v], np.float64) for v in (5, 7, 11)]
+    fold("sum", parts, parts[where], final=False, n=3)
+    assert parts[where][0] == 23
+
+
+def test_avg_divides_a_complete_fold_only() -> None:
+    parts = [np.array([2 + 4j], np.complex64), np.array([4 + 0j], np.complex64)]
+    out = np.empty(1, np.complex64)
+    fold("avg", parts, out, final=False, n=2)
+    assert out[0] == 6 + 4j
+    fold("avg", parts, out, final=True, n=2)
+    assert out[0] == 3 + 2j
+
+
+def test_one_operand_is_converted_to_the_accumulator_type() -> None:
+    out = np.empty(2, np.float32)
+    fold("sum", [np.array([1.5, -2], ml_dtypes.bfloat16)], out, final=False, n=4)
+    assert out.tolist() == [1.5, -2.0]

@@ -1,0 +1,197 @@
+"""Lowering and the proof of a program: right ones pass, every kind of tampering is found."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blinkmpi.errors import FormatError, PlanError
+from blinkmpi.program.call import Call
+from blinkmpi.program.check import check
+from blinkmpi.program.ir import Program
+from blinkmpi.program.lower import lower, spans
+from blinkmpi.trees.tree import COLLECTIVES, Collective
+from tests.unit.trees.packings import call_of, packing, random_packing, tree
+
+
+def chance(collective: Collective, n: int, count: int, seed: int, *, multicast: bool = False) -> Program:
+    rng = random.Random(seed)
+    root = rng.randrange(n)
+    found = random_packing(collective, n, rng, root=root)
+    found = msgspec.structs.replace(found, multicast=multicast)
+    return lower(found, call_of(collective, n, count, root=root), chunk_bytes=rng.choice([1, 64, 4096]), depth=2)
+
+
+@given(
+    collective=st.sampled_from(COLLECTIVES),
+    n=st.integers(1, 7),
+    count=st.sampled_from([0, 1, 7, 100, 1003]),
+    seed=st.integers(0, 2**32),
+    multicast=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_lowered_program_passes_and_survives_json(
+    collective: Collective, n: int, count: int, seed: int, multicast: bool
+) -> None:
+    program = check(chance(collective, n, count, seed, multicast=multicast))
+    assert check(Program.from_json(program.to_json())) == program
+    assert program == chance(collective, n, count, seed, multicast=multicast), (
+        "the same plan lowers to the same program"
+    )
+    assert all(1 <= program.chunk_of(stage) <= program.chunk for stage in program.stages)
+
+
+REAL: list[Collective] = [c for c in COLLECTIVES if c != "barrier"]
+
+
+@given(collective=st.sampled_from(REAL), n=st.integers(2, 6), seed=st.integers(0, 2**32), pick=st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_a_dropped_stage_is_found(collective: Collective, n: int, seed: int, pick: int) -> None:
+    program = chance(collective, n, 1003, seed)
+    victim = pick % len(program.stages)
+    stages = tuple(stage for i, stage in enumerate(program.stages) if i != victim)
+    with pytest.raises(PlanError):
+        check(msgspec.structs.replace(program, stages=stages))
+
+
+@given(collective=st.sampled_from(REAL), n=st.integers(2, 6), seed=st.integers(0, 2**32), pick=st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_a_shifted_store_or_source_is_found(collective: Collective, n: int, seed: int, pick: int) -> None:
+    program = chance(collective, n, 1003, seed)
+    which = [i for i, stage in enumerate(program.stages) if stage.store is not None or stage.local is not None]
+    i = which[pick % len(which)]
+    stage = program.stages[i]
+    if stage.store is not None:
+        changed = msgspec.structs.replace(stage, store=stage.store + 1)
+    else:
+        changed = msgspec.structs.replace(stage, local=(stage.local or 0) + 1)
+    with pytest.raises(PlanError):
+        check(replace_stage(program, i, changed))
+
+
+def replace_stage(program: Program, i: int, stage: msgspec.Struct) -> Program:
+    stages = list(program.stages)
+    stages[i] = stage  # type: ignore[call-overload]
+    return msgspec.structs.replace(program, stages=tuple(stages))
+
+
+def allreduce_of_three() -> Program:
+    trees = [tree(0, "0-1 1-2"), tree(2, "2-0 2-1")]
+    return check(lower(packing("allreduce", 3, trees), call_of("allreduce", 3, 96), chunk_bytes=64, depth=2))
+
+
+def test_a_doubled_contribution_is_found() -> None:
+    program = allreduce_of_three()
+    i = next(i for i, stage in enumerate(program.stages) if stage.way == "up" and stage.ins)
+    stage = program.stages[i]
+    with pytest.raises(PlanError, match=r"fold .* must name operands"):
+        check(replace_stage(program, i, msgspec.structs.replace(stage, fold=(*stage.fold, -1))))
+
+
+def test_a_forgotten_contribution_is_found() -> None:
+    program = allreduce_of_three()
+    i = next(i for i, stage in enumerate(program.stages) if stage.way == "up" and stage.ins)
+    changed = msgspec.structs.replace(program.stages[i], local=None, fold=(0,))
+    with pytest.raises(PlanError, match=r"rank \d: elements .* hold contributions .* wanted"):
+        check(replace_stage(program, i, changed))
+
+
+def test_stages_that_wait_for_one_another_are_found() -> None:
+    program = lower(packing("broadcast", 3, [tree(0, "0-1 1-2")], root=0), call_of("broadcast", 3, 8),
+                    chunk_bytes=64, depth=1)  # fmt: skip
+    first, second = (stage for stage in program.stages if stage.ins)
+    a, b = msgspec.structs.replace(program.channels[0], writer=2), program.channels[1]
+    ring = msgspec.structs.replace(
+        program,
+        channels=(a, b),
+        stages=(
+            msgspec.structs.replace(first, ins=(0,), outs=(1,)),
+            msgspec.structs.replace(second, ins=(1,), outs=(0,)),
+        ),
+    )
+    with pytest.raises(PlanError, match=r"stages \[0, 1\] wait for one another in a cycle"):
+        check(ring)
+
+
+def test_a_result_that_is_stored_twice_is_found() -> None:
+    program = allreduce_of_three()
+    stored = next(stage for stage in program.stages if stage.store is not None)
+    lone = msgspec.structs.replace(stored, ins=(), outs=(), local=stored.store, fold=(-1,))
+    with pytest.raises(PlanError, match=r"written by no stage, or twice|hold contributions|nobody's"):
+        check(msgspec.structs.replace(program, stages=(*program.stages, lone)))
+
+
+def test_a_channel_without_reader_and_one_with_a_wrong_writer_are_found() -> None:
+    program = allreduce_of_three()
+    for changed in (
+        msgspec.structs.replace(program.channels[0], readers=()),
+        msgspec.structs.replace(program.channels[0], writer=(program.channels[0].writer + 1) % 3),
+        msgspec.structs.replace(program.channels[0], partial=not program.channels[0].partial),
+    ):
+        with pytest.raises(PlanError, match=r"channel 0|stage \d"):
+            check(msgspec.structs.replace(program, channels=(changed, *program.channels[1:])))
+
+
+def test_chunk_and_depth_must_be_positive() -> None:
+    with pytest.raises(PlanError, match=r"chunk 0 and depth 2 must be at least 1"):
+        check(msgspec.structs.replace(allreduce_of_three(), chunk=0))
+
+
+def test_a_tampered_file_does_not_load() -> None:
+    text = allreduce_of_three().to_json()
+    with pytest.raises(FormatError, match=r"evil\.json: not a valid program: .*\$\.depth"):
+        Program.from_json(text.replace('"depth": 2', '"depth": "two"'), source="evil.json")
+    with pytest.raises(PlanError, match=r"wants writer"):
+        check(Program.from_json(text.replace('"readers": [', '"readers": [2, ', 1)))
+
+
+def test_a_packing_for_another_call_is_refused() -> None:
+    found = packing("broadcast", 3, [tree(0, "0-1 1-2")], root=0)
+    with pytest.raises(PlanError, match=r"root 0, cannot carry broadcast of 3 ranks, root 1"):
+        lower(found, call_of("broadcast", 3, 8, root=1), chunk_bytes=64, depth=1)
+    with pytest.raises(PlanError, match=r"cannot carry allreduce"):
+        lower(found, call_of("allreduce", 3, 8), chunk_bytes=64, depth=1)
+
+
+@given(
+    count=st.integers(0, 10**7),
+    weights=st.lists(st.fractions(Fraction(1, 100), Fraction(100)), min_size=1, max_size=9),
+    align=st.sampled_from([1, 4, 16, 64]),
+)
+def test_spans_tile_the_vector_in_proportion(count: int, weights: list[Fraction], align: int) -> None:
+    parts = spans(count, weights, align)
+    at = 0
+    for start, length in parts:
+        assert start == at
+        assert length >= 0
+        at += length
+    assert at == count
+    for (_, length), weight in zip(parts, weights, strict=True):
+        assert abs(length - weight / sum(weights) * count) <= align + 1
+
+
+def test_steps_follow_the_spans_of_the_trees() -> None:
+    trees = [tree(0, "0-1 1-2", 3), tree(2, "2-0 2-1", 1)]
+    program = lower(packing("allreduce", 3, trees), call_of("allreduce", 3, 1 << 20), chunk_bytes=65536, depth=4)
+    heavy, light = (next(stage for stage in program.stages if stage.tree == t) for t in (0, 1))
+    assert program.chunk_of(heavy) == program.chunk
+    assert program.chunk_of(light) == pytest.approx(program.chunk / 3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("call", "total", "send", "recv1"),
+    [
+        (Call("allgather", 3, (5,), "int8"), 15, 5, 15),
+        (Call("scatter", 3, (5,), "int8", "", 0), 15, 15, 5),
+        (Call("reduce_scatter", 3, (5, 0, 2), "int8", "sum"), 7, 7, 0),
+        (Call("allreduce", 3, (5,), "int8", "sum"), 5, 5, 5),
+        (Call("barrier", 3, (0,), "int8"), 0, 0, 0),
+    ],
+)
+def test_counts_of_a_call(call: Call, total: int, send: int, recv1: int) -> None:
+    assert (call.total, call.send_count, call.recv_count(1)) == (total, send, recv1)

@@ -1,0 +1,265 @@
+"""The simulator: results against NumPy, prices against what the links can carry."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from fractions import Fraction
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blinkmpi.errors import ArgumentError, BufferTypeError, PlanError
+from blinkmpi.planning.plan import chunk_for
+from blinkmpi.program.call import REDUCTIONS, Call
+from blinkmpi.program.check import check
+from blinkmpi.program.cost_model import LATENCY, Price, price
+from blinkmpi.program.interpreter import run
+from blinkmpi.program.lower import lower
+from blinkmpi.program.reduction import DTYPES, Array
+from blinkmpi.topology.importers import load, modify
+from blinkmpi.topology.machines import machine
+from blinkmpi.topology.model import Device, Link, Switch, Topology
+from blinkmpi.trees import methods, pack
+from blinkmpi.trees.tree import COLLECTIVES, Collective, Edge, Packing, Tree
+from tests.unit.trees.packings import allowed, call_of, machine_of, packing, random_packing, reference, sends_of, tree
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def same(got: list[Array | None], want: list[Array | None]) -> bool:
+    return len(got) == len(want) and all(
+        (a is None and b is None) or (a is not None and b is not None and a.dtype == b.dtype and np.array_equal(a, b))
+        for a, b in zip(got, want, strict=True)
+    )
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_results_equal_numpy_for_every_op_type_and_count(collective: Collective, n: int) -> None:
+    rng, data = random.Random(n), np.random.default_rng(n)
+    for count in (0, 1, 7, 1003):
+        for dtype in DTYPES:
+            for op in allowed(dtype) if collective in REDUCTIONS else [""]:
+                call = call_of(collective, n, count, dtype=dtype, op=op, root=n - 1)
+                found = random_packing(collective, n, rng, root=n - 1)
+                found = msgspec.structs.replace(found, multicast=rng.random() < 0.5)
+                program = check(lower(found, call, chunk_bytes=256, depth=2))
+                sends = sends_of(call, data)
+                assert same(run(program, sends), reference(call, sends)), (collective, n, count, dtype, op)
+
+
+def test_sums_of_halves_are_rounded_once_and_fold_in_rank_order() -> None:
+    star = lower(
+        packing("reduce", 4, [tree(2, "2-0 2-1 2-3")], root=2),
+        Call("reduce", 4, (1000,), "float16", "sum", 2),
+        chunk_bytes=64,
+        depth=2,
+    )
+    sends = [np.random.default_rng(r).standard_normal(1000).astype(np.float16) for r in range(4)]
+    a, b, c, d = (s.astype(np.float32) for s in sends)
+    got = run(star, list(sends))
+    assert got[2] is not None
+    assert got[2].tobytes() == (((a + b) + c) + d).astype(np.float16).tobytes()
+    assert got[0] is got[1] is got[3] is None
+
+
+def test_the_order_of_the_stages_in_the_file_does_not_matter() -> None:
+    call = call_of("allreduce", 5, 1003)
+    program = lower(random_packing("allreduce", 5, random.Random(3)), call, chunk_bytes=256, depth=2)
+    sends = [np.random.default_rng(r).standard_normal(1003).astype(np.float32) for r in range(5)]
+    backwards = msgspec.structs.replace(program, stages=program.stages[::-1])
+    assert same(run(program, list(sends)), run(backwards, list(sends)))
+
+
+def test_bad_buffers_are_errors_that_name_the_rank() -> None:
+    program = lower(packing("allreduce", 2, [tree(0, "0-1")]), call_of("allreduce", 2, 8), chunk_bytes=64, depth=1)
+    good = np.zeros(8, np.float32)
+    with pytest.raises(ArgumentError, match=r"rank 1 sends float64 of shape \(8,\), wanted float32 of shape \(8,\)"):
+        run(program, [good, good.astype(np.float64)])
+    with pytest.raises(ArgumentError, match=r"rank 0 sends nothing"):
+        run(program, [None, good])
+    with pytest.raises(ArgumentError, match=r"3 send arrays for 2 ranks"):
+        run(program, [good] * 3)
+    call = msgspec.structs.replace(program.call, op="median")
+    with pytest.raises(BufferTypeError, match="median"):
+        run(msgspec.structs.replace(program, call=call), [good, good])
+
+
+def priced(found: Packing, topology: Topology, nbytes: int, *, depth: int = 4, dtype: str = "float32") -> Price:
+    size = {"float32": 4, "float16": 2}[dtype]
+    blocks = topology.n if found.collective in ("allgather", "gather", "scatter") else 1
+    counts: tuple[int, ...] = (nbytes // size // blocks,)
+    if found.collective == "reduce_scatter":
+        counts = (nbytes // size // topology.n,) * topology.n
+    call = Call(
+        found.collective, topology.n, counts, dtype, "sum" if found.collective in REDUCTIONS else "", found.root
+    )
+    program = lower(found, call, chunk_bytes=chunk_for(found, call, 128 << 10), depth=depth)
+    return price(program, found, topology)
+
+
+def test_one_chunk_over_one_link_takes_its_bytes_and_the_latency() -> None:
+    line = machine_of(2, "0-1", mbps=10_000)
+    found = packing("broadcast", 2, [tree(0, "0-1", 10_000)], root=0)
+    got = priced(found, line, 4000)
+    assert got.seconds == pytest.approx(4000 / 10e9 + LATENCY["nvlink"])
+    assert [row[:3] for row in got.busy] == [(0, 1, "nvlink")]
+    assert got.busiest == pytest.approx(4000 / 10e9)
+    assert got.algbw == pytest.approx(4000 / got.seconds / 1e9)
+
+
+def test_a_reduce_goes_against_the_edges_and_halves_travel_as_float32() -> None:
+    line = machine_of(2, "0-1", mbps=10_000)
+    found = packing("reduce", 2, [tree(0, "0-1", 10_000)], root=0)
+    assert priced(found, line, MIB).busy[0][:2] == (1, 0)
+    assert priced(found, line, MIB, dtype="float16").busiest == pytest.approx(2 * priced(found, line, MIB).busiest)
+
+
+def test_a_path_through_a_switch_is_cut_through_and_its_slowest_link_decides() -> None:
+    links = (Link(0, 2, "pcie", 1, 10_000), Link(2, 1, "pcie", 1, 5_000))
+    topology = Topology("two", (Device("gpu", 0, 0), Device("gpu", 0, 1)), (Switch("pcie", 0),), links)
+    found = packing("broadcast", 2, [Tree(0, (Edge(0, 1, (0, 2, 1)),), Fraction(5000))], root=0)
+    got = priced(found, topology, 4000)
+    assert got.seconds == pytest.approx(4000 / 5e9 + LATENCY["pcie"])
+    assert [row[3] for row in got.busy] == [pytest.approx(4000 / 10e9), pytest.approx(4000 / 5e9)]
+
+
+def test_too_few_slots_stall_the_pipeline() -> None:
+    line = machine_of(3, "0-1 1-2")
+    found = packing("broadcast", 3, [tree(0, "0-1 1-2", 10_000)], root=0)
+    one, four = (priced(found, line, 64 * MIB, depth=d) for d in (1, 4))
+    assert one.seconds > 1.8 * four.seconds
+
+
+UNEQUAL = [tree(0, "0-1 1-2 2-3", 20_000), tree(3, "3-0 0-1 1-2", 10_000)]
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
+def test_trees_of_unequal_weight_share_their_links_in_proportion(collective: Collective) -> None:
+    topology = machine_of(4, "0-1 0-1 0-1 1-2 1-2 1-2 2-3 2-3 3-0")
+    trees = UNEQUAL if collective == "allreduce" else [tree(0, "0-1 1-2 2-3", 20_000), tree(0, "0-3 0-1 1-2", 10_000)]
+    found = packing(collective, 4, trees, root=0 if collective == "broadcast" else -1)
+    got = priced(found, topology, 256 * MIB)
+    assert 1.0 <= got.seconds / (256 * MIB / (float(found.rate) * 1e6)) < 1.03
+
+
+EXACT = [
+    ("dgx-1v", None),
+    ("dgx-1v", "1,4,5,6"),
+    ("dgx-1v", "0-6"),
+    ("dgx-1p", None),
+    ("dgx-a100", None),
+    ("pcie-8", None),
+]
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "allreduce", "allgather", "reduce_scatter"])
+@pytest.mark.parametrize(("name", "gpus"), EXACT)
+def test_large_vectors_approach_the_rate_and_never_beat_the_bound(
+    name: str, gpus: str | None, collective: Collective
+) -> None:
+    topology = machine(name) if gpus is None else subset(name, gpus)
+    for method in methods(topology, collective):
+        found = pack(topology, collective, root=0, method=method)
+        for nbytes in (256 * MIB, GIB):
+            seconds = priced(found, topology, nbytes, depth=16).seconds  # one chain on NVSwitch needs so many slots
+            assert seconds >= nbytes / (float(found.bound) * 1e6) * (1 - 1e-4), (method, nbytes)
+            if found.optimal:
+                assert seconds <= 1.10 * nbytes / (float(found.rate) * 1e6), (method, nbytes)
+
+
+@pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c != "barrier"])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_ranks_that_share_a_memory_are_priced_by_the_work_of_their_cores(collective: Collective, n: int) -> None:
+    topology = machine(f"cpu:{n}")
+    nbytes = 64 * MIB
+    for method in methods(topology, collective):
+        found = pack(topology, collective, root=0, method=method)
+        got = priced(found, topology, nbytes)
+        assert got.seconds >= nbytes / (float(found.bound) * 1e6) * (1 - 1e-4), method
+        assert all(kind == "memory" for *_, kind, _ in got.busy)
+        if found.optimal:
+            assert got.seconds <= 1.10 * nbytes / (float(found.rate) * 1e6), method
+
+
+def test_one_rank_alone_moves_nothing() -> None:
+    topology = machine("cpu:1")
+    assert priced(pack(topology, "allreduce"), topology, MIB) == Price(0.0, 0.0, ())
+
+
+def subset(name: str, gpus: str) -> Topology:
+    return modify(load(name), gpus=gpus)
+
+
+def test_extrapolation_agrees_with_the_line_through_larger_simulations() -> None:
+    topology = machine("dgx-1v")
+    found = pack(topology, "allreduce", root=0)
+    quarter, half, whole = (priced(found, topology, GIB // k).seconds for k in (4, 2, 1))
+    assert whole - half == pytest.approx(2 * (half - quarter), rel=0.02)
+
+
+def test_a_gibibyte_on_eight_gpus_is_priced_in_a_third_of_a_second() -> None:
+    topology = machine("dgx-1v")
+    found = pack(topology, "allreduce", root=0)
+    start = time.process_time()
+    priced(found, topology, GIB)
+    assert time.process_time() - start < 0.5  # 0.3 on an idle core
+
+
+def test_a_barrier_costs_latency_alone() -> None:
+    found = packing("barrier", 3, [tree(0, "0-1 1-2")])
+    program = lower(found, Call("barrier", 3, (0,), "int8"), chunk_bytes=64, depth=1)
+    got = price(program, found, machine_of(3, "0-1 1-2"))
+    assert (got.seconds, got.algbw, got.busy) == (4 * LATENCY["nvlink"], 0.0, ())
+    assert run(program, [None] * 3) == [None] * 3
+
+
+def test_a_program_that_does_not_fit_is_refused() -> None:
+    found = packing("broadcast", 3, [tree(0, "0-1 1-2", 10_000)], root=0)
+    program = lower(found, call_of("broadcast", 3, 100), chunk_bytes=64, depth=1)
+    with pytest.raises(PlanError, match=r"no link 1->2, which tree 0 uses"):
+        price(program, found, machine_of(3, "0-1 0-2"))
+    other = packing("broadcast", 3, [tree(0, "0-1 0-2", 10_000)], root=0)
+    with pytest.raises(PlanError, match=r"sends from rank 1 to 2 on tree 0, which has no such edge"):
+        price(program, other, machine_of(3, "0-1 0-2 1-2"))
+
+
+@given(seed=st.integers(0, 2**32), n=st.integers(2, 6), nbytes=st.sampled_from([64, 10_000, 10 * MIB]))
+@settings(max_examples=40, deadline=None)
+def test_no_price_is_below_the_busiest_link_or_the_longest_path(seed: int, n: int, nbytes: int) -> None:
+    topology = machine_of(n, " ".join(f"{a}-{b}" for a in range(n) for b in range(a)))
+    found = random_packing("allreduce", n, random.Random(seed))
+    got = priced(found, topology, nbytes)
+    used = {t.depth for t in found.trees}
+    assert got.seconds >= got.busiest
+    assert got.seconds >= 2 * min(used) * LATENCY["nvlink"]
+
+
+def test_bus_factors_are_those_of_nccl_tests() -> None:
+    assert [
+        Call(c, 4, (1,), "float32").bus_factor
+        for c in ("allreduce", "allgather", "reduce_scatter", "broadcast", "reduce")
+    ] == [
+        1.5,
+        0.75,
+        0.75,
+        1.0,
+        1.0,
+    ]
+
+
+def test_the_simulator_needs_neither_mpi_nor_a_gpu() -> None:
+    text = (
+        "import sys, blinkmpi.program.cost_model; "
+        "found = {'mpi4py', 'cupy', 'pynvml'} & {m.partition('.')[0] for m in sys.modules}; "
+        "sys.exit(str(found) if found else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,410 @@
+"""What the documents say is what the code does: commands, outputs, tables, programs, links.
+
+``python tests/unit/test_docs.py`` writes anew what is written by machines: the outputs in ``console`` blocks, the
+program in the README, and the performance page.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))  # for the script; pytest does so itself
+
+from blinkmpi.cli import main as cli  # noqa: E402
+from blinkmpi.planning import defaults  # noqa: E402
+from blinkmpi.planning.explain import size_text  # noqa: E402
+from blinkmpi.program.reduction import _ALLOWED, DTYPES, accumulator_of  # noqa: E402
+from blinkmpi.util import settings  # noqa: E402
+from tests.harness import RANK_VARIABLES, run_command  # noqa: E402
+
+DOCS = ("README.md", "CONTRIBUTING.md", "CHANGES.md", "benchmarks/README.md", *sorted(
+    str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")
+))  # fmt: skip
+PROGRAM = "examples/replace_mpi4py.py"
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FOLDERS = "blinkmpi|topology|trees|launch|docs|tests|examples|benchmarks|hostfiles"
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+TIMES = re.compile(r"(planned in\s+)\S+ (?:us|ms|s)\b")
+MPIRUN = re.compile(r"mpirun -np (\d+) (blinkmpi .*)")
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "benchmarks" / "report.py").exists(), reason="not in a checkout: an archive has no benchmarks"
+)
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def table(name: str, first: str) -> list[list[str]]:
+    """The cells of the table whose first heading is ``first``, without its two heading rows."""
+    lines = text_of(name).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    return rows
+
+
+def report() -> ModuleType:
+    """benchmarks/report.py, which is a script and in no package."""
+    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---------------------------------------------------------------- commands
+
+
+def environment() -> dict[str, str]:
+    """What a command sees: this checkout, 100 columns, no colour, no settings of ours."""
+    drop = (*RANK_VARIABLES, "FORCE_COLOR", "PYTHONUNBUFFERED")
+    kept = {k: v for k, v in os.environ.items() if k not in drop and not k.startswith("BLINKMPI_")}
+    return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+def output_of(command: str) -> list[str]:
+    """Run ``blinkmpi ...``; the lines that it prints, without trailing blanks."""
+    argv = [sys.executable, "-m", *shlex.split(command)]
+    done = subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def consoles(name: str) -> list[tuple[str, list[str]]]:
+    """(command, output shown) of every console block."""
+    found: list[tuple[str, list[str]]] = []
+    for block in BLOCK.findall(text_of(name)):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def shown() -> list[Any]:
+    """Commands of console blocks as parameters, with what is shown under each."""
+    return [pytest.param(c, out, id=f"{Path(name).stem}:{c}") for name in DOCS for c, out in consoles(name)]
+
+
+@pytest.mark.mpi_skip
+@pytest.mark.parametrize(("command", "expected"), shown())
+def test_a_console_block_shows_what_the_command_prints(command: str, expected: list[str]) -> None:
+    if ranks := MPIRUN.fullmatch(command):
+        assert not expected, "measured times are not pasted: they belong to the performance page"
+        run_on_ranks(int(ranks[1]), ranks[2])
+        return
+    assert expected, "empty: run python tests/unit/test_docs.py"
+    assert masked(output_of(command)) == masked(expected), "run python tests/unit/test_docs.py, and read the difference"
+
+
+def masked(lines: list[str]) -> list[str]:
+    return [TIMES.sub(r"\1...", line).rstrip() for line in lines]
+
+
+def run_on_ranks(n: int, command: str) -> str:
+    argv = [sys.executable, "-m", *shlex.split(command)]
+    outcome = run_command(n, argv, timeout=60, env={"PYTHONPATH": str(ROOT), "BLINKMPI_TOPO_FILE": None}, cwd=ROOT)
+    assert outcome.rc == 0, outcome.output
+    return outcome.output
+
+
+@pytest.mark.mpi_skip
+def test_the_examples_of_the_readme_run() -> None:
+    rows = table("README.md", "command")
+    assert [row[0].strip("`") for row in rows] == ["topo", "plan", "subsets", "explain", "simulate", "doctor", "bench"]
+    for row in rows:
+        command = row[2].strip("`")
+        if ranks := MPIRUN.fullmatch(command):
+            printed = run_on_ranks(int(ranks[1]), ranks[2])
+            assert ("Out of bounds values : 0 OK" if " bench " in command else "a job would run here") in printed
+        else:
+            assert output_of(command)
+
+
+def mentioned() -> list[str]:
+    """Every command of ours that stands in a document, in backticks or on a line of its own."""
+    found = set()
+    for name in DOCS:
+        text = text_of(name)
+        found |= set(re.findall(r"`(?:mpirun -np \d+ )?(blinkmpi [a-z]+ [^`\n]*)`", text))
+        found |= set(re.findall(r"^(?:    |\$ )(?:mpirun -np \d+ )?(blinkmpi [a-z]+ .*)$", text, re.MULTILINE))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("command", mentioned())
+def test_every_command_line_can_be_parsed(command: str) -> None:
+    words = [word for word in shlex.split(command)[1:] if word not in ("COMMAND", "...")]
+    if "-h" not in words:
+        cli._parser(with_bench=words[:1] == ["bench"]).parse_args(words)
+
+
+def test_every_flag_of_a_command_is_documented() -> None:
+    text = text_of("docs/commands.md")
+    subcommands = next(a for a in cli._parser(with_bench=False)._actions if a.dest == "command").choices
+    assert subcommands is not None
+    for name, parser in dict(subcommands).items():
+        assert f"## {name}: " in text
+        for action in parser._actions:
+            for flag in action.option_strings:
+                assert flag in ("-h", "--help") or f"`{flag}" in text, f"{name} {flag} is not in docs/commands.md"
+
+
+def test_make_targets_exist() -> None:
+    targets = {line.partition(":")[0] for line in text_of("Makefile").splitlines() if re.match(r"[a-z%-]+:", line)}
+    for name in DOCS:
+        for target in re.findall(r"(?:`|^    )make ([a-z-]+)", text_of(name), re.MULTILINE):
+            pattern = re.sub(r"^test-.*", "test-%", target)
+            assert {target, pattern} & targets, f"{name}: make {target}"
+
+
+# ---------------------------------------------------------------- programs
+
+
+def test_the_first_program_is_the_example() -> None:
+    assert readme_program() == PYTHON.findall(text_of("README.md"))[0], "run python tests/unit/test_docs.py"
+
+
+def readme_program() -> str:
+    """The example without its docstring."""
+    return text_of(PROGRAM).partition('"""\n\n')[2]
+
+
+@pytest.mark.mpi_skip
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_first_program_runs(n: int) -> None:
+    outcome = run_command(n, [sys.executable, PROGRAM], timeout=60, env={"PYTHONPATH": str(ROOT)}, cwd=ROOT)
+    assert outcome.rc == 0, outcome.output
+    assert outcome.output.count("allreduce of 4 MiB, float32 sum") == 1
+    assert "runs as" in outcome.output
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_settings_are_all_documented() -> None:
+    rows = {row[0].strip("`"): row[1].strip("`") for row in table("docs/settings.md", "variable")}
+    assert list(rows) == [settings.PREFIX + name for name in settings.KNOWN]
+    defaults = settings.Settings()
+    assert rows["BLINKMPI_DEBUG"] == defaults.debug
+    assert float(rows["BLINKMPI_TIMEOUT"]) == defaults.timeout_s
+    assert rows["BLINKMPI_EXECUTOR"] == defaults.executor
+    assert int(rows["BLINKMPI_BUFFSIZE"]) == defaults.buffer_bytes
+    assert " ".join(settings.LEVELS) in text_of("docs/settings.md")
+
+
+def test_arguments_of_the_communicator_are_all_documented() -> None:
+    """Read from the source: importing it would start MPI in this process."""
+    tree = ast.parse(text_of("blinkmpi/communicator.py"))
+    cls = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Communicator")
+    init = next(n for n in cls.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+    names = [a.arg for a in (*init.args.args[1:], *init.args.kwonlyargs)]
+    assert [row[0].strip("`") for row in table("docs/settings.md", "argument")] == names
+    signature = re.search(r"blinkmpi\.Communicator\((.*?)\)", text_of("docs/settings.md"), re.DOTALL)
+    assert signature is not None
+    assert signature[1].startswith("comm, *, ")
+    assert re.findall(r"(\w+)=", signature[1]) == names[1:]
+
+
+def test_the_limits_of_the_selection_table_are_documented() -> None:
+    rows = table("docs/design.md", "collective | without cma to MPI below, 2 ranks")
+    assert {c: tuple(sizes) for c, *sizes in rows} == {
+        c: tuple(size_text(n) for n in (*sizes, defaults.MPI_BELOW_BYTES_ACROSS[c]))
+        for c, sizes in defaults.MPI_BELOW_BYTES.items()
+    }
+    rows = table("docs/design.md", "collective | by cma from, 2 ranks")
+    assert {c: tuple(sizes) for c, *sizes in rows} == {
+        c: tuple("" if n is None else size_text(n) for pair in sizes for n in pair)
+        for c, sizes in defaults.CMA_BYTES.items()
+    }
+    assert f"shorter than {defaults.SMALLEST} bytes go to MPI" in text_of("docs/design.md")
+
+
+def test_types_and_operations_are_documented() -> None:
+    documented: dict[str, set[str]] = {}
+    for types, operations, partial in table("docs/numerics.md", "type | operations"):
+        for name in types.split():
+            documented[name] = set(operations.split())
+            assert partial == ("the type itself" if partial.startswith("the") else str(accumulator_of(name)))
+            assert (partial == "the type itself") <= (accumulator_of(name).name == name)
+    assert documented == {d: {op for op, allowed in _ALLOWED.items() if d in allowed} for d in DTYPES}
+
+
+def test_the_layers_are_those_of_the_import_contract() -> None:
+    contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    layers = next(c["layers"] for c in contracts if c["type"] == "layers")
+    there = {p.stem for p in (ROOT / "blinkmpi").iterdir()}
+    rows = [[name for name in re.findall(r"\w+", layer) if name in there] for layer in layers]
+    assert [re.findall(r"`(\w+)`", row[0]) for row in table("docs/design.md", "module")] == [r for r in rows if r]
+
+
+# ---------------------------------------------------------------- links and names
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_links_and_paths_lead_somewhere(name: str) -> None:
+    text = text_of(name)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, fragment = target.partition("#")
+        if path.startswith("http"):
+            continue
+        file = (ROOT / name).parent / path if path else ROOT / name
+        assert file.exists(), f"{name}: {target}"
+        if fragment:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert fragment in anchors, f"{name}: {target}; there are {sorted(anchors)}"
+    for path in re.findall(
+        r"`((?:blinkmpi|topology|trees|launch|docs|tests|examples|benchmarks|hostfiles)/[\w./-]*)`", text
+    ):
+        inside = [ROOT / path, ROOT / "blinkmpi" / path]
+        assert any(p.exists() for p in inside), f"{name}: {path} does not exist"
+    for path in re.findall(r"`(transport/[\w.]+)`", text):
+        assert (ROOT / "blinkmpi" / path).exists(), f"{name}: {path} does not exist"
+
+
+def test_lines_are_not_longer_than_the_codes() -> None:
+    for name in DOCS:
+        text = re.sub(r"^```.*?^```$", "", text_of(name), flags=re.DOTALL | re.MULTILINE)
+        for number, line in enumerate(text.splitlines(), start=1):
+            assert len(line) <= 120 or line.startswith("|") or name == "docs/performance.md", f"{name}: line {number}"
+
+
+# ---------------------------------------------------------------- performance
+
+
+def test_the_performance_page_is_what_the_results_give() -> None:
+    made = report()
+    page = made.render(made.read(ROOT / "benchmarks" / "results"))
+    assert page == text_of("docs/performance.md"), "run python benchmarks/report.py"
+
+
+def row(size: int, ours: float, peer: float | None, *, executor: str = "c", name: str = "all_reduce_float_sum") -> Any:
+    compare = {"mpi": None if peer is None else {"time": peer, "ratio": peer / ours, "nwrong": 0}}
+    result: dict[str, Any] = {"size": size, "type": "float", "redop": "sum", "root": -1, "experiment_name": name}
+    result["blinkmpi"] = {"scheme": "direct", "executor": executor}
+    for place in ("out_of_place", "in_place"):
+        result[place] = {"time": ours, "nwrong": 0}
+        result["blinkmpi"][place] = {"compare": compare}
+    return result
+
+
+def document(*rows: Any) -> dict[str, Any]:
+    facts = {"ranks": 2, "collective": "allreduce", "compare": ["mpi"], "commit": "0123456789abcdef", "dirty": False}
+    args = [".../blinkmpi", "bench", "all_reduce", "--algo", "allreduce:^mpi"]
+    return {"args": args, "env": ["BLINKMPI_TIMEOUT=9", "OMPI_X=1"], "results": list(rows), "blinkmpi": facts}
+
+
+def test_a_report_shows_every_row_and_the_mean_of_the_large_ones() -> None:
+    made = report()
+    page = made.render([
+        ("a.json", document(row(1024, 10.0, 5.0), row(1 << 20, 100.0, 200.0), row(4 << 20, 1000.0, 8000.0)))
+    ])  # fmt: skip
+    assert "| 1 KiB | direct | c | 10.0 | 5.0 | 0.50 | 10.0 | 5.0 | 0.50 | 0 |" in page
+    assert "| allreduce | 2 | c | 4.00 | 4.00 | 0 | [a.json](#ajson) |" in page, "geometric mean of 2 and 8"
+    assert "`mpirun -np 2 blinkmpi bench all_reduce --algo 'allreduce:^mpi'`" in page
+    assert "- settings: `BLINKMPI_TIMEOUT=9`\n" in page
+    assert "- commit: `0123456789ab`\n" in page
+
+
+def test_a_report_keeps_executors_apart_and_says_what_is_missing() -> None:
+    made = report()
+    rows = [row(1024, 10.0, 5.0, executor="mpi"), row(1 << 20, 100.0, 200.0)]
+    rows += [row(1024, 10.0, 5.0, executor="mpi"), row(1 << 20, 100.0, None, executor="numpy")]
+    rows[-1]["in_place"] = {"cpu_time": 7.0, "nwrong": None}
+    blocks = list(made.blocks(document(*rows)))
+    assert [(executor, len(found)) for executor, found in blocks] == [("c", 2), ("numpy", 2)]
+    page = made.render([("a.json", document(*rows))])
+    assert "| 1 MiB | direct | numpy | 100.0 | - | - | 7.0 | - | - | 0 |" in page
+    assert "| allreduce | 2 | numpy | - | - | 0 |" in page
+    assert "- hardware: unknown processor" in page
+
+
+def test_a_report_has_gpus_in_a_section_of_their_own() -> None:
+    made = report()
+    rows = [row(1024, 10.0, None), row(1 << 20, 100.0, None)]
+    for found in rows:
+        found["blinkmpi"] |= {"protocol": "packets", "ctas": 16, "predicted_us": 9.0, "bound_us": None}
+        for place in ("out_of_place", "in_place"):
+            found[place]["bus_bw"] = 12.34
+            time = 4 * found[place]["time"]
+            found["blinkmpi"][place]["compare"] = {"nccl": {"time": time, "ratio": 4.0, "nwrong": 0}, "symm_mem": None}
+    gpu = document(*rows)
+    gpu["env"].append("NCCL_NVLS_ENABLE=0")
+    gpu["config"] = {"graph": 4}
+    gpu["blinkmpi"] |= {
+        "memory": "gpu", "compare": ["nccl", "symm_mem"], "local_register": 2,
+        "gpu": {"name": "NVIDIA H200", "driver": "580.1"}, "peers": {"nccl": {"version": "2.28.9"}},
+        "refused": {"symm_mem": "it has no such call"},
+    }  # fmt: skip
+    page = made.render([("a.json", document(row(1 << 20, 100.0, 200.0))), ("g.json", gpu)])
+    head, _, part = page.partition("## GPUs")
+    assert "a.json" in head
+    assert "g.json" not in head
+    assert (
+        "| allreduce | 2 | graph, launched 4 times | NCCL | 4.00 | 4.00 | 4.00 | 4.00 | 0 | [g.json](#gjson) |" in part
+    )
+    assert "| symm_mem | - | - | - | - | 0 |" in part
+    one = "10.0 | 12.3 | 40.0 | 4.00 | N/A | N/A"
+    assert f"| 1 KiB | float | sum | direct | packets | 16 | {one} | {one} | 9.0 | - | 0 |" in part
+    for line in ("- GPUs: 2 x NVIDIA H200, driver 580.1", "- NCCL: version 2.28.9", "`NCCL_NVLS_ENABLE=0`",
+                 "- N/A: symm_mem, where it has no such call"):  # fmt: skip
+        assert line in part
+    assert "## Summary" not in made.render([("g.json", gpu)])
+
+
+def test_a_report_of_nothing_says_so_and_of_something_else_fails(tmp_path: Path) -> None:
+    made = report()
+    assert "No results yet" in made.render(made.read(tmp_path))
+    (tmp_path / "x.json").write_text(json.dumps({"results": []}))
+    with pytest.raises(made.ReportError, match=r"x\.json.*-J"):
+        made.read(tmp_path)
+
+
+# ---------------------------------------------------------------- writing anew
+
+
+def refresh() -> None:
+    """Write the blocks and pages that come from a machine."""
+    for name in DOCS:
+        before = text = text_of(name)
+        for command, old in consoles(name):
+            if command.startswith("blinkmpi "):
+                new = output_of(command)
+                if masked(new) != masked(old):
+                    stale, fresh = ("\n".join(["```console", f"$ {command}", *out, "```"]) for out in (old, new))
+                    assert text.count(stale) == 1, f"{name}: one command per block"
+                    text = text.replace(stale, fresh)
+        if name == "README.md":
+            text = PYTHON.sub(lambda _: f"```python\n{readme_program()}```", text, count=1)
+        if text != before:
+            (ROOT / name).write_text(text, encoding="utf-8")
+            print(f"wrote {name}")
+    report().main([])
+
+
+if __name__ == "__main__":
+    refresh()

@@ -1,0 +1,196 @@
+"""Every kernel compiles, for every GPU generation that it is meant for, and keeps its values in registers.
+
+``python tests/unit/test_cuda_compile.py`` writes what they take to benchmarks/results/cuda/registers.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))  # for the script; pytest does so itself
+
+from blinkmpi.errors import BufferTypeError  # noqa: E402
+from blinkmpi.planning.defaults import GPU_SLOTS  # noqa: E402
+from blinkmpi.planning.plan import Plan, Rule  # noqa: E402
+from blinkmpi.planning.selection import make_plan, program_for  # noqa: E402
+from blinkmpi.program.call import REDUCTIONS, Call  # noqa: E402
+from blinkmpi.program.reduction import DTYPES, OPS, accumulator_of, check_op, dtype_of  # noqa: E402
+from blinkmpi.topology import machine, modify  # noqa: E402
+from blinkmpi.transport.cuda.codegen import (  # noqa: E402
+    EXTRA,
+    WORKERS,
+    Shape,
+    direct_source,
+    packet_threads,
+    packets_source,
+    row_words,
+    shapes_of,
+    stages_source,
+)
+from blinkmpi.trees.tree import ROOTED, Collective  # noqa: E402
+from tests.unit.transport.nvrtc import Used, all_compiled, compiled  # noqa: E402
+
+GENERATIONS = {"sm_70": 12, "sm_80": 13, "sm_90": 13, "sm_100": 13}  # CUDA 13 knows no sm_70
+MACHINES = {
+    "hgx-h200 x 2": ("hgx-h200", "0,1"),
+    "hgx-h200 x 4": ("hgx-h200", "0,1,2,3"),
+    "hgx-h200 x 8": ("hgx-h200", ""),
+    "dgx-1v x 8": ("dgx-1v", ""),
+    "dgx-1v 1,4,5,6": ("dgx-1v", "1,4,5,6"),
+}
+MOVES: tuple[Collective, ...] = ("broadcast", "allgather", "gather", "scatter")
+FOLDS: tuple[Collective, ...] = ("allreduce", "reduce", "reduce_scatter")
+REGISTERS = 64 << 10  # of a multiprocessor
+SLACK = 16  # bytes: a register or two, once a chunk, in kernels of 16-bit sums with many kinds of stages
+
+
+@cache
+def plan_of(name: str) -> Plan:
+    """The plan of one of the machines."""
+    catalogued, gpus = MACHINES[name]
+    return make_plan(modify(machine(catalogued), gpus=gpus) if gpus else machine(catalogued), gpus="onehop")
+
+
+def call_of(collective: Collective, n: int, dtype: str, op: str) -> Call:
+    """A call long enough that every tree of a plan carries some of it."""
+    counts = (100_003,) * (n if collective == "reduce_scatter" else 1)
+    return Call(collective, n, counts, dtype, op if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1)
+
+
+def kernels(
+    name: str, collectives: Iterable[Collective], dtype: str, op: str = "", *, most: int = 99
+) -> list[tuple[str, str]]:
+    """(name, source) of the ``most`` largest kernels ``stages`` of a machine's ranks for some collectives, any scheme.
+
+    Where the own operand stands in a fold differs from rank to rank and changes little, so one of such kernels will do.
+    """
+    plan = plan_of(name)
+    found: dict[frozenset[Shape], tuple[str, str]] = {}
+    for collective in collectives:
+        call = call_of(collective, plan.n, dtype, op)
+        for scheme in plan.schemes(collective, call.root):
+            program = program_for(plan, call, Rule(collective, 0, scheme, *GPU_SLOTS))
+            for rank in range(plan.n):
+                shapes = shapes_of(program, rank)
+                kind = frozenset(replace(s, own_at=min(s.own_at, 0)) for s in shapes)
+                if shapes and kind not in found:
+                    source = stages_source(call, shapes, row_words(program, rank), call.n)
+                    found[kind] = f"{collective} {scheme} rank {rank}", source
+    largest = sorted(found, key=lambda kind: -sum(s.ins + s.outs for s in kind))
+    return [found[kind] for kind in largest[:most]]
+
+
+def onehop(call: Call) -> dict[str, tuple[str, dict[str, int]]]:
+    """Source of each one-hop kernel, and its threads by the name it has there."""
+    return {
+        **{
+            f"packets of {128 if lines else 16} bytes": (
+                packets_source(call, call.n, lines=lines),
+                {"packets": packet_threads(call.n, lines=lines)},
+            )
+            for lines in (False, True)
+        },
+        "direct": (direct_source(call, call.n), {"direct": WORKERS}),
+    }
+
+
+def check(where: str, threads: dict[str, int], found: dict[str, Used], *, slack: int = 0) -> None:
+    """Everything is in registers but ``slack`` bytes, and there are enough registers for one CTA."""
+    assert set(found) == set(threads), where
+    for kernel, used in found.items():
+        assert max(used.stack, used.spilled) <= slack, f"{where}: {kernel} {used}"
+        assert used.registers * threads[kernel] <= REGISTERS, f"{where}: {kernel} {used}"
+
+
+STAGES = {"stages": WORKERS + EXTRA}
+
+
+@pytest.mark.parametrize("arch", GENERATIONS)
+@pytest.mark.parametrize(("dtype", "op"), [("bfloat16", "sum"), ("float32", "avg"), ("int8", "max"), ("float32", "")])
+def test_one_hop_kernels(arch: str, dtype: str, op: str) -> None:
+    sizes = (2, 3, 8) if arch == "sm_90" else (8,)
+    calls = [Call("allreduce" if op else "allgather", n, (1000,), dtype, op) for n in sizes]
+    made = [(f"{arch} n={call.n} {kind}", *one) for call in calls for kind, one in onehop(call).items()]
+    found = all_compiled([source for _, source, _ in made], arch, version=GENERATIONS[arch])
+    for (where, _, threads), used in zip(made, found, strict=True):
+        check(where, threads, used)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_stages_of_every_plan(name: str) -> None:
+    folds, moves = kernels(name, FOLDS, "bfloat16", "sum", most=5), kernels(name, MOVES, "int8", most=3)
+    found = all_compiled([source for _, source in (*folds, *moves)], "sm_90")
+    for i, ((kernel, _), used) in enumerate(zip((*folds, *moves), found, strict=True)):
+        check(f"{name} {kernel}", STAGES, used, slack=SLACK if i < len(folds) else 0)
+
+
+@pytest.mark.parametrize("arch", [a for a in GENERATIONS if a != "sm_90"])
+@pytest.mark.parametrize("name", ["hgx-h200 x 8", "dgx-1v x 8"])
+def test_stages_of_every_generation(arch: str, name: str) -> None:
+    folds = kernels(name, FOLDS[:1], "float16", "avg", most=2)
+    moves = kernels(name, MOVES[:1], "float32", most=2)
+    found = all_compiled([source for _, source in (*folds, *moves)], arch, version=GENERATIONS[arch])
+    for i, ((kernel, _), used) in enumerate(zip((*folds, *moves), found, strict=True)):
+        check(f"{arch} {name} {kernel}", STAGES, used, slack=SLACK if i < len(folds) else 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_operation_of_every_type(dtype: str) -> None:
+    wide = accumulator_of(dtype) != dtype_of(dtype)
+    shapes = [Shape(2, 1, 1, stores=True, final=True, in_partial=wide, out_partial=False)]
+    ops = []
+    for op in OPS:
+        with contextlib.suppress(BufferTypeError):
+            check_op(op, dtype)
+            ops.append(op)
+    calls = [Call("allreduce", 4, (1000,), dtype, op) for op in ops]
+    found = all_compiled([stages_source(call, shapes, 64, 4) for call in calls], "sm_90")
+    for op, used in zip(ops, found, strict=True):
+        check(f"{dtype} {op}", STAGES, used)
+        assert used["stages"].fused == 0, "docs/numerics.md: no fused multiply-add is used"
+
+
+def test_the_compiler_is_heard() -> None:
+    with pytest.raises(AssertionError, match=r"NVRTC 13 for sm_90: .*identifier \"nothing\" is undefined"):
+        compiled('extern "C" __global__ void k() { nothing; }', "sm_90")
+    spilled = compiled(
+        'extern "C" __global__ void __launch_bounds__(1024) k(int* p, int n)'
+        "{ int x[64]; for (int i = 0; i < n; i++) x[p[i] & 63] = i; for (int i = 0; i < n; i++) p[i] = x[p[i] & 63]; }",
+        "sm_90",
+    )
+    assert spilled["k"].stack >= 256
+
+
+def registers() -> dict[str, dict[str, dict[str, int]]]:
+    """By generation and kernel: the registers of 8 ranks' bfloat16 sums, and of float32 moves, on two machines."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for arch, version in GENERATIONS.items():
+        rows = found[arch] = {}
+        for collective, dtype, op in ((FOLDS[0], "bfloat16", "sum"), (MOVES[1], "float32", "")):
+            call = call_of(collective, 8, dtype, op)
+            rows[f"{collective} {dtype}, one hop"] = {
+                kind: compiled(source, arch, version=version)[name].registers
+                for kind, (source, (name,)) in onehop(call).items()
+            }
+            for name in ("hgx-h200 x 8", "dgx-1v x 8"):
+                rows[f"{collective} {dtype}, {name}"] = {
+                    kernel: compiled(source, arch, version=version)["stages"].registers
+                    for kernel, source in kernels(name, (collective,), dtype, op, most=3)
+                }
+    return found
+
+
+if __name__ == "__main__":
+    target = ROOT / "benchmarks" / "results" / "cuda" / "registers.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps({"nvrtc": GENERATIONS, "registers": registers()}, indent=1) + "\n", encoding="utf-8")
+    print(target.relative_to(ROOT))

@@ -1,0 +1,141 @@
+"""Packings made by hand or by chance, calls, and what NumPy says their results are: shared by the unit tests."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
+from blinkmpi.program.reduction import OPS, Array, accumulator_of, check_op, dtype_of
+from blinkmpi.topology.model import Device, Link, Topology
+from blinkmpi.trees.tree import ROOTED, Certificate, Collective, Edge, Packing, Tree
+
+
+def tree(root: int, edges: str, weight: int = 1) -> Tree:
+    """A tree from "0-1 1-2": parent-child pairs over direct links."""
+    pairs = [tuple(map(int, edge.split("-"))) for edge in edges.split()]
+    return Tree(root, tuple(Edge(a, b, (a, b)) for a, b in pairs), Fraction(weight))
+
+
+def packing(collective: Collective, n: int, trees: list[Tree], *, root: int = -1, rate: Fraction | int = 0) -> Packing:
+    """A packing of ``trees``; its rate is the sum of their weights unless told."""
+    total = Fraction(rate) or sum((t.weight for t in trees), Fraction(0))
+    proof = Certificate("trivial", (), total, Fraction(1), "by construction")
+    return Packing(collective, root, n, "trees", "nvlink", tuple(trees), total, total, proof)
+
+
+def random_tree(n: int, root: int, rng: random.Random) -> Tree:
+    """A spanning tree of ``n`` ranks."""
+    order = [root, *rng.sample([r for r in range(n) if r != root], n - 1)]
+    edges = [(order[rng.randrange(i)], order[i]) for i in range(1, n)]
+    return tree(root, " ".join(f"{a}-{b}" for a, b in edges), rng.randint(1, 5))
+
+
+def random_path(n: int, root: int, end: int, rng: random.Random) -> Tree:
+    """A path from ``root`` to ``end`` over some of the other ranks."""
+    others = [r for r in range(n) if r not in (root, end)]
+    stops = [root, *rng.sample(others, rng.randint(0, len(others))), end]
+    return tree(root, " ".join(f"{a}-{b}" for a, b in pairwise(stops)), rng.randint(1, 5))
+
+
+def random_packing(collective: Collective, n: int, rng: random.Random, *, root: int = 0) -> Packing:
+    """Trees as the collective wants them, with random shapes, roots and weights."""
+    trees: list[Tree] = []
+    if collective in ("gather", "scatter"):
+        for end in (r for r in range(n) if r != root):
+            trees += [random_path(n, root, end, rng) for _ in range(rng.randint(1, 3))]
+    elif collective in BLOCKED:
+        for rank in range(n):
+            trees += [random_tree(n, rank, rng) for _ in range(rng.randint(1, 3))]
+    else:
+        anywhere = collective not in ROOTED
+        trees = [random_tree(n, rng.randrange(n) if anywhere else root, rng) for _ in range(rng.randint(1, 4))]
+    return packing(collective, n, trees, root=root if collective in ROOTED else -1)
+
+
+def call_of(
+    collective: Collective, n: int, count: int, *, dtype: str = "float32", op: str = "sum", root: int = 0
+) -> Call:
+    """A call; a reduce_scatter gives rank r ``count`` elements, every third rank none."""
+    counts = tuple(count if r % 3 != 1 else 0 for r in range(n)) if collective == "reduce_scatter" else (count,)
+    reduces, rooted = collective in REDUCTIONS, collective in ROOTED
+    return Call(collective, n, counts, dtype, op if reduces else "", root if rooted else -1)
+
+
+def sends_of(call: Call, rng: np.random.Generator) -> list[Array | None]:
+    """Small whole numbers, so that every order of folding gives the same result exactly."""
+    sends: list[Array | None] = []
+    for rank in range(call.n):
+        n = call.send_count if call.sends(rank) else -1
+        data: Any = rng.integers(0, 2 if call.dtype == "bool" else 4, max(n, 0))
+        if call.dtype.startswith("complex"):
+            data = data + 1j * rng.integers(0, 2, max(n, 0))
+        sends.append(data.astype(dtype_of(call.dtype)) if n >= 0 else None)
+    return sends
+
+
+def reference(call: Call, sends: list[Array | None]) -> list[Array | None]:
+    """What MPI defines, by NumPy, in one line per collective."""
+    got = [s for s in sends if s is not None]
+    ranks, kind = range(call.n), call.collective
+    if kind in REDUCTIONS:
+        total = _reduce(call, got)
+        if kind == "reduce":
+            return [total if r == call.root else None for r in ranks]
+        return [total if kind == "allreduce" else total[slice_of(call, r)] for r in ranks]
+    if kind == "broadcast":
+        return [None if r == call.root else got[0] for r in ranks]
+    if kind == "scatter":
+        return [got[0][slice_of(call, r)] for r in ranks]
+    if kind in ("allgather", "gather"):
+        return [np.concatenate(got) if kind == "allgather" or r == call.root else None for r in ranks]
+    return [None for _ in ranks]
+
+
+def slice_of(call: Call, rank: int) -> slice:
+    """Where ``rank``'s block lies in the vector of all blocks."""
+    start, length = call.block(rank)
+    return slice(start, start + length)
+
+
+def _reduce(call: Call, got: list[Array]) -> Array:
+    if len(got) == 1:
+        return got[0]
+    table = np.stack(got).astype(accumulator_of(call.dtype))
+    ufuncs = {"sum": "add", "avg": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
+    ufuncs |= {f"l{k}": f"logical_{k}" for k in ("and", "or", "xor")}
+    ufuncs |= {f"b{k}": f"bitwise_{k}" for k in ("and", "or", "xor")}
+    ufunc = getattr(np, ufuncs[call.op])
+    total = table[0]
+    for row in table[1:]:
+        total = ufunc(total, row).astype(table.dtype)
+    if call.op == "avg":
+        total = total / table.dtype.type(call.n)
+    result: Array = total.astype(dtype_of(call.dtype))
+    return result
+
+
+def allowed(dtype: str) -> list[str]:
+    """The operations defined for ``dtype``."""
+    found = []
+    for op in OPS:
+        try:
+            check_op(op, dtype)
+        except TypeError:
+            continue
+        found.append(op)
+    return found
+
+
+def machine_of(n: int, edges: str, mbps: int = 10_000) -> Topology:
+    """GPUs with direct NVLinks both ways: "0-1 1-2"; repeat a pair for more links."""
+    links_of: dict[tuple[int, int], int] = {}
+    for edge in edges.split():
+        a, b = map(int, edge.split("-"))
+        links_of[a, b] = links_of[b, a] = links_of.get((a, b), 0) + 1
+    links = tuple(Link(a, b, "nvlink", k, mbps) for (a, b), k in sorted(links_of.items()))
+    return Topology("by hand", tuple(Device("gpu", 0, i) for i in range(n)), (), links).check()

@@ -1,0 +1,167 @@
+"""Packing by multiplicative weights: Blink's first stage (section 3.2; Garg and Koenemann 1998, Fleischer 2000).
+
+Every arc has a length, at first 1 / capacity. The shortest tree gets as much as its thinnest arc carries, and the
+lengths of its arcs grow with what they now carry; again and again, and in the end all weights are scaled down to what
+fits. Lengths also give a bound, (sum of length x capacity) / (length of the shortest tree), so the loop stops as soon
+as it is within ``epsilon`` of the best packing. Lengths are floats, what the trees carry is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import inf
+
+from ...errors import PlanError
+from ..exact.enumeration import Room, Shape, centred, placed, room_of
+from ..exact.growth import MAX_RANKS
+from ..graph.fabric import Arc
+from ..task import Planned, Task
+
+Lengths = list[list[float]]  # of the arc from u to v, infinite where there is none
+Oracle = Callable[[Lengths], Shape]
+
+
+def fits(task: Task) -> int:
+    """Collectives of spanning trees from one root or none, on graphs that a dense oracle walks quickly."""
+    spanning = task.collective in ("broadcast", "reduce", "allreduce")
+    return int(spanning and task.logical is not None and task.n <= MAX_RANKS)
+
+
+def plan(task: Task) -> Planned:
+    """Trees within ``epsilon`` of the best rate of the logical graph."""
+    room = room_for(task)
+    shapes, weights = packed(room, float(task.knobs.epsilon))
+    return Planned(*placed(room, shapes, weights))
+
+
+def room_for(task: Task) -> Room:
+    """The logical graph of a task that :func:`fits`."""
+    assert task.logical is not None
+    return room_of(task.logical, -1 if task.collective == "allreduce" else task.root)
+
+
+def packed(room: Room, epsilon: float) -> tuple[list[Shape], dict[int, Fraction]]:
+    """Trees in order of their discovery, and their weights in units."""
+    steps = int(200 + 40 * len(room.units) / epsilon**2)  # theory: about (arcs / epsilon^2) log(arcs)
+    found, enough = run(room, shortest_oracle(room), epsilon, steps)
+    if not enough:
+        raise PlanError(f"multiplicative weights: not within {epsilon:g} after {steps} trees; take a larger epsilon")
+    return list(found), dict(enumerate(fitting(room, found).values()))
+
+
+def run(room: Room, oracle: Oracle, epsilon: float, steps: int) -> tuple[dict[Shape, int], bool]:
+    """What each tree carries before scaling, and whether that is within ``epsilon`` of the oracle's bound."""
+    units, n = room.units, room.n
+    length = [1 / c for c in units]
+    matrix = [[length[room.spot[u, v]] if (u, v) in room.spot else inf for v in range(n)] for u in range(n)]
+    arcs_of: dict[int, list[Arc]] = {}
+    for arc, k in room.spot.items():
+        arcs_of.setdefault(k, []).append(arc)
+    carried: dict[Shape, int] = {}
+    load = [0] * len(units)
+    volume, total, most, bound = float(len(units)), 0, 0.0, inf
+    for _ in range(steps):
+        shape = oracle(matrix)
+        spots = [room.spot[arc] for arc in shape.arcs]
+        bound = min(bound, volume / sum(length[k] for k in spots))
+        amount = min(units[k] for k in spots)
+        carried[shape] = carried.get(shape, 0) + amount
+        total += amount
+        for k in spots:
+            load[k] += amount
+            most = max(most, load[k] / units[k])
+            grown = length[k] * (1 + epsilon * amount / units[k])
+            volume += (grown - length[k]) * units[k]
+            length[k] = grown
+            for u, v in arcs_of[k]:
+                matrix[u][v] = grown
+        if total >= (1 - epsilon) * bound * most:
+            return carried, True
+    return carried, False
+
+
+def fitting(room: Room, carried: dict[Shape, int]) -> dict[Shape, Fraction]:
+    """The weights scaled down so that the fullest arc is just full."""
+    load = [0] * len(room.units)
+    for shape, amount in carried.items():
+        for arc in shape.arcs:
+            load[room.spot[arc]] += amount
+    factor = min(Fraction(c, used) for c, used in zip(room.units, load, strict=True) if used)
+    return {shape: amount * factor for shape, amount in carried.items()}
+
+
+def shortest_oracle(room: Room) -> Oracle:
+    """The shortest spanning tree of the kind that the collective needs."""
+    if room.root < 0:
+        return lambda matrix: centred(Shape(0, shortest_tree(matrix)))
+    return lambda matrix: Shape(room.root, ordered(room.root, shortest_arborescence(matrix, room.root)))
+
+
+def shortest_tree(matrix: Lengths) -> tuple[Arc, ...]:
+    """The shortest spanning tree of a symmetric graph, from rank 0 (Prim)."""
+    n = len(matrix)
+    nearest = [(matrix[0][v], 0) for v in range(n)]
+    rest = list(range(1, n))
+    arcs: list[Arc] = []
+    while rest:
+        v = min(rest, key=lambda v: nearest[v])
+        rest.remove(v)
+        arcs.append((nearest[v][1], v))
+        for w in rest:
+            nearest[w] = min(nearest[w], (matrix[v][w], v))
+    return tuple(arcs)
+
+
+def shortest_arborescence(matrix: Lengths, root: int) -> list[int]:
+    """The parent of every rank in the shortest arborescence (Chu and Liu 1965, Edmonds 1967); the root is its own."""
+    n = len(matrix)
+    parent = [min(range(n), key=lambda u: matrix[u][v] if u != v else inf) for v in range(n)]
+    parent[root] = root
+    cycle = _cycle(parent, root)
+    if not cycle:
+        return parent
+    rest = [v for v in range(n) if v not in cycle]
+    one = len(rest)  # the cycle becomes one vertex
+    smaller = [[matrix[u][v] for v in rest] + [inf] for u in rest] + [[inf] * (one + 1)]
+    enter: list[int] = []
+    leave: list[int] = []
+    for i, u in enumerate(rest):
+        enter.append(min(cycle, key=lambda v: matrix[u][v] - matrix[parent[v]][v]))
+        leave.append(min(cycle, key=lambda v: matrix[v][u]))
+        smaller[i][one] = matrix[u][enter[i]] - matrix[parent[enter[i]]][enter[i]]
+        smaller[one][i] = matrix[leave[i]][u]
+    chosen = shortest_arborescence(smaller, rest.index(root))
+    for i, v in enumerate(rest):
+        parent[v] = leave[i] if chosen[i] == one else rest[chosen[i]]
+    broken = chosen[one]
+    parent[enter[broken]] = rest[broken]
+    return parent
+
+
+def _cycle(parent: Sequence[int], root: int) -> list[int]:
+    """The vertices of a cycle, if there is one."""
+    seen = {root: root}
+    for start in range(len(parent)):
+        v = start
+        while v not in seen:
+            seen[v] = start
+            v = parent[v]
+        if seen[v] == start and v != root:
+            cycle = [v]
+            while parent[cycle[-1]] != v:
+                cycle.append(parent[cycle[-1]])
+            return sorted(cycle)
+    return []
+
+
+def ordered(root: int, parent: Sequence[int]) -> tuple[Arc, ...]:
+    """The arcs of a list of parents, level by level."""
+    arcs: list[Arc] = []
+    reached = [root]
+    for u in reached:
+        for v, p in enumerate(parent):
+            if p == u and v != root:
+                arcs.append((u, v))
+                reached.append(v)
+    return tuple(arcs)

@@ -1,0 +1,109 @@
+"""The front of packings between few, shallow and fast, and the choice from it by size (Blink section 3.2.1).
+
+A packing is on the front if no other one found has as few trees, as little depth and as high a rate. What is found
+comes from :mod:`.few`: for every limit on depth that matters, the best ladder of 1, 2, ... trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from ...topology.model import Topology
+from ..bounds.verify import verify
+from ..exact.enumeration import Room, Shape, best_weights, fewest_for, most_with, placed
+from ..graph.fabric import choose
+from ..pack import finished
+from ..task import Planned, Task
+from ..tree import AGAINST, ALONG, Packing
+from . import few, mwu
+from .pool import least_depth
+
+NODES = 50
+
+
+def pareto(topology: Topology, collective: str, root: int = 0, *, search: bool = False) -> tuple[Packing, ...]:
+    """The front, fewest trees first.
+
+    Args:
+        search: let integer programs look for better rungs on small graphs, which takes seconds.
+
+    Raises:
+        ArgumentError: for a collective or graph that method ``few`` cannot plan.
+    """
+    task = Task(choose(topology, collective, root), collective, root)
+    found = [verify(finished(task, "few", planned), topology) for planned in _candidates(task, search)]
+    return front(found)
+
+
+def fewest(topology: Topology, collective: str, root: int = 0) -> tuple[Packing, few.Fewest]:
+    """The packing of the best rate with the fewest trees, and the proof that it has."""
+    task = Task(choose(topology, collective, root), collective, root)
+    result = few.fewest(task)
+    return verify(finished(task, "few", result.planned), topology), result
+
+
+def front(packings: Sequence[Packing]) -> tuple[Packing, ...]:
+    """Those that no other one beats, fewest trees first, one of each kind."""
+    kept: list[Packing] = []
+    for p in sorted(packings, key=lambda p: (len(p.trees), depth_of(p), -p.rate)):
+        if not any(depth_of(q) <= depth_of(p) and q.rate >= p.rate for q in kept):
+            kept.append(p)
+    return tuple(kept)
+
+
+def depth_of(packing: Packing) -> int:
+    """Hops from a root to the farthest rank."""
+    return max(tree.depth for tree in packing.trees)
+
+
+def seconds(packing: Packing, nbytes: int, *, hop_seconds: float = 2e-6, tree_seconds: float = 1e-6) -> float:
+    """What ``nbytes`` take: a first chunk's way through the deepest tree, the stream behind it, and starting the trees.
+
+    Args:
+        hop_seconds: from one rank to the next besides the transfer.
+        tree_seconds: to start one more tree.
+    """
+    both = packing.collective in ALONG and packing.collective in AGAINST
+    hops = depth_of(packing) * (2 if both else 1)
+    return hops * hop_seconds + nbytes / (float(packing.rate) * 1e6) + len(packing.trees) * tree_seconds
+
+
+def choose_by_size(
+    packings: Sequence[Packing], nbytes: int, *, hop_seconds: float = 2e-6, tree_seconds: float = 1e-6
+) -> Packing:
+    """The one that takes least time for ``nbytes``; the first of equals."""
+    return min(packings, key=lambda p: seconds(p, nbytes, hop_seconds=hop_seconds, tree_seconds=tree_seconds))
+
+
+def _candidates(task: Task, search: bool) -> Iterator[Planned]:
+    room = mwu.room_for(task)
+    best = few.fewest(task).planned
+    yield best
+    shapes, complete = few.candidates(room, None)
+    ceiling = few.rate_of(best_weights(room, shapes))
+    for depth in range(least_depth(room), room.n):
+        some = [s for s in shapes if s.depth <= depth] if complete else few.candidates(room, depth)[0]
+        weights = best_weights(room, some)
+        reached = few.rate_of(weights)
+        if complete and len(some) <= few.searched(room) // 2:
+            answer = fewest_for(room, some, reached, nodes=NODES)
+            if answer is not None and few.rate_of(answer.weights) == reached:
+                weights = answer.weights
+        yield _planned(room, some, weights)
+        for count, fewer in sorted(few.climb(room, some, weights, len(weights)).items()):
+            better = most_with(room, some, count, nodes=NODES) if search and len(some) <= few.searched(room) else None
+            yield _planned(room, some, fewer)
+            if better is not None and better.weights:
+                yield _planned(room, some, better.weights)
+        if reached >= ceiling:
+            break
+    rest = best_weights(room, shapes)
+    for _, fewer in sorted(few.climb(room, shapes, rest, 2 * len(best.trees)).items()):
+        yield _planned(room, shapes, fewer)
+
+
+def _planned(room: Room, shapes: Sequence[Shape], weights: dict[int, Fraction]) -> Planned:
+    trees, rate = placed(room, shapes, weights)
+    deepest = max(t.depth for t in trees)
+    return Planned(trees, rate, f"{len(trees)} trees of at most {deepest} hops")

@@ -1,0 +1,1 @@
+"""How fast any trees could be, with the proof: cuts, partitions, prices; and the check of a packing."""

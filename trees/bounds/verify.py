@@ -1,0 +1,225 @@
+"""The proof of a packing, in integers and Fractions, whatever found it.
+
+Counts every tree, link, sum and the certificate again from the topology alone. The rules are the tables in
+:mod:`.tree` and :mod:`.load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import pairwise
+from typing import NoReturn
+
+from ...errors import PlanError
+from ...topology.model import Topology
+from ..graph.edge_table import WORTH_IT, Table
+from ..graph.fabric import Fabric, capacity_across, capacity_leaving, fabric, name_of
+from ..graph.load import core_loads, link_loads
+from ..patterns.memory import core_rates
+from ..tree import AGAINST, ALONG, COLLECTIVES, PER_RANK, ROOTED, Certificate, Packing, Tree
+from .prices import FAR, cheapest
+
+REMEDY = "plan again with blinkmpi.trees.pack"
+
+
+def verify(packing: Packing, topology: Topology) -> Packing:
+    """Return ``packing`` if it is one for ``topology``, within all capacities, and its bound is one.
+
+    Raises:
+        PlanError: naming the tree or link, what is there and what was expected.
+    """
+    _check_head(packing, topology)
+    f = fabric(topology, packing.links.split("+"))
+    at_once = _proved_at_once(packing, f)
+    for i, tree in enumerate(() if at_once else packing.trees):
+        _check_tree(packing, f, f"tree {i}", tree)
+    _check_sums(packing)
+    if packing.n > 1 and packing.collective != "barrier" and not at_once:
+        _check_memory(packing, topology) if packing.multicast else _check_links(packing, f)
+    _check_certificate(packing, f, packing.certificate)
+    return packing
+
+
+def _fail(packing: Packing, what: str) -> NoReturn:
+    raise PlanError(f"{packing.collective} packing: {what}; {REMEDY}")
+
+
+def _proved_at_once(p: Packing, f: Fabric) -> bool:
+    """Trees and links of a large packing, by arrays; where this finds a fault, the loops name it."""
+    if p.multicast or p.collective in ("gather", "scatter", "barrier") or not f.arcs:
+        return False
+    if sum(len(t.edges) for t in p.trees) < WORTH_IT:
+        return False
+    if p.collective in ROOTED and any(t.root != p.root for t in p.trees):
+        return False
+    table = Table(p.n, p.trees)
+    along, against = p.collective in ALONG, p.collective in AGAINST
+    return table.spanning() and table.fits(f.arcs, along=along, against=against)
+
+
+def _check_head(p: Packing, t: Topology) -> None:
+    if p.collective not in COLLECTIVES:
+        _fail(p, f"collective is {p.collective!r}, expected one of {', '.join(COLLECTIVES)}")
+    if p.n != t.n:
+        _fail(p, f"is for {p.n} ranks, but {t.name} has {t.n}")
+    if p.collective in ROOTED and not 0 <= p.root < p.n:
+        _fail(p, f"root is {p.root}, expected 0..{p.n - 1}")
+    if p.collective not in ROOTED and p.root != -1:
+        _fail(p, f"root is {p.root}, expected -1 for a collective without a root")
+    if not p.trees:
+        _fail(p, "has no trees, expected at least one")
+    unknown = [kind for kind in p.links.split("+") if kind and kind not in t.kinds()]
+    if unknown:
+        _fail(p, f"uses {', '.join(unknown)} links, but {t.name} has {', '.join(t.kinds()) or 'none'}")
+
+
+def _check_tree(p: Packing, f: Fabric, where: str, tree: Tree) -> None:
+    if tree.weight <= 0:
+        _fail(p, f"{where} has weight {tree.weight}, expected more than 0")
+    if not 0 <= tree.root < p.n or (p.collective in ROOTED and tree.root != p.root):
+        _fail(p, f"{where} has root {tree.root}, expected {p.root if p.collective in ROOTED else f'0..{p.n - 1}'}")
+    reached = {tree.root}
+    for e in tree.edges:
+        if e.src not in reached:
+            _fail(p, f"{where} edge {e.src}->{e.dst}: {e.src} is not reached yet, expected parents before children")
+        if e.dst in reached or not 0 <= e.dst < p.n:
+            _fail(p, f"{where} edge {e.src}->{e.dst}: expected a rank of 0..{p.n - 1} that the tree does not have yet")
+        reached.add(e.dst)
+        inside = e.path[1:-1]
+        if len(e.path) < 2 or e.path[0] != e.src or e.path[-1] != e.dst:
+            _fail(p, f"{where} edge {e.src}->{e.dst}: path {e.path} must begin and end with the edge's ranks")
+        if any(v < p.n for v in inside) or len(set(e.path)) < len(e.path):
+            _fail(p, f"{where} edge {e.src}->{e.dst}: path {e.path} may cross switches alone, each once")
+        _check_path(p, f, where, e.path)
+    if p.collective in ("gather", "scatter"):
+        if any(a.dst != b.src for a, b in pairwise(tree.edges)):
+            _fail(p, f"{where} must be a path from the root to one rank, got {[(e.src, e.dst) for e in tree.edges]}")
+    elif len(reached) < p.n:
+        _fail(p, f"{where} does not reach ranks {sorted(set(range(p.n)) - reached)}, expected all {p.n}")
+
+
+def _check_path(p: Packing, f: Fabric, where: str, path: tuple[int, ...]) -> None:
+    for a, b in pairwise(path):
+        needed = []
+        if p.collective not in AGAINST or p.collective in ALONG:
+            needed.append((a, b))
+        if p.collective in AGAINST or p.collective == "barrier":
+            needed.append((b, a))
+        for arc in needed:
+            if arc not in f.arcs:
+                _fail(p, f"{where} uses link {arc[0]}->{arc[1]}, which is not among the {p.links or 'no'} links")
+
+
+def _check_sums(p: Packing) -> None:
+    sums: dict[int, Fraction] = {}
+    by_end = p.collective in ("gather", "scatter")
+    for tree in p.trees:
+        at = tree.edges[-1].dst if by_end and tree.edges else tree.root
+        sums[at] = sums.get(at, Fraction(0)) + tree.weight
+    if p.n > 1 and (by_end or p.collective in PER_RANK):
+        for rank in range(p.n):
+            wanted = Fraction(0) if by_end and rank == p.root else p.rate / p.n
+            if sums.get(rank, Fraction(0)) != wanted:
+                kind = "paths to" if by_end else "trees rooted at"
+                _fail(p, f"{kind} rank {rank} carry {sums.get(rank, 0)} MB/s, expected rate / n = {wanted}")
+    elif sum(sums.values()) != p.rate:
+        _fail(p, f"the weights sum to {sum(sums.values())} MB/s, but its rate is {p.rate}")
+    if p.rate > p.bound:
+        _fail(p, f"rate {p.rate} MB/s is above its bound {p.bound}")
+
+
+def _check_links(p: Packing, f: Fabric) -> None:
+    for (u, v), load in sorted(link_loads(p.collective, p.trees).items()):
+        if load > f.arcs[u, v]:
+            users = [i for i, t in enumerate(p.trees) if any({u, v} <= set(e.path) for e in t.edges)]
+            _fail(p, f"link {u}->{v} carries {load} MB/s of trees {users}, expected at most {f.arcs[u, v]}")
+
+
+def _check_memory(p: Packing, t: Topology) -> None:
+    memory = t.memory_of(t.nodes[0])
+    if memory is None or len(t.nodes) > 1:
+        _fail(p, f"says that the ranks share one memory, but {t.name} has none that all share")
+    for i, tree in enumerate(p.trees):
+        for e in tree.edges:
+            if e.path != (e.src, memory, e.dst):
+                _fail(p, f"tree {i} edge {e.src}->{e.dst}: path {e.path}, expected through the memory {memory}")
+    rates = core_rates(t, memory)
+    for rank, load in sorted(core_loads(p.collective, p.trees).items()):
+        if load > rates[rank]:
+            _fail(p, f"the core of rank {rank} copies {load} MB/s, expected at most {rates[rank]}")
+
+
+def _check_certificate(p: Packing, f: Fabric, c: Certificate) -> None:
+    """The stated facts are those of the machine, and they imply the bound for this collective."""
+    kinds = {"broadcast": "cut", "reduce": "cut", "allreduce": "partition", "barrier": "trivial"}
+    kind = "trivial" if p.n == 1 else "copies" if p.multicast and p.collective != "barrier" else None
+    kind = kind or kinds.get(p.collective, "ratio-cut")
+    if kind not in ("trivial", "copies") and p.collective not in ("gather", "scatter") and c.kind == "prices":
+        kind = "prices"
+    if c.kind != kind:
+        _fail(p, f"certificate is a {c.kind}, expected a {kind}")
+    if kind == "trivial":
+        capacity, divisor = Fraction(1), Fraction(1)
+    elif kind == "copies":
+        capacity, divisor = _copies(p, f.topology, c)
+    elif kind == "prices":
+        capacity, divisor = _prices(p, f, c)
+    else:
+        capacity, divisor = _crossing(p, f, c)
+    if (c.capacity_mbps, c.divisor) != (capacity, divisor):
+        _fail(
+            p,
+            f"certificate states {c.capacity_mbps} MB/s over {c.divisor}, the machine has {capacity} over {divisor}",
+        )
+    if p.bound != capacity / divisor:
+        _fail(p, f"bound is {p.bound} MB/s, but its certificate gives {capacity / divisor}")
+
+
+def _crossing(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction]:
+    """Capacity and divisor of a cut, ratio cut or partition, counted again."""
+    ranks = [frozenset(v for v in part if v < p.n) for part in c.parts]
+    stray = [v for part in c.parts for v in part if v not in f.vertices]
+    if stray or len(c.parts) < 2 or not all(ranks) or sorted(r for part in ranks for r in part) != list(range(p.n)):
+        _fail(p, f"certificate parts {c.parts} must part the {p.n} ranks into at least two classes, each not empty")
+    if c.kind == "partition":
+        return Fraction(capacity_leaving(f.arcs, c.parts), 2), Fraction(len(c.parts) - 1)
+    if len(c.parts) != 2 or set(c.parts[0]) & set(c.parts[1]) or len(c.parts[0] + c.parts[1]) != len(f.vertices):
+        _fail(p, f"certificate parts {c.parts} must be the two sides of a cut through all vertices {f.vertices}")
+    first, rest = c.parts
+    wrong_side = {"broadcast": p.root in first, "reduce": p.root in rest}.get(
+        p.collective, p.collective in ROOTED and p.root in first
+    )
+    if wrong_side:
+        _fail(p, f"certificate has root {p.root} on the wrong side: {name_of(f.topology, first)} are parts[0]")
+    if c.kind == "cut":
+        return Fraction(capacity_across(f.arcs, rest)), Fraction(1)
+    outward = p.collective in ("allgather", "gather")
+    return Fraction(capacity_across(f.arcs, first if outward else rest)), Fraction(len(ranks[0]), p.n)
+
+
+def _prices(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction]:
+    """What all links cost together, and what the cheapest trees cost, counted again."""
+    prices = {part[:2]: part[2] for part in c.parts if len(part) == 3 and part[2] > 0}
+    if not prices or len(prices) < len(c.parts) or any(arc not in f.arcs for arc in prices):
+        _fail(p, f"certificate parts {c.parts} must be links of the machine, each with one price above 0")
+    capacity = sum(f.arcs[u, v] * price for (u, v), price in prices.items())
+    if capacity >= FAR or sum(prices.values()) * p.n >= FAR:
+        _fail(p, "certificate has prices that do not fit 58 bits")
+    return Fraction(capacity), cheapest(f, p.collective, p.root, {(u, v): price for (u, v), price in prices.items()})
+
+
+def _copies(p: Packing, t: Topology, c: Certificate) -> tuple[Fraction, Fraction]:
+    """Capacity and passes of the named cores, counted again."""
+    group: Iterable[int] = c.parts[0] if len(c.parts) == 1 else ()
+    ranks = sorted(set(group))
+    memory = t.memory_of(t.nodes[0])
+    if not ranks or memory is None or not all(0 <= r < p.n for r in ranks):
+        _fail(p, f"certificate parts {c.parts} must be one class of ranks 0..{p.n - 1}")
+    passes = Fraction(len(ranks))  # each of these cores touches the whole vector once
+    if p.collective == "allreduce":
+        passes = Fraction(2 * len(ranks) - 1)
+    elif p.collective in ("gather", "scatter"):
+        passes = sum((Fraction(p.n - 1 if r == p.root else 1, p.n) for r in ranks), Fraction(0))
+    rates = core_rates(t, memory)
+    return Fraction(sum(rates[r] for r in ranks)), passes

@@ -1,0 +1,164 @@
+"""Trees inside the boxes of a cluster: what enters at a rank reaches every rank of its box.
+
+A rank that can send what it hands out straight to all others is the centre of a star; otherwise the trees of a box are
+grown to what each of its ranks hands out (:mod:`.growth`). Equal boxes with equal loads are solved once. AllReduce
+loads its trees both ways, so any tree can be turned to the rank where a stream enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
+
+import numpy as np
+
+from ..exact.growth import MAX_RANKS, Grown, best_arborescences, spanning_trees
+from ..exact.paths import place
+from ..graph.cuts import out_cuts, strength, subset_sums
+from ..graph.fabric import Overlay, overlay
+from ..patterns.shapes import star
+from ..tree import Edge, Tree
+from .boxes import Box
+
+Supply = tuple[Fraction, ...]
+
+
+class Inside:
+    """The trees of every box, and how much of each is still free; ``factor`` of the supplies fits."""
+
+    def __init__(self, boxes: Sequence[Box], solved: list[tuple[Tree, ...]], factor: Fraction, *, turn: bool) -> None:
+        self._boxes, self._solved, self.factor, self._turn = boxes, solved, factor, turn
+        self._pools: list[dict[int, list[list[int]]]] = []
+        self._edges: dict[tuple[int, int, int], tuple[Edge, ...]] = {}
+
+    def weights(self) -> list[Fraction]:
+        """The weights of all trees in MB/s."""
+        return [t.weight for trees in {id(s): s for s in self._solved}.values() for t in trees]
+
+    def begin(self, unit: int) -> None:
+        """Fill the pools; from here on sizes are in 1/unit MB/s."""
+        for trees in self._solved:
+            pools: dict[int, list[list[int]]] = {}
+            for k, t in enumerate(trees):
+                pools.setdefault(-1 if self._turn else t.root, []).append([int(t.weight * unit), k])
+            self._pools.append(pools)
+
+    def take(self, box: int, rank: int, size: int) -> list[tuple[int, tuple[Edge, ...]]]:
+        """The next trees of ``box`` for ``size`` that enters at its ``rank``."""
+        pool = self._pools[box][-1 if self._turn else rank]
+        if len(pool) == 1:
+            return [(size, self._edges.get((box, pool[0][1], rank)) or self._placed(box, pool[0][1], rank))]
+        taken: list[tuple[int, tuple[Edge, ...]]] = []
+        while size:
+            head = pool[0]
+            part = min(size, head[0])
+            taken.append((part, self._edges.get((box, head[1], rank)) or self._placed(box, head[1], rank)))
+            head[0] -= part
+            size -= part
+            if not head[0]:
+                pool.pop(0)
+        return taken
+
+    def _placed(self, box: int, tree: int, rank: int) -> tuple[Edge, ...]:
+        """The edges of one tree in the numbers of the whole cluster, away from ``rank``."""
+        at = self._boxes[box].vertices
+        found = self._solved[box][tree]
+        edges = found.edges if found.root == rank else turned(found, rank)
+        placed = tuple(Edge(at[e.src], at[e.dst], tuple([at[v] for v in e.path])) for e in edges)
+        self._edges[box, tree, rank] = placed
+        return placed
+
+
+def turned(tree: Tree, root: int) -> tuple[Edge, ...]:
+    """The edges of an undirected tree away from ``root``."""
+    near: dict[int, list[Edge]] = {}
+    for e in tree.edges:
+        near.setdefault(e.src, []).append(e)
+        near.setdefault(e.dst, []).append(Edge(e.dst, e.src, e.path[::-1]))
+    edges: list[Edge] = []
+    seen, queue = {root}, [root]
+    for u in queue:
+        for e in near.get(u, ()):
+            if e.dst not in seen:
+                seen.add(e.dst)
+                queue.append(e.dst)
+                edges.append(e)
+    return tuple(edges)
+
+
+def inside(boxes: Sequence[Box], supplies: Sequence[Supply], *, both: bool) -> Inside | None:
+    """Trees for what every rank hands out; all supplies shrink by one factor where a box cannot carry them.
+
+    Nothing where a box has more ranks than the cut vectors take.
+    """
+    if any(b.m > MAX_RANKS for b in boxes):
+        return None
+    keys = [(b.m, tuple(b.inner.arcs.items()), s) for b, s in zip(boxes, supplies, strict=True)]
+    distinct = dict(zip(keys, zip(boxes, supplies, strict=True), strict=True))
+    logical = {key: overlay(b.inner) if b.m > 1 else None for key, (b, _) in distinct.items()}
+    stars = both and all(_stars(o, s, both=True) for o, (_, s) in zip(logical.values(), distinct.values(), strict=True))
+    factor = Fraction(1)
+    for key, (_, supply) in distinct.items():
+        o = logical[key]
+        if o is not None and not stars:
+            factor = min(factor, _limit(o, supply, both=both))
+    solved: dict[object, tuple[Tree, ...]] = {}
+    for key, (_, supply) in distinct.items():
+        o = logical[key]
+        wanted = tuple(s * factor for s in supply)
+        if o is None:
+            solved[key] = (Tree(0, (), wanted[0]),)
+        elif stars or (not both and _stars(o, wanted, both=False)):
+            solved[key] = _star_trees(o, wanted, both=both)
+        elif both:
+            trees, unit = spanning_trees(o.matrix())
+            solved[key] = place(trees, o, unit, both_ways=True)
+        else:
+            solved[key] = _grown(o, wanted)
+    return Inside(boxes, [solved[key] for key in keys], factor, turn=both and not stars)
+
+
+def _stars(o: Overlay | None, supply: Supply, *, both: bool) -> bool:
+    """Whether every rank can be the centre of one star with its supply."""
+    if o is None:
+        return True
+    pairs = [(u, v) for u in range(o.n) for v in range(o.n) if u != v]
+    room = {arc: sum(units for _, units in ways) * o.mbps for arc, ways in o.routes.items()}
+    return all(room.get((u, v), 0) >= supply[u] + (supply[v] if both else 0) for u, v in pairs)
+
+
+def _star_trees(o: Overlay, supply: Supply, *, both: bool) -> tuple[Tree, ...]:
+    units = [s / o.mbps for s in supply]
+    scale = lcm(*(u.denominator for u in units))
+    grown = [Grown(r, tuple(star(o.n, r)), int(u * scale)) for r, u in enumerate(units) if u]
+    return place(grown, o, Fraction(1, scale), both_ways=both)
+
+
+def _limit(o: Overlay, supply: Supply, *, both: bool) -> Fraction:
+    """The factor of the supplies that the cuts (both ways: the partitions) of the box allow."""
+    cuts = out_cuts(o.matrix())
+    if both:
+        return strength(cuts)[0] * o.mbps / sum(supply)
+    scale = lcm(*(s.denominator for s in supply))
+    loads = subset_sums([int(s * scale) for s in supply])[1:-1]
+    ratio: Fraction | None = None
+    some = np.flatnonzero(loads)
+    while len(some):  # discrete Newton on the least of cut over load
+        worst = (
+            int(some[0])
+            if ratio is None
+            else int(some[np.argmin(cuts[1:-1][some] * ratio.denominator - loads[some] * ratio.numerator)])
+        )
+        value = Fraction(int(cuts[1 + worst]), int(loads[worst]))
+        if ratio is not None and value >= ratio:
+            break
+        ratio = value
+    return Fraction(1) if ratio is None else ratio * scale * o.mbps
+
+
+def _grown(o: Overlay, supply: Supply) -> tuple[Tree, ...]:
+    units = [s / o.mbps for s in supply]
+    scale = lcm(*(u.denominator for u in units))
+    trees = best_arborescences(o.matrix() * scale, [int(u * scale) for u in units])
+    return place(trees, o, Fraction(1, scale))

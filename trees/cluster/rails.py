@@ -1,0 +1,211 @@
+"""Streams between boxes put on ports and on trees inside the boxes (Blink section 3, "three phases", as one tree each).
+
+A stream prefers one rail: the port of that number in every box. What does not fit there moves to the ports that have
+room. Inside each box it takes the next trees rooted where it enters. A stream is cut wherever one of these changes, so
+that every piece is one spanning tree of the whole cluster. All sizes are integers in one unit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import accumulate, chain
+from math import lcm
+from typing import TypeVar
+
+from ..tree import AGAINST, ALONG, Edge, Tree
+from . import streams as between
+from .boxes import Box
+from .inbox import Inside, inside
+from .streams import Stream
+
+Item = TypeVar("Item")
+Pieces = list[tuple[int, int]]  # sizes, and the port that holds for each
+
+
+class Ports:
+    """Which port every stream takes where; :meth:`way` is asked for the ports."""
+
+    def __init__(
+        self, boxes: Sequence[Box], streams: Sequence[Stream], sizes: list[int], unit: int, both: bool
+    ) -> None:
+        self.boxes, self.streams, self.sizes = boxes, streams, sizes
+        self.moved: dict[tuple[int, int, int], Pieces] = {}
+        self._widths = [len(box.ports) for box in boxes]
+        leaving, self.entering = self._loads()
+        self.ok = True
+        for b, box in enumerate(boxes):
+            into, out = [int(p.into * unit) for p in box.ports], [int(p.out * unit) for p in box.ports]
+            if both:
+                loads = [x + y for x, y in zip(leaving[b], self.entering[b], strict=True)]
+                self._fit(b, loads, list(map(min, into, out)), (True, False))
+            else:
+                self._fit(b, list(self.entering[b]), into, (True,))
+                self._fit(b, leaving[b], out, (False,))
+
+    def way(self, stream: int, at: int, target: int) -> Pieces:
+        """The ports of box ``at`` for bytes to box ``target``: where they leave, or enter ``at`` itself."""
+        found = self.moved.get((stream, at, target))
+        return found or [(self.sizes[stream], self.streams[stream].rail % self._widths[at])]
+
+    def _loads(self) -> tuple[list[list[int]], list[list[int]]]:
+        """What every port of every box sends and receives while every stream keeps to its rail."""
+        count = len(self.boxes)
+        out = [[0] * len(box.ports) for box in self.boxes]
+        into = [[0] * len(box.ports) for box in self.boxes]
+        rails: dict[int, int] = {}
+        own: dict[tuple[int, int], int] = {}
+        for s, size in zip(self.streams, self.sizes, strict=True):
+            rails[s.rail] = rails.get(s.rail, 0) + size
+            own[s.box, s.rail] = own.get((s.box, s.rail), 0) + size
+            star = ((s.box, count - 1),) if s.hub == s.box else ((s.box, 1), (s.hub, count - 2))
+            for a, copies in Counter(a for a, _ in s.tree).items() if s.tree else star:
+                out[a][s.rail % len(out[a])] += size * copies
+        for b, ports in enumerate(into):
+            for rail, size in rails.items():
+                ports[rail % len(ports)] += size - own.get((b, rail), 0)
+        return out, into
+
+    def _fit(self, b: int, load: list[int], room: list[int], ways: tuple[bool, ...]) -> None:
+        """Move the last streams of overfull ports of box ``b`` to those that have room; ``ways``: in, out or both."""
+        if all(used <= most for used, most in zip(load, room, strict=True)):
+            return
+        if len({p.plane for p in self.boxes[b].ports}) > 1:
+            self.ok = False
+            return
+        for i, target in self._users(b, ways):
+            k = self.streams[i].rail % len(load)
+            moving = min(self.sizes[i], load[k] - room[k])
+            if moving <= 0:
+                continue
+            pieces = [(self.sizes[i] - moving, k)] if moving < self.sizes[i] else []
+            load[k] -= moving
+            while moving:
+                free = max(range(len(load)), key=lambda j: (room[j] - load[j], -j))
+                part = min(moving, room[free] - load[free])
+                if part <= 0:
+                    self.ok = False
+                    return
+                load[free] += part
+                moving -= part
+                pieces.append((part, free))
+            self.moved[i, b, target] = pieces
+            if target == b:
+                self.entering[b][k] -= self.sizes[i]
+                for part, j in pieces:
+                    self.entering[b][j] += part
+
+    def _users(self, b: int, ways: tuple[bool, ...]) -> Iterator[tuple[int, int]]:
+        """Streams, the last first, that enter box ``b`` (the target is ``b``) or leave it for a target."""
+        for i in range(len(self.streams) - 1, -1, -1):
+            s = self.streams[i]
+            if True in ways and s.box != b:
+                yield i, b
+            if False in ways:
+                yield from ((i, target) for a, target in s.arcs(len(self.boxes)) if a == b)
+
+
+def planned(boxes: Sequence[Box], collective: str, root: int) -> tuple[tuple[Tree, ...], Fraction] | None:
+    """Trees for a cluster, and their rate in MB/s; nothing where its ports or boxes are of a kind not foreseen here."""
+    both = collective in ALONG and collective in AGAINST
+    if both:
+        found = between.both_ways(boxes, between.both_ways_rate(boxes))
+    else:
+        part = between.shares(boxes, collective, root)
+        found = between.one_way(boxes, collective, root, part, between.one_way_rate(boxes, part))
+    return assemble(boxes, found, both=both)
+
+
+def assemble(
+    boxes: Sequence[Box], streams: Sequence[Stream], *, both: bool
+) -> tuple[tuple[Tree, ...], Fraction] | None:
+    """Spanning trees for the streams and their total in MB/s; nothing where planes of the network keep rails apart.
+
+    The streams are slowed down together where the links inside a box cannot follow.
+    """
+    if len({tuple(p.plane for p in b.ports) for b in boxes}) > 1 and len({p.plane for b in boxes for p in b.ports}) > 1:
+        return None
+    room = {c for b in boxes for p in b.ports for c in (p.out, p.into)}
+    unit = lcm(*{c.denominator for c in room} | {s.size.denominator for s in streams})
+    ports = Ports(boxes, streams, [int(s.size * unit) for s in streams], unit, both)
+    if not ports.ok:
+        return None
+    spread = inside(boxes, _entering(boxes, streams, ports, unit), both=both)
+    if spread is None:
+        return None
+    return _trees(boxes, streams, ports, unit, spread), sum((s.size for s in streams), Fraction(0)) * spread.factor
+
+
+def _entering(boxes: Sequence[Box], streams: Sequence[Stream], ports: Ports, unit: int) -> list[tuple[Fraction, ...]]:
+    """MB/s that each rank of each box hands out inside its box: its own streams, and what enters through its ports."""
+    found = [[0] * box.m for box in boxes]
+    for b, box in enumerate(boxes):
+        for k, at in enumerate(_ranks(box)):
+            found[b][at] += ports.entering[b][k]
+    for s, size in zip(streams, ports.sizes, strict=True):
+        found[s.box][boxes[s.box].vertices.index(s.root)] += size
+    return [tuple(Fraction(x, unit) for x in supply) for supply in found]
+
+
+def _ranks(box: Box) -> list[int]:
+    """The rank of each port, in the numbers of the box."""
+    return [box.vertices.index(p.rank) for p in box.ports]
+
+
+def _trees(
+    boxes: Sequence[Box], streams: Sequence[Stream], ports: Ports, unit: int, spread: Inside
+) -> tuple[Tree, ...]:
+    """Cut every stream into trees."""
+    factor = spread.factor  # all streams are slowed down by it
+    finer = lcm(unit * factor.denominator, *(w.denominator for w in spread.weights())) // unit
+    stretch = int(finer * factor)
+    spread.begin(unit * finer)
+    ranks = [_ranks(box) for box in boxes]
+    hops: dict[tuple[int, int, int, int], Edge] = {}
+    trees: list[Tree] = []
+
+    def crossing(a: int, j: int, b: int, k: int) -> Edge:
+        out, into = boxes[a].ports[j], boxes[b].ports[k]
+        hops[a, j, b, k] = hop = Edge(out.rank, into.rank, out.up + into.down[1:])
+        return hop
+
+    for i, s in enumerate(streams):
+        size = ports.sizes[i] * stretch
+        # What the tree consists of, parents first: for each part its ways to go on, with their sizes.
+        steps: list[list[tuple[int, tuple[Edge, ...]]]] = [
+            spread.take(s.box, boxes[s.box].vertices.index(s.root), size)
+        ]
+        for a, b in s.arcs(len(boxes)):
+            enter = ports.way(i, b, b)
+            steps.append(
+                [(part * stretch, (hops.get((a, j, b, k)) or crossing(a, j, b, k),))
+                 for part, j, k in _both(ports.way(i, a, b), enter)]
+            )  # fmt: skip
+            steps.append([one for part, k in enter for one in spread.take(b, ranks[b][k], part * stretch)])
+        for part, edges in _common(steps, size):
+            trees.append(Tree(s.root, tuple(edges), Fraction(part, unit * finer)))
+    return tuple(trees)
+
+
+def _both(leave: Pieces, enter: Pieces) -> Iterator[tuple[int, int, int]]:
+    """Sizes over which both ports stay the same."""
+    if len(leave) == len(enter) == 1:
+        yield enter[0][0], leave[0][1], enter[0][1]
+        return
+    for part, (j, k) in _common([[(size, (j,)) for size, j in leave], [(size, (k,)) for size, k in enter]], None):
+        yield part, j, k
+
+
+def _common(steps: list[list[tuple[int, tuple[Item, ...]]]], size: int | None) -> Iterator[tuple[int, list[Item]]]:
+    """Cut all steps where one of them changes; each piece with its items in order."""
+    if size is not None and all(len(step) == 1 for step in steps):
+        yield size, list(chain.from_iterable(step[0][1] for step in steps))
+        return
+    ends = [list(accumulate(part for part, _ in step)) for step in steps]
+    start = 0
+    for end in sorted({e for some in ends for e in some}):
+        items = [step[bisect_left(some, end)][1] for step, some in zip(steps, ends, strict=True)]
+        yield end - start, list(chain.from_iterable(items))
+        start = end

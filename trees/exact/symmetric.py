@@ -1,0 +1,136 @@
+"""Trees for machines that look the same from every rank: rings, tori, hypercubes, circulants (AllGather and its kin).
+
+Ranks are read as numbers of several digits. Where turning each digit by one maps every link to an equally fast one,
+these turns take rank 0 to every rank in exactly one way, so one template at rank 0 gives everybody's trees, and an arc
+is loaded by as many tree edges as the template has in the arc's direction. The template is shallowest: every rank
+picks a parent one hop closer to the root, and one maximum flow balances the picks over the directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import accumulate
+from math import gcd
+
+import numpy as np
+
+from ..graph.fabric import Fabric, Ints
+from ..graph.flow import Flow
+from ..tree import Edge, Tree
+
+LEAST_RANKS = 9
+
+
+class Turns:
+    """The group of digit turns: ``sums[a, b]`` is the rank that the turn taking 0 to ``a`` takes ``b`` to."""
+
+    def __init__(self, n: int, moduli: list[int]) -> None:
+        self.moduli = moduli
+        places = [1, *accumulate(moduli, lambda a, b: a * b)][:-1]
+        digits = [np.arange(n) // p % q for p, q in zip(places, moduli, strict=True)]
+        self.sums = np.zeros((n, n), np.int64)
+        for d, p, q in zip(digits, places, moduli, strict=True):
+            self.sums += (d[:, None] + d[None, :]) % q * p
+        self.back = np.zeros(n, np.int64)
+        for d, p, q in zip(digits, places, moduli, strict=True):
+            self.back += -d % q * p
+
+    def direction(self, u: int, v: int) -> int:
+        """The rank that the turn taking ``u`` to 0 takes ``v`` to."""
+        return int(self.sums[self.back[u], v])
+
+
+def turns(f: Fabric) -> Turns | None:
+    """The turns of a fabric without switches, proved on every link; nothing if ranks differ or do not turn so."""
+    if len(f.vertices) > f.n or f.n < LEAST_RANKS:
+        return None
+    if "turns" not in f.memo:
+        found = next(_moduli(f, 1, {}), None)
+        f.memo["turns"] = Turns(f.n, found) if found else None
+    known: Turns | None = f.memo["turns"]
+    return known
+
+
+def _moduli(f: Fabric, place: int, tried: dict[tuple[int, int], bool]) -> Iterator[list[int]]:
+    """Digit sizes, lowest place first, whose turns all keep the links; large digits are tried first."""
+    rest = f.n // place
+    if rest == 1:
+        yield []
+        return
+    for q in range(rest, 1, -1):
+        if rest % q == 0 and tried.setdefault((place, q), _keeps(f, place, q)):
+            yield from ([q, *more] for more in _moduli(f, place * q, tried))
+
+
+def _keeps(f: Fabric, place: int, modulus: int) -> bool:
+    """Turning this digit maps links to equally fast links."""
+    v = np.arange(f.n)
+    digit = v // place % modulus
+    image = v + place * ((digit + 1) % modulus - digit)
+    ends = np.array(list(f.arcs), np.int64)
+    speed = np.array(list(f.arcs.values()), np.int64)
+    codes, moved = ends @ (f.n, 1), image[ends] @ (f.n, 1)
+    first, second = np.argsort(codes), np.argsort(moved)
+    return bool((codes[first] == moved[second]).all() and (speed[first] == speed[second]).all())
+
+
+def planned(f: Fabric, *, both: bool) -> tuple[tuple[Tree, ...], Fraction] | None:
+    """Trees from every rank at the full speed of its links, and the rate; nothing where shortest trees miss it.
+
+    Args:
+        both: a tree loads its edges both ways (AllReduce), which halves the weights.
+    """
+    group = turns(f)
+    if group is None or (both and not f.even):
+        return None
+    speed = {v: c for (u, v), c in f.arcs.items() if u == 0}  # a direction is known by where it leads from rank 0
+    picks = _balanced(f, group, speed)
+    if picks is None:
+        return None
+    order, pieces, unit = picks
+    edges = {arc: Edge(*arc, arc) for arc in f.arcs}
+    each = Fraction(sum(speed.values()), f.n - 1) / (2 if both else 1)
+    templates = [(np.array(parents, np.int64), Fraction(size, unit) * each) for size, parents in pieces]
+    trees: list[Tree] = []
+    for root in range(f.n):
+        image = group.sums[root]
+        heads = image[order].tolist()
+        for parents, weight in templates:
+            chosen = map(edges.__getitem__, zip(image[parents].tolist(), heads, strict=True))
+            trees.append(Tree(root, tuple(chosen), weight))
+    return tuple(trees), each * f.n
+
+
+def _balanced(f: Fabric, group: Turns, speed: dict[int, int]) -> tuple[Ints, list[tuple[int, list[int]]], int] | None:
+    """Ranks by distance from 0, then sizes with a parent for each of them, in units of the third value."""
+    level = {0: 0}
+    order = [0]
+    for u in order:
+        for v in f.neighbours[u]:
+            if v not in level:
+                level[v] = level[u] + 1
+                order.append(v)
+    ways = list(speed)
+    total, others = sum(speed.values()), f.n - 1
+    shared = gcd(*speed.values(), total)
+    flow = Flow(f.n + len(ways) + 1)
+    sink = f.n + len(ways)
+    arcs: dict[int, list[tuple[int, int]]] = {}
+    for v in order[1:]:
+        flow.arc(0, v, total // shared)
+        closer = [u for u in f.backwards.neighbours[v] if level[u] + 1 == level[v]]
+        arcs[v] = [(flow.arc(v, f.n + ways.index(group.direction(u, v)), total // shared), u) for u in closer]
+    for i, way in enumerate(ways):
+        flow.arc(f.n + i, sink, speed[way] // shared * others)
+    if flow.run(0, sink) < total // shared * others:
+        return None
+    picks = [[(flow.used(arc), u) for arc, u in arcs[v] if flow.used(arc)] for v in order[1:]]
+    ends = [list(accumulate(size for size, _ in pick)) for pick in picks]
+    pieces: list[tuple[int, list[int]]] = []
+    start = 0
+    for end in sorted({e for some in ends for e in some}):
+        at = [next(i for i, e in enumerate(some) if e >= end) for some in ends]
+        pieces.append((end - start, [pick[i][1] for pick, i in zip(picks, at, strict=True)]))
+        start = end
+    return np.array(order[1:], np.int64), pieces, total // shared

@@ -1,0 +1,317 @@
+"""The part of a machine that a packing uses: its links of some kinds, merged into arcs with capacities.
+
+Which links are taken (:func:`choose`), whether they join the ranks, and the logical arcs between ranks
+(:class:`Overlay`) that the planners work on. Vertex numbers are those of the whole topology. Switches that touch
+ranks alone are split into logical arcs in closed form (Mader's splitting, with a uniform share for every pair).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from math import gcd, lcm
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import TopologyError
+from ...topology.model import Topology
+
+Arc = tuple[int, int]
+Path = tuple[int, ...]
+Ints = NDArray[np.int64]
+
+FAST = ("nvlink", "xgmi")
+SLOW = ("host", "pcie")
+MANY = 16  # ranks; whole nodes of larger machines go by their number
+
+
+class Fabric(msgspec.Struct, frozen=True, dict=True):
+    """The links of ``kinds``; ``arcs`` holds the MB/s of every pair of vertices, ascending."""
+
+    topology: Topology
+    kinds: tuple[str, ...]
+    arcs: dict[Arc, int]
+
+    @property
+    def n(self) -> int:
+        """The number of ranks."""
+        return self.topology.n
+
+    @cached_property
+    def vertices(self) -> tuple[int, ...]:
+        """All ranks, then the switches that an arc touches: the order of :meth:`matrix`."""
+        return (*range(self.n), *sorted({v for arc in self.arcs for v in arc if v >= self.n}))
+
+    @cached_property
+    def unit(self) -> int:
+        """Greatest common divisor of the capacities in MB/s: one unit of :meth:`matrix`."""
+        return gcd(*self.arcs.values()) or 1
+
+    @cached_property
+    def flat(self) -> bool:
+        """No switch is wired to another switch."""
+        return all(u < self.n or v < self.n for u, v in self.arcs)
+
+    def matrix(self) -> Ints:
+        """Capacities in units, in the order of ``vertices``."""
+        at = {v: i for i, v in enumerate(self.vertices)}
+        cap = np.zeros((len(at), len(at)), np.int64)
+        for (u, v), mbps in self.arcs.items():
+            cap[at[u], at[v]] = mbps // self.unit
+        return cap
+
+    @cached_property
+    def memo(self) -> dict[object, Any]:
+        """What planners found out about this fabric, by their own keys; several collectives and roots ask the same."""
+        return {}
+
+    @cached_property
+    def even(self) -> bool:
+        """Every link is equally fast both ways."""
+        return all(self.arcs.get((v, u)) == c for (u, v), c in self.arcs.items())
+
+    @cached_property
+    def split(self) -> Overlay:
+        """:func:`overlay`, computed once."""
+        return overlay(self)
+
+    @cached_property
+    def rail_split(self) -> Overlay:
+        """:func:`overlay` with the network's ports joined rail by rail."""
+        return overlay(self, rails=True)
+
+    @cached_property
+    def backwards(self) -> Fabric:
+        """Every arc turned around; a tree for a broadcast here is one for a reduce there."""
+        if self.even:
+            return self
+        return Fabric(self.topology, self.kinds, dict(sorted(((v, u), c) for (u, v), c in self.arcs.items())))
+
+    @cached_property
+    def two_way(self) -> Fabric:
+        """The pairs joined in both directions, at the smaller of the two capacities."""
+        if self.even:
+            return self
+        both = {(u, v): min(c, self.arcs[v, u]) for (u, v), c in self.arcs.items() if (v, u) in self.arcs}
+        return Fabric(self.topology, self.kinds, both)
+
+    @cached_property
+    def neighbours(self) -> dict[int, tuple[int, ...]]:
+        """Where one can go from each vertex, ascending."""
+        near: dict[int, list[int]] = {v: [] for v in self.vertices}
+        for u, v in self.arcs:
+            near[u].append(v)
+        return {u: tuple(sorted(vs)) for u, vs in near.items()}
+
+    def reached(self, start: int) -> set[int]:
+        """The vertices that bytes from ``start`` can reach, ranks relaying."""
+        seen, todo = {start}, [start]
+        while todo:
+            fresh = [v for v in self.neighbours[todo.pop()] if v not in seen]
+            seen.update(fresh)
+            todo.extend(fresh)
+        return seen
+
+    def hops_from(self, start: int) -> dict[int, Path]:
+        """The shortest path from rank ``start`` to every rank that it reaches through switches alone."""
+        paths: dict[int, Path] = {start: (start,)}
+        queue = [start]
+        for u in queue:
+            for v in self.neighbours[u]:
+                if v not in paths:
+                    paths[v] = (*paths[u], v)
+                    if v >= self.n:
+                        queue.append(v)
+        return {v: p for v, p in paths.items() if v < self.n and v != start}
+
+    def parts(self) -> list[list[int]]:
+        """The ranks in classes that reach each other both ways."""
+        down = [self.reached(r) for r in range(self.n)]
+        classes: list[list[int]] = []
+        for r in range(self.n):
+            home = next((c for c in classes if c[0] in down[r] and r in down[c[0]]), None)
+            if home is None:
+                classes.append([r])
+            else:
+                home.append(r)
+        return classes
+
+    def serves(self, collective: str, root: int) -> bool:
+        """Whether trees for this collective exist here."""
+        everybody = set(range(self.n))
+        if collective in ("broadcast", "scatter"):
+            return everybody <= self.reached(root)
+        if collective in ("reduce", "gather"):
+            return everybody <= self.backwards.reached(root)
+        there = self.two_way if collective in ("allreduce", "barrier") else self
+        return everybody <= there.reached(0) and everybody <= there.backwards.reached(0)
+
+
+def fabric(topology: Topology, kinds: Iterable[str]) -> Fabric:
+    """The links of these kinds; parallel links of several kinds add up. Kept beside the topology for the next call."""
+    wanted = frozenset(kinds)
+    kept: dict[frozenset[str], Fabric] = topology.__dict__.setdefault("_fabrics", {})
+    if wanted not in kept:
+        kept[wanted] = _merged(topology, wanted)
+    return kept[wanted]
+
+
+def _merged(topology: Topology, wanted: frozenset[str]) -> Fabric:
+    arcs: dict[Arc, int] = {}
+    for k in topology.links:
+        if k.kind in wanted:
+            arcs[k.src, k.dst] = arcs.get((k.src, k.dst), 0) + k.mbps
+    present = tuple(sorted({k.kind for k in topology.links if k.kind in wanted}))
+    return Fabric(topology, present, dict(sorted(arcs.items())))
+
+
+def shared_memory(topology: Topology) -> int | None:
+    """The memory vertex when all ranks are CPU processes that share it, else None."""
+    if len(topology.nodes) != 1 or any(d.kind != "cpu" for d in topology.devices):
+        return None
+    memory = topology.memory_of(topology.nodes[0])
+    ends = {(k.src, k.dst) for k in topology.links if k.kind == "memory"}
+    if memory is None or any((r, memory) not in ends or (memory, r) not in ends for r in range(topology.n)):
+        return None
+    return memory
+
+
+def choose(topology: Topology, collective: str, root: int) -> Fabric:
+    """The links to use: NVLink or xGMI if they join the ranks, else PCIe and host links, else everything.
+
+    Raises:
+        TopologyError: if no links join the ranks; the message names the parts.
+    """
+    for kinds in (FAST, SLOW, topology.kinds()):
+        found = fabric(topology, kinds)
+        if found.arcs and found.serves(collective, root):
+            return found
+    whole = fabric(topology, topology.kinds())
+    loose = whole.two_way if collective in ("allreduce", "barrier") else whole
+    names = " | ".join(name_of(topology, part) for part in loose.parts())
+    both = " in both directions" if loose is not whole else ""
+    raise TopologyError(
+        f"{topology.name}: {collective} needs links that join all {topology.n} ranks{both}, but they fall into "
+        f"{names}; add the missing links or take a subset of devices that is connected"
+    )
+
+
+def name_of(topology: Topology, vertices: Iterable[int]) -> str:
+    """What people call a set of vertices: ``GPUs 4,5,6, plx0``; whole nodes of a large machine: ``nodes 0-6``."""
+    t, chosen = topology, set(vertices)
+    words: list[str] = []
+    several = len(t.nodes) > 1
+    if several and t.n > MANY:
+        sizes: dict[int, list[int]] = {}
+        for r, d in enumerate(t.devices):
+            sizes.setdefault(d.node, []).append(r)
+        whole = [node for node, ranks in sizes.items() if chosen.issuperset(ranks)]
+        if whole:
+            words.append(f"node{'s' if len(whole) > 1 else ''} {_spans(whole)}")
+            chosen -= {r for node in whole for r in sizes[node]}
+    groups: dict[str, list[str]] = {}
+    for v in sorted(chosen):
+        if v < t.n:
+            d = t.devices[v]
+            groups.setdefault(d.kind.upper(), []).append(f"{d.index}@{d.node}" if several else f"{d.index}")
+        else:
+            groups.setdefault(t.vertex_label(v), [])
+    words += [
+        word if not items else f"{word}{'s' if len(items) > 1 else ''} {','.join(items)}"
+        for word, items in groups.items()
+    ]
+    return ", ".join(words)
+
+
+def _spans(numbers: list[int]) -> str:
+    """``0-3,7`` for 0, 1, 2, 3, 7."""
+    spans: list[list[int]] = []
+    for x in sorted(numbers):
+        if spans and x == spans[-1][1] + 1:
+            spans[-1][1] = x
+        else:
+            spans.append([x, x])
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
+
+
+class Overlay(msgspec.Struct, frozen=True, dict=True):
+    """Logical arcs between ranks: ``routes`` lists the physical paths of each with their units.
+
+    One unit is ``mbps`` MB/s.
+    """
+
+    n: int
+    mbps: Fraction
+    routes: dict[Arc, tuple[tuple[Path, int], ...]]
+
+    def matrix(self) -> Ints:
+        """Units between every two ranks."""
+        cap = np.zeros((self.n, self.n), np.int64)
+        for (u, v), ways in self.routes.items():
+            cap[u, v] = sum(units for _, units in ways)
+        return cap
+
+
+def overlay(f: Fabric, *, rails: bool = False) -> Overlay:
+    """Split every switch: a pair (u, v) gets the smaller of its share of u's uplink and of v's downlink.
+
+    With ``rails`` the network joins the ranks that have the same place in their nodes, and no others.
+
+    Never more than the links carry; nothing is lost where all ports of a switch are equal.
+
+    Raises:
+        TopologyError: where switches are wired to switches.
+    """
+    if not f.flat:
+        raise TopologyError(
+            f"{f.topology.name}: switches wired to switches cannot be split in closed form; use method 'chain'"
+        )
+    shares: dict[Arc, list[tuple[Path, Fraction]]] = {}
+    for (u, v), mbps in f.arcs.items():
+        if u < f.n and v < f.n:
+            shares.setdefault((u, v), []).append(((u, v), Fraction(mbps)))
+    t = f.topology
+    place = [t.ranks_of(d.node).index(r) for r, d in enumerate(t.devices)] if rails else []
+    for w in sorted(f.vertices[f.n :], key=lambda w: (t.switches[w - f.n].kind == "net", w)):
+        ports = [(u, v) for u in f.backwards.neighbours[w] for v in f.neighbours[w] if u != v]
+        if t.switches[w - f.n].kind == "net":  # the way between boxes: ranks that are joined in their box leave it free
+            ports = [(u, v) for u, v in ports if t.devices[u].node != t.devices[v].node or (u, v) not in shares]
+            if rails:
+                ports = [(u, v) for u, v in ports if place[u] == place[v]]
+        ups, downs = Counter(u for u, _ in ports), Counter(v for _, v in ports)
+        for u, v in ports:
+            part = min(Fraction(f.arcs[u, w], ups[u]), Fraction(f.arcs[w, v], downs[v]))
+            shares.setdefault((u, v), []).append(((u, w, v), part))
+    amounts = [part for ways in shares.values() for _, part in ways]
+    scale = lcm(*(part.denominator for part in amounts))
+    unit = gcd(*(int(part * scale) for part in amounts))
+    routes = {
+        arc: tuple((path, int(part * scale) // unit) for path, part in ways) for arc, ways in sorted(shares.items())
+    }
+    return Overlay(f.n, Fraction(unit, scale), routes)
+
+
+def capacity_across(arcs: Mapping[Arc, int], inside: Iterable[int]) -> int:
+    """MB/s of the arcs that leave ``inside``."""
+    side = set(inside)
+    return sum(c for (u, v), c in arcs.items() if u in side and v not in side)
+
+
+def capacity_leaving(arcs: Mapping[Arc, int], parts: Iterable[Iterable[int]]) -> int:
+    """MB/s of the arcs that leave each part, summed over the parts."""
+    member: dict[int, set[int]] = {}
+    for i, part in enumerate(parts):
+        for v in part:
+            member.setdefault(v, set()).add(i)
+    nowhere: set[int] = set()
+    return sum(c * len(member[u] - member.get(v, nowhere)) for (u, v), c in arcs.items() if u in member)
+
+
+def subset_of(mask: int, vertices: Sequence[int]) -> tuple[int, ...]:
+    """The vertices whose bits are set."""
+    return tuple(v for i, v in enumerate(vertices) if mask >> i & 1)

@@ -1,0 +1,1 @@
+"""Packings of a fixed pattern: one-hop stars, chains, NCCL's rings, one shared memory."""
