@@ -1,45 +1,38 @@
 """The Communicator: an mpi4py communicator whose collectives run on our plans.
 
-It keeps mpi4py's signatures and meaning and adds keyword-only ``timeout=``.
-What it does not accelerate (object methods, point-to-point, v-variants, derived
-datatypes, calls across nodes) is MPI's own, on a duplicate that it owns.
+It keeps mpi4py's signatures and meaning and adds keyword-only ``timeout=`` and ``stream=``. What it does not accelerate
+(object methods, point-to-point, v-variants, derived datatypes) is MPI's own, on a duplicate that it owns.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 from mpi4py import MPI
 
-from .errors import ArgumentError, BlinkError, BufferTypeError
+from .errors import ArgumentError, BlinkError
+from .planning.diff import PlanDifference
 from .planning.plan import Plan
-from .program.memory import DeviceArray
-from .runtime import arguments as calls
+from .runtime import collectives as mpi
+from .runtime import inspection
 from .runtime.bootstrap import Options
-from .runtime.buffers import NAMES, on_device
 from .runtime.cuda_context import CudaContext
-from .runtime.dispatch import Engine
-from .runtime.inspection import Answers
-from .runtime.mpi_fallback import Job
+from .runtime.device_buffers import device_array
+from .runtime.dispatch import Dispatcher
+from .runtime.mpi_fallback import CollectiveMethod, Invocation
 from .runtime.process_exit import end_job_on_error
 from .runtime.requests import Persistent
 from .topology import Topology
+from .transport.cuda.device import Gpu
 
-BCAST = Job("broadcast", calls.broadcast, MPI.Intracomm.Ibcast)
-REDUCE = Job("reduce", calls.reduce, MPI.Intracomm.Ireduce)
-ALLREDUCE = Job("allreduce", calls.allreduce, MPI.Intracomm.Iallreduce)
-GATHER = Job("gather", calls.gather, MPI.Intracomm.Igather)
-SCATTER = Job("scatter", calls.scatter, MPI.Intracomm.Iscatter)
-ALLGATHER = Job("allgather", calls.allgather, MPI.Intracomm.Iallgather)
-REDUCE_SCATTER_BLOCK = Job("reduce_scatter", calls.reduce_scatter_block, MPI.Intracomm.Ireduce_scatter_block)
-BARRIER = Job("barrier", calls.barrier, MPI.Intracomm.Ibarrier)
+Op = MPI.Op | str
+Seconds = float | None
+SUM, NO_INFO = MPI.SUM, MPI.INFO_NULL
 
 
-class Communicator(Answers, MPI.Intracomm):
+class Communicator(MPI.Intracomm):
     """A communicator of all ranks of ``comm`` (which is duplicated), with blinkmpi's collectives.
 
     Args:
@@ -56,7 +49,7 @@ class Communicator(Answers, MPI.Intracomm):
         BlinkError: on every rank, if any rank cannot take part.
     """
 
-    _blink: Engine | None = None
+    _blink: Dispatcher | None = None
 
     def __new__(cls, comm: MPI.Intracomm | None = None, **_: Any) -> Communicator:
         """Duplicate ``comm``; without one (as mpi4py itself calls it) make an empty, uninitialised object."""
@@ -83,216 +76,165 @@ class Communicator(Answers, MPI.Intracomm):
         end_job_on_error(comm)
         options = Options(topology, plan, timeout, strict, deterministic, executor, algo)
         try:
-            self._blink = Engine(self, options)
+            self._blink = Dispatcher(self, options)
         except BaseException:
             super().Free()
             raise
 
     # ---- collectives (MPI 4.1, chapter 6)
 
-    def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None) -> None:
+    def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None) -> None:
         """Send the root's buffer to all."""
-        self._block(BCAST, (buf, root), timeout, stream)
+        self._call(mpi.BCAST, (buf, root), timeout, stream)
 
-    def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None) -> MPI.Request:
+    def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
         """Non-blocking :meth:`Bcast`."""
-        return self._start(BCAST.of(buf, root), timeout, stream)
+        return self._start(mpi.BCAST, (buf, root), timeout, stream)
 
     def Reduce(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | str = MPI.SUM,
-        root: int = 0,
-        *,
-        stream: Any = None,
-        timeout: float | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
         """Fold all buffers into the root's."""
-        self._block(REDUCE, (sendbuf, recvbuf, op, root), timeout, stream)
+        self._call(mpi.REDUCE, (sendbuf, recvbuf, op, root), timeout, stream)
 
     def Ireduce(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | str = MPI.SUM,
-        root: int = 0,
-        *,
-        stream: Any = None,
-        timeout: float | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> MPI.Request:
         """Non-blocking :meth:`Reduce`."""
-        return self._start(REDUCE.of(sendbuf, recvbuf, op, root), timeout, stream)
+        return self._start(mpi.REDUCE, (sendbuf, recvbuf, op, root), timeout, stream)
 
     def Allreduce(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | str = MPI.SUM,
-        *,
-        stream: Any = None,
-        timeout: float | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
         """Fold all buffers into everybody's."""
-        self._block(ALLREDUCE, (sendbuf, recvbuf, op), timeout, stream)
+        self._call(mpi.ALLREDUCE, (sendbuf, recvbuf, op), timeout, stream)
 
     def Iallreduce(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | str = MPI.SUM,
-        *,
-        stream: Any = None,
-        timeout: float | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
     ) -> MPI.Request:
         """Non-blocking :meth:`Allreduce`."""
-        return self._start(ALLREDUCE.of(sendbuf, recvbuf, op), timeout, stream)
+        return self._start(mpi.ALLREDUCE, (sendbuf, recvbuf, op), timeout, stream)
 
-    def Gather(
-        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
-    ) -> None:
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None) -> None:
         """Collect everybody's block at the root."""
-        self._block(GATHER, (sendbuf, recvbuf, root), timeout, stream)
+        self._call(mpi.GATHER, (sendbuf, recvbuf, root), timeout, stream)
 
     def Igather(
-        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> MPI.Request:
         """Non-blocking :meth:`Gather`."""
-        return self._start(GATHER.of(sendbuf, recvbuf, root), timeout, stream)
+        return self._start(mpi.GATHER, (sendbuf, recvbuf, root), timeout, stream)
 
     def Scatter(
-        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
         """Give each rank its block of the root's buffer."""
-        self._block(SCATTER, (sendbuf, recvbuf, root), timeout, stream)
+        self._call(mpi.SCATTER, (sendbuf, recvbuf, root), timeout, stream)
 
     def Iscatter(
-        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: float | None = None
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> MPI.Request:
         """Non-blocking :meth:`Scatter`."""
-        return self._start(SCATTER.of(sendbuf, recvbuf, root), timeout, stream)
+        return self._start(mpi.SCATTER, (sendbuf, recvbuf, root), timeout, stream)
 
-    def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: float | None = None) -> None:
+    def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> None:
         """Collect everybody's block everywhere."""
-        self._block(ALLGATHER, (sendbuf, recvbuf), timeout, stream)
+        self._call(mpi.ALLGATHER, (sendbuf, recvbuf), timeout, stream)
 
-    def Iallgather(
-        self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: float | None = None
-    ) -> MPI.Request:
+    def Iallgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
         """Non-blocking :meth:`Allgather`."""
-        return self._start(ALLGATHER.of(sendbuf, recvbuf), timeout, stream)
+        return self._start(mpi.ALLGATHER, (sendbuf, recvbuf), timeout, stream)
 
     def Reduce_scatter_block(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | str = MPI.SUM,
-        *,
-        stream: Any = None,
-        timeout: float | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
         """Fold all buffers, give each rank one of ``size`` equal blocks.
 
         In place the result lies at the front of ``recvbuf``; what lies behind it stays (on GPUs, it has no meaning).
         """
-        self._block(REDUCE_SCATTER_BLOCK, (sendbuf, recvbuf, op), timeout, stream)
+        self._call(mpi.BLOCKS, (sendbuf, recvbuf, op), timeout, stream)
 
     def Ireduce_scatter_block(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | str = MPI.SUM,
-        *,
-        stream: Any = None,
-        timeout: float | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
     ) -> MPI.Request:
         """Non-blocking :meth:`Reduce_scatter_block`."""
-        return self._start(REDUCE_SCATTER_BLOCK.of(sendbuf, recvbuf, op), timeout, stream)
+        return self._start(mpi.BLOCKS, (sendbuf, recvbuf, op), timeout, stream)
 
     def Reduce_scatter(
         self,
         sendbuf: Any,
         recvbuf: Any,
         recvcounts: Any = None,
-        op: MPI.Op | str = MPI.SUM,
+        op: Op = SUM,
         *,
         stream: Any = None,
-        timeout: float | None = None,
+        timeout: Seconds = None,
     ) -> None:
         """Fold all buffers, give rank i a block of ``recvcounts[i]`` elements (None: as its receive buffer).
 
         In place as :meth:`Reduce_scatter_block`.
         """
-        self._block(self._reduce_scatter(), (sendbuf, recvbuf, recvcounts, op), timeout, stream)
+        self._call(mpi.REDUCE_SCATTER, (sendbuf, recvbuf, recvcounts, op), timeout, stream)
 
     def Ireduce_scatter(
         self,
         sendbuf: Any,
         recvbuf: Any,
         recvcounts: Any = None,
-        op: MPI.Op | str = MPI.SUM,
+        op: Op = SUM,
         *,
         stream: Any = None,
-        timeout: float | None = None,
+        timeout: Seconds = None,
     ) -> MPI.Request:
         """Non-blocking :meth:`Reduce_scatter`."""
-        return self._start(self._reduce_scatter().of(sendbuf, recvbuf, recvcounts, op), timeout, stream)
+        return self._start(mpi.REDUCE_SCATTER, (sendbuf, recvbuf, recvcounts, op), timeout, stream)
 
-    def _reduce_scatter(self) -> Job:
-        return Job("reduce_scatter", self._prepare_reduce_scatter, MPI.Intracomm.Ireduce_scatter)
-
-    def _prepare_reduce_scatter(
-        self, rank: int, n: int, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Any
-    ) -> calls.Prepared:
-        return calls.reduce_scatter(rank, n, sendbuf, recvbuf, recvcounts, op, self._engine().exchange)
-
-    def Barrier(self, *, timeout: float | None = None) -> None:
+    def Barrier(self, *, timeout: Seconds = None) -> None:
         """Return when everybody has come."""
-        self._block(BARRIER, (), timeout)
+        self._call(mpi.BARRIER, (), timeout, None)
 
-    def Ibarrier(self, *, timeout: float | None = None) -> MPI.Request:
+    def Ibarrier(self, *, timeout: Seconds = None) -> MPI.Request:
         """Non-blocking :meth:`Barrier`."""
-        return self._start(BARRIER.of(), timeout)
+        return self._start(mpi.BARRIER, (), timeout, None)
 
     # ---- persistent calls (MPI 4.1, section 6.13): on GPU memory ours, with the least to do at Start
 
     def Allreduce_init(  # type: ignore[override]
-        self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, *, stream: Any = None
+        self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: MPI.Info = NO_INFO, *, stream: Any = None
     ) -> Persistent | MPI.Prequest:
         """An :meth:`Allreduce` that ``Start`` begins and ``Wait`` completes, any number of times."""
-        mpi = partial(super().Allreduce_init, sendbuf, recvbuf, op, info)
-        return self._persist(ALLREDUCE.of(sendbuf, recvbuf, op), stream, mpi)
+        return self._persist(mpi.ALLREDUCE, (sendbuf, recvbuf, op), stream, partial(super().Allreduce_init, info=info))
 
     def Bcast_init(  # type: ignore[override]
-        self, buf: Any, root: int = 0, info: MPI.Info = MPI.INFO_NULL, *, stream: Any = None
+        self, buf: Any, root: int = 0, info: MPI.Info = NO_INFO, *, stream: Any = None
     ) -> Persistent | MPI.Prequest:
         """As :meth:`Allreduce_init`, for :meth:`Bcast`."""
-        return self._persist(BCAST.of(buf, root), stream, partial(super().Bcast_init, buf, root, info))
+        return self._persist(mpi.BCAST, (buf, root), stream, partial(super().Bcast_init, info=info))
 
     def Allgather_init(  # type: ignore[override]
-        self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL, *, stream: Any = None
+        self, sendbuf: Any, recvbuf: Any, info: MPI.Info = NO_INFO, *, stream: Any = None
     ) -> Persistent | MPI.Prequest:
         """As :meth:`Allreduce_init`, for :meth:`Allgather`."""
-        return self._persist(
-            ALLGATHER.of(sendbuf, recvbuf), stream, partial(super().Allgather_init, sendbuf, recvbuf, info)
-        )
+        return self._persist(mpi.ALLGATHER, (sendbuf, recvbuf), stream, partial(super().Allgather_init, info=info))
 
     def Reduce_scatter_block_init(  # type: ignore[override]
-        self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, info: MPI.Info = MPI.INFO_NULL, *, stream: Any = None
+        self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: MPI.Info = NO_INFO, *, stream: Any = None
     ) -> Persistent | MPI.Prequest:
         """As :meth:`Allreduce_init`, for :meth:`Reduce_scatter_block`."""
-        mpi = partial(super().Reduce_scatter_block_init, sendbuf, recvbuf, op, info)
-        return self._persist(REDUCE_SCATTER_BLOCK.of(sendbuf, recvbuf, op), stream, mpi)
+        own = partial(super().Reduce_scatter_block_init, info=info)
+        return self._persist(mpi.BLOCKS, (sendbuf, recvbuf, op), stream, own)
 
     # ---- registered buffers on GPUs
 
     def cuda_context(self) -> CudaContext:
-        """What runs calls on GPU memory; for measurements.
+        """The GPUs, their plan and their kernels; for measurements and for buffers.
 
         Raises:
             DeviceError: if not every rank has a GPU.
         """
-        return self._engine().cuda_context()
+        dispatcher = self._dispatcher()
+        dispatcher.check_alive()
+        return dispatcher.context.cuda()
 
     def empty(self, shape: Any, dtype: Any = "float32") -> Any:
         """A CuPy array that all ranks reach, so that long vectors move without a copy on the way; collective.
@@ -302,17 +244,73 @@ class Communicator(Answers, MPI.Intracomm):
         Raises:
             BlinkError: on every rank, if there are no GPUs or no memory.
         """
-        count = math.prod(shape) if isinstance(shape, list | tuple) else int(shape)
-        label = NAMES.get(np.dtype(dtype)) if not isinstance(dtype, str) else dtype
-        return self.cuda_context().empty(count, label or str(dtype)).reshape(shape)
+        return self._buffers().empty(shape, dtype)
 
     def register(self, array: Any) -> None:
         """Make a GPU array reachable by all ranks; collective: every rank brings one. Keeps it alive."""
-        self.cuda_context().register(self._device(array))
+        self._buffers().register(device_array(array))
 
     def deregister(self, array: Any) -> None:
         """Undo :meth:`register` or :meth:`empty`; collective, when the work on it is done."""
-        self.cuda_context().deregister(self._device(array))
+        self._buffers().deregister(device_array(array))
+
+    def _buffers(self) -> CudaContext:
+        """Where buffers are registered, after which calls are bound anew."""
+        context = self.cuda_context()
+        self._dispatcher().forget()
+        return context
+
+    # ---- what this job is, and how calls run on it
+
+    @property
+    def machine(self) -> Topology:
+        """The machine of this job, as found or as given: of its GPUs, if every rank has one."""
+        return self._dispatcher().context.main.machine
+
+    @property
+    def plans(self) -> Plan:
+        """Every packing of this job and the selection table."""
+        return self._dispatcher().context.main.plans
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """This rank's GPU, if every rank has one."""
+        gpus = self._dispatcher().context.gpus
+        return gpus.gpu if gpus else None
+
+    @property
+    def executor(self) -> str:
+        """What executes our programs on the ranks of this job, and what was found out about it."""
+        return inspection.executor(self._dispatcher().context)
+
+    def replan(self) -> tuple[PlanDifference, ...]:
+        """Probe the machine again, plan again and go on with the new plan; collective.
+
+        Returns what is different, as ``blinkmpi plan --diff`` shows it; nothing if the machine is as it was.
+        """
+        return self._dispatcher().replan()
+
+    def explain(
+        self, collective: str, nbytes: int = 1 << 20, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+    ) -> str:
+        """Say which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
+        return inspection.explain(self._dispatcher().context, collective, nbytes, dtype=dtype, op=op, root=root)
+
+    def plan_line(self, collective: str, root: int = 0) -> str:
+        """The packing that large vectors take, in one line: trees, rate, bound."""
+        return inspection.plan_text(self._dispatcher().context, collective, root)
+
+    def how(
+        self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+    ) -> dict[str, Any]:
+        """The choice for a call, as data: scheme, executor, protocol, ctas, chunk_bytes, depth, reason."""
+        return inspection.choice(self._dispatcher().context, collective, nbytes, dtype=dtype, op=op, root=root)
+
+    def predict(
+        self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+    ) -> tuple[float | None, float | None]:
+        """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say."""
+        return inspection.predict(self._dispatcher().context, collective, nbytes, dtype=dtype, op=op, root=root)
 
     # ---- communicators from this one
 
@@ -357,11 +355,11 @@ class Communicator(Answers, MPI.Intracomm):
     def Free(self) -> None:
         """Give everything back; collective, unless the communicator is dead (then local)."""
         if self._initialised():
-            engine, self._blink = self._blink, None
-            if engine is None:  # freed before
+            dispatcher, self._blink = self._blink, None
+            if dispatcher is None:  # freed before
                 return
-            engine.close()
-            if engine.dead is not None:
+            dispatcher.close()
+            if dispatcher.dead is not None:
                 return
         super().Free()
 
@@ -376,9 +374,9 @@ class Communicator(Answers, MPI.Intracomm):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         """Free; after an error only locally, since the peers may be elsewhere."""
-        engine = self.__dict__.get("_blink")
-        if engine is not None and error is not None and engine.dead is None:
-            engine.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
+        dispatcher = self.__dict__.get("_blink")
+        if dispatcher is not None and error is not None and dispatcher.dead is None:
+            dispatcher.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
         self.free()
 
     # ---- inside
@@ -387,47 +385,41 @@ class Communicator(Answers, MPI.Intracomm):
         """Whether this is more than a plain communicator (mpi4py makes such objects without calling __init__)."""
         return "_blink" in self.__dict__
 
-    def _engine(self) -> Engine:
-        engine: Engine | None = self.__dict__.get("_blink")
-        if engine is None:
+    def _dispatcher(self) -> Dispatcher:
+        dispatcher: Dispatcher | None = self.__dict__.get("_blink")
+        if dispatcher is None:
             state = "freed" if self._initialised() else "not initialised"
             raise ArgumentError(f"this communicator is {state}; make one with blinkmpi.Communicator(comm)")
-        return engine
+        return dispatcher
 
     def _adopt(self, comm: MPI.Comm) -> MPI.Intracomm:
         """Turn a fresh communicator of some of our ranks into one of our type; COMM_NULL stays as it is."""
         if comm == MPI.COMM_NULL or not self._initialised():
             return cast(MPI.Intracomm, comm)
-        mine, theirs = self.Get_group(), comm.Get_group()
-        ranks = MPI.Group.Translate_ranks(theirs, list(range(comm.size)), mine)
-        mine.Free()
-        theirs.Free()
         child = MPI.Intracomm.__new__(Communicator, comm)
         try:
-            child._blink = Engine(child, *self._engine().child(list(ranks)))
+            child._blink = Dispatcher(child, *self._dispatcher().context.child(comm))
         except BaseException:
             child.Free()
             raise
         return child
 
-    def _block(self, job: Job, args: tuple[Any, ...], timeout: float | None, stream: Any = None) -> None:
+    def _call(self, method: CollectiveMethod, args: tuple[Any, ...], timeout: Seconds, stream: Any) -> None:
         if self._blink is not None:
-            self._blink.block(job, args, timeout, stream)
+            self._blink.call(method, args, timeout, stream)
         elif self._initialised():
-            self._engine()  # which says that it is freed
+            self._dispatcher()  # which says that it is freed
         else:
-            job.of(*args).mpi(self).Wait()
+            Invocation(method, args).begin(self).Wait()
 
-    def _start(self, job: Job, timeout: float | None, stream: Any = None) -> MPI.Request:
-        return self._engine().start(job, timeout, stream) if self._initialised() else job.mpi(self)
+    def _start(self, method: CollectiveMethod, args: tuple[Any, ...], timeout: Seconds, stream: Any) -> MPI.Request:
+        if self._initialised():
+            return self._dispatcher().start(method, args, timeout, stream)
+        return Invocation(method, args).begin(self)
 
-    def _persist(self, job: Job, stream: Any, mpi: Callable[[], MPI.Prequest]) -> Persistent | MPI.Prequest:
+    def _persist(
+        self, method: CollectiveMethod, args: tuple[Any, ...], stream: Any, own: Callable[..., MPI.Prequest]
+    ) -> Persistent | MPI.Prequest:
         """A persistent call: ours on GPU memory, MPI's own on the host's."""
-        held = self._engine().persist(job, stream) if self._initialised() else None
-        return mpi() if held is None else held
-
-    def _device(self, array: Any) -> DeviceArray:
-        buffer = on_device(array, "array", writable=False)
-        if buffer is None:
-            raise BufferTypeError(f"{type(array).__name__} is no array in GPU memory; pass a CuPy array")
-        return cast(DeviceArray, buffer.array)
+        held = self._dispatcher().persist(method, args, stream) if self._initialised() else None
+        return own(*args) if held is None else held

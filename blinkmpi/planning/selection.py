@@ -6,7 +6,9 @@ which); ``BLINKMPI_ALGO`` or an argument overrides them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from ..errors import SettingsError
 from ..program.call import Call
@@ -17,7 +19,7 @@ from ..topology.model import Topology
 from ..trees import extra_methods, methods, pack
 from ..trees.tree import COLLECTIVES, ROOTED, Collective, Packing
 from .defaults import Gpus, gpu_rules, host_rules
-from .plan import Plan, Rule, chunk_for
+from .plan import PACKETS, Plan, Rule, chunk_for
 
 
 def make_plan(
@@ -98,9 +100,31 @@ def collective_named(name: str) -> Collective:
     raise SettingsError(f"collective {name!r} is unknown; use one of {', '.join(COLLECTIVES)}")
 
 
-def choose(plan: Plan, call: Call) -> Rule:
-    """The row of the table for ``call``."""
-    return plan.rule(call.collective, call.nbytes)
+def choose(
+    plan: Plan,
+    call: Call,
+    *,
+    registered: bool = False,
+    mpi: bool = True,
+    fits: Callable[[Call, str], bool] = lambda _call, _protocol: True,
+) -> Rule:
+    """The row of the table that carries ``call``: its scheme, protocol and chunks.
+
+    Args:
+        registered: whether the buffers are GPU memory that all ranks have mapped.
+        mpi: whether MPI's own collective may carry it.
+        fits: whether a protocol of packets can carry a call; one that cannot is passed over.
+    """
+    rule = plan.rule(call.collective, call.nbytes, registered=registered)
+    if rule.scheme == "mpi" and not mpi:
+        rows = [r for r in plan.rules if r.collective == call.collective and r.scheme != "mpi"]
+        rule = min(rows, key=lambda r: r.min_bytes) if rows else rule
+    if rule.protocol in PACKETS and not fits(call, rule.protocol):
+        rows = [r for r in plan.rules if r.collective == call.collective and r.protocol not in PACKETS]
+        rows = [r for r in rows if r.registered == registered] or [r for r in rows if not r.registered]
+        forced = replace(rule, protocol="slots")  # by an algo= that leaves no other
+        rule = min(rows or [forced], key=lambda r: r.min_bytes)
+    return rule
 
 
 def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0, nodes: Sequence[int] = ()) -> Program:

@@ -1,9 +1,9 @@
-"""Pieces of memory that a call works on: host arrays, GPU memory, or only an address that somebody else keeps alive."""
+"""Pieces of memory that a call works on: host arrays and GPU memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -49,16 +49,17 @@ class DeviceArray:
         )
 
 
-class Spot(NamedTuple):
-    """Memory of which the address alone counts, since somebody else keeps it."""
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A flat, contiguous view of the user's memory."""
 
-    address: int
-    nbytes: int
+    array: Array | DeviceArray
+    dtype: str
 
-
-def spot(array: Array | DeviceArray | Spot | None) -> Spot | None:
-    """Where an array is."""
-    return None if array is None else Spot(address(array), array.nbytes)
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return self.array.size
 
 
 def overlap(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
@@ -70,8 +71,8 @@ def overlap(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
     return np.may_share_memory(one, other)
 
 
-def address(array: Array | DeviceArray | Spot) -> int:
+def address(array: Array | DeviceArray) -> int:
     """Where a piece of memory begins."""
     if isinstance(array, np.ndarray):
         return array.ctypes.data
-    return array.ptr if isinstance(array, DeviceArray) else array.address
+    return array.ptr

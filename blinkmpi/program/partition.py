@@ -1,7 +1,8 @@
 """The part of a program that one node executes (Blink section 3.5): pure, and the same for all ranks of the node.
 
-A channel that leads to another node becomes one of the rank that has its end here: it writes and reads it. Who carries
-the chunks to the other end (:mod:`.net`) takes the missing place, so an executor sees nothing but channels of its node.
+A channel that leads to another node becomes a channel of the rank that has its end here, which both writes and reads
+it. The messages that carry the chunks to the other end take the place of the missing rank, so an executor sees
+nothing but channels of its node.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from ..errors import PlanError
 from .ir import Channel, Program
 
 
-class Far(NamedTuple):
+class RemoteEnd(NamedTuple):
     """The other end of a channel between nodes: its rank, and the channel's number in the whole program."""
 
     rank: int
     channel: int
 
 
-class Part(NamedTuple):
+class NodePart(NamedTuple):
     """The stages and channels of one node.
 
     ``far`` are the channels, by their number here, that lead to other nodes; ``numbers`` are those of the whole.
     """
 
     program: Program
-    far: dict[int, Far]
+    far: dict[int, RemoteEnd]
     numbers: tuple[int, ...]
 
 
-def part_of(program: Program, here: Sequence[int], names: Sequence[int] = ()) -> Part:
+def part_of(program: Program, here: Sequence[int], names: Sequence[int] = ()) -> NodePart:
     """What the ranks ``here`` execute of a program.
 
     Args:
@@ -45,7 +46,7 @@ def part_of(program: Program, here: Sequence[int], names: Sequence[int] = ()) ->
     name = dict(zip(here, names or here, strict=True))
     channels: list[Channel] = []
     numbers: list[int] = []
-    far: dict[int, Far] = {}
+    far: dict[int, RemoteEnd] = {}
     for c, channel in enumerate(program.channels):
         ends = (channel.writer, *channel.readers)
         near = [r for r in ends if r in name]
@@ -54,7 +55,7 @@ def part_of(program: Program, here: Sequence[int], names: Sequence[int] = ()) ->
         if len(near) < len(ends):
             if len(ends) > 2:
                 raise PlanError(f"channel {c} leads from rank {ends[0]} to {ends[1:]} on several nodes; plan again")
-            far[len(channels)] = Far(next(r for r in ends if r not in name), c)
+            far[len(channels)] = RemoteEnd(next(r for r in ends if r not in name), c)
         readers = tuple(name[r] for r in channel.readers if r in name) or (name[near[0]],)
         channels.append(replace(channel, writer=name.get(channel.writer, readers[0]), readers=readers))
         numbers.append(c)
@@ -70,4 +71,4 @@ def part_of(program: Program, here: Sequence[int], names: Sequence[int] = ()) ->
         if stage.rank in name
     )
     longest = program.longest or max((stage.count for stage in program.stages), default=0)
-    return Part(replace(program, channels=tuple(channels), stages=stages, longest=longest), far, tuple(numbers))
+    return NodePart(replace(program, channels=tuple(channels), stages=stages, longest=longest), far, tuple(numbers))

@@ -70,6 +70,9 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
+NAMES: dict[np.dtype[Any], str] = {dtype_of(name): name for name in DTYPES}
+
+
 def accumulator_of(name: str) -> np.dtype[Any]:
     """The type in which partial results of ``name`` are kept and travel."""
     return np.dtype(np.float32) if name in NARROW else dtype_of(name)

@@ -106,7 +106,7 @@ def virtual_node(rank: int, n: int, options: Options, settings: Settings) -> int
     return at[rank] if at else None
 
 
-def told_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
+def given_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
     """The machine that the user named, the same on every rank."""
 
     def resolve() -> str:

@@ -5,16 +5,14 @@ DLPack, in host memory), or a list or tuple ``(array, count)``, ``(array, type)`
 ``(array, count, type)``, ``(array, (count, displacement), type)``,
 ``(array, count, displacement, type)``; the count is that of one block where a
 buffer holds one block for each rank. What is legal MPI but not ours (derived
-datatypes, ``MPI.BOTTOM``) comes out as :class:`Foreign`, and the call goes to MPI.
+datatypes, ``MPI.BOTTOM``) comes out as :class:`DelegatedToMPI`, and the call goes to MPI.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 import operator
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,10 +20,10 @@ from mpi4py import MPI
 from mpi4py.util import dtlib
 
 from ..errors import ArgumentError, BufferTypeError
-from ..program.memory import DeviceArray
-from ..program.reduction import DTYPES, Array, dtype_of
+from ..program.memory import Buffer
+from ..program.reduction import DTYPES, NAMES, Array, dtype_of
+from .device_buffers import device_buffer
 
-NAMES = {dtype_of(name): name for name in DTYPES}
 OPS: dict[str, MPI.Op] = {
     "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "land": MPI.LAND, "lor": MPI.LOR,
     "lxor": MPI.LXOR, "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR,
@@ -41,25 +39,12 @@ DLPACK_TYPES = {
 }  # fmt: skip
 
 
-class Foreign(Exception):
+class DelegatedToMPI(Exception):
     """Legal for MPI, not for us; the text says what it is."""
 
 
-class ForeignOp(Foreign):
+class DelegatedOp(DelegatedToMPI):
     """An operation that is MPI's alone. MPI demands the same one of all ranks, so they all know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A flat, contiguous view of the user's memory."""
-
-    array: Array | DeviceArray
-    dtype: str
-
-    @property
-    def count(self) -> int:
-        """Elements."""
-        return self.array.size
 
 
 def in_place(spec: Any) -> bool:
@@ -71,23 +56,23 @@ def op_name(op: MPI.Op | str) -> str:
     """Our name of an operation.
 
     Raises:
-        ForeignOp: for user-defined and location operations. ArgumentError: for what is no operation.
+        DelegatedOp: for user-defined and location operations. ArgumentError: for what is no operation.
     """
     if isinstance(op, MPI.Op):
         for name, known in OPS.items():
             if op == known:
                 return name
-        raise ForeignOp("the operation is MPI's alone")
+        raise DelegatedOp("the operation is MPI's alone")
     if op == "avg" or op in OPS:
         return op
     raise ArgumentError(f"op={op!r}: expected an MPI.Op or one of avg, {', '.join(OPS)}")
 
 
-def foreign(op: MPI.Op | str) -> str:
+def delegated_because(op: MPI.Op | str) -> str:
     """Why an operation is MPI's alone, or nothing."""
     try:
         op_name(op)
-    except ForeignOp as why:
+    except DelegatedOp as why:
         return str(why)
     return ""
 
@@ -114,97 +99,40 @@ def parse(spec: Any, *, name: str, writable: bool, blocks: int = 1) -> Buffer:
         blocks: how many blocks of the specification's count the buffer holds.
 
     Raises:
-        Foreign: if MPI must do it. BufferTypeError, ArgumentError: with the remedy.
+        DelegatedToMPI: if MPI must do it. BufferTypeError, ArgumentError: with the remedy.
     """
     if not isinstance(spec, list | tuple):
-        return on_device(spec, name, writable) or _named(_array(spec, name, writable), name)
+        return device_buffer(spec, name, writable) or _named(_array(spec, name, writable), name)
     data, count, displacement, kind = _unpack(spec, name)
     if data is None or data is MPI.BOTTOM:
-        raise Foreign(f"{name} is MPI.BOTTOM or None with a datatype")
-    if (device := on_device(data, name, writable)) is not None:
-        return _part_of(device, count, displacement, kind, name, blocks)
+        raise DelegatedToMPI(f"{name} is MPI.BOTTOM or None with a datatype")
+    if (device := device_buffer(data, name, writable)) is not None:
+        _check_device_type(device.dtype, kind, name)
+        return Buffer(device.array[_part(device.count, count, displacement, blocks, name)], device.dtype)
     array = _array(data, name, writable)
     if kind is not None:
         array = _as_type(array, kind, name, whole=count is None)
     _named(array, name)
+    return _named(array[_part(array.size, count, displacement, blocks, name)], name)
+
+
+def _part(size: int, count: Any, displacement: Any, blocks: int, name: str) -> slice:
+    """The elements of an array of ``size`` that a specification names."""
     start = 0 if displacement is None else _natural(displacement, f"{name}: displacement")
-    stop = array.size if count is None else start + blocks * _natural(count, f"{name}: count")
-    if max(start, stop) > array.size:
+    stop = size if count is None else start + blocks * _natural(count, f"{name}: count")
+    if max(start, stop) > size:
         raise ArgumentError(
-            f"{name}: elements {start} to {stop} of an array that has {array.size}; correct count or displacement"
+            f"{name}: elements {start} to {stop} of an array that has {size}; correct count or displacement"
         )
-    return _named(array[start:stop], name)
+    return slice(start, stop)
 
 
-def on_device(obj: Any, name: str, writable: bool) -> Buffer | None:
-    """A view of GPU memory: CuPy, torch, or whatever has ``__cuda_array_interface__``; None for what is none."""
-    if isinstance(obj, np.ndarray):
-        return None
-    if type(obj).__module__.partition(".")[0] == "cupy":
-        if not (obj.flags.c_contiguous or obj.flags.f_contiguous):
-            raise ArgumentError(f"{name} is not contiguous (shape {obj.shape}); pass cupy.ascontiguousarray({name})")
-        stream = sys.modules["cupy"].cuda.get_current_stream().ptr
-        return _device_buffer(obj.data.ptr, obj.size, obj.dtype, stream, obj, name, obj.data.device_id)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(obj, torch.Tensor):
-        if not obj.is_cuda:
-            return None
-        if not obj.is_contiguous():
-            raise ArgumentError(f"{name} is not contiguous (shape {tuple(obj.shape)}); pass {name}.contiguous()")
-        stream = torch.cuda.current_stream(obj.device).cuda_stream
-        label = str(obj.dtype).removeprefix("torch.")
-        return _device_buffer(obj.data_ptr(), obj.numel(), label, stream, obj, name, obj.device.index or 0)
-    face = getattr(obj, "__cuda_array_interface__", None)
-    if face is None:
-        return None
-    dtype, shape = np.dtype(face["typestr"]), tuple(face["shape"])
-    strides, count = face.get("strides"), math.prod(shape)
-    dense = tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    if strides is not None and tuple(strides) != dense and count > 1:
-        raise ArgumentError(f"{name} is not contiguous (shape {shape}, strides {strides}); pass a contiguous copy")
-    at, read_only = face["data"]
-    if writable and read_only:
-        raise ArgumentError(f"{name} is read-only, and this call writes into it; pass a writable array")
-    stream = face.get("stream") or 0
-    return _device_buffer(at, count, dtype, 0 if stream == 1 else stream, obj, name)
-
-
-def lies_on_device(spec: Any) -> bool:
-    """Whether a specification, of whatever kind, shows memory of a GPU."""
-    parts = spec if isinstance(spec, list | tuple) else (spec,)
-    torch = sys.modules.get("torch")
-    for part in parts:
-        if isinstance(part, np.ndarray):
-            continue
-        if torch is not None and isinstance(part, torch.Tensor):
-            if part.is_cuda:
-                return True
-        elif hasattr(part, "__cuda_array_interface__"):
-            return True
-    return False
-
-
-def _device_buffer(at: int, count: int, dtype: Any, stream: int, owner: Any, name: str, device: int = -1) -> Buffer:
-    label = dtype if isinstance(dtype, str) else NAMES.get(dtype)
-    if label not in DTYPES:
-        raise BufferTypeError(f"{name} has element type {dtype} in GPU memory; use one of {', '.join(DTYPES)}")
-    return Buffer(DeviceArray(at, count, dtype_of(label).itemsize, stream, owner, 0, device), label)
-
-
-def _part_of(device: Buffer, count: Any, displacement: Any, kind: Any, name: str, blocks: int) -> Buffer:
-    """What a specification names of a piece of GPU memory; its type may only repeat the array's."""
-    array = device.array
+def _check_device_type(dtype: str, kind: Any, name: str) -> None:
+    """Raise BufferTypeError unless a type, if given, only repeats that of an array in GPU memory."""
     if kind is not None:
-        wanted = NAMES.get(_as_type(np.empty(0, dtype_of(device.dtype)), kind, name, whole=True).dtype)
-        if wanted != device.dtype:
-            raise BufferTypeError(f"{name} holds {device.dtype} in GPU memory, the type says {wanted}; make them equal")
-    start = 0 if displacement is None else _natural(displacement, f"{name}: displacement")
-    stop = array.size if count is None else start + blocks * _natural(count, f"{name}: count")
-    if max(start, stop) > array.size:
-        raise ArgumentError(
-            f"{name}: elements {start} to {stop} of an array that has {array.size}; correct count or displacement"
-        )
-    return Buffer(array[start:stop], device.dtype)
+        wanted = NAMES.get(_as_type(np.empty(0, dtype_of(dtype)), kind, name, whole=True).dtype)
+        if wanted != dtype:
+            raise BufferTypeError(f"{name} holds {dtype} in GPU memory, the type says {wanted}; make them equal")
 
 
 def hold(spec: Any) -> tuple[Any, list[MPI.Datatype]]:
@@ -223,7 +151,7 @@ def _still(obj: Any) -> Any:
         return obj
     try:
         return _from_dlpack(obj, "buffer")
-    except Foreign:
+    except DelegatedToMPI:
         return obj
 
 
@@ -314,7 +242,7 @@ def _from_dlpack(obj: Any, name: str) -> Array:
         code, bits, lanes = 5, 2 * bits, 1
     label = DLPACK_TYPES.get((code, bits))
     if label is None or lanes != 1:
-        raise Foreign(f"{name} has a DLPack element type that NumPy lacks")
+        raise DelegatedToMPI(f"{name} has a DLPack element type that NumPy lacks")
     dtype = dtype_of(label) if label in DTYPES else np.dtype(label)
     return np.asarray(memoryview(memory)).view(dtype)
 
@@ -333,7 +261,7 @@ def _named(array: Array, name: str) -> Buffer:
     native = array.dtype.newbyteorder("=")
     if native in NAMES:
         raise BufferTypeError(f"{name} has foreign byte order ({array.dtype.str}); pass {name}.astype({native.str!r})")
-    raise Foreign(f"{name} has element type {array.dtype}")
+    raise DelegatedToMPI(f"{name} has element type {array.dtype}")
 
 
 def _as_type(array: Array, kind: MPI.Datatype | str, name: str, *, whole: bool) -> Array:
@@ -345,13 +273,13 @@ def _as_type(array: Array, kind: MPI.Datatype | str, name: str, *, whole: bool) 
     if not isinstance(kind, MPI.Datatype) or kind == MPI.DATATYPE_NULL:
         raise ArgumentError(f"{name}: {kind!r} is no datatype; pass an MPI.Datatype such as MPI.DOUBLE")
     if not kind.is_predefined:
-        raise Foreign(f"{name} has a derived datatype")
+        raise DelegatedToMPI(f"{name} has a derived datatype")
     try:
         dtype = dtlib.to_numpy_dtype(kind)
     except (ValueError, MPI.Exception):
-        raise Foreign(f"{name} has datatype {kind.name}") from None
+        raise DelegatedToMPI(f"{name} has datatype {kind.name}") from None
     if dtype.name not in DTYPES:
-        raise Foreign(f"{name} has datatype {kind.name}")
+        raise DelegatedToMPI(f"{name} has datatype {kind.name}")
     if dtype.itemsize == array.dtype.itemsize and dtype.kind == array.dtype.kind:
         return array
     left = array.nbytes % dtype.itemsize

@@ -11,7 +11,7 @@ BETTER = 0.97  # a new chunk must take less than this share of the best time
 TRIALS = 3  # calls per chunk; the fastest counts
 
 
-class Miad:
+class ChunkSearch:
     """Search for the chunk of one kind of call.
 
     Args:

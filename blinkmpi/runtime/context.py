@@ -1,18 +1,18 @@
-"""What the calls of a Communicator stand on: its machine, its plans, its GPUs and its transport.
+"""What the calls of a communicator run on: its machine, its plans, its GPUs and its transport on CPU ranks.
 
-All ranks find, agree on and open these together, and all fail together:
-settings, probe and gather the machine, pack on rank 0, check the plan, open the
-transport. ``bootstrap`` has the steps that need no MPI. No call is made here.
+All ranks find, agree on and open these together, and all fail together: settings, the probed machine, the plan that
+rank 0 packs, the transports. ``bootstrap`` has the steps that need no MPI. No call is made here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from mpi4py import MPI
 
-from ..errors import FallbackError
+from ..errors import DeviceError, FallbackError
 from ..planning.defaults import Gpus, by_slots
 from ..planning.diff import PlanDifference, plan_differences
 from ..planning.plan import Plan, Rule
@@ -30,16 +30,16 @@ from ..transport.host.executor import HostTransport
 from ..util.cache_folder import cache_dir
 from ..util.settings import log
 from .arguments import in_mpi
-from .bootstrap import Options, agree_on_plan, dump_files, settle, told_machine, virtual_node
-from .cuda_calls import open_gpus
+from .bootstrap import Options, agree_on_plan, dump_files, given_machine, settle, virtual_node
 from .cuda_context import CudaContext
+from .cuda_setup import open_gpus
 
 
-class Ground:
+class Context:
     """Machine, plans, GPUs and transport of one communicator.
 
-    ``private`` carries our own messages and the calls that we hand to MPI, in their order; the user's calls that
-    never come here run on the Communicator itself, at the same time if they like.
+    ``private`` carries our own messages and the calls that we hand to MPI, in their order; the user's calls that never
+    come here run on the Communicator itself, at the same time if they like.
 
     Args:
         comm: the Communicator.
@@ -52,11 +52,12 @@ class Ground:
         self.private = self.public.Dup()
         self.rank, self.n = self.private.rank, self.private.size
         self.options = options
-        self.transport: HostTransport  # opened at the end of the bootstrap
-        self._no_cma = ""  # why the ranks of one node cannot read one another's memory
-        self._shown: set[str] = set()
+        self.host: HostTransport  # opened at the end of the bootstrap
         self.gpus: CudaContext | None = None
         self.why_no_gpus = ""
+        self.open_mpi_call = ""  # a collective of MPI's own that has begun and not ended
+        self._no_cma = ""  # why the ranks of one node cannot read one another's memory
+        self._logged: set[str] = set()
         try:
             self.settings = settle(self.private, options)
             self.timeout_s = float(options.timeout_s or self.settings.timeout_s)
@@ -66,50 +67,21 @@ class Ground:
             raise
 
     def _bootstrap(self, part: Topology | None) -> None:
-        """Find the machine (``part`` is what a parent knows of it), plan, and open the transport."""
+        """Find the machine (``part`` is what a parent knows of it), plan, and open the transports."""
         self.node, place = self._node()
         try:
-            wanted = self.options.topology or self.settings.topo_file or None
-            probed = gather(self.private, self.node, measure=wanted is None and part is None)
-            self.nodes = tuple(d.node for d in probed.devices)
-            self.one_node = len(probed.nodes) == 1
-            self.emulated = wanted is not None
-            self.machine = told_machine(self.private, wanted, self.n) if wanted is not None else part or probed
-            told = self.machine if wanted is not None else None
-            net = partial(with_net, rates=net_rates(probed))
-            say = self._once_on_rank_0
-            opened = open_gpus(self.private, self.node, place, told, net, self._gpu_plans, self.settings, say)
-            self.gpus, self.why_no_gpus = opened
-            self.plans = self._host_plans()
-            found = self.gpus or self
-            dump_files(self.private, self.settings, found.machine, found.plans)
-            self.transport = HostTransport(
-                self.private,
-                self.node,
-                executor=self.options.executor or self.settings.executor,
-                arena_bytes=self.settings.buffer_bytes,
-                cma=not self.settings.cma_disable,
-                say=self._once,
-            )
-            self._no_cma = no_cma = self.transport.no_cma if self.one_node else ""
-            if no_cma and self.options.strict and self.transport.native and not self.settings.cma_disable:
-                self.transport.close()
-                raise FallbackError(
-                    f"strict=True: bytes would cross in two copies, because {no_cma}; allow it, or set "
-                    "BLINKMPI_CMA_DISABLE=1"
-                )
-            if no_cma:
-                self.plans = by_slots(self.plans)
+            self._find_machine(part, place)
+            self._open_host()
         except BaseException:
             self.node.Free()
             raise
         if self.rank == 0:
-            executor = self.transport.executor_reason
-            log(self.settings, "INFO", f"{self.n} ranks on {self.machine.name} ({self.plans.fingerprint}); {executor}")
-            if no_cma and self.transport.native and not self.settings.cma_disable:
-                log(self.settings, "WARN", f"two copies where one would do: {no_cma}")
-            if self.transport.window.shrunk:
-                log(self.settings, "WARN", f"/dev/shm is small: {self.transport.arena_bytes} bytes of slots a rank")
+            text = f"{self.n} ranks on {self.machine.name} ({self.plans.fingerprint}); {self.host.executor_reason}"
+            log(self.settings, "INFO", text)
+            if self._no_cma and self.host.native and not self.settings.cma_disable:
+                log(self.settings, "WARN", f"two copies where one would do: {self._no_cma}")
+            if self.host.window.shrunk:
+                log(self.settings, "WARN", f"/dev/shm is small: {self.host.arena_bytes} bytes of slots a rank")
 
     def _node(self) -> tuple[MPI.Intracomm, tuple[int, int]]:
         """The ranks that share memory with this one, as far as the user lets them; its place on its machine."""
@@ -122,6 +94,42 @@ class Ground:
         node.Free()
         return part, place
 
+    def _find_machine(self, part: Topology | None, place: tuple[int, int]) -> None:
+        """Probe the machine, or take the given one, and plan for its GPUs and its CPU ranks."""
+        given = self.options.topology or self.settings.topo_file or None
+        probed = gather(self.private, self.node, measure=given is None and part is None)
+        self.nodes = tuple(d.node for d in probed.devices)
+        self.one_node = len(probed.nodes) == 1
+        self.emulated = given is not None
+        self.machine = given_machine(self.private, given, self.n) if given is not None else part or probed
+        net = partial(with_net, rates=net_rates(probed))
+        self.gpus, self.why_no_gpus = open_gpus(
+            self.private, self.node, place, self.machine if self.emulated else None, net, self._gpu_plans,
+            self.settings, self._log_once_on_rank_0,
+        )  # fmt: skip
+        self.plans = self._host_plans()
+        found = self.gpus or self
+        dump_files(self.private, self.settings, found.machine, found.plans)
+
+    def _open_host(self) -> None:
+        self.host = HostTransport(
+            self.private,
+            self.node,
+            executor=self.options.executor or self.settings.executor,
+            arena_bytes=self.settings.buffer_bytes,
+            cma=not self.settings.cma_disable,
+            say=self.log_once,
+        )
+        self._no_cma = self.host.no_cma if self.one_node else ""
+        if self._no_cma and self.options.strict and self.host.native and not self.settings.cma_disable:
+            self.host.close()
+            raise FallbackError(
+                f"strict=True: bytes would cross in two copies, because {self._no_cma}; allow it, or set "
+                "BLINKMPI_CMA_DISABLE=1"
+            )
+        if self._no_cma:
+            self.plans = by_slots(self.plans)
+
     def _host_plans(self) -> Plan:
         """The plan for host memory; on a job with GPUs, what the user says of plans is about those."""
         options = replace(self.options, algo="", plan=None) if self.gpus else self.options
@@ -133,22 +141,22 @@ class Ground:
         links: Gpus = "slots" if emulated else "onehop" if self.one_node else "nodes"
         return agree_on_plan(self.private, machine, self.options, self.settings, links, table)
 
-    def _plan_again(self) -> tuple[PlanDifference, ...]:
+    def replan(self) -> tuple[PlanDifference, ...]:
         """Probe the machine again and plan; collective, and no call may be under way. Returns what is different."""
-        before = self.protocol.plans
-        wanted = self.options.topology or self.settings.topo_file or None
-        probed = gather(self.private, self.node, measure=wanted is None)
-        if wanted is None:
+        before = self.main.plans
+        given = self.options.topology or self.settings.topo_file or None
+        probed = gather(self.private, self.node, measure=given is None)
+        if given is None:
             self.machine = probed
         if self.gpus is not None:
             facts = probe(self.gpus.gpu.bus_id)
             found = gather_gpus(self.private, self.node, facts).topology
             if found is not None:
                 found = with_net(applied(self.private, found, facts, cache_dir()), net_rates(probed))
-            machine = found if wanted is None and found is not None else self.gpus.machine
+            machine = found if given is None and found is not None else self.gpus.machine
             self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, self.gpus.emulated))
         self.plans = self._host_plans()
-        changes = plan_differences(before, self.protocol.plans)
+        changes = plan_differences(before, self.main.plans)
         for change in changes if self.rank == 0 else ():
             text = f"{change.collective} {change.what}: {change.one or 'none'} -> {change.other or 'none'}"
             log(self.settings, "INFO", f"new plan: {text.strip()}")
@@ -157,26 +165,39 @@ class Ground:
     # ---- what a call asks
 
     @property
-    def protocol(self) -> CudaContext | Ground:
-        """What the machine, plans and rules of this job are asked of: the GPUs, if every rank has one."""
+    def main(self) -> CudaContext | Context:
+        """Whose machine, plans and rules are those of the job: the GPUs', if every rank has one."""
         return self.gpus or self
+
+    def cuda(self) -> CudaContext:
+        """The GPUs.
+
+        Raises:
+            DeviceError: if there are none.
+        """
+        if self.gpus is None:
+            raise DeviceError(f"this job has no GPUs: {self.why_no_gpus}")
+        return self.gpus
 
     def rule(self, call: Call, *, blocking: bool = True) -> Rule:
         """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike."""
-        rule = choose(self.plans, call)
-        if rule.scheme == "mpi" and not (blocking and in_mpi(call)):
-            rows = [r for r in self.plans.rules if r.collective == call.collective and r.scheme != "mpi"]
-            rule = min(rows, key=lambda r: r.min_bytes) if rows else rule
-        return rule
+        return choose(self.plans, call, mpi=blocking and in_mpi(call))
 
     def program(self, call: Call, rule: Rule) -> Program:
         """The checked program of a call."""
-        budget = self.transport.arena_bytes
         nodes = () if self.one_node else self.nodes
-        return program_for(self.plans, call, rule, budget_bytes=budget, nodes=nodes)
+        return program_for(self.plans, call, rule, budget_bytes=self.host.arena_bytes, nodes=nodes)
 
-    def child(self, ranks: list[int]) -> tuple[Options, Topology | None]:
-        """For a communicator of some of our ranks, in this order: its options, and its part of the machine."""
+    def maker(self, call: Call, rule: Rule) -> Callable[[], Program]:
+        """What makes the program of a call whenever it is asked for."""
+        return partial(self.program, call, rule)
+
+    def child(self, comm: MPI.Comm) -> tuple[Options, Topology | None]:
+        """For a communicator of some of our ranks: its options, and its part of the machine."""
+        mine, theirs = self.public.Get_group(), comm.Get_group()
+        ranks = list(MPI.Group.Translate_ranks(theirs, list(range(comm.size)), mine))
+        mine.Free()
+        theirs.Free()
         part = self.machine.subset(ranks) if self.one_node else None
         nodes = () if self.one_node else tuple(self.nodes[r] for r in ranks)
         return replace(self.options, topology=part if self.emulated else None, plan=None, nodes=nodes), part
@@ -186,18 +207,18 @@ class Ground:
         if self.gpus is not None:
             self.gpus.close(collectively=True)
             self.gpus = None
-        self.transport.close()
+        self.host.close()
         self.node.Free()
         self.private.Free()
 
     # ---- the log
 
-    def _once(self, text: str, level: str = "WARN") -> None:
+    def log_once(self, text: str, level: str = "WARN") -> None:
         """Log a text the first time."""
-        if text not in self._shown:
-            self._shown.add(text)
+        if text not in self._logged:
+            self._logged.add(text)
             log(self.settings, level, text)
 
-    def _once_on_rank_0(self, text: str, level: str) -> None:
+    def _log_once_on_rank_0(self, text: str, level: str) -> None:
         if self.rank == 0:
-            self._once(text, level)
+            self.log_once(text, level)

@@ -1,286 +1,163 @@
-"""The life of a call on GPU memory: enqueue it, wait for it, raise what went wrong.
+"""Calls on GPU memory: put a kernel on its stream, wait for it, and raise what went wrong.
 
-The ranks meet in the kernel. On the host a rank only notes which call it is in,
-so that a rank that waits can tell a peer that does something else, or is gone.
+The ranks wait for one another in the kernel. On the host a rank only announces the call, so that a rank that waits can
+recognise a peer that makes another call, or is gone. A call on a stream has the kernel's deadline, and what went wrong
+is raised by the next call.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from types import FunctionType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mpi4py import MPI
 
-from ..errors import (
-    ArgumentError,
-    BlinkError,
-    CollectiveTimeout,
-    DeviceError,
-    MismatchError,
-    PeerLost,
-    RemoteError,
-    TopologyError,
-)
-from ..planning.plan import Plan
-from ..topology import Topology
-from ..topology.gather import gather_gpus
-from ..topology.gpu import GpuFacts
-from ..topology.measured import applied
-from ..topology.probe import probe
-from ..transport.cuda.device import Gpu, cupy, device_count, why_none
-from ..transport.host.executor import SEQ_BITS, HostTransport
-from ..util.cache_folder import cache_dir
-from ..util.settings import Settings, log
+from ..errors import BlinkError, CollectiveTimeout, DeviceError, PeerLost
+from ..program.memory import DeviceArray
+from ..transport.announcement import Called
+from ..transport.cuda.executor import LoadedKernel
+from ..transport.host.executor import LOOK_SECONDS, HostTransport
+from ..transport.host.native import SEQ_BITS
+from ..transport.interface import BoundCall, PeerDelegates, Refused
+from ..transport.network.endpoints import Endpoints
 from .arguments import Prepared
-from .chunk_search import Miad
-from .cuda_aware import agree, ladder, library_path
-from .cuda_context import Bound, CudaContext, on_gpu
-from .requests import Persistent, Progress, Request
+from .chunk_search import ChunkSearch
+from .cuda_context import CudaContext
+from .device_buffers import stream_address
+from .mpi_fallback import EntryCall, describe
+from .requests import ProgressThread
 
-CACHE_SIZE = 256
-HELD = 64
-LOOK_SECONDS = 0.2  # how often a wait looks after the peers
+if TYPE_CHECKING:
+    from .dispatch import Dispatcher
+
+HELD = 64  # started calls whose own memory is kept
 GRACE_S = 1.0  # after which a peer whose process has ended counts as lost, if its part is still owed
 SHORT_S = 0.001  # a wait polls without sleeping for so long
-CHOSEN: list[int] = []  # the GPU of this process, when it has one
 
 
-class Call(Protocol):
-    """A collective and the arguments with which the user called it."""
+class CudaCalls:
+    """Binds calls on GPU memory of one communicator."""
 
-    @property
-    def prepare(self) -> Callable[..., Prepared]:
-        """Which collective."""
+    def __init__(self, context: CudaContext, host: HostTransport, dispatcher: Dispatcher) -> None:
+        self.context, self.host, self._dispatcher = context, host, dispatcher
+        self.thread = ProgressThread()
+        self.held: deque[CudaCall] = deque(maxlen=HELD)  # whose memory may still be read when they are forgotten
 
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """The arguments."""
-
-
-class Owner(Protocol):
-    """What a communicator's engine does for its calls on GPU memory."""
-
-    seq: int
-    dead: BaseException | None
-
-    def alive(self) -> None:
-        """Raise PeerLost if the communicator is dead."""
-
-    def die(self, error: BaseException) -> None:
-        """Never use the communicator again."""
-
-    def exchange(self, count: int) -> tuple[int, ...]:
-        """Every rank's number."""
-
-    def describe(self, ready: Prepared) -> str:
-        """A call as people read it."""
-
-    def say_once(self, text: str) -> None:
-        """Log a warning the first time."""
-
-
-class GpuCalls:
-    """Calls on GPU memory of one communicator."""
-
-    def __init__(self, protocol: CudaContext, host: HostTransport, owner: Owner) -> None:
-        self.protocol, self._host, self._owner, self._transport = protocol, host, owner, protocol.transport
-        self.events = Progress()
-        self._held: deque[Bound] = deque(maxlen=HELD)  # whose own memory may still be read when they are forgotten
-        self._made: dict[tuple[Any, ...] | None, Bound] = {}  # calls that were made before, by what makes them the same
-
-    def forget(self) -> None:
-        """Settle every call anew: buffers were registered, or the plan is another one."""
-        self._made.clear()
-
-    # ---- making calls
-
-    def again(self, prepare: Callable[..., Prepared], args: tuple[Any, ...], stream: Any) -> bool:
-        """Make a call that was made before on the same buffers; False if it was not."""
-        bound = self._made.get(gpu_key(prepare, args, stream))
-        if bound is None:
-            return False
-        self._launch(bound)
-        if stream is None:
-            self.wait(bound.stream, bound.text)
-        return True
-
-    def block(self, job: Call, ready: Prepared, stream: Any, timeout_s: float) -> None:
-        """Make a call: enqueue it on ``stream``, or without one wait for the result."""
-        bound = self._enqueue(ready, stream, timeout_s)
-        if bound is None:
-            return
-        key = gpu_key(job.prepare, job.args, stream) if bound.tuner is None else None
-        if key is not None:
-            if len(self._made) >= CACHE_SIZE:
-                del self._made[next(iter(self._made))]
-            self._made[key] = bound
-        if stream is None:
-            self.wait(bound.stream, bound.text)
-
-    def start(self, ready: Prepared, stream: Any, timeout_s: float) -> MPI.Request:
-        """Enqueue now; the request completes when the stream is through."""
-        bound = self._enqueue(ready, stream, timeout_s)
-        request, seq = Request(), self._owner.seq
-        if bound is None:
-            request.finish(None)
-            return request
-        gpu, text, event = bound.gpu, bound.text, bound.gpu.mark(bound.stream)
-
-        def work() -> BaseException | None:
-            gpu.use()
-            try:
-                self.wait(event, text, seq)
-            except BaseException as error:  # it belongs to the one who waits
-                return error
-            return None
-
-        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            self.events.put(work, request.finish)
-        else:
-            self._owner.say_once("non-blocking calls complete at once: MPI was not started with THREAD_MULTIPLE")
-            request.finish(work())
-        return request
-
-    def persist(self, ready: Prepared, stream: Any, timeout_s: float) -> Persistent:
-        """A call to be started many times."""
-        bound = self._bind(ready, self._owner.describe(ready), stream, timeout_s)
-        return Persistent(partial(self._launch, bound), partial(self.wait, bound.stream, bound.text), bound.idle)
-
-    def _enqueue(self, ready: Prepared, stream: Any, timeout_s: float) -> Bound | None:
-        """Put a call on a stream; returns it, to be made again, or None if there is nothing to do."""
-        owner = self._owner
-        owner.alive()
-        text = owner.describe(ready)
-        if not ready.call.total:
-            owner.seq += 1
-            self._host.pass_by(owner.seq, on_gpu(text))
-            return None
-        try:
-            bound = self._bind(ready, text, stream, timeout_s)
-        except BaseException as fatal:  # the peers may be in the call already
-            owner.die(fatal)
-            raise
-        if bound.tuner is None or bound.gpu.capturing(bound.stream):
-            self._launch(bound)
-        else:
-            self._measure(bound, bound.tuner)
-        return bound
-
-    def _bind(self, ready: Prepared, text: str, stream: Any, timeout_s: float) -> Bound:
-        holder = self.protocol.gpu.current_stream() if stream is None else stream
-        return self.protocol.bind(ready, text, stream_address(stream), holder, timeout_s)
-
-    def _measure(self, bound: Bound, tuner: Miad) -> None:
-        """Make a call whose chunk is still looked for: wait for it, and tell each other how long it took."""
-        with bound.gpu.timed(bound.stream) as seconds:
-            self._launch(bound)
-        self.wait(bound.stream, bound.text)
-        tuner.learn(max(self._owner.exchange(int(seconds() * 1e9))) * 1e-9)
-
-    def _launch(self, bound: Bound) -> None:
-        """Enqueue a call that is settled."""
-        owner = self._owner
-        if owner.dead is not None:
-            owner.alive()
-        if self._transport.gave_up:
-            self._fail(bound.text)
-        owner.seq = seq = owner.seq + 1
-        if self.protocol.here:
-            self._across(bound, seq)
-            return
-        self._host.pass_by(seq, bound.note)
-        bound.start()
-        if len(bound.keep) > 1:
-            self._held.append(bound)
-
-    def _across(self, bound: Bound, seq: int) -> None:
-        """Make a call of several nodes: meet on the host, start the kernel, carry its chunks until it is through."""
-        if bound.gpu.capturing(bound.stream):
-            raise DeviceError(
-                f"{bound.text}: calls between nodes cannot be captured in a graph; make them outside of it"
-            )
-        try:
-            self._host.enter(seq, bound.note, bound.timeout_s)
-        except (MismatchError, RemoteError):  # nothing has begun, and all ranks know
-            raise
-        except BlinkError as error:
-            self._owner.die(error)
-            raise
-        if self._transport.aware:
-            self._acquaint(bound, seq)
-        base = (self._transport.calls + 1) << SEQ_BITS
-        ends = bound.loaded.ends
-        if ends:
-            ends.start(base)
-        bound.start()
-        since = time.monotonic()
-
-        def carry() -> bool:
-            nonlocal since
-            if self._transport.gave_up:
-                return False
-            more, moved = self._host.carry(seq, ends)
-            now = time.monotonic()
-            if moved or not more:
-                since = now
-            elif now - since > bound.timeout_s + GRACE_S:  # the kernel would have given up if it waited for a chunk
-                raise CollectiveTimeout(
-                    f"{bound.text}: nothing went between the nodes for {now - since:.0f} s; look at the other nodes, "
-                    "or, if they are only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
-                )
-            return more
-
-        try:
-            self.wait(bound.stream, bound.text, carry=carry)
-        except BlinkError as error:
-            self._owner.die(error)
-            raise
-
-    def _acquaint(self, bound: Bound, seq: int) -> None:
-        """Let MPI do what it does with GPU memory that it sees for the first time, before a kernel runs."""
-        try:
-            net = self._host.net
-            first = net.acquaint(bound.loaded.ends) if net and bound.loaded.ends else []
-            until = time.monotonic() + bound.timeout_s
-            while not MPI.Request.Testall(first):
-                if net:
-                    net.hear()
-                self._host.heed(seq)
-                if time.monotonic() > until:
-                    raise CollectiveTimeout(
-                        f"{bound.text}: the first messages from GPU memory took more than {bound.timeout_s:g} s; look "
-                        "at the other nodes, or stage them (BLINKMPI_CUDA_AWARE=0). The communicator is dead"
-                    )
-        except MPI.Exception as error:
-            lost = self._host.witness.cut(seq, error)
-            self._owner.die(lost)
-            raise lost from error
-        except BlinkError as error:
-            self._owner.die(error)
-            raise
-
-    # ---- waiting
-
-    def wait(self, on: Any, text: str, seq: int | None = None, carry: Callable[[], bool] = lambda: False) -> None:
-        """Wait until a stream (an address) or an event is through; look after the peers now and then.
+    def bind(self, ready: Prepared, stream: Any, timeout_s: float) -> CudaCall | EmptyCall:
+        """A call with everything settled but the moment.
 
         Args:
-            text, seq: the call; None is the last one.
-            carry: does meanwhile what is to be done on the host, and says whether there may be more of it.
+            stream: CuPy's, torch's or an address; None for the stream that the buffers were made on.
+        """
+        text = describe(ready.call)
+        called = Called(f"{text} in GPU memory")
+        if not ready.call.total:
+            return EmptyCall(self.host, called, timeout_s)
+        context = self.context
+        holder = context.gpu.current_stream() if stream is None else stream  # keeps the stream alive
+        address = stream_address(stream)
+        on = context.stream_of(ready) if address is None else address
+        kernel, search = context.fill(ready, text, on, timeout_s)
+        return CudaCall(self, kernel, called, ready, on, holder, search, timeout_s)
+
+    def slowest(self, seconds: float) -> float:
+        """The longest time of all ranks."""
+        return max(self._dispatcher.exchange(int(seconds * 1e9))) * 1e-9
+
+
+class EmptyCall(EntryCall):
+    """A call of no elements: nothing to wait for."""
+
+    reusable = False
+
+    def start(self, seq: int) -> None:
+        """Announce it."""
+        self.host.announce(seq, self.announcement, finished=True)
+
+    def test(self) -> bool:
+        """It has completed."""
+        return True
+
+    def wait(self) -> None:
+        """It has completed."""
+
+    def pending(self) -> BoundCall:
+        """What a request waits for."""
+        return self
+
+
+class CudaCall:
+    """A bound call on a stream: see :class:`..transport.interface.BoundCall`."""
+
+    def __init__(
+        self,
+        calls: CudaCalls,
+        kernel: LoadedKernel,
+        called: Called,
+        ready: Prepared,
+        stream: int,
+        holder: object,
+        search: ChunkSearch | None,
+        timeout_s: float,
+    ) -> None:
+        context = calls.context
+        self.calls, self.context, self.host = calls, context, calls.host
+        self.kernel, self.called, self.stream, self.search, self.timeout_s = kernel, called, stream, search, timeout_s
+        self.text = called.text
+        self.reusable = search is None  # not while its chunk is still looked for
+        self.seq = 0
+        self._on: Any = stream  # what is waited for: the stream, or an event on it
+        self._launch = context.transport.starter(kernel, stream, holder)
+        send = ready.send
+        self._copy = (send.ptr, send.copy_of, send.nbytes) if isinstance(send, DeviceArray) and send.copy_of else None
+        self._keep = (holder, send.owner) if isinstance(send, DeviceArray) and self._copy else (holder,)
+        self._between_nodes = bool(context.here)
+
+    def start(self, seq: int) -> None:
+        """Announce the call and put it on its stream; between nodes, see it through."""
+        if self.context.transport.gave_up:
+            raise self.failure()
+        self.seq = seq
+        if self.search is not None and not self.context.gpu.capturing(self.stream):
+            self._search_chunk(self.search)
+        elif self._between_nodes:
+            self._run_between_nodes()
+        else:
+            self.host.announce(seq, self.called, finished=True)
+            self._put_on_stream()
+
+    def run(self, seq: int) -> None:
+        """Start and wait."""
+        self.start(seq)
+        self.wait()
+
+    def test(self) -> bool:
+        """Whether the stream is through."""
+        return self.context.gpu.idle(self._on)
+
+    def pending(self) -> CudaCall:
+        """The call as started now, to be waited for while later calls use the stream."""
+        other = object.__new__(CudaCall)
+        other.__dict__.update(self.__dict__)
+        other._on = self.context.gpu.mark(self.stream)
+        return other
+
+    def wait(self, progress: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the stream is through; look after the peers now and then.
+
+        Args:
+            progress: does meanwhile what is to be done on the host, and says whether there may be more of it.
 
         Raises:
             CollectiveTimeout, MismatchError, PeerLost: after which the communicator is dead.
         """
-        number = self._owner.seq if seq is None else seq
+        peers = self.host.peers
         began = looked = time.monotonic()
         polls, lost_since = 0, 0.0
         found: BlinkError | None = None
-        while (found is None and carry()) | (not self._idle(on, text, number)):
+        while (found is None and progress()) | (not self._idle()):
             polls += 1
             if polls % 64:
                 continue
@@ -290,158 +167,105 @@ class GpuCalls:
             if found is not None or now - looked < LOOK_SECONDS:
                 continue
             looked = now
-            found = self._host.witness.stray(number, on_gpu(text))
-            gone = self._host.witness.ended()
+            found = peers.mismatch_so_far(self.seq, self.text)
+            gone = peers.ended()
             lost_since = (lost_since or now) if gone else 0.0
             if found is None and lost_since and now - lost_since > GRACE_S:
-                found = PeerLost(f"GPU call {text}: {self._host.witness.states(gone, number)}; start the job again")
+                found = PeerLost(f"GPU call {self.text}: {peers.states(gone, self.seq)}; start the job again")
             if found is not None:
-                self.protocol.transport.abort()
-        if self.protocol.transport.gave_up or (found is not None and carry()):
-            if found is not None:
-                self._owner.die(found)
-                raise found
-            self._fail(text)
+                self.context.transport.abort()
+        if self.context.transport.gave_up or (found is not None and progress()):
+            raise found or self.failure()
 
-    def _idle(self, on: Any, text: str, seq: int) -> bool:
-        """Whether a stream or event is through; what breaks the GPU's work may be that a peer's memory is gone."""
-        try:
-            return self.protocol.gpu.idle(on)
-        except DeviceError as broken:
-            until, error = time.monotonic() + GRACE_S, cast(BlinkError, broken)
-            while time.monotonic() < until and not self._host.witness.ended():
-                time.sleep(0.01)
-            if gone := self._host.witness.ended():
-                error = PeerLost(f"GPU call {text}: {self._host.witness.states(gone, seq)}; {broken}")
-            self._owner.die(error)
-            raise error from broken
-
-    def _fail(self, text: str) -> None:
-        """Raise what a kernel that gave up has left, or what the rank said that made it give up."""
-        self._owner.alive()
-        error = self.protocol.failed(text)
+    def failure(self) -> BlinkError:
+        """What a kernel that gave up has left, or the error of the rank that made it give up."""
+        error = self.context.transport.error(self.text)
         until = time.monotonic() + GRACE_S
         try:
             while isinstance(error, PeerLost) and time.monotonic() < until:  # the first to give up knows why
-                self._host.heed(self._owner.seq)
+                self.host.raise_abort(self.seq)
                 time.sleep(0.01)
-        except BlinkError as heard:
-            error = heard
-        self._owner.die(error)
-        raise error
+        except BlinkError as known:
+            return known
+        return error
 
+    def _put_on_stream(self) -> None:
+        if self._copy is not None:
+            self.context.gpu.copy(*self._copy, self.stream)
+            self.calls.held.append(self)
+        self._launch()
 
-def open_gpus(
-    comm: MPI.Intracomm,
-    node: MPI.Intracomm,
-    place: tuple[int, int],
-    told: Topology | None,
-    net: Callable[[Topology], Topology],
-    plan: Callable[[Topology, Gpu, bool], Plan],
-    settings: Settings,
-    say: Callable[[str, str], None],
-) -> tuple[CudaContext | None, str]:
-    """Take a GPU per rank, if every rank has one: find their machine, plan, map their memory; collective.
-
-    Args:
-        node: the ranks of this node; kept, where there are several.
-        place: this rank's number on its machine, and how many there are.
-        told: the machine that the user named, to be emulated unless it is made of these very GPUs.
-        net: puts into a machine what was measured between nodes.
-        plan: makes the plan of all ranks, from machine, GPU and whether it is emulated.
-
-    Returns:
-        The GPUs, or why there are none.
-    """
-    gpu: Gpu | None = None
-    facts: GpuFacts | Exception | str = "BLINKMPI_GPU_DISABLE is set" if settings.gpu_disable else why_none()
-    if not facts:
+    def _idle(self) -> bool:
+        """As :meth:`test`; what breaks the GPU's work may be that a peer's memory is gone."""
         try:
-            gpu = Gpu(choose_device(*place))
-            facts = probe(gpu.bus_id)
-        except BlinkError as error:
-            gpu, facts = None, str(error)
-    try:
-        found, reason = gather_gpus(comm, node, facts)
-    except TopologyError as error:  # the same on all ranks: two of them on one GPU, say
-        found, reason = None, str(error)
-    if gpu is None or found is None:
-        if comm.rank == 0:
-            log(settings, "INFO", f"no GPUs: {reason}")
-        return None, reason
-    found = net(applied(comm, found, facts, cache_dir()))
-    machine = told or found
-    emulated = [d.uuid for d in machine.devices] != [d.uuid for d in found.devices]
-    several = node.size < comm.size
-    aware, crossing = agree(comm, settings.cuda_aware, lambda: ladder(MPI, library_path())) if several else (False, "")
-    here = tuple(node.allgather(comm.rank)) if several else ()
-    plans = plan(machine, gpu, emulated)
-    protocol = CudaContext(
-        node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here, aware=aware,
-        crossing=crossing,
-    )  # fmt: skip
-    if comm.rank == 0:
-        what = f"{comm.size} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
-        across = f"; between nodes chunks are {crossing}" if crossing else ""
-        log(settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}{across}")
-    return protocol, ""
+            return self.test()
+        except DeviceError as broken:
+            peers, error = self.host.peers, cast(BlinkError, broken)
+            until = time.monotonic() + GRACE_S
+            while time.monotonic() < until and not peers.ended():
+                time.sleep(0.01)
+            if gone := peers.ended():
+                error = PeerLost(f"GPU call {self.text}: {peers.states(gone, self.seq)}; {broken}")
+            raise error from broken
 
+    def _search_chunk(self, search: ChunkSearch) -> None:
+        """Make the call while its chunk is still looked for: wait for it, and tell each other how long it took."""
+        self.host.announce(self.seq, self.called, finished=True)
+        with self.context.gpu.timed(self.stream) as seconds:
+            self._put_on_stream()
+        self.wait()
+        search.learn(self.calls.slowest(seconds()))
 
-def gpu_key(prepare: Callable[..., Prepared], args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] | None:
-    """What makes two calls on CuPy arrays the same launch; None where an argument is something else."""
-    cupy = sys.modules["cupy"]
+    # ---- between nodes
 
-    array = cupy.ndarray
-    if type(prepare) is not FunctionType:  # a communicator's: it may talk to the peers, and all must do so together
-        return None
-    key: list[Any] = [prepare]
-    for arg in args:
-        kind = type(arg)
-        if kind is array:
-            if not arg._c_contiguous:  # which arg.flags.c_contiguous is, in a sixth of the time
-                return None
-            key += arg.data.ptr, arg.size, arg.dtype.num
-        elif arg is None or kind is int or kind is str:
-            key.append(arg)
-        elif kind is MPI.Op:
-            key.append(arg.handle)
-        elif arg is MPI.IN_PLACE:
-            key.append("in place")
-        else:
-            return None
-    if stream is None:
-        return (*key, cupy.cuda.get_current_stream().ptr, True)
-    return (*key, stream_address(stream), False)
+    def _run_between_nodes(self) -> None:
+        """Enter the call on the host, start the kernel, and carry its chunks until it is through."""
+        seq, host = self.seq, self.host
+        if self.context.gpu.capturing(self.stream):
+            raise DeviceError(
+                f"{self.text}: calls between nodes cannot be captured in a graph; make them outside of it"
+            )
+        try:
+            host.barrier(seq, self.called, self.timeout_s)
+        except PeerDelegates as delegated:
+            raise Refused(host.peers.mismatch_error(seq, host.pages.fingerprints(seq)) or delegated) from None
+        if self.context.transport.aware:
+            self._warm_up()
+        endpoints = self.kernel.endpoints
+        if endpoints:
+            endpoints.start((self.context.transport.calls + 1) << SEQ_BITS)
+        self._put_on_stream()
+        since = time.monotonic()
 
+        def progress() -> bool:
+            nonlocal since
+            if self.context.transport.gave_up:
+                return False
+            more, moved = host.progress(seq, endpoints or Endpoints())
+            now = time.monotonic()
+            if moved or not more:
+                since = now
+            elif now - since > self.timeout_s + GRACE_S:  # the kernel would have given up if it waited for a chunk
+                raise CollectiveTimeout(
+                    f"{self.text}: nothing went between the nodes for {now - since:.0f} s; look at the other nodes, "
+                    "or, if they are only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
+                )
+            return more
 
-def stream_address(stream: Any) -> int | None:
-    """The address of a CUDA stream: CuPy's, torch's, or a number; None for none.
+        self.wait(progress)
 
-    Raises:
-        ArgumentError: for anything else.
-    """
-    if stream is None or type(stream) is int:
-        return stream
-    for name in ("ptr", "cuda_stream"):
-        found = getattr(stream, name, None)
-        if type(found) is int:
-            return found
-    raise ArgumentError(f"stream={stream!r}: expected a CuPy or torch stream, or its address")
-
-
-def choose_device(local_rank: int, local_size: int) -> int:
-    """Which of the GPUs that this process sees is its own: by its place on the node, unless the user chose one.
-
-    Raises:
-        DeviceError: if there are fewer GPUs than ranks.
-    """
-    if not CHOSEN:
-        count, current = device_count(), int(cupy().cuda.runtime.getDevice())
-        if count == 1 or current:  # isolated by the launcher, or chosen by the user
-            CHOSEN.append(current)
-        elif local_rank < count:
-            CHOSEN.append(local_rank)
-        else:
-            raise DeviceError(f"{local_size} ranks on a node, of whose GPUs this process sees {count}; "
-                              "start one rank per GPU")  # fmt: skip
-    return CHOSEN[0]
+    def _warm_up(self) -> None:
+        """Let MPI do what it does with GPU memory that it sees for the first time, before a kernel runs."""
+        messages, endpoints = self.host.messages, self.kernel.endpoints
+        try:
+            first = messages.warm_up(endpoints) if messages and endpoints else []
+            until = time.monotonic() + self.timeout_s
+            while not MPI.Request.Testall(first):
+                self.host.raise_abort(self.seq)
+                if time.monotonic() > until:
+                    raise CollectiveTimeout(
+                        f"{self.text}: the first messages from GPU memory took more than {self.timeout_s:g} s; look "
+                        "at the other nodes, or stage them (BLINKMPI_CUDA_AWARE=0). The communicator is dead"
+                    )
+        except MPI.Exception as error:
+            raise self.host.peers.network_error(self.seq, error) from error

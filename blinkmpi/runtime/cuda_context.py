@@ -1,38 +1,35 @@
-"""Calls on GPU memory: the plan for the GPUs, and what stands between a call and the CUDA transport.
-
-A call is enqueued on a stream and the ranks meet in its kernel. Only a call
-that waits (no ``stream=``) looks after the peers from the host; one on a stream
-has the kernel's deadline, and what went wrong is raised by the next call.
-"""
+"""The GPUs of a communicator: their plan, the kernels of its calls, and the buffers that all ranks have mapped."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ..errors import BlinkError, BufferTypeError
 from ..planning.plan import Plan, Rule
-from ..planning.selection import program_for
+from ..planning.selection import choose, program_for
 from ..program.call import Call
 from ..program.ir import Program
 from ..program.memory import DeviceArray, address
 from ..program.partition import part_of
-from ..program.reduction import dtype_of
+from ..program.reduction import NAMES, dtype_of
 from ..topology import Topology
 from ..transport.cuda.device import Gpu
 from ..transport.cuda.direct_segments import in_blocks
-from ..transport.cuda.executor import CudaTransport, Loaded
+from ..transport.cuda.executor import CudaTransport, LoadedKernel
 from ..transport.cuda.packets import PROTOCOLS as PACKETS
 from ..transport.cuda.packets import fits
+from ..util.lru import LRU
 from ..util.together import Comm
 from .arguments import Prepared
-from .chunk_search import Miad
+from .chunk_search import ChunkSearch
 
-CACHE_SIZE = 256
+KERNELS = 256  # loaded kernels that are kept
 TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs
 TUNED_FROM_CHUNK, LARGEST_CHUNK = 32 << 10, 1 << 20
 MEASURED = "measured by blinkmpi tune"
@@ -41,27 +38,8 @@ NVLINKS = ("nvlink", "xgmi")
 NS_PER_MIB = 2**20 * 1000  # at 1 MB/s
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A call that only waits to be started: a kernel with all its arguments, and its stream."""
-
-    start: Callable[[], None]
-    loaded: Loaded
-    stream: int
-    gpu: Gpu
-    text: str
-    keep: tuple[Any, ...]  # what must live as long; with more than the stream, until the GPU has read it
-    tuner: Miad | None = None  # if its chunk is still looked for
-    note: str = ""  # as ranks compare it on the host
-    timeout_s: float = 0.0
-
-    def idle(self) -> bool:
-        """Whether its stream is through."""
-        return self.gpu.idle(self.stream)
-
-
 class CudaContext:
-    """The GPUs of a communicator's ranks.
+    """The GPUs of a communicator's ranks, one each.
 
     Args:
         comm: a communicator of our own; for setting up, registering and closing.
@@ -91,72 +69,68 @@ class CudaContext:
         self.transport = CudaTransport(comm, gpu, names=here, aware=aware)
         self.rank = here[comm.rank] if here else comm.rank
         self._comm, self._say = comm, say
-        self._ways: dict[tuple[Call, bool, int], Loaded] = {}
-        self._tuners: dict[tuple[str, int, int, bool], Miad] = {}  # by collective, root, octave of bytes, registered
+        self._kernels: LRU[tuple[Call, bool, int], LoadedKernel] = LRU(KERNELS)
+        self._searches: dict[
+            tuple[str, int, int, bool], ChunkSearch
+        ] = {}  # by collective, root, octave of bytes, registered
         self._buffers: dict[int, tuple[Any, int]] = {}  # by address: the array, and its region
-        self._retired: list[Loaded] = []
+        self._retired: list[LoadedKernel] = []
 
     # ---- the choice
 
     def rule(self, call: Call, *, registered: bool = True) -> Rule:
         """The row of the table that a call takes."""
-        rule = self.plans.rule(call.collective, call.nbytes, registered=registered)
-        if rule.protocol in PACKETS and not fits(call, rule.protocol):
-            rows = [r for r in self.plans.rules if r.collective == call.collective and r.protocol not in PACKETS]
-            rows = [r for r in rows if r.registered == registered] or [r for r in rows if not r.registered]
-            forced = msgspec.structs.replace(rule, protocol="slots")  # by an algo= that leaves no other
-            rule = min(rows or [forced], key=lambda r: r.min_bytes)
-        return rule
+        return choose(self.plans, call, registered=registered, fits=fits)
 
     def program(self, call: Call, rule: Rule) -> Program:
         """The checked program of a call; ``direct`` and packets carry the same trees without slots."""
         return program_for(self.plans, call, rule)
 
-    def tuner(self, call: Call, *, registered: bool) -> Miad | None:
+    def chunk_search(self, call: Call, *, registered: bool) -> ChunkSearch | None:
         """What looks for the chunk of a call; None where the chunk is measured already, or does not matter."""
         nbytes = call.nbytes
         rule = self.rule(call, registered=registered)
         if rule.protocol != "slots" or rule.reason == MEASURED or nbytes < TUNED_FROM or self.here:
             return None
         key = (call.collective, call.root, nbytes.bit_length(), registered)
-        if key not in self._tuners:
+        if key not in self._searches:
             highest = TUNED_FROM_CHUNK
             while highest < LARGEST_CHUNK and self._fits(call, rule, 2 * highest):
                 highest *= 2
-            self._tuners[key] = Miad(TUNED_FROM_CHUNK, highest, TUNED_FROM_CHUNK)
-        return self._tuners[key]
+            self._searches[key] = ChunkSearch(TUNED_FROM_CHUNK, highest, TUNED_FROM_CHUNK)
+        return self._searches[key]
 
     def _fits(self, call: Call, rule: Rule, chunk: int) -> bool:
         rule = msgspec.structs.replace(rule, chunk_bytes=chunk)
         program = self.program(call, rule)
         return self.transport.fits(program, rule.ctas, self._hosted(program, rule))
 
-    def way(self, call: Call, text: str, registered: bool, *, captured: bool = False) -> Loaded:
-        """The kernel of a call, compiled and filled in at its first use.
+    def kernel(self, call: Call, text: str, registered: bool, *, captured: bool = False) -> LoadedKernel:
+        """The kernel of a call, compiled and loaded at its first use.
 
         Args:
             captured: into a CUDA graph, where nothing can be loaded: a chunk that has been tried before must do.
         """
-        tuner = self.tuner(call, registered=registered)
-        key = (call, registered, tuner.chunk if tuner else 0)
-        if captured and tuner and not tuner.done:
-            known = [k for k in self._ways if k[:2] == key[:2]]
-            key = (call, registered, tuner.best) if (call, registered, tuner.best) in known else next(iter(known), key)
-        loaded = self._ways.get(key)
+        search = self.chunk_search(call, registered=registered)
+        key = (call, registered, search.chunk if search else 0)
+        if captured and search and not search.done:
+            known = [k for k in self._kernels if k[:2] == key[:2]]
+            best = (call, registered, search.best)
+            key = best if best in known else next(iter(known), key)
+        loaded = self._kernels.find(key)
         if loaded is None:
             rule = self.rule(call, registered=registered)
-            if tuner is not None:
-                rule = msgspec.structs.replace(rule, chunk_bytes=tuner.chunk)
+            if search is not None:
+                rule = msgspec.structs.replace(rule, chunk_bytes=search.chunk)
             loaded = self._load(call, rule, text)
-            if len(self._ways) >= CACHE_SIZE:
-                self._retired.append(self._ways.pop(next(iter(self._ways))))
-            self._ways[key] = loaded
+            if (forgotten := self._kernels.put(key, loaded)) is not None:
+                self._retired.append(forgotten)
             where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
             chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.protocol == "slots" else ""
             self._say(f"{text}: {rule.scheme}, {rule.protocol}{chunk}, {where}; {rule.reason}", "INFO")
         return loaded
 
-    def _load(self, call: Call, rule: Rule, text: str) -> Loaded:
+    def _load(self, call: Call, rule: Rule, text: str) -> LoadedKernel:
         if rule.protocol == "rs_ag":
             blocks, said = in_blocks(call), f"{text} in halves"  # which a rank that takes another protocol does not say
             first = msgspec.structs.replace(rule, collective="reduce_scatter", protocol="slots")
@@ -176,7 +150,7 @@ class CudaContext:
         found = []
         for channel in program.channels:
             ends = (channel.writer, channel.readers[0])
-            path = next(p for tree in (paths[channel.tree % len(paths)], *paths) for p in (_way(tree, ends),) if p)
+            path = next(p for tree in (paths[channel.tree % len(paths)], *paths) for p in (_path(tree, ends),) if p)
             found.append(path)
         return found
 
@@ -213,41 +187,26 @@ class CudaContext:
     def take(self, machine: Topology, plans: Plan) -> None:
         """Go on with another plan; what was loaded for the old one is of no more use."""
         self.machine, self.plans = machine, plans
-        self._retired += self._ways.values()
-        self._ways, self._tuners = {}, {}
+        self._retired += self._kernels.values()
+        self._kernels.clear()
+        self._searches = {}
 
     # ---- a call
 
-    def bind(self, ready: Prepared, text: str, stream: int | None, holder: object, timeout_s: float) -> Bound:
-        """A call with everything settled but the moment.
-
-        Args:
-            stream: an address, or None for the stream that the buffers were made on.
-            holder: keeps the stream alive.
-        """
-        on = self._stream(ready) if stream is None else stream
-        loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, text, self.gpu.capturing(on))
-        home = ready.home
-        home_at, home_bytes = (address(home), home.nbytes) if home is not None else (0, 0)
-        if (
-            home_at and loaded.protocol in PACKETS
-        ):  # whose threads have read all of the vector that their results overwrite
-            recv, home_at, home_bytes = home_at, 0, 0
-        own = self.transport.fill(
-            loaded, send, recv, send_ref, recv_ref, timeout_s, home=home_at, home_bytes=home_bytes
+    def fill(
+        self, ready: Prepared, text: str, stream: int, timeout_s: float
+    ) -> tuple[LoadedKernel, ChunkSearch | None]:
+        """The kernel of a call with its buffers among its arguments, and what still looks for its chunk."""
+        loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, text, self.gpu.capturing(stream))
+        final = ready.final
+        final_at, final_bytes = (address(final), final.nbytes) if final is not None else (0, 0)
+        if final_at and loaded.protocol in PACKETS:  # its threads have read all of what their results overwrite
+            recv, final_at, final_bytes = final_at, 0, 0
+        filled = self.transport.fill(
+            loaded, send, recv, send_ref, recv_ref, timeout_s, final=final_at, final_bytes=final_bytes
         )
-        tuner = self.tuner(ready.call, registered=registered) if loaded.protocol == "slots" else None
-        looking = tuner if tuner and not tuner.done else None
-        start, copied = self.transport.starter(own, on, holder), ready.send
-        if not isinstance(copied, DeviceArray) or not copied.copy_of:
-            return Bound(start, own, on, self.gpu, text, (holder,), looking, on_gpu(text), timeout_s)
-
-        def copy_and_start() -> None:
-            self.gpu.copy(copied.ptr, copied.copy_of, copied.nbytes, on)
-            start()
-
-        keep = (holder, copied.owner)
-        return Bound(copy_and_start, own, on, self.gpu, text, keep, looking, on_gpu(text), timeout_s)
+        search = self.chunk_search(ready.call, registered=registered) if loaded.protocol == "slots" else None
+        return filled, search if search and not search.done else None
 
     def check(self, name: str, ready: Prepared) -> None:
         """Raise BufferTypeError for memory of another GPU of this process."""
@@ -258,19 +217,19 @@ class CudaContext:
                     "when the Communicator is there, whose GPU is then the current one, or choose the GPU before both"
                 )
 
-    def _stream(self, ready: Prepared) -> int:
+    def stream_of(self, ready: Prepared) -> int:
         """The stream that a call's buffers were made on."""
         first, *others = (b.stream for b in (ready.recv, ready.send) if isinstance(b, DeviceArray))
         for other in set(others) - {first}:
             self.gpu.after(first, other)
         return first
 
-    def _ends(self, ready: Prepared, text: str, captured: bool) -> tuple[Loaded, bool, int, int, int, int]:
+    def _ends(self, ready: Prepared, text: str, captured: bool) -> tuple[LoadedKernel, bool, int, int, int, int]:
         """The kernel of a call, whether its buffers are registered, their addresses, and where they are registered."""
         send, recv = ready.send, ready.recv
         send_ref, recv_ref = self._ref(send), self._ref(recv)
         registered = send_ref is not None and recv_ref is not None
-        loaded = self.way(ready.call, text, registered, captured=captured)
+        loaded = self.kernel(ready.call, text, registered, captured=captured)
         send_at = send.ptr if isinstance(send, DeviceArray) else 0
         recv_at = recv.ptr if isinstance(recv, DeviceArray) else 0
         return loaded, registered, send_at, recv_at, send_ref or 0, recv_ref or 0
@@ -287,14 +246,16 @@ class CudaContext:
 
     # ---- registered buffers
 
-    def empty(self, count: int, dtype: str) -> Any:
-        """A registered array of ``count`` elements, the same on all ranks; collective."""
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        """A registered array, the same on all ranks; collective."""
+        count = math.prod(shape) if isinstance(shape, list | tuple) else int(shape)
+        dtype = dtype if isinstance(dtype, str) else NAMES.get(np.dtype(dtype)) or str(dtype)
         nbytes = max(count * dtype_of(dtype).itemsize, 1)
         at = self.gpu.allocate(-(-nbytes // (2 << 20)) * (2 << 20))
         array = self.gpu.array(at, count, dtype_of(dtype), None)
         self._buffers[at] = (array, at)
         self.transport.register(self._comm, at, nbytes)
-        return array
+        return array.reshape(shape)
 
     def register(self, device: DeviceArray) -> None:
         """Register a buffer of the user's; collective."""
@@ -321,7 +282,7 @@ class CudaContext:
         self.gpu.use()
         if collectively:
             self.gpu.runtime.deviceSynchronize()
-            for loaded in [*self._ways.values(), *self._retired]:
+            for loaded in [*self._kernels.values(), *self._retired]:
                 self.transport.unload(loaded)
         else:
             self.transport.abort()
@@ -330,15 +291,11 @@ class CudaContext:
             for _, at in self._buffers.values():
                 if at:
                     self.gpu.free(at)
-        self._ways, self._retired, self._buffers = {}, [], {}
+        self._kernels.clear()
+        self._retired, self._buffers = [], {}
 
 
-def on_gpu(text: str) -> str:
-    """A call on GPU memory, as ranks compare it on the host."""
-    return f"{text} in GPU memory"
-
-
-def _way(tree: dict[tuple[int, int], tuple[int, ...]], ends: tuple[int, int]) -> tuple[int, ...] | None:
+def _path(tree: dict[tuple[int, int], tuple[int, ...]], ends: tuple[int, int]) -> tuple[int, ...] | None:
     """The path of an edge of a tree, or of the one that leads back along it."""
     if ends in tree:
         return tree[ends]

@@ -1,133 +1,91 @@
-"""What a Communicator answers: its machine, its plans, and how a call will run, why and how fast.
+"""What a communicator says about itself: how a call will run, why, and how fast. No call is made here.
 
-No call is made here. What follows from machine and plan alone is said by
-``explain`` and ``simulate``, which need no MPI; here stands what only the live
-job can add.
+What follows from machine and plan alone is said by ``planning.explain`` and ``program.cost_model``, which need no MPI;
+here stands what only the live job can add.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..planning.diff import PlanDifference
-from ..planning.explain import explain, plan_line
-from ..planning.plan import Plan, chunk_for
+from ..planning.explain import explain as explain_plan
+from ..planning.explain import plan_line
+from ..planning.plan import chunk_for
 from ..program.call import BLOCKED, REDUCTIONS, Call, collective_named
 from ..program.cost_model import price
 from ..program.reduction import dtype_of
-from ..topology import Topology
-from ..transport.cuda.device import Gpu
 from ..trees.tree import ROOTED, Collective
-from .buffers import foreign, op_name
-from .dispatch import Engine
+from .buffers import delegated_because, op_name
+from .context import Context
 
 
-class Answers:
-    """The part of a Communicator that answers the user's questions, by what its engine knows."""
+def executor(context: Context) -> str:
+    """What executes our programs on the ranks of this job, and what was found out about it."""
+    if context.gpus:
+        return f"CUDA kernels on {context.gpus.gpu.name}"
+    return context.host.executor_reason
 
-    if TYPE_CHECKING:
 
-        def _engine(self) -> Engine:
-            """What stands behind the communicator, which has this; ArgumentError if it is freed."""
+def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: Any, root: int) -> str:
+    """Which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
+    if why := delegated_because(op):
+        return f"{collective}: MPI's own collective, because {why}"
+    call = call_of(context.n, collective, nbytes, dtype, op, root)
+    live, gpus = [executor(context)], context.gpus
+    if gpus and gpus.here:
+        live.append(f"between nodes: chunks are {gpus.crossing}")
+    if gpus and gpus.emulated:
+        live.append(f"emulated: the trees of {context.machine.name} on other GPUs, every link paced to its rate")
+    elif context.emulated and not gpus:
+        live.append(
+            f"emulated: the trees of {context.machine.name} on CPU ranks; times are predictions for that machine"
+        )
+    main = context.main
+    return explain_plan(main.plans, main.machine, call, rule=main.rule(call), live=live)
 
-    @property
-    def machine(self) -> Topology:
-        """The machine of this job, as found or as told: of its GPUs, if every rank has one."""
-        return self._engine().protocol.machine
 
-    @property
-    def plans(self) -> Plan:
-        """Every packing of this job and the selection table."""
-        return self._engine().protocol.plans
+def plan_text(context: Context, collective: str, root: int) -> str:
+    """The packing that large vectors take, in one line: trees, rate, bound."""
+    name, plans = collective_named(collective), context.main.plans
+    scheme = plans.rule(name, 1 << 62).scheme
+    if scheme == "mpi":
+        return f"{name}: MPI's own, by BLINKMPI_ALGO"
+    return plan_line(plans.packing(name, root, scheme))
 
-    def replan(self) -> tuple[PlanDifference, ...]:
-        """Probe the machine again, plan again and go on with the new plan; collective.
 
-        Returns what is different, as ``blinkmpi plan --diff`` shows it; nothing if the machine is as it was.
-        """
-        return self._engine().replan()
+def choice(context: Context, collective: str, nbytes: int, *, dtype: str, op: Any, root: int) -> dict[str, Any]:
+    """The choice for a call, as data: scheme, executor, protocol, ctas, chunk_bytes, depth, reason."""
+    if why := delegated_because(op):
+        return {"scheme": "mpi", "executor": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
+    call = call_of(context.n, collective, nbytes, dtype, op, root)
+    main = context.main
+    rule, chunk = main.rule(call), 0
+    if rule.scheme != "mpi":
+        chunk = chunk_for(main.plans.packing(call.collective, call.root, rule.scheme), call, rule.chunk_bytes)
+    name = "cuda" if context.gpus else context.host.executor
+    return {
+        "scheme": rule.scheme,
+        "executor": "mpi" if rule.scheme == "mpi" else name,
+        "protocol": rule.protocol,
+        "ctas": rule.ctas,
+        "chunk_bytes": chunk,
+        "depth": rule.depth,
+        "reason": rule.reason,
+    }
 
-    @property
-    def gpu(self) -> Gpu | None:
-        """This rank's GPU, if every rank has one."""
-        gpus = self._engine().gpus
-        return gpus.gpu if gpus else None
 
-    @property
-    def executor(self) -> str:
-        """What executes our programs on the ranks of this job, and what was measured of it."""
-        engine = self._engine()
-        if engine.gpus:
-            return f"CUDA kernels on {engine.gpus.gpu.name}"
-        return engine.transport.executor_reason
-
-    def explain(
-        self, collective: str, nbytes: int = 1 << 20, *, dtype: str = "float32", op: Any = "sum", root: int = 0
-    ) -> str:
-        """Say which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
-        engine = self._engine()
-        if why := foreign(op):
-            return f"{collective}: MPI's own collective, because {why}"
-        call = call_of(engine.n, collective, nbytes, dtype, op, root)
-        live = [self.executor]
-        if engine.gpus and engine.gpus.here:
-            live.append(f"between nodes: chunks are {engine.gpus.crossing}")
-        if engine.gpus and engine.gpus.emulated:
-            live.append(f"emulated: the trees of {engine.machine.name} on other GPUs, every link paced to its rate")
-        elif engine.emulated and not engine.gpus:
-            live.append(
-                f"emulated: the trees of {engine.machine.name} on CPU ranks; times are predictions for that machine"
-            )
-        protocol = engine.protocol
-        return explain(protocol.plans, protocol.machine, call, rule=protocol.rule(call), live=live)
-
-    def plan_line(self, collective: str, root: int = 0) -> str:
-        """The packing that large vectors take, in one line: trees, rate, bound."""
-        engine = self._engine()
-        name = collective_named(collective)
-        scheme = engine.protocol.plans.rule(name, 1 << 62).scheme
-        if scheme == "mpi":
-            return f"{name}: MPI's own, by BLINKMPI_ALGO"
-        return plan_line(engine.protocol.plans.packing(name, root, scheme))
-
-    def how(
-        self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
-    ) -> dict[str, Any]:
-        """The choice for a call, as data: scheme, executor, chunk_bytes, depth, reason."""
-        engine = self._engine()
-        why = foreign(op)
-        if why:
-            return {"scheme": "mpi", "executor": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
-        call = call_of(engine.n, collective, nbytes, dtype, op, root)
-        protocol = engine.protocol
-        rule, chunk = protocol.rule(call), 0
-        if rule.scheme != "mpi":
-            chunk = chunk_for(protocol.plans.packing(call.collective, call.root, rule.scheme), call, rule.chunk_bytes)
-        executor = "cuda" if engine.gpus else engine.transport.executor
-        return {
-            "scheme": rule.scheme,
-            "executor": "mpi" if rule.scheme == "mpi" else executor,
-            "protocol": rule.protocol,
-            "ctas": rule.ctas,
-            "chunk_bytes": chunk,
-            "depth": rule.depth,
-            "reason": rule.reason,
-        }
-
-    def predict(
-        self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
-    ) -> tuple[float | None, float | None]:
-        """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say."""
-        engine = self._engine()
-        if foreign(op):
-            return None, None
-        call = call_of(engine.n, collective, nbytes, dtype, op, root)
-        protocol = engine.protocol
-        rule = engine.rule(call, blocking=False) if protocol is engine else protocol.rule(call)
-        packing = protocol.plans.packing(call.collective, call.root, rule.scheme)
-        program = protocol.program(call, rule)
-        bound = call.total * dtype_of(call.dtype).itemsize / float(packing.bound * 10**6) if packing.bound else None
-        return price(program, packing, protocol.machine).seconds, bound
+def predict(
+    context: Context, collective: str, nbytes: int, *, dtype: str, op: Any, root: int
+) -> tuple[float | None, float | None]:
+    """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say."""
+    if delegated_because(op):
+        return None, None
+    call = call_of(context.n, collective, nbytes, dtype, op, root)
+    main = context.main
+    rule = context.rule(call, blocking=False) if main is context else main.rule(call)
+    packing = main.plans.packing(call.collective, call.root, rule.scheme)
+    bound = call.nbytes / float(packing.bound * 10**6) if packing.bound else None
+    return price(main.program(call, rule), packing, main.machine).seconds, bound
 
 
 def call_of(n: int, collective: str, nbytes: int, dtype: str, op: Any, root: int) -> Call:

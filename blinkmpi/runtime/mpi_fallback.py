@@ -1,37 +1,70 @@
-"""A collective as the user called it, before its arguments are looked at."""
+"""Calls that only wait for all ranks: MPI's own collectives, calls without data, and calls that are refused."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from mpi4py import MPI
 
-from ..errors import BufferTypeError
+from ..errors import BufferTypeError, FallbackError, PeerLost
 from ..program.call import Call
+from ..transport.announcement import Announcement, Failed
+from ..transport.host.executor import LOOK_SECONDS, HostTransport
+from ..transport.interface import PeerDelegates, Refused
+from ..util.together import failure_of
 from .arguments import Prepared
-from .buffers import hold, lies_on_device, mpi_op
+from .buffers import hold, mpi_op
+from .device_buffers import lies_on_device
+
+if TYPE_CHECKING:
+    from .context import Context
 
 
-class Job(NamedTuple):
-    """A collective, and (see :meth:`of`) the arguments with which the user called it."""
+class CollectiveMethod(NamedTuple):
+    """A collective as mpi4py spells it."""
 
     name: str
-    prepare: Callable[..., Prepared]  # of rank, size and the arguments: checks them; may raise Foreign
-    method: Callable[..., MPI.Request]  # of a communicator and the arguments: MPI's own, non-blocking
-    args: tuple[Any, ...] = ()
+    prepare: Callable[..., Prepared]  # of rank, size and the arguments: checks them; may raise DelegatedToMPI
+    mpi: Callable[..., MPI.Request]  # of a communicator and the arguments: MPI's own, non-blocking
+    exchanges: bool = False  # whether ``prepare`` takes a function, too, that exchanges a number with the other ranks
 
-    def of(self, *args: Any) -> Job:
-        """The call with these arguments."""
-        return Job(self.name, self.prepare, self.method, args)
 
-    def held(self) -> tuple[Job, list[MPI.Datatype]]:
-        """The call with arguments for later, when MPI reads them in another thread, and datatypes to free then."""
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A collective and the arguments with which the user called it."""
+
+    method: CollectiveMethod
+    args: tuple[Any, ...]
+    own: tuple[MPI.Datatype, ...] = ()  # datatypes to free when MPI is done with them
+
+    @property
+    def name(self) -> str:
+        """The collective."""
+        return self.method.name
+
+    def held(self) -> Invocation:
+        """With arguments for later, when MPI reads them in another thread."""
         held = [hold(arg) for arg in self.args]
-        return self.of(*(arg for arg, _ in held)), [datatype for _, own in held for datatype in own]
+        own = tuple(datatype for _, datatypes in held for datatype in datatypes)
+        return Invocation(self.method, tuple(arg for arg, _ in held), own)
 
-    def mpi(self, comm: MPI.Intracomm) -> MPI.Request:
+    def unowned(self) -> Invocation:
+        """With the addresses of arrays in place of the arrays, which it does not keep alive."""
+        return Invocation(self.method, tuple(_unowned(a) if type(a) is np.ndarray else a for a in self.args))
+
+    def free(self) -> None:
+        """Free what :meth:`held` made."""
+        for datatype in self.own:
+            datatype.Free()
+
+    def begin(self, comm: MPI.Intracomm) -> MPI.Request:
         """Begin MPI's own collective on ``comm``."""
         for arg in self.args:
             if lies_on_device(arg):
@@ -39,13 +72,160 @@ class Job(NamedTuple):
                     f"{self.name} with these arguments is MPI's alone, and this MPI would crash on GPU memory; "
                     "pass NumPy copies, or an operation and types that blinkmpi has"
                 )
-        return self.method(comm, *(mpi_op(a) if isinstance(a, str) else a for a in self.args))
+        return self.method.mpi(comm, *(mpi_op(a) if isinstance(a, str) else a for a in self.args))
 
 
-@lru_cache(maxsize=256)
+class EntryCall:
+    """A call that is complete when all ranks have entered it: a barrier, or a collective of no elements."""
+
+    reusable = True
+
+    def __init__(self, host: HostTransport, announcement: Announcement, timeout_s: float) -> None:
+        self.host, self.announcement, self.timeout_s = host, announcement, timeout_s
+        self.seq = 0
+
+    def start(self, seq: int) -> None:
+        """Announce the call."""
+        self.seq = seq
+        self.host.announce(seq, self.announcement)
+
+    def test(self) -> bool:
+        """Whether all ranks have announced it; then this completes it."""
+        if self.host.peers.absent(self.seq):
+            return False
+        self.wait()
+        return True
+
+    def wait(self) -> None:
+        """Wait for all ranks, and compare what they announced."""
+        self.host.wait_for_all(self.seq, self.timeout_s)
+
+    def run(self, seq: int) -> None:
+        """Start and wait."""
+        self.start(seq)
+        self.wait()
+
+
+class RefusedCall(EntryCall):
+    """A call that this rank cannot make, so that no rank makes it."""
+
+    reusable = False
+
+    def __init__(self, host: HostTransport, error: Exception, timeout_s: float) -> None:
+        failure = failure_of(error)
+        assert failure is not None
+        super().__init__(host, Failed(failure), timeout_s)
+        self._error = error
+
+    def start(self, seq: int) -> None:
+        """Tell the peers, and raise the error."""
+        super().start(seq)
+        self.wait()
+
+    def wait(self) -> None:
+        """Raise the error when the peers know it."""
+        with contextlib.suppress(Refused, PeerDelegates):  # whatever the others announced, this rank has its error
+            super().wait()
+        raise Refused(self._error)
+
+    def run(self, seq: int) -> None:
+        """Tell the peers, and raise the error."""
+        self.start(seq)
+
+
+class MpiCall(EntryCall):
+    """MPI's own collective, under our deadline: it is begun when all ranks have entered the same call.
+
+    Args:
+        why: the reason, if the plan's table is not.
+        entered: whether all ranks have entered the call already, with a program, and one of them delegates it.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        invocation: Invocation,
+        announcement: Announcement,
+        timeout_s: float,
+        why: str = "",
+        *,
+        entered: bool = False,
+    ) -> None:
+        super().__init__(context.host, announcement, timeout_s)
+        self.context, self.invocation, self.why, self.entered = context, invocation, why, entered
+        self.reusable = not why
+
+    def start(self, seq: int) -> None:
+        """Announce the call, unless that is done."""
+        if self.entered:
+            self.seq = seq
+        else:
+            super().start(seq)
+
+    def wait(self) -> None:
+        """Make MPI's collective when all ranks are there."""
+        why = self.why
+        if not self.entered:
+            try:
+                super().wait()
+            except PeerDelegates:
+                why = why or "another rank's arguments are MPI's"
+        self.host.raise_abort(self.seq)
+        try:
+            if why and (error := fallback_error(self.context, self.invocation.name, why)):
+                raise error
+            request = self.invocation.begin(self.context.private)
+        except Exception as error:  # strict, on every rank; or MPI wants other arguments: it has not begun
+            raise Refused(error) from error
+        self._complete(request)
+
+    def _complete(self, request: MPI.Request) -> None:
+        """Poll MPI's request; look after the peers now and then."""
+        what = self.context.open_mpi_call = self.invocation.name
+        since = looked = now = time.monotonic()
+        polls = 0
+        try:
+            while not request.Test():
+                polls += 1
+                if polls % 64:
+                    os.sched_yield()
+                    continue
+                now = time.monotonic()
+                if now - looked > LOOK_SECONDS or now - since >= self.timeout_s:
+                    looked = now
+                    self._look(what, now - since)
+                if now - since > 0.05:
+                    time.sleep(1e-4)
+            self.context.open_mpi_call = ""
+        except MPI.Exception as error:
+            if error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
+                self._look(what, now - since)
+                raise PeerLost(f"call {self.seq}, MPI's own {what}: {error}; start the job again") from error
+            raise
+
+    def _look(self, what: str, waited_s: float) -> None:
+        peers = self.host.peers.owing(f"its part of MPI's own {what}")
+        self.host.look(self.seq, lambda: peers, waited_s, self.timeout_s)
+
+
+def fallback_error(context: Context, name: str, why: str) -> FallbackError | None:
+    """Say once that a call is MPI's, and why; the error to raise if the communicator is strict."""
+    text = f"{name}: MPI's own, because {why}"
+    if context.options.strict:
+        return FallbackError(f"strict=True: {text}; pass arguments that blinkmpi takes, or leave strict out")
+    if context.rank == 0:
+        context.log_once(text, "INFO")
+    return None
+
+
+@lru_cache(maxsize=4096)
 def describe(call: Call) -> str:
     """A call as people read it, and as ranks compare it."""
     count = call.counts[0] if len(set(call.counts)) == 1 else list(call.counts)
     parts = [f"{count} x {call.dtype}" if call.dtype else "", f"op {call.op}" if call.op else ""]
     parts.append(f"root {call.root}" if call.root >= 0 else "")
     return f"{call.collective}({', '.join(p for p in parts if p)})"
+
+
+def _unowned(array: np.ndarray[Any, Any]) -> list[Any]:
+    return [MPI.memory.fromaddress(array.ctypes.data, array.nbytes), MPI._typedict[array.dtype.char]]

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from ..errors import ArgumentError, BlinkError
 
-Work = Callable[[], BaseException | None]
+Work = Callable[[], None]
 Finish = Callable[[BaseException | None], None]
 
 
@@ -94,29 +94,38 @@ class Persistent:
         self.Start = self.Wait = gone
 
 
-class Progress:
-    """One thread that runs non-blocking calls in the order in which they were made."""
+class ProgressThread:
+    """One thread that makes non-blocking calls in the order in which the user began them."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Work, Finish] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._open = 0
+        self.busy = 0  # jobs that have not ended
         self._idle = threading.Condition()
 
-    def put(self, job: Work, finish: Finish) -> None:
-        """Run ``job`` behind all earlier ones, then ``finish`` with the error that it returns. They must not raise."""
+    def put(self, work: Work, finish: Finish) -> None:
+        """Do ``work`` behind all earlier jobs, then call ``finish`` with the error that it raised."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="blinkmpi-progress", daemon=True)
             self._thread.start()
         with self._idle:
-            self._open += 1
-        self._jobs.put((job, finish))
+            self.busy += 1
+        self._jobs.put((work, finish))
+
+    @staticmethod
+    def run(work: Work) -> BaseException | None:
+        """Do ``work`` here and return the error that it raised: it belongs to the one who waits for the request."""
+        try:
+            work()
+        except BaseException as error:
+            return error
+        return None
 
     def drain(self) -> None:
-        """Wait until all jobs have run; a blocking call must not overtake them."""
-        if self._open:
+        """Wait until all jobs have ended; a blocking call must not overtake them."""
+        if self.busy:
             with self._idle:
-                self._idle.wait_for(lambda: self._open == 0)
+                self._idle.wait_for(lambda: self.busy == 0)
 
     def close(self) -> None:
         """Finish the jobs and end the thread. Safe to call twice."""
@@ -127,11 +136,11 @@ class Progress:
 
     def _loop(self) -> None:
         while (item := self._jobs.get()) is not None:
-            job, finish = item
-            error = job()
-            del item, job  # and with them the user's buffers: who has waited finds them free
+            work, finish = item
+            error = self.run(work)
+            del item, work  # and with them the user's buffers: who has waited finds them free
             finish(error)
             del error, finish
             with self._idle:
-                self._open -= 1
+                self.busy -= 1
                 self._idle.notify_all()

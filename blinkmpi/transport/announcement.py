@@ -1,11 +1,104 @@
-"""How a call is announced, and how ranks and calls read in messages."""
+"""What a rank announces as it enters a call, and how ranks and calls read in messages.
+
+Ranks compare announcements by their fingerprints; the announcement itself is read after a mismatch was seen, for the
+error, or where it carries a number.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
 
+import msgspec
+
+from ..util.together import Failure
+
 SHOWN, LONGEST = 3, 160  # parts of a list, and characters of a call, in a message
+
+
+class Called(msgspec.Struct, frozen=True, tag="call"):
+    """A collective of ours, in words that differ if the calls do."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return short(self.text)
+
+
+class Delegated(msgspec.Struct, frozen=True, tag="mpi"):
+    """A collective that MPI must do, because of this rank's arguments."""
+
+    collective: str
+
+    def __str__(self) -> str:
+        return f"MPI's {self.collective}"
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """This rank cannot take part."""
+
+    failure: Failure
+
+    def __str__(self) -> str:
+        return f"failed: {short(str(self.failure))}"
+
+
+class Number(msgspec.Struct, frozen=True, tag="number"):
+    """A number that the ranks tell each other before a call: how long a block is."""
+
+    value: int
+
+    def __str__(self) -> str:
+        return f"a block of {self.value}"
+
+
+Announcement = Called | Delegated | Failed | Number
+_decoder: msgspec.msgpack.Decoder[Announcement] = msgspec.msgpack.Decoder(Announcement)
+
+
+@lru_cache(maxsize=1024)
+def encode(announcement: Announcement, room: int) -> tuple[int, bytes]:
+    """64 bits that differ if the announcements do, and what fits into ``room`` bytes of it."""
+    body = msgspec.msgpack.encode(announcement)
+    fingerprint = int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
+    if len(body) > room:
+        body = msgspec.msgpack.encode(_cut(announcement, room - 64))
+    return fingerprint, body
+
+
+def decode(body: bytes) -> Announcement | None:
+    """What :func:`encode` wrote; None where it cannot be read, as while its rank writes another."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+        return None
+
+
+def encode_failure(error: BaseException, room: int) -> bytes:
+    """An error for a record of ``room`` bytes."""
+    return msgspec.msgpack.encode(Failure(type(error).__name__, _head(str(error), room - 96)))
+
+
+def decode_failure(body: bytes) -> Failure:
+    """What :func:`encode_failure` wrote."""
+    try:
+        return msgspec.msgpack.decode(body, type=Failure)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+        return Failure("BlinkError", "its error cannot be read")
+
+
+def _cut(announcement: Announcement, room: int) -> Announcement:
+    if isinstance(announcement, Called):
+        return Called(_head(announcement.text, room))
+    if isinstance(announcement, Failed):
+        failure = announcement.failure
+        return Failed(Failure(failure.name, _head(failure.message, room - len(failure.name))))
+    return announcement
+
+
+def _head(text: str, room: int) -> str:
+    """As many characters as fit into ``room`` bytes."""
+    return text.encode()[: max(0, room)].decode(errors="ignore")
 
 
 def ranks_text(ranks: list[int]) -> str:
@@ -27,14 +120,3 @@ def some(parts: list[str]) -> str:
 def short(text: str) -> str:
     """A call, cut where it is very long."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
-
-@lru_cache(maxsize=256)
-def announcement(text: str) -> tuple[int, bytes]:
-    """What a rank writes as it enters a call: 64 bits that differ if the calls do, and the text."""
-    return fingerprint(text), text.encode()
-
-
-def fingerprint(text: str) -> int:
-    """64 bits that differ if the calls do."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

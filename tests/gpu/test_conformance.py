@@ -58,7 +58,7 @@ def compile_together(comm: blinkmpi.Communicator, pairs: list[tuple[str, str]]) 
 @mpi(ranks=SIZES[-1:], timeout=200)
 def test_every_type_and_operation(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
-        assert ours.gpu is not None, ours._engine().why_no_gpus
+        assert ours.gpu is not None, ours._dispatcher().context.why_no_gpus
         compile_together(ours, [(c.dtype, c.op) for c in cases("allreduce", comm.size)])
         plain, registered = (Pools(ours, registered=r) for r in (False, True))
         for collective in COLLECTIVES:
@@ -79,7 +79,7 @@ def test_every_type_and_operation_through_slots(comm: MPI.Intracomm) -> None:
 @mpi(ranks=SIZES, timeout=120)
 def test_collectives(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
-        assert ours.gpu is not None, ours._engine().why_no_gpus
+        assert ours.gpu is not None, ours._dispatcher().context.why_no_gpus
         compile_together(ours, list(SOME))
         plain, registered = (Pools(ours, registered=r) for r in (False, True))
         for collective in COLLECTIVES:
@@ -154,7 +154,7 @@ def test_an_emulated_machine(comm: MPI.Intracomm) -> None:
     """Another machine's trees with its links' rates, the host path's too."""
     told = modify(machine("dgx-1v"), gpus=DGX1[comm.size])
     with blinkmpi.Communicator(comm, topology=told) as ours:
-        assert ours._engine().protocol.emulated
+        assert ours.cuda_context().emulated
         hybrid = [name for name in NAMES if "hybrid" in ours.plans.schemes(name, 0)]
         pools = Pools(ours, registered=False)
         for collective in COLLECTIVES:

@@ -177,7 +177,9 @@ def test_ranks_that_disagree_all_get_an_error(comm: MPI.Intracomm) -> None:
         assert any(kind == "MismatchError" for kind, _ in told), (what, told)
         assert seconds < 10, (what, seconds)
         assert (y == -1).all(), what
-        ours._engine().dead = ours._engine().dead or error  # whoever may go on must not wait for those who may not
+        ours._dispatcher().dead = (
+            ours._dispatcher().dead or error
+        )  # whoever may go on must not wait for those who may not
         ours.Free()
     with blinkmpi.Communicator(comm) as ours:
         ours.Allreduce(x, y)

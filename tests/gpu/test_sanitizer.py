@@ -86,7 +86,7 @@ def give_up() -> None:
             with pytest.raises(CollectiveTimeout, match=rf"in vain for rank {world.size - 1}"):
                 comm.Allreduce(x, y, timeout=3)
         world.Barrier()
-        comm._engine().dead = comm._engine().dead or RuntimeError("a rank did not come")
+        comm._dispatcher().dead = comm._dispatcher().dead or RuntimeError("a rank did not come")
         comm.Free()
     print("all cases passed", flush=True)
 

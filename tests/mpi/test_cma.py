@@ -19,8 +19,9 @@ import blinkmpi
 from blinkmpi.errors import FallbackError
 from blinkmpi.transport.host import capabilities as agree
 from blinkmpi.transport.host import native
+from blinkmpi.transport.host.host_program import HostProgram
 from blinkmpi.transport.host.native import Native
-from blinkmpi.transport.host.single_copy import Helper, Lent
+from blinkmpi.transport.host.single_copy import ExportedChunks, Helper
 from tests.conformance import Array, cases
 from tests.harness import mpi
 from tests.mpi.test_conformance import OURS, run_all
@@ -30,15 +31,20 @@ COLLECTIVES = ("broadcast", "allgather", "gather", "scatter", "allreduce", "redu
 
 def by_cma(comm: blinkmpi.Communicator) -> blinkmpi.Communicator:
     """Make every call take the protocol ``cma``, at any size."""
-    engine = comm._engine()
-    rules = {r.collective: replace(r, protocol="cma", min_bytes=0) for r in engine.plans.rules if r.scheme == "direct"}
-    engine.plans = replace(engine.plans, rules=tuple(rules.values()))
+    context = comm._dispatcher().context
+    rules = {r.collective: replace(r, protocol="cma", min_bytes=0) for r in context.plans.rules if r.scheme == "direct"}
+    context.plans = replace(context.plans, rules=tuple(rules.values()))
     return comm
+
+
+def programs(comm: blinkmpi.Communicator) -> list[HostProgram]:
+    """The programs that were loaded."""
+    return [program for _, program in comm._dispatcher().programs.values() if program is not None]
 
 
 def protocols(comm: blinkmpi.Communicator) -> set[bool]:
     """Whether the programs that were loaded read from their writers' buffers."""
-    return {bool(way.loaded.lent) for way in comm._engine()._ways.values() if way.loaded is not None}
+    return {program.cma for program in programs(comm)}
 
 
 @mpi(ranks=(2, 3, 4), timeout=120)
@@ -78,24 +84,25 @@ def test_a_buffer_that_others_cannot_read_goes_through_slots(comm: MPI.Intracomm
     send = np.full(20_000, 10 + comm.rank, np.uint8)
     recv = np.zeros(comm.size * send.size, np.uint8)
     with by_cma(blinkmpi.Communicator(comm, algo=OURS, executor="c")) as ours:
-        transport = ours._engine().transport
-        assert transport is not None
+        transport = ours._dispatcher().host
         assert transport.native is not None
-        lend = transport.native.code.blink_lend
+        plain = transport.native.code
 
-        def refuse(job: int, send_bytes: int, recv_bytes: int) -> None:
+        def refused_run(at: int, rows: int, seq: int) -> int:
             """As if the kernel refused: by an address in no page."""
-            real = native.Job.from_address(job)
-            kept, real.send = real.send, 8
-            lend(job, send_bytes, recv_bytes)
-            real.send = kept
+            struct = native.CallStruct.from_address(at)
+            kept, struct.send = struct.send, 8
+            state = int(plain.blink_begin(at, seq))
+            struct.send = kept
+            return state or int(plain.blink_execute(at, rows))
 
         heard = io.StringIO()
         with redirect_stderr(heard):
             for refused in (True, False, True):
-                code: Any = mock.Mock(wraps=transport.native.code)
-                code.blink_lend = refuse if refused and comm.rank == 1 else lend
+                code: Any = mock.Mock(wraps=plain)
+                code.blink_run = refused_run if refused and comm.rank == 1 else plain.blink_run
                 transport.native = Native(code, transport.native.compiler)
+                ours._dispatcher().forget()
                 recv[:] = 0
                 ours.Allgather(send, recv)
                 assert (recv.reshape(comm.size, -1) == 10 + np.arange(comm.size, dtype=np.uint8)[:, None]).all()
@@ -178,11 +185,11 @@ def test_a_reader_takes_the_core_of_a_rank_that_waits(comm: MPI.Intracomm) -> No
             vector[:] = i + comm.rank
             ours.Bcast(vector, root=i % 2)
             assert (vector == i + i % 2).all()
-        helps = [bool(way.loaded.job.helper) for way in ours._engine()._ways.values() if way.loaded]
+        helps = [bool(program.struct.helper) for program in programs(ours)]
         assert helps == [comm.size == 2 and cores >= 2] * 2
         assert threads() == any(helps)
         ours.Allgather(vector[:9], np.empty(9 * comm.size, np.uint8))  # in which nobody waits
-        assert not [way for way in ours._engine()._ways.values() if way.loaded][-1].loaded.job.helper  # type: ignore[union-attr]
+        assert not programs(ours)[-1].struct.helper
     assert threads() == 0
 
 
@@ -215,9 +222,9 @@ def test_that_no_second_thread_can_be_started_is_said() -> None:
     helper = Helper(Native(code, ""), 1)
     ctypes.set_errno(11)
     program = mock.Mock(channels=[mock.Mock(writer=0, readers=(1,))], stages=[mock.Mock(rank=1, store=0, outs=())])
-    assert helper.address(program, {0: Lent("send", 0)}) == 0
-    assert helper.why_not == os.strerror(11)
-    helper.address(program, {0: Lent("send", 0)})
+    assert helper.address(program, {0: ExportedChunks("send", 0)}) == 0
+    assert helper.failure == os.strerror(11)
+    helper.address(program, {0: ExportedChunks("send", 0)})
     helper.close()
     helper.close()
     code.blink_help.assert_called_once()

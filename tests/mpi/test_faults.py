@@ -24,9 +24,9 @@ from msgspec.structs import replace
 
 import blinkmpi
 from blinkmpi.errors import BlinkError
-from blinkmpi.runtime.dispatch import Engine
+from blinkmpi.runtime.mpi_fallback import MpiCall
 from blinkmpi.transport.host import executor as host
-from blinkmpi.transport.host.executor import HostTransport
+from blinkmpi.transport.host.host_call import HostCall
 from tests.harness import Outcome, mpi, mpirun
 from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, calls_until_death, finish, run_case, said, say, start_case
 
@@ -89,9 +89,8 @@ def signal_amid_a_call(signum: signal.Signals) -> None:
 
         return begun
 
-    HostTransport.again = late(HostTransport.again)  # type: ignore[method-assign]
-    HostTransport.call = late(HostTransport.call)  # type: ignore[method-assign]
-    Engine._wait = late(Engine._wait)  # type: ignore[method-assign]
+    HostCall.run = late(HostCall.run)  # type: ignore[method-assign]
+    MpiCall._complete = late(MpiCall._complete)  # type: ignore[method-assign]
 
 
 # ---------------------------------------------------------------- killed
@@ -129,7 +128,7 @@ LENDERS = (("Allgather", -1), ("Allreduce", -1), ("Bcast", 0), ("Bcast", VICTIM)
 @pytest.mark.parametrize(("method", "root"), LENDERS)
 def test_a_rank_that_stops_amid_cma_is_named(method: str, root: int) -> None:
     deadline = 3.0
-    with start("lent", method, str(root), str(deadline), "SIGSTOP") as job:
+    with start("exported", method, str(root), str(deadline), "SIGSTOP") as job:
         job.wait_for('"ready"', count=N)
         outcome = finish(job, within=deadline + 2 + 3)
     assert outcome.rc != 0
@@ -138,7 +137,7 @@ def test_a_rank_that_stops_amid_cma_is_named(method: str, root: int) -> None:
 
 @pytest.mark.parametrize(("method", "root"), LENDERS)
 def test_a_rank_that_is_killed_amid_cma_ends_the_job(method: str, root: int) -> None:
-    with start("lent", method, str(root), "20", "SIGKILL") as job:
+    with start("exported", method, str(root), "20", "SIGKILL") as job:
         job.wait_for('"ready"', count=N)
         outcome = finish(job, within=5)
     assert outcome.rc != 0
@@ -149,7 +148,7 @@ def test_under_fault_tolerance_a_rank_killed_amid_cma_is_named(method: str, root
     version = subprocess.run([mpirun(), "--version"], capture_output=True, text=True, check=True).stdout
     if "Open MPI" not in version:
         pytest.skip("mpirun --with-ft is Open MPI's")
-    with start("lent", method, str(root), "20", "SIGKILL", options=("--with-ft", "ulfm")) as job:
+    with start("exported", method, str(root), "20", "SIGKILL", options=("--with-ft", "ulfm")) as job:
         job.wait_for('"ready"', count=N)
         outcome = finish(job, within=8)
     others = [r for r in range(N) if r != VICTIM]
@@ -158,17 +157,17 @@ def test_under_fault_tolerance_a_rank_killed_amid_cma_is_named(method: str, root
     assert all(f"rank {VICTIM} (process" in said(outcome, "text")[r] for r in others)
 
 
-def case_lent(method: str, root: str, timeout: str, signal_name: str) -> None:
+def case_exported(method: str, root: str, timeout: str, signal_name: str) -> None:
     """256 MiB by cma, in the middle of which one rank gets a signal."""
     algo = "broadcast:direct;allgather:direct;allreduce:direct"
     with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo=algo, executor="c") as comm:
-        engine = comm._engine()
-        rules = tuple(r for r in engine.plans.rules if r.protocol == "cma")
-        engine.plans = replace(engine.plans, rules=rules)
+        context = comm._dispatcher().context
+        rules = tuple(r for r in context.plans.rules if r.protocol == "cma")
+        context.plans = replace(context.plans, rules=rules)
         vector = np.ones(64 << 20, np.float32)
         arguments = (vector, int(root)) if method == "Bcast" else (MPI.IN_PLACE, vector)
         getattr(comm, method)(*arguments)
-        assert all(way.loaded.lent for way in engine._ways.values() if way.loaded)
+        assert all(program.cma for _, program in comm._dispatcher().programs.values() if program)
         if comm.rank == VICTIM:
             signal_amid_a_call(signal.Signals[signal_name])
         say(ready=True, pid=os.getpid())

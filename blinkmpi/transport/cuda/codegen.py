@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...program.call import REDUCTIONS, Call
 from ...program.ir import Program, Stage
-from ...program.partition import Far
+from ...program.partition import RemoteEnd
 from ...program.reduction import accumulator_of, dtype_of
 from .device import kernel_source
 from .memory_layout import HEAD_BYTES, LINE, MAX_CTAS, MAX_RANKS, Place, stages_of
@@ -136,7 +136,7 @@ def table(
     arenas: Sequence[int],
     host: int = 0,
     pace: Callable[[int], tuple[int, int]] | None = None,
-    far: Mapping[int, Far] = MappingProxyType({}),
+    far: Mapping[int, RemoteEnd] = MappingProxyType({}),
     port: tuple[int, int] = (0, 0),
 ) -> NDArray[np.int64]:
     """The rows of a rank, one per CTA.

@@ -26,10 +26,10 @@ import numpy as np
 from ...errors import ArgumentError, BlinkError, DeviceError
 from ...program.call import Call
 from ...program.ir import Program
-from ...program.partition import Part
+from ...program.partition import NodePart
 from ...program.reduction import accumulator_of, dtype_of
 from ...util.together import Comm, gathered, together
-from ..network.endpoints import Ends
+from ..network.endpoints import Endpoints
 from .codegen import (
     EXTRA,
     PACKET_THREADS,
@@ -64,7 +64,7 @@ from .memory_layout import (
     most_stages,
     place,
 )
-from .network_channels import Port, ends_of
+from .network_channels import Port, endpoints_of
 from .packets import PROTOCOLS, Streams, fits, longest_slice, places, streams
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
@@ -75,7 +75,7 @@ LAST: list[Any] = []  # the stream of this process's last call, and what keeps i
 
 
 @dataclass
-class Loaded:
+class LoadedKernel:
     """A kernel with its arguments; only buffers, fingerprint and deadline change from call to call."""
 
     kernel: Kernel
@@ -86,9 +86,9 @@ class Loaded:
     protocol: str
     text: str
     keep: tuple[int, ...] = ()  # device memory that belongs to it
-    ends: Ends | None = None  # of channels to other nodes
+    endpoints: Endpoints | None = None  # of channels to other nodes
     begin: int = 0  # of the result, in bytes of the receive buffer
-    then: Loaded | None = None  # what is started behind it, on the receive buffer alone
+    then: LoadedKernel | None = None  # what is started behind it, on the receive buffer alone
 
 
 class CudaTransport:
@@ -147,8 +147,8 @@ class CudaTransport:
         ctas: int = 0,
         hosted: Collection[int] = (),
         pace: Callable[[int], tuple[int, int]] | None = None,
-        part: Part | None = None,
-    ) -> Loaded:
+        part: NodePart | None = None,
+    ) -> LoadedKernel:
         """Compile (or find) the kernel of a call over a protocol and fill in its arguments. Local.
 
         Args:
@@ -195,8 +195,8 @@ class CudaTransport:
         ctas: int,
         hosted: Collection[int],
         pace: Callable[[int], tuple[int, int]] | None,
-        part: Part | None,
-    ) -> Loaded:
+        part: NodePart | None,
+    ) -> LoadedKernel:
         call, far = program.call, part.far if part else {}
         item = dtype_of(call.dtype).itemsize
         wide = accumulator_of(call.dtype).itemsize if reduces(call) else item
@@ -221,7 +221,7 @@ class CudaTransport:
         args = [*self._common(text, "slots", divide), at, rows.shape[1]]
         loaded = _loaded(kernel, len(rows), WORKERS + EXTRA, args, "slots", text, (at,))
         if part and port:
-            loaded.ends = ends_of(part, self.rank, groups_of, places, port)
+            loaded.endpoints = endpoints_of(part, self.rank, groups_of, places, port)
         return loaded
 
     def _own_port(self) -> Port:
@@ -237,7 +237,7 @@ class CudaTransport:
             self._hosted = HostSlots(self.gpu, HOST_BYTES, self.rank, lambda t: str(comm.bcast(t, 0)), comm.Barrier)
         return self._hosted
 
-    def in_halves(self, first: Loaded, blocks: Call, text: str) -> Loaded:
+    def in_halves(self, first: LoadedKernel, blocks: Call, text: str) -> LoadedKernel:
         """An allreduce of two kernels.
 
         Args:
@@ -248,7 +248,9 @@ class CudaTransport:
         first.then = self._load_direct(moved, text, 0, partial(spread, blocks))
         return first
 
-    def _load_direct(self, call: Call, text: str, ctas: int, share: Callable[[int], Segment] | None = None) -> Loaded:
+    def _load_direct(
+        self, call: Call, text: str, ctas: int, share: Callable[[int], Segment] | None = None
+    ) -> LoadedKernel:
         kernel = self.gpu.compile(direct_source(call, self.n), "direct")
         share = share or partial(segment, call)
         mine = share(self.rank)
@@ -259,7 +261,7 @@ class CudaTransport:
         grid = max(1, min(ctas or DIRECT_CTAS, self.sms, MAX_CTAS, -(-longest // (16 * WORKERS))))
         return _loaded(kernel, grid, WORKERS, args, "direct", text)
 
-    def _load_packets(self, call: Call, protocol: str, text: str, ctas: int) -> Loaded:
+    def _load_packets(self, call: Call, protocol: str, text: str, ctas: int) -> LoadedKernel:
         packets = PROTOCOLS[protocol]
         if not fits(call, protocol):
             raise DeviceError(f"{protocol} cannot carry {text}: too long, or blocks of several lengths; use slots")
@@ -278,7 +280,7 @@ class CudaTransport:
         at, box = (lines_at(self.n), line_box_bytes(self.n)) if lines else (BOXES_AT, BOX_BYTES)
         return [*map(int, astuple(mine)), units, box, *(arena + at for arena in self.arenas)]
 
-    def _idle(self, call: Call, text: str) -> Loaded:
+    def _idle(self, call: Call, text: str) -> LoadedKernel:
         """A call in which this rank neither sends nor receives."""
         args = [*self._common(text, "slots", 0), *self._packets(Streams(0, 0, 0, 0, 0), 0, lines=False)]
         return _loaded(
@@ -292,38 +294,38 @@ class CudaTransport:
 
     def fill(
         self,
-        loaded: Loaded,
+        loaded: LoadedKernel,
         send: int,
         recv: int,
         send_ref: int,
         recv_ref: int,
         timeout_s: float,
         *,
-        home: int = 0,
-        home_bytes: int = 0,
-    ) -> Loaded:
+        final: int = 0,
+        final_bytes: int = 0,
+    ) -> LoadedKernel:
         """The same kernel with this rank's buffers among its arguments.
 
         Args:
             send, recv: addresses of the buffers, 0 where the call has none.
             send_ref, recv_ref: where they are registered (see :meth:`Regions.ref`); only ``direct`` looks at them.
-            home: where the result is to be moved when no rank reads this rank's vector any more; 0: nowhere. Packets
+            final: where the result is to be moved when no rank reads this rank's vector any more; 0: nowhere. Packets
                 know nothing of it.
-            home_bytes: the result's.
+            final_bytes: the result's.
         """
         args, n = list(loaded.args), self.n
         told = (send_ref, recv_ref) if loaded.protocol == "direct" else (0, 0)  # telling the peers costs a fence
         args[n + 2] = int(timeout_s * 1e9)
-        args[n + 5 : n + 11] = send, recv + loaded.begin, *told, home, home_bytes
+        args[n + 5 : n + 11] = send, recv + loaded.begin, *told, final, final_bytes
         if loaded.protocol == "direct":
             args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
         own = _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.protocol, loaded.text)
-        own.ends = loaded.ends
+        own.endpoints = loaded.endpoints
         if loaded.then:
             own.then = self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
         return own
 
-    def starter(self, loaded: Loaded, stream: int, holder: object) -> Callable[[], None]:
+    def starter(self, loaded: LoadedKernel, stream: int, holder: object) -> Callable[[], None]:
         """What puts a filled call on a stream and returns at once; valid while the transport is.
 
         Args:
@@ -332,7 +334,7 @@ class CudaTransport:
         launch = loaded.kernel.launcher(loaded.grid, loaded.block, stream, loaded.params, loaded.text)
         then = [self.starter(loaded.then, stream, holder)] if loaded.then else []
 
-        def start(_keep: Loaded = loaded) -> None:  # it has the arguments
+        def start(_keep: LoadedKernel = loaded) -> None:  # it has the arguments
             if not LAST or LAST[0] != stream:
                 self._follow(stream)
                 LAST[:] = [stream, holder]
@@ -414,7 +416,7 @@ class CudaTransport:
 
     # ---- the end
 
-    def unload(self, loaded: Loaded) -> None:
+    def unload(self, loaded: LoadedKernel) -> None:
         """Free what a loaded call holds on the device; its work must be done."""
         for at in loaded.keep:
             self.gpu.free(at)
@@ -451,7 +453,7 @@ def fingerprint(text: str) -> int:
 
 def _loaded(
     kernel: Kernel, grid: int, block: int, args: Sequence[int], protocol: str, text: str, keep: tuple[int, ...] = ()
-) -> Loaded:
+) -> LoadedKernel:
     packed = (ctypes.c_uint64 * len(args))(*(a & 0xFFFFFFFFFFFFFFFF for a in args))
     params = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
-    return Loaded(kernel, grid, block, packed, params, protocol, text, keep)
+    return LoadedKernel(kernel, grid, block, packed, params, protocol, text, keep)

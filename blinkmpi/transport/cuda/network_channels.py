@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...program.partition import Part
+from ...program.partition import NodePart
 from ...program.reduction import accumulator_of, dtype_of
-from ..network.endpoints import FIRST_CHANNEL, End, Ends
+from ..network.endpoints import FIRST_CHANNEL, Endpoint, Endpoints
 from .device import Gpu
 from .memory_layout import LINE, MAX_CTAS, NET_BYTES, NET_FLAG_BYTES, Place
 
@@ -48,8 +48,10 @@ class Port:
             gpu.free(self.slots)
 
 
-def ends_of(part: Part, rank: int, groups_of: Mapping[int, int], places: Sequence[Place], port: Port) -> Ends:
-    """The ends that a rank has, as the part names it."""
+def endpoints_of(
+    part: NodePart, rank: int, groups_of: Mapping[int, int], places: Sequence[Place], port: Port
+) -> Endpoints:
+    """The endpoints that a rank has, as the part names it."""
     found = []
     flags = _bytes_at(port.flags, NET_FLAG_BYTES).view(np.uint64)
     memory, program = _bytes_at(port.slots, NET_BYTES), part.program
@@ -66,8 +68,10 @@ def ends_of(part: Part, rank: int, groups_of: Mapping[int, int], places: Sequenc
                 head, tail = (at.heads // 8 + cta * WORDS, at.tails // 8 + cta * WORDS)
                 tag = FIRST_CHANNEL + far.channel * MAX_CTAS + cta
                 total = stage.count * kind.itemsize
-                found.append(End(c in stage.outs, far.rank, tag, flags, head, tail, slots, chunk, total, cta, many))
-    return Ends(found)
+                found.append(
+                    Endpoint(c in stage.outs, far.rank, tag, flags, head, tail, slots, chunk, total, cta, many)
+                )
+    return Endpoints(found)
 
 
 def _bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:

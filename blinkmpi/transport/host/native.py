@@ -1,7 +1,7 @@
 """The C executor: compiled once per machine where there is a C compiler, loaded through ctypes.
 
-``build()`` gives the library or the reason why there is none; it never raises
-for a missing compiler, because the NumPy executor does the same work.
+``build()`` gives the library or the reason why there is none; it never raises for a missing compiler, because the NumPy
+executor does the same work.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...util.cache_folder import cache_dir
+from ..control_pages import RECV_WORD, SEND_WORD
 
 SOURCE = Path(__file__).with_name("executor.c")
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("single_copy", "write_style", "reduction")))
@@ -24,43 +25,29 @@ FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-f
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
 
-
+# What executor.c and this package count on alike; :func:`load` compares them with the library's.
 FIELDS = (
-    "base", "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "push", "timeout_ns",
-    "spins", "send", "recv", "beat", "abort", "left", "moved", "phase", "n", "rank", "seq", "print", "calls", "prints",
-    "begun_ns", "stride", "cma", "pids", "fault", "faulty", "helper",
-    "calls_learned", "way", "through_ns", "past_ns",
+    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "cma", "helper", "style",
+    "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
+    "send", "recv", "send_bytes", "recv_bytes", "print",
+    "seq", "base", "timeout_ns", "phase", "push", "left", "moved", "begun_ns", "fault", "faulty",
 )  # fmt: skip
+SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
+DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
+RUNNING = 2  # the phase in which all ranks have entered the same call
+UNTOLD = 6  # the status of a call that this rank has to describe in its record first
+STYLE_BYTES = 32
+CONSTANTS = (SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD, STYLE_BYTES)
 
 
-AGAIN = ("job", "code", "send", "recv", "send_bytes", "recv_bytes", "lends", "even", "odd", "print", "slice_ns")
+class CallStruct(ctypes.Structure):
+    """``call_t`` of executor.c: a call, from its program to how far it is."""
+
+    _fields_ = [(name, ctypes.c_uint64 if name in ("print", "seq", "base") else ctypes.c_int64) for name in FIELDS]
 
 
-class Job(ctypes.Structure):
-    """``job_t`` of executor.c."""
-
-    _fields_ = [(name, ctypes.c_uint64 if name == "print" else ctypes.c_int64) for name in FIELDS]
-
-
-class Again(ctypes.Structure):
-    """``again_t`` of executor.c."""
-
-    _fields_ = [
-        (name, ctypes.c_uint64 if name == "print" else ctypes.c_int64)
-        for name in (
-            "job",
-            "code",
-            "send",
-            "recv",
-            "send_bytes",
-            "recv_bytes",
-            "lends",
-            "even",
-            "odd",
-            "print",
-            "slice",
-        )
-    ]
+class LayoutError(OSError):
+    """The library and this package disagree about a structure that they share."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +56,11 @@ class Native:
 
     code: ctypes.CDLL
     compiler: str
+
+
+def address(struct: CallStruct) -> int:
+    """Where a structure lies."""
+    return ctypes.addressof(struct)
 
 
 def codes(dtype: str, op: str) -> tuple[int, int] | None:
@@ -82,7 +74,7 @@ def codes(dtype: str, op: str) -> tuple[int, int] | None:
 
 
 def build() -> tuple[Path | None, str]:
-    """Compile the executor if this machine has not done so before: (library, compiler), or (None, why not)."""
+    """Compile the C executor if this machine has not done so before: (library, compiler), or (None, why not)."""
     compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
     if compiler is None:
         return None, "no C compiler (cc, gcc, clang) on PATH"
@@ -112,18 +104,38 @@ def build() -> tuple[Path | None, str]:
 
 
 def load(path: Path, compiler: str) -> Native:
-    """Open a library that :func:`build` made."""
+    """Open a library that :func:`build` made.
+
+    Raises:
+        OSError: if it cannot be opened, or was made of other structures than this package's.
+    """
     library = ctypes.CDLL(str(path), use_errno=True)
-    library.blink_call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.blink_again.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-    library.blink_enter.argtypes = [ctypes.c_void_p]
-    library.blink_lend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    library.blink_lend.restype = None
+    check_layout(library)
+    library.blink_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+    library.blink_begin.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    library.blink_execute.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.blink_barrier.argtypes = [ctypes.c_void_p]
+    library.blink_export.argtypes, library.blink_export.restype = [ctypes.c_void_p], None
     library.blink_read.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.blink_read_shared.argtypes = [ctypes.c_void_p, *library.blink_read.argtypes]
     library.blink_help.argtypes, library.blink_help.restype = [], ctypes.c_void_p
     library.blink_help_no_more.argtypes, library.blink_help_no_more.restype = [ctypes.c_void_p], None
     return Native(library, compiler)
+
+
+def check_layout(library: ctypes.CDLL) -> None:
+    """Raise LayoutError unless the library has the fields, offsets and constants that this module lists."""
+    names = ctypes.c_char * (len(" ".join(FIELDS)) + 2)
+    fields = names.in_dll(library, "blink_call_fields").value.decode().split()
+    if fields != list(FIELDS):
+        raise LayoutError(f"executor.c has the fields {fields}, native.py {list(FIELDS)}; make them equal")
+    found = list((ctypes.c_int64 * (len(FIELDS) + 1)).in_dll(library, "blink_call_offsets"))
+    wanted = [*(getattr(CallStruct, name).offset for name in FIELDS), ctypes.sizeof(CallStruct)]
+    if found != wanted:
+        raise LayoutError(f"executor.c has its fields at {found}, native.py at {wanted}; make them equal")
+    constants = tuple((ctypes.c_int64 * len(CONSTANTS)).in_dll(library, "blink_constants"))
+    if constants != CONSTANTS:
+        raise LayoutError(f"executor.c has the constants {constants}, native.py {CONSTANTS}; make them equal")
 
 
 def _cpu() -> str:

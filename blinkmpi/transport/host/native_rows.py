@@ -1,8 +1,7 @@
-"""The stages of a rank as executor.c reads them: rows of 64-bit integers (its ``struct cursor`` says which).
+"""The stages of a rank as executor.c reads them: rows of 64-bit integers (its ``enum row`` says which).
 
-A stage whose values are read from its rank's own buffers (see cma.py) has no
-slots to fill. If it has nothing else to do, its row only waits until its
-readers have read; if it has, another row waits.
+A stage whose values are read from its rank's own buffers (see single_copy.py) has no slots to fill. If it has nothing
+else to do, its row only waits until its readers have read; if it has, another row waits.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...program.ir import Program, Stage
-from .shared_window import CONTROL, Places, SharedWindow
-from .single_copy import Lent
-
-COUNTER = 9  # where in a row the chunks done are counted
-SEND_WORD, RECV_WORD = 2, 3  # of a rank's line: where its buffers are, for two calls by turns
+from ..control_pages import CONTROL, RECV_WORD, SEND_WORD
+from .channel_layout import ChannelLayout
+from .native import DONE_CHUNKS
+from .shared_window import SharedWindow
+from .single_copy import ExportedChunks
 
 
 @dataclass
@@ -28,23 +27,29 @@ class Rows:
     waits: list[bool] = field(default_factory=list)  # whether the row only waits for readers
 
 
-def rows_of(program: Program, places: Places, window: SharedWindow, lent: Mapping[int, Lent], itemsize: int) -> Rows:
-    """The rows of ``window.rank``'s stages; channels in ``lent`` are read from their writers' buffers."""
-    rows = Rows()
+def rows_of(
+    program: Program,
+    layout: ChannelLayout,
+    window: SharedWindow,
+    exported: Mapping[int, ExportedChunks],
+    itemsize: int,
+) -> Rows:
+    """The rows of this rank's stages; channels in ``exported`` are read from their writers' buffers."""
+    rows, rank = Rows(), window.pages.rank
 
     def turn(stage: Stage) -> int:
-        """Of those who read one another's buffers, each begins with its neighbour's, and copies its own last."""
-        source = program.channels[stage.ins[0]].writer if stage.ins else window.rank
-        return (source - window.rank - 1) % program.call.n
+        """Ranks that read one another's buffers each begin with the neighbour's, and copy their own block last."""
+        source = program.channels[stage.ins[0]].writer if stage.ins else rank
+        return (source - rank - 1) % program.call.n
 
-    stages = program.of(window.rank)
-    for stage in sorted(stages, key=turn) if lent and not program.call.op else stages:
-        ours = [c for c in stage.outs if c in lent]
+    stages = program.of(rank)
+    for stage in sorted(stages, key=turn) if exported and not program.call.op else stages:
+        ours = [c for c in stage.outs if c in exported]
         if len(ours) < len(stage.outs) or stage.store is not None:
-            _row(rows, stage, program, places, window, lent, itemsize)
+            _row(rows, stage, program, layout, window, exported, itemsize)
         if ours:
             head = [stage.count, -1, -1, 0, 0, 0, 0, 0, len(ours), 0, program.chunk_of(stage), 0]
-            _add(rows, stage, [*head, *(w for c in ours for w in (0, 0, *_tails(c, places, window)))], waits=True)
+            _add(rows, stage, [*head, *(w for c in ours for w in (0, 0, *_tails(c, layout, window)))], waits=True)
     return rows
 
 
@@ -52,42 +57,42 @@ def _row(
     rows: Rows,
     stage: Stage,
     program: Program,
-    places: Places,
+    layout: ChannelLayout,
     window: SharedWindow,
-    lent: Mapping[int, Lent],
+    exported: Mapping[int, ExportedChunks],
     itemsize: int,
 ) -> None:
     """The row that does a stage's work."""
-    address = window.address
+    address, rank = window.pages.address, window.pages.rank
     partial_in = any(program.channels[c].partial for c in stage.ins)
     partial_out = any(program.channels[c].partial for c in stage.outs)
-    heads = [address + 8 * places.heads[c] for c in stage.outs if c in lent]
-    slots = [c for c in stage.outs if c not in lent]
+    heads = [address + 8 * layout.heads[c] for c in stage.outs if c in exported]
+    slots = [c for c in stage.outs if c not in exported]
     row = [stage.count, *(-1 if at is None else at * itemsize for at in (stage.local, stage.store)), int(stage.final)]
     row += [int(partial_in), int(partial_out), len(stage.fold), len(stage.ins), len(slots), 0]
     row += [program.chunk_of(stage), len(heads), *stage.fold]
     for c in stage.ins:
-        head, tail = address + 8 * places.heads[c], address + 8 * places.tails[c][window.rank]
-        if c in lent:
-            writer, (buffer, offset) = program.channels[c].writer, lent[c]
+        head, tail = address + 8 * layout.heads[c], address + 8 * layout.tails[c][rank]
+        if c in exported:
+            writer, (buffer, offset) = program.channels[c].writer, exported[c]
             word = address + writer * CONTROL + 8 * (SEND_WORD if buffer == "send" else RECV_WORD)
             row += [0 if buffer == "send" else head, 0, tail, writer, word, offset * itemsize]
         else:
-            row += [head, address + places.slots[c], tail, -1, 0, 0]
+            row += [head, address + layout.slots[c], tail, -1, 0, 0]
     row += heads
     for c in slots:
-        row += [address + 8 * places.heads[c], address + places.slots[c], *_tails(c, places, window)]
+        row += [address + 8 * layout.heads[c], address + layout.slots[c], *_tails(c, layout, window)]
     _add(rows, stage, row, waits=False)
 
 
-def _tails(channel: int, places: Places, window: SharedWindow) -> list[int]:
+def _tails(channel: int, layout: ChannelLayout, window: SharedWindow) -> list[int]:
     """How many readers a channel has, and the addresses of their tails."""
-    tails = places.tails[channel].values()
-    return [len(tails), *(window.address + 8 * tail for tail in tails)]
+    tails = layout.tails[channel].values()
+    return [len(tails), *(window.pages.address + 8 * tail for tail in tails)]
 
 
 def _add(rows: Rows, stage: Stage, row: list[int], *, waits: bool) -> None:
-    rows.counters.append(len(rows.words) + COUNTER)
+    rows.counters.append(len(rows.words) + DONE_CHUNKS)
     rows.words += row
     rows.stages.append(stage)
     rows.waits.append(waits)

@@ -12,7 +12,9 @@ import numpy as np
 
 from ...program.ir import Program, Stage
 from ...program.reduction import Array, accumulator_of, dtype_of, fold
-from .shared_window import Places, SharedWindow
+from ..control_pages import ControlPages
+from .channel_layout import ChannelLayout
+from .shared_window import SharedWindow
 
 YIELD_SECONDS = 0.02  # after so long without progress, sleep instead of yielding
 SLEEP_SECONDS = 1e-4
@@ -27,26 +29,28 @@ class Outcome(enum.Enum):
     DIFFER = 3  # some rank announced another call
     REFUSED = 4  # some rank's buffer cannot be read by the others
     FAULT = 5  # another process's memory could not be read
+    UNTOLD = 6  # this rank's record has to be written first
 
 
 class NumpyStage:
     """A stage with its slots as array views; ``k`` is the next chunk."""
 
-    def __init__(self, stage: Stage, program: Program, places: Places, window: SharedWindow, rank: int) -> None:
+    def __init__(self, stage: Stage, program: Program, layout: ChannelLayout, window: SharedWindow) -> None:
+        pages, rank = window.pages, window.pages.rank
         self.stage, self.chunk, self.depth = stage, program.chunk_of(stage), program.depth
         self.op, self.n = program.call.op, program.call.n
         self.dtype, self.acc = dtype_of(program.call.dtype), accumulator_of(program.call.dtype)
-        self.words, self.fence = window.words, window.fence
+        self.words, self.fence = pages.words, pages.fence
         self.chunks = -(-stage.count // self.chunk)
         self.k = self.base = 0
 
         def slots(c: int) -> list[Array]:
             kind = self.acc if program.channels[c].partial else self.dtype
-            starts = [places.slots[c] + i * places.strides[c] for i in range(program.depth)]
+            starts = [layout.slots[c] + i * layout.strides[c] for i in range(program.depth)]
             return [window.bytes[at : at + program.chunk * kind.itemsize].view(kind) for at in starts]
 
-        self.ins = [(slots(c), places.heads[c], places.tails[c][rank]) for c in stage.ins]
-        self.outs = [(slots(c), places.heads[c], tuple(places.tails[c].values())) for c in stage.outs]
+        self.ins = [(slots(c), layout.heads[c], layout.tails[c][rank]) for c in stage.ins]
+        self.outs = [(slots(c), layout.heads[c], tuple(layout.tails[c].values())) for c in stage.outs]
         # operations that end in another type than they accumulate in need a place to do so
         wide = self.acc != self.dtype and (stage.way != "down")
         self.scratch = np.empty(program.chunk, self.acc) if wide or len(stage.fold) > 2 else None
@@ -108,8 +112,8 @@ class NumpyStage:
 class Idle:
     """Wait a little between polls; tell when to leave."""
 
-    def __init__(self, window: SharedWindow, slice_s: float) -> None:
-        self.window, self.slice_s = window, slice_s
+    def __init__(self, pages: ControlPages, slice_s: float) -> None:
+        self.pages, self.slice_s = pages, slice_s
         self.since = 0.0
         self.polls = 0
 
@@ -119,8 +123,8 @@ class Idle:
         if self.polls % 16 == 1:
             now = time.monotonic()
             self.since = self.since or now
-            self.window.beat()
-            if self.window.abort[0]:
+            self.pages.beat()
+            if self.pages.abort[0]:
                 return Outcome.ABORTED
             if now - self.since > self.slice_s:
                 return Outcome.EXPIRED
@@ -134,13 +138,13 @@ class Idle:
 Turn = Callable[[], tuple[Outcome, bool]]
 
 
-def turns(turn: Turn, window: SharedWindow, slice_s: float) -> tuple[Outcome, bool]:
-    """Repeat ``turn`` until it is through, or nothing moved for ``slice_s``: (outcome, whether anything moved).
+def repeat(turn: Turn, pages: ControlPages, slice_s: float) -> tuple[Outcome, bool]:
+    """Repeat ``turn`` until it is done, or nothing moved for ``slice_s``: (outcome, whether anything moved).
 
     Args:
         turn: does what is ready and says EXPIRED and whether anything moved; any other outcome ends it.
     """
-    idle = Idle(window, slice_s)
+    idle = Idle(pages, slice_s)
     ever = False
     while True:
         outcome, moved = turn()
@@ -166,10 +170,10 @@ def step_numpy(left: list[NumpyStage]) -> tuple[Outcome, bool]:
     return Outcome.EXPIRED if left else Outcome.DONE, moved
 
 
-def enter_numpy(window: SharedWindow, seq: int) -> tuple[Outcome, bool]:
-    """A turn of waiting until every rank has entered call ``seq``."""
-    if (window.seqs < seq).any():
-        return Outcome.EXPIRED, False
-    if window.fence:
-        window.fence()
-    return Outcome.DONE, False
+def barrier_numpy(pages: ControlPages, seq: int) -> Outcome:
+    """DONE if every rank has announced call ``seq``, otherwise EXPIRED."""
+    if (pages.announced < seq).any():
+        return Outcome.EXPIRED
+    if pages.fence:
+        pages.fence()
+    return Outcome.DONE

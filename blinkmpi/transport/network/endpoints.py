@@ -1,4 +1,4 @@
-"""Ends of channels that lead to other nodes, and how far they are in a call (Blink section 3.5).
+"""Endpoints of channels that lead to other nodes, and how far they are in a call (Blink section 3.5).
 
 To the executors of a rank, in C, in NumPy or on a GPU, a channel between nodes looks like any other: slots and two
 flags in the rank's reach. The writer's end sends each chunk that the executor has written, and frees its slot when
@@ -19,15 +19,11 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ...program.partition import Part
-from ...program.reduction import accumulator_of, dtype_of
-from ..host.shared_window import Places, SharedWindow
-
 FIRST_CHANNEL = 16  # tag of channel 0; those below are other messages'
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class Endpoint:
     """One end of a channel between nodes.
 
     Of the channel's chunks it carries every ``stride``-th, from number ``first`` on.
@@ -50,18 +46,18 @@ class End:
         """Chunks of a call."""
         return max(0, -(-(-(-self.total // self.chunk) - self.first) // self.stride))
 
-    def part(self, i: int) -> Any:
+    def chunk_at(self, i: int) -> Any:
         """Where the ``i``-th of them lies."""
         left = self.total - (self.first + i * self.stride) * self.chunk
         slot = self.slots[i % len(self.slots)]
         return slot if left >= self.chunk else slot[:left]
 
 
-class Ends:
-    """All ends that a rank has in a program, in the current call; of one memory of flags."""
+class Endpoints:
+    """All endpoints of a rank in a program, in the current call; their flags lie in one array."""
 
-    def __init__(self, ends: Iterable[End] = ()) -> None:
-        self.all = tuple(ends)
+    def __init__(self, endpoints: Iterable[Endpoint] = ()) -> None:
+        self.all = tuple(endpoints)
         self._flags = self.all[0].flags if self.all else np.empty(0, np.uint64)
         self._watched = np.array([x.head if x.sends else x.tail for x in self.all], np.intp)
         self._room = np.array([0 if x.sends else len(x.slots) for x in self.all], np.int64)
@@ -69,9 +65,9 @@ class Ends:
         self._base, self._left = 0, 0
         self._begun = np.zeros(len(self.all), np.int64)  # chunks sent, or with a receive under way
         self._done = [0] * len(self.all)
-        self._over: list[set[int]] = [set() for _ in self.all]  # done, and one before them is not
+        self._ahead: list[set[int]] = [set() for _ in self.all]  # done, while one before them is not
         self._open: list[MPI.Request] = []
-        self._chunk_of: list[tuple[int, int]] = []  # end and chunk of each open message
+        self._chunk_of: list[tuple[int, int]] = []  # endpoint and chunk of each open message
 
     def start(self, base: int) -> None:
         """Begin a call, whose flags count from ``base``."""
@@ -80,12 +76,12 @@ class Ends:
         self._done = [0] * len(self.all)
 
     @property
-    def through(self) -> bool:
+    def finished(self) -> bool:
         """Whether all chunks of the call have been sent and received."""
         return not self._left
 
-    def move(self, comm: MPI.Intracomm, fence: Callable[[], None] | None) -> bool:
-        """Send and receive what can be; returns whether anything moved."""
+    def progress(self, comm: MPI.Intracomm, fence: Callable[[], None] | None) -> bool:
+        """Send and receive the chunks that can be now; returns whether anything moved."""
         if not self._left:
             return False
         moved = bool(self._open) and self._finish(fence)
@@ -95,14 +91,14 @@ class Ends:
             x, end = self.all[i], int(until[i])
             start = comm.Isend if x.sends else comm.Irecv
             for k in range(int(self._begun[i]), end):
-                self._open.append(start(x.part(k), x.peer, x.tag))
+                self._open.append(start(x.chunk_at(k), x.peer, x.tag))
                 self._chunk_of.append((i, k))
             self._begun[i] = end
             moved = True
         return moved
 
     def _finish(self, fence: Callable[[], None] | None) -> bool:
-        """Raise the flags of messages that are through; whether there were any."""
+        """Raise the flags of messages that have completed; returns whether there were any."""
         found = MPI.Request.Testsome(self._open)
         if not found:
             return False
@@ -111,31 +107,14 @@ class Ends:
         gone = set(found)
         for j in gone:
             i, k = self._chunk_of[j]
-            self._over[i].add(k)
+            self._ahead[i].add(k)
         for i in {self._chunk_of[j][0] for j in gone}:
-            x, over = self.all[i], self._over[i]
-            while self._done[i] in over:
-                over.remove(self._done[i])
+            x, ahead = self.all[i], self._ahead[i]
+            while self._done[i] in ahead:
+                ahead.remove(self._done[i])
                 self._done[i] += 1
             self._flags[x.tail if x.sends else x.head] = self._base + self._done[i]
         self._left -= len(gone)
         self._open = [request for j, request in enumerate(self._open) if j not in gone]
         self._chunk_of = [chunk for j, chunk in enumerate(self._chunk_of) if j not in gone]
         return True
-
-
-def ends_of(part: Part, places: Places, window: SharedWindow) -> Ends:
-    """The ends that the stages of ``window.rank`` have, in shared memory."""
-    program, found = part.program, []
-    for stage in program.of(window.rank):
-        for c in (*stage.ins, *stage.outs):
-            if c not in part.far:
-                continue
-            kind = (accumulator_of if program.channels[c].partial else dtype_of)(program.call.dtype)
-            chunk, total = program.chunk_of(stage) * kind.itemsize, stage.count * kind.itemsize
-            starts = [places.slots[c] + k * places.strides[c] for k in range(program.depth)]
-            slots = [window.bytes[at : at + chunk] for at in starts]
-            to, tag = part.far[c].rank, FIRST_CHANNEL + part.far[c].channel
-            head, tail = places.heads[c], places.tails[c][window.rank]
-            found.append(End(c in stage.outs, to, tag, window.words, head, tail, slots, chunk, total))
-    return Ends(found)

@@ -17,7 +17,7 @@ from blinkmpi.planning.plan import Rule
 from blinkmpi.planning.selection import make_plan
 from blinkmpi.planning.tuned_table import Table, file_of, read, taken
 from blinkmpi.program.call import Call
-from blinkmpi.runtime.chunk_search import Miad
+from blinkmpi.runtime.chunk_search import ChunkSearch
 from blinkmpi.topology import machine, modify
 from blinkmpi.util.cache_folder import keep
 
@@ -104,7 +104,7 @@ def settled(times: dict[int, float], *, highest: int = MIB, step: int = 32 * KIB
         share = (chunk - below) / (above - below) if above > below else 0.0
         return times[below] + share * (times[above] - times[below])
 
-    search = Miad(32 * KIB, highest, step)
+    search = ChunkSearch(32 * KIB, highest, step)
     for calls in range(1, 1000):
         search.learn(seconds(search.chunk))
         assert 32 * KIB <= search.chunk <= highest
@@ -135,13 +135,13 @@ def test_a_search_ends_and_never_with_a_chunk_that_was_worse_than_the_first(time
 
 
 def test_one_slow_call_is_forgiven() -> None:
-    search = Miad(32 * KIB, MIB, 32 * KIB)
+    search = ChunkSearch(32 * KIB, MIB, 32 * KIB)
     for seconds in (9.0, 1.0, 9.0):
         search.learn(seconds)
     for seconds in (9.0, 0.5, 9.0):  # the fastest of three counts
         search.learn(seconds)
     assert search.best == 64 * KIB
-    assert Miad(32 * KIB, 32 * KIB, 32 * KIB).done, "nothing to look for"
+    assert ChunkSearch(32 * KIB, 32 * KIB, 32 * KIB).done, "nothing to look for"
 
 
 def test_lines_are_tried_where_nvlink_alone_leads() -> None:

@@ -16,7 +16,17 @@ from mpi4py import MPI
 
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError
 from blinkmpi.program.reduction import DTYPES, dtype_of
-from blinkmpi.runtime.buffers import OPS, Foreign, ForeignOp, foreign, hold, in_place, mpi_op, op_name, parse
+from blinkmpi.runtime.buffers import (
+    OPS,
+    DelegatedOp,
+    DelegatedToMPI,
+    delegated_because,
+    hold,
+    in_place,
+    mpi_op,
+    op_name,
+    parse,
+)
 
 X = np.arange(12.0)
 
@@ -196,13 +206,13 @@ def test_bad_specifications(spec: Any, kind: type[Exception], text: str) -> None
     ],
 )
 def test_what_mpi_alone_understands(spec: Any) -> None:
-    with pytest.raises(Foreign, match="buf"):
+    with pytest.raises(DelegatedToMPI, match="buf"):
         read(spec)
 
 
 def test_derived_datatypes_are_mpis_and_are_held_for_it() -> None:
     derived = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
-    with pytest.raises(Foreign, match="derived datatype"):
+    with pytest.raises(DelegatedToMPI, match="derived datatype"):
         read([X, 1, derived])
     spec, own = hold([X, 1, derived])
     derived.Free()
@@ -235,7 +245,7 @@ def test_operations_have_names_both_ways() -> None:
     for name, op in OPS.items():
         assert op_name(op) == op_name(name) == name
         assert mpi_op(name) == mpi_op(op) == op
-        assert foreign(op) == ""
+        assert delegated_because(op) == ""
     assert op_name("avg") == "avg"
     with pytest.raises(ArgumentError, match="avg"):
         mpi_op("avg")
@@ -243,8 +253,8 @@ def test_operations_have_names_both_ways() -> None:
         op_name("mean")
     mine = MPI.Op.Create(lambda a, b, _: None)
     for op in (MPI.MAXLOC, MPI.REPLACE, mine):
-        assert "MPI's alone" in foreign(op)
-        with pytest.raises(ForeignOp):
+        assert "MPI's alone" in delegated_because(op)
+        with pytest.raises(DelegatedOp):
             op_name(op)
     mine.Free()
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError
 from blinkmpi.program.call import Call
 from blinkmpi.runtime import arguments as calls
-from blinkmpi.runtime.buffers import Foreign, ForeignOp
+from blinkmpi.runtime.buffers import DelegatedOp, DelegatedToMPI
 
 N = 3
 
@@ -99,9 +99,9 @@ def test_reduce_scatter_block() -> None:
     vector = np.arange(6.0)
     own = calls.reduce_scatter_block(1, N, MPI.IN_PLACE, vector, "sum")
     assert own.call.counts == (2, 2, 2)
-    assert (at(own.send), own.recv, at(own.home)) == (at(vector), None, at(vector[:2]))
+    assert (at(own.send), own.recv, at(own.final)) == (at(vector), None, at(vector[:2]))
     first = calls.reduce_scatter_block(0, N, MPI.IN_PLACE, vector, "sum")  # whose block nobody else reads
-    assert (at(first.send), at(first.recv), first.home) == (at(vector), at(vector[:2]), None)
+    assert (at(first.send), at(first.recv), first.final) == (at(vector), at(vector[:2]), None)
 
 
 def test_reduce_scatter() -> None:
@@ -110,23 +110,19 @@ def test_reduce_scatter() -> None:
     assert got.call == Call("reduce_scatter", N, (1, 2, 3), "float32", "sum")
     vector = x(6)
     own = calls.reduce_scatter(1, N, None, vector, (1, 2, 3), "sum", never)
-    assert (at(own.send), own.recv, at(own.home)) == (at(vector), None, at(vector[:2]))
+    assert (at(own.send), own.recv, at(own.final)) == (at(vector), None, at(vector[:2]))
     assert own.call == got.call
     told = calls.reduce_scatter(1, N, send, recv, None, "sum", lambda mine: (1, mine, 3))
     assert told.call == got.call
 
 
-def test_a_result_by_way_of_other_memory_is_brought_home() -> None:
+def test_a_result_may_be_received_in_other_memory() -> None:
     vector, memory = np.arange(6.0), np.zeros(100, np.uint8)
-    own = calls.reduce_scatter(1, N, None, vector, (1, 3, 2), "sum", never).by_way_of(memory)
+    own = calls.reduce_scatter(1, N, None, vector, (1, 3, 2), "sum", never).received_in(memory)
     assert isinstance(own.recv, np.ndarray)
     assert (own.recv.dtype, at(own.recv)) == (np.float64, (memory.ctypes.data, 24))
-    own.recv[:] = 7, 8, 9
-    own.settle()
-    assert vector.tolist() == [7, 8, 9, 3, 4, 5]
-    own.recv[:] = 1
-    own.spots().settle()
-    assert vector.tolist() == [1, 1, 1, 3, 4, 5]
+    assert at(own.final) == at(vector[:3])
+    assert vector.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_rank_in_trouble_comes_to_the_exchange_too() -> None:
@@ -136,11 +132,11 @@ def test_a_rank_in_trouble_comes_to_the_exchange_too() -> None:
         said.append(mine)
         return (1, mine, 3)
 
-    for recv, kind in ((b"ro", ArgumentError), (object(), BufferTypeError), (np.zeros(2, "g"), Foreign)):
+    for recv, kind in ((b"ro", ArgumentError), (object(), BufferTypeError), (np.zeros(2, "g"), DelegatedToMPI)):
         with pytest.raises(kind):
             calls.reduce_scatter(1, N, x(6), recv, None, "sum", exchange)
     assert said == [-1, -1, -1]
-    with pytest.raises(Foreign, match="another rank"):
+    with pytest.raises(DelegatedToMPI, match="another rank"):
         calls.reduce_scatter(1, N, x(6), x(2), None, "sum", lambda mine: (1, mine, -1))
 
 
@@ -213,7 +209,7 @@ def test_an_operation_of_mpi_is_seen_before_anything_else() -> None:
         lambda: calls.reduce_scatter_block(0, N, x(1), x(7), MPI.MAXLOC),
         lambda: calls.reduce_scatter(0, N, x(1), x(7), None, MPI.MAXLOC, never),
     ):
-        with pytest.raises(ForeignOp):
+        with pytest.raises(DelegatedOp):
             make()
 
 

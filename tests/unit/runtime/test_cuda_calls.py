@@ -19,9 +19,10 @@ from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
 from blinkmpi.program.ir import Program
 from blinkmpi.program.memory import DeviceArray, overlap
 from blinkmpi.runtime import arguments as calls
-from blinkmpi.runtime.buffers import on_device, parse
-from blinkmpi.runtime.cuda_calls import gpu_key, stream_address
+from blinkmpi.runtime.arguments import key_of
+from blinkmpi.runtime.buffers import parse
 from blinkmpi.runtime.cuda_context import CudaContext
+from blinkmpi.runtime.device_buffers import device_buffer, stream_address
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.codegen import scale
 from blinkmpi.transport.cuda.direct_segments import segment
@@ -277,8 +278,8 @@ def test_gpu_memory_is_read_from_its_interface() -> None:
     assert (part.ptr, part.size) == (4096 + 8, 3)
     with pytest.raises(ArgumentError, match="step 2"):
         found[::2]
-    assert on_device(np.zeros(3), "buf", True) is None
-    assert on_device(b"bytes", "buf", False) is None
+    assert device_buffer(np.zeros(3), "buf", True) is None
+    assert device_buffer(b"bytes", "buf", False) is None
 
 
 @pytest.mark.parametrize(
@@ -315,37 +316,37 @@ def test_cupy_and_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.ptr, found.itemsize, found.stream) == (256, 2, 1234)
 
     call = calls.allreduce, (MPI.IN_PLACE, array, MPI.SUM)
-    key = gpu_key(*call, None)
-    assert key == gpu_key(*call, None)
-    assert key != gpu_key(*call, 99)
-    assert key != gpu_key(calls.allreduce, (None, array, MPI.SUM), None)
-    assert gpu_key(calls.allreduce, ([array, 5], array), None) is None
+    key = key_of(*call, None)
+    assert key == key_of(*call, None)
+    assert key != key_of(*call, 99)
+    assert key != key_of(calls.allreduce, (None, array, MPI.SUM), None)
+    assert key_of(calls.allreduce, ([array, 5], array), None) is None
     current.ptr = 0
-    assert key != gpu_key(*call, None), "another current stream is another call"
+    assert key != key_of(*call, None), "another current stream is another call"
     flags.c_contiguous = array._c_contiguous = False
-    assert gpu_key(*call, None) is None
+    assert key_of(*call, None) is None
     with pytest.raises(ArgumentError, match=r"cupy\.ascontiguousarray"):
         device(array)
 
 
 def test_what_cupys_arrays_say_of_themselves() -> None:
-    """``gpu_key`` asks them in a way that CuPy does not promise."""
+    """``key_of`` asks them in a way that CuPy does not promise."""
     cupy = pytest.importorskip("cupy")
     memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(1 << 20, 64, None, 0), 0)
     array = cupy.ndarray((4, 4), "float32", memory)
     assert array._c_contiguous is array.flags.c_contiguous is True
     assert array.T._c_contiguous is array.T.flags.c_contiguous is False
-    assert gpu_key(calls.broadcast, (array, 0), 7) == (
+    assert key_of(calls.broadcast, (array, 0), 7) == (
         calls.broadcast, 1 << 20, 16, np.dtype("float32").num, 0, 7, False,
     )  # fmt: skip
-    assert gpu_key(calls.broadcast, (array.T, 0), 7) is None
+    assert key_of(calls.broadcast, (array.T, 0), 7) is None
 
 
 # ---------------------------------------------------------------- in place
 
 
 @pytest.mark.parametrize("counts", [(5, 5, 5), (2, 1, 2), (1, 2, 3), (0, 0, 0), (0, 3, 2), (5, 0, 5)])
-def test_a_reduce_scatter_in_place_is_copied_where_a_block_would_overlap_its_home(
+def test_a_reduce_scatter_in_place_is_copied_where_a_block_would_overlap_its_final_place(
     counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everywhere else its result stands in the own block first, and goes to the front."""
@@ -355,16 +356,16 @@ def test_a_reduce_scatter_in_place_is_copied_where_a_block_would_overlap_its_hom
     for rank in range(3):
         made = calls.reduce_scatter(rank, 3, MPI.IN_PLACE, whole, counts, "sum", lambda mine: (mine,))
         own = 4096 + 4 * sum(counts[:rank])
-        home = DeviceArray(4096, counts[rank], 4, 0, whole, 0, -1)
+        final = DeviceArray(4096, counts[rank], 4, 0, whole, 0, -1)
         if overlapping:
             assert isinstance(made.send, DeviceArray)
             assert (made.send.ptr, made.send.copy_of, made.send.size) == (Data.ptr, 4096, count)
-            assert (made.recv, made.home) == (home, None)
+            assert (made.recv, made.final) == (final, None)
             continue
         moves = own > 4096 and counts[rank] > 0
         assert made.send == DeviceArray(4096, count, 4, 0, whole, 0, -1)
-        assert made.recv == (DeviceArray(own, counts[rank], 4, 0, whole, 0, -1) if moves else home)
-        assert made.home == (home if moves else None)
+        assert made.recv == (DeviceArray(own, counts[rank], 4, 0, whole, 0, -1) if moves else final)
+        assert made.final == (final if moves else None)
 
 
 @pytest.mark.parametrize("gpus", ["0,1", "0,1,2,3", "0,1,2,3,4,5,6,7"])

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from blinkmpi.errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost
-from blinkmpi.runtime import cuda_calls as gpu_calls
-from blinkmpi.runtime.cuda_calls import GpuCalls
+from blinkmpi.program.call import Call
+from blinkmpi.runtime import cuda_calls
+from blinkmpi.runtime.arguments import Prepared
+from blinkmpi.runtime.cuda_calls import CudaCall, CudaCalls
+from blinkmpi.transport.announcement import Called
 
 
 class Stage:
@@ -18,16 +21,25 @@ class Stage:
 
     def __init__(self, busy: int) -> None:
         self.busy, self.gave_up, self.aborted = busy, False, False
-        self.stray: BlinkError | None = None
+        self.mismatch: BlinkError | None = None
         self.gone: list[int] = []
-        self.died: BaseException | None = None
-        witness = SimpleNamespace(
-            stray=lambda seq, text: self.stray, ended=lambda: self.gone, states=lambda ranks, seq: f"ranks {ranks}"
+        peers = SimpleNamespace(
+            mismatch_so_far=lambda seq, text: self.mismatch,
+            ended=lambda: self.gone,
+            states=lambda ranks, seq: f"ranks {ranks}",
         )
-        protocol: Any = SimpleNamespace(gpu=self, transport=self, here=(), failed=CollectiveTimeout)
-        owner: Any = SimpleNamespace(seq=7, alive=lambda: None, die=self.die)
-        host: Any = SimpleNamespace(witness=witness, heed=lambda seq: None)
-        self.calls = GpuCalls(protocol, host, owner)
+        context: Any = SimpleNamespace(gpu=self, transport=self, here=())
+        host: Any = SimpleNamespace(peers=peers, raise_abort=lambda seq: None)
+        calls = CudaCalls(context, host, SimpleNamespace())  # type: ignore[arg-type]
+        ready = Prepared(Call("broadcast", 2, (1,), "int8", "", 0), None, None)
+        self.call = CudaCall(calls, SimpleNamespace(), Called("a call"), ready, 0, None, None, 9.0)  # type: ignore[arg-type]
+
+    def starter(self, *_: object) -> Callable[[], None]:
+        return lambda: None
+
+    def error(self, text: str) -> BlinkError:
+        """What the kernel has left."""
+        return CollectiveTimeout(text)
 
     def idle(self, on: object) -> bool:
         """Whether the kernel is through; one that is told to give up is so soon."""
@@ -39,14 +51,11 @@ class Stage:
     def abort(self) -> None:
         self.aborted = True
 
-    def die(self, error: BaseException) -> None:
-        self.died = error
-
 
 @pytest.fixture(autouse=True)
 def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(gpu_calls, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(gpu_calls, "GRACE_S", 0.0)
+    monkeypatch.setattr(cuda_calls, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(cuda_calls, "GRACE_S", 0.0)
     return iter([None])
 
 
@@ -58,14 +67,13 @@ def times(n: int) -> Callable[[], bool]:
 
 def test_a_kernel_that_ends_ends_the_wait() -> None:
     stage = Stage(200)
-    stage.calls.wait(0, "a call")
+    stage.call.wait()
     assert stage.busy == 0
-    assert stage.died is None
 
 
 def test_a_wait_goes_on_until_all_is_carried() -> None:
     stage, carry = Stage(3), times(500)
-    stage.calls.wait(0, "a call", carry=carry)
+    stage.call.wait(carry)
     assert not carry()
     assert stage.busy < -400
 
@@ -74,26 +82,25 @@ def test_a_kernel_that_gave_up_is_told_of() -> None:
     stage = Stage(3)
     stage.gave_up = True
     with pytest.raises(CollectiveTimeout, match="a call"):
-        stage.calls.wait(0, "a call")
-    assert isinstance(stage.died, CollectiveTimeout)
+        stage.call.wait()
 
 
 @pytest.mark.parametrize("busy", [10_000_000, 3])
-def test_a_rank_that_strays_ends_the_kernel_and_the_wait(busy: int) -> None:
+def test_a_rank_that_makes_another_call_ends_the_kernel_and_the_wait(busy: int) -> None:
     """Also where the kernel is through and only messages to that rank's node are left."""
     stage = Stage(busy)
-    stage.stray = MismatchError("rank 1 does something else")
-    with pytest.raises(MismatchError, match="something else"):
-        stage.calls.wait(0, "a call", carry=lambda: True)
+    stage.mismatch = MismatchError("rank 1 does something else")
+    with pytest.raises(MismatchError, match="something else") as caught:
+        stage.call.wait(lambda: True)
     assert stage.aborted
-    assert stage.died is stage.stray
+    assert caught.value is stage.mismatch
 
 
 def test_a_process_that_is_gone_is_named() -> None:
     stage = Stage(10_000_000)
     stage.gone = [2]
     with pytest.raises(PeerLost, match=r"ranks \[2\]"):
-        stage.calls.wait(0, "a call")
+        stage.call.wait()
 
 
 def test_an_error_in_carrying_is_raised() -> None:
@@ -101,4 +108,4 @@ def test_an_error_in_carrying_is_raised() -> None:
         raise CollectiveTimeout("nothing went between the nodes")
 
     with pytest.raises(CollectiveTimeout, match="between the nodes"):
-        Stage(10_000_000).calls.wait(0, "a call", carry=carry)
+        Stage(10_000_000).call.wait(carry)

@@ -11,7 +11,7 @@ from blinkmpi.program.call import Call
 from blinkmpi.program.check import check
 from blinkmpi.program.ir import Program
 from blinkmpi.topology import machine
-from blinkmpi.transport.host.single_copy import LONG_BYTES, in_long_chunks, lent_channels
+from blinkmpi.transport.host.single_copy import LONG_BYTES, exported_channels, in_long_chunks
 
 MOVING = ("broadcast", "allgather", "gather", "scatter")
 REDUCING = ("allreduce", "reduce", "reduce_scatter")
@@ -34,7 +34,7 @@ def program_of(plan: Plan, collective: str, count: int = 1 << 16) -> Program:
 def test_what_is_read_from_a_buffer_lies_there(name: str, collective: str) -> None:
     """A value that its writer sends unchanged, or one that is final and kept; the rest passes through slots."""
     program = program_of(plan_of(name), collective)
-    lent = lent_channels(program)
+    lent = exported_channels(program)
     if name == "cpu:4" and collective != "reduce":
         assert len(lent) == len(program.channels) > 0  # everybody reads from where the bytes are
     for stage in program.stages:
@@ -54,7 +54,7 @@ def test_what_is_read_from_a_buffer_lies_there(name: str, collective: str) -> No
 @pytest.mark.parametrize("collective", [*MOVING, *REDUCING])
 def test_chunks_are_long_where_nobody_waits_for_a_part(collective: str) -> None:
     program = program_of(plan_of("cpu:2"), collective)
-    lent = lent_channels(program)
+    lent = exported_channels(program)
     long = in_long_chunks(program, lent, 4)
     if collective == "allreduce":  # the way down begins with the first chunk that is complete
         assert long == program

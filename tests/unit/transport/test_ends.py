@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from blinkmpi.transport.network.endpoints import End, Ends
+from blinkmpi.transport.network.endpoints import Endpoint, Endpoints
 
 HEAD, TAIL = (0, 8), (16, 24)  # of the sending end, of the receiving one
 BASE = 3 << 24
@@ -23,11 +23,11 @@ class Channel:
         self.out, self.into = (np.zeros((depth, chunk), np.uint8) for _ in range(2))
         self.comm = MPI.Intracomm(MPI.COMM_SELF).Dup()
         ends = [
-            End(sends, 0, 16, self.words, HEAD[i], TAIL[i], list(slots), chunk, total, first, stride)
+            Endpoint(sends, 0, 16, self.words, HEAD[i], TAIL[i], list(slots), chunk, total, first, stride)
             for i, (sends, slots) in enumerate(((True, self.out), (False, self.into)))
         ]
         self.chunks = ends[0].chunks
-        self.ends = Ends(ends)
+        self.ends = Endpoints(ends)
 
     def begin(self, base: int) -> None:
         self.ends.start(base)
@@ -42,7 +42,7 @@ class Channel:
         """Until nothing moves any more."""
         idle = 0
         while idle < 100:
-            idle = 0 if self.ends.move(self.comm, None) else idle + 1
+            idle = 0 if self.ends.progress(self.comm, None) else idle + 1
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_chunks_go_when_they_are_written_and_come_while_slots_are_free(channel: 
             channel.move()
         got.append(channel.into[3 % 2, :100].copy())
         assert (np.concatenate(got) == data).all()
-        assert channel.ends.through
+        assert channel.ends.finished
         assert channel.seen(TAIL[0], base) == channel.chunks == 4
 
 
@@ -81,25 +81,25 @@ def test_no_more_comes_than_there_are_slots(channel: Channel) -> None:
     channel.raise_flag(HEAD[0], BASE + 4)
     channel.move()
     assert channel.seen(HEAD[1], BASE) == 2
-    assert not channel.ends.through
+    assert not channel.ends.finished
     channel.raise_flag(TAIL[1], BASE + 1)
     channel.move()
     assert channel.seen(HEAD[1], BASE) == 3
     channel.raise_flag(TAIL[1], BASE + 4)
     channel.move()
-    assert channel.ends.through
+    assert channel.ends.finished
 
 
 @pytest.mark.parametrize(("first", "stride", "lengths"), [(0, 2, [300, 300]), (1, 2, [300, 100]), (2, 4, [300])])
 def test_an_end_may_carry_every_so_many_th_chunk(first: int, stride: int, lengths: list[int]) -> None:
     channel = Channel(1000, 300, 4, first, stride)
     assert channel.chunks == len(lengths)
-    assert [len(channel.ends.all[0].part(i)) for i in range(channel.chunks)] == lengths
+    assert [len(channel.ends.all[0].chunk_at(i)) for i in range(channel.chunks)] == lengths
     channel.comm.Free()
 
 
-def test_a_rank_without_ends_is_through() -> None:
-    ends = Ends()
+def test_a_rank_without_endpoints_has_finished() -> None:
+    ends = Endpoints()
     ends.start(BASE)
-    assert ends.through
-    assert not ends.move(MPI.COMM_SELF, None)
+    assert ends.finished
+    assert not ends.progress(MPI.COMM_SELF, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -10,15 +12,17 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import BlinkError, CollectiveTimeout, MismatchError
+from blinkmpi.runtime.collectives import ALLREDUCE
+from blinkmpi.runtime.mpi_fallback import Invocation
 from tests.harness import mpi
 
 OURS = "allreduce:^mpi;broadcast:^mpi;allgather:^mpi;reduce_scatter:^mpi;reduce:^mpi"
 COUNT = 3000
 
 
-def settled(comm: blinkmpi.Communicator) -> int:
-    """How many calls are remembered."""
-    return len(comm._engine()._made)
+def kept(comm: blinkmpi.Communicator) -> int:
+    """How many bound calls are kept."""
+    return len(comm._dispatcher().calls)
 
 
 @pytest.mark.parametrize("algo", [OURS, None])
@@ -46,7 +50,7 @@ def test_content_counts_each_time(comm: MPI.Intracomm, algo: str | None, executo
             ours.Allreduce(MPI.IN_PLACE, x, MPI.MAX)
             assert (x == n - 1 + i).all()
         if ours.executor.startswith("C executor"):
-            assert settled(ours) >= 4
+            assert kept(ours) >= 4
 
 
 @pytest.mark.parametrize("executor", ["auto", "numpy"])
@@ -84,23 +88,76 @@ def test_one_rank_may_take_other_buffers(comm: MPI.Intracomm) -> None:
 
 
 @mpi(ranks=(1, 2), timeout=60)
-def test_the_c_executor_alone_makes_a_call_from_the_third_time_on(comm: MPI.Intracomm) -> None:
-    """Records are of two calls by turns: before, this rank has not told the others of this one in both."""
+def test_a_repeated_call_is_one_call_of_c(comm: MPI.Intracomm) -> None:
+    """But where the call before the last was another one: then the record has to be written first."""
     with blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
-        transport = ours._engine().transport
-        ends: list[bool | None] = []
-        before = transport.again
-        transport.again = lambda made, seq: ends.append(before(made, seq)) or ends[-1]  # type: ignore[method-assign, func-returns-value]
+        host = ours._dispatcher().host
+        written: list[int] = []
+        before = host.write_record
+        host.write_record = lambda seq, *more: written.append(seq) or before(seq, *more)  # type: ignore[method-assign, func-returns-value]
         x, y, other = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32), np.empty(7)
         for i in range(6):
             x[:] = i
             ours.Allreduce(x, y)
             assert (y == comm.size * i).all()
-        assert ends == [None, True, True, True, True]
-        ours.Bcast(other)
+        assert written == [1, 2]
+        ours.Bcast(other)  # call 7
         for _ in range(3):
             ours.Allreduce(x, y)
-        assert ends[5:] == [True, None, True]
+        assert written == [1, 2, 7, 9]
+
+
+@pytest.mark.parametrize("executor", ["c", "numpy"])
+@mpi(ranks=(1, 2, 3), timeout=60)
+def test_a_bound_call_is_started_tested_and_waited_for(comm: MPI.Intracomm, executor: str) -> None:
+    with blinkmpi.Communicator(comm, algo=OURS, executor=executor) as ours:
+        dispatcher = ours._dispatcher()
+        x, y = np.empty(COUNT), np.empty(COUNT)
+        call = dispatcher._bind(Invocation(ALLREDUCE, (x, y, MPI.SUM)), None, None, None)
+        for i in range(6):
+            x[:], y[:] = comm.rank + i, -1
+            dispatcher.seq += 1
+            call.start(dispatcher.seq)
+            if i % 2:
+                call.wait()
+            else:
+                while not call.test():
+                    continue
+            assert (y == sum(range(comm.size)) + comm.size * i).all()
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_the_calls_used_least_recently_are_forgotten(comm: MPI.Intracomm) -> None:
+    """More calls in a cycle than are kept are right, too, and no more are kept."""
+    with blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
+        dispatcher = ours._dispatcher()
+        dispatcher.calls.size = dispatcher.programs.size = 8
+        vectors = [np.empty(10 + i) for i in range(12)]
+        for cycle in range(3):
+            for x in vectors:
+                x[:] = comm.rank + cycle
+                ours.Allreduce(MPI.IN_PLACE, x)
+                assert (x == 1 + 2 * cycle).all()
+        assert kept(ours) == len(dispatcher.programs) == 8
+        bound = list(dispatcher.calls.values())
+        ours.Allreduce(MPI.IN_PLACE, vectors[4])
+        assert list(dispatcher.calls.values()) == [*bound[1:], bound[0]], "what is used again is the most recent"
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_what_is_kept_keeps_no_memory_of_the_user(comm: MPI.Intracomm) -> None:
+    class Watched(np.ndarray):  # type: ignore[type-arg]
+        """An array that can be watched."""
+
+    for algo in (OURS, "allreduce:mpi"):
+        with blinkmpi.Communicator(comm, algo=algo) as ours:
+            owner = np.empty(COUNT).view(Watched)
+            gone = weakref.ref(owner)
+            ours.Allreduce(MPI.IN_PLACE, owner.view(np.ndarray))
+            assert kept(ours) == 1
+            del owner
+            gc.collect()
+            assert gone() is None
 
 
 @mpi(ranks=(2,), timeout=60)
@@ -143,6 +200,6 @@ def test_what_is_wrong_is_still_heard(comm: MPI.Intracomm) -> None:
         assert (y == comm.size).all()
         changes = ours.replan()
         assert all(change.what for change in changes)
-        assert settled(ours) == 0
+        assert kept(ours) == 0
         ours.Allreduce(x, y)
         assert (y == comm.size).all()

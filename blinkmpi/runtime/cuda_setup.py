@@ -1,0 +1,96 @@
+"""Take a GPU for each rank, if every rank has one, and find out together what they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpi4py import MPI
+
+from ..errors import BlinkError, DeviceError, TopologyError
+from ..planning.plan import Plan
+from ..topology import Topology
+from ..topology.gather import gather_gpus
+from ..topology.gpu import GpuFacts
+from ..topology.measured import applied
+from ..topology.probe import probe
+from ..transport.cuda.device import Gpu, cupy, device_count, why_none
+from ..util.cache_folder import cache_dir
+from ..util.settings import Settings, log
+from .cuda_aware import agree, ladder, library_path
+from .cuda_context import CudaContext
+
+CHOSEN: list[int] = []  # the GPU of this process, when it has one
+
+
+def open_gpus(
+    comm: MPI.Intracomm,
+    node: MPI.Intracomm,
+    place: tuple[int, int],
+    given: Topology | None,
+    net: Callable[[Topology], Topology],
+    plan: Callable[[Topology, Gpu, bool], Plan],
+    settings: Settings,
+    say: Callable[[str, str], None],
+) -> tuple[CudaContext | None, str]:
+    """Take a GPU per rank, if every rank has one: find their machine, plan, map their memory; collective.
+
+    Args:
+        node: the ranks of this node; kept, where there are several.
+        place: this rank's number on its machine, and how many there are.
+        given: the machine that the user named, to be emulated unless it is made of these very GPUs.
+        net: puts into a machine what was measured between nodes.
+        plan: makes the plan of all ranks, from machine, GPU and whether it is emulated.
+
+    Returns:
+        The GPUs, or why there are none.
+    """
+    gpu: Gpu | None = None
+    facts: GpuFacts | Exception | str = "BLINKMPI_GPU_DISABLE is set" if settings.gpu_disable else why_none()
+    if not facts:
+        try:
+            gpu = Gpu(choose_device(*place))
+            facts = probe(gpu.bus_id)
+        except BlinkError as error:
+            gpu, facts = None, str(error)
+    try:
+        found, reason = gather_gpus(comm, node, facts)
+    except TopologyError as error:  # the same on all ranks: two of them on one GPU, say
+        found, reason = None, str(error)
+    if gpu is None or found is None:
+        if comm.rank == 0:
+            log(settings, "INFO", f"no GPUs: {reason}")
+        return None, reason
+    found = net(applied(comm, found, facts, cache_dir()))
+    machine = given or found
+    emulated = [d.uuid for d in machine.devices] != [d.uuid for d in found.devices]
+    several = node.size < comm.size
+    aware, crossing = agree(comm, settings.cuda_aware, lambda: ladder(MPI, library_path())) if several else (False, "")
+    here = tuple(node.allgather(comm.rank)) if several else ()
+    plans = plan(machine, gpu, emulated)
+    context = CudaContext(
+        node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here, aware=aware,
+        crossing=crossing,
+    )  # fmt: skip
+    if comm.rank == 0:
+        what = f"{comm.size} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
+        across = f"; between nodes chunks are {crossing}" if crossing else ""
+        log(settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}{across}")
+    return context, ""
+
+
+def choose_device(local_rank: int, local_size: int) -> int:
+    """Which of the GPUs that this process sees is its own: by its place on the node, unless the user chose one.
+
+    Raises:
+        DeviceError: if there are fewer GPUs than ranks.
+    """
+    if not CHOSEN:
+        count, current = device_count(), int(cupy().cuda.runtime.getDevice())
+        if count == 1 or current:  # isolated by the launcher, or chosen by the user
+            CHOSEN.append(current)
+        elif local_rank < count:
+            CHOSEN.append(local_rank)
+        else:
+            raise DeviceError(f"{local_size} ranks on a node, of whose GPUs this process sees {count}; "
+                              "start one rank per GPU")  # fmt: skip
+    return CHOSEN[0]

@@ -1,0 +1,144 @@
+"""Control pages: what every rank of a job tells the others, in memory that the ranks of a node share.
+
+``CONTROL`` bytes a rank, one after another; the first rank of a node writes those of ranks on other nodes, from the
+messages of :mod:`.network.messages`::
+
+    line 0            number of the call that this rank has announced, number of the last that it has finished; where
+                      its send and receive buffers lie in calls of even and of odd number, for those who read them
+    line 1            heartbeat, in ns of the monotonic clock
+    line 2            process id, its start time in ticks (so that a reused id is noticed), 1 once it has left for good
+    line 3            abort word (rank 0's counts): 1 + the rank that aborted, 0 while all is well
+    lines 4..51       three records of 1 KiB (fingerprint, length, body): announcements of calls of even and of odd
+                      number, then the error with which the rank aborted
+    heads             one line per channel that this rank writes: chunks written
+    tails             one line per channel that this rank reads: chunks read
+
+Each word has one writer and only grows, so nothing is ever reset. A line is 64 bytes. On x86-64 plain loads and stores
+of a word keep their order; elsewhere the Python side calls ``fence`` (MPI's ``Win.Sync``) around them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+LINE = 64
+WORDS = LINE // 8
+SEND_WORD, RECV_WORD = 2, 3  # of line 0: where the buffers lie in even calls; in odd calls, 2 words behind
+HEADS = TAILS = 512
+RECORDS = 4  # the line of the first record
+RECORD = 1024
+BODY = RECORD - 16  # bytes of a record's body
+CONTROL = LINE * (RECORDS + 3 * RECORD // LINE + HEADS + TAILS)
+
+
+class ControlPages:
+    """The control pages of all ranks, as this rank maps them.
+
+    Args:
+        memory: the shared memory, which begins with the pages.
+        here: the ranks of this node.
+        fence: orders loads and stores of this thread where the machine does not; None where it does.
+    """
+
+    def __init__(
+        self, memory: NDArray[np.uint8], n: int, rank: int, here: tuple[int, ...], fence: Callable[[], None] | None
+    ) -> None:
+        self.n, self.rank, self.here, self.fence = n, rank, here, fence
+        self.bytes, self.words = memory, memory.view(np.uint64)
+        self.address = memory.ctypes.data
+        self.announced, self.finished = self.column(0), self.column(1)
+        self.heartbeats = self.column(WORDS)
+        self.pids, self.starts, self.lefts = (self.column(2 * WORDS + i) for i in range(3))
+        self.abort = self.words[3 * WORDS : 3 * WORDS + 1]
+        self.gone: set[int] = set()  # ranks of other nodes that MPI knows to have failed
+        self._visible = [False] * n
+
+    def introduce(self) -> None:
+        """Write down which process this is."""
+        self.pids[self.rank], self.starts[self.rank] = os.getpid(), start_time(os.getpid()) or 0
+
+    def see(self) -> None:
+        """Note whose process can be seen: another PID namespace shows other processes, or none, under a peer's id."""
+        peers = zip(self.pids, self.starts, strict=True)
+        self._visible = [
+            r in self.here and start_time(int(pid)) == int(start) != 0 for r, (pid, start) in enumerate(peers)
+        ]
+
+    def column(self, word: int) -> NDArray[np.uint64]:
+        """This word of every rank's pages."""
+        return self.words[word : self.n * CONTROL // 8 : CONTROL // 8]
+
+    def head(self, rank: int, channel: int) -> int:
+        """Index in ``words`` of the head of ``rank``'s ``channel``-th written channel."""
+        return rank * CONTROL // 8 + WORDS * (RECORDS + 3 * RECORD // LINE + channel)
+
+    def tail(self, rank: int, channel: int) -> int:
+        """Index in ``words`` of the tail of ``rank``'s ``channel``-th read channel."""
+        return self.head(rank, HEADS + channel)
+
+    def record(self, rank: int, seq: int) -> int:
+        """Offset in ``bytes`` of ``rank``'s record of call ``seq``."""
+        return rank * CONTROL + RECORDS * LINE + (seq % 2) * RECORD
+
+    def error_record(self, rank: int) -> int:
+        """Offset in ``bytes`` of the record with the error with which ``rank`` aborted."""
+        return self.record(rank, 0) + 2 * RECORD
+
+    def fingerprints(self, seq: int) -> list[int]:
+        """Every rank's fingerprint of call ``seq``."""
+        found: list[int] = self.column(self.record(0, seq) // 8).tolist()
+        return found
+
+    def write(self, at: int, body: bytes, fingerprint: int = 0) -> None:
+        """Write a record."""
+        self.words[at // 8] = fingerprint
+        self.words[at // 8 + 1] = len(body)
+        self.bytes[at + 16 : at + 16 + len(body)] = np.frombuffer(body, np.uint8)
+
+    def read(self, at: int) -> bytes:
+        """A record's body."""
+        length = min(int(self.words[at // 8 + 1]), BODY)
+        return bytes(self.bytes[at + 16 : at + 16 + length])
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self.heartbeats[self.rank] = time.monotonic_ns()
+
+    def state(self, rank: int) -> str:
+        """The process of ``rank``: ``running``, ``stopped``, ``left``, ``gone``, or ``""`` if it cannot be seen."""
+        if self.lefts[rank]:
+            return "left"
+        if rank in self.gone:
+            return "gone"
+        if not self._visible[rank]:
+            return ""
+        pid = int(self.pids[rank])
+        state = process_state(pid)
+        if state is None or state in "ZX" or start_time(pid) != int(self.starts[rank]):
+            return "gone"
+        return "stopped" if state in "Tt" else "running"
+
+
+def process_state(pid: int) -> str | None:
+    """The state letter of /proc/PID/stat, or None if there is no such process."""
+    fields = _stat(pid)
+    return fields[0] if fields else None
+
+
+def start_time(pid: int) -> int | None:
+    """When ``pid`` started, in clock ticks since boot, or None if there is no such process."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None

@@ -1,0 +1,145 @@
+"""A call on CPU ranks: a program bound to buffers and a deadline."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...program.memory import address
+from ..announcement import Called
+from .native import SEQ_BITS, UNTOLD, CallStruct
+from .numpy_executor import NumpyStage, Outcome
+
+if TYPE_CHECKING:
+    from .executor import HostTransport
+    from .host_program import HostProgram
+
+OUTCOMES = tuple(Outcome)  # by executor.c's numbers
+
+
+@dataclass(frozen=True)
+class HostBuffers:
+    """What a rank sends from and receives into: 1-D contiguous arrays of the call's type, or None.
+
+    ``final`` is where the result goes when it is complete, if ``recv`` is memory of our own.
+    """
+
+    send: Any
+    recv: Any
+    final: Any = None
+
+
+class HostCall:
+    """A bound call: see :class:`..interface.BoundCall`.
+
+    Args:
+        buffers: kept alive only where NumPy executes the call, and unless ``keep`` is false. A call that is kept for
+            later must not keep the user's memory alive: it is made again only on buffers at the same addresses.
+        timeout_s: how long to wait without any progress.
+    """
+
+    def __init__(
+        self,
+        transport: HostTransport,
+        program: HostProgram,
+        called: Called,
+        buffers: HostBuffers,
+        timeout_s: float,
+        *,
+        keep: bool,
+    ) -> None:
+        self.transport, self.program, self.called, self.timeout_s = transport, program, called, timeout_s
+        self.fingerprint, self.record = transport.encode(called)
+        self.buffers = buffers if keep or program.executor == "numpy" else None
+        self.reusable = self.buffers is None
+        final, recv = buffers.final, buffers.recv
+        self._copy = (address(final), address(recv), final.nbytes) if final is not None and recv is not None else None
+        self._received = recv if final is not None else None  # memory of ours, which nobody else keeps
+        self._rows = program.rows.ctypes.data
+        self.struct = CallStruct.from_buffer_copy(program.struct)
+        self._bind(buffers)
+        self._at = ctypes.addressof(self.struct)
+        native = transport.native
+        one_call = program.executor == "c" and native is not None and transport.messages is None
+        self._run = native.code.blink_run if one_call and native is not None else None
+        self.left: list[NumpyStage] = []  # what NumPy has still to do
+
+    def _bind(self, buffers: HostBuffers) -> None:
+        struct, (sends, receives) = self.struct, self.program.exports
+        send, recv = buffers.send, buffers.recv
+        struct.send = 0 if send is None else address(send)
+        struct.recv = 0 if recv is None else address(recv)
+        struct.send_bytes = send.nbytes if sends and send is not None else 0
+        struct.recv_bytes = recv.nbytes if receives and recv is not None else 0
+        struct.print = self.fingerprint
+        struct.timeout_ns = int(self.transport.slice_of(self.timeout_s) * 1e9)
+
+    def run(self, seq: int) -> None:
+        """Make the call: mostly one call of C."""
+        if self._run is None:
+            self.start(seq)
+            self.wait()
+            return
+        status = self._run(self._at, self._rows, seq)
+        if status == UNTOLD:  # the call before the last one was another one
+            self.transport.write_record(seq, self.fingerprint, self.record)
+            status = self._run(self._at, self._rows, seq)
+        if status:
+            self._finish(OUTCOMES[status], begun=True)
+        elif self._copy is not None:
+            ctypes.memmove(*self._copy)
+
+    def start(self, seq: int) -> None:
+        """Announce the call."""
+        self.program.endpoints.start(seq << SEQ_BITS)
+        if self.program.executor == "numpy":
+            self.transport.announce(seq, self.called)
+            self.struct.seq, self.struct.base, self.struct.phase = seq, seq << SEQ_BITS, 0
+            return
+        self.transport.write_record(seq, self.fingerprint, self.record)
+        self.transport.native.code.blink_begin(self._at, seq)  # type: ignore[union-attr]
+
+    def test(self) -> bool:
+        """Do what can be done now; returns whether the call has completed."""
+        outcome, _ = self.transport.attempt(self, 0.0)
+        if outcome in (Outcome.EXPIRED, Outcome.ABORTED):
+            self.transport.look(int(self.struct.seq), dict, 0.0, self.timeout_s)
+            return False
+        self._finish(outcome, begun=False)
+        return True
+
+    def wait(self) -> None:
+        """Return when the call has completed."""
+        self._finish(Outcome.EXPIRED, begun=False)
+
+    def _finish(self, outcome: Outcome, *, begun: bool) -> None:
+        """Go on until the call has completed, or raise what became of it.
+
+        Args:
+            begun: whether a slice of the deadline has passed already.
+        """
+        transport, seq = self.transport, int(self.struct.seq)
+        if outcome in (Outcome.EXPIRED, Outcome.ABORTED):
+            outcome = transport.complete(self, begun=begun)
+        if outcome is Outcome.DIFFER:
+            transport.compare(seq, self.fingerprint)
+        if outcome is Outcome.REFUSED:  # on every rank
+            self._through_slots().run(seq)
+            return
+        if outcome is Outcome.FAULT:
+            raise transport.unreadable(self)
+        if self._copy is not None:
+            ctypes.memmove(*self._copy)
+
+    def _through_slots(self) -> HostCall:
+        """The same call by a program that reads nobody's buffers."""
+        transport, program = self.transport, self.program
+        if program.through_slots is None:
+            program.through_slots = transport.load(program.make)
+        transport.say(f"{self.called}: slots, because a rank's buffer cannot be read by the others")
+        call = HostCall(
+            transport, program.through_slots, self.called, HostBuffers(None, None), self.timeout_s, keep=False
+        )
+        call.struct.send, call.struct.recv, call._copy = self.struct.send, self.struct.recv, self._copy
+        return call

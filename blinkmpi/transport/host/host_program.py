@@ -1,0 +1,161 @@
+"""A program as one CPU rank executes it: addresses in the shared window instead of channels."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...program.ir import Program, Stage
+from ...program.partition import NodePart, part_of
+from ...program.reduction import accumulator_of, dtype_of
+from ..control_pages import CONTROL, LINE
+from ..network.endpoints import FIRST_CHANNEL, Endpoint, Endpoints
+from . import native
+from .channel_layout import ChannelLayout
+from .native_rows import rows_of
+from .numpy_executor import NumpyStage
+from .shared_window import SharedWindow, cache_bytes
+from .single_copy import ExportedChunks, Helper, exported_channels, in_long_chunks
+
+ExecutorName = Literal["c", "numpy"]
+NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
+CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
+
+
+@dataclass
+class HostProgram:
+    """What executes a program on one rank. It keeps no program, which may be large, but can ask for it again."""
+
+    make: Callable[[], Program]  # the whole job's program
+    executor: ExecutorName
+    rows: NDArray[np.int64]  # the rank's stages as executor.c has them
+    struct: native.CallStruct  # a call of it, but for buffers and number
+    endpoints: Endpoints  # of channels between nodes
+    steps: list[NumpyStage]  # the rank's stages, where NumPy executes them
+    exports: tuple[bool, bool]  # whether others read this rank's send, its receive buffer
+    cma: bool  # whether some rank's buffer is read by others
+    trees: int  # how many trees it has, for the log
+    chunk_bytes: int
+    depth: int
+    style: ctypes.Array[ctypes.c_char] = field(default_factory=lambda: ctypes.create_string_buffer(native.STYLE_BYTES))
+    through_slots: HostProgram | None = None  # for a call in which some rank's buffer cannot be read
+
+
+def load(
+    make: Callable[[], Program], window: SharedWindow, library: native.Native | None, helper: Helper, *, cma: bool
+) -> HostProgram:
+    """Resolve a program's channels to addresses in ``window``.
+
+    Args:
+        make: gives the program.
+        library: the C executor; without it NumPy executes everything.
+        cma: whether what lies in its writer's buffer is read from there.
+    """
+    resolved = resolve(make(), window, library, cma=cma)
+    part, program, call, rank = resolved.part, resolved.program, resolved.program.call, window.pages.rank
+    item, acc = dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize
+    stages, codes, exported = program.of(rank), resolved.codes, resolved.exported
+    rows = rows_of(program, resolved.layout, window, exported, item)
+    partial = any(program.channels[c].partial for stage in stages for c in (*stage.ins, *stage.outs))
+    folds = any(len(stage.fold) > 1 or stage.final for stage in stages)
+    in_c = library is not None and (codes is not None or not (folds or (item != acc and partial)))
+    struct = native.CallStruct()
+    struct.dtype, struct.op = codes or (0, 0)
+    struct.stages, struct.item, struct.acc = len(rows.stages), item, acc
+    struct.chunk, struct.depth = program.chunk, program.depth
+    struct.divide = call.n if call.op == "avg" else 0
+    struct.stream = 2 * call.n * call.nbytes > CACHE_BYTES  # all ranks' buffers
+    struct.cma, struct.helper = bool(exported), helper.address(program, exported)
+    place(struct, window)
+    mine = {at.buffer for c, at in exported.items() if program.channels[c].writer == rank}
+    loaded = HostProgram(
+        make,
+        "c" if in_c else "numpy",
+        np.array(rows.words, np.int64),
+        struct,
+        endpoints_of(part, resolved.layout, window),
+        [] if in_c else [NumpyStage(stage, program, resolved.layout, window) for stage in stages],
+        ("send" in mine, "recv" in mine),
+        bool(exported),
+        len({channel.tree for channel in program.channels}),
+        program.chunk * item,
+        program.depth,
+    )
+    struct.style = ctypes.addressof(loaded.style)
+    return loaded
+
+
+@dataclass
+class Resolved:
+    """A program of this node's ranks, with the places of its channels."""
+
+    part: NodePart
+    program: Program
+    layout: ChannelLayout
+    codes: tuple[int, int] | None  # of type and operation, as executor.c numbers them
+    exported: dict[int, ExportedChunks]  # channels that are read from their writers' buffers
+
+
+def resolve(whole: Program, window: SharedWindow, library: native.Native | None, *, cma: bool) -> Resolved:
+    """Cut this node's part out of a program and lay out its channels; the same on every rank of the node."""
+    part = part_of(whole, window.pages.here)
+    call = part.program.call
+    item, acc = dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize
+    codes = native.codes(call.dtype, call.op) if library else None
+    exported = exported_channels(part.program) if cma and (codes or not call.op) else {}
+    program = in_long_chunks(part.program, exported, item)
+    layout = ChannelLayout(program, window, item, acc, 0 if library else NUMPY_SHIFT, exported)
+    return Resolved(part, program, layout, codes, exported)
+
+
+def place(struct: native.CallStruct, window: SharedWindow) -> None:
+    """Tell the C executor where the control pages are."""
+    pages = window.pages
+    struct.n, struct.rank, struct.stride = pages.n, pages.rank, CONTROL // 8
+    struct.calls = pages.address
+    for turn in (0, 1):
+        setattr(struct, f"prints[{turn}]", pages.address + pages.record(0, turn))
+    struct.heartbeat = pages.address + pages.rank * CONTROL + LINE
+    struct.pids = pages.address + 2 * LINE
+    struct.abort = pages.address + 3 * LINE
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage is: what it waits for, if it only waits for readers, and the first chunk that is not done."""
+
+    stage: Stage
+    chunk: int
+    waits: bool
+
+
+def progress_of(loaded: HostProgram, resolved: Resolved, window: SharedWindow) -> list[Progress]:
+    """How far each of this rank's stages is in the call under way."""
+    if loaded.executor == "numpy":
+        return [Progress(step.stage, step.k, waits=False) for step in loaded.steps]
+    item = dtype_of(resolved.program.call.dtype).itemsize
+    rows = rows_of(resolved.program, resolved.layout, window, resolved.exported, item)
+    done = [int(loaded.rows[at]) for at in rows.counters]
+    return [Progress(*each) for each in zip(rows.stages, done, rows.waits, strict=True)]
+
+
+def endpoints_of(part: NodePart, layout: ChannelLayout, window: SharedWindow) -> Endpoints:
+    """The endpoints, in shared memory, of this rank's channels to other nodes."""
+    program, rank, found = part.program, window.pages.rank, []
+    for stage in program.of(rank):
+        for c in (*stage.ins, *stage.outs):
+            if c not in part.far:
+                continue
+            kind = (accumulator_of if program.channels[c].partial else dtype_of)(program.call.dtype)
+            chunk, total = program.chunk_of(stage) * kind.itemsize, stage.count * kind.itemsize
+            starts = [layout.slots[c] + k * layout.strides[c] for k in range(program.depth)]
+            slots = [window.bytes[at : at + chunk] for at in starts]
+            to, tag = part.far[c].rank, FIRST_CHANNEL + part.far[c].channel
+            head, tail = layout.heads[c], layout.tails[c][rank]
+            found.append(Endpoint(c in stage.outs, to, tag, window.pages.words, head, tail, slots, chunk, total))
+    return Endpoints(found)

@@ -1,0 +1,159 @@
+"""What a rank knows of the others from the control pages, and the errors that follow from it. It never waits."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
+from .announcement import Announcement, Called, Delegated, Failed, decode, decode_failure, ranks_text, short, some
+from .control_pages import ControlPages
+
+STATES = {
+    "gone": "is gone (killed or crashed)",
+    "left": "has left (Python ended there)",
+    "stopped": "is stopped (SIGSTOP or a debugger)",
+    "running": "runs",
+}
+SILENT_NS = 1_000_000_000  # without a heartbeat, after which a rank is suspected first
+
+
+class Peers:
+    """The other ranks of a communicator.
+
+    Args:
+        hosts: the name of every rank's machine.
+    """
+
+    def __init__(self, pages: ControlPages, hosts: list[str]) -> None:
+        self.pages, self.hosts = pages, hosts
+        self.n, self.rank = pages.n, pages.rank
+
+    def announced(self, rank: int, seq: int) -> Announcement | None:
+        """What ``rank`` announced of call ``seq``, if its record still holds it."""
+        return decode(self.pages.read(self.pages.record(rank, seq))) if seq else None
+
+    def text(self, rank: int, seq: int) -> str:
+        """The same in words."""
+        said = self.announced(rank, seq)
+        return "" if said is None else str(said)
+
+    def ended(self) -> list[int]:
+        """The other ranks whose processes have ended."""
+        return [r for r in range(self.n) if r != self.rank and self.pages.state(r) in ("left", "gone")]
+
+    def lost(self) -> list[int]:
+        """The ranks whose processes have died."""
+        return [r for r in range(self.n) if self.pages.state(r) == "gone"]
+
+    def owing(self, what: str) -> dict[int, str]:
+        """All other ranks that may still owe ``what``."""
+        return {r: what for r in range(self.n) if r != self.rank and self.pages.state(r) != "left"}
+
+    def absent(self, seq: int) -> dict[int, str]:
+        """The ranks that have not announced call ``seq``."""
+        return {r: f"its call {seq}" for r in range(self.n) if int(self.pages.announced[r]) < seq}
+
+    def raise_abort(self, seq: int) -> None:
+        """Raise the error of a rank that aborted, if one did; ``seq`` is the call that this rank leaves."""
+        if int(self.pages.abort[0]):
+            raise self.abort_error(seq)
+
+    def abort_error(self, seq: int) -> BlinkError:
+        """The error of the rank that aborted."""
+        pages = self.pages
+        first = int(pages.abort[0]) - 1
+        failure = decode_failure(pages.read(pages.error_record(first)))
+        kind = {k.__name__: k for k in (CollectiveTimeout, PeerLost)}.get(failure.name)
+        if kind is not None:
+            return kind(f"{failure.message} (found by rank {first}; rank {self.rank} left call {seq} too)")
+        return PeerLost(
+            f"call {seq}, {self.text(self.rank, seq)}: rank {first} (process {int(pages.pids[first])}) "
+            f"gave up with {short(str(failure))}; rank {self.rank} left, too. "
+            "The communicator is dead; start the job again"
+        )
+
+    def mismatch_so_far(self, seq: int, text: str) -> BlinkError | None:
+        """The error if a rank that has announced call ``seq`` announced another one than ``text``, or aborted."""
+        pages = self.pages
+        if int(pages.abort[0]):
+            return self.abort_error(seq)
+        here = [r for r in range(self.n) if int(pages.announced[r]) == seq]
+        fingerprints = pages.fingerprints(seq)
+        here = [r for r in here if int(pages.announced[r]) == seq]  # a rank that went on may have written another one
+        if len({fingerprints[r] for r in here}) > 1:
+            return MismatchError(
+                f"call {seq}: rank {self.rank} called {short(text)}, "
+                + some([f"rank {r} {self.text(r, seq)}" for r in here if r != self.rank])
+                + "; call the same on every rank. The communicator is dead"
+            )
+        return None
+
+    def mismatch_error(self, seq: int, fingerprints: list[int]) -> BlinkError | None:
+        """The error for a call that the ranks announced differently, the same on every rank.
+
+        None if all announced the same collective and some rank's arguments delegate it to MPI.
+        """
+        said = {f: self.announced(fingerprints.index(f), seq) for f in dict.fromkeys(fingerprints)}
+        who = {f: [r for r in range(self.n) if fingerprints[r] == f] for f in said}
+        for f, announcement in said.items():
+            if isinstance(announcement, Failed):
+                return RemoteError(f"call {seq}: {ranks_text(who[f])} failed: {announcement.failure}")
+        if any(isinstance(a, Delegated) for a in said.values()) and len({_collective(a) for a in said.values()}) == 1:
+            return None
+        sides = some([f"{ranks_text(who[f])}: {announcement}" for f, announcement in said.items()])
+        return MismatchError(
+            f"call {seq}: the ranks disagree. {sides}. "
+            "Every rank must make the same calls in the same order with equal arguments"
+        )
+
+    def timeout_error(self, seq: int, waits: dict[int, str], lost: list[int], waited_s: float) -> BlinkError:
+        """The error for a wait that ended: who waited for whom, for what, and what is known of the suspects."""
+        pages, now = self.pages, time.monotonic_ns()
+        others = [r for r in range(self.n) if r != self.rank and (r in waits or int(pages.finished[r]) < seq)]
+        stopped = [r for r in others if pages.state(r) == "stopped"]
+        silent = [r for r in others if now - int(pages.heartbeats[r]) > SILENT_NS]
+        suspects = lost or stopped or [r for r in silent if r in waits] or silent or sorted(waits)
+        owed: dict[str, list[int]] = {}
+        for r in sorted(set(waits).intersection(suspects) or waits):
+            owed.setdefault(waits[r], []).append(r)
+        details = some([f"{ranks_text(ranks)} for {what}" for what, ranks in owed.items()])
+        text = f"call {seq}, {self.text(self.rank, seq)}: {self.states(suspects, seq)}. "
+        text += f"Rank {self.rank} on {self.hosts[self.rank]} waited {waited_s:.1f} s without progress on {details}. "
+        if lost:
+            return PeerLost(f"{text}The communicator is dead; start the job again")
+        return CollectiveTimeout(f"{text}Look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT)")
+
+    def states(self, ranks: list[int], seq: int = -1) -> str:
+        """What is known of some ranks, in words; ``seq`` is the call that the reader knows of."""
+        found = []
+        for r in ranks:
+            entered = int(self.pages.announced[r])
+            last = f"last entered call {entered} {self.text(r, entered)}" if entered else "entered no call yet"
+            last = "in the same call" if entered == seq else last
+            state = STATES.get(self.pages.state(r), "cannot be seen from here")
+            state += f" (host {self.hosts[r]})" if r not in self.pages.here else ""
+            found.append(f"rank {r} (process {int(self.pages.pids[r])}) {state}, {last}")
+        return some(found)
+
+    def unreadable_error(self, seq: int, rank: int, peer: int, fault: int) -> PeerLost:
+        """The error for memory of ``peer`` that ``rank`` could not read in a call; ``fault`` is errno."""
+        return PeerLost(
+            f"call {seq}, {self.text(rank, seq)}: {self.states([peer], seq)}. Rank {rank} on {self.hosts[rank]} "
+            f"cannot read its memory any more: {os.strerror(fault)}. "
+            "The communicator is dead; start the job again"
+        )
+
+    def network_error(self, seq: int, error: Exception) -> PeerLost:
+        """The error for a rank of another node that MPI cannot reach any more."""
+        gone = self.lost()
+        who = self.states(gone, seq) if gone else f"MPI cannot reach a rank of another node: {error}"
+        return PeerLost(f"call {seq}, {self.text(self.rank, seq)}: {who}. Rank {self.rank} on "
+                        f"{self.hosts[self.rank]} left. The communicator is dead; start the job again")  # fmt: skip
+
+
+def _collective(announcement: Announcement | None) -> str:
+    """The collective that a rank announced."""
+    if isinstance(announcement, Called):
+        return announcement.text.partition("(")[0]
+    return announcement.collective if isinstance(announcement, Delegated) else ""
