@@ -39,7 +39,7 @@ from .context import Context
 from .cuda_calls import CudaCalls
 from .device_buffers import lies_on_device
 from .mpi_fallback import CollectiveMethod, EntryCall, Invocation, MpiCall, RefusedCall, describe, fallback_error
-from .process_exit import LOST, UNCAUGHT
+from .process_exit import LOST, UNCAUGHT, follow_launcher
 from .requests import Persistent, ProgressThread, Request
 
 BOUND_CALLS = 4096  # calls that are kept to be made again
@@ -51,6 +51,8 @@ class Dispatcher:
 
     def __init__(self, comm: MPI.Intracomm, options: Options, part: Topology | None = None) -> None:
         self.context = Context(comm, options, part)
+        if self.context.settings.end_with_launcher and self.context.n > 1:
+            follow_launcher()
         self.dead: BaseException | None = None
         self.seq = 0  # the number of the last call
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)

@@ -1,4 +1,4 @@
-"""How a process ends, and with it the job: an uncaught exception, a peer that died before, a launcher that ended."""
+"""How a process ends, and the job with it: after an uncaught exception, a peer's death, or the launcher's end."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 from mpi4py import MPI, run
 
 UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
+FOLLOWS = threading.Event()  # a thread waits for the launcher
 LOST = threading.Event()  # a process of the job has died, and this one has outlived it
 FINALIZE_SECONDS = 3.0  # what MPI_Finalize may take then
 ORPHANED_SECONDS = 0.2  # likewise, where the launcher has ended: nobody is left to finalize with
@@ -31,7 +32,6 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
     if comm.size == 1 or getattr(sys.excepthook, "blinkmpi", False):
         return
     atexit.register(bound_finalize)
-    threading.Thread(target=end_with_launcher, name="blinkmpi-launcher", daemon=True).start()
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -42,6 +42,13 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
 
     hook.blinkmpi = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def follow_launcher() -> None:
+    """End this process when its launcher has ended (``BLINKMPI_END_WITH_LAUNCHER=0`` turns it off). Begun once."""
+    if not FOLLOWS.is_set():
+        FOLLOWS.set()
+        threading.Thread(target=end_with_launcher, name="blinkmpi-launcher", daemon=True).start()
 
 
 def bound_finalize() -> None:
@@ -60,10 +67,10 @@ def bound_finalize() -> None:
 
 
 def end_with_launcher() -> None:
-    """Wait until the launcher that started this process has ended, and end it then. A thread's whole life.
+    """Wait until the launcher that started this process has ended, then end this process. Runs in a thread of its own.
 
-    A launcher ends after its ranks, or kills them. But one that loses a host may end first, and a rank that hears of it
-    within MPI at that moment hangs there now and then (Open MPI 5, in a lock of its own), for ever.
+    A launcher ends after its ranks, or kills them. But a launcher that loses a host may end first, and a rank inside MPI
+    may then hang for ever (Open MPI 5, in a lock of its own). So a rank that has not ended by itself is killed.
     """
     try:
         name = Path(f"/proc/{LAUNCHER}/comm").read_text(encoding="utf-8").strip()

@@ -30,6 +30,7 @@ KNOWN = {
     "GPU_DISABLE": "1: GPUs are not used, and arrays in GPU memory are refused",
     "CUDA_AWARE": "1 or 0: MPI takes GPU memory, or does not, whatever it says itself",
     "BUFFSIZE": "bytes of shared memory for slots per rank",
+    "END_WITH_LAUNCHER": "0: a rank goes on when the launcher that started it has ended (default: it ends after 1 s)",
     "CACHE_DIR": "where the compiled C executor is kept",
     "NODES": "4+4: virtual nodes of so many ranks each, which share no memory (for tests and what-if measurements)",
     "NODE_ID": "overrides which ranks count as one node (for tests)",
@@ -52,6 +53,7 @@ class Settings(Value, frozen=True):
     cma_disable: bool = False
     gpu_disable: bool = False
     cuda_aware: bool | None = None
+    end_with_launcher: bool = True
     nodes: tuple[int, ...] = ()
     unknown: tuple[str, ...] = ()
 
@@ -86,6 +88,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         cma_disable=_switch(ours, "CMA_DISABLE"),
         gpu_disable=_switch(ours, "GPU_DISABLE"),
         cuda_aware=_switch(ours, "CUDA_AWARE") if ours.get("CUDA_AWARE") else None,
+        end_with_launcher=_switch(ours, "END_WITH_LAUNCHER", "1"),
         nodes=_sizes(ours, "NODES"),
         unknown=tuple(_hint(name) for name in sorted(ours) if name not in KNOWN),
     )
@@ -98,8 +101,8 @@ def log(settings: Settings, level: str, text: str) -> None:
         print(f"{where} BLINKMPI {level} {text}", file=sys.stderr, flush=True)
 
 
-def _switch(ours: Mapping[str, str], name: str) -> bool:
-    text = ours.get(name) or "0"
+def _switch(ours: Mapping[str, str], name: str, default: str = "0") -> bool:
+    text = ours.get(name) or default
     if text not in ("0", "1"):
         raise SettingsError(f"{PREFIX}{name}={text!r}: expected 0 or 1")
     return text == "1"

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, MismatchError, PeerLost, RemoteError
-from blinkmpi.runtime.mpi_fallback import Job as CallJob
+from blinkmpi.runtime.mpi_fallback import Invocation
 from tests.harness import mpi
 from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, finish, run_case, said, say, start_case
 
@@ -82,7 +82,7 @@ def case_interrupt(how: str, timeout: str) -> None:
     say(ready=True)
     if comm.rank in (0, 2):
         if how == "mpi":  # they enter the call, but not MPI's part of it
-            CallJob.mpi = lambda *_: time.sleep(60)  # type: ignore[assignment, method-assign]
+            Invocation.begin = lambda *_: time.sleep(60)  # type: ignore[assignment, method-assign]
             comm.Allreduce(np.ones(8), np.empty(8))
         time.sleep(60)
     error = attempt(lambda: comm.Allreduce(np.ones(8), np.empty(8)))
