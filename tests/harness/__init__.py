@@ -35,6 +35,7 @@ from tests.harness.jobs import (
     Job,
     Outcome,
     Started,
+    command_line,
     mpirun,
     run_command,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Started",
     "Verdict",
     "abort",
+    "command_line",
     "inline",
     "mpi",
     "mpirun",

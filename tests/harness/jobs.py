@@ -61,7 +61,7 @@ def mpirun() -> str:
 
 
 class Closing(ABC):
-    """What ``with`` leaves nothing behind of."""
+    """A resource that ``with`` closes."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +77,7 @@ class Closing(ABC):
 
 
 class Started(Closing):
-    """A launcher that runs, with its output in a file."""
+    """A launcher in the background, with its output in a file."""
 
     timeout: float
     _log: Path
@@ -182,7 +182,7 @@ class Job(Started):
                 self._process.wait(3)
         elif self._members():
             time.sleep(0.5)  # a rank may be on its way out
-        leftovers = tuple(_command_line(pid) for pid, _ in self._members()) if ended_by_itself else ()
+        leftovers = tuple(command_line(pid) for pid, _ in self._members()) if ended_by_itself else ()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         for _ in range(100):
@@ -213,7 +213,8 @@ class Job(Started):
         return sorted(found)
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
+    """Say what runs as a process."""
     with contextlib.suppress(OSError):
         return f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return f"{pid}: gone"

@@ -19,7 +19,7 @@ from tests.harness.jobs import GRACE_S, ROOT, TAIL, Outcome, run_command
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one rank says of itself; ``outcome`` is passed, skipped, failed or silent."""
+    """How the function ended on one rank; ``outcome`` is passed, skipped, failed or silent."""
 
     outcome: str
     detail: str = ""
@@ -27,7 +27,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a function on ranks."""
+    """How a function ended on all ranks, and how their job ended."""
 
     verdicts: tuple[Verdict, ...]
     job: Outcome
@@ -41,7 +41,7 @@ class Report:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong, in words, or None."""
+        """Say what is wrong, or None."""
         job, outcomes = self.job, {v.outcome for v in self.verdicts}
         if outcomes in ({"passed"}, {"skipped"}) and job.rc == 0 and not job.timed_out and not job.leftovers:
             return None
