@@ -4,7 +4,7 @@
 import as ``blinkmpi.topology``, ``blinkmpi.trees``, ``blinkmpi.launch``. The
 map below says so to the installer; three relative symlinks inside ``blinkmpi/``
 say the same to a Python or a type checker that starts in the checkout.
-``tests/unit/test_house.py`` holds map, links and folders equal.
+``tests/unit/project/test_house.py`` holds map, links and folders equal.
 
 Everything that only configures a tool is in ``pyproject.toml``.
 """

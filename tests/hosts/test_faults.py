@@ -1,10 +1,10 @@
-"""Hosts and links that fail in the middle of a call: every rank that is left says so in time, and the job ends.
+"""Hosts and links that fail in the middle of a call: every remaining rank raises an error in time, and the job ends.
 
-What mpirun (Open MPI 5.0) does is not ours, and is this, as seen here. Where a connection is closed, because ranks or
-all processes of a host are killed, it ends the job at once. Where a link or a host is dead without a word, it waits
-until TCP gives up, long after the ranks have raised their errors and ended: its own time limit does not help. By the
-kernel's default that takes a quarter of an hour, so the hosts here are set to about six seconds. It names the host
-then, and its exit status may be 0 all the same.
+Seen of Open MPI 5.0's mpirun: when a connection is closed, because ranks or all processes of a host are killed, it ends
+the job at once. When a link or a host is dead without closing its connections, mpirun waits until TCP gives up, long
+after the ranks have raised their errors and ended, and its own time limit does not help. By the kernel's default that
+takes a quarter of an hour, so the hosts here are set to about six seconds. Then mpirun names the host; its exit status
+may be 0 all the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TCP_RETRIES = 4  # 6.2 s: later than the ranks' deadline
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Three hosts, whose TCP gives up soon."""
+    """Three hosts whose TCP gives up after a few seconds."""
     with World(3) as world:
         for host in world.names:
             world.do(host, "bash", "-c", f"echo {TCP_RETRIES} >/proc/sys/net/ipv4/tcp_retries2")
@@ -39,7 +39,7 @@ def world() -> Iterator[World]:
 
 
 def start(world: World, layout: tuple[int, ...], folder: Path, *options: str, left: int = 0) -> Job:
-    """Start ranks that call Allreduce until it fails, of which ``left`` will be left; all have done it once."""
+    """Start ranks that call Allreduce until it fails, and wait for their first call; ``left`` ranks will survive."""
     argv = program(layout, allreduces, folder, left, timeout=80)
     job = world.start(layout, argv, timeout=90, options=options)
     try:
@@ -66,11 +66,11 @@ def allreduces(folder: str, left: str) -> None:
         Path(folder, f"{comm.rank}.draft").rename(Path(folder, str(comm.rank)))
     end = time.monotonic() + 2 * DEADLINE_S
     while len([p for p in Path(folder).iterdir() if not p.suffix]) < int(left) and time.monotonic() < end:
-        time.sleep(0.02)  # the first to leave ends the job: let the others speak
+        time.sleep(0.02)  # the first rank that leaves ends the job: let the others write their error
 
 
-def heard(folder: Path) -> dict[int, str]:
-    """The error of each rank that raised one, which must be in time and say what to do."""
+def errors_of(folder: Path) -> dict[int, str]:
+    """Give the kind of error of each rank that raised one; each was raised in time and names the call."""
     errors = {}
     for path in sorted(folder.iterdir()):
         kind, text, seconds = json.loads(path.read_text())
@@ -101,19 +101,19 @@ def kill_ranks(world: World, host: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_dead_link_is_told_on_both_sides(world: World, tmp_path: Path) -> None:
+def test_a_dead_link_is_reported_on_both_sides(world: World, tmp_path: Path) -> None:
     job = start(world, (2, 2), tmp_path, left=4)
     world.link("host1", "down")
     outcome = ended(job, within=45)
-    assert heard(tmp_path) == dict.fromkeys(range(4), "CollectiveTimeout"), outcome.output
+    assert errors_of(tmp_path) == dict.fromkeys(range(4), "CollectiveTimeout"), outcome.output
     assert "host1" in outcome.output
 
 
-def test_a_host_without_power_is_told_on_all_others(world: World, tmp_path: Path) -> None:
+def test_a_host_without_power_is_reported_on_all_others(world: World, tmp_path: Path) -> None:
     job = start(world, (2, 2, 1), tmp_path, left=3)
     world.kill("host1")
     outcome = ended(job, within=45)
-    assert heard(tmp_path) == dict.fromkeys((0, 1, 4), "CollectiveTimeout"), outcome.output
+    assert errors_of(tmp_path) == dict.fromkeys((0, 1, 4), "CollectiveTimeout"), outcome.output
     assert "host1" in outcome.output
 
 
@@ -124,11 +124,11 @@ def test_killed_ranks_end_the_job(world: World, tmp_path: Path) -> None:
     assert outcome.rc != 0, outcome.output
 
 
-def test_under_fault_tolerance_the_others_hear_of_killed_ranks(world: World, tmp_path: Path) -> None:
+def test_under_fault_tolerance_the_others_raise_peer_lost(world: World, tmp_path: Path) -> None:
     job = start(world, (2, 2), tmp_path, "--with-ft", "ulfm", left=2)
     kill_ranks(world, "host1")
     outcome = ended(job, within=15)
-    assert heard(tmp_path) == dict.fromkeys(range(2), "PeerLost"), outcome.output
+    assert errors_of(tmp_path) == dict.fromkeys(range(2), "PeerLost"), outcome.output
 
 
 def test_a_host_whose_processes_are_killed_ends_the_job(world: World, tmp_path: Path) -> None:

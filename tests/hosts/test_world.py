@@ -1,4 +1,4 @@
-"""The hosts of the other tests are apart, their links have the rates that were asked for, and nothing is left over."""
+"""The hosts of the other tests are isolated, their links have the wanted rates, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def of_the_machine() -> tuple[set[str], list[str]]:
     return set(os.listdir("/sys/class/net")), mounts
 
 
-def test_hosts_are_apart() -> None:
+def test_hosts_are_isolated() -> None:
     before = of_the_machine()
     with World(2, links=2) as world:
         assert of_the_machine() == before

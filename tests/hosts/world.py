@@ -1,9 +1,9 @@
 """Hosts as namespaces of one machine, with links between them, for tests of jobs on several hosts.
 
 A :class:`World` is a process (``world.sh``) in PID, mount and network namespaces of its own; its network is the switch.
-Each host has its own network, hostname, IPC, /dev/shm and /sys inside, the files and the PIDs are shared. So nothing
-of a world is in the machine's network, and nothing needs to be cleaned: when the process that made it ends, by SIGKILL
-too, its first process ends, and the kernel ends all others and takes down links and mounts.
+Inside it each host has its own network, hostname, IPC, /dev/shm and /sys; the files and the PIDs are shared. So nothing
+of a world is in the machine's network, and nothing needs cleaning: when the process that made the world ends, even by
+SIGKILL, the first process of the world ends, and the kernel ends all others and takes down links and mounts.
 
 netem is not in every kernel, so links have a rate and no added latency.
 """
@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.harness import ENVIRONMENT, GRACE_S, ROOT, Closing, Outcome, Started, mpirun
+from tests.harness import ENVIRONMENT, GRACE_S, ROOT, Closing, Outcome, Started, command_line, mpirun
 
 SCRIPT = Path(__file__).with_name("world.sh")
 ROOTLESS = [] if os.geteuid() == 0 else ["--map-root-user"]
@@ -317,10 +317,3 @@ def wait_for_end(pids: Sequence[int], timeout: float) -> list[int]:
             for fd in select.select(list(waiting), [], [], left)[0]:
                 del waiting[fd]
         return sorted(waiting.values())
-
-
-def command_line(pid: int) -> str:
-    """What runs as a process."""
-    with contextlib.suppress(OSError):
-        return f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return f"{pid}: gone"

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-SHM = Path("/dev/shm")
-
-
-def mapped() -> str:
-    """The memory maps of all processes."""
-    texts = []
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            texts.append(path.read_text())
-        except OSError:  # it has ended, or is not ours
-            continue
-    return "".join(texts)
+from tests.harness import SharedMemoryWatch
 
 
 @pytest.fixture
-def nothing_left_in_shared_memory() -> Iterator[None]:
-    """Fail if a test leaves files in shared memory that no process maps."""
-    before = set(os.listdir(SHM))
-    yield
-    new = set(os.listdir(SHM)) - before
-    used = mapped() if new else ""  # other jobs on this machine may come and go
-    assert not [name for name in new if name not in used and (SHM / name).exists()]
+def nothing_left_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail if the processes of a test leave files in shared memory; those of other jobs on the machine do not count."""
+    with SharedMemoryWatch() as watch:
+        for name, value in watch.environment.items():
+            monkeypatch.setenv(name, value)
+        yield
+        assert not watch.left()

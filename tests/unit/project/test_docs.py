@@ -1,14 +1,12 @@
 """What the documents say is what the code does: commands, outputs, tables, programs, links.
 
-``python tests/unit/test_docs.py`` writes anew what is written by machines: the outputs in ``console`` blocks, the
+``python tests/unit/project/test_docs.py`` writes anew what machines write: the outputs in ``console`` blocks, the
 program in the README, and the performance page.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib.util
-import json
 import os
 import re
 import shlex
@@ -16,7 +14,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,20 +27,18 @@ from blinkmpi.planning.explain import size_text  # noqa: E402
 from blinkmpi.program.reduction import _ALLOWED, DTYPES, accumulator_of  # noqa: E402
 from blinkmpi.util import settings  # noqa: E402
 from tests.harness import RANK_VARIABLES, run_command  # noqa: E402
+from tests.unit.benchmarks.scripts import needs, script  # noqa: E402
 
 DOCS = ("README.md", "CONTRIBUTING.md", "CHANGES.md", "benchmarks/README.md", *sorted(
     str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")
 ))  # fmt: skip
 PROGRAM = "examples/replace_mpi4py.py"
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FOLDERS = "blinkmpi|topology|trees|launch|docs|tests|examples|benchmarks|hostfiles"
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TIMES = re.compile(r"(planned in\s+)\S+ (?:us|ms|s)\b")
 MPIRUN = re.compile(r"mpirun -np (\d+) (blinkmpi .*)")
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "benchmarks" / "report.py").exists(), reason="not in a checkout: an archive has no benchmarks"
-)
+pytestmark = needs("report")
 
 
 def text_of(name: str) -> str:
@@ -60,16 +55,6 @@ def table(name: str, first: str) -> list[list[str]]:
             break
         rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
     return rows
-
-
-def report() -> ModuleType:
-    """benchmarks/report.py, which is a script and in no package."""
-    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ---------------------------------------------------------------- commands
@@ -117,8 +102,10 @@ def test_a_console_block_shows_what_the_command_prints(command: str, expected: l
         assert not expected, "measured times are not pasted: they belong to the performance page"
         run_on_ranks(int(ranks[1]), ranks[2])
         return
-    assert expected, "empty: run python tests/unit/test_docs.py"
-    assert masked(output_of(command)) == masked(expected), "run python tests/unit/test_docs.py, and read the difference"
+    assert expected, "empty: run python tests/unit/project/test_docs.py"
+    assert masked(output_of(command)) == masked(expected), (
+        "run python tests/unit/project/test_docs.py, and read the difference"
+    )
 
 
 def masked(lines: list[str]) -> list[str]:
@@ -185,7 +172,7 @@ def test_make_targets_exist() -> None:
 
 
 def test_the_first_program_is_the_example() -> None:
-    assert readme_program() == PYTHON.findall(text_of("README.md"))[0], "run python tests/unit/test_docs.py"
+    assert readme_program() == PYTHON.findall(text_of("README.md"))[0], "run python tests/unit/project/test_docs.py"
 
 
 def readme_program() -> str:
@@ -258,7 +245,18 @@ def test_the_layers_are_those_of_the_import_contract() -> None:
     layers = next(c["layers"] for c in contracts if c["type"] == "layers")
     there = {p.stem for p in (ROOT / "blinkmpi").iterdir()}
     rows = [[name for name in re.findall(r"\w+", layer) if name in there] for layer in layers]
-    assert [re.findall(r"`(\w+)`", row[0]) for row in table("docs/design.md", "module")] == [r for r in rows if r]
+    assert [re.findall(r"`(\w+)`", row[0]) for row in table("docs/design.md", "package")] == [r for r in rows if r]
+
+
+def test_every_room_has_a_paragraph_that_names_its_files() -> None:
+    section = text_of("docs/design.md").partition("## The rooms")[2].partition("\n## ")[0]
+    paragraphs = {p.partition("`**")[0]: p for p in section.split("\n\n**`")[1:]}
+    package = ROOT / "blinkmpi"
+    assert set(paragraphs) == {p.name for p in package.iterdir() if (p / "__init__.py").exists()} | {"communicator"}
+    for room, text in paragraphs.items():
+        files = [str(file) for file in (package / room).resolve().rglob("*")]
+        for name in re.findall(r"`([\w/]+\.(?:py|c|h|cu|cuh)|\w+/)`", text):
+            assert any(file.endswith(f"/{name.rstrip('/')}") for file in files), f"{room}: there is no {name}"
 
 
 # ---------------------------------------------------------------- links and names
@@ -277,13 +275,10 @@ def test_links_and_paths_lead_somewhere(name: str) -> None:
             headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
             anchors = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
             assert fragment in anchors, f"{name}: {target}; there are {sorted(anchors)}"
-    for path in re.findall(
-        r"`((?:blinkmpi|topology|trees|launch|docs|tests|examples|benchmarks|hostfiles)/[\w./-]*)`", text
-    ):
-        inside = [ROOT / path, ROOT / "blinkmpi" / path]
-        assert any(p.exists() for p in inside), f"{name}: {path} does not exist"
-    for path in re.findall(r"`(transport/[\w.]+)`", text):
-        assert (ROOT / "blinkmpi" / path).exists(), f"{name}: {path} does not exist"
+    for path in re.findall(r"`([a-z_]+/[\w./-]*)`", text):
+        top = path.partition("/")[0]
+        if (ROOT / top).is_dir() or (ROOT / "blinkmpi" / top).is_dir():
+            assert (ROOT / path).exists() or (ROOT / "blinkmpi" / path).exists(), f"{name}: {path} does not exist"
 
 
 def test_lines_are_not_longer_than_the_codes() -> None:
@@ -297,91 +292,9 @@ def test_lines_are_not_longer_than_the_codes() -> None:
 
 
 def test_the_performance_page_is_what_the_results_give() -> None:
-    made = report()
+    made = script("report")
     page = made.render(made.read(ROOT / "benchmarks" / "results"))
     assert page == text_of("docs/performance.md"), "run python benchmarks/report.py"
-
-
-def row(size: int, ours: float, peer: float | None, *, executor: str = "c", name: str = "all_reduce_float_sum") -> Any:
-    compare = {"mpi": None if peer is None else {"time": peer, "ratio": peer / ours, "nwrong": 0}}
-    result: dict[str, Any] = {"size": size, "type": "float", "redop": "sum", "root": -1, "experiment_name": name}
-    result["blinkmpi"] = {"scheme": "direct", "executor": executor}
-    for place in ("out_of_place", "in_place"):
-        result[place] = {"time": ours, "nwrong": 0}
-        result["blinkmpi"][place] = {"compare": compare}
-    return result
-
-
-def document(*rows: Any) -> dict[str, Any]:
-    facts = {"ranks": 2, "collective": "allreduce", "compare": ["mpi"], "commit": "0123456789abcdef", "dirty": False}
-    args = [".../blinkmpi", "bench", "all_reduce", "--algo", "allreduce:^mpi"]
-    return {"args": args, "env": ["BLINKMPI_TIMEOUT=9", "OMPI_X=1"], "results": list(rows), "blinkmpi": facts}
-
-
-def test_a_report_shows_every_row_and_the_mean_of_the_large_ones() -> None:
-    made = report()
-    page = made.render([
-        ("a.json", document(row(1024, 10.0, 5.0), row(1 << 20, 100.0, 200.0), row(4 << 20, 1000.0, 8000.0)))
-    ])  # fmt: skip
-    assert "| 1 KiB | direct | c | 10.0 | 5.0 | 0.50 | 10.0 | 5.0 | 0.50 | 0 |" in page
-    assert "| allreduce | 2 | c | 4.00 | 4.00 | 0 | [a.json](#ajson) |" in page, "geometric mean of 2 and 8"
-    assert "`mpirun -np 2 blinkmpi bench all_reduce --algo 'allreduce:^mpi'`" in page
-    assert "- settings: `BLINKMPI_TIMEOUT=9`\n" in page
-    assert "- commit: `0123456789ab`\n" in page
-
-
-def test_a_report_keeps_executors_apart_and_says_what_is_missing() -> None:
-    made = report()
-    rows = [row(1024, 10.0, 5.0, executor="mpi"), row(1 << 20, 100.0, 200.0)]
-    rows += [row(1024, 10.0, 5.0, executor="mpi"), row(1 << 20, 100.0, None, executor="numpy")]
-    rows[-1]["in_place"] = {"cpu_time": 7.0, "nwrong": None}
-    blocks = list(made.blocks(document(*rows)))
-    assert [(executor, len(found)) for executor, found in blocks] == [("c", 2), ("numpy", 2)]
-    page = made.render([("a.json", document(*rows))])
-    assert "| 1 MiB | direct | numpy | 100.0 | - | - | 7.0 | - | - | 0 |" in page
-    assert "| allreduce | 2 | numpy | - | - | 0 |" in page
-    assert "- hardware: unknown processor" in page
-
-
-def test_a_report_has_gpus_in_a_section_of_their_own() -> None:
-    made = report()
-    rows = [row(1024, 10.0, None), row(1 << 20, 100.0, None)]
-    for found in rows:
-        found["blinkmpi"] |= {"protocol": "packets", "ctas": 16, "predicted_us": 9.0, "bound_us": None}
-        for place in ("out_of_place", "in_place"):
-            found[place]["bus_bw"] = 12.34
-            time = 4 * found[place]["time"]
-            found["blinkmpi"][place]["compare"] = {"nccl": {"time": time, "ratio": 4.0, "nwrong": 0}, "symm_mem": None}
-    gpu = document(*rows)
-    gpu["env"].append("NCCL_NVLS_ENABLE=0")
-    gpu["config"] = {"graph": 4}
-    gpu["blinkmpi"] |= {
-        "memory": "gpu", "compare": ["nccl", "symm_mem"], "local_register": 2,
-        "gpu": {"name": "NVIDIA H200", "driver": "580.1"}, "peers": {"nccl": {"version": "2.28.9"}},
-        "refused": {"symm_mem": "it has no such call"},
-    }  # fmt: skip
-    page = made.render([("a.json", document(row(1 << 20, 100.0, 200.0))), ("g.json", gpu)])
-    head, _, part = page.partition("## GPUs")
-    assert "a.json" in head
-    assert "g.json" not in head
-    assert (
-        "| allreduce | 2 | graph, launched 4 times | NCCL | 4.00 | 4.00 | 4.00 | 4.00 | 0 | [g.json](#gjson) |" in part
-    )
-    assert "| symm_mem | - | - | - | - | 0 |" in part
-    one = "10.0 | 12.3 | 40.0 | 4.00 | N/A | N/A"
-    assert f"| 1 KiB | float | sum | direct | packets | 16 | {one} | {one} | 9.0 | - | 0 |" in part
-    for line in ("- GPUs: 2 x NVIDIA H200, driver 580.1", "- NCCL: version 2.28.9", "`NCCL_NVLS_ENABLE=0`",
-                 "- N/A: symm_mem, where it has no such call"):  # fmt: skip
-        assert line in part
-    assert "## Summary" not in made.render([("g.json", gpu)])
-
-
-def test_a_report_of_nothing_says_so_and_of_something_else_fails(tmp_path: Path) -> None:
-    made = report()
-    assert "No results yet" in made.render(made.read(tmp_path))
-    (tmp_path / "x.json").write_text(json.dumps({"results": []}))
-    with pytest.raises(made.ReportError, match=r"x\.json.*-J"):
-        made.read(tmp_path)
 
 
 # ---------------------------------------------------------------- writing anew
@@ -403,7 +316,7 @@ def refresh() -> None:
         if text != before:
             (ROOT / name).write_text(text, encoding="utf-8")
             print(f"wrote {name}")
-    report().main([])
+    script("report").main([])
 
 
 if __name__ == "__main__":

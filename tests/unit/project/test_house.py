@@ -1,19 +1,109 @@
-"""The tree is what the packaging says, imports stay cheap, and the linters are content."""
+"""The tree has its shape and is what the packaging says, imports stay cheap, and the linters are content."""
 
 from __future__ import annotations
 
+import ast
 import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.harness import ROOT
+from tests.tree import OTHERS, PACKAGE, lines, sources
+
+MODULES = 16  # in a folder
+LINES = 400  # in a file
+LAYERS = 15  # in the import contract
+CHAIN = 8  # packages, each of which imports the next
 checkout = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not in a checkout: an archive drops the links")
+
+
+# ---------------------------------------------------------------- shape
+
+
+def test_no_folder_has_many_modules() -> None:
+    modules = Counter(path.parent for path in sources(*PACKAGE, *OTHERS) if path.suffix == ".py")
+    crowded = {str(folder): count for folder, count in modules.items() if count > MODULES}
+    assert not crowded, crowded
+
+
+def test_no_file_is_long() -> None:
+    long = {str(path): n for path in sources(*PACKAGE, *OTHERS) if (n := lines(path)) > LINES}
+    assert not long, long
+
+
+def test_no_two_classes_of_the_package_have_one_name() -> None:
+    homes = defaultdict(list)
+    for path in sources(*PACKAGE):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(str(path))
+    shared = {name: paths for name, paths in homes.items() if len(paths) > 1}
+    assert not shared, shared
+
+
+def test_the_import_contract_has_few_layers() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    for contract in contracts:
+        assert len(contract.get("layers", [])) <= LAYERS, contract["name"]
+
+
+def test_imports_between_packages_form_short_chains_and_no_cycle() -> None:
+    """From the source, whatever the contract says. Modules beside the packages (``errors.py``) are not counted."""
+    imports = imports_between_packages()
+    chains: dict[str, list[str]] = {}
+
+    def longest(package: str, *above: str) -> list[str]:
+        assert package not in above, f"a cycle of imports: {' -> '.join([*above, package])}"
+        if package not in chains:
+            below = [longest(other, *above, package) for other in sorted(imports[package])]
+            folder = [package] if (ROOT / "blinkmpi" / package).is_dir() else []
+            chains[package] = folder + max(below, key=len, default=[])
+        return chains[package]
+
+    chain = max(map(longest, sorted(imports)), key=len)
+    assert len(chain) <= CHAIN, " -> ".join(chain)
+
+
+def imports_between_packages() -> dict[str, set[str]]:
+    """Map each package or module right below ``blinkmpi`` to the others that it imports, also within functions."""
+    found: dict[str, set[str]] = {child.stem: set() for child in (ROOT / "blinkmpi").iterdir() if child.stem[0] != "_"}
+    for path in sources(*PACKAGE):
+        module = [*PACKAGE[path.parts[0]].split("."), *path.with_suffix("").parts[1:]]
+        if path.suffix == ".py" and module[1] in found:
+            for target in imported(parsed(path), module[:-1]):
+                if target[0] == "blinkmpi" and target[1] in found:
+                    found[module[1]].add(target[1])
+            found[module[1]].discard(module[1])
+    return found
+
+
+def imported(tree: ast.Module, package: list[str]) -> Iterator[list[str]]:
+    """Give the dotted names, in parts, that the imports of a module of ``package`` name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ([*alias.name.split("."), ""] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            base += node.module.split(".") if node.module else []
+            yield from ([*base, alias.name] for alias in node.names)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_bytes() if path.suffix == ".py" else b"")
+
+
+# ---------------------------------------------------------------- packaging
 
 
 def metadata() -> dict[str, Any]:
@@ -35,26 +125,22 @@ def test_map_links_and_folders_are_equal() -> None:
         assert inside.resolve() == ROOT / folder, f"{package}: the link and the map lead to different folders"
 
     links = {f"blinkmpi.{p.name}": p.readlink() for p in (ROOT / "blinkmpi").iterdir() if p.is_symlink()}
-    outside = {package for package, folder in package_dir.items() if not folder.startswith("blinkmpi")}
-    assert set(links) == outside
+    outside = {package for package in package_dir if package.count(".") == 1 and package_dir[package] in PACKAGE}
+    assert set(links) == outside == set(PACKAGE.values()) - {"blinkmpi"}
     assert all(link == Path("..", package.rpartition(".")[2]) for package, link in links.items())
 
-    folders = {f.parent.resolve() for f in (ROOT / "blinkmpi").glob("**/__init__.py")}
-    folders |= {f.parent for name in outside for f in (ROOT / package_dir[name]).glob("**/__init__.py")}
-    assert folders == {ROOT / folder for folder in package_dir.values()}, "a package is missing in setup.py"
+    folders = {str(path.parent) for path in sources(*PACKAGE)}
+    assert folders == set(package_dir.values()), "a folder of the package has no __init__.py"
 
 
 def test_a_build_holds_every_file_once(tmp_path: Path) -> None:
     """Built from a copy, so that it leaves nothing in the checkout."""
-    package_dir: dict[str, str] = metadata()["package_dir"]
     source, out = tmp_path / "source", tmp_path / "out"
     expected = []
-    for package, folder in package_dir.items():
-        (source / folder).mkdir(parents=True, exist_ok=True)
-        for file in (ROOT / folder).iterdir():
-            if file.suffix in {".py", ".c", ".h", ".cu", ".cuh", ".sbatch", ".sh"}:
-                shutil.copy(file, source / folder)
-                expected.append(f"{package.replace('.', '/')}/{file.name}")
+    for path in sources(*PACKAGE):
+        (source / path.parent).mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, source / path)
+        expected.append("/".join([*PACKAGE[path.parts[0]].split("."), *path.parts[1:]]))
     for link in (ROOT / "blinkmpi").iterdir():
         if link.is_symlink():
             (source / "blinkmpi" / link.name).symlink_to(link.readlink())
@@ -62,6 +148,9 @@ def test_a_build_holds_every_file_once(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, source)
     subprocess.run([sys.executable, "setup.py", "-q", "build", "-b", str(out)], cwd=source, check=True)
     assert sorted(str(p.relative_to(out / "lib")) for p in (out / "lib").rglob("*.*")) == sorted(expected)
+
+
+# ---------------------------------------------------------------- imports and linters
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -78,12 +78,12 @@ def test_boxes_take_turns_at_fanning_out(boxes: int, collective: str) -> None:
 @pytest.mark.parametrize("name", ["dgx-a100:128", "mi250:64"])
 def test_a_thousand_ranks(name: str) -> None:
     t = machine(name)
-    start = time.perf_counter()
+    start = time.process_time()
     packing = pack(t, "allgather")
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert packing.optimal
     assert len(packing.trees) == t.n == 1024
-    assert seconds < 10  # one second on a quiet core
+    assert seconds < 10  # of this process, whatever else runs; one second on a quiet core
     for collective in ("allreduce", "broadcast"):
         assert pack(t, collective).optimal
 
@@ -173,7 +173,7 @@ def test_whole_nodes_go_by_number() -> None:
 @pytest.mark.parametrize("collective", ["broadcast", "allreduce", "gather"])
 def test_malformed_machines(links: tuple[Link, ...], words: str, collective: str) -> None:
     t = Topology("bad", tuple(Device("gpu", 0, i) for i in range(2)), (), links)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(TopologyError, match=words.replace("|", r"\|")):
         pack(t, collective)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1

@@ -96,9 +96,9 @@ def test_known_rates_in_nvlink_units(some: range | tuple[int, ...], collective: 
 def test_dgx1v_broadcast_has_few_trees_and_is_quick() -> None:
     seconds = []
     for root in range(8):
-        start = time.perf_counter()
+        start = time.process_time()
         packing = pack(DGX, "broadcast", root=root)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
         assert len(packing.trees) == 4
     assert min(seconds) < 0.1
 

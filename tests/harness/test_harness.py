@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT, Job, Report, run_command, run_ranks
-from tests.mpi import harness_cases as cases
+from tests.harness import ROOT, Job, Report, cases, run_command, run_ranks
 
 pytestmark = pytest.mark.mpi_skip  # each of these starts an mpirun of its own
 CASES = Path(cases.__file__)

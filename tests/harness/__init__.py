@@ -1,0 +1,66 @@
+"""Start ranks under mpirun from an ordinary pytest process, and always come back.
+
+Three ways in:
+
+* ``@mpi(ranks=(1, 2, 4), timeout=60)`` turns a function of a communicator into
+  one test per size (``decorator.py``);
+* :func:`run_ranks` runs a function on n ranks and gives back a :class:`Report`
+  (``reports.py``);
+* :class:`Job` and :func:`run_command` start any command line on n ranks; a
+  ``Job`` can signal one rank while it runs, which is what fault tests need
+  (``jobs.py``).
+
+What keeps a test from hanging, from the inside out: each rank has a watchdog
+that prints all stacks and exits, also from within a blocked MPI call; a rank
+that fails calls ``Abort``; mpirun has ``MPIEXEC_TIMEOUT``; the outer process
+ends mpirun by SIGTERM, then kills its process group and whatever else carries
+the job's token in its environment (ranks live in process groups of their own).
+
+Under ``mpirun -np 4 python -m pytest --with-mpi tests/mpi`` the decorated
+functions run in place on the ranks that are there, a barrier before each; other
+sizes are skipped. A failure aborts the job there too: to go on would let one
+rank's collective meet another test's.
+
+``python tests/harness DIRECTORY`` is the program of a rank (``__main__.py``).
+"""
+
+from tests.harness.decorator import STDERR, inline, mpi
+from tests.harness.jobs import (
+    ENVIRONMENT,
+    GRACE_S,
+    RANK_VARIABLES,
+    ROOT,
+    TAIL,
+    Closing,
+    Job,
+    Outcome,
+    Started,
+    command_line,
+    mpirun,
+    run_command,
+)
+from tests.harness.reports import Report, Verdict, abort, run_ranks
+from tests.harness.shared_memory import SharedMemoryWatch
+
+__all__ = [
+    "ENVIRONMENT",
+    "GRACE_S",
+    "RANK_VARIABLES",
+    "ROOT",
+    "STDERR",
+    "TAIL",
+    "Closing",
+    "Job",
+    "Outcome",
+    "Report",
+    "SharedMemoryWatch",
+    "Started",
+    "Verdict",
+    "abort",
+    "command_line",
+    "inline",
+    "mpi",
+    "mpirun",
+    "run_command",
+    "run_ranks",
+]

@@ -1,0 +1,157 @@
+"""The selection table of GPUs: which scheme and protocol a call takes, what can be forced, and how tuning fills it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from blinkmpi.errors import PlanError, SettingsError
+from blinkmpi.measure.tune import choices, rows, winner
+from blinkmpi.planning.plan import Plan, Rule
+from blinkmpi.planning.selection import make_plan
+from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
+from blinkmpi.runtime.cuda_context import CudaContext
+from blinkmpi.topology import machine, modify
+from blinkmpi.transport.cuda.packets import PROTOCOLS as PACKETS
+from blinkmpi.transport.cuda.packets import fits
+from blinkmpi.trees.tree import ROOTED, Collective
+from tests.unit.transport.test_cuda_shares import REAL
+
+H200 = machine("hgx-h200")
+
+
+def planned(n: int, algo: str = "") -> Plan:
+    return make_plan(modify(H200, gpus=",".join(map(str, range(n)))), gpus="onehop", algo=algo)
+
+
+def rule_of(plan: Plan, call: Call, *, registered: bool) -> Rule:
+    """The row that a call takes in a job with GPUs."""
+    return CudaContext.rule(SimpleNamespace(plans=plan), call, registered=registered)  # type: ignore[arg-type]
+
+
+def call_of_bytes(collective: Collective, n: int, nbytes: int) -> Call:
+    """The call whose largest buffer has at most so many bytes."""
+    counts = (max(1, nbytes // (n if collective in BLOCKED else 1)),) * (n if collective == "reduce_scatter" else 1)
+    op, root = "sum" if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1
+    return Call(collective, n, counts, "int8", op, root)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+@pytest.mark.parametrize(
+    "algo",
+    ["", *(f"{c}:onehop/{p}_one_shot" for c in REAL for p in ("ll16", "ll128")), "allreduce:onehop/ll16_two_shot"],
+)
+def test_no_call_takes_packets_that_its_boxes_cannot_hold(n: int, algo: str) -> None:
+    plan = planned(n, algo)
+    for collective in REAL:
+        for registered in (False, True):
+            rows = [r for r in plan.rules if (r.collective, r.registered) == (collective, registered)]
+            assert rows[0].min_bytes == 0
+            assert [r.min_bytes for r in rows] == sorted({r.min_bytes for r in rows}), "ascending, each once"
+            for nbytes in (1, 1 << 14, 1 << 30, *(r.min_bytes + d for r in rows for d in (-1, 0) if r.min_bytes)):
+                call = call_of_bytes(collective, n, nbytes)
+                rule = rule_of(plan, call, registered=registered)
+                if rule.protocol in PACKETS:
+                    assert fits(call, rule.protocol), (nbytes, rule)
+                else:
+                    assert registered or rule.protocol == "slots"
+                    assert nbytes > 1 or not algo.startswith(collective)
+
+
+def test_uneven_blocks_never_take_packets() -> None:
+    for algo in ("", "reduce_scatter:onehop/ll16_one_shot"):
+        rule = rule_of(planned(4, algo), Call("reduce_scatter", 4, (1, 2, 3, 4), "int8", "sum"), registered=False)
+        assert (rule.scheme, rule.protocol) == ("onehop", "slots")
+
+
+def test_registered_rows_are_for_registered_buffers() -> None:
+    plan = planned(8)
+    assert plan.rule("allreduce", 8 << 20).protocol != "direct"
+    assert plan.rule("allreduce", 8 << 20, registered=True).protocol == "direct"
+    assert (
+        plan.rule("allreduce", 1024, registered=True).protocol
+        == plan.rule("allreduce", 1024).protocol
+        == "ll16_one_shot"
+    )
+    long = plan.rule("allreduce", 1 << 30, registered=True)
+    assert (long.scheme, long.protocol) == ("chain", "rs_ag")
+    assert plan.rule("allreduce", 1 << 30).protocol == "slots"
+    assert planned(2).rule("allreduce", 1 << 30, registered=True).protocol != "rs_ag"
+    forced = planned(4, "allreduce:chain/rs_ag")
+    assert [forced.rule("allreduce", 1, registered=r).protocol for r in (True, False)] == ["rs_ag", "slots"]
+    only = planned(8, "allreduce:chain")
+    assert only.rule("allreduce", 1 << 30, registered=True).scheme == "chain", "no row of its own: as for any buffer"
+    with pytest.raises(PlanError, match="no rule for allreduce"):
+        Plan("m", "f", 2, (), ()).rule("allreduce", 1, registered=True)
+
+
+def test_lines_go_where_nvlink_alone_leads() -> None:
+    """A line of 128 bytes stays whole over NVLink; over PCIe it may not."""
+    told = modify(H200, gpus="0,1,2,3")
+    by_pcie = msgspec.structs.replace(
+        told, links=tuple(msgspec.structs.replace(link, kind="pcie") for link in told.links)
+    )
+    for machine_, wanted in ((told, True), (by_pcie, False)):
+        plan = make_plan(machine_, gpus="onehop")
+        assert any(r.protocol.startswith("ll128") for r in plan.rules) is wanted
+        assert {r.protocol for r in plan.rules if r.collective == "allreduce"} >= {"ll16_one_shot", "direct", "slots"}
+    with pytest.raises(SettingsError, match="BLINKMPI_ALGO names onehop/ll128_one_shot"):
+        make_plan(by_pcie, gpus="onehop", algo="allreduce:onehop/ll128_one_shot")
+
+
+@pytest.mark.parametrize("protocol", [*PACKETS, "direct", "slots"])
+def test_a_protocol_can_be_forced(protocol: str) -> None:
+    plan = planned(4, f"allreduce:onehop/{protocol}")
+    for nbytes in (0, 1 << 30):
+        assert plan.rule("allreduce", nbytes, registered=True).protocol == protocol
+        assert plan.rule("allreduce", nbytes).protocol == ("slots" if protocol == "direct" else protocol)
+    assert plan.rule("broadcast", 0).protocol == "ll16_one_shot", "the others are as they were"
+    assert {r.reason for r in plan.rules if r.collective == "allreduce"} == {"BLINKMPI_ALGO"}
+
+
+@pytest.mark.parametrize("wanted", ["allreduce:onehop/cma", "allreduce:ring", "allreduce:trees/direct", "bcast:mpi"])
+def test_what_cannot_be_is_a_settings_error(wanted: str) -> None:
+    with pytest.raises(SettingsError, match=r"BLINKMPI_ALGO names .* it can be onehop, .*onehop/direct"):
+        planned(4, wanted)
+
+
+def test_a_rule_keeps_its_place_unless_another_is_faster_by_a_margin() -> None:
+    one, other = Rule("reduce", 0, "onehop"), Rule("reduce", 0, "onehop", protocol="direct")
+    hybrid = Rule("reduce", 0, "hybrid")
+    assert winner({one: 1.0, other: 0.99}) == other
+    assert winner({one: 1.0, other: 0.99}, one) == one
+    assert winner({one: 1.0, other: 0.9}, one) == other
+    assert winner({other: 0.9}, one) == other, "a rule that does not fit here any more"
+    assert winner({one: 1.0, hybrid: 0.96}) == one
+    assert winner({one: 1.0, hybrid: 0.96}, hybrid) == one
+    assert winner({one: 1.0, hybrid: 0.9}) == hybrid
+
+
+def test_tune_measures_between_sizes_with_different_winners() -> None:
+    low, high, never = (Rule("reduce", 0, "onehop", chunk) for chunk in (1, 2, 3))
+    asked: list[int] = []
+
+    def measure(nbytes: int, among: Any = ()) -> dict[Rule, float]:
+        asked.append(nbytes)
+        times = {low: float(nbytes), high: 5000.0, never: 1e9}
+        assert not among or among <= times.keys() - {never}
+        return {rule: times[rule] for rule in times if not among or rule in among}
+
+    found = choices([1 << 10, 1 << 14, 1 << 18], measure)
+    assert [size for size, _ in found] == sorted(asked)
+    assert dict(found) == {size: low if size < 5000 else high for size in asked}
+    assert 1 << 12 in asked
+    assert 1 << 13 in asked
+    assert 1 << 16 not in asked, "alike on both sides"
+    assert [(r.min_bytes, r.chunk_bytes) for r in rows(found, registered=False)] == [(0, 1), (int(2**12.5), 2)]
+
+
+def test_emulated_and_irregular_machines_take_slots() -> None:
+    for plan in (
+        make_plan(machine("dgx-1v"), gpus="onehop", collectives=("allreduce",)),
+        make_plan(H200, gpus="slots", collectives=("allreduce",)),
+    ):
+        assert [(r.min_bytes, r.protocol, r.registered) for r in plan.rules] == [(0, "slots", False)]
