@@ -85,7 +85,7 @@ class Job(Value, frozen=True):
                                 "give fewer ranks, more hosts, or more on each")  # fmt: skip
 
 
-class Part(Value, frozen=True):
+class ArgumentGroup(Value, frozen=True):
     """Words of a command that belong together, and their reason."""
 
     words: tuple[str, ...]
@@ -95,7 +95,7 @@ class Part(Value, frozen=True):
 class Command(Value, frozen=True):
     """A line in parts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ArgumentGroup, ...]
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -145,60 +145,66 @@ def command(job: Job, launcher: Launcher, *, mpirun: str = "mpirun") -> Command:
         parts = _openmpi(job, mpirun)
     else:
         parts = _hydra(job, mpirun, launcher)
-    return Command((*parts, Part(job.program, "the program")))
+    return Command((*parts, ArgumentGroup(job.program, "the program")))
 
 
-def _openmpi(job: Job, mpirun: str) -> list[Part]:
-    parts = [Part((mpirun,), "Open MPI's launcher"), _ranks(job, "-np")]
+def _openmpi(job: Job, mpirun: str) -> list[ArgumentGroup]:
+    parts = [ArgumentGroup((mpirun,), "Open MPI's launcher"), _ranks(job, "-np")]
     if job.hostfile:
-        parts.append(Part(("--hostfile", job.hostfile), "the machines, with their slots"))
+        parts.append(ArgumentGroup(("--hostfile", job.hostfile), "the machines, with their slots"))
     elif job.hosts:
-        parts.append(Part(("--host", _list(job)), "the machines, with their slots"))
+        parts.append(ArgumentGroup(("--host", _list(job)), "the machines, with their slots"))
     if job.per_node is not None:
-        parts.append(Part(("--map-by", f"ppr:{job.per_node}:node"), _each(job)))
-    parts.append(Part(("--bind-to", job.bind), _bound(job)))
+        parts.append(ArgumentGroup(("--map-by", f"ppr:{job.per_node}:node"), _each(job)))
+    parts.append(ArgumentGroup(("--bind-to", job.bind), _bound(job)))
     for name in job.variables:
-        parts.append(Part(("-x", name), _NAMED))
+        parts.append(ArgumentGroup(("-x", name), _NAMED))
     return parts
 
 
-def _hydra(job: Job, mpirun: str, launcher: Launcher) -> list[Part]:
+def _hydra(job: Job, mpirun: str, launcher: Launcher) -> list[ArgumentGroup]:
     intel = launcher == "intel"
     parts = []
     if job.scheduler == "slurm" and not intel:
-        parts.append(Part(("env", "SLURM_MPI_TYPE=none"),
+        parts.append(ArgumentGroup(("env", "SLURM_MPI_TYPE=none"),
                           "else MpiDefault=pmix of the site gives MPICH two process managers"))  # fmt: skip
     if job.scheduler is not None and intel and job.per_node is not None:
-        parts.append(Part(("env", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=off"),
+        parts.append(ArgumentGroup(("env", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=off"),
                           "else the scheduler's ranks per node win over -ppn"))  # fmt: skip
-    parts += [Part((mpirun,), "Intel MPI's launcher" if intel else "Hydra, MPICH's launcher"), _ranks(job, "-n")]
+    parts += [
+        ArgumentGroup((mpirun,), "Intel MPI's launcher" if intel else "Hydra, MPICH's launcher"),
+        _ranks(job, "-n"),
+    ]
     if job.hostfile and job.per_node is None:
         flag = "-machinefile" if intel else "-f"
         why = "the machines, with their counts" + ("; -f would drop the counts" if intel else "")
-        parts.append(Part((flag, job.hostfile), why))
+        parts.append(ArgumentGroup((flag, job.hostfile), why))
     elif job.hosts and intel:
         each = {count for _, count in _counts(job)}
         if len(each) > 1:
             raise ArgumentError("these hosts take different numbers of ranks, which Intel MPI reads from a file alone; "
                                 "write one with -o FILE, or give --ppn")  # fmt: skip
         names = ",".join(host.name for host in job.hosts)
-        parts += [Part(("-hosts", names), "the machines"), Part(("-ppn", str(each.pop())), _each(job))]
+        parts += [
+            ArgumentGroup(("-hosts", names), "the machines"),
+            ArgumentGroup(("-ppn", str(each.pop())), _each(job)),
+        ]
     elif job.hosts:
         why = "the machines, with their counts" if job.per_node is None else f"the machines, and {_each(job)}"
-        parts.append(Part(("-hosts", _list(job)), why))
+        parts.append(ArgumentGroup(("-hosts", _list(job)), why))
     elif job.per_node is not None:
-        parts.append(Part(("-ppn", str(job.per_node)), _each(job)))
+        parts.append(ArgumentGroup(("-ppn", str(job.per_node)), _each(job)))
     if intel:
         pin = {"none": ("I_MPI_PIN", "0")}.get(job.bind, ("I_MPI_PIN_DOMAIN", job.bind))
-        parts.append(Part(("-genv", *pin), _bound(job)))
+        parts.append(ArgumentGroup(("-genv", *pin), _bound(job)))
     else:
-        parts.append(Part(("-bind-to", job.bind), _bound(job)))
+        parts.append(ArgumentGroup(("-bind-to", job.bind), _bound(job)))
     if job.variables:
-        parts.append(Part(("-genvlist", ",".join(job.variables)), _NAMED))
+        parts.append(ArgumentGroup(("-genvlist", ",".join(job.variables)), _NAMED))
     return parts
 
 
-def _srun(job: Job) -> list[Part]:
+def _srun(job: Job) -> list[ArgumentGroup]:
     whose = "PMIx, for Open MPI" if job.pmi == "pmix" else "PMI-2, for MPICH and Intel MPI"
     k = job.per_node
     if k is None and job.hosts and not job.allocated:
@@ -207,29 +213,29 @@ def _srun(job: Job) -> list[Part]:
             raise ArgumentError("srun takes the same number of ranks on each node, and these hosts differ; give --ppn")
         k = each.pop()
     parts = [
-        Part(("srun",), "Slurm's launcher"),
-        Part((f"--mpi={job.pmi}",), f"{whose}; the wrong one gives every rank a world of its own"),
+        ArgumentGroup(("srun",), "Slurm's launcher"),
+        ArgumentGroup((f"--mpi={job.pmi}",), f"{whose}; the wrong one gives every rank a world of its own"),
         _ranks(job, "--ntasks="),
     ]
     if k is not None:
         nodes = -(-job.ranks // k)
         if job.hosts and not job.allocated:
             names = ",".join(host.name for host in job.hosts[:nodes])
-            parts.append(Part((f"--nodelist={names}",), "the machines"))
-        parts.append(Part((f"--nodes={nodes}", f"--ntasks-per-node={k}"), _each(job)))
+            parts.append(ArgumentGroup((f"--nodelist={names}",), "the machines"))
+        parts.append(ArgumentGroup((f"--nodes={nodes}", f"--ntasks-per-node={k}"), _each(job)))
     if job.gpus is not None:
         why = "a rank sees all GPUs: with one alone (--gpus-per-task) it could not map its peers' memory"
-        parts.append(Part((f"--gpus-per-node={job.gpus}", "--gpu-bind=none"), why))
+        parts.append(ArgumentGroup((f"--gpus-per-node={job.gpus}", "--gpu-bind=none"), why))
     spelt = {"none": "none", "core": "cores", "numa": "ldoms"}[job.bind]
-    parts.append(Part((f"--cpu-bind={spelt}",), _bound(job)))
-    parts.append(Part(("--export=ALL",), "every variable of this shell, those that -x names too"))
-    parts.append(Part(("--kill-on-bad-exit=1",), "a rank that fails ends the job, which would wait for it"))
+    parts.append(ArgumentGroup((f"--cpu-bind={spelt}",), _bound(job)))
+    parts.append(ArgumentGroup(("--export=ALL",), "every variable of this shell, those that -x names too"))
+    parts.append(ArgumentGroup(("--kill-on-bad-exit=1",), "a rank that fails ends the job, which would wait for it"))
     return parts
 
 
-def _ranks(job: Job, flag: str) -> Part:
+def _ranks(job: Job, flag: str) -> ArgumentGroup:
     words = (f"{flag}{job.ranks}",) if flag.endswith("=") else (flag, str(job.ranks))
-    return Part(words, "this many ranks in all")
+    return ArgumentGroup(words, "this many ranks in all")
 
 
 def _each(job: Job) -> str:

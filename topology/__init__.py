@@ -8,9 +8,9 @@ its own: it needs rich; and ``probe``, which looks at this machine.
 
 from __future__ import annotations
 
-from .gather import GpuMachine, Part, exchange, gather, gather_gpus, this_machine
+from .gather import GpuMachine, ProcessInfo, exchange, gather, gather_gpus, this_machine
 from .gpu import GpuFacts
-from .gpus import from_gpus
+from .gpu_topology import from_gpus
 from .importers import load, modify, parse_gpus
 from .machines import cpu_node, machine, names
 from .model import Device, Link, Switch, Topology
@@ -20,7 +20,7 @@ __all__ = [
     "GpuFacts",
     "GpuMachine",
     "Link",
-    "Part",
+    "ProcessInfo",
     "Switch",
     "Topology",
     "cpu_node",

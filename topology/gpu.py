@@ -45,7 +45,7 @@ class NvLink(Value, frozen=True):
     bus: str = ""
 
 
-class Hop(Value, frozen=True):
+class PcieBridge(Value, frozen=True):
     """A PCIe bridge between the CPU and a device, with the link towards the CPU."""
 
     bus: str
@@ -62,7 +62,7 @@ class Nic(Value, frozen=True):
     mbps: int | Unknown
 
 
-class Peer(Value, frozen=True):
+class PeerAccess(Value, frozen=True):
     """This GPU and another one that NVML sees: ``ok`` or why not, and where their PCIe paths meet."""
 
     bus: str
@@ -89,14 +89,14 @@ class GpuFacts(Value, frozen=True):
     pcie_gen: int | Unknown
     pcie_width: int | Unknown
     pcie_width_max: int | Unknown
-    path: tuple[Hop, ...] | Unknown
+    path: tuple[PcieBridge, ...] | Unknown
     numa: int | Unknown
     nics: tuple[Nic, ...] | Unknown
     mig: bool | Unknown
     confidential: bool | Unknown
     fabric: str | Unknown
     nvlinks: tuple[NvLink, ...] | Unknown
-    peers: tuple[Peer, ...] | Unknown
+    peers: tuple[PeerAccess, ...] | Unknown
 
     @property
     def label(self) -> str:
@@ -221,11 +221,13 @@ def _word(answer: Any, words: Mapping[int, str], what: str) -> str | Unknown:
     return words.get(answer) or Unknown(f"NVML says {what} {answer}")
 
 
-def _path(answer: Any) -> tuple[Hop, ...] | Unknown:
+def _path(answer: Any) -> tuple[PcieBridge, ...] | Unknown:
     if isinstance(answer, Unknown):
         return answer
     return tuple(
-        Hop(h["bus"], _positive(_answer(h, ("gen",), "not there")), _positive(_answer(h, ("width",), "not there")))
+        PcieBridge(
+            h["bus"], _positive(_answer(h, ("gen",), "not there")), _positive(_answer(h, ("width",), "not there"))
+        )
         for h in answer
     )
 
@@ -275,15 +277,15 @@ def _remote(link: Report) -> tuple[Any, str]:
     return "hidden switch", ""
 
 
-def _peers(p2p: Any, ancestors: Any) -> tuple[Peer, ...] | Unknown:
+def _peers(p2p: Any, ancestors: Any) -> tuple[PeerAccess, ...] | Unknown:
     """By PCI id; a report without PCI ids of the others (an older recording) has none of use."""
     if isinstance(p2p, Unknown):
         return p2p
-    found: list[Peer] = []
+    found: list[PeerAccess] = []
     for key, status in p2p.items():
         ancestor = _answer(ancestors, (key,), "not in the report") if not isinstance(ancestors, Unknown) else ancestors
         found.append(
-            Peer(
+            PeerAccess(
                 key,
                 _word(_answer(status, ("nvlink",), "not in the report"), P2P, "P2P status"),
                 _word(_answer(status, ("read",), "not in the report"), P2P, "P2P status"),

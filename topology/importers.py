@@ -17,7 +17,7 @@ from .gather import this_machine
 from .machines import machine, names
 from .model import Topology
 from .nccl import read_xml
-from .smi import looks_like_smi, read_smi
+from .nvidia_smi import looks_like_smi, read_smi
 
 ENDINGS = (".json", ".xml", ".txt")
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ..errors import BlinkError, SettingsError, TopologyError
 from ..util.codec import Value, dumps, loads
-from .gather import Comm
+from ..util.together import Comm, from_root
 from .gpu import GpuFacts
 from .model import Device, Link, Topology
 
@@ -27,18 +27,18 @@ UNDER_PERCENT = 85  # of the median of its class: what is less is marked
 DIGITS = 3  # of a measured rate that a plan is made from
 FAST = ("nvlink", "xgmi")
 
-What = Literal[
+MeasurementKind = Literal[
     "copy", "copy-both", "copy-all", "push", "push-both", "push-all", "flag", "host", "host-all",
     "memory", "memory-all", "net",
 ]  # fmt: skip
 
 
-class Row(Value, frozen=True):
+class LinkMeasurement(Value, frozen=True):
     """One direction: ``src`` sends to ``dst``. ``us`` is a round trip of a flag, ``mbps`` all else."""
 
     src: int
     dst: int
-    what: What
+    what: MeasurementKind
     mbps: int | None = None
     us: float | None = None
 
@@ -55,7 +55,7 @@ class Measured(Value, frozen=True):
     date: str
     driver: str
     versions: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[LinkMeasurement, ...]
     missing: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -88,7 +88,7 @@ class Measured(Value, frozen=True):
         return self
 
 
-class Slow(NamedTuple):
+class SlowLink(NamedTuple):
     """A link far under its class, whose median is ``usual`` MB/s."""
 
     link: Link
@@ -118,7 +118,7 @@ def links_between(topology: Topology, src: int, dst: int) -> tuple[Link, ...]:
     return ()
 
 
-def class_of(topology: Topology, row: Row) -> str:
+def class_of(topology: Topology, row: LinkMeasurement) -> str:
     """What a row is compared with: rows of the same name and of the same kind."""
     if NOWHERE in (row.src, row.dst):
         if row.what in ("host", "host-all"):
@@ -145,13 +145,13 @@ def is_under(mbps: int, median: int) -> bool:
     return 100 * mbps < UNDER_PERCENT * median
 
 
-def marked(topology: Topology, measured: Measured) -> dict[Row, int]:
+def marked(topology: Topology, measured: Measured) -> dict[LinkMeasurement, int]:
     """Rows far under their class, with its median; round trips are not judged."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[LinkMeasurement]] = {}
     for row in measured.rows:
         if row.mbps is not None:
             groups.setdefault((row.what, class_of(topology, row)), []).append(row)
-    found: dict[Row, int] = {}
+    found: dict[LinkMeasurement, int] = {}
     for rows in groups.values():
         median = usual(row.mbps or 0 for row in rows)
         found |= {row: median for row in rows if is_under(row.mbps or 0, median)}
@@ -181,7 +181,7 @@ def link_rates(topology: Topology, measured: Measured) -> dict[Link, int]:
     return found
 
 
-def slow_links(topology: Topology, measured: Measured) -> tuple[Slow, ...]:
+def slow_links(topology: Topology, measured: Measured) -> tuple[SlowLink, ...]:
     """Links more than 15 % under the median of their class: kind, lanes, table's rate, and towards or from a switch."""
     groups: dict[tuple[object, ...], list[tuple[Link, int]]] = {}
     n = topology.n
@@ -191,7 +191,7 @@ def slow_links(topology: Topology, measured: Measured) -> tuple[Slow, ...]:
     found = []
     for links in groups.values():
         median = usual(mbps for _, mbps in links)
-        found += [Slow(link, mbps, median) for link, mbps in links if is_under(mbps, median)]
+        found += [SlowLink(link, mbps, median) for link, mbps in links if is_under(mbps, median)]
     return tuple(sorted(found, key=lambda s: (s.link.src, s.link.dst, s.link.kind)))
 
 
@@ -251,18 +251,17 @@ def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measure
     Raises:
         SettingsError: the same on all ranks, for a file that cannot be read.
     """
-    text, error = "", ""
-    if comm.rank == 0:
+
+    def from_file() -> str:
         path = file_of(folder, (d.uuid for d in topology.devices), driver_of(facts))
         try:
-            text = Measured.from_json(path.read_bytes(), source=str(path)).to_json()
+            return Measured.from_json(path.read_bytes(), source=str(path)).to_json()
         except FileNotFoundError:
-            pass
-        except (OSError, BlinkError) as trouble:
-            error = f"cannot use {path} ({trouble}); remove it, or blinkmpi topo --measure=again"
-    text, error = comm.bcast((text, error), 0)
-    if error:
-        raise SettingsError(error)
+            return ""  # nothing was measured
+        except (OSError, BlinkError) as error:
+            raise SettingsError(f"cannot use {path} ({error}); remove it, or blinkmpi topo --measure=again") from error
+
+    text = from_root(comm, from_file, during="while the measured links were read", error=SettingsError)
     return here(Measured.from_json(text), topology) if text else None
 
 

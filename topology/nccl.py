@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..errors import FormatError, TopologyError
-from .gpu import GpuFacts, Hop, NvLink, Unknown, bus_id, unknown_gpu
-from .gpus import from_gpus
+from .gpu import GpuFacts, NvLink, PcieBridge, Unknown, bus_id, unknown_gpu
+from .gpu_topology import from_gpus
 from .machines import PCIE_X16
 from .model import Topology
 
@@ -64,7 +64,7 @@ def read_xml(text: str | bytes, source: str = "NCCL topology") -> Topology:
 
 
 def _walk(
-    element: ET.Element, path: tuple[Hop, ...], numa: int, found: list[tuple[int, GpuFacts]], source: str
+    element: ET.Element, path: tuple[PcieBridge, ...], numa: int, found: list[tuple[int, GpuFacts]], source: str
 ) -> None:
     """Collect the GPUs below an element; a ``pci`` with further ``pci`` in it is a switch."""
     for pci in element.findall("pci"):
@@ -72,7 +72,7 @@ def _walk(
         bus = bus_id(_text(pci, "busid", source))
         gpu = pci.find("gpu")
         if gpu is None:
-            hop = Hop(bus, gen, width)
+            hop = PcieBridge(bus, gen, width)
             # Two bridges of a way make one switch (port up, port down), and the first of all is the root port.
             _walk(pci, (*path, *((hop,) if path else (hop, hop)), hop), numa, found, source)
             continue

@@ -32,12 +32,12 @@ NO_ROAD = ("-", "dim", "only through other devices, or not at all")
 
 def render(topology: Topology) -> RenderableType:
     """Everything about a machine that fits a terminal of 100 columns."""
-    paths = Paths(topology)
+    paths = PathLabels(topology)
     matrices = _matrices(topology, paths)
     return Group(_tree(topology), Text(), *matrices, _legend(topology, paths))
 
 
-class Paths:
+class PathLabels:
     """The best path between every two devices, as a word with its colour; counts what was used for the legend."""
 
     def __init__(self, topology: Topology) -> None:
@@ -196,7 +196,7 @@ def _sum(links: Sequence[Link]) -> str:
     return f"{lanes} x {_gbps(rates.pop())} = {total} GB/s"
 
 
-def _matrices(topology: Topology, paths: Paths) -> list[RenderableType]:
+def _matrices(topology: Topology, paths: PathLabels) -> list[RenderableType]:
     """One matrix for up to 16 devices; else one for each different node, and how nodes reach each other."""
     if topology.n == 1:
         return []
@@ -218,12 +218,12 @@ def _matrices(topology: Topology, paths: Paths) -> list[RenderableType]:
     return parts
 
 
-def _cells(topology: Topology, paths: Paths, node: int) -> list[list[str]]:
+def _cells(topology: Topology, paths: PathLabels, node: int) -> list[list[str]]:
     ranks = topology.ranks_of(node)
     return [[paths(a, b).plain for b in ranks] for a in ranks]
 
 
-def _matrix(topology: Topology, paths: Paths, ranks: Sequence[int], title: str) -> RenderableType:
+def _matrix(topology: Topology, paths: PathLabels, ranks: Sequence[int], title: str) -> RenderableType:
     """Rows send, columns receive; bands of columns where one does not fit."""
     bands: list[RenderableType] = []
     for at in range(0, len(ranks), BAND):
@@ -239,7 +239,7 @@ def _matrix(topology: Topology, paths: Paths, ranks: Sequence[int], title: str) 
     return Group(*bands)
 
 
-def _legend(topology: Topology, paths: Paths) -> RenderableType:
+def _legend(topology: Topology, paths: PathLabels) -> RenderableType:
     """The words of the matrix that occur, the link kinds with their rates and origin, the source."""
     words = Table.grid(padding=(0, 2))
     if "direct" in paths.used:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from .blink.pareto import choose_by_size, fewest, pareto
 from .bounds.verify import verify
 from .pack import extra_methods, methods, pack
-from .task import Knobs
+from .problem import MethodOptions
 from .tree import AGAINST, ALONG, COLLECTIVES, ROOTED, Certificate, Collective, Edge, Packing, Tree
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "Certificate",
     "Collective",
     "Edge",
-    "Knobs",
+    "MethodOptions",
     "Packing",
     "Tree",
     "choose_by_size",

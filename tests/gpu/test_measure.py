@@ -16,7 +16,7 @@ from mpi4py import MPI
 from blinkmpi.cli import main as cli
 from blinkmpi.cli import topo as cli_topo
 from blinkmpi.measure.links import together
-from blinkmpi.topology.measured import FAST, NOWHERE, Measured, link_rates, protocol
+from blinkmpi.topology.measured import FAST, NOWHERE, Measured, link_rates, links_between
 from blinkmpi.transport.cuda.device import Gpu, device_count
 from blinkmpi.transport.cuda.link_rates import Rates
 from tests.gpu.helpers import at_least, sizes
@@ -101,7 +101,7 @@ def test_copies_do_not_beat_the_table(comm: MPI.Intracomm) -> None:
     for link, mbps in link_rates(machine, found).items():
         if link.kind in FAST:
             assert 0.5 * link.mbps < mbps < 1.05 * link.mbps, link
-    if all(k.kind in FAST for k in protocol(machine, 0, 1)):
+    if all(k.kind in FAST for k in links_between(machine, 0, 1)):
         push = [r.mbps or 0 for r in found.rows if r.what == "push"]
         copy = [r.mbps or 0 for r in found.rows if r.what == "copy"]
         assert min(push) > 0.5 * max(copy)

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ..exact.enumeration import fewest_for, fewest_units, placed
-from ..task import Planned, Task
+from ..exact.weights import fewest_for, fewest_units, placed
+from ..problem import Problem, Solution
 from . import mwu
 
 NODES = 2_000
 
 
-def plan(task: Task) -> Planned:
+def plan(problem: Problem) -> Solution:
     """The trees of multiplicative weights, thinned out."""
-    room = mwu.room_for(task)
-    shapes, weights = mwu.packed(room, float(task.knobs.epsilon))
+    caps = mwu.capacities_for(problem)
+    shapes, weights = mwu.packed(caps, float(problem.options.epsilon))
     rate = sum(weights.values(), Fraction(0))
-    target = (1 - task.knobs.loss) * rate
+    target = (1 - problem.options.loss) * rate
     told = f"{len(shapes)} trees of multiplicative weights"
-    answer, way = fewest_units(room, shapes, target, nodes=NODES), "of one unit each"
+    answer, way = fewest_units(caps, shapes, target, nodes=NODES), "of one unit each"
     if answer is None:
-        answer, way = fewest_for(room, shapes, target, nodes=NODES), "of any weight, as units do not reach the rate"
+        answer, way = fewest_for(caps, shapes, target, nodes=NODES), "of any weight, as units do not reach the rate"
     if answer is None or sum(answer.weights.values()) < target or len(answer.weights) >= len(shapes):
-        return Planned(*placed(room, shapes, weights), f"{told}, of which the integer program could drop none")
+        return Solution(*placed(caps, shapes, weights), f"{told}, of which the integer program could drop none")
     kept = "the fewest" if answer.proved else "the fewest that were found"
     loss = 100 * (1 - float(sum(answer.weights.values()) / rate))
-    why = f"{told} thinned out to {len(answer.weights)} {way}, {kept} that lose at most {float(task.knobs.loss):.1%}"
-    return Planned(*placed(room, shapes, answer.weights), f"{why} of them (here {loss:+.1f} %)")
+    why = (
+        f"{told} thinned out to {len(answer.weights)} {way}, {kept} that lose at most {float(problem.options.loss):.1%}"
+    )
+    return Solution(*placed(caps, shapes, answer.weights), f"{why} of them (here {loss:+.1f} %)")

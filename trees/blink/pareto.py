@@ -11,10 +11,11 @@ from fractions import Fraction
 
 from ...topology.model import Topology
 from ..bounds.verify import verify
-from ..exact.enumeration import Room, Shape, best_weights, fewest_for, most_with, placed
+from ..exact.weights import best_weights, fewest_for, most_with, placed
 from ..graph.fabric import choose
+from ..graph.logical import Capacities, SpanningTree
 from ..pack import finished
-from ..task import Planned, Task
+from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, Packing
 from . import few, mwu
 from .pool import least_depth
@@ -31,16 +32,16 @@ def pareto(topology: Topology, collective: str, root: int = 0, *, search: bool =
     Raises:
         ArgumentError: for a collective or graph that method ``few`` cannot plan.
     """
-    task = Task(choose(topology, collective, root), collective, root)
-    found = [verify(finished(task, "few", planned), topology) for planned in _candidates(task, search)]
+    problem = Problem(choose(topology, collective, root), collective, root)
+    found = [verify(finished(problem, "few", planned), topology) for planned in _candidates(problem, search)]
     return front(found)
 
 
-def fewest(topology: Topology, collective: str, root: int = 0) -> tuple[Packing, few.Fewest]:
+def fewest(topology: Topology, collective: str, root: int = 0) -> tuple[Packing, few.FewestTrees]:
     """The packing of the best rate with the fewest trees, and the proof that it has."""
-    task = Task(choose(topology, collective, root), collective, root)
-    result = few.fewest(task)
-    return verify(finished(task, "few", result.planned), topology), result
+    problem = Problem(choose(topology, collective, root), collective, root)
+    result = few.fewest(problem)
+    return verify(finished(problem, "few", result.planned), topology), result
 
 
 def front(packings: Sequence[Packing]) -> tuple[Packing, ...]:
@@ -76,34 +77,34 @@ def choose_by_size(
     return min(packings, key=lambda p: seconds(p, nbytes, hop_seconds=hop_seconds, tree_seconds=tree_seconds))
 
 
-def _candidates(task: Task, search: bool) -> Iterator[Planned]:
-    room = mwu.room_for(task)
-    best = few.fewest(task).planned
+def _candidates(problem: Problem, search: bool) -> Iterator[Solution]:
+    caps = mwu.capacities_for(problem)
+    best = few.fewest(problem).planned
     yield best
-    shapes, complete = few.candidates(room, None)
-    ceiling = few.rate_of(best_weights(room, shapes))
-    for depth in range(least_depth(room), room.n):
-        some = [s for s in shapes if s.depth <= depth] if complete else few.candidates(room, depth)[0]
-        weights = best_weights(room, some)
+    shapes, complete = few.candidates(caps, None)
+    ceiling = few.rate_of(best_weights(caps, shapes))
+    for depth in range(least_depth(caps), caps.n):
+        some = [s for s in shapes if s.depth <= depth] if complete else few.candidates(caps, depth)[0]
+        weights = best_weights(caps, some)
         reached = few.rate_of(weights)
-        if complete and len(some) <= few.searched(room) // 2:
-            answer = fewest_for(room, some, reached, nodes=NODES)
+        if complete and len(some) <= few.searched(caps) // 2:
+            answer = fewest_for(caps, some, reached, nodes=NODES)
             if answer is not None and few.rate_of(answer.weights) == reached:
                 weights = answer.weights
-        yield _planned(room, some, weights)
-        for count, fewer in sorted(few.climb(room, some, weights, len(weights)).items()):
-            better = most_with(room, some, count, nodes=NODES) if search and len(some) <= few.searched(room) else None
-            yield _planned(room, some, fewer)
+        yield _planned(caps, some, weights)
+        for count, fewer in sorted(few.climb(caps, some, weights, len(weights)).items()):
+            better = most_with(caps, some, count, nodes=NODES) if search and len(some) <= few.searched(caps) else None
+            yield _planned(caps, some, fewer)
             if better is not None and better.weights:
-                yield _planned(room, some, better.weights)
+                yield _planned(caps, some, better.weights)
         if reached >= ceiling:
             break
-    rest = best_weights(room, shapes)
-    for _, fewer in sorted(few.climb(room, shapes, rest, 2 * len(best.trees)).items()):
-        yield _planned(room, shapes, fewer)
+    rest = best_weights(caps, shapes)
+    for _, fewer in sorted(few.climb(caps, shapes, rest, 2 * len(best.trees)).items()):
+        yield _planned(caps, shapes, fewer)
 
 
-def _planned(room: Room, shapes: Sequence[Shape], weights: dict[int, Fraction]) -> Planned:
-    trees, rate = placed(room, shapes, weights)
+def _planned(caps: Capacities, shapes: Sequence[SpanningTree], weights: dict[int, Fraction]) -> Solution:
+    trees, rate = placed(caps, shapes, weights)
     deepest = max(t.depth for t in trees)
-    return Planned(trees, rate, f"{len(trees)} trees of at most {deepest} hops")
+    return Solution(trees, rate, f"{len(trees)} trees of at most {deepest} hops")

@@ -26,7 +26,7 @@ Costs = NDArray[np.number[Any]]
 FAR = 1 << 58  # more than all prices together
 
 
-class Metric:
+class CheapestPaths:
     """The cheapest way between every two ranks through switches alone, for prices in the order of ``f.arcs``."""
 
     def __init__(self, f: Fabric, prices: Costs, *, both_ways: bool = False) -> None:
@@ -139,7 +139,7 @@ def cheapest(f: Fabric, collective: str, root: int, prices: Mapping[Arc, int]) -
     Args:
         f: the links as they are, whatever way the trees point.
     """
-    metric = Metric(f, np.array([prices.get(arc, 0) for arc in f.arcs], np.int64))
+    metric = CheapestPaths(f, np.array([prices.get(arc, 0) for arc in f.arcs], np.int64))
     cost, ranks = metric.cost, range(f.n)
     towards = np.ascontiguousarray(cost.T)
     if collective in ("broadcast", "reduce"):

@@ -13,10 +13,10 @@ from typing import NoReturn
 
 from ...errors import PlanError
 from ...topology.model import Topology
-from ..graph.edge_table import WORTH_IT, Table
+from ..graph.edge_table import WORTH_IT, EdgeTable
 from ..graph.fabric import Fabric, capacity_across, capacity_leaving, fabric, name_of
-from ..graph.load import core_loads, link_loads
-from ..patterns.memory import core_rates
+from ..graph.loads import core_loads, link_loads
+from ..patterns.shared_memory import core_rates
 from ..tree import AGAINST, ALONG, COLLECTIVES, PER_RANK, ROOTED, Certificate, Packing, Tree
 from .prices import FAR, cheapest
 
@@ -53,7 +53,7 @@ def _proved_at_once(p: Packing, f: Fabric) -> bool:
         return False
     if p.collective in ROOTED and any(t.root != p.root for t in p.trees):
         return False
-    table = Table(p.n, p.trees)
+    table = EdgeTable(p.n, p.trees)
     along, against = p.collective in ALONG, p.collective in AGAINST
     return table.spanning() and table.fits(f.arcs, along=along, against=against)
 

@@ -22,11 +22,11 @@ from ...errors import ArgumentError, TopologyError
 from ...topology.model import Topology
 from ..pack import pack
 from ..tree import Edge, Packing, Tree
-from .exchange import Line, Site, Way, fixed_line, line, local_loads, sites, ways
-from .inbox import turned
-from .phases import Hierarchy, Local, Phased, Share, bound_of, pairs, verify_hierarchy
+from .inside_boxes import turned
+from .network_paths import BoxView, ExchangeLimit, NetworkPath, fixed_line, line, local_loads, sites, ways
+from .phases import BoxPlan, Hierarchy, PhasedCollective, Share, bound_of, pairs, verify_hierarchy
 
-__all__ = ["Hierarchy", "Local", "Share", "hierarchy", "verify_hierarchy"]
+__all__ = ["BoxPlan", "Hierarchy", "Share", "hierarchy", "verify_hierarchy"]
 
 
 def hierarchy(topology: Topology, *, collective: str = "allreduce", root: int = 0) -> Hierarchy:
@@ -36,14 +36,14 @@ def hierarchy(topology: Topology, *, collective: str = "allreduce", root: int = 
         ArgumentError: for another collective or a root that is no rank.
         TopologyError: where the machine is not several boxes around one network.
     """
-    names: tuple[Phased, ...] = get_args(Phased)
+    names: tuple[PhasedCollective, ...] = get_args(PhasedCollective)
     name = next((c for c in names if c == collective), None)
     if name is None:
         raise ArgumentError(f"collective {collective!r} has no hierarchy; choose one of {', '.join(names)}")
     if not 0 <= root < topology.n:
         raise ArgumentError(f"root is {root}, expected a rank of 0..{topology.n - 1}; correct it")
     root = root if name != "allreduce" else -1
-    plans = [_Box(s, name, root) for s in sites(topology)]
+    plans = [_BoxPlanner(s, name, root) for s in sites(topology)]
     rate, parts = _rate(plans, name)
     if not rate:
         raise TopologyError(f"{topology.name}: some node exchanges nothing both ways; give it links in both directions")
@@ -56,18 +56,19 @@ def hierarchy(topology: Topology, *, collective: str = "allreduce", root: int = 
     return verify_hierarchy(plan, topology)
 
 
-class _Box:
+class _BoxPlanner:
     """A box while it is planned: its packings with the parts that they serve, and its ways if these are settled."""
 
-    def __init__(self, site: Site, collective: Phased, root: int) -> None:
+    def __init__(self, site: BoxView, collective: PhasedCollective, root: int) -> None:
         self.site, self.collective = site, collective
-        self.fixed: tuple[Way, ...] | None = None
+        self.fixed: tuple[NetworkPath, ...] | None = None
         if collective == "allreduce" or root in site.ranks:
             p = pack(site.local, collective, root=max(0, site.ranks.index(root)) if root in site.ranks else 0)
             if p.multicast and collective == "allreduce":  # its trees cannot be turned: their roots are those of shares
                 memory = site.vertices[len(site.ranks)]
                 self.fixed = tuple(
-                    Way((site.ranks[r], memory, site.net), part / p.rate) for r, part in sorted(_roots(p).items())
+                    NetworkPath((site.ranks[r], memory, site.net), part / p.rate)
+                    for r, part in sorted(_roots(p).items())
                 )
             self.parts = [(p, Fraction(1))]
         else:
@@ -83,17 +84,17 @@ class _Box:
         rates = [self.site.arcs[arc] / load for arc, load in self.loads.items()]
         return rates + [self.site.cores[r] / load for r, load in self.cores.items()]
 
-    def line(self, rate: Fraction) -> Line:
+    def line(self, rate: Fraction) -> ExchangeLimit:
         """What the box can exchange near ``rate``."""
         if self.fixed is None and not self.site.cores:
             return line(self.site, self.loads, rate)
         return fixed_line(self.site, self.ways(rate), self.loads, self.cores, rate)
 
-    def ways(self, rate: Fraction) -> tuple[Way, ...]:
+    def ways(self, rate: Fraction) -> tuple[NetworkPath, ...]:
         """The ways to the network and their parts of the exchange."""
         return self.fixed or ways(self.site, self.loads, rate)
 
-    def local(self, at: int, shares: list[Share]) -> Local:
+    def local(self, at: int, shares: list[Share]) -> BoxPlan:
         """The packings with their trees cut and turned so that they follow the shares."""
         site, packings = self.site, []
         for p, part in self.parts:
@@ -112,7 +113,7 @@ class _Box:
                     turn = p.root < 0 and tree.root != root
                     trees.append(Tree(root if turn else tree.root, turned(tree, root) if turn else tree.edges, size))
             packings.append(msgspec.structs.replace(p, trees=tuple(trees)))
-        return Local(site.node, site.ranks, site.vertices, tuple(packings))
+        return BoxPlan(site.node, site.ranks, site.vertices, tuple(packings))
 
 
 def _roots(p: Packing) -> dict[int, Fraction]:
@@ -122,7 +123,7 @@ def _roots(p: Packing) -> dict[int, Fraction]:
     return roots
 
 
-def _rate(plans: list[_Box], collective: Phased) -> tuple[Fraction, list[Fraction]]:
+def _rate(plans: list[_BoxPlanner], collective: PhasedCollective) -> tuple[Fraction, list[Fraction]]:
     """The best rate of all phases together, by Newton steps along the lines of the boxes; the part of each hub."""
     k = len(plans)
     crossings = (k - 1) * (2 if collective == "allreduce" else 1)
@@ -147,12 +148,12 @@ def _rate(plans: list[_Box], collective: Phased) -> tuple[Fraction, list[Fractio
     return rate, [x / sum(spare) for x in spare]
 
 
-def _only(plans: list[_Box], hub: int) -> list[Fraction]:
+def _only(plans: list[_BoxPlanner], hub: int) -> list[Fraction]:
     return [Fraction(int(i == hub)) for i in range(len(plans))]
 
 
 def _shares(
-    fans: list[tuple[Way, ...]], plans: list[_Box], hub: int, at_root: int | None, part: Fraction
+    fans: list[tuple[NetworkPath, ...]], plans: list[_BoxPlanner], hub: int, at_root: int | None, part: Fraction
 ) -> Iterable[Share]:
     """The shares of one hub: cut wherever some box goes on to its next way."""
     ends = [list(accumulate(way.part for way in fan)) for fan in fans]

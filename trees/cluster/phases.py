@@ -24,15 +24,15 @@ from typing import Literal, NoReturn
 from ...errors import PlanError
 from ...topology.model import Topology
 from ...util.codec import Value, dumps, loads
-from ..bounds.bound import certify
+from ..bounds.certify import certify
 from ..bounds.verify import verify
 from ..graph.fabric import Arc, fabric
-from ..graph.load import link_loads
+from ..graph.loads import link_loads
 from ..tree import Edge, Packing, Tree
-from .exchange import Site, local_loads, reach, sites
+from .network_paths import BoxView, local_loads, reach, sites
 
 FORMAT_VERSION = 1
-Phased = Literal["allreduce", "broadcast", "reduce"]
+PhasedCollective = Literal["allreduce", "broadcast", "reduce"]
 
 
 class Share(Value, frozen=True):
@@ -48,7 +48,7 @@ class Share(Value, frozen=True):
     edges: tuple[Edge, ...]
 
 
-class Local(Value, frozen=True):
+class BoxPlan(Value, frozen=True):
     """One box. Packings are for ``topology.subset(ranks)``, whose vertices are ``vertices`` of the whole.
 
     Each share takes the next trees, in order, of the packing that serves its root; AllReduce has one for all roots.
@@ -63,10 +63,10 @@ class Local(Value, frozen=True):
 class Hierarchy(Value, frozen=True):
     """The three phases of a collective on several boxes; rates are MB/s of the vector, ``limit`` names the bound."""
 
-    collective: Phased
+    collective: PhasedCollective
     root: int
     n: int
-    boxes: tuple[Local, ...]
+    boxes: tuple[BoxPlan, ...]
     shares: tuple[Share, ...]
     rate: Fraction
     bound: Fraction
@@ -146,7 +146,7 @@ def pairs(k: int, hub: int, at_root: int | None) -> list[tuple[int, int]]:
 
 
 def bound_of(
-    found: Iterable[Site], boxes: tuple[Local, ...], t: Topology, collective: Phased, root: int
+    found: Iterable[BoxView], boxes: tuple[BoxPlan, ...], t: Topology, collective: PhasedCollective, root: int
 ) -> tuple[Fraction, str]:
     """The least of the bounds above, and what it says."""
     found = list(found)
@@ -215,7 +215,7 @@ def verify_hierarchy(h: Hierarchy, topology: Topology) -> Hierarchy:
     return h
 
 
-def _check_head(h: Hierarchy, t: Topology, found: tuple[Site, ...]) -> None:
+def _check_head(h: Hierarchy, t: Topology, found: tuple[BoxView, ...]) -> None:
     if h.n != t.n or [(b.node, b.ranks, b.vertices) for b in h.boxes] != [(s.node, s.ranks, s.vertices) for s in found]:
         h._fail(f"its boxes are not those of {t.name}")
     if (h.root == -1) != (h.collective == "allreduce") or not -1 <= h.root < h.n:

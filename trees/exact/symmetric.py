@@ -16,13 +16,14 @@ from math import gcd
 import numpy as np
 
 from ..graph.fabric import Fabric, Ints
-from ..graph.flow import Flow
+from ..graph.max_flow import MaxFlow
+from ..problem import Problem, Solution
 from ..tree import Edge, Tree
 
 LEAST_RANKS = 9
 
 
-class Turns:
+class TranslationGroup:
     """The group of digit turns: ``sums[a, b]`` is the rank that the turn taking 0 to ``a`` takes ``b`` to."""
 
     def __init__(self, n: int, moduli: list[int]) -> None:
@@ -41,14 +42,14 @@ class Turns:
         return int(self.sums[self.back[u], v])
 
 
-def turns(f: Fabric) -> Turns | None:
+def translations(f: Fabric) -> TranslationGroup | None:
     """The turns of a fabric without switches, proved on every link; nothing if ranks differ or do not turn so."""
     if len(f.vertices) > f.n or f.n < LEAST_RANKS:
         return None
     if "turns" not in f.memo:
         found = next(_moduli(f, 1, {}), None)
-        f.memo["turns"] = Turns(f.n, found) if found else None
-    known: Turns | None = f.memo["turns"]
+        f.memo["turns"] = TranslationGroup(f.n, found) if found else None
+    known: TranslationGroup | None = f.memo["turns"]
     return known
 
 
@@ -75,13 +76,19 @@ def _keeps(f: Fabric, place: int, modulus: int) -> bool:
     return bool((codes[first] == moved[second]).all() and (speed[first] == speed[second]).all())
 
 
-def planned(f: Fabric, *, both: bool) -> tuple[tuple[Tree, ...], Fraction] | None:
-    """Trees from every rank at the full speed of its links, and the rate; nothing where shortest trees miss it.
+def fits(problem: Problem) -> int:
+    """Collectives to which every rank contributes, on a fabric that looks the same from each."""
+    whole = problem.collective in ("allgather", "reduce_scatter", "allreduce")
+    return int(whole and translations(problem.oriented) is not None)
 
-    Args:
-        both: a tree loads its edges both ways (AllReduce), which halves the weights.
+
+def plan(problem: Problem) -> Solution | None:
+    """Trees from every rank at the full speed of its links; nothing where shortest trees miss it.
+
+    An AllReduce loads the edges of a tree both ways, which halves the weights.
     """
-    group = turns(f)
+    f, both = problem.oriented, problem.collective == "allreduce"
+    group = translations(f)
     if group is None or (both and not f.even):
         return None
     speed = {v: c for (u, v), c in f.arcs.items() if u == 0}  # a direction is known by where it leads from rank 0
@@ -99,10 +106,12 @@ def planned(f: Fabric, *, both: bool) -> tuple[tuple[Tree, ...], Fraction] | Non
         for parents, weight in templates:
             chosen = map(edges.__getitem__, zip(image[parents].tolist(), heads, strict=True))
             trees.append(Tree(root, tuple(chosen), weight))
-    return tuple(trees), each * f.n
+    return Solution(tuple(trees), each * f.n)
 
 
-def _balanced(f: Fabric, group: Turns, speed: dict[int, int]) -> tuple[Ints, list[tuple[int, list[int]]], int] | None:
+def _balanced(
+    f: Fabric, group: TranslationGroup, speed: dict[int, int]
+) -> tuple[Ints, list[tuple[int, list[int]]], int] | None:
     """Ranks by distance from 0, then sizes with a parent for each of them, in units of the third value."""
     level = {0: 0}
     order = [0]
@@ -114,7 +123,7 @@ def _balanced(f: Fabric, group: Turns, speed: dict[int, int]) -> tuple[Ints, lis
     ways = list(speed)
     total, others = sum(speed.values()), f.n - 1
     shared = gcd(*speed.values(), total)
-    flow = Flow(f.n + len(ways) + 1)
+    flow = MaxFlow(f.n + len(ways) + 1)
     sink = f.n + len(ways)
     arcs: dict[int, list[tuple[int, int]]] = {}
     for v in order[1:]:

@@ -19,7 +19,7 @@ WORTH_IT = 4096  # edges; loops are as fast below
 LARGEST = 1 << 62
 
 
-class Table:
+class EdgeTable:
     """``edges`` are the distinct ones; entry i of ``tree`` and ``edge`` is one use of an edge by a tree."""
 
     def __init__(self, n: int, trees: Sequence[Tree]) -> None:

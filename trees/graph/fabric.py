@@ -1,17 +1,13 @@
-"""The part of a machine that a packing uses: its links of some kinds, merged into arcs with capacities.
+"""The capacitated graph that a packing uses: the machine's links of some kinds, merged into arcs.
 
-Which links are taken (:func:`choose`), whether they join the ranks, and the logical arcs between ranks
-(:class:`Overlay`) that the planners work on. Vertex numbers are those of the whole topology. Switches that touch
-ranks alone are split into logical arcs in closed form (Mader's splitting, with a uniform share for every pair).
+Which links are taken (:func:`choose`), and whether they join the ranks. Vertex numbers are those of the whole topology.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from functools import cached_property
-from math import gcd, lcm
+from math import gcd
 from typing import Any
 
 import msgspec
@@ -74,16 +70,6 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
     def even(self) -> bool:
         """Every link is equally fast both ways."""
         return all(self.arcs.get((v, u)) == c for (u, v), c in self.arcs.items())
-
-    @cached_property
-    def split(self) -> Overlay:
-        """:func:`overlay`, computed once."""
-        return overlay(self)
-
-    @cached_property
-    def rail_split(self) -> Overlay:
-        """:func:`overlay` with the network's ports joined rail by rail."""
-        return overlay(self, rails=True)
 
     @cached_property
     def backwards(self) -> Fabric:
@@ -237,63 +223,6 @@ def _spans(numbers: list[int]) -> str:
         else:
             spans.append([x, x])
     return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
-
-
-class Overlay(msgspec.Struct, frozen=True, dict=True):
-    """Logical arcs between ranks: ``routes`` lists the physical paths of each with their units.
-
-    One unit is ``mbps`` MB/s.
-    """
-
-    n: int
-    mbps: Fraction
-    routes: dict[Arc, tuple[tuple[Path, int], ...]]
-
-    def matrix(self) -> Ints:
-        """Units between every two ranks."""
-        cap = np.zeros((self.n, self.n), np.int64)
-        for (u, v), ways in self.routes.items():
-            cap[u, v] = sum(units for _, units in ways)
-        return cap
-
-
-def overlay(f: Fabric, *, rails: bool = False) -> Overlay:
-    """Split every switch: a pair (u, v) gets the smaller of its share of u's uplink and of v's downlink.
-
-    With ``rails`` the network joins the ranks that have the same place in their nodes, and no others.
-
-    Never more than the links carry; nothing is lost where all ports of a switch are equal.
-
-    Raises:
-        TopologyError: where switches are wired to switches.
-    """
-    if not f.flat:
-        raise TopologyError(
-            f"{f.topology.name}: switches wired to switches cannot be split in closed form; use method 'chain'"
-        )
-    shares: dict[Arc, list[tuple[Path, Fraction]]] = {}
-    for (u, v), mbps in f.arcs.items():
-        if u < f.n and v < f.n:
-            shares.setdefault((u, v), []).append(((u, v), Fraction(mbps)))
-    t = f.topology
-    place = [t.ranks_of(d.node).index(r) for r, d in enumerate(t.devices)] if rails else []
-    for w in sorted(f.vertices[f.n :], key=lambda w: (t.switches[w - f.n].kind == "net", w)):
-        ports = [(u, v) for u in f.backwards.neighbours[w] for v in f.neighbours[w] if u != v]
-        if t.switches[w - f.n].kind == "net":  # the way between boxes: ranks that are joined in their box leave it free
-            ports = [(u, v) for u, v in ports if t.devices[u].node != t.devices[v].node or (u, v) not in shares]
-            if rails:
-                ports = [(u, v) for u, v in ports if place[u] == place[v]]
-        ups, downs = Counter(u for u, _ in ports), Counter(v for _, v in ports)
-        for u, v in ports:
-            part = min(Fraction(f.arcs[u, w], ups[u]), Fraction(f.arcs[w, v], downs[v]))
-            shares.setdefault((u, v), []).append(((u, w, v), part))
-    amounts = [part for ways in shares.values() for _, part in ways]
-    scale = lcm(*(part.denominator for part in amounts))
-    unit = gcd(*(int(part * scale) for part in amounts))
-    routes = {
-        arc: tuple((path, int(part * scale) // unit) for path, part in ways) for arc, ways in sorted(shares.items())
-    }
-    return Overlay(f.n, Fraction(unit, scale), routes)
 
 
 def capacity_across(arcs: Mapping[Arc, int], inside: Iterable[int]) -> int:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from blinkmpi.errors import TopologyError
 from blinkmpi.topology import GpuFacts, GpuMachine, Topology, from_gpus, gather_gpus, machine
-from blinkmpi.topology.gpu import Peer, Unknown, known
+from blinkmpi.topology.gpu import PeerAccess, Unknown, known
 from blinkmpi.trees import COLLECTIVES, pack
 from tests.unit.topology.test_gather import HERE, MODULE, on_ranks, one_error
 from tests.unit.topology.test_probe import recorded
@@ -143,7 +143,7 @@ def test_active_links_are_not_connectivity_where_nvml_denies_it() -> None:
     assert "NVML denies NVLink between them: not supported" in made.source
 
     one, other = recorded("nvml-dgx-1v")[:2]
-    denies = Peer(str(other.bus), "disabled by a registry key", "ok", "PIX")
+    denies = PeerAccess(str(other.bus), "disabled by a registry key", "ok", "PIX")
     assert nvlinks(from_gpus([one, other])) == {(0, 1): 25_000, (1, 0): 25_000}
     assert nvlinks(from_gpus([changed(one, peers=(denies,)), other])) == {}
 

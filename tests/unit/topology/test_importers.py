@@ -11,7 +11,7 @@ from blinkmpi.errors import FormatError, TopologyError
 from blinkmpi.topology import Topology, from_gpus, load, machine, names
 from blinkmpi.topology.importers import on_gpus_of
 from blinkmpi.topology.nccl import processor, read_xml, write_xml
-from blinkmpi.topology.smi import read_smi
+from blinkmpi.topology.nvidia_smi import read_smi
 from blinkmpi.trees import COLLECTIVES, pack
 from tests.unit.topology.test_gpus import nvlinks
 from tests.unit.topology.test_probe import DATA, recorded

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import pack
-from blinkmpi.trees.bounds import newton
-from blinkmpi.trees.bounds.bound import certify, quick
-from blinkmpi.trees.graph import cuts
+from blinkmpi.trees.bounds.certify import certify, quick
+from blinkmpi.trees.graph import cuts, cuts_by_flow
 from blinkmpi.trees.graph.cuts import min_cut, ratio_cut
 from blinkmpi.trees.graph.fabric import fabric
-from blinkmpi.trees.graph.flow import Flow
+from blinkmpi.trees.graph.max_flow import MaxFlow
 
 ONE_WAY = ("broadcast", "reduce", "allgather", "reduce_scatter", "gather", "scatter")
 
@@ -137,7 +136,7 @@ def test_flows_in_python_integers_agree(t: Topology, collective: str, pick: int)
     by_vector = stated(t, collective, root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuts, "MAX_VERTICES", 0)
-        patch.setattr(newton, "FLOW_LIMIT", 0)
+        patch.setattr(cuts_by_flow, "FLOW_LIMIT", 0)
         assert stated(t, collective, root) == by_vector
 
 
@@ -162,7 +161,7 @@ def test_cut_functions_return_their_own_cut(t: Topology) -> None:
 @settings(max_examples=30, deadline=None)
 @given(machines(most=7, symmetric=False))
 def test_flow_equals_its_cut_and_its_paths(t: Topology) -> None:
-    flow = Flow(t.n)
+    flow = MaxFlow(t.n)
     for k in t.links:
         flow.arc(k.src, k.dst, k.mbps)
     value = flow.run(0, t.n - 1)

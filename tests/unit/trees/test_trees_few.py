@@ -23,10 +23,11 @@ from blinkmpi.topology.model import Topology
 from blinkmpi.trees import pack
 from blinkmpi.trees.blink import few
 from blinkmpi.trees.blink.pareto import choose_by_size, depth_of, fewest, front, pareto, seconds
-from blinkmpi.trees.exact import enumeration as listing
-from blinkmpi.trees.exact.enumeration import all_shapes, best_weights, room_of
-from blinkmpi.trees.graph.fabric import FAST, fabric, overlay
-from blinkmpi.trees.task import Knobs
+from blinkmpi.trees.exact.enumeration import all_spanning_trees
+from blinkmpi.trees.exact.weights import best_weights
+from blinkmpi.trees.graph.fabric import FAST, fabric
+from blinkmpi.trees.graph.logical import capacities_of, split_switches
+from blinkmpi.trees.problem import MethodOptions
 from tests.unit.trees.test_trees_bound import machines
 
 LANE = {"dgx-1v": 25_000, "dgx-1p": 20_000}
@@ -63,15 +64,15 @@ def test_there_are_as_many_unique_subsets_as_the_paper_counts() -> None:
 def test_all_arborescences_by_the_matrix_tree_theorem(t: Topology, pick: int) -> None:
     """Tutte 1948: as many arborescences as the determinant of the in-degree Laplacian without the root."""
     root = pick % t.n
-    o = overlay(fabric(t, FAST))
+    o = split_switches(fabric(t, FAST))
     joined = (o.matrix() > 0).astype(float)
     laplacian = np.diag(joined.sum(axis=0)) - joined
     keep = [v for v in range(t.n) if v != root]
-    every = all_shapes(room_of(o, root))
+    every = all_spanning_trees(capacities_of(o, root))
     assert every is not None
     assert len(set(every)) == len(every) == round(float(np.linalg.det(laplacian[np.ix_(keep, keep)])))
     for depth in range(1, t.n):
-        assert all_shapes(room_of(o, root), max_depth=depth) == [s for s in every if s.depth <= depth]
+        assert all_spanning_trees(capacities_of(o, root), max_depth=depth) == [s for s in every if s.depth <= depth]
 
 
 @pytest.mark.parametrize("name", sorted(LANE))
@@ -90,28 +91,28 @@ def test_fewest_broadcast_trees_are_proved_on_every_subset(name: str) -> None:
 )
 def test_broadcast_under_a_limit_on_depth(name: str, rates: dict[int, int]) -> None:
     for depth, units in rates.items():
-        packing = pack(machine(name), "broadcast", method="few", knobs=Knobs(max_depth=depth))
+        packing = pack(machine(name), "broadcast", method="few", options=MethodOptions(max_depth=depth))
         assert packing.rate == units * LANE[name]
         assert depth_of(packing) <= depth
         assert "of all" in packing.reason
     with pytest.raises(ArgumentError, match="allow more hops"):
-        pack(machine(name), "broadcast", method="few", knobs=Knobs(max_depth=1))
+        pack(machine(name), "broadcast", method="few", options=MethodOptions(max_depth=1))
 
 
 @pytest.mark.parametrize("name", sorted(LANE))
 def test_allreduce_keeps_its_rate_at_radius_two(name: str) -> None:
-    packing = pack(machine(name), "allreduce", method="few", knobs=Knobs(max_depth=2))
+    packing = pack(machine(name), "allreduce", method="few", options=MethodOptions(max_depth=2))
     assert packing.optimal
     assert depth_of(packing) == 2
 
 
 def test_broadcast_under_a_limit_on_trees() -> None:
     for count, units in {1: 2, 2: 4, 3: 5, 4: 6, 9: 6}.items():
-        packing = pack(machine("dgx-1v"), "broadcast", method="few", knobs=Knobs(max_trees=count))
+        packing = pack(machine("dgx-1v"), "broadcast", method="few", options=MethodOptions(max_trees=count))
         assert packing.rate == units * LANE["dgx-1v"]
         assert len(packing.trees) <= count
         assert count > 3 or "as many as" in packing.reason  # a cut proves it
-    both = pack(machine("dgx-1v"), "broadcast", method="few", knobs=Knobs(max_trees=3, max_depth=3))
+    both = pack(machine("dgx-1v"), "broadcast", method="few", options=MethodOptions(max_trees=3, max_depth=3))
     assert both.rate == 3 * LANE["dgx-1v"]
 
 
@@ -120,13 +121,13 @@ def test_broadcast_under_a_limit_on_trees() -> None:
 def test_limits_on_trees_equal_brute_force(t: Topology, count: int, both: bool) -> None:
     collective = "allreduce" if both else "broadcast"
     f = fabric(t, FAST)
-    room = room_of(overlay(f.two_way if both else f), -1 if both else 0)
-    every = all_shapes(room)
+    caps = capacities_of(split_switches(f.two_way if both else f), -1 if both else 0)
+    every = all_spanning_trees(caps)
     assert every
     choices = combinations(every, min(count, len(every)))
-    best = max(few.rate_of(best_weights(room, some)) for some in choices)
-    packing = pack(t, collective, method="few", knobs=Knobs(max_trees=count))
-    assert packing.rate == best * room.logical.mbps
+    best = max(few.rate_of(best_weights(caps, some)) for some in choices)
+    packing = pack(t, collective, method="few", options=MethodOptions(max_trees=count))
+    assert packing.rate == best * caps.logical.mbps
     assert len(packing.trees) <= count
 
 
@@ -135,11 +136,11 @@ def test_limits_on_trees_equal_brute_force(t: Topology, count: int, both: bool) 
 def test_a_graph_with_too_many_trees_to_list(t: Topology, collective: str, depth: int) -> None:
     """The pool's trees keep the limits, and reach nearly what all trees do without one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(few, "all_shapes", lambda room, max_depth: None)
+        patch.setattr(few, "all_spanning_trees", lambda caps, max_depth: None)
         free = pack(t, collective, method="few")
         assert free.rate >= Fraction(89, 100) * free.bound
         try:
-            shallow = pack(t, collective, method="few", knobs=Knobs(max_depth=depth, max_trees=3))
+            shallow = pack(t, collective, method="few", options=MethodOptions(max_depth=depth, max_trees=3))
         except ArgumentError:
             return
     assert depth_of(shallow) <= depth
@@ -148,7 +149,7 @@ def test_a_graph_with_too_many_trees_to_list(t: Topology, collective: str, depth
 
 
 def test_the_pool_on_sixteen_ranks() -> None:
-    packing = pack(machine("mi250"), "broadcast", method="few", knobs=Knobs(max_depth=7))
+    packing = pack(machine("mi250"), "broadcast", method="few", options=MethodOptions(max_depth=7))
     assert depth_of(packing) <= 7
     assert packing.rate >= Fraction(1, 2) * packing.bound
 
@@ -180,10 +181,10 @@ def test_choice_by_size() -> None:
 
 def test_weights_are_exact() -> None:
     """A vertex of the linear program comes back as the fractions that it is."""
-    room = room_of(overlay(fabric(machine("dgx-1v"), FAST).two_way), -1)
-    shapes = listing.all_shapes(room)
+    caps = capacities_of(split_switches(fabric(machine("dgx-1v"), FAST).two_way), -1)
+    shapes = all_spanning_trees(caps)
     assert shapes
-    assert few.rate_of(best_weights(room, shapes)) == Fraction(24, 7)
+    assert few.rate_of(best_weights(caps, shapes)) == Fraction(24, 7)
 
 
 def test_the_page_is_what_the_results_say() -> None:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees import pack
-from blinkmpi.trees.exact import flow_growth as flowgrowth
-from blinkmpi.trees.exact import growth
+from blinkmpi.trees.exact import arborescences, arborescences_by_flow
 from blinkmpi.trees.graph.cuts import min_cut, ratio_cut
 from blinkmpi.trees.graph.fabric import fabric
 from tests.unit.trees.test_trees_bound import machines
@@ -26,7 +25,10 @@ def test_same_total_weight_as_by_cut_vectors(t: Topology, rooted: bool) -> None:
     else:
         mask, units = ratio_cut(cap, t.n, None)
         cap, supply = cap * mask.bit_count(), [units] * t.n
-    for trees in (flowgrowth.grow(cap, supply), growth.arborescences(cap, supply, growth.ORDERS[0])):
+    for trees in (
+        arborescences_by_flow.pack_arborescences(cap, supply),
+        arborescences.pack_arborescences(cap, supply, arborescences.ORDERS[0]),
+    ):
         left = cap.copy()
         rooted_at = [0] * t.n
         for tree in trees:

@@ -13,7 +13,7 @@ from blinkmpi.errors import ArgumentError, FormatError, PlanError, TopologyError
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import pack
-from blinkmpi.trees.bounds.bound import certify
+from blinkmpi.trees.bounds.certify import certify
 from blinkmpi.trees.cluster.hierarchy import Hierarchy, Share, hierarchy, verify_hierarchy
 from blinkmpi.trees.graph.fabric import fabric
 

@@ -15,7 +15,7 @@ from blinkmpi.trees import COLLECTIVES, pack, verify
 from blinkmpi.trees.blink.hybrid import split
 from blinkmpi.trees.graph.fabric import fabric
 from blinkmpi.trees.pack import extra_methods
-from blinkmpi.trees.task import Knobs
+from blinkmpi.trees.problem import MethodOptions
 
 DGX = machine("dgx-1v")
 MOVING = tuple(c for c in COLLECTIVES if c != "barrier")
@@ -51,8 +51,8 @@ def test_both_end_together(fast: Fraction, slow: Fraction, nbytes: int, wait: Fr
 def test_switching_cost_shifts_the_split() -> None:
     rates = []
     for wait in ("0", "1/10000", "1/1000", "1"):
-        knobs = Knobs(nbytes=100_000_000, switch_seconds=Fraction(wait))
-        packing = pack(DGX, "broadcast", method="hybrid", knobs=knobs)
+        options = MethodOptions(nbytes=100_000_000, switch_seconds=Fraction(wait))
+        packing = pack(DGX, "broadcast", method="hybrid", options=options)
         rates.append(packing.rate)
         assert ("before the slow links start" in packing.reason) == (wait != "0")
     assert rates == sorted(rates, reverse=True)

@@ -20,10 +20,11 @@ from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees import COLLECTIVES, pack
 from blinkmpi.trees.blink.mwu import ordered, shortest_arborescence, shortest_tree
-from blinkmpi.trees.exact.enumeration import Shape, all_shapes, room_of
-from blinkmpi.trees.graph.fabric import FAST, fabric, overlay
+from blinkmpi.trees.exact.enumeration import all_spanning_trees
+from blinkmpi.trees.graph.fabric import FAST, fabric
+from blinkmpi.trees.graph.logical import SpanningTree, capacities_of, split_switches
 from blinkmpi.trees.pack import extra_methods, methods
-from blinkmpi.trees.task import Knobs
+from blinkmpi.trees.problem import MethodOptions
 from tests.unit.trees.packings import call_of, reference, sends_of
 from tests.unit.trees.test_trees_bound import machines
 
@@ -31,7 +32,7 @@ DGX = machine("dgx-1v")
 SPANNING = ("broadcast", "reduce", "allreduce")
 
 
-def length(matrix: list[list[float]], shape: Shape) -> float:
+def length(matrix: list[list[float]], shape: SpanningTree) -> float:
     return sum(matrix[u][v] for u, v in shape.arcs)
 
 
@@ -39,33 +40,33 @@ def length(matrix: list[list[float]], shape: Shape) -> float:
 @given(machines(most=6, symmetric=False), st.integers(0, 99))
 def test_oracles_equal_brute_force(t: Topology, seed: int) -> None:
     rng = random.Random(seed)
-    o = overlay(fabric(t, FAST))
+    o = split_switches(fabric(t, FAST))
     matrix = [[rng.random() if (u, v) in o.routes else inf for v in range(t.n)] for u in range(t.n)]
     root = seed % t.n
-    every = all_shapes(room_of(o, root))
+    every = all_spanning_trees(capacities_of(o, root))
     assert every
-    found = Shape(root, ordered(root, shortest_arborescence(matrix, root)))
+    found = SpanningTree(root, ordered(root, shortest_arborescence(matrix, root)))
     assert length(matrix, found) == pytest.approx(min(length(matrix, s) for s in every))
     even = [[min(matrix[u][v], matrix[v][u]) for v in range(t.n)] for u in range(t.n)]
-    both = all_shapes(room_of(overlay(fabric(t, FAST).two_way), -1))
+    both = all_spanning_trees(capacities_of(split_switches(fabric(t, FAST).two_way), -1))
     assert both
-    tree = Shape(0, shortest_tree(even))
+    tree = SpanningTree(0, shortest_tree(even))
     assert length(even, tree) == pytest.approx(min(length(even, s) for s in both))
 
 
 @settings(max_examples=25, deadline=None)
 @given(machines(most=6, symmetric=True), st.sampled_from(SPANNING), st.sampled_from(["1/4", "1/10", "1/20"]))
 def test_rate_is_within_epsilon_of_the_bound(t: Topology, collective: str, epsilon: str) -> None:
-    packing = pack(t, collective, root=t.n - 1, method="mwu", knobs=Knobs(epsilon=Fraction(epsilon)))
+    packing = pack(t, collective, root=t.n - 1, method="mwu", options=MethodOptions(epsilon=Fraction(epsilon)))
     assert packing.bound >= packing.rate >= (1 - Fraction(epsilon) - Fraction(1, 10**9)) * packing.bound
 
 
 @settings(max_examples=20, deadline=None)
 @given(machines(most=6, symmetric=True), st.sampled_from(SPANNING), st.sampled_from(["0", "1/20", "1/4"]))
 def test_ilp_has_no_more_trees_and_loses_no_more_than_stated(t: Topology, collective: str, loss: str) -> None:
-    knobs = Knobs(loss=Fraction(loss))
-    first = pack(t, collective, method="mwu", knobs=knobs)
-    second = pack(t, collective, method="mwu+ilp", knobs=knobs)
+    options = MethodOptions(loss=Fraction(loss))
+    first = pack(t, collective, method="mwu", options=options)
+    second = pack(t, collective, method="mwu+ilp", options=options)
     assert len(second.trees) <= len(first.trees)
     assert second.rate >= (1 - Fraction(loss)) * first.rate
 
@@ -112,18 +113,18 @@ def test_what_they_plan_runs_and_has_a_price(collective: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "words"),
+    ("options", "words"),
     [
-        (Knobs(epsilon=Fraction(0)), "epsilon"),
-        (Knobs(loss=Fraction(1)), "loss"),
-        (Knobs(max_trees=0), "max_trees"),
-        (Knobs(max_depth=0), "max_depth"),
-        (Knobs(nbytes=-1), "nbytes"),
+        (MethodOptions(epsilon=Fraction(0)), "epsilon"),
+        (MethodOptions(loss=Fraction(1)), "loss"),
+        (MethodOptions(max_trees=0), "max_trees"),
+        (MethodOptions(max_depth=0), "max_depth"),
+        (MethodOptions(nbytes=-1), "nbytes"),
     ],
 )
-def test_impossible_knobs(knobs: Knobs, words: str) -> None:
+def test_impossible_options(options: MethodOptions, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        pack(DGX, "broadcast", method="mwu", knobs=knobs)
+        pack(DGX, "broadcast", method="mwu", options=options)
 
 
 def test_solvers_do_not_print(capfd: pytest.CaptureFixture[str]) -> None:

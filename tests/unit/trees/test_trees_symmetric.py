@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees import pack
-from blinkmpi.trees.exact.symmetric import turns
+from blinkmpi.trees.exact.symmetric import translations
 from blinkmpi.trees.graph.fabric import fabric
 
 LANE = 25_000
@@ -43,11 +43,11 @@ def test_tori_at_full_speed_and_least_depth(sizes: tuple[int, ...], collective: 
     assert max(tree.depth for tree in packing.trees) == sum(size // 2 for size in sizes)
 
 
-def test_turns_are_proved_on_every_link() -> None:
+def test_translations_are_proved_on_every_link() -> None:
     t = torus(4, 4)
-    assert turns(fabric(t, ["nvlink"])) is not None
+    assert translations(fabric(t, ["nvlink"])) is not None
     slower = replace(t, links=(replace(t.links[0], lane_mbps=LANE - 1), *t.links[1:]))
-    assert turns(fabric(slower, ["nvlink"])) is None
-    assert turns(fabric(t.drop_link(0, 1), ["nvlink"])) is None
-    assert turns(fabric(machine("mi250"), ["xgmi"])) is None
+    assert translations(fabric(slower, ["nvlink"])) is None
+    assert translations(fabric(t.drop_link(0, 1), ["nvlink"])) is None
+    assert translations(fabric(machine("mi250"), ["xgmi"])) is None
     assert pack(slower, "allgather").optimal

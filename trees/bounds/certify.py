@@ -12,7 +12,7 @@ allreduce       Tutte 1961, Nash-Williams 1961: k classes of ranks exchange at l
 =============== ========================================================================================
 
 Graphs of up to 18 vertices are solved over all subsets at once (:mod:`.cuts`), larger ones by maximum flows and
-discrete Newton steps (:mod:`.newton`). :func:`quick` is the best of a few likely cuts: a true bound, and where a
+discrete Newton steps (:mod:`.cuts_by_flow`). :func:`quick` is the best of a few likely cuts: a true bound, and where a
 packing meets it, the best one.
 """
 
@@ -26,15 +26,15 @@ import numpy as np
 
 from ...topology.model import Topology
 from ..graph import cuts
+from ..graph import cuts_by_flow as cuts_by_flow
 from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, name_of, subset_of
 from ..tree import ROOTED, Certificate
-from . import newton
 from .prices import FAR, cheapest
 
 AWAY = ("broadcast", "allgather", "gather")  # bounded by what leaves a side; the others by what enters it
 
 
-class Side(NamedTuple):
+class CutSide(NamedTuple):
     """A set of vertices, its number of ranks, and the MB/s that leave and enter it."""
 
     vertices: frozenset[int]
@@ -74,12 +74,12 @@ def certify(f: Fabric, collective: str, root: int) -> Certificate:
 def _by_flows(f: Fabric, collective: str, root: int) -> Certificate:
     start = quick(f, collective, root)
     if collective == "allreduce":
-        return partition_certificate(f, newton.partition(f, list(start.parts)))
+        return partition_certificate(f, cuts_by_flow.partition(f, list(start.parts)))
     away = collective in AWAY
     if collective in ("broadcast", "reduce"):
-        return _cut(f, newton.min_cut_side(f, root, reverse=not away), away=away)
+        return _cut(f, cuts_by_flow.min_cut_side(f, root, reverse=not away), away=away)
     only = root if collective in ("gather", "scatter") else None
-    return _ratio(f, newton.ratio_side(f, only, set(start.parts[0]), reverse=not away), outward=away)
+    return _ratio(f, cuts_by_flow.ratio_side(f, only, set(start.parts[0]), reverse=not away), outward=away)
 
 
 def quick(f: Fabric, collective: str, root: int) -> Certificate:
@@ -91,7 +91,7 @@ def quick(f: Fabric, collective: str, root: int) -> Certificate:
         return _quick_partition(f, likely)
     away, rooted = collective in AWAY, collective in ROOTED
     whole_vector = collective in ("broadcast", "reduce")
-    best: tuple[Fraction, bool, Side] | None = None
+    best: tuple[Fraction, bool, CutSide] | None = None
     for side in likely:
         for value, ranks, rest in (
             (side.out if away else side.into, side.ranks, False),
@@ -109,7 +109,7 @@ def quick(f: Fabric, collective: str, root: int) -> Certificate:
     return _cut(f, some, away=away) if whole_vector else _ratio(f, some, outward=away)
 
 
-def _quick_partition(f: Fabric, likely: list[Side]) -> Certificate:
+def _quick_partition(f: Fabric, likely: list[CutSide]) -> Certificate:
     tries = [some for some in (likely[: f.n], likely[f.n :]) if len(some) > 1 and sum(s.ranks for s in some) == f.n]
     values = [(Fraction(sum(s.out for s in some), 2 * len(some) - 2), some) for some in tries]
     value, some = min(values, key=lambda pair: pair[0])
@@ -119,13 +119,13 @@ def _quick_partition(f: Fabric, likely: list[Side]) -> Certificate:
     return partition_certificate(f, [tuple(sorted(s.vertices)) for s in some])
 
 
-def _rest(f: Fabric, side: Side) -> tuple[int, ...]:
+def _rest(f: Fabric, side: CutSide) -> tuple[int, ...]:
     return tuple(v for v in f.vertices if v not in side.vertices)
 
 
-def _likely(f: Fabric) -> list[Side]:
+def _likely(f: Fabric) -> list[CutSide]:
     """Every rank alone, then the vertices of every node if there are several."""
-    found: list[Side] = []
+    found: list[CutSide] = []
     for some in ([(r,) for r in range(f.n)], _nodes(f) if len(f.topology.nodes) > 1 else []):
         at = {v: i for i, group in enumerate(some) for v in group}
         out, into = [0] * len(some), [0] * len(some)
@@ -136,7 +136,7 @@ def _likely(f: Fabric) -> list[Side]:
                     out[i] += c
                 if j >= 0:
                     into[j] += c
-        found += [Side(frozenset(g), sum(v < f.n for v in g), o, i) for g, o, i in zip(some, out, into, strict=True)]
+        found += [CutSide(frozenset(g), sum(v < f.n for v in g), o, i) for g, o, i in zip(some, out, into, strict=True)]
     return found
 
 

@@ -12,48 +12,58 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..bounds import newton
-from ..graph.fabric import Arc, Fabric, Ints, Overlay
-from ..tree import PER_RANK, Tree
-from .growth import Grown
-from .paths import place
+from ..graph import cuts_by_flow as cuts_by_flow
+from ..graph.fabric import Arc, Fabric, Ints
+from ..graph.logical import LogicalGraph, WeightedTree, logical_graph, place
+from ..problem import Problem, Solution
+from ..tree import PER_RANK, ROOTED
+from .arborescences import MAX_RANKS
 
 MOST_RANKS = {True: 256, False: 64}  # by whether there is one root: half a minute at most
 LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
 
 
-def planned(f: Fabric, collective: str, root: int, bound: Fraction) -> tuple[tuple[Tree, ...], Fraction] | None:
-    """Trees at the rate ``bound`` in MB/s; nothing where splitting the switches in closed form loses some of it."""
-    for o in (f.split, f.rail_split) if len(f.topology.nodes) > 1 else (f.split,):
-        units = bound / o.mbps
+def fits(problem: Problem) -> int:
+    """Collectives whose bytes go one way, on graphs too large for :mod:`.edmonds`."""
+    one_way = problem.collective in ("broadcast", "reduce", "allgather", "reduce_scatter")
+    sized = one_way and MAX_RANKS < problem.n <= MOST_RANKS[problem.collective in ROOTED]
+    return 4 if sized and problem.oriented.flat else 0
+
+
+def plan(problem: Problem) -> Solution | None:
+    """Trees that meet the bound; nothing where splitting the switches in closed form loses some of it."""
+    f, collective, root, bound = problem.oriented, problem.collective, problem.root, problem.bound
+    for rails in (False, True) if len(f.topology.nodes) > 1 else (False,):
+        g = logical_graph(f, rails=rails)
+        units = bound / g.mbps
         scale = (units / f.n if collective in PER_RANK else units).denominator
-        cap = o.matrix() * scale
-        if int(cap.sum()) + units * scale > LIMIT or _rate(f, o, collective, root) != bound:
+        cap = g.matrix() * scale
+        if int(cap.sum()) + units * scale > LIMIT or _rate(f, g, collective, root) != bound:
             continue
         if collective in PER_RANK:
             supply = [int(units * scale / f.n)] * f.n
         else:
             supply = [int(units * scale) if r == root else 0 for r in range(f.n)]
-        return place(grow(cap, supply), o, Fraction(1, scale)), bound
+        return Solution(place(pack_arborescences(cap, supply), g, Fraction(1, scale)), bound)
     return None
 
 
-def _rate(f: Fabric, o: Overlay, collective: str, root: int) -> Fraction:
+def _rate(f: Fabric, g: LogicalGraph, collective: str, root: int) -> Fraction:
     """The best rate of the logical arcs, in MB/s."""
-    cap = o.matrix()
+    cap = g.matrix()
     arcs = {(int(u), int(v)): int(cap[u, v]) for u, v in np.argwhere(cap)}
     logical = Fabric(f.topology, f.kinds, arcs)
     per_rank = collective in PER_RANK
     side = (
-        newton.ratio_side(logical, None, {0}, reverse=False)
+        cuts_by_flow.ratio_side(logical, None, {0}, reverse=False)
         if per_rank
-        else newton.min_cut_side(logical, root, reverse=False)
+        else cuts_by_flow.min_cut_side(logical, root, reverse=False)
     )
     out = sum(c for (u, v), c in arcs.items() if u in side and v not in side)
-    return (Fraction(out * f.n, len(side)) if per_rank else Fraction(out)) * o.mbps
+    return (Fraction(out * f.n, len(side)) if per_rank else Fraction(out)) * g.mbps
 
 
-class Residual:
+class ResidualNetwork:
     """What is left of the arcs between ranks and of the super-source's arcs to the roots, ready for flows."""
 
     def __init__(self, cap: Ints, supply: Sequence[int]) -> None:
@@ -97,10 +107,10 @@ class Residual:
         return int(left[: self.first_open][crossing].sum())
 
 
-def grow(cap: Ints, supply: Sequence[int]) -> list[Grown]:
+def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
     """Pack trees of total weight ``supply[v]`` rooted at each rank v; feasible as in :func:`.growth.arborescences`."""
-    net, roots, need = Residual(cap, supply), list(supply), sum(supply)
-    trees: list[Grown] = []
+    net, roots, need = ResidualNetwork(cap, supply), list(supply), sum(supply)
+    trees: list[WeightedTree] = []
     while need:
         tree = _grow_one(net, roots, need)
         for arc in tree.arcs:
@@ -112,7 +122,7 @@ def grow(cap: Ints, supply: Sequence[int]) -> list[Grown]:
     return trees
 
 
-def _grow_one(net: Residual, roots: list[int], need: int) -> Grown:
+def _grow_one(net: ResidualNetwork, roots: list[int], need: int) -> WeightedTree:
     """One tree, shallow arcs first; thinner where no arc keeps its weight."""
     root = max(range(net.n), key=lambda v: (roots[v], -v))
     weight, level, arcs = roots[root], {root: 0}, list[Arc]()
@@ -128,7 +138,7 @@ def _grow_one(net: Residual, roots: list[int], need: int) -> Grown:
             if v not in level and net.left[net.at[u, v]]
         ]
         best: tuple[int, Arc] | None = None
-        for _, room, arc in sorted(options, key=lambda o: (o[1] < weight, *o)):
+        for _, room, arc in sorted(options, key=lambda g: (g[1] < weight, *g)):
             limit = _limit(net, used, min(weight, room), need, arc, best[0] if best else 0)
             if best is None or limit > best[0]:
                 best = limit, arc
@@ -140,10 +150,10 @@ def _grow_one(net: Residual, roots: list[int], need: int) -> Grown:
         level[v] = level[u] + 1
         arcs.append((u, v))
         used.append(net.at[u, v])
-    return Grown(root, tuple(arcs), weight)
+    return WeightedTree(root, tuple(arcs), weight)
 
 
-def _limit(net: Residual, used: list[int], weight: int, need: int, arc: Arc, enough: int) -> int:
+def _limit(net: ResidualNetwork, used: list[int], weight: int, need: int, arc: Arc, enough: int) -> int:
     """The largest weight up to ``weight`` with which the tree may take ``arc``; 0 if not above ``enough``."""
     own = np.array(used, np.int64)
     while weight > enough:

@@ -13,18 +13,17 @@ from math import lcm
 
 import numpy as np
 
-from ..exact.growth import MAX_RANKS, Grown, best_arborescences, spanning_trees
-from ..exact.paths import place
+from ..exact.arborescences import MAX_RANKS, best_arborescences, pack_spanning_trees
 from ..graph.cuts import out_cuts, strength, subset_sums
-from ..graph.fabric import Overlay, overlay
-from ..patterns.shapes import star
+from ..graph.logical import LogicalGraph, WeightedTree, place, split_switches
+from ..patterns.stars import star
 from ..tree import Edge, Tree
 from .boxes import Box
 
 Supply = tuple[Fraction, ...]
 
 
-class Inside:
+class BoxTrees:
     """The trees of every box, and how much of each is still free; ``factor`` of the supplies fits."""
 
     def __init__(self, boxes: Sequence[Box], solved: list[tuple[Tree, ...]], factor: Fraction, *, turn: bool) -> None:
@@ -87,7 +86,7 @@ def turned(tree: Tree, root: int) -> tuple[Edge, ...]:
     return tuple(edges)
 
 
-def inside(boxes: Sequence[Box], supplies: Sequence[Supply], *, both: bool) -> Inside | None:
+def box_trees(boxes: Sequence[Box], supplies: Sequence[Supply], *, both: bool) -> BoxTrees | None:
     """Trees for what every rank hands out; all supplies shrink by one factor where a box cannot carry them.
 
     Nothing where a box has more ranks than the cut vectors take.
@@ -96,50 +95,50 @@ def inside(boxes: Sequence[Box], supplies: Sequence[Supply], *, both: bool) -> I
         return None
     keys = [(b.m, tuple(b.inner.arcs.items()), s) for b, s in zip(boxes, supplies, strict=True)]
     distinct = dict(zip(keys, zip(boxes, supplies, strict=True), strict=True))
-    logical = {key: overlay(b.inner) if b.m > 1 else None for key, (b, _) in distinct.items()}
-    stars = both and all(_stars(o, s, both=True) for o, (_, s) in zip(logical.values(), distinct.values(), strict=True))
+    logical = {key: split_switches(b.inner) if b.m > 1 else None for key, (b, _) in distinct.items()}
+    stars = both and all(_stars(g, s, both=True) for g, (_, s) in zip(logical.values(), distinct.values(), strict=True))
     factor = Fraction(1)
     for key, (_, supply) in distinct.items():
-        o = logical[key]
-        if o is not None and not stars:
-            factor = min(factor, _limit(o, supply, both=both))
+        g = logical[key]
+        if g is not None and not stars:
+            factor = min(factor, _limit(g, supply, both=both))
     solved: dict[object, tuple[Tree, ...]] = {}
     for key, (_, supply) in distinct.items():
-        o = logical[key]
+        g = logical[key]
         wanted = tuple(s * factor for s in supply)
-        if o is None:
+        if g is None:
             solved[key] = (Tree(0, (), wanted[0]),)
-        elif stars or (not both and _stars(o, wanted, both=False)):
-            solved[key] = _star_trees(o, wanted, both=both)
+        elif stars or (not both and _stars(g, wanted, both=False)):
+            solved[key] = _star_trees(g, wanted, both=both)
         elif both:
-            trees, unit = spanning_trees(o.matrix())
-            solved[key] = place(trees, o, unit, both_ways=True)
+            trees, unit = pack_spanning_trees(g.matrix())
+            solved[key] = place(trees, g, unit, both_ways=True)
         else:
-            solved[key] = _grown(o, wanted)
-    return Inside(boxes, [solved[key] for key in keys], factor, turn=both and not stars)
+            solved[key] = _grown(g, wanted)
+    return BoxTrees(boxes, [solved[key] for key in keys], factor, turn=both and not stars)
 
 
-def _stars(o: Overlay | None, supply: Supply, *, both: bool) -> bool:
+def _stars(g: LogicalGraph | None, supply: Supply, *, both: bool) -> bool:
     """Whether every rank can be the centre of one star with its supply."""
-    if o is None:
+    if g is None:
         return True
-    pairs = [(u, v) for u in range(o.n) for v in range(o.n) if u != v]
-    room = {arc: sum(units for _, units in ways) * o.mbps for arc, ways in o.routes.items()}
+    pairs = [(u, v) for u in range(g.n) for v in range(g.n) if u != v]
+    room = {arc: sum(units for _, units in ways) * g.mbps for arc, ways in g.routes.items()}
     return all(room.get((u, v), 0) >= supply[u] + (supply[v] if both else 0) for u, v in pairs)
 
 
-def _star_trees(o: Overlay, supply: Supply, *, both: bool) -> tuple[Tree, ...]:
-    units = [s / o.mbps for s in supply]
+def _star_trees(g: LogicalGraph, supply: Supply, *, both: bool) -> tuple[Tree, ...]:
+    units = [s / g.mbps for s in supply]
     scale = lcm(*(u.denominator for u in units))
-    grown = [Grown(r, tuple(star(o.n, r)), int(u * scale)) for r, u in enumerate(units) if u]
-    return place(grown, o, Fraction(1, scale), both_ways=both)
+    grown = [WeightedTree(r, tuple(star(g.n, r)), int(u * scale)) for r, u in enumerate(units) if u]
+    return place(grown, g, Fraction(1, scale), both_ways=both)
 
 
-def _limit(o: Overlay, supply: Supply, *, both: bool) -> Fraction:
+def _limit(g: LogicalGraph, supply: Supply, *, both: bool) -> Fraction:
     """The factor of the supplies that the cuts (both ways: the partitions) of the box allow."""
-    cuts = out_cuts(o.matrix())
+    cuts = out_cuts(g.matrix())
     if both:
-        return strength(cuts)[0] * o.mbps / sum(supply)
+        return strength(cuts)[0] * g.mbps / sum(supply)
     scale = lcm(*(s.denominator for s in supply))
     loads = subset_sums([int(s * scale) for s in supply])[1:-1]
     ratio: Fraction | None = None
@@ -154,11 +153,11 @@ def _limit(o: Overlay, supply: Supply, *, both: bool) -> Fraction:
         if ratio is not None and value >= ratio:
             break
         ratio = value
-    return Fraction(1) if ratio is None else ratio * scale * o.mbps
+    return Fraction(1) if ratio is None else ratio * scale * g.mbps
 
 
-def _grown(o: Overlay, supply: Supply) -> tuple[Tree, ...]:
-    units = [s / o.mbps for s in supply]
+def _grown(g: LogicalGraph, supply: Supply) -> tuple[Tree, ...]:
+    units = [s / g.mbps for s in supply]
     scale = lcm(*(u.denominator for u in units))
-    trees = best_arborescences(o.matrix() * scale, [int(u * scale) for u in units])
-    return place(trees, o, Fraction(1, scale))
+    trees = best_arborescences(g.matrix() * scale, [int(u * scale) for u in units])
+    return place(trees, g, Fraction(1, scale))

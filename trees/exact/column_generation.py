@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bounds.bound import prices_certificate
-from ..bounds.prices import Metric, arborescence
+from ..bounds.certify import prices_certificate
+from ..bounds.prices import CheapestPaths, arborescence
 from ..graph.fabric import Ints, Path
-from ..graph.load import link_loads
-from ..task import Planned, Task
+from ..graph.loads import link_loads
+from ..graph.logical import WeightedTree, recentre
+from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, PER_RANK, Certificate, Edge, Tree
-from .growth import Grown, recentre
 from .rational import solve
 
 MOST_RANKS = 64
@@ -43,26 +43,26 @@ class Column(NamedTuple):
     arcs: tuple[int, ...]
 
 
-class Master:
+class MasterProblem:
     """The trees found so far and the linear program over them.
 
     ``pairs`` is for the bound of AllReduce alone: one tree up and another one down, with the same root.
     """
 
-    def __init__(self, task: Task, *, pairs: bool = False) -> None:
-        self.task, self.pairs = task, pairs
-        self.f = task.fabric if pairs else task.oriented
-        self.both = task.collective in ALONG and task.collective in AGAINST
-        self.per_rank = task.collective in PER_RANK
+    def __init__(self, problem: Problem, *, pairs: bool = False) -> None:
+        self.problem, self.pairs = problem, pairs
+        self.f = problem.fabric if pairs else problem.oriented
+        self.both = problem.collective in ALONG and problem.collective in AGAINST
+        self.per_rank = problem.collective in PER_RANK
         self.number = {arc: i for i, arc in enumerate(self.f.arcs)}
         self.room = np.array([c // self.f.unit for c in self.f.arcs.values()], np.int64)
-        self.roots = list(range(task.n)) if self.per_rank else [0 if self.both else task.root]
+        self.roots = list(range(problem.n)) if self.per_rank else [0 if self.both else problem.root]
         self.columns: list[Column] = []
         self._known: set[Column] = set()
 
     def price(self, y: Floats) -> tuple[int, float]:
         """Add the cheapest tree of every root; how many were new, and what all of them cost."""
-        metric, new, total = Metric(self.f, y, both_ways=self.both and not self.pairs), 0, 0.0
+        metric, new, total = CheapestPaths(self.f, y, both_ways=self.both and not self.pairs), 0, 0.0
         if self.pairs:
             column, total = self._pair(metric)
             return self._add(column), total
@@ -72,7 +72,7 @@ class Master:
             new += self._add(self._column(metric, root, parent))
         return new, total
 
-    def _column(self, metric: Metric, root: int, parent: list[int]) -> Column:
+    def _column(self, metric: CheapestPaths, root: int, parent: list[int]) -> Column:
         children: dict[int, list[int]] = {}
         for v, p in enumerate(parent):
             if v != root:
@@ -85,7 +85,7 @@ class Master:
         paths = {(u, v): metric.path(u, v) for u, v in hops}
         if self.both:
             paths |= {(v, u): path[::-1] for (u, v), path in paths.items()}
-            centred = recentre(Grown(root, tuple(hops), 1))
+            centred = recentre(WeightedTree(root, tuple(hops), 1))
             root, hops = centred.root, list(centred.arcs)
         used: list[int] = []
         for hop in hops:
@@ -94,10 +94,10 @@ class Master:
                 used += [self.number[arc] for arc in pairwise(paths[hop][::-1])]
         return Column(root, tuple(paths[hop] for hop in hops), tuple(sorted(used)))
 
-    def _pair(self, metric: Metric) -> tuple[Column, float]:
+    def _pair(self, metric: CheapestPaths) -> tuple[Column, float]:
         """The root whose way up and way down are cheapest together."""
         best: tuple[float, int, list[tuple[int, int]]] | None = None
-        for root in range(self.task.n):
+        for root in range(self.problem.n):
             down = arborescence(metric.cost, root)
             up = arborescence(np.ascontiguousarray(metric.cost.T), root)
             hops = [(p, v) for v, p in enumerate(down) if v != root] + [(v, p) for v, p in enumerate(up) if v != root]
@@ -164,34 +164,39 @@ class Master:
         return np.asarray(found.x), marginal[: len(self.room)], marginal[len(self.room) :]
 
 
-def planned(task: Task) -> Planned | None:
+def fits(problem: Problem) -> int:
+    """Collectives of spanning trees, up to the size that linear programs solve in seconds."""
+    return 5 if 1 < problem.n <= MOST_RANKS and not problem.by_paths else 0
+
+
+def plan(problem: Problem) -> Solution | None:
     """The best packing of the linear program, exact where its basis can be solved again in integers."""
-    key = ("columns", task.collective, task.root)
-    if key not in task.fabric.memo:
-        task.fabric.memo[key] = _search(task)
-    found: Planned | None = task.fabric.memo[key]
+    key = ("columns", problem.collective, problem.root)
+    if key not in problem.fabric.memo:
+        problem.fabric.memo[key] = _search(problem)
+    found: Solution | None = problem.fabric.memo[key]
     return found
 
 
-def _search(task: Task) -> Planned | None:
-    master, weights, y = _solved(Master(task))
+def _search(problem: Problem) -> Solution | None:
+    master, weights, y = _solved(MasterProblem(problem))
     trees = _weighted(master, weights, y)
     if not trees:
         return None
     rate = sum((t.weight for t in trees), Fraction(0))
     _tighten(master, weights, y)
-    if master.both and not task.met(rate):
-        _tighten(*_solved(Master(task, pairs=True)))
-    return Planned(trees, rate)
+    if master.both and not problem.met(rate):
+        _tighten(*_solved(MasterProblem(problem, pairs=True)))
+    return Solution(trees, rate)
 
 
-def _tighten(master: Master, weights: Floats, y: Floats) -> None:
+def _tighten(master: MasterProblem, weights: Floats, y: Floats) -> None:
     certificate = _certificate(master, weights, y)
     if certificate is not None:
-        master.task.tighten(certificate)
+        master.problem.tighten(certificate)
 
 
-def _solved(master: Master) -> tuple[Master, Floats, Floats]:
+def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:
     """The program at its optimum: weights and prices."""
     y = 1.0 / master.room
     for _ in range(WARM_ROUNDS):  # multiplicative weights give a pool to begin with
@@ -204,7 +209,7 @@ def _solved(master: Master) -> tuple[Master, Floats, Floats]:
     return master, weights, y
 
 
-def _converge(master: Master, best: Floats) -> tuple[Floats, Floats, Floats]:
+def _converge(master: MasterProblem, best: Floats) -> tuple[Floats, Floats, Floats]:
     """Solve and price until the bound of the prices is met.
 
     Trees are priced half-way between the program's prices and the best seen so far (Wentges 1997), which keeps the
@@ -229,7 +234,7 @@ def _converge(master: Master, best: Floats) -> tuple[Floats, Floats, Floats]:
     return found
 
 
-def _weighted(master: Master, weights: Floats, y: Floats) -> tuple[Tree, ...]:
+def _weighted(master: MasterProblem, weights: Floats, y: Floats) -> tuple[Tree, ...]:
     """Trees with the weights of the basis, solved exactly; rounded down a little where it is degenerate."""
     support = np.flatnonzero(weights[:-1] > EPSILON * weights[-1])
     columns = [master.columns[j] for j in support]
@@ -265,7 +270,7 @@ def _even(owners: Ints, weights: Sequence[Fraction]) -> list[Fraction]:
     return result
 
 
-def _trees(master: Master, columns: Sequence[Column], weights: Sequence[Fraction]) -> tuple[Tree, ...]:
+def _trees(master: MasterProblem, columns: Sequence[Column], weights: Sequence[Fraction]) -> tuple[Tree, ...]:
     trees = [
         Tree(c.root, tuple(Edge(p[0], p[-1], p) for p in c.paths), w * master.f.unit)
         for c, w in zip(columns, weights, strict=True)
@@ -275,7 +280,7 @@ def _trees(master: Master, columns: Sequence[Column], weights: Sequence[Fraction
     return tuple(sorted(trees, key=lambda t: (t.root, -t.weight, [e.path for e in t.edges])))
 
 
-def _certificate(master: Master, weights: Floats, y: Floats) -> Certificate | None:
+def _certificate(master: MasterProblem, weights: Floats, y: Floats) -> Certificate | None:
     """The bound of the prices, made exact by the equations of the trees in use."""
     columns = [master.columns[j] for j in np.flatnonzero(weights[:-1] > EPSILON * weights[-1])]
     paid = np.flatnonzero(y > EPSILON * y.max())
@@ -292,13 +297,13 @@ def _certificate(master: Master, weights: Floats, y: Floats) -> Certificate | No
     return min(found, key=lambda c: c.capacity_mbps / c.divisor, default=None)
 
 
-def _priced(master: Master, values: dict[int, Fraction]) -> list[Certificate]:
+def _priced(master: MasterProblem, values: dict[int, Fraction]) -> list[Certificate]:
     """The certificate of these prices, by the numbers of the arcs, if they fit."""
     scale = lcm(*(v.denominator for v in values.values()))
     if scale > GRAIN**2:
         return []
-    task, arcs = master.task, list(master.f.arcs)
-    turned = task.collective in AGAINST and not master.both
+    problem, arcs = master.problem, list(master.f.arcs)
+    turned = problem.collective in AGAINST and not master.both
     prices = {(arcs[i][::-1] if turned else arcs[i]): int(v * scale) for i, v in values.items() if v}
-    certificate = prices_certificate(task.fabric, task.collective, task.root, prices)
+    certificate = prices_certificate(problem.fabric, problem.collective, problem.root, prices)
     return [certificate] if certificate else []

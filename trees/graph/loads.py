@@ -17,7 +17,7 @@ import msgspec
 from ..tree import AGAINST, ALONG, Tree
 from .fabric import Arc
 
-Spot = TypeVar("Spot", Arc, int)  # a link or a core
+Resource = TypeVar("Resource", Arc, int)  # a link or a core
 
 
 def link_loads(collective: str, trees: Iterable[Tree]) -> dict[Arc, Fraction]:
@@ -60,7 +60,7 @@ def core_loads(collective: str, trees: Iterable[Tree]) -> dict[int, Fraction]:
 
 
 def scaled(
-    trees: list[Tree], loads: Mapping[Spot, Fraction], room: Mapping[Spot, int]
+    trees: list[Tree], loads: Mapping[Resource, Fraction], room: Mapping[Resource, int]
 ) -> tuple[tuple[Tree, ...], Fraction]:
     """Trees whose weights are for a rate of 1, at the highest rate that fits; that rate in MB/s."""
     rate = min(room[at] / load for at, load in loads.items() if load)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
-class Flow:
+class MaxFlow:
     """A network on vertices ``0..size-1``; arc ``2i`` goes forward, ``2i + 1`` is its residual twin."""
 
     def __init__(self, size: int) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ..errors import FormatError
-from .gpu import Hop, NvLink, Unknown, unknown_gpu
-from .gpus import from_gpus
+from .gpu import NvLink, PcieBridge, Unknown, unknown_gpu
+from .gpu_topology import from_gpus
 from .model import Topology
 
 MOST_PORTS = 18  # of a GPU, up to NVLink 5
@@ -49,7 +49,7 @@ def read_smi(text: str, source: str = "nvidia-smi topo -m") -> Topology:
         if switched[i]:
             ports = [NvLink(k, True, VERSION, "hidden switch") for k in range(max(links[i]))]
         nothing = Unknown("not in nvidia-smi's text")
-        hop = Hop(f"ffff:{switch_of[i]:02x}:00.0", nothing, nothing)
+        hop = PcieBridge(f"ffff:{switch_of[i]:02x}:00.0", nothing, nothing)
         facts.append(
             unknown_gpu(
                 nothing.reason,

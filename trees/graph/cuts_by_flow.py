@@ -2,7 +2,7 @@
 
 A ratio that is too large yields a cut (or partition) that proves it, and the ratio of that one is the next try
 (Dinkelbach 1967). The partition problem runs the greedy algorithm of :func:`.cuts.truncate` with a flow for each of
-its minima (Cunningham 1985). Flows are scipy's where the capacities fit its 32 bits, else :class:`.flow.Flow`.
+its minima (Cunningham 1985). Flows are scipy's where the capacities fit its 32 bits, else :class:`.flow.MaxFlow`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..graph.fabric import Fabric
-from ..graph.flow import Flow
+from .fabric import Fabric
+from .max_flow import MaxFlow
 
 FLOW_LIMIT = (1 << 31) - 1
 
 
-class Network:
+class CutNetwork:
     """The arcs of a fabric between a super-source and a super-sink that are wired to every rank.
 
     ``f.vertices`` are numbered 0.. in their order; then come the source and the sink.
@@ -38,7 +38,7 @@ class Network:
         self.heads, self.tails = heads[self.order].astype(np.int32), tails[self.order]
         self.starts = np.searchsorted(self.tails, np.arange(self.size + 1)).astype(np.int32)
 
-    def run(self, scale: int, supply: Sequence[int], demand: Sequence[int], s: int, t: int) -> tuple[int, Cut]:
+    def run(self, scale: int, supply: Sequence[int], demand: Sequence[int], s: int, t: int) -> tuple[int, MinCut]:
         """The most that flows from ``s`` to ``t``, and what is needed for its cut.
 
         Args:
@@ -53,12 +53,12 @@ class Network:
             data = np.array(amounts, np.int32)[self.order]
             graph = csr_array((data, self.heads, self.starts), shape=(self.size, self.size))
             found = maximum_flow(graph, s, t)
-            return int(found.flow_value), Cut(s, graph=graph, flow=found.flow)
-        flow = Flow(self.size)
+            return int(found.flow_value), MinCut(s, graph=graph, flow=found.flow)
+        flow = MaxFlow(self.size)
         for u, v, i in zip(self.tails.tolist(), self.heads.tolist(), self.order.tolist(), strict=True):
             if amounts[i]:
                 flow.arc(u, v, amounts[i])
-        return flow.run(s, t), Cut(s, own=flow)
+        return flow.run(s, t), MinCut(s, own=flow)
 
     def leaving(self, side: set[int]) -> int:
         """Units that leave a set of vertices of the fabric."""
@@ -67,10 +67,10 @@ class Network:
         return int(self.cap[inside[self.ends[:, 0]] & ~inside[self.ends[:, 1]]].sum())
 
 
-class Cut:
+class MinCut:
     """The source's side of the minimum cut nearest to it, found when it is asked for."""
 
-    def __init__(self, start: int, *, graph: object = None, flow: object = None, own: Flow | None = None) -> None:
+    def __init__(self, start: int, *, graph: object = None, flow: object = None, own: MaxFlow | None = None) -> None:
         self._start, self._graph, self._flow, self._own = start, graph, flow, own
 
     def side(self) -> set[int]:
@@ -86,7 +86,7 @@ class Cut:
 
 def min_cut_side(f: Fabric, root: int, *, reverse: bool) -> set[int]:
     """The root's side of the least cut that some rank is beyond."""
-    net = Network(f, reverse=reverse)
+    net = CutNetwork(f, reverse=reverse)
     nothing = [0] * f.n
     best, side = -1, set[int]()
     for sink in range(f.n):
@@ -103,7 +103,7 @@ def ratio_side(f: Fabric, root: int | None, start: set[int], *, reverse: bool) -
     Args:
         start: a set to begin with.
     """
-    net = Network(f, reverse=reverse)
+    net = CutNetwork(f, reverse=reverse)
     at = {v: i for i, v in enumerate(f.vertices)}
     side = {at[v] for v in start}
     ratio = Fraction(net.leaving(side), sum(v < f.n for v in side))
@@ -125,7 +125,7 @@ def partition(f: Fabric, start: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     Args:
         start: classes to begin with.
     """
-    net = Network(f)
+    net = CutNetwork(f)
     at = {v: i for i, v in enumerate(f.vertices)}
     classes = [{at[v] for v in part} for part in start]
     while True:
@@ -136,7 +136,7 @@ def partition(f: Fabric, start: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
         classes = found
 
 
-def _truncate(net: Network, ratio: Fraction) -> tuple[int, list[set[int]]]:
+def _truncate(net: CutNetwork, ratio: Fraction) -> tuple[int, list[set[int]]]:
     """The greedy of :func:`.cuts.truncate` for ``leaving - ratio``, times the ratio's denominator."""
     y: list[int] = []
     tights: list[set[int]] = []
@@ -161,7 +161,7 @@ def _truncate(net: Network, ratio: Fraction) -> tuple[int, list[set[int]]]:
     return sum(y), [_tighten(net, {u for u in c if u < n}) for c in sorted(tights, key=min)]
 
 
-def _tighten(net: Network, ranks: set[int]) -> set[int]:
+def _tighten(net: CutNetwork, ranks: set[int]) -> set[int]:
     """These ranks with the switches that make the least leave them."""
     most = int(net.cap.sum()) + 1
     supply = [most if v in ranks else 0 for v in range(net.n)]

@@ -21,7 +21,7 @@ FABRIC_READY = ("completed", "not supported")  # before the third NVSwitch gener
 Ends = tuple[tuple[str, object], tuple[str, object]]
 
 
-class Wire(NamedTuple):
+class Connection(NamedTuple):
     """A connection that is equally fast both ways, between ("gpu", rank) and the keys of switches."""
 
     ends: Ends
@@ -31,13 +31,13 @@ class Wire(NamedTuple):
     origin: Origin
 
 
-class Builder:
+class TopologyBuilder:
     """Collects switches, wires and remarks; vertices are numbered at the end."""
 
     def __init__(self, facts: Sequence[GpuFacts], nodes: Sequence[int]) -> None:
         self.facts, self.nodes = facts, nodes
         self.switches: dict[tuple[str, object], Switch] = {}
-        self.wires: list[Wire] = []
+        self.wires: list[Connection] = []
         self._remarks: dict[str, dict[int, None]] = {}
 
     def on(self, node: int) -> list[int]:
@@ -49,7 +49,7 @@ class Builder:
     ) -> None:
         """Join two vertices once."""
         if not any(w.kind == kind and set(w.ends) == {a, b} for w in self.wires):
-            self.wires.append(Wire((a, b), kind, lanes, mbps, origin))
+            self.wires.append(Connection((a, b), kind, lanes, mbps, origin))
 
     def remark(self, text: str, *ranks: int) -> None:
         """Something that the reader of ``topo`` should know, of some ranks."""
@@ -78,7 +78,7 @@ def from_gpus(
         TopologyError: for two ranks on one GPU, a GPU in MIG mode, or an NVLink of unknown version.
     """
     at = list(nodes) if nodes is not None else [0] * len(facts)
-    build = Builder(facts, at)
+    build = TopologyBuilder(facts, at)
     _refuse(build)
     for node in sorted(set(at)):
         _nvswitch(build, node)
@@ -90,7 +90,7 @@ def from_gpus(
     return _topology(build, hosts or [""] * len(facts))
 
 
-def _refuse(b: Builder) -> None:
+def _refuse(b: TopologyBuilder) -> None:
     """What no plan can serve."""
     seen: dict[object, int] = {}
     for rank, f in enumerate(b.facts):
@@ -107,7 +107,7 @@ def _refuse(b: Builder) -> None:
                 )
 
 
-def _usable(b: Builder, rank: int) -> list[NvLink]:
+def _usable(b: TopologyBuilder, rank: int) -> list[NvLink]:
     """The active NVLinks of a rank's GPU."""
     links = b.facts[rank].nvlinks
     if isinstance(links, Unknown):
@@ -124,7 +124,7 @@ def _usable(b: Builder, rank: int) -> list[NvLink]:
     return [link for link in links if link.active is True]
 
 
-def _rate(b: Builder, rank: int, links: Iterable[NvLink]) -> int:
+def _rate(b: TopologyBuilder, rank: int, links: Iterable[NvLink]) -> int:
     """MB/s of one NVLink each way, from the table."""
     rates = set()
     for link in links:
@@ -138,7 +138,7 @@ def _rate(b: Builder, rank: int, links: Iterable[NvLink]) -> int:
     return min(rates)
 
 
-def _joined(b: Builder, one: int, other: int) -> bool:
+def _joined(b: TopologyBuilder, one: int, other: int) -> bool:
     """Whether NVML does not deny NVLink between two ranks' GPUs. Isolated ranks do not see each other's: not denied."""
     for a, z in ((one, other), (other, one)):
         for peer in known(b.facts[a].peers) or ():
@@ -148,7 +148,7 @@ def _joined(b: Builder, one: int, other: int) -> bool:
     return True
 
 
-def _nvswitch(b: Builder, node: int) -> None:
+def _nvswitch(b: TopologyBuilder, node: int) -> None:
     """GPUs with links to switches hang on one NVSwitch, or on several where NVML denies it between some."""
     groups: list[list[int]] = []
     links: dict[int, list[NvLink]] = {}
@@ -173,7 +173,7 @@ def _nvswitch(b: Builder, node: int) -> None:
             b.wire(("gpu", rank), key, "nvlink", len(links[rank]), _rate(b, rank, links[rank]), "table")
 
 
-def _direct(b: Builder, node: int) -> None:
+def _direct(b: TopologyBuilder, node: int) -> None:
     """NVLinks between two GPUs of the job: as many as both ends count."""
     rank_at = {b.facts[r].bus: r for r in b.on(node) if isinstance(b.facts[r].bus, str)}
     ports: Counter[tuple[int, int]] = Counter()
@@ -195,7 +195,7 @@ def _direct(b: Builder, node: int) -> None:
             b.wire(("gpu", one), ("gpu", other), "nvlink", lanes, _rate(b, one, kept[one, other]), "table")
 
 
-def _pcie(b: Builder, node: int) -> None:
+def _pcie(b: TopologyBuilder, node: int) -> None:
     """The PCIe tree of a node: sockets by NUMA node, the switches that /sys shows, GPUs on them."""
     for rank in b.on(node):
         f = b.facts[rank]
@@ -226,7 +226,7 @@ def _pcie(b: Builder, node: int) -> None:
         b.remark(f"between sockets {QPI_LANES} x {QPI_MBPS / 1000:g} GB/s assumed, not probed")
 
 
-def _socket(b: Builder, rank: int) -> tuple[str, object]:
+def _socket(b: TopologyBuilder, rank: int) -> tuple[str, object]:
     """The CPU socket of a rank's GPU; one for all where the system names none."""
     node, numa = b.nodes[rank], b.facts[rank].numa
     key = ("host", (node, -1 if isinstance(numa, Unknown) else numa))
@@ -234,7 +234,7 @@ def _socket(b: Builder, rank: int) -> tuple[str, object]:
     return key
 
 
-def _network(b: Builder) -> None:
+def _network(b: TopologyBuilder) -> None:
     """Nodes meet in one network, through the cards near their GPUs, or at an assumed rate."""
     net = ("net", 0)
     for node in sorted(set(b.nodes)):
@@ -255,7 +255,7 @@ def _network(b: Builder) -> None:
     b.switches[net] = Switch("net", -1, "network")
 
 
-def _topology(b: Builder, hosts: Sequence[str]) -> Topology:
+def _topology(b: TopologyBuilder, hosts: Sequence[str]) -> Topology:
     """Number everything: GPUs in rank order, then switches by kind and place."""
     n = len(b.facts)
     order = {"nvswitch": 0, "pcie": 1, "host": 2, "net": 3}
@@ -296,7 +296,7 @@ def _topology(b: Builder, hosts: Sequence[str]) -> Topology:
     return found.subset(range(n)).check()  # without switches that lead nowhere
 
 
-def _indices(b: Builder) -> list[int]:
+def _indices(b: TopologyBuilder) -> list[int]:
     """NVML's number of each GPU, or, where ranks see only their own or no NVML, its place by PCI id on its node."""
     found = [0] * len(b.facts)
     for node in set(b.nodes):

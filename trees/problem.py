@@ -1,6 +1,6 @@
 """What a planning method is given and what it gives back; :mod:`.pack` holds the table of methods.
 
-A method is one line of that table: a name, when it fits, and a function from :class:`Task` to :class:`Planned`.
+A method is one line of that table: a name, when it fits, and a function from :class:`Problem` to :class:`Solution`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import NamedTuple, cast
 import msgspec
 
 from ..errors import ArgumentError
-from .bounds.bound import certify, quick
+from .bounds.certify import certify, quick
 from .cluster.boxes import Box, boxes_of, oriented
 from .graph.cuts import MAX_VERTICES
-from .graph.fabric import Fabric, Overlay
+from .graph.fabric import Fabric
+from .graph.logical import LogicalGraph, logical_graph
 from .tree import Certificate, Tree
 
 
-class Knobs(msgspec.Struct, frozen=True):
+class MethodOptions(msgspec.Struct, frozen=True):
     """What the methods that are asked for by name can be told; each reads its own.
 
     Attributes:
@@ -37,7 +38,7 @@ class Knobs(msgspec.Struct, frozen=True):
     nbytes: int = 0
     switch_seconds: Fraction = Fraction(0)
 
-    def check(self) -> Knobs:
+    def check(self) -> MethodOptions:
         """Return self if all values are possible.
 
         Raises:
@@ -56,13 +57,13 @@ class Knobs(msgspec.Struct, frozen=True):
         return self
 
 
-class Task(msgspec.Struct, frozen=True, dict=True):
+class Problem(msgspec.Struct, frozen=True, dict=True):
     """Plan ``collective`` for ``root`` on the links of ``fabric``; it serves the collective."""
 
     fabric: Fabric
     collective: str
     root: int
-    knobs: Knobs = Knobs()
+    options: MethodOptions = MethodOptions()
 
     @property
     def n(self) -> int:
@@ -80,9 +81,9 @@ class Task(msgspec.Struct, frozen=True, dict=True):
         return boxes_of(self.fabric, self.collective)
 
     @cached_property
-    def logical(self) -> Overlay | None:
+    def logical(self) -> LogicalGraph | None:
         """Arcs between ranks, switches split in closed form; nothing where switches are wired to switches."""
-        return self.oriented.split if self.oriented.flat else None
+        return logical_graph(self.oriented) if self.oriented.flat else None
 
     @cached_property
     def likely(self) -> Certificate:
@@ -124,7 +125,7 @@ class Task(msgspec.Struct, frozen=True, dict=True):
         return self.collective in ("gather", "scatter")
 
 
-class Planned(NamedTuple):
+class Solution(NamedTuple):
     """Trees and their rate in MB/s; ``why`` replaces the method's text, ``fabric`` the task's links."""
 
     trees: tuple[Tree, ...]
@@ -143,7 +144,7 @@ class Method(NamedTuple):
 
     scheme: str
     why: str
-    fits: Callable[[Task], int]
-    plan: Callable[[Task], Planned | None]
+    fits: Callable[[Problem], int]
+    plan: Callable[[Problem], Solution | None]
     auto: bool = True
     costly: bool = False

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from ..util.together import Comm
 from .model import Topology
 
 ROUNDS = 8  # others that a node tries, of however many
@@ -21,18 +22,14 @@ FIRST_BYTES, BYTES = 64 << 10, 4 << 20  # of the message that opens a connection
 ALIKE = 0.85  # rates within this factor of the fastest of a group are one
 
 
-class Messages(Protocol):
-    """What is asked of a communicator: mpi4py's method for buffers."""
-
-    @property
-    def rank(self) -> int:
-        """This process's number."""
+class MessagingComm(Comm, Protocol):
+    """A communicator that also sends buffers, by mpi4py's method for them."""
 
     def Sendrecv(self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int, /) -> None:
         """Send one buffer and receive another."""
 
 
-def net_rate(comm: Messages, firsts: Sequence[int]) -> int | None:
+def net_rate(comm: MessagingComm, firsts: Sequence[int]) -> int | None:
     """MB/s of this rank's node to and from the network; None for ranks that are not the first of a node.
 
     Args:

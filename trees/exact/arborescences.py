@@ -19,26 +19,13 @@ import numpy as np
 
 from ..graph.cuts import HUGE, has, inner, out_cuts, strength, subset_sums, truncate
 from ..graph.fabric import Arc, Ints
-from ..graph.flow import Flow
-from ..tree import depth_of
+from ..graph.logical import WeightedTree, recentre
+from ..graph.max_flow import MaxFlow
 
 MAX_RANKS = 16
 
 
-class Grown(NamedTuple):
-    """A spanning tree, parents before children, and its weight in units."""
-
-    root: int
-    arcs: tuple[Arc, ...]
-    weight: int
-
-    @property
-    def depth(self) -> int:
-        """Hops from the root to the farthest rank."""
-        return depth_of(self.root, self.arcs)
-
-
-class Candidate(NamedTuple):
+class CandidateArc(NamedTuple):
     """An arc that may join the tree: how thick the tree may then be, and what to choose by."""
 
     limit: int
@@ -48,7 +35,7 @@ class Candidate(NamedTuple):
 
 
 # What to prefer among arcs that keep the tree as thick as it is; every order gives a full packing, the counts differ.
-Order = Callable[[Candidate], tuple[int, ...]]
+Order = Callable[[CandidateArc], tuple[int, ...]]
 ORDERS: tuple[Order, ...] = (
     lambda c: (c.depth, c.spare, *c.arc),
     lambda c: (-c.limit, c.depth, *c.arc),
@@ -59,7 +46,7 @@ ORDERS: tuple[Order, ...] = (
 )
 
 
-def arborescences(cap: Ints, supply: Sequence[int], order: Order) -> list[Grown]:
+def pack_arborescences(cap: Ints, supply: Sequence[int], order: Order) -> list[WeightedTree]:
     """Pack trees of total weight ``supply[v]`` rooted at each rank v.
 
     Args:
@@ -72,7 +59,7 @@ def arborescences(cap: Ints, supply: Sequence[int], order: Order) -> list[Grown]
     # What may enter each subset from the ranks outside it and from the super-root that supplies the roots.
     rem = out_cuts(cap)[::-1] + subset_sums(roots)
     rem[0] = HUGE >> 1
-    trees: list[Grown] = []
+    trees: list[WeightedTree] = []
     while need:
         tree, crossings = _grow_one(left, roots, rem - need, order)
         for arc in tree.arcs:
@@ -84,7 +71,7 @@ def arborescences(cap: Ints, supply: Sequence[int], order: Order) -> list[Grown]
     return trees
 
 
-def _grow_one(left: Ints, roots: list[int], slack: Ints, order: Order) -> tuple[Grown, Ints]:
+def _grow_one(left: Ints, roots: list[int], slack: Ints, order: Order) -> tuple[WeightedTree, Ints]:
     """One tree, and how many of its arcs enter each subset (the super-root's arc to its root included).
 
     An arc (u, v) may carry ``w`` when every subset X with v and without u that the tree entered d(X) > 0 times
@@ -100,13 +87,13 @@ def _grow_one(left: Ints, roots: list[int], slack: Ints, order: Order) -> tuple[
     while len(level) < n:
         thick = np.full(len(slack), HUGE)
         np.floor_divide(slack, crossings, out=thick, where=crossings > 0)
-        options: list[Candidate] = []
+        options: list[CandidateArc] = []
         outside = [v for v in range(n) if v not in level]
         for u, depth in level.items():
             for v in outside:
                 if free := room[u][v]:
                     limit = min(free, int(np.minimum.reduce(_with_without(thick, v, u), axis=None)))
-                    options.append(Candidate(limit, depth + 1, free - weight, (u, v)))
+                    options.append(CandidateArc(limit, depth + 1, free - weight, (u, v)))
         keep = [c for c in options if c.limit >= weight]
         chosen = min(keep, key=order) if keep else min(options, key=lambda c: (-c.limit, *order(c)))
         weight = min(weight, chosen.limit)
@@ -114,7 +101,7 @@ def _grow_one(left: Ints, roots: list[int], slack: Ints, order: Order) -> tuple[
         level[v] = level[u] + 1
         arcs.append(chosen.arc)
         _with_without(crossings, v, u)[...] += 1
-    return Grown(root, tuple(arcs), weight), crossings
+    return WeightedTree(root, tuple(arcs), weight), crossings
 
 
 def _with_without(vector: Ints, inside: int, outside: int) -> Ints:
@@ -124,17 +111,17 @@ def _with_without(vector: Ints, inside: int, outside: int) -> Ints:
     return cube[:, int(high == inside), :, int(low == inside), :]
 
 
-def best_arborescences(cap: Ints, supply: Sequence[int]) -> list[Grown]:
+def best_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
     """The packing with the fewest, then the shallowest trees of those that a few orders of growth give."""
     orders = ORDERS if len(cap) <= 10 else ORDERS[:1]
-    return min((arborescences(cap, supply, order) for order in orders), key=_size)
+    return min((pack_arborescences(cap, supply, order) for order in orders), key=_size)
 
 
-def _size(trees: list[Grown]) -> tuple[int, int]:
+def _size(trees: list[WeightedTree]) -> tuple[int, int]:
     return len(trees), max(t.depth for t in trees)
 
 
-def spanning_trees(cap: Ints) -> tuple[list[Grown], Fraction]:
+def pack_spanning_trees(cap: Ints) -> tuple[list[WeightedTree], Fraction]:
     """Pack undirected trees into symmetric ``cap`` at its Tutte/Nash-Williams number.
 
     Returns:
@@ -143,12 +130,12 @@ def spanning_trees(cap: Ints) -> tuple[list[Grown], Fraction]:
     number, _ = strength(out_cuts(cap))
     scaled, total = cap * number.denominator, number.numerator
     small = len(cap) <= 10
-    tries: list[list[Grown]] = []
+    tries: list[list[WeightedTree]] = []
     for root in range(len(cap)) if small else [0]:
         supply = [total if v == root else 0 for v in range(len(cap))]
         directed = orient(scaled, root, total)
         for order in (ORDERS[0], ORDERS[4]) if small else ORDERS[:1]:
-            tries.append([recentre(tree) for tree in arborescences(directed, supply, order)])
+            tries.append([recentre(tree) for tree in pack_arborescences(directed, supply, order)])
     return min(tries, key=_size), Fraction(1, number.denominator)
 
 
@@ -162,7 +149,7 @@ def orient(cap: Ints, root: int, trees: int) -> Ints:
     entering = {v: -value for v, value in zip(others, y, strict=True)}
     entering[root] = int(undirected.sum()) - sum(entering.values())
     pairs = np.argwhere(undirected).tolist()
-    flow = Flow(n + len(pairs) + 2)
+    flow = MaxFlow(n + len(pairs) + 2)
     source, sink = n + len(pairs), n + len(pairs) + 1
     halves: dict[Arc, int] = {}
     for i, (u, v) in enumerate(pairs):
@@ -176,25 +163,3 @@ def orient(cap: Ints, root: int, trees: int) -> Ints:
     for arc, number in halves.items():
         directed[arc] = flow.used(number)
     return directed
-
-
-def recentre(tree: Grown) -> Grown:
-    """The same undirected tree, rooted where it is shallowest; the lowest such rank."""
-    near: dict[int, list[int]] = {tree.root: []}
-    for u, v in tree.arcs:
-        near.setdefault(u, []).append(v)
-        near.setdefault(v, []).append(u)
-    return min((Grown(r, _from(r, near), tree.weight) for r in sorted(near)), key=lambda t: (t.depth, t.root))
-
-
-def _from(root: int, near: dict[int, list[int]]) -> tuple[Arc, ...]:
-    """The tree's arcs away from ``root``, level by level."""
-    arcs: list[Arc] = []
-    seen, queue = {root}, [root]
-    for u in queue:
-        for v in sorted(near[u]):
-            if v not in seen:
-                seen.add(v)
-                queue.append(v)
-                arcs.append((u, v))
-    return tuple(arcs)

@@ -1,8 +1,6 @@
-"""Packings of a fixed shape: one-hop stars (Blink section 3, NVSwitch) and chains.
+"""Method ``chain``: path trees in depth-first order, pipelined; optimal for rooted collectives on a tree of switches.
 
-Shapes do not look at capacities beyond the shares of parallel switches; they are scaled to what the links carry.
-Stars are optimal where all pairs of ranks are equally well connected, chains for rooted collectives on a tree of
-switches, and both state their gap elsewhere.
+Chains do not look at capacities: they are scaled to what the links carry, and state their gap.
 """
 
 from __future__ import annotations
@@ -10,53 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from ..graph.fabric import Arc, Fabric, Overlay, Path
+from ..graph.fabric import Arc, Fabric, Path
+from ..graph.loads import link_loads, scaled
+from ..problem import Problem, Solution
 from ..tree import PER_RANK, Edge, Tree
 
 
-def planes(o: Overlay) -> list[tuple[Fraction, dict[Arc, Path]]]:
-    """The ways in which all pairs of ranks are joined, with the share of each; none if some pair is not joined.
-
-    A plane is one switch, or the direct links of a complete graph.
-    """
-    pairs = [(u, v) for u in range(o.n) for v in range(o.n) if u != v]
-    widths = {len(o.routes.get(pair, ())) for pair in pairs}
-    if len(widths) != 1 or 0 in widths:
-        return []
-    count = widths.pop()
-    thin = [min(o.routes[pair][k][1] for pair in pairs) for k in range(count)]
-    return [(Fraction(thin[k], sum(thin)), {pair: o.routes[pair][k][0] for pair in pairs}) for k in range(count)]
-
-
-def uniform(o: Overlay) -> bool:
-    """All pairs of ranks are joined with equal capacity."""
-    amounts = {tuple(units for _, units in ways) for ways in o.routes.values()}
-    return len(o.routes) == o.n * (o.n - 1) and len(amounts) == 1
-
-
-def onehop(n: int, collective: str, root: int, ways: list[tuple[Fraction, dict[Arc, Path]]]) -> list[Tree]:
-    """Trees of one hop, for a rate of 1: every rank roots a star with its share.
-
-    A rooted collective has n - 1 two-level trees: the root hands each rank a share, which that rank hands on.
-    """
-    trees: list[Tree] = []
-    for share, hops in ways:
-        if collective in ("gather", "scatter"):
-            shapes = [(root, [(root, v)]) for v in range(n) if v != root]
-            weight = share / n
-        elif collective in ("broadcast", "reduce"):
-            shapes = [(root, [(root, i), *star(n, i, leave_out=root)]) for i in range(n) if i != root]
-            weight = share / (n - 1)
-        else:
-            shapes = [(r, star(n, r)) for r in range(n)]
-            weight = share / n
-        trees += [Tree(r, _edges(arcs, hops), weight) for r, arcs in shapes]
-    return trees
-
-
-def star(n: int, centre: int, leave_out: int | None = None) -> list[Arc]:
-    """The arcs from ``centre`` to every other rank."""
-    return [(centre, v) for v in range(n) if v not in (centre, leave_out)]
+def plan(problem: Problem) -> Solution:
+    """Chains at the best rate that the links carry."""
+    trees = chain(problem.oriented, problem.collective, problem.root)
+    return Solution(*scaled(trees, link_loads(problem.collective, trees), problem.fabric.arcs))
 
 
 def chain(f: Fabric, collective: str, root: int) -> list[Tree]:
@@ -118,7 +79,3 @@ def _attach(order: list[int], hops: Mapping[Arc, Path]) -> tuple[Edge, ...]:
         u = next(u for u in reversed(order[:at]) if (u, v) in hops)
         edges.append(Edge(u, v, hops[u, v]))
     return tuple(edges)
-
-
-def _edges(arcs: list[Arc], hops: Mapping[Arc, Path]) -> tuple[Edge, ...]:
-    return tuple(Edge(u, v, hops[u, v]) for u, v in arcs)

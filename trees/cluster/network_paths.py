@@ -18,22 +18,22 @@ import msgspec
 from ...errors import TopologyError
 from ...topology.model import Topology
 from ..graph.fabric import Arc, Path, fabric
-from ..graph.flow import Flow
-from ..graph.load import core_loads, link_loads
-from ..patterns.memory import core_rates
+from ..graph.loads import core_loads, link_loads
+from ..graph.max_flow import MaxFlow
+from ..patterns.shared_memory import core_rates
 from ..tree import Packing
 
 Loads = Mapping[Arc, Fraction]
 
 
-class Way(NamedTuple):
+class NetworkPath(NamedTuple):
     """From a rank up to the network, and the part of its box's exchange that it takes."""
 
     path: Path
     part: Fraction
 
 
-class Line(NamedTuple):
+class ExchangeLimit(NamedTuple):
     """The box exchanges at most ``room - slope * rate`` MB/s each way."""
 
     room: Fraction
@@ -44,7 +44,7 @@ class Line(NamedTuple):
         return self.room - self.slope * rate
 
 
-class Site(msgspec.Struct, frozen=True):
+class BoxView(msgspec.Struct, frozen=True):
     """One box: its ranks, the topology that it is alone, and where that one's vertices are in the whole.
 
     ``arcs`` are the links inside the box and to the network, in the numbers of the whole; ``cores`` holds the copy
@@ -60,7 +60,7 @@ class Site(msgspec.Struct, frozen=True):
     net: int
 
 
-def sites(t: Topology) -> tuple[Site, ...]:
+def sites(t: Topology) -> tuple[BoxView, ...]:
     """The boxes of a machine, in the order of their nodes.
 
     Raises:
@@ -83,7 +83,7 @@ def sites(t: Topology) -> tuple[Site, ...]:
     marked = msgspec.structs.replace(
         t, switches=tuple(msgspec.structs.replace(s, name=str(t.n + j)) for j, s in enumerate(t.switches))
     )
-    found: list[Site] = []
+    found: list[BoxView] = []
     for node in t.nodes:
         ranks = t.ranks_of(node)
         vertices = (*ranks, *(int(s.name) for s in marked.subset(ranks).switches))
@@ -91,7 +91,7 @@ def sites(t: Topology) -> tuple[Site, ...]:
         own = {(u, v): c for (u, v), c in arcs.items() if node in (home[u], home[v])}
         memory = local.memory_of(node)
         cores = {vertices[r]: c for r, c in core_rates(local, memory).items()} if memory is not None else {}
-        found.append(Site(node, ranks, vertices, local, own, cores, nets[0]))
+        found.append(BoxView(node, ranks, vertices, local, own, cores, nets[0]))
         if not reach(found[-1], out=True) or not reach(found[-1], out=False):
             raise TopologyError(
                 f"{t.name}: node {node} has no link to and from the network switch; add one or leave it out"
@@ -99,13 +99,13 @@ def sites(t: Topology) -> tuple[Site, ...]:
     return tuple(found)
 
 
-def reach(s: Site, *, out: bool) -> int:
+def reach(s: BoxView, *, out: bool) -> int:
     """MB/s between all ranks of the box together and the network, one way, nothing else going on."""
     flow, source, sink, _ = _network(s, {(u, v) if out else (v, u): c for (u, v), c in s.arcs.items()})
     return flow.run(source, sink)
 
 
-def line(s: Site, loads: Loads, rate: Fraction) -> Line:
+def line(s: BoxView, loads: Loads, rate: Fraction) -> ExchangeLimit:
     """The least cut between the box's ranks and the network while the local phases run at ``rate``."""
     left = _left(s, loads, rate)
     scale = lcm(*(c.denominator for c, _ in left.values()))
@@ -114,10 +114,10 @@ def line(s: Site, loads: Loads, rate: Fraction) -> Line:
     side = flow.source_side(source)
     cut = [way for (u, v), (_, way) in left.items() if at[v] not in side and (u in s.ranks or at[u] in side)]
     room, slope = sum(s.arcs[a] for a in cut), sum((loads.get(a, Fraction(0)) for a in cut), Fraction(0))
-    return Line(Fraction(room), slope)
+    return ExchangeLimit(Fraction(room), slope)
 
 
-def ways(s: Site, loads: Loads, rate: Fraction) -> tuple[Way, ...]:
+def ways(s: BoxView, loads: Loads, rate: Fraction) -> tuple[NetworkPath, ...]:
     """All that the box can exchange at ``rate``, taken apart into ways; every card is used as far as it can be."""
     left = _left(s, loads, rate)
     scale = lcm(*(c.denominator for c, _ in left.values()))
@@ -128,10 +128,12 @@ def ways(s: Site, loads: Loads, rate: Fraction) -> tuple[Way, ...]:
     for path, amount in flow.paths(source, sink):
         way = tuple(name[i] for i in path[1:])
         amounts[way] = amounts.get(way, 0) + amount
-    return tuple(Way(path, Fraction(amount, total)) for path, amount in sorted(amounts.items()))
+    return tuple(NetworkPath(path, Fraction(amount, total)) for path, amount in sorted(amounts.items()))
 
 
-def fixed_line(s: Site, taken: Iterable[Way], loads: Loads, cores: Mapping[int, Fraction], rate: Fraction) -> Line:
+def fixed_line(
+    s: BoxView, taken: Iterable[NetworkPath], loads: Loads, cores: Mapping[int, Fraction], rate: Fraction
+) -> ExchangeLimit:
     """The tightest limit on these very ways while the local phases run at ``rate``; a core sends and receives."""
     parts: dict[Arc, Fraction] = {}
     spent: dict[int, Fraction] = {}
@@ -141,17 +143,21 @@ def fixed_line(s: Site, taken: Iterable[Way], loads: Loads, cores: Mapping[int, 
             for arc in ((u, v), (v, u)):
                 parts[arc] = parts.get(arc, Fraction(0)) + part
     lines = [
-        Line(s.arcs[arc] / part, loads.get(arc, Fraction(0)) / part)
+        ExchangeLimit(s.arcs[arc] / part, loads.get(arc, Fraction(0)) / part)
         for arc, part in sorted(parts.items())
         if not set(arc) & set(s.cores)
     ]
     lines += [
-        Line(s.cores[r] / part, cores.get(r, Fraction(0)) / part) for r, part in sorted(spent.items()) if r in s.cores
+        ExchangeLimit(s.cores[r] / part, cores.get(r, Fraction(0)) / part)
+        for r, part in sorted(spent.items())
+        if r in s.cores
     ]
     return min(lines, key=lambda each: each.at(rate))
 
 
-def local_loads(s: Site, parts: Iterable[tuple[Packing, Fraction]]) -> tuple[dict[Arc, Fraction], dict[int, Fraction]]:
+def local_loads(
+    s: BoxView, parts: Iterable[tuple[Packing, Fraction]]
+) -> tuple[dict[Arc, Fraction], dict[int, Fraction]]:
     """What links, or cores that share a memory, carry for a rate of 1; each packing serves its part of the vector."""
     loads: dict[Arc, Fraction] = {}
     cores: dict[int, Fraction] = {}
@@ -166,7 +172,7 @@ def local_loads(s: Site, parts: Iterable[tuple[Packing, Fraction]]) -> tuple[dic
     return loads, cores
 
 
-def _left(s: Site, loads: Loads, rate: Fraction) -> dict[Arc, tuple[Fraction, Arc]]:
+def _left(s: BoxView, loads: Loads, rate: Fraction) -> dict[Arc, tuple[Fraction, Arc]]:
     """What the local phases leave of each link both ways, and which of the two directions has the least."""
     left: dict[Arc, tuple[Fraction, Arc]] = {}
     for u, v in s.arcs:
@@ -177,10 +183,10 @@ def _left(s: Site, loads: Loads, rate: Fraction) -> dict[Arc, tuple[Fraction, Ar
     return left
 
 
-def _network(s: Site, room: Mapping[Arc, int]) -> tuple[Flow, int, int, dict[int, int]]:
+def _network(s: BoxView, room: Mapping[Arc, int]) -> tuple[MaxFlow, int, int, dict[int, int]]:
     """From a source in front of all ranks to the network; a way never passes through a rank."""
     at = {v: i for i, v in enumerate(sorted({v for arc in room for v in arc} | set(s.ranks) | {s.net}))}
-    flow = Flow(len(at) + 1)
+    flow = MaxFlow(len(at) + 1)
     for r in s.ranks:
         flow.arc(len(at), at[r], sum(room.values()))
     for (u, v), c in sorted(room.items()):

@@ -15,17 +15,18 @@ from itertools import accumulate, chain
 from math import lcm
 from typing import TypeVar
 
+from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, Edge, Tree
-from . import streams as between
+from . import between_boxes as between
+from .between_boxes import Stream
 from .boxes import Box
-from .inbox import Inside, inside
-from .streams import Stream
+from .inside_boxes import BoxTrees, box_trees
 
 Item = TypeVar("Item")
 Pieces = list[tuple[int, int]]  # sizes, and the port that holds for each
 
 
-class Ports:
+class PortAssignment:
     """Which port every stream takes where; :meth:`way` is asked for the ports."""
 
     def __init__(
@@ -107,15 +108,22 @@ class Ports:
                 yield from ((i, target) for a, target in s.arcs(len(self.boxes)) if a == b)
 
 
-def planned(boxes: Sequence[Box], collective: str, root: int) -> tuple[tuple[Tree, ...], Fraction] | None:
-    """Trees for a cluster, and their rate in MB/s; nothing where its ports or boxes are of a kind not foreseen here."""
+def fits(problem: Problem) -> int:
+    """Collectives of spanning trees on several boxes around a network."""
+    return int(bool(problem.boxes) and not problem.by_paths)
+
+
+def plan(problem: Problem) -> Solution | None:
+    """Trees for a cluster; nothing where its ports or boxes are of a kind not foreseen here."""
+    boxes, collective, root = problem.boxes, problem.collective, problem.root
     both = collective in ALONG and collective in AGAINST
     if both:
         found = between.both_ways(boxes, between.both_ways_rate(boxes))
     else:
         part = between.shares(boxes, collective, root)
         found = between.one_way(boxes, collective, root, part, between.one_way_rate(boxes, part))
-    return assemble(boxes, found, both=both)
+    assembled = assemble(boxes, found, both=both)
+    return Solution(*assembled) if assembled else None
 
 
 def assemble(
@@ -129,16 +137,18 @@ def assemble(
         return None
     room = {c for b in boxes for p in b.ports for c in (p.out, p.into)}
     unit = lcm(*{c.denominator for c in room} | {s.size.denominator for s in streams})
-    ports = Ports(boxes, streams, [int(s.size * unit) for s in streams], unit, both)
+    ports = PortAssignment(boxes, streams, [int(s.size * unit) for s in streams], unit, both)
     if not ports.ok:
         return None
-    spread = inside(boxes, _entering(boxes, streams, ports, unit), both=both)
+    spread = box_trees(boxes, _entering(boxes, streams, ports, unit), both=both)
     if spread is None:
         return None
     return _trees(boxes, streams, ports, unit, spread), sum((s.size for s in streams), Fraction(0)) * spread.factor
 
 
-def _entering(boxes: Sequence[Box], streams: Sequence[Stream], ports: Ports, unit: int) -> list[tuple[Fraction, ...]]:
+def _entering(
+    boxes: Sequence[Box], streams: Sequence[Stream], ports: PortAssignment, unit: int
+) -> list[tuple[Fraction, ...]]:
     """MB/s that each rank of each box hands out inside its box: its own streams, and what enters through its ports."""
     found = [[0] * box.m for box in boxes]
     for b, box in enumerate(boxes):
@@ -155,7 +165,7 @@ def _ranks(box: Box) -> list[int]:
 
 
 def _trees(
-    boxes: Sequence[Box], streams: Sequence[Stream], ports: Ports, unit: int, spread: Inside
+    boxes: Sequence[Box], streams: Sequence[Stream], ports: PortAssignment, unit: int, spread: BoxTrees
 ) -> tuple[Tree, ...]:
     """Cut every stream into trees."""
     factor = spread.factor  # all streams are slowed down by it

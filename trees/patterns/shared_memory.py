@@ -24,9 +24,9 @@ from itertools import pairwise
 
 from ...topology.model import Topology
 from ..graph.fabric import name_of
-from ..graph.load import core_loads, scaled
+from ..graph.loads import core_loads, scaled
 from ..tree import Certificate, Edge, Tree
-from .shapes import star
+from .stars import star
 
 CHAINED = ("reduce", "allreduce", "reduce_scatter")
 
