@@ -9,47 +9,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from ..errors import TopologyError
 from .gpu import GpuFacts, NvLink, Unknown, known
 from .machines import NET_MBPS, NVLINK_MBPS, PCIE_X16, QPI_LANES, QPI_MBPS
-from .model import Device, Link, LinkKind, Origin, Switch, Topology
+from .model import Connection, Device, Link, LinkKind, Origin, Switch, Topology, Unnumbered
 
 ASSUMED_GEN = 3
 FABRIC_READY = ("completed", "not supported")  # before the third NVSwitch generation there is no fabric state
-Ends = tuple[tuple[str, object], tuple[str, object]]
-
-
-class Connection(NamedTuple):
-    """A connection that is equally fast both ways, between ("gpu", rank) and the keys of switches."""
-
-    ends: Ends
-    kind: LinkKind
-    lanes: int
-    lane_mbps: int
-    origin: Origin
 
 
 class TopologyBuilder:
-    """Collects switches, wires and remarks; vertices are numbered at the end."""
+    """Collects switches, connections and remarks; vertices are numbered at the end."""
 
     def __init__(self, facts: Sequence[GpuFacts], nodes: Sequence[int]) -> None:
         self.facts, self.nodes = facts, nodes
-        self.switches: dict[tuple[str, object], Switch] = {}
-        self.wires: list[Connection] = []
+        self.switches: dict[Unnumbered, Switch] = {}
+        self.connections: list[Connection] = []
         self._remarks: dict[str, dict[int, None]] = {}
 
     def on(self, node: int) -> list[int]:
         """The ranks of a node."""
         return [r for r, at in enumerate(self.nodes) if at == node]
 
-    def wire(
-        self, a: tuple[str, object], b: tuple[str, object], kind: LinkKind, lanes: int, mbps: int, origin: Origin
-    ) -> None:
+    def connect(self, a: Unnumbered, b: Unnumbered, kind: LinkKind, lanes: int, mbps: int, origin: Origin) -> None:
         """Join two vertices once."""
-        if not any(w.kind == kind and set(w.ends) == {a, b} for w in self.wires):
-            self.wires.append(Connection((a, b), kind, lanes, mbps, origin))
+        if not any(c.kind == kind and {c.a, c.b} == {a, b} for c in self.connections):
+            self.connections.append(Connection(a, b, kind, lanes, mbps, origin))
 
     def remark(self, text: str, *ranks: int) -> None:
         """Something that the reader of ``topo`` should know, of some ranks."""
@@ -170,7 +156,7 @@ def _nvswitch(b: TopologyBuilder, node: int) -> None:
         name = "NVSwitch" if len(groups) == 1 else f"NVSwitch {number}"
         b.switches[key] = Switch("nvswitch", node, name)
         for rank in group:
-            b.wire(("gpu", rank), key, "nvlink", len(links[rank]), _rate(b, rank, links[rank]), "table")
+            b.connect(("gpu", rank), key, "nvlink", len(links[rank]), _rate(b, rank, links[rank]), "table")
 
 
 def _direct(b: TopologyBuilder, node: int) -> None:
@@ -192,7 +178,7 @@ def _direct(b: TopologyBuilder, node: int) -> None:
             b.remark(f"{b.who(one)} counts {ports[one, other]} NVLinks to rank {other}, which counts "
                      f"{ports[other, one]}: {lanes} used")  # fmt: skip
         if lanes and _joined(b, one, other):
-            b.wire(("gpu", one), ("gpu", other), "nvlink", lanes, _rate(b, one, kept[one, other]), "table")
+            b.connect(("gpu", one), ("gpu", other), "nvlink", lanes, _rate(b, one, kept[one, other]), "table")
 
 
 def _pcie(b: TopologyBuilder, node: int) -> None:
@@ -205,11 +191,11 @@ def _pcie(b: TopologyBuilder, node: int) -> None:
         if origin == "table":
             b.remark(f"PCIe assumed generation {ASSUMED_GEN} x16: {_reason(f.pcie_gen, f.pcie_width)}", rank)
         # Root port, then for each switch its port up and its port down: a port up stands for its switch.
-        below: tuple[str, object] = ("gpu", rank)
+        below: Unnumbered = ("gpu", rank)
         for hop in reversed((known(f.path) or ())[1::2]):
             switch = ("pcie", (node, hop.bus))
             b.switches.setdefault(switch, Switch("pcie", node))
-            b.wire(below, switch, "pcie", 1, rate, origin)
+            b.connect(below, switch, "pcie", 1, rate, origin)
             own, probed = _lane_rate(hop.gen, hop.width)
             if probed == "probe":
                 rate, origin = own, probed
@@ -217,16 +203,16 @@ def _pcie(b: TopologyBuilder, node: int) -> None:
                 origin = "table"  # as fast as what hangs on it
                 b.remark(f"PCIe switch at {hop.bus}: taken as fast as its GPU: {_reason(hop.gen, hop.width)}")
             below = switch
-        b.wire(below, _socket(b, rank), "pcie", 1, rate, origin)
+        b.connect(below, _socket(b, rank), "pcie", 1, rate, origin)
     sockets = [key for key in b.switches if key[0] == "host" and b.switches[key].node == node]
     for i, one in enumerate(sorted(sockets, key=str)):
         for other in sorted(sockets, key=str)[:i]:
-            b.wire(other, one, "host", QPI_LANES, QPI_MBPS, "table")
+            b.connect(other, one, "host", QPI_LANES, QPI_MBPS, "table")
     if len(sockets) > 1:
         b.remark(f"between sockets {QPI_LANES} x {QPI_MBPS / 1000:g} GB/s assumed, not probed")
 
 
-def _socket(b: TopologyBuilder, rank: int) -> tuple[str, object]:
+def _socket(b: TopologyBuilder, rank: int) -> Unnumbered:
     """The CPU socket of a rank's GPU; one for all where the system names none."""
     node, numa = b.nodes[rank], b.facts[rank].numa
     key = ("host", (node, -1 if isinstance(numa, Unknown) else numa))
@@ -238,19 +224,19 @@ def _network(b: TopologyBuilder) -> None:
     """Nodes meet in one network, through the cards near their GPUs, or at an assumed rate."""
     net = ("net", 0)
     for node in sorted(set(b.nodes)):
-        cards: dict[str, tuple[tuple[str, object], int]] = {}
+        cards: dict[str, tuple[Unnumbered, int]] = {}
         for rank in b.on(node):
             for nic in known(b.facts[rank].nics) or ():
                 shared = [("pcie", (node, bus)) for bus in nic.path if ("pcie", (node, bus)) in b.switches]
                 if isinstance(nic.mbps, int):
                     cards.setdefault(nic.name, (shared[-1] if shared else _socket(b, rank), nic.mbps))
-        total: Counter[tuple[str, object]] = Counter()
+        total: Counter[Unnumbered] = Counter()
         for where, mbps in cards.values():
             total[where] += mbps
         for where, mbps in total.items():
-            b.wire(where, net, "net", 1, mbps, "probe")
+            b.connect(where, net, "net", 1, mbps, "probe")
         if not total:
-            b.wire(_socket(b, b.on(node)[0]), net, "net", 1, NET_MBPS, "table")
+            b.connect(_socket(b, b.on(node)[0]), net, "net", 1, NET_MBPS, "table")
             b.remark(f"node {node}: no network card's rate known: {NET_MBPS / 1000:g} GB/s assumed")
     b.switches[net] = Switch("net", -1, "network")
 
@@ -260,7 +246,7 @@ def _topology(b: TopologyBuilder, hosts: Sequence[str]) -> Topology:
     n = len(b.facts)
     order = {"nvswitch": 0, "pcie": 1, "host": 2, "net": 3}
     keys = sorted(b.switches, key=lambda k: (order[k[0]], str(k[1])))
-    vertex: dict[tuple[str, object], int] = {("gpu", rank): rank for rank in range(n)}
+    vertex: dict[Unnumbered, int] = {("gpu", rank): rank for rank in range(n)}
     vertex |= {key: n + i for i, key in enumerate(keys)}
     several = len(set(b.nodes)) > 1
     counts: Counter[tuple[str, int]] = Counter()
@@ -273,14 +259,14 @@ def _topology(b: TopologyBuilder, hosts: Sequence[str]) -> Topology:
             Switch(switch.kind, switch.node, f"{name}@{switch.node}" if several and switch.node >= 0 else name)
         )
     links = [
-        Link(src, dst, w.kind, w.lanes, w.lane_mbps, w.origin)
-        for w in sorted(b.wires, key=lambda w: (w.kind, *sorted(vertex[e] for e in w.ends)))
-        for ends in (sorted(vertex[e] for e in w.ends),)
+        Link(src, dst, c.kind, c.lanes, c.lane_mbps, c.origin)
+        for c in sorted(b.connections, key=lambda c: (c.kind, *sorted((vertex[c.a], vertex[c.b]))))
+        for ends in (sorted((vertex[c.a], vertex[c.b])),)
         for src, dst in (ends, ends[::-1])
     ]
     names = Counter(f.name if isinstance(f.name, str) else "GPU" for f in b.facts)
     name = " + ".join(f"{count} x {what}" if count > 1 else what for what, count in names.items())
-    nvlink = any(w.kind == "nvlink" for w in b.wires)
+    nvlink = any(c.kind == "nvlink" for c in b.connections)
     drivers = sorted({f.driver for f in b.facts if isinstance(f.driver, str)})
     head = f"probed: NVML of driver {', '.join(drivers)}" if drivers else "probed without NVML"
     found = Topology(

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import TopologyError
-from .model import Device, Link, LinkKind, Switch, SwitchKind, Topology
+from .model import Connection, Device, Link, LinkKind, Switch, SwitchKind, Topology
 
 MAX_COUNT = 1024
 NET_MBPS = 1000  # assumed between live nodes until something measures it: 10 Gb/s Ethernet, less its overhead
@@ -53,23 +53,13 @@ MI250_PAIRS = (
 )
 
 
-class Connection(NamedTuple):
-    """A connection that is equally fast both ways; its ends are ``("gpu", i)``, ``(switch name, i)`` or the net."""
-
-    a: tuple[str, int]
-    b: tuple[str, int]
-    kind: LinkKind
-    lanes: int
-    lane_mbps: int
-
-
 class Server(NamedTuple):
-    """One box of a machine: what is in it, how it is wired, how it reaches other boxes."""
+    """One box of a machine: what is in it, and its connections; their ends are ``("gpu", i)``, ``(switch, i)``, NET."""
 
     gpu: str
     gpus: int
     switches: tuple[tuple[str, SwitchKind, int], ...]  # name, kind, how many
-    wires: tuple[Connection, ...]
+    connections: tuple[Connection, ...]
     nics: tuple[Connection, ...]  # added from two boxes on; the switches of nic_switches too
     nic_switches: tuple[tuple[str, SwitchKind, int], ...]
     source: str
@@ -102,7 +92,7 @@ def _dgx1(gpu: str, nvlinks: tuple[Connection, ...], nvlink_source: str) -> Serv
         gpu=gpu,
         gpus=8,
         switches=(("PLX", "pcie", 4), ("socket", "host", 2)),
-        wires=nvlinks + plx + uplinks + qpi,
+        connections=nvlinks + plx + uplinks + qpi,
         # Four single-port EDR InfiniBand cards of 100 Gb/s, one on each PLX switch.
         nics=tuple(Connection(("PLX", i), NET, "net", 1, 12_500) for i in range(4)),
         nic_switches=(),
@@ -117,7 +107,7 @@ def _nvswitch_box(gpu: str, gpus: int, lanes: int, nic_mbps: int, source: str) -
         gpu=gpu,
         gpus=gpus,
         switches=(("NVSwitch", "nvswitch", 1),),
-        wires=_star(gpus, "NVSwitch", "nvlink", lanes, NVLINK_MBPS["4.0"]),
+        connections=_star(gpus, "NVSwitch", "nvlink", lanes, NVLINK_MBPS["4.0"]),
         nics=tuple(Connection(("gpu", i), NET, "net", 1, nic_mbps) for i in range(gpus)),
         nic_switches=(),
         source=source,
@@ -188,7 +178,7 @@ def _pcie8() -> Server:
         gpu="PCIe GPU",
         gpus=8,
         switches=(("PLX", "pcie", 2), ("socket", "host", 2)),
-        wires=plx + uplinks + upi,
+        connections=plx + uplinks + upi,
         nics=tuple(Connection(("PLX", i), NET, "net", 1, 25_000) for i in range(2)),
         nic_switches=(),
         source="a usual dual-root server, not one maker's: PCI Express Base Specification 4.0, x16 at 31.5 GB/s, "
@@ -202,7 +192,7 @@ def _mi250() -> Server:
         gpu="MI250 GCD",
         gpus=16,
         switches=(),
-        wires=_pairs(MI250_PAIRS, "xgmi", 50_000),
+        connections=_pairs(MI250_PAIRS, "xgmi", 50_000),
         nics=tuple(Connection(("gpu", i), NET, "net", 1, 16_000) for i in range(16)),
         nic_switches=(),
         source="ForestColl (Zhao et al. 2024), public topologies: 7 xGMI links of 50 GB/s a die, 16 GB/s of network "
@@ -265,10 +255,10 @@ def cpu_node(ranks: int) -> Topology:
 def _several(name: str, box: Server, boxes: int) -> Topology:
     """Lay out ``boxes`` copies of a box, joined by one network switch if there are several."""
     names_of = box.switches + (box.nic_switches if boxes > 1 else ())
-    wires = box.wires + (box.nics if boxes > 1 else ())
+    connections = box.connections + (box.nics if boxes > 1 else ())
     devices = tuple(Device("gpu", b, i, name=box.gpu) for b in range(boxes) for i in range(box.gpus))
     switches: list[Switch] = []
-    vertex: dict[tuple[int, str, int], int] = {}
+    vertex: dict[tuple[int, str, object], int] = {}
     for b in range(boxes):
         for i in range(box.gpus):
             vertex[b, "gpu", i] = b * box.gpus + i
@@ -283,10 +273,10 @@ def _several(name: str, box: Server, boxes: int) -> Topology:
         switches.append(Switch("net", -1, "network"))
     links = []
     for b in range(boxes):
-        for wire in wires:
-            ends = vertex[b, *wire.a], vertex[b, *wire.b]
+        for c in connections:
+            ends = vertex[b, *c.a], vertex[b, *c.b]
             for src, dst in (ends, ends[::-1]):
-                links.append(Link(src, dst, wire.kind, wire.lanes, wire.lane_mbps))
+                links.append(Link(src, dst, c.kind, c.lanes, c.lane_mbps))
     return Topology(
         name=f"{name}:{boxes}" if boxes > 1 else name,
         devices=devices,

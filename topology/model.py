@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,7 @@ DeviceKind = Literal["gpu", "cpu"]
 SwitchKind = Literal["nvswitch", "pcie", "host", "memory", "net"]
 LinkKind = Literal["nvlink", "xgmi", "pcie", "host", "memory", "net"]
 Origin = Literal["table", "probe", "measured"]
+Unnumbered = tuple[str, object]  # a vertex before it has a number: ("gpu", rank) or a switch's key
 
 
 class Device(Value, frozen=True):
@@ -74,6 +75,17 @@ class Link(Value, frozen=True):
     def mbps(self) -> int:
         """Capacity in MB/s."""
         return self.lanes * self.lane_mbps
+
+
+class Connection(NamedTuple):
+    """A connection that is equally fast both ways, while a topology is built: its ends have no numbers yet."""
+
+    a: Unnumbered
+    b: Unnumbered
+    kind: LinkKind
+    lanes: int
+    lane_mbps: int
+    origin: Origin = "table"
 
 
 class Topology(Value, frozen=True, dict=True):
