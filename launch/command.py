@@ -1,6 +1,6 @@
-"""The line that starts the ranks, for each launcher, and why each of its words is there.
+"""The command line that starts the ranks, for each launcher, and the reason of each of its words.
 
-Data to data: a :class:`Job` and a launcher's name give a :class:`Command`. Nothing is looked up or started.
+Pure: a :class:`Job` and a launcher's name give a :class:`Command`. Nothing is looked up or started.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 BINDINGS: tuple[Binding, ...] = get_args(Binding)
 PMIS: tuple[Pmi, ...] = get_args(Pmi)
 
-PREFIXES = ("BLINKMPI_", "NCCL_", "CUDA_", "FI_", "I_MPI_", "MPICH_", "UCX_")  # ours, NCCL's, CUDA's, MPI's below
-NAMES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH")  # without these, Python is not the same elsewhere
+PREFIXES = ("BLINKMPI_", "NCCL_", "CUDA_", "FI_", "I_MPI_", "MPICH_", "UCX_")
+NAMES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH")  # without these, Python differs on other machines
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-_NAMED = "ranks elsewhere get what is named here, nothing else of this shell"
+_NAMED = "only these variables of this shell reach the ranks on other machines"
 _KNOWN: tuple[tuple[str, Launcher, Pmi], ...] = (
     (r"Open MPI|OpenRTE|PRRTE", "openmpi", "pmix"),
     (r"Intel\(R\) MPI", "intel", "pmi2"),  # its mpirun is a Hydra too
@@ -35,10 +35,10 @@ _KNOWN: tuple[tuple[str, Launcher, Pmi], ...] = (
 
 
 class Job(Value, frozen=True):
-    """What is to be started.
+    """The job to start.
 
-    ``hosts`` are () for this machine, or for what the scheduler gave. ``hostfile`` holds the same hosts in the
-    launcher's dialect. ``allocated``: the hosts are the scheduler's own. ``pmi`` is for srun alone.
+    ``hosts`` is empty for this machine, or for the scheduler's allocation. ``hostfile`` holds the same hosts in the
+    launcher's dialect. ``allocated``: the hosts are the scheduler's own. ``pmi`` is for srun only.
     """
 
     program: tuple[str, ...]
@@ -55,7 +55,7 @@ class Job(Value, frozen=True):
 
     @property
     def per_node(self) -> int | None:
-        """Ranks of each node, None if they differ or are the launcher's affair: at most one for each GPU."""
+        """Ranks of each node, at most one for each GPU; None if they differ or the launcher decides."""
         if self.ppn is not None or self.gpus is None:
             return self.ppn
         slots = {host.slots or self.gpus + 1 for host in self.hosts}  # a host without a count is cut to its GPUs too
@@ -86,25 +86,25 @@ class Job(Value, frozen=True):
 
 
 class ArgumentGroup(Value, frozen=True):
-    """Words of a command that belong together, and their reason."""
+    """Words of a command line that belong together, and their reason."""
 
     words: tuple[str, ...]
     why: str
 
 
 class Command(Value, frozen=True):
-    """A line in parts."""
+    """A command line in parts."""
 
     parts: tuple[ArgumentGroup, ...]
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The line for exec."""
+        """The words for exec."""
         return tuple(word for part in self.parts for word in part.words)
 
 
 def mpi_of(text: str) -> tuple[Launcher, Pmi]:
-    """The launcher and srun's plugin for what an MPI says of its version, as a library or by ``mpirun --version``.
+    """The launcher, and srun's plugin, for the version text of an MPI: the library's or that of ``mpirun --version``.
 
     Raises:
         ArgumentError: for an MPI that is not known here.
@@ -119,7 +119,7 @@ def mpi_of(text: str) -> tuple[Launcher, Pmi]:
 def exported(environ: Iterable[str], *, extra: Iterable[str] = (), allocated: bool = False) -> tuple[str, ...]:
     """The names of the variables that every rank needs, sorted.
 
-    A scheduler numbers a job's GPUs on each node anew, so CUDA_VISIBLE_DEVICES of one node is not for the others.
+    A scheduler numbers a job's GPUs separately on each node, so CUDA_VISIBLE_DEVICES of one node is wrong for others.
 
     Raises:
         ArgumentError: for an ``extra`` name that is not set.
@@ -133,10 +133,10 @@ def exported(environ: Iterable[str], *, extra: Iterable[str] = (), allocated: bo
 
 
 def command(job: Job, launcher: Launcher, *, mpirun: str = "mpirun") -> Command:
-    """The line for ``launcher``; ``mpirun`` is its path where srun is not meant.
+    """The command line for ``launcher``; ``mpirun`` is the path of any launcher but srun.
 
     Raises:
-        ArgumentError: for a job that cannot be started so.
+        ArgumentError: for a job that this launcher cannot start.
     """
     job.check()
     if launcher == "srun":

@@ -5,10 +5,9 @@ each process says of itself (with its copy rate, measured while all ranks of a n
 they share, and the rate between nodes), then the topology, which rank 0 builds and every rank checks. A rank that fails
 still takes part in each exchange and sends its error, so that all ranks raise and none hangs.
 
-CPU ranks of a node share one memory that all of them read: a ``memory`` switch with a link
-each way for every rank. Two ranks are on one node if the launcher says so (``node_comm``), and
-boot id and the device of /dev/shm are equal (two containers may share a host and yet no memory);
-``BLINKMPI_NODE_ID`` replaces the latter two.
+CPU ranks of a node share one memory that all of them read: a ``memory`` switch with a link each way for every rank. Two
+ranks are on one node if the launcher says so (``node_comm``), and boot id and the device of /dev/shm are equal (two
+containers on one host may share no memory); ``BLINKMPI_NODE_ID`` replaces the latter two.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SHM = "/dev/shm"
 
 SLOT_BYTES = 256 << 10
-_VECTOR_BYTES = 32 << 20  # of a rank: with its neighbours', more than the caches hold
+_VECTOR_BYTES = 32 << 20  # of a rank; together with its neighbours' more than the caches hold
 _PAGE_BYTES = 4096
 _SECONDS = 0.03
 _DURING = "while the machine was gathered"
-_MAX_THREADS = 32  # of one process that copy at once; with more, the interpreter's lock is what they measure
+_MAX_THREADS = 32  # that copy at once in one process; with more they would measure the interpreter's lock
 
 
 class ProcessInfo(Value, frozen=True):
-    """What one process says about itself; ``place`` is equal for processes that can share memory."""
+    """What one process reports about itself; ``place`` is equal for processes that can share memory."""
 
     host: str
     pid: int
@@ -57,7 +56,7 @@ class ProcessInfo(Value, frozen=True):
     cores: tuple[int, ...]
     copy_mbps: int | None = None
     leader: int = 0
-    net_mbps: int | None = None  # of the leader: its node's, to and from the network
+    net_mbps: int | None = None  # of the leader alone: its node's rate to and from the network
 
 
 def gather(comm: MessagingComm, node_comm: Comm, *, measure: bool = True) -> Topology:
@@ -154,7 +153,7 @@ def _copy_rate(rank: int, ranks: list[int], node_comm: Comm) -> int | Exception:
         node_comm.Barrier()
     if leader and not isinstance(slots, Exception):
         os.unlink(path)  # everybody has it mapped
-    if isinstance(slots, FileNotFoundError):  # no memory in common after all: `place` will tell the two apart
+    if isinstance(slots, FileNotFoundError):  # the two share no memory: `place` will differ
         slots = [page_aligned(SLOT_BYTES)]
 
     def prepare() -> Callable[[], int]:
@@ -193,9 +192,9 @@ def copy_test(slots: Sequence[Bytes], mine: int) -> Callable[[], int]:
     """Prepare a test; the call of the result times copies for 30 ms and gives their rate in MB/s.
 
     It copies as collectives do: from a long private vector into the slot ``slots[mine]``, then from the neighbour's
-    slot, which another core has just written, back into the vector. The time that the system gives to others counts:
-    it is the rate of a rank among its neighbours that is asked for. All is page-aligned: where the destination lies 16
-    bytes past the source modulo the page, glibc's memcpy is several times slower.
+    slot, which another core has just written, back into the vector. Time that the system gives to other processes
+    counts, because we want the rate of a rank among its neighbours. All buffers are page-aligned: where the destination
+    lies 16 bytes past the source modulo the page, glibc's memcpy is several times slower.
     """
     vector = page_aligned(_VECTOR_BYTES)
     own, other = slots[mine], slots[(mine + 1) % len(slots)]
@@ -257,7 +256,7 @@ def cpu_topology(processes: Sequence[ProcessInfo]) -> Topology:
     net = n + len(members)
     measured = [processes[ranks[0]].net_mbps for ranks in members]
     known = [mbps for mbps in measured if mbps is not None]
-    wires: list[int] = even_out(known) if len(known) == len(members) else [NET_MBPS] * len(members)
+    network: list[int] = even_out(known) if len(known) == len(members) else [NET_MBPS] * len(members)
     net_origin: Origin = "measured" if len(known) == len(members) else "table"
     for node, ranks in enumerate(members):
         memory = n + node
@@ -266,7 +265,7 @@ def cpu_topology(processes: Sequence[ProcessInfo]) -> Topology:
             devices[rank] = Device("cpu", node, index, host=processes[rank].host)
             links += [Link(rank, memory, "memory", 1, rate, origin), Link(memory, rank, "memory", 1, rate, origin)]
         if several:
-            links += [Link(a, b, "net", 1, wires[node], net_origin) for a, b in ((memory, net), (net, memory))]
+            links += [Link(a, b, "net", 1, network[node], net_origin) for a, b in ((memory, net), (net, memory))]
         cores = len({c for r in ranks for c in processes[r].cores})
         facts.append(
             f"{processes[ranks[0]].host}: {_count(len(ranks), 'rank')} on {_count(cores, 'core')}, "
@@ -275,7 +274,7 @@ def cpu_topology(processes: Sequence[ProcessInfo]) -> Topology:
     switches = [Switch("memory", node, f"memory@{node}" if several else "memory") for node in range(len(members))]
     if several:
         switches.append(Switch("net", -1, "network"))
-        rates = ", ".join(f"{mbps / 1000:g}" for mbps in (wires if len(set(wires)) > 1 else wires[:1]))
+        rates = ", ".join(f"{mbps / 1000:g}" for mbps in (network if len(set(network)) > 1 else network[:1]))
         facts.append(
             f"between nodes {rates} GB/s {'measured' if net_origin == 'measured' else 'assumed, not measured'}"
         )

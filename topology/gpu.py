@@ -1,6 +1,6 @@
-"""What is known of one GPU, as a value: a fact, or the reason why it is not known; never a zero in its place.
+"""The facts about one GPU as a value: each a fact, or the reason why it is not known, never a zero instead.
 
-:func:`facts_of` turns a report (NVML's and /sys's answers as they came, JSON) into :class:`GpuFacts`. Reports come from
+:func:`facts_of` converts a report (the raw answers of NVML and /sys, as JSON) to :class:`GpuFacts`. Reports come from
 ``probe``, or from a file that was recorded on another machine. Pure data: nothing here asks the system.
 """
 
@@ -63,7 +63,7 @@ class Nic(Value, frozen=True):
 
 
 class PeerAccess(Value, frozen=True):
-    """This GPU and another one that NVML sees: ``ok`` or why not, and where their PCIe paths meet."""
+    """Peer access to another GPU that NVML sees: ``ok`` or why not, and where their PCIe paths meet."""
 
     bus: str
     nvlink: str | Unknown
@@ -100,7 +100,7 @@ class GpuFacts(Value, frozen=True):
 
     @property
     def label(self) -> str:
-        """What people find it by: ``NVIDIA H200 at 0000:3d:00.0``."""
+        """A readable name: ``NVIDIA H200 at 0000:3d:00.0``."""
         where = self.bus if isinstance(self.bus, str) else self.uuid if isinstance(self.uuid, str) else "unknown place"
         return f"{self.name if isinstance(self.name, str) else 'GPU'} at {where}"
 

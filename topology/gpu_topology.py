@@ -1,8 +1,8 @@
-"""From the facts of all ranks' GPUs to one Topology (Blink section 3, "probe"). Pure: facts in, machine out.
+"""One Topology from the facts of all ranks' GPUs (Blink section 3, "probe"). Pure: facts in, machine out.
 
-NVSwitches are one switch per node, as in the catalogue; NVLinks between GPUs are joined by PCI id; PCIe switches and
-CPU sockets stand beside, from /sys. Links to GPUs that are not in the job are not used. The number of links is probed,
-the rate of an NVLink is the catalogue's; PCIe's rate follows from generation and width.
+The NVSwitches of a node are one switch, as in the catalogue. NVLinks between GPUs are matched by PCI id. PCIe switches
+and CPU sockets come from /sys. Links to GPUs that are not in the job are not used. The number of links is probed, the
+rate of an NVLink is the catalogue's, and PCIe's rate follows from generation and width.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class TopologyBuilder:
             self.connections.append(Connection(a, b, kind, lanes, mbps, origin))
 
     def remark(self, text: str, *ranks: int) -> None:
-        """Something that the reader of ``topo`` should know, of some ranks."""
+        """Add a remark about some ranks for the reader of ``blinkmpi topo``."""
         self._remarks.setdefault(text, {}).update(dict.fromkeys(ranks))
 
     @property
     def remarks(self) -> list[str]:
-        """All remarks; what is the same of several ranks is said once."""
+        """All remarks; the same remark about several ranks is one text."""
         return [f"{_ranks(sorted(ranks))}: {text}" if ranks else text for text, ranks in self._remarks.items()]
 
     def who(self, rank: int) -> str:
@@ -77,7 +77,7 @@ def from_gpus(
 
 
 def _refuse(b: TopologyBuilder) -> None:
-    """What no plan can serve."""
+    """Raise TopologyError for GPUs that no plan can serve."""
     seen: dict[object, int] = {}
     for rank, f in enumerate(b.facts):
         if f.mig is True:
@@ -125,7 +125,7 @@ def _rate(b: TopologyBuilder, rank: int, links: Iterable[NvLink]) -> int:
 
 
 def _joined(b: TopologyBuilder, one: int, other: int) -> bool:
-    """Whether NVML does not deny NVLink between two ranks' GPUs. Isolated ranks do not see each other's: not denied."""
+    """Whether NVML allows NVLink between two ranks' GPUs; it does where isolated ranks do not see each other's GPUs."""
     for a, z in ((one, other), (other, one)):
         for peer in known(b.facts[a].peers) or ():
             if peer.bus == b.facts[z].bus and isinstance(peer.nvlink, str) and peer.nvlink != "ok":
@@ -135,7 +135,7 @@ def _joined(b: TopologyBuilder, one: int, other: int) -> bool:
 
 
 def _nvswitch(b: TopologyBuilder, node: int) -> None:
-    """GPUs with links to switches hang on one NVSwitch, or on several where NVML denies it between some."""
+    """Connect GPUs with links to switches to one NVSwitch, or to several where NVML denies NVLink between some."""
     groups: list[list[int]] = []
     links: dict[int, list[NvLink]] = {}
     for rank in b.on(node):
@@ -146,9 +146,9 @@ def _nvswitch(b: TopologyBuilder, node: int) -> None:
         if isinstance(fabric, str) and fabric not in FABRIC_READY:
             b.remark(f"NVLinks not used: NVSwitch fabric {fabric}; is nvidia-fabricmanager running?", rank)
             continue
-        friends = [g for g in groups if all(_joined(b, rank, other) for other in g)]
-        if friends:
-            friends[0].append(rank)
+        compatible = [g for g in groups if all(_joined(b, rank, other) for other in g)]
+        if compatible:
+            compatible[0].append(rank)
         else:
             groups.append([rank])
     for number, group in enumerate(groups):
@@ -160,7 +160,7 @@ def _nvswitch(b: TopologyBuilder, node: int) -> None:
 
 
 def _direct(b: TopologyBuilder, node: int) -> None:
-    """NVLinks between two GPUs of the job: as many as both ends count."""
+    """Connect two GPUs of the job by as many NVLinks as both ends count."""
     rank_at = {b.facts[r].bus: r for r in b.on(node) if isinstance(b.facts[r].bus, str)}
     ports: Counter[tuple[int, int]] = Counter()
     kept: dict[tuple[int, int], list[NvLink]] = {}
@@ -182,7 +182,7 @@ def _direct(b: TopologyBuilder, node: int) -> None:
 
 
 def _pcie(b: TopologyBuilder, node: int) -> None:
-    """The PCIe tree of a node: sockets by NUMA node, the switches that /sys shows, GPUs on them."""
+    """Add the PCIe tree of a node: sockets by NUMA node, the switches that /sys shows, GPUs below them."""
     for rank in b.on(node):
         f = b.facts[rank]
         rate, origin = _lane_rate(f.pcie_gen, f.pcie_width)
@@ -190,7 +190,7 @@ def _pcie(b: TopologyBuilder, node: int) -> None:
             b.remark(f"PCIe switches unknown: {f.path.reason}", rank)
         if origin == "table":
             b.remark(f"PCIe assumed generation {ASSUMED_GEN} x16: {_reason(f.pcie_gen, f.pcie_width)}", rank)
-        # Root port, then for each switch its port up and its port down: a port up stands for its switch.
+        # The path is the root port, then each switch's upstream and downstream port; the upstream port names it.
         below: Unnumbered = ("gpu", rank)
         for hop in reversed((known(f.path) or ())[1::2]):
             switch = ("pcie", (node, hop.bus))
@@ -200,7 +200,7 @@ def _pcie(b: TopologyBuilder, node: int) -> None:
             if probed == "probe":
                 rate, origin = own, probed
             else:
-                origin = "table"  # as fast as what hangs on it
+                origin = "table"  # taken as fast as its GPU
                 b.remark(f"PCIe switch at {hop.bus}: taken as fast as its GPU: {_reason(hop.gen, hop.width)}")
             below = switch
         b.connect(below, _socket(b, rank), "pcie", 1, rate, origin)
@@ -221,7 +221,7 @@ def _socket(b: TopologyBuilder, rank: int) -> Unnumbered:
 
 
 def _network(b: TopologyBuilder) -> None:
-    """Nodes meet in one network, through the cards near their GPUs, or at an assumed rate."""
+    """Connect the nodes by one network, through the cards near their GPUs, or at an assumed rate."""
     net = ("net", 0)
     for node in sorted(set(b.nodes)):
         cards: dict[str, tuple[Unnumbered, int]] = {}

@@ -1,4 +1,4 @@
-"""From a user's words to a topology: a catalogue name, a file, this machine, and the changes asked for.
+"""Read what a user names: a machine of the catalogue, a file, this machine, and changes to it.
 
 The texts are those of the command line: ``TOPOLOGY``, ``--gpus``, ``--drop-link``, ``--scale``.
 """

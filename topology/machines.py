@@ -1,13 +1,12 @@
-"""The catalogue: known machines as tables, each with the source of its numbers (Blink section 2, figure 1).
+"""The catalogue of known machines as tables, each with the source of its numbers (Blink section 2, figure 1).
 
 ``machine("dgx-1v")`` is one box, ``machine("dgx-a100:4")`` four of them on a network.
 Devices are numbered box after box, so ``Device.index`` says which GPU of its box it is.
 Rates are per direction in MB/s, as the makers state them; nothing here was measured.
 
-Left out on purpose: one box's several NVSwitch chips are one switch vertex, since every
-GPU has the same number of links to each chip; PCIe is listed where it is the second path
-(DGX-1) or the only one (``pcie-8``). Network links exist from two boxes on; the network
-itself is one switch without a limit of its own (full bisection).
+Simplified on purpose: several NVSwitch chips of one box are one switch vertex, since every GPU has the same number of
+links to each chip. PCIe is listed where it is the second path (DGX-1) or the only one (``pcie-8``). Network links exist
+in machines of two or more boxes; the network itself is one switch without a limit of its own (full bisection).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..errors import TopologyError
 from .model import Connection, Device, Link, LinkKind, Switch, SwitchKind, Topology
 
 MAX_COUNT = 1024
-NET_MBPS = 1000  # assumed between live nodes until something measures it: 10 Gb/s Ethernet, less its overhead
+NET_MBPS = 1000  # assumed between live nodes that are not measured: 10 Gb/s Ethernet, less its overhead
 CPU_MBPS = 8000  # one core's copy rate between private memory and a shared slot; ordinary DDR4 and DDR5 servers
 
 # PCI Express Base Specification, MB/s of 16 lanes each way by generation: 2.5 and 5 GT/s a lane with 8b/10b coding,

@@ -1,8 +1,8 @@
-"""What the links really do: the result of ``blinkmpi topo --measure``, its file, and a machine that takes it.
+"""Measured rates of links: the result of ``blinkmpi topo --measure``, its file, and the machine with these rates.
 
-A file holds for which GPUs (by UUID, in any order) and under which driver it is. A machine takes from it the links that
-are far under others of their class; the others keep the table's rate, so that plans do not follow noise. Who measures
-is ``blinkmpi.measure``; here are values, and rank 0's file.
+A file is valid for some GPUs (by UUID, in any order) under one driver. A machine takes from it the rates of links that
+are far below others of their class; the others keep the table's rate, so that plans do not follow noise.
+``blinkmpi.measure`` measures; here are the values, and rank 0's file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .model import Device, Link, Topology
 
 FORMAT_VERSION = 1
 NOWHERE = -1  # the end of a row that is no device: the host's memory, or the network
-UNDER_PERCENT = 85  # of the median of its class: what is less is marked
-DIGITS = 3  # of a measured rate that a plan is made from
+UNDER_PERCENT = 85  # of the median of its class; a lower rate is marked
+DIGITS = 3  # significant digits of a measured rate in a plan
 FAST = ("nvlink", "xgmi")
 
 MeasurementKind = Literal[
@@ -34,7 +34,7 @@ MeasurementKind = Literal[
 
 
 class LinkMeasurement(Value, frozen=True):
-    """One direction: ``src`` sends to ``dst``. ``us`` is a round trip of a flag, ``mbps`` all else."""
+    """One direction: ``src`` sends to ``dst``. ``us`` is the round trip of a flag, ``mbps`` is for everything else."""
 
     src: int
     dst: int
@@ -44,7 +44,7 @@ class LinkMeasurement(Value, frozen=True):
 
 
 class Measured(Value, frozen=True):
-    """What was measured between some devices, whose places in ``devices`` the rows name.
+    """What was measured between some devices; rows name them by their index in ``devices``.
 
     ``date`` is the day, ``driver`` that of the GPUs (empty for CPU ranks), ``missing`` what could not be measured, and
     why.
@@ -89,7 +89,7 @@ class Measured(Value, frozen=True):
 
 
 class SlowLink(NamedTuple):
-    """A link far under its class, whose median is ``usual`` MB/s."""
+    """A link whose rate is far below the median of its class, ``usual`` MB/s."""
 
     link: Link
     mbps: int
@@ -100,7 +100,7 @@ class SlowLink(NamedTuple):
 
 
 def links_between(topology: Topology, src: int, dst: int) -> tuple[Link, ...]:
-    """The links that a copy takes from one device to another: NVLinks if these lead there, else the fewest."""
+    """The links of a copy from one device to another: NVLinks if they join the two, else the fewest links."""
     for kinds in (FAST, topology.kinds()):
         onward: dict[int, list[Link]] = {}
         for link in sorted(topology.links, key=lambda k: (-k.mbps, k.dst)):
@@ -119,7 +119,7 @@ def links_between(topology: Topology, src: int, dst: int) -> tuple[Link, ...]:
 
 
 def class_of(topology: Topology, row: LinkMeasurement) -> str:
-    """What a row is compared with: rows of the same name and of the same kind."""
+    """The class of a row: rows of the same name and class are compared."""
     if NOWHERE in (row.src, row.dst):
         if row.what in ("host", "host-all"):
             device = max(row.src, row.dst)
@@ -141,12 +141,12 @@ def usual(rates: Iterable[int]) -> int:
 
 
 def is_under(mbps: int, median: int) -> bool:
-    """Whether a rate is to be marked."""
+    """Whether a rate is so low that it is marked."""
     return 100 * mbps < UNDER_PERCENT * median
 
 
 def marked(topology: Topology, measured: Measured) -> dict[LinkMeasurement, int]:
-    """Rows far under their class, with its median; round trips are not judged."""
+    """Rows far below the median of their class, with that median; round trips are not judged."""
     groups: dict[tuple[str, str], list[LinkMeasurement]] = {}
     for row in measured.rows:
         if row.mbps is not None:
@@ -162,10 +162,10 @@ def marked(topology: Topology, measured: Measured) -> dict[LinkMeasurement, int]
 
 
 def link_rates(topology: Topology, measured: Measured) -> dict[Link, int]:
-    """MB/s of the links of which it is known.
+    """MB/s of the links whose rate follows from the measurement.
 
-    An NVLink has the best rate of the pairs whose copies take it, so that of a GPU at a switch is not blamed for what
-    a slow peer takes; the PCIe link of a GPU has the rate to or from the host's memory.
+    An NVLink gets the best rate of the pairs whose copies use it, so that one slow peer does not slow down the link of
+    another GPU to the switch. The PCIe link of a GPU gets the rate to or from the host's memory.
     """
     found: dict[Link, int] = {}
     for row in measured.rows:
@@ -182,7 +182,7 @@ def link_rates(topology: Topology, measured: Measured) -> dict[Link, int]:
 
 
 def slow_links(topology: Topology, measured: Measured) -> tuple[SlowLink, ...]:
-    """Links more than 15 % under the median of their class: kind, lanes, table's rate, and towards or from a switch."""
+    """Links more than 15 % below the median of their class: kind, lanes, table's rate, and to or from a switch."""
     groups: dict[tuple[object, ...], list[tuple[Link, int]]] = {}
     n = topology.n
     for link, mbps in link_rates(topology, measured).items():
@@ -196,7 +196,7 @@ def slow_links(topology: Topology, measured: Measured) -> tuple[SlowLink, ...]:
 
 
 def with_measured(topology: Topology, measured: Measured) -> Topology:
-    """The machine whose slow links have their measured rate, to three digits and never above what they had."""
+    """The machine with the measured rates of its slow links, to three digits and never above the table's rate."""
     placed = here(measured, topology)
     slow = {s.link: s.mbps for s in slow_links(topology, placed)} if placed else {}
     if not slow:
@@ -218,7 +218,7 @@ def _rounded(mbps: int) -> int:
 
 
 def here(measured: Measured, topology: Topology) -> Measured | None:
-    """The same with the ranks of ``topology``, whose devices are joined by UUID; None if these are others."""
+    """The measurement with the ranks of ``topology``, matched by UUID; None if it has other devices."""
     theirs, ours = [d.uuid for d in measured.devices], [d.uuid for d in topology.devices]
     if not all(ours) or len(set(ours)) < len(ours) or sorted(theirs) != sorted(ours):
         return None
@@ -232,7 +232,7 @@ def here(measured: Measured, topology: Topology) -> Measured | None:
 
 
 def file_of(folder: Path, uuids: Iterable[str], driver: str) -> Path:
-    """Where the links of some GPUs under a driver are kept."""
+    """The file for the links of some GPUs under a driver."""
     digest = hashlib.sha256(msgspec.json.encode([sorted(uuids), driver])).hexdigest()[:12]
     return folder / f"links-{digest}.json"
 
@@ -243,7 +243,7 @@ def driver_of(facts: object) -> str:
 
 
 def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measured | None:
-    """What rank 0's folder has for these GPUs under this driver, with this machine's ranks; collective.
+    """The measurement in rank 0's folder for these GPUs under this driver, with this machine's ranks; collective.
 
     Args:
         facts: of the calling rank's GPU.
@@ -266,6 +266,6 @@ def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measure
 
 
 def applied(comm: Comm, topology: Topology, facts: object, folder: Path) -> Topology:
-    """The live machine of GPUs, with what was measured of its slow links, if it was; collective, errors as above."""
+    """The live machine of GPUs with the measured rates of its slow links; collective, raises as :func:`kept`."""
     found = kept(comm, topology, facts, folder)
     return topology if found is None else with_measured(topology, found)

@@ -1,10 +1,9 @@
 """NCCL's topology XML: read what ``NCCL_TOPO_DUMP_FILE`` wrote, and write what ``NCCL_TOPO_FILE`` reads.
 
-The format has no document; this follows NCCL 2.28 (src/graph/xml.cc, topo.cc) and a dump of 8 H200. NCCL knows no rate
-of an NVLink: it takes it from the GPU's compute capability (``sm``), and so does the reader here. Everything that a
-written file leaves out (cores, ``sm`` of an unknown GPU) NCCL detects itself on the machine where it runs. But of the
-processors it detects only the one above a rank's own GPU, and for another one without ``arch`` it ends with an internal
-error: so they are written.
+The format is not documented; this follows NCCL 2.28 (src/graph/xml.cc, topo.cc) and a dump of 8 H200. The format has no
+rate of an NVLink: NCCL takes it from the GPU's compute capability (``sm``), and so does the reader here. NCCL detects
+whatever a file leaves out (cores, ``sm`` of an unknown GPU) on the machine where it runs. But it detects only the
+processor above a rank's own GPU, and another one without ``arch`` is an internal error: so we write all processors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What goes between nodes, measured: their first ranks exchange messages, two by two (Blink section 3, "probe").
+"""Measure the network rate of each node: the nodes' first ranks exchange messages in pairs (Blink section 3, "probe").
 
-In each round every node has one other; the best that it receives from any of them counts as the rate of its own link to
-the network, each way. Nodes whose rates are almost equal get one: noise would make a needlessly uneven plan that
-changes from run to run.
+In each round every node has one partner. The best rate at which it receives from any of them counts as the rate of its
+link to the network, in each direction. Nodes whose rates are almost equal get the same one: noise would make a
+needlessly uneven plan that changes from run to run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from ..util.together import Comm
 from .model import Topology
 
-ROUNDS = 8  # others that a node tries, of however many
-FIRST_BYTES, BYTES = 64 << 10, 4 << 20  # of the message that opens a connection, of those that are timed
+ROUNDS = 8  # partners that a node tries at most
+FIRST_BYTES, BYTES = 64 << 10, 4 << 20  # the message that opens a connection, the messages that are timed
 ALIKE = 0.85  # rates within this factor of the fastest of a group are one
 
 
@@ -41,39 +41,39 @@ def net_rate(comm: MessagingComm, firsts: Sequence[int]) -> int | None:
 
     here, vector = firsts.index(comm.rank), np.ones(2 * BYTES, np.uint8)
     best = 0.0
-    for peer in opponents(here, len(firsts)):
+    for peer in partners(here, len(firsts)):
         comm.Sendrecv(vector[:FIRST_BYTES], firsts[peer], 0, vector[BYTES : BYTES + FIRST_BYTES], firsts[peer], 0)
         for sends in (
             here < peer,
             here > peer,
-        ):  # by turns: messages both ways at once may disturb each other
+        ):  # in turn: messages in both directions at once may disturb each other
             comm.Sendrecv(vector[:1], firsts[peer], 0, vector[BYTES : BYTES + 1], firsts[peer], 0)
             sent, received = (BYTES, 0) if sends else (0, BYTES)
             since = time.perf_counter()
             comm.Sendrecv(vector[:sent], firsts[peer], 0, vector[BYTES : BYTES + received], firsts[peer], 0)
-            if received:  # what was only sent may still be under way
+            if received:  # a message that was only sent may still be under way
                 best = max(best, BYTES / (time.perf_counter() - since) / 1e6)
     return max(1, round(best))
 
 
-def opponents(here: int, n: int) -> list[int]:
-    """Whom number ``here`` of ``n`` meets in each round, where everybody has at most one other.
+def partners(here: int, n: int) -> list[int]:
+    """The partners of number ``here`` of ``n``, round by round; in a round everybody has at most one (circle method).
 
-    >>> [opponents(i, 4) for i in range(4)]
+    >>> [partners(i, 4) for i in range(4)]
     [[3, 1, 2], [2, 0, 3], [1, 3, 0], [0, 2, 1]]
     """
-    circle = n - 1 + n % 2  # an odd number; all but the last sit in it, who meets the last one changes
+    circle = n - 1 + n % 2  # an odd number; all but the last one sit in it
     found: list[int] = []
     for turn in range(min(circle, ROUNDS)):
         middle = turn * (circle + 1) // 2 % circle
         peer = middle if here == circle else circle if here == middle else (turn - here) % circle
-        if peer < n:  # else a round's break
+        if peer < n:  # else no partner in this round
             found.append(peer)
     return found
 
 
 def even_out(rates: Sequence[int]) -> list[int]:
-    """One rate for nodes that are almost alike, their mean; all to two digits.
+    """Replace almost equal rates by their mean; all to two digits.
 
     >>> even_out([1021, 98, 103, 24])
     [1000, 100, 100, 24]
@@ -100,7 +100,7 @@ def net_rates(topology: Topology) -> dict[int, int]:
 
 
 def with_net(topology: Topology, rates: Mapping[int, int]) -> Topology:
-    """The machine with these rates between its nodes, shared out evenly among the links that each node has."""
+    """The machine with these rates between its nodes, divided evenly among the links of each node."""
     ends = [(k, max(_node_of(topology, k.src), _node_of(topology, k.dst))) for k in topology.links]
     many = Counter(node for k, node in ends if k.kind == "net" and _node_of(topology, k.src) >= 0)
     links = [
@@ -113,5 +113,5 @@ def with_net(topology: Topology, rates: Mapping[int, int]) -> Topology:
 
 
 def _node_of(topology: Topology, vertex: int) -> int:
-    """The node of a device or switch; -1 for what belongs to none."""
+    """The node of a device or switch; -1 for a switch between nodes."""
     return topology.devices[vertex].node if vertex < topology.n else topology.switches[vertex - topology.n].node

@@ -1,4 +1,4 @@
-"""The text of ``nvidia-smi topo -m``: a matrix of how GPUs reach each other.
+"""Read the text of ``nvidia-smi topo -m``: a matrix of how GPUs reach each other.
 
 It names no GPU, no rate and no switch. ``NV18`` says "18 NVLinks", direct or through switches: more of them in a row
 than a GPU has ports can only be switches. Where two GPUs have NVLink, the text hides how they meet on PCIe.
@@ -17,7 +17,7 @@ from .gpu_topology import from_gpus
 from .model import Topology
 
 MOST_PORTS = 18  # of a GPU, up to NVLink 5
-VERSION = "4.0"  # its rate, 25 GB/s a link, is that of all versions from 2 to 4
+VERSION = "4.0"  # its rate, 25 GB/s a link, is the same for all versions from 2 to 4
 WORDS = ("X", "SYS", "NODE", "PHB", "PXB", "PIX")
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines its headings
 
@@ -37,7 +37,7 @@ def read_smi(text: str, source: str = "nvidia-smi topo -m") -> Topology:
     n = len(cells)
     links = [[int(c[2:]) if c.startswith("NV") else 0 for c in row] for row in cells]
     switched = [sum(row) > MOST_PORTS for row in links]
-    # A group's least member stands for it: PIX is one switch, PXB several below one, which is taken as one, too.
+    # A group is named by its lowest member. PIX is one switch; PXB is several switches below one, taken as one too.
     switch_of = [min([i, *(j for j in range(n) if cells[i][j] in ("PIX", "PXB"))]) for i in range(n)]
     shared = {s for s in switch_of if switch_of.count(s) > 1}
     facts = []

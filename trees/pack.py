@@ -1,7 +1,7 @@
-"""TreeGen's one entry point: which links, which method, and the proof (Blink section 3).
+"""TreeGen's entry point: ``pack`` chooses the links, tries the methods, and returns the best packing, verified.
 
-``pack`` takes NVLink or xGMI where they join the ranks, the shared memory of CPU ranks, else PCIe and host links.
-It tries the methods that suit the fabric until one meets the bound, keeps the best, and returns it verified.
+It takes NVLink or xGMI where they join the ranks, the shared memory of CPU ranks, else PCIe and host links. It tries
+the methods that fit until one meets the bound. ``METHODS`` says which module is which method.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _best(problem: Problem) -> Packing:
 COSTLY_RANKS = 48  # beyond, what comes this close to the bound is not searched further
 CLOSE = Fraction(98, 100)
 LAST = 9
-# Every way to plan on links: its scheme, why it is good, the module that plans it.
+# All methods for links: scheme, description, and the module that plans.
 METHODS: dict[str, Method] = {
     "cluster": Method(
         "cluster",
@@ -76,7 +76,7 @@ METHODS: dict[str, Method] = {
         column_generation.plan,
         costly=True,
     ),
-    # Asked for by name alone: Blink's own stages, limits, and what to compare with.
+    # Only if asked for by name: Blink's own stages, limits on trees, and baselines.
     "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan, auto=False),
     "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan, auto=False),
     "few": Method("few", "few or shallow trees", mwu.fits, few.plan, auto=False),
@@ -137,7 +137,7 @@ def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str,
 
 
 def extra_methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str, ...]:
-    """Further methods that :func:`pack` accepts by name: slower ones, and those to compare with."""
+    """Further methods that :func:`pack` accepts by name: slower ones, and baselines."""
     _check_call(topology, collective, root)
     if topology.n == 1 or collective == "barrier" or shared_memory(topology) is not None:
         return ()
@@ -146,7 +146,7 @@ def extra_methods(topology: Topology, collective: str, *, root: int = 0) -> tupl
 
 
 def _on_links(problem: Problem, method: str) -> Packing:
-    """The best of the candidates, or the one asked for; stops at the first that meets the bound."""
+    """The best of the candidates, or the method asked for; stops at the first that meets the bound."""
     best: tuple[str, Solution] | None = None
     for name in _wanted(problem, method):
         if (
@@ -172,7 +172,7 @@ def _on_links(problem: Problem, method: str) -> Packing:
 
 
 def finished(problem: Problem, name: str, found: Solution) -> Packing:
-    """What method ``name`` planned, with the bound of the links that it used; not yet verified."""
+    """The solution of method ``name`` as a packing, with the bound of the links that it used; not yet verified."""
     used = problem if found.fabric is None else Problem(found.fabric, problem.collective, problem.root)
     why = found.why or METHODS[name].why
     t, links = used.fabric.topology, "+".join(used.fabric.kinds)
@@ -182,7 +182,7 @@ def finished(problem: Problem, name: str, found: Solution) -> Packing:
 
 
 def _candidates(problem: Problem) -> tuple[str, ...]:
-    """Methods that ``auto`` may take for the task, in the order in which to try them."""
+    """Methods that ``auto`` may take for the problem, in the order in which to try them."""
     turns = {name: m.fits(problem) for name, m in METHODS.items() if m.auto}
     return tuple(sorted((name for name, turn in turns.items() if turn), key=lambda name: turns[name]))
 
@@ -196,7 +196,7 @@ def _wanted(problem: Problem, method: str) -> tuple[str, ...]:
 
 
 def _without_bytes(t: Topology, collective: str, root: int, method: str, memory: int | None) -> Packing:
-    """One rank alone, or a barrier: one tree, no rate."""
+    """The packing for one rank alone, or for a barrier: one tree, no rate."""
     name = "exact" if memory is None else "direct"
     _checked(method, (name,), collective, t)
     links, tree, why = "", Tree(0, (), Fraction(1)), "one rank"
@@ -251,7 +251,7 @@ def _check_call(t: Topology, collective: str, root: int) -> None:
 
 
 def _checked(method: str, names: tuple[str, ...], collective: str, t: Topology) -> str:
-    """``method`` if it is one of ``names``, or nothing for ``auto``."""
+    """``method`` if it is one of ``names``, or an empty text for ``auto``."""
     if method == "auto":
         return ""
     if method not in names:

@@ -1,7 +1,4 @@
-"""What a planning method is given and what it gives back; :mod:`.pack` holds the table of methods.
-
-A method is one line of that table: a name, when it fits, and a function from :class:`Problem` to :class:`Solution`.
-"""
+"""The packing problem that a method gets, and the solution that it returns; :mod:`.pack` holds the table of methods."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ from .tree import Certificate, Tree
 
 
 class MethodOptions(msgspec.Struct, frozen=True):
-    """What the methods that are asked for by name can be told; each reads its own.
+    """Options of the methods that are asked for by name; each reads its own.
 
     Attributes:
-        epsilon: ``mwu`` stops within this part of the best rate.
-        loss: the part of its rate that ``mwu+ilp`` may give up for fewer trees.
+        epsilon: ``mwu`` stops within this fraction of the best rate.
+        loss: the fraction of its rate that ``mwu+ilp`` may give up for fewer trees.
         max_trees, max_depth: limits of ``few``.
-        nbytes, switch_seconds: ``hybrid`` moves a vector of this size, and pays this long before its slow links start.
+        nbytes, switch_seconds: the vector size that ``hybrid`` plans for, and the delay before its slow links start.
     """
 
     epsilon: Fraction = Fraction(1, 20)
@@ -42,11 +39,11 @@ class MethodOptions(msgspec.Struct, frozen=True):
         """Return self if all values are possible.
 
         Raises:
-            ArgumentError: naming the knob.
+            ArgumentError: naming the option.
         """
         for name, value in (("epsilon", self.epsilon), ("loss", self.loss)):
             if not 0 <= value < 1 or (name == "epsilon" and not value):
-                raise ArgumentError(f"{name} is {value}, expected a part of the rate below 1; 1/20 is a usual value")
+                raise ArgumentError(f"{name} is {value}, expected a fraction below 1; 1/20 is a usual value")
         for name, limit in (("max_trees", self.max_trees), ("max_depth", self.max_depth)):
             if limit is not None and limit < 1:
                 raise ArgumentError(f"{name} is {limit}, expected at least 1; leave it out for no limit")
@@ -58,7 +55,7 @@ class MethodOptions(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True, dict=True):
-    """Plan ``collective`` for ``root`` on the links of ``fabric``; it serves the collective."""
+    """Pack trees for ``collective`` from ``root`` into ``fabric``, on which trees for this collective exist."""
 
     fabric: Fabric
     collective: str
@@ -77,17 +74,17 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def boxes(self) -> tuple[Box, ...]:
-        """The boxes of a cluster, none where the fabric is no cluster."""
+        """The boxes of a cluster; empty where the fabric is not one."""
         return boxes_of(self.fabric, self.collective)
 
     @cached_property
     def logical(self) -> LogicalGraph | None:
-        """Arcs between ranks, switches split in closed form; nothing where switches are wired to switches."""
+        """The graph between ranks, switches split away; None where switches are wired to switches."""
         return logical_graph(self.oriented) if self.oriented.flat else None
 
     @cached_property
     def likely(self) -> Certificate:
-        """A bound that takes no search; the best one where a packing meets it."""
+        """A bound that is cheap to compute; a packing that meets it proves that it is the best one."""
         small = len(self.fabric.vertices) <= MAX_VERTICES
         return self.certificate if small or self.by_paths else quick(self.fabric, self.collective, self.root)
 
@@ -100,33 +97,33 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
         return cast(Certificate, memo[key])
 
     def tighten(self, found: Certificate) -> None:
-        """Use ``found`` from now on, if it is a smaller bound."""
+        """Use ``found`` as the certificate from now on if its bound is smaller."""
         if found.capacity_mbps / found.divisor < self.bound:
             self.fabric.memo["bound", self.collective, self.root] = found
 
     @property
     def bound(self) -> Fraction:
-        """MB/s."""
+        """The best bound in MB/s."""
         return self.certificate.capacity_mbps / self.certificate.divisor
 
     def proof(self, rate: Fraction) -> Certificate:
-        """The certificate to put beside ``rate``: the likely one if it is met, else the best."""
+        """The certificate for a packing of this ``rate``: the cheap one if the rate meets it, else the best."""
         likely = self.likely
         return likely if rate == likely.capacity_mbps / likely.divisor else self.certificate
 
     def met(self, rate: Fraction) -> bool:
-        """No schedule on these links is faster."""
+        """Whether no schedule on these links is faster than ``rate``."""
         proof = self.proof(rate)
         return rate == proof.capacity_mbps / proof.divisor
 
     @property
     def by_paths(self) -> bool:
-        """Gather and Scatter: paths, not trees."""
+        """Whether this is Gather or Scatter, which take paths instead of trees."""
         return self.collective in ("gather", "scatter")
 
 
 class Solution(NamedTuple):
-    """Trees and their rate in MB/s; ``why`` replaces the method's text, ``fabric`` the task's links."""
+    """Trees and their rate in MB/s; ``why`` replaces the method's text, ``fabric`` the problem's fabric."""
 
     trees: tuple[Tree, ...]
     rate: Fraction
@@ -135,11 +132,11 @@ class Solution(NamedTuple):
 
 
 class Method(NamedTuple):
-    """One way to plan.
+    """A planning method.
 
-    ``fits`` is 0 where the method cannot plan the task, else its turn: the automatic choice tries low turns first.
-    ``plan`` gives nothing where it finds out too late. One that is not ``auto`` is used where it is asked for by name;
-    one that is ``costly`` is offered to callers who plan everything only where it is the automatic choice.
+    ``fits`` is 0 where the method cannot plan the problem, else its priority: the automatic choice tries low numbers
+    first. ``plan`` returns None where it fails nevertheless. A method that is not ``auto`` runs only if it is asked for
+    by name; :func:`.pack.methods` lists one that is ``costly`` only where it is the automatic choice.
     """
 
     scheme: str

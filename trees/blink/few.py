@@ -1,8 +1,8 @@
-"""Few and shallow trees: the best rate under a limit on their number or depth, and proofs that no fewer do.
+"""Method ``few``: the best rate under a limit on the number or depth of trees, and proofs that fewer do not suffice.
 
-Where a graph has at most ``MAX_TREES`` spanning trees all of them are looked at, and linear and integer programs tell
-the best; elsewhere the trees of multiplicative weights and of a few orders of growth are the pool, and the result says
-that it is the best that was found.
+Where a graph has at most ``MAX_TREES`` spanning trees, linear and integer programs find the best of all of them.
+Elsewhere they choose from a pool, the trees of multiplicative weights and of :mod:`~..exact.arborescences`, and the
+result says that it is the best found.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def plan(problem: Problem) -> Solution:
     elif rate_of(chosen) == top:
         proof = f"the best rate {of_all}"
     trees, rate = placed(caps, shapes, chosen)
-    if len(trees) > count:  # thick trees were divided among parallel paths
+    if len(trees) > count:  # heavy trees were divided among parallel paths
         trees = tuple(sorted(trees, key=lambda t: -t.weight)[:count])
         rate = sum((t.weight for t in trees), Fraction(0))
     return Solution(trees, rate, f"{len(trees)} trees, {proof}")
@@ -66,7 +66,7 @@ def plan(problem: Problem) -> Solution:
 def _all_the_rate(
     problem: Problem, caps: Capacities, shapes: Sequence[SpanningTree], best: Weights, *, complete: bool, told: str
 ) -> Solution:
-    """The fewest trees found that reach the rate of ``best``, by four ways to find them."""
+    """The fewest trees found, by four heuristics, that reach the rate of ``best``."""
     rate = rate_of(best)
     found = [best, *(w for w in climb(caps, shapes, best, len(best)).values() if rate_of(w) == rate)]
     if complete and len(shapes) <= searched(caps):
@@ -82,7 +82,7 @@ def _all_the_rate(
 
 
 def candidates(caps: Capacities, max_depth: int | None) -> tuple[list[SpanningTree], bool]:
-    """The trees to choose from, and whether they are all that there are.
+    """The trees to choose from, and whether they are all spanning trees.
 
     Raises:
         ArgumentError: if no tree is that shallow.
@@ -97,28 +97,28 @@ def candidates(caps: Capacities, max_depth: int | None) -> tuple[list[SpanningTr
 
 
 def searched(caps: Capacities) -> int:
-    """How many trees the integer programs choose from in a few seconds."""
+    """The number of trees that the integer programs can choose from in a few seconds."""
     return SEARCHED if caps.root >= 0 else SEARCHED // 10
 
 
 def rate_of(weights: Weights) -> Fraction:
-    """Units that all trees carry together."""
+    """The rate of all trees together, in units."""
     return sum(weights.values(), Fraction(0))
 
 
 def climb(caps: Capacities, shapes: Sequence[SpanningTree], best: Weights, count: int) -> dict[int, Weights]:
-    """For 1, 2, ... trees the best that was found: thickest first from many first trees, or dropping the thinnest.
+    """For 1, 2, ... trees the best choice found, with its best weights.
 
-    The weights of every choice are best for it.
+    It adds the heaviest tree next, from many first trees, or drops the lightest.
     """
     ladder: dict[int, Weights] = {}
     chosen = sorted(best, key=lambda i: (-best[i], i))
-    while len(chosen) > 1:  # drop the thinnest, weigh again
+    while len(chosen) > 1:  # drop the lightest, compute weights again
         chosen = chosen[: min(len(chosen) - 1, count)]
         weights = reweighted(caps, shapes, chosen)
         _keep(ladder, len(chosen), weights)
         chosen = sorted(weights, key=lambda i: (-weights[i], i))
-    for size, some in thickest_first(caps, shapes, count).items():
+    for size, some in heaviest_first(caps, shapes, count).items():
         _keep(ladder, size, reweighted(caps, shapes, some))
     for size in range(2, count + 1):
         _keep(ladder, size, ladder[size - 1])
@@ -130,11 +130,11 @@ def _keep(ladder: dict[int, Weights], size: int, weights: Weights) -> None:
         ladder[size] = weights
 
 
-def thickest_first(caps: Capacities, shapes: Sequence[SpanningTree], count: int) -> dict[int, list[int]]:
-    """For 1, 2, ... trees the choice that carries most, if the first is given and the next is the thickest that fits.
+def heaviest_first(caps: Capacities, shapes: Sequence[SpanningTree], count: int) -> dict[int, list[int]]:
+    """Greedy choices of 1, 2, ... trees: the next tree is the heaviest that fits.
 
-    Among equally thick trees the one whose arcs have most left goes next. The thickest and evenly many others are tried
-    as the first.
+    Of equally heavy trees it takes the one whose arcs have most left. It starts from the heaviest trees and from others
+    at even distances in the list, and keeps the best result.
     """
     spots = np.array([[caps.number[arc] for arc in s.arcs] for s in shapes])
     thickest = np.argsort(-np.array(caps.units)[spots].min(axis=1), kind="stable")[: STARTS // 4].tolist()
@@ -156,7 +156,7 @@ def thickest_first(caps: Capacities, shapes: Sequence[SpanningTree], count: int)
 
 
 def widest(caps: Capacities, count: int) -> tuple[tuple[int, ...], Fraction]:
-    """The set of ranks that ``count`` trees can carry least into: each enters it, together by as many arcs at most."""
+    """The set of ranks into which ``count`` trees can carry least: they enter it by at most ``count`` arcs."""
     best: tuple[int, ...] = ()
     least = Fraction(sum(caps.units))
     for inside, entering in cuts_of(caps):
@@ -167,7 +167,7 @@ def widest(caps: Capacities, count: int) -> tuple[tuple[int, ...], Fraction]:
 
 
 def cuts_of(caps: Capacities) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Sets of ranks that every tree enters, with the units of the arcs into them, widest first.
+    """Sets of ranks that every tree enters, with the units of the arcs into them, largest first.
 
     All sets without the root up to ``CUT_RANKS`` ranks, beyond that the single ranks.
     """
@@ -183,7 +183,7 @@ def cuts_of(caps: Capacities) -> list[tuple[tuple[int, ...], list[int]]]:
 
 
 class FewestTrees(NamedTuple):
-    """Trees of the best rate, and the least number that any packing of that rate needs, as far as it is proved."""
+    """Trees of the best rate, and a proved lower bound on the number of trees of any packing of that rate."""
 
     planned: Solution
     least: int
@@ -196,10 +196,10 @@ class FewestTrees(NamedTuple):
 
 
 def fewest(problem: Problem) -> FewestTrees:
-    """The packing of the best rate with the fewest trees, and why it takes that many.
+    """The packing of the best rate with the fewest trees, and the proof that it needs that many.
 
-    A cut proves it where the fewest arcs into some set of ranks that carry the rate are as many as the trees; the
-    integer program over all spanning trees where it ends.
+    A cut proves it where the rate needs as many arcs into some set of ranks as there are trees; otherwise the integer
+    program over all spanning trees proves it if it ends.
     """
     caps = mwu.capacities_for(problem)
     trees, rate = optimal_trees(problem.oriented, problem.collective, problem.root)
@@ -221,7 +221,7 @@ def fewest(problem: Problem) -> FewestTrees:
 
 
 def narrowest(caps: Capacities, rate: Fraction) -> tuple[tuple[int, ...], int]:
-    """The set of ranks that ``rate`` units need the most arcs into, and how many: each tree has one of its own."""
+    """The set of ranks into which ``rate`` units need the most arcs, and how many; each tree uses one of its own."""
     best: tuple[int, ...] = ()
     most = 0
     for inside, entering in cuts_of(caps):

@@ -1,9 +1,9 @@
-"""The paper's early protocol: divide the ranks into fully connected groups, and go from group to group.
+"""Method ``groups``: the paper's early protocol, which divides the ranks into fully connected groups.
 
-Broadcast: the root hands its group the vector, directly or in shares that the others pass on; each rank forwards what
-it got over its own links to the next group, where the receiver hands it to its group. AllReduce: reduce to one rank of
-each group, across to a common group, and back the same way. The trees are those of the protocol alone, their weights
-the best that fit; so this is the protocol at its best.
+Broadcast: the root sends the vector to its group, directly or in shares that the others forward. Each rank forwards
+what it got over its own links to the next group, where the receiver sends it to its group. AllReduce: reduce to one
+rank of each group, then across to a common group, and back the same way. Only the protocol's trees are used, with the
+best weights that fit; so this is the protocol at its best.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def protocol(caps: Capacities, groups: list[Group]) -> Iterator[SpanningTree]:
 
 
 def _inside(caps: Capacities, groups: list[Group], first: int, bridges: tuple[Arc, ...]) -> Iterator[SpanningTree]:
-    """The trees over these links between groups: who hands out in each group."""
+    """The trees over these links between groups, one for each choice of a sender in each group."""
     if caps.root < 0:
         for centres in product(*groups):
             inner = [(c, v) for c, group in zip(centres, groups, strict=True) for v in group if v != c]

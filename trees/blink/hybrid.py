@@ -1,9 +1,8 @@
-"""Trees on NVLink beside trees on PCIe (Blink section 3.4, hybrid), the vector split so that both end together.
+"""Method ``hybrid``: trees on NVLink beside trees on PCIe, the vector split so that both end together (section 3.4).
 
-With rates r and s of the two, each carries its part of r + s. The paper's switching cost, the time until the slow
-links may start, makes their part smaller: a vector of M bytes ends at T = (M + cost s) / (r + s), the slow links carry
-s (T - cost), and nothing where T is not above the cost. The default cost is 0, as both kinds of links can be open at
-once.
+With rates r and s of the two, they carry r / (r + s) and s / (r + s). The paper's switching cost, the time until the
+slow links may start, makes their part smaller: a vector of M bytes ends at T = (M + cost s) / (r + s), and the slow
+links carry s (T - cost), or nothing where T <= cost. The default cost is 0, as both kinds of links can be open at once.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class VectorSplit(NamedTuple):
 
 
 def fits(problem: Problem) -> int:
-    """Both kinds of links join the ranks."""
+    """Machines where each of the two kinds of links joins the ranks."""
     return int(all(f.arcs and f.serves(problem.collective, problem.root) for f in _both(problem)))
 
 

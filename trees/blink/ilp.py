@@ -1,7 +1,7 @@
-"""Fewer trees by integer programming: Blink's second stage (section 3.2.1).
+"""Method ``mwu+ilp``: fewer trees by integer programming, Blink's second stage (section 3.2.1).
 
-From the trees of the first stage it takes as few as carry its rate but for a stated loss. As in the paper, weights of
-one unit (the thinnest link) come first; where they do not reach the rate, weights may be anything that fits.
+It takes the fewest trees of the first stage that carry its rate, less a stated loss. As in the paper, it first tries
+weights of one unit (the smallest link); where they do not reach the rate, any weights that fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NODES = 2_000
 
 
 def plan(problem: Problem) -> Solution:
-    """The trees of multiplicative weights, thinned out."""
+    """The trees of multiplicative weights, reduced to the fewest."""
     caps = mwu.capacities_for(problem)
     shapes, weights = mwu.packed(caps, float(problem.options.epsilon))
     rate = sum(weights.values(), Fraction(0))

@@ -1,9 +1,9 @@
-"""Packing by multiplicative weights: Blink's first stage (section 3.2; Garg and Koenemann 1998, Fleischer 2000).
+"""Method ``mwu``: packing by multiplicative weights, Blink's first stage (Garg and Koenemann 1998, Fleischer 2000).
 
-Every arc has a length, at first 1 / capacity. The shortest tree gets as much as its thinnest arc carries, and the
-lengths of its arcs grow with what they now carry; again and again, and in the end all weights are scaled down to what
-fits. Lengths also give a bound, (sum of length x capacity) / (length of the shortest tree), so the loop stops as soon
-as it is within ``epsilon`` of the best packing. Lengths are floats, what the trees carry is exact.
+Every arc has a length, at first 1 / capacity. In each step the shortest tree gets as much weight as its smallest arc
+carries, and the lengths of its arcs grow with this load; at the end all weights are scaled down to what fits. Lengths
+also give a bound, (sum of length x capacity) / (length of the shortest tree), so the loop stops as soon as it is within
+``epsilon`` of the best packing. Lengths are floats, weights are exact.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Oracle = Callable[[Lengths], SpanningTree]
 
 
 def fits(problem: Problem) -> int:
-    """Collectives of spanning trees from one root or none, on graphs that a dense oracle walks quickly."""
+    """Collectives of spanning trees from one root or none, on graphs small enough for the dense oracle."""
     spanning = problem.collective in ("broadcast", "reduce", "allreduce")
     return int(spanning and problem.logical is not None and problem.n <= MAX_RANKS)
 
@@ -38,7 +38,7 @@ def plan(problem: Problem) -> Solution:
 
 
 def capacities_for(problem: Problem) -> Capacities:
-    """The logical graph of a task that :func:`fits`."""
+    """The capacities of a problem that :func:`fits`."""
     assert problem.logical is not None
     return capacities_of(problem.logical, -1 if problem.collective == "allreduce" else problem.root)
 
@@ -53,7 +53,7 @@ def packed(caps: Capacities, epsilon: float) -> tuple[list[SpanningTree], dict[i
 
 
 def run(caps: Capacities, oracle: Oracle, epsilon: float, steps: int) -> tuple[dict[SpanningTree, int], bool]:
-    """What each tree carries before scaling, and whether that is within ``epsilon`` of the oracle's bound."""
+    """The load of each tree before scaling, and whether that is within ``epsilon`` of the oracle's bound."""
     units, n = caps.units, caps.n
     length = [1 / c for c in units]
     matrix = [[length[caps.number[u, v]] if (u, v) in caps.number else inf for v in range(n)] for u in range(n)]

@@ -1,7 +1,7 @@
-"""The front of packings between few, shallow and fast, and the choice from it by size (Blink section 3.2.1).
+"""The Pareto front of packings between few, shallow and fast, and the choice from it by size (Blink section 3.2.1).
 
-A packing is on the front if no other one found has as few trees, as little depth and as high a rate. What is found
-comes from :mod:`.few`: for every limit on depth that matters, the best ladder of 1, 2, ... trees.
+A packing is on the front if no other one found has as few trees, as little depth and as high a rate. :mod:`.few` finds
+them: for every limit on depth that matters, the best packings of 1, 2, ... trees.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pareto(topology: Topology, collective: str, root: int = 0, *, search: bool =
     """The front, fewest trees first.
 
     Args:
-        search: let integer programs look for better rungs on small graphs, which takes seconds.
+        search: let integer programs search for better packings on small graphs, which takes seconds.
 
     Raises:
         ArgumentError: for a collective or graph that method ``few`` cannot plan.
@@ -45,7 +45,7 @@ def fewest(topology: Topology, collective: str, root: int = 0) -> tuple[Packing,
 
 
 def front(packings: Sequence[Packing]) -> tuple[Packing, ...]:
-    """Those that no other one beats, fewest trees first, one of each kind."""
+    """The packings that no other one beats, fewest trees first, one of each kind."""
     kept: list[Packing] = []
     for p in sorted(packings, key=lambda p: (len(p.trees), depth_of(p), -p.rate)):
         if not any(depth_of(q) <= depth_of(p) and q.rate >= p.rate for q in kept):
@@ -59,7 +59,7 @@ def depth_of(packing: Packing) -> int:
 
 
 def seconds(packing: Packing, nbytes: int, *, hop_seconds: float = 2e-6, tree_seconds: float = 1e-6) -> float:
-    """What ``nbytes`` take: a first chunk's way through the deepest tree, the stream behind it, and starting the trees.
+    """The predicted time for ``nbytes``: first chunk through the deepest tree, stream, start of trees.
 
     Args:
         hop_seconds: from one rank to the next besides the transfer.
@@ -73,7 +73,7 @@ def seconds(packing: Packing, nbytes: int, *, hop_seconds: float = 2e-6, tree_se
 def choose_by_size(
     packings: Sequence[Packing], nbytes: int, *, hop_seconds: float = 2e-6, tree_seconds: float = 1e-6
 ) -> Packing:
-    """The one that takes least time for ``nbytes``; the first of equals."""
+    """The packing that takes least time for ``nbytes``; the first of equals."""
     return min(packings, key=lambda p: seconds(p, nbytes, hop_seconds=hop_seconds, tree_seconds=tree_seconds))
 
 

@@ -1,4 +1,4 @@
-"""Good trees of a graph that has too many to list: a pool for the programs of :mod:`.few`."""
+"""A pool of good trees for :mod:`.few`, for graphs that have too many spanning trees to list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import mwu
 from .mwu import Lengths, ordered
 
 POOL_STEPS = 400
-GAIN = -1e-12  # a length that shrinks by less is rounding
+GAIN = -1e-12  # a smaller change in length is rounding
 
 
 def pool(caps: Capacities, max_depth: int | None) -> list[SpanningTree]:
@@ -40,7 +40,7 @@ def pool(caps: Capacities, max_depth: int | None) -> list[SpanningTree]:
 
 
 def shallow_oracle(caps: Capacities, max_depth: int) -> mwu.Oracle:
-    """A short tree of at most ``max_depth`` hops; for AllReduce from every possible centre in turn.
+    """An oracle for short trees of at most ``max_depth`` hops; AllReduce takes every possible centre in turn.
 
     Raises:
         ArgumentError: if no tree is that shallow.
@@ -92,7 +92,7 @@ def _way_up(parent: Sequence[int], root: int, v: int) -> list[int]:
 
 
 def shortened(matrix: Lengths, start: Sequence[int], root: int, max_depth: int) -> list[int]:
-    """Hang ranks on nearer parents as long as the tree stays shallow and gets shorter."""
+    """Move ranks to nearer parents as long as the tree stays shallow and gets shorter."""
     parent, n = list(start), len(start)
     while True:
         ways = [_way_up(parent, root, v) for v in range(n)]

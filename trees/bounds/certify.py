@@ -1,7 +1,7 @@
 """The best rate that any trees can reach on a fabric, as an exact fraction with its certificate.
 
 =============== ========================================================================================
-broadcast       Edmonds 1973: every cut that parts the root from some rank lets the whole vector through
+broadcast       Edmonds 1973: every cut that separates the root from some rank must pass the whole vector
 reduce          the same against the arcs
 allgather       ratio cut: the blocks of S leave S, rate * |S| / n <= capacity out of S
 reduce_scatter  the same against the arcs: partial sums of the blocks of S enter S
@@ -11,9 +11,9 @@ allreduce       Tutte 1961, Nash-Williams 1961: k classes of ranks exchange at l
                 which carries the vector once each way: 2 (k - 1) rate <= sum of capacities out of the classes
 =============== ========================================================================================
 
-Graphs of up to 18 vertices are solved over all subsets at once (:mod:`.cuts`), larger ones by maximum flows and
-discrete Newton steps (:mod:`.cuts_by_flow`). :func:`quick` is the best of a few likely cuts: a true bound, and where a
-packing meets it, the best one.
+Graphs of up to 18 vertices are solved over all subsets at once (:mod:`~..graph.cuts`), larger ones by maximum flows and
+discrete Newton steps (:mod:`~..graph.cuts_by_flow`). :func:`quick` is the best of a few likely cuts: it is a true
+bound, and where a packing meets it, the best one.
 """
 
 from __future__ import annotations
@@ -49,17 +49,14 @@ def trivial(text: str) -> Certificate:
 
 
 def certify(f: Fabric, collective: str, root: int) -> Certificate:
-    """The bound for ``collective`` on this fabric; it must serve the collective.
-
-    The bound is ``capacity_mbps / divisor`` of the result.
-    """
+    """The best bound for ``collective``, which must be possible on this fabric: ``capacity_mbps / divisor``."""
     if collective == "barrier":
         return trivial("a barrier moves no bytes")
     if len(f.vertices) > cuts.MAX_VERTICES:
         return _by_flows(f, collective, root)
     if collective == "allreduce":
         leaving = cuts.out_cuts(f.matrix()).reshape(-1, 1 << f.n)
-        switch_side = leaving.argmin(axis=0)  # the switches that are best taken along with each set of ranks
+        switch_side = leaving.argmin(axis=0)  # the best switches to join to each set of ranks
         _, classes = cuts.strength(leaving.min(axis=0))
         masks = [c | int(switch_side[c]) << f.n for c in classes]
         return partition_certificate(f, [subset_of(m, f.vertices) for m in masks])
@@ -180,7 +177,7 @@ def partition_certificate(f: Fabric, parts: Sequence[tuple[int, ...]]) -> Certif
 
 
 def prices_certificate(f: Fabric, collective: str, root: int, prices: Mapping[Arc, int]) -> Certificate | None:
-    """The bound that these prices give; nothing where trees cost nothing at these prices."""
+    """The bound that these prices give; None where trees cost nothing at these prices."""
     capacity = sum(f.arcs[arc] * price for arc, price in prices.items())
     if capacity >= FAR or sum(prices.values()) * f.n >= FAR:
         return None

@@ -1,7 +1,7 @@
-"""Streams between boxes put on ports and on trees inside the boxes (Blink section 3, "three phases", as one tree each).
+"""Method ``cluster``: streams between boxes and trees inside boxes, assembled to spanning trees of the whole cluster.
 
-A stream prefers one rail: the port of that number in every box. What does not fit there moves to the ports that have
-room. Inside each box it takes the next trees rooted where it enters. A stream is cut wherever one of these changes, so
+A stream prefers one rail: the port of that number in every box. What does not fit there moves to ports with capacity
+left. Inside each box it takes the next trees rooted where it enters. A stream is cut wherever one of these changes, so
 that every piece is one spanning tree of the whole cluster. All sizes are integers in one unit.
 """
 
@@ -17,17 +17,17 @@ from typing import TypeVar
 
 from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, Edge, Tree
-from . import between_boxes as between
+from . import between_boxes
 from .between_boxes import Stream
 from .boxes import Box
 from .inside_boxes import BoxTrees, box_trees
 
 Item = TypeVar("Item")
-Pieces = list[tuple[int, int]]  # sizes, and the port that holds for each
+Pieces = list[tuple[int, int]]  # sizes, with the port of each
 
 
 class PortAssignment:
-    """Which port every stream takes where; :meth:`way` is asked for the ports."""
+    """The ports that every stream takes in every box."""
 
     def __init__(
         self, boxes: Sequence[Box], streams: Sequence[Stream], sizes: list[int], unit: int, both: bool
@@ -47,12 +47,12 @@ class PortAssignment:
                 self._fit(b, leaving[b], out, (False,))
 
     def way(self, stream: int, at: int, target: int) -> Pieces:
-        """The ports of box ``at`` for bytes to box ``target``: where they leave, or enter ``at`` itself."""
+        """The ports of box ``at`` by which a stream leaves for box ``target``, or enters if ``target`` is ``at``."""
         found = self.moved.get((stream, at, target))
         return found or [(self.sizes[stream], self.streams[stream].rail % self._widths[at])]
 
     def _loads(self) -> tuple[list[list[int]], list[list[int]]]:
-        """What every port of every box sends and receives while every stream keeps to its rail."""
+        """The load of every port of every box, out and in, if every stream keeps to its rail."""
         count = len(self.boxes)
         out = [[0] * len(box.ports) for box in self.boxes]
         into = [[0] * len(box.ports) for box in self.boxes]
@@ -70,7 +70,11 @@ class PortAssignment:
         return out, into
 
     def _fit(self, b: int, load: list[int], room: list[int], ways: tuple[bool, ...]) -> None:
-        """Move the last streams of overfull ports of box ``b`` to those that have room; ``ways``: in, out or both."""
+        """Move the last streams of overloaded ports of box ``b`` to ports with capacity left.
+
+        Args:
+            ways: True for bytes that enter the box, False for bytes that leave it.
+        """
         if all(used <= most for used, most in zip(load, room, strict=True)):
             return
         if len({p.plane for p in self.boxes[b].ports}) > 1:
@@ -114,14 +118,14 @@ def fits(problem: Problem) -> int:
 
 
 def plan(problem: Problem) -> Solution | None:
-    """Trees for a cluster; nothing where its ports or boxes are of a kind not foreseen here."""
+    """Trees for a cluster; None where its ports or boxes are of a kind that this method cannot plan."""
     boxes, collective, root = problem.boxes, problem.collective, problem.root
     both = collective in ALONG and collective in AGAINST
     if both:
-        found = between.both_ways(boxes, between.both_ways_rate(boxes))
+        found = between_boxes.both_ways(boxes, between_boxes.both_ways_rate(boxes))
     else:
-        part = between.shares(boxes, collective, root)
-        found = between.one_way(boxes, collective, root, part, between.one_way_rate(boxes, part))
+        part = between_boxes.shares(boxes, collective, root)
+        found = between_boxes.one_way(boxes, collective, root, part, between_boxes.one_way_rate(boxes, part))
     assembled = assemble(boxes, found, both=both)
     return Solution(*assembled) if assembled else None
 
@@ -129,9 +133,9 @@ def plan(problem: Problem) -> Solution | None:
 def assemble(
     boxes: Sequence[Box], streams: Sequence[Stream], *, both: bool
 ) -> tuple[tuple[Tree, ...], Fraction] | None:
-    """Spanning trees for the streams and their total in MB/s; nothing where planes of the network keep rails apart.
+    """Spanning trees for the streams and their total in MB/s; None where planes of the network separate the rails.
 
-    The streams are slowed down together where the links inside a box cannot follow.
+    All streams are slowed down by one factor where the links inside a box cannot carry them.
     """
     if len({tuple(p.plane for p in b.ports) for b in boxes}) > 1 and len({p.plane for b in boxes for p in b.ports}) > 1:
         return None
@@ -149,7 +153,7 @@ def assemble(
 def _entering(
     boxes: Sequence[Box], streams: Sequence[Stream], ports: PortAssignment, unit: int
 ) -> list[tuple[Fraction, ...]]:
-    """MB/s that each rank of each box hands out inside its box: its own streams, and what enters through its ports."""
+    """The MB/s that each rank of each box must spread inside it: its own streams, and what enters through its ports."""
     found = [[0] * box.m for box in boxes]
     for b, box in enumerate(boxes):
         for k, at in enumerate(_ranks(box)):
@@ -183,7 +187,7 @@ def _trees(
 
     for i, s in enumerate(streams):
         size = ports.sizes[i] * stretch
-        # What the tree consists of, parents first: for each part its ways to go on, with their sizes.
+        # The steps of the tree, parents first: for each step its alternatives, with their sizes.
         steps: list[list[tuple[int, tuple[Edge, ...]]]] = [
             spread.take(s.box, boxes[s.box].vertices.index(s.root), size)
         ]
@@ -200,7 +204,7 @@ def _trees(
 
 
 def _both(leave: Pieces, enter: Pieces) -> Iterator[tuple[int, int, int]]:
-    """Sizes over which both ports stay the same."""
+    """Sizes over which both ports stay the same, with these ports."""
     if len(leave) == len(enter) == 1:
         yield enter[0][0], leave[0][1], enter[0][1]
         return

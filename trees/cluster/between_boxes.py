@@ -1,9 +1,9 @@
-"""How the boxes of a cluster exchange bytes: whole boxes as vertices around one network (Blink section 3, phase two).
+"""Streams between the boxes of a cluster: whole boxes as vertices around one network (Blink section 3, phase two).
 
 A stream is a part of the vector with a root rank. Its box tree is a star from the root's box, or from a hub to which
-the root's box hands it over. Stars alone are optimal where every box can send its share to all others; hubs take over
-what a box cannot send more than once. Where all ports are alike, rooted collectives get one tree a port instead, in
-which the boxes take turns at fanning out. All of these meet every cut that parts whole boxes:
+the root's box sends it. Stars alone are optimal where every box can send its share to all others; hubs forward what a
+box cannot send more than once. Where all ports are alike, rooted collectives get one tree a port instead, in which the
+boxes fan out in turn. All of these meet every cut that separates whole boxes:
 
 * rate * (1 - share) enters each box, rate * share leaves it at least once, rate * (boxes - 1) leaves all of them;
 * AllReduce: half the ports of all boxes over (boxes - 1), and no box carries more than its ports.
@@ -45,7 +45,7 @@ def shares(boxes: Sequence[Box], collective: str, root: int) -> list[Fraction]:
 
 
 def one_way_rate(boxes: Sequence[Box], part: Sequence[Fraction]) -> Fraction:
-    """The best rate of the boxes' ports: the least of the cuts that part whole boxes."""
+    """The best rate of the boxes' ports: the least of the cuts that separate whole boxes."""
     limits = [b.into / (1 - s) for b, s in zip(boxes, part, strict=True) if s < 1]
     limits += [b.out / s for b, s in zip(boxes, part, strict=True) if s]
     return min(*limits, sum((b.out for b in boxes), Fraction(0)) / (len(boxes) - 1))
@@ -89,32 +89,32 @@ def one_way(boxes: Sequence[Box], collective: str, root: int, part: Sequence[Fra
 
 
 def _alike(boxes: Sequence[Box]) -> bool:
-    """All ports of all boxes are equally fast, and every box has as many."""
+    """Whether all ports of all boxes are equally fast, and every box has the same number."""
     return len({(len(b.ports), p.out, p.into) for b in boxes for p in b.ports}) == 1
 
 
-def _disjoint(boxes: Sequence[Box], home: int, root: int, rate: Fraction) -> list[Stream]:
+def _disjoint(boxes: Sequence[Box], source: int, root: int, rate: Fraction) -> list[Stream]:
     """One tree a port: every box fans out in one or two of them, with all of its ports, and is a leaf in the others.
 
     So the trees are few, and their depth is logarithmic in the number of boxes.
     """
-    others = [b for b in range(len(boxes)) if b != home]
-    width = len(boxes[home].ports)
+    others = [b for b in range(len(boxes)) if b != source]
+    width = len(boxes[source].ports)
     slots = [b for b in others for _ in range(width)]
-    each = len(others) - 1  # edges of a tree from boxes that are not home
+    each = len(others) - 1  # edges of a tree from boxes that do not leave the source
     streams: list[Stream] = []
     for rail in range(width):
         room: dict[int, int] = {}
         for b in slots[rail * each : (rail + 1) * each]:
             room[b] = room.get(b, 0) + 1
         inner = sorted(room, key=lambda b: (-room[b], b))
-        arcs = [(home, inner[0])]
+        arcs = [(source, inner[0])]
         waiting = [*inner[1:], *(b for b in others if b not in room)]
         for _, parent in arcs:
             for child in waiting[: room.get(parent, 0)]:
                 arcs.append((parent, child))
             del waiting[: room.get(parent, 0)]
-        streams.append(Stream(home, root, rail, rate / width, home, tuple(arcs)))
+        streams.append(Stream(source, root, rail, rate / width, source, tuple(arcs)))
     return streams
 
 

@@ -1,8 +1,8 @@
 """Trees inside the boxes of a cluster: what enters at a rank reaches every rank of its box.
 
-A rank that can send what it hands out straight to all others is the centre of a star; otherwise the trees of a box are
-grown to what each of its ranks hands out (:mod:`.growth`). Equal boxes with equal loads are solved once. AllReduce
-loads its trees both ways, so any tree can be turned to the rank where a stream enters.
+A rank that can send its supply directly to all others is the centre of a star; otherwise the trees of a box are packed
+for the supplies of its ranks (:mod:`~..exact.arborescences`). Equal boxes with equal supplies are solved once.
+AllReduce loads its trees both ways, so any tree can be rerooted at the rank where a stream enters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Supply = tuple[Fraction, ...]
 
 
 class BoxTrees:
-    """The trees of every box, and how much of each is still free; ``factor`` of the supplies fits."""
+    """The trees of every box and their unused weights; the links carry ``factor`` times the supplies."""
 
     def __init__(self, boxes: Sequence[Box], solved: list[tuple[Tree, ...]], factor: Fraction, *, turn: bool) -> None:
         self._boxes, self._solved, self.factor, self._turn = boxes, solved, factor, turn
@@ -36,7 +36,7 @@ class BoxTrees:
         return [t.weight for trees in {id(s): s for s in self._solved}.values() for t in trees]
 
     def begin(self, unit: int) -> None:
-        """Fill the pools; from here on sizes are in 1/unit MB/s."""
+        """Fill the pools of trees; sizes are in 1/unit MB/s from now on."""
         for trees in self._solved:
             pools: dict[int, list[list[int]]] = {}
             for k, t in enumerate(trees):
@@ -63,14 +63,14 @@ class BoxTrees:
         """The edges of one tree in the numbers of the whole cluster, away from ``rank``."""
         at = self._boxes[box].vertices
         found = self._solved[box][tree]
-        edges = found.edges if found.root == rank else turned(found, rank)
+        edges = found.edges if found.root == rank else rerooted(found, rank)
         placed = tuple(Edge(at[e.src], at[e.dst], tuple([at[v] for v in e.path])) for e in edges)
         self._edges[box, tree, rank] = placed
         return placed
 
 
-def turned(tree: Tree, root: int) -> tuple[Edge, ...]:
-    """The edges of an undirected tree away from ``root``."""
+def rerooted(tree: Tree, root: int) -> tuple[Edge, ...]:
+    """The edges of an undirected tree, directed away from ``root``."""
     near: dict[int, list[Edge]] = {}
     for e in tree.edges:
         near.setdefault(e.src, []).append(e)
@@ -87,9 +87,9 @@ def turned(tree: Tree, root: int) -> tuple[Edge, ...]:
 
 
 def box_trees(boxes: Sequence[Box], supplies: Sequence[Supply], *, both: bool) -> BoxTrees | None:
-    """Trees for what every rank hands out; all supplies shrink by one factor where a box cannot carry them.
+    """Trees for the supply of every rank; all supplies shrink by one factor where a box cannot carry them.
 
-    Nothing where a box has more ranks than the cut vectors take.
+    None where a box has more than ``MAX_RANKS`` ranks.
     """
     if any(b.m > MAX_RANKS for b in boxes):
         return None

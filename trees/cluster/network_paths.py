@@ -1,8 +1,8 @@
-"""How each box of a hierarchy reaches the others: the ways from its ranks to the network, and what they carry.
+"""Network paths of a hierarchy: how the ranks of each box reach the network, and how much the box can exchange.
 
-A way leads from a rank through switches of its own box to the one network switch. Bytes come back the same way, so a
-way carries what is left both ways. Maximum flows find the ways; their cuts say, as a line a - b R, how much a box can
-exchange while its own links carry the local phases at rate R.
+A path leads from a rank through switches of its own box to the one network switch. Bytes return by the same path, so it
+carries what is left in both directions. Maximum flows find the paths; their cuts limit what a box can exchange, as a
+linear function a - b R, while its own links carry the local phases at rate R.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Loads = Mapping[Arc, Fraction]
 
 
 class NetworkPath(NamedTuple):
-    """From a rank up to the network, and the part of its box's exchange that it takes."""
+    """A path from a rank to the network, and the part of its box's exchange that it carries."""
 
     path: Path
     part: Fraction
@@ -45,9 +45,9 @@ class ExchangeLimit(NamedTuple):
 
 
 class BoxView(msgspec.Struct, frozen=True):
-    """One box: its ranks, the topology that it is alone, and where that one's vertices are in the whole.
+    """One box of a machine: its ranks, its own topology, and the numbers of that topology's vertices in the machine.
 
-    ``arcs`` are the links inside the box and to the network, in the numbers of the whole; ``cores`` holds the copy
+    ``arcs`` are the links inside the box and to the network, in the numbers of the machine; ``cores`` holds the copy
     rate of each CPU rank that shares a memory.
     """
 
@@ -60,7 +60,7 @@ class BoxView(msgspec.Struct, frozen=True):
     net: int
 
 
-def sites(t: Topology) -> tuple[BoxView, ...]:
+def box_views(t: Topology) -> tuple[BoxView, ...]:
     """The boxes of a machine, in the order of their nodes.
 
     Raises:
@@ -74,10 +74,10 @@ def sites(t: Topology) -> tuple[BoxView, ...]:
         )
     home = [d.node for d in t.devices] + [s.node for s in t.switches]
     arcs = fabric(t, t.kinds()).arcs
-    stray = next(((u, v) for u, v in arcs if home[u] != home[v] and nets[0] not in (u, v)), None)
-    if stray is not None:
+    past = next(((u, v) for u, v in arcs if home[u] != home[v] and nets[0] not in (u, v)), None)
+    if past is not None:
         raise TopologyError(
-            f"{t.name}: link {stray[0]}->{stray[1]} joins two nodes past the network switch, which a hierarchy cannot "
+            f"{t.name}: link {past[0]}->{past[1]} joins two nodes past the network switch, which a hierarchy cannot "
             "use; drop the link or plan with blinkmpi.trees.pack"
         )
     marked = msgspec.structs.replace(
@@ -100,13 +100,13 @@ def sites(t: Topology) -> tuple[BoxView, ...]:
 
 
 def reach(s: BoxView, *, out: bool) -> int:
-    """MB/s between all ranks of the box together and the network, one way, nothing else going on."""
+    """The MB/s between all ranks of the box together and an otherwise idle network, in one direction."""
     flow, source, sink, _ = _network(s, {(u, v) if out else (v, u): c for (u, v), c in s.arcs.items()})
     return flow.run(source, sink)
 
 
-def line(s: BoxView, loads: Loads, rate: Fraction) -> ExchangeLimit:
-    """The least cut between the box's ranks and the network while the local phases run at ``rate``."""
+def exchange_limit(s: BoxView, loads: Loads, rate: Fraction) -> ExchangeLimit:
+    """The minimum cut between the box's ranks and the network while the local phases run at ``rate``."""
     left = _left(s, loads, rate)
     scale = lcm(*(c.denominator for c, _ in left.values()))
     flow, source, sink, at = _network(s, {arc: int(c * scale) for arc, (c, _) in left.items()})
@@ -117,8 +117,8 @@ def line(s: BoxView, loads: Loads, rate: Fraction) -> ExchangeLimit:
     return ExchangeLimit(Fraction(room), slope)
 
 
-def ways(s: BoxView, loads: Loads, rate: Fraction) -> tuple[NetworkPath, ...]:
-    """All that the box can exchange at ``rate``, taken apart into ways; every card is used as far as it can be."""
+def network_paths(s: BoxView, loads: Loads, rate: Fraction) -> tuple[NetworkPath, ...]:
+    """The maximum exchange of the box at ``rate``, decomposed into paths; every card is used as far as possible."""
     left = _left(s, loads, rate)
     scale = lcm(*(c.denominator for c, _ in left.values()))
     flow, source, sink, at = _network(s, {arc: int(c * scale) for arc, (c, _) in left.items()})
@@ -131,10 +131,10 @@ def ways(s: BoxView, loads: Loads, rate: Fraction) -> tuple[NetworkPath, ...]:
     return tuple(NetworkPath(path, Fraction(amount, total)) for path, amount in sorted(amounts.items()))
 
 
-def fixed_line(
+def fixed_paths_limit(
     s: BoxView, taken: Iterable[NetworkPath], loads: Loads, cores: Mapping[int, Fraction], rate: Fraction
 ) -> ExchangeLimit:
-    """The tightest limit on these very ways while the local phases run at ``rate``; a core sends and receives."""
+    """The tightest limit of these given paths while the local phases run at ``rate``; a core sends and receives."""
     parts: dict[Arc, Fraction] = {}
     spent: dict[int, Fraction] = {}
     for path, part in taken:
@@ -158,7 +158,7 @@ def fixed_line(
 def local_loads(
     s: BoxView, parts: Iterable[tuple[Packing, Fraction]]
 ) -> tuple[dict[Arc, Fraction], dict[int, Fraction]]:
-    """What links, or cores that share a memory, carry for a rate of 1; each packing serves its part of the vector."""
+    """The loads of links, or of cores that share a memory, for a rate of 1; a packing serves its part of the vector."""
     loads: dict[Arc, Fraction] = {}
     cores: dict[int, Fraction] = {}
     for p, part in parts:
@@ -173,7 +173,7 @@ def local_loads(
 
 
 def _left(s: BoxView, loads: Loads, rate: Fraction) -> dict[Arc, tuple[Fraction, Arc]]:
-    """What the local phases leave of each link both ways, and which of the two directions has the least."""
+    """The capacity that the local phases leave of each link both ways, and the direction that has less."""
     left: dict[Arc, tuple[Fraction, Arc]] = {}
     for u, v in s.arcs:
         if (v, u) in s.arcs:
@@ -184,7 +184,7 @@ def _left(s: BoxView, loads: Loads, rate: Fraction) -> dict[Arc, tuple[Fraction,
 
 
 def _network(s: BoxView, room: Mapping[Arc, int]) -> tuple[MaxFlow, int, int, dict[int, int]]:
-    """From a source in front of all ranks to the network; a way never passes through a rank."""
+    """A flow network from a super-source of all ranks to the network; no path passes through another rank."""
     at = {v: i for i, v in enumerate(sorted({v for arc in room for v in arc} | set(s.ranks) | {s.net}))}
     flow = MaxFlow(len(at) + 1)
     for r in s.ranks:

@@ -1,4 +1,4 @@
-"""The three phases of a collective on several boxes as a value, with bound and proof; :mod:`.hierarchy` plans them.
+"""A collective in three phases on several boxes, as a value with bound and proof; :mod:`.hierarchy` plans it.
 
 No schedule in three phases is faster than ``bound``. With k boxes that send out_b and receive in_b MB/s at most:
 
@@ -8,7 +8,7 @@ No schedule in three phases is faster than ``bound``. With k boxes that send out
   box first knows the sum, the messages so far join all k boxes: at least k - 1. No other box knows it yet, so each of
   the k - 1 others must still receive one. So 2 (k - 1) rate <= sum of out_b, and likewise of in_b.
 * Broadcast: each box but the root's receives each element: rate <= in_b, (k - 1) rate <= sum of out_b, and
-  rate <= out_b of the root's box. Edmonds' cut of the whole machine holds too. Reduce is the same backwards.
+  rate <= out_b of the root's box. Edmonds' cut of the whole machine holds too. Reduce is the same in reverse.
 
 Shares x_b with hub b need rate + (k - 2) x_b <= min(out_b, in_b) each; for suitable x_b that is all of the above, so
 hubs reach these bounds wherever links are equal both ways and local phases and exchange use different links.
@@ -29,17 +29,17 @@ from ..bounds.verify import verify
 from ..graph.fabric import Arc, fabric
 from ..graph.loads import link_loads
 from ..tree import Edge, Packing, Tree
-from .network_paths import BoxView, local_loads, reach, sites
+from .network_paths import BoxView, box_views, local_loads, reach
 
 FORMAT_VERSION = 1
 PhasedCollective = Literal["allreduce", "broadcast", "reduce"]
 
 
 class Share(Value, frozen=True):
-    """A part of the vector: its root in every box, and the tree of boxes over which these exchange.
+    """A part of the vector: its root in every box, and the tree of boxes over which these roots exchange.
 
     ``edges`` point away from the hub's root (broadcast, reduce: from the root of the box that holds the call's root);
-    AllReduce uses them backwards, then forwards.
+    AllReduce uses them in reverse, then forwards.
     """
 
     fraction: Fraction
@@ -49,7 +49,7 @@ class Share(Value, frozen=True):
 
 
 class BoxPlan(Value, frozen=True):
-    """One box. Packings are for ``topology.subset(ranks)``, whose vertices are ``vertices`` of the whole.
+    """The plan of one box. Packings are for ``topology.subset(ranks)``, whose vertices are ``vertices`` of the machine.
 
     Each share takes the next trees, in order, of the packing that serves its root; AllReduce has one for all roots.
     """
@@ -83,7 +83,7 @@ class Hierarchy(Value, frozen=True):
         return 1 - self.rate / self.bound
 
     def served(self, at: int) -> tuple[tuple[Tree, ...], ...]:
-        """For each share the trees of box number ``at``, as ranks of the whole, with their MB/s at ``rate``.
+        """For each share the trees of box number ``at``, as ranks of the machine, with their MB/s at ``rate``.
 
         Raises:
             PlanError: if the trees of the box do not follow the shares.
@@ -148,7 +148,7 @@ def pairs(k: int, hub: int, at_root: int | None) -> list[tuple[int, int]]:
 def bound_of(
     found: Iterable[BoxView], boxes: tuple[BoxPlan, ...], t: Topology, collective: PhasedCollective, root: int
 ) -> tuple[Fraction, str]:
-    """The least of the bounds above, and what it says."""
+    """The least of the bounds above, and its text."""
     found = list(found)
     k, both = len(found), collective == "allreduce"
     out = {s.node: reach(s, out=True) for s in found}
@@ -177,7 +177,7 @@ def verify_hierarchy(h: Hierarchy, topology: Topology) -> Hierarchy:
     Raises:
         PlanError: naming the box, share or link, what is there and what was expected.
     """
-    found = sites(topology)
+    found = box_views(topology)
     _check_head(h, topology, found)
     load: dict[Arc, Fraction] = {}
     for tree in h.exchange():
@@ -201,7 +201,7 @@ def verify_hierarchy(h: Hierarchy, topology: Topology) -> Hierarchy:
             work[r] = cores.get(r, Fraction(0)) * h.rate
     arcs = fabric(topology, topology.kinds()).arcs
     for (u, v), mbps in sorted(load.items()):
-        for r in {u, v} & set(work):  # the core of a CPU rank is what its way to the memory costs
+        for r in {u, v} & set(work):  # a CPU rank's access to the memory costs time of its core
             work[r] += mbps
         if not {u, v} & set(work) and mbps > arcs[u, v]:
             h._fail(f"link {u}->{v} carries {mbps} MB/s, expected at most {arcs[u, v]}")
@@ -247,6 +247,6 @@ def _check_head(h: Hierarchy, t: Topology, found: tuple[BoxView, ...]) -> None:
 
 
 def _placed(tree: Tree, at: tuple[int, ...], weight: Fraction) -> Tree:
-    """The tree in the numbers of the whole."""
+    """The tree in the vertex numbers of the machine."""
     edges = tuple(Edge(at[e.src], at[e.dst], tuple(at[v] for v in e.path)) for e in tree.edges)
     return Tree(at[tree.root], edges, weight)

@@ -1,8 +1,8 @@
-"""Exact packings of trees on up to 16 ranks without switches (Edmonds 1973, Lovasz 1976, Frank 1978).
+"""Exact packings of trees into graphs of up to 16 ranks, without switches (Edmonds 1973, Lovasz 1976, Frank 1978).
 
-Lovasz' proof of Edmonds' theorem grows one tree at a time and never lets a cut fall below what the trees to come
-need. Here the slack of all cuts is one vector over the subsets, so a test is one vectorised minimum, and a tree is as
-thick as the cuts allow: few thick trees instead of many thin ones.
+Lovasz' proof of Edmonds' theorem grows one tree at a time and keeps every cut large enough for the remaining trees.
+Here the slack of all cuts is one vector over the subsets, so a test is one vectorised minimum. A tree gets as much
+weight as the cuts allow: few heavy trees instead of many light ones.
 
 AllReduce needs undirected trees. A graph that packs ``p`` of them can be oriented so that ``p`` arborescences from
 any one root fit (Frank): the in-degrees come from a Dilworth truncation, the orientation from a maximum flow, and
@@ -26,7 +26,7 @@ MAX_RANKS = 16
 
 
 class CandidateArc(NamedTuple):
-    """An arc that may join the tree: how thick the tree may then be, and what to choose by."""
+    """An arc that may join the tree: the largest weight that the tree may then have, and criteria for the choice."""
 
     limit: int
     depth: int
@@ -34,7 +34,7 @@ class CandidateArc(NamedTuple):
     arc: Arc
 
 
-# What to prefer among arcs that keep the tree as thick as it is; every order gives a full packing, the counts differ.
+# Preferences among arcs that keep the weight of the tree; every order gives a full packing, with more or fewer trees.
 Order = Callable[[CandidateArc], tuple[int, ...]]
 ORDERS: tuple[Order, ...] = (
     lambda c: (c.depth, c.spare, *c.arc),
@@ -56,7 +56,7 @@ def pack_arborescences(cap: Ints, supply: Sequence[int], order: Order) -> list[W
     left = cap.copy()
     roots = list(supply)
     need = sum(roots)
-    # What may enter each subset from the ranks outside it and from the super-root that supplies the roots.
+    # The capacity into each subset from the ranks outside it and from the super-root that supplies the roots.
     rem = out_cuts(cap)[::-1] + subset_sums(roots)
     rem[0] = HUGE >> 1
     trees: list[WeightedTree] = []
@@ -112,7 +112,7 @@ def _with_without(vector: Ints, inside: int, outside: int) -> Ints:
 
 
 def best_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
-    """The packing with the fewest, then the shallowest trees of those that a few orders of growth give."""
+    """The packing with the fewest, then the shallowest trees among those of a few orders."""
     orders = ORDERS if len(cap) <= 10 else ORDERS[:1]
     return min((pack_arborescences(cap, supply, order) for order in orders), key=_size)
 
@@ -125,7 +125,7 @@ def pack_spanning_trees(cap: Ints) -> tuple[list[WeightedTree], Fraction]:
     """Pack undirected trees into symmetric ``cap`` at its Tutte/Nash-Williams number.
 
     Returns:
-        trees rooted at their centres, and what one unit of their weights is in units of ``cap``.
+        trees rooted at their centres, and one unit of their weights in units of ``cap``.
     """
     number, _ = strength(out_cuts(cap))
     scaled, total = cap * number.denominator, number.numerator

@@ -1,8 +1,8 @@
-"""Trees grown to the capacity of graphs too large for cut vectors: a maximum flow for each test (Lovasz 1976).
+"""Method ``flows``: exact packings of arborescences into larger graphs, a maximum flow for each test (Lovasz 1976).
 
-As in :mod:`.growth`, a tree may take the arc (u, v) with weight w while every set X that holds v, and neither u nor the
-super-source, keeps what the trees to come need: with the tree's own arcs lowered by w, that much must flow from u and
-the super-source to v. A test that fails shows its cut, and the cut gives the weight to try next.
+As in :mod:`.arborescences`, a tree may take the arc (u, v) with weight w while every set X that holds v, and neither u
+nor the super-source, keeps enough for the remaining trees: with the tree's own arcs lowered by w, that much must flow
+from u and the super-source to v. A test that fails yields a cut, and the cut gives the weight to try next.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..problem import Problem, Solution
 from ..tree import PER_RANK, ROOTED
 from .arborescences import MAX_RANKS
 
-MOST_RANKS = {True: 256, False: 64}  # by whether there is one root: half a minute at most
+MOST_RANKS = {True: 256, False: 64}  # by whether there is one root; takes half a minute at most
 LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
 
 
@@ -64,7 +64,7 @@ def _rate(f: Fabric, g: LogicalGraph, collective: str, root: int) -> Fraction:
 
 
 class ResidualNetwork:
-    """What is left of the arcs between ranks and of the super-source's arcs to the roots, ready for flows."""
+    """The remaining capacity of the arcs between ranks and of the super-source's arcs to the roots, ready for flows."""
 
     def __init__(self, cap: Ints, supply: Sequence[int]) -> None:
         self.n = len(cap)
@@ -102,13 +102,13 @@ class ResidualNetwork:
         return int(found.flow_value), outside
 
     def entering(self, left: Ints, side: Ints) -> int:
-        """What enters the vertices of ``side``."""
+        """The capacity that enters the vertices of ``side``."""
         crossing = side[self.heads[: self.first_open]] & ~side[self.tails[: self.first_open]]
         return int(left[: self.first_open][crossing].sum())
 
 
 def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
-    """Pack trees of total weight ``supply[v]`` rooted at each rank v; feasible as in :func:`.growth.arborescences`."""
+    """Pack trees of total weight ``supply[v]`` rooted at each rank v; feasible as in :mod:`.arborescences`."""
     net, roots, need = ResidualNetwork(cap, supply), list(supply), sum(supply)
     trees: list[WeightedTree] = []
     while need:
@@ -123,7 +123,7 @@ def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
 
 
 def _grow_one(net: ResidualNetwork, roots: list[int], need: int) -> WeightedTree:
-    """One tree, shallow arcs first; thinner where no arc keeps its weight."""
+    """One tree, shallow arcs first; it loses weight where no arc keeps it."""
     root = max(range(net.n), key=lambda v: (roots[v], -v))
     weight, level, arcs = roots[root], {root: 0}, list[Arc]()
     used = [net.first_supply + root]

@@ -1,8 +1,8 @@
-"""Packings of any fabric by column generation: a linear program over trees, priced by cheapest arborescences.
+"""Method ``columns``: column generation, a linear program over trees, priced by cheapest arborescences.
 
 The edges of a tree are the cheapest paths through switches, so no switch is split, links may be unequal both ways, and
-switches may be wired to switches. The solver's floats name the basis alone: weights and prices are solved again in
-integers (:mod:`.rational`), and the prices become the certificate where cuts are not tight (:mod:`.prices`).
+switches may be wired to switches. Only the basis comes from the solver's floats: weights and prices are solved again in
+integers (:mod:`.rational`), and the prices become the certificate where cuts are not tight (:mod:`~..bounds.prices`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MasterProblem:
         self._known: set[Column] = set()
 
     def price(self, y: Floats) -> tuple[int, float]:
-        """Add the cheapest tree of every root; how many were new, and what all of them cost."""
+        """Add the cheapest tree of every root; return how many were new, and the cost of all of them."""
         metric, new, total = CheapestPaths(self.f, y, both_ways=self.both and not self.pairs), 0, 0.0
         if self.pairs:
             column, total = self._pair(metric)
@@ -95,7 +95,7 @@ class MasterProblem:
         return Column(root, tuple(paths[hop] for hop in hops), tuple(sorted(used)))
 
     def _pair(self, metric: CheapestPaths) -> tuple[Column, float]:
-        """The root whose way up and way down are cheapest together."""
+        """The cheapest pair of a tree up and a tree down with the same root."""
         best: tuple[float, int, list[tuple[int, int]]] | None = None
         for root in range(self.problem.n):
             down = arborescence(metric.cost, root)
@@ -116,7 +116,7 @@ class MasterProblem:
         return 1
 
     def forget(self, y: Floats, worth: Floats) -> None:
-        """Drop trees that cost far more than they are worth, so that the program stays small."""
+        """Drop trees whose reduced cost is high, so that the program stays small."""
         most = MOST_COLUMNS * (len(self.room) + len(self.roots))
         if len(self.columns) <= most:
             return
@@ -144,7 +144,7 @@ class MasterProblem:
         return rows
 
     def solve(self) -> tuple[Floats, Floats, Floats]:
-        """Weights of the columns and the objective, prices of the arcs, what a tree of each root is worth; in floats.
+        """Solve the program in floats: weights of the columns and the objective, dual prices of arcs and of roots.
 
         The objective is the weight of every root's trees: one root's, or the same for all.
         """
@@ -197,7 +197,7 @@ def _tighten(master: MasterProblem, weights: Floats, y: Floats) -> None:
 
 
 def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:
-    """The program at its optimum: weights and prices."""
+    """Solve the program to its optimum; returns weights and prices."""
     y = 1.0 / master.room
     for _ in range(WARM_ROUNDS):  # multiplicative weights give a pool to begin with
         before = len(master.columns)
@@ -210,7 +210,7 @@ def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:
 
 
 def _converge(master: MasterProblem, best: Floats) -> tuple[Floats, Floats, Floats]:
-    """Solve and price until the bound of the prices is met.
+    """Alternate solving and pricing until the bound of the prices is met.
 
     Trees are priced half-way between the program's prices and the best seen so far (Wentges 1997), which keeps the
     prices from swinging between corners.
@@ -240,7 +240,7 @@ def _weighted(master: MasterProblem, weights: Floats, y: Floats) -> tuple[Tree, 
     columns = [master.columns[j] for j in support]
     uses, owners = master.matrix(columns), master.owners(columns)
     slack = master.room - uses @ weights[support]
-    met = owners[owners @ weights[support] <= weights[-1] * (1 + 1e-7)]  # of other roots there is more than is needed
+    met = owners[owners @ weights[support] <= weights[-1] * (1 + 1e-7)]  # the other roots have more than they need
     for tight in (slack <= 1e-7 * master.room, (slack <= 1e-7 * master.room) & (y > EPSILON)):
         rows = np.concatenate([uses[tight], met])
         last = np.concatenate([np.zeros((int(tight.sum()), 1), np.int64), -np.ones((len(met), 1), np.int64)])
@@ -259,7 +259,7 @@ def _fits(uses: Ints, weights: Sequence[Fraction], room: Ints) -> bool:
 
 
 def _even(owners: Ints, weights: Sequence[Fraction]) -> list[Fraction]:
-    """Weights made less where a root has more than another."""
+    """Lower the weights of roots that have more than another, so that all roots have the same."""
     least = min(sum((weights[j] for j in np.flatnonzero(row).tolist()), Fraction(0)) for row in owners)
     result = [Fraction(0)] * len(weights)
     for row in owners:

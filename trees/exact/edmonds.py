@@ -1,7 +1,7 @@
-"""Packings that meet their bound: grown trees put on physical paths, and flows for Gather and Scatter.
+"""Method ``exact``: Edmonds' packings on up to 16 ranks, placed on physical paths; flows for Gather and Scatter.
 
-The fabric given to these functions is the one that the trees point along: turned around for the collectives whose
-bytes flow to the root, the two-way part for AllReduce.
+These functions get the fabric in the direction of the trees' edges: reversed for the collectives whose bytes flow to
+the root, the two-way part for AllReduce.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _from_each(cap: Ints, n: int) -> tuple[list[WeightedTree], Fraction]:
 
 
 def _from_root(f: Fabric, root: int) -> tuple[list[WeightedTree], int]:
-    """Trees from ``root``, and their units; another root's, if exchanging the two ranks changes no capacity."""
+    """Trees from ``root``, and their units; those of another root where swapping the two ranks changes no capacity."""
     memo: dict[int, tuple[list[WeightedTree], int]] = f.memo.setdefault("rooted", {})
     cap = logical_graph(f).matrix()
     for other, (trees, units) in memo.items():
@@ -77,7 +77,7 @@ def flow_paths(f: Fabric, root: int, rate: Fraction) -> tuple[Tree, ...]:
     """Paths from ``root`` that bring every other rank ``rate / n``; ranks on the way relay.
 
     Args:
-        rate: MB/s; must not be above the ratio cut.
+        rate: MB/s, at most the ratio cut.
     """
     each = rate / f.n
     sink = max(f.vertices) + 1

@@ -15,7 +15,7 @@ MAX_TREES = 20_000
 
 
 def all_arborescences(arcs: Sequence[Arc], n: int, root: int, max_depth: int) -> Iterator[SpanningTree]:
-    """Every spanning tree away from ``root`` of at most this depth, once: a tree is its levels and their parents."""
+    """Every spanning tree away from ``root`` of at most this depth, once: level by level."""
     near: dict[int, list[int]] = {v: [] for v in range(n)}
     for u, v in sorted(arcs):
         near[v].append(u)

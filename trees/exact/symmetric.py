@@ -1,9 +1,10 @@
-"""Trees for machines that look the same from every rank: rings, tori, hypercubes, circulants (AllGather and its kin).
+"""Method ``symmetric``: machines that look the same from every rank, such as rings, tori, hypercubes, circulants.
 
-Ranks are read as numbers of several digits. Where turning each digit by one maps every link to an equally fast one,
-these turns take rank 0 to every rank in exactly one way, so one template at rank 0 gives everybody's trees, and an arc
-is loaded by as many tree edges as the template has in the arc's direction. The template is shallowest: every rank
-picks a parent one hop closer to the root, and one maximum flow balances the picks over the directions.
+These are Cayley graphs of an abelian group. Ranks are read as numbers of several digits; where adding one to a digit
+(modulo its size) maps every link to an equally fast one, these translations map rank 0 to each rank in exactly one way.
+So one template tree at rank 0 gives the trees of all ranks, and an arc carries as many tree edges as the template has
+in the arc's direction. The template is shallowest: every rank picks a parent one hop closer to the root, and one
+maximum flow balances the picks over the directions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LEAST_RANKS = 9
 
 
 class TranslationGroup:
-    """The group of digit turns: ``sums[a, b]`` is the rank that the turn taking 0 to ``a`` takes ``b`` to."""
+    """The group of translations: ``sums[a, b]`` is the image of ``b`` under the translation that maps 0 to ``a``."""
 
     def __init__(self, n: int, moduli: list[int]) -> None:
         self.moduli = moduli
@@ -38,23 +39,23 @@ class TranslationGroup:
             self.back += -d % q * p
 
     def direction(self, u: int, v: int) -> int:
-        """The rank that the turn taking ``u`` to 0 takes ``v`` to."""
+        """The image of ``v`` under the translation that maps ``u`` to 0."""
         return int(self.sums[self.back[u], v])
 
 
 def translations(f: Fabric) -> TranslationGroup | None:
-    """The turns of a fabric without switches, proved on every link; nothing if ranks differ or do not turn so."""
+    """The translations of a fabric without switches, checked on every link; None if it has none."""
     if len(f.vertices) > f.n or f.n < LEAST_RANKS:
         return None
-    if "turns" not in f.memo:
+    if "translations" not in f.memo:
         found = next(_moduli(f, 1, {}), None)
-        f.memo["turns"] = TranslationGroup(f.n, found) if found else None
-    known: TranslationGroup | None = f.memo["turns"]
+        f.memo["translations"] = TranslationGroup(f.n, found) if found else None
+    known: TranslationGroup | None = f.memo["translations"]
     return known
 
 
 def _moduli(f: Fabric, place: int, tried: dict[tuple[int, int], bool]) -> Iterator[list[int]]:
-    """Digit sizes, lowest place first, whose turns all keep the links; large digits are tried first."""
+    """Digit sizes, lowest place first, whose translations all preserve the links; large digits are tried first."""
     rest = f.n // place
     if rest == 1:
         yield []
@@ -65,7 +66,7 @@ def _moduli(f: Fabric, place: int, tried: dict[tuple[int, int], bool]) -> Iterat
 
 
 def _keeps(f: Fabric, place: int, modulus: int) -> bool:
-    """Turning this digit maps links to equally fast links."""
+    """Whether adding one to this digit maps links to equally fast links."""
     v = np.arange(f.n)
     digit = v // place % modulus
     image = v + place * ((digit + 1) % modulus - digit)
@@ -83,7 +84,7 @@ def fits(problem: Problem) -> int:
 
 
 def plan(problem: Problem) -> Solution | None:
-    """Trees from every rank at the full speed of its links; nothing where shortest trees miss it.
+    """Trees from every rank at the full speed of its links; None where no shortest-path template reaches it.
 
     An AllReduce loads the edges of a tree both ways, which halves the weights.
     """

@@ -32,7 +32,7 @@ def loads_of(caps: Capacities, shapes: Sequence[SpanningTree]) -> Any:
 
 
 def best_weights(caps: Capacities, shapes: Sequence[SpanningTree]) -> dict[int, Fraction]:
-    """Weights in units of the most that these trees carry together; trees without weight are left out."""
+    """The weights, in units, with which these trees carry most together; trees without weight are left out."""
     from scipy.optimize import linprog
 
     if not shapes:
@@ -66,7 +66,7 @@ def exact_weights(
 def placed(
     caps: Capacities, shapes: Sequence[SpanningTree], weights: Mapping[int, Fraction]
 ) -> tuple[tuple[Tree, ...], Fraction]:
-    """The weighted trees on their physical paths, thickest first, and their rate in MB/s."""
+    """The weighted trees on their physical paths, heaviest first, and their rate in MB/s."""
     scale = lcm(*(w.denominator for w in weights.values()))
     grown = [WeightedTree(*shapes[i], int(w * scale)) for i, w in weights.items()]
     grown.sort(key=lambda t: (-t.weight, t.depth, t.arcs))
@@ -82,7 +82,7 @@ class IntegerSolution(NamedTuple):
 
 
 def most_with(caps: Capacities, shapes: Sequence[SpanningTree], count: int, *, nodes: int) -> IntegerSolution | None:
-    """The most that ``count`` of these trees carry."""
+    """The highest rate that ``count`` of these trees carry."""
     n = len(shapes)
     return _choose(caps, shapes, np.repeat([-1.0, 0.0], n), (np.repeat([0.0, 1.0], n), -np.inf, count), nodes)
 
@@ -111,7 +111,7 @@ def fewest_units(
 def _choose(
     caps: Capacities, shapes: Sequence[SpanningTree], cost: Any, row: tuple[Any, float, float], nodes: int
 ) -> IntegerSolution | None:
-    """A weight and a yes or no for each tree: loads fit, and a tree that is not taken weighs nothing."""
+    """Solve for a weight and a binary choice for each tree: loads fit, and a tree that is not taken has weight 0."""
     from scipy.sparse import csr_matrix, diags, hstack, identity
 
     n = len(shapes)
@@ -138,7 +138,7 @@ def integer_program(cost: Any, rows: Sequence[Any], most: Any, whole: Any, nodes
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    with _no_words():
+    with _stdout_to_stderr():
         done = milp(
             cost,
             constraints=[LinearConstraint(*row) for row in rows],
@@ -150,11 +150,11 @@ def integer_program(cost: Any, rows: Sequence[Any], most: Any, whole: Any, nodes
 
 
 @contextmanager
-def _no_words() -> Iterator[None]:
-    """Lead the standard output to the error output: HiGHS prints a line at times, even when it is told to be quiet."""
+def _stdout_to_stderr() -> Iterator[None]:
+    """Redirect standard output to standard error: HiGHS sometimes prints a line even when told to be quiet."""
     try:
         kept = os.dup(1)
-    except OSError:  # there is none
+    except OSError:  # there is no standard output
         yield
         return
     flush = ctypes.CDLL(None).fflush

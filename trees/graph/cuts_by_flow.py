@@ -1,8 +1,8 @@
-"""Exact cuts and partitions of graphs too large for cut vectors: maximum flows and discrete Newton steps.
+"""Exact cuts and partitions of graphs too large for :mod:`.cuts`: maximum flows and discrete Newton steps.
 
 A ratio that is too large yields a cut (or partition) that proves it, and the ratio of that one is the next try
 (Dinkelbach 1967). The partition problem runs the greedy algorithm of :func:`.cuts.truncate` with a flow for each of
-its minima (Cunningham 1985). Flows are scipy's where the capacities fit its 32 bits, else :class:`.flow.MaxFlow`.
+its minima (Cunningham 1985). Flows are scipy's where the capacities fit its 32 bits, else :class:`.max_flow.MaxFlow`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FLOW_LIMIT = (1 << 31) - 1
 
 
 class CutNetwork:
-    """The arcs of a fabric between a super-source and a super-sink that are wired to every rank.
+    """The arcs of a fabric between a super-source and a super-sink that are joined to every rank.
 
     ``f.vertices`` are numbered 0.. in their order; then come the source and the sink.
     """
@@ -39,7 +39,7 @@ class CutNetwork:
         self.starts = np.searchsorted(self.tails, np.arange(self.size + 1)).astype(np.int32)
 
     def run(self, scale: int, supply: Sequence[int], demand: Sequence[int], s: int, t: int) -> tuple[int, MinCut]:
-        """The most that flows from ``s`` to ``t``, and what is needed for its cut.
+        """The maximum flow from ``s`` to ``t``, and its minimum cut.
 
         Args:
             scale: multiplies the capacities of the fabric.
@@ -68,13 +68,13 @@ class CutNetwork:
 
 
 class MinCut:
-    """The source's side of the minimum cut nearest to it, found when it is asked for."""
+    """The minimum cut nearest to the source; its side is computed on demand."""
 
     def __init__(self, start: int, *, graph: object = None, flow: object = None, own: MaxFlow | None = None) -> None:
         self._start, self._graph, self._flow, self._own = start, graph, flow, own
 
     def side(self) -> set[int]:
-        """Numbers of vertices, the start included."""
+        """The vertices on the source's side."""
         if self._own is not None:
             return self._own.source_side(self._start)
         from scipy.sparse.csgraph import breadth_first_order
@@ -85,7 +85,7 @@ class MinCut:
 
 
 def min_cut_side(f: Fabric, root: int, *, reverse: bool) -> set[int]:
-    """The root's side of the least cut that some rank is beyond."""
+    """The root's side of the minimum cut between it and any rank."""
     net = CutNetwork(f, reverse=reverse)
     nothing = [0] * f.n
     best, side = -1, set[int]()
@@ -101,7 +101,7 @@ def ratio_side(f: Fabric, root: int | None, start: set[int], *, reverse: bool) -
     """The set S, without some rank (or without ``root``), with the least capacity out of S for each rank in S.
 
     Args:
-        start: a set to begin with.
+        start: the set of the first Newton step.
     """
     net = CutNetwork(f, reverse=reverse)
     at = {v: i for i, v in enumerate(f.vertices)}
@@ -120,10 +120,10 @@ def ratio_side(f: Fabric, root: int | None, start: set[int], *, reverse: bool) -
 
 
 def partition(f: Fabric, start: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Classes of ranks, each with the switches best taken along, with the least (capacity out) / (classes - 1).
+    """Classes of ranks, each with its best set of switches, with the least (capacity out) / (classes - 1).
 
     Args:
-        start: classes to begin with.
+        start: the classes of the first Newton step.
     """
     net = CutNetwork(f)
     at = {v: i for i, v in enumerate(f.vertices)}
@@ -162,7 +162,7 @@ def _truncate(net: CutNetwork, ratio: Fraction) -> tuple[int, list[set[int]]]:
 
 
 def _tighten(net: CutNetwork, ranks: set[int]) -> set[int]:
-    """These ranks with the switches that make the least leave them."""
+    """These ranks with the switches that minimise the capacity out of the set."""
     most = int(net.cap.sum()) + 1
     supply = [most if v in ranks else 0 for v in range(net.n)]
     demand = [0 if v in ranks else most for v in range(net.n)]

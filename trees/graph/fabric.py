@@ -23,11 +23,11 @@ Ints = NDArray[np.int64]
 
 FAST = ("nvlink", "xgmi")
 SLOW = ("host", "pcie")
-MANY = 16  # ranks; whole nodes of larger machines go by their number
+MANY = 16  # ranks; messages name whole nodes of larger machines by their number
 
 
 class Fabric(msgspec.Struct, frozen=True, dict=True):
-    """The links of ``kinds``; ``arcs`` holds the MB/s of every pair of vertices, ascending."""
+    """The links of ``kinds`` as a graph; ``arcs`` holds the MB/s of every joined pair of vertices, ascending."""
 
     topology: Topology
     kinds: tuple[str, ...]
@@ -50,7 +50,7 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def flat(self) -> bool:
-        """No switch is wired to another switch."""
+        """Whether no switch is wired to another switch."""
         return all(u < self.n or v < self.n for u, v in self.arcs)
 
     def matrix(self) -> Ints:
@@ -63,17 +63,17 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def memo(self) -> dict[object, Any]:
-        """What planners found out about this fabric, by their own keys; several collectives and roots ask the same."""
+        """Results of planners about this fabric, by their own keys, for other collectives and roots that need them."""
         return {}
 
     @cached_property
     def even(self) -> bool:
-        """Every link is equally fast both ways."""
+        """Whether every link is equally fast both ways."""
         return all(self.arcs.get((v, u)) == c for (u, v), c in self.arcs.items())
 
     @cached_property
     def backwards(self) -> Fabric:
-        """Every arc turned around; a tree for a broadcast here is one for a reduce there."""
+        """Every arc reversed; a broadcast tree of this graph is a reduce tree of the reversed one."""
         if self.even:
             return self
         return Fabric(self.topology, self.kinds, dict(sorted(((v, u), c) for (u, v), c in self.arcs.items())))
@@ -88,7 +88,7 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def neighbours(self) -> dict[int, tuple[int, ...]]:
-        """Where one can go from each vertex, ascending."""
+        """The heads of the arcs that leave each vertex, ascending."""
         near: dict[int, list[int]] = {v: [] for v in self.vertices}
         for u, v in self.arcs:
             near[u].append(v)
@@ -139,7 +139,7 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
 
 
 def fabric(topology: Topology, kinds: Iterable[str]) -> Fabric:
-    """The links of these kinds; parallel links of several kinds add up. Kept beside the topology for the next call."""
+    """The links of these kinds; parallel links of several kinds add up. Cached in the topology."""
     wanted = frozenset(kinds)
     kept: dict[frozenset[str], Fabric] = topology.__dict__.setdefault("_fabrics", {})
     if wanted not in kept:
@@ -188,7 +188,7 @@ def choose(topology: Topology, collective: str, root: int) -> Fabric:
 
 
 def name_of(topology: Topology, vertices: Iterable[int]) -> str:
-    """What people call a set of vertices: ``GPUs 4,5,6, plx0``; whole nodes of a large machine: ``nodes 0-6``."""
+    """A readable name for a set of vertices: ``GPUs 4,5,6, plx0``; whole nodes of a large machine: ``nodes 0-6``."""
     t, chosen = topology, set(vertices)
     words: list[str] = []
     several = len(t.nodes) > 1

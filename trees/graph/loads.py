@@ -1,7 +1,7 @@
 """What the trees of a packing put on links, or on the cores of ranks that share a memory.
 
-The rules are the table in :mod:`.tree`; for one shared memory they count how often each rank's core passes over the
-tree's bytes. Planners scale their shapes with these sums, and :mod:`.verify` counts the result again.
+The rules are the table in :mod:`~..tree`; for one shared memory they count how often each rank's core passes over the
+tree's bytes. Planners scale their trees with these sums, and :mod:`~..bounds.verify` counts the result again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def link_loads(collective: str, trees: Iterable[Tree]) -> dict[Arc, Fraction]:
 def core_loads(collective: str, trees: Iterable[Tree]) -> dict[int, Fraction]:
     """MB/s that every rank's core passes over when the ranks share one memory.
 
-    Way up: a rank with c children reads their slots and writes its own in c passes, a leaf copies in one; the root's
-    c passes write the result and the slot that all read. Way down: every other rank reads that slot once. Without a
-    way up the root writes the slot, one pass.
+    Reducing: a rank with c children reads their slots and writes its own in c passes, a leaf copies in one; the root's
+    c passes write the result and the slot that all read. Broadcasting: every other rank reads that slot once. Without
+    a reduction the root writes the slot in one pass.
     """
     loads: dict[int, Fraction] = {}
     for tree in trees:
@@ -62,6 +62,6 @@ def core_loads(collective: str, trees: Iterable[Tree]) -> dict[int, Fraction]:
 def scaled(
     trees: list[Tree], loads: Mapping[Resource, Fraction], room: Mapping[Resource, int]
 ) -> tuple[tuple[Tree, ...], Fraction]:
-    """Trees whose weights are for a rate of 1, at the highest rate that fits; that rate in MB/s."""
+    """Scale trees, whose weights are for a rate of 1, to the highest rate that fits; and that rate in MB/s."""
     rate = min(room[at] / load for at, load in loads.items() if load)
     return tuple(msgspec.structs.replace(t, weight=t.weight * rate) for t in trees), rate

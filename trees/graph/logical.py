@@ -21,10 +21,7 @@ from .fabric import Arc, Fabric, Ints, Path
 
 
 class LogicalGraph(msgspec.Struct, frozen=True, dict=True):
-    """Logical arcs between ranks: ``routes`` lists the physical paths of each with their units.
-
-    One unit is ``mbps`` MB/s.
-    """
+    """Arcs between ranks: ``routes`` lists the physical paths of each with their units of ``mbps`` MB/s."""
 
     n: int
     mbps: Fraction
@@ -50,9 +47,10 @@ def logical_graph(f: Fabric, *, rails: bool = False) -> LogicalGraph:
 def split_switches(f: Fabric, *, rails: bool = False) -> LogicalGraph:
     """Split every switch: a pair (u, v) gets the smaller of its share of u's uplink and of v's downlink.
 
-    With ``rails`` the network joins the ranks that have the same place in their nodes, and no others.
+    The result never needs more than the links carry, and loses nothing where all ports of a switch are equal.
 
-    Never more than the links carry; nothing is lost where all ports of a switch are equal.
+    Args:
+        rails: the network joins only ranks that have the same index in their nodes.
 
     Raises:
         TopologyError: where switches are wired to switches.
@@ -69,7 +67,7 @@ def split_switches(f: Fabric, *, rails: bool = False) -> LogicalGraph:
     place = [t.ranks_of(d.node).index(r) for r, d in enumerate(t.devices)] if rails else []
     for w in sorted(f.vertices[f.n :], key=lambda w: (t.switches[w - f.n].kind == "net", w)):
         ports = [(u, v) for u in f.backwards.neighbours[w] for v in f.neighbours[w] if u != v]
-        if t.switches[w - f.n].kind == "net":  # the way between boxes: ranks that are joined in their box leave it free
+        if t.switches[w - f.n].kind == "net":  # ranks that are joined in their box do not use the network
             ports = [(u, v) for u, v in ports if t.devices[u].node != t.devices[v].node or (u, v) not in shares]
             if rails:
                 ports = [(u, v) for u, v in ports if place[u] == place[v]]
@@ -134,9 +132,9 @@ def _from(root: int, near: dict[int, list[int]]) -> tuple[Arc, ...]:
 
 
 class Capacities(NamedTuple):
-    """What the trees of a rooted collective, or of AllReduce (``root`` -1), may load.
+    """The capacities that trees share, for a rooted collective or for AllReduce (``root`` -1).
 
-    ``units`` holds the capacity of each resource, ``number`` the resource that each logical arc loads. A tree of an
+    ``units`` holds the capacity of each resource, ``number`` the resource that each logical arc uses. A tree of an
     AllReduce loads both directions of an edge alike, so the two are one resource.
     """
 
@@ -152,7 +150,7 @@ class Capacities(NamedTuple):
 
 
 def capacities_of(g: LogicalGraph, root: int) -> Capacities:
-    """The logical arcs of an overlay as resources; ``root`` is -1 for trees that are used both ways."""
+    """The arcs of a logical graph as resources; ``root`` is -1 for trees that are used both ways."""
     units: list[int] = []
     number: dict[Arc, int] = {}
     for (u, v), ways in g.routes.items():
@@ -169,11 +167,11 @@ def capacities_of(g: LogicalGraph, root: int) -> Capacities:
 def place(
     trees: Iterable[WeightedTree], g: LogicalGraph, unit: Fraction, *, both_ways: bool = False
 ) -> tuple[Tree, ...]:
-    """Put logical trees on physical paths; one that is thicker than a path is divided among several.
+    """Put logical trees on physical paths; a tree that is wider than a path is divided among several.
 
     Args:
-        unit: what a weight of 1 is in units of the overlay.
-        both_ways: a tree loads both directions of its edges, so that both share what is left.
+        unit: a weight of 1 in units of the logical graph.
+        both_ways: a tree loads both directions of its edges, which share what is left.
     """
     room = {arc: [Fraction(units) for _, units in ways] for arc, ways in g.routes.items()}
     placed: list[Tree] = []

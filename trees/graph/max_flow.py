@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 class MaxFlow:
-    """A network on vertices ``0..size-1``; arc ``2i`` goes forward, ``2i + 1`` is its residual twin."""
+    """A flow network on vertices ``0..size-1``; arc ``2i`` goes forward, ``2i + 1`` is its residual arc."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -84,7 +84,7 @@ class MaxFlow:
         return amount
 
     def paths(self, source: int, sink: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Take the flow apart into simple paths with their amounts; cycles are dropped."""
+        """Decompose the flow into simple paths with their amounts; cycles are dropped."""
         while True:
             walk: list[int] = []
             seen = {source: 0}

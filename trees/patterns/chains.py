@@ -24,8 +24,8 @@ def chain(f: Fabric, collective: str, root: int) -> list[Tree]:
     """Chains in depth-first order, for a rate of 1: on a tree of switches no link is crossed twice in a direction.
 
     One chain for a rooted collective, the n rotations of a ring otherwise (rooted at their middle for AllReduce).
-    Where two neighbours in that order have no path through switches alone, the later rank hangs on the nearest
-    earlier one that has.
+    Where two neighbours in that order have no path through switches alone, the later rank is attached to the nearest
+    earlier one that has such a path.
     """
     hops = {(u, v): path for u in range(f.n) for v, path in f.hops_from(u).items()}
     if collective in ("broadcast", "reduce", "barrier"):
@@ -73,7 +73,7 @@ def shallow(f: Fabric, root: int) -> Tree:
 
 
 def _attach(order: list[int], hops: Mapping[Arc, Path]) -> tuple[Edge, ...]:
-    """Every rank under the nearest earlier one that has a path to it."""
+    """Edges that attach every rank to the nearest earlier one that has a path to it."""
     edges: list[Edge] = []
     for at, v in enumerate(order[1:], 1):
         u = next(u for u in reversed(order[:at]) if (u, v) in hops)

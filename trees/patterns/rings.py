@@ -1,11 +1,12 @@
-"""Rings as NCCL builds them, as a packing: the largest set of rings through all ranks in which no two share a lane.
+"""Method ``rings``: rings as NCCL builds them, the largest set of Hamiltonian rings in which no two share a lane.
 
 A rooted collective sends along each ring from the root on; AllGather and ReduceScatter send each rank's share around.
 AllReduce is a ReduceScatter and an AllGather on each ring, at n / (2 (n - 1)) of its rate. A tree that is used both
-ways loads the two directions of a link alike, so it takes rings in pairs of opposite directions: the n paths that a
-ring falls into without one of its hops load both directions of every hop with n - 1 shares, as the two rings do, and
-take the same 2 (n - 1) steps. Where no ring of NVLinks joins the ranks NCCL uses PCIe, and so does this. Across boxes
-every ring of a box goes on to the next box, entering at any of its ranks, so that all network cards are used.
+ways loads the two directions of a link alike, so the packing takes rings in pairs of opposite directions. A pair
+becomes n paths, each the ring without one of its hops: they load both directions of every hop with n - 1 shares, as the
+two rings do, and take the same 2 (n - 1) steps. Where no ring of NVLinks joins the ranks, NCCL uses PCIe, and so does
+this method. Across boxes every ring of a box goes on to the next box, entering at any of its ranks, so that all network
+cards are used.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NODES = 20_000
 
 
 def fits(problem: Problem) -> int:
-    """Any collective of spanning trees; larger packings of n paths for each ring are of no use."""
+    """Any collective of spanning trees, up to the number of ranks where n paths for each ring are still of use."""
     return int(not problem.by_paths and problem.n <= MAX_RANKS)
 
 
@@ -74,7 +75,7 @@ def plan(problem: Problem) -> Solution:
 
 
 def lane_mbps(f: Fabric) -> int:
-    """What one ring carries: the rate of a lane (a common divisor, if lanes differ)."""
+    """The rate of one ring in MB/s: that of a lane, or the greatest common divisor where lanes differ."""
     lanes = [k.lane_mbps for k in f.topology.links if k.kind in f.kinds]
     return gcd(*lanes, *f.arcs.values())
 
@@ -103,7 +104,7 @@ def all_rings(n: int, room: Mapping[Arc, int], *, both_ways: bool) -> tuple[list
     """Rings through all ranks from rank 0 on, and whether these are all; one of each pair of directions.
 
     Args:
-        both_ways: leave out the ring that is another one backwards.
+        both_ways: leave out rings that are the reverse of another one.
     """
     near: dict[int, list[int]] = {v: [] for v in range(n)}
     for (u, v), lanes in sorted(room.items()):
@@ -197,7 +198,7 @@ def _inside(f: Fabric, box: list[int], *, both_ways: bool) -> list[Ring]:
 
 
 def _best_shares(problem: Problem, rings: list[Ring], hops: Mapping[Arc, Path]) -> dict[Ring, Fraction]:
-    """How much each ring should carry; whoever asks scales the shares to the links."""
+    """The share of each ring; the caller scales the shares to the links."""
     from scipy.optimize import linprog
 
     if len(rings) == 1:
@@ -224,7 +225,7 @@ def _best_shares(problem: Problem, rings: list[Ring], hops: Mapping[Arc, Path]) 
 
 
 def _lost(f: Fabric, room: Mapping[Arc, int], count: int, both: bool) -> str:
-    """What rings that need not come in pairs would add."""
+    """The gain of one-way rings that need not come in pairs, as a remark."""
     if not both or f.n == 2:
         return ""
     one_way, exact = largest_set(f.n, room, both_ways=False)

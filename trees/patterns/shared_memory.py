@@ -1,8 +1,8 @@
-"""Packings for CPU ranks that share one memory: written once, read by everybody.
+"""Packings for CPU ranks that share one memory: one rank writes a slot, and all read it.
 
-Links have no part in the cost: every operation passes the bytes through the core of the rank that does it, at that
-rank's copy rate (:func:`.load.core_loads`). The bounds count touches: each rank reads its own contribution once, and
-every rank but the one that produced a result reads that result.
+Links do not matter for the cost: every operation passes the bytes through the core of the rank that does it, at that
+rank's copy rate (:func:`~..graph.loads.core_loads`). The bounds count passes: each rank reads its own contribution
+once, and every rank but the one that produced a result reads that result.
 
 =============== ============================== ===================================================
 broadcast       min B                          a star: one slot that all read
@@ -13,7 +13,7 @@ reduce_scatter  min B                          one chain per rank; ``direct`` is
 allreduce       min over S of B(S)/(2|S|-1)    n chains, exact for unequal cores; ``direct`` has stars
 =============== ============================== ===================================================
 
-``direct`` comes first although it makes more passes: its sums are in the order of the ranks, it has no pipeline to
+``direct`` is the default although it makes more passes: its sums are in the order of the ranks, it has no pipeline to
 fill, and no rank waits for the rank before it.
 """
 
@@ -58,7 +58,7 @@ def copies(topology: Topology, rates: dict[int, int], collective: str, root: int
 def copies_certificate(
     topology: Topology, rates: dict[int, int], ranks: tuple[int, ...], passes: Fraction
 ) -> Certificate:
-    """These ranks together must pass over ``passes`` vectors."""
+    """The certificate that these ranks together must pass over ``passes`` vectors."""
     capacity = sum(rates[r] for r in ranks)
     amount = "1 pass" if passes == 1 else f"{passes} passes"
     text = f"{name_of(topology, ranks)}: {amount} over the vector, {capacity / 1000:g} GB/s of copying"
@@ -80,7 +80,7 @@ def share_memory(
 
 
 def star_tree(n: int, memory: int) -> Tree:
-    """Everybody one hop from rank 0."""
+    """The tree in which every rank is one hop from rank 0."""
     return _tree(0, star(n, 0), memory, Fraction(1))
 
 
@@ -106,7 +106,7 @@ def _stars(n: int, memory: int, collective: str, root: int) -> list[Tree]:
 
 
 def _chains(n: int, memory: int, collective: str, root: int, bound: Fraction, rates: dict[int, int]) -> list[Tree]:
-    """Chains whose far end starts, for a rate of 1: every core passes over its bytes once on the way up."""
+    """Chains that reduce from the far end on, for a rate of 1: every core passes over its bytes once."""
     if collective == "reduce":
         return [_rotation(n, root, memory, Fraction(1))]
     if collective == "reduce_scatter":

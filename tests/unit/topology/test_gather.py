@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from blinkmpi.errors import BlinkError, FormatError, RemoteError, TopologyError
 from blinkmpi.topology import ProcessInfo, Topology, exchange, gather
 from blinkmpi.topology.gather import SLOT_BYTES, copy_test, cpu_topology, page_aligned, this_process
-from blinkmpi.topology.network_rate import ROUNDS, even_out, net_rate, opponents
+from blinkmpi.topology.network_rate import ROUNDS, even_out, net_rate, partners
 
 MODULE = importlib.import_module("blinkmpi.topology.gather")
 HERE = threading.local()
@@ -272,7 +272,7 @@ def test_two_ranks_share_a_memory_if_launcher_and_place_agree(given_parts: list[
 
 @given(st.integers(2, 40))
 def test_in_every_round_each_node_has_one_other(n: int) -> None:
-    rounds = [opponents(i, n) for i in range(n)]
+    rounds = [partners(i, n) for i in range(n)]
     for i, mine in enumerate(rounds):
         assert len(set(mine)) == len(mine)
         assert i not in mine
@@ -296,15 +296,15 @@ def test_the_best_of_all_rounds_is_a_nodes_rate() -> None:
     assert 1.5 * (slow or 0) < min(fast or 0, also or 0) < 500  # 4 MiB in 10 ms, and in 40
 
 
-def test_measured_wires_are_in_the_machine() -> None:
+def test_measured_network_rates_are_in_the_machine() -> None:
     parts = [
         ProcessInfo("a", 1, "a", (0,), 5000, 0, 99),
         ProcessInfo("a", 2, "a", (1,), 5000, 0),
         ProcessInfo("b", 3, "b", (0,), 5000, 2, 24),
     ]
     made = cpu_topology(parts)
-    wires = {(k.src, k.dst): (k.mbps, k.origin) for k in made.links if k.kind == "net"}
-    assert wires == {
+    links = {(k.src, k.dst): (k.mbps, k.origin) for k in made.links if k.kind == "net"}
+    assert links == {
         (3, 5): (99, "measured"),
         (5, 3): (99, "measured"),
         (4, 5): (24, "measured"),
