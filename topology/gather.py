@@ -29,7 +29,7 @@ from .gpu import GpuFacts
 from .gpu_topology import from_gpus
 from .machines import CPU_MBPS, NET_MBPS
 from .model import Device, Link, Origin, Switch, Topology
-from .network_rate import MessagingComm, even_out, net_rate
+from .network_rate import MessagingComm, even_out, net_rate, rounded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -304,9 +304,7 @@ def _node_rate(rates: Sequence[int | None]) -> tuple[int, Origin]:
     known = [r for r in rates if r is not None]
     if not known:
         return CPU_MBPS, "table"
-    mean = sum(known) // len(known)
-    unit = 10 ** max(0, len(str(mean)) - 2)
-    return max(1, (mean + unit // 2) // unit * unit), "measured"
+    return rounded(sum(known) // len(known)), "measured"
 
 
 def _count(number: int, noun: str) -> str:

@@ -20,6 +20,7 @@ from ..util.codec import Value, dumps, loads
 from ..util.together import Comm, from_root
 from .gpu import GpuFacts
 from .model import Device, Link, Topology
+from .network_rate import rounded
 
 FORMAT_VERSION = 1
 NOWHERE = -1  # the end of a row that is no device: the host's memory, or the network
@@ -202,7 +203,7 @@ def with_measured(topology: Topology, measured: Measured) -> Topology:
     if not slow:
         return topology
     links = tuple(
-        msgspec.structs.replace(k, lane_mbps=min(k.lane_mbps, _rounded(slow[k] // k.lanes)), origin="measured")
+        msgspec.structs.replace(k, lane_mbps=min(k.lane_mbps, rounded(slow[k] // k.lanes, DIGITS)), origin="measured")
         if k in slow
         else k
         for k in topology.links
@@ -210,11 +211,6 @@ def with_measured(topology: Topology, measured: Measured) -> Topology:
     remark = f"{len(slow)} {'link' if len(slow) == 1 else 'links'} far under their class: as measured {measured.date}"
     source = "; ".join(filter(None, [topology.source, remark]))
     return msgspec.structs.replace(topology, links=links, source=source).check()
-
-
-def _rounded(mbps: int) -> int:
-    unit = int(10 ** max(0, len(str(mbps)) - DIGITS))
-    return max(1, (mbps + unit // 2) // unit * unit)
 
 
 def here(measured: Measured, topology: Topology) -> Measured | None:

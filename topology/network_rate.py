@@ -83,11 +83,16 @@ def even_out(rates: Sequence[int]) -> list[int]:
     while order:
         group = [i for i in order if rates[i] >= ALIKE * rates[order[0]]]
         order = order[len(group) :]
-        mean = sum(rates[i] for i in group) // len(group)
-        unit = 10 ** max(0, len(str(mean)) - 2)
+        mean = rounded(sum(rates[i] for i in group) // len(group))
         for i in group:
-            found[i] = max(1, (mean + unit // 2) // unit * unit)
+            found[i] = mean
     return found
+
+
+def rounded(mbps: int, digits: int = 2) -> int:
+    """A rate with this many significant digits, at least 1 MB/s."""
+    unit: int = 10 ** max(0, len(str(mbps)) - digits)
+    return max(1, (mbps + unit // 2) // unit * unit)
 
 
 def net_rates(topology: Topology) -> dict[int, int]:

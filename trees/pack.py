@@ -30,7 +30,7 @@ def _fits_chain(problem: Problem) -> int:
     if problem.n > stars.MANY_RANKS:
         return LAST
     last_resort = not any(m.fits(problem) for m in METHODS.values() if m.auto and not m.costly and m.scheme != "chain")
-    return LAST if last_resort or all(len(f.hops_from(r)) == f.n - 1 for r in range(f.n)) else 0
+    return LAST if last_resort or len(f.hops) == f.n * (f.n - 1) else 0
 
 
 def _best(problem: Problem) -> Packing:

@@ -15,10 +15,9 @@ from ...errors import PlanError
 from ..exact.enumeration import MAX_TREES, all_arborescences, centred
 from ..exact.weights import best_weights, placed
 from ..graph.fabric import Arc, name_of
-from ..graph.logical import Capacities, SpanningTree
+from ..graph.logical import Capacities, SpanningTree, arcs_from, neighbours_of
 from ..problem import Problem, Solution
 from . import mwu
-from .mwu import ordered
 
 MAX_RANKS = 12
 Group = tuple[int, ...]
@@ -89,27 +88,10 @@ def _inside(caps: Capacities, groups: list[Group], first: int, bridges: tuple[Ar
     if caps.root < 0:
         for centres in product(*groups):
             inner = [(c, v) for c, group in zip(centres, groups, strict=True) for v in group if v != c]
-            yield centred(SpanningTree(0, ordered(0, _parents(caps.n, 0, [*inner, *bridges]))))
+            yield centred(SpanningTree(0, arcs_from(0, neighbours_of([*inner, *bridges]))))
         return
     entered = [(v, u) for _, v in bridges for group in groups if v in group for u in group if u != v]
     for hub in groups[first]:
         own = [(hub, v) for v in groups[first] if v not in (hub, caps.root)]
         own += [(caps.root, hub)] if hub != caps.root else []
-        yield SpanningTree(caps.root, ordered(caps.root, _parents(caps.n, caps.root, [*own, *bridges, *entered])))
-
-
-def _parents(n: int, root: int, edges: list[Arc]) -> list[int]:
-    """The parent of every rank in the tree of these edges, whatever their direction."""
-    near: dict[int, list[int]] = {v: [] for v in range(n)}
-    for u, v in edges:
-        near[u].append(v)
-        near[v].append(u)
-    parent = [-1] * n
-    parent[root] = root
-    queue = [root]
-    for u in queue:
-        for v in sorted(near[u]):
-            if parent[v] < 0:
-                parent[v] = u
-                queue.append(v)
-    return parent
+        yield SpanningTree(caps.root, arcs_from(caps.root, neighbours_of([*own, *bridges, *entered])))

@@ -25,8 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...topology.model import Topology
-from ..graph import cuts
-from ..graph import cuts_by_flow as cuts_by_flow
+from ..graph import cuts, cuts_by_flow
 from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, name_of, subset_of
 from ..tree import ROOTED, Certificate
 from .prices import FAR, cheapest

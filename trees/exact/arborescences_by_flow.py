@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..graph import cuts_by_flow as cuts_by_flow
+from ..graph import cuts_by_flow
 from ..graph.fabric import Arc, Fabric, Ints
 from ..graph.logical import LogicalGraph, WeightedTree, logical_graph, place
 from ..problem import Problem, Solution

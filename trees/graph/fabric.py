@@ -115,6 +115,11 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
                         queue.append(v)
         return {v: p for v, p in paths.items() if v < self.n and v != start}
 
+    @cached_property
+    def hops(self) -> dict[Arc, Path]:
+        """The shortest path through switches alone between every two ranks that have one."""
+        return {(u, v): path for u in range(self.n) for v, path in self.hops_from(u).items()}
+
     def parts(self) -> list[list[int]]:
         """The ranks in classes that reach each other both ways."""
         down = [self.reached(r) for r in range(self.n)]

@@ -111,15 +111,22 @@ class WeightedTree(NamedTuple):
 
 def recentre(tree: WeightedTree) -> WeightedTree:
     """The same undirected tree, rooted where it is shallowest; the lowest such rank."""
-    near: dict[int, list[int]] = {tree.root: []}
-    for u, v in tree.arcs:
+    near = neighbours_of(tree.arcs) or {tree.root: []}
+    rooted = (WeightedTree(r, arcs_from(r, near), tree.weight) for r in sorted(near))
+    return min(rooted, key=lambda t: (t.depth, t.root))
+
+
+def neighbours_of(edges: Iterable[Arc]) -> dict[int, list[int]]:
+    """The neighbours of every vertex in an undirected graph."""
+    near: dict[int, list[int]] = {}
+    for u, v in edges:
         near.setdefault(u, []).append(v)
         near.setdefault(v, []).append(u)
-    return min((WeightedTree(r, _from(r, near), tree.weight) for r in sorted(near)), key=lambda t: (t.depth, t.root))
+    return near
 
 
-def _from(root: int, near: dict[int, list[int]]) -> tuple[Arc, ...]:
-    """The tree's arcs away from ``root``, level by level."""
+def arcs_from(root: int, near: dict[int, list[int]]) -> tuple[Arc, ...]:
+    """The arcs of an undirected tree away from ``root``, level by level."""
     arcs: list[Arc] = []
     seen, queue = {root}, [root]
     for u in queue:

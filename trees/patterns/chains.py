@@ -27,7 +27,7 @@ def chain(f: Fabric, collective: str, root: int) -> list[Tree]:
     Where two neighbours in that order have no path through switches alone, the later rank is attached to the nearest
     earlier one that has such a path.
     """
-    hops = {(u, v): path for u in range(f.n) for v, path in f.hops_from(u).items()}
+    hops = f.hops
     if collective in ("broadcast", "reduce", "barrier"):
         return [Tree(root, _attach(depth_first(f, root), hops), Fraction(1))]
     ring = depth_first(f, 0)

@@ -155,7 +155,7 @@ def _around(problem: Problem, why: str) -> Solution:
         TopologyError: if two neighbours have no path through switches alone.
     """
     f = problem.oriented
-    hops = {(u, v): path for u in range(f.n) for v, path in f.hops_from(u).items()}
+    hops = f.hops
     every = _through_boxes(f, both_ways=problem.collective == "allreduce")
     rings = [ring for ring in every if all(arc in hops for arc in lanes_of(ring))]
     if not rings:

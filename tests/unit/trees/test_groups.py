@@ -13,8 +13,8 @@ from blinkmpi.topology.model import Topology
 from blinkmpi.trees import pack
 from blinkmpi.trees.blink.groups import divide
 from blinkmpi.trees.graph.fabric import FAST, fabric
-from tests.unit.trees.test_trees_bound import machines, partitions
-from tests.unit.trees.test_trees_few import unique_subsets
+from tests.unit.trees.test_certify import machines, partitions
+from tests.unit.trees.test_few import unique_subsets
 
 
 @settings(max_examples=40, deadline=None)

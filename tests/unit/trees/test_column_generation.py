@@ -18,7 +18,7 @@ from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import pack, verify
 from blinkmpi.trees.bounds.prices import arborescence
 from blinkmpi.trees.exact.rational import solve
-from tests.unit.trees.test_trees_bound import machines
+from tests.unit.trees.test_certify import machines
 
 
 def star(n: int, out: int, into: int) -> Topology:

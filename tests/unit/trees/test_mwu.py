@@ -26,7 +26,7 @@ from blinkmpi.trees.graph.logical import SpanningTree, capacities_of, split_swit
 from blinkmpi.trees.pack import extra_methods, methods
 from blinkmpi.trees.problem import MethodOptions
 from tests.unit.trees.packings import call_of, reference, sends_of
-from tests.unit.trees.test_trees_bound import machines
+from tests.unit.trees.test_certify import machines
 
 DGX = machine("dgx-1v")
 SPANNING = ("broadcast", "reduce", "allreduce")

@@ -16,8 +16,8 @@ from blinkmpi.trees import pack
 from blinkmpi.trees.graph.fabric import FAST, fabric
 from blinkmpi.trees.patterns.rings import all_rings, lanes_of, largest_set
 from tests.unit.trees.packings import machine_of
-from tests.unit.trees.test_trees_bound import machines
-from tests.unit.trees.test_trees_few import LANE, unique_subsets
+from tests.unit.trees.test_certify import machines
+from tests.unit.trees.test_few import LANE, unique_subsets
 
 # By size: how many unique subsets have how many rings; 0 means PCIe.
 COUNTS = {

@@ -12,8 +12,8 @@ from blinkmpi.trees import pack
 from blinkmpi.trees.exact import arborescences, arborescences_by_flow
 from blinkmpi.trees.graph.cuts import min_cut, ratio_cut
 from blinkmpi.trees.graph.fabric import fabric
-from tests.unit.trees.test_trees_bound import machines
-from tests.unit.trees.test_trees_symmetric import torus
+from tests.unit.trees.test_certify import machines
+from tests.unit.trees.test_symmetric import torus
 
 
 @settings(max_examples=30, deadline=None)

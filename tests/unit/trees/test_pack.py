@@ -15,7 +15,7 @@ from blinkmpi.errors import ArgumentError, PlanError, TopologyError
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, LinkKind, Switch, Topology
 from blinkmpi.trees import COLLECTIVES, ROOTED, Edge, Packing, methods, pack, verify
-from tests.unit.trees.test_trees_bound import machines
+from tests.unit.trees.test_certify import machines
 
 MOVING = tuple(c for c in COLLECTIVES if c != "barrier")
 LANE = 25000

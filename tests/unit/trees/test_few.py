@@ -28,7 +28,7 @@ from blinkmpi.trees.exact.weights import best_weights
 from blinkmpi.trees.graph.fabric import FAST, fabric
 from blinkmpi.trees.graph.logical import capacities_of, split_switches
 from blinkmpi.trees.problem import MethodOptions
-from tests.unit.trees.test_trees_bound import machines
+from tests.unit.trees.test_certify import machines
 
 LANE = {"dgx-1v": 25_000, "dgx-1p": 20_000}
 
