@@ -43,7 +43,7 @@ class MethodOptions(msgspec.Struct, frozen=True):
         """
         for name, value in (("epsilon", self.epsilon), ("loss", self.loss)):
             if not 0 <= value < 1 or (name == "epsilon" and not value):
-                raise ArgumentError(f"{name} is {value}, expected a fraction below 1; 1/20 is a usual value")
+                raise ArgumentError(f"{name} is {value}, expected a part of the rate below 1; 1/20 is a usual value")
         for name, limit in (("max_trees", self.max_trees), ("max_depth", self.max_depth)):
             if limit is not None and limit < 1:
                 raise ArgumentError(f"{name} is {limit}, expected at least 1; leave it out for no limit")
