@@ -115,12 +115,12 @@ class GpuFacts(Value, frozen=True):
 
 
 def known(fact: T | Unknown) -> T | None:
-    """The fact, or None where only the reason of its absence is there."""
+    """The fact, or None for an :class:`Unknown`."""
     return None if isinstance(fact, Unknown) else fact
 
 
 def bus_id(text: str) -> str:
-    """A PCI bus id in the form that Linux uses, ``0000:3d:00.0``, whoever wrote it: NVML has 8 digits, CUDA capitals.
+    """Convert a PCI bus id to the form that Linux uses, ``0000:3d:00.0``: NVML writes 8 digits, CUDA capitals.
 
     Raises:
         FormatError: for anything else.
@@ -278,7 +278,7 @@ def _remote(link: Report) -> tuple[Any, str]:
 
 
 def _peers(p2p: Any, ancestors: Any) -> tuple[PeerAccess, ...] | Unknown:
-    """By PCI id; a report without PCI ids of the others (an older recording) has none of use."""
+    """Peer access by PCI id; a report without the other GPUs' PCI ids (an older recording) has none."""
     if isinstance(p2p, Unknown):
         return p2p
     found: list[PeerAccess] = []
@@ -298,7 +298,7 @@ def _peers(p2p: Any, ancestors: Any) -> tuple[PeerAccess, ...] | Unknown:
 def device_of(recording: Report, bus: str | None, uuid: str | None) -> dict[str, Any]:
     """One device's report from a recording of a whole machine: ``driver``, ``cuda`` and ``devices``.
 
-    Peers, which a recording numbers, get their PCI ids. A device that is not there gets the reason, as in ``probe``.
+    Peers, which a recording numbers, get their PCI ids. A missing device gets the reason, as in ``probe``.
     """
     common = {key: recording[key] for key in ("driver", "cuda", "nvml_error") if key in recording}
     devices: list[dict[str, Any]] = recording.get("devices", [])
@@ -317,5 +317,5 @@ def device_of(recording: Report, bus: str | None, uuid: str | None) -> dict[str,
 
 
 def unknown_gpu(reason: str, **facts: Any) -> GpuFacts:
-    """A GPU of which some facts are known, and of the others why they are not."""
+    """A GPU with some known facts; for all others the reason why they are unknown."""
     return GpuFacts(**{name: facts.get(name, Unknown(reason)) for name in GpuFacts.__struct_fields__})

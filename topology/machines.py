@@ -68,7 +68,7 @@ NET = ("net", 0)
 
 
 def _pairs(text: str, kind: LinkKind, lane_mbps: int, *, lanes: int | None = None) -> tuple[Connection, ...]:
-    """Wires of a "pair:links" table, all with ``lanes`` links if that is given."""
+    """The connections of a "pair:links" table, all with ``lanes`` links if that is given."""
     found = re.findall(r"(\d+)-(\d+):(\d+)", text)
     return tuple(Connection(("gpu", int(a)), ("gpu", int(b)), kind, lanes or int(k), lane_mbps) for a, b, k in found)
 

@@ -197,7 +197,7 @@ def write_xml(topology: Topology, cpu: Mapping[str, str] = MappingProxyType({}))
 
 
 def _parents(t: Topology) -> dict[int, tuple[int, int]]:
-    """The PCIe switch or socket above every GPU and PCIe switch, with the MB/s of the way up."""
+    """The PCIe switch or socket above every GPU and PCIe switch, with the MB/s of the link up."""
     near: dict[int, list[tuple[int, int]]] = {}
     for k in t.links:
         if k.kind == "pcie":
@@ -229,7 +229,7 @@ def _downwards(t: Topology, parent: Mapping[int, tuple[int, int]], hosts: list[i
 
 
 def _link(mbps: int) -> dict[str, str]:
-    """Generation and width that come nearest to a rate; nothing for an unknown one, so that NCCL looks itself."""
+    """Generation and width nearest to a rate; nothing for an unknown rate, so that NCCL probes it itself."""
     if not mbps:
         return {}
     pairs = [

@@ -116,5 +116,5 @@ class Packing(Value, frozen=True):
 
     @property
     def optimal(self) -> bool:
-        """Rate and bound are equal as exact rationals."""
+        """Whether rate and bound are equal as exact rationals."""
         return self.rate == self.bound

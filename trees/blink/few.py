@@ -191,7 +191,7 @@ class FewestTrees(NamedTuple):
 
     @property
     def minimal(self) -> bool:
-        """No packing of this rate has fewer trees."""
+        """Whether no packing of this rate has fewer trees."""
         return len(self.planned.trees) == self.least
 
 

@@ -24,7 +24,7 @@ Group = tuple[int, ...]
 
 
 def fits(problem: Problem) -> int:
-    """Collectives of spanning trees on small graphs whose groups can be searched for."""
+    """Collectives of spanning trees on graphs small enough to search for groups."""
     return int(mwu.fits(problem) > 0 and problem.n <= MAX_RANKS)
 
 

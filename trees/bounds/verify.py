@@ -24,7 +24,7 @@ REMEDY = "plan again with blinkmpi.trees.pack"
 
 
 def verify(packing: Packing, topology: Topology) -> Packing:
-    """Return ``packing`` if it is one for ``topology``, within all capacities, and its bound is one.
+    """Return ``packing`` if it is valid for ``topology``: within all capacities, and with a proved bound.
 
     Raises:
         PlanError: naming the tree or link, what is there and what was expected.

@@ -46,7 +46,7 @@ class PortAssignment:
                 self._fit(b, list(self.entering[b]), into, (True,))
                 self._fit(b, leaving[b], out, (False,))
 
-    def way(self, stream: int, at: int, target: int) -> Pieces:
+    def ports_of(self, stream: int, at: int, target: int) -> Pieces:
         """The ports of box ``at`` by which a stream leaves for box ``target``, or enters if ``target`` is ``at``."""
         found = self.moved.get((stream, at, target))
         return found or [(self.sizes[stream], self.streams[stream].rail % self._widths[at])]
@@ -192,10 +192,10 @@ def _trees(
             spread.take(s.box, boxes[s.box].vertices.index(s.root), size)
         ]
         for a, b in s.arcs(len(boxes)):
-            enter = ports.way(i, b, b)
+            enter = ports.ports_of(i, b, b)
             steps.append(
                 [(part * stretch, (hops.get((a, j, b, k)) or crossing(a, j, b, k),))
-                 for part, j, k in _both(ports.way(i, a, b), enter)]
+                 for part, j, k in _both(ports.ports_of(i, a, b), enter)]
             )  # fmt: skip
             steps.append([one for part, k in enter for one in spread.take(b, ranks[b][k], part * stretch)])
         for part, edges in _common(steps, size):

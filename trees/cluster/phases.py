@@ -74,12 +74,12 @@ class Hierarchy(Value, frozen=True):
 
     @property
     def optimal(self) -> bool:
-        """Rate and bound are equal as exact rationals."""
+        """Whether rate and bound are equal as exact rationals."""
         return self.rate == self.bound
 
     @property
     def gap(self) -> Fraction:
-        """The part of the bound that is not reached."""
+        """The fraction of the bound that is not reached."""
         return 1 - self.rate / self.bound
 
     def served(self, at: int) -> tuple[tuple[Tree, ...], ...]:
@@ -172,7 +172,7 @@ def bound_of(
 
 
 def verify_hierarchy(h: Hierarchy, topology: Topology) -> Hierarchy:
-    """Return ``h`` if it is one for ``topology``: every rank served, all links within capacity, its bound one.
+    """Return ``h`` if it is valid for ``topology``: it reaches every rank, overloads no link, and its bound holds.
 
     Raises:
         PlanError: naming the box, share or link, what is there and what was expected.

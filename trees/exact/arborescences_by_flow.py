@@ -31,7 +31,7 @@ def fits(problem: Problem) -> int:
 
 
 def plan(problem: Problem) -> Solution | None:
-    """Trees that meet the bound; nothing where splitting the switches in closed form loses some of it."""
+    """Trees that meet the bound; None where splitting the switches in closed form loses some of it."""
     f, collective, root, bound = problem.oriented, problem.collective, problem.root, problem.bound
     for rails in (False, True) if len(f.topology.nodes) > 1 else (False,):
         g = logical_graph(f, rails=rails)
