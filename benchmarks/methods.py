@@ -24,7 +24,7 @@ from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees.blink.pareto import depth_of, fewest, pareto
 from blinkmpi.trees.pack import extra_methods, methods, pack
-from blinkmpi.trees.task import Knobs
+from blinkmpi.trees.problem import MethodOptions
 from blinkmpi.trees.tree import ROOTED, Packing
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,12 +34,12 @@ MACHINES = ("dgx-1v", "dgx-1p")
 COLLECTIVES = ("broadcast", "allreduce", "allgather")
 SIZES = (1 << 20, 64 << 20)
 SLOT_BYTES, SLOTS = 128 << 10, 4
-LIMITS: tuple[tuple[str, str, Knobs], ...] = (
-    ("few, depth <= 2", "few", Knobs(max_depth=2)),
-    ("few, depth <= 3", "few", Knobs(max_depth=3)),
-    ("few, depth <= 4", "few", Knobs(max_depth=4)),
-    ("few, 2 trees", "few", Knobs(max_trees=2)),
-    ("hybrid, 64 MiB, 0.1 ms", "hybrid", Knobs(nbytes=64 << 20, switch_seconds=Fraction(1, 10_000))),
+LIMITS: tuple[tuple[str, str, MethodOptions], ...] = (
+    ("few, depth <= 2", "few", MethodOptions(max_depth=2)),
+    ("few, depth <= 3", "few", MethodOptions(max_depth=3)),
+    ("few, depth <= 4", "few", MethodOptions(max_depth=4)),
+    ("few, 2 trees", "few", MethodOptions(max_trees=2)),
+    ("hybrid, 64 MiB, 0.1 ms", "hybrid", MethodOptions(nbytes=64 << 20, switch_seconds=Fraction(1, 10_000))),
 )
 
 
@@ -86,18 +86,18 @@ def calibration() -> float:
 def rows_of(t: Topology, collective: str) -> list[dict[str, Any]]:
     """One row for each method, and for each limit of ``few``."""
     names = [*methods(t, collective), *extra_methods(t, collective)]
-    asked = [(name, name, Knobs()) for name in names]
+    asked = [(name, name, MethodOptions()) for name in names]
     asked += [one for one in LIMITS if one[1] in names]
     return [row_of(t, collective, *one) for one in asked]
 
 
-def row_of(t: Topology, collective: str, label: str, method: str, knobs: Knobs) -> dict[str, Any]:
+def row_of(t: Topology, collective: str, label: str, method: str, options: MethodOptions) -> dict[str, Any]:
     """Plan, verified, best of 2 times from nothing; and what the cost model predicts for it."""
     seconds = float("inf")
     for _ in range(2):
         fresh = machine(t.name)
         start = time.perf_counter()
-        packing = pack(fresh, collective, method=method, knobs=knobs)
+        packing = pack(fresh, collective, method=method, options=options)
         seconds = min(seconds, time.perf_counter() - start)
     best = pack(t, collective).bound
     return {

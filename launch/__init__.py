@@ -1,7 +1,8 @@
-"""What surrounds a job: the files and command lines of the launchers.
+"""Start jobs: host files, allocations of schedulers, and the command lines of launchers.
 
-``hostfile`` reads, writes and converts the dialects of Open MPI and Hydra, ``allocation`` reads what Slurm, PBS and LSF
-say in the environment, ``command`` writes the line that starts the ranks. Beside them lie job scripts, ``slurm.sbatch``
-and ``pbs.sh``. Nothing here starts a process or touches MPI; imports come from ``errors``, ``codec`` and ``topology``
-alone.
+``hostfile``    reads, writes and converts the dialects of Open MPI and Hydra
+``allocation``  reads what Slurm, PBS and LSF say in the environment
+``command``     writes the command line that starts the ranks
+
+The job scripts ``slurm.sbatch`` and ``pbs.sh`` are here too. Nothing here starts a process or touches MPI.
 """

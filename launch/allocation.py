@@ -1,6 +1,6 @@
-"""The machines that a scheduler gave this job: Slurm, PBS and LSF say so in the environment.
+"""Read from the environment which machines Slurm, PBS or LSF allocated to this job.
 
-The environment is an argument everywhere, and scontrol is not asked: bracket ranges are read here.
+The environment is an argument everywhere. Bracket ranges are expanded here, without scontrol.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from .hostfile import Host, read
 
 Scheduler = Literal["slurm", "pbs", "lsf"]
 
-MOST = 1 << 16  # names that one list may stand for: more is a slip of the pen
+MOST = 1 << 16  # names in one list; more is a typing error
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class Allocation(Value, frozen=True):
-    """What a scheduler gave: machines in its order, with the processes that each takes."""
+    """The machines that a scheduler allocated, in its order, with the number of processes on each."""
 
     scheduler: Scheduler
     hosts: tuple[Host, ...]
 
     @property
     def ranks(self) -> int:
-        """The processes that it has room for."""
+        """The number of processes in all."""
         return sum(host.slots or 1 for host in self.hosts)
 
 
 def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
-    """Whose job this is, if any."""
+    """The scheduler of the job that this process runs in, if any."""
     if "SLURM_JOB_ID" in environ or "SLURM_JOBID" in environ:
         return "slurm"
     if "PBS_JOBID" in environ:
@@ -44,11 +44,11 @@ def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation:
-    """What the scheduler says in ``environ``.
+    """The allocation that ``environ`` describes.
 
     Raises:
-        ArgumentError: if no scheduler says anything.
-        FormatError: if what it says cannot be read; the message names the variable or the file and its line.
+        ArgumentError: if there is none.
+        FormatError: if it cannot be read; the message names the variable or the file and its line.
     """
     if any(name in environ for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST")):
         return Allocation("slurm", _slurm(environ))
@@ -68,7 +68,7 @@ def nodelist(text: str, *, source: str = "SLURM_JOB_NODELIST") -> tuple[str, ...
     """The names that ``node[01-03,07],login`` stands for, in its order.
 
     Raises:
-        FormatError: for unbalanced brackets, ranges that fall, names that are none.
+        FormatError: for unbalanced brackets, descending ranges, or invalid names.
     """
     names = []
     for word in _words(text, source):
@@ -113,12 +113,12 @@ def _slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def _counted(path: str) -> tuple[Host, ...]:
-    """A file with a line for every process."""
+    """The hosts of a file with one line for every process."""
     return tuple(Host(host.name, host.slots or 1) for host in read(path))
 
 
 def _pairs(text: str) -> tuple[Host, ...]:
-    """LSF's ``hostA 4 hostB 2``."""
+    """The hosts of LSF's ``hostA 4 hostB 2``."""
     words = text.split()
     if len(words) % 2:
         raise FormatError(f"LSB_MCPU_HOSTS: {text!r}: expected pairs of a name and a count; {words[-1]!r} stands alone")
@@ -148,7 +148,7 @@ def _words(text: str, source: str) -> Iterator[str]:
 
 
 def _expand(word: str, where: str) -> list[str]:
-    """The names of ``a[1-2]b[3,5]``, the last bracket running fastest."""
+    """The names of ``a[1-2]b[3,5]``, the last bracket varies fastest."""
     parts = []
     total = 1
     for i, piece in enumerate(re.split(r"[][]", word)):

@@ -1,6 +1,6 @@
-"""The line that starts the ranks, for each launcher, and why each of its words is there.
+"""The command line that starts the ranks, for each launcher, and the reason of each of its words.
 
-Data to data: a :class:`Job` and a launcher's name give a :class:`Command`. Nothing is looked up or started.
+Pure: a :class:`Job` and a launcher's name give a :class:`Command`. Nothing is looked up or started.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 BINDINGS: tuple[Binding, ...] = get_args(Binding)
 PMIS: tuple[Pmi, ...] = get_args(Pmi)
 
-PREFIXES = ("BLINKMPI_", "NCCL_", "CUDA_", "FI_", "I_MPI_", "MPICH_", "UCX_")  # ours, NCCL's, CUDA's, MPI's below
-NAMES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH")  # without these, Python is not the same elsewhere
+PREFIXES = ("BLINKMPI_", "NCCL_", "CUDA_", "FI_", "I_MPI_", "MPICH_", "UCX_")
+NAMES = ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PATH", "PYTHONPATH")  # without these, Python differs on other machines
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-_NAMED = "ranks elsewhere get what is named here, nothing else of this shell"
+_NAMED = "only these variables of this shell reach the ranks on other machines"
 _KNOWN: tuple[tuple[str, Launcher, Pmi], ...] = (
     (r"Open MPI|OpenRTE|PRRTE", "openmpi", "pmix"),
     (r"Intel\(R\) MPI", "intel", "pmi2"),  # its mpirun is a Hydra too
@@ -35,10 +35,10 @@ _KNOWN: tuple[tuple[str, Launcher, Pmi], ...] = (
 
 
 class Job(Value, frozen=True):
-    """What is to be started.
+    """The job to start.
 
-    ``hosts`` are () for this machine, or for what the scheduler gave. ``hostfile`` holds the same hosts in the
-    launcher's dialect. ``allocated``: the hosts are the scheduler's own. ``pmi`` is for srun alone.
+    ``hosts`` is empty for this machine, or for the scheduler's allocation. ``hostfile`` holds the same hosts in the
+    launcher's dialect. ``allocated``: the hosts are the scheduler's own. ``pmi`` is for srun only.
     """
 
     program: tuple[str, ...]
@@ -55,7 +55,7 @@ class Job(Value, frozen=True):
 
     @property
     def per_node(self) -> int | None:
-        """Ranks of each node, None if they differ or are the launcher's affair: at most one for each GPU."""
+        """Ranks of each node, at most one for each GPU; None if they differ or the launcher decides."""
         if self.ppn is not None or self.gpus is None:
             return self.ppn
         slots = {host.slots or self.gpus + 1 for host in self.hosts}  # a host without a count is cut to its GPUs too
@@ -85,26 +85,26 @@ class Job(Value, frozen=True):
                                 "give fewer ranks, more hosts, or more on each")  # fmt: skip
 
 
-class Part(Value, frozen=True):
-    """Words of a command that belong together, and their reason."""
+class ArgumentGroup(Value, frozen=True):
+    """Words of a command line that belong together, and their reason."""
 
     words: tuple[str, ...]
     why: str
 
 
 class Command(Value, frozen=True):
-    """A line in parts."""
+    """A command line in parts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ArgumentGroup, ...]
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The line for exec."""
+        """The words for exec."""
         return tuple(word for part in self.parts for word in part.words)
 
 
 def mpi_of(text: str) -> tuple[Launcher, Pmi]:
-    """The launcher and srun's plugin for what an MPI says of its version, as a library or by ``mpirun --version``.
+    """The launcher, and srun's plugin, for the version text of an MPI: the library's or that of ``mpirun --version``.
 
     Raises:
         ArgumentError: for an MPI that is not known here.
@@ -119,7 +119,7 @@ def mpi_of(text: str) -> tuple[Launcher, Pmi]:
 def exported(environ: Iterable[str], *, extra: Iterable[str] = (), allocated: bool = False) -> tuple[str, ...]:
     """The names of the variables that every rank needs, sorted.
 
-    A scheduler numbers a job's GPUs on each node anew, so CUDA_VISIBLE_DEVICES of one node is not for the others.
+    A scheduler numbers a job's GPUs separately on each node, so CUDA_VISIBLE_DEVICES of one node is wrong for others.
 
     Raises:
         ArgumentError: for an ``extra`` name that is not set.
@@ -133,10 +133,10 @@ def exported(environ: Iterable[str], *, extra: Iterable[str] = (), allocated: bo
 
 
 def command(job: Job, launcher: Launcher, *, mpirun: str = "mpirun") -> Command:
-    """The line for ``launcher``; ``mpirun`` is its path where srun is not meant.
+    """The command line for ``launcher``; ``mpirun`` is the path of any launcher but srun.
 
     Raises:
-        ArgumentError: for a job that cannot be started so.
+        ArgumentError: for a job that this launcher cannot start.
     """
     job.check()
     if launcher == "srun":
@@ -145,60 +145,66 @@ def command(job: Job, launcher: Launcher, *, mpirun: str = "mpirun") -> Command:
         parts = _openmpi(job, mpirun)
     else:
         parts = _hydra(job, mpirun, launcher)
-    return Command((*parts, Part(job.program, "the program")))
+    return Command((*parts, ArgumentGroup(job.program, "the program")))
 
 
-def _openmpi(job: Job, mpirun: str) -> list[Part]:
-    parts = [Part((mpirun,), "Open MPI's launcher"), _ranks(job, "-np")]
+def _openmpi(job: Job, mpirun: str) -> list[ArgumentGroup]:
+    parts = [ArgumentGroup((mpirun,), "Open MPI's launcher"), _ranks(job, "-np")]
     if job.hostfile:
-        parts.append(Part(("--hostfile", job.hostfile), "the machines, with their slots"))
+        parts.append(ArgumentGroup(("--hostfile", job.hostfile), "the machines, with their slots"))
     elif job.hosts:
-        parts.append(Part(("--host", _list(job)), "the machines, with their slots"))
+        parts.append(ArgumentGroup(("--host", _list(job)), "the machines, with their slots"))
     if job.per_node is not None:
-        parts.append(Part(("--map-by", f"ppr:{job.per_node}:node"), _each(job)))
-    parts.append(Part(("--bind-to", job.bind), _bound(job)))
+        parts.append(ArgumentGroup(("--map-by", f"ppr:{job.per_node}:node"), _each(job)))
+    parts.append(ArgumentGroup(("--bind-to", job.bind), _bound(job)))
     for name in job.variables:
-        parts.append(Part(("-x", name), _NAMED))
+        parts.append(ArgumentGroup(("-x", name), _NAMED))
     return parts
 
 
-def _hydra(job: Job, mpirun: str, launcher: Launcher) -> list[Part]:
+def _hydra(job: Job, mpirun: str, launcher: Launcher) -> list[ArgumentGroup]:
     intel = launcher == "intel"
     parts = []
     if job.scheduler == "slurm" and not intel:
-        parts.append(Part(("env", "SLURM_MPI_TYPE=none"),
+        parts.append(ArgumentGroup(("env", "SLURM_MPI_TYPE=none"),
                           "else MpiDefault=pmix of the site gives MPICH two process managers"))  # fmt: skip
     if job.scheduler is not None and intel and job.per_node is not None:
-        parts.append(Part(("env", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=off"),
+        parts.append(ArgumentGroup(("env", "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=off"),
                           "else the scheduler's ranks per node win over -ppn"))  # fmt: skip
-    parts += [Part((mpirun,), "Intel MPI's launcher" if intel else "Hydra, MPICH's launcher"), _ranks(job, "-n")]
+    parts += [
+        ArgumentGroup((mpirun,), "Intel MPI's launcher" if intel else "Hydra, MPICH's launcher"),
+        _ranks(job, "-n"),
+    ]
     if job.hostfile and job.per_node is None:
         flag = "-machinefile" if intel else "-f"
         why = "the machines, with their counts" + ("; -f would drop the counts" if intel else "")
-        parts.append(Part((flag, job.hostfile), why))
+        parts.append(ArgumentGroup((flag, job.hostfile), why))
     elif job.hosts and intel:
         each = {count for _, count in _counts(job)}
         if len(each) > 1:
             raise ArgumentError("these hosts take different numbers of ranks, which Intel MPI reads from a file alone; "
                                 "write one with -o FILE, or give --ppn")  # fmt: skip
         names = ",".join(host.name for host in job.hosts)
-        parts += [Part(("-hosts", names), "the machines"), Part(("-ppn", str(each.pop())), _each(job))]
+        parts += [
+            ArgumentGroup(("-hosts", names), "the machines"),
+            ArgumentGroup(("-ppn", str(each.pop())), _each(job)),
+        ]
     elif job.hosts:
         why = "the machines, with their counts" if job.per_node is None else f"the machines, and {_each(job)}"
-        parts.append(Part(("-hosts", _list(job)), why))
+        parts.append(ArgumentGroup(("-hosts", _list(job)), why))
     elif job.per_node is not None:
-        parts.append(Part(("-ppn", str(job.per_node)), _each(job)))
+        parts.append(ArgumentGroup(("-ppn", str(job.per_node)), _each(job)))
     if intel:
         pin = {"none": ("I_MPI_PIN", "0")}.get(job.bind, ("I_MPI_PIN_DOMAIN", job.bind))
-        parts.append(Part(("-genv", *pin), _bound(job)))
+        parts.append(ArgumentGroup(("-genv", *pin), _bound(job)))
     else:
-        parts.append(Part(("-bind-to", job.bind), _bound(job)))
+        parts.append(ArgumentGroup(("-bind-to", job.bind), _bound(job)))
     if job.variables:
-        parts.append(Part(("-genvlist", ",".join(job.variables)), _NAMED))
+        parts.append(ArgumentGroup(("-genvlist", ",".join(job.variables)), _NAMED))
     return parts
 
 
-def _srun(job: Job) -> list[Part]:
+def _srun(job: Job) -> list[ArgumentGroup]:
     whose = "PMIx, for Open MPI" if job.pmi == "pmix" else "PMI-2, for MPICH and Intel MPI"
     k = job.per_node
     if k is None and job.hosts and not job.allocated:
@@ -207,29 +213,29 @@ def _srun(job: Job) -> list[Part]:
             raise ArgumentError("srun takes the same number of ranks on each node, and these hosts differ; give --ppn")
         k = each.pop()
     parts = [
-        Part(("srun",), "Slurm's launcher"),
-        Part((f"--mpi={job.pmi}",), f"{whose}; the wrong one gives every rank a world of its own"),
+        ArgumentGroup(("srun",), "Slurm's launcher"),
+        ArgumentGroup((f"--mpi={job.pmi}",), f"{whose}; the wrong one gives every rank a world of its own"),
         _ranks(job, "--ntasks="),
     ]
     if k is not None:
         nodes = -(-job.ranks // k)
         if job.hosts and not job.allocated:
             names = ",".join(host.name for host in job.hosts[:nodes])
-            parts.append(Part((f"--nodelist={names}",), "the machines"))
-        parts.append(Part((f"--nodes={nodes}", f"--ntasks-per-node={k}"), _each(job)))
+            parts.append(ArgumentGroup((f"--nodelist={names}",), "the machines"))
+        parts.append(ArgumentGroup((f"--nodes={nodes}", f"--ntasks-per-node={k}"), _each(job)))
     if job.gpus is not None:
         why = "a rank sees all GPUs: with one alone (--gpus-per-task) it could not map its peers' memory"
-        parts.append(Part((f"--gpus-per-node={job.gpus}", "--gpu-bind=none"), why))
+        parts.append(ArgumentGroup((f"--gpus-per-node={job.gpus}", "--gpu-bind=none"), why))
     spelt = {"none": "none", "core": "cores", "numa": "ldoms"}[job.bind]
-    parts.append(Part((f"--cpu-bind={spelt}",), _bound(job)))
-    parts.append(Part(("--export=ALL",), "every variable of this shell, those that -x names too"))
-    parts.append(Part(("--kill-on-bad-exit=1",), "a rank that fails ends the job, which would wait for it"))
+    parts.append(ArgumentGroup((f"--cpu-bind={spelt}",), _bound(job)))
+    parts.append(ArgumentGroup(("--export=ALL",), "every variable of this shell, those that -x names too"))
+    parts.append(ArgumentGroup(("--kill-on-bad-exit=1",), "a rank that fails ends the job, which would wait for it"))
     return parts
 
 
-def _ranks(job: Job, flag: str) -> Part:
+def _ranks(job: Job, flag: str) -> ArgumentGroup:
     words = (f"{flag}{job.ranks}",) if flag.endswith("=") else (flag, str(job.ranks))
-    return Part(words, "this many ranks in all")
+    return ArgumentGroup(words, "this many ranks in all")
 
 
 def _each(job: Job) -> str:

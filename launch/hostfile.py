@@ -1,8 +1,8 @@
 """Hostfiles in the dialects of Open MPI (``node01 slots=8``) and Hydra (``node01:8``, MPICH and Intel MPI).
 
-Both read plain names, one for each process or node; only the counts are written differently, and
-neither launcher reads the other's. Open MPI gives a name that stands once without a count a slot for
-each core, Hydra one process: ``slots`` is then None here, and each launcher decides as before.
+Both read plain names, one for each process or node; only the counts are written differently, and neither launcher reads
+the other's. A single name without a count means a slot for each core to Open MPI, and one process to Hydra: ``slots``
+is then None here, and the launcher decides.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def parse(text: str, dialect: Dialect | None = None, *, source: str = "hostfile"
     """Read a hostfile's text: hosts in the order of their first line, repeated names added up.
 
     Args:
-        dialect: what the file must be written in; None takes the one that its first count shows.
+        dialect: the dialect that the file must have; None takes that of its first count.
         source: the file's name for messages.
 
     Raises:
-        FormatError: naming the line, for anything that the launcher would refuse or misread.
+        FormatError: naming the line, for anything that the launcher would reject or misread.
     """
     counted: dict[str, int] = {}  # name -> slots of its lines with a count
-    bare: dict[str, int] = {}  # name -> lines without
+    bare: dict[str, int] = {}  # name -> number of its lines without a count
     order: dict[str, None] = {}
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.partition("#")[0].strip()
@@ -86,10 +86,10 @@ def write(hosts: Sequence[Host], dialect: Dialect) -> str:
 
 
 def dialect_of(text: str, *, source: str = "hostfile") -> Dialect | None:
-    """The dialect that a hostfile's first count shows; None: names alone, which both launchers read.
+    """The dialect of a hostfile's first count; None if it has only names, which both launchers read.
 
     Raises:
-        FormatError: as :func:`parse`, for a line before that which cannot be read.
+        FormatError: as :func:`parse`, for an unreadable line before that count.
     """
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.partition("#")[0].strip()
@@ -100,12 +100,12 @@ def dialect_of(text: str, *, source: str = "hostfile") -> Dialect | None:
 
 
 def convert(hosts: Sequence[Host], old: Dialect | None, new: Dialect) -> tuple[Host, ...]:
-    """Hosts that mean in dialect ``new`` what ``hosts`` meant in ``old`` (None: no line had a count).
+    """Convert hosts from dialect ``old`` (None: no line had a count) to ``new``, with the same meaning.
 
     A name without a count is one process for Hydra, and a slot for each core for Open MPI.
 
     Raises:
-        FormatError: for a name without a count that Hydra cannot be told.
+        FormatError: for a name without a count that Hydra cannot express.
     """
     if old is None or old == new:
         return tuple(hosts)
@@ -141,7 +141,7 @@ def _line(line: str, where: str) -> tuple[str, int | None, Dialect | None]:
 
 
 def _total(counted: int | None, bare: int) -> int | None:
-    """A host's slots: counts and repeated names added; one bare name is the launcher's default."""
+    """A host's slots: counts and repeated names added up; None, the launcher's default, for a single name."""
     if counted is None:
         return bare if bare > 1 else None
     return counted + bare

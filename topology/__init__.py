@@ -1,16 +1,22 @@
-"""Machines: what they are made of, where their description comes from, how they look.
+"""The machine: devices, switches and links as a value, and everything that describes or finds one.
 
-``model`` holds the value types, ``machines`` the catalogue, ``probe`` asks NVML and /sys about a GPU, ``gpu`` holds
-the answers, ``gpus`` makes one machine of those of all ranks, ``gather`` finds the live machine over a communicator,
-``importers`` reads what a user names, ``show`` prints. Nothing here plans or communicates by itself. Import ``show`` on
-its own: it needs rich; and ``probe``, which looks at this machine.
+``model``         the value types
+``machines``      the catalogue of known machines
+``importers``     a user's words to a topology; ``nccl`` and ``nvidia_smi`` read and write other formats
+``probe``         asks NVML and /sys about a GPU; ``gpu`` holds the facts, ``gpu_topology`` makes a machine of them
+``gather``        finds the live machine over a communicator; ``network_rate`` measures the network between nodes
+``measured``      what ``blinkmpi topo --measure`` found out about the links
+``diff, show``    compare two machines; print one
+
+Nothing here plans, or communicates without a communicator that is passed in. Import ``show`` (needs rich) and ``probe``
+(looks at this machine) explicitly.
 """
 
 from __future__ import annotations
 
-from .gather import GpuMachine, Part, exchange, gather, gather_gpus, this_machine
+from .gather import GpuMachine, ProcessInfo, exchange, gather, gather_gpus, this_machine
 from .gpu import GpuFacts
-from .gpus import from_gpus
+from .gpu_topology import from_gpus
 from .importers import load, modify, parse_gpus
 from .machines import cpu_node, machine, names
 from .model import Device, Link, Switch, Topology
@@ -20,7 +26,7 @@ __all__ = [
     "GpuFacts",
     "GpuMachine",
     "Link",
-    "Part",
+    "ProcessInfo",
     "Switch",
     "Topology",
     "cpu_node",

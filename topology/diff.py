@@ -1,7 +1,7 @@
-"""What differs between two machines: a file beside the probe, yesterday's probe beside today's. Pure data.
+"""The differences between two machines: a file and the probe, yesterday's probe and today's. Pure data.
 
-Devices are the same if their UUIDs are, else their PCI ids, else their ranks. Switches have no names that last, so two
-are the same if they are of one kind and node and hold the same devices; what is left is paired in order.
+Devices are matched by UUID, else by PCI id, else by rank. Switches have no permanent names, so two are the same if they
+have the same kind, node and devices; the others are paired in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .model import Device, Link, Topology
 
 
 class Difference(Value, frozen=True):
-    """One thing that is not the same; an empty text: not there at all."""
+    """One difference; an empty text means that the machine does not have it at all."""
 
     what: str
     one: str
@@ -21,7 +21,7 @@ class Difference(Value, frozen=True):
 
 
 def differences(one: Topology, other: Topology) -> tuple[Difference, ...]:
-    """What ``other`` has differently, sorted by device and switch; nothing if both plan alike."""
+    """How ``other`` differs from ``one``, sorted by device and switch; empty if plans for both are the same."""
     pairs = _devices(one, other)
     pairs += _switches(one, other, pairs)
     found: list[Difference] = []
@@ -49,7 +49,7 @@ def differences(one: Topology, other: Topology) -> tuple[Difference, ...]:
     for key in sorted({*ours, *theirs_by_ours}, key=lambda key: (key[2], key[0], key[1])):
         mine_link, their_link = ours.get(key), theirs_by_ours.get(key)
         if (_text(mine_link) == _text(their_link)) or not {key[0], key[1]} <= shared:
-            continue  # of a vertex that only one has: said already
+            continue  # of a vertex that only one has, which is reported already
         reverse = (key[1], key[0], key[2])
         same_back = _text(ours.get(reverse)), _text(theirs_by_ours.get(reverse))
         symmetric = same_back == (_text(mine_link), _text(their_link))
@@ -64,7 +64,7 @@ Pairs = list[tuple[int | None, int | None]]
 
 
 def _devices(one: Topology, other: Topology) -> Pairs:
-    """Pairs of the same device; those that one of them alone has stand with None."""
+    """Pairs of the same device; devices that only one machine has are paired with None."""
     keys: tuple[Callable[[int, Device], object], ...] = (
         lambda r, d: d.uuid, lambda r, d: (d.host, d.bus) if d.bus else "", lambda r, d: r,
     )  # fmt: skip

@@ -1,15 +1,13 @@
-"""The live machine: every process says where it is, all agree on one topology (Blink section 3, "probe").
+"""Find the live machine: every process describes itself, and all agree on one topology (Blink section 3, "probe").
 
-The communicator is handed in; nothing here imports MPI. The exchanges: who shares a node with
-whom, the parts (with the copy rate, measured while all ranks of a node copy at once through
-memory that they share, and the rate between nodes), and the topology, which rank 0 builds and
-every rank checks. A rank that fails takes part in the exchange all the same and sends its error,
-so that all ranks raise and none hangs.
+The communicator is an argument; nothing here imports MPI. The ranks exchange who shares a node with whom, then what
+each process says of itself (with its copy rate, measured while all ranks of a node copy at once through memory that
+they share, and the rate between nodes), then the topology, which rank 0 builds and every rank checks. A rank that fails
+still takes part in each exchange and sends its error, so that all ranks raise and none hangs.
 
-CPU ranks of a node share one memory that all of them read: a ``memory`` switch with a link
-each way for every rank. Two ranks are on one node if the launcher says so (``node_comm``), and
-boot id and the device of /dev/shm are equal (two containers may share a host and yet no memory);
-``BLINKMPI_NODE_ID`` replaces the latter two.
+CPU ranks of a node share one memory that all of them read: a ``memory`` switch with a link each way for every rank. Two
+ranks are on one node if the launcher says so (``node_comm``), and boot id and the device of /dev/shm are equal (two
+containers on one host may share no memory); ``BLINKMPI_NODE_ID`` replaces the latter two.
 """
 
 from __future__ import annotations
@@ -20,47 +18,37 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ..errors import RemoteError, TopologyError
+from ..errors import TopologyError
 from ..util.codec import Value
+from ..util.together import Comm, attempt, failure_of, from_root, gathered, result_of, together
 from .gpu import GpuFacts
-from .gpus import from_gpus
+from .gpu_topology import from_gpus
 from .machines import CPU_MBPS, NET_MBPS
 from .model import Device, Link, Origin, Switch, Topology
-from .wire import Messages, even_out, net_rate
+from .network_rate import MessagingComm, even_out, net_rate, rounded
 
 if TYPE_CHECKING:
     import numpy as np
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-T = TypeVar("T")
-
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SHM = "/dev/shm"
 
 SLOT_BYTES = 256 << 10
-_VECTOR_BYTES = 32 << 20  # of a rank: with its neighbours', more than the caches hold
+_VECTOR_BYTES = 32 << 20  # of a rank; together with its neighbours' more than the caches hold
 _PAGE_BYTES = 4096
 _SECONDS = 0.03
-_MAX_THREADS = 32  # of one process that copy at once; with more, the interpreter's lock is what they measure
+_DURING = "while the machine was gathered"
+_MAX_THREADS = 32  # that copy at once in one process; with more they would measure the interpreter's lock
 
 
-class Comm(Messages, Protocol):
-    """What is asked of a communicator: mpi4py's lower-case methods, and messages if there are several nodes."""
-
-    def allgather(self, sendobj: Any, /) -> list[Any]:
-        """Everybody's object, in rank order."""
-
-    def bcast(self, obj: Any, root: int, /) -> Any:
-        """The root's object."""
-
-
-class Part(Value, frozen=True):
-    """What one process says about itself; ``place`` is equal for processes that can share memory."""
+class ProcessInfo(Value, frozen=True):
+    """What one process reports about itself; ``place`` is equal for processes that can share memory."""
 
     host: str
     pid: int
@@ -68,17 +56,10 @@ class Part(Value, frozen=True):
     cores: tuple[int, ...]
     copy_mbps: int | None = None
     leader: int = 0
-    net_mbps: int | None = None  # of the leader: its node's, to and from the network
+    net_mbps: int | None = None  # of the leader alone: its node's rate to and from the network
 
 
-class _Message(Value, frozen=True):
-    """One rank's turn in an exchange: its part, or its error."""
-
-    part: Part | None = None
-    error: str = ""
-
-
-def gather(comm: Comm, node_comm: Comm, *, measure: bool = True) -> Topology:
+def gather(comm: MessagingComm, node_comm: Comm, *, measure: bool = True) -> Topology:
     """Find the machine that the ranks of ``comm`` run on; collective.
 
     Args:
@@ -89,8 +70,9 @@ def gather(comm: Comm, node_comm: Comm, *, measure: bool = True) -> Topology:
         RemoteError: another rank failed; the message names it and holds its error.
         BlinkError: this rank's own failure.
     """
-    parts = exchange(comm, node_comm, measure=measure)
-    return _from_rank_0(comm, lambda: cpu_topology(parts))
+    processes = exchange(comm, node_comm, measure=measure)
+    text = from_root(comm, lambda: cpu_topology(processes).to_json(), during=_DURING)
+    return together(comm, lambda: Topology.from_json(text, source="topology from rank 0"), during=_DURING)
 
 
 class GpuMachine(NamedTuple):
@@ -100,7 +82,7 @@ class GpuMachine(NamedTuple):
     reason: str = ""
 
 
-def gather_gpus(comm: Comm, node_comm: Comm, facts: GpuFacts | Exception | str) -> GpuMachine:
+def gather_gpus(comm: MessagingComm, node_comm: Comm, facts: GpuFacts | Exception | str) -> GpuMachine:
     """Find the machine that the ranks' GPUs make; collective, with one result on all ranks.
 
     Args:
@@ -113,102 +95,76 @@ def gather_gpus(comm: Comm, node_comm: Comm, facts: GpuFacts | Exception | str) 
         BlinkError: this rank's own failure.
         TopologyError: the same on all ranks, for facts that make no machine: two ranks on one GPU, a GPU in MIG mode.
     """
-    parts = exchange(comm, node_comm, measure=False)
-    turn = _GpuMessage(facts=facts) if isinstance(facts, GpuFacts) else _GpuMessage(none=str(facts) or "no GPU")
-    if isinstance(facts, Exception):
-        turn = _GpuMessage(error=_text_of(facts))
-    turns = [msgspec.json.decode(t, type=_GpuMessage) for t in comm.allgather(msgspec.json.encode(turn))]
-    _agree([t.error for t in turns], facts)
-    without = [rank for rank, t in enumerate(turns) if t.facts is None]
+    processes = exchange(comm, node_comm, measure=False)
+
+    def own() -> GpuFacts | str:
+        if isinstance(facts, Exception):
+            raise facts
+        return facts or "no GPU"
+
+    everybody = gathered(comm, own, during=_DURING)
+    without = {rank: reason for rank, reason in enumerate(everybody) if isinstance(reason, str)}
     if without:
-        some = "no rank has a GPU" if len(without) == len(turns) else f"rank {','.join(map(str, without))} has no GPU"
-        return GpuMachine(None, f"{some}: {turns[without[0]].none}")
-    everybody = [t.facts for t in turns if t.facts is not None]
-    nodes, hosts = nodes_of(parts), [part.host for part in parts]
-    made = _attempt(
-        lambda: from_gpus(everybody, nodes=nodes, hosts=hosts)
-    )  # the same facts everywhere, the same result
-    results = comm.allgather(_text_of(made) if isinstance(made, Exception) else f"fingerprint {made.fingerprint}")
+        some = (
+            f"rank {','.join(map(str, without))} has no GPU" if len(without) < len(everybody) else "no rank has a GPU"
+        )
+        return GpuMachine(None, f"{some}: {next(iter(without.values()))}")
+    gpus = [found for found in everybody if isinstance(found, GpuFacts)]
+    nodes, hosts = nodes_of(processes), [process.host for process in processes]
+    made = attempt(lambda: from_gpus(gpus, nodes=nodes, hosts=hosts))  # the same facts everywhere, the same result
+    failure = failure_of(made)
+    results = comm.allgather(str(failure) if isinstance(made, Exception) else f"fingerprint {made.fingerprint}")
     if len(set(results)) > 1:
         raise TopologyError(
             f"the ranks make different machines of the same GPUs: {results}; start one version everywhere"
         )
-    if isinstance(made, Exception):
-        raise made
-    return GpuMachine(made)
+    return GpuMachine(result_of(made))
 
 
-class _GpuMessage(Value, frozen=True):
-    """One rank's turn: its GPU, or why it has none, or its error."""
-
-    facts: GpuFacts | None = None
-    none: str = ""
-    error: str = ""
-
-
-def _from_rank_0(comm: Comm, build: Callable[[], Topology]) -> Topology:
-    """What rank 0 builds, checked by every rank; its error on every rank."""
-    built = _attempt(lambda: build().to_json()) if comm.rank == 0 else ""
-    text, error = comm.bcast(("", _text_of(built)) if isinstance(built, Exception) else (built, ""), 0)
-    _agree([error], built)
-    checked = _attempt(lambda: Topology.from_json(text, source="topology from rank 0"))
-    return _agree(comm.allgather(_text_of(checked)), checked)
-
-
-def exchange(comm: Comm, node_comm: Comm, *, measure: bool = True) -> tuple[Part, ...]:
-    """Everybody's part in rank order, with the leader (lowest rank) of its launcher's node; collective.
+def exchange(comm: MessagingComm, node_comm: Comm, *, measure: bool = True) -> tuple[ProcessInfo, ...]:
+    """What every process says of itself, in rank order, with the leader (lowest rank) of its node; collective.
 
     Raises:
         RemoteError: another rank failed.
         BlinkError: this rank's own failure.
     """
-    part = _attempt(this_process)
-    ranks = node_comm.allgather(comm.rank)
-    rate = _measured(comm.rank, ranks, node_comm) if measure else None
+    process = attempt(this_process)
+    ranks: list[int] = node_comm.allgather(comm.rank)
+    rate = _copy_rate(comm.rank, ranks, node_comm) if measure else None
     firsts = sorted(set(comm.allgather(min(ranks))))
-    net = _attempt(lambda: net_rate(comm, firsts)) if measure else None
+    net = attempt(lambda: net_rate(comm, firsts)) if measure else None
 
-    def own_part() -> Part:
-        if isinstance(part, Exception):
-            raise part
-        if isinstance(rate, Exception):
-            raise rate
-        if isinstance(net, Exception):
-            raise net
-        return msgspec.structs.replace(part, copy_mbps=rate, leader=min(ranks), net_mbps=net)
+    def own() -> ProcessInfo:
+        return msgspec.structs.replace(
+            result_of(process), copy_mbps=result_of(rate), leader=min(ranks), net_mbps=result_of(net)
+        )
 
-    own = _attempt(own_part)
-    message = _Message(error=_text_of(own)) if isinstance(own, Exception) else _Message(part=own)
-    messages = [msgspec.json.decode(t, type=_Message) for t in comm.allgather(msgspec.json.encode(message))]
-    _agree([m.error for m in messages], own)
-    return tuple(m.part for m in messages if m.part is not None)
+    return tuple(gathered(comm, own, during=_DURING))
 
 
-def _measured(rank: int, ranks: list[int], node_comm: Comm) -> int | Exception:
-    """This rank's copy rate among its neighbours, or what went wrong; every exchange is taken part in."""
+def _copy_rate(rank: int, ranks: list[int], node_comm: Comm) -> int | Exception:
+    """This rank's copy rate among its neighbours, or its error; it takes part in every exchange, whatever fails."""
     leader, mine = rank == min(ranks), ranks.index(rank)
     path = node_comm.allgather(f"{SHM}/blinkmpi-{uuid.uuid4().hex}" if leader else "")[ranks.index(min(ranks))]
     slots: list[Bytes] | Exception = ValueError("not mapped yet")
     for turn in (True, False):  # the leader makes the file, then the others open it
         if leader == turn:
-            slots = _attempt(lambda: shared_slots(path, len(ranks), create=leader))
-        node_comm.allgather(None)
+            slots = attempt(lambda: shared_slots(path, len(ranks), create=leader))
+        node_comm.Barrier()
     if leader and not isinstance(slots, Exception):
         os.unlink(path)  # everybody has it mapped
-    if isinstance(slots, FileNotFoundError):  # no memory in common after all: `place` will tell the two apart
+    if isinstance(slots, FileNotFoundError):  # the two share no memory: `place` will differ
         slots = [page_aligned(SLOT_BYTES)]
 
     def prepare() -> Callable[[], int]:
-        if isinstance(slots, Exception):
-            raise slots
-        return copy_test(slots, mine % len(slots))
+        return copy_test(result_of(slots), mine % len(result_of(slots)))
 
-    test = _attempt(prepare)
-    node_comm.allgather(None)  # all start at once
-    return test if isinstance(test, Exception) else _attempt(test)
+    test = attempt(prepare)
+    node_comm.Barrier()  # all start at once
+    return test if isinstance(test, Exception) else attempt(test)
 
 
-def this_process() -> Part:
+def this_process() -> ProcessInfo:
     """Describe the calling process.
 
     Raises:
@@ -229,16 +185,16 @@ def this_process() -> Part:
         cores = tuple(sorted(os.sched_getaffinity(0)))
     else:
         cores = tuple(range(os.cpu_count() or 1))
-    return Part(host=host, pid=os.getpid(), place=place, cores=cores)
+    return ProcessInfo(host=host, pid=os.getpid(), place=place, cores=cores)
 
 
 def copy_test(slots: Sequence[Bytes], mine: int) -> Callable[[], int]:
     """Prepare a test; the call of the result times copies for 30 ms and gives their rate in MB/s.
 
     It copies as collectives do: from a long private vector into the slot ``slots[mine]``, then from the neighbour's
-    slot, which another core has just written, back into the vector. The time that the system gives to others counts:
-    it is the rate of a rank among its neighbours that is asked for. All is page-aligned: where the destination lies 16
-    bytes past the source modulo the page, glibc's memcpy is several times slower.
+    slot, which another core has just written, back into the vector. Time that the system gives to other processes
+    counts, because we want the rate of a rank among its neighbours. All buffers are page-aligned: where the destination
+    lies 16 bytes past the source modulo the page, glibc's memcpy is several times slower.
     """
     vector = page_aligned(_VECTOR_BYTES)
     own, other = slots[mine], slots[(mine + 1) % len(slots)]
@@ -279,46 +235,46 @@ def shared_slots(path: str, count: int, *, create: bool) -> list[Bytes]:
     return [memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in range(count)]
 
 
-def nodes_of(parts: Sequence[Part]) -> list[int]:
+def nodes_of(processes: Sequence[ProcessInfo]) -> list[int]:
     """The node of every rank, from 0 in order of appearance: launcher and system must agree that memory is shared."""
     node_of: dict[tuple[int, str], int] = {}
-    return [node_of.setdefault((part.leader, part.place), len(node_of)) for part in parts]
+    return [node_of.setdefault((process.leader, process.place), len(node_of)) for process in processes]
 
 
-def cpu_topology(parts: Sequence[Part]) -> Topology:
-    """Build the topology of CPU ranks from their parts, rank by rank.
+def cpu_topology(processes: Sequence[ProcessInfo]) -> Topology:
+    """Build the topology of CPU ranks from their processes, rank by rank.
 
     All ranks of a node get one rate, the mean of theirs to two digits: ranks of one memory differ by noise,
     and uneven links would make a needlessly uneven plan that changes from run to run.
     """
-    at = nodes_of(parts)
+    at = nodes_of(processes)
     members = [[rank for rank, node in enumerate(at) if node == wanted] for wanted in sorted(set(at))]
     devices: dict[int, Device] = {}
     links: list[Link] = []
     facts: list[str] = []
-    n, several = len(parts), len(members) > 1
+    n, several = len(processes), len(members) > 1
     net = n + len(members)
-    measured = [parts[ranks[0]].net_mbps for ranks in members]
+    measured = [processes[ranks[0]].net_mbps for ranks in members]
     known = [mbps for mbps in measured if mbps is not None]
-    wires: list[int] = even_out(known) if len(known) == len(members) else [NET_MBPS] * len(members)
+    network: list[int] = even_out(known) if len(known) == len(members) else [NET_MBPS] * len(members)
     net_origin: Origin = "measured" if len(known) == len(members) else "table"
     for node, ranks in enumerate(members):
         memory = n + node
-        rate, origin = _node_rate([parts[r].copy_mbps for r in ranks])
+        rate, origin = _node_rate([processes[r].copy_mbps for r in ranks])
         for index, rank in enumerate(ranks):
-            devices[rank] = Device("cpu", node, index, host=parts[rank].host)
+            devices[rank] = Device("cpu", node, index, host=processes[rank].host)
             links += [Link(rank, memory, "memory", 1, rate, origin), Link(memory, rank, "memory", 1, rate, origin)]
         if several:
-            links += [Link(a, b, "net", 1, wires[node], net_origin) for a, b in ((memory, net), (net, memory))]
-        cores = len({c for r in ranks for c in parts[r].cores})
+            links += [Link(a, b, "net", 1, network[node], net_origin) for a, b in ((memory, net), (net, memory))]
+        cores = len({c for r in ranks for c in processes[r].cores})
         facts.append(
-            f"{parts[ranks[0]].host}: {_count(len(ranks), 'rank')} on {_count(cores, 'core')}, "
+            f"{processes[ranks[0]].host}: {_count(len(ranks), 'rank')} on {_count(cores, 'core')}, "
             f"{'each copies' if origin == 'measured' else 'assumed'} {rate / 1000:g} GB/s with all at work"
         )
     switches = [Switch("memory", node, f"memory@{node}" if several else "memory") for node in range(len(members))]
     if several:
         switches.append(Switch("net", -1, "network"))
-        rates = ", ".join(f"{mbps / 1000:g}" for mbps in (wires if len(set(wires)) > 1 else wires[:1]))
+        rates = ", ".join(f"{mbps / 1000:g}" for mbps in (network if len(set(network)) > 1 else network[:1]))
         facts.append(
             f"between nodes {rates} GB/s {'measured' if net_origin == 'measured' else 'assumed, not measured'}"
         )
@@ -333,14 +289,14 @@ def cpu_topology(parts: Sequence[Part]) -> Topology:
 
 def this_machine() -> Topology:
     """This machine from one process without a launcher: a CPU rank on each core that it may use."""
-    part = this_process()
-    at_once = part.cores[:_MAX_THREADS]
+    process = this_process()
+    at_once = process.cores[:_MAX_THREADS]
     slots = [page_aligned(SLOT_BYTES) for _ in at_once]
     tests = [copy_test(slots, i) for i in range(len(slots))]
     with ThreadPoolExecutor(len(at_once)) as pool:  # NumPy copies without the interpreter's lock
         rates = list(pool.map(lambda test: test(), tests))
-    measured = [msgspec.structs.replace(part, copy_mbps=rate) for rate in rates]
-    return cpu_topology(measured + [part] * (len(part.cores) - len(at_once)))
+    measured = [msgspec.structs.replace(process, copy_mbps=rate) for rate in rates]
+    return cpu_topology(measured + [process] * (len(process.cores) - len(at_once)))
 
 
 def _node_rate(rates: Sequence[int | None]) -> tuple[int, Origin]:
@@ -348,33 +304,7 @@ def _node_rate(rates: Sequence[int | None]) -> tuple[int, Origin]:
     known = [r for r in rates if r is not None]
     if not known:
         return CPU_MBPS, "table"
-    mean = sum(known) // len(known)
-    unit = 10 ** max(0, len(str(mean)) - 2)
-    return max(1, (mean + unit // 2) // unit * unit), "measured"
-
-
-def _attempt(work: Callable[[], T]) -> T | Exception:
-    """Do ``work`` and return its result, or its error for the next exchange."""
-    try:
-        return work()
-    except Exception as error:
-        return error
-
-
-def _agree(errors: Sequence[str], own: T | Exception) -> T:
-    """Return ``own`` if nobody failed; else raise this rank's own error, or the first other's."""
-    if isinstance(own, Exception):
-        raise own
-    failed = [rank for rank, text in enumerate(errors) if text]
-    if failed:
-        more = f" (so did ranks {failed[1:]})" if len(failed) > 1 else ""
-        raise RemoteError(f"rank {failed[0]} failed while the machine was gathered{more}: {errors[failed[0]]}")
-    return own
-
-
-def _text_of(result: object) -> str:
-    """What the others are told of a result: nothing, or the error."""
-    return f"{type(result).__name__}: {result}" if isinstance(result, Exception) else ""
+    return rounded(sum(known) // len(known)), "measured"
 
 
 def _count(number: int, noun: str) -> str:

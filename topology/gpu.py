@@ -1,6 +1,6 @@
-"""What is known of one GPU, as a value: a fact, or the reason why it is not known; never a zero in its place.
+"""The facts about one GPU as a value: each a fact, or the reason why it is not known, never a zero instead.
 
-:func:`facts_of` turns a report (NVML's and /sys's answers as they came, JSON) into :class:`GpuFacts`. Reports come from
+:func:`facts_of` converts a report (the raw answers of NVML and /sys, as JSON) to :class:`GpuFacts`. Reports come from
 ``probe``, or from a file that was recorded on another machine. Pure data: nothing here asks the system.
 """
 
@@ -45,7 +45,7 @@ class NvLink(Value, frozen=True):
     bus: str = ""
 
 
-class Hop(Value, frozen=True):
+class PcieBridge(Value, frozen=True):
     """A PCIe bridge between the CPU and a device, with the link towards the CPU."""
 
     bus: str
@@ -62,8 +62,8 @@ class Nic(Value, frozen=True):
     mbps: int | Unknown
 
 
-class Peer(Value, frozen=True):
-    """This GPU and another one that NVML sees: ``ok`` or why not, and where their PCIe paths meet."""
+class PeerAccess(Value, frozen=True):
+    """Peer access to another GPU that NVML sees: ``ok`` or why not, and where their PCIe paths meet."""
 
     bus: str
     nvlink: str | Unknown
@@ -89,18 +89,18 @@ class GpuFacts(Value, frozen=True):
     pcie_gen: int | Unknown
     pcie_width: int | Unknown
     pcie_width_max: int | Unknown
-    path: tuple[Hop, ...] | Unknown
+    path: tuple[PcieBridge, ...] | Unknown
     numa: int | Unknown
     nics: tuple[Nic, ...] | Unknown
     mig: bool | Unknown
     confidential: bool | Unknown
     fabric: str | Unknown
     nvlinks: tuple[NvLink, ...] | Unknown
-    peers: tuple[Peer, ...] | Unknown
+    peers: tuple[PeerAccess, ...] | Unknown
 
     @property
     def label(self) -> str:
-        """What people find it by: ``NVIDIA H200 at 0000:3d:00.0``."""
+        """A readable name: ``NVIDIA H200 at 0000:3d:00.0``."""
         where = self.bus if isinstance(self.bus, str) else self.uuid if isinstance(self.uuid, str) else "unknown place"
         return f"{self.name if isinstance(self.name, str) else 'GPU'} at {where}"
 
@@ -115,12 +115,12 @@ class GpuFacts(Value, frozen=True):
 
 
 def known(fact: T | Unknown) -> T | None:
-    """The fact, or None where only the reason of its absence is there."""
+    """The fact, or None for an :class:`Unknown`."""
     return None if isinstance(fact, Unknown) else fact
 
 
 def bus_id(text: str) -> str:
-    """A PCI bus id in the form that Linux uses, ``0000:3d:00.0``, whoever wrote it: NVML has 8 digits, CUDA capitals.
+    """Convert a PCI bus id to the form that Linux uses, ``0000:3d:00.0``: NVML writes 8 digits, CUDA capitals.
 
     Raises:
         FormatError: for anything else.
@@ -221,11 +221,13 @@ def _word(answer: Any, words: Mapping[int, str], what: str) -> str | Unknown:
     return words.get(answer) or Unknown(f"NVML says {what} {answer}")
 
 
-def _path(answer: Any) -> tuple[Hop, ...] | Unknown:
+def _path(answer: Any) -> tuple[PcieBridge, ...] | Unknown:
     if isinstance(answer, Unknown):
         return answer
     return tuple(
-        Hop(h["bus"], _positive(_answer(h, ("gen",), "not there")), _positive(_answer(h, ("width",), "not there")))
+        PcieBridge(
+            h["bus"], _positive(_answer(h, ("gen",), "not there")), _positive(_answer(h, ("width",), "not there"))
+        )
         for h in answer
     )
 
@@ -275,15 +277,15 @@ def _remote(link: Report) -> tuple[Any, str]:
     return "hidden switch", ""
 
 
-def _peers(p2p: Any, ancestors: Any) -> tuple[Peer, ...] | Unknown:
-    """By PCI id; a report without PCI ids of the others (an older recording) has none of use."""
+def _peers(p2p: Any, ancestors: Any) -> tuple[PeerAccess, ...] | Unknown:
+    """Peer access by PCI id; a report without the other GPUs' PCI ids (an older recording) has none."""
     if isinstance(p2p, Unknown):
         return p2p
-    found: list[Peer] = []
+    found: list[PeerAccess] = []
     for key, status in p2p.items():
         ancestor = _answer(ancestors, (key,), "not in the report") if not isinstance(ancestors, Unknown) else ancestors
         found.append(
-            Peer(
+            PeerAccess(
                 key,
                 _word(_answer(status, ("nvlink",), "not in the report"), P2P, "P2P status"),
                 _word(_answer(status, ("read",), "not in the report"), P2P, "P2P status"),
@@ -296,7 +298,7 @@ def _peers(p2p: Any, ancestors: Any) -> tuple[Peer, ...] | Unknown:
 def device_of(recording: Report, bus: str | None, uuid: str | None) -> dict[str, Any]:
     """One device's report from a recording of a whole machine: ``driver``, ``cuda`` and ``devices``.
 
-    Peers, which a recording numbers, get their PCI ids. A device that is not there gets the reason, as in ``probe``.
+    Peers, which a recording numbers, get their PCI ids. A missing device gets the reason, as in ``probe``.
     """
     common = {key: recording[key] for key in ("driver", "cuda", "nvml_error") if key in recording}
     devices: list[dict[str, Any]] = recording.get("devices", [])
@@ -315,5 +317,5 @@ def device_of(recording: Report, bus: str | None, uuid: str | None) -> dict[str,
 
 
 def unknown_gpu(reason: str, **facts: Any) -> GpuFacts:
-    """A GPU of which some facts are known, and of the others why they are not."""
+    """A GPU with some known facts; for all others the reason why they are unknown."""
     return GpuFacts(**{name: facts.get(name, Unknown(reason)) for name in GpuFacts.__struct_fields__})

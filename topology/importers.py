@@ -1,4 +1,4 @@
-"""From a user's words to a topology: a catalogue name, a file, this machine, and the changes asked for.
+"""Read what a user names: a machine of the catalogue, a file, this machine, and changes to it.
 
 The texts are those of the command line: ``TOPOLOGY``, ``--gpus``, ``--drop-link``, ``--scale``.
 """
@@ -17,7 +17,7 @@ from .gather import this_machine
 from .machines import machine, names
 from .model import Topology
 from .nccl import read_xml
-from .smi import looks_like_smi, read_smi
+from .nvidia_smi import looks_like_smi, read_smi
 
 ENDINGS = (".json", ".xml", ".txt")
 

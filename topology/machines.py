@@ -1,13 +1,12 @@
-"""The catalogue: known machines as tables, each with the source of its numbers (Blink section 2, figure 1).
+"""The catalogue of known machines as tables, each with the source of its numbers (Blink section 2, figure 1).
 
 ``machine("dgx-1v")`` is one box, ``machine("dgx-a100:4")`` four of them on a network.
 Devices are numbered box after box, so ``Device.index`` says which GPU of its box it is.
 Rates are per direction in MB/s, as the makers state them; nothing here was measured.
 
-Left out on purpose: one box's several NVSwitch chips are one switch vertex, since every
-GPU has the same number of links to each chip; PCIe is listed where it is the second path
-(DGX-1) or the only one (``pcie-8``). Network links exist from two boxes on; the network
-itself is one switch without a limit of its own (full bisection).
+Simplified on purpose: several NVSwitch chips of one box are one switch vertex, since every GPU has the same number of
+links to each chip. PCIe is listed where it is the second path (DGX-1) or the only one (``pcie-8``). Network links exist
+in machines of two or more boxes; the network itself is one switch without a limit of its own (full bisection).
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import TopologyError
-from .model import Device, Link, LinkKind, Switch, SwitchKind, Topology
+from .model import Connection, Device, Link, LinkKind, Switch, SwitchKind, Topology
 
 MAX_COUNT = 1024
-NET_MBPS = 1000  # assumed between live nodes until something measures it: 10 Gb/s Ethernet, less its overhead
+NET_MBPS = 1000  # assumed between live nodes that are not measured: 10 Gb/s Ethernet, less its overhead
 CPU_MBPS = 8000  # one core's copy rate between private memory and a shared slot; ordinary DDR4 and DDR5 servers
 
 # PCI Express Base Specification, MB/s of 16 lanes each way by generation: 2.5 and 5 GT/s a lane with 8b/10b coding,
@@ -53,24 +52,14 @@ MI250_PAIRS = (
 )
 
 
-class Wire(NamedTuple):
-    """A connection that is equally fast both ways; its ends are ``("gpu", i)``, ``(switch name, i)`` or the net."""
-
-    a: tuple[str, int]
-    b: tuple[str, int]
-    kind: LinkKind
-    lanes: int
-    lane_mbps: int
-
-
-class Box(NamedTuple):
-    """One box of a machine: what is in it, how it is wired, how it reaches other boxes."""
+class Server(NamedTuple):
+    """One box of a machine: what is in it, and its connections; their ends are ``("gpu", i)``, ``(switch, i)``, NET."""
 
     gpu: str
     gpus: int
     switches: tuple[tuple[str, SwitchKind, int], ...]  # name, kind, how many
-    wires: tuple[Wire, ...]
-    nics: tuple[Wire, ...]  # added from two boxes on; the switches of nic_switches too
+    connections: tuple[Connection, ...]
+    nics: tuple[Connection, ...]  # added from two boxes on; the switches of nic_switches too
     nic_switches: tuple[tuple[str, SwitchKind, int], ...]
     source: str
 
@@ -78,49 +67,53 @@ class Box(NamedTuple):
 NET = ("net", 0)
 
 
-def _pairs(text: str, kind: LinkKind, lane_mbps: int, *, lanes: int | None = None) -> tuple[Wire, ...]:
-    """Wires of a "pair:links" table, all with ``lanes`` links if that is given."""
+def _pairs(text: str, kind: LinkKind, lane_mbps: int, *, lanes: int | None = None) -> tuple[Connection, ...]:
+    """The connections of a "pair:links" table, all with ``lanes`` links if that is given."""
     found = re.findall(r"(\d+)-(\d+):(\d+)", text)
-    return tuple(Wire(("gpu", int(a)), ("gpu", int(b)), kind, lanes or int(k), lane_mbps) for a, b, k in found)
+    return tuple(Connection(("gpu", int(a)), ("gpu", int(b)), kind, lanes or int(k), lane_mbps) for a, b, k in found)
 
 
-def _star(gpus: int, hub: str, kind: LinkKind, lanes: int, lane_mbps: int, *, per_hub: int = 0) -> tuple[Wire, ...]:
+def _star(
+    gpus: int, hub: str, kind: LinkKind, lanes: int, lane_mbps: int, *, per_hub: int = 0
+) -> tuple[Connection, ...]:
     """Every GPU wired to a hub, ``per_hub`` neighbours to the same one (0: all to one)."""
-    return tuple(Wire(("gpu", i), (hub, i // per_hub if per_hub else 0), kind, lanes, lane_mbps) for i in range(gpus))
+    return tuple(
+        Connection(("gpu", i), (hub, i // per_hub if per_hub else 0), kind, lanes, lane_mbps) for i in range(gpus)
+    )
 
 
-def _dgx1(gpu: str, nvlinks: tuple[Wire, ...], nvlink_source: str) -> Box:
+def _dgx1(gpu: str, nvlinks: tuple[Connection, ...], nvlink_source: str) -> Server:
     """Eight GPUs in the cube mesh, and their PCIe tree: 2 GPUs a PLX switch, 2 PLX a socket, sockets on QPI."""
     plx = _star(8, "PLX", "pcie", 1, PCIE3_X16, per_hub=2)
-    uplinks = tuple(Wire(("PLX", i), ("socket", i // 2), "pcie", 1, PCIE3_X16) for i in range(4))
-    qpi = (Wire(("socket", 0), ("socket", 1), "host", QPI_LANES, QPI_MBPS),)
-    return Box(
+    uplinks = tuple(Connection(("PLX", i), ("socket", i // 2), "pcie", 1, PCIE3_X16) for i in range(4))
+    qpi = (Connection(("socket", 0), ("socket", 1), "host", QPI_LANES, QPI_MBPS),)
+    return Server(
         gpu=gpu,
         gpus=8,
         switches=(("PLX", "pcie", 4), ("socket", "host", 2)),
-        wires=nvlinks + plx + uplinks + qpi,
+        connections=nvlinks + plx + uplinks + qpi,
         # Four single-port EDR InfiniBand cards of 100 Gb/s, one on each PLX switch.
-        nics=tuple(Wire(("PLX", i), NET, "net", 1, 12_500) for i in range(4)),
+        nics=tuple(Connection(("PLX", i), NET, "net", 1, 12_500) for i in range(4)),
         nic_switches=(),
         source=f"NVIDIA DGX-1 System Architecture, white paper WP-08437-001: {nvlink_source}; PCIe 3.0 x16, "
         "4 PLX switches, 2 x QPI 9.6 GT/s, 4 x 100 Gb/s InfiniBand",
     )
 
 
-def _nvswitch_box(gpu: str, gpus: int, lanes: int, nic_mbps: int, source: str) -> Box:
+def _nvswitch_box(gpu: str, gpus: int, lanes: int, nic_mbps: int, source: str) -> Server:
     """GPUs on NVSwitch with ``lanes`` links of 25 GB/s each, and one network card per GPU."""
-    return Box(
+    return Server(
         gpu=gpu,
         gpus=gpus,
         switches=(("NVSwitch", "nvswitch", 1),),
-        wires=_star(gpus, "NVSwitch", "nvlink", lanes, NVLINK_MBPS["4.0"]),
-        nics=tuple(Wire(("gpu", i), NET, "net", 1, nic_mbps) for i in range(gpus)),
+        connections=_star(gpus, "NVSwitch", "nvlink", lanes, NVLINK_MBPS["4.0"]),
+        nics=tuple(Connection(("gpu", i), NET, "net", 1, nic_mbps) for i in range(gpus)),
         nic_switches=(),
         source=source,
     )
 
 
-def _dgx1p() -> Box:
+def _dgx1p() -> Server:
     return _dgx1(
         "P100-SXM2-16GB",
         _pairs(DGX1_PAIRS, "nvlink", NVLINK_MBPS["1.0"], lanes=1),
@@ -128,13 +121,13 @@ def _dgx1p() -> Box:
     )
 
 
-def _dgx1v() -> Box:
+def _dgx1v() -> Server:
     return _dgx1(
         "V100-SXM2-16GB", _pairs(DGX1_PAIRS, "nvlink", NVLINK_MBPS["2.0"]), "NVLink 2.0, 25 GB/s a link each way"
     )
 
 
-def _dgx2() -> Box:
+def _dgx2() -> Server:
     return _nvswitch_box(
         "V100-SXM3-32GB",
         16,
@@ -146,11 +139,11 @@ def _dgx2() -> Box:
         # Eight cards for sixteen GPUs: the pair's PCIe switch is what they share.
         nic_switches=(("PLX", "pcie", 8),),
         nics=_star(16, "PLX", "pcie", 1, PCIE3_X16, per_hub=2)
-        + tuple(Wire(("PLX", i), NET, "net", 1, 12_500) for i in range(8)),
+        + tuple(Connection(("PLX", i), NET, "net", 1, 12_500) for i in range(8)),
     )
 
 
-def _dgx_a100() -> Box:
+def _dgx_a100() -> Server:
     return _nvswitch_box(
         "A100-SXM4-40GB",
         8,
@@ -161,7 +154,7 @@ def _dgx_a100() -> Box:
     )
 
 
-def _hgx_h100() -> Box:
+def _hgx_h100() -> Server:
     return _nvswitch_box(
         "H100-SXM5-80GB",
         8,
@@ -172,20 +165,20 @@ def _hgx_h100() -> Box:
     )
 
 
-def _hgx_h200() -> Box:
+def _hgx_h200() -> Server:
     return _hgx_h100()._replace(gpu="H200-SXM5-141GB")
 
 
-def _pcie8() -> Box:
+def _pcie8() -> Server:
     plx = _star(8, "PLX", "pcie", 1, PCIE4_X16, per_hub=4)
-    uplinks = tuple(Wire(("PLX", i), ("socket", i), "pcie", 1, PCIE4_X16) for i in range(2))
-    upi = (Wire(("socket", 0), ("socket", 1), "host", 3, 22_400),)
-    return Box(
+    uplinks = tuple(Connection(("PLX", i), ("socket", i), "pcie", 1, PCIE4_X16) for i in range(2))
+    upi = (Connection(("socket", 0), ("socket", 1), "host", 3, 22_400),)
+    return Server(
         gpu="PCIe GPU",
         gpus=8,
         switches=(("PLX", "pcie", 2), ("socket", "host", 2)),
-        wires=plx + uplinks + upi,
-        nics=tuple(Wire(("PLX", i), NET, "net", 1, 25_000) for i in range(2)),
+        connections=plx + uplinks + upi,
+        nics=tuple(Connection(("PLX", i), NET, "net", 1, 25_000) for i in range(2)),
         nic_switches=(),
         source="a usual dual-root server, not one maker's: PCI Express Base Specification 4.0, x16 at 31.5 GB/s, "
         "2 switches of 4 GPUs, 2 sockets on 3 x UPI 11.2 GT/s (Intel Xeon, third generation), "
@@ -193,20 +186,20 @@ def _pcie8() -> Box:
     )
 
 
-def _mi250() -> Box:
-    return Box(
+def _mi250() -> Server:
+    return Server(
         gpu="MI250 GCD",
         gpus=16,
         switches=(),
-        wires=_pairs(MI250_PAIRS, "xgmi", 50_000),
-        nics=tuple(Wire(("gpu", i), NET, "net", 1, 16_000) for i in range(16)),
+        connections=_pairs(MI250_PAIRS, "xgmi", 50_000),
+        nics=tuple(Connection(("gpu", i), NET, "net", 1, 16_000) for i in range(16)),
         nic_switches=(),
         source="ForestColl (Zhao et al. 2024), public topologies: 7 xGMI links of 50 GB/s a die, 16 GB/s of network "
         "a die; the same graph, under other numbers, as RCCL's topology model topo_16p1h",
     )
 
 
-BOXES: dict[str, Callable[[], Box]] = {
+SERVERS: dict[str, Callable[[], Server]] = {
     "dgx-1p": _dgx1p,
     "dgx-1v": _dgx1v,
     "dgx-2": _dgx2,
@@ -220,7 +213,7 @@ BOXES: dict[str, Callable[[], Box]] = {
 
 def names() -> tuple[str, ...]:
     """The machines of the catalogue, in order of age and kind."""
-    return (*BOXES, "cpu")
+    return (*SERVERS, "cpu")
 
 
 def machine(spec: str) -> Topology:
@@ -241,7 +234,7 @@ def machine(spec: str) -> Topology:
     k = int(count) if colon else 1
     if name == "cpu":
         return cpu_node(k)
-    return _several(name, BOXES[name](), k)
+    return _several(name, SERVERS[name](), k)
 
 
 def cpu_node(ranks: int) -> Topology:
@@ -258,13 +251,13 @@ def cpu_node(ranks: int) -> Topology:
     ).check()
 
 
-def _several(name: str, box: Box, boxes: int) -> Topology:
+def _several(name: str, box: Server, boxes: int) -> Topology:
     """Lay out ``boxes`` copies of a box, joined by one network switch if there are several."""
     names_of = box.switches + (box.nic_switches if boxes > 1 else ())
-    wires = box.wires + (box.nics if boxes > 1 else ())
+    connections = box.connections + (box.nics if boxes > 1 else ())
     devices = tuple(Device("gpu", b, i, name=box.gpu) for b in range(boxes) for i in range(box.gpus))
     switches: list[Switch] = []
-    vertex: dict[tuple[int, str, int], int] = {}
+    vertex: dict[tuple[int, str, object], int] = {}
     for b in range(boxes):
         for i in range(box.gpus):
             vertex[b, "gpu", i] = b * box.gpus + i
@@ -279,10 +272,10 @@ def _several(name: str, box: Box, boxes: int) -> Topology:
         switches.append(Switch("net", -1, "network"))
     links = []
     for b in range(boxes):
-        for wire in wires:
-            ends = vertex[b, *wire.a], vertex[b, *wire.b]
+        for c in connections:
+            ends = vertex[b, *c.a], vertex[b, *c.b]
             for src, dst in (ends, ends[::-1]):
-                links.append(Link(src, dst, wire.kind, wire.lanes, wire.lane_mbps))
+                links.append(Link(src, dst, c.kind, c.lanes, c.lane_mbps))
     return Topology(
         name=f"{name}:{boxes}" if boxes > 1 else name,
         devices=devices,

@@ -1,8 +1,8 @@
-"""What the links really do: the result of ``blinkmpi topo --measure``, its file, and a machine that takes it.
+"""Measured rates of links: the result of ``blinkmpi topo --measure``, its file, and the machine with these rates.
 
-A file holds for which GPUs (by UUID, in any order) and under which driver it is. A machine takes from it the links that
-are far under others of their class; the others keep the table's rate, so that plans do not follow noise. Who measures
-is ``blinkmpi.measure``; here are values, and rank 0's file.
+A file is valid for some GPUs (by UUID, in any order) under one driver. A machine takes from it the rates of links that
+are far below others of their class; the others keep the table's rate, so that plans do not follow noise.
+``blinkmpi.measure`` measures; here are the values, and rank 0's file.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ import msgspec
 
 from ..errors import BlinkError, SettingsError, TopologyError
 from ..util.codec import Value, dumps, loads
-from .gather import Comm
+from ..util.together import Comm, from_root
 from .gpu import GpuFacts
 from .model import Device, Link, Topology
+from .network_rate import rounded
 
 FORMAT_VERSION = 1
 NOWHERE = -1  # the end of a row that is no device: the host's memory, or the network
-UNDER_PERCENT = 85  # of the median of its class: what is less is marked
-DIGITS = 3  # of a measured rate that a plan is made from
+UNDER_PERCENT = 85  # of the median of its class; a lower rate is marked
+DIGITS = 3  # significant digits of a measured rate in a plan
 FAST = ("nvlink", "xgmi")
 
-What = Literal[
+MeasurementKind = Literal[
     "copy", "copy-both", "copy-all", "push", "push-both", "push-all", "flag", "host", "host-all",
     "memory", "memory-all", "net",
 ]  # fmt: skip
 
 
-class Row(Value, frozen=True):
-    """One direction: ``src`` sends to ``dst``. ``us`` is a round trip of a flag, ``mbps`` all else."""
+class LinkMeasurement(Value, frozen=True):
+    """One direction: ``src`` sends to ``dst``. ``us`` is the round trip of a flag, ``mbps`` is for everything else."""
 
     src: int
     dst: int
-    what: What
+    what: MeasurementKind
     mbps: int | None = None
     us: float | None = None
 
 
 class Measured(Value, frozen=True):
-    """What was measured between some devices, whose places in ``devices`` the rows name.
+    """What was measured between some devices; rows name them by their index in ``devices``.
 
     ``date`` is the day, ``driver`` that of the GPUs (empty for CPU ranks), ``missing`` what could not be measured, and
     why.
@@ -55,7 +56,7 @@ class Measured(Value, frozen=True):
     date: str
     driver: str
     versions: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[LinkMeasurement, ...]
     missing: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -88,8 +89,8 @@ class Measured(Value, frozen=True):
         return self
 
 
-class Slow(NamedTuple):
-    """A link far under its class, whose median is ``usual`` MB/s."""
+class SlowLink(NamedTuple):
+    """A link whose rate is far below the median of its class, ``usual`` MB/s."""
 
     link: Link
     mbps: int
@@ -100,7 +101,7 @@ class Slow(NamedTuple):
 
 
 def links_between(topology: Topology, src: int, dst: int) -> tuple[Link, ...]:
-    """The links that a copy takes from one device to another: NVLinks if these lead there, else the fewest."""
+    """The links of a copy from one device to another: NVLinks if they join the two, else the fewest links."""
     for kinds in (FAST, topology.kinds()):
         onward: dict[int, list[Link]] = {}
         for link in sorted(topology.links, key=lambda k: (-k.mbps, k.dst)):
@@ -118,8 +119,8 @@ def links_between(topology: Topology, src: int, dst: int) -> tuple[Link, ...]:
     return ()
 
 
-def class_of(topology: Topology, row: Row) -> str:
-    """What a row is compared with: rows of the same name and of the same kind."""
+def class_of(topology: Topology, row: LinkMeasurement) -> str:
+    """The class of a row: rows of the same name and class are compared."""
     if NOWHERE in (row.src, row.dst):
         if row.what in ("host", "host-all"):
             device = max(row.src, row.dst)
@@ -141,17 +142,17 @@ def usual(rates: Iterable[int]) -> int:
 
 
 def is_under(mbps: int, median: int) -> bool:
-    """Whether a rate is to be marked."""
+    """Whether a rate is so low that it is marked."""
     return 100 * mbps < UNDER_PERCENT * median
 
 
-def marked(topology: Topology, measured: Measured) -> dict[Row, int]:
-    """Rows far under their class, with its median; round trips are not judged."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+def marked(topology: Topology, measured: Measured) -> dict[LinkMeasurement, int]:
+    """Rows far below the median of their class, with that median; round trips are not judged."""
+    groups: dict[tuple[str, str], list[LinkMeasurement]] = {}
     for row in measured.rows:
         if row.mbps is not None:
             groups.setdefault((row.what, class_of(topology, row)), []).append(row)
-    found: dict[Row, int] = {}
+    found: dict[LinkMeasurement, int] = {}
     for rows in groups.values():
         median = usual(row.mbps or 0 for row in rows)
         found |= {row: median for row in rows if is_under(row.mbps or 0, median)}
@@ -162,10 +163,10 @@ def marked(topology: Topology, measured: Measured) -> dict[Row, int]:
 
 
 def link_rates(topology: Topology, measured: Measured) -> dict[Link, int]:
-    """MB/s of the links of which it is known.
+    """MB/s of the links whose rate follows from the measurement.
 
-    An NVLink has the best rate of the pairs whose copies take it, so that of a GPU at a switch is not blamed for what
-    a slow peer takes; the PCIe link of a GPU has the rate to or from the host's memory.
+    An NVLink gets the best rate of the pairs whose copies use it, so that one slow peer does not slow down the link of
+    another GPU to the switch. The PCIe link of a GPU gets the rate to or from the host's memory.
     """
     found: dict[Link, int] = {}
     for row in measured.rows:
@@ -181,8 +182,8 @@ def link_rates(topology: Topology, measured: Measured) -> dict[Link, int]:
     return found
 
 
-def slow_links(topology: Topology, measured: Measured) -> tuple[Slow, ...]:
-    """Links more than 15 % under the median of their class: kind, lanes, table's rate, and towards or from a switch."""
+def slow_links(topology: Topology, measured: Measured) -> tuple[SlowLink, ...]:
+    """Links more than 15 % below the median of their class: kind, lanes, table's rate, and to or from a switch."""
     groups: dict[tuple[object, ...], list[tuple[Link, int]]] = {}
     n = topology.n
     for link, mbps in link_rates(topology, measured).items():
@@ -191,18 +192,18 @@ def slow_links(topology: Topology, measured: Measured) -> tuple[Slow, ...]:
     found = []
     for links in groups.values():
         median = usual(mbps for _, mbps in links)
-        found += [Slow(link, mbps, median) for link, mbps in links if is_under(mbps, median)]
+        found += [SlowLink(link, mbps, median) for link, mbps in links if is_under(mbps, median)]
     return tuple(sorted(found, key=lambda s: (s.link.src, s.link.dst, s.link.kind)))
 
 
 def with_measured(topology: Topology, measured: Measured) -> Topology:
-    """The machine whose slow links have their measured rate, to three digits and never above what they had."""
+    """The machine with the measured rates of its slow links, to three digits and never above the table's rate."""
     placed = here(measured, topology)
     slow = {s.link: s.mbps for s in slow_links(topology, placed)} if placed else {}
     if not slow:
         return topology
     links = tuple(
-        msgspec.structs.replace(k, lane_mbps=min(k.lane_mbps, _rounded(slow[k] // k.lanes)), origin="measured")
+        msgspec.structs.replace(k, lane_mbps=min(k.lane_mbps, rounded(slow[k] // k.lanes, DIGITS)), origin="measured")
         if k in slow
         else k
         for k in topology.links
@@ -212,13 +213,8 @@ def with_measured(topology: Topology, measured: Measured) -> Topology:
     return msgspec.structs.replace(topology, links=links, source=source).check()
 
 
-def _rounded(mbps: int) -> int:
-    unit = int(10 ** max(0, len(str(mbps)) - DIGITS))
-    return max(1, (mbps + unit // 2) // unit * unit)
-
-
 def here(measured: Measured, topology: Topology) -> Measured | None:
-    """The same with the ranks of ``topology``, whose devices are joined by UUID; None if these are others."""
+    """The measurement with the ranks of ``topology``, matched by UUID; None if it has other devices."""
     theirs, ours = [d.uuid for d in measured.devices], [d.uuid for d in topology.devices]
     if not all(ours) or len(set(ours)) < len(ours) or sorted(theirs) != sorted(ours):
         return None
@@ -232,7 +228,7 @@ def here(measured: Measured, topology: Topology) -> Measured | None:
 
 
 def file_of(folder: Path, uuids: Iterable[str], driver: str) -> Path:
-    """Where the links of some GPUs under a driver are kept."""
+    """The file for the links of some GPUs under a driver."""
     digest = hashlib.sha256(msgspec.json.encode([sorted(uuids), driver])).hexdigest()[:12]
     return folder / f"links-{digest}.json"
 
@@ -243,7 +239,7 @@ def driver_of(facts: object) -> str:
 
 
 def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measured | None:
-    """What rank 0's folder has for these GPUs under this driver, with this machine's ranks; collective.
+    """The measurement in rank 0's folder for these GPUs under this driver, with this machine's ranks; collective.
 
     Args:
         facts: of the calling rank's GPU.
@@ -251,22 +247,21 @@ def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measure
     Raises:
         SettingsError: the same on all ranks, for a file that cannot be read.
     """
-    text, error = "", ""
-    if comm.rank == 0:
+
+    def from_file() -> str:
         path = file_of(folder, (d.uuid for d in topology.devices), driver_of(facts))
         try:
-            text = Measured.from_json(path.read_bytes(), source=str(path)).to_json()
+            return Measured.from_json(path.read_bytes(), source=str(path)).to_json()
         except FileNotFoundError:
-            pass
-        except (OSError, BlinkError) as trouble:
-            error = f"cannot use {path} ({trouble}); remove it, or blinkmpi topo --measure=again"
-    text, error = comm.bcast((text, error), 0)
-    if error:
-        raise SettingsError(error)
+            return ""  # nothing was measured
+        except (OSError, BlinkError) as error:
+            raise SettingsError(f"cannot use {path} ({error}); remove it, or blinkmpi topo --measure=again") from error
+
+    text = from_root(comm, from_file, during="while the measured links were read", error=SettingsError)
     return here(Measured.from_json(text), topology) if text else None
 
 
 def applied(comm: Comm, topology: Topology, facts: object, folder: Path) -> Topology:
-    """The live machine of GPUs, with what was measured of its slow links, if it was; collective, errors as above."""
+    """The live machine of GPUs with the measured rates of its slow links; collective, raises as :func:`kept`."""
     found = kept(comm, topology, facts, folder)
     return topology if found is None else with_measured(topology, found)

@@ -1,9 +1,8 @@
 """The machine as a value: devices, switches, directed links (Blink section 3, "topology").
 
-Vertices are integers. Device ``i`` is vertex ``i`` and rank ``i`` (``0..n-1``);
-switch ``j`` is vertex ``n + j``. Links are directed. A switch forwards bytes, it
-neither copies nor computes, unless its kind is ``memory``: that one is the memory
-that the CPU ranks of a node share, written once and read by everybody.
+Vertices are integers. Device ``i`` is vertex ``i`` and rank ``i`` (``0..n-1``); switch ``j`` is vertex ``n + j``. Links
+are directed. A switch forwards bytes; it neither copies nor computes, unless its kind is ``memory``: this is the memory
+that the CPU ranks of a node share, which one rank writes and all can read.
 
 Pure data: no MPI, no GPU, no I/O. Capacities are integer MB/s (1 MB = 10^6 bytes).
 """
@@ -14,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +25,7 @@ DeviceKind = Literal["gpu", "cpu"]
 SwitchKind = Literal["nvswitch", "pcie", "host", "memory", "net"]
 LinkKind = Literal["nvlink", "xgmi", "pcie", "host", "memory", "net"]
 Origin = Literal["table", "probe", "measured"]
+Unnumbered = tuple[str, object]  # a vertex before it has a number: ("gpu", rank) or a switch's key
 
 
 class Device(Value, frozen=True):
@@ -45,14 +45,14 @@ class Device(Value, frozen=True):
 
     @property
     def label(self) -> str:
-        """What people call it: ``GPU 4``, ``CPU 0``."""
+        """A readable name: ``GPU 4``, ``CPU 0``."""
         return f"{self.kind.upper()} {self.index}"
 
 
 class Switch(Value, frozen=True):
-    """Something that devices are wired to; forwards, never copies (but for ``memory``).
+    """A vertex that forwards bytes between devices, but never copies them (except ``memory``).
 
-    ``node`` is -1 for one that lies between the nodes.
+    ``node`` is -1 for a switch between the nodes.
     """
 
     kind: SwitchKind
@@ -74,6 +74,17 @@ class Link(Value, frozen=True):
     def mbps(self) -> int:
         """Capacity in MB/s."""
         return self.lanes * self.lane_mbps
+
+
+class Connection(NamedTuple):
+    """A connection that is equally fast both ways, while a topology is built: its ends have no numbers yet."""
+
+    a: Unnumbered
+    b: Unnumbered
+    kind: LinkKind
+    lanes: int
+    lane_mbps: int
+    origin: Origin = "table"
 
 
 class Topology(Value, frozen=True, dict=True):
@@ -164,12 +175,12 @@ class Topology(Value, frozen=True, dict=True):
         return loads(text, Topology, kind="topology", version=FORMAT_VERSION, source=source).check()
 
     def only(self, kinds: Iterable[str]) -> Topology:
-        """The same devices with the links of these kinds alone, and the switches they reach."""
+        """The same devices with only the links of these kinds, and the switches that they reach."""
         wanted = set(kinds)
         return self._rebuild(range(self.n), lambda k: k if k.kind in wanted else None, self.name)
 
     def subset(self, indices: Sequence[int]) -> Topology:
-        """The job that has these devices alone, by their rank here, in this order.
+        """The machine with only these devices, given by their ranks here, in this order.
 
         Raises:
             TopologyError: for an unknown or repeated device, or an empty list.
@@ -226,7 +237,7 @@ class Topology(Value, frozen=True, dict=True):
             for j, switch in enumerate(self.switches)
             if switch.node not in out and not (switch.kind == "net" and out and len(left) == 1)
         }
-        while True:  # peel switches with fewer than two neighbours left
+        while True:  # remove switches with fewer than two neighbours left
             near: dict[int, set[int]] = {v: set() for v in alive}
             for k in links:
                 if k.src in alive and k.dst in alive:

@@ -1,10 +1,9 @@
 """NCCL's topology XML: read what ``NCCL_TOPO_DUMP_FILE`` wrote, and write what ``NCCL_TOPO_FILE`` reads.
 
-The format has no document; this follows NCCL 2.28 (src/graph/xml.cc, topo.cc) and a dump of 8 H200. NCCL knows no rate
-of an NVLink: it takes it from the GPU's compute capability (``sm``), and so does the reader here. Everything that a
-written file leaves out (cores, ``sm`` of an unknown GPU) NCCL detects itself on the machine where it runs. But of the
-processors it detects only the one above a rank's own GPU, and for another one without ``arch`` it ends with an internal
-error: so they are written.
+The format is not documented; this follows NCCL 2.28 (src/graph/xml.cc, topo.cc) and a dump of 8 H200. The format has no
+rate of an NVLink: NCCL takes it from the GPU's compute capability (``sm``), and so does the reader here. NCCL detects
+whatever a file leaves out (cores, ``sm`` of an unknown GPU) on the machine where it runs. But it detects only the
+processor above a rank's own GPU, and another one without ``arch`` is an internal error: so we write all processors.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..errors import FormatError, TopologyError
-from .gpu import GpuFacts, Hop, NvLink, Unknown, bus_id, unknown_gpu
-from .gpus import from_gpus
+from .gpu import GpuFacts, NvLink, PcieBridge, Unknown, bus_id, unknown_gpu
+from .gpu_topology import from_gpus
 from .machines import PCIE_X16
 from .model import Topology
 
@@ -64,7 +63,7 @@ def read_xml(text: str | bytes, source: str = "NCCL topology") -> Topology:
 
 
 def _walk(
-    element: ET.Element, path: tuple[Hop, ...], numa: int, found: list[tuple[int, GpuFacts]], source: str
+    element: ET.Element, path: tuple[PcieBridge, ...], numa: int, found: list[tuple[int, GpuFacts]], source: str
 ) -> None:
     """Collect the GPUs below an element; a ``pci`` with further ``pci`` in it is a switch."""
     for pci in element.findall("pci"):
@@ -72,7 +71,7 @@ def _walk(
         bus = bus_id(_text(pci, "busid", source))
         gpu = pci.find("gpu")
         if gpu is None:
-            hop = Hop(bus, gen, width)
+            hop = PcieBridge(bus, gen, width)
             # Two bridges of a way make one switch (port up, port down), and the first of all is the root port.
             _walk(pci, (*path, *((hop,) if path else (hop, hop)), hop), numa, found, source)
             continue
@@ -198,7 +197,7 @@ def write_xml(topology: Topology, cpu: Mapping[str, str] = MappingProxyType({}))
 
 
 def _parents(t: Topology) -> dict[int, tuple[int, int]]:
-    """The PCIe switch or socket above every GPU and PCIe switch, with the MB/s of the way up."""
+    """The PCIe switch or socket above every GPU and PCIe switch, with the MB/s of the link up."""
     near: dict[int, list[tuple[int, int]]] = {}
     for k in t.links:
         if k.kind == "pcie":
@@ -230,7 +229,7 @@ def _downwards(t: Topology, parent: Mapping[int, tuple[int, int]], hosts: list[i
 
 
 def _link(mbps: int) -> dict[str, str]:
-    """Generation and width that come nearest to a rate; nothing for an unknown one, so that NCCL looks itself."""
+    """Generation and width nearest to a rate; nothing for an unknown rate, so that NCCL probes it itself."""
     if not mbps:
         return {}
     pairs = [

@@ -1,8 +1,8 @@
-"""Ask the system about a GPU: NVML through nvidia-ml-py, and /sys. The one home of pynvml.
+"""Ask the system about a GPU: NVML through nvidia-ml-py, and /sys. Only this module imports pynvml.
 
-``probe`` is told which GPU by its PCI bus id or UUID, as CUDA gives them, and never by a number: NVML counts all GPUs
-of the machine, CUDA those that CUDA_VISIBLE_DEVICES leaves, in an order of its own. What is asked is one report (JSON,
-``gpu.facts_of`` reads it), so a recorded one can stand in for the machine.
+``probe`` gets the GPU's PCI bus id or UUID from CUDA, never a number: NVML counts all GPUs of the machine, CUDA only
+those that CUDA_VISIBLE_DEVICES leaves, in its own order. The answers are one report (JSON, ``gpu.facts_of`` reads it),
+so a recorded report can replace the machine.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ GT_PER_S = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # a lane's rate:
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 
-class Source(Protocol):
-    """Where answers come from."""
+class ReportSource(Protocol):
+    """A source of reports: this machine, or a recording."""
 
     def report(self, bus: str | None, uuid: str | None) -> Report:
-        """What is known of one GPU; a question that got no answer holds the error."""
+        """The report of one GPU; a question without an answer holds the error."""
 
     def buses(self) -> list[str]:
         """The PCI bus ids of all GPUs that it sees, in its order."""
 
 
-def probe(pci_bus_id: str | None, uuid: str | None = None, *, source: Source | None = None) -> GpuFacts:
+def probe(pci_bus_id: str | None, uuid: str | None = None, *, source: ReportSource | None = None) -> GpuFacts:
     """The facts of one GPU.
 
     Args:
@@ -49,7 +49,7 @@ def probe(pci_bus_id: str | None, uuid: str | None = None, *, source: Source | N
     return facts_of((source or Nvml()).report(bus_id(pci_bus_id) if pci_bus_id else None, uuid or None))
 
 
-def probe_all(*, source: Source | None = None) -> tuple[GpuFacts, ...]:
+def probe_all(*, source: ReportSource | None = None) -> tuple[GpuFacts, ...]:
     """All GPUs that NVML sees on this machine, in its order; none where there is no NVML.
 
     CUDA_VISIBLE_DEVICES does not count here: it is CUDA that reads it.
@@ -103,7 +103,7 @@ class Nvml:
 
 
 def _session(work: Callable[[Any], Report]) -> Report:
-    """Do ``work`` between init and shutdown, or give the reason why that is impossible."""
+    """Do ``work`` between init and shutdown, or report why that is impossible."""
     try:
         import pynvml as nvml
     except ImportError as error:
@@ -203,7 +203,7 @@ def _text(answer: str | bytes) -> str:
 
 
 def sys_report(bus: str, root: Path = SYS) -> Report:
-    """What Linux says about the way from a PCI device to the CPU, and about the network cards near it."""
+    """What Linux says about the path from a PCI device to the CPU, and about the network cards near it."""
     device = root / "bus/pci/devices" / bus
     try:
         above = _above(device.resolve(strict=True))
@@ -216,7 +216,7 @@ def sys_report(bus: str, root: Path = SYS) -> Report:
 
 
 def _above(place: Path) -> list[str]:
-    """What stands above a device in its own path under /sys/devices: the root bus ``pci0000:3a``, then bridges."""
+    """The root bus (``pci0000:3a``) and bridges above a device, from its path under /sys/devices."""
     ids = [part for part in place.parts if ROOT_BUS.fullmatch(part) or PCI_ID.fullmatch(part)]
     return ids[:-1]
 
@@ -233,7 +233,7 @@ def _near(above: list[str], numa: Any, root: Path) -> list[Report]:
     for folder in ("class/infiniband", "class/net"):
         for card in sorted((root / folder).iterdir() if (root / folder).is_dir() else ()):
             if not (card / "device").exists():
-                continue  # loopback, bridges and other cards of software
+                continue  # loopback, bridges and other virtual interfaces
             place = (card / "device").resolve()
             place = next((p for p in (place, *place.parents) if PCI_ID.fullmatch(p.name)), place)
             theirs = _above(place)

@@ -1,6 +1,6 @@
-"""A topology for people: a tree of nodes, devices and switches, a matrix as in ``nvidia-smi topo -m``, a legend.
+"""Print a topology: a tree of nodes, devices and switches, a matrix as in ``nvidia-smi topo -m``, a legend.
 
-Only this module of the package knows rich; everything it prints comes from the Topology.
+Only this module of the package imports rich; everything it prints comes from the Topology.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ COLOURS = {"nvlink": "green", "xgmi": "red", "pcie": "yellow", "host": "magenta"
 SWITCH_COLOURS = {"nvswitch": "green", "pcie": "yellow", "host": "magenta", "memory": "cyan", "net": "blue"}
 BAND = 16  # columns of a matrix that fit beside their labels in 100 characters
 
-# How two devices reach each other without a device between, best first: word, kinds of switch, colour, meaning.
-ROADS = (
+# Classes of paths between two devices that cross no other device, best first: word, kinds of switch, colour, meaning.
+PATH_CLASSES = (
     ("sw", {"nvswitch"}, "green", "through NVSwitch"),
     ("mem", {"memory"}, "cyan", "through the memory of the node"),
     ("pcie", {"pcie"}, "yellow", "through PCIe switches of one socket"),
     ("host", {"pcie", "host", "nvswitch", "memory"}, "magenta", "through the CPU sockets"),
     ("net", {"pcie", "host", "nvswitch", "memory", "net"}, "blue", "over the network"),
 )
-NO_ROAD = ("-", "dim", "only through other devices, or not at all")
+NO_PATH = ("-", "dim", "only through other devices, or not at all")
 
 
 def render(topology: Topology) -> RenderableType:
     """Everything about a machine that fits a terminal of 100 columns."""
-    paths = Paths(topology)
+    paths = PathLabels(topology)
     matrices = _matrices(topology, paths)
     return Group(_tree(topology), Text(), *matrices, _legend(topology, paths))
 
 
-class Paths:
-    """The best path between every two devices, as a word with its colour; counts what was used for the legend."""
+class PathLabels:
+    """The best path between every two devices, as a word with its colour; remembers the words used for the legend."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -47,7 +47,7 @@ class Paths:
         for link in topology.links:
             if link.src < topology.n and link.dst < topology.n:
                 self._direct.setdefault((link.src, link.dst), []).append(link)
-        self._reach = [self._reached(kinds) for _, kinds, _, _ in ROADS]
+        self._reach = [self._reached(kinds) for _, kinds, _, _ in PATH_CLASSES]
 
     def __call__(self, src: int, dst: int) -> Text:
         """The cell of the matrix for one pair."""
@@ -57,12 +57,12 @@ class Paths:
             best = max(links, key=lambda k: (k.mbps, k.kind))
             self.used.add("direct")
             return Text(f"{best.lanes}x{_gbps(best.lane_mbps)}", style=COLOURS[best.kind])
-        for (word, _, colour, _), reach in zip(ROADS, self._reach, strict=True):
+        for (word, _, colour, _), reach in zip(PATH_CLASSES, self._reach, strict=True):
             if dst in reach[src]:
                 self.used.add(word)
                 return Text(word, style=colour)
         self.used.add("-")
-        return Text(NO_ROAD[0], style=NO_ROAD[1])
+        return Text(NO_PATH[0], style=NO_PATH[1])
 
     def _reached(self, kinds: set[str]) -> list[set[int]]:
         """Per device, the devices that a path over switches of these kinds alone reaches."""
@@ -84,7 +84,7 @@ class Paths:
 
 
 def _tree(topology: Topology) -> Tree:
-    """Nodes, in them the switches and what hangs on them; equal neighbours share a line."""
+    """Nodes, their switches and the devices below them; equal neighbours share a line."""
     kinds = " and ".join(
         _count(sum(d.kind == kind for d in topology.devices), kind.upper())
         for kind in sorted({d.kind for d in topology.devices})
@@ -116,7 +116,7 @@ def _tree(topology: Topology) -> Tree:
 
 
 def _parents(topology: Topology) -> dict[int, int]:
-    """Hang every device and PCIe switch on a switch of its node, as near to a CPU socket as its links allow."""
+    """The parent of every device and PCIe switch: a switch of its node, as near to a CPU socket as its links allow."""
     n, near = topology.n, _neighbours(topology)
     node_of = [*(d.node for d in topology.devices), *(s.node for s in topology.switches)]
     kind_of = ["device"] * n + [s.kind for s in topology.switches]
@@ -162,7 +162,7 @@ def _picture(topology: Topology, node: int, parent: dict[int, int]) -> list[tupl
             name = topology.vertex_label(v).partition("@")[0]
             kind = topology.switches[v - n].kind
             line = Text(name, style=f"bold {SWITCH_COLOURS[kind]}")
-            if len(topology.nodes) == 1:  # its number is what --drop-link takes; several nodes would not look alike
+            if len(topology.nodes) == 1:  # --drop-link takes its number; with it, several nodes would not look alike
                 line.append(f" (vertex {v})", style="dim")
             lines.append((depth, Text.assemble(line, facts[v])))
             draw([w for w in mine if parent.get(w) == v], depth + 1)
@@ -175,7 +175,7 @@ def _picture(topology: Topology, node: int, parent: dict[int, int]) -> list[tupl
 
 
 def _facts(topology: Topology, vertex: int, parent: dict[int, int]) -> Text:
-    """A device's model, and the links of each kind that leave a vertex, but for those down to what hangs on it."""
+    """A device's model, and the links of each kind that leave a vertex, except those to its children."""
     text = Text()
     if vertex < topology.n and topology.devices[vertex].name:
         text.append(f"  {topology.devices[vertex].name}")
@@ -196,7 +196,7 @@ def _sum(links: Sequence[Link]) -> str:
     return f"{lanes} x {_gbps(rates.pop())} = {total} GB/s"
 
 
-def _matrices(topology: Topology, paths: Paths) -> list[RenderableType]:
+def _matrices(topology: Topology, paths: PathLabels) -> list[RenderableType]:
     """One matrix for up to 16 devices; else one for each different node, and how nodes reach each other."""
     if topology.n == 1:
         return []
@@ -218,12 +218,12 @@ def _matrices(topology: Topology, paths: Paths) -> list[RenderableType]:
     return parts
 
 
-def _cells(topology: Topology, paths: Paths, node: int) -> list[list[str]]:
+def _cells(topology: Topology, paths: PathLabels, node: int) -> list[list[str]]:
     ranks = topology.ranks_of(node)
     return [[paths(a, b).plain for b in ranks] for a in ranks]
 
 
-def _matrix(topology: Topology, paths: Paths, ranks: Sequence[int], title: str) -> RenderableType:
+def _matrix(topology: Topology, paths: PathLabels, ranks: Sequence[int], title: str) -> RenderableType:
     """Rows send, columns receive; bands of columns where one does not fit."""
     bands: list[RenderableType] = []
     for at in range(0, len(ranks), BAND):
@@ -239,16 +239,16 @@ def _matrix(topology: Topology, paths: Paths, ranks: Sequence[int], title: str) 
     return Group(*bands)
 
 
-def _legend(topology: Topology, paths: Paths) -> RenderableType:
+def _legend(topology: Topology, paths: PathLabels) -> RenderableType:
     """The words of the matrix that occur, the link kinds with their rates and origin, the source."""
     words = Table.grid(padding=(0, 2))
     if "direct" in paths.used:
         words.add_row(Text("2x25", style="bold"), "direct: 2 lanes of 25 GB/s each way (row sends to column)")
-    for word, _, colour, meaning in ROADS:
+    for word, _, colour, meaning in PATH_CLASSES:
         if word in paths.used:
             words.add_row(Text(word, style=colour), meaning)
     if "-" in paths.used:
-        words.add_row(Text(NO_ROAD[0], style=NO_ROAD[1]), NO_ROAD[2])
+        words.add_row(Text(NO_PATH[0], style=NO_PATH[1]), NO_PATH[2])
     kinds = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
     kinds.add_column("kind")
     for heading in ("links", "lanes", "GB/s a lane"):
@@ -301,5 +301,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def _gbps(mbps: int) -> str:
-    """MB/s as GB/s without idle digits: 25, 12.5, 15.75."""
+    """MB/s as GB/s without trailing zeros: 25, 12.5, 15.75."""
     return f"{mbps / 1000:.2f}".rstrip("0").rstrip(".")

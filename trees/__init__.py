@@ -1,6 +1,16 @@
-"""Bounds, trees and packings (Blink section 3, TreeGen): a machine in, weighted trees with a proof out.
+"""TreeGen (Blink section 3): a machine in, a proved packing of weighted spanning trees out.
 
-Pure functions of a :class:`~blinkmpi.topology.model.Topology`; no MPI, no GPU, no I/O.
+``tree``       the result: trees, packings, certificates
+``pack``       the entry point and the table of methods: tries them, keeps the best, has it verified
+``problem``    what a method gets (fabric, collective, root, options) and what it returns
+``graph/``     the capacitated graph: link selection, switch splitting, cuts, maximum flows, loads of trees
+``bounds/``    ``certify`` finds the best possible rate and its certificate, ``verify`` proves a packing
+``exact/``     methods that meet the bound: Edmonds' arborescences, Cayley graphs, column generation, and LP weights
+``blink/``     the paper's methods: multiplicative weights, fewer trees by integer programs, hybrid links, groups
+``patterns/``  fixed patterns: one-hop stars, chains, NCCL's rings, one shared memory
+``cluster/``   several boxes on a network: spanning trees over all of them, and the three-phase hierarchy
+
+Everything here is a pure function of a :class:`~blinkmpi.topology.model.Topology`; no MPI, no GPU, no I/O.
 """
 
 from __future__ import annotations
@@ -8,7 +18,7 @@ from __future__ import annotations
 from .blink.pareto import choose_by_size, fewest, pareto
 from .bounds.verify import verify
 from .pack import extra_methods, methods, pack
-from .task import Knobs
+from .problem import MethodOptions
 from .tree import AGAINST, ALONG, COLLECTIVES, ROOTED, Certificate, Collective, Edge, Packing, Tree
 
 __all__ = [
@@ -19,7 +29,7 @@ __all__ = [
     "Certificate",
     "Collective",
     "Edge",
-    "Knobs",
+    "MethodOptions",
     "Packing",
     "Tree",
     "choose_by_size",

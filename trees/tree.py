@@ -1,4 +1,4 @@
-"""Trees, packings and their proof (Blink section 3, TreeGen; Edmonds 1973; Tutte, Nash-Williams 1961).
+"""Trees, packings and certificates as values (Blink section 3, TreeGen).
 
 A packing is a set of weighted trees. What a tree may be depends on the
 collective; edges always point away from the tree's root:
@@ -25,7 +25,7 @@ reduce_scatter, gather and scatter). Weights are MB/s too, as exact fractions:
 * gather, scatter: the weights of the paths to one rank sum to ``rate / n``; the
   root's own block does not travel.
 
-Pure data; nothing here searches (``pack``, ``bound``, ``memory`` do).
+Pure data; nothing here searches. :mod:`.pack` makes packings, :mod:`.bounds.verify` proves them.
 """
 
 from __future__ import annotations
@@ -116,5 +116,5 @@ class Packing(Value, frozen=True):
 
     @property
     def optimal(self) -> bool:
-        """Rate and bound are equal as exact rationals."""
+        """Whether rate and bound are equal as exact rationals."""
         return self.rate == self.bound

@@ -18,7 +18,7 @@ from ..planning.subsets import COLLECTIVES as COMPARED
 from ..planning.subsets import PCIE_MBPS, Allocations, Subset, by_size, summary, survey
 from ..program.call import collective_named
 from ..topology.model import Topology
-from ..trees import COLLECTIVES, Knobs, Packing, extra_methods, pack, pareto
+from ..trees import COLLECTIVES, MethodOptions, Packing, extra_methods, pack, pareto
 from ..trees.cluster.hierarchy import hierarchy
 from ..util.codec import plain
 from .output import show, write
@@ -94,7 +94,7 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
         return _hierarchy(args, topology)
     if (args.pareto or args.plot) and not args.collective:
         raise ArgumentError(f"{'--pareto' if args.pareto else '--plot'} is for one collective; add --collective")
-    method, knobs = _method(args)
+    method, options = _method(args)
     if args.plot:
         from ..plot.trees import check_target
 
@@ -104,7 +104,7 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
         if args.collective is None and not args.json:
             return 0
     wanted = [collective_named(args.collective)] if args.collective else [c for c in COLLECTIVES if c != "barrier"]
-    found, left_out = _planned(topology, wanted, args.root, method, knobs)
+    found, left_out = _planned(topology, wanted, args.root, method, options)
     front = _front(topology, found[0][0], args.root) if args.pareto else ()
     if args.plot:
         from ..plot.trees import draw_packing
@@ -146,7 +146,7 @@ def _hierarchy(args: argparse.Namespace, topology: Topology) -> int:
     return 0
 
 
-def _method(args: argparse.Namespace) -> tuple[str, Knobs]:
+def _method(args: argparse.Namespace) -> tuple[str, MethodOptions]:
     """The method, and what it is told.
 
     Raises:
@@ -162,11 +162,11 @@ def _method(args: argparse.Namespace) -> tuple[str, Knobs]:
             raise ArgumentError(
                 f"{knob.flag} is for method {' and '.join(knob.methods)}, not {other}; leave one of them out"
             )
-    return method, Knobs(**{name: knob.read(getattr(args, name)) for name, knob in given.items()}).check()
+    return method, MethodOptions(**{name: knob.read(getattr(args, name)) for name, knob in given.items()}).check()
 
 
 def _planned(
-    topology: Topology, wanted: Sequence[str], root: int, method: str, knobs: Knobs
+    topology: Topology, wanted: Sequence[str], root: int, method: str, options: MethodOptions
 ) -> tuple[Found, dict[str, str]]:
     """The packings; of several collectives those that the method cannot plan are left out, with the reason."""
     found: Found = []
@@ -174,7 +174,7 @@ def _planned(
     for collective in wanted:
         start = time.perf_counter()
         try:
-            packing = pack(topology, collective, root=root, method=method, knobs=knobs)
+            packing = pack(topology, collective, root=root, method=method, options=options)
         except ArgumentError as error:
             if len(wanted) == 1 or method == "auto":
                 raise

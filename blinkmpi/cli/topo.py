@@ -17,16 +17,17 @@ from ..planning.diff import DETAILS, PlanDifference, plan_differences
 from ..runtime.bootstrap import read_plan
 from ..topology import from_gpus, gather, gather_gpus
 from ..topology.diff import differences
-from ..topology.gather import Comm
 from ..topology.gpu import GpuFacts
 from ..topology.importers import load, on_gpus_of
 from ..topology.measured import applied, driver_of, file_of, kept, with_measured
 from ..topology.model import Topology
 from ..topology.nccl import processor, write_xml
+from ..topology.network_rate import MessagingComm
 from ..topology.probe import Nvml, probe, probe_all
 from ..util.cache_folder import cache_dir, keep
 from ..util.codec import plain
 from ..util.settings import read
+from ..util.together import Comm
 from .output import show, write
 
 
@@ -45,7 +46,7 @@ def add_plan_diff(command: argparse.ArgumentParser) -> None:
     command.add_argument("--trees", action="store_true", help="with --diff: every tree and the load of every link")
 
 
-def live_machine(world: Comm, node: Comm) -> Topology:
+def live_machine(world: MessagingComm, node: Comm) -> Topology:
     """The machine of a job: its GPUs, if every rank has one, else its CPU ranks; collective.
 
     One process alone sees all GPUs of the machine that NVML shows. BLINKMPI_GPU_DISABLE=1 leaves the CPU ranks.
@@ -63,7 +64,7 @@ def live_machine(world: Comm, node: Comm) -> Topology:
     return machine if isinstance(own, str) else applied(world, machine, own, cache_dir())
 
 
-def _gathered(world: Comm, node: Comm) -> tuple[Any, GpuFacts | str, Topology]:
+def _gathered(world: MessagingComm, node: Comm) -> tuple[Any, GpuFacts | str, Topology]:
     """This rank's GPU, its facts, and the machine; None for the GPU, and why, if some rank has none; collective."""
     gpu = own_gpu(node.rank) if not read().gpu_disable and Nvml().buses() else "NVML shows none"
     facts = gpu if isinstance(gpu, str) else probe(gpu.bus_id)

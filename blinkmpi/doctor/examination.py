@@ -25,10 +25,11 @@ import msgspec
 from .. import __version__
 from ..errors import BlinkError, SettingsError
 from ..runtime.cuda_aware import ladder, library_path
-from ..topology.gather import Comm, Part
+from ..topology.gather import ProcessInfo
 from ..topology.gpu import GpuFacts, Unknown
-from ..topology.probe import Nvml, Source, probe
+from ..topology.probe import Nvml, ReportSource, probe
 from ..util.settings import Settings, read
+from ..util.together import Comm
 from .report import Mpi, Pair, Seen, SelfTest
 
 SHM = "/dev/shm"
@@ -76,7 +77,7 @@ class Gpu(Protocol):
 
 
 def look(
-    part: Part,
+    part: ProcessInfo,
     *,
     rank: int,
     mpi: Mpi | None,
@@ -86,7 +87,7 @@ def look(
     pairs: Sequence[Pair] = (),
     place: str = "",
     environ: Mapping[str, str] | None = None,
-    source: Source | None = None,
+    source: ReportSource | None = None,
 ) -> Seen:
     """All that this rank sees.
 

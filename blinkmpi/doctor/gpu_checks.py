@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..runtime.cuda_aware import OWN, claimed, words
 from ..topology.gpu import GpuFacts, Unknown, known
-from ..topology.gpus import FABRIC_READY
+from ..topology.gpu_topology import FABRIC_READY
 from .report import Line, Lines, Seen, SelfTest, count, groups, ranks_text
 
 BIND = "srun --gpus-per-node=8 --gpu-bind=none (newer Slurm: also --tres-bind=gres/gpu:none)"

@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..errors import RemoteError
-from ..topology.gather import SHM, Comm, copy_test, shared_slots
-from ..topology.measured import FAST, NOWHERE, Measured, Row, What, links_between
+from ..topology.gather import SHM, copy_test, shared_slots
+from ..topology.measured import FAST, NOWHERE, LinkMeasurement, Measured, MeasurementKind, links_between
 from ..topology.model import Topology
-from ..topology.wire import net_rate
+from ..topology.network_rate import MessagingComm, net_rate
+from ..util.together import Comm
 
 REPEATS = 5
 FLAG_REPEATS = 3
@@ -31,7 +32,7 @@ Move = tuple[int, int]
 Say = Callable[[int, int, str], None]
 T = TypeVar("T")
 
-BY: tuple[tuple[What, What], ...] = (("copy", "copy-both"), ("push", "push-both"))
+BY: tuple[tuple[MeasurementKind, MeasurementKind], ...] = (("copy", "copy-both"), ("push", "push-both"))
 WORDS: Mapping[str, str] = {
     "host": "the host's path, one GPU at a time",
     "host-all": "the host's path, all GPUs at once",
@@ -85,7 +86,7 @@ class Port(Protocol):
 class Stage(NamedTuple):
     """What happens at the same time, by numbers on the node; every GPU does at most one of the moves."""
 
-    what: What
+    what: MeasurementKind
     moves: tuple[Move, ...]
 
 
@@ -192,8 +193,8 @@ def together(comm: Comm, work: Callable[[], T]) -> list[T]:
 
 
 def measure_gpus(
-    world: Comm, node: Comm, topology: Topology, port: Callable[[int, int], Port], say: Say
-) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    world: MessagingComm, node: Comm, topology: Topology, port: Callable[[int, int], Port], say: Say
+) -> tuple[tuple[LinkMeasurement, ...], tuple[str, ...]]:
     """The rows of all pairs of GPUs, and what could not be measured; collective.
 
     Args:
@@ -208,14 +209,17 @@ def measure_gpus(
     return _of_all_nodes(world, ranks, lambda: _on_node(node, ranks, topology, port, say))
 
 
-def measure_memory(world: Comm, node: Comm, say: Say) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+def measure_memory(world: MessagingComm, node: Comm, say: Say) -> tuple[tuple[LinkMeasurement, ...], tuple[str, ...]]:
     """The same of CPU ranks: what each copies through the memory that its node shares; collective."""
     ranks = node.allgather(world.rank)
     return _of_all_nodes(world, ranks, lambda: (_memory(node, ranks.index(world.rank), len(ranks), say), {}))
 
 
 def document(
-    topology: Topology, found: tuple[tuple[Row, ...], tuple[str, ...]], driver: str, versions: Mapping[str, str]
+    topology: Topology,
+    found: tuple[tuple[LinkMeasurement, ...], tuple[str, ...]],
+    driver: str,
+    versions: Mapping[str, str],
 ) -> Measured:
     """What was measured, with what belongs to it."""
     today = datetime.date.today().isoformat()
@@ -223,10 +227,10 @@ def document(
 
 
 def _of_all_nodes(
-    world: Comm, ranks: Sequence[int], work: Callable[[], tuple[list[Row], dict[Move, str]]]
-) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    world: MessagingComm, ranks: Sequence[int], work: Callable[[], tuple[list[LinkMeasurement], dict[Move, str]]]
+) -> tuple[tuple[LinkMeasurement, ...], tuple[str, ...]]:
     """Do a node's work, and put all nodes' rows together, by the ranks of the job, with what is between them."""
-    rows: list[Row] = []
+    rows: list[LinkMeasurement] = []
     lost: dict[Move, str] = {}
     error = ""
     try:
@@ -238,25 +242,25 @@ def _of_all_nodes(
     place = {NOWHERE: NOWHERE, **dict(enumerate(ranks))}
     if world.rank != ranks[0]:
         rows, lost = [], {}  # all ranks of a node have the same
-    mine = [Row(place[r.src], place[r.dst], r.what, r.mbps, r.us) for r in rows]
+    mine = [LinkMeasurement(place[r.src], place[r.dst], r.what, r.mbps, r.us) for r in rows]
     reasons = [((place[a], place[b]), text) for (a, b), text in lost.items()]
     turns = world.allgather((mine, reasons))
     firsts = sorted(set(world.allgather(ranks[0])))
     net = together(world, lambda: net_rate(world, firsts))
     made = sorted((row for some, _ in turns for row in some), key=lambda r: (r.what, r.src, r.dst))
-    between = [Row(rank, NOWHERE, "net", mbps) for rank, mbps in enumerate(net) if mbps is not None]
+    between = [LinkMeasurement(rank, NOWHERE, "net", mbps) for rank, mbps in enumerate(net) if mbps is not None]
     missing = sorted(reason for _, some in turns for reason in some)
     return (*made, *between), tuple(f"rank {a} to {b}: {text}" for (a, b), text in missing)
 
 
 def _on_node(
     node: Comm, ranks: Sequence[int], topology: Topology, make: Callable[[int, int], Port], say: Say
-) -> tuple[list[Row], dict[Move, str]]:
+) -> tuple[list[LinkMeasurement], dict[Move, str]]:
     """A node's rows, and the pairs that cannot reach each other, by numbers on the node."""
     n = len(ranks)
     me = node.rank
     ports: list[Port] = []  # this rank's, if it could be made
-    rows: list[Row] = []
+    rows: list[LinkMeasurement] = []
 
     def opened() -> bytes:
         ports.append(make(me, n))
@@ -284,7 +288,7 @@ def _on_node(
     return rows, lost
 
 
-def _timed(node: Comm, port: Port, stage: Stage, me: int) -> list[Row]:
+def _timed(node: Comm, port: Port, stage: Stage, me: int) -> list[LinkMeasurement]:
     """Time one stage on all ranks of a node."""
     mine = move_of(stage, me)
 
@@ -294,14 +298,14 @@ def _timed(node: Comm, port: Port, stage: Stage, me: int) -> list[Row]:
 
     if stage.what == "flag":
         found = settle(stage, [everybody(1) for _ in range(FLAG_REPEATS)])
-        return [Row(*move, "flag", us=round(s * 1e6, 2)) for move, s in found.items()]
+        return [LinkMeasurement(*move, "flag", us=round(s * 1e6, 2)) for move, s in found.items()]
     times = batch_of([*everybody(1).values()])  # the first also opens the way
     found = settle(stage, [everybody(times) for _ in range(REPEATS)])
     nbytes = times * (port.host_bytes if stage.what.startswith("host") else port.nbytes)
-    return [Row(*move, stage.what, max(1, round(nbytes / s / 1e6))) for move, s in found.items()]
+    return [LinkMeasurement(*move, stage.what, max(1, round(nbytes / s / 1e6))) for move, s in found.items()]
 
 
-def _one(port: Port, what: What, move: Move, times: int) -> float:
+def _one(port: Port, what: MeasurementKind, move: Move, times: int) -> float:
     """Do one move."""
     dst = move[1]
     if NOWHERE in move:
@@ -311,7 +315,7 @@ def _one(port: Port, what: What, move: Move, times: int) -> float:
     return port.copy(dst, times) if what.startswith("copy") else port.push(dst, times)
 
 
-def _memory(node: Comm, me: int, n: int, say: Say) -> list[Row]:
+def _memory(node: Comm, me: int, n: int, say: Say) -> list[LinkMeasurement]:
     """CPU ranks' rows, by numbers on the node."""
     path = node.allgather(f"{SHM}/blinkmpi-{uuid.uuid4().hex}")[0]
     slots: list[Any] = []
@@ -337,5 +341,5 @@ def _memory(node: Comm, me: int, n: int, say: Say) -> list[Row]:
     tries = [together(node, tests[0]) for _ in range(MEMORY_REPEATS)]
     at_once = [statistics.median_low(rates) for rates in zip(*tries, strict=True)]
     say(n + 1, n + 1, "done")
-    rows = [Row(rank, NOWHERE, "memory", mbps) for rank, mbps in enumerate(alone)]
-    return rows + [Row(rank, NOWHERE, "memory-all", mbps) for rank, mbps in enumerate(at_once)]
+    rows = [LinkMeasurement(rank, NOWHERE, "memory", mbps) for rank, mbps in enumerate(alone)]
+    return rows + [LinkMeasurement(rank, NOWHERE, "memory-all", mbps) for rank, mbps in enumerate(at_once)]

@@ -9,13 +9,23 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..topology.measured import NOWHERE, Measured, Row, What, class_of, marked, slow_links, usual, with_measured
+from ..topology.measured import (
+    NOWHERE,
+    LinkMeasurement,
+    Measured,
+    MeasurementKind,
+    class_of,
+    marked,
+    slow_links,
+    usual,
+    with_measured,
+)
 from ..topology.model import Topology
 from .links import WORDS
 
-MATRICES: tuple[What, ...] = ("copy", "copy-both", "push", "push-both", "flag")
+MATRICES: tuple[MeasurementKind, ...] = ("copy", "copy-both", "push", "push-both", "flag")
 ORDER = tuple(WORDS)
-ONE_END: tuple[What, ...] = ("host", "host-all", "copy-all", "push-all", "memory", "memory-all", "net")
+ONE_END: tuple[MeasurementKind, ...] = ("host", "host-all", "copy-all", "push-all", "memory", "memory-all", "net")
 BAND = 16  # columns of a matrix
 
 
@@ -44,7 +54,7 @@ def render(topology: Topology, measured: Measured, note: str) -> RenderableType:
 
 def _summary(topology: Topology, measured: Measured) -> RenderableType:
     """Least, median and most of every class."""
-    groups: dict[tuple[int, str], list[Row]] = {}
+    groups: dict[tuple[int, str], list[LinkMeasurement]] = {}
     for row in measured.rows:
         groups.setdefault((ORDER.index(row.what), class_of(topology, row)), []).append(row)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -63,7 +73,7 @@ def _summary(topology: Topology, measured: Measured) -> RenderableType:
     return table
 
 
-def _matrix(topology: Topology, rows: Sequence[Row], low: dict[Row, int]) -> RenderableType:
+def _matrix(topology: Topology, rows: Sequence[LinkMeasurement], low: dict[LinkMeasurement, int]) -> RenderableType:
     """One kind: rows send, columns receive."""
     what = rows[0].what
     cells = {(r.src, r.dst): r for r in rows}
@@ -82,7 +92,7 @@ def _matrix(topology: Topology, rows: Sequence[Row], low: dict[Row, int]) -> Ren
     return Group(*bands)
 
 
-def _cell(row: Row | None, low: dict[Row, int], same: bool) -> Text:
+def _cell(row: LinkMeasurement | None, low: dict[LinkMeasurement, int], same: bool) -> Text:
     if row is None:
         return Text("·" if same else "-", style="dim")
     if row.mbps is None:
@@ -90,9 +100,9 @@ def _cell(row: Row | None, low: dict[Row, int], same: bool) -> Text:
     return Text(_gbps(row.mbps) + "!", style="bold red") if row in low else Text(_gbps(row.mbps))
 
 
-def _ends(topology: Topology, measured: Measured, low: dict[Row, int]) -> RenderableType | None:
+def _ends(topology: Topology, measured: Measured, low: dict[LinkMeasurement, int]) -> RenderableType | None:
     """What belongs to one device: to and from the host, to its neighbour with all at once, memory, network."""
-    columns: dict[tuple[What, str], dict[int, Row]] = {}
+    columns: dict[tuple[MeasurementKind, str], dict[int, LinkMeasurement]] = {}
     heads = {"host": "host alone", "host-all": "host, all", "copy-all": "copy to next, all",
              "push-all": "stores to next, all", "memory": "memory alone", "memory-all": "memory, all",
              "net": "network"}  # fmt: skip
@@ -116,7 +126,7 @@ def _ends(topology: Topology, measured: Measured, low: dict[Row, int]) -> Render
     return table
 
 
-def _verdict(topology: Topology, measured: Measured, low: dict[Row, int]) -> list[RenderableType]:
+def _verdict(topology: Topology, measured: Measured, low: dict[LinkMeasurement, int]) -> list[RenderableType]:
     """What is far under its class, and what a plan takes for it."""
     taken = {(k.src, k.dst, k.kind): k.mbps for k in with_measured(topology, measured).links}
     found: list[RenderableType] = []

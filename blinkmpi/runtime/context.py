@@ -23,8 +23,8 @@ from ..program.ir import Program
 from ..topology import Topology, gather
 from ..topology.gather import gather_gpus
 from ..topology.measured import applied
+from ..topology.network_rate import net_rates, with_net
 from ..topology.probe import probe
-from ..topology.wire import net_rates, with_net
 from ..transport.cuda.device import Gpu
 from ..transport.host.executor import HostTransport
 from ..util.cache_folder import cache_dir

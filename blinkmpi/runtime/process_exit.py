@@ -67,10 +67,10 @@ def bound_finalize() -> None:
 
 
 def end_with_launcher() -> None:
-    """Wait until the launcher that started this process has ended, then end this process. A thread's whole life.
-
     """Wait until the launcher that started this process has ended, then end the process. A thread's whole life.
-    may then hang for ever (Open MPI 5, in a lock of its own). So a rank that has not ended by itself is killed.
+
+    A launcher ends after its ranks, or kills them. But a launcher that loses a host may end first, and a rank inside
+    MPI may then hang for ever (Open MPI 5, in a lock of its own). So a rank that has not ended by itself is killed.
     """
     try:
         name = Path(f"/proc/{LAUNCHER}/comm").read_text(encoding="utf-8").strip()

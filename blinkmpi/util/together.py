@@ -56,6 +56,23 @@ def attempt(work: Callable[[], T]) -> T | Exception:
         return error
 
 
+def result_of(own: T | Exception) -> T:
+    """What :func:`attempt` returned, or raise its error."""
+    if isinstance(own, Exception):
+        raise own
+    return own
+
+
+def from_root(comm: Comm, work: Callable[[], T], *, during: str = "", error: type[BlinkError] | None = None) -> T:
+    """Do ``work`` on rank 0 and return its result on every rank; its error is one on all, as in :func:`together`."""
+    own = attempt(work) if comm.rank == 0 else None
+    failure = failure_of(own)
+    found: tuple[T, Failure | None] = comm.bcast((None if failure else own, failure), 0)
+    result, failure = found
+    agree([failure], own, during=during, error=error)
+    return result
+
+
 def together(comm: Comm, work: Callable[[], T], *, during: str = "", error: type[BlinkError] | None = None) -> T:
     """Do ``work`` on every rank and return its result here; collective.
 

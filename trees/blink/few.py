@@ -1,8 +1,8 @@
-"""Few and shallow trees: the best rate under a limit on their number or depth, and proofs that no fewer do.
+"""Method ``few``: the best rate under a limit on the number or depth of trees, and proofs that fewer do not suffice.
 
-Where a graph has at most ``MAX_TREES`` spanning trees all of them are looked at, and linear and integer programs tell
-the best; elsewhere the trees of multiplicative weights and of a few orders of growth are the pool, and the result says
-that it is the best that was found.
+Where a graph has at most ``MAX_TREES`` spanning trees, linear and integer programs find the best of all of them.
+Elsewhere they choose from a pool, the trees of multiplicative weights and of :mod:`~..exact.arborescences`, and the
+result says that it is the best found.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import ArgumentError
-from ..exact.enumeration import Room, Shape, all_shapes, best_weights, fewest_for, most_with, placed, reweighted
-from ..exact.paths import grown
+from ..exact.edmonds import optimal_trees
+from ..exact.enumeration import all_spanning_trees
+from ..exact.weights import best_weights, fewest_for, most_with, placed, reweighted
 from ..graph.fabric import name_of
-from ..task import Planned, Task
+from ..graph.logical import Capacities, SpanningTree
+from ..problem import Problem, Solution
 from . import mwu
 from .pool import pool
 
@@ -29,95 +31,95 @@ STARTS = 200
 CUT_RANKS = 12
 
 
-def plan(task: Task) -> Planned:
+def plan(problem: Problem) -> Solution:
     """The best rate with at most ``max_trees`` trees of at most ``max_depth`` hops; the fewest trees at that rate."""
-    room, knobs = mwu.room_for(task), task.knobs
-    shapes, complete = candidates(room, knobs.max_depth)
-    best = best_weights(room, shapes)
+    caps, options = mwu.capacities_for(problem), problem.options
+    shapes, complete = candidates(caps, options.max_depth)
+    best = best_weights(caps, shapes)
     ceiling = rate_of(best)
-    within = f" of depth {knobs.max_depth}" if knobs.max_depth is not None else ""
+    within = f" of depth {options.max_depth}" if options.max_depth is not None else ""
     of_all = f"of all {len(shapes)} spanning trees{within}" if complete else f"of a pool of {len(shapes)} trees{within}"
-    if knobs.max_trees is None or len(best) <= knobs.max_trees:
-        return _all_the_rate(task, room, shapes, best, complete=complete, told=of_all)
-    count = knobs.max_trees
-    ladder = climb(room, shapes, best, count)
+    if options.max_trees is None or len(best) <= options.max_trees:
+        return _all_the_rate(problem, caps, shapes, best, complete=complete, told=of_all)
+    count = options.max_trees
+    ladder = climb(caps, shapes, best, count)
     chosen, proof = ladder[count], f"the best found {of_all}"
-    cut, most = widest(room, count)
+    cut, most = widest(caps, count)
     top = min(ceiling, most) if complete else most
-    if rate_of(chosen) < top and complete and len(shapes) <= searched(room):
-        answer = most_with(room, shapes, count, nodes=NODES)
+    if rate_of(chosen) < top and complete and len(shapes) <= searched(caps):
+        answer = most_with(caps, shapes, count, nodes=NODES)
         if answer is not None and rate_of(answer.weights) >= rate_of(chosen):
             chosen = answer.weights
             if answer.proved:
                 proof = f"the most that {count} {of_all} carry (integer program)"
     if rate_of(chosen) == most:
-        proof = f"as many as {count} trees can carry into {name_of(task.fabric.topology, cut)}"
+        proof = f"as many as {count} trees can carry into {name_of(problem.fabric.topology, cut)}"
     elif rate_of(chosen) == top:
         proof = f"the best rate {of_all}"
-    trees, rate = placed(room, shapes, chosen)
-    if len(trees) > count:  # thick trees were divided among parallel paths
+    trees, rate = placed(caps, shapes, chosen)
+    if len(trees) > count:  # heavy trees were divided among parallel paths
         trees = tuple(sorted(trees, key=lambda t: -t.weight)[:count])
         rate = sum((t.weight for t in trees), Fraction(0))
-    return Planned(trees, rate, f"{len(trees)} trees, {proof}")
+    return Solution(trees, rate, f"{len(trees)} trees, {proof}")
 
 
 def _all_the_rate(
-    task: Task, room: Room, shapes: Sequence[Shape], best: Weights, *, complete: bool, told: str
-) -> Planned:
-    """The fewest trees found that reach the rate of ``best``, by four ways to find them."""
+    problem: Problem, caps: Capacities, shapes: Sequence[SpanningTree], best: Weights, *, complete: bool, told: str
+) -> Solution:
+    """The fewest trees found, by four heuristics, that reach the rate of ``best``."""
     rate = rate_of(best)
-    found = [best, *(w for w in climb(room, shapes, best, len(best)).values() if rate_of(w) == rate)]
-    if complete and len(shapes) <= searched(room):
-        answer = fewest_for(room, shapes, rate, nodes=NODES)
+    found = [best, *(w for w in climb(caps, shapes, best, len(best)).values() if rate_of(w) == rate)]
+    if complete and len(shapes) <= searched(caps):
+        answer = fewest_for(caps, shapes, rate, nodes=NODES)
         if answer is not None and rate_of(answer.weights) == rate:
             found.append(answer.weights)
-    trees, mbps = placed(room, shapes, min(found, key=len))
-    other, reached = grown(task.oriented, task.collective, task.root)
-    deepest = task.knobs.max_depth or task.n
+    trees, mbps = placed(caps, shapes, min(found, key=len))
+    other, reached = optimal_trees(problem.oriented, problem.collective, problem.root)
+    deepest = problem.options.max_depth or problem.n
     if reached == mbps and len(other) < len(trees) and max(t.depth for t in other) <= deepest:
         trees = other
-    return Planned(trees, mbps, f"{len(trees)} trees, the best rate {told}")
+    return Solution(trees, mbps, f"{len(trees)} trees, the best rate {told}")
 
 
-def candidates(room: Room, max_depth: int | None) -> tuple[list[Shape], bool]:
-    """The trees to choose from, and whether they are all that there are.
+def candidates(caps: Capacities, max_depth: int | None) -> tuple[list[SpanningTree], bool]:
+    """The trees to choose from, and whether they are all spanning trees.
 
     Raises:
         ArgumentError: if no tree is that shallow.
     """
-    shapes = all_shapes(room, max_depth=max_depth)
+    shapes = all_spanning_trees(caps, max_depth=max_depth)
     complete = shapes is not None
     if shapes is None:
-        shapes = pool(room, max_depth)
+        shapes = pool(caps, max_depth)
     if not shapes:
         raise ArgumentError(f"max_depth {max_depth}: no spanning tree is that shallow; allow more hops")
     return sorted(shapes, key=lambda s: (s.depth, s)), complete
 
 
-def searched(room: Room) -> int:
-    """How many trees the integer programs choose from in a few seconds."""
-    return SEARCHED if room.root >= 0 else SEARCHED // 10
+def searched(caps: Capacities) -> int:
+    """The number of trees that the integer programs can choose from in a few seconds."""
+    return SEARCHED if caps.root >= 0 else SEARCHED // 10
 
 
 def rate_of(weights: Weights) -> Fraction:
-    """Units that all trees carry together."""
+    """The rate of all trees together, in units."""
     return sum(weights.values(), Fraction(0))
 
 
-def climb(room: Room, shapes: Sequence[Shape], best: Weights, count: int) -> dict[int, Weights]:
-    """For 1, 2, ... trees the best that was found: thickest first from many first trees, or dropping the thinnest.
+def climb(caps: Capacities, shapes: Sequence[SpanningTree], best: Weights, count: int) -> dict[int, Weights]:
+    """For 1, 2, ... trees the best choice found, with its best weights.
 
-    The weights of every choice are best for it.
+    It adds the heaviest tree next, from many first trees, or drops the lightest.
     """
     ladder: dict[int, Weights] = {}
     chosen = sorted(best, key=lambda i: (-best[i], i))
-    while len(chosen) > 1:  # drop the thinnest, weigh again
+    while len(chosen) > 1:  # drop the lightest, compute weights again
         chosen = chosen[: min(len(chosen) - 1, count)]
-        weights = reweighted(room, shapes, chosen)
+        weights = reweighted(caps, shapes, chosen)
         _keep(ladder, len(chosen), weights)
         chosen = sorted(weights, key=lambda i: (-weights[i], i))
-    for size, some in thickest_first(room, shapes, count).items():
-        _keep(ladder, size, reweighted(room, shapes, some))
+    for size, some in heaviest_first(caps, shapes, count).items():
+        _keep(ladder, size, reweighted(caps, shapes, some))
     for size in range(2, count + 1):
         _keep(ladder, size, ladder[size - 1])
     return ladder
@@ -128,18 +130,18 @@ def _keep(ladder: dict[int, Weights], size: int, weights: Weights) -> None:
         ladder[size] = weights
 
 
-def thickest_first(room: Room, shapes: Sequence[Shape], count: int) -> dict[int, list[int]]:
-    """For 1, 2, ... trees the choice that carries most, if the first is given and the next is the thickest that fits.
+def heaviest_first(caps: Capacities, shapes: Sequence[SpanningTree], count: int) -> dict[int, list[int]]:
+    """Greedy choices of 1, 2, ... trees: the next tree is the heaviest that fits.
 
-    Among equally thick trees the one whose arcs have most left goes next. The thickest and evenly many others are tried
-    as the first.
+    Of equally heavy trees it takes the one whose arcs have most left. It starts from the heaviest trees and from others
+    at even distances in the list, and keeps the best result.
     """
-    spots = np.array([[room.spot[arc] for arc in s.arcs] for s in shapes])
-    thickest = np.argsort(-np.array(room.units)[spots].min(axis=1), kind="stable")[: STARTS // 4].tolist()
+    spots = np.array([[caps.number[arc] for arc in s.arcs] for s in shapes])
+    thickest = np.argsort(-np.array(caps.units)[spots].min(axis=1), kind="stable")[: STARTS // 4].tolist()
     firsts = dict.fromkeys([*thickest, *range(0, len(shapes), -(-len(shapes) // STARTS))])
     most: dict[int, tuple[int, list[int]]] = {}
     for first in firsts:
-        left = np.array(room.units, np.int64)
+        left = np.array(caps.units, np.int64)
         chosen: list[int] = []
         total, take = 0, first
         while len(chosen) < count and (thick := int(left[spots[take]].min())):
@@ -148,81 +150,81 @@ def thickest_first(room: Room, shapes: Sequence[Shape], count: int) -> dict[int,
             chosen.append(take)
             if total > most.get(len(chosen), (0, []))[0]:
                 most[len(chosen)] = total, list(chosen)
-            room_left = left[spots]
-            take = int((room_left.min(axis=1) * 10_000_000 + room_left.sum(axis=1)).argmax())
+            left_over = left[spots]
+            take = int((left_over.min(axis=1) * 10_000_000 + left_over.sum(axis=1)).argmax())
     return {size: some for size, (_, some) in most.items()}
 
 
-def widest(room: Room, count: int) -> tuple[tuple[int, ...], Fraction]:
-    """The set of ranks that ``count`` trees can carry least into: each enters it, together by as many arcs at most."""
+def widest(caps: Capacities, count: int) -> tuple[tuple[int, ...], Fraction]:
+    """The set of ranks into which ``count`` trees can carry least: they enter it by at most ``count`` arcs."""
     best: tuple[int, ...] = ()
-    least = Fraction(sum(room.units))
-    for inside, entering in cuts_of(room):
+    least = Fraction(sum(caps.units))
+    for inside, entering in cuts_of(caps):
         carried = Fraction(sum(entering[:count]))
         if carried < least:
             best, least = inside, carried
     return best, least
 
 
-def cuts_of(room: Room) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Sets of ranks that every tree enters, with the units of the arcs into them, widest first.
+def cuts_of(caps: Capacities) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Sets of ranks that every tree enters, with the units of the arcs into them, largest first.
 
     All sets without the root up to ``CUT_RANKS`` ranks, beyond that the single ranks.
     """
-    root = max(room.root, 0)
-    others = [v for v in range(room.n) if v != root]
-    sizes = range(1, room.n) if room.n <= CUT_RANKS else (1,)
+    root = max(caps.root, 0)
+    others = [v for v in range(caps.n) if v != root]
+    sizes = range(1, caps.n) if caps.n <= CUT_RANKS else (1,)
     found: list[tuple[tuple[int, ...], list[int]]] = []
     for size in sizes:
         for inside in combinations(others, size):
-            spots = {k for (u, v), k in room.spot.items() if v in inside and u not in inside}
-            found.append((inside, sorted((room.units[k] for k in spots), reverse=True)))
+            spots = {k for (u, v), k in caps.number.items() if v in inside and u not in inside}
+            found.append((inside, sorted((caps.units[k] for k in spots), reverse=True)))
     return found
 
 
-class Fewest(NamedTuple):
-    """Trees of the best rate, and the least number that any packing of that rate needs, as far as it is proved."""
+class FewestTrees(NamedTuple):
+    """Trees of the best rate, and a proved lower bound on the number of trees of any packing of that rate."""
 
-    planned: Planned
+    planned: Solution
     least: int
     proof: str
 
     @property
     def minimal(self) -> bool:
-        """No packing of this rate has fewer trees."""
+        """Whether no packing of this rate has fewer trees."""
         return len(self.planned.trees) == self.least
 
 
-def fewest(task: Task) -> Fewest:
-    """The packing of the best rate with the fewest trees, and why it takes that many.
+def fewest(problem: Problem) -> FewestTrees:
+    """The packing of the best rate with the fewest trees, and the proof that it needs that many.
 
-    A cut proves it where the fewest arcs into some set of ranks that carry the rate are as many as the trees; the
-    integer program over all spanning trees where it ends.
+    A cut proves it where the rate needs as many arcs into some set of ranks as there are trees; otherwise the integer
+    program over all spanning trees proves it if it ends.
     """
-    room = mwu.room_for(task)
-    trees, rate = grown(task.oriented, task.collective, task.root)
-    goal = rate / room.logical.mbps
-    cut, least = narrowest(room, goal)
-    by_cut = f"the rate needs {least} arcs into {name_of(task.fabric.topology, cut)}"
+    caps = mwu.capacities_for(problem)
+    trees, rate = optimal_trees(problem.oriented, problem.collective, problem.root)
+    goal = rate / caps.logical.mbps
+    cut, least = narrowest(caps, goal)
+    by_cut = f"the rate needs {least} arcs into {name_of(problem.fabric.topology, cut)}"
     if len(trees) == least:
-        return Fewest(Planned(trees, rate, f"{least} trees, the fewest: {by_cut}"), least, "cut")
-    shapes = all_shapes(room)
-    small = shapes is not None and len(shapes) <= searched(room)
-    answer = fewest_for(room, shapes, goal, nodes=NODES) if shapes and small else None
+        return FewestTrees(Solution(trees, rate, f"{least} trees, the fewest: {by_cut}"), least, "cut")
+    shapes = all_spanning_trees(caps)
+    small = shapes is not None and len(shapes) <= searched(caps)
+    answer = fewest_for(caps, shapes, goal, nodes=NODES) if shapes and small else None
     if answer is not None and rate_of(answer.weights) == goal:
         if len(answer.weights) < len(trees):
-            trees, rate = placed(room, shapes or [], answer.weights)
+            trees, rate = placed(caps, shapes or [], answer.weights)
         if answer.proved:
             why = f"{len(trees)} trees, the fewest of all spanning trees (integer program)"
-            return Fewest(Planned(trees, rate, why), len(answer.weights), "integer program")
-    return Fewest(Planned(trees, rate, f"{len(trees)} trees; at least {least}, as {by_cut}"), least, "")
+            return FewestTrees(Solution(trees, rate, why), len(answer.weights), "integer program")
+    return FewestTrees(Solution(trees, rate, f"{len(trees)} trees; at least {least}, as {by_cut}"), least, "")
 
 
-def narrowest(room: Room, rate: Fraction) -> tuple[tuple[int, ...], int]:
-    """The set of ranks that ``rate`` units need the most arcs into, and how many: each tree has one of its own."""
+def narrowest(caps: Capacities, rate: Fraction) -> tuple[tuple[int, ...], int]:
+    """The set of ranks into which ``rate`` units need the most arcs, and how many; each tree uses one of its own."""
     best: tuple[int, ...] = ()
     most = 0
-    for inside, entering in cuts_of(room):
+    for inside, entering in cuts_of(caps):
         total, count = 0, 0
         while total < rate:
             total += entering[count]

@@ -1,9 +1,8 @@
-"""Trees on NVLink beside trees on PCIe (Blink section 3.4, hybrid), the vector split so that both end together.
+"""Method ``hybrid``: trees on NVLink beside trees on PCIe, the vector split so that both end together (section 3.4).
 
-With rates r and s of the two, each carries its part of r + s. The paper's switching cost, the time until the slow
-links may start, makes their part smaller: a vector of M bytes ends at T = (M + cost s) / (r + s), the slow links carry
-s (T - cost), and nothing where T is not above the cost. The default cost is 0, as both kinds of links can be open at
-once.
+With rates r and s of the two, they carry r / (r + s) and s / (r + s). The paper's switching cost, the time until the
+slow links may start, makes their part smaller: a vector of M bytes ends at T = (M + cost s) / (r + s), and the slow
+links carry s (T - cost), or nothing where T <= cost. The default cost is 0, as both kinds of links can be open at once.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import NamedTuple
 import msgspec
 
 from ..graph.fabric import FAST, SLOW, Fabric, fabric
-from ..task import Planned, Task
+from ..problem import Problem, Solution
 from ..tree import Packing, Tree
 
 
-class Split(NamedTuple):
+class VectorSplit(NamedTuple):
     """The bytes of each kind of links, as parts of the vector, and when both are done."""
 
     fast: Fraction
@@ -27,24 +26,24 @@ class Split(NamedTuple):
     seconds: Fraction
 
 
-def fits(task: Task) -> int:
-    """Both kinds of links join the ranks."""
-    return int(all(f.arcs and f.serves(task.collective, task.root) for f in _both(task)))
+def fits(problem: Problem) -> int:
+    """Machines where each of the two kinds of links joins the ranks."""
+    return int(all(f.arcs and f.serves(problem.collective, problem.root) for f in _both(problem)))
 
 
-def _both(task: Task) -> tuple[Fabric, Fabric]:
-    return fabric(task.fabric.topology, FAST), fabric(task.fabric.topology, SLOW)
+def _both(problem: Problem) -> tuple[Fabric, Fabric]:
+    return fabric(problem.fabric.topology, FAST), fabric(problem.fabric.topology, SLOW)
 
 
-def plan(task: Task, best: Callable[[Task], Packing]) -> Planned:
+def plan(problem: Problem, best: Callable[[Problem], Packing]) -> Solution:
     """The best packings of both kinds of links, side by side.
 
     Args:
         best: plans for one kind alone.
     """
-    fast, slow = (best(Task(f, task.collective, task.root)) for f in _both(task))
-    knobs = task.knobs
-    parts = split(fast.rate, slow.rate, nbytes=knobs.nbytes, switch_seconds=knobs.switch_seconds)
+    fast, slow = (best(Problem(f, problem.collective, problem.root)) for f in _both(problem))
+    options = problem.options
+    parts = split(fast.rate, slow.rate, nbytes=options.nbytes, switch_seconds=options.switch_seconds)
     rate = fast.rate / parts.fast  # the fast links work all the time
     slow_trees = weighted(slow.trees, rate * parts.slow / slow.rate)
     trees = tuple(sorted(fast.trees + slow_trees, key=lambda t: t.root))
@@ -52,13 +51,15 @@ def plan(task: Task, best: Callable[[Task], Packing]) -> Planned:
         f"{float(parts.fast):.1%} of the vector on {fast.links} ({fast.scheme}), "
         f"{float(parts.slow):.1%} on {slow.links} ({slow.scheme})"
     )
-    if knobs.switch_seconds:
-        why += f", for {knobs.nbytes} bytes and {float(knobs.switch_seconds) * 1e6:g} us before the slow links start"
+    if options.switch_seconds:
+        why += (
+            f", for {options.nbytes} bytes and {float(options.switch_seconds) * 1e6:g} us before the slow links start"
+        )
     used = "+".join((fast.links, slow.links)).split("+")
-    return Planned(trees, rate, why, fabric(task.fabric.topology, used))
+    return Solution(trees, rate, why, fabric(problem.fabric.topology, used))
 
 
-def split(fast: Fraction, slow: Fraction, *, nbytes: int = 0, switch_seconds: Fraction = Fraction(0)) -> Split:
+def split(fast: Fraction, slow: Fraction, *, nbytes: int = 0, switch_seconds: Fraction = Fraction(0)) -> VectorSplit:
     """The parts of a vector of ``nbytes`` for links of two rates in MB/s; the slow ones start later.
 
     >>> split(Fraction(3), Fraction(1), nbytes=8_000_000, switch_seconds=Fraction(1))
@@ -66,12 +67,12 @@ def split(fast: Fraction, slow: Fraction, *, nbytes: int = 0, switch_seconds: Fr
     """
     size = Fraction(nbytes, 10**6)  # MB
     if not switch_seconds:
-        return Split(fast / (fast + slow), slow / (fast + slow), size / (fast + slow))
+        return VectorSplit(fast / (fast + slow), slow / (fast + slow), size / (fast + slow))
     seconds = (size + switch_seconds * slow) / (fast + slow)
     if seconds <= switch_seconds:
-        return Split(Fraction(1), Fraction(0), size / fast)
+        return VectorSplit(Fraction(1), Fraction(0), size / fast)
     part = slow * (seconds - switch_seconds) / size
-    return Split(1 - part, part, seconds)
+    return VectorSplit(1 - part, part, seconds)
 
 
 def weighted(trees: tuple[Tree, ...], factor: Fraction) -> tuple[Tree, ...]:

@@ -1,9 +1,9 @@
-"""Packing by multiplicative weights: Blink's first stage (section 3.2; Garg and Koenemann 1998, Fleischer 2000).
+"""Method ``mwu``: packing by multiplicative weights, Blink's first stage (Garg and Koenemann 1998, Fleischer 2000).
 
-Every arc has a length, at first 1 / capacity. The shortest tree gets as much as its thinnest arc carries, and the
-lengths of its arcs grow with what they now carry; again and again, and in the end all weights are scaled down to what
-fits. Lengths also give a bound, (sum of length x capacity) / (length of the shortest tree), so the loop stops as soon
-as it is within ``epsilon`` of the best packing. Lengths are floats, what the trees carry is exact.
+Every arc has a length, at first 1 / capacity. In each step the shortest tree gets as much weight as its smallest arc
+carries, and the lengths of its arcs grow with this load; at the end all weights are scaled down to what fits. Lengths
+also give a bound, (sum of length x capacity) / (length of the shortest tree), so the loop stops as soon as it is within
+``epsilon`` of the best packing. Lengths are floats, weights are exact.
 """
 
 from __future__ import annotations
@@ -13,57 +13,59 @@ from fractions import Fraction
 from math import inf
 
 from ...errors import PlanError
-from ..exact.enumeration import Room, Shape, centred, placed, room_of
-from ..exact.growth import MAX_RANKS
+from ..exact.arborescences import MAX_RANKS
+from ..exact.enumeration import centred
+from ..exact.weights import placed
 from ..graph.fabric import Arc
-from ..task import Planned, Task
+from ..graph.logical import Capacities, SpanningTree, capacities_of
+from ..problem import Problem, Solution
 
 Lengths = list[list[float]]  # of the arc from u to v, infinite where there is none
-Oracle = Callable[[Lengths], Shape]
+Oracle = Callable[[Lengths], SpanningTree]
 
 
-def fits(task: Task) -> int:
-    """Collectives of spanning trees from one root or none, on graphs that a dense oracle walks quickly."""
-    spanning = task.collective in ("broadcast", "reduce", "allreduce")
-    return int(spanning and task.logical is not None and task.n <= MAX_RANKS)
+def fits(problem: Problem) -> int:
+    """Collectives of spanning trees from one root or none, on graphs small enough for the dense oracle."""
+    spanning = problem.collective in ("broadcast", "reduce", "allreduce")
+    return int(spanning and problem.logical is not None and problem.n <= MAX_RANKS)
 
 
-def plan(task: Task) -> Planned:
+def plan(problem: Problem) -> Solution:
     """Trees within ``epsilon`` of the best rate of the logical graph."""
-    room = room_for(task)
-    shapes, weights = packed(room, float(task.knobs.epsilon))
-    return Planned(*placed(room, shapes, weights))
+    caps = capacities_for(problem)
+    shapes, weights = packed(caps, float(problem.options.epsilon))
+    return Solution(*placed(caps, shapes, weights))
 
 
-def room_for(task: Task) -> Room:
-    """The logical graph of a task that :func:`fits`."""
-    assert task.logical is not None
-    return room_of(task.logical, -1 if task.collective == "allreduce" else task.root)
+def capacities_for(problem: Problem) -> Capacities:
+    """The capacities of a problem that :func:`fits`."""
+    assert problem.logical is not None
+    return capacities_of(problem.logical, -1 if problem.collective == "allreduce" else problem.root)
 
 
-def packed(room: Room, epsilon: float) -> tuple[list[Shape], dict[int, Fraction]]:
+def packed(caps: Capacities, epsilon: float) -> tuple[list[SpanningTree], dict[int, Fraction]]:
     """Trees in order of their discovery, and their weights in units."""
-    steps = int(200 + 40 * len(room.units) / epsilon**2)  # theory: about (arcs / epsilon^2) log(arcs)
-    found, enough = run(room, shortest_oracle(room), epsilon, steps)
+    steps = int(200 + 40 * len(caps.units) / epsilon**2)  # theory: about (arcs / epsilon^2) log(arcs)
+    found, enough = run(caps, shortest_oracle(caps), epsilon, steps)
     if not enough:
         raise PlanError(f"multiplicative weights: not within {epsilon:g} after {steps} trees; take a larger epsilon")
-    return list(found), dict(enumerate(fitting(room, found).values()))
+    return list(found), dict(enumerate(fitting(caps, found).values()))
 
 
-def run(room: Room, oracle: Oracle, epsilon: float, steps: int) -> tuple[dict[Shape, int], bool]:
-    """What each tree carries before scaling, and whether that is within ``epsilon`` of the oracle's bound."""
-    units, n = room.units, room.n
+def run(caps: Capacities, oracle: Oracle, epsilon: float, steps: int) -> tuple[dict[SpanningTree, int], bool]:
+    """The load of each tree before scaling, and whether that is within ``epsilon`` of the oracle's bound."""
+    units, n = caps.units, caps.n
     length = [1 / c for c in units]
-    matrix = [[length[room.spot[u, v]] if (u, v) in room.spot else inf for v in range(n)] for u in range(n)]
+    matrix = [[length[caps.number[u, v]] if (u, v) in caps.number else inf for v in range(n)] for u in range(n)]
     arcs_of: dict[int, list[Arc]] = {}
-    for arc, k in room.spot.items():
+    for arc, k in caps.number.items():
         arcs_of.setdefault(k, []).append(arc)
-    carried: dict[Shape, int] = {}
+    carried: dict[SpanningTree, int] = {}
     load = [0] * len(units)
     volume, total, most, bound = float(len(units)), 0, 0.0, inf
     for _ in range(steps):
         shape = oracle(matrix)
-        spots = [room.spot[arc] for arc in shape.arcs]
+        spots = [caps.number[arc] for arc in shape.arcs]
         bound = min(bound, volume / sum(length[k] for k in spots))
         amount = min(units[k] for k in spots)
         carried[shape] = carried.get(shape, 0) + amount
@@ -81,21 +83,21 @@ def run(room: Room, oracle: Oracle, epsilon: float, steps: int) -> tuple[dict[Sh
     return carried, False
 
 
-def fitting(room: Room, carried: dict[Shape, int]) -> dict[Shape, Fraction]:
+def fitting(caps: Capacities, carried: dict[SpanningTree, int]) -> dict[SpanningTree, Fraction]:
     """The weights scaled down so that the fullest arc is just full."""
-    load = [0] * len(room.units)
+    load = [0] * len(caps.units)
     for shape, amount in carried.items():
         for arc in shape.arcs:
-            load[room.spot[arc]] += amount
-    factor = min(Fraction(c, used) for c, used in zip(room.units, load, strict=True) if used)
+            load[caps.number[arc]] += amount
+    factor = min(Fraction(c, used) for c, used in zip(caps.units, load, strict=True) if used)
     return {shape: amount * factor for shape, amount in carried.items()}
 
 
-def shortest_oracle(room: Room) -> Oracle:
+def shortest_oracle(caps: Capacities) -> Oracle:
     """The shortest spanning tree of the kind that the collective needs."""
-    if room.root < 0:
-        return lambda matrix: centred(Shape(0, shortest_tree(matrix)))
-    return lambda matrix: Shape(room.root, ordered(room.root, shortest_arborescence(matrix, room.root)))
+    if caps.root < 0:
+        return lambda matrix: centred(SpanningTree(0, shortest_tree(matrix)))
+    return lambda matrix: SpanningTree(caps.root, ordered(caps.root, shortest_arborescence(matrix, caps.root)))
 
 
 def shortest_tree(matrix: Lengths) -> tuple[Arc, ...]:

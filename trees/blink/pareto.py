@@ -1,7 +1,7 @@
-"""The front of packings between few, shallow and fast, and the choice from it by size (Blink section 3.2.1).
+"""The Pareto front of packings between few, shallow and fast, and the choice from it by size (Blink section 3.2.1).
 
-A packing is on the front if no other one found has as few trees, as little depth and as high a rate. What is found
-comes from :mod:`.few`: for every limit on depth that matters, the best ladder of 1, 2, ... trees.
+A packing is on the front if no other one found has as few trees, as little depth and as high a rate. :mod:`.few` finds
+them: for every limit on depth that matters, the best packings of 1, 2, ... trees.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from fractions import Fraction
 
 from ...topology.model import Topology
 from ..bounds.verify import verify
-from ..exact.enumeration import Room, Shape, best_weights, fewest_for, most_with, placed
+from ..exact.weights import best_weights, fewest_for, most_with, placed
 from ..graph.fabric import choose
+from ..graph.logical import Capacities, SpanningTree
 from ..pack import finished
-from ..task import Planned, Task
+from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, Packing
 from . import few, mwu
 from .pool import least_depth
@@ -26,25 +27,25 @@ def pareto(topology: Topology, collective: str, root: int = 0, *, search: bool =
     """The front, fewest trees first.
 
     Args:
-        search: let integer programs look for better rungs on small graphs, which takes seconds.
+        search: let integer programs search for better packings on small graphs, which takes seconds.
 
     Raises:
         ArgumentError: for a collective or graph that method ``few`` cannot plan.
     """
-    task = Task(choose(topology, collective, root), collective, root)
-    found = [verify(finished(task, "few", planned), topology) for planned in _candidates(task, search)]
+    problem = Problem(choose(topology, collective, root), collective, root)
+    found = [verify(finished(problem, "few", planned), topology) for planned in _candidates(problem, search)]
     return front(found)
 
 
-def fewest(topology: Topology, collective: str, root: int = 0) -> tuple[Packing, few.Fewest]:
+def fewest(topology: Topology, collective: str, root: int = 0) -> tuple[Packing, few.FewestTrees]:
     """The packing of the best rate with the fewest trees, and the proof that it has."""
-    task = Task(choose(topology, collective, root), collective, root)
-    result = few.fewest(task)
-    return verify(finished(task, "few", result.planned), topology), result
+    problem = Problem(choose(topology, collective, root), collective, root)
+    result = few.fewest(problem)
+    return verify(finished(problem, "few", result.planned), topology), result
 
 
 def front(packings: Sequence[Packing]) -> tuple[Packing, ...]:
-    """Those that no other one beats, fewest trees first, one of each kind."""
+    """The packings that no other one beats, fewest trees first, one of each kind."""
     kept: list[Packing] = []
     for p in sorted(packings, key=lambda p: (len(p.trees), depth_of(p), -p.rate)):
         if not any(depth_of(q) <= depth_of(p) and q.rate >= p.rate for q in kept):
@@ -58,7 +59,7 @@ def depth_of(packing: Packing) -> int:
 
 
 def seconds(packing: Packing, nbytes: int, *, hop_seconds: float = 2e-6, tree_seconds: float = 1e-6) -> float:
-    """What ``nbytes`` take: a first chunk's way through the deepest tree, the stream behind it, and starting the trees.
+    """The predicted time for ``nbytes``: first chunk through the deepest tree, stream, start of trees.
 
     Args:
         hop_seconds: from one rank to the next besides the transfer.
@@ -72,38 +73,38 @@ def seconds(packing: Packing, nbytes: int, *, hop_seconds: float = 2e-6, tree_se
 def choose_by_size(
     packings: Sequence[Packing], nbytes: int, *, hop_seconds: float = 2e-6, tree_seconds: float = 1e-6
 ) -> Packing:
-    """The one that takes least time for ``nbytes``; the first of equals."""
+    """The packing that takes least time for ``nbytes``; the first of equals."""
     return min(packings, key=lambda p: seconds(p, nbytes, hop_seconds=hop_seconds, tree_seconds=tree_seconds))
 
 
-def _candidates(task: Task, search: bool) -> Iterator[Planned]:
-    room = mwu.room_for(task)
-    best = few.fewest(task).planned
+def _candidates(problem: Problem, search: bool) -> Iterator[Solution]:
+    caps = mwu.capacities_for(problem)
+    best = few.fewest(problem).planned
     yield best
-    shapes, complete = few.candidates(room, None)
-    ceiling = few.rate_of(best_weights(room, shapes))
-    for depth in range(least_depth(room), room.n):
-        some = [s for s in shapes if s.depth <= depth] if complete else few.candidates(room, depth)[0]
-        weights = best_weights(room, some)
+    shapes, complete = few.candidates(caps, None)
+    ceiling = few.rate_of(best_weights(caps, shapes))
+    for depth in range(least_depth(caps), caps.n):
+        some = [s for s in shapes if s.depth <= depth] if complete else few.candidates(caps, depth)[0]
+        weights = best_weights(caps, some)
         reached = few.rate_of(weights)
-        if complete and len(some) <= few.searched(room) // 2:
-            answer = fewest_for(room, some, reached, nodes=NODES)
+        if complete and len(some) <= few.searched(caps) // 2:
+            answer = fewest_for(caps, some, reached, nodes=NODES)
             if answer is not None and few.rate_of(answer.weights) == reached:
                 weights = answer.weights
-        yield _planned(room, some, weights)
-        for count, fewer in sorted(few.climb(room, some, weights, len(weights)).items()):
-            better = most_with(room, some, count, nodes=NODES) if search and len(some) <= few.searched(room) else None
-            yield _planned(room, some, fewer)
+        yield _planned(caps, some, weights)
+        for count, fewer in sorted(few.climb(caps, some, weights, len(weights)).items()):
+            better = most_with(caps, some, count, nodes=NODES) if search and len(some) <= few.searched(caps) else None
+            yield _planned(caps, some, fewer)
             if better is not None and better.weights:
-                yield _planned(room, some, better.weights)
+                yield _planned(caps, some, better.weights)
         if reached >= ceiling:
             break
-    rest = best_weights(room, shapes)
-    for _, fewer in sorted(few.climb(room, shapes, rest, 2 * len(best.trees)).items()):
-        yield _planned(room, shapes, fewer)
+    rest = best_weights(caps, shapes)
+    for _, fewer in sorted(few.climb(caps, shapes, rest, 2 * len(best.trees)).items()):
+        yield _planned(caps, shapes, fewer)
 
 
-def _planned(room: Room, shapes: Sequence[Shape], weights: dict[int, Fraction]) -> Planned:
-    trees, rate = placed(room, shapes, weights)
+def _planned(caps: Capacities, shapes: Sequence[SpanningTree], weights: dict[int, Fraction]) -> Solution:
+    trees, rate = placed(caps, shapes, weights)
     deepest = max(t.depth for t in trees)
-    return Planned(trees, rate, f"{len(trees)} trees of at most {deepest} hops")
+    return Solution(trees, rate, f"{len(trees)} trees of at most {deepest} hops")

@@ -1,4 +1,4 @@
-"""Good trees of a graph that has too many to list: a pool for the programs of :mod:`.few`."""
+"""A pool of good trees for :mod:`.few`, for graphs that have too many spanning trees to list."""
 
 from __future__ import annotations
 
@@ -8,72 +8,75 @@ from math import inf
 import numpy as np
 
 from ...errors import ArgumentError
-from ..exact.enumeration import Room, Shape, centred
-from ..exact.growth import ORDERS, arborescences, spanning_trees
+from ..exact.arborescences import ORDERS, pack_arborescences, pack_spanning_trees
+from ..exact.enumeration import centred
 from ..graph.cuts import min_cut
 from ..graph.fabric import Arc
+from ..graph.logical import Capacities, SpanningTree
 from . import mwu
 from .mwu import Lengths, ordered
 
 POOL_STEPS = 400
-GAIN = -1e-12  # a length that shrinks by less is rounding
+GAIN = -1e-12  # a smaller change in length is rounding
 
 
-def pool(room: Room, max_depth: int | None) -> list[Shape]:
+def pool(caps: Capacities, max_depth: int | None) -> list[SpanningTree]:
     """Good trees of a graph that has too many to list."""
     if max_depth is not None:
-        found, _ = mwu.run(room, shallow_oracle(room, max_depth), 0.1, POOL_STEPS)
+        found, _ = mwu.run(caps, shallow_oracle(caps, max_depth), 0.1, POOL_STEPS)
         return list(found)
-    shapes = dict.fromkeys(mwu.packed(room, 0.1)[0])
-    cap = room.logical.matrix()
-    if room.root < 0:
-        shapes.update(dict.fromkeys(centred(Shape(t.root, t.arcs)) for t in spanning_trees(np.minimum(cap, cap.T))[0]))
+    shapes = dict.fromkeys(mwu.packed(caps, 0.1)[0])
+    cap = caps.logical.matrix()
+    if caps.root < 0:
+        shapes.update(
+            dict.fromkeys(centred(SpanningTree(t.root, t.arcs)) for t in pack_spanning_trees(np.minimum(cap, cap.T))[0])
+        )
     else:
-        _, units = min_cut(cap, room.n, room.root)
-        supply = [units if v == room.root else 0 for v in range(room.n)]
+        _, units = min_cut(cap, caps.n, caps.root)
+        supply = [units if v == caps.root else 0 for v in range(caps.n)]
         for order in ORDERS[:3]:
-            shapes.update(dict.fromkeys(Shape(t.root, t.arcs) for t in arborescences(cap, supply, order)))
+            shapes.update(dict.fromkeys(SpanningTree(t.root, t.arcs) for t in pack_arborescences(cap, supply, order)))
     return list(shapes)
 
 
-def shallow_oracle(room: Room, max_depth: int) -> mwu.Oracle:
-    """A short tree of at most ``max_depth`` hops; for AllReduce from every possible centre in turn.
+def shallow_oracle(caps: Capacities, max_depth: int) -> mwu.Oracle:
+    """An oracle for short trees of at most ``max_depth`` hops; AllReduce takes every possible centre in turn.
 
     Raises:
         ArgumentError: if no tree is that shallow.
     """
-    trees = {r: by_levels(room, r) for r in (range(room.n) if room.root < 0 else [room.root])}
+    trees = {r: by_levels(caps, r) for r in (range(caps.n) if caps.root < 0 else [caps.root])}
     roots = [r for r, parent in trees.items() if depth_of(parent, r) <= max_depth]
     if not roots:
         raise ArgumentError(f"max_depth {max_depth}: no spanning tree is that shallow; allow more hops")
     turn = 0
 
-    def oracle(matrix: Lengths) -> Shape:
+    def oracle(matrix: Lengths) -> SpanningTree:
         nonlocal turn
         root = roots[turn % len(roots)]
         turn += 1
-        return Shape(root, ordered(root, shortened(matrix, trees[root], root, max_depth)))
+        return SpanningTree(root, ordered(root, shortened(matrix, trees[root], root, max_depth)))
 
     return oracle
 
 
-def by_levels(room: Room, root: int) -> list[int]:
+def by_levels(caps: Capacities, root: int) -> list[int]:
     """The parents of a tree of least depth."""
-    parent = [-1] * room.n
+    parent = [-1] * caps.n
     parent[root] = root
     queue = [root]
     for u in queue:
-        for v in range(room.n):
-            if parent[v] < 0 and (u, v) in room.spot:
+        for v in range(caps.n):
+            if parent[v] < 0 and (u, v) in caps.number:
                 parent[v] = u
                 queue.append(v)
     return parent
 
 
-def least_depth(room: Room) -> int:
+def least_depth(caps: Capacities) -> int:
     """Hops of the shallowest spanning tree."""
-    roots = range(room.n) if room.root < 0 else [room.root]
-    return min(depth_of(by_levels(room, r), r) for r in roots)
+    roots = range(caps.n) if caps.root < 0 else [caps.root]
+    return min(depth_of(by_levels(caps, r), r) for r in roots)
 
 
 def depth_of(parent: Sequence[int], root: int) -> int:
@@ -89,7 +92,7 @@ def _way_up(parent: Sequence[int], root: int, v: int) -> list[int]:
 
 
 def shortened(matrix: Lengths, start: Sequence[int], root: int, max_depth: int) -> list[int]:
-    """Hang ranks on nearer parents as long as the tree stays shallow and gets shorter."""
+    """Move ranks to nearer parents as long as the tree stays shallow and gets shorter."""
     parent, n = list(start), len(start)
     while True:
         ways = [_way_up(parent, root, v) for v in range(n)]

@@ -1,8 +1,8 @@
-"""Prices on links as a bound: what all links cost together over what the cheapest tree costs (LP duality).
+"""A bound by LP duality: the total price of all links over the price of the cheapest tree.
 
-Every tree of weight w uses up at least w times the cheapest tree's price, and all trees share what the links have. A
-switch cannot copy, so an edge of a tree costs the cheapest path through switches; this bound sees that where cuts do
-not, as at a switch that takes more than it gives.
+Every tree of weight w costs at least w times the cheapest tree's price, and all trees share the capacity of the links.
+A switch cannot copy, so an edge of a tree costs the cheapest path through switches. This bound accounts for that where
+cuts do not, for example at a switch with more capacity in than out.
 
 =========================== ===================================================================================
 broadcast, reduce           the cheapest arborescence from the root (reduce: against the arcs)
@@ -26,8 +26,8 @@ Costs = NDArray[np.number[Any]]
 FAR = 1 << 58  # more than all prices together
 
 
-class Metric:
-    """The cheapest way between every two ranks through switches alone, for prices in the order of ``f.arcs``."""
+class CheapestPaths:
+    """The cheapest path between every two ranks through switches alone, for prices in the order of ``f.arcs``."""
 
     def __init__(self, f: Fabric, prices: Costs, *, both_ways: bool = False) -> None:
         self.f = f
@@ -50,7 +50,7 @@ class Metric:
         np.fill_diagonal(self.cost, far)
 
     def path(self, u: int, v: int) -> Path:
-        """The vertices of the cheapest way from rank ``u`` to rank ``v``."""
+        """The vertices of the cheapest path from rank ``u`` to rank ``v``."""
         names = self.f.vertices
         steps = [u]
         while steps[-1] != v:
@@ -128,18 +128,18 @@ def _groups(parent: list[int], root: int) -> tuple[list[int], list[list[int]]]:
 
 
 def tree_cost(cost: Costs, root: int) -> int:
-    """What the cheapest arborescence from ``root`` costs, at integer prices."""
+    """The cost of the cheapest arborescence from ``root``, at integer prices."""
     parent = arborescence(cost, root)
     return sum(int(cost[p, v]) for v, p in enumerate(parent) if v != root)
 
 
 def cheapest(f: Fabric, collective: str, root: int, prices: Mapping[Arc, int]) -> Fraction:
-    """What one unit of the collective's rate costs at least, exactly.
+    """The least cost of one unit of the collective's rate, exactly.
 
     Args:
-        f: the links as they are, whatever way the trees point.
+        f: the links as they are, in whichever direction the trees point.
     """
-    metric = Metric(f, np.array([prices.get(arc, 0) for arc in f.arcs], np.int64))
+    metric = CheapestPaths(f, np.array([prices.get(arc, 0) for arc in f.arcs], np.int64))
     cost, ranks = metric.cost, range(f.n)
     towards = np.ascontiguousarray(cost.T)
     if collective in ("broadcast", "reduce"):

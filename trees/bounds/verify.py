@@ -1,7 +1,7 @@
-"""The proof of a packing, in integers and Fractions, whatever found it.
+"""Prove a packing in integers and Fractions, whichever method made it.
 
-Counts every tree, link, sum and the certificate again from the topology alone. The rules are the tables in
-:mod:`.tree` and :mod:`.load`.
+Recomputes every tree, link load, sum and the certificate from the topology alone. The rules are the tables in
+:mod:`~..tree` and :mod:`~..graph.loads`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NoReturn
 
 from ...errors import PlanError
 from ...topology.model import Topology
-from ..graph.edge_table import WORTH_IT, Table
+from ..graph.edge_table import WORTH_IT, EdgeTable
 from ..graph.fabric import Fabric, capacity_across, capacity_leaving, fabric, name_of
-from ..graph.load import core_loads, link_loads
-from ..patterns.memory import core_rates
+from ..graph.loads import core_loads, link_loads
+from ..patterns.shared_memory import core_rates
 from ..tree import AGAINST, ALONG, COLLECTIVES, PER_RANK, ROOTED, Certificate, Packing, Tree
 from .prices import FAR, cheapest
 
@@ -24,7 +24,7 @@ REMEDY = "plan again with blinkmpi.trees.pack"
 
 
 def verify(packing: Packing, topology: Topology) -> Packing:
-    """Return ``packing`` if it is one for ``topology``, within all capacities, and its bound is one.
+    """Return ``packing`` if it is valid for ``topology``: within all capacities, and with a proved bound.
 
     Raises:
         PlanError: naming the tree or link, what is there and what was expected.
@@ -46,14 +46,14 @@ def _fail(packing: Packing, what: str) -> NoReturn:
 
 
 def _proved_at_once(p: Packing, f: Fabric) -> bool:
-    """Trees and links of a large packing, by arrays; where this finds a fault, the loops name it."""
+    """Check trees and links of a large packing by arrays; where this finds a fault, the loops below name it."""
     if p.multicast or p.collective in ("gather", "scatter", "barrier") or not f.arcs:
         return False
     if sum(len(t.edges) for t in p.trees) < WORTH_IT:
         return False
     if p.collective in ROOTED and any(t.root != p.root for t in p.trees):
         return False
-    table = Table(p.n, p.trees)
+    table = EdgeTable(p.n, p.trees)
     along, against = p.collective in ALONG, p.collective in AGAINST
     return table.spanning() and table.fits(f.arcs, along=along, against=against)
 
@@ -151,7 +151,7 @@ def _check_memory(p: Packing, t: Topology) -> None:
 
 
 def _check_certificate(p: Packing, f: Fabric, c: Certificate) -> None:
-    """The stated facts are those of the machine, and they imply the bound for this collective."""
+    """Check that the certificate holds on this machine and implies the bound for this collective."""
     kinds = {"broadcast": "cut", "reduce": "cut", "allreduce": "partition", "barrier": "trivial"}
     kind = "trivial" if p.n == 1 else "copies" if p.multicast and p.collective != "barrier" else None
     kind = kind or kinds.get(p.collective, "ratio-cut")
@@ -177,10 +177,10 @@ def _check_certificate(p: Packing, f: Fabric, c: Certificate) -> None:
 
 
 def _crossing(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction]:
-    """Capacity and divisor of a cut, ratio cut or partition, counted again."""
+    """Capacity and divisor of a cut, ratio cut or partition, recomputed."""
     ranks = [frozenset(v for v in part if v < p.n) for part in c.parts]
-    stray = [v for part in c.parts for v in part if v not in f.vertices]
-    if stray or len(c.parts) < 2 or not all(ranks) or sorted(r for part in ranks for r in part) != list(range(p.n)):
+    unknown = [v for part in c.parts for v in part if v not in f.vertices]
+    if unknown or len(c.parts) < 2 or not all(ranks) or sorted(r for part in ranks for r in part) != list(range(p.n)):
         _fail(p, f"certificate parts {c.parts} must part the {p.n} ranks into at least two classes, each not empty")
     if c.kind == "partition":
         return Fraction(capacity_leaving(f.arcs, c.parts), 2), Fraction(len(c.parts) - 1)
@@ -199,7 +199,7 @@ def _crossing(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction
 
 
 def _prices(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction]:
-    """What all links cost together, and what the cheapest trees cost, counted again."""
+    """The total price of all links and the cost of the cheapest trees, recomputed."""
     prices = {part[:2]: part[2] for part in c.parts if len(part) == 3 and part[2] > 0}
     if not prices or len(prices) < len(c.parts) or any(arc not in f.arcs for arc in prices):
         _fail(p, f"certificate parts {c.parts} must be links of the machine, each with one price above 0")
@@ -210,7 +210,7 @@ def _prices(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction]:
 
 
 def _copies(p: Packing, t: Topology, c: Certificate) -> tuple[Fraction, Fraction]:
-    """Capacity and passes of the named cores, counted again."""
+    """Capacity and passes of the named cores, recomputed."""
     group: Iterable[int] = c.parts[0] if len(c.parts) == 1 else ()
     ranks = sorted(set(group))
     memory = t.memory_of(t.nodes[0])

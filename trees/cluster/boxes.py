@@ -1,7 +1,7 @@
-"""Boxes on a network: which ranks share a box, and the ports to the others (Blink section 3, "three phases").
+"""The boxes of a cluster: which ranks share a box, and its ports to the network (Blink section 3, "three phases").
 
-A cluster is a fabric whose links stay inside a node or lead to a network switch. Every box has ports: a rank, its way
-to the network and back, and what that way carries. A card behind a PCIe switch is shared evenly by its ranks.
+A cluster is a fabric whose links stay inside a node or lead to a network switch. A port is a rank with its path to the
+network and back, and the capacity of that path. A card behind a PCIe switch is shared evenly by its ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST_BOXES = 2
 
 
 class Port(msgspec.Struct, frozen=True):
-    """A rank's way to the network ``up`` and back ``down``, and MB/s each way."""
+    """A rank's path to the network ``up`` and back ``down``, and its MB/s out and in."""
 
     rank: int
     up: Path
@@ -64,7 +64,7 @@ def oriented(f: Fabric, collective: str) -> Fabric:
 
 
 def boxes_of(f: Fabric, collective: str) -> tuple[Box, ...]:
-    """The boxes of a cluster, in the direction of ``collective``; none where the fabric is no cluster."""
+    """The boxes of a cluster, in the direction of ``collective``; empty where the fabric is not a cluster."""
     t = f.topology
     home = [d.node for d in t.devices] + [s.node if s.kind != "net" else -1 for s in t.switches]
     if len(t.nodes) < LEAST_BOXES:
@@ -99,7 +99,7 @@ def boxes_of(f: Fabric, collective: str) -> tuple[Box, ...]:
 
 
 def _ports(arcs: dict[Arc, int], inside: dict[Arc, int], outside: list[Arc], n: int) -> tuple[Port, ...]:
-    """The ways to the network, by rank; links that they take are lowered in ``inside``."""
+    """The ports, by rank; lowers the capacity of the links in ``inside`` that they use."""
     ports: list[Port] = []
     for u, net in sorted(outside):
         if (net, u) not in arcs:

@@ -1,4 +1,4 @@
-"""The three phases of a collective on several boxes as a value, with bound and proof; :mod:`.hierarchy` plans them.
+"""A collective in three phases on several boxes, as a value with bound and proof; :mod:`.hierarchy` plans it.
 
 No schedule in three phases is faster than ``bound``. With k boxes that send out_b and receive in_b MB/s at most:
 
@@ -8,7 +8,7 @@ No schedule in three phases is faster than ``bound``. With k boxes that send out
   box first knows the sum, the messages so far join all k boxes: at least k - 1. No other box knows it yet, so each of
   the k - 1 others must still receive one. So 2 (k - 1) rate <= sum of out_b, and likewise of in_b.
 * Broadcast: each box but the root's receives each element: rate <= in_b, (k - 1) rate <= sum of out_b, and
-  rate <= out_b of the root's box. Edmonds' cut of the whole machine holds too. Reduce is the same backwards.
+  rate <= out_b of the root's box. Edmonds' cut of the whole machine holds too. Reduce is the same in reverse.
 
 Shares x_b with hub b need rate + (k - 2) x_b <= min(out_b, in_b) each; for suitable x_b that is all of the above, so
 hubs reach these bounds wherever links are equal both ways and local phases and exchange use different links.
@@ -24,22 +24,22 @@ from typing import Literal, NoReturn
 from ...errors import PlanError
 from ...topology.model import Topology
 from ...util.codec import Value, dumps, loads
-from ..bounds.bound import certify
+from ..bounds.certify import certify
 from ..bounds.verify import verify
 from ..graph.fabric import Arc, fabric
-from ..graph.load import link_loads
+from ..graph.loads import link_loads
 from ..tree import Edge, Packing, Tree
-from .exchange import Site, local_loads, reach, sites
+from .network_paths import BoxView, box_views, local_loads, reach
 
 FORMAT_VERSION = 1
-Phased = Literal["allreduce", "broadcast", "reduce"]
+PhasedCollective = Literal["allreduce", "broadcast", "reduce"]
 
 
 class Share(Value, frozen=True):
-    """A part of the vector: its root in every box, and the tree of boxes over which these exchange.
+    """A part of the vector: its root in every box, and the tree of boxes over which these roots exchange.
 
     ``edges`` point away from the hub's root (broadcast, reduce: from the root of the box that holds the call's root);
-    AllReduce uses them backwards, then forwards.
+    AllReduce uses them in reverse, then forwards.
     """
 
     fraction: Fraction
@@ -48,8 +48,8 @@ class Share(Value, frozen=True):
     edges: tuple[Edge, ...]
 
 
-class Local(Value, frozen=True):
-    """One box. Packings are for ``topology.subset(ranks)``, whose vertices are ``vertices`` of the whole.
+class BoxPlan(Value, frozen=True):
+    """The plan of one box. Packings are for ``topology.subset(ranks)``, whose vertices are ``vertices`` of the machine.
 
     Each share takes the next trees, in order, of the packing that serves its root; AllReduce has one for all roots.
     """
@@ -63,10 +63,10 @@ class Local(Value, frozen=True):
 class Hierarchy(Value, frozen=True):
     """The three phases of a collective on several boxes; rates are MB/s of the vector, ``limit`` names the bound."""
 
-    collective: Phased
+    collective: PhasedCollective
     root: int
     n: int
-    boxes: tuple[Local, ...]
+    boxes: tuple[BoxPlan, ...]
     shares: tuple[Share, ...]
     rate: Fraction
     bound: Fraction
@@ -74,16 +74,16 @@ class Hierarchy(Value, frozen=True):
 
     @property
     def optimal(self) -> bool:
-        """Rate and bound are equal as exact rationals."""
+        """Whether rate and bound are equal as exact rationals."""
         return self.rate == self.bound
 
     @property
     def gap(self) -> Fraction:
-        """The part of the bound that is not reached."""
+        """The fraction of the bound that is not reached."""
         return 1 - self.rate / self.bound
 
     def served(self, at: int) -> tuple[tuple[Tree, ...], ...]:
-        """For each share the trees of box number ``at``, as ranks of the whole, with their MB/s at ``rate``.
+        """For each share the trees of box number ``at``, as ranks of the machine, with their MB/s at ``rate``.
 
         Raises:
             PlanError: if the trees of the box do not follow the shares.
@@ -146,9 +146,9 @@ def pairs(k: int, hub: int, at_root: int | None) -> list[tuple[int, int]]:
 
 
 def bound_of(
-    found: Iterable[Site], boxes: tuple[Local, ...], t: Topology, collective: Phased, root: int
+    found: Iterable[BoxView], boxes: tuple[BoxPlan, ...], t: Topology, collective: PhasedCollective, root: int
 ) -> tuple[Fraction, str]:
-    """The least of the bounds above, and what it says."""
+    """The least of the bounds above, and its text."""
     found = list(found)
     k, both = len(found), collective == "allreduce"
     out = {s.node: reach(s, out=True) for s in found}
@@ -172,12 +172,12 @@ def bound_of(
 
 
 def verify_hierarchy(h: Hierarchy, topology: Topology) -> Hierarchy:
-    """Return ``h`` if it is one for ``topology``: every rank served, all links within capacity, its bound one.
+    """Return ``h`` if it is valid for ``topology``: it reaches every rank, overloads no link, and its bound holds.
 
     Raises:
         PlanError: naming the box, share or link, what is there and what was expected.
     """
-    found = sites(topology)
+    found = box_views(topology)
     _check_head(h, topology, found)
     load: dict[Arc, Fraction] = {}
     for tree in h.exchange():
@@ -201,7 +201,7 @@ def verify_hierarchy(h: Hierarchy, topology: Topology) -> Hierarchy:
             work[r] = cores.get(r, Fraction(0)) * h.rate
     arcs = fabric(topology, topology.kinds()).arcs
     for (u, v), mbps in sorted(load.items()):
-        for r in {u, v} & set(work):  # the core of a CPU rank is what its way to the memory costs
+        for r in {u, v} & set(work):  # a CPU rank's access to the memory costs time of its core
             work[r] += mbps
         if not {u, v} & set(work) and mbps > arcs[u, v]:
             h._fail(f"link {u}->{v} carries {mbps} MB/s, expected at most {arcs[u, v]}")
@@ -215,7 +215,7 @@ def verify_hierarchy(h: Hierarchy, topology: Topology) -> Hierarchy:
     return h
 
 
-def _check_head(h: Hierarchy, t: Topology, found: tuple[Site, ...]) -> None:
+def _check_head(h: Hierarchy, t: Topology, found: tuple[BoxView, ...]) -> None:
     if h.n != t.n or [(b.node, b.ranks, b.vertices) for b in h.boxes] != [(s.node, s.ranks, s.vertices) for s in found]:
         h._fail(f"its boxes are not those of {t.name}")
     if (h.root == -1) != (h.collective == "allreduce") or not -1 <= h.root < h.n:
@@ -247,6 +247,6 @@ def _check_head(h: Hierarchy, t: Topology, found: tuple[Site, ...]) -> None:
 
 
 def _placed(tree: Tree, at: tuple[int, ...], weight: Fraction) -> Tree:
-    """The tree in the numbers of the whole."""
+    """The tree in the vertex numbers of the machine."""
     edges = tuple(Edge(at[e.src], at[e.dst], tuple(at[v] for v in e.path)) for e in tree.edges)
     return Tree(at[tree.root], edges, weight)

@@ -1,4 +1,4 @@
-"""Exact solutions of linear equations over the integers, for the bases that a floating-point solver hands over.
+"""Exact solutions of linear equations over the integers, for bases that a floating-point solver has found.
 
 Elimination modulo primes in int64, the Chinese remainder theorem, and rational reconstruction; the result is checked
 against the equations in integers before it is returned.
@@ -18,7 +18,7 @@ PRIMES = tuple((1 << 31) - gap for gap in GAPS)  # products of two residues fit 
 
 
 def solve(matrix: Ints, right: list[int]) -> list[Fraction] | None:
-    """The solution of ``matrix @ x = right``, unknowns that are not determined set to 0; nothing if there is none."""
+    """The solution of ``matrix @ x = right``, undetermined unknowns set to 0; None if there is no solution."""
     columns = len(matrix.T)
     modulus, residues = 1, [0] * columns
     pivots: list[int] | None = None

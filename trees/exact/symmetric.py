@@ -1,9 +1,10 @@
-"""Trees for machines that look the same from every rank: rings, tori, hypercubes, circulants (AllGather and its kin).
+"""Method ``symmetric``: machines that look the same from every rank, such as rings, tori, hypercubes, circulants.
 
-Ranks are read as numbers of several digits. Where turning each digit by one maps every link to an equally fast one,
-these turns take rank 0 to every rank in exactly one way, so one template at rank 0 gives everybody's trees, and an arc
-is loaded by as many tree edges as the template has in the arc's direction. The template is shallowest: every rank
-picks a parent one hop closer to the root, and one maximum flow balances the picks over the directions.
+These are Cayley graphs of an abelian group. Ranks are read as numbers of several digits; where adding one to a digit
+(modulo its size) maps every link to an equally fast one, these translations map rank 0 to each rank in exactly one way.
+So one template tree at rank 0 gives the trees of all ranks, and an arc carries as many tree edges as the template has
+in the arc's direction. The template is shallowest: every rank picks a parent one hop closer to the root, and one
+maximum flow balances the picks over the directions.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from math import gcd
 import numpy as np
 
 from ..graph.fabric import Fabric, Ints
-from ..graph.flow import Flow
+from ..graph.max_flow import MaxFlow
+from ..problem import Problem, Solution
 from ..tree import Edge, Tree
 
 LEAST_RANKS = 9
 
 
-class Turns:
-    """The group of digit turns: ``sums[a, b]`` is the rank that the turn taking 0 to ``a`` takes ``b`` to."""
+class TranslationGroup:
+    """The group of translations: ``sums[a, b]`` is the image of ``b`` under the translation that maps 0 to ``a``."""
 
     def __init__(self, n: int, moduli: list[int]) -> None:
         self.moduli = moduli
@@ -37,23 +39,23 @@ class Turns:
             self.back += -d % q * p
 
     def direction(self, u: int, v: int) -> int:
-        """The rank that the turn taking ``u`` to 0 takes ``v`` to."""
+        """The image of ``v`` under the translation that maps ``u`` to 0."""
         return int(self.sums[self.back[u], v])
 
 
-def turns(f: Fabric) -> Turns | None:
-    """The turns of a fabric without switches, proved on every link; nothing if ranks differ or do not turn so."""
+def translations(f: Fabric) -> TranslationGroup | None:
+    """The translations of a fabric without switches, checked on every link; None if it has none."""
     if len(f.vertices) > f.n or f.n < LEAST_RANKS:
         return None
-    if "turns" not in f.memo:
+    if "translations" not in f.memo:
         found = next(_moduli(f, 1, {}), None)
-        f.memo["turns"] = Turns(f.n, found) if found else None
-    known: Turns | None = f.memo["turns"]
+        f.memo["translations"] = TranslationGroup(f.n, found) if found else None
+    known: TranslationGroup | None = f.memo["translations"]
     return known
 
 
 def _moduli(f: Fabric, place: int, tried: dict[tuple[int, int], bool]) -> Iterator[list[int]]:
-    """Digit sizes, lowest place first, whose turns all keep the links; large digits are tried first."""
+    """Digit sizes, lowest place first, whose translations all preserve the links; large digits are tried first."""
     rest = f.n // place
     if rest == 1:
         yield []
@@ -64,7 +66,7 @@ def _moduli(f: Fabric, place: int, tried: dict[tuple[int, int], bool]) -> Iterat
 
 
 def _keeps(f: Fabric, place: int, modulus: int) -> bool:
-    """Turning this digit maps links to equally fast links."""
+    """Whether adding one to this digit maps links to equally fast links."""
     v = np.arange(f.n)
     digit = v // place % modulus
     image = v + place * ((digit + 1) % modulus - digit)
@@ -75,13 +77,19 @@ def _keeps(f: Fabric, place: int, modulus: int) -> bool:
     return bool((codes[first] == moved[second]).all() and (speed[first] == speed[second]).all())
 
 
-def planned(f: Fabric, *, both: bool) -> tuple[tuple[Tree, ...], Fraction] | None:
-    """Trees from every rank at the full speed of its links, and the rate; nothing where shortest trees miss it.
+def fits(problem: Problem) -> int:
+    """Collectives to which every rank contributes, on a fabric that looks the same from each."""
+    whole = problem.collective in ("allgather", "reduce_scatter", "allreduce")
+    return int(whole and translations(problem.oriented) is not None)
 
-    Args:
-        both: a tree loads its edges both ways (AllReduce), which halves the weights.
+
+def plan(problem: Problem) -> Solution | None:
+    """Trees from every rank at the full speed of its links; None where no shortest-path template reaches it.
+
+    An AllReduce loads the edges of a tree both ways, which halves the weights.
     """
-    group = turns(f)
+    f, both = problem.oriented, problem.collective == "allreduce"
+    group = translations(f)
     if group is None or (both and not f.even):
         return None
     speed = {v: c for (u, v), c in f.arcs.items() if u == 0}  # a direction is known by where it leads from rank 0
@@ -99,10 +107,12 @@ def planned(f: Fabric, *, both: bool) -> tuple[tuple[Tree, ...], Fraction] | Non
         for parents, weight in templates:
             chosen = map(edges.__getitem__, zip(image[parents].tolist(), heads, strict=True))
             trees.append(Tree(root, tuple(chosen), weight))
-    return tuple(trees), each * f.n
+    return Solution(tuple(trees), each * f.n)
 
 
-def _balanced(f: Fabric, group: Turns, speed: dict[int, int]) -> tuple[Ints, list[tuple[int, list[int]]], int] | None:
+def _balanced(
+    f: Fabric, group: TranslationGroup, speed: dict[int, int]
+) -> tuple[Ints, list[tuple[int, list[int]]], int] | None:
     """Ranks by distance from 0, then sizes with a parent for each of them, in units of the third value."""
     level = {0: 0}
     order = [0]
@@ -114,7 +124,7 @@ def _balanced(f: Fabric, group: Turns, speed: dict[int, int]) -> tuple[Ints, lis
     ways = list(speed)
     total, others = sum(speed.values()), f.n - 1
     shared = gcd(*speed.values(), total)
-    flow = Flow(f.n + len(ways) + 1)
+    flow = MaxFlow(f.n + len(ways) + 1)
     sink = f.n + len(ways)
     arcs: dict[int, list[tuple[int, int]]] = {}
     for v in order[1:]:

@@ -1,1 +1,10 @@
-"""The graph that trees are packed into: fabric, flows, cuts, and what trees put on links."""
+"""The graph that trees are packed into.
+
+``fabric``        the machine's links of some kinds as a capacitated graph of ranks and switches
+``logical``       the graph between ranks alone, switches split away; places its trees on physical paths
+``cuts``          minimum cuts and partitions of small graphs, over all subsets of vertices at once
+``cuts_by_flow``  the same for larger graphs, by maximum flows
+``max_flow``      maximum flow in exact integers
+``loads``         what the trees of a packing put on links, or on cores that share a memory
+``edge_table``    the edges of many trees as arrays
+"""

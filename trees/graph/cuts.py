@@ -1,6 +1,6 @@
 """Cuts and partitions of small graphs, exact and vectorised: one int64 per subset of at most 18 vertices.
 
-Subset S is the number whose bit v says whether vertex v is in it. Larger graphs go through :mod:`.flow`.
+Subset S is the number whose bit v says whether vertex v is in it. Larger graphs go through :mod:`.cuts_by_flow`.
 The partition problem (Tutte 1961, Nash-Williams 1961) is solved by Dinkelbach's method; each step is the greedy
 algorithm for the Dilworth truncation of an intersecting submodular function, whose minima are vectorised.
 """

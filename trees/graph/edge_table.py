@@ -1,7 +1,7 @@
-"""The edges of many trees as integer arrays, so that packings of a thousand ranks are proved in a fraction of a second.
+"""The edges of many trees as integer arrays, to verify packings of a thousand ranks in a fraction of a second.
 
-Trees share :class:`~.tree.Edge` objects; each is read once. Weights are scaled to integers, and nothing is rounded: a
-packing whose numbers do not fit 62 bits is left to the loops of :mod:`.verify`.
+Trees share :class:`~..tree.Edge` objects; each is read once. Weights are scaled to integers, and nothing is rounded: a
+packing whose numbers do not fit 62 bits is left to the loops of :mod:`~..bounds.verify`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORTH_IT = 4096  # edges; loops are as fast below
 LARGEST = 1 << 62
 
 
-class Table:
+class EdgeTable:
     """``edges`` are the distinct ones; entry i of ``tree`` and ``edge`` is one use of an edge by a tree."""
 
     def __init__(self, n: int, trees: Sequence[Tree]) -> None:
@@ -36,7 +36,7 @@ class Table:
         self.dst = np.fromiter((e.dst for e in self.edges), np.int64, len(self.edges))
 
     def spanning(self) -> bool:
-        """Every tree has every rank once, parents before children."""
+        """Whether every tree has every rank once, parents before children."""
         n, roots = self.n, np.fromiter((t.root for t in self.trees), np.int64, len(self.trees))
         ends = np.concatenate([self.src, self.dst, roots])
         if (self.counts != n - 1).any() or ends.min() < 0 or ends.max() >= n:
@@ -50,7 +50,7 @@ class Table:
         return bool((place[self.tree, src] < place[self.tree, dst]).all())
 
     def fits(self, arcs: Mapping[Arc, int], *, along: bool, against: bool) -> bool:
-        """Paths join their ends over switches and existing links, and no link carries more than it can."""
+        """Whether paths join their ends over switches and existing links, and no link is overloaded."""
         scale = lcm(*{t.weight.denominator for t in self.trees})
         weights = [t.weight.numerator * (scale // t.weight.denominator) for t in self.trees]
         if min(weights) <= 0 or 2 * sum(weights) >= LARGEST or max(arcs.values()) * scale >= LARGEST:
@@ -82,7 +82,7 @@ class Table:
         return found
 
     def _joins(self, paths: Ints, chosen: list[int]) -> bool:
-        """The paths begin and end with their edge's ranks and cross different switches alone."""
+        """Whether the paths begin and end with their edge's ranks and cross only switches, each once."""
         ends = (paths[:, 0] == self.src[chosen]) & (paths[:, -1] == self.dst[chosen])
         inner = np.sort(paths[:, 1:-1], axis=1)
         return bool(ends.all() and (inner >= self.n).all() and (inner[:, 1:] != inner[:, :-1]).all())

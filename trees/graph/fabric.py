@@ -1,17 +1,13 @@
-"""The part of a machine that a packing uses: its links of some kinds, merged into arcs with capacities.
+"""The capacitated graph that a packing uses: the machine's links of some kinds, merged into arcs.
 
-Which links are taken (:func:`choose`), whether they join the ranks, and the logical arcs between ranks
-(:class:`Overlay`) that the planners work on. Vertex numbers are those of the whole topology. Switches that touch
-ranks alone are split into logical arcs in closed form (Mader's splitting, with a uniform share for every pair).
+Which links are taken (:func:`choose`), and whether they join the ranks. Vertex numbers are those of the whole topology.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from functools import cached_property
-from math import gcd, lcm
+from math import gcd
 from typing import Any
 
 import msgspec
@@ -27,11 +23,11 @@ Ints = NDArray[np.int64]
 
 FAST = ("nvlink", "xgmi")
 SLOW = ("host", "pcie")
-MANY = 16  # ranks; whole nodes of larger machines go by their number
+MANY = 16  # ranks; messages name whole nodes of larger machines by their number
 
 
 class Fabric(msgspec.Struct, frozen=True, dict=True):
-    """The links of ``kinds``; ``arcs`` holds the MB/s of every pair of vertices, ascending."""
+    """The links of ``kinds`` as a graph; ``arcs`` holds the MB/s of every joined pair of vertices, ascending."""
 
     topology: Topology
     kinds: tuple[str, ...]
@@ -54,7 +50,7 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def flat(self) -> bool:
-        """No switch is wired to another switch."""
+        """Whether no switch is wired to another switch."""
         return all(u < self.n or v < self.n for u, v in self.arcs)
 
     def matrix(self) -> Ints:
@@ -67,27 +63,17 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def memo(self) -> dict[object, Any]:
-        """What planners found out about this fabric, by their own keys; several collectives and roots ask the same."""
+        """Results of planners about this fabric, by their own keys, for other collectives and roots that need them."""
         return {}
 
     @cached_property
     def even(self) -> bool:
-        """Every link is equally fast both ways."""
+        """Whether every link is equally fast both ways."""
         return all(self.arcs.get((v, u)) == c for (u, v), c in self.arcs.items())
 
     @cached_property
-    def split(self) -> Overlay:
-        """:func:`overlay`, computed once."""
-        return overlay(self)
-
-    @cached_property
-    def rail_split(self) -> Overlay:
-        """:func:`overlay` with the network's ports joined rail by rail."""
-        return overlay(self, rails=True)
-
-    @cached_property
     def backwards(self) -> Fabric:
-        """Every arc turned around; a tree for a broadcast here is one for a reduce there."""
+        """Every arc reversed; a broadcast tree of this graph is a reduce tree of the reversed one."""
         if self.even:
             return self
         return Fabric(self.topology, self.kinds, dict(sorted(((v, u), c) for (u, v), c in self.arcs.items())))
@@ -102,7 +88,7 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def neighbours(self) -> dict[int, tuple[int, ...]]:
-        """Where one can go from each vertex, ascending."""
+        """The heads of the arcs that leave each vertex, ascending."""
         near: dict[int, list[int]] = {v: [] for v in self.vertices}
         for u, v in self.arcs:
             near[u].append(v)
@@ -129,6 +115,11 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
                         queue.append(v)
         return {v: p for v, p in paths.items() if v < self.n and v != start}
 
+    @cached_property
+    def hops(self) -> dict[Arc, Path]:
+        """The shortest path through switches alone between every two ranks that have one."""
+        return {(u, v): path for u in range(self.n) for v, path in self.hops_from(u).items()}
+
     def parts(self) -> list[list[int]]:
         """The ranks in classes that reach each other both ways."""
         down = [self.reached(r) for r in range(self.n)]
@@ -153,7 +144,7 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
 
 
 def fabric(topology: Topology, kinds: Iterable[str]) -> Fabric:
-    """The links of these kinds; parallel links of several kinds add up. Kept beside the topology for the next call."""
+    """The links of these kinds; parallel links of several kinds add up. Cached in the topology."""
     wanted = frozenset(kinds)
     kept: dict[frozenset[str], Fabric] = topology.__dict__.setdefault("_fabrics", {})
     if wanted not in kept:
@@ -202,7 +193,7 @@ def choose(topology: Topology, collective: str, root: int) -> Fabric:
 
 
 def name_of(topology: Topology, vertices: Iterable[int]) -> str:
-    """What people call a set of vertices: ``GPUs 4,5,6, plx0``; whole nodes of a large machine: ``nodes 0-6``."""
+    """A readable name for a set of vertices: ``GPUs 4,5,6, plx0``; whole nodes of a large machine: ``nodes 0-6``."""
     t, chosen = topology, set(vertices)
     words: list[str] = []
     several = len(t.nodes) > 1
@@ -237,63 +228,6 @@ def _spans(numbers: list[int]) -> str:
         else:
             spans.append([x, x])
     return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
-
-
-class Overlay(msgspec.Struct, frozen=True, dict=True):
-    """Logical arcs between ranks: ``routes`` lists the physical paths of each with their units.
-
-    One unit is ``mbps`` MB/s.
-    """
-
-    n: int
-    mbps: Fraction
-    routes: dict[Arc, tuple[tuple[Path, int], ...]]
-
-    def matrix(self) -> Ints:
-        """Units between every two ranks."""
-        cap = np.zeros((self.n, self.n), np.int64)
-        for (u, v), ways in self.routes.items():
-            cap[u, v] = sum(units for _, units in ways)
-        return cap
-
-
-def overlay(f: Fabric, *, rails: bool = False) -> Overlay:
-    """Split every switch: a pair (u, v) gets the smaller of its share of u's uplink and of v's downlink.
-
-    With ``rails`` the network joins the ranks that have the same place in their nodes, and no others.
-
-    Never more than the links carry; nothing is lost where all ports of a switch are equal.
-
-    Raises:
-        TopologyError: where switches are wired to switches.
-    """
-    if not f.flat:
-        raise TopologyError(
-            f"{f.topology.name}: switches wired to switches cannot be split in closed form; use method 'chain'"
-        )
-    shares: dict[Arc, list[tuple[Path, Fraction]]] = {}
-    for (u, v), mbps in f.arcs.items():
-        if u < f.n and v < f.n:
-            shares.setdefault((u, v), []).append(((u, v), Fraction(mbps)))
-    t = f.topology
-    place = [t.ranks_of(d.node).index(r) for r, d in enumerate(t.devices)] if rails else []
-    for w in sorted(f.vertices[f.n :], key=lambda w: (t.switches[w - f.n].kind == "net", w)):
-        ports = [(u, v) for u in f.backwards.neighbours[w] for v in f.neighbours[w] if u != v]
-        if t.switches[w - f.n].kind == "net":  # the way between boxes: ranks that are joined in their box leave it free
-            ports = [(u, v) for u, v in ports if t.devices[u].node != t.devices[v].node or (u, v) not in shares]
-            if rails:
-                ports = [(u, v) for u, v in ports if place[u] == place[v]]
-        ups, downs = Counter(u for u, _ in ports), Counter(v for _, v in ports)
-        for u, v in ports:
-            part = min(Fraction(f.arcs[u, w], ups[u]), Fraction(f.arcs[w, v], downs[v]))
-            shares.setdefault((u, v), []).append(((u, w, v), part))
-    amounts = [part for ways in shares.values() for _, part in ways]
-    scale = lcm(*(part.denominator for part in amounts))
-    unit = gcd(*(int(part * scale) for part in amounts))
-    routes = {
-        arc: tuple((path, int(part * scale) // unit) for path, part in ways) for arc, ways in sorted(shares.items())
-    }
-    return Overlay(f.n, Fraction(unit, scale), routes)
 
 
 def capacity_across(arcs: Mapping[Arc, int], inside: Iterable[int]) -> int:

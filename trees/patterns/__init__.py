@@ -1,1 +1,7 @@
-"""Packings of a fixed pattern: one-hop stars, chains, NCCL's rings, one shared memory."""
+"""Packings of a fixed pattern.
+
+``stars``          method ``onehop``: every rank sends to every other directly
+``chains``         method ``chain``: depth-first path trees
+``rings``          method ``rings``: what NCCL builds
+``shared_memory``  ``direct`` and ``chain`` for CPU ranks that share one memory
+"""

@@ -1,11 +1,12 @@
-"""Rings as NCCL builds them, as a packing: the largest set of rings through all ranks in which no two share a lane.
+"""Method ``rings``: rings as NCCL builds them, the largest set of Hamiltonian rings in which no two share a lane.
 
 A rooted collective sends along each ring from the root on; AllGather and ReduceScatter send each rank's share around.
 AllReduce is a ReduceScatter and an AllGather on each ring, at n / (2 (n - 1)) of its rate. A tree that is used both
-ways loads the two directions of a link alike, so it takes rings in pairs of opposite directions: the n paths that a
-ring falls into without one of its hops load both directions of every hop with n - 1 shares, as the two rings do, and
-take the same 2 (n - 1) steps. Where no ring of NVLinks joins the ranks NCCL uses PCIe, and so does this. Across boxes
-every ring of a box goes on to the next box, entering at any of its ranks, so that all network cards are used.
+ways loads the two directions of a link alike, so the packing takes rings in pairs of opposite directions. A pair
+becomes n paths, each the ring without one of its hops: they load both directions of every hop with n - 1 shares, as the
+two rings do, and take the same 2 (n - 1) steps. Where no ring of NVLinks joins the ranks, NCCL uses PCIe, and so does
+this method. Across boxes every ring of a box goes on to the next box, entering at any of its ranks, so that all network
+cards are used.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from math import gcd
 import numpy as np
 
 from ...errors import TopologyError
-from ..exact.enumeration import DENOMINATOR, integer_program
+from ..exact.weights import DENOMINATOR, integer_program
 from ..graph.fabric import FAST, SLOW, Arc, Fabric, Path, fabric
-from ..graph.load import link_loads, scaled
-from ..task import Planned, Task
+from ..graph.loads import link_loads, scaled
+from ..problem import Problem, Solution
 from ..tree import PER_RANK, ROOTED, Edge, Tree
-from .shapes import depth_first
+from .chains import depth_first
 
 Ring = tuple[int, ...]
 MAX_RANKS = 64
@@ -32,36 +33,38 @@ STEPS = 400_000
 NODES = 20_000
 
 
-def fits(task: Task) -> int:
-    """Any collective of spanning trees; larger packings of n paths for each ring are of no use."""
-    return int(not task.by_paths and task.n <= MAX_RANKS)
+def fits(problem: Problem) -> int:
+    """Any collective of spanning trees, up to the number of ranks where n paths for each ring are still of use."""
+    return int(not problem.by_paths and problem.n <= MAX_RANKS)
 
 
-def plan(task: Task) -> Planned:
+def plan(problem: Problem) -> Solution:
     """Rings on the links of the task; on PCIe where there are none.
 
     Raises:
         TopologyError: if no ring joins the ranks on either.
     """
-    f, both = task.oriented, task.collective == "allreduce"
+    f, both = problem.oriented, problem.collective == "allreduce"
     direct = all(u < f.n and v < f.n for u, v in f.arcs)
     if not direct:
-        return _around(task, "rings in depth-first order through the switches, as wide as the links")
+        return _around(problem, "rings in depth-first order through the switches, as wide as the links")
     lane = lane_mbps(f)
     room = {arc: mbps // lane for arc, mbps in f.arcs.items()}
     found, exact = largest_set(f.n, room, both_ways=both)
     if found:
         trees = [
-            t for ring, k in found.items() for t in cut_open(ring, _hops(ring), task.collective, task.root, k * lane)
+            t
+            for ring, k in found.items()
+            for t in cut_open(ring, _hops(ring), problem.collective, problem.root, k * lane)
         ]
         count = sum(found.values())
         most = "the most that share no lane" if exact else f"the most found among {MAX_RINGS} rings or {STEPS} steps"
         why = f"{count} two-way rings of {lane / 1000:g} GB/s" if both else f"{count} rings of {lane / 1000:g} GB/s"
         rate = sum((t.weight for t in trees), Fraction(0))
-        return Planned(tuple(trees), rate, f"{why}, {most}{_lost(f, room, count, both)}")
+        return Solution(tuple(trees), rate, f"{why}, {most}{_lost(f, room, count, both)}")
     slow = fabric(f.topology, SLOW)
-    if set(f.kinds) & set(FAST) and slow.arcs and slow.serves(task.collective, task.root):
-        there = Task(slow, task.collective, task.root)
+    if set(f.kinds) & set(FAST) and slow.arcs and slow.serves(problem.collective, problem.root):
+        there = Problem(slow, problem.collective, problem.root)
         return _around(
             there, f"no ring of {'+'.join(f.kinds)} joins the ranks, so over PCIe in depth-first order"
         )._replace(fabric=slow)
@@ -72,7 +75,7 @@ def plan(task: Task) -> Planned:
 
 
 def lane_mbps(f: Fabric) -> int:
-    """What one ring carries: the rate of a lane (a common divisor, if lanes differ)."""
+    """The rate of one ring in MB/s: that of a lane, or the greatest common divisor where lanes differ."""
     lanes = [k.lane_mbps for k in f.topology.links if k.kind in f.kinds]
     return gcd(*lanes, *f.arcs.values())
 
@@ -101,7 +104,7 @@ def all_rings(n: int, room: Mapping[Arc, int], *, both_ways: bool) -> tuple[list
     """Rings through all ranks from rank 0 on, and whether these are all; one of each pair of directions.
 
     Args:
-        both_ways: leave out the ring that is another one backwards.
+        both_ways: leave out rings that are the reverse of another one.
     """
     near: dict[int, list[int]] = {v: [] for v in range(n)}
     for (u, v), lanes in sorted(room.items()):
@@ -145,15 +148,15 @@ def _hops(ring: Ring) -> dict[Arc, Path]:
     return {arc: arc for arc in lanes_of(ring)}
 
 
-def _around(task: Task, why: str) -> Planned:
+def _around(problem: Problem, why: str) -> Solution:
     """Rings through switches and from box to box, with the best shares.
 
     Raises:
         TopologyError: if two neighbours have no path through switches alone.
     """
-    f = task.oriented
-    hops = {(u, v): path for u in range(f.n) for v, path in f.hops_from(u).items()}
-    every = _through_boxes(f, both_ways=task.collective == "allreduce")
+    f = problem.oriented
+    hops = f.hops
+    every = _through_boxes(f, both_ways=problem.collective == "allreduce")
     rings = [ring for ring in every if all(arc in hops for arc in lanes_of(ring))]
     if not rings:
         u, v = next(arc for arc in lanes_of(every[0]) if arc not in hops)
@@ -161,11 +164,11 @@ def _around(task: Task, why: str) -> Planned:
             f"{f.topology.name}: no path through switches alone leads from rank {u} to {v}, "
             "which are neighbours on the ring; take method 'exact'"
         )
-    shares = _best_shares(task, rings, hops)
-    trees = [t for ring, k in shares.items() for t in cut_open(ring, hops, task.collective, task.root, k)]
-    wide, _ = scaled(trees, link_loads(task.collective, trees), task.fabric.arcs)
+    shares = _best_shares(problem, rings, hops)
+    trees = [t for ring, k in shares.items() for t in cut_open(ring, hops, problem.collective, problem.root, k)]
+    wide, _ = scaled(trees, link_loads(problem.collective, trees), problem.fabric.arcs)
     rate = sum((t.weight for t in wide), Fraction(0))
-    return Planned(wide, rate, f"{why}: {len(shares)} of {len(rings)} ways" if len(rings) > 1 else why)
+    return Solution(wide, rate, f"{why}: {len(shares)} of {len(rings)} ways" if len(rings) > 1 else why)
 
 
 def _through_boxes(f: Fabric, *, both_ways: bool) -> list[Ring]:
@@ -194,23 +197,23 @@ def _inside(f: Fabric, box: list[int], *, both_ways: bool) -> list[Ring]:
     return [tuple(box[i] for i in ring) for ring in found] or [tuple(box)]
 
 
-def _best_shares(task: Task, rings: list[Ring], hops: Mapping[Arc, Path]) -> dict[Ring, Fraction]:
-    """How much each ring should carry; whoever asks scales the shares to the links."""
+def _best_shares(problem: Problem, rings: list[Ring], hops: Mapping[Arc, Path]) -> dict[Ring, Fraction]:
+    """The share of each ring; the caller scales the shares to the links."""
     from scipy.optimize import linprog
 
     if len(rings) == 1:
         return {rings[0]: Fraction(1)}
-    caps = task.oriented.arcs
+    caps = problem.oriented.arcs
     row = {arc: i for i, arc in enumerate(caps)}
     uses = np.zeros((len(caps), len(rings)))
     for k, ring in enumerate(rings):
-        rooted = task.collective in ROOTED
-        start = ring.index(task.root) if rooted else 0
+        rooted = problem.collective in ROOTED
+        start = ring.index(problem.root) if rooted else 0
         arcs = lanes_of(ring[start:] + ring[:start])
         for arc in arcs[:-1] if rooted else arcs:
             for step in pairwise(hops[arc]):
                 uses[row[step], k] += 1
-                if task.collective == "allreduce":
+                if problem.collective == "allreduce":
                     uses[row[step[::-1]], k] += 1
     unit = max(caps.values())
     solved = linprog(-np.ones(len(rings)), A_ub=uses, b_ub=np.array(list(caps.values())) / unit, method="highs-ds")
@@ -222,7 +225,7 @@ def _best_shares(task: Task, rings: list[Ring], hops: Mapping[Arc, Path]) -> dic
 
 
 def _lost(f: Fabric, room: Mapping[Arc, int], count: int, both: bool) -> str:
-    """What rings that need not come in pairs would add."""
+    """The gain of one-way rings that need not come in pairs, as a remark."""
     if not both or f.n == 2:
         return ""
     one_way, exact = largest_set(f.n, room, both_ways=False)

@@ -14,7 +14,7 @@ import pytest
 from blinkmpi.doctor import examination as doctor_look
 from blinkmpi.doctor.examination import clock_skew, decode, encode, look, run_child, self_test, try_pairs
 from blinkmpi.doctor.report import Pair, SelfTest
-from blinkmpi.topology import Part
+from blinkmpi.topology import ProcessInfo
 from tests import harness
 from tests.unit.cli.test_doctor import MPI
 from tests.unit.topology.test_gather import on_ranks
@@ -23,7 +23,7 @@ from tests.unit.topology.test_probe import recording
 
 def test_looking_keeps_secrets_and_reads_this_machine() -> None:
     env = {"AWS_SECRET": "x", "NCCL_DEBUG": "INFO", "BLINKMPI_DEBG": "INFO", "CC": "no-such-compiler"}
-    own = look(Part("vm", 1, "boot", (0,)), rank=0, mpi=MPI, environ=env, source=recording("no-driver"))
+    own = look(ProcessInfo("vm", 1, "boot", (0,)), rank=0, mpi=MPI, environ=env, source=recording("no-driver"))
     assert own.environment == {"NCCL_DEBUG": "INFO", "BLINKMPI_DEBG": "INFO"}
     assert own.unknown == ("BLINKMPI_DEBG is unknown; did you mean BLINKMPI_DEBUG?",)
     assert own.gpus_here == ()
@@ -63,7 +63,11 @@ class FakeGpu:
 
 def test_looking_at_a_gpu_joins_it_by_its_bus_id() -> None:
     own = look(
-        Part("vm", 1, "boot", (0,)), rank=0, mpi=MPI, gpu=FakeGpu("0000:00:0B.0"), source=recording("nvml-h200x8")
+        ProcessInfo("vm", 1, "boot", (0,)),
+        rank=0,
+        mpi=MPI,
+        gpu=FakeGpu("0000:00:0B.0"),
+        source=recording("nvml-h200x8"),
     )
     assert own.gpu is not None
     assert (own.gpu.index, own.no_gpu, len(own.gpus_here)) == (5, "", 8)

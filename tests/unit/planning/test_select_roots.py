@@ -8,13 +8,13 @@ from msgspec.structs import replace
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.call import Call
 from blinkmpi.topology import Topology
-from blinkmpi.topology.gather import Part, cpu_topology
+from blinkmpi.topology.gather import ProcessInfo, cpu_topology
 from blinkmpi.trees import methods
 
 
 def two_nodes(*memories: int, net: int) -> Topology:
     """Two nodes of two CPU ranks: MB/s of each memory, and between the nodes."""
-    parts = [Part(f"h{r // 2}", r, f"{r // 2}", (0,), memories[r // 2], r // 2 * 2, net) for r in range(4)]
+    parts = [ProcessInfo(f"h{r // 2}", r, f"{r // 2}", (0,), memories[r // 2], r // 2 * 2, net) for r in range(4)]
     found = cpu_topology(parts)
     return replace(found, links=tuple(replace(k, lane_mbps=net) if k.kind == "net" else k for k in found.links))
 

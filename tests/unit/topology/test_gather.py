@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkmpi.errors import BlinkError, FormatError, RemoteError, TopologyError
-from blinkmpi.topology import Part, Topology, exchange, gather
+from blinkmpi.topology import ProcessInfo, Topology, exchange, gather
 from blinkmpi.topology.gather import SLOT_BYTES, copy_test, cpu_topology, page_aligned, this_process
-from blinkmpi.topology.wire import ROUNDS, even_out, net_rate, opponents
+from blinkmpi.topology.network_rate import ROUNDS, even_out, net_rate, partners
 
 MODULE = importlib.import_module("blinkmpi.topology.gather")
 HERE = threading.local()
@@ -57,6 +57,9 @@ class ThreadComm:
 
     def bcast(self, obj: Any, root: int, /) -> Any:
         return self.allgather(obj)[root]
+
+    def Barrier(self) -> None:
+        self.allgather(None)
 
     def Sendrecv(self, sendbuf: Any, dest: int, _tag: int, recvbuf: Any, source: int, _other: int, /) -> None:
         self.group.messages[self.rank, dest].put(bytes(sendbuf[:1]))
@@ -151,13 +154,13 @@ def test_the_launchers_nodes_are_joined_by_an_assumed_network(nodes: list[int]) 
 
 
 def test_ranks_that_share_no_memory_are_nodes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "this_process", lambda: Part("box", 1, f"boot/{HERE.rank % 2}", (0,)))
+    monkeypatch.setattr(MODULE, "this_process", lambda: ProcessInfo("box", 1, f"boot/{HERE.rank % 2}", (0,)))
     made = only_one(on_ranks([0, 0, 0], lambda c, n: gather(c, n, measure=False)))
     assert [d.node for d in made.devices] == [0, 1, 0]
 
 
 def test_exchange_gives_every_part_in_rank_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "this_process", lambda: Part("box", 100 + HERE.rank, "boot", (HERE.rank,)))
+    monkeypatch.setattr(MODULE, "this_process", lambda: ProcessInfo("box", 100 + HERE.rank, "boot", (HERE.rank,)))
     results = on_ranks([0, 1, 0], lambda c, n: exchange(c, n, measure=False))
     assert results[0] == results[1] == results[2]
     assert [(p.pid, p.leader) for p in results[0]] == [(100, 0), (101, 1), (102, 0)]
@@ -178,7 +181,7 @@ def test_rank_0_failing_to_build_fails_all(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_two_failing_ranks_raise_their_own_and_the_others_name_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Part:
+    def broken() -> ProcessInfo:
         if HERE.rank:
             raise TopologyError(f"mine is {HERE.rank}")
         return this_process()
@@ -234,7 +237,7 @@ def test_a_copy_is_faster_than_a_disk() -> None:
 
 
 parts = st.builds(
-    Part,
+    ProcessInfo,
     host=st.sampled_from(("a", "b")),
     pid=st.just(1),
     place=st.sampled_from(("x", "y")),
@@ -245,7 +248,7 @@ parts = st.builds(
 
 
 @given(st.lists(parts, min_size=1, max_size=9))
-def test_two_ranks_share_a_memory_if_launcher_and_place_agree(given_parts: list[Part]) -> None:
+def test_two_ranks_share_a_memory_if_launcher_and_place_agree(given_parts: list[ProcessInfo]) -> None:
     made = cpu_topology(given_parts)
     assert Topology.from_json(made.to_json()) == made
     memory = [[k.dst for k in made.links if k.src == r] for r in range(made.n)]
@@ -269,7 +272,7 @@ def test_two_ranks_share_a_memory_if_launcher_and_place_agree(given_parts: list[
 
 @given(st.integers(2, 40))
 def test_in_every_round_each_node_has_one_other(n: int) -> None:
-    rounds = [opponents(i, n) for i in range(n)]
+    rounds = [partners(i, n) for i in range(n)]
     for i, mine in enumerate(rounds):
         assert len(set(mine)) == len(mine)
         assert i not in mine
@@ -293,15 +296,15 @@ def test_the_best_of_all_rounds_is_a_nodes_rate() -> None:
     assert 1.5 * (slow or 0) < min(fast or 0, also or 0) < 500  # 4 MiB in 10 ms, and in 40
 
 
-def test_measured_wires_are_in_the_machine() -> None:
+def test_measured_network_rates_are_in_the_machine() -> None:
     parts = [
-        Part("a", 1, "a", (0,), 5000, 0, 99),
-        Part("a", 2, "a", (1,), 5000, 0),
-        Part("b", 3, "b", (0,), 5000, 2, 24),
+        ProcessInfo("a", 1, "a", (0,), 5000, 0, 99),
+        ProcessInfo("a", 2, "a", (1,), 5000, 0),
+        ProcessInfo("b", 3, "b", (0,), 5000, 2, 24),
     ]
     made = cpu_topology(parts)
-    wires = {(k.src, k.dst): (k.mbps, k.origin) for k in made.links if k.kind == "net"}
-    assert wires == {
+    links = {(k.src, k.dst): (k.mbps, k.origin) for k in made.links if k.kind == "net"}
+    assert links == {
         (3, 5): (99, "measured"),
         (5, 3): (99, "measured"),
         (4, 5): (24, "measured"),

@@ -11,9 +11,9 @@ from blinkmpi.errors import FormatError, TopologyError
 from blinkmpi.topology import Topology, from_gpus, load, machine, names
 from blinkmpi.topology.importers import on_gpus_of
 from blinkmpi.topology.nccl import processor, read_xml, write_xml
-from blinkmpi.topology.smi import read_smi
+from blinkmpi.topology.nvidia_smi import read_smi
 from blinkmpi.trees import COLLECTIVES, pack
-from tests.unit.topology.test_gpus import nvlinks
+from tests.unit.topology.test_gpu_topology import nvlinks
 from tests.unit.topology.test_probe import DATA, recorded
 
 XML, SMI = DATA / "nccl-topo-h200x8.xml", DATA / "nvidia-smi-topo-m-h200x8.txt"

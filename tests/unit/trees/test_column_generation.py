@@ -1,0 +1,181 @@
+"""Linear programs over trees: exact on any graph, and a bound where cuts are not tight, against a program of flows."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from blinkmpi.errors import PlanError
+from blinkmpi.topology.machines import machine
+from blinkmpi.topology.model import Device, Link, Switch, Topology
+from blinkmpi.trees import pack, verify
+from blinkmpi.trees.bounds.prices import arborescence
+from blinkmpi.trees.exact.rational import solve
+from tests.unit.trees.test_certify import machines
+
+
+def star(n: int, out: int, into: int) -> Topology:
+    """GPUs on a switch that gives more than it takes, or less."""
+    links = [k for i in range(n) for k in (Link(i, n, "nvlink", 1, out), Link(n, i, "nvlink", 1, into))]
+    return Topology("star", tuple(Device("gpu", 0, i) for i in range(n)), (Switch("nvswitch", 0),), tuple(links))
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_a_switch_that_gives_more_than_it_takes_cannot_copy(n: int) -> None:
+    """The ratio cut says n times what the prices say; unicast counting is right."""
+    packing = pack(star(n, 100, 100_000), "allgather")
+    assert packing.optimal
+    assert packing.rate == Fraction(100 * n, n - 1)
+    assert packing.certificate.kind == "prices"
+    wrong = msgspec.structs.replace(packing.certificate, parts=packing.certificate.parts[1:])
+    with pytest.raises(PlanError, match="certificate states"):
+        verify(msgspec.structs.replace(packing, certificate=wrong), star(n, 100, 100_000))
+
+
+def float_allreduce(t: Topology) -> float:
+    """The best rate of any trees, up and down apart: flows of every rank's share to and from everybody, no switches."""
+    arcs = [(k.src, k.dst) for k in t.links]
+    n, m = t.n, len(arcs)
+    # Variables: x_v; a and b per arc; for each sink a flow within a and one, reversed, within b.
+    x, a, b = 0, n, n + m
+    flows = [n + 2 * m + i * m for i in range(2 * n)]
+    count = n + 2 * m + 2 * n * m
+    upper, equal = [], []
+    for i in range(m):
+        row = np.zeros(count)
+        row[a + i] = row[b + i] = 1
+        upper.append((row, t.links[i].mbps))
+    for v, (way, first) in product(range(n), ((1, a), (-1, b))):
+        f = flows[2 * v + (way < 0)]
+        for i in range(m):
+            row = np.zeros(count)
+            row[f + i], row[first + i] = 1, -1
+            upper.append((row, 0))
+        for u in range(n):
+            row = np.zeros(count)
+            for i, (p, q) in enumerate(arcs):
+                row[f + i] += way * ((p == u) - (q == u))
+            row[x + u] -= 1
+            if u == v:
+                row[x : x + n] += 1
+            equal.append(row)
+    aim = np.zeros(count)
+    aim[:n] = -1
+    found = linprog(
+        aim,
+        A_ub=np.array([r for r, _ in upper]),
+        b_ub=np.array([c for _, c in upper], float),
+        A_eq=np.array(equal),
+        b_eq=np.zeros(len(equal)),
+    )
+    return -float(found.fun)
+
+
+@settings(max_examples=25, deadline=None)
+@given(machines(most=5, symmetric=False))
+def test_allreduce_bound_is_the_linear_program_of_flows(t: Topology) -> None:
+    packing = pack(t, "allreduce")
+    best = float_allreduce(t)
+    assert float(packing.bound) >= best * (1 - 1e-6)
+    if not packing.optimal:  # trees that are used both ways may lose; the bound is then that of any trees
+        assert float(packing.bound) == pytest.approx(best, rel=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    machines(most=5, symmetric=False, switches=2),
+    st.sampled_from(["broadcast", "reduce", "allgather", "reduce_scatter"]),
+    st.integers(0, 99),
+)
+def test_one_way_collectives_are_optimal_on_any_graph(t: Topology, collective: str, pick: int) -> None:
+    packing = pack(t, collective, root=pick % t.n)
+    assert packing.optimal, packing.reason
+
+
+def test_a_root_whose_trees_weigh_more_than_needed() -> None:
+    """The program's solution had three trees of one root and two of the other; both must come to the same, exactly."""
+    pairs = [
+        (0, 1, 1),
+        (1, 0, 1),
+        (0, 2, 1),
+        (2, 0, 1),
+        (0, 3, 1),
+        (3, 0, 1),
+        (1, 2, 1),
+        (2, 1, 2),
+        (2, 3, 1),
+        (3, 2, 1),
+    ]
+    links = tuple(Link(a, b, "nvlink", lanes, 7) for a, b, lanes in pairs)
+    t = Topology("unequal", (Device("gpu", 0, 0), Device("gpu", 0, 1)), (Switch("nvswitch", 0),) * 2, links)
+    packing = pack(t, "allgather", method="columns")
+    assert packing.optimal
+    assert (packing.rate, {tree.weight for tree in packing.trees}) == (28, {7})
+
+
+@settings(max_examples=30, deadline=None)
+@given(machines(most=6, symmetric=True, switches=2))
+def test_allreduce_with_switches(t: Topology) -> None:
+    packing = pack(t, "allreduce")
+    assert packing.optimal, packing.reason
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "allreduce", "allgather"])
+def test_agrees_with_growth(collective: str) -> None:
+    for name in ("dgx-1v", "mi250"):
+        t = machine(name)
+        assert pack(t, collective, method="columns").rate == pack(t, collective).rate
+
+
+def test_pcie_switches_wired_to_switches() -> None:
+    for collective in ("broadcast", "allreduce", "allgather"):
+        assert pack(machine("pcie-8:2"), collective).optimal
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 5), st.data())
+def test_cheapest_arborescence_against_all(n: int, data: st.DataObject) -> None:
+    cost = np.array(data.draw(st.lists(st.lists(st.integers(0, 9), min_size=n, max_size=n), min_size=n, max_size=n)))
+    np.fill_diagonal(cost, 1 << 58)
+    best = None
+    for parents in product(range(n), repeat=n - 1):
+        parent = [0, *parents]
+        if all(_leads_to_root(parent, v) for v in range(n)):
+            total = sum(int(cost[parent[v], v]) for v in range(1, n))
+            best = total if best is None else min(best, total)
+    found = arborescence(cost, 0)
+    assert all(_leads_to_root(found, v) for v in range(n))
+    assert sum(int(cost[found[v], v]) for v in range(1, n)) == best
+
+
+def _leads_to_root(parent: list[int], v: int) -> bool:
+    for _ in parent:
+        v = parent[v]
+    return v == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.data())
+def test_exact_solutions(n: int, data: st.DataObject) -> None:
+    matrix = np.array(data.draw(st.lists(st.lists(st.integers(-3, 3), min_size=n, max_size=n), min_size=1, max_size=6)))
+    wanted = [
+        Fraction(p, q)
+        for p, q in data.draw(st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 9)), min_size=n, max_size=n))
+    ]
+    right = [sum((int(a) * x for a, x in zip(row, wanted, strict=True)), Fraction(0)) for row in matrix]
+    scale = int(np.lcm.reduce([r.denominator for r in right]))
+    found = solve(matrix * scale, [int(r * scale * scale) for r in right])
+    assert found is not None
+    got = [sum((int(a) * x for a, x in zip(row, found, strict=True)), Fraction(0)) for row in matrix]
+    assert got == [r * scale for r in right]
+
+
+def test_contradiction_has_no_solution() -> None:
+    assert solve(np.array([[1, 1], [2, 2]]), [1, 3]) is None

@@ -1,0 +1,194 @@
+"""Few and shallow trees: limits kept, rates as good as brute force, minimal counts proved on all DGX-1 subsets."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networkx.algorithms.isomorphism import numerical_edge_match
+
+from blinkmpi.errors import ArgumentError
+from blinkmpi.topology.machines import machine
+from blinkmpi.topology.model import Topology
+from blinkmpi.trees import pack
+from blinkmpi.trees.blink import few
+from blinkmpi.trees.blink.pareto import choose_by_size, depth_of, fewest, front, pareto, seconds
+from blinkmpi.trees.exact.enumeration import all_spanning_trees
+from blinkmpi.trees.exact.weights import best_weights
+from blinkmpi.trees.graph.fabric import FAST, fabric
+from blinkmpi.trees.graph.logical import capacities_of, split_switches
+from blinkmpi.trees.problem import MethodOptions
+from tests.unit.trees.test_certify import machines
+
+LANE = {"dgx-1v": 25_000, "dgx-1p": 20_000}
+
+
+@lru_cache
+def unique_subsets(name: str) -> tuple[Topology, ...]:
+    """The connected subsets of a DGX-1 up to isomorphism, by size."""
+    return tuple(_unique(machine(name)))
+
+
+def _unique(t: Topology) -> Iterator[Topology]:
+    match = numerical_edge_match("mbps", 0)
+    for size in range(2, t.n + 1):
+        seen: list[nx.Graph[int]] = []
+        for some in combinations(range(t.n), size):
+            part = t.subset(some)
+            graph: nx.Graph[int] = nx.Graph()
+            graph.add_nodes_from(range(size))
+            for k in part.links:
+                if k.kind == "nvlink":
+                    graph.add_edge(k.src, k.dst, mbps=k.mbps)
+            if nx.is_connected(graph) and not any(nx.is_isomorphic(graph, g, edge_match=match) for g in seen):
+                seen.append(graph)
+                yield part
+
+
+def test_there_are_as_many_unique_subsets_as_the_paper_counts() -> None:
+    assert [sum(t.n >= 3 for t in unique_subsets(name)) for name in LANE] == [46, 14]
+
+
+@settings(max_examples=40, deadline=None)
+@given(machines(most=6, symmetric=False), st.integers(0, 99))
+def test_all_arborescences_by_the_matrix_tree_theorem(t: Topology, pick: int) -> None:
+    """Tutte 1948: as many arborescences as the determinant of the in-degree Laplacian without the root."""
+    root = pick % t.n
+    o = split_switches(fabric(t, FAST))
+    joined = (o.matrix() > 0).astype(float)
+    laplacian = np.diag(joined.sum(axis=0)) - joined
+    keep = [v for v in range(t.n) if v != root]
+    every = all_spanning_trees(capacities_of(o, root))
+    assert every is not None
+    assert len(set(every)) == len(every) == round(float(np.linalg.det(laplacian[np.ix_(keep, keep)])))
+    for depth in range(1, t.n):
+        assert all_spanning_trees(capacities_of(o, root), max_depth=depth) == [s for s in every if s.depth <= depth]
+
+
+@pytest.mark.parametrize("name", sorted(LANE))
+def test_fewest_broadcast_trees_are_proved_on_every_subset(name: str) -> None:
+    for t in unique_subsets(name):
+        packing, result = fewest(t, "broadcast")
+        assert packing.optimal
+        assert result.minimal, (t.name, packing.reason)
+        assert result.proof in ("cut", "integer program")
+        assert "the fewest" in packing.reason
+        assert len(packing.trees) <= len(pack(t, "broadcast").trees)
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"), [("dgx-1v", {2: 2, 3: 5, 4: 6, 5: 6, 7: 6}), ("dgx-1p", {2: 1, 3: 4, 4: 4, 7: 4})]
+)
+def test_broadcast_under_a_limit_on_depth(name: str, rates: dict[int, int]) -> None:
+    for depth, units in rates.items():
+        packing = pack(machine(name), "broadcast", method="few", options=MethodOptions(max_depth=depth))
+        assert packing.rate == units * LANE[name]
+        assert depth_of(packing) <= depth
+        assert "of all" in packing.reason
+    with pytest.raises(ArgumentError, match="allow more hops"):
+        pack(machine(name), "broadcast", method="few", options=MethodOptions(max_depth=1))
+
+
+@pytest.mark.parametrize("name", sorted(LANE))
+def test_allreduce_keeps_its_rate_at_radius_two(name: str) -> None:
+    packing = pack(machine(name), "allreduce", method="few", options=MethodOptions(max_depth=2))
+    assert packing.optimal
+    assert depth_of(packing) == 2
+
+
+def test_broadcast_under_a_limit_on_trees() -> None:
+    for count, units in {1: 2, 2: 4, 3: 5, 4: 6, 9: 6}.items():
+        packing = pack(machine("dgx-1v"), "broadcast", method="few", options=MethodOptions(max_trees=count))
+        assert packing.rate == units * LANE["dgx-1v"]
+        assert len(packing.trees) <= count
+        assert count > 3 or "as many as" in packing.reason  # a cut proves it
+    both = pack(machine("dgx-1v"), "broadcast", method="few", options=MethodOptions(max_trees=3, max_depth=3))
+    assert both.rate == 3 * LANE["dgx-1v"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(machines(most=4, symmetric=False), st.integers(1, 3), st.booleans())
+def test_limits_on_trees_equal_brute_force(t: Topology, count: int, both: bool) -> None:
+    collective = "allreduce" if both else "broadcast"
+    f = fabric(t, FAST)
+    caps = capacities_of(split_switches(f.two_way if both else f), -1 if both else 0)
+    every = all_spanning_trees(caps)
+    assert every
+    choices = combinations(every, min(count, len(every)))
+    best = max(few.rate_of(best_weights(caps, some)) for some in choices)
+    packing = pack(t, collective, method="few", options=MethodOptions(max_trees=count))
+    assert packing.rate == best * caps.logical.mbps
+    assert len(packing.trees) <= count
+
+
+@settings(max_examples=15, deadline=None)
+@given(machines(most=6, symmetric=True), st.sampled_from(["broadcast", "reduce", "allreduce"]), st.integers(2, 5))
+def test_a_graph_with_too_many_trees_to_list(t: Topology, collective: str, depth: int) -> None:
+    """The pool's trees keep the limits, and reach nearly what all trees do without one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(few, "all_spanning_trees", lambda caps, max_depth: None)
+        free = pack(t, collective, method="few")
+        assert free.rate >= Fraction(89, 100) * free.bound
+        try:
+            shallow = pack(t, collective, method="few", options=MethodOptions(max_depth=depth, max_trees=3))
+        except ArgumentError:
+            return
+    assert depth_of(shallow) <= depth
+    assert len(shallow.trees) <= 3
+    assert "a pool" in shallow.reason or "as many as" in shallow.reason
+
+
+def test_the_pool_on_sixteen_ranks() -> None:
+    packing = pack(machine("mi250"), "broadcast", method="few", options=MethodOptions(max_depth=7))
+    assert depth_of(packing) <= 7
+    assert packing.rate >= Fraction(1, 2) * packing.bound
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
+def test_the_front_is_one(collective: str) -> None:
+    found = pareto(machine("dgx-1v"), collective)
+    points = [(len(p.trees), depth_of(p), -p.rate) for p in found]
+    for a, b in combinations(points, 2):
+        assert not (a[0] <= b[0] and a[1] <= b[1] and a[2] <= b[2])
+        assert not (a[0] >= b[0] and a[1] >= b[1] and a[2] >= b[2])
+    assert max(p.rate for p in found) == found[0].bound
+    assert min(depth_of(p) for p in found) == 2
+    assert len(found[0].trees) == 1
+    assert front(found) == found
+
+
+def test_choice_by_size() -> None:
+    found = pareto(machine("dgx-1v"), "broadcast")
+    small, large = choose_by_size(found, 1_000), choose_by_size(found, 10**9)
+    assert (len(small.trees), depth_of(small)) == (1, 2)
+    assert large.rate == large.bound
+    counts = [choose_by_size(found, 10**k).rate for k in range(3, 10)]
+    assert counts == sorted(counts)
+    assert seconds(small, 10**6, hop_seconds=1.0, tree_seconds=5.0) == pytest.approx(7.0, abs=0.1)
+    twice = pareto(machine("dgx-1p").subset([0, 1, 2]), "allreduce")[0]
+    assert seconds(twice, 0, hop_seconds=1.0, tree_seconds=0.0) == 2 * depth_of(twice)
+
+
+def test_weights_are_exact() -> None:
+    """A vertex of the linear program comes back as the fractions that it is."""
+    caps = capacities_of(split_switches(fabric(machine("dgx-1v"), FAST).two_way), -1)
+    shapes = all_spanning_trees(caps)
+    assert shapes
+    assert few.rate_of(best_weights(caps, shapes)) == Fraction(24, 7)
+
+
+def test_the_page_is_what_the_results_say() -> None:
+    """No number of docs/treegen.md was typed."""
+    methods = runpy.run_path(str(Path(__file__).resolve().parents[3] / "benchmarks" / "methods.py"))
+    page = methods["PAGE"].read_text()
+    assert methods["with_tables"](page, json.loads(methods["RESULT"].read_text())) == page

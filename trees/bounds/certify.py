@@ -1,0 +1,215 @@
+"""The best rate that any trees can reach on a fabric, as an exact fraction with its certificate.
+
+=============== ========================================================================================
+broadcast       Edmonds 1973: every cut that separates the root from some rank must pass the whole vector
+reduce          the same against the arcs
+allgather       ratio cut: the blocks of S leave S, rate * |S| / n <= capacity out of S
+reduce_scatter  the same against the arcs: partial sums of the blocks of S enter S
+gather          ratio cut over the sets S without the root
+scatter         the same against the arcs
+allreduce       Tutte 1961, Nash-Williams 1961: k classes of ranks exchange at least k - 1 tree edges, each of
+                which carries the vector once each way: 2 (k - 1) rate <= sum of capacities out of the classes
+=============== ========================================================================================
+
+Graphs of up to 18 vertices are solved over all subsets at once (:mod:`~..graph.cuts`), larger ones by maximum flows and
+discrete Newton steps (:mod:`~..graph.cuts_by_flow`). :func:`quick` is the best of a few likely cuts: it is a true
+bound, and where a packing meets it, the best one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from ...topology.model import Topology
+from ..graph import cuts, cuts_by_flow
+from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, name_of, subset_of
+from ..tree import ROOTED, Certificate
+from .prices import FAR, cheapest
+
+AWAY = ("broadcast", "allgather", "gather")  # bounded by what leaves a side; the others by what enters it
+
+
+class CutSide(NamedTuple):
+    """A set of vertices, its number of ranks, and the MB/s that leave and enter it."""
+
+    vertices: frozenset[int]
+    ranks: int
+    out: int
+    into: int
+
+
+def trivial(text: str) -> Certificate:
+    """The certificate where no byte travels; its bound of 1 MB/s stands for "no limit"."""
+    return Certificate("trivial", (), Fraction(1), Fraction(1), text)
+
+
+def certify(f: Fabric, collective: str, root: int) -> Certificate:
+    """The best bound for ``collective``, which must be possible on this fabric: ``capacity_mbps / divisor``."""
+    if collective == "barrier":
+        return trivial("a barrier moves no bytes")
+    if len(f.vertices) > cuts.MAX_VERTICES:
+        return _by_flows(f, collective, root)
+    if collective == "allreduce":
+        leaving = cuts.out_cuts(f.matrix()).reshape(-1, 1 << f.n)
+        switch_side = leaving.argmin(axis=0)  # the best switches to join to each set of ranks
+        _, classes = cuts.strength(leaving.min(axis=0))
+        masks = [c | int(switch_side[c]) << f.n for c in classes]
+        return partition_certificate(f, [subset_of(m, f.vertices) for m in masks])
+    away = collective in AWAY
+    cap = f.matrix() if away else np.ascontiguousarray(f.matrix().T)
+    if collective in ("broadcast", "reduce"):
+        return _cut(f, set(subset_of(cuts.min_cut(cap, f.n, root)[0], f.vertices)), away=away)
+    mask, _ = cuts.ratio_cut(cap, f.n, root if collective in ("gather", "scatter") else None)
+    return _ratio(f, set(subset_of(mask, f.vertices)), outward=away)
+
+
+def _by_flows(f: Fabric, collective: str, root: int) -> Certificate:
+    start = quick(f, collective, root)
+    if collective == "allreduce":
+        return partition_certificate(f, cuts_by_flow.partition(f, list(start.parts)))
+    away = collective in AWAY
+    if collective in ("broadcast", "reduce"):
+        return _cut(f, cuts_by_flow.min_cut_side(f, root, reverse=not away), away=away)
+    only = root if collective in ("gather", "scatter") else None
+    return _ratio(f, cuts_by_flow.ratio_side(f, only, set(start.parts[0]), reverse=not away), outward=away)
+
+
+def quick(f: Fabric, collective: str, root: int) -> Certificate:
+    """The best of a few cuts or partitions: single ranks, single nodes, and what is left without one of them."""
+    if collective == "barrier":
+        return trivial("a barrier moves no bytes")
+    likely = _likely(f)
+    if collective == "allreduce":
+        return _quick_partition(f, likely)
+    away, rooted = collective in AWAY, collective in ROOTED
+    whole_vector = collective in ("broadcast", "reduce")
+    best: tuple[Fraction, bool, CutSide] | None = None
+    for side in likely:
+        for value, ranks, rest in (
+            (side.out if away else side.into, side.ranks, False),
+            (side.into if away else side.out, f.n - side.ranks, True),
+        ):
+            if rooted and ((root in side.vertices) != rest) != whole_vector:
+                continue
+            if not 0 < ranks < f.n:
+                continue
+            ratio = Fraction(value, 1 if whole_vector else ranks)
+            if best is None or ratio < best[0]:
+                best = ratio, rest, side
+    assert best is not None
+    some = set(f.vertices) - best[2].vertices if best[1] else set(best[2].vertices)
+    return _cut(f, some, away=away) if whole_vector else _ratio(f, some, outward=away)
+
+
+def _quick_partition(f: Fabric, likely: list[CutSide]) -> Certificate:
+    tries = [some for some in (likely[: f.n], likely[f.n :]) if len(some) > 1 and sum(s.ranks for s in some) == f.n]
+    values = [(Fraction(sum(s.out for s in some), 2 * len(some) - 2), some) for some in tries]
+    value, some = min(values, key=lambda pair: pair[0])
+    least = min((s for s in likely if s.ranks < f.n), key=lambda s: s.out + s.into)
+    if Fraction(least.out + least.into, 2) < value:
+        return partition_certificate(f, [tuple(sorted(least.vertices)), _rest(f, least)])
+    return partition_certificate(f, [tuple(sorted(s.vertices)) for s in some])
+
+
+def _rest(f: Fabric, side: CutSide) -> tuple[int, ...]:
+    return tuple(v for v in f.vertices if v not in side.vertices)
+
+
+def _likely(f: Fabric) -> list[CutSide]:
+    """Every rank alone, then the vertices of every node if there are several."""
+    found: list[CutSide] = []
+    for some in ([(r,) for r in range(f.n)], _nodes(f) if len(f.topology.nodes) > 1 else []):
+        at = {v: i for i, group in enumerate(some) for v in group}
+        out, into = [0] * len(some), [0] * len(some)
+        for (u, v), c in f.arcs.items():
+            i, j = at.get(u, -1), at.get(v, -1)
+            if i != j:
+                if i >= 0:
+                    out[i] += c
+                if j >= 0:
+                    into[j] += c
+        found += [CutSide(frozenset(g), sum(v < f.n for v in g), o, i) for g, o, i in zip(some, out, into, strict=True)]
+    return found
+
+
+def _nodes(f: Fabric) -> list[tuple[int, ...]]:
+    """The vertices of every node, the switches of the network left out."""
+    t = f.topology
+    groups: dict[int, list[int]] = {node: [] for node in t.nodes}
+    for v in f.vertices:
+        if v < t.n:
+            groups[t.devices[v].node].append(v)
+        elif t.switches[v - t.n].kind != "net" and t.switches[v - t.n].node in groups:
+            groups[t.switches[v - t.n].node].append(v)
+    return [tuple(group) for group in groups.values()]
+
+
+def _cut(f: Fabric, side: set[int], *, away: bool) -> Certificate:
+    """Bytes leave the root's side (``away``) or enter it."""
+    rest = set(f.vertices) - side
+    source, entered = (side, rest) if away else (rest, side)
+    capacity = Fraction(capacity_across(f.arcs, source))
+    parts = (tuple(sorted(entered)), tuple(sorted(source)))
+    text = f"{_sides(f.topology, parts)}: {_crossing(f, [source], Fraction(1))}"
+    return Certificate("cut", parts, capacity, Fraction(1), text)
+
+
+def _ratio(f: Fabric, side: set[int], *, outward: bool) -> Certificate:
+    rest = set(f.vertices) - side
+    parts = (tuple(sorted(side)), tuple(sorted(rest)))
+    source = side if outward else rest
+    blocks = sum(v < f.n for v in side)
+    text = f"{_sides(f.topology, parts)}: {_crossing(f, [source], Fraction(1))} for {blocks} of {f.n} blocks"
+    return Certificate("ratio-cut", parts, Fraction(capacity_across(f.arcs, source)), Fraction(blocks, f.n), text)
+
+
+def partition_certificate(f: Fabric, parts: Sequence[tuple[int, ...]]) -> Certificate:
+    """The bound that these classes give: half of what leaves them, shared by ``len(parts) - 1`` tree edges."""
+    capacity = Fraction(capacity_leaving(f.arcs, parts), 2)
+    edges = "1 tree edge" if len(parts) == 2 else f"{len(parts) - 1} tree edges"
+    text = f"{_sides(f.topology, parts)}: {_crossing(f, parts, Fraction(1, 2))} each way for {edges}"
+    return Certificate("partition", tuple(parts), capacity, Fraction(len(parts) - 1), text)
+
+
+def prices_certificate(f: Fabric, collective: str, root: int, prices: Mapping[Arc, int]) -> Certificate | None:
+    """The bound that these prices give; None where trees cost nothing at these prices."""
+    capacity = sum(f.arcs[arc] * price for arc, price in prices.items())
+    if capacity >= FAR or sum(prices.values()) * f.n >= FAR:
+        return None
+    cost = cheapest(f, collective, root, prices)
+    if not cost:
+        return None
+    text = (
+        f"prices on {len(prices)} of {len(f.arcs)} links: together {capacity} MB/s, "
+        f"and no trees cost less than {cost} for each unit of the rate"
+    )
+    parts = tuple((u, v, price) for (u, v), price in sorted(prices.items()))
+    return Certificate("prices", parts, Fraction(capacity), cost, text)
+
+
+def _sides(t: Topology, parts: Iterable[Iterable[int]]) -> str:
+    """``GPU 1 | GPUs 4,5,6``: the ranks of each part, switches left out."""
+    return " | ".join(name_of(t, [v for v in part if v < t.n]) for part in parts)
+
+
+def _crossing(f: Fabric, parts: Iterable[Iterable[int]], factor: Fraction) -> str:
+    """``2 nvlink lanes, 50 GB/s``: what leaves ``parts``, times ``factor``."""
+    member: dict[int, set[int]] = {}
+    for i, part in enumerate(parts):
+        for v in part:
+            member.setdefault(v, set()).add(i)
+    lanes: dict[str, int] = {}
+    mbps = 0
+    for k in f.topology.links:
+        if k.kind in f.kinds and k.src in member:
+            times = len(member[k.src] - member.get(k.dst, set()))
+            if times:
+                lanes[k.kind] = lanes.get(k.kind, 0) + k.lanes * times
+                mbps += k.mbps * times
+    counts = {kind: count * factor for kind, count in sorted(lanes.items())}
+    words = [f"{float(count):g} {kind} lane{'' if count == 1 else 's'}" for kind, count in counts.items()]
+    return f"{' + '.join(words) or 'nothing'}, {float(mbps * factor) / 1000:g} GB/s"

@@ -1,0 +1,225 @@
+"""Method ``cluster``: streams between boxes and trees inside boxes, assembled to spanning trees of the whole cluster.
+
+A stream prefers one rail: the port of that number in every box. What does not fit there moves to ports with capacity
+left. Inside each box it takes the next trees rooted where it enters. A stream is cut wherever one of these changes, so
+that every piece is one spanning tree of the whole cluster. All sizes are integers in one unit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import accumulate, chain
+from math import lcm
+from typing import TypeVar
+
+from ..problem import Problem, Solution
+from ..tree import AGAINST, ALONG, Edge, Tree
+from . import between_boxes
+from .between_boxes import Stream
+from .boxes import Box
+from .inside_boxes import BoxTrees, box_trees
+
+Item = TypeVar("Item")
+Pieces = list[tuple[int, int]]  # sizes, with the port of each
+
+
+class PortAssignment:
+    """The ports that every stream takes in every box."""
+
+    def __init__(
+        self, boxes: Sequence[Box], streams: Sequence[Stream], sizes: list[int], unit: int, both: bool
+    ) -> None:
+        self.boxes, self.streams, self.sizes = boxes, streams, sizes
+        self.moved: dict[tuple[int, int, int], Pieces] = {}
+        self._widths = [len(box.ports) for box in boxes]
+        leaving, self.entering = self._loads()
+        self.ok = True
+        for b, box in enumerate(boxes):
+            into, out = [int(p.into * unit) for p in box.ports], [int(p.out * unit) for p in box.ports]
+            if both:
+                loads = [x + y for x, y in zip(leaving[b], self.entering[b], strict=True)]
+                self._fit(b, loads, list(map(min, into, out)), (True, False))
+            else:
+                self._fit(b, list(self.entering[b]), into, (True,))
+                self._fit(b, leaving[b], out, (False,))
+
+    def ports_of(self, stream: int, at: int, target: int) -> Pieces:
+        """The ports of box ``at`` by which a stream leaves for box ``target``, or enters if ``target`` is ``at``."""
+        found = self.moved.get((stream, at, target))
+        return found or [(self.sizes[stream], self.streams[stream].rail % self._widths[at])]
+
+    def _loads(self) -> tuple[list[list[int]], list[list[int]]]:
+        """The load of every port of every box, out and in, if every stream keeps to its rail."""
+        count = len(self.boxes)
+        out = [[0] * len(box.ports) for box in self.boxes]
+        into = [[0] * len(box.ports) for box in self.boxes]
+        rails: dict[int, int] = {}
+        own: dict[tuple[int, int], int] = {}
+        for s, size in zip(self.streams, self.sizes, strict=True):
+            rails[s.rail] = rails.get(s.rail, 0) + size
+            own[s.box, s.rail] = own.get((s.box, s.rail), 0) + size
+            star = ((s.box, count - 1),) if s.hub == s.box else ((s.box, 1), (s.hub, count - 2))
+            for a, copies in Counter(a for a, _ in s.tree).items() if s.tree else star:
+                out[a][s.rail % len(out[a])] += size * copies
+        for b, ports in enumerate(into):
+            for rail, size in rails.items():
+                ports[rail % len(ports)] += size - own.get((b, rail), 0)
+        return out, into
+
+    def _fit(self, b: int, load: list[int], room: list[int], ways: tuple[bool, ...]) -> None:
+        """Move the last streams of overloaded ports of box ``b`` to ports with capacity left.
+
+        Args:
+            ways: True for bytes that enter the box, False for bytes that leave it.
+        """
+        if all(used <= most for used, most in zip(load, room, strict=True)):
+            return
+        if len({p.plane for p in self.boxes[b].ports}) > 1:
+            self.ok = False
+            return
+        for i, target in self._users(b, ways):
+            k = self.streams[i].rail % len(load)
+            moving = min(self.sizes[i], load[k] - room[k])
+            if moving <= 0:
+                continue
+            pieces = [(self.sizes[i] - moving, k)] if moving < self.sizes[i] else []
+            load[k] -= moving
+            while moving:
+                free = max(range(len(load)), key=lambda j: (room[j] - load[j], -j))
+                part = min(moving, room[free] - load[free])
+                if part <= 0:
+                    self.ok = False
+                    return
+                load[free] += part
+                moving -= part
+                pieces.append((part, free))
+            self.moved[i, b, target] = pieces
+            if target == b:
+                self.entering[b][k] -= self.sizes[i]
+                for part, j in pieces:
+                    self.entering[b][j] += part
+
+    def _users(self, b: int, ways: tuple[bool, ...]) -> Iterator[tuple[int, int]]:
+        """Streams, the last first, that enter box ``b`` (the target is ``b``) or leave it for a target."""
+        for i in range(len(self.streams) - 1, -1, -1):
+            s = self.streams[i]
+            if True in ways and s.box != b:
+                yield i, b
+            if False in ways:
+                yield from ((i, target) for a, target in s.arcs(len(self.boxes)) if a == b)
+
+
+def fits(problem: Problem) -> int:
+    """Collectives of spanning trees on several boxes around a network."""
+    return int(bool(problem.boxes) and not problem.by_paths)
+
+
+def plan(problem: Problem) -> Solution | None:
+    """Trees for a cluster; None where its ports or boxes are of a kind that this method cannot plan."""
+    boxes, collective, root = problem.boxes, problem.collective, problem.root
+    both = collective in ALONG and collective in AGAINST
+    if both:
+        found = between_boxes.both_ways(boxes, between_boxes.both_ways_rate(boxes))
+    else:
+        part = between_boxes.shares(boxes, collective, root)
+        found = between_boxes.one_way(boxes, collective, root, part, between_boxes.one_way_rate(boxes, part))
+    assembled = assemble(boxes, found, both=both)
+    return Solution(*assembled) if assembled else None
+
+
+def assemble(
+    boxes: Sequence[Box], streams: Sequence[Stream], *, both: bool
+) -> tuple[tuple[Tree, ...], Fraction] | None:
+    """Spanning trees for the streams and their total in MB/s; None where planes of the network separate the rails.
+
+    All streams are slowed down by one factor where the links inside a box cannot carry them.
+    """
+    if len({tuple(p.plane for p in b.ports) for b in boxes}) > 1 and len({p.plane for b in boxes for p in b.ports}) > 1:
+        return None
+    room = {c for b in boxes for p in b.ports for c in (p.out, p.into)}
+    unit = lcm(*{c.denominator for c in room} | {s.size.denominator for s in streams})
+    ports = PortAssignment(boxes, streams, [int(s.size * unit) for s in streams], unit, both)
+    if not ports.ok:
+        return None
+    spread = box_trees(boxes, _entering(boxes, streams, ports, unit), both=both)
+    if spread is None:
+        return None
+    return _trees(boxes, streams, ports, unit, spread), sum((s.size for s in streams), Fraction(0)) * spread.factor
+
+
+def _entering(
+    boxes: Sequence[Box], streams: Sequence[Stream], ports: PortAssignment, unit: int
+) -> list[tuple[Fraction, ...]]:
+    """The MB/s that each rank of each box must spread inside it: its own streams, and what enters through its ports."""
+    found = [[0] * box.m for box in boxes]
+    for b, box in enumerate(boxes):
+        for k, at in enumerate(_ranks(box)):
+            found[b][at] += ports.entering[b][k]
+    for s, size in zip(streams, ports.sizes, strict=True):
+        found[s.box][boxes[s.box].vertices.index(s.root)] += size
+    return [tuple(Fraction(x, unit) for x in supply) for supply in found]
+
+
+def _ranks(box: Box) -> list[int]:
+    """The rank of each port, in the numbers of the box."""
+    return [box.vertices.index(p.rank) for p in box.ports]
+
+
+def _trees(
+    boxes: Sequence[Box], streams: Sequence[Stream], ports: PortAssignment, unit: int, spread: BoxTrees
+) -> tuple[Tree, ...]:
+    """Cut every stream into trees."""
+    factor = spread.factor  # all streams are slowed down by it
+    finer = lcm(unit * factor.denominator, *(w.denominator for w in spread.weights())) // unit
+    stretch = int(finer * factor)
+    spread.begin(unit * finer)
+    ranks = [_ranks(box) for box in boxes]
+    hops: dict[tuple[int, int, int, int], Edge] = {}
+    trees: list[Tree] = []
+
+    def crossing(a: int, j: int, b: int, k: int) -> Edge:
+        out, into = boxes[a].ports[j], boxes[b].ports[k]
+        hops[a, j, b, k] = hop = Edge(out.rank, into.rank, out.up + into.down[1:])
+        return hop
+
+    for i, s in enumerate(streams):
+        size = ports.sizes[i] * stretch
+        # The steps of the tree, parents first: for each step its alternatives, with their sizes.
+        steps: list[list[tuple[int, tuple[Edge, ...]]]] = [
+            spread.take(s.box, boxes[s.box].vertices.index(s.root), size)
+        ]
+        for a, b in s.arcs(len(boxes)):
+            enter = ports.ports_of(i, b, b)
+            steps.append(
+                [(part * stretch, (hops.get((a, j, b, k)) or crossing(a, j, b, k),))
+                 for part, j, k in _both(ports.ports_of(i, a, b), enter)]
+            )  # fmt: skip
+            steps.append([one for part, k in enter for one in spread.take(b, ranks[b][k], part * stretch)])
+        for part, edges in _common(steps, size):
+            trees.append(Tree(s.root, tuple(edges), Fraction(part, unit * finer)))
+    return tuple(trees)
+
+
+def _both(leave: Pieces, enter: Pieces) -> Iterator[tuple[int, int, int]]:
+    """Sizes over which both ports stay the same, with these ports."""
+    if len(leave) == len(enter) == 1:
+        yield enter[0][0], leave[0][1], enter[0][1]
+        return
+    for part, (j, k) in _common([[(size, (j,)) for size, j in leave], [(size, (k,)) for size, k in enter]], None):
+        yield part, j, k
+
+
+def _common(steps: list[list[tuple[int, tuple[Item, ...]]]], size: int | None) -> Iterator[tuple[int, list[Item]]]:
+    """Cut all steps where one of them changes; each piece with its items in order."""
+    if size is not None and all(len(step) == 1 for step in steps):
+        yield size, list(chain.from_iterable(step[0][1] for step in steps))
+        return
+    ends = [list(accumulate(part for part, _ in step)) for step in steps]
+    start = 0
+    for end in sorted({e for some in ends for e in some}):
+        items = [step[bisect_left(some, end)][1] for step, some in zip(steps, ends, strict=True)]
+        yield end - start, list(chain.from_iterable(items))
+        start = end

@@ -1,0 +1,136 @@
+"""Streams between the boxes of a cluster: whole boxes as vertices around one network (Blink section 3, phase two).
+
+A stream is a part of the vector with a root rank. Its box tree is a star from the root's box, or from a hub to which
+the root's box sends it. Stars alone are optimal where every box can send its share to all others; hubs forward what a
+box cannot send more than once. Where all ports are alike, rooted collectives get one tree a port instead, in which the
+boxes fan out in turn. All of these meet every cut that separates whole boxes:
+
+* rate * (1 - share) enters each box, rate * share leaves it at least once, rate * (boxes - 1) leaves all of them;
+* AllReduce: half the ports of all boxes over (boxes - 1), and no box carries more than its ports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from .boxes import Box
+
+
+class Stream(NamedTuple):
+    """Bytes of rank ``root`` in box ``box``; ``rail`` is the port to prefer, ``hub`` the box that fans out."""
+
+    box: int
+    root: int
+    rail: int
+    size: Fraction
+    hub: int
+    tree: tuple[tuple[int, int], ...] = ()  # a box tree of its own instead of a star
+
+    def arcs(self, boxes: int) -> Sequence[tuple[int, int]]:
+        """The box tree, parents before children."""
+        if self.tree:
+            return self.tree
+        first = [(self.box, self.hub)] if self.hub != self.box else []
+        return first + [(self.hub, b) for b in range(boxes) if b not in (self.box, self.hub)]
+
+
+def shares(boxes: Sequence[Box], collective: str, root: int) -> list[Fraction]:
+    """The part of the vector that has its root in each box, for collectives whose bytes go one way."""
+    if collective in ("broadcast", "reduce"):
+        return [Fraction(int(root in b.vertices[: b.m])) for b in boxes]
+    n = sum(b.m for b in boxes)
+    return [Fraction(b.m, n) for b in boxes]
+
+
+def one_way_rate(boxes: Sequence[Box], part: Sequence[Fraction]) -> Fraction:
+    """The best rate of the boxes' ports: the least of the cuts that separate whole boxes."""
+    limits = [b.into / (1 - s) for b, s in zip(boxes, part, strict=True) if s < 1]
+    limits += [b.out / s for b, s in zip(boxes, part, strict=True) if s]
+    return min(*limits, sum((b.out for b in boxes), Fraction(0)) / (len(boxes) - 1))
+
+
+def both_ways_rate(boxes: Sequence[Box]) -> Fraction:
+    """The best AllReduce rate of the boxes' ports."""
+    return min(*(_room(b) for b in boxes), sum(map(_room, boxes), Fraction(0)) / (2 * len(boxes) - 2))
+
+
+def one_way(boxes: Sequence[Box], collective: str, root: int, part: Sequence[Fraction], rate: Fraction) -> list[Stream]:
+    """Streams of total size ``rate``; rooted collectives are divided among the ports of the root's box."""
+    count = len(boxes)
+    if collective in ("broadcast", "reduce") and count > 2 and _alike(boxes):
+        return _disjoint(boxes, part.index(1), root, rate)
+    need = [s * rate for s in part]
+    direct = [
+        need[b] if box.out >= need[b] * (count - 1) else (box.out - need[b]) / (count - 2)
+        for b, box in enumerate(boxes)
+    ]
+    spare = [box.out - need[b] - direct[b] * (count - 2) for b, box in enumerate(boxes)]
+    streams: list[Stream] = []
+    for b, box in enumerate(boxes):
+        if not need[b]:
+            continue
+        hubs = [(b, direct[b])] if direct[b] else []
+        rest = need[b] - direct[b]
+        for hub in [h for h in range(count) if h != b and spare[h] > 0] if rest else []:
+            size = min(rest, spare[hub] / (count - 2))
+            spare[hub] -= size * (count - 2)
+            rest -= size
+            hubs.append((hub, size))
+            if not rest:
+                break
+        for hub, size in hubs:
+            if collective in ("broadcast", "reduce"):
+                streams += [Stream(b, root, i, size * p.out / box.out, hub) for i, p in enumerate(box.ports)]
+            else:
+                streams += [Stream(b, box.vertices[i], i, size / box.m, hub) for i in range(box.m)]
+    return streams
+
+
+def _alike(boxes: Sequence[Box]) -> bool:
+    """Whether all ports of all boxes are equally fast, and every box has the same number."""
+    return len({(len(b.ports), p.out, p.into) for b in boxes for p in b.ports}) == 1
+
+
+def _disjoint(boxes: Sequence[Box], source: int, root: int, rate: Fraction) -> list[Stream]:
+    """One tree a port: every box fans out in one or two of them, with all of its ports, and is a leaf in the others.
+
+    So the trees are few, and their depth is logarithmic in the number of boxes.
+    """
+    others = [b for b in range(len(boxes)) if b != source]
+    width = len(boxes[source].ports)
+    slots = [b for b in others for _ in range(width)]
+    each = len(others) - 1  # edges of a tree from boxes that do not leave the source
+    streams: list[Stream] = []
+    for rail in range(width):
+        room: dict[int, int] = {}
+        for b in slots[rail * each : (rail + 1) * each]:
+            room[b] = room.get(b, 0) + 1
+        inner = sorted(room, key=lambda b: (-room[b], b))
+        arcs = [(source, inner[0])]
+        waiting = [*inner[1:], *(b for b in others if b not in room)]
+        for _, parent in arcs:
+            for child in waiting[: room.get(parent, 0)]:
+                arcs.append((parent, child))
+            del waiting[: room.get(parent, 0)]
+        streams.append(Stream(source, root, rail, rate / width, source, tuple(arcs)))
+    return streams
+
+
+def both_ways(boxes: Sequence[Box], rate: Fraction) -> list[Stream]:
+    """AllReduce: stars from every port, heavier where a box has more to spare."""
+    count = len(boxes)
+    weight = [_room(b) - rate if count > 2 else _room(b) for b in boxes]
+    total = sum(weight)
+    return [
+        Stream(b, p.rank, i, rate * weight[b] / total * min(p.out, p.into) / _room(box), b)
+        for b, box in enumerate(boxes)
+        for i, p in enumerate(box.ports)
+        if weight[b]
+    ]
+
+
+def _room(box: Box) -> Fraction:
+    """MB/s that the ports of a box carry both ways at once."""
+    return sum((min(p.out, p.into) for p in box.ports), Fraction(0))

@@ -1,0 +1,167 @@
+"""Method ``flows``: exact packings of arborescences into larger graphs, a maximum flow for each test (Lovasz 1976).
+
+As in :mod:`.arborescences`, a tree may take the arc (u, v) with weight w while every set X that holds v, and neither u
+nor the super-source, keeps enough for the remaining trees: with the tree's own arcs lowered by w, that much must flow
+from u and the super-source to v. A test that fails yields a cut, and the cut gives the weight to try next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from ..graph import cuts_by_flow
+from ..graph.fabric import Arc, Fabric, Ints
+from ..graph.logical import LogicalGraph, WeightedTree, logical_graph, place
+from ..problem import Problem, Solution
+from ..tree import PER_RANK, ROOTED
+from .arborescences import MAX_RANKS
+
+MOST_RANKS = {True: 256, False: 64}  # by whether there is one root; takes half a minute at most
+LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
+
+
+def fits(problem: Problem) -> int:
+    """Collectives whose bytes go one way, on graphs too large for :mod:`.edmonds`."""
+    one_way = problem.collective in ("broadcast", "reduce", "allgather", "reduce_scatter")
+    sized = one_way and MAX_RANKS < problem.n <= MOST_RANKS[problem.collective in ROOTED]
+    return 4 if sized and problem.oriented.flat else 0
+
+
+def plan(problem: Problem) -> Solution | None:
+    """Trees that meet the bound; None where splitting the switches in closed form loses some of it."""
+    f, collective, root, bound = problem.oriented, problem.collective, problem.root, problem.bound
+    for rails in (False, True) if len(f.topology.nodes) > 1 else (False,):
+        g = logical_graph(f, rails=rails)
+        units = bound / g.mbps
+        scale = (units / f.n if collective in PER_RANK else units).denominator
+        cap = g.matrix() * scale
+        if int(cap.sum()) + units * scale > LIMIT or _rate(f, g, collective, root) != bound:
+            continue
+        if collective in PER_RANK:
+            supply = [int(units * scale / f.n)] * f.n
+        else:
+            supply = [int(units * scale) if r == root else 0 for r in range(f.n)]
+        return Solution(place(pack_arborescences(cap, supply), g, Fraction(1, scale)), bound)
+    return None
+
+
+def _rate(f: Fabric, g: LogicalGraph, collective: str, root: int) -> Fraction:
+    """The best rate of the logical arcs, in MB/s."""
+    cap = g.matrix()
+    arcs = {(int(u), int(v)): int(cap[u, v]) for u, v in np.argwhere(cap)}
+    logical = Fabric(f.topology, f.kinds, arcs)
+    per_rank = collective in PER_RANK
+    side = (
+        cuts_by_flow.ratio_side(logical, None, {0}, reverse=False)
+        if per_rank
+        else cuts_by_flow.min_cut_side(logical, root, reverse=False)
+    )
+    out = sum(c for (u, v), c in arcs.items() if u in side and v not in side)
+    return (Fraction(out * f.n, len(side)) if per_rank else Fraction(out)) * g.mbps
+
+
+class ResidualNetwork:
+    """The remaining capacity of the arcs between ranks and of the super-source's arcs to the roots, ready for flows."""
+
+    def __init__(self, cap: Ints, supply: Sequence[int]) -> None:
+        self.n = len(cap)
+        tails, heads = np.nonzero(cap)
+        source = np.full(2 * self.n, self.n)
+        # Arcs between ranks, supplies, and an arc from the super-source to each rank that is open for its test alone.
+        self.tails = np.concatenate([tails, source[: self.n], [self.n + 1] * (self.n + 1)])
+        self.heads = np.concatenate([heads, np.arange(self.n), np.arange(self.n + 1)])
+        self.left = np.concatenate([cap[tails, heads], np.array(supply, np.int64), np.zeros(self.n + 1, np.int64)])
+        self.at = {(int(u), int(v)): i for i, (u, v) in enumerate(zip(tails, heads, strict=True))}
+        self.first_supply = len(tails)
+        self.first_open = len(tails) + self.n
+        self.order = np.lexsort((self.heads, self.tails))
+        self._place = np.empty_like(self.order)
+        self._place[self.order] = np.arange(len(self.order))
+        self.starts = np.searchsorted(self.tails[self.order], np.arange(self.n + 3)).astype(np.int32)
+        self._columns = self.heads[self.order].astype(np.int32)
+
+    def test(self, left: Ints, need: int, u: int, v: int) -> tuple[int, Ints]:
+        """How much flows to ``v`` from ``u`` and the super-source, at most ``need``; the sink's side of the cut."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+        data = np.minimum(left, need).astype(np.int32)
+        data[self.first_open + self.n] = need
+        data[self.first_open + u] = need
+        graph = csr_array((data[self.order], self._columns, self.starts), shape=(self.n + 2, self.n + 2))
+        found = maximum_flow(graph, self.n + 1, v)
+        if found.flow_value >= need:
+            return int(found.flow_value), np.zeros(0, np.int64)
+        rest = csr_array(graph - found.flow)
+        rest.eliminate_zeros()
+        outside = np.ones(self.n + 2, bool)
+        outside[breadth_first_order(rest, self.n + 1, return_predecessors=False)] = False
+        return int(found.flow_value), outside
+
+    def entering(self, left: Ints, side: Ints) -> int:
+        """The capacity that enters the vertices of ``side``."""
+        crossing = side[self.heads[: self.first_open]] & ~side[self.tails[: self.first_open]]
+        return int(left[: self.first_open][crossing].sum())
+
+
+def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
+    """Pack trees of total weight ``supply[v]`` rooted at each rank v; feasible as in :mod:`.arborescences`."""
+    net, roots, need = ResidualNetwork(cap, supply), list(supply), sum(supply)
+    trees: list[WeightedTree] = []
+    while need:
+        tree = _grow_one(net, roots, need)
+        for arc in tree.arcs:
+            net.left[net.at[arc]] -= tree.weight
+        net.left[net.first_supply + tree.root] -= tree.weight
+        roots[tree.root] -= tree.weight
+        need -= tree.weight
+        trees.append(tree)
+    return trees
+
+
+def _grow_one(net: ResidualNetwork, roots: list[int], need: int) -> WeightedTree:
+    """One tree, shallow arcs first; it loses weight where no arc keeps it."""
+    root = max(range(net.n), key=lambda v: (roots[v], -v))
+    weight, level, arcs = roots[root], {root: 0}, list[Arc]()
+    used = [net.first_supply + root]
+    near: dict[int, list[int]] = {}
+    for u, v in net.at:
+        near.setdefault(u, []).append(v)
+    while len(level) < net.n:
+        options = [
+            (level[u], int(net.left[net.at[u, v]]), (u, v))
+            for u in level
+            for v in near.get(u, ())
+            if v not in level and net.left[net.at[u, v]]
+        ]
+        best: tuple[int, Arc] | None = None
+        for _, room, arc in sorted(options, key=lambda g: (g[1] < weight, *g)):
+            limit = _limit(net, used, min(weight, room), need, arc, best[0] if best else 0)
+            if best is None or limit > best[0]:
+                best = limit, arc
+            if limit == weight:
+                break
+        assert best is not None
+        assert best[0] > 0
+        weight, (u, v) = best
+        level[v] = level[u] + 1
+        arcs.append((u, v))
+        used.append(net.at[u, v])
+    return WeightedTree(root, tuple(arcs), weight)
+
+
+def _limit(net: ResidualNetwork, used: list[int], weight: int, need: int, arc: Arc, enough: int) -> int:
+    """The largest weight up to ``weight`` with which the tree may take ``arc``; 0 if not above ``enough``."""
+    own = np.array(used, np.int64)
+    while weight > enough:
+        left = net.left.copy()
+        left[own] -= weight
+        value, side = net.test(left, need, *arc)
+        if value >= need:
+            return weight
+        crossing = int((side[net.heads[own]] & ~side[net.tails[own]]).sum())
+        weight = (net.entering(net.left, side) - need) // crossing if crossing else 0
+    return 0

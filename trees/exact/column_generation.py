@@ -1,0 +1,309 @@
+"""Method ``columns``: column generation, a linear program over trees, priced by cheapest arborescences.
+
+The edges of a tree are the cheapest paths through switches, so no switch is split, links may be unequal both ways, and
+switches may be wired to switches. Only the basis comes from the solver's floats: weights and prices are solved again in
+integers (:mod:`.rational`), and the prices become the certificate where cuts are not tight (:mod:`~..bounds.prices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from math import floor, lcm
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bounds.certify import prices_certificate
+from ..bounds.prices import CheapestPaths, arborescence
+from ..graph.fabric import Ints, Path
+from ..graph.loads import link_loads
+from ..graph.logical import WeightedTree, recentre
+from ..problem import Problem, Solution
+from ..tree import AGAINST, ALONG, PER_RANK, Certificate, Edge, Tree
+from .rational import solve
+
+MOST_RANKS = 64
+ROUNDS = 300
+WARM_ROUNDS = 6
+MOST_COLUMNS = 6  # for each row of the program
+EPSILON = 1e-9
+VIOLATION = 1e-9  # of the bound
+GRAIN = 10**6
+Floats = NDArray[np.float64]
+
+
+class Column(NamedTuple):
+    """A tree: its paths in order, and how often it uses each arc (by number)."""
+
+    root: int
+    paths: tuple[Path, ...]
+    arcs: tuple[int, ...]
+
+
+class MasterProblem:
+    """The trees found so far and the linear program over them.
+
+    ``pairs`` is for the bound of AllReduce alone: one tree up and another one down, with the same root.
+    """
+
+    def __init__(self, problem: Problem, *, pairs: bool = False) -> None:
+        self.problem, self.pairs = problem, pairs
+        self.f = problem.fabric if pairs else problem.oriented
+        self.both = problem.collective in ALONG and problem.collective in AGAINST
+        self.per_rank = problem.collective in PER_RANK
+        self.number = {arc: i for i, arc in enumerate(self.f.arcs)}
+        self.room = np.array([c // self.f.unit for c in self.f.arcs.values()], np.int64)
+        self.roots = list(range(problem.n)) if self.per_rank else [0 if self.both else problem.root]
+        self.columns: list[Column] = []
+        self._known: set[Column] = set()
+
+    def price(self, y: Floats) -> tuple[int, float]:
+        """Add the cheapest tree of every root; return how many were new, and the cost of all of them."""
+        metric, new, total = CheapestPaths(self.f, y, both_ways=self.both and not self.pairs), 0, 0.0
+        if self.pairs:
+            column, total = self._pair(metric)
+            return self._add(column), total
+        for root in self.roots:
+            parent = arborescence(metric.cost, root)
+            total += sum(float(metric.cost[p, v]) for v, p in enumerate(parent) if v != root)
+            new += self._add(self._column(metric, root, parent))
+        return new, total
+
+    def _column(self, metric: CheapestPaths, root: int, parent: list[int]) -> Column:
+        children: dict[int, list[int]] = {}
+        for v, p in enumerate(parent):
+            if v != root:
+                children.setdefault(p, []).append(v)
+        hops, queue = [], [root]
+        for u in queue:
+            for v in children.get(u, ()):
+                hops.append((u, v))
+                queue.append(v)
+        paths = {(u, v): metric.path(u, v) for u, v in hops}
+        if self.both:
+            paths |= {(v, u): path[::-1] for (u, v), path in paths.items()}
+            centred = recentre(WeightedTree(root, tuple(hops), 1))
+            root, hops = centred.root, list(centred.arcs)
+        used: list[int] = []
+        for hop in hops:
+            used += [self.number[arc] for arc in pairwise(paths[hop])]
+            if self.both:
+                used += [self.number[arc] for arc in pairwise(paths[hop][::-1])]
+        return Column(root, tuple(paths[hop] for hop in hops), tuple(sorted(used)))
+
+    def _pair(self, metric: CheapestPaths) -> tuple[Column, float]:
+        """The cheapest pair of a tree up and a tree down with the same root."""
+        best: tuple[float, int, list[tuple[int, int]]] | None = None
+        for root in range(self.problem.n):
+            down = arborescence(metric.cost, root)
+            up = arborescence(np.ascontiguousarray(metric.cost.T), root)
+            hops = [(p, v) for v, p in enumerate(down) if v != root] + [(v, p) for v, p in enumerate(up) if v != root]
+            total = sum(float(metric.cost[hop]) for hop in hops)
+            if best is None or total < best[0]:
+                best = total, root, hops
+        assert best is not None
+        paths = tuple(metric.path(u, v) for u, v in best[2])
+        return Column(best[1], paths, tuple(sorted(self.number[arc] for p in paths for arc in pairwise(p)))), best[0]
+
+    def _add(self, column: Column) -> int:
+        if column in self._known:
+            return 0
+        self._known.add(column)
+        self.columns.append(column)
+        return 1
+
+    def forget(self, y: Floats, worth: Floats) -> None:
+        """Drop trees whose reduced cost is high, so that the program stays small."""
+        most = MOST_COLUMNS * (len(self.room) + len(self.roots))
+        if len(self.columns) <= most:
+            return
+        at = {r: i for i, r in enumerate(self.roots)}
+        cost = [
+            float(y[list(c.arcs)].sum()) / float(worth[at[c.root] if self.per_rank else 0] or 1) for c in self.columns
+        ]
+        kept = sorted(range(len(cost)), key=lambda j: (cost[j], -j))[: most * 2 // 3]
+        self.columns = [self.columns[j] for j in sorted(kept)]
+        self._known = set(self.columns)
+
+    def matrix(self, columns: Sequence[Column]) -> Ints:
+        """How often each column uses each arc."""
+        uses = np.zeros((len(self.f.arcs), len(columns)), np.int64)
+        for j, column in enumerate(columns):
+            np.add.at(uses[:, j], list(column.arcs), 1)
+        return uses
+
+    def owners(self, columns: Sequence[Column]) -> Ints:
+        """Which of the roots each column belongs to, one row a root."""
+        at = {r: i for i, r in enumerate(self.roots)}
+        rows = np.zeros((len(self.roots), len(columns)), np.int64)
+        for j, column in enumerate(columns):
+            rows[at[column.root] if self.per_rank else 0, j] = 1
+        return rows
+
+    def solve(self) -> tuple[Floats, Floats, Floats]:
+        """Solve the program in floats: weights of the columns and the objective, dual prices of arcs and of roots.
+
+        The objective is the weight of every root's trees: one root's, or the same for all.
+        """
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_matrix, hstack, vstack
+
+        uses = csr_matrix(self.matrix(self.columns).astype(float))
+        owners = csr_matrix(self.owners(self.columns).astype(float))
+        k = len(self.roots)
+        top = hstack([uses, csr_matrix((len(self.room), 1))])
+        rows: Any = vstack([top, hstack([-owners, csr_matrix(np.ones((k, 1)))])], format="csr")
+        right: Floats = np.concatenate([self.room.astype(float), np.zeros(k)])
+        aim = np.zeros(len(self.columns) + 1, np.float64)
+        aim[-1] = -1
+        found = linprog(aim, A_ub=rows, b_ub=right, method="highs")
+        marginal = -np.asarray(found.ineqlin.marginals)
+        return np.asarray(found.x), marginal[: len(self.room)], marginal[len(self.room) :]
+
+
+def fits(problem: Problem) -> int:
+    """Collectives of spanning trees, up to the size that linear programs solve in seconds."""
+    return 5 if 1 < problem.n <= MOST_RANKS and not problem.by_paths else 0
+
+
+def plan(problem: Problem) -> Solution | None:
+    """The best packing of the linear program, exact where its basis can be solved again in integers."""
+    key = ("columns", problem.collective, problem.root)
+    if key not in problem.fabric.memo:
+        problem.fabric.memo[key] = _search(problem)
+    found: Solution | None = problem.fabric.memo[key]
+    return found
+
+
+def _search(problem: Problem) -> Solution | None:
+    master, weights, y = _solved(MasterProblem(problem))
+    trees = _weighted(master, weights, y)
+    if not trees:
+        return None
+    rate = sum((t.weight for t in trees), Fraction(0))
+    _tighten(master, weights, y)
+    if master.both and not problem.met(rate):
+        _tighten(*_solved(MasterProblem(problem, pairs=True)))
+    return Solution(trees, rate)
+
+
+def _tighten(master: MasterProblem, weights: Floats, y: Floats) -> None:
+    certificate = _certificate(master, weights, y)
+    if certificate is not None:
+        master.problem.tighten(certificate)
+
+
+def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:
+    """Solve the program to its optimum; returns weights and prices."""
+    y = 1.0 / master.room
+    for _ in range(WARM_ROUNDS):  # multiplicative weights give a pool to begin with
+        before = len(master.columns)
+        master.price(y)
+        for column in master.columns[before:]:
+            arcs = list(column.arcs)
+            np.multiply.at(y, arcs, 1 + 0.5 * master.room.min() / master.room[arcs])
+    weights, y, _ = _converge(master, y)
+    return master, weights, y
+
+
+def _converge(master: MasterProblem, best: Floats) -> tuple[Floats, Floats, Floats]:
+    """Alternate solving and pricing until the bound of the prices is met.
+
+    Trees are priced half-way between the program's prices and the best seen so far (Wentges 1997), which keeps the
+    prices from swinging between corners.
+    """
+    bound, centre = np.inf, best
+    found = master.solve()
+    for _ in range(ROUNDS):
+        weights, y, _ = found
+        y, new = np.maximum(y, 0.0), 0
+        for point in ((y + centre) / 2, y):
+            fresh, cost = master.price(point)
+            new += fresh
+            if cost > 0 and float(master.room @ point) / cost < bound:
+                bound, centre = float(master.room @ point) / cost, point / cost
+            if new:
+                break
+        if not new or weights[-1] >= bound * (1 - VIOLATION):
+            break
+        master.forget(y, found[2])
+        found = master.solve()
+    return found
+
+
+def _weighted(master: MasterProblem, weights: Floats, y: Floats) -> tuple[Tree, ...]:
+    """Trees with the weights of the basis, solved exactly; rounded down a little where it is degenerate."""
+    support = np.flatnonzero(weights[:-1] > EPSILON * weights[-1])
+    columns = [master.columns[j] for j in support]
+    uses, owners = master.matrix(columns), master.owners(columns)
+    slack = master.room - uses @ weights[support]
+    met = owners[owners @ weights[support] <= weights[-1] * (1 + 1e-7)]  # the other roots have more than they need
+    for tight in (slack <= 1e-7 * master.room, (slack <= 1e-7 * master.room) & (y > EPSILON)):
+        rows = np.concatenate([uses[tight], met])
+        last = np.concatenate([np.zeros((int(tight.sum()), 1), np.int64), -np.ones((len(met), 1), np.int64)])
+        exact = solve(np.concatenate([rows, last], axis=1), [*master.room[tight].tolist(), *[0] * len(met)])
+        if exact and min(exact) >= 0 and _fits(uses, exact[:-1], master.room):
+            return _trees(master, columns, _even(owners, exact[:-1]))
+    floors = [Fraction(floor(w * (1 - 1 / GRAIN) * GRAIN), GRAIN) for w in weights[support].tolist()]
+    return _trees(master, columns, _even(owners, floors))
+
+
+def _fits(uses: Ints, weights: Sequence[Fraction], room: Ints) -> bool:
+    scale = lcm(*(w.denominator for w in weights))
+    amounts = [int(w * scale) for w in weights]
+    loads = [sum(int(row[j]) * amounts[j] for j in np.flatnonzero(row).tolist()) for row in uses]
+    return all(load <= int(c) * scale for load, c in zip(loads, room, strict=True))
+
+
+def _even(owners: Ints, weights: Sequence[Fraction]) -> list[Fraction]:
+    """Lower the weights of roots that have more than another, so that all roots have the same."""
+    least = min(sum((weights[j] for j in np.flatnonzero(row).tolist()), Fraction(0)) for row in owners)
+    result = [Fraction(0)] * len(weights)
+    for row in owners:
+        rest = least
+        for j in np.flatnonzero(row).tolist():
+            result[j] = min(rest, weights[j])
+            rest -= result[j]
+    return result
+
+
+def _trees(master: MasterProblem, columns: Sequence[Column], weights: Sequence[Fraction]) -> tuple[Tree, ...]:
+    trees = [
+        Tree(c.root, tuple(Edge(p[0], p[-1], p) for p in c.paths), w * master.f.unit)
+        for c, w in zip(columns, weights, strict=True)
+        if w
+    ]
+    assert all(load <= master.f.arcs[arc] for arc, load in link_loads("broadcast", trees).items())
+    return tuple(sorted(trees, key=lambda t: (t.root, -t.weight, [e.path for e in t.edges])))
+
+
+def _certificate(master: MasterProblem, weights: Floats, y: Floats) -> Certificate | None:
+    """The bound of the prices, made exact by the equations of the trees in use."""
+    columns = [master.columns[j] for j in np.flatnonzero(weights[:-1] > EPSILON * weights[-1])]
+    paid = np.flatnonzero(y > EPSILON * y.max())
+    if not len(paid):
+        return None
+    rows = np.concatenate([master.matrix(columns)[paid], -master.owners(columns)]).T
+    sums = np.zeros((1, rows.shape[1]), np.int64)
+    sums[0, len(paid) :] = 1
+    found: list[Certificate] = []
+    rounded = [Fraction(v / y.max()).limit_denominator(1000) for v in y[paid].tolist()]
+    for values in (solve(np.concatenate([rows, sums]), [0] * len(rows) + [1]), rounded):
+        if values is not None and min(values) >= 0:
+            found += _priced(master, dict(zip(paid.tolist(), values, strict=False)))
+    return min(found, key=lambda c: c.capacity_mbps / c.divisor, default=None)
+
+
+def _priced(master: MasterProblem, values: dict[int, Fraction]) -> list[Certificate]:
+    """The certificate of these prices, by the numbers of the arcs, if they fit."""
+    scale = lcm(*(v.denominator for v in values.values()))
+    if scale > GRAIN**2:
+        return []
+    problem, arcs = master.problem, list(master.f.arcs)
+    turned = problem.collective in AGAINST and not master.both
+    prices = {(arcs[i][::-1] if turned else arcs[i]): int(v * scale) for i, v in values.items() if v}
+    certificate = prices_certificate(problem.fabric, problem.collective, problem.root, prices)
+    return [certificate] if certificate else []

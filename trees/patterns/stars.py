@@ -1,0 +1,81 @@
+"""Method ``onehop``: stars, one for each rank, where all pairs of ranks are joined (Blink section 3, NVSwitch).
+
+They are optimal where all pairs are equally well connected; elsewhere the packing states its gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+from ..graph.fabric import Arc, Path
+from ..graph.loads import link_loads, scaled
+from ..graph.logical import LogicalGraph
+from ..problem import Problem, Solution
+from ..tree import Edge, Tree
+
+MANY_RANKS = 64  # a cluster of more ranks is left to other methods
+
+
+def fits(problem: Problem) -> int:
+    """All pairs of ranks are joined; the first choice where they are joined with equal capacity."""
+    large = problem.n > MANY_RANKS and problem.boxes
+    if large or problem.logical is None or not planes(problem.logical):
+        return 0
+    return 1 if uniform(problem.logical) else 3
+
+
+def plan(problem: Problem) -> Solution:
+    """Stars at the best rate that the links carry."""
+    assert problem.logical is not None
+    trees = onehop(problem.n, problem.collective, problem.root, planes(problem.logical))
+    return Solution(*scaled(trees, link_loads(problem.collective, trees), problem.fabric.arcs))
+
+
+def planes(g: LogicalGraph) -> list[tuple[Fraction, dict[Arc, Path]]]:
+    """The ways in which all pairs of ranks are joined, with the share of each; none if some pair is not joined.
+
+    A plane is one switch, or the direct links of a complete graph.
+    """
+    pairs = [(u, v) for u in range(g.n) for v in range(g.n) if u != v]
+    widths = {len(g.routes.get(pair, ())) for pair in pairs}
+    if len(widths) != 1 or 0 in widths:
+        return []
+    count = widths.pop()
+    thin = [min(g.routes[pair][k][1] for pair in pairs) for k in range(count)]
+    return [(Fraction(thin[k], sum(thin)), {pair: g.routes[pair][k][0] for pair in pairs}) for k in range(count)]
+
+
+def uniform(g: LogicalGraph) -> bool:
+    """All pairs of ranks are joined with equal capacity."""
+    amounts = {tuple(units for _, units in ways) for ways in g.routes.values()}
+    return len(g.routes) == g.n * (g.n - 1) and len(amounts) == 1
+
+
+def onehop(n: int, collective: str, root: int, ways: list[tuple[Fraction, dict[Arc, Path]]]) -> list[Tree]:
+    """Trees of one hop, for a rate of 1: every rank roots a star with its share.
+
+    A rooted collective has n - 1 two-level trees: the root hands each rank a share, which that rank hands on.
+    """
+    trees: list[Tree] = []
+    for share, hops in ways:
+        if collective in ("gather", "scatter"):
+            shapes = [(root, [(root, v)]) for v in range(n) if v != root]
+            weight = share / n
+        elif collective in ("broadcast", "reduce"):
+            shapes = [(root, [(root, i), *star(n, i, leave_out=root)]) for i in range(n) if i != root]
+            weight = share / (n - 1)
+        else:
+            shapes = [(r, star(n, r)) for r in range(n)]
+            weight = share / n
+        trees += [Tree(r, _edges(arcs, hops), weight) for r, arcs in shapes]
+    return trees
+
+
+def star(n: int, centre: int, leave_out: int | None = None) -> list[Arc]:
+    """The arcs from ``centre`` to every other rank."""
+    return [(centre, v) for v in range(n) if v not in (centre, leave_out)]
+
+
+def _edges(arcs: list[Arc], hops: Mapping[Arc, Path]) -> tuple[Edge, ...]:
+    return tuple(Edge(u, v, hops[u, v]) for u, v in arcs)

@@ -1,0 +1,147 @@
+"""The packing problem that a method gets, and the solution that it returns; :mod:`.pack` holds the table of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple, cast
+
+import msgspec
+
+from ..errors import ArgumentError
+from .bounds.certify import certify, quick
+from .cluster.boxes import Box, boxes_of, oriented
+from .graph.cuts import MAX_VERTICES
+from .graph.fabric import Fabric
+from .graph.logical import LogicalGraph, logical_graph
+from .tree import Certificate, Tree
+
+
+class MethodOptions(msgspec.Struct, frozen=True):
+    """Options of the methods that are asked for by name; each reads its own.
+
+    Attributes:
+        epsilon: ``mwu`` stops within this fraction of the best rate.
+        loss: the fraction of its rate that ``mwu+ilp`` may give up for fewer trees.
+        max_trees, max_depth: limits of ``few``.
+        nbytes, switch_seconds: the vector size that ``hybrid`` plans for, and the delay before its slow links start.
+    """
+
+    epsilon: Fraction = Fraction(1, 20)
+    loss: Fraction = Fraction(1, 20)
+    max_trees: int | None = None
+    max_depth: int | None = None
+    nbytes: int = 0
+    switch_seconds: Fraction = Fraction(0)
+
+    def check(self) -> MethodOptions:
+        """Return self if all values are possible.
+
+        Raises:
+            ArgumentError: naming the option.
+        """
+        for name, value in (("epsilon", self.epsilon), ("loss", self.loss)):
+            if not 0 <= value < 1 or (name == "epsilon" and not value):
+                raise ArgumentError(f"{name} is {value}, expected a part of the rate below 1; 1/20 is a usual value")
+        for name, limit in (("max_trees", self.max_trees), ("max_depth", self.max_depth)):
+            if limit is not None and limit < 1:
+                raise ArgumentError(f"{name} is {limit}, expected at least 1; leave it out for no limit")
+        if self.nbytes < 0 or self.switch_seconds < 0:
+            raise ArgumentError(
+                f"nbytes is {self.nbytes} and switch_seconds {self.switch_seconds}, expected 0 or more; correct them"
+            )
+        return self
+
+
+class Problem(msgspec.Struct, frozen=True, dict=True):
+    """Pack trees for ``collective`` from ``root`` into ``fabric``, on which trees for this collective exist."""
+
+    fabric: Fabric
+    collective: str
+    root: int
+    options: MethodOptions = MethodOptions()
+
+    @property
+    def n(self) -> int:
+        """The number of ranks."""
+        return self.fabric.n
+
+    @cached_property
+    def oriented(self) -> Fabric:
+        """The fabric in the direction in which the trees' edges point."""
+        return oriented(self.fabric, self.collective)
+
+    @cached_property
+    def boxes(self) -> tuple[Box, ...]:
+        """The boxes of a cluster; empty where the fabric is not one."""
+        return boxes_of(self.fabric, self.collective)
+
+    @cached_property
+    def logical(self) -> LogicalGraph | None:
+        """The graph between ranks, switches split away; None where switches are wired to switches."""
+        return logical_graph(self.oriented) if self.oriented.flat else None
+
+    @cached_property
+    def likely(self) -> Certificate:
+        """A bound that is cheap to compute; a packing that meets it proves that it is the best one."""
+        small = len(self.fabric.vertices) <= MAX_VERTICES
+        return self.certificate if small or self.by_paths else quick(self.fabric, self.collective, self.root)
+
+    @property
+    def certificate(self) -> Certificate:
+        """The best bound of these links."""
+        memo, key = self.fabric.memo, ("bound", self.collective, self.root)
+        if key not in memo:
+            memo[key] = certify(self.fabric, self.collective, self.root)
+        return cast(Certificate, memo[key])
+
+    def tighten(self, found: Certificate) -> None:
+        """Use ``found`` as the certificate from now on if its bound is smaller."""
+        if found.capacity_mbps / found.divisor < self.bound:
+            self.fabric.memo["bound", self.collective, self.root] = found
+
+    @property
+    def bound(self) -> Fraction:
+        """The best bound in MB/s."""
+        return self.certificate.capacity_mbps / self.certificate.divisor
+
+    def proof(self, rate: Fraction) -> Certificate:
+        """The certificate for a packing of this ``rate``: the cheap one if the rate meets it, else the best."""
+        likely = self.likely
+        return likely if rate == likely.capacity_mbps / likely.divisor else self.certificate
+
+    def met(self, rate: Fraction) -> bool:
+        """Whether no schedule on these links is faster than ``rate``."""
+        proof = self.proof(rate)
+        return rate == proof.capacity_mbps / proof.divisor
+
+    @property
+    def by_paths(self) -> bool:
+        """Whether this is Gather or Scatter, which take paths instead of trees."""
+        return self.collective in ("gather", "scatter")
+
+
+class Solution(NamedTuple):
+    """Trees and their rate in MB/s; ``why`` replaces the method's text, ``fabric`` the problem's fabric."""
+
+    trees: tuple[Tree, ...]
+    rate: Fraction
+    why: str = ""
+    fabric: Fabric | None = None
+
+
+class Method(NamedTuple):
+    """A planning method.
+
+    ``fits`` is 0 where the method cannot plan the problem, else its priority: the automatic choice tries low numbers
+    first. ``plan`` returns None where it fails nevertheless. A method that is not ``auto`` runs only if it is asked for
+    by name; :func:`.pack.methods` lists one that is ``costly`` only where it is the automatic choice.
+    """
+
+    scheme: str
+    why: str
+    fits: Callable[[Problem], int]
+    plan: Callable[[Problem], Solution | None]
+    auto: bool = True
+    costly: bool = False
