@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import importlib
 import mmap
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -18,6 +19,7 @@ from typing import Any
 from ...errors import DeviceError
 
 KERNELS = Path(__file__).parent / "kernels"
+INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
 OPTIONS = ("-std=c++17", "-default-device")  # of NVRTC: version 12 takes a generic lambda for host code otherwise
@@ -276,5 +278,13 @@ def _driver() -> Any:
 
 
 def kernel_source(name: str) -> str:
-    """The text of one of the files in ``kernels``."""
-    return (KERNELS / name).read_text(encoding="utf-8")
+    """The text of one of the files in ``kernels``, with each header that it includes, once."""
+    included: set[str] = set()
+
+    def text(file: str) -> str:
+        if file in included:
+            return ""
+        included.add(file)
+        return INCLUDE.sub(lambda found: text(found[1]), (KERNELS / file).read_text(encoding="utf-8"))
+
+    return text(name)
