@@ -223,7 +223,7 @@ class CudaTransport:
         at = self.gpu.allocate(len(data))
         self.gpu.upload(at, data)
         divide = call.n if call.op == "avg" else 0
-        args = [*self._common(text, "slots", divide), at, rows.shape[1]]
+        args = [*self._common(text, "slots", divide), at]
         loaded = _loaded(kernel, len(rows), STAGE_THREADS, args, "slots", text, (at,))
         if part and port:
             loaded.ends = ends_of(part, self.rank, groups_of, places, port)

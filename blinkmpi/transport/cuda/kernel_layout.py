@@ -19,7 +19,7 @@ COMMON = (
 REPORT = ("abort", *(field.name for field in fields(Failure)))
 PACKETS = (*(field.name for field in fields(PacketStreams)), "slice", "buffer_bytes")
 DIRECT = (*Segment._fields, "even", "regions")
-STAGES = ("table", "row_words")
+STAGES = ("table",)
 ROW = (
     "KIND", "COUNT", "CHUNK", "FIRST", "STRIDE", "OWN", "STORE", "DEPTH", "STAGE", "EMULATED", "IN_BYTES", "OUT_BYTES",
 )  # fmt: skip
@@ -50,7 +50,7 @@ def words_are(struct: str, names: Iterable[str], *, n: int = 0, before: str = ""
     sizes |= dict.fromkeys(names, 1) | dict.fromkeys(behind, n)
     at, equal = 0, {}
     for name, words in sizes.items():
-        equal[f"__builtin_offsetof({struct}, {name})"] = 8 * at
+        equal[f"OFFSET_OF({struct}, {name})"] = 8 * at
         at += words
     return equals({**equal, f"sizeof({struct})": 8 * at})
 
@@ -75,8 +75,8 @@ def common_layout(n: int) -> str:
         + equals({code: getattr(report, code) for code in codes})
         + equals({
             "sizeof(Announcement)": memory.LINE,
-            "__builtin_offsetof(Announcement, word)": 0,
-            "__builtin_offsetof(SymmetricHeader, announced)": memory.ANNOUNCED_AT,
+            "OFFSET_OF(Announcement, word)": 0,
+            "OFFSET_OF(SymmetricHeader, announced)": memory.ANNOUNCED_AT,
             f"(sizeof(SymmetricHeader) <= {memory.HEAD_BYTES})": 1,
         })
     )  # fmt: skip

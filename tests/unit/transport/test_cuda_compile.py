@@ -176,7 +176,7 @@ def test_every_operation_of_every_type(dtype: str) -> None:
         ("packets", kernel_layout, "PACKETS", (*kernel_layout.PACKETS, "one_more"), "one_more"),
         ("packets", kernel_layout, "LL128", Codec("LL128", 8, 6, 16), "LL128::DATA == 6"),
         ("packets", memory_layout, "SETS", 3, "SETS == 3"),
-        ("stages", kernel_layout, "STAGES", kernel_layout.STAGES[:1], "sizeof(StageArguments)"),
+        ("stages", kernel_layout, "STAGES", ("table", "row_words"), "StageArguments, row_words"),
         ("stages", kernel_layout, "ROW", kernel_layout.ROW[1:], "COUNT == 0"),
         ("stages", kernel_layout, "CHANNEL", kernel_layout.CHANNEL[:5], "sizeof(Channel) == 40"),
         ("stages", kernel_layout, "BEFORE_CHANNELS", 15, "WORDS_BEFORE_CHANNELS == 15"),

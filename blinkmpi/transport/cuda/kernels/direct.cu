@@ -1,8 +1,8 @@
 // The protocol `direct`: one hop between registered buffers, without copies on the way.
 //
-// Every rank has mapped every registered buffer, and learns from a rank's announcement where its buffers are. A rank owns
-// one segment of the vector: it loads it from the sources, reduces it in ascending order of rank, and stores it to the
-// targets. The star trees of all ranks together are the collective.
+// Every rank has mapped every registered buffer, and learns from a rank's announcement where its buffers are. A rank
+// owns one segment of the vector: it loads it from the sources, reduces it in ascending order of rank, and stores it to
+// the targets. The star trees of all ranks together are the collective.
 //
 // Macros from codegen.py, besides those of layout.cuh: WORKERS threads of a CTA, OFFSET_BITS of a buffer's reference.
 
@@ -23,6 +23,11 @@ struct Buffers {  // by rank: where its part of our segment begins
   const char* src[N];
   char* dst[N];
 };
+
+// Where we have mapped the buffer that rank r names by a reference.
+__device__ __forceinline__ u64 address_of(const DirectArguments& a, u64 ref, int r) {
+  return a.regions[((ref >> OFFSET_BITS) - 1) * MAX_RANKS + r] + (ref & OFFSET_MASK);
+}
 
 // Move the packs at `at`, `at + step`, ...: all are loaded before the first is used.
 template <int UNROLL, bool ALIGNED>
@@ -71,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS, 1) direct(const __grid_con
       const Announcement* line = &c.symmetric[c.rank]->announced[r];
       const u64 from = load_relaxed(&line->send_ref), to = load_relaxed(&line->recv_ref);
       src = (u64)a.src[r], dst = (u64)a.dst[r];
-      if (from && from != c.send_ref) src = a.regions[((from >> OFFSET_BITS) - 1) * MAX_RANKS + r] + (from & OFFSET_MASK);
-      if (to && to != c.recv_ref) dst = a.regions[((to >> OFFSET_BITS) - 1) * MAX_RANKS + r] + (to & OFFSET_MASK);
+      if (from && from != c.send_ref) src = address_of(a, from, r);
+      if (to && to != c.recv_ref) dst = address_of(a, to, r);
     }
     e.src[r] = (const char*)src + a.src_at, e.dst[r] = (char*)dst + a.dst_at;
     if (a.src_mask >> r & 1) skew |= (int)((u64)e.src[r] & 15);
@@ -90,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS, 1) direct(const __grid_con
     for (; at < a.nbytes; at += step) move_packs<1, false>(a, e, at, 0, (int)(a.nbytes - at < 16 ? a.nbytes - at : 16));
   }
   __syncthreads();
-  // Peers may use their buffers again when all ranks have read and written them. CTAs of one index do so for each other:
-  // the grid is the same on all ranks.
+  // Peers may use their buffers again when all ranks have read and written them. CTAs of one index do so for each
+  // other: the grid is the same on all ranks.
   if (ok && threadIdx.x < N && threadIdx.x != c.rank) {
     // Publishes this CTA's stores to the peers' outputs, and completes its loads of their inputs: the barrier above
     // orders both before this fence. Pairs with the acquire in the peer's await_flag below.

@@ -1,8 +1,8 @@
 // What both algorithms over packets have in common: LL buffers, streams and slices, the first shot.
 //
-// Two sets of LL buffers take turns. A rank writes into a set of a peer when that peer has announced the call before this
-// one: it has then finished the last call that used this set. The two codecs have LL buffers of their own, because data of
-// one may look like a flag of the other.
+// Two sets of LL buffers take turns. A rank writes into a set of a peer when that peer has announced the call before
+// this one: it has then finished the last call that used this set. The two codecs have LL buffers of their own, because
+// data of one may look like a flag of the other.
 
 #include "ll16.cuh"
 #include "ll128.cuh"
@@ -95,13 +95,14 @@ template <class Codec> struct Exchange {
   }
 
   // Send with push(position), and give what all ranks in recv_mask sent to take(position, wanted, packs), for every
-  // position of this thread. Our own part is loaded from the slice of `stream` that begins with pack `first`. `compared`:
-  // the ranks whose announcements are compared with ours before anything is written to the user's memory.
+  // position of this thread. Our own part is loaded from the slice of `stream` that begins with pack `first`.
+  // `compared`: the ranks whose announcements are compared with ours before anything is written to the user's memory.
   template <class Push, class Take>
   __device__ __forceinline__ bool first_shot(u64 compared, const char* stream, i64 first, Push push, Take take) const {
     const CommonArguments& c = a.c;
     push(begin);
-    bool ok = true;  // while the announcements come, the packets of the first round do too, and the second round is sent
+    // While the announcements come, the packets of the first round do too, and the second round is sent.
+    bool ok = true;
     if (threadIdx.x < N && threadIdx.x != c.rank && (compared >> threadIdx.x & 1))
       ok = await_announcement(c, threadIdx.x, seq);
     for (i64 i = begin; i == begin || Codec::first_together(i) < end; i += step) {

@@ -5,6 +5,12 @@
 
 #include "types.cuh"
 
+#if __CUDACC_VER_MAJOR__ >= 13
+#define OFFSET_OF(type, member) __builtin_offsetof(type, member)
+#else  // NVRTC 12 knows offsetof only by its compiler's internal name
+#define OFFSET_OF(type, member) __INTADDR__(&((type*)0)->member)
+#endif
+
 struct Announcement {  // what a peer calls; one line of 128 bytes, written by that peer alone
   u64 word;                // (number of the call << 32) | fingerprint
   u64 send_ref, recv_ref;  // where its registered buffers are, as in CommonArguments; `direct` only
@@ -21,7 +27,7 @@ struct SymmetricHeader {  // the head of every rank's symmetric memory, which al
   u64 report_taken;    // not 0: a thread of this rank fills in the report
   u64 pad2[14];
   Announcement announced[MAX_RANKS];  // by peer
-  u64 finished[MAX_CTAS][MAX_RANKS];  // by CTA and peer: the last call in which it needs no other rank's buffers any more
+  u64 finished[MAX_CTAS][MAX_RANKS];  // by CTA and peer: the last call in which it has used all buffers
 };
 
 struct Report {  // in pinned host memory: who aborted, and what for; the first thread to abort fills it in

@@ -1,13 +1,13 @@
 // The LL128 codec (NCCL): 112 bytes of data and a flag fill a line of 128 bytes.
 //
-// Eight threads store a line with one instruction. It arrives whole over NVLink, but not over PCIe. Seven eighths of what
-// crosses the link are data. A line is stored as one, but not loaded as one: a load of the whole line that has the new
-// flag may bring older data. So the eighth thread polls the flag, and the others load their data afterwards.
+// Eight threads store a line with one instruction. It arrives whole over NVLink, but not over PCIe. Seven eighths of
+// what crosses the link are data. A line is stored as one, but not loaded as one: a load of the whole line that has the
+// new flag may bring older data. So the eighth thread polls the flag, and the others load their data afterwards.
 
 #include "ll16.cuh"
 
-// A position is a thread's 16 bytes of a line: a pack, or the flag. Whole warps stay together, because they vote on what
-// has come; a mask of fewer threads, worked out at run time, would cost most of a microsecond.
+// A position is a thread's 16 bytes of a line: a pack, or the flag. Whole warps stay together, because they vote on
+// what has come; a mask of fewer threads, worked out at run time, would cost most of a microsecond.
 struct LL128 {
   static constexpr int GROUP = 8, DATA = 7;  // of GROUP positions side by side, DATA carry a pack each
   static constexpr int BYTES = 16;           // of a position in an LL buffer

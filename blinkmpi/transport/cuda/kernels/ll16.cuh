@@ -1,7 +1,7 @@
 // The LL codec with 16-byte packets (LL in NCCL, LL16 in mscclpp): a pack travels as {data, flag, data, flag} twice.
 //
-// The flag is the number of the call. Each packet is one 16-byte store, which arrives whole: a reader that sees the right
-// flags has the data too, without a fence. Half of what crosses the link is data.
+// The flag is the number of the call. Each packet is one 16-byte store, which arrives whole: a reader that sees the
+// right flags has the data too, without a fence. Half of what crosses the link is data.
 
 #include "sync.cuh"
 
@@ -13,7 +13,8 @@ __device__ __forceinline__ Pack load_packet(const char* p) {
   return x;
 }
 __device__ __forceinline__ void store_packet(char* p, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};"
+               :: "l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // A position is what one thread sends of a stream: here a pack, in two packets. Threads work independently.
@@ -25,8 +26,8 @@ struct LL16 {
   static __device__ __forceinline__ i64 first_pack(i64 position) { return position; }  // of the position's group
   static __device__ __forceinline__ i64 pack_of(i64 position) { return position; }
   static __device__ __forceinline__ bool carries(i64) { return true; }
-  static __device__ __forceinline__ i64 first_together(i64 position) { return position; }  // of those that stay together
-  static __device__ __forceinline__ bool any(bool holds) { return holds; }                 // for one of these
+  static __device__ __forceinline__ i64 first_together(i64 position) { return position; }  // of those in step
+  static __device__ __forceinline__ bool any(bool holds) { return holds; }                 // for one of those
   static __device__ __forceinline__ int agree(int why) { return why; }
 
   static __device__ __forceinline__ void send(char* buffer, i64 position, bool wanted, const Pack& x, u32 flag) {

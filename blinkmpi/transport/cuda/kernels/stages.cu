@@ -21,8 +21,7 @@ constexpr int THREADS = WORKERS + 64, BARRIER_THREADS = WORKERS + 32;
 
 struct StageArguments {
   CommonArguments c;
-  const i64* table;
-  i64 row_words;
+  const i64* table;  // [CTA][ROW_WORDS]
 };
 struct Shared {
   i64 stop;    // the first round that does not run, because the call was aborted
@@ -57,7 +56,7 @@ template <int INS_, int OWN_AT_, int OUTS_, bool STORES_, bool FINAL_, bool IN_P
 // The chunks of a CTA. Round j moves chunk k through slot j % depth.
 struct Rounds {
   const i64* row;
-  i64 chunks;
+  i64 chunks, depth;
   u64 base;  // flags hold base + chunks done: they grow from call to call, and are never reset
   const Channel *ins, *outs;
 };
@@ -67,27 +66,26 @@ template <class K>
 __device__ __forceinline__ void await_rounds(const CommonArguments& c, const Rounds& r, u64 seq, int lane, Shared& s) {
   const i64* row = r.row;
   const Channel *ins = r.ins, *outs = r.outs;
-  const i64 depth = row[DEPTH];
   bool ok = true;
   for (int i = lane; i < K::INS + K::OUTS; i += 32)  // outs follow ins
     if (ins[i].peer >= 0) ok &= await_announcement(c, (int)ins[i].peer, seq);
   i64 j = 0;
   for (i64 k = row[FIRST]; k < r.chunks; k += row[STRIDE], j++) {
     for (int i = lane; i < K::INS + K::OUTS && ok; i += 32) {
-      const u64 want = r.base + j + 1;
       if (i < K::INS)
-        ok = await_flag(c, (u64*)ins[i].head, want, seq, (int)ins[i].peer, row[STAGE], k);
-      else if (j >= depth)
-        ok = await_flag(c, (u64*)ins[i].tail, want - depth, seq, (int)ins[i].peer, row[STAGE], k);
+        ok = await_flag(c, (u64*)ins[i].head, r.base + j + 1, seq, (int)ins[i].peer, row[STAGE], k);
+      else if (j >= r.depth)
+        ok = await_flag(c, (u64*)ins[i].tail, r.base + j + 1 - r.depth, seq, (int)ins[i].peer, row[STAGE], k);
     }
     ok = __all_sync(~0u, ok);
     u64 due = 0;
     if (ok && row[EMULATED]) {
       const i64 n = row[COUNT] - k * row[CHUNK] < row[CHUNK] ? row[COUNT] - k * row[CHUNK] : row[CHUNK];
-      const i64 bytes = n * (i64)(K::OUT_WIDE ? sizeof(A) : sizeof(T));
       for (int i = lane; i < K::OUTS; i += 32)
         if (outs[i].link_ns_per_mib) {
-          const u64 until = reserve((u64*)outs[i].link_clock, now_ns(), (u64)(bytes * outs[i].link_ns_per_mib) >> 20);
+          const u64 start = now_ns();
+          const i64 bytes = n * (i64)(K::OUT_WIDE ? sizeof(A) : sizeof(T));
+          const u64 until = reserve((u64*)outs[i].link_clock, start, (u64)(bytes * outs[i].link_ns_per_mib) >> 20);
           due = until > due ? until : due;
         }
       for (int d = 16; d; d /= 2) { const u64 other = __shfl_xor_sync(~0u, due, d); due = other > due ? other : due; }
@@ -110,9 +108,9 @@ template <class K> __device__ __forceinline__ void raise_flags(const Rounds& r, 
     if (j >= *(volatile i64*)&s.stop) return;
     const u64 due = *(volatile u64*)&s.due[j & 3];
     if (due) while (now_ns() < due) __nanosleep(100);
-    // Publishes the workers' stores to the output slots, and completes their loads of the input slots: the named barrier
-    // orders both before this fence. Pairs with the acquire in await_flag, of the waiting warps at the reader (head) and
-    // at the writer (tail).
+    // Publishes the workers' stores to the output slots, and completes their loads of the input slots: the named
+    // barrier orders both before this fence. Pairs with the acquire in await_flag, of the waiting warps at the reader
+    // (head) and at the writer (tail).
     fence_system();
     for (int i = lane; i < K::INS + K::OUTS; i += 32)
       store_relaxed((u64*)(i < K::INS ? r.ins[i].tail : r.ins[i].head), r.base + j + 1);
@@ -187,13 +185,12 @@ __device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk
 template <class K>
 __device__ __forceinline__ void move_chunks(const CommonArguments& c, const Rounds& r, Shared& s) {
   const i64* row = r.row;
-  const i64 depth = row[DEPTH];
   i64 j = 0;
   for (i64 k = row[FIRST]; k < r.chunks; k += row[STRIDE], j++) {
     sync_named(READY);
     if (j >= *(volatile i64*)&s.stop) { sync_named(MOVED); return; }
     const i64 first = k * row[CHUNK], n = row[COUNT] - first < row[CHUNK] ? row[COUNT] - first : row[CHUNK];
-    const i64 slot = j % depth, packs = (n + E - 1) / E;
+    const i64 slot = j % r.depth, packs = (n + E - 1) / E;
     Chunk<K> x;
     x.elements = n;
     x.own = c.send + row[OWN] + first * (i64)sizeof(T);
@@ -216,11 +213,11 @@ __device__ __forceinline__ void move_chunks(const CommonArguments& c, const Roun
 template <class K>
 __device__ __forceinline__ void run_stage(const CommonArguments& c, const i64* row, u64 seq, Shared& s) {
   const Channel* ins = (const Channel*)(row + WORDS_BEFORE_CHANNELS);
-  const Rounds r = {row, (row[COUNT] + row[CHUNK] - 1) / row[CHUNK], seq << 24, ins, ins + K::INS};
+  const Rounds r = {row, (row[COUNT] + row[CHUNK] - 1) / row[CHUNK], row[DEPTH], seq << 24, ins, ins + K::INS};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (warp == WORKERS / 32) await_rounds<K>(c, r, seq, lane, s);
-  else if (warp == WORKERS / 32 + 1) raise_flags<K>(r, lane, s);
-  else move_chunks<K>(c, r, s);
+  if (warp == WORKERS / 32) return await_rounds<K>(c, r, seq, lane, s);
+  if (warp == WORKERS / 32 + 1) return raise_flags<K>(r, lane, s);
+  move_chunks<K>(c, r, s);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) stages(const __grid_constant__ StageArguments a) {

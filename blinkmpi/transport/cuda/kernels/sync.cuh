@@ -27,8 +27,8 @@ __device__ __forceinline__ u64 now_ns() {
 // ---- aborts and deadlines
 
 // Abort the call on all ranks, and report why. Returns false, for the caller to pass on.
-__device__ __noinline__ bool broadcast_abort(const CommonArguments& c, u64 code, u64 seq, int peer, i64 stage, i64 chunk,
-                                             u64 want, u64 seen) {
+__device__ __noinline__ bool broadcast_abort(const CommonArguments& c, u64 code, u64 seq, int peer, i64 stage,
+                                             i64 chunk, u64 want, u64 seen) {
   Report* r = c.report;
   // The first thread fills in the report. The word is not in host memory, where atomics may be refused.
   if (atomicCAS(&c.symmetric[c.rank]->report_taken, 0ull, 1ull) == 0) {

@@ -1,7 +1,7 @@
 // Element types, conversions and reductions, and packs: the 16 bytes that a thread loads or stores at once.
 //
-// Macros from codegen.py: N ranks, the ELEMENT type, the OPERATION. C++17 without system headers, so that NVRTC compiles
-// it for whatever GPU is found.
+// Macros from codegen.py: N ranks, the ELEMENT type, the OPERATION. C++17 without system headers, so that NVRTC
+// compiles it for whatever GPU is found.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -178,5 +178,3 @@ __device__ __forceinline__ void divide(Partial& a, int n) {
 #pragma unroll
   for (int i = 0; i < E; i++) ((A*)&a)[i] = divided(((const A*)&a)[i], n);
 }
-
-template <int V> struct Int { static constexpr int value = V; };
