@@ -48,7 +48,7 @@ def compile_together(comm: blinkmpi.Communicator, pairs: list[tuple[str, str]]) 
     """Compile the one-hop kernels of some types and operations, each rank its share: CuPy keeps them on disk."""
     assert comm.gpu is not None
     calls = [Call("allreduce", comm.size, (1,), dtype, op) for dtype, op in pairs]
-    made = [(packets_source(call, comm.size, lines=lines), "packets") for call in calls for lines in (False, True)]
+    made = [(packets_source(call, comm.size, p), "packets") for call in calls for p in PACKETS.values()]
     made += [(direct_source(call, comm.size), "direct") for call in calls]
     for source, name in list(dict.fromkeys(made))[comm.rank :: comm.size]:
         comm.gpu.compile(source, name)

@@ -50,7 +50,7 @@ def test_packets_of_ranks_that_share_gpus(comm: MPI.Intracomm) -> None:
             cp.cuda.runtime.deviceSynchronize()
             loaded = transport.load(call, protocol, f"{call} by {protocol}")
             filled = transport.fill(loaded, send.data.ptr, recv.data.ptr, 0, 0, TIMEOUT_S)
-            for _ in range(2):  # both sets of boxes
+            for _ in range(2):  # both sets of LL buffers
                 transport.starter(filled, stream.ptr, stream)()
             stream.synchronize()
             assert not transport.gave_up, transport.error(f"{call} by {protocol}")

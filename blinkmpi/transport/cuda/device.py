@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import importlib
 import mmap
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -18,6 +19,7 @@ from typing import Any
 from ...errors import DeviceError
 
 KERNELS = Path(__file__).parent / "kernels"
+INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
 OPTIONS = ("-std=c++17", "-default-device")  # of NVRTC: version 12 takes a generic lambda for host code otherwise
@@ -43,7 +45,7 @@ def device_count() -> int:
 
 @cache
 def why_none() -> str:
-    """Why this process has no GPU, or nothing."""
+    """Why this process has no GPU, or an empty text."""
     try:
         runtime = cupy().cuda.runtime
         return "" if runtime.getDeviceCount() else "the CUDA driver shows no device"
@@ -62,13 +64,13 @@ class Kernel:
     registers: int
 
     def launcher(self, grid: int, block: int, stream: int, params: Any, what: str) -> Callable[[], None]:
-        """What enqueues it, with everything converted beforehand.
+        """A function that launches the kernel, with all arguments converted beforehand; it raises DeviceError.
 
-        By CuPy's own call, for ctypes takes half as long again. It raises DeviceError.
+        It uses CuPy's launchKernel, because ctypes takes half as long again.
 
         Args:
-            params: a ctypes array of pointers to the arguments, which must live as long as this.
-            what: it is, for the error.
+            params: a ctypes array of pointers to the arguments, which must outlive the function.
+            what: names the call in the error.
         """
         launch = cupy().cuda.driver.launchKernel
         numbers = (self.handle, grid, 1, 1, block, 1, 1, 0, stream, ctypes.addressof(params), 0)
@@ -86,7 +88,7 @@ class Gpu:
     """One device, used by one process.
 
     Args:
-        index: as CUDA numbers what this process sees.
+        index: CUDA's number among the devices that this process sees.
     """
 
     def __init__(self, index: int) -> None:
@@ -110,24 +112,24 @@ class Gpu:
     # ---- memory
 
     def allocate(self, nbytes: int) -> int:
-        """Zeroed device memory of its own allocation, as IPC wants it; returns its address."""
+        """Allocate zeroed device memory, by an allocation of its own as IPC needs it; returns its address."""
         at = int(self.runtime.malloc(nbytes))
         self.runtime.memset(at, 0, nbytes)
         self.runtime.deviceSynchronize()
         return at
 
     def free(self, at: int) -> None:
-        """Give back what :meth:`allocate` gave."""
+        """Free what :meth:`allocate` returned."""
         self.runtime.free(at)
 
     def pinned(self, nbytes: int) -> int:
-        """Zeroed host memory at the same address for host and device."""
+        """Allocate zeroed pinned host memory, which host and device see at the same address."""
         at = int(self.runtime.hostAlloc(nbytes, PINNED_MAPPED))
         ctypes.memset(at, 0, nbytes)
         return at
 
     def free_pinned(self, at: int) -> None:
-        """Give back what :meth:`pinned` gave."""
+        """Free what :meth:`pinned` returned."""
         self.runtime.freeHost(at)
 
     def pin(self, memory: mmap.mmap) -> int:
@@ -166,7 +168,7 @@ class Gpu:
         """(begin, bytes) of the allocation that holds an address.
 
         Raises:
-            DeviceError: if it is no device memory of this process.
+            DeviceError: if it is not device memory of this process.
         """
         begin, size = ctypes.c_uint64(), ctypes.c_size_t()
         code = self.driver.cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), ctypes.c_uint64(at))
@@ -177,7 +179,7 @@ class Gpu:
     def upload(self, to: int, data: bytes) -> None:
         """Copy host bytes to device memory; waits."""
         self.runtime.memcpy(to, ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value, len(data), 1)
-        self.runtime.deviceSynchronize()  # memcpy returns when it has read the host's bytes, not when they have arrived
+        self.runtime.deviceSynchronize()  # memcpy may return before the data have arrived
 
     def download(self, at: int, nbytes: int) -> bytes:
         """Device memory's content; waits."""
@@ -186,11 +188,11 @@ class Gpu:
         return buffer.raw
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
-        """Copy device memory, in the order of a stream."""
+        """Copy device memory on a stream."""
         self.runtime.memcpyAsync(to, source, nbytes, 3, stream)
 
     def array(self, at: int, count: int, dtype: Any, owner: Any) -> Any:
-        """A 1-D CuPy array over device memory that ``owner`` keeps."""
+        """A 1-D CuPy array over device memory that ``owner`` keeps allocated."""
         nbytes = count * self._cupy.dtype(dtype).itemsize
         memory = self._cupy.cuda.UnownedMemory(at, nbytes, owner, self.device)
         return self._cupy.ndarray((count,), dtype, self._cupy.cuda.MemoryPointer(memory, 0))
@@ -201,7 +203,7 @@ class Gpu:
         """Compile a kernel for this GPU, once; CuPy keeps the result on disk.
 
         Raises:
-            DeviceError: with the compiler's words.
+            DeviceError: with the compiler's messages.
         """
         key = (source, name)
         if key not in self._kernels:
@@ -217,35 +219,35 @@ class Gpu:
     # ---- streams
 
     def current_stream(self) -> Any:
-        """CuPy's current stream, an object that keeps it."""
+        """CuPy's current stream, as an object that keeps it alive."""
         return self._cupy.cuda.get_current_stream()
 
     def capturing(self, stream: int) -> bool:
-        """Whether work for ``stream`` goes into a CUDA graph."""
+        """Whether ``stream`` is being captured into a CUDA graph."""
         return bool(self.runtime.streamIsCapturing(stream))
 
     def after(self, stream: int, other: int) -> None:
-        """Order what follows on ``stream`` behind what is now on ``other``."""
+        """Make later work on ``stream`` wait for the work that is now on ``other``."""
         event = self._cupy.cuda.Event(disable_timing=True)
         self.runtime.eventRecord(event.ptr, other)
         self.runtime.streamWaitEvent(stream, event.ptr, 0)
 
     def mark(self, stream: int) -> Any:
-        """An event behind what is now on ``stream``."""
+        """An event behind the work that is now on ``stream``."""
         event = self._cupy.cuda.Event(disable_timing=True)
         self.runtime.eventRecord(event.ptr, stream)
         return event
 
     @contextlib.contextmanager
     def timed(self, stream: int) -> Iterator[Callable[[], float]]:
-        """Measure what is put on a stream within; the result gives seconds, when the stream is through."""
+        """Time the work enqueued within the block; the result gives seconds, after the stream has finished."""
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         self.runtime.eventRecord(begin.ptr, stream)
         yield lambda: float(self._cupy.cuda.get_elapsed_time(begin, end)) * 1e-3
         self.runtime.eventRecord(end.ptr, stream)
 
     def idle(self, on: Any) -> bool:
-        """Whether a stream (its address) has nothing left to do, or an event has passed.
+        """Whether a stream (given by its address) has finished its work, or an event has occurred.
 
         Raises:
             DeviceError: if its work failed; the process must end, CUDA does not recover.
@@ -276,5 +278,13 @@ def _driver() -> Any:
 
 
 def kernel_source(name: str) -> str:
-    """The text of one of the files in ``kernels``."""
-    return (KERNELS / name).read_text(encoding="utf-8")
+    """The text of one of the files in ``kernels``, with each header that it includes, once."""
+    included: set[str] = set()
+
+    def text(file: str) -> str:
+        if file in included:
+            return ""
+        included.add(file)
+        return INCLUDE.sub(lambda found: text(found[1]), (KERNELS / file).read_text(encoding="utf-8"))
+
+    return text(name)

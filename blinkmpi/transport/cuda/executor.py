@@ -31,15 +31,15 @@ from ...program.reduction import accumulator_of, dtype_of
 from ...util.together import Comm, gathered, together
 from ..network.endpoints import Endpoints
 from .codegen import (
-    EXTRA,
     PACKET_THREADS,
+    STAGE_THREADS,
     WORKERS,
     direct_source,
+    kinds_of,
     packet_threads,
     packets_source,
     reduces,
     row_words,
-    shapes_of,
     stages_source,
     table,
 )
@@ -47,30 +47,27 @@ from .device import Gpu, Kernel
 from .direct_segments import Segment, segment, spread
 from .failure_report import Failure
 from .host_slots import HostSlots
+from .kernel_layout import REPORT, common_arguments, fill_common
 from .memory_layout import (
-    ARENA_BYTES,
-    BOX_BYTES,
-    BOXES_AT,
+    ANNOUNCED_AT,
     HOST_BYTES,
     LINE,
     MAX_CTAS,
     MAX_RANKS,
     MAX_REGIONS,
+    SYMMETRIC_BYTES,
     Region,
     Regions,
     groups,
-    line_box_bytes,
-    lines_at,
     most_stages,
     place,
 )
-from .network_channels import Port, endpoints_of
-from .packets import PROTOCOLS, Streams, fits, longest_slice, places, streams
+from .network_channels import NetworkBuffers, endpoints_of
+from .packets import LL16, PROTOCOLS, Codec, PacketStreams, fits, ll_buffers, longest_slice, streams
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
-REPORT_WORDS = 8
+REPORT_WORDS = len(REPORT)
 MAX_CLOCKS = 256
-ENTERED_AT = 256  # of the head of an arena, as in common.cuh
 LAST: list[Any] = []  # the stream of this process's last call, and what keeps it
 
 
@@ -105,13 +102,21 @@ class CudaTransport:
     """
 
     def __init__(
-        self, comm: Comm, gpu: Gpu, *, arena_bytes: int = ARENA_BYTES, names: Sequence[int] = (), aware: bool = False
+        self,
+        comm: Comm,
+        gpu: Gpu,
+        *,
+        arena_bytes: int = SYMMETRIC_BYTES,
+        names: Sequence[int] = (),
+        aware: bool = False,
     ) -> None:
         self.n, self.rank, self.gpu, self.arena_bytes = comm.size, comm.rank, gpu, arena_bytes
         self._comm = comm
         self._names = names or range(comm.size)
         self.aware = aware
-        self._port: Port | None = None  # memory for channels to other nodes, made when the first program wants it
+        self._port: NetworkBuffers | None = (
+            None  # memory for channels to other nodes, made when the first program wants it
+        )
         self.calls = 0  # kernels that were started here
         self._hosted: HostSlots | None = None
         if self.n > MAX_RANKS:
@@ -212,22 +217,22 @@ class CudaTransport:
         rows = table(program, self.rank, groups_of, places, self.arenas, host, pace, far, ends)
         if not len(rows):  # this rank has nothing to do, but it counts the call
             return self._idle(call, text)
-        source = stages_source(call, shapes_of(program, self.rank), row_words(program, self.rank), self.n)
+        source = stages_source(call, kinds_of(program, self.rank), row_words(program, self.rank), self.n)
         kernel = self.gpu.compile(source, "stages")
         data = rows.tobytes()
         at = self.gpu.allocate(len(data))
         self.gpu.upload(at, data)
         divide = call.n if call.op == "avg" else 0
-        args = [*self._common(text, "slots", divide), at, rows.shape[1]]
-        loaded = _loaded(kernel, len(rows), WORKERS + EXTRA, args, "slots", text, (at,))
+        args = [*self._common(text, "slots", divide), at]
+        loaded = _loaded(kernel, len(rows), STAGE_THREADS, args, "slots", text, (at,))
         if part and port:
             loaded.endpoints = endpoints_of(part, self.rank, groups_of, places, port)
         return loaded
 
-    def _own_port(self) -> Port:
+    def _own_port(self) -> NetworkBuffers:
         """This rank's memory for channels to other nodes."""
         if self._port is None:
-            self._port = Port.of(self.gpu, on_gpu=self.aware)
+            self._port = NetworkBuffers.of(self.gpu, on_gpu=self.aware)
         return self._port
 
     def _host(self) -> HostSlots:
@@ -266,29 +271,34 @@ class CudaTransport:
         if not fits(call, protocol):
             raise DeviceError(f"{protocol} cannot carry {text}: too long, or blocks of several lengths; use slots")
         mine = streams(call, self.rank, two_shot=packets.two_shot)
-        threads = packet_threads(self.n, lines=packets.lines)
-        kernel = self.gpu.compile(packets_source(call, self.n, lines=packets.lines), "packets")
+        threads = packet_threads(self.n, packets.codec)
+        kernel = self.gpu.compile(packets_source(call, self.n, packets), "packets")
         divide = self.n if call.op == "avg" else 0
         units = longest_slice(call, two_shot=packets.two_shot)
-        most = min(ctas or (self.sms if packets.lines else PACKET_CTAS), self.sms)
-        grid = max(1, min(most, -(-places(units, packets) // threads)))
-        args = [*self._common(text, protocol, divide), *self._packets(mine, units, lines=packets.lines)]
+        most = min(ctas or (PACKET_CTAS if packets.codec is LL16 else self.sms), self.sms)
+        grid = max(1, min(most, -(-packets.codec.positions(units) // threads)))
+        args = [*self._common(text, protocol, divide), *self._packets(mine, units, packets.codec)]
         return _loaded(kernel, grid, threads, args, protocol, text)
 
-    def _packets(self, mine: Streams, units: int, *, lines: bool) -> list[int]:
+    def _packets(self, mine: PacketStreams, units: int, codec: Codec) -> list[int]:
         """The arguments of ``packets`` behind the common ones."""
-        at, box = (lines_at(self.n), line_box_bytes(self.n)) if lines else (BOXES_AT, BOX_BYTES)
+        at, box = ll_buffers(codec, self.n)
         return [*map(int, astuple(mine)), units, box, *(arena + at for arena in self.arenas)]
 
     def _idle(self, call: Call, text: str) -> LoadedKernel:
         """A call in which this rank neither sends nor receives."""
-        args = [*self._common(text, "slots", 0), *self._packets(Streams(0, 0, 0, 0, 0), 0, lines=False)]
+        args = [*self._common(text, "slots", 0), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, LL16)]
         return _loaded(
-            self.gpu.compile(packets_source(call, self.n), "packets"), 1, PACKET_THREADS, args, "slots", text
+            self.gpu.compile(packets_source(call, self.n, PROTOCOLS["ll16_one_shot"]), "packets"),
+            1,
+            PACKET_THREADS,
+            args,
+            "slots",
+            text,
         )
 
     def _common(self, text: str, protocol: str, divide: int) -> list[int]:
-        return [*self.arenas, self._report, fingerprint(f"{protocol} {text}"), 0, self.rank, divide, *[0] * 6]
+        return common_arguments(self.arenas, self._report, fingerprint(f"{protocol} {text}"), self.rank, divide)
 
     # ---- a call
 
@@ -315,8 +325,8 @@ class CudaTransport:
         """
         args, n = list(loaded.args), self.n
         told = (send_ref, recv_ref) if loaded.protocol == "direct" else (0, 0)  # telling the peers costs a fence
-        args[n + 2] = int(timeout_s * 1e9)
-        args[n + 5 : n + 11] = send, recv + loaded.begin, *told, final, final_bytes
+        fill_common(args, n, timeout_ns=int(timeout_s * 1e9), send=send, recv=recv + loaded.begin)
+        fill_common(args, n, send_ref=told[0], recv_ref=told[1], destination=final, destination_bytes=final_bytes)
         if loaded.protocol == "direct":
             args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
         own = _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.protocol, loaded.text)
@@ -355,7 +365,7 @@ class CudaTransport:
 
     def _entered(self) -> list[int]:
         """The last call that each rank has entered here, of whose number 32 bits are known."""
-        words = np.frombuffer(self.gpu.download(self._own + ENTERED_AT, LINE * self.n), np.uint64)[:: LINE // 8]
+        words = np.frombuffer(self.gpu.download(self._own + ANNOUNCED_AT, LINE * self.n), np.uint64)[:: LINE // 8]
         return [int(word) >> 32 for word in words]
 
     @property

@@ -1,4 +1,4 @@
-"""What a kernel that gave up leaves in the report of its rank, and what users read of it."""
+"""The report that an aborted kernel leaves for the host, and the error that users get from it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from ...errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost
 
-LATE, DIFFERENT = 2, 3  # codes of a report, as in common.cuh; 1: aborted by another rank
-FOR = {-1: "its entry into the call", -2: "the end of the call", -3: "packets"}
+ABORTED, TIMEOUT, MISMATCH = 1, 2, 3  # codes of a report; ABORTED: by another rank
+ANNOUNCEMENT, FINISH, PACKET = -1, -2, -3  # what a kernel waited for, in place of a stage
+WAITED_FOR = {ANNOUNCEMENT: "its entry into the call", FINISH: "the end of the call", PACKET: "packets"}
 MASK, HALF = (1 << 32) - 1, 1 << 31
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Who waited for whom, and for what; the words of ``struct Report`` in common.cuh."""
+    """Who waited for whom, and for what: ``struct Report`` of layout.cuh, without its first word."""
 
     code: int
     seq: int
@@ -29,18 +30,18 @@ class Failure:
 
         Args:
             text: the call.
-            names: of the ranks that share arenas, of which this one has number ``rank``.
-            entered: gives the last call that each of them has entered, of whose number 32 bits are known.
+            names: of the ranks of the node, of which this one has number ``rank``.
+            entered: gives the last call that each of them has announced, by the low 32 bits of its number.
         """
-        what = FOR.get(self.stage, f"stage {self.stage}, chunk {self.chunk}")
+        what = WAITED_FOR.get(self.stage, f"stage {self.stage}, chunk {self.chunk}")
         me, peer = names[rank], names[self.peer] if self.peer >= 0 else -1 - self.peer
-        if self.code == DIFFERENT:
+        if self.code == MISMATCH:
             return MismatchError(
                 f"GPU call {self.seq}: rank {me} called {text}, rank {peer} something else "
                 "(collective, count, type, op, root, or a registered buffer here and a plain one there); "
                 "call the same on every rank. The communicator is dead"
             )
-        if self.code == LATE:
+        if self.code == TIMEOUT:
             behind = [(self.seq - seq) & MASK for seq in entered()]
             absent = [str(names[r]) for r, lag in enumerate(behind) if r != rank and 0 < lag < HALF]
             if absent:

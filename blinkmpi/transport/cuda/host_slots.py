@@ -1,7 +1,6 @@
-"""Slots in host memory that all ranks of a node share and all their GPUs reach: the host path beside NVLink.
+"""Slots in host memory that all GPUs of a node reach: the host path beside NVLink (Blink section 3.4).
 
-Writers store over PCIe, readers load over PCIe (Blink section 3.4, hybrid
-transfers). The memory is a file in /dev/shm without a name, pinned by each rank.
+Writers store over PCIe and readers load over PCIe. The memory is an unlinked file in /dev/shm, pinned by each rank.
 """
 
 from __future__ import annotations
@@ -17,14 +16,16 @@ SHM = "/dev/shm"
 
 
 class HostSlots:
-    """This rank's map of the shared slots.
+    """This rank's mapping of the shared slots.
 
     Args:
-        share: gives rank 0's text to all ranks; collective.
-        meet: a barrier of all ranks.
+        share: broadcasts rank 0's text; collective.
+        barrier: of all ranks.
     """
 
-    def __init__(self, gpu: Gpu, nbytes: int, rank: int, share: Callable[[str], str], meet: Callable[[], None]) -> None:
+    def __init__(
+        self, gpu: Gpu, nbytes: int, rank: int, share: Callable[[str], str], barrier: Callable[[], None]
+    ) -> None:
         path = ""
         if rank == 0:
             file, path = tempfile.mkstemp(prefix="blinkmpi-", dir=SHM)
@@ -36,7 +37,7 @@ class HostSlots:
             self._map = mmap.mmap(file, nbytes)
         finally:
             os.close(file)
-        meet()
+        barrier()
         if rank == 0:
             os.unlink(path)
         self._gpu, self._at = gpu, gpu.pin(self._map)

@@ -1,6 +1,6 @@
-"""What one GPU times for ``blinkmpi topo --measure``: copies and stores into peers' memory, flags, the host's path.
+"""Link measurements of one GPU for ``blinkmpi topo --measure``: copies and stores to peers, flags, the host path.
 
-Every rank has one allocation that the others map: what it sends, where it receives, a flag for each peer.
+Every rank has one allocation that the others map: a send buffer, a receive buffer, and a flag for each peer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOURCE = "rates.cu"
 
 
 class Rates:
-    """One rank's end.
+    """The measurements of one rank.
 
     Args:
         me, n: this rank's number and how many there are on the node.
@@ -47,11 +47,11 @@ class Rates:
             raise
 
     def handle(self) -> bytes:
-        """What peers map this rank's memory by."""
+        """The IPC handle of this rank's memory."""
         return self.gpu.export(self._base)
 
     def connect(self, handles: Sequence[bytes]) -> dict[int, str]:
-        """Map the peers' memory, by everybody's handle; those that cannot be mapped, and why."""
+        """Map the peers' memory, given all handles; returns those that cannot be mapped, and why."""
         lost: dict[int, str] = {}
         for peer, handle in enumerate(handles):
             if peer != self.me:
@@ -62,13 +62,13 @@ class Rates:
         return lost
 
     def disconnect(self) -> None:
-        """Unmap the peers' memory; they may free it when all have done so."""
+        """Unmap the peers' memory; they may free it after all ranks have done so."""
         self._stream.synchronize()
         while self._peers:
             self.gpu.shut(self._peers.popitem()[1])
 
     def close(self) -> None:
-        """Give back what is this rank's."""
+        """Free this rank's memory."""
         if self._base:
             self.gpu.free(self._base)
         if self._host:
@@ -78,12 +78,12 @@ class Rates:
     # ---- seconds
 
     def copy(self, peer: int, times: int) -> float:
-        """Copies into a peer's memory, by the copy engine."""
+        """Copies into a peer's memory by the copy engine."""
         to = self._peers[peer] + self._sink
         return self._timed(lambda: self.gpu.copy(to, self._base, self.nbytes, self._stream.ptr), times)
 
     def push(self, peer: int, times: int) -> float:
-        """The same by stores of 16 bytes from all multiprocessors."""
+        """Copies into a peer's memory by 16-byte stores from all multiprocessors."""
         args = self._arguments(self._peers[peer] + self._sink, self._base, self.nbytes // PACK)
         launch = self._push.launcher(self.gpu.sms, THREADS, self._stream.ptr, args[0], "push")
         return self._timed(launch, times)
@@ -117,11 +117,11 @@ class Rates:
         return found / TRIPS * 1e-9
 
     def received(self, nbytes: int, *, at: int = 0) -> bytes:
-        """What lies where peers write."""
+        """The content of the receive buffer."""
         return self.gpu.download(self._base + self._sink + at, nbytes)
 
     def send(self, data: bytes, *, at: int = 0) -> None:
-        """Set what is sent."""
+        """Fill the send buffer."""
         self.gpu.upload(self._base + at, data)
 
     def _timed(self, enqueue: Callable[[], None], times: int) -> float:
@@ -136,6 +136,6 @@ class Rates:
 
     @staticmethod
     def _arguments(*values: Any) -> tuple[Any, list[Any]]:
-        """Pointers to a kernel's arguments, and what they point to, which must live as long; plain numbers: 64 bits."""
+        """Pointers to a kernel's arguments, and the arguments, to be kept as long; plain integers have 64 bits."""
         held = [ctypes.c_uint64(v) if isinstance(v, int) else v for v in values]
         return (ctypes.c_void_p * len(held))(*(ctypes.addressof(v) for v in held)), held

@@ -1,8 +1,8 @@
-"""Where things lie in the memory that every rank maps of every other, and which user buffers are mapped too.
+"""The layout of symmetric memory, which every rank of a node maps of every other, and of registered buffers.
 
-An arena is one allocation: a head (``struct Arena`` in ``common.cuh``), flags of
-channels, boxes for packets, boxes for packets in lines, slots of channels. A program's channels are placed
-by the same rule on every rank, so nobody has to tell anybody where they are.
+Each rank allocates symmetric memory once: a header (``struct SymmetricHeader`` in ``layout.cuh``), flags of channels,
+LL buffers of both codecs, slots of channels. The places of a program's channels follow from the program by the same
+rule on every rank, so ranks exchange no addresses.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from ...errors import ArgumentError, DeviceError
 from ...program.ir import Program, Stage
 from .device import Gpu
 
-MAX_RANKS = 16  # as the head of the arena has lines
+MAX_RANKS = 16  # of a node: the header has a line for each
+MAX_CTAS = 256  # of a call by ``direct``
 LINE = 128
 HEAD_BYTES = 64 << 10
-MAX_CTAS = 256  # of a call by ``direct``
+ANNOUNCED_AT = 256  # in the header: a line for each peer's announcement
 FLAG_BYTES = 1 << 20
-BOX_BYTES = 256 << 10  # of one source's packets, in one stage of one set: half of it is data
-LINES_BYTES = 40 << 20  # for all boxes of packets in lines of 128 bytes
-SETS, STAGES = 2, 2
-ARENA_BYTES = 104 << 20
-HOST_SHARE = 4  # CTAs for a byte by the host path, of those for one by NVLink
+SETS, SHOTS = 2, 2  # of LL buffers: two sets that take turns, each with buffers for both shots
+LL16_BUFFER_BYTES = 256 << 10  # of one source's packets, in one shot of one set: half of it is data
+LL128_BYTES = 40 << 20  # for all LL128 buffers of a rank
+SYMMETRIC_BYTES = 104 << 20
+HOST_SHARE = 4  # CTAs for a byte by the host path, for each one by NVLink
 HOST_BYTES = 64 << 20  # of slots in host memory, for all ranks
-NET_BYTES, NET_FLAG_BYTES = 127 << 20, 1 << 20  # of a rank: for slots of channels to other nodes, and for their flags
+NETWORK_BYTES = 127 << 20  # of a rank: for slots of network channels
+NETWORK_FLAG_BYTES = 1 << 20  # for their flags
 MAX_REGIONS = 1024
 OFFSET_BITS = 48
+LL16_AT = HEAD_BYTES + FLAG_BYTES
 
 
-BOXES_AT = HEAD_BYTES + FLAG_BYTES
+def ll128_at(n: int) -> int:
+    """Where LL128 buffers begin in the symmetric memory of ``n`` ranks."""
+    return LL16_AT + SETS * SHOTS * n * LL16_BUFFER_BYTES
 
 
-def lines_at(n: int) -> int:
-    """Where boxes for packets in lines begin in an arena of ``n`` ranks."""
-    return BOXES_AT + SETS * STAGES * n * BOX_BYTES
-
-
-def line_box_bytes(n: int) -> int:
-    """Bytes of one source's lines, in one stage of one set."""
-    return LINES_BYTES // (SETS * STAGES * n) // LINE * LINE
+def ll128_buffer_bytes(n: int) -> int:
+    """Bytes of one source's lines, in one shot of one set."""
+    return LL128_BYTES // (SETS * SHOTS * n) // LINE * LINE
 
 
 def slots_at(n: int) -> int:
-    """Where slots begin in an arena of ``n`` ranks."""
-    return lines_at(n) + LINES_BYTES
+    """Where slots begin in the symmetric memory of ``n`` ranks."""
+    return ll128_at(n) + LL128_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A channel: offsets of slots and head flags in the reader's arena, of tail flags in the writer's.
+class ChannelPlace:
+    """Where a channel is: slots and head flags in the reader's symmetric memory, tail flags in the writer's.
 
-    With ``hosted`` the slots lie in host memory that all ranks share; with ``far`` slots and flags lie in two places
-    of the rank's own, where messages to and from another node find them: see :class:`~.far.Port`.
+    With ``in_host_memory`` the slots are in host memory that all ranks share. With ``network`` slots and flags are in
+    the rank's own :class:`~.network_channels.NetworkBuffers`, where messages to and from another node find them.
     """
 
     writer: int
@@ -64,8 +64,8 @@ class Place:
     heads: int
     tails: int
     slot_bytes: int
-    hosted: bool = False
-    far: bool = False
+    in_host_memory: bool = False
+    network: bool = False
 
 
 def most_stages(program: Program) -> int:
@@ -73,11 +73,11 @@ def most_stages(program: Program) -> int:
     return max(Counter(stage.rank for stage in program.stages).values(), default=0)
 
 
-def groups(program: Program, ctas: int, hosted: Collection[int] = ()) -> dict[int, int]:
+def groups(program: Program, ctas: int, host_channels: Collection[int] = ()) -> dict[int, int]:
     """CTAs for each tree's stages, in proportion to what they move; no rank has more than ``ctas`` of them.
 
     Args:
-        hosted: channels that take the host path: their trees get more, because each access takes longer.
+        host_channels: those that take the host path: their trees get more CTAs, because each access takes longer.
 
     Raises:
         DeviceError: if a rank has more stages than that.
@@ -90,7 +90,7 @@ def groups(program: Program, ctas: int, hosted: Collection[int] = ()) -> dict[in
         chunks[stage.tree] = max(chunks.get(stage.tree, 0), -(-stage.count // program.chunk_of(stage)))
         of = stages.setdefault(stage.rank, {})
         of[stage.tree] = of.get(stage.tree, 0) + 1
-    for tree in {program.channels[c].tree for c in hosted}:
+    for tree in {program.channels[c].tree for c in host_channels}:
         spans[tree] *= HOST_SHARE
     taken = dict.fromkeys(spans, 1)
     used = {rank: sum(of.values()) for rank, of in stages.items()}
@@ -116,64 +116,68 @@ def place(
     groups_of: dict[int, int],
     item: int,
     partial: int,
-    arena_bytes: int,
-    hosted: Collection[int] = (),
-    far: Collection[int] = (),
+    symmetric_bytes: int,
+    host_channels: Collection[int] = (),
+    network: Collection[int] = (),
     n: int = 0,
-) -> list[Place]:
-    """Place every channel of a program.
+) -> list[ChannelPlace]:
+    """ChannelPlace every channel of a program.
 
     Args:
         item, partial: bytes of an element, of a partial result.
-        hosted: channels whose slots lie in host memory.
-        far: channels to other nodes.
-        n: ranks that share arenas, if they are not all of the call.
+        host_channels: those whose slots are in host memory.
+        network: those that lead to other nodes.
+        n: ranks of the node, if they are not all of the call.
 
     Raises:
         DeviceError: if slots or flags do not fit; ArgumentError: if a channel has several readers.
     """
     n = n or program.call.n
-    lines = [[0] * n for _ in range(n)]  # of flags in each arena, by the rank that raises them
+    lines = [[0] * n for _ in range(n)]  # of flags at each rank, by the rank that raises them
     share = HOST_BYTES // n // LINE * LINE  # of host memory
     slots, hosts = [slots_at(n)] * n, [r * share for r in range(n)]
     chunk_of = {c: program.chunk_of(stage) for stage in program.stages for c in (*stage.ins, *stage.outs)}
-    nets, net_lines = [0] * n, [0] * n
+    networks, network_lines = [0] * n, [0] * n
     places = []
     for c, channel in enumerate(program.channels):
         if len(channel.readers) != 1:
             raise ArgumentError("a GPU's memory does not multicast: plan for a machine of GPUs, not for shared memory")
         (reader,), writer, many = channel.readers, channel.writer, groups_of[channel.tree]
         size = _up(chunk_of[c] * (partial if channel.partial else item))
-        if c in far:
-            heads = net_lines[reader] * LINE
-            places.append(Place(writer, reader, nets[reader], heads, heads + many * LINE, size, far=True))
-            net_lines[reader] += 2 * many
-            nets[reader] += many * program.depth * size
+        if c in network:
+            heads = network_lines[reader] * LINE
+            places.append(
+                ChannelPlace(writer, reader, networks[reader], heads, heads + many * LINE, size, network=True)
+            )
+            network_lines[reader] += 2 * many
+            networks[reader] += many * program.depth * size
             continue
         heads, tails = _flags(lines[reader], writer, many), _flags(lines[writer], reader, many)
-        taken = hosts if c in hosted else slots
-        places.append(Place(writer, reader, taken[reader], heads, tails, size, c in hosted))
+        taken = hosts if c in host_channels else slots
+        places.append(ChannelPlace(writer, reader, taken[reader], heads, tails, size, c in host_channels))
         taken[reader] += many * program.depth * size
     most, host = max(map(max, lines)) * LINE, max(at - r * share for r, at in enumerate(hosts))
-    if max(nets) > NET_BYTES or max(net_lines) * LINE > NET_FLAG_BYTES:
+    if max(networks) > NETWORK_BYTES or max(network_lines) * LINE > NETWORK_FLAG_BYTES:
         raise DeviceError(
-            f"{program.call.collective} by {program.scheme} needs {max(nets)} bytes of slots and {max(net_lines)} "
-            f"lines of flags to other nodes; a rank has {NET_BYTES} and {NET_FLAG_BYTES // LINE}: choose smaller chunks"
+            f"{program.call.collective} by {program.scheme} needs {max(networks)} bytes of slots and "
+            f"{max(network_lines)} lines of flags to other nodes; a rank has {NETWORK_BYTES} and "
+            f"{NETWORK_FLAG_BYTES // LINE}: choose smaller chunks"
         )
-    if max(slots) > arena_bytes or most > FLAG_BYTES // MAX_RANKS or host > share:
+    if max(slots) > symmetric_bytes or most > FLAG_BYTES // MAX_RANKS or host > share:
         raise DeviceError(
             f"{program.call.collective} by {program.scheme} needs {max(slots)} bytes of slots, {most} of flags, {host} "
-            f"on the host; a rank has {arena_bytes}, {FLAG_BYTES // MAX_RANKS}, {share}; "
+            f"on the host; a rank has {symmetric_bytes}, {FLAG_BYTES // MAX_RANKS}, {share}; "
             "choose smaller chunks, fewer trees"
         )
     return places
 
 
 def _flags(taken: list[int], by: int, many: int) -> int:
-    """Where flags of an arena lie that rank ``by`` raises.
+    """Where the flags that rank ``by`` raises begin in some rank's symmetric memory.
 
-    Each rank raises words of its own, for its last flags of a call may land when all others are in the next call.
-    Likewise host memory is a reader's own, who may still read when others, without it, are in the next call.
+    Each rank raises words of its own, because its last flags of a call may land when all others are in the next call.
+    Likewise each reader has its own part of the slots in host memory, because it may still read its last chunk when
+    the others are in the next call.
     """
     first, taken[by] = taken[by], taken[by] + many
     return HEAD_BYTES + by * (FLAG_BYTES // MAX_RANKS) + first * LINE
@@ -186,22 +190,22 @@ def stages_of(program: Program, rank: int, groups_of: dict[int, int]) -> list[tu
 
 @dataclass
 class Region:
-    """A registered buffer, and the allocation that holds it, as every rank's maps of it see it.
+    """An allocation with registered buffers, and where this rank has mapped every rank's counterpart.
 
-    ``parts`` are the (begin, end) that users registered of it, as often as they did.
+    ``parts`` has the (begin, end) of each registration, also of repeated ones.
     """
 
     index: int
     begin: int
     nbytes: int
-    peers: tuple[int, ...]  # addresses of the ranks' allocations here; ours among them
-    opened: tuple[int, ...]  # those to unmap
+    peers: tuple[int, ...]  # addresses of all ranks' allocations as mapped here
+    opened: tuple[int, ...]  # the addresses to unmap
     parts: list[tuple[int, int]]
 
 
 @dataclass
 class Regions:
-    """What is registered, in the order that all ranks share."""
+    """The registered buffers, with indices that are the same on all ranks."""
 
     gpu: Gpu
     n: int
@@ -228,7 +232,7 @@ class Regions:
         return 0
 
     def seen_at(self, ref: int) -> list[int]:
-        """Where every rank's buffer is, seen from here, if all lie as ours does."""
+        """Where every rank's buffer is mapped here, if all have the same offset as ours."""
         if not ref:
             return [0] * self.n
         peers, offset = self.known[(ref >> OFFSET_BITS) - 1].peers, ref & (1 << OFFSET_BITS) - 1

@@ -1,8 +1,9 @@
-"""Channels of GPUs that lead to other nodes (Blink section 3.5).
+"""Network channels: slots and flags of channels to other nodes, sent as messages by the host (Blink section 3.5).
 
-The kernel fills a slot and raises the head, the host sends it and raises the tail; the other way round for what comes.
-Flags lie in pinned host memory. So do the slots, which the kernel reaches over PCIe, unless MPI takes GPU memory: then
-they lie on the GPU. Each CTA of a stage has slots and flags of its own, so a channel has one end for each.
+The kernel fills a slot and raises the head flag; the host sends the slot and raises the tail flag. For incoming chunks
+the roles are exchanged. Flags are in pinned host memory. So are the slots, which the kernel reaches over PCIe, unless
+MPI takes GPU memory: then they are on the GPU. Each CTA of a stage has slots and flags of its own, so a channel has one
+end per CTA.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from ...program.partition import NodePart
 from ...program.reduction import accumulator_of, dtype_of
 from ..network.endpoints import FIRST_CHANNEL, Endpoint, Endpoints
 from .device import Gpu
-from .memory_layout import LINE, MAX_CTAS, NET_BYTES, NET_FLAG_BYTES, Place
+from .memory_layout import LINE, MAX_CTAS, NETWORK_BYTES, NETWORK_FLAG_BYTES, ChannelPlace
 
 WORDS = LINE // 8
 
 
 @dataclass(frozen=True)
-class Port:
-    """A rank's memory for channels to other nodes: addresses of flags and of slots.
+class NetworkBuffers:
+    """A rank's memory for network channels: addresses of flags and of slots.
 
     Args:
-        on_gpu: whether the slots lie there, for MPI to take; else on the host, behind the flags.
+        on_gpu: whether the slots are in GPU memory; else they are in host memory, behind the flags.
     """
 
     flags: int
@@ -36,25 +37,25 @@ class Port:
     on_gpu: bool
 
     @classmethod
-    def of(cls, gpu: Gpu, *, on_gpu: bool) -> Port:
-        """Make one, all zeros."""
-        flags = gpu.pinned(NET_FLAG_BYTES + (0 if on_gpu else NET_BYTES))
-        return cls(flags, gpu.allocate(NET_BYTES) if on_gpu else flags + NET_FLAG_BYTES, on_gpu)
+    def of(cls, gpu: Gpu, *, on_gpu: bool) -> NetworkBuffers:
+        """Allocate them, all zeros."""
+        flags = gpu.pinned(NETWORK_FLAG_BYTES + (0 if on_gpu else NETWORK_BYTES))
+        return cls(flags, gpu.allocate(NETWORK_BYTES) if on_gpu else flags + NETWORK_FLAG_BYTES, on_gpu)
 
     def close(self, gpu: Gpu) -> None:
-        """Give it back."""
+        """Free them."""
         gpu.free_pinned(self.flags)
         if self.on_gpu:
             gpu.free(self.slots)
 
 
 def endpoints_of(
-    part: NodePart, rank: int, groups_of: Mapping[int, int], places: Sequence[Place], port: Port
+    part: NodePart, rank: int, groups_of: Mapping[int, int], places: Sequence[ChannelPlace], buffers: NetworkBuffers
 ) -> Endpoints:
-    """The endpoints that a rank has, as the part names it."""
+    """The endpoints of network channels at a rank, by its number in the part."""
     found = []
-    flags = _bytes_at(port.flags, NET_FLAG_BYTES).view(np.uint64)
-    memory, program = _bytes_at(port.slots, NET_BYTES), part.program
+    flags = _bytes_at(buffers.flags, NETWORK_FLAG_BYTES).view(np.uint64)
+    memory, program = _bytes_at(buffers.slots, NETWORK_BYTES), part.program
     for stage in program.of(rank):
         many = groups_of[stage.tree]
         for c in (*stage.ins, *stage.outs):
@@ -75,5 +76,5 @@ def endpoints_of(
 
 
 def _bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
-    """Memory as MPI is given it. What lies on the GPU is an address to this process, and never looked at."""
+    """Memory to hand to MPI. GPU memory is only an address to this process, which never reads it."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))

@@ -1,8 +1,9 @@
-"""Calls by packets that carry their own flags: their formats, and who sends what to whom. Pure, as all of a plan is.
+"""The protocols over packets: their codecs, and who sends what to whom. Pure; all ranks agree.
 
-In one shot a rank sends its stream to everyone who needs it. In two, each
-owner gets a slice of the vector from all, folds it, and gives it to all who
-want it: two steps, but no link carries a whole vector for every rank.
+In ``one_shot`` a rank sends its stream to every rank that needs it. In
+``two_shot`` each owner gets a slice of the vector from all ranks, reduces it,
+and sends it to all that want it: two steps, but no link carries a whole vector
+for every rank.
 """
 
 from __future__ import annotations
@@ -12,49 +13,71 @@ from dataclasses import dataclass
 from ...errors import ArgumentError
 from ...program.call import Call
 from ...program.reduction import dtype_of
-from .memory_layout import BOX_BYTES, LINE, line_box_bytes
+from .memory_layout import LINE, LL16_AT, LL16_BUFFER_BYTES, ll128_at, ll128_buffer_bytes
 
-UNIT = 16  # bytes that one thread sends of a stream
-LINE_UNITS = 7  # of a line; the eighth is its flag
-TWO_SHOTS = ("allreduce", "reduce", "broadcast")  # what takes them
+PACK_BYTES = 16  # what one thread sends of a stream at a time
+TWO_SHOTS = ("allreduce", "reduce", "broadcast")  # the collectives that ``two_shot`` can do
 
 
 @dataclass(frozen=True, slots=True)
-class Packets:
-    """How a protocol carries a call: in ``lines`` of 128 bytes or in packets of 16, in two shots or in one."""
+class Codec:
+    """How packs and flags share an LL buffer: of ``group`` positions side by side, ``data`` carry a pack each."""
 
-    lines: bool
+    name: str  # of the struct in kernels/
+    group: int
+    data: int
+    position_bytes: int
+
+    def positions(self, packs: int) -> int:
+        """Positions, and so threads, that some packs take."""
+        return -(-packs // self.data) * self.group
+
+
+LL16 = Codec("LL16", 1, 1, 2 * PACK_BYTES)
+LL128 = Codec("LL128", LINE // PACK_BYTES, LINE // PACK_BYTES - 1, PACK_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class PacketProtocol:
+    """A codec and an algorithm."""
+
+    codec: Codec
     two_shot: bool
 
 
 PROTOCOLS = {
-    "ll16_one_shot": Packets(lines=False, two_shot=False),
-    "ll16_two_shot": Packets(lines=False, two_shot=True),
-    "ll128_one_shot": Packets(lines=True, two_shot=False),
-    "ll128_two_shot": Packets(lines=True, two_shot=True),
+    "ll16_one_shot": PacketProtocol(LL16, two_shot=False),
+    "ll16_two_shot": PacketProtocol(LL16, two_shot=True),
+    "ll128_one_shot": PacketProtocol(LL128, two_shot=False),
+    "ll128_two_shot": PacketProtocol(LL128, two_shot=True),
 }
 
 
+def ll_buffers(codec: Codec, n: int) -> tuple[int, int]:
+    """Where a codec's LL buffers begin in symmetric memory, and the bytes of one: for a source, in a shot of a set."""
+    return (ll128_at(n), ll128_buffer_bytes(n)) if codec is LL128 else (LL16_AT, LL16_BUFFER_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
-class Streams:
-    """What one rank sends and takes; masks are by rank. As ``struct Packets`` of packets.cu has it."""
+class PacketStreams:
+    """What one rank sends and receives; masks are by rank. As ``struct PacketArguments`` of exchange.cuh has it."""
 
     nbytes: int  # of a stream
     send_stride: int  # bytes between the streams for two peers; 0: all get the same
-    recv_stride: int  # between the streams of two sources; 0: they are folded
+    recv_stride: int  # between the streams of two sources; 0: they are reduced
     send_mask: int
     recv_mask: int
-    owners: int = 0  # of slices, in two shots
+    owners: int = 0  # of slices, in two_shot
     out_mask: int = 0
     in_mask: int = 0
-    keep: bool = True  # whether what is folded belongs into the receive buffer
+    keep: bool = True  # whether the reduced slice belongs into the receive buffer
 
 
-def streams(call: Call, rank: int, *, two_shot: bool = False) -> Streams:
-    """What a rank sends and takes in a call.
+def streams(call: Call, rank: int, *, two_shot: bool = False) -> PacketStreams:
+    """What a rank sends and receives in a call.
 
     Raises:
-        ArgumentError: for a reduce-scatter of uneven blocks, or two shots of what takes one.
+        ArgumentError: for a reduce-scatter of uneven blocks, or a collective that ``two_shot`` cannot do.
     """
     n = call.n
     nbytes = call.counts[0] * dtype_of(call.dtype).itemsize
@@ -65,51 +88,44 @@ def streams(call: Call, rank: int, *, two_shot: bool = False) -> Streams:
     if two_shot:
         owners = everyone if kind == "allreduce" else everyone & ~root
         if kind == "allreduce":
-            return Streams(nbytes, 0, 0, others, everyone, owners, others, others)
+            return PacketStreams(nbytes, 0, 0, others, everyone, owners, others, others)
         if kind == "reduce":
             if at_root:
-                return Streams(nbytes, 0, 0, owners, 0, owners, 0, owners, keep=False)
-            return Streams(nbytes, 0, 0, owners & ~me, everyone, owners, root, 0, keep=False)
+                return PacketStreams(nbytes, 0, 0, owners, 0, owners, 0, owners, keep=False)
+            return PacketStreams(nbytes, 0, 0, owners & ~me, everyone, owners, root, 0, keep=False)
         if at_root:
-            return Streams(nbytes, 0, 0, owners, 0, owners)
-        return Streams(nbytes, 0, 0, 0, root, owners, owners & ~me, owners & ~me)
+            return PacketStreams(nbytes, 0, 0, owners, 0, owners)
+        return PacketStreams(nbytes, 0, 0, 0, root, owners, owners & ~me, owners & ~me)
     if kind == "allreduce":
-        return Streams(nbytes, 0, 0, others, everyone)
+        return PacketStreams(nbytes, 0, 0, others, everyone)
     if kind == "allgather":
-        return Streams(nbytes, 0, nbytes, others, everyone)
+        return PacketStreams(nbytes, 0, nbytes, others, everyone)
     if kind == "reduce_scatter":
         if len(set(call.counts)) > 1:
             raise ArgumentError("packets carry equal blocks only; use slots for uneven ones")
-        return Streams(nbytes, nbytes, 0, others, everyone)
+        return PacketStreams(nbytes, nbytes, 0, others, everyone)
     if kind == "broadcast":
-        return Streams(nbytes, 0, 0, others if at_root else 0, 0 if at_root else root)
+        return PacketStreams(nbytes, 0, 0, others if at_root else 0, 0 if at_root else root)
     if kind == "scatter":
-        return Streams(nbytes, nbytes, 0, others if at_root else 0, root)
+        return PacketStreams(nbytes, nbytes, 0, others if at_root else 0, root)
     stride = nbytes if kind == "gather" else 0
-    return Streams(nbytes, 0, stride, 0 if at_root else root, everyone if at_root else 0)
+    return PacketStreams(nbytes, 0, stride, 0 if at_root else root, everyone if at_root else 0)
 
 
 def longest_slice(call: Call, *, two_shot: bool) -> int:
-    """Units of 16 bytes that one rank may send to one other in one shot."""
-    units = -(-call.counts[0] * dtype_of(call.dtype).itemsize // UNIT)
+    """The most packs that one rank sends to another in a shot."""
+    packs = -(-call.counts[0] * dtype_of(call.dtype).itemsize // PACK_BYTES)
     owners = call.n - (call.collective != "allreduce") if two_shot else 1
-    return -(-units // max(owners, 1))
-
-
-def places(units: int, packets: Packets) -> int:
-    """Threads that a slice takes: in a line, every eighth carries the flag."""
-    return -(-units // LINE_UNITS) * (LINE // UNIT) if packets.lines else units
+    return -(-packs // max(owners, 1))
 
 
 def fits(call: Call, protocol: str) -> bool:
-    """Whether a protocol of packets can carry a call: one of a kind that it knows, and short enough for the boxes."""
-    packets = PROTOCOLS[protocol]
+    """Whether a protocol over packets can carry a call: its collective and blocks, and the size of LL buffers."""
+    codec, two_shot = PROTOCOLS[protocol].codec, PROTOCOLS[protocol].two_shot
     if call.collective == "reduce_scatter" and len(set(call.counts)) > 1:
         return False
-    alone = call.n <= 2 and call.collective != "allreduce"  # one owner at most, which a shot reaches
-    if packets.two_shot and (call.collective not in TWO_SHOTS or alone):
+    single_owner = call.n <= 2 and call.collective != "allreduce"  # which one_shot reaches as well
+    if two_shot and (call.collective not in TWO_SHOTS or single_owner):
         return False
-    units = longest_slice(call, two_shot=packets.two_shot)
-    if packets.lines:
-        return UNIT * places(units, packets) <= line_box_bytes(call.n)
-    return 2 * UNIT * units <= BOX_BYTES
+    positions = codec.positions(longest_slice(call, two_shot=two_shot))
+    return codec.position_bytes * positions <= ll_buffers(codec, call.n)[1]

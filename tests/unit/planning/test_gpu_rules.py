@@ -18,7 +18,7 @@ from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.packets import PROTOCOLS as PACKETS
 from blinkmpi.transport.cuda.packets import fits
 from blinkmpi.trees.tree import ROOTED, Collective
-from tests.unit.transport.test_cuda_shares import REAL
+from tests.unit.transport.test_cuda_direct_segments import REAL
 
 H200 = machine("hgx-h200")
 

@@ -1,17 +1,19 @@
 """Every kernel compiles, for every GPU generation that it is meant for, and keeps its values in registers.
 
-``python tests/unit/test_cuda_compile.py`` writes what they take to benchmarks/results/cuda/registers.json.
+``python tests/unit/transport/test_cuda_compile.py`` writes what they take to benchmarks/results/cuda/registers.json.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -25,17 +27,20 @@ from blinkmpi.planning.selection import make_plan, program_for  # noqa: E402
 from blinkmpi.program.call import REDUCTIONS, Call  # noqa: E402
 from blinkmpi.program.reduction import DTYPES, OPS, accumulator_of, check_op, dtype_of  # noqa: E402
 from blinkmpi.topology import machine, modify  # noqa: E402
+from blinkmpi.transport.cuda import codegen, failure_report, kernel_layout, memory_layout  # noqa: E402
 from blinkmpi.transport.cuda.codegen import (  # noqa: E402
-    EXTRA,
+    STAGE_THREADS,
     WORKERS,
-    Shape,
+    StageKind,
     direct_source,
+    kinds_of,
     packet_threads,
     packets_source,
     row_words,
-    shapes_of,
     stages_source,
 )
+from blinkmpi.transport.cuda.kernel_layout import COMMON  # noqa: E402
+from blinkmpi.transport.cuda.packets import PROTOCOLS, Codec  # noqa: E402
 from blinkmpi.trees.tree import ROOTED, Collective  # noqa: E402
 from tests.unit.transport.nvrtc import Used, all_compiled, compiled  # noqa: E402
 
@@ -71,19 +76,19 @@ def kernels(
 ) -> list[tuple[str, str]]:
     """(name, source) of the ``most`` largest kernels ``stages`` of a machine's ranks for some collectives, any scheme.
 
-    Where the own operand stands in a fold differs from rank to rank and changes little, so one of such kernels will do.
+    The position of the own operand differs from rank to rank and changes little, so one of such kernels will do.
     """
     plan = plan_of(name)
-    found: dict[frozenset[Shape], tuple[str, str]] = {}
+    found: dict[frozenset[StageKind], tuple[str, str]] = {}
     for collective in collectives:
         call = call_of(collective, plan.n, dtype, op)
         for scheme in plan.schemes(collective, call.root):
             program = program_for(plan, call, Rule(collective, 0, scheme, *GPU_SLOTS))
             for rank in range(plan.n):
-                shapes = shapes_of(program, rank)
-                kind = frozenset(replace(s, own_at=min(s.own_at, 0)) for s in shapes)
-                if shapes and kind not in found:
-                    source = stages_source(call, shapes, row_words(program, rank), call.n)
+                kinds = kinds_of(program, rank)
+                kind = frozenset(replace(s, own_at=min(s.own_at, 0)) for s in kinds)
+                if kinds and kind not in found:
+                    source = stages_source(call, kinds, row_words(program, rank), call.n)
                     found[kind] = f"{collective} {scheme} rank {rank}", source
     largest = sorted(found, key=lambda kind: -sum(s.ins + s.outs for s in kind))
     return [found[kind] for kind in largest[:most]]
@@ -93,11 +98,8 @@ def onehop(call: Call) -> dict[str, tuple[str, dict[str, int]]]:
     """Source of each one-hop kernel, and its threads by the name it has there."""
     return {
         **{
-            f"packets of {128 if lines else 16} bytes": (
-                packets_source(call, call.n, lines=lines),
-                {"packets": packet_threads(call.n, lines=lines)},
-            )
-            for lines in (False, True)
+            name: (packets_source(call, call.n, protocol), {"packets": packet_threads(call.n, protocol.codec)})
+            for name, protocol in PROTOCOLS.items()
         },
         "direct": (direct_source(call, call.n), {"direct": WORKERS}),
     }
@@ -111,7 +113,7 @@ def check(where: str, threads: dict[str, int], found: dict[str, Used], *, slack:
         assert used.registers * threads[kernel] <= REGISTERS, f"{where}: {kernel} {used}"
 
 
-STAGES = {"stages": WORKERS + EXTRA}
+STAGES = {"stages": STAGE_THREADS}
 
 
 @pytest.mark.parametrize("arch", GENERATIONS)
@@ -146,17 +148,55 @@ def test_stages_of_every_generation(arch: str, name: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_operation_of_every_type(dtype: str) -> None:
     wide = accumulator_of(dtype) != dtype_of(dtype)
-    shapes = [Shape(2, 1, 1, stores=True, final=True, in_partial=wide, out_partial=False)]
+    kinds = [StageKind(2, 1, 1, stores=True, final=True, in_partial=wide, out_partial=False)]
     ops = []
     for op in OPS:
         with contextlib.suppress(BufferTypeError):
             check_op(op, dtype)
             ops.append(op)
     calls = [Call("allreduce", 4, (1000,), dtype, op) for op in ops]
-    found = all_compiled([stages_source(call, shapes, 64, 4) for call in calls], "sm_90")
+    found = all_compiled([stages_source(call, kinds, 64, 4) for call in calls], "sm_90")
     for op, used in zip(ops, found, strict=True):
         check(f"{dtype} {op}", STAGES, used)
         assert used["stages"].fused == 0, "docs/numerics.md: no fused multiply-add is used"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "module", "name", "wrong", "message"),
+    [
+        ("direct", kernel_layout, "COMMON", ("fingerprint", "report", *COMMON[2:]), "CommonArguments, fingerprint"),
+        ("direct", kernel_layout, "REPORT", kernel_layout.REPORT[:-1], "sizeof(Report) == 56"),
+        ("direct", kernel_layout, "DIRECT", kernel_layout.DIRECT[::-1], "DirectArguments, regions"),
+        ("direct", failure_report, "MISMATCH", 4, "MISMATCH == 4"),
+        ("direct", failure_report, "FINISH", -4, "FINISH == -4"),
+        ("direct", memory_layout, "ANNOUNCED_AT", 128, "announced) == 128"),
+        ("direct", memory_layout, "LINE", 64, "sizeof(Announcement) == 64"),
+        ("direct", memory_layout, "HEAD_BYTES", 32 << 10, "sizeof(SymmetricHeader) <= 32768"),
+        ("direct", memory_layout, "MAX_CTAS", 1024, "sizeof(SymmetricHeader) <= 65536"),
+        ("packets", kernel_layout, "PACKETS", (*kernel_layout.PACKETS, "one_more"), "one_more"),
+        ("packets", kernel_layout, "LL128", Codec("LL128", 8, 6, 16), "LL128::DATA == 6"),
+        ("packets", memory_layout, "SETS", 3, "SETS == 3"),
+        ("stages", kernel_layout, "STAGES", ("table", "row_words"), "StageArguments, row_words"),
+        ("stages", kernel_layout, "ROW", kernel_layout.ROW[1:], "COUNT == 0"),
+        ("stages", kernel_layout, "CHANNEL", kernel_layout.CHANNEL[:5], "sizeof(Channel) == 40"),
+        ("stages", kernel_layout, "BEFORE_CHANNELS", 15, "WORDS_BEFORE_CHANNELS == 15"),
+        ("stages", codegen, "STAGE_THREADS", 480, "THREADS == 480"),
+    ],
+)
+def test_a_kernel_of_another_layout_does_not_compile(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, module: ModuleType, name: str, wrong: object, message: str
+) -> None:
+    """What Python knows of the kernels' structs is asserted when they are compiled."""
+    call = Call("allreduce", 4, (1000,), "float32", "sum")
+    kind = StageKind(2, 1, 1, stores=True, final=True, in_partial=False, out_partial=False)
+    monkeypatch.setattr(module, name, wrong)
+    source = {
+        "direct": lambda: direct_source(call, 4),
+        "packets": lambda: packets_source(call, 4, PROTOCOLS["ll128_two_shot"]),
+        "stages": lambda: stages_source(call, [kind], 64, 4),
+    }[kernel]()
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        compiled(source, "sm_90")
 
 
 def test_the_compiler_is_heard() -> None:

@@ -1,4 +1,4 @@
-"""Who sends what to whom by packets, executed against the reference; and what fits their boxes."""
+"""Who sends what to whom by packets, executed against the reference; and what fits the LL buffers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pytest
 from blinkmpi.errors import ArgumentError
 from blinkmpi.program.call import Call
 from blinkmpi.program.reduction import Array
-from blinkmpi.transport.cuda.memory_layout import BOX_BYTES, LINE, line_box_bytes
-from blinkmpi.transport.cuda.packets import LINE_UNITS, PROTOCOLS, UNIT, Streams, fits, longest_slice, places, streams
+from blinkmpi.transport.cuda.memory_layout import LINE, LL16_BUFFER_BYTES, ll128_buffer_bytes
+from blinkmpi.transport.cuda.packets import LL128, PACK_BYTES, PROTOCOLS, PacketStreams, fits, longest_slice, streams
 from blinkmpi.trees.tree import Collective
-from tests.unit.transport.test_cuda_shares import bytes_of, folded, ranks_in, receivers, settings, some_calls
+from tests.unit.transport.test_cuda_direct_segments import bytes_of, ranks_in, receivers, reduced, settings, some_calls
 from tests.unit.trees.packings import call_of, reference, sends_of
 
 
-def slice_of(made: Streams, rank: int) -> slice:
-    """The bytes of the vector that a rank owns in two shots, as packets.cu cuts it."""
-    units, owners = -(-made.nbytes // UNIT), ranks_in(made.owners)
-    each = UNIT * -(-units // len(owners))
+def slice_of(made: PacketStreams, rank: int) -> slice:
+    """The bytes of the vector that a rank owns in two shots, as two_shot of packets.cu cuts it."""
+    packs, owners = -(-made.nbytes // PACK_BYTES), ranks_in(made.owners)
+    each = PACK_BYTES * -(-packs // len(owners))
     begin = min(owners.index(rank) * each, made.nbytes)
     return slice(begin, min(begin + each, made.nbytes))
 
@@ -54,7 +54,7 @@ def test_one_shot_reaches_who_waits_for_it(collective: Collective, n: int, count
             assert got[-1].size == mine.nbytes
         assert all(made[r].recv_mask >> rank & 1 for r in ranks_in(mine.send_mask)), "nobody reads these packets"
         parts = [(r * mine.recv_stride, x) for r, x in zip(ranks_in(mine.recv_mask), got, strict=True)]
-        for at, value in parts if mine.recv_stride or not got else [(0, folded(call, got))]:
+        for at, value in parts if mine.recv_stride or not got else [(0, reduced(call, got))]:
             bytes_of(recvs[rank])[at : at + mine.nbytes] = value
             writes[rank][at : at + mine.nbytes] += 1  # type: ignore[index]
     check(call, recvs, writes, want)
@@ -85,15 +85,15 @@ def test_two_shots_reach_who_waits_for_them(collective: Collective, n: int, coun
         part = slice_of(mine, rank)
         sources = ranks_in(mine.recv_mask)
         assert all(r == rank or made[r].send_mask >> rank & 1 for r in sources)
-        value = folded(call, [bytes_of(sends[r])[part] for r in sources])
+        value = reduced(call, [bytes_of(sends[r])[part] for r in sources])
         for r in [*([rank] if mine.keep else []), *ranks_in(mine.out_mask)]:
             bytes_of(recvs[r])[part] = value
             writes[r][part] += 1  # type: ignore[index]
     check(call, recvs, writes, want)
 
 
-def test_what_fits_the_boxes() -> None:
-    data = BOX_BYTES // 2  # the other half is flags
+def test_what_fits_the_ll16_buffers() -> None:
+    data = LL16_BUFFER_BYTES // 2  # the other half is flags
     one = Call("allreduce", 8, (data,), "int8", "sum")
     assert fits(one, "ll16_one_shot")
     assert not fits(Call("allreduce", 8, (data + 1,), "int8", "sum"), "ll16_one_shot")
@@ -107,11 +107,11 @@ def test_what_fits_the_boxes() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 16])
 @pytest.mark.parametrize("protocol", ["ll128_one_shot", "ll128_two_shot"])
-def test_lines_fill_their_boxes_and_no_more(n: int, protocol: str) -> None:
-    most = line_box_bytes(n) // LINE * LINE_UNITS * UNIT * (n if protocol == "ll128_two_shot" else 1)
+def test_lines_fill_the_ll128_buffers_and_no_more(n: int, protocol: str) -> None:
+    most = ll128_buffer_bytes(n) // LINE * LL128.data * PACK_BYTES * (n if protocol == "ll128_two_shot" else 1)
     for nbytes, room in ((most, True), (most + 1, False)):
         call = Call("allreduce", n, (nbytes,), "int8", "sum")
         assert fits(call, protocol) is room
-        taken = UNIT * places(longest_slice(call, two_shot=PROTOCOLS[protocol].two_shot), PROTOCOLS[protocol])
-        assert (taken <= line_box_bytes(n)) is room
+        taken = PACK_BYTES * LL128.positions(longest_slice(call, two_shot=PROTOCOLS[protocol].two_shot))
+        assert (taken <= ll128_buffer_bytes(n)) is room
         assert taken % LINE == 0

@@ -12,9 +12,9 @@ from blinkmpi.program.ir import Program
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.codegen import scale
 from blinkmpi.transport.cuda.executor import fingerprint
-from blinkmpi.transport.cuda.memory_layout import ARENA_BYTES, LINE, groups, most_stages, place
+from blinkmpi.transport.cuda.memory_layout import LINE, SYMMETRIC_BYTES, groups, most_stages, place
 from blinkmpi.trees.tree import ROOTED, Collective
-from tests.unit.transport.test_cuda_shares import REAL
+from tests.unit.transport.test_cuda_direct_segments import REAL
 
 H200 = machine("hgx-h200")
 
@@ -58,14 +58,14 @@ def test_short_calls_take_few_groups_and_the_host_path_more() -> None:
 def test_what_does_not_fit_is_said_with_its_size() -> None:
     lowered = program("allreduce", 8, "onehop", count=1 << 26, chunk=4 << 20)
     with pytest.raises(DeviceError, match=r"allreduce by onehop needs \d+ bytes of slots"):
-        place(lowered, groups(lowered, 132), 4, 4, ARENA_BYTES)
+        place(lowered, groups(lowered, 132), 4, 4, SYMMETRIC_BYTES)
     with pytest.raises(DeviceError, match="on the host"):
         place(lowered, groups(lowered, 132), 4, 4, 1 << 40, range(len(lowered.channels)))
     shared = make_plan(machine("cpu:4"), collectives=("broadcast",))
     call = Call("broadcast", 4, (1000,), "float32", "", 0)
     multicast = program_for(shared, call, Rule("broadcast", 0, "direct", 4096, 2))
     with pytest.raises(ArgumentError, match="does not multicast"):
-        place(multicast, groups(multicast, 132), 4, 4, ARENA_BYTES)
+        place(multicast, groups(multicast, 132), 4, 4, SYMMETRIC_BYTES)
 
 
 @pytest.mark.parametrize("collective", REAL)

@@ -1,5 +1,5 @@
-// What `blinkmpi topo --measure` times: 16-byte stores into a peer's memory, and a flag's round trip.
-// C++17, no headers: NVRTC compiles it for whatever GPU is found.
+// The kernels that `blinkmpi topo --measure` times: 16-byte stores into a peer's memory, and round trips of a flag.
+// C++17 without system headers, so that NVRTC compiles it for whatever GPU is found.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -22,32 +22,33 @@ __device__ __forceinline__ u64 now_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
   return t;
 }
-__device__ __forceinline__ void raise(u32* at, u32 value) {
+__device__ __forceinline__ void store_relaxed(u32* at, u32 value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
-__device__ __forceinline__ u32 look(const u32* at) {
+__device__ __forceinline__ u32 load_relaxed(const u32* at) {
   u32 value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
 
-// One thread here and one at the peer: `mine` and `theirs` are a word each in the memory of the one who waits for it.
-// The words only grow: `base` is where the trips before have left them. `spent` gets the nanoseconds of `trips` round
-// trips behind `warm` others, or stays 0 when the peer has not answered for `patience` ns.
+// One thread here and one at the peer. `mine` and `theirs` are a flag each, in the memory of the rank that polls it.
+// Flags only grow: `base` is the value that earlier round trips have left. `spent` gets the nanoseconds of `trips`
+// round trips behind `warm` others, or stays 0 if the peer does not answer for `patience` ns. Relaxed accesses are
+// enough, because no data follows a flag.
 extern "C" __global__ void __launch_bounds__(32) flag(u32* theirs, const u32* mine, u64* spent, u32 base, u32 warm,
                                                       u32 trips, u32 first, u64 patience) {
   if (threadIdx.x) return;
   u64 began = 0;
   for (u32 i = 1; i <= warm + trips; i++) {
-    if (first) raise(theirs, base + i);
+    if (first) store_relaxed(theirs, base + i);
     u64 since = 0;
-    for (u32 polls = 1; look(mine) < base + i; polls++) {
+    for (u32 polls = 1; load_relaxed(mine) < base + i; polls++) {
       if (polls & 1023) continue;
       const u64 t = now_ns();
       if (!since) since = t;
       if (t - since > patience) return;
     }
-    if (!first) raise(theirs, base + i);
+    if (!first) store_relaxed(theirs, base + i);
     if (i == warm) began = now_ns();
   }
   *spent = now_ns() - began;

@@ -1,34 +1,40 @@
-// A Program's stages as groups of CTAs (blinkmpi/program.py says what a stage is; Blink section 4, CodeGen).
+// The protocol `slots`: a Program's stages as groups of CTAs (blinkmpi/program/ir.py; Blink section 4, CodeGen).
 //
-// A row of the table is one CTA: it walks every `stride`-th chunk of its stage. A channel lies in the reader's arena:
-// slots and head flags, which the writer fills; the tail flags lie at the writer. In a CTA, one warp waits for the next
-// chunk's flags while the workers move this one, and another raises flags while they go on.
+// A row of the table is one CTA: it moves every `STRIDE`-th chunk of its stage. A channel is a ring of slots at the
+// reader, which the writer fills, with a head flag at the reader (chunks written) and a tail flag at the writer (chunks
+// read). In a CTA, one warp waits for the flags of the next chunk while the workers move this one, and another warp
+// raises the flags of the last one.
 //
-// Macros from the host, besides common.cuh's: SHAPES, one case per kind of stage that this rank has.
+// Macros from codegen.py, besides those of layout.cuh: WORKERS threads that move data, ROW_WORDS of a row, STAGE_KINDS,
+// one case per kind of stage that this rank has.
 
-enum {  // words of a row
-  SHAPE, COUNT, CHUNK, FIRST, STRIDE, OWN, STORE, DEPTH, LANE, LINKS, IN_BYTES, OUT_BYTES, WORDS_BEFORE_CHANNELS = 16
+#include "in_place.cuh"
+
+enum RowWord {
+  KIND, COUNT, CHUNK, FIRST, STRIDE, OWN, STORE, DEPTH, STAGE, EMULATED, IN_BYTES, OUT_BYTES, WORDS_BEFORE_CHANNELS = 16
 };
-// Addresses here; peer is below 0 if it is on another node; pace in ns per MiB, 0: as fast as it goes.
-struct Channel { i64 slots, head, tail, peer, clock, pace; };
-constexpr int READY = 1, DONE = 2;  // barriers, each between the workers and one warp
-constexpr int THREADS = WORKERS + 64, MET = WORKERS + 32;
+// Addresses as this rank has mapped them. `peer` is below 0 if it is on another node. An emulated link takes
+// `link_ns_per_mib`, and `link_clock` holds the time until which it is reserved; 0: the channel is not slowed down.
+struct Channel { i64 slots, head, tail, peer, link_clock, link_ns_per_mib; };
+constexpr int READY = 1, MOVED = 2;  // named barriers, each between the workers and one of the other warps
+constexpr int THREADS = WORKERS + 64, BARRIER_THREADS = WORKERS + 32;
 
-struct Stages {
-  Common c;
-  const i64* table;
-  i64 row_words;
+struct StageArguments {
+  CommonArguments c;
+  const i64* table;  // [CTA][ROW_WORDS]
 };
 struct Shared {
-  i64 stop;  // the first round that is not done
-  u64 due[4];  // when a round's bytes have passed the emulated links
+  i64 stop;    // the first round that does not run, because the call was aborted
+  u64 due[4];  // by round: when its bytes have passed the emulated links
 };
 
-__device__ __forceinline__ void meet(int barrier) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "n"(MET) : "memory"); }
+__device__ __forceinline__ void sync_named(int barrier) {
+  asm volatile("bar.sync %0, %1;" :: "r"(barrier), "n"(BARRIER_THREADS) : "memory");
+}
 
-// Emulated links: reserve the time that `bytes` take, behind what was reserved before. Returns when they are through.
+// Reserve `ns` on an emulated link, behind what is already reserved. Returns when the reservation ends.
 __device__ __forceinline__ u64 reserve(u64* clock, u64 start, u64 ns) {
-  u64 seen = get(clock);
+  u64 seen = load_relaxed(clock);
   while (true) {
     const u64 until = (seen > start ? seen : start) + ns;
     const u64 was = atomicCAS(clock, seen, until);
@@ -37,144 +43,189 @@ __device__ __forceinline__ u64 reserve(u64* clock, u64 start, u64 ns) {
   }
 }
 
-// INS channels are folded in order, with the own operand (if OWN_AT >= 0) at place OWN_AT.
-template <int INS, int OWN_AT, int OUTS, bool STORES, bool FINAL, bool IN_PARTIAL, bool OUT_PARTIAL>
-__device__ __forceinline__ void run(const Stages& a, const i64* row, u64 seq, Shared& s) {
-  constexpr int OPERANDS = INS + (OWN_AT >= 0);
-  constexpr int UNROLL = OPERANDS <= 1 ? 8 : OPERANDS <= 2 ? 4 : OPERANDS <= 4 ? 2 : 1;
-  constexpr bool IN_WIDE = WIDE && IN_PARTIAL, OUT_WIDE = WIDE && OUT_PARTIAL;
-  constexpr bool LATE_LOADS = IN_WIDE && INS * E > 32;  // too much for the registers all at once
-  const Common& c = a.c;
-  const Channel* ins = (const Channel*)(row + WORDS_BEFORE_CHANNELS);
-  const Channel* outs = ins + INS;
-  const i64 chunks = (row[COUNT] + row[CHUNK] - 1) / row[CHUNK], depth = row[DEPTH];
-  const u64 base = seq << 24;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+// What a kind of stage has in common for its three roles. INS channels are reduced in their order, with the own operand
+// (if OWN_AT >= 0) at position OWN_AT.
+template <int INS_, int OWN_AT_, int OUTS_, bool STORES_, bool FINAL_, bool IN_PARTIAL, bool OUT_PARTIAL> struct Kind {
+  static constexpr int INS = INS_, OWN_AT = OWN_AT_, OUTS = OUTS_, OPERANDS = INS + (OWN_AT >= 0);
+  static constexpr int UNROLL = OPERANDS <= 1 ? 8 : OPERANDS <= 2 ? 4 : OPERANDS <= 4 ? 2 : 1;
+  static constexpr bool STORES = STORES_, FINAL = FINAL_;
+  static constexpr bool IN_WIDE = WIDE && IN_PARTIAL, OUT_WIDE = WIDE && OUT_PARTIAL;
+  static constexpr bool LATE_LOADS = IN_WIDE && INS * E > 32;  // all operands at once would not fit the registers
+};
 
-  if (warp == WORKERS / 32) {  // the waiter
-    bool ok = true;
-    for (int i = lane; i < INS + OUTS; i += 32)
-      if (ins[i].peer >= 0) ok &= await_entry(c, (int)ins[i].peer, seq);
-    i64 j = 0;
-    for (i64 k = row[FIRST]; k < chunks; k += row[STRIDE], j++) {
-      for (int i = lane; i < INS + OUTS && ok; i += 32) {
-        if (i < INS) ok = await(c, (u64*)ins[i].head, base + j + 1, seq, (int)ins[i].peer, row[LANE], k);
-        else if (j >= depth) ok = await(c, (u64*)ins[i].tail, base + j + 1 - depth, seq, (int)ins[i].peer, row[LANE], k);
-      }
-      ok = __all_sync(~0u, ok);
-      u64 due = 0;
-      if (ok && row[LINKS]) {
-        const i64 n = row[COUNT] - k * row[CHUNK] < row[CHUNK] ? row[COUNT] - k * row[CHUNK] : row[CHUNK];
-        for (int i = lane; i < OUTS; i += 32)
-          if (outs[i].pace) {
-            const u64 until = reserve((u64*)outs[i].clock, now_ns(), (u64)(n * (i64)(OUT_WIDE ? sizeof(A) : sizeof(T)) * outs[i].pace) >> 20);
-            due = until > due ? until : due;
-          }
-        for (int d = 16; d; d /= 2) { const u64 other = __shfl_xor_sync(~0u, due, d); due = other > due ? other : due; }
-      }
-      if (lane == 0) {
-        s.due[j & 3] = due;  // the other warp may be two rounds behind
-        if (!ok) s.stop = j;
-      }
-      meet(READY);
-      if (!ok) break;
-    }
-    return;
-  }
-  if (warp == WORKERS / 32 + 1) {  // the one who raises flags
-    i64 j = 0;
-    for (i64 k = row[FIRST]; k < chunks; k += row[STRIDE], j++) {
-      meet(DONE);
-      if (j >= *(volatile i64*)&s.stop) return;
-      const u64 due = *(volatile u64*)&s.due[j & 3];
-      if (due) while (now_ns() < due) __nanosleep(100);
-      fence();
-      for (int i = lane; i < INS + OUTS; i += 32) set((u64*)(i < INS ? ins[i].tail : ins[i].head), base + j + 1);
-    }
-    return;
-  }
+// The chunks of a CTA. Round j moves chunk k through slot j % depth.
+struct Rounds {
+  const i64* row;
+  i64 chunks, depth;
+  u64 base;  // flags hold base + chunks done: they grow from call to call, and are never reset
+  const Channel *ins, *outs;
+};
+
+// The waiting warp: lets the workers start a round when its inputs have come and its output slots are free.
+template <class K>
+__device__ __forceinline__ void await_rounds(const CommonArguments& c, const Rounds& r, u64 seq, int lane, Shared& s) {
+  const i64* row = r.row;
+  const Channel *ins = r.ins, *outs = r.outs;
+  bool ok = true;
+  for (int i = lane; i < K::INS + K::OUTS; i += 32)  // outs follow ins
+    if (ins[i].peer >= 0) ok &= await_announcement(c, (int)ins[i].peer, seq);
   i64 j = 0;
-  for (i64 k = row[FIRST]; k < chunks; k += row[STRIDE], j++) {
-    meet(READY);
-    if (j >= *(volatile i64*)&s.stop) { meet(DONE); return; }
-    const i64 first = k * row[CHUNK], n = row[COUNT] - first < row[CHUNK] ? row[COUNT] - first : row[CHUNK];
-    const i64 slot = j % depth, packs = (n + E - 1) / E;
-    const char* own = c.send + row[OWN] + first * (i64)sizeof(T);
-    char* store = c.recv + row[STORE] + first * (i64)sizeof(T);
-    const bool plain = (OWN_AT < 0 || aligned(own)) && (!STORES || aligned(store));
-    const char* in[INS ? INS : 1];
-    char* out[OUTS ? OUTS : 1];
-#pragma unroll
-    for (int i = 0; i < INS; i++) in[i] = (const char*)ins[i].slots + slot * row[IN_BYTES];
-#pragma unroll
-    for (int i = 0; i < OUTS; i++) out[i] = (char*)outs[i].slots + slot * row[OUT_BYTES];
-
-    auto move = [&](auto unroll, i64 p, i64 step, bool fast) {
-      constexpr int U = decltype(unroll)::value;
-      Pack mine[U];
-      Pack thin[U][!IN_WIDE && INS ? INS : 1];
-      Partial wide[U][IN_WIDE && INS ? INS : 1];
-#pragma unroll
-      for (int u = 0; u < U; u++) {
-        const i64 q = p + u * step;
-        const int bytes = (int)((n - q * E < E ? n - q * E : E) * (i64)sizeof(T));
-        if (OWN_AT >= 0) mine[u] = fast ? load16(own + q * 16) : load_own(own + q * 16, bytes);
-#pragma unroll
-        for (int i = 0; i < INS; i++) {
-          if (LATE_LOADS) continue;
-          if (IN_WIDE) wide[u][i] = load_partial(in[i] + q * (i64)sizeof(Partial));
-          else thin[u][i] = load16(in[i] + q * 16);
+  for (i64 k = row[FIRST]; k < r.chunks; k += row[STRIDE], j++) {
+    for (int i = lane; i < K::INS + K::OUTS && ok; i += 32) {
+      if (i < K::INS)
+        ok = await_flag(c, (u64*)ins[i].head, r.base + j + 1, seq, (int)ins[i].peer, row[STAGE], k);
+      else if (j >= r.depth)
+        ok = await_flag(c, (u64*)ins[i].tail, r.base + j + 1 - r.depth, seq, (int)ins[i].peer, row[STAGE], k);
+    }
+    ok = __all_sync(~0u, ok);
+    u64 due = 0;
+    if (ok && row[EMULATED]) {
+      const i64 n = row[COUNT] - k * row[CHUNK] < row[CHUNK] ? row[COUNT] - k * row[CHUNK] : row[CHUNK];
+      for (int i = lane; i < K::OUTS; i += 32)
+        if (outs[i].link_ns_per_mib) {
+          const u64 start = now_ns();
+          const i64 bytes = n * (i64)(K::OUT_WIDE ? sizeof(A) : sizeof(T));
+          const u64 until = reserve((u64*)outs[i].link_clock, start, (u64)(bytes * outs[i].link_ns_per_mib) >> 20);
+          due = until > due ? until : due;
         }
-      }
-#pragma unroll
-      for (int u = 0; u < U; u++) {
-        const i64 q = p + u * step;
-        const int bytes = (int)((n - q * E < E ? n - q * E : E) * (i64)sizeof(T));
-        Partial sum;
-        Pack y;
-        if (OPERANDS == 1 && !WIDE && !FINAL) {
-          y = OWN_AT >= 0 ? mine[u] : thin[u][0];
-        } else {
-#pragma unroll
-          for (int o = 0; o < OPERANDS; o++) {
-            const int i = OWN_AT >= 0 && o > OWN_AT ? o - 1 : o;
-            Partial x;
-            if (o == OWN_AT) x = widened(mine[u]);
-            else if (LATE_LOADS) x = load_partial(in[i] + q * (i64)sizeof(Partial));
-            else if (IN_WIDE) x = wide[u][i];
-            else x = widened(thin[u][i]);
-            if (o) fold(sum, x);
-            else sum = x;
-          }
-          if (FINAL && c.divide) divide(sum, (int)c.divide);
-          if (!OUT_WIDE || STORES) y = narrowed(sum);
-        }
-#pragma unroll
-        for (int i = 0; i < OUTS; i++) {
-          if (OUT_WIDE) store_partial(out[i] + q * (i64)sizeof(Partial), sum);
-          else store16(out[i] + q * 16, y);
-        }
-        if (STORES) {
-          if (fast) store16(store + q * 16, y);
-          else store_own(store + q * 16, y, bytes);
-        }
-      }
-    };
-    const i64 whole = plain ? n / E : 0;
-    i64 p = threadIdx.x;
-    for (; p + (UNROLL - 1) * WORKERS < whole; p += UNROLL * WORKERS) move(Int<UNROLL>(), p, WORKERS, true);
-    for (; p < whole; p += WORKERS) move(Int<1>(), p, 0, true);
-    for (; p < packs; p += WORKERS) move(Int<1>(), p, 0, false);
-    meet(DONE);
+      for (int d = 16; d; d /= 2) { const u64 other = __shfl_xor_sync(~0u, due, d); due = other > due ? other : due; }
+    }
+    if (lane == 0) {
+      s.due[j & 3] = due;  // the flag-raising warp may be two rounds behind
+      if (!ok) s.stop = j;
+    }
+    sync_named(READY);
+    if (!ok) break;
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) stages(const __grid_constant__ Stages a) {
+// The flag-raising warp: tells the peers of each round that the workers have moved.
+template <class K> __device__ __forceinline__ void raise_flags(const Rounds& r, int lane, Shared& s) {
+  const i64* row = r.row;
+  i64 j = 0;
+  for (i64 k = row[FIRST]; k < r.chunks; k += row[STRIDE], j++) {
+    sync_named(MOVED);
+    if (j >= *(volatile i64*)&s.stop) return;
+    const u64 due = *(volatile u64*)&s.due[j & 3];
+    if (due) while (now_ns() < due) __nanosleep(100);
+    // Publishes the workers' stores to the output slots, and completes their loads of the input slots: the named
+    // barrier orders both before this fence. Pairs with the acquire in await_flag, of the waiting warps at the reader
+    // (head) and at the writer (tail).
+    fence_system();
+    for (int i = lane; i < K::INS + K::OUTS; i += 32)
+      store_relaxed((u64*)(i < K::INS ? r.ins[i].tail : r.ins[i].head), r.base + j + 1);
+  }
+}
+
+// The operands and targets of one chunk.
+template <class K> struct Chunk {
+  i64 elements;
+  const char* own;
+  char* store;
+  const char* in[K::INS ? K::INS : 1];
+  char* out[K::OUTS ? K::OUTS : 1];
+};
+
+// Move U packs of a chunk, `step` apart: all operands are loaded before the first is used, unless LATE_LOADS. `fast`:
+// the user's buffers are aligned and the packs whole.
+template <class K, int U>
+__device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk<K>& x, i64 p, i64 step, bool fast) {
+  const i64 n = x.elements;
+  Pack mine[U];
+  Pack thin[U][!K::IN_WIDE && K::INS ? K::INS : 1];
+  Partial wide[U][K::IN_WIDE && K::INS ? K::INS : 1];
+#pragma unroll
+  for (int u = 0; u < U; u++) {
+    const i64 q = p + u * step;
+    const int bytes = (int)((n - q * E < E ? n - q * E : E) * (i64)sizeof(T));
+    if (K::OWN_AT >= 0) mine[u] = fast ? load_pack(x.own + q * 16) : load_user(x.own + q * 16, bytes);
+#pragma unroll
+    for (int i = 0; i < K::INS; i++) {
+      if (K::LATE_LOADS) continue;
+      if (K::IN_WIDE) wide[u][i] = load_partial(x.in[i] + q * (i64)sizeof(Partial));
+      else thin[u][i] = load_pack(x.in[i] + q * 16);
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < U; u++) {
+    const i64 q = p + u * step;
+    const int bytes = (int)((n - q * E < E ? n - q * E : E) * (i64)sizeof(T));
+    Partial sum;
+    Pack y;
+    if (K::OPERANDS == 1 && !WIDE && !K::FINAL) {
+      y = K::OWN_AT >= 0 ? mine[u] : thin[u][0];
+    } else {
+#pragma unroll
+      for (int o = 0; o < K::OPERANDS; o++) {
+        const int i = K::OWN_AT >= 0 && o > K::OWN_AT ? o - 1 : o;
+        Partial operand;
+        if (o == K::OWN_AT) operand = widened(mine[u]);
+        else if (K::LATE_LOADS) operand = load_partial(x.in[i] + q * (i64)sizeof(Partial));
+        else if (K::IN_WIDE) operand = wide[u][i];
+        else operand = widened(thin[u][i]);
+        if (o) accumulate(sum, operand);
+        else sum = operand;
+      }
+      if (K::FINAL && c.divisor) divide(sum, (int)c.divisor);
+      if (!K::OUT_WIDE || K::STORES) y = narrowed(sum);
+    }
+#pragma unroll
+    for (int i = 0; i < K::OUTS; i++) {
+      if (K::OUT_WIDE) store_partial(x.out[i] + q * (i64)sizeof(Partial), sum);
+      else store_pack(x.out[i] + q * 16, y);
+    }
+    if (K::STORES) {
+      if (fast) store_pack(x.store + q * 16, y);
+      else store_user(x.store + q * 16, y, bytes);
+    }
+  }
+}
+
+// The workers: reduce the operands of each chunk, and store the result to all targets.
+template <class K>
+__device__ __forceinline__ void move_chunks(const CommonArguments& c, const Rounds& r, Shared& s) {
+  const i64* row = r.row;
+  i64 j = 0;
+  for (i64 k = row[FIRST]; k < r.chunks; k += row[STRIDE], j++) {
+    sync_named(READY);
+    if (j >= *(volatile i64*)&s.stop) { sync_named(MOVED); return; }
+    const i64 first = k * row[CHUNK], n = row[COUNT] - first < row[CHUNK] ? row[COUNT] - first : row[CHUNK];
+    const i64 slot = j % r.depth, packs = (n + E - 1) / E;
+    Chunk<K> x;
+    x.elements = n;
+    x.own = c.send + row[OWN] + first * (i64)sizeof(T);
+    x.store = c.recv + row[STORE] + first * (i64)sizeof(T);
+    const bool plain = (K::OWN_AT < 0 || aligned(x.own)) && (!K::STORES || aligned(x.store));
+#pragma unroll
+    for (int i = 0; i < K::INS; i++) x.in[i] = (const char*)r.ins[i].slots + slot * row[IN_BYTES];
+#pragma unroll
+    for (int i = 0; i < K::OUTS; i++) x.out[i] = (char*)r.outs[i].slots + slot * row[OUT_BYTES];
+    const i64 whole = plain ? n / E : 0;
+    i64 p = threadIdx.x;
+    for (; p + (K::UNROLL - 1) * WORKERS < whole; p += K::UNROLL * WORKERS)
+      move_packs<K, K::UNROLL>(c, x, p, WORKERS, true);
+    for (; p < whole; p += WORKERS) move_packs<K, 1>(c, x, p, 0, true);
+    for (; p < packs; p += WORKERS) move_packs<K, 1>(c, x, p, 0, false);
+    sync_named(MOVED);
+  }
+}
+
+template <class K>
+__device__ __forceinline__ void run_stage(const CommonArguments& c, const i64* row, u64 seq, Shared& s) {
+  const Channel* ins = (const Channel*)(row + WORDS_BEFORE_CHANNELS);
+  const Rounds r = {row, (row[COUNT] + row[CHUNK] - 1) / row[CHUNK], row[DEPTH], seq << 24, ins, ins + K::INS};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp == WORKERS / 32) return await_rounds<K>(c, r, seq, lane, s);
+  if (warp == WORKERS / 32 + 1) return raise_flags<K>(r, lane, s);
+  move_chunks<K>(c, r, s);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) stages(const __grid_constant__ StageArguments a) {
   __shared__ i64 row[ROW_WORDS];
   __shared__ Shared s;
   for (int i = threadIdx.x; i < ROW_WORDS; i += THREADS) row[i] = a.table[(i64)blockIdx.x * ROW_WORDS + i];
   if (threadIdx.x == 0) s.stop = 1ll << 62;
-  const u64 seq = enter(a.c);  // and a barrier behind the copy of the row
-  switch (row[SHAPE]) { SHAPES }
-  if (a.c.home && all_through(a.c, seq)) go_home(a.c);
+  const u64 seq = announce(a.c);  // its barrier also makes the copy of the row visible to all threads
+  switch (row[KIND]) { STAGE_KINDS }
+  if (a.c.destination && grid_barrier(a.c, seq)) move_to_destination(a.c);
 }

@@ -1,4 +1,4 @@
-"""Which bytes of a call each GPU carries between registered buffers, executed against the reference."""
+"""The segments that GPUs move between registered buffers, executed against the reference."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.unit.trees.packings import call_of, reference, sends_of
 REAL: list[Collective] = [c for c in COLLECTIVES if c != "barrier"]
 
 
-def folded(call: Call, operands: list[Array]) -> Array:
-    """The fold of some bytes, from the left."""
+def reduced(call: Call, operands: list[Array]) -> Array:
+    """The reduction of some operands, from the left."""
     if call.collective not in REDUCTIONS:
         (only,) = operands
         return only
@@ -65,7 +65,7 @@ def test_direct_writes_every_byte_once_and_right(
         sources, targets, src_at, dst_at, size = segment(call, rank)
         if not size:
             continue
-        value = folded(call, [bytes_of(sends[r])[src_at : src_at + size] for r in ranks_in(sources)])
+        value = reduced(call, [bytes_of(sends[r])[src_at : src_at + size] for r in ranks_in(sources)])
         assert value.size == size
         for r in ranks_in(targets):
             bytes_of(recvs[r])[dst_at : dst_at + size] = value
@@ -79,7 +79,7 @@ def test_direct_writes_every_byte_once_and_right(
 @pytest.mark.parametrize("dtype", ["float32", "int8", "complex128"])
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 16])
 @pytest.mark.parametrize("count", [1, 7, 129, 4096, 100_003])
-def test_halves_write_every_byte_once_and_right(n: int, count: int, dtype: str) -> None:
+def test_rs_ag_writes_every_byte_once_and_right(n: int, count: int, dtype: str) -> None:
     call = call_of("allreduce", n, count, dtype=dtype)
     sends = sends_of(call, np.random.default_rng(count))
     want = reference(call, sends)

@@ -1,0 +1,142 @@
+// What both algorithms over packets have in common: LL buffers, streams and slices, the first shot.
+//
+// Two sets of LL buffers take turns. A rank writes into a set of a peer when that peer has announced the call before
+// this one: it has then finished the last call that used this set. The two codecs have LL buffers of their own, because
+// data of one may look like a flag of the other.
+
+#include "ll16.cuh"
+#include "ll128.cuh"
+
+constexpr int SETS = 2, SHOTS = 2;
+
+struct PacketArguments {
+  CommonArguments c;
+  i64 nbytes;       // of one stream: what a rank sends to one peer
+  i64 send_stride;  // between the streams for two peers in the send buffer; 0: all get the same
+  i64 recv_stride;  // between the streams of two sources in the receive buffer; 0: they are reduced
+  u64 send_mask, recv_mask;  // by rank, of the first shot; recv_mask has our own bit if our stream counts
+  u64 owners;             // two_shot: the ranks that each reduce a slice of the vector
+  u64 out_mask, in_mask;  // two_shot, by rank: who wants our slice, whose slices we want
+  i64 keep;               // two_shot: whether our slice belongs into our receive buffer
+  i64 slice;              // packs of a slice; in one_shot, of a stream
+  i64 buffer_bytes;       // of one LL buffer: one source's packets, in one shot of one set
+  char* buffers[N];       // by rank: its LL buffers of this codec
+};
+
+template <class Codec> struct Exchange {
+  const PacketArguments& a;
+  const u64* announced;  // by the peer of this thread's index
+  u64 seen;
+  u64 seq;
+  i64 packs, step, begin, end;  // packs of a stream; positions of a thread: begin, begin + step, ... below end
+
+  __device__ __forceinline__ explicit Exchange(const PacketArguments& arguments) : a(arguments) {
+    announced = &a.c.symmetric[a.c.rank]->announced[threadIdx.x < N ? threadIdx.x : 0].word;
+    seen = load_relaxed(announced);  // for await_buffers: this load overlaps with that of the call's number
+    seq = announce(a.c);
+    packs = (a.nbytes + 15) >> 4, step = (i64)gridDim.x * blockDim.x;
+    end = Codec::positions(a.slice), begin = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  }
+
+  // The packets of rank `from` at rank `at`.
+  __device__ __forceinline__ char* buffer(int at, int shot, int from) const {
+    return a.buffers[at] + ((i64)((seq & 1) * SHOTS + shot) * N + from) * a.buffer_bytes;
+  }
+  // Packs of the slice that begins with pack `first`: the last ones may be shorter.
+  __device__ __forceinline__ i64 span(i64 first) const {
+    const i64 left = packs - first;
+    return left < a.slice ? left : a.slice;
+  }
+  __device__ __forceinline__ int bytes_at(i64 pack) const {
+    const i64 left = a.nbytes - pack * 16;
+    return (int)(left < 16 ? left : 16);
+  }
+  // What this thread sends of a stream's slice at a position.
+  __device__ __forceinline__ Pack load(const char* stream, i64 first, i64 position) const {
+    const i64 pack = Codec::pack_of(position);
+    Pack x = {{0, 0, 0, 0}};
+    if (Codec::carries(position) && pack < span(first))
+      x = load_user(stream + (first + pack) * 16, bytes_at(first + pack));
+    return x;
+  }
+  __device__ __forceinline__ void store(char* stream, i64 first, i64 position, const Pack& x) const {
+    const i64 pack = Codec::pack_of(position);
+    if (Codec::carries(position) && pack < span(first))
+      store_user(stream + (first + pack) * 16, x, bytes_at(first + pack));
+  }
+
+  // Wait until the LL buffers of all ranks in `targets` are free: they have finished the call before the last.
+  __device__ __forceinline__ bool await_buffers(u64 targets) {
+    bool ok = true;
+    if (threadIdx.x < N && (targets >> threadIdx.x & 1)) {
+      Deadline d = {0, 0};
+      // Relaxed: nothing is read of what the peer wrote before its announcement.
+      for (; (int)((u32)(seen >> 32) - (u32)(seq - 1)) < 0 && ok; seen = load_relaxed(announced)) {
+        const int why = poll_deadline(d, a.c);
+        if (why) ok = broadcast_abort(a.c, why, seq, threadIdx.x, ANNOUNCEMENT, 0, seq - 1, seen >> 32);
+      }
+    }
+    return __syncthreads_and(ok);
+  }
+
+  // Wait for a pack from every rank in `mask`, all polled at once.
+  __device__ __forceinline__ bool receive(int shot, u64 mask, i64 position, Pack (&x)[N]) const {
+    Deadline d = {0, 0};
+    const u32 flag = (u32)seq;
+    auto source = [&](int r) { return buffer(a.c.rank, shot, r) + position * Codec::BYTES; };
+    while (true) {
+      const int missing = Codec::poll(source, mask, position, flag, x);
+      if (!Codec::any(missing >= 0)) break;
+      const int why = Codec::agree(poll_deadline(d, a.c));
+      if (why) return missing >= 0 ? broadcast_abort(a.c, why, seq, missing, PACKET, position, flag, 0) : false;
+    }
+    Codec::load(source, mask, position, x);
+    return true;
+  }
+
+  // Send with push(position), and give what all ranks in recv_mask sent to take(position, wanted, packs), for every
+  // position of this thread. Our own part is loaded from the slice of `stream` that begins with pack `first`.
+  // `compared`: the ranks whose announcements are compared with ours before anything is written to the user's memory.
+  template <class Push, class Take>
+  __device__ __forceinline__ bool first_shot(u64 compared, const char* stream, i64 first, Push push, Take take) const {
+    const CommonArguments& c = a.c;
+    push(begin);
+    // While the announcements come, the packets of the first round do too, and the second round is sent.
+    bool ok = true;
+    if (threadIdx.x < N && threadIdx.x != c.rank && (compared >> threadIdx.x & 1))
+      ok = await_announcement(c, threadIdx.x, seq);
+    for (i64 i = begin; i == begin || Codec::first_together(i) < end; i += step) {
+      push(i + step);
+      const bool here = a.recv_mask && Codec::first_together(i) < end;
+      const bool wanted = here && Codec::first_pack(i) < span(first);
+      bool came = true;
+      Pack x[N];
+      if (here) {
+        Pack own;
+        if (a.recv_mask >> c.rank & 1) own = load(stream, first, i);
+        came = receive(0, wanted ? a.recv_mask & ~(1ull << c.rank) : 0, i, x);
+#pragma unroll
+        for (int r = 0; r < N; r++) x[r] = r == c.rank ? own : x[r];
+      }
+      if (i == begin && !__syncthreads_and(ok && came)) return false;
+      if (!came) return false;
+      if (here) take(i, wanted, x);
+    }
+    return true;
+  }
+
+  // The packs of all ranks in recv_mask, reduced in ascending order of rank.
+  __device__ __forceinline__ Pack reduce(const Pack (&x)[N]) const {
+    Partial sum;
+    bool first = true;
+#pragma unroll
+    for (int r = 0; r < N; r++)
+      if (a.recv_mask >> r & 1) {
+        if (first) sum = widened(x[r]);
+        else accumulate(sum, widened(x[r]));
+        first = false;
+      }
+    if (a.c.divisor) divide(sum, (int)a.c.divisor);
+    return narrowed(sum);
+  }
+};

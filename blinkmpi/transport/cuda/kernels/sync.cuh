@@ -1,0 +1,144 @@
+// Synchronisation: flags in symmetric memory, fences, deadlines, aborts, the entry barrier of a call, the grid barrier.
+
+#include "layout.cuh"
+
+// ---- flags: words of 64 bits that one thread writes and threads of this or another GPU poll
+
+__device__ __forceinline__ u64 load_relaxed(const u64* p) {
+  u64 v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ u64 load_acquire(const u64* p) {
+  u64 v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_relaxed(u64* p, u64 v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ __forceinline__ u64 now_ns() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// ---- aborts and deadlines
+
+// Abort the call on all ranks, and report why. Returns false, for the caller to pass on.
+__device__ __noinline__ bool broadcast_abort(const CommonArguments& c, u64 code, u64 seq, int peer, i64 stage,
+                                             i64 chunk, u64 want, u64 seen) {
+  Report* r = c.report;
+  // The first thread fills in the report. The word is not in host memory, where atomics may be refused.
+  if (atomicCAS(&c.symmetric[c.rank]->report_taken, 0ull, 1ull) == 0) {
+    r->seq = seq, r->peer = peer, r->stage = stage, r->chunk = chunk, r->want = want, r->seen = seen;
+    fence_system();  // publishes the fields above to the host, which reads them after it has seen `code`
+    store_relaxed(&r->code, code);
+    store_relaxed(&r->abort, 1);
+  }
+  for (int p = 0; p < N; p++) store_relaxed(&c.symmetric[p]->abort, 1 + c.rank);  // peers poll it whenever they wait
+  return false;
+}
+
+__device__ __forceinline__ bool poll_abort(const CommonArguments& c) {
+  return load_relaxed(&c.symmetric[c.rank]->abort) != 0 || load_relaxed(&c.report->abort) != 0;
+}
+
+// The deadline of one wait. The clock and the abort words are slow to read, so only every 1024th poll reads them.
+struct Deadline {
+  u32 polls;
+  u64 since;
+};
+__device__ __forceinline__ int poll_deadline(Deadline& d, const CommonArguments& c) {  // 0: wait on; else why to abort
+  if (++d.polls & 1023) return 0;
+  const u64 now = now_ns();
+  if (d.since == 0) d.since = now;
+  if (poll_abort(c)) return ABORTED;
+  return now - d.since > c.timeout_ns ? TIMEOUT : 0;
+}
+
+// Wait until *flag >= want. What its writer wrote before it is then readable. False: the call was aborted.
+__device__ __forceinline__ bool await_flag(const CommonArguments& c, const u64* flag, u64 want, u64 seq, int peer,
+                                           i64 stage, i64 chunk) {
+  Deadline d = {0, 0};
+  u64 seen;
+  while ((i64)((seen = load_relaxed(flag)) - want) < 0) {
+    const int why = poll_deadline(d, c);
+    if (why) return broadcast_abort(c, why, seq, peer, stage, chunk, want, seen);
+  }
+  // Pairs with the fence_system that the writer of the flag executed before it. An acquire in the loop would invalidate
+  // the L1 cache at every poll.
+  load_acquire(flag);
+  return true;
+}
+
+// ---- the entry barrier: every rank announces a call to all peers, and waits for the announcements that it needs
+
+// Wait until `peer` has announced call `seq`, and compare what it calls with what we call.
+__device__ __forceinline__ bool await_announcement(const CommonArguments& c, int peer, u64 seq) {
+  const u64* word = &c.symmetric[c.rank]->announced[peer].word;
+  Deadline d = {0, 0};
+  u64 seen;
+  // The acquire pairs with the fence_system of announce.
+  while ((int)((u32)((seen = load_acquire(word)) >> 32) - (u32)seq) < 0) {
+    const int why = poll_deadline(d, c);
+    if (why) return broadcast_abort(c, why, seq, peer, ANNOUNCEMENT, 0, seq, seen >> 32);
+  }
+  if ((u32)(seen >> 32) == (u32)seq && (u32)seen != (u32)c.fingerprint)
+    return broadcast_abort(c, MISMATCH, seq, peer, ANNOUNCEMENT, 0, c.fingerprint, (u32)seen);
+  return true;
+}
+
+// Every CTA begins with this, and gets the number of the call. CTA 0 announces it to the peers; the last CTA counts it.
+__device__ __forceinline__ u64 announce(const CommonArguments& c) {
+  __shared__ u64 shared_seq;
+  SymmetricHeader* own = c.symmetric[c.rank];
+  if (threadIdx.x == 0) shared_seq = load_relaxed(&own->seq) + 1;
+  __syncthreads();
+  const u64 seq = shared_seq;
+  if (blockIdx.x == 0 && threadIdx.x < N && threadIdx.x != c.rank) {
+    Announcement* line = &c.symmetric[threadIdx.x]->announced[c.rank];
+    if (c.send_ref | c.recv_ref) {
+      store_relaxed(&line->send_ref, c.send_ref), store_relaxed(&line->recv_ref, c.recv_ref);
+      // Publishes the two references, and whatever the stream wrote into the buffers before this kernel. Pairs with the
+      // acquire of await_announcement. Without references peers read nothing of ours that the word would publish.
+      fence_system();
+    }
+    store_relaxed(&line->word, (seq << 32) | (u32)c.fingerprint);
+  }
+  if (threadIdx.x == blockDim.x - 1) {
+    // Orders this CTA's load of `seq`, before the barrier above, before its count. The last CTA to count stores the new
+    // `seq`, which no CTA of this call may read.
+    __threadfence();
+    if (atomicAdd(&own->announced_ctas, 1u) == gridDim.x - 1) {
+      own->announced_ctas = 0;
+      store_relaxed(&own->seq, seq);
+    }
+  }
+  return seq;
+}
+
+// ---- the grid barrier
+
+// Wait until all CTAs of this rank have arrived: what they have read may be overwritten, what they wrote may be read.
+__device__ __forceinline__ bool grid_barrier(const CommonArguments& c, u64 seq) {
+  bool ok = true;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    SymmetricHeader* own = c.symmetric[c.rank];
+    // Publishes what this CTA wrote, and completes its loads, before it counts itself. Pairs with the fence_system of
+    // the CTA that counts last.
+    __threadfence();
+    if (atomicAdd(&own->barrier_ctas, 1u) == gridDim.x - 1) {
+      own->barrier_ctas = 0;
+      fence_system();  // passes on what all CTAs published before they counted; pairs with load_acquire below
+      store_relaxed(&own->barrier_seq, seq);
+    } else {
+      u32 polls = 0;  // no deadline: the other CTAs wait for peers, each time with a deadline, and abort for us too
+      while (ok && (i64)(load_relaxed(&own->barrier_seq) - seq) < 0) ok = (++polls & 1023) || !poll_abort(c);
+      load_acquire(&own->barrier_seq);
+    }
+  }
+  return __syncthreads_and(ok);
+}

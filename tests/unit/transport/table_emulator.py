@@ -1,0 +1,302 @@
+"""An emulator of stages.cu in NumPy: it executes the tables of all ranks, many CTAs in a random but legal order.
+
+An order is legal if the kernel's waits allow it: a CTA works on a chunk when its flags have come; each flag that it
+then raises lands at any later time, those of one word in their order; a rank begins its next call when its own CTAs
+are done, whatever the others do. Every rank has mapped every rank's symmetric memory at addresses of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from blinkmpi.planning.plan import Plan
+from blinkmpi.planning.selection import make_plan
+from blinkmpi.program.call import REDUCTIONS
+from blinkmpi.program.ir import Program
+from blinkmpi.program.reduction import Array, accumulator_of, combine, dtype_of, finish
+from blinkmpi.topology import machine, modify
+from blinkmpi.transport.cuda.codegen import StageKind, kinds_of, table
+from blinkmpi.transport.cuda.device import kernel_source
+from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS
+from blinkmpi.transport.cuda.memory_layout import (
+    HEAD_BYTES,
+    HOST_BYTES,
+    LINE,
+    LL16_AT,
+    groups,
+    place,
+    slots_at,
+    stages_of,
+)
+
+STAGES = kernel_source("stages.cu")
+MACHINES = {
+    "hgx-h200 x 2": ("hgx-h200", "0,1"),
+    "hgx-h200 x 3": ("hgx-h200", "0,1,2"),
+    "hgx-h200 x 4": ("hgx-h200", "0,1,2,3"),
+    "hgx-h200 x 8": ("hgx-h200", ""),
+    "dgx-1v x 8": ("dgx-1v", ""),
+    "dgx-1v 1,4,5,6": ("dgx-1v", "1,4,5,6"),
+}
+
+
+def words(struct: str) -> list[str]:
+    """The names in one of the kernel's declarations."""
+    found = re.search(struct, STAGES, re.DOTALL)
+    assert found is not None
+    return re.findall(r"\w+", found[1])
+
+
+ROW = words(r"enum RowWord \{\n(.*?), WORDS_BEFORE_CHANNELS")
+CHANNEL = words(r"struct Channel \{ i64 (.*?); \}")
+
+
+@cache
+def plan_of(name: str) -> Plan:
+    """The plan of one of the machines."""
+    catalogued, gpus = MACHINES[name]
+    return make_plan(modify(machine(catalogued), gpus=gpus) if gpus else machine(catalogued), gpus="onehop")
+
+
+class World:
+    """The symmetric memory of all ranks, and the host memory that they share."""
+
+    def __init__(self, n: int, slot_bytes: int = 4 << 20) -> None:
+        self.n, self.symmetric_bytes = n, slots_at(n) + slot_bytes
+        self.memory = [np.zeros(self.symmetric_bytes, np.uint8) for _ in range(n)]
+        self.memory.append(np.zeros(HOST_BYTES, np.uint8))
+
+    def mapped(self, viewer: int) -> list[int]:
+        """Where a rank has mapped them, the host's last."""
+        return [(1 + viewer * (self.n + 1) + owner) << 40 for owner in range(self.n + 1)]
+
+    def where(self, viewer: int, address: int) -> tuple[int, int]:
+        """(owner, offset) of one of a rank's addresses."""
+        seen_by, owner = divmod((address >> 40) - 1, self.n + 1)
+        assert seen_by == viewer, f"rank {viewer} uses an address of rank {seen_by}"
+        return owner, address & (1 << 40) - 1
+
+    def at(self, viewer: int, address: int, nbytes: int) -> Array:
+        """The bytes at an address."""
+        owner, offset = self.where(viewer, address)
+        assert offset + nbytes <= self.memory[owner].size
+        return self.memory[owner][offset : offset + nbytes]
+
+    def flag(self, viewer: int, address: int) -> Array:
+        """A flag's word."""
+        return self.at(viewer, address, 8).view(np.int64)
+
+
+@dataclass
+class Made:
+    """A call with its tables and buffers."""
+
+    program: Program
+    sends: list[Array | None]
+    recvs: list[Array | None]
+    rows: list[Any]
+    kinds: list[list[StageKind]]
+
+
+def made(
+    world: World,
+    program: Program,
+    sends: list[Array | None],
+    *,
+    ctas: int,
+    in_place: bool = False,
+    host_channels: Sequence[int] = (),
+) -> Made:
+    """Lay a program out as the transport does; ``host_channels`` take the host path."""
+    call = program.call
+    item = dtype_of(call.dtype).itemsize
+    partial = accumulator_of(call.dtype).itemsize if call.collective in REDUCTIONS else item
+    groups_of = groups(program, ctas, host_channels)
+    places = place(program, groups_of, item, partial, world.symmetric_bytes, host_channels)
+    rows = []
+    for rank in range(call.n):
+        *symmetric, host = world.mapped(rank)
+        rows.append(table(program, rank, groups_of, places, symmetric, host))
+        assert len(rows[-1]) == len(stages_of(program, rank, groups_of)) <= ctas
+    recvs: list[Array | None] = [np.full(call.recv_count(r), 7, dtype_of(call.dtype)) for r in range(call.n)]
+    sends = [None if s is None else s.copy() for s in sends]
+    return Made(program, sends, sends if in_place else recvs, rows, [kinds_of(program, r) for r in range(call.n)])
+
+
+@dataclass
+class Cta:
+    """A CTA of ``stages``: which chunks it has moved, and which of its flags have landed."""
+
+    world: World
+    call: Made
+    rank: int
+    seq: int
+    row: dict[str, int]
+    kind: StageKind
+    ins: list[dict[str, int]]
+    outs: list[dict[str, int]]
+    worked: int = 0
+    landed: list[int] = field(default_factory=list)
+
+    @staticmethod
+    def of(world: World, call: Made, rank: int, seq: int, numbers: Sequence[int]) -> Cta:
+        row = dict(zip(ROW, numbers, strict=False))
+        kind = call.kinds[rank][row["KIND"]]
+        channels = [
+            dict(zip(CHANNEL, numbers[BEFORE_CHANNELS + len(CHANNEL) * i :], strict=False))
+            for i in range(kind.ins + kind.outs)
+        ]
+        ins, outs = channels[: kind.ins], channels[kind.ins :]
+        return Cta(world, call, rank, seq, row, kind, ins, outs, landed=[0] * len(channels))
+
+    @property
+    def rounds(self) -> int:
+        chunks = -(-self.row["COUNT"] // self.row["CHUNK"])
+        return len(range(self.row["FIRST"], chunks, self.row["STRIDE"]))
+
+    @property
+    def done(self) -> bool:
+        return self.worked == self.rounds and all(k == self.rounds for k in self.landed)
+
+    def may_work(self, entered: Sequence[int]) -> bool:
+        """Whether the waiting warp would let the workers go on."""
+        if self.worked == self.rounds or any(entered[c["peer"]] < self.seq for c in (*self.ins, *self.outs)):
+            return False
+        want = (self.seq << 24) + self.worked + 1
+        heads = all(self.world.flag(self.rank, c["head"])[0] >= want for c in self.ins)
+        free = want - self.row["DEPTH"]
+        return heads and (
+            self.worked < self.row["DEPTH"] or all(self.world.flag(self.rank, c["tail"])[0] >= free for c in self.outs)
+        )
+
+    def work(self) -> None:
+        """Move the next chunk, as ``move_chunks`` does."""
+        row, kind, call = self.row, self.kind, self.call.program.call
+        folds = call.collective in REDUCTIONS
+        element = dtype_of(call.dtype) if folds else np.dtype(np.uint8)
+        wide = accumulator_of(call.dtype) if folds else element
+        k = row["FIRST"] + self.worked * row["STRIDE"]
+        first = k * row["CHUNK"]
+        n = min(row["COUNT"] - first, row["CHUNK"])
+        slot = self.worked % row["DEPTH"]
+
+        def part(buffer: Array | None, at: int) -> Array:
+            assert buffer is not None
+            start = at + first * element.itemsize
+            assert start + n * element.itemsize <= buffer.nbytes, f"rank {self.rank}: beyond its buffer"
+            return buffer.view(np.uint8)[start : start + n * element.itemsize].view(element)
+
+        def in_slot(channel: dict[str, int], slot_bytes: int, dtype: np.dtype[Any]) -> Array:
+            per_pack = 16 // element.itemsize
+            packs = -(-n // per_pack) * per_pack * dtype.itemsize
+            assert packs <= slot_bytes, "packs are written whole"
+            return self.world.at(self.rank, channel["slots"] + slot * slot_bytes, packs)[: n * dtype.itemsize].view(
+                dtype
+            )
+
+        in_type, out_type = (wide if partial else element for partial in (kind.in_partial, kind.out_partial))
+        operands = [in_slot(c, row["IN_BYTES"], in_type) for c in self.ins]
+        if kind.own_at >= 0:
+            operands.insert(kind.own_at, part(self.call.sends[self.rank], row["OWN"]))
+        value = operands[0].astype(wide)
+        for operand in operands[1:]:
+            combine(call.op, value, operand.astype(wide), value)
+        if kind.final:
+            finish(call.op, call.n, value)
+        for c in self.outs:
+            in_slot(c, row["OUT_BYTES"], out_type)[:] = value.astype(out_type)
+        if kind.stores:
+            part(self.call.recvs[self.rank], row["STORE"])[:] = value.astype(element)
+        self.worked += 1
+
+    def land(self, which: int) -> bool:
+        """Let one flag come one chunk further, if it has been raised."""
+        if self.landed[which] == self.worked:
+            return False
+        address = [*(c["tail"] for c in self.ins), *(c["head"] for c in self.outs)][which]
+        self.landed[which] += 1
+        self.world.flag(self.rank, address)[0] = (self.seq << 24) + self.landed[which]
+        return True
+
+
+class Deadlock(AssertionError):
+    """Nothing can go on."""
+
+
+def execute(world: World, calls: list[Made], rng: np.random.Generator, *, seq: int = 0) -> None:
+    """Run calls one after another on every rank; some ranks and flags are slow, until nothing else can go on."""
+    n, entered = world.n, [seq] * world.n
+    live: list[list[Cta]] = [[] for _ in range(n)]
+    postponed: set[tuple[int, int]] = set()
+    stuck = False
+
+    def moves(rank: int) -> Iterator[bool]:
+        while not live[rank] and entered[rank] - seq < len(calls):
+            call = calls[entered[rank] - seq]
+            entered[rank] += 1
+            live[rank] = [Cta.of(world, call, rank, entered[rank], row.tolist()) for row in call.rows[rank]]
+            yield True
+        for cta in live[rank]:
+            if cta.may_work(entered):
+                cta.work()
+                yield True
+            for which in range(len(cta.landed)):
+                if (rank, which) not in postponed:
+                    yield cta.land(which)
+        live[rank] = [cta for cta in live[rank] if not cta.done]
+
+    while any(live) or min(entered) - seq < len(calls):
+        slow = set(np.flatnonzero(rng.random(n) < 0.4).tolist())
+        moved = False
+        for rank in rng.permutation(n).tolist():
+            if stuck or rank not in slow:
+                moved |= any([*moves(rank)])
+        if not moved and stuck and not postponed:
+            waiting = [(c.rank, c.row["STAGE"], c.worked, c.rounds) for of in live for c in of]
+            raise Deadlock(f"calls {entered}; (rank, stage, chunks done, of): {waiting}")
+        stuck = not moved
+        if stuck:
+            postponed.clear()
+        elif rng.random() < 0.1:
+            postponed = {(r, int(i)) for r in range(n) for i in rng.integers(0, 4, 2)}
+
+
+def check_layout(world: World, call: Made) -> None:
+    """Writer and reader agree on every slot and flag, and no two channels share a byte."""
+    ends: Counter[tuple[int, int, int]] = Counter()
+    for rank, rows in enumerate(call.rows):
+        for numbers in rows.tolist():
+            cta = Cta.of(world, call, rank, 1, numbers)
+            for c, slot_bytes in [
+                *((c, cta.row["IN_BYTES"]) for c in cta.ins), *((c, cta.row["OUT_BYTES"]) for c in cta.outs)
+            ]:  # fmt: skip
+                owner, slots = world.where(rank, c["slots"])
+                ends[owner, slots, slots + slot_bytes * cta.row["DEPTH"]] += 1
+                assert slots % LINE == 0
+                assert owner == world.n or slots >= slots_at(world.n)
+                assert slots + slot_bytes * cta.row["DEPTH"] <= world.memory[owner].size
+                for flag in (c["head"], c["tail"]):
+                    owner, at = world.where(rank, flag)
+                    ends[owner, at, at + LINE] += 1
+                    assert at % LINE == 0
+                    assert HEAD_BYTES <= at <= LL16_AT - LINE
+    assert set(ends.values()) <= {2}, "each is seen by one writer and one reader"
+    for (owner, _, end), (other, begin, _) in zip(sorted(ends), sorted(ends)[1:], strict=False):
+        assert owner != other or end <= begin, f"rank {owner}: bytes {begin}..{end} belong to two channels"
+
+
+def compare(call: Made, want: Sequence[Array | None]) -> None:
+    """Every rank has what it should have, to the bit."""
+    for rank, expected in enumerate(want):
+        got = call.recvs[rank]
+        if expected is not None:
+            assert got is not None
+            where = f"{call.program.call.collective} by {call.program.scheme}: rank {rank}"
+            assert got[: expected.size].tobytes() == expected.tobytes(), where
