@@ -83,7 +83,7 @@ def give_up() -> None:
         assert bool((y == world.size).all())
         if world.rank < world.size - 1:
             others.Barrier()
-            with pytest.raises(CollectiveTimeout, match=rf"in vain for rank {world.size - 1}"):
+            with pytest.raises(CollectiveTimeout, match=rf"too long for rank {world.size - 1}"):
                 comm.Allreduce(x, y, timeout=3)
         world.Barrier()
         comm._dispatcher().dead = comm._dispatcher().dead or RuntimeError("a rank did not come")

@@ -25,13 +25,13 @@ class Failure:
     want: int
     seen: int
 
-    def error(self, text: str, names: Sequence[int], rank: int, entered: Callable[[], Sequence[int]]) -> BlinkError:
+    def error(self, text: str, names: Sequence[int], rank: int, announced: Callable[[], Sequence[int]]) -> BlinkError:
         """The error to raise.
 
         Args:
             text: the call.
             names: of the ranks of the node, of which this one has number ``rank``.
-            entered: gives the last call that each of them has announced, by the low 32 bits of its number.
+            announced: gives the last call that each of them has announced, by the low 32 bits of its number.
         """
         what = WAITED_FOR.get(self.stage, f"stage {self.stage}, chunk {self.chunk}")
         me, peer = names[rank], names[self.peer] if self.peer >= 0 else -1 - self.peer
@@ -42,12 +42,12 @@ class Failure:
                 "call the same on every rank. The communicator is dead"
             )
         if self.code == TIMEOUT:
-            behind = [(self.seq - seq) & MASK for seq in entered()]
+            behind = [(self.seq - seq) & MASK for seq in announced()]
             absent = [str(names[r]) for r, lag in enumerate(behind) if r != rank and 0 < lag < HALF]
             if absent:
                 what += f" (rank {', '.join(absent)} has not come to this call)"
             return CollectiveTimeout(
-                f"GPU call {self.seq}, {text}: rank {me} waited in vain for rank {peer}, for {what}; look at that "
+                f"GPU call {self.seq}, {text}: rank {me} waited too long for rank {peer}, for {what}; look at that "
                 "process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). The communicator is dead"
             )
-        return PeerLost(f"GPU call {self.seq}, {text}: another rank gave up; its error says why")
+        return PeerLost(f"GPU call {self.seq}, {text}: another rank aborted; its error says why")

@@ -110,7 +110,7 @@ template <class K> __device__ __forceinline__ void raise_flags(const Rounds& r, 
     if (due) while (now_ns() < due) __nanosleep(100);
     // Publishes the workers' stores to the output slots, and completes their loads of the input slots: the named
     // barrier orders both before this fence. Pairs with the acquire in await_flag, of the waiting warps at the reader
-    // (head) and at the writer (tail).
+    // (head) and at the writer (tail), or with the host's poll of the flags of a network channel.
     fence_system();
     for (int i = lane; i < K::INS + K::OUTS; i += 32)
       store_relaxed((u64*)(i < K::INS ? r.ins[i].tail : r.ins[i].head), r.base + j + 1);
