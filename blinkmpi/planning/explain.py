@@ -23,7 +23,7 @@ from ..util.codec import Value, dumps
 from .plan import Plan, Rule
 from .selection import choose, program_for
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 WIDTH = 100
 _LABEL = 12
 

@@ -19,7 +19,7 @@ from ..util.codec import Value, dumps, loads
 ProtocolName = Literal[
     "slots", "cma", "ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot", "direct", "rs_ag"
 ]
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MIN_CHUNK_BYTES = 4096
 CHUNKS_PER_SPAN = 8
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import SettingsError
-from ..program.call import Call
+from ..program.call import Call, collective_named
 from ..program.check import check
 from ..program.ir import Program
 from ..program.lower import lower
@@ -82,20 +82,6 @@ def parse_algo(text: str) -> dict[str, tuple[str, ...]]:
             )
         found[collective] = tuple(s.strip() for s in schemes.split(","))
     return found
-
-
-def collective_named(name: str) -> Collective:
-    """Our name of a collective, from MPI's or nccl-tests': ``all_reduce``, ``Allreduce``, ``bcast``.
-
-    Raises:
-        SettingsError: for an unknown name.
-    """
-    plain = name.strip().lower().removesuffix("_perf").replace("_", "").replace("-", "").replace("block", "")
-    plain = "broadcast" if plain == "bcast" else plain
-    for collective in COLLECTIVES:
-        if collective.replace("_", "") == plain:
-            return collective
-    raise SettingsError(f"collective {name!r} is unknown; use one of {', '.join(COLLECTIVES)}")
 
 
 def choose(plan: Plan, call: Call) -> Rule:
