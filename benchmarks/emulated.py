@@ -26,11 +26,12 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks.jobs import run_job  # noqa: E402
 from blinkmpi.bench import environment as meta  # noqa: E402
-from blinkmpi.bench.case import case_of, parse_size  # noqa: E402
+from blinkmpi.bench.case import case_of  # noqa: E402
 from blinkmpi.bench.document import write_new  # noqa: E402
 from blinkmpi.topology import Topology, machine  # noqa: E402
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus  # noqa: E402
 from blinkmpi.topology.nccl import processor, write_xml  # noqa: E402
+from blinkmpi.util.text import parse_size  # noqa: E402
 
 MACHINE = "dgx-1v"
 UNIT_MBPS = 45_000  # a unit of NVLink, each way

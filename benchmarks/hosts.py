@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from blinkmpi.bench import environment as meta  # noqa: E402
-from blinkmpi.bench.case import Case, case_of, count_wrong, fill, parse_size, poison  # noqa: E402
+from blinkmpi.bench.case import Case, case_of, count_wrong, fill, poison  # noqa: E402
 from blinkmpi.bench.document import write_new  # noqa: E402
+from blinkmpi.util.text import parse_size  # noqa: E402
 from tests.hosts.world import World, forbidden, missing  # noqa: E402
 
 WITHOUT_HAN = {"OMPI_MCA_coll": "^han"}

@@ -50,9 +50,10 @@ from unittest import mock
 
 import pytest
 
+from blinkmpi.util.launcher import launched_rank
+
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "BLINK_TEST_TOKEN"
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 GRACE_S = 5.0  # between the ranks' own deadline and the outer one
 TAIL = 8000  # characters of output that a report shows
 
@@ -244,8 +245,7 @@ class Job(Started):
                 continue
             if self._token in variables and int(entry.name) != self._process.pid:
                 values = dict(v.partition("=")[::2] for v in variables)
-                ranks = [int(values[name]) for name in RANK_VARIABLES if values.get(name, "").isdigit()]
-                found.append((int(entry.name), ranks[0] if ranks else None))
+                found.append((int(entry.name), launched_rank(values)))
         return sorted(found)
 
 
@@ -462,7 +462,8 @@ def _rank_main(box: Path) -> None:
     deadline = time.monotonic() + order["timeout"]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.path[:] = list(dict.fromkeys(order["path"] + sys.path[1:]))
-    label = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "unknown")
+    rank = launched_rank(os.environ)
+    label = "unknown" if rank is None else rank
     with (box / f"{label}.stacks").open("w") as stacks:
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGTERM, stacks, all_threads=True, chain=True)

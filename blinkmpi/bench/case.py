@@ -140,25 +140,6 @@ def dtype_named(name: str) -> str:
     raise BufferTypeError(f"datatype {name!r} is unknown; use one of {', '.join(TYPE_NAMES)}, all")
 
 
-def parse_size(text: str) -> int:
-    """Bytes from ``64K``, ``1.5M``, ``4G`` (2^10, 2^20, 2^30) or a plain number.
-
-    Raises:
-        ArgumentError: for anything else.
-    """
-    digits, factor = text.strip(), 1
-    if digits[-1:].upper() in ("K", "M", "G"):
-        factor = 1 << (10 * ("KMG".index(digits[-1].upper()) + 1))
-        digits = digits[:-1]
-    try:
-        value = float(digits) * factor
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1 << 62:
-        raise ArgumentError(f"size {text!r}: expected a number of bytes such as 65536, 64K, 1.5M or 4G")
-    return int(value)
-
-
 @lru_cache(maxsize=64)
 def pattern(rank: int, dtype: str) -> Array:
     """One period of ``rank``'s input, read-only."""

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from ..util.text import parse_size
 from . import environment as meta
-from .case import parse_size
 from .options import Options
 from .report import PLACES, TIME_FORMAT, Row
 from .time_host import Measured

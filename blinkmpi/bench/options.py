@@ -18,7 +18,8 @@ from ..launch.command import LAUNCHERS
 from ..program.call import REDUCTIONS, collective_named
 from ..program.reduction import check_op
 from ..trees.tree import ROOTED, Collective
-from .case import OP_NAMES, TEST_NAMES, TYPE_NAMES, Case, case_of, dtype_named, parse_size
+from ..util.text import parse_size
+from .case import OP_NAMES, TEST_NAMES, TYPE_NAMES, Case, case_of, dtype_named
 from .time_host import Timing
 
 PEERS = ("mpi", "nccl", "symm_mem")

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from ..bench.case import OP_NAMES, case_of, count_wrong, dtype_named, fill, parse_size
+from ..bench.case import OP_NAMES, case_of, count_wrong, dtype_named, fill
 from ..errors import ArgumentError, BlinkError
-from ..planning.explain import explanation, link_text, ranks_text, size_text, time_text
+from ..planning.explain import explanation, link_text
 from ..planning.selection import choose, make_plan, program_for
 from ..program.call import REDUCTIONS, Call, collective_named
 from ..program.cost_model import price
@@ -29,14 +29,13 @@ from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..trees.tree import COLLECTIVES, ROOTED
 from ..util.codec import plain
+from ..util.text import parse_size, plural, size_text, time_text
 from . import doctor as cli_doctor
 from . import launch as cli_launch
 from . import plan as cli_trees
 from . import topo as cli_topo
 from . import tune as cli_tune
-from .output import RANK_VARIABLES, own_rank, show
-
-__all__ = ["RANK_VARIABLES", "main"]
+from .output import own_rank, show
 
 RUN_BYTES = 16 << 20  # vectors up to here are really run by `simulate`, for all ranks in this process
 BUSIEST = 8
@@ -246,7 +245,7 @@ def _simulate(args: argparse.Namespace, topology: Topology, live: bool) -> int:
     rows = [(link_text(topology, s, d, k), t / cost.seconds) for s, d, k, t in busiest[:BUSIEST]]
     facts = {
         "call": f"{call.collective} of {size_text(call.nbytes)}, {call.dtype} {call.op}".rstrip(),
-        "on": f"{ranks_text(topology.n)} of {topology.name}, scheme {packing.scheme}",
+        "on": f"{plural(topology.n, 'rank')} of {topology.name}, scheme {packing.scheme}",
         "result": result,
         "predicted": time_text(cost.seconds) if cost.seconds else "nothing travels",
         "algbw": f"{cost.algbw:.4g} GB/s" + (f" of {float(packing.bound / 1000):.4g} possible" if cost.algbw else ""),

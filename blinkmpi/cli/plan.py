@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from ..bench.case import parse_size
 from ..errors import ArgumentError
 from ..planning.explain import depth_of, shares
 from ..planning.selection import make_plan
@@ -21,6 +20,7 @@ from ..topology.model import Topology
 from ..trees import COLLECTIVES, Knobs, Packing, extra_methods, pack, pareto
 from ..trees.cluster.hierarchy import hierarchy
 from ..util.codec import plain
+from ..util.text import parse_size
 from .output import show, write
 
 Found = list[tuple[Packing, float]]  # with the seconds that planning took

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..bench.case import parse_size
 from ..planning.tuned_table import TunedTable, file_of, read
 from ..program.call import collective_named
 from ..trees.tree import COLLECTIVES
 from ..util.cache_folder import cache_dir, keep
+from ..util.text import parse_size
 
 TUNED = tuple(c for c in COLLECTIVES if c != "barrier")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..topology.gpu import Unknown
+from ..util.text import plural, ranks_text
 from .gpu_checks import GPU_CHECKS, cuda_aware
-from .report import Line, Lines, Report, Seen, SelfTest, State, count, groups, ranks_text
+from .report import Line, Lines, Report, Seen, SelfTest, State, groups
 
 MIB = 1 << 20
 SKEW_S = 0.1
@@ -52,7 +53,7 @@ def _mpi(seen: Sequence[Seen]) -> Lines:
         yield Line("start", "fail", f"the launcher started {m.launched} processes, MPI sees {m.size}: each is alone",
                    f"use this MPI's own mpirun, or {fit}")  # fmt: skip
     else:
-        yield Line("start", "ok", f"{count(m.size, 'rank')}, {m.launcher}")
+        yield Line("start", "ok", f"{plural(m.size, 'rank')}, {m.launcher}")
 
 
 def _threads(seen: Sequence[Seen]) -> Lines:
@@ -96,9 +97,9 @@ def _hosts(seen: Sequence[Seen]) -> Lines:
             remedy = "give hosts different names (Open MPI hangs otherwise); share /dev/shm (docker --ipc=host)"
             yield Line("hosts", "warn", evidence, remedy)
             return
-    where = ", ".join(f"{count(len(r), 'rank')} on {seen[r[0]].host}" for r in list(places.values())[:4])
+    where = ", ".join(f"{plural(len(r), 'rank')} on {seen[r[0]].host}" for r in list(places.values())[:4])
     more = ", ..." if len(places) > 4 else ""
-    yield Line("hosts", "ok", (f"{count(len(places), 'node')}: " if len(places) > 1 else "") + where + more)
+    yield Line("hosts", "ok", (f"{plural(len(places), 'node')}: " if len(places) > 1 else "") + where + more)
 
 
 def _clock(seen: Sequence[Seen]) -> Lines:
@@ -117,7 +118,7 @@ def _cores(seen: Sequence[Seen]) -> Lines:
     """More ranks than cores, or all on one."""
     for ranks in groups(seen, lambda s: s.place).values():
         cores = {c for r in ranks for c in seen[r].cores}
-        host, evidence = seen[ranks[0]].host, f"{count(len(ranks), 'rank')} on {count(len(cores), 'core')}"
+        host, evidence = seen[ranks[0]].host, f"{plural(len(ranks), 'rank')} on {plural(len(cores), 'core')}"
         yields = seen[ranks[0]].environment.get("OMPI_MCA_mpi_yield_when_idle") == "1"
         open_mpi = any("Open MPI" in s.mpi.implementation for s in seen if s.mpi is not None)
         if len(ranks) > 1 and len(cores) == 1:
@@ -150,7 +151,7 @@ def _shm(seen: Sequence[Seen]) -> Lines:
             continue
         want, least = len(ranks) * first.slots_bytes, len(ranks) * LEAST_SLOTS
         evidence = f"{first.host}: {first.shm_free // MIB} of {first.shm_size // MIB} MiB free, "
-        evidence += f"{count(len(ranks), 'rank')} take {want // MIB}"
+        evidence += f"{plural(len(ranks), 'rank')} take {want // MIB}"
         remedy = "docker --shm-size=1g, or mount -o remount,size=1g /dev/shm; or a smaller BLINKMPI_BUFFSIZE"
         state: State = "fail" if first.shm_free < least else "warn" if first.shm_free < want else "ok"
         yield Line("/dev/shm", state, evidence, "" if state == "ok" else remedy)

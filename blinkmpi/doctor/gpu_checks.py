@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from ..runtime.cuda_aware import OWN, claimed, words
 from ..topology.gpu import GpuFacts, Unknown, known
 from ..topology.gpus import FABRIC_READY
-from .report import Line, Lines, Seen, SelfTest, count, groups, ranks_text
+from ..util.text import plural, ranks_text
+from .report import Line, Lines, Seen, SelfTest, groups
 
 BIND = "srun --gpus-per-node=8 --gpu-bind=none (newer Slurm: also --tres-bind=gres/gpu:none)"
 
@@ -23,7 +24,7 @@ def _gpus(seen: Sequence[Seen]) -> Lines:
     if not shown and not mine:
         yield Line("GPUs", "n/a", f"no GPU here: {seen[0].no_gpu}; ranks run on CPUs")
     elif without and shown:
-        here = f"NVML shows {count(shown, 'GPU')}; none for {ranks_text([s.rank for s in without])}"
+        here = f"NVML shows {plural(shown, 'GPU')}; none for {ranks_text([s.rank for s in without])}"
         remedy = "pip install 'blinkmpi[cuda13]' (or [cuda12]); see what CUDA_VISIBLE_DEVICES and the container leave"
         yield Line("GPUs", "warn", f"{here}: {without[0].no_gpu}", remedy)
     elif without:
@@ -55,7 +56,7 @@ def _binding(seen: Sequence[Seen]) -> Lines:
             "binding", "fail", f"{ranks_text(ranks)} share {f.label}", f"one rank per GPU: fewer ranks, or {BIND}"
         )
     if not shared:
-        yield Line("binding", "ok", f"{count(len(mine), 'rank')}, each on a GPU of its own")
+        yield Line("binding", "ok", f"{plural(len(mine), 'rank')}, each on a GPU of its own")
     for ranks in groups(seen, lambda s: s.place).values():
         alone = [r for r in ranks if len(seen[r].gpus_here) == 1]
         if len(ranks) > 1 and len(alone) > 1 and len({seen[r].gpus_here for r in alone}) > 1:

@@ -102,15 +102,3 @@ def groups(seen: Sequence[Seen], of: Callable[[Seen], str]) -> dict[str, list[in
         if s.rank not in ranks:
             ranks.append(s.rank)
     return found
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-7``, ``ranks 0,2``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    whole = list(ranks) == list(range(ranks[0], ranks[-1] + 1))
-    return "ranks " + (f"{ranks[0]}-{ranks[-1]}" if whole else ",".join(map(str, ranks)))
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

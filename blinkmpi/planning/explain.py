@@ -20,6 +20,7 @@ from ..program.reduction import accumulator_of, dtype_of
 from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
 from ..util.codec import Value, dumps
+from ..util.text import plural, size_text, time_text
 from .plan import Plan, Rule
 from .selection import choose, program_for
 
@@ -79,7 +80,7 @@ class Explanation(Value, frozen=True):
         what = f"{self.collective} of {size_text(self.nbytes)}, {self.dtype}{' ' + self.op if self.op else ''}"
         what = "barrier" if self.collective == "barrier" else what
         where = f", root {self.root}" if self.root >= 0 else ""
-        lines = [f"{what}{where}, {ranks_text(self.ranks)} on {self.machine}", ""]
+        lines = [f"{what}{where}, {plural(self.ranks, 'rank')} on {self.machine}", ""]
         if self.chosen is None:
             lines += _field("runs as", "MPI's own collective")
             lines += _field("why", self.reason or "the selection table sends calls of this size there")
@@ -239,12 +240,7 @@ def depth_of(packing: Packing) -> int:
 
 def trees_text(count: int, depth: int) -> str:
     """``6 trees, depth 3``."""
-    return f"{count} tree{'' if count == 1 else 's'}, depth {depth}"
-
-
-def ranks_text(n: int) -> str:
-    """``8 ranks``."""
-    return f"{n} rank{'' if n == 1 else 's'}"
+    return f"{plural(count, 'tree')}, depth {depth}"
 
 
 def slot_width(call: Call) -> int:
@@ -263,24 +259,6 @@ def link_text(topology: Topology, src: int, dst: int, kind: str) -> str:
     if kind == "memory":
         return f"the core of {topology.vertex_label(src)}"
     return f"{topology.vertex_label(src)} -> {topology.vertex_label(dst)} ({kind})"
-
-
-def size_text(nbytes: int) -> str:
-    """``64 MiB``, ``1000 bytes``."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit and nbytes * 100 % unit == 0:
-            return f"{nbytes / unit:.4g} {name}"
-    if nbytes >= 1 << 20:
-        return f"{nbytes / (1 << 20):.2f} MiB"
-    return f"{nbytes} bytes"
-
-
-def time_text(seconds: float) -> str:
-    """``12.3 ms``, ``850 us``."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e6:.3g} us"
 
 
 def _over(links: str) -> str:

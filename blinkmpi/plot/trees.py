@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ArgumentError
-from ..planning.explain import depth_of, gap_text, ranks_text, shares, trees_text
+from ..planning.explain import depth_of, gap_text, shares, trees_text
 from ..planning.subsets import COLLECTIVES, Subset, by_size, spread
 from ..topology.model import Topology
 from ..trees import Packing, Tree
 from ..trees.graph.fabric import fabric
 from ..trees.tree import PER_RANK
+from ..util.text import plural
 from .layout import Place, Points, arrow_head, curve, extent, framed, places
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _title(figure: Figure, p: Packing, t: Topology, drawn: int) -> None:
     some = f" (the {drawn} thickest drawn)" if drawn < len(p.trees) else ""
     height = figure.get_figheight()
     lines = [1 - inches / height for inches in (0.42, 0.70, 0.95)]
-    figure.text(0.02, lines[0], f"{p.collective}{where}, {ranks_text(p.n)} on {t.name}", fontsize=15, weight="bold")
+    figure.text(0.02, lines[0], f"{p.collective}{where}, {plural(p.n, 'rank')} on {t.name}", fontsize=15, weight="bold")
     rate, bound = float(p.rate / 1000), float(p.bound / 1000)
     if p.certificate.kind == "trivial":
         figure.text(0.02, lines[1], f"{count}{some}; {p.certificate.text}", fontsize=11, color=DARK)

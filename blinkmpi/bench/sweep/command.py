@@ -21,14 +21,13 @@ from typing import Any, Self
 
 from ...errors import ArgumentError
 from ...launch.allocation import scheduler_of
-from ...planning.explain import size_text
+from ...util.launcher import launched_rank, launched_size
+from ...util.text import size_text
 from ..options import add_flags
 from .file import Run, expand, load
 from .jobs import Ended, clear, line, machines, start
 from .results import Results, tables
 
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 JOB_IDS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "lsf": "LSB_JOBID"}
 TAKEN = ("sweep", "hostfile", "launcher", "dry_run", "output_file", "json")  # the flags that go with a sweep
 STOPPED = 130
@@ -82,13 +81,11 @@ def run(args: argparse.Namespace, *, library: str) -> int:
 
 def refuse_ranks(environ: Mapping[str, str], file: str) -> None:
     """Raise ArgumentError in a process that a launcher started: it cannot start ranks itself."""
-    sizes = [int(environ[name]) for name in SIZES if environ.get(name, "").isdecimal()]
-    if "SLURM_STEP_ID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "").isdecimal():
-        sizes.append(int(environ["SLURM_STEP_NUM_TASKS"]))  # 1 in salloc's own step, which may start others
-    if max(sizes, default=1) > 1 or any(name in environ for name in RANKS):
+    size = launched_size(environ)  # 1 in salloc's own step, which may start others
+    if size > 1 or launched_rank(environ) is not None:
         raise ArgumentError(
-            f"--sweep starts mpirun or srun itself and is one process, but a launcher started {max(sizes, default=1)} "
-            f"of it; call it without one: blinkmpi bench --sweep {file}, in a job script too"
+            f"--sweep starts mpirun or srun itself and is one process, but a launcher started {size} of it; call it "
+            f"without one: blinkmpi bench --sweep {file}, in a job script too"
         )
 
 

@@ -20,12 +20,12 @@ import msgspec
 
 from ...errors import ArgumentError, BlinkError, FormatError
 from ...launch.command import Binding, Launcher
-from ...planning.explain import ranks_text
 from ...planning.selection import parse_algo
 from ...program.call import REDUCTIONS, collective_named
 from ...trees.tree import ROOTED
 from ...util.codec import Value
-from ..case import TEST_NAMES, parse_size
+from ...util.text import parse_size, plural
+from ..case import TEST_NAMES
 from ..options import add_flags, read, settle
 
 AXES = ("collectives", "nodes", "ranks_per_node", "types", "ops", "schemes", "executors", "graphs")
@@ -120,7 +120,9 @@ class Run(Value, frozen=True):
 
     def label(self) -> str:
         """The run in a few words."""
-        where = f"nodes {self.virtual}" if self.virtual else f"{self.nodes} x {ranks_text(self.ranks // self.nodes)}"
+        where = (
+            f"nodes {self.virtual}" if self.virtual else f"{self.nodes} x {plural(self.ranks // self.nodes, 'rank')}"
+        )
         more = [self.type] if self.type != "float" else []
         more += [self.op] if self.op not in ("", "sum") else []
         more += [self.scheme] if self.scheme != "auto" else []

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ArgumentError
-from ...planning.explain import ranks_text, size_text
 from ...plot.trees import COLOURS, DARK, new_figure, save
+from ...util.text import plural, size_text
 from .file import node_sizes
 from .results import is_sweep, rows
 
@@ -54,7 +54,7 @@ def lines_of(runs: Sequence[Mapping[str, Any]], *, in_place: bool = False) -> tu
         column += f" from {row['root']}" if row["root"] > 0 else ""
         more = [str(key[part]) for part in ("scheme", "executor") if several[part]]
         more += [f"graph {key['graph']}" if key["graph"] else "no graph"] if several["graph"] else []
-        more += [f"{ranks_text(key['ranks'] // key['nodes'])} a node"] if each else []
+        more += [f"{plural(key['ranks'] // key['nodes'], 'rank')} a node"] if each else []
         more += ["virtual" if key["virtual"] else "real nodes"] if kinds and x == "nodes" and key["nodes"] > 1 else []
         ours, time = row[place], row[place]["time"]
         compare = row["blinkmpi"][place]["compare"]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError
-from ...planning.explain import ranks_text, size_text
 from ...plot.trees import COLOURS, DARK, check_target, new_figure, save
+from ...util.text import plural, size_text
 from . import plot_scaling as sweep_plot
 from .results import is_sweep
 from .results import read as read_sweep
@@ -127,7 +127,7 @@ def curves_of(document: dict[str, Any], *, in_place: bool = False) -> Iterator[C
         words = [first["experiment_name"].rsplit("_", 2)[0], first["type"]]
         words += [first["redop"]] if first["redop"] != "none" else []
         words += [f"from {first['root']}"] if first["root"] > 0 else []
-        column = f"{' '.join(words)}, {ranks_text(document['blinkmpi']['ranks'])}"
+        column = f"{' '.join(words)}, {plural(document['blinkmpi']['ranks'], 'rank')}"
         column += ", emulated" if first["blinkmpi"].get("emulated") else ""
         parts = [_executor(block)] if several else []
         parts += ["graph"] if document["config"].get("graph") else []

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArgumentError
-from ...planning.explain import size_text, time_text
+from ...util.text import size_text, time_text
 from .. import environment as meta
 from .file import Run
 from .jobs import Ended

@@ -6,7 +6,8 @@ import os
 import time
 
 from ...errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
-from ..announcement import ranks_text, short, some
+from ...util.text import ranks_text
+from ..announcement import short, some
 from .shared_window import SharedWindow
 
 FOREIGN = "MPI's "  # a rank whose arguments only MPI understands enters with this and the collective

@@ -10,23 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blinkmpi.bench import case as bc
-from blinkmpi.errors import ArgumentError, BufferTypeError
+from blinkmpi.errors import BufferTypeError
 from blinkmpi.program.reduction import accumulator_of, check_op, dtype_of, fold
 
 # ---------------------------------------------------------------- sizes and names
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("64K", 65536), ("256M", 1 << 28), ("1.5m", 3 << 19), ("4G", 1 << 32), ("7", 7)]
-)
-def test_sizes(text: str, size: int) -> None:
-    assert bc.parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "K", "-1", "64X", "1e400", "nan"])
-def test_bad_sizes(text: str) -> None:
-    with pytest.raises(ArgumentError, match="such as 65536, 64K"):
-        bc.parse_size(text)
 
 
 def test_unknown_types_name_the_known_ones() -> None:

@@ -23,7 +23,8 @@ from blinkmpi.bench.sweep.jobs import last_words, machines
 from blinkmpi.bench.sweep.results import read, tables
 from blinkmpi.cli import main as cli
 from blinkmpi.errors import ArgumentError
-from tests.harness import ENVIRONMENT, RANK_VARIABLES, run_command
+from blinkmpi.util.launcher import RANK_VARIABLES
+from tests.harness import ENVIRONMENT, run_command
 
 ROOT = Path(__file__).resolve().parents[3]
 needs_command = pytest.mark.skipif(

@@ -13,7 +13,7 @@ from blinkmpi.bench.sweep.file import Place, Run, expand, node_sizes, parse
 from blinkmpi.bench.sweep.jobs import line, machines
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError
 from blinkmpi.launch.hostfile import Host
-from tests.harness import RANK_VARIABLES
+from blinkmpi.util.launcher import RANK_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[3]
 OPEN_MPI = "Open MPI v5.0.11"

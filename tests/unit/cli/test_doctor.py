@@ -113,7 +113,7 @@ def test_a_healthy_job_on_gpus() -> None:
             job({}, {"packages": {"blinkmpi": "9"}}),
             "versions",
             "fail",
-            "blinkmpi differs: 0.1.0 on ranks 0,2,3; 9 on rank 1",
+            "blinkmpi differs: 0.1.0 on ranks 0, 2-3; 9 on rank 1",
             "same environment",
         ),
         (job({}, {"python": "3.12.1"}), "versions", "warn", "Python differs", "same environment"),
@@ -219,7 +219,7 @@ def one_down(facts: GpuFacts) -> GpuFacts:
             with_facts(lambda _: recorded("nvml-h200x8")[0], 2),
             "binding",
             "fail",
-            "ranks 0,2 share NVIDIA H200 at 0000:00:06.0",
+            "ranks 0, 2 share NVIDIA H200 at 0000:00:06.0",
             "one rank per GPU",
         ),
         (
