@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks.jobs import run_job  # noqa: E402
 from blinkmpi.bench import environment as meta  # noqa: E402
-from blinkmpi.bench.case import case_of  # noqa: E402
 from blinkmpi.bench.document import write_new  # noqa: E402
+from blinkmpi.bench.nccl_tests import call_of_size  # noqa: E402
 from blinkmpi.topology import Topology, machine  # noqa: E402
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus  # noqa: E402
 from blinkmpi.topology.nccl import processor, write_xml  # noqa: E402
@@ -58,9 +58,10 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
     """Measure one library on all ranks; rank 0 writes ``<library>.json``, and ``topology.xml`` before."""
     from mpi4py import MPI
 
+    from blinkmpi.bench.layout import Layout
     from blinkmpi.bench.peers import NcclPeer
-    from blinkmpi.bench.time_gpu import Gpu
-    from blinkmpi.bench.time_host import Layout, Timing
+    from blinkmpi.bench.time_gpu import GpuTimer
+    from blinkmpi.bench.timing import Timing
     from blinkmpi.communicator import Communicator
     from blinkmpi.errors import DeviceError
     from blinkmpi.transport.cuda.device import cupy
@@ -72,21 +73,24 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
         if world.rank == 0 and library == "ours":
             xml = write_xml(on_gpus_of(told(gpus), here.machine), processor())
             (folder / "topology.xml").write_text(xml, encoding="utf-8")
-    cases = [case_of("allreduce", world.size, size, "float32", "sum", -1) for size in sizes]
+    calls = [call_of_size("allreduce", world.size, size, "float32", "sum", -1) for size in sizes]
     rows = []
     with Communicator(world, topology=told(gpus) if library == "ours" else None) as comm:
         assert comm.gpu is not None
-        stage = Gpu(cupy(), comm, cases, unalign=0, symmetric=False)
+        timer = GpuTimer(cupy(), comm, calls, unalign=0, symmetric=False)
         peer = NcclPeer(world, cupy()) if library == "nccl" else None
-        for case in cases:
-            with stage.stream:
-                layout = Layout(case, world.rank, stage.buffers, in_place=False, marker=MPI.IN_PLACE)
-                lane = peer.lane(case, stage.buffers, in_place=False) if peer else stage.lane(layout, persistent=False)
-                (found,) = stage.measure(world, MPI, [lane], Timing(warmup=WARMUP[library]))
-            row = {"us": found.time_us, "GBps": case.size / found.time_us / 1e3, "wrong": found.wrong}
+        for call in calls:
+            with timer.stream:
+                layout = Layout(call, world.rank, timer.buffers, in_place=False, marker=MPI.IN_PLACE)
+                if peer:
+                    contender = peer.contender(call, timer.buffers, in_place=False)
+                else:
+                    contender = timer.contender(layout, persistent=False)
+                (found,) = timer.measure(world, MPI, [contender], Timing(warmup=WARMUP[library]))
+            row = {"us": found.time_us, "GBps": call.nbytes / found.time_us / 1e3, "wrong": found.wrong}
             row["spread_us"] = found.spread
             if peer is None:
-                how = comm.how("allreduce", case.size)
+                how = comm.how("allreduce", call.nbytes)
                 packing = comm.plans.packing("allreduce", 0, str(how["scheme"]))
                 row |= {"how": how, "trees": len(packing.trees)}
                 row |= {"planned_GBps": float(packing.rate) / 1e3, "bound_GBps": float(packing.bound) / 1e3}

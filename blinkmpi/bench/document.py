@@ -16,9 +16,10 @@ from typing import Any
 
 from ..util.text import parse_size
 from . import environment as meta
-from .options import Options
+from .nccl_tests import type_name
+from .options import BenchOptions
 from .report import PLACES, TIME_FORMAT, Row
-from .time_host import Measured
+from .timing import TimingResult
 
 JSON_VERSION = 3  # of nccl-tests' keys
 _RANKS = ("rank 0's", "the average rank's", "the fastest rank's", "the slowest rank's")
@@ -26,7 +27,7 @@ _RANKS = ("rank 0's", "the average rank's", "the fastest rank's", "the slowest r
 
 def document(
     args: argparse.Namespace,
-    options: Options,
+    options: BenchOptions,
     rows: Sequence[tuple[Row, str]],
     *,
     devices: Sequence[Mapping[str, Any]],
@@ -112,19 +113,19 @@ def write_new(path: str, text: str) -> str:
     raise AssertionError("there is always a next name")
 
 
-def row_json(row: Row, name: str, options: Options, *, every: bool) -> dict[str, Any]:
+def row_json(row: Row, name: str, options: BenchOptions, *, every: bool) -> dict[str, Any]:
     """nccl-tests' result object, ours under ``blinkmpi``.
 
     Args:
         every: whether every iteration's time is written, not only minimum, median, maximum.
     """
-    case = row.case
+    call = row.call
     result: dict[str, Any] = {
-        "size": case.size,
-        "count": case.count,
-        "type": case.type_name,
-        "redop": case.op or "none",
-        "root": case.root,
+        "size": call.nbytes,
+        "count": call.counts[0],
+        "type": type_name(call.dtype),
+        "redop": call.op or "none",
+        "root": call.root,
     }
     own: dict[str, Any] = {
         "scheme": row.how.get("scheme"),
@@ -157,7 +158,7 @@ def row_json(row: Row, name: str, options: Options, *, every: bool) -> dict[str,
     return result
 
 
-def _times(measured: Measured, every: bool) -> dict[str, Any]:
+def _times(measured: TimingResult, every: bool) -> dict[str, Any]:
     more: dict[str, Any] = {"iteration_times_us": list(measured.slowest_us)} if every else {}
     if measured.host_us is not None:
         more |= {"host_us": measured.host_us, "repeats": len(measured.slowest_us)}

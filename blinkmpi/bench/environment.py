@@ -67,7 +67,7 @@ def commit() -> dict[str, Any]:
 
     A copy without .git is told its commit by ``GIT_COMMIT``, as continuous integration does.
     """
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     unknown: dict[str, Any] = {"commit": os.environ.get("GIT_COMMIT"), "dirty": None}
     if not (root / ".git").exists():
         return unknown

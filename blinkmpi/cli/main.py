@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from ..bench.case import OP_NAMES, case_of, count_wrong, dtype_named, fill
+from ..bench.nccl_tests import OP_NAMES, call_of_size, dtype_named
+from ..bench.verification import count_wrong, fill
 from ..errors import ArgumentError, BlinkError
 from ..planning.explain import explanation, link_text
 from ..planning.selection import choose, make_plan, program_for
@@ -27,7 +28,7 @@ from ..program.ir import Program
 from ..program.reduction import dtype_of
 from ..topology.importers import load, modify
 from ..topology.model import Topology
-from ..trees.tree import COLLECTIVES, ROOTED
+from ..trees.tree import COLLECTIVES
 from ..util.codec import plain
 from ..util.text import parse_size, plural, size_text, time_text
 from . import doctor as cli_doctor
@@ -225,7 +226,7 @@ def _simulate(args: argparse.Namespace, topology: Topology, live: bool) -> int:
     program = program_for(plan, call, choose(plan, call))
     cost = price(program, packing, topology)
     small = 0 < call.nbytes <= RUN_BYTES
-    wrong = _run(args, program) if small else None
+    wrong = _run(program) if small else None
     if args.json:
         busy = [{"src": s, "dst": d, "kind": k, "seconds": t} for s, d, k, t in cost.busy]
         body = {"format": "blinkmpi.simulation", "version": 1, "machine": topology.name, "call": plain(call),
@@ -255,12 +256,11 @@ def _simulate(args: argparse.Namespace, topology: Topology, live: bool) -> int:
     return int(bool(wrong))
 
 
-def _run(args: argparse.Namespace, program: Program) -> int:
+def _run(program: Program) -> int:
     """Run ``program`` on every rank's data; the number of wrong elements."""
     import numpy as np
 
     call = program.call
-    case = case_of(call.collective, call.n, parse_size(args.bytes), call.dtype, args.op, max(call.root, 0))
     sends = []
     for rank in range(call.n):
         data = np.empty(call.send_count, dtype_of(call.dtype)) if call.sends(rank) else None
@@ -268,7 +268,7 @@ def _run(args: argparse.Namespace, program: Program) -> int:
             fill(data, rank, call.dtype)
         sends.append(data)
     results = run(program, sends)
-    return sum(count_wrong(case, r, got) for r, got in enumerate(results) if got is not None)
+    return sum(count_wrong(call, r, got) for r, got in enumerate(results) if got is not None)
 
 
 def _call(args: argparse.Namespace, topology: Topology) -> Call:
@@ -278,12 +278,10 @@ def _call(args: argparse.Namespace, topology: Topology) -> Call:
         raise ArgumentError(f"root {args.root}: {topology.name} has ranks 0..{topology.n - 1}; choose one of these")
     if collective in REDUCTIONS and args.op not in OP_NAMES:
         raise ArgumentError(f"op {args.op!r}: expected one of {', '.join(OP_NAMES)}; choose one of these")
-    root = args.root if collective in ROOTED else -1
     if collective == "barrier":
         return Call("barrier", topology.n, (0,), "int8")
-    case = case_of(collective, topology.n, parse_size(args.bytes), dtype_named(args.dtype), args.op, max(root, 0))
-    counts = (case.count,) * (topology.n if collective == "reduce_scatter" else 1)
-    return Call(collective, topology.n, counts, case.dtype, case.op, root)
+    nbytes, dtype = parse_size(args.bytes), dtype_named(args.dtype)
+    return call_of_size(collective, topology.n, nbytes, dtype, args.op, args.root)
 
 
 def _cpu(topology: Topology) -> bool:

@@ -22,13 +22,13 @@ from ..communicator import Communicator
 from ..errors import DeviceError
 from ..planning.defaults import GPU_SLOTS, LINES, by_nvlink
 from ..planning.plan import Rule
-from ..program.call import BLOCKED, REDUCTIONS, Call
-from ..program.reduction import dtype_of
+from ..program.call import Call
 from ..runtime.cuda_context import MEASURED, CudaContext
+from ..runtime.inspection import call_of
 from ..transport.cuda.device import cupy
 from ..transport.cuda.packets import PROTOCOLS as PACKETS
 from ..transport.cuda.packets import fits
-from ..trees.tree import ROOTED, Collective
+from ..trees.tree import Collective
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = tuple(1 << k for k in range(10, 31, 2))
@@ -74,7 +74,7 @@ def tune(
 
 def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[Rule]:
     """What could carry a call: every protocol of the one-hop scheme, and every scheme through slots."""
-    nbytes = call.total * dtype_of(call.dtype).itemsize
+    nbytes = call.nbytes
     schemes = gpus.plans.schemes(call.collective, call.root)
     base = Rule(call.collective, 0, schemes[0], *GPU_SLOTS, registered=registered)
     if schemes[0] == "onehop" and not gpus.emulated:
@@ -159,7 +159,7 @@ def _measured(
     among: Collection[Rule] = (),
 ) -> dict[Rule, float]:
     """Times of the candidates, or only of those ``among`` them, for so many bytes."""
-    call = _call(collective, trial.gpus, nbytes, dtype)
+    call = call_of(trial.gpus.machine.n, collective, nbytes, dtype, "sum", 0)
     rules = [r for r in candidates(trial.gpus, call, registered=registered) if not among or r in among]
     times = trial.times(call, rules, registered=registered)
     say(_line(collective, nbytes, registered, times))
@@ -190,7 +190,7 @@ class _Trial:
         """Seconds per call for each rule that the GPU has room for."""
         send, recv = self.buffers[registered]
         graphs: dict[Rule, tuple[Any, int]] = {}
-        rank, item = self.comm.rank, dtype_of(call.dtype).itemsize
+        rank, item = self.comm.rank, call.itemsize
         for rule in rules:
             try:
                 enqueue = self.gpus.trial(
@@ -229,15 +229,6 @@ class _Trial:
 
     def _count(self, enqueue: Callable[[], None]) -> int:
         return max(2, min(50, int(BATCH_S / max(self._once(enqueue), 1e-6))))
-
-
-def _call(collective: Collective, gpus: CudaContext, nbytes: int, dtype: str) -> Call:
-    n = gpus.machine.n
-    count = nbytes // dtype_of(dtype).itemsize
-    block = max(1, count // n) if collective in BLOCKED else count
-    counts = (block,) * (n if collective == "reduce_scatter" else 1)
-    op, root = "sum" if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1
-    return Call(collective, n, counts, dtype, op, root)
 
 
 def _line(collective: str, nbytes: int, registered: bool, times: dict[Rule, float]) -> str:

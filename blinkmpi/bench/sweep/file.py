@@ -25,7 +25,7 @@ from ...program.call import REDUCTIONS, collective_named
 from ...trees.tree import ROOTED
 from ...util.codec import Value
 from ...util.text import parse_size, plural
-from ..case import TEST_NAMES
+from ..nccl_tests import TEST_NAMES
 from ..options import add_flags, read, settle
 
 AXES = ("collectives", "nodes", "ranks_per_node", "types", "ops", "schemes", "executors", "graphs")

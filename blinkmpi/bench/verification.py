@@ -1,143 +1,32 @@
-"""What a benchmark row calls, what it sends, and what must come back.
+"""Verification of results: what each rank sends in a benchmark, and what must come back.
 
-Every rank can compute every other rank's input: element ``i`` of rank ``r`` is
-a hash of ``r`` and ``i mod PERIOD``. The period is a prime, so no displaced
-chunk matches, and one period of the reference serves vectors of any length.
-Magnitudes of floating inputs stay in [0.625, 0.75) or [1.25, 1.5) and integers
-are odd: a contribution that is missing or counted twice always shows.
+Every rank can compute every other rank's input: element ``i`` of rank ``r`` is a hash of ``r`` and ``i mod PERIOD``.
+The period is a prime, so no displaced chunk matches, and one period of the reference serves vectors of any length.
+Magnitudes of floating inputs stay in [0.625, 0.75) or [1.25, 1.5) and integers are odd: a contribution that is missing
+or counted twice always shows.
 
-Pure data, no MPI. Buffers are NumPy's, or those of a module with its interface
-that is passed as ``xp`` (CuPy): their elements are then written and compared
-where they lie, at most ``PIECE_BYTES`` of them at a time.
+Pure data, no MPI. Buffers are NumPy's, or those of a module with NumPy's interface that is passed as ``xp`` (CuPy):
+their elements are then written and compared in place, at most ``PIECE_BYTES`` of them at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ArgumentError, BufferTypeError
-from ..program.call import BLOCKED, REDUCTIONS
+from ..errors import ArgumentError
+from ..program.call import Call
 from ..program.reduction import FLOATS, Array, dtype_of
-from ..trees.tree import ROOTED, Collective
+from .nccl_tests import TEST_NAMES
 
 PERIOD = 131071
 PIECE_BYTES = 16 << 20  # of a buffer outside this process's caches, compared at a time; NumPy takes one period
 
 # Bits of the fraction and smallest normal exponent of the 16-bit types.
 _SHORT = {"float16": (10, -14), "bfloat16": (7, -126)}
-# nccl-tests' names of the element types, in its order.
-TYPE_NAMES: dict[str, str] = {
-    "int8": "int8",
-    "uint8": "uint8",
-    "int32": "int32",
-    "uint32": "uint32",
-    "int64": "int64",
-    "uint64": "uint64",
-    "half": "float16",
-    "float": "float32",
-    "double": "float64",
-    "bfloat16": "bfloat16",
-}
-OP_NAMES = ("sum", "prod", "max", "min", "avg")
-# nccl-tests' names of the collectives.
-TEST_NAMES: dict[Collective, str] = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row: ``count`` is nccl-tests' count, the elements of the vector or of one rank's block."""
-
-    collective: Collective
-    n: int
-    count: int
-    dtype: str
-    op: str = ""
-    root: int = -1
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return dtype_of(self.dtype).itemsize
-
-    @property
-    def total(self) -> int:
-        """Elements of the largest buffer."""
-        return self.count * (self.n if self.collective in BLOCKED else 1)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the largest buffer, nccl-tests' ``size``."""
-        return self.total * self.itemsize
-
-    @property
-    def send_count(self) -> int:
-        """Elements of the send buffer of a rank that sends."""
-        return self.count if self.collective in ("allgather", "gather") else self.total
-
-    @property
-    def recv_count(self) -> int:
-        """Elements of the receive buffer of a rank that receives."""
-        return self.count if self.collective in ("scatter", "reduce_scatter") else self.total
-
-    @property
-    def type_name(self) -> str:
-        """nccl-tests' name of the element type."""
-        return next(name for name, ours in TYPE_NAMES.items() if ours == self.dtype)
-
-    @property
-    def bus_factor(self) -> float:
-        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
-        if self.collective == "allreduce":
-            return 2 * (self.n - 1) / self.n
-        return (self.n - 1) / self.n if self.collective in BLOCKED else 1.0
-
-
-def case_of(collective: Collective, n: int, nbytes: int, dtype: str, op: str, root: int) -> Case:
-    """The row for a vector of ``nbytes``, rounded down as nccl-tests does it."""
-    itemsize = dtype_of(dtype).itemsize
-    count = nbytes // itemsize
-    if collective in BLOCKED:
-        count //= n
-    if collective in ("allgather", "reduce_scatter"):
-        count &= -(16 // itemsize)
-    return Case(
-        collective,
-        n,
-        count,
-        dtype,
-        op if collective in REDUCTIONS else "",
-        root if collective in ROOTED else -1,
-    )
-
-
-def dtype_named(name: str) -> str:
-    """Our name of an element type from nccl-tests' or ours.
-
-    Raises:
-        BufferTypeError: for the 8-bit floating types and unknown names.
-    """
-    if name in TYPE_NAMES:
-        return TYPE_NAMES[name]
-    if name in TYPE_NAMES.values():
-        return name
-    if name.startswith("f8"):
-        raise BufferTypeError(
-            f"datatype {name!r}: 8-bit floating types have no reduction here; use one of {', '.join(TYPE_NAMES)}, all"
-        )
-    raise BufferTypeError(f"datatype {name!r} is unknown; use one of {', '.join(TYPE_NAMES)}, all")
 
 
 @lru_cache(maxsize=64)
@@ -236,52 +125,52 @@ def _half_ulp(value: Array, dtype: str) -> Array:
     return half
 
 
-def pieces(case: Case, rank: int) -> list[tuple[int, int, tuple[int, ...], int]]:
+def pieces(call: Call, rank: int) -> list[tuple[int, int, tuple[int, ...], int]]:
     """What ``rank`` must hold: (start in its result, length, ranks folded, start in their inputs)."""
-    everyone, count = tuple(range(case.n)), case.count
-    match case.collective:
+    everyone, count = tuple(range(call.n)), call.counts[0]
+    match call.collective:
         case "allreduce":
             return [(0, count, everyone, 0)]
         case "reduce":
-            return [(0, count, everyone, 0)] if rank == case.root else []
+            return [(0, count, everyone, 0)] if rank == call.root else []
         case "broadcast":
-            return [(0, count, (case.root,), 0)]
+            return [(0, count, (call.root,), 0)]
         case "allgather":
             return [(r * count, count, (r,), 0) for r in everyone]
         case "gather":
-            return [(r * count, count, (r,), 0) for r in everyone] if rank == case.root else []
+            return [(r * count, count, (r,), 0) for r in everyone] if rank == call.root else []
         case "scatter":
-            return [(0, count, (case.root,), rank * count)]
+            return [(0, count, (call.root,), rank * count)]
         case "reduce_scatter":
             return [(0, count, everyone, rank * count)]
         case _:
-            raise ArgumentError(f"{case.collective} moves no data to compare; use one of {', '.join(TEST_NAMES)}")
+            raise ArgumentError(f"{call.collective} moves no data to compare; use one of {', '.join(TEST_NAMES)}")
 
 
-def count_wrong(case: Case, rank: int, result: Any, *, xp: Any = np) -> int:
+def count_wrong(call: Call, rank: int, result: Any, *, xp: Any = np) -> int:
     """Elements of ``rank``'s ``result`` that are not what they must be."""
-    most = PERIOD if xp is np else PIECE_BYTES // case.itemsize
+    most = PERIOD if xp is np else PIECE_BYTES // call.itemsize
     wrong = 0
-    for start, length, sources, offset in pieces(case, rank):
-        exact, value, tolerance = _expected(case, sources, offset, xp)
+    for start, length, sources, offset in pieces(call, rank):
+        exact, value, tolerance = _expected(call, sources, offset, xp)
         for got in _periods(result[start : start + length], most):
             width = got.shape[1]
             right = _bits(got) == exact[:width]
             if tolerance is not None:
                 with np.errstate(all="ignore"):
-                    right |= abs(_wide(got, case.dtype, value.dtype) - value[:width]) <= tolerance[:width]
+                    right |= abs(_wide(got, call.dtype, value.dtype) - value[:width]) <= tolerance[:width]
             wrong += right.size - int(xp.count_nonzero(right))
     return wrong
 
 
-def _expected(case: Case, sources: tuple[int, ...], offset: int, xp: Any) -> tuple[Any, Any, Any]:
+def _expected(call: Call, sources: tuple[int, ...], offset: int, xp: Any) -> tuple[Any, Any, Any]:
     """One period of the right result from ``offset`` on: its bits, its value, how far off it may be (None: not)."""
-    value, tolerance = reference(sources, case.op, case.dtype)
+    value, tolerance = reference(sources, call.op, call.dtype)
     if xp is not np and value.dtype == np.longdouble:  # which GPUs lack: half an ulp for the rounding to double
         value = value.astype(np.float64)
         tolerance = None if tolerance is None else (tolerance + 2.0**-53 * np.abs(value)).astype(np.float64)
     value = np.roll(value, -(offset % PERIOD))
-    exact = xp.asarray(_bits(value.astype(dtype_of(case.dtype))))
+    exact = xp.asarray(_bits(value.astype(dtype_of(call.dtype))))
     if tolerance is None:
         return exact, None, None
     return exact, xp.asarray(value), xp.asarray(np.roll(tolerance, -(offset % PERIOD)))
