@@ -8,8 +8,18 @@ from types import ModuleType
 from typing import Any
 
 from ..doctor.diagnosis import judge
-from ..doctor.examination import clock_skew, decode, encode, find_mpirun, look, mpi_facts, own_gpu, self_test, try_pairs
-from ..doctor.report import Report, Seen
+from ..doctor.examination import (
+    clock_skew,
+    decode,
+    encode,
+    examine,
+    find_mpirun,
+    mpi_facts,
+    own_gpu,
+    self_test,
+    try_pairs,
+)
+from ..doctor.report import RankFacts, Report
 from ..topology.gather import exchange, this_process
 from .output import show
 
@@ -29,7 +39,7 @@ def doctor(args: argparse.Namespace) -> int:
     mpi, lost = _mpi()
     if mpi is None:
         part = this_process()
-        return _print(args, judge([look(part, rank=0, mpi=None, no_mpi=lost, gpu=own_gpu(0))]))
+        return _print(args, judge([examine(part, rank=0, mpi=None, no_mpi=lost, gpu=own_gpu(0))]))
     world = mpi.COMM_WORLD.Dup()
     node = world.Split_type(mpi.COMM_TYPE_SHARED)
     try:
@@ -59,7 +69,7 @@ def _mpi() -> tuple[ModuleType | None, str]:
     return MPI, ""
 
 
-def _all(mpi: Any, world: Any, node: Any) -> list[Seen]:
+def _all(mpi: Any, world: Any, node: Any) -> list[RankFacts]:
     """What all ranks see; collective."""
     import mpi4py
 
@@ -70,7 +80,7 @@ def _all(mpi: Any, world: Any, node: Any) -> list[Seen]:
     pairs = try_pairs(world, place, gpu)
     skew = clock_skew(world)
     facts = mpi_facts(mpi, mpi4py.__version__)
-    own = look(part, rank=world.rank, mpi=facts, skew_s=skew, gpu=gpu, pairs=pairs, place=place)
+    own = examine(part, rank=world.rank, mpi=facts, skew_s=skew, gpu=gpu, pairs=pairs, place=place)
     return [decode(text) for text in world.allgather(encode(own))]
 
 

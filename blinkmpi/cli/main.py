@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "tune":
             return cli_tune.tune(args, _world())
         if args.command == "plot":
-            from ..bench.sweep.plot_sizes import draw
+            from ..bench.plot_sizes import draw
 
             draw(args.results, args.output, in_place=args.in_place)
             return 0

@@ -50,7 +50,7 @@ def whole(text: str) -> int:
         raise ArgumentError(f"{text!r} is no whole number; write 4, for example") from error
 
 
-class Knob(NamedTuple):
+class KnobFlag(NamedTuple):
     """A flag of ``plan`` that some methods read; without ``--method`` the first of them is taken."""
 
     flag: str
@@ -60,12 +60,12 @@ class Knob(NamedTuple):
 
 
 KNOBS = {
-    "epsilon": Knob("--epsilon", fraction, ("mwu", "mwu+ilp"), "stop within this part of the best rate: 1/20"),
-    "loss": Knob("--loss", fraction, ("mwu+ilp",), "the part of the rate to give up for fewer trees: 0.05"),
-    "max_trees": Knob("--max-trees", whole, ("few",), "at most so many trees"),
-    "max_depth": Knob("--max-depth", whole, ("few",), "trees of at most so many hops"),
-    "nbytes": Knob("--bytes", parse_size, ("hybrid",), "the vector to split between two kinds of links"),
-    "switch_seconds": Knob("--switch-seconds", fraction, ("hybrid",), "how long the slow links take to start"),
+    "epsilon": KnobFlag("--epsilon", fraction, ("mwu", "mwu+ilp"), "stop within this part of the best rate: 1/20"),
+    "loss": KnobFlag("--loss", fraction, ("mwu+ilp",), "the part of the rate to give up for fewer trees: 0.05"),
+    "max_trees": KnobFlag("--max-trees", whole, ("few",), "at most so many trees"),
+    "max_depth": KnobFlag("--max-depth", whole, ("few",), "trees of at most so many hops"),
+    "nbytes": KnobFlag("--bytes", parse_size, ("hybrid",), "the vector to split between two kinds of links"),
+    "switch_seconds": KnobFlag("--switch-seconds", fraction, ("hybrid",), "how long the slow links take to start"),
 }
 
 

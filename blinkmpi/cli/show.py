@@ -190,13 +190,13 @@ def doctor(report: Report) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    for line in report.lines:
+    for line in report.findings:
         word, colour = STATES[line.state]
         text = Text(line.evidence, "dim" if line.state == "n/a" else "")
         table.add_row(Text(word, colour), line.check, text)
         if line.remedy:
             table.add_row("", "", Text(f"-> {line.remedy}", "cyan"))
-    counts = {state: sum(line.state == state for line in report.lines) for state in STATES}
+    counts = {state: sum(line.state == state for line in report.findings) for state in STATES}
     found = ", ".join(
         f"{counts[state]} {word}" for state, word in (("fail", "failed"), ("warn", "to look at")) if counts[state]
     )

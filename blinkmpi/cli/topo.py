@@ -86,7 +86,7 @@ def measure(args: argparse.Namespace, world: Any, node: Comm) -> int:
     before = kept(world, machine, facts, cache_dir()) if gpu and args.measure == "kept" else None
     path = ""
     if before is None:
-        with _Progress(world.rank == 0) as bar:
+        with _MeasureProgress(world.rank == 0) as bar:
             if gpu is None:
                 found = document(machine, measure_memory(world, node, bar.say), "", {})
             else:
@@ -113,7 +113,7 @@ def measure(args: argparse.Namespace, world: Any, node: Comm) -> int:
     return 0
 
 
-class _Progress:
+class _MeasureProgress:
     """Where measuring is: a bar on a terminal, else a line for every tenth; on rank 0's stderr."""
 
     def __init__(self, shown: bool) -> None:

@@ -1,7 +1,7 @@
 """Pictures: a machine with its trees, and the speed-ups of its subsets (Blink, theoretical speed-ups).
 
 matplotlib is imported inside the functions that draw, since it is an extra: ``pip install blinkmpi[plot]``. Where
-things lie is decided by :mod:`.plot_layout`.
+things lie is decided by :mod:`.layout`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..trees import Packing, Tree
 from ..trees.graph.fabric import fabric
 from ..trees.tree import PER_RANK
 from ..util.text import plural
-from .layout import Place, Points, arrow_head, curve, extent, framed, places
+from .layout import Points, Position, arrow_head, curve, extent, framed, places
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,7 +117,7 @@ def _unused(packing: Packing, arcs: dict[tuple[int, int], int]) -> set[frozenset
 
 
 def _machine(
-    axes: Axes, arcs: dict[tuple[int, int], int], spots: Sequence[Place], t: Topology, p: Packing, *,
+    axes: Axes, arcs: dict[tuple[int, int], int], spots: Sequence[Position], t: Topology, p: Packing, *,
     grey: set[frozenset[int]] | None = None, root: tuple[int, str] | None = None, labels: bool = True,
 ) -> None:  # fmt: skip
     """Links in grey, devices and switches with their names; the small pictures, with a root, show all links thinly."""
@@ -165,7 +165,13 @@ def _machine(
 
 
 def _trees(
-    axes: Axes, trees: Sequence[Tree], paint: Sequence[str], spots: Sequence[Place], n: int, *, small: bool = False
+    axes: Axes,
+    trees: Sequence[Tree],
+    paint: Sequence[str],
+    spots: Sequence[Position],
+    n: int,
+    *,
+    small: bool = False,
 ) -> None:
     """Each edge a curve with an arrow away from the root; side by side where trees share a link."""
     from matplotlib.collections import LineCollection, PolyCollection

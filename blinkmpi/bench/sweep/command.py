@@ -25,7 +25,7 @@ from ...util.launcher import launched_rank, launched_size
 from ...util.text import size_text
 from ..options import add_flags
 from .file import Run, expand, load
-from .jobs import Ended, clear, line, machines, start
+from .jobs import Outcome, clear, line, machines, start
 from .results import Results, tables
 
 JOB_IDS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "lsf": "LSB_JOBID"}
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, *, library: str) -> int:
     _refuse_flags(args)
     sweeps = load(args.sweep)
     on = machines(sweeps[0], os.environ, library, hostfile=args.hostfile, launcher=args.launcher)
-    runs = expand(sweeps, on.place, source=args.sweep)
+    runs = expand(sweeps, on.resources, source=args.sweep)
     target = args.output_file or f"{Path(args.sweep).stem}.json"
     if Path(target).resolve() == Path(args.sweep).resolve():
         raise ArgumentError(f"-J {target} is the sweep itself; name another file")
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, *, library: str) -> int:
             print(shlex.join([*_variables(one), *argv]))
         return 0
     left = [job for job in jobs if not results.good(job[0])]
-    with _terminates_as_interrupts(), Progress(len(jobs), len(jobs) - len(left)) as progress:
+    with _terminates_as_interrupts(), SweepProgress(len(jobs), len(jobs) - len(left)) as progress:
         progress.note(f"{args.sweep}: {len(jobs)} runs, {len(jobs) - len(left)} of them in {target} already")
         for commit in results.commits([one for one, _ in runs]):
             progress.note(f"some results are of commit {commit}: move {target} away to measure all anew")
@@ -142,7 +142,7 @@ def _terminates_as_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
-class Progress:
+class SweepProgress:
     """On a terminal a bar, elsewhere a line for each run; on stderr."""
 
     def __init__(self, total: int, done: int) -> None:
@@ -180,15 +180,15 @@ class Progress:
         if self.bar is not None:
             self.bar.update(self.task, description=one.label())
 
-    def end(self, one: Run, ended: Ended) -> None:
+    def end(self, one: Run, ended: Outcome) -> None:
         """A run ended."""
         self.done += 1
-        self.note(f"[{self.done}/{self.total}] {one.label()}: {outcome(ended)}")
+        self.note(f"[{self.done}/{self.total}] {one.label()}: {outcome_text(ended)}")
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done)
 
 
-def outcome(ended: Ended) -> str:
+def outcome_text(ended: Outcome) -> str:
     """``4.2 s, busbw 3.1 GB/s at 64 MiB``, or why there is none."""
     if ended.error is not None or ended.document is None:
         return f"failed after {ended.seconds:.1f} s: {ended.error}"

@@ -131,7 +131,7 @@ class Run(Value, frozen=True):
         return ", ".join((f"{self.collective}, {where}", *more))
 
 
-class Place(Value, frozen=True):
+class Resources(Value, frozen=True):
     """What a sweep has to run on."""
 
     nodes: int
@@ -195,7 +195,7 @@ def _convert(raw: Mapping[str, Any], source: str, at: str) -> Sweep:
     return sweep
 
 
-def expand(sweeps: tuple[Sweep, ...], place: Place, *, source: str) -> list[tuple[Run, float]]:
+def expand(sweeps: tuple[Sweep, ...], resources: Resources, *, source: str) -> list[tuple[Run, float]]:
     """All runs in order, each once, with the seconds that it may take.
 
     Raises:
@@ -205,18 +205,18 @@ def expand(sweeps: tuple[Sweep, ...], place: Place, *, source: str) -> list[tupl
     parts = sweeps[1:] or sweeps[:1]
     for i, sweep in enumerate(parts):
         at = f"{source}: part[{i}]." if sweeps[1:] else f"{source}: "
-        for run in _runs(sweep, place, at):
-            _check(run, place, at)
+        for run in _runs(sweep, resources, at):
+            _check(run, resources, at)
             found.setdefault(msgspec.json.encode(run).decode(), (run, sweep.timeout))
     return list(found.values())
 
 
-def _runs(sweep: Sweep, place: Place, at: str) -> Iterator[Run]:
+def _runs(sweep: Sweep, resources: Resources, at: str) -> Iterator[Run]:
     sizes = _size(sweep.minbytes, f"{at}minbytes"), _size(sweep.maxbytes, f"{at}maxbytes")
     compare = sweep.compare
     if compare is None:
-        compare = ("nccl",) if place.gpus and sweep.memory != "host" else ("mpi",)
-    wheres = list(dict.fromkeys(_wheres(sweep, place, at)))
+        compare = ("nccl",) if resources.gpus and sweep.memory != "host" else ("mpi",)
+    wheres = list(dict.fromkeys(_wheres(sweep, resources, at)))
     axes = product(sweep.collectives, wheres, sweep.types, sweep.ops, sweep.schemes, sweep.executors, sweep.graphs)
     for collective, (nodes, ranks, virtual), kind, op, scheme, executor, graph in axes:
         try:
@@ -232,9 +232,9 @@ def _runs(sweep: Sweep, place: Place, at: str) -> Iterator[Run]:
         )  # fmt: skip
 
 
-def _wheres(sweep: Sweep, place: Place, at: str) -> Iterator[tuple[int, int, str]]:
+def _wheres(sweep: Sweep, resources: Resources, at: str) -> Iterator[tuple[int, int, str]]:
     """(nodes, ranks, virtual nodes) of every run."""
-    entries = sweep.nodes or tuple(dict.fromkeys((*_powers(place.nodes), place.nodes)))
+    entries = sweep.nodes or tuple(dict.fromkeys((*_powers(resources.nodes), resources.nodes)))
     for i, entry in enumerate(entries):
         if isinstance(entry, str):
             sizes = node_sizes(entry)
@@ -243,16 +243,19 @@ def _wheres(sweep: Sweep, place: Place, at: str) -> Iterator[tuple[int, int, str
                                   'ranks, such as "4+4"')  # fmt: skip
             yield len(sizes), sum(sizes), entry.replace(" ", "")
             continue
-        if not 1 <= entry <= place.nodes:
-            remedy = 'nodes of one machine are written "4+4"' if place.local else "take it out, or ask for more nodes"
-            raise FormatError(f"{at}nodes[{i}]: {entry}, and there {'is' if place.nodes == 1 else 'are'} {place.nodes} "
+        if not 1 <= entry <= resources.nodes:
+            remedy = (
+                'nodes of one machine are written "4+4"' if resources.local else "take it out, or ask for more nodes"
+            )
+            verb = "is" if resources.nodes == 1 else "are"
+            raise FormatError(f"{at}nodes[{i}]: {entry}, and there {verb} {resources.nodes} "
                               f"here; {remedy}")  # fmt: skip
-        for j, each in enumerate(sweep.ranks_per_node or (place.slots,)):
+        for j, each in enumerate(sweep.ranks_per_node or (resources.slots,)):
             if each < 1:
                 raise FormatError(f"{at}ranks_per_node[{j}]: {each}; expected at least 1")
-            if not place.local and each > place.slots:
-                raise FormatError(f"{at}ranks_per_node[{j}]: {each}, and a node has {place.slots} slots; give fewer, "
-                                  "or more slots in the hostfile or from the scheduler")  # fmt: skip
+            if not resources.local and each > resources.slots:
+                raise FormatError(f"{at}ranks_per_node[{j}]: {each}, and a node has {resources.slots} slots; give "
+                                  "fewer, or more slots in the hostfile or from the scheduler")  # fmt: skip
             yield entry, entry * each, ""
 
 
@@ -278,7 +281,7 @@ class _Parser(argparse.ArgumentParser):
         raise ArgumentError(message)
 
 
-def _check(run: Run, place: Place, at: str) -> None:
+def _check(run: Run, resources: Resources, at: str) -> None:
     """Let ``bench`` itself read the flags of a run.
 
     Raises:

@@ -162,7 +162,7 @@ def test_a_run_that_failed_is_kept_with_its_reason_and_tried_again(
 
 def test_a_run_that_does_not_end_is_ended(make: Any) -> None:
     one = make('timeout = 0.5\n[[part]]\n[[part]]\ncollectives = "reduce"\n')
-    n = machines(parse("", source="x")[0], {}, OPEN_MPI).place.slots
+    n = machines(parse("", source="x")[0], {}, OPEN_MPI).resources.slots
     one.mode(f"all_reduce-{n}-hangs")
     began = time.monotonic()
     one.run()
@@ -290,7 +290,7 @@ def swept(make: Any, text: str) -> dict[str, Any]:
 
 def test_curves_run_over_ranks_or_nodes(make: Any) -> None:
     body = swept(make, "ranks_per_node = [1, 2, 4]")
-    x, lines = sweep_plot.lines_of(body["runs"])
+    x, lines = sweep_plot.curves_of(body["runs"])
     assert x == "ranks"
     assert [(one.variant, one.size) for one in lines] == [
         (library, size) for size in (1024, 4096) for library in ("blinkmpi", "MPI")
@@ -300,12 +300,12 @@ def test_curves_run_over_ranks_or_nodes(make: Any) -> None:
     assert sweep_plot.chosen([8, 1, 4, 2], 3) == [1, 4, 8]
     for run, nodes in zip(body["runs"], (1, 2, 4), strict=True):
         run["key"]["nodes"] = nodes
-    assert sweep_plot.lines_of(body["runs"])[0] == "nodes"
+    assert sweep_plot.curves_of(body["runs"])[0] == "nodes"
 
 
 def test_schemes_on_one_number_of_ranks_have_no_curve(make: Any) -> None:
     body = swept(make, 'ranks_per_node = 2\nschemes = ["auto", "chain"]')
-    assert sweep_plot.lines_of(body["runs"])[1] == []
+    assert sweep_plot.curves_of(body["runs"])[1] == []
     assert [name for name, _ in sweep_plot.documents([("r", body)])] == ["auto", "chain"]
     assert len(tables(body["runs"])) == 1
 
@@ -328,7 +328,7 @@ def test_a_sweep_is_drawn(make: Any, capsys: pytest.CaptureFixture[str], text: s
     drawn = " ".join(re.findall(r"<text[^>]*>([^<]*)<", picture.read_text()))
     for word in words:
         assert word in drawn
-    one.results.write_text('{"format": "blinkmpi.sweep", "version": 1, "runs": []}')
+    one.results.write_text('{"format": "blinkmpi.sweep", "version": 2, "runs": []}')
     assert cli.main(["plot", str(one.results), "-o", str(picture)]) == 2
     one.results.write_text('{"format": "blinkmpi.sweep", "version": 9, "runs": []}')
     assert cli.main(["plot", str(one.results), "-o", str(picture)]) == 2
