@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError
 from ..plot.trees import COLOURS, DARK, check_target, new_figure, save
 from ..util.text import plural, size_text
+from .former_names import with_current_names
 from .sweep import plot_scaling
 from .sweep.plot_scaling import LIBRARY_NAMES, MARKERS, OURS
 from .sweep.results import is_sweep
@@ -185,7 +186,7 @@ def _executor(rows: Sequence[dict[str, Any]]) -> str:
 
 def _read(name: str) -> dict[str, Any]:
     try:
-        document = json.loads(Path(name).read_text(encoding="utf-8"))
+        document = with_current_names(json.loads(Path(name).read_text(encoding="utf-8")))
         if is_sweep(document):
             return read_sweep(name)
         complete = isinstance(document["blinkmpi"]["ranks"], int) and isinstance(document["results"], list)
