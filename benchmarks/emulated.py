@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
-from benchmarks.jobs import run_job  # noqa: E402
+from benchmarks.jobs import SETTINGS, run_job  # noqa: E402
 from blinkmpi.bench import environment as meta  # noqa: E402
 from blinkmpi.bench.document import write_new  # noqa: E402
 from blinkmpi.bench.nccl_tests import call_of_size  # noqa: E402
@@ -36,8 +36,7 @@ from blinkmpi.util.text import parse_size  # noqa: E402
 MACHINE = "dgx-1v"
 UNIT_MBPS = 45_000  # a unit of NVLink, each way
 SETS = ("0-7", "0-6", "0-5", "0,1,2,4,5,6", "0-4", "1,2,4,5,7", "1,4,5,6", "0-3", "0,1,4", "0,3,4", "0,3")
-RANKS = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-         "PYTHONUNBUFFERED": "1", "NCCL_NVLS_ENABLE": "0"}  # fmt: skip
+RANKS = {**SETTINGS, "NCCL_NVLS_ENABLE": "0"}
 TOLD = {"NCCL_P2P_LEVEL": "NVL", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH"}
 WARMUP = {"ours": 80, "nccl": 3}  # calls before a row; ours looks for its chunks in them
 FEWEST_SECONDS = 10.0  # a job with less than this left is not started

@@ -16,10 +16,21 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
+from benchmarks.report_calls import ablation_file, call_cost_file  # noqa: E402
 from benchmarks.report_gpu import emulated_file, gpu_file, gpu_summary, nodes_file  # noqa: E402
 from benchmarks.report_host import host_file, host_summary, several_hosts  # noqa: E402
 from benchmarks.report_rows import blocks, on_gpu  # noqa: E402
-from benchmarks.report_text import EMPTY, EMULATED_LEGEND, GPU_LEGEND, HEAD, HOSTS, LEGEND, NODES_LEGEND  # noqa: E402
+from benchmarks.report_text import (  # noqa: E402
+    ABLATION_LEGEND,
+    CALL_COST_LEGEND,
+    EMPTY,
+    EMULATED_LEGEND,
+    GPU_LEGEND,
+    HEAD,
+    HOSTS,
+    LEGEND,
+    NODES_LEGEND,
+)
 from blinkmpi.bench.former_names import with_current_names  # noqa: E402
 
 __all__ = ["ReportError", "blocks", "main", "read", "render"]
@@ -62,13 +73,20 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
     emulated = [result for result in results if result[1].get("emulated")]
     hosts = [result for result in results if result[1].get("hosts")]
     nodes = [result for result in results if result[1].get("nodes")]
-    results = [result for result in results if result not in [*emulated, *hosts, *nodes]]
+    call_costs = [result for result in results if result[1].get("call_cost")]
+    ablations = [result for result in results if result[1].get("ablation")]
+    apart = [*emulated, *hosts, *nodes, *call_costs, *ablations]
+    results = [result for result in results if result not in apart]
     gpu = [result for result in results if on_gpu(result[1])]
     host = [result for result in results if not on_gpu(result[1])]
     parts = [HEAD]
     if host:
         parts += [LEGEND, host_summary(host), *(host_file(name, document) for name, document in host)]
     parts += [HOSTS, *(several_hosts(hosts) if hosts else ["Not measured."])]
+    if call_costs:
+        parts += [CALL_COST_LEGEND, *(call_cost_file(name, document) for name, document in call_costs)]
+    if ablations:
+        parts += [ABLATION_LEGEND, *(ablation_file(name, document) for name, document in ablations)]
     if gpu:
         parts += [GPU_LEGEND, gpu_summary(gpu), *(gpu_file(name, document) for name, document in gpu)]
     if nodes:

@@ -40,6 +40,20 @@ bytes of the vector per second, in GB/s. Plan is the planner's rate, share is ou
 NCCL's: more than 1 means that blinkmpi is faster.
 """
 
+CALL_COST_LEGEND = """
+## Cost of a call
+
+Allreduces of tiny float32 tensors of as many different lengths, one after another in a cycle that repeats, beside plain
+mpi4py in the same job. Times are microseconds per call; ratio is mpi4py's time divided by ours.
+"""
+
+ABLATION_LEGEND = """
+## Mechanisms
+
+Collectives on CPU ranks with a variable of the environment at some values, in jobs that took turns. Times are in
+microseconds, each with its ratio to the time with the first value.
+"""
+
 HOSTS = """
 ## Several hosts
 """
