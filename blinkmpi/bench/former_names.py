@@ -1,4 +1,4 @@
-"""Read results of older versions: the names that keys and protocols had in them, mapped to those of today."""
+"""Read results of older versions: the names that keys, protocols and flags had then, mapped to those of today."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ PROTOCOLS = {
 
 
 def with_current_names(body: Any) -> Any:
-    """A copy of a JSON document with today's names; what it says of commands and settings stays as it was."""
+    """A copy of a JSON document with today's names; the environment that it quotes stays as it was."""
     if isinstance(body, list):
         return [with_current_names(item) for item in body]
     if not isinstance(body, dict):
         return body
-    found = {KEYS.get(key, key): with_current_names(value) for key, value in body.items()}
+    found: dict[str, Any] = {KEYS.get(key, key): with_current_names(value) for key, value in body.items()}
+    if isinstance(words := found.get("args"), list):
+        found["args"] = ["--executor" if word == "--runner" else word for word in words]
     if isinstance(name := found.get("protocol"), str):
         found["protocol"] = PROTOCOLS.get(name, name)
     if isinstance(name := found.get("executor"), str):

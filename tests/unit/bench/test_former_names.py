@@ -5,7 +5,7 @@ from __future__ import annotations
 from blinkmpi.bench.former_names import with_current_names
 
 
-def test_keys_executors_and_protocols_are_mapped_and_nothing_else() -> None:
+def test_keys_executors_protocols_and_flags_are_mapped_and_nothing_else() -> None:
     old = {
         "args": ["blinkmpi", "bench", "--runner", "c"],
         "env": ["BLINKMPI_RUNNER=c"],
@@ -13,7 +13,7 @@ def test_keys_executors_and_protocols_are_mapped_and_nothing_else() -> None:
         "blinkmpi": {"runners": ["c"], "versions": {"runner": "C runner, compiled by cc 12"}},
     }
     assert with_current_names(old) == {
-        "args": ["blinkmpi", "bench", "--runner", "c"],
+        "args": ["blinkmpi", "bench", "--executor", "c"],
         "env": ["BLINKMPI_RUNNER=c"],
         "results": [{"size": 1024, "blinkmpi": {"executor": "c", "protocol": "ll128_one_shot", "scheme": "onehop"}}],
         "blinkmpi": {"executors": ["c"], "versions": {"executor": "C executor, compiled by cc 12"}},
