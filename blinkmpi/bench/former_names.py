@@ -20,7 +20,7 @@ def with_current_names(body: Any) -> Any:
         return [with_current_names(item) for item in body]
     if not isinstance(body, dict):
         return body
-    found: dict[str, Any] = {KEYS.get(key, key): with_current_names(value) for key, value in body.items()}
+    found: dict[str, Any] = {KEYS.get(str(key), str(key)): with_current_names(value) for key, value in body.items()}
     if isinstance(words := found.get("args"), list):
         found["args"] = ["--executor" if word == "--runner" else word for word in words]
     if isinstance(name := found.get("protocol"), str):

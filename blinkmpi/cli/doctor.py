@@ -1,4 +1,4 @@
-"""The command ``doctor``: all ranks look, rank 0 judges and prints, the exit code is the job's."""
+"""The command ``doctor``: all ranks collect facts, rank 0 judges them and prints, and its exit code is the job's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_doctor(sub: Any) -> None:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Look on every rank that mpirun started (or here alone), print on rank 0; 1 if something fails."""
+    """Examine every rank that mpirun started (or this process alone), print on rank 0; 1 if something fails."""
     mpi, lost = _mpi()
     if mpi is None:
         part = this_process()
@@ -70,7 +70,7 @@ def _mpi() -> tuple[ModuleType | None, str]:
 
 
 def _all(mpi: Any, world: Any, node: Any) -> list[RankFacts]:
-    """What all ranks see; collective."""
+    """The facts of all ranks; collective."""
     import mpi4py
 
     parts = exchange(world, node, measure=False)

@@ -1,7 +1,7 @@
 """The command line: ``blinkmpi topo | plan | explain | simulate | subsets | doctor | bench | tune | launch | plot``.
 
-A command answers from a machine in the catalogue or a file without MPI; without TOPOLOGY it asks the ranks that
-``mpirun`` started (one alone, without it). Rank 0 prints, and its exit code is the job's.
+With TOPOLOGY, a machine of the catalogue or a file, a command needs no MPI. Without it, the command asks the ranks that
+``mpirun`` started (this process alone without ``mpirun``). Rank 0 prints, and its exit code is the job's.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _changed(args: argparse.Namespace, topology: Topology) -> Topology:
 
 
 def _live(args: argparse.Namespace) -> int:
-    """Gather the machine on all ranks, run the command on rank 0, and end everywhere as it ended."""
+    """Gather the machine on all ranks, run the command on rank 0, and give every rank its exit code."""
     world = _world()
     from mpi4py import MPI
 

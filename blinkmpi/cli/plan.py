@@ -1,4 +1,4 @@
-"""The commands about trees: ``plan`` one machine, list its ``subsets``. Rank 0 alone comes here."""
+"""The commands about trees: ``plan`` one machine, list its ``subsets``. Only rank 0 runs this."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _hierarchy(args: argparse.Namespace, topology: Topology) -> int:
 
 
 def _method(args: argparse.Namespace) -> tuple[str, Knobs]:
-    """The method, and what it is told.
+    """The method and its parameters.
 
     Raises:
         ArgumentError: for a flag that the method does not read.
@@ -265,7 +265,7 @@ def subsets(args: argparse.Namespace, topology: Topology) -> int:
 
 
 def _with_bar(some: Sequence[Allocations]) -> Iterable[Allocations]:
-    """The same, with a progress bar where somebody watches."""
+    """The same, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         return some
     from rich.console import Console

@@ -165,7 +165,7 @@ def subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int) -> Rend
 
 
 def compared(names: Sequence[str], heads: Sequence[str], rows: Sequence[tuple[str, ...]]) -> RenderableType:
-    """One row a difference; what is missing on a side is a dash."""
+    """One row for each difference; a dash stands for what a side lacks."""
     if not rows:
         return Text.assemble((f"{names[0]} and {names[1]}: ", "bold"), ("no difference", "green"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -185,7 +185,7 @@ STATES = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "b
 
 
 def doctor(report: Report) -> RenderableType:
-    """One row a finding, its remedy under it; the verdict last."""
+    """One row for each finding, with its remedy below; the verdict last."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="bold")

@@ -1,4 +1,4 @@
-"""The commands that show and compare without planning: ``topo``, ``topo --diff``, ``plan --diff``. Rank 0 alone."""
+"""The commands ``topo`` (with ``--diff`` and ``--measure``) and ``plan --diff``, which plan nothing."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace, world: Any, node: Comm) -> int:
 
 
 class _MeasureProgress:
-    """Where measuring is: a bar on a terminal, else a line for every tenth; on rank 0's stderr."""
+    """The progress of measuring on rank 0's stderr: a bar on a terminal, else a line for every tenth."""
 
     def __init__(self, shown: bool) -> None:
         self.shown, self.tenths = shown, -1
@@ -141,7 +141,7 @@ class _MeasureProgress:
             self.bar.stop()
 
     def say(self, done: int, total: int, text: str) -> None:
-        """So many of so many stages are done; the next is this."""
+        """Show that ``done`` of ``total`` traffic patterns are done, and which comes next."""
         tenths = 10 * done // total
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total, description=text)
@@ -192,7 +192,7 @@ def plan_diff(args: argparse.Namespace) -> int:
 
 
 def _brief(found: Sequence[PlanDifference]) -> list[tuple[str, ...]]:
-    """Without trees and links; what is the same from several roots is said once."""
+    """The rows without trees and links; roots with the same difference share a row."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for d in found:
         name, _, root = d.collective.partition(" from ")

@@ -57,7 +57,7 @@ class TransferTimer(Protocol):
     host_bytes: int
 
     def handle(self) -> bytes:
-        """By which peers map this rank's memory."""
+        """The IPC handle by which peers map this rank's memory."""
 
     def connect(self, handles: Sequence[bytes]) -> dict[int, str]:
         """Map the peers' memory; those that cannot be mapped, and why."""
@@ -139,17 +139,17 @@ def traffic_patterns(n: int, lost: Mapping[Move, str], *, apart: bool) -> list[T
 
 
 def move_of(pattern: TrafficPattern, me: int) -> Move | None:
-    """What a rank does in a pattern: it sends, or takes from the host."""
+    """The transfer that a rank runs in a pattern: it sends, or reads from the host."""
     return next((m for m in pattern.moves if m[0] == me or (m[0] == NOWHERE and m[1] == me)), None)
 
 
 def batch_of(seconds: Sequence[float]) -> int:
-    """How many times to do what took so long once: some, but not for long."""
+    """How many transfers to time as one, by the seconds that one took."""
     return max(1, min(BATCH, int(BATCH_S / max(*seconds, 1e-9))))
 
 
 def settle(pattern: TrafficPattern, repeats: Sequence[Mapping[Move, float]]) -> dict[Move, float]:
-    """The seconds of each move, from those of every repeat.
+    """The seconds of each transfer, from those of every repeat.
 
     The best of them; both ways at once, the best of the longer of the two; with all at once the median, since the best
     would be that of a rank that happened to be early or late and so alone.
@@ -162,7 +162,7 @@ def settle(pattern: TrafficPattern, repeats: Sequence[Mapping[Move, float]]) -> 
 
 
 def is_apart(topology: Topology, ranks: Sequence[int]) -> bool:
-    """Whether some copies between these ranks take what others' copies take too: all but NVLinks."""
+    """Whether copies between different pairs of these ranks may share links: all kinds but NVLink do."""
     found = [links_between(topology, a, b) for a in ranks for b in ranks if a != b]
     return any(not links or any(k.kind not in FAST for k in links) for links in found)
 
@@ -201,7 +201,7 @@ def measure_memory(world: Comm, node: Comm, say: Say) -> tuple[tuple[Row, ...], 
 def document(
     topology: Topology, found: tuple[tuple[Row, ...], tuple[str, ...]], driver: str, versions: Mapping[str, str]
 ) -> Measured:
-    """What was measured, with what belongs to it."""
+    """The measurements with date, driver and versions."""
     today = datetime.date.today().isoformat()
     return Measured(topology.name, topology.devices, today, driver, dict(versions), *found).check()
 

@@ -1,12 +1,10 @@
 """Measure which scheme, protocol, chunk and number of CTAs is fastest here, and keep the table (``blinkmpi tune``).
 
-Every candidate runs in a CUDA graph, so that the host's share does not count;
-a time is the median of repeats, each the maximum over ranks, and the candidates
-of a size take turns; those close to the fastest are measured again, longer. Where
-neighbouring sizes have different winners, sizes between them are measured too,
-down to a factor of two, so that no row rests on a size far from it. The table lies in
-the cache folder under the machine's fingerprint and the GPUs' name; rank 0 reads
-it when a Communicator is made.
+Every candidate runs in a CUDA graph, so that the host's part does not count. A time is the median of repeats, each the
+maximum over ranks. The candidates of a size take turns, and those close to the fastest are measured again, longer.
+Where neighbouring sizes have different winners, sizes between them are measured too, down to a factor of two, so that
+no row rests on a size far from it. The table lies in the cache folder under the GPUs' name and a digest of their links;
+rank 0 reads it when a Communicator is made.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from msgspec.structs import replace
 
 from ..communicator import Communicator
 from ..errors import DeviceError
-from ..planning.defaults import GPU_SLOTS, LINES, by_nvlink
+from ..planning.defaults import GPU_SLOTS, LL128, by_nvlink
 from ..planning.plan import Rule
 from ..program.call import Call
 from ..runtime.cuda_context import MEASURED, CudaContext
@@ -41,7 +39,7 @@ FINEST = 2  # the factor between sizes with different winners
 BATCH_S = 0.004  # of one repeat
 CTAS = (16, 32, 64, 128)
 CHUNKS = (32 * KIB, 128 * KIB, 512 * KIB)
-HALVED_FROM = 8 * MIB  # two kernels cost a few us more than one
+RS_AG_TRIED_FROM = 8 * MIB  # two kernels cost a few us more than one
 
 
 def tune(
@@ -80,15 +78,15 @@ def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[R
     if schemes[0] == "onehop" and not gpus.emulated:
         nvlink = by_nvlink(gpus.plans, gpus.machine, call.collective)
         for packets in PACKETS:
-            if fits(call, packets) and (nvlink or packets not in LINES):
+            if fits(call, packets) and (nvlink or packets not in LL128):
                 yield replace(base, protocol=packets)
         if registered:
             for ctas in CTAS:
                 if ctas * 4 * KIB <= nbytes or ctas == CTAS[0]:
                     yield replace(base, protocol="direct", ctas=ctas)
-    halved = gpus.plans.schemes("reduce_scatter", -1) if call.collective == "allreduce" and registered else ()
-    for scheme in schemes if nbytes >= HALVED_FROM and schemes[0] == "onehop" and not gpus.emulated else ():
-        if scheme in halved and scheme != "hybrid":
+    scattered = gpus.plans.schemes("reduce_scatter", -1) if call.collective == "allreduce" and registered else ()
+    for scheme in schemes if nbytes >= RS_AG_TRIED_FROM and schemes[0] == "onehop" and not gpus.emulated else ():
+        if scheme in scattered and scheme != "hybrid":
             yield from (replace(base, scheme=scheme, protocol="rs_ag", chunk_bytes=chunk) for chunk in CHUNKS)
     for scheme in schemes:
         for chunk in CHUNKS:

@@ -1,7 +1,7 @@
-"""Why a call runs as it does: scheme, trees, rate against bound, prediction, and what was rejected.
+"""Explain how a call runs and why: scheme, trees, rate against bound, prediction, and the schemes not chosen.
 
-Everything is answered from the plan and the topology, so it works for any machine, anywhere. Pure: text and
-data out, nothing is printed here.
+The plan and the topology are enough, so it works without the machine. Pure: it returns text and data, and prints
+nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Explanation(Value, frozen=True):
     """Everything there is to say about one call.
 
     ``scheme`` is what runs; ``mpi`` is MPI's own collective, and ``chosen`` is None then. ``others`` are the schemes
-    that do not run, fastest prediction first. ``live`` are lines of whoever runs the call.
+    that do not run, fastest prediction first. ``live`` are lines about the running job.
     """
 
     machine: str
@@ -157,7 +157,7 @@ def explain(plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = N
 
     Args:
         rule: the row of the table that is taken, if not the one of the call's size.
-        live: lines that whoever runs the call adds: which executor, which transport.
+        live: lines about the running job: which executor, which transport.
     """
     return explanation(plan, topology, call, rule=rule, live=live).text()
 
@@ -250,7 +250,7 @@ def slot_width(call: Call) -> int:
 
 
 def gap_text(rate: float, bound: float, optimal: bool) -> str:
-    """How a rate stands to its bound."""
+    """A rate in relation to its bound."""
     return "equal to the bound: no trees can be faster" if optimal else f"{rate / bound:.1%} of the bound"
 
 

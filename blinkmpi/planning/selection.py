@@ -1,7 +1,6 @@
-"""Make a plan, and choose from it: which scheme, with which chunks, for which call.
+"""Make a plan, and select from it the scheme, the chunks and the program of a call.
 
-The selection table's defaults come from measurements (docs/design.md tells
-which); ``BLINKMPI_ALGO`` or an argument overrides them.
+The selection table's defaults are in :mod:`.defaults`; ``BLINKMPI_ALGO`` or an argument overrides them.
 """
 
 from __future__ import annotations

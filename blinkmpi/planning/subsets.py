@@ -1,7 +1,7 @@
-"""Every part of a machine that a job may get: connected subsets up to isomorphism, trees beside rings (Blink, 2.2).
+"""Compare trees with rings on every part of a machine that a job may get: its connected subsets up to isomorphism.
 
-A subset counts once for all choices of devices whose links look the same. Where no ring joins a subset its baseline is
-PCIe at a rate that the caller states, as NCCL falls back to it. Pure functions; the command line draws and prints.
+This is Blink's section 2.2. A subset counts once for all choices of devices whose links look the same. Where no ring
+joins a subset, its baseline is a ring over PCIe at a given rate, as NCCL falls back to it. Pure functions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Selection tables that ``blinkmpi tune`` measured: where they are kept, and how a plan takes them.
 
-A file holds the rows for some collectives on one kind of machine: the GPUs'
-name, their number and their links, whatever their indices. Rank 0 reads it, and
-the others get the plan from rank 0.
+A file holds the rows of some collectives for one kind of machine: name, number and links of the GPUs, whatever their
+indices. Only rank 0 reads it; the others get the plan from rank 0.
 """
 
 from __future__ import annotations

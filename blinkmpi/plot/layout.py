@@ -1,4 +1,4 @@
-"""Where a picture's devices and switches lie, and the curves between them; numbers alone, no drawing.
+"""Lay out pictures: positions of devices and switches, and the curves between them. Numbers alone, no drawing.
 
 A DGX-1 is two quads, devices on one switch are a circle around it, a PCIe tree stands on its devices, boxes lie around
 their network, and other graphs are laid out by their Laplacian.
@@ -25,7 +25,7 @@ STEPS = 32
 
 
 class Position(NamedTuple):
-    """The centre and radius of a vertex; nothing for a switch that these links do not touch. ``scale`` is for texts."""
+    """Centre and radius of a vertex; no centre for a switch that these links do not touch. ``scale`` is for texts."""
 
     at: Points | None
     size: float
@@ -33,7 +33,7 @@ class Position(NamedTuple):
 
 
 def places(f: Fabric) -> list[Position]:
-    """A place for every vertex of the topology."""
+    """The position of every vertex of the topology."""
     t = f.topology
     at: dict[int, Points] = {}
     locals_ = {node: _box(f, node) for node in t.nodes}

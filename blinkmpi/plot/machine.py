@@ -1,6 +1,6 @@
 """The picture of a machine: devices, switches, and every link in the colour of its kind, as wide as its rate.
 
-Where things lie is decided by :mod:`.layout`; matplotlib is imported when something is drawn, as an extra.
+The layout is :mod:`.layout`'s; matplotlib is an extra, imported when something is drawn.
 """
 
 from __future__ import annotations

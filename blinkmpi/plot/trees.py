@@ -1,7 +1,7 @@
 """Pictures: a machine with its trees, and the speed-ups of its subsets (Blink, theoretical speed-ups).
 
-matplotlib is imported inside the functions that draw, since it is an extra: ``pip install blinkmpi[plot]``. Where
-things lie is decided by :mod:`.layout`.
+matplotlib is imported inside the functions that draw, since it is an extra: ``pip install blinkmpi[plot]``. The
+layout is :mod:`.layout`'s.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BARS = {"broadcast": COLOURS[0], "allreduce": COLOURS[1], "allgather": COLOURS[2
 
 
 def check_target(path: str) -> None:
-    """See to it that a picture can be written before the work for it begins.
+    """Check that a picture can be written before the work for it begins.
 
     Raises:
         ArgumentError: for another ending, or without matplotlib.
