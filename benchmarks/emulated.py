@@ -2,9 +2,10 @@
 
 For each number of ranks, and each set of that many GPUs of a DGX-1V: an Allreduce by our trees for that set, every link
 paced in the kernel to 45 GB/s for each NVLink unit; then, in an mpirun of its own, NCCL's, told by ``NCCL_TOPO_FILE``
-that these GPUs are wired so. That rate is what NCCL reaches over a unit of such a told machine of H200. Pairs without
-NVLink are for NCCL to reach through host memory (``NCCL_P2P_LEVEL=NVL``). All results are checked, and what NCCL made
-of the file is read from its log. A file for each number of ranks goes into ``--out``; a table comes last.
+that these GPUs are wired so. That rate is what NCCL reaches over a unit of an H200 machine that is described to it so.
+Pairs without NVLink are for NCCL to reach through host memory (``NCCL_P2P_LEVEL=NVL``). All results are checked, and
+what NCCL made of the file is read from its log. A file for each number of ranks goes into ``--out``; a table comes
+last.
 """
 
 from __future__ import annotations

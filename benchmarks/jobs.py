@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from blinkmpi.util.launcher import find_mpirun
 
 END_SECONDS = 10.0  # that a launcher has to end its ranks
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,9 +17,8 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_R
 
 
 def mpirun(n: int) -> list[str]:
-    """The words that start ``n`` unbound ranks on this machine: the environment's own mpirun, else the one on PATH."""
-    own = Path(sys.prefix) / "bin" / "mpirun"
-    return [str(own) if own.exists() else "mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(n)]
+    """The words that start ``n`` unbound ranks on this machine."""
+    return [find_mpirun() or "mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(n)]
 
 
 def python_path() -> str:

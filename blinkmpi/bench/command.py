@@ -108,7 +108,7 @@ def _check_output(args: argparse.Namespace) -> None:
 
 
 class _Bench:
-    """One run: what it knows of the job, and the rows so far."""
+    """One run of the benchmark: the job's facts, and the rows so far."""
 
     def __init__(
         self, args: argparse.Namespace, options: BenchOptions, world: Any, mpi: Any, topology: Topology | None
@@ -133,7 +133,7 @@ class _Bench:
         self.buffers: Buffers | None = None
         self.gpu: GpuTimer | None = None
         self.peers: list[Peer] = []
-        self.stage: dict[str, Any] = {"memory": self.memory}  # of the file
+        self.setup: dict[str, Any] = {"memory": self.memory}  # of the file
         self.refused: dict[str, str] = {}
         self.processes: list[meta.Process] = []
 
@@ -148,7 +148,7 @@ class _Bench:
             print(text, flush=True)
 
     def _begin(self, ours: Any) -> None:
-        """See what the ranks are, and get ready what all blocks use.
+        """Find out what the ranks have, and make what all blocks use: buffers and peers.
 
         Raises:
             ArgumentError: on every rank, for flags, sizes or peers that such ranks cannot take.
@@ -165,15 +165,15 @@ class _Bench:
         self._check_room()
         if self.memory == "host":
             self.buffers = Buffers(self.calls, unalign=self.args.unalign)
-        self.stage = {"memory": self.memory}
+        self.setup = {"memory": self.memory}
         self.peers = [self._peer(name, gpu) for name in self.options.peers]
-        self.stage["peers"] = {peer.name: peer.facts for peer in self.peers}
+        self.setup["peers"] = {peer.name: peer.facts for peer in self.peers}
         if self.memory == "gpu":
             self.columns = replace(self.columns, protocol=True)
             register = 2 if self.args.local_register is None else self.args.local_register
             driver = {"driver": meta.nvidia_driver(), **gpu.versions}
-            self.stage |= {"local_register": register, "persistent": self.args.persistent}
-            self.stage["gpu"] = {"name": gpu.name, **driver}
+            self.setup |= {"local_register": register, "persistent": self.args.persistent}
+            self.setup["gpu"] = {"name": gpu.name, **driver}
 
     def _peer(self, name: str, gpu: Any) -> Peer:
         if name == "mpi":
@@ -207,7 +207,7 @@ class _Bench:
         if first:
             self._begin(ours)
         if self.memory == "gpu":
-            symmetric = self.stage["local_register"] == 2
+            symmetric = self.setup["local_register"] == 2
             self.gpu = GpuTimer(_cupy(), ours, self.calls, unalign=self.args.unalign, symmetric=symmetric)
             self.buffers = self.gpu.buffers
         if first or self.args.executor is not None:
@@ -222,7 +222,7 @@ class _Bench:
             self.gpu = self.buffers = None
 
     def close(self) -> None:
-        """Give the peers' libraries back."""
+        """Close the peers."""
         for peer in self.peers:
             peer.close()
 
@@ -276,7 +276,7 @@ class _Bench:
                     self.say(f"#   {library} {PLACES[place].replace('_', '-')} (us): {times}")
 
     def _header(self, ours: Any, *, first: bool) -> None:
-        """What runs where, by which schemes; then the names of the columns."""
+        """The machine, the schemes and the libraries; then the names of the columns."""
         args, sizes = self.args, self.options.sizes
         if args.format == "nccl" and first:
             step = (args.stepfactor, "factor") if args.stepfactor > 1 else (args.stepbytes, "bytes")
@@ -358,5 +358,5 @@ class _Bench:
             verdict=(wrong, average, fast),
             started=self.started,
             peak_resident_bytes=peak,
-            stage={**self.stage, "refused": self.refused},
+            setup={**self.setup, "refused": self.refused},
         )

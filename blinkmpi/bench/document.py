@@ -36,14 +36,14 @@ def document(
     verdict: tuple[int, float, bool | None],
     started: datetime,
     peak_resident_bytes: int,
-    stage: Mapping[str, Any],
+    setup: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The whole file.
 
     Args:
         rows: each with its experiment's name.
         verdict: wrong elements, average bus bandwidth, whether that is enough (None: not asked).
-        stage: where the buffers lay, and what is to be said of GPUs and peers.
+        setup: where the buffers are, and the facts of GPUs and peers.
     """
     sizes, timing = options.sizes, options.timing
     wrong, average, fast = verdict
@@ -53,7 +53,7 @@ def document(
         "start_time": started.strftime(TIME_FORMAT),
         "args": [meta.without_folders(word) for word in sys.argv],
         "env": meta.environment(),
-        "nccl_version": stage.get("peers", {}).get("nccl", {}).get("version"),
+        "nccl_version": setup.get("peers", {}).get("nccl", {}).get("version"),
         "config": {
             "nthreads": 1,
             "ngpus": 1,
@@ -61,7 +61,7 @@ def document(
             "maximum_bytes": sizes[-1],
             **step,
             "warmup_iters": timing.warmup,
-            "iterations": timing.iterations if stage["memory"] == "gpu" else timing.wanted,  # null: by size
+            "iterations": timing.iterations if setup["memory"] == "gpu" else timing.wanted,  # null: by size
             "aggregated_iterations": timing.aggregate,
             "validation": timing.checks,
             "graph": timing.replays,
@@ -81,10 +81,10 @@ def document(
             "ranks": len(devices),
             "machine": dict(machine),
             "compare": list(options.peers),
-            **stage,
+            **setup,
             "executors": list(options.executors),
             "algo": args.algo,
-            "statistic": statistic(timing.average, gpu=stage["memory"] == "gpu"),
+            "statistic": statistic(timing.average, gpu=setup["memory"] == "gpu"),
             "hardware": meta.hardware(),
             "hostnames": sorted({str(device["hostname"]) for device in devices}),
             "versions": dict(versions),

@@ -1,8 +1,7 @@
 """The flags of ``blinkmpi bench``: nccl-tests' names and defaults, and ours.
 
-A flag of nccl-tests that cannot be honoured is refused with the reason, never
-ignored; what depends on whether the ranks have GPUs is refused by
-:func:`settle`, as soon as that is known.
+A flag of nccl-tests that has no meaning here is refused with the reason, never ignored. :func:`settle` refuses what
+depends on whether the ranks have GPUs, as soon as that is known.
 """
 
 from __future__ import annotations

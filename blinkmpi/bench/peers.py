@@ -1,8 +1,8 @@
 """The libraries that ``bench --compare`` measures beside ours: MPI on host memory, NCCL and torch's symmetric memory.
 
-A peer says what it cannot run, lays a row's buffers out as it wants them and gives the call. CuPy and torch are
-imported when a peer is made, and never needed otherwise. No peer uses NVLink multicast by itself: whether NCCL does
-is for ``NCCL_NVLS_ENABLE`` to say, which must be set so that a result tells what it was compared with.
+A peer refuses what it cannot run, and otherwise makes a contender: buffers in its own layout, and the call. CuPy and
+torch are imported when a peer is made, and never needed otherwise. No peer of ours turns NVLink multicast on. NCCL uses
+it as ``NCCL_NVLS_ENABLE`` says, which must be set, so that a result tells what it was compared with.
 """
 
 from __future__ import annotations

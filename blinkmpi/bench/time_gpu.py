@@ -1,9 +1,9 @@
-"""Run one row on GPU memory: calls on one stream between two events, the libraries in turn.
+"""Time one row on GPU memory: calls on one stream between two events, the contenders in turn.
 
 A repeat is a block of calls back to back, after one of MPI's barriers and one untimed call of the same library; its
 time per call is that of the slowest rank. Libraries alternate repeat by repeat, never at once. With ``-G`` the block
-is a CUDA graph that holds the calls and is launched several times. What the host pays to start a call is measured
-beside. CuPy comes in as ``xp``.
+is a CUDA graph that holds the calls and is launched several times. The time that the host takes to start a
+call is measured too. CuPy is the argument ``xp``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What timing on the host and on GPUs have in common: the contenders of a row, how to time, and what a result is."""
+"""Shared by timing on the host and on GPUs: contenders, timing options, and results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TimingResult:
     by_rank_us: tuple[float, ...]  # mean over iterations
     wrong: int | None
     calls: int = 1  # per element of slowest_us, which is the time of one
-    host_us: float | None = None  # GPUs: what the host pays to start a call
+    host_us: float | None = None  # GPUs: time that the host takes to start a call
     note: str | None = None  # what the library chose, if it says so
 
     @property
@@ -82,7 +82,7 @@ class Contender:
 
 
 def call_facts(call: Call) -> dict[str, Any]:
-    """What besides collective and size says which call it is; operation and root only where the call has them."""
+    """Keywords that identify a call beside collective and size; operation and root only where it has them."""
     facts: dict[str, Any] = {"dtype": call.dtype}
     if call.op:
         facts["op"] = call.op

@@ -85,7 +85,7 @@ class Reference(NamedTuple):
 
 @lru_cache(maxsize=32)
 def reference(sources: tuple[int, ...], op: str, dtype: str) -> Reference:
-    """Fold the inputs of ``sources``: integers exactly as they wrap, floats in a wider type with DESIGN's bound.
+    """Fold the inputs of ``sources``: integers exactly as they wrap, floats in a wider type with an error bound.
 
     The bound is (n-1) eps sum|x| (for prod (n-1) eps |prod|), one rounding more for avg, plus half an ulp of a
     16-bit result, whose partial values are float32.

@@ -13,7 +13,6 @@ from ..doctor.examination import (
     decode,
     encode,
     examine,
-    find_mpirun,
     mpi_facts,
     own_gpu,
     self_test,
@@ -21,6 +20,7 @@ from ..doctor.examination import (
 )
 from ..doctor.report import RankFacts, Report
 from ..topology.gather import exchange, this_process
+from ..util.launcher import find_mpirun
 from .output import show
 
 

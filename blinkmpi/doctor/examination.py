@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -276,12 +275,6 @@ def run_child(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> tu
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def find_mpirun() -> str | None:
-    """The launcher of this environment's MPI, else the one on PATH."""
-    own = Path(sys.prefix) / "bin" / "mpirun"
-    return str(own) if own.exists() else shutil.which("mpirun")
 
 
 def own_gpu(local_rank: int) -> CudaDevice | str:

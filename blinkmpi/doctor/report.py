@@ -53,7 +53,7 @@ class PeerAccess(Value, frozen=True):
 
 
 class RankFacts(Value, frozen=True):
-    """What one rank sees."""
+    """The facts of one rank."""
 
     rank: int
     host: str
@@ -97,7 +97,7 @@ Findings = Iterator[Finding]
 
 
 def groups(seen: Sequence[RankFacts], of: Callable[[RankFacts], str]) -> dict[str, list[int]]:
-    """Ranks by what they say."""
+    """Ranks by what ``of`` says of each."""
     found: dict[str, list[int]] = {}
     for s in seen:
         ranks = found.setdefault(of(s), [])

@@ -1,8 +1,11 @@
-"""What launchers tell the processes that they start, before any MPI is loaded: rank and number of ranks."""
+"""MPI's launcher: where mpirun is, and the rank and size that it tells a process before any MPI is loaded."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 # Open MPI's mpirun, PMIx (Open MPI under srun too), PMI (Hydra, srun).
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
@@ -17,3 +20,9 @@ def launched_rank(environ: Mapping[str, str]) -> int | None:
 def launched_size(environ: Mapping[str, str]) -> int:
     """How many processes the launcher started; 1 without a launcher."""
     return max((int(environ[name]) for name in SIZE_VARIABLES if environ.get(name, "").isdecimal()), default=1)
+
+
+def find_mpirun() -> str | None:
+    """The launcher of this environment's MPI, else the one on PATH."""
+    own = Path(sys.prefix) / "bin" / "mpirun"
+    return str(own) if own.exists() else shutil.which("mpirun")

@@ -1,7 +1,7 @@
 """``blinkmpi bench --sweep FILE``: many jobs of ``bench`` one after another, from one process outside ``mpirun``.
 
-What is to be run is decided by :mod:`.sweep_file`, how one run is started by :mod:`.sweep_run`, what is kept by
-:mod:`.sweep_results`. Here they are put together, with progress on stderr and the tables on stdout.
+:mod:`.file` decides what to run, :mod:`.jobs` starts one run, :mod:`.results` keeps the results. Here they are put
+together, with progress on stderr and the tables on stdout.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _refuse_flags(args: argparse.Namespace) -> None:
 
 
 def _variables(one: Run) -> list[str]:
-    """What ``env`` has to be told for a line to be pasted into a shell."""
+    """The ``env`` words that make a command line complete for a shell."""
     found = {**one.env, **({"BLINKMPI_NODES": one.virtual} if one.virtual else {})}
     return ["env", *(f"{name}={value}" for name, value in found.items())] if found else []
 
@@ -169,7 +169,7 @@ class SweepProgress:
             self.bar.stop()
 
     def note(self, text: str) -> None:
-        """Say something besides."""
+        """Print a line beside the progress."""
         if self.bar is None:
             print(text, file=sys.stderr, flush=True)
         else:

@@ -1,8 +1,8 @@
-"""The file of a sweep (TOML), checked, and the runs that it stands for: data to data.
+"""Read and check the TOML file of a sweep, and expand it to the runs that it describes. Pure.
 
 A run is one job: one ``blinkmpi bench`` on one number of ranks. Every list of the file is an axis, and the runs are
-their product; a ``[[part]]`` repeats that with some keys changed. Whatever can be known to be wrong without starting
-a rank is refused here, with the key that says it.
+their product; a ``[[part]]`` repeats that with some keys changed. Whatever can be found wrong without starting
+a rank is refused here, with the key that is wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OWN_FLAGS = ("-J", "--output_file", "--json", "--format", "--sweep", "-N", "--ru
 
 
 class Sweep(Value, frozen=True):
-    """A sweep, or one part of it, as it stands in the file. The README of these keys is ``docs/sweeps.md``."""
+    """A sweep, or one part of it, as in the file; ``docs/sweeps.md`` explains the keys."""
 
     collectives: tuple[str, ...] = ("all_reduce",)
     nodes: tuple[int | str, ...] = ()  # (): 1, 2, 4, ... and all
@@ -132,7 +132,7 @@ class Run(Value, frozen=True):
 
 
 class Resources(Value, frozen=True):
-    """What a sweep has to run on."""
+    """The nodes and slots that a sweep can use."""
 
     nodes: int
     slots: int  # ranks that each node takes

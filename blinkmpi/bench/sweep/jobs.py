@@ -7,7 +7,6 @@ import glob
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from ...launch.command import Job, Launcher, Pmi, command, exported, mpi_of
 from ...launch.hostfile import Dialect, Host, convert, dialect_of, read
 from ...topology.probe import Nvml
 from ...util.codec import Value
+from ...util.launcher import find_mpirun
 from ...util.settings import read as read_settings
 from .file import Resources, Run, Sweep
 
@@ -92,8 +92,7 @@ def machines(
 
 def _launcher(asked: Launcher | None, library: str) -> tuple[Launcher, Pmi, str]:
     if asked is None:
-        own = Path(sys.prefix) / "bin" / "mpirun"
-        return (*mpi_of(library), str(own) if own.exists() else shutil.which("mpirun") or "mpirun")
+        return (*mpi_of(library), find_mpirun() or "mpirun")
     return asked, mpi_of(library)[1] if asked == "srun" else "pmix", "srun" if asked == "srun" else "mpirun"
 
 

@@ -71,7 +71,7 @@ def test_rows_of_gpus_say_how_the_call_travelled() -> None:
 
 def test_the_file_of_a_gpu_run_says_what_was_compared() -> None:
     args = flags("all_reduce", "-b", "1M", "-e", "1M", "--compare", "nccl,symm_mem", "-G", "4")
-    stage = {
+    setup = {
         "memory": "gpu",
         "peers": {"nccl": {"version": "2.28.9", "nvls": "0"}},
         "refused": {"symm_mem": "why"},
@@ -88,12 +88,12 @@ def test_the_file_of_a_gpu_run_says_what_was_compared() -> None:
         verdict=(0, 1.0, None),
         started=datetime(2026, 1, 2).astimezone(),
         peak_resident_bytes=1,
-        stage=stage,
+        setup=setup,
     )
     device = made["config"]["devices"][0]
     assert (device["device"], device["device_hex"], device["device_info"]) == (3, "0000:1b:00.0", "NVIDIA H200")
     assert (made["nccl_version"], made["config"]["graph"]) == ("2.28.9", 4)
-    assert {key: made["blinkmpi"][key] for key in stage} == stage
+    assert {key: made["blinkmpi"][key] for key in setup} == setup
     assert "repeats of many calls" in made["blinkmpi"]["statistic"]
     result = made["results"][0]
     assert result["actual_iterations"] == 60
@@ -151,7 +151,7 @@ def test_the_document_has_the_keys_of_nccl_tests_and_ours(monkeypatch: pytest.Mo
         verdict=(0, 43.65, None),
         started=datetime(2026, 1, 2, 3, 4, 5).astimezone(),
         peak_resident_bytes=1,
-        stage={"memory": "host"},
+        setup={"memory": "host"},
     )
     text = json.dumps(made)
     assert "secret" not in text
