@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
-from ..plot.trees import COLOURS, DARK, check_target, new_figure, save
+from ..plot.figure import COLOURS, DARK, check_target, new_figure, save
 from ..util.text import plural, size_text
 from .former_names import with_current_names
 from .sweep import plot_scaling

@@ -96,7 +96,7 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
         raise ArgumentError(f"{'--pareto' if args.pareto else '--plot'} is for one collective; add --collective")
     method, knobs = _method(args)
     if args.plot:
-        from ..plot.trees import check_target
+        from ..plot.figure import check_target
 
         check_target(args.plot)
     if args.output:
@@ -241,7 +241,7 @@ def report(packing: Packing, seconds: float | None = None) -> dict[str, Any]:
 def subsets(args: argparse.Namespace, topology: Topology) -> int:
     """List the connected subsets, print, write, draw."""
     if args.plot:
-        from ..plot.trees import check_target
+        from ..plot.figure import check_target
 
         check_target(args.plot)
     pcie_mbps = int(fraction(args.pcie) * 1000)

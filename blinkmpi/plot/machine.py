@@ -13,8 +13,8 @@ import numpy as np
 
 from ..topology.model import Link, Topology
 from ..trees.graph.fabric import fabric
+from .figure import DARK, SWITCH, check_target, new_figure, save
 from .layout import Position, curve, extent, framed, places
-from .trees import DARK, SWITCH, check_target, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ArgumentError
-from ...plot.trees import COLOURS, DARK, new_figure, save
+from ...plot.figure import COLOURS, DARK, new_figure, save
 from ...util.text import plural, size_text
 from .file import node_sizes
 from .results import is_sweep, rows
