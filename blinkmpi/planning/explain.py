@@ -29,7 +29,7 @@ WIDTH = 100
 _LABEL = 12
 
 
-class Candidate(Value, frozen=True):
+class PricedScheme(Value, frozen=True):
     """One scheme that could carry the call, with its prediction."""
 
     scheme: str
@@ -67,8 +67,8 @@ class Explanation(Value, frozen=True):
     op: str
     scheme: str
     reason: str
-    chosen: Candidate | None
-    others: tuple[Candidate, ...]
+    chosen: PricedScheme | None
+    others: tuple[PricedScheme, ...]
     live: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -92,7 +92,7 @@ class Explanation(Value, frozen=True):
             lines += _field("this job" if i == 0 else "", line)
         return "\n".join(lines)
 
-    def _chosen(self, it: Candidate) -> list[str]:
+    def _chosen(self, it: PricedScheme) -> list[str]:
         lines = _field("runs as", f"{it.scheme}: {trees_text(it.trees, it.depth)}{_over(it.links)}")
         lines += _field("why", "; ".join(filter(None, (self.reason, it.reason))))
         if it.algbw:
@@ -111,7 +111,7 @@ class Explanation(Value, frozen=True):
             lines += _field("predicted", f"{time_text(it.seconds)}: latency alone" if it.seconds else "nothing travels")
         return lines
 
-    def _other(self, it: Candidate) -> str:
+    def _other(self, it: PricedScheme) -> str:
         text = f"{it.scheme}: {time_text(it.seconds)} predicted"
         if self.chosen is None or not self.chosen.seconds:
             return f"{text}, {trees_text(it.trees, it.depth)}, rate {it.rate_gbps:.4g} GB/s"
@@ -128,11 +128,11 @@ def explanation(
 ) -> Explanation:
     """Look up how ``call`` runs by ``plan`` on ``topology``, and price every scheme that could run it."""
     rule = rule or choose(plan, call)
-    candidates = {
-        scheme: _candidate(plan, topology, call, _rule_for(plan, rule, scheme))
+    priced = {
+        scheme: _priced(plan, topology, call, _rule_for(plan, rule, scheme))
         for scheme in plan.schemes(call.collective, call.root)
     }
-    chosen = candidates.pop(rule.scheme, None)
+    chosen = priced.pop(rule.scheme, None)
     if chosen is None and rule.scheme != "mpi":
         raise PlanError(f"the plan for {plan.machine} chooses {rule.scheme!r} for {call.collective} but has no packing "
                         f"for root {call.root}; plan again")  # fmt: skip
@@ -147,7 +147,7 @@ def explanation(
         scheme=rule.scheme,
         reason=rule.reason,
         chosen=chosen,
-        others=tuple(sorted(candidates.values(), key=lambda o: (o.seconds, o.scheme))),
+        others=tuple(sorted(priced.values(), key=lambda o: (o.seconds, o.scheme))),
         live=tuple(live),
     )
 
@@ -173,11 +173,11 @@ def _rule_for(plan: Plan, chosen: Rule, scheme: str) -> Rule:
     return msgspec.structs.replace(row, scheme=scheme)
 
 
-def _candidate(plan: Plan, topology: Topology, call: Call, rule: Rule) -> Candidate:
+def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedScheme:
     packing = plan.packing(call.collective, call.root, rule.scheme)
     program = program_for(plan, call, rule)
     cost = price(program, packing, topology)
-    return Candidate(
+    return PricedScheme(
         scheme=packing.scheme,
         links=packing.links,
         trees=len(packing.trees),

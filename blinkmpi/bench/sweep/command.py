@@ -16,16 +16,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import Any
 
 from ...errors import ArgumentError
 from ...launch.allocation import scheduler_of
 from ...util.launcher import launched_rank, launched_size
+from ...util.progress import StderrBar
 from ...util.text import size_text
 from ..options import add_flags
 from .file import Run, expand, load
-from .jobs import Outcome, clear, line, machines, start
+from .jobs import RunOutcome, clear, line, machines, start
 from .results import Results, tables
 
 JOB_IDS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "lsf": "LSB_JOBID"}
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace, *, library: str) -> int:
             print(shlex.join([*_variables(one), *argv]))
         return 0
     left = [job for job in jobs if not results.good(job[0])]
-    with _terminates_as_interrupts(), SweepProgress(len(jobs), len(jobs) - len(left)) as progress:
+    with _terminates_as_interrupts(), SweepProgress(len(jobs), done=len(jobs) - len(left)) as progress:
         progress.note(f"{args.sweep}: {len(jobs)} runs, {len(jobs) - len(left)} of them in {target} already")
         for commit in results.commits([one for one, _ in runs]):
             progress.note(f"some results are of commit {commit}: move {target} away to measure all anew")
@@ -142,31 +143,8 @@ def _terminates_as_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
-class SweepProgress:
+class SweepProgress(StderrBar):
     """On a terminal a bar, elsewhere a line for each run; on stderr."""
-
-    def __init__(self, total: int, done: int) -> None:
-        self.total, self.done = total, done
-        self.bar: Any = None
-        self.task: Any = None
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich import progress
-            from rich.console import Console
-
-            self.bar = progress.Progress(
-                progress.TextColumn("{task.completed}/{task.total}"), progress.BarColumn(),
-                progress.TimeElapsedColumn(), progress.TextColumn("{task.description}", markup=False),
-                console=Console(stderr=True, highlight=False), transient=True,
-            )  # fmt: skip
-            self.bar.start()
-            self.task = self.bar.add_task("", total=self.total, completed=self.done)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
     def note(self, text: str) -> None:
         """Print a line beside the progress."""
@@ -177,18 +155,16 @@ class SweepProgress:
 
     def begin(self, one: Run) -> None:
         """A run starts."""
-        if self.bar is not None:
-            self.bar.update(self.task, description=one.label())
+        self.update(description=one.label())
 
-    def end(self, one: Run, ended: Outcome) -> None:
+    def end(self, one: Run, ended: RunOutcome) -> None:
         """A run ended."""
         self.done += 1
         self.note(f"[{self.done}/{self.total}] {one.label()}: {outcome_text(ended)}")
-        if self.bar is not None:
-            self.bar.update(self.task, completed=self.done)
+        self.update(completed=self.done)
 
 
-def outcome_text(ended: Outcome) -> str:
+def outcome_text(ended: RunOutcome) -> str:
     """``4.2 s, busbw 3.1 GB/s at 64 MiB``, or why there is none."""
     if ended.error is not None or ended.document is None:
         return f"failed after {ended.seconds:.1f} s: {ended.error}"

@@ -46,7 +46,7 @@ class Machines(Value, frozen=True):
     resources: Resources
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """How a run ended: its document, or the line that says why there is none."""
 
     document: dict[str, Any] | None
@@ -141,7 +141,7 @@ def line(run: Run, on: Machines, output: str, environ: Mapping[str, str]) -> tup
         raise ArgumentError(f"{run.label()}: {error}") from error
 
 
-def start(argv: tuple[str, ...], env: Mapping[str, str], output: Path, seconds: float, *, ranks: int) -> Outcome:
+def start(argv: tuple[str, ...], env: Mapping[str, str], output: Path, seconds: float, *, ranks: int) -> RunOutcome:
     """Run a job to its end, or end it when its time is over; nothing of it stays behind.
 
     ``MPIEXEC_TIMEOUT`` is the launcher's own limit, should this process not live to see it.
@@ -166,20 +166,20 @@ def start(argv: tuple[str, ...], env: Mapping[str, str], output: Path, seconds: 
         log.seek(0)
         text = log.read().decode(errors="replace")
     if code is None:
-        return Outcome(None, f"no end within {seconds:g} s", took)
+        return RunOutcome(None, f"no end within {seconds:g} s", took)
     document, why = _document(output, patient=code == 0)
     worlds = len(list(output.parent.glob(f"{glob.escape(output.name)}*")))
     clear(output)
     if code != 0:
-        return Outcome(document, f"exit status {code}: {last_words(text)}", took)
+        return RunOutcome(document, f"exit status {code}: {last_words(text)}", took)
     if document is None:
-        return Outcome(None, f"{why}: {last_words(text)}", took)
+        return RunOutcome(None, f"{why}: {last_words(text)}", took)
     if document["blinkmpi"]["ranks"] != ranks:
         found = f"{worlds} worlds of {document['blinkmpi']['ranks']} ranks instead of one of {ranks}"
-        return Outcome(
+        return RunOutcome(
             None, f"{found}: the launcher does not fit the MPI that mpi4py has; try another --launcher", took
         )
-    return Outcome(document, None, took)
+    return RunOutcome(document, None, took)
 
 
 def clear(output: Path) -> None:
