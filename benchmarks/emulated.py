@@ -2,9 +2,10 @@
 
 For each number of ranks, and each set of that many GPUs of a DGX-1V: an Allreduce by our trees for that set, every link
 paced in the kernel to 45 GB/s for each NVLink unit; then, in an mpirun of its own, NCCL's, told by ``NCCL_TOPO_FILE``
-that these GPUs are wired so. That rate is what NCCL reaches over a unit of such a told machine of H200. Pairs without
-NVLink are for NCCL to reach through host memory (``NCCL_P2P_LEVEL=NVL``). All results are checked, and what NCCL made
-of the file is read from its log. A file for each number of ranks goes into ``--out``; a table comes last.
+that these GPUs are wired so. That rate is what NCCL reaches over a unit of an H200 machine that is described to it so.
+Pairs without NVLink are for NCCL to reach through host memory (``NCCL_P2P_LEVEL=NVL``). All results are checked, and
+what NCCL made of the file is read from its log. A file for each number of ranks goes into ``--out``; a table comes
+last.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
-from benchmarks.jobs import run_job  # noqa: E402
+from benchmarks.jobs import SETTINGS, run_job  # noqa: E402
 from blinkmpi.bench import environment as meta  # noqa: E402
-from blinkmpi.bench.case import case_of, parse_size  # noqa: E402
 from blinkmpi.bench.document import write_new  # noqa: E402
+from blinkmpi.bench.nccl_tests import call_of_size  # noqa: E402
 from blinkmpi.topology import Topology, machine  # noqa: E402
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus  # noqa: E402
 from blinkmpi.topology.nccl import processor, write_xml  # noqa: E402
+from blinkmpi.util.text import parse_size  # noqa: E402
 
 MACHINE = "dgx-1v"
 UNIT_MBPS = 45_000  # a unit of NVLink, each way
 SETS = ("0-7", "0-6", "0-5", "0,1,2,4,5,6", "0-4", "1,2,4,5,7", "1,4,5,6", "0-3", "0,1,4", "0,3,4", "0,3")
-RANKS = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-         "PYTHONUNBUFFERED": "1", "NCCL_NVLS_ENABLE": "0"}  # fmt: skip
+RANKS = {**SETTINGS, "NCCL_NVLS_ENABLE": "0"}
 TOLD = {"NCCL_P2P_LEVEL": "NVL", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH"}
 WARMUP = {"ours": 80, "nccl": 3}  # calls before a row; ours looks for its chunks in them
 FEWEST_SECONDS = 10.0  # a job with less than this left is not started
@@ -57,9 +58,10 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
     """Measure one library on all ranks; rank 0 writes ``<library>.json``, and ``topology.xml`` before."""
     from mpi4py import MPI
 
+    from blinkmpi.bench.layout import Layout
     from blinkmpi.bench.peers import NcclPeer
-    from blinkmpi.bench.time_gpu import Gpu
-    from blinkmpi.bench.time_host import Layout, Timing
+    from blinkmpi.bench.time_gpu import GpuTimer
+    from blinkmpi.bench.timing import Timing
     from blinkmpi.communicator import Communicator
     from blinkmpi.errors import DeviceError
     from blinkmpi.transport.cuda.device import cupy
@@ -71,21 +73,24 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
         if world.rank == 0 and library == "ours":
             xml = write_xml(on_gpus_of(told(gpus), here.machine), processor())
             (folder / "topology.xml").write_text(xml, encoding="utf-8")
-    cases = [case_of("allreduce", world.size, size, "float32", "sum", -1) for size in sizes]
+    calls = [call_of_size("allreduce", world.size, size, "float32", "sum", -1) for size in sizes]
     rows = []
     with Communicator(world, topology=told(gpus) if library == "ours" else None) as comm:
         assert comm.gpu is not None
-        stage = Gpu(cupy(), comm, cases, unalign=0, symmetric=False)
+        timer = GpuTimer(cupy(), comm, calls, unalign=0, symmetric=False)
         peer = NcclPeer(world, cupy()) if library == "nccl" else None
-        for case in cases:
-            with stage.stream:
-                layout = Layout(case, world.rank, stage.buffers, in_place=False, marker=MPI.IN_PLACE)
-                lane = peer.lane(case, stage.buffers, in_place=False) if peer else stage.lane(layout, persistent=False)
-                (found,) = stage.measure(world, MPI, [lane], Timing(warmup=WARMUP[library]))
-            row = {"us": found.time_us, "GBps": case.size / found.time_us / 1e3, "wrong": found.wrong}
+        for call in calls:
+            with timer.stream:
+                layout = Layout(call, world.rank, timer.buffers, in_place=False, marker=MPI.IN_PLACE)
+                if peer:
+                    contender = peer.contender(call, timer.buffers, in_place=False)
+                else:
+                    contender = timer.contender(layout, persistent=False)
+                (found,) = timer.measure(world, MPI, [contender], Timing(warmup=WARMUP[library]))
+            row = {"us": found.time_us, "GBps": call.nbytes / found.time_us / 1e3, "wrong": found.wrong}
             row["spread_us"] = found.spread
             if peer is None:
-                how = comm.how("allreduce", case.size)
+                how = comm.how("allreduce", call.nbytes)
                 packing = comm.plans.packing("allreduce", 0, str(how["scheme"]))
                 row |= {"how": how, "trees": len(packing.trees)}
                 row |= {"planned_GBps": float(packing.rate) / 1e3, "bound_GBps": float(packing.bound) / 1e3}

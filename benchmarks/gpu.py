@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,18 +20,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
-from benchmarks.jobs import run_job  # noqa: E402
+from benchmarks import jobs  # noqa: E402
+from benchmarks.jobs import python_path, run_job  # noqa: E402
 
 # Without multicast, and without Open MPI's second of looking for networks.
 SETTINGS = {
+    **jobs.SETTINGS,
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "OMP_NUM_THREADS": "1",
     "OMPI_MCA_btl": "^ofi",
     "OMPI_MCA_osc": "^ucx",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PYTHONUNBUFFERED": "1",
 }
 TABLE_CHARACTERS = 8_000
 TAIL_CHARACTERS = 600  # of a failed step's output
@@ -86,8 +83,7 @@ def run(step: Step, n: int, out: Path, seconds: float) -> tuple[str, str]:
     words = step.words.split()
     if step.writes:
         words += ["-J", str(out / f"{step.name}.json")]
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    why, said = run_job(command(n, words), {**SETTINGS, "PYTHONPATH": path}, seconds)
+    why, said = run_job(command(n, words), {**SETTINGS, "PYTHONPATH": python_path()}, seconds)
     return why or "ok", said
 
 

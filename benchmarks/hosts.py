@@ -25,8 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from blinkmpi.bench import environment as meta  # noqa: E402
-from blinkmpi.bench.case import Case, case_of, count_wrong, fill, parse_size, poison  # noqa: E402
 from blinkmpi.bench.document import write_new  # noqa: E402
+from blinkmpi.bench.nccl_tests import call_of_size  # noqa: E402
+from blinkmpi.bench.verification import count_wrong, fill, poison  # noqa: E402
+from blinkmpi.program.call import Call  # noqa: E402
+from blinkmpi.util.text import parse_size  # noqa: E402
 from tests.hosts.world import World, forbidden, missing  # noqa: E402
 
 WITHOUT_HAN = {"OMPI_MCA_coll": "^han"}
@@ -53,7 +56,7 @@ class Hosts:
         rates = self.rates[:1] if len(set(self.rates)) == 1 else self.rates
         return f"{'+'.join(map(str, self.ranks))} ranks, {each}{', '.join(rates)}{' a host' if len(rates) == 1 else ''}"
 
-    def told_us(self, nbytes: int) -> float:
+    def expected_us(self, nbytes: int) -> float:
         """Time of so many bytes into the slowest host, and as many out of it, at the rate of its links."""
         return nbytes * 8 / (min(int(rate.removesuffix("mbit")) for rate in self.rates) * self.links)
 
@@ -82,24 +85,24 @@ STEPS = (
 
 
 class Exchange:
-    """A Sendrecv between two ranks, laid out as :class:`blinkmpi.bench_measure.Layout` lays out a collective.
+    """A Sendrecv between two ranks, laid out as :class:`blinkmpi.bench.layout.Layout` lays out a collective.
 
     The ranks that are not its ``ends`` do nothing.
     """
 
     in_place = False
 
-    def __init__(self, world: Any, case: Case, buffers: Any, ends: tuple[int, int]) -> None:
-        self.world, self.case, self.rank, self.ends = world, case, world.Get_rank(), ends
-        self.send, self.recv = buffers.views(case)
+    def __init__(self, world: Any, call: Call, buffers: Any, ends: tuple[int, int]) -> None:
+        self.world, self.call, self.rank, self.ends = world, call, world.Get_rank(), ends
+        self.send, self.recv = buffers.views(call)
         self.peer = sum(ends) - self.rank if self.rank in ends else None
 
     def prepare(self) -> None:
         """Poison what is received, write what is sent."""
         poison(self.recv)
-        fill(self.send, self.rank, self.case.dtype)
+        fill(self.send, self.rank, self.call.dtype)
 
-    def call(self) -> None:
+    def run(self) -> None:
         """Send and receive."""
         if self.peer is not None:
             self.world.Sendrecv(self.send, self.peer, 0, self.recv, self.peer, 0)
@@ -108,7 +111,7 @@ class Exchange:
         """Elements that are not the other's."""
         if self.peer is None:
             return 0
-        sent = Case("broadcast", self.case.n, self.case.count, self.case.dtype, root=self.peer)
+        sent = Call("broadcast", self.call.n, self.call.counts, self.call.dtype, root=self.peer)
         return count_wrong(sent, self.rank, self.recv)
 
 
@@ -121,36 +124,41 @@ def rank(ranks: Sequence[int], size: int, repeats: int, folder: Path) -> None:
     """Measure on all ranks; rank 0 writes ``result.json``."""
     from mpi4py import MPI
 
+    from blinkmpi.bench.layout import Buffers, Layout
     from blinkmpi.bench.peers import MpiPeer
-    from blinkmpi.bench.time_host import Buffers, Lane, Layout, Timing, call_facts, measure, our_call
+    from blinkmpi.bench.time_host import measure
+    from blinkmpi.bench.timing import Contender, Timing, call_facts, our_call
     from blinkmpi.communicator import Communicator
     from tests.hosts.rank import check_layout
 
     world = MPI.COMM_WORLD
     check_layout(world, tuple(ranks))
-    case = case_of("allreduce", world.size, size, "float32", "sum", -1)
-    buffers = Buffers([case])
+    call = call_of_size("allreduce", world.size, size, "float32", "sum", -1)
+    buffers = Buffers([call])
     first, *others = firsts(ranks)
-    wires = [Exchange(world, case, buffers, (first, other)) for other in others]
+    wires = [Exchange(world, call, buffers, (first, other)) for other in others]
     with Communicator(world) as comm:
-        layout = Layout(case, world.rank, buffers, in_place=False, marker=MPI.IN_PLACE)
-        lanes = [Lane(layout, our_call(comm, layout)), MpiPeer(world, MPI).lane(case, buffers, in_place=False)]
-        lanes += [Lane(wire, wire.call) for wire in wires]  # type: ignore[arg-type]
-        found = measure(world, MPI, lanes, Timing(iterations=repeats))
+        layout = Layout(call, world.rank, buffers, in_place=False, marker=MPI.IN_PLACE)
+        contenders = [
+            Contender(layout, our_call(comm, layout)),
+            MpiPeer(world, MPI).contender(call, buffers, in_place=False),
+        ]
+        contenders += [Contender(wire, wire.run) for wire in wires]  # type: ignore[arg-type]
+        found = measure(world, MPI, contenders, Timing(iterations=repeats))
         own, mpi, *carried = (
             {"us": one.time_us, "spread_us": one.spread, "wrong": one.wrong, "iterations": one.iterations}
             for one in found
         )
-        facts = call_facts(case)
-        predicted, bound = comm.predict(case.collective, case.size, **facts)
+        facts = call_facts(call)
+        predicted, bound = comm.predict(call.collective, call.nbytes, **facts)
         result = {
-            "size": case.size,
+            "size": call.nbytes,
             "ours": own,
             "mpi": mpi,
             "wires": [{"ends": list(wire.ends), **one} for wire, one in zip(wires, carried, strict=True)],
             "predicted_us": None if predicted is None else predicted * 1e6,
             "bound_us": None if bound is None else bound * 1e6,
-            "how": comm.how(case.collective, case.size, **facts),
+            "how": comm.how(call.collective, call.nbytes, **facts),
         }
         library = str(MPI.Get_library_version()).split(",")[0].strip("\0\n ")
         told = {"versions": meta.versions(library, comm.executor), "env": meta.environment()}
@@ -223,7 +231,7 @@ def measured(step: Step, size: str, repeats: int, seconds: float) -> tuple[dict[
     rows = [{"collective": "allreduce", "mpi_coll": components, **result["row"]} for components, result in found]
     for row in rows:
         row["share"] = max(wire["us"] for wire in row["wires"]) / row["ours"]["us"]
-        row["rate_us"] = step.hosts.told_us(row["size"])
+        row["rate_us"] = step.hosts.expected_us(row["size"])
         row["rate_share"] = row["rate_us"] / row["ours"]["us"]
         row["ratio"] = row["mpi"]["us"] / row["ours"]["us"]
     return document(about, rows, failed, found[0][1], began), failed

@@ -1,4 +1,4 @@
-"""What the benchmarks that start jobs share: one job, with a limit, that leaves nothing behind."""
+"""Start the jobs of the benchmarks: mpirun's command line, its settings, and one run with a time limit."""
 
 from __future__ import annotations
 
@@ -6,8 +6,24 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from blinkmpi.util.launcher import find_mpirun
 
 END_SECONDS = 10.0  # that a launcher has to end its ranks
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PYTHONUNBUFFERED": "1"}  # fmt: skip
+
+
+def mpirun(n: int) -> list[str]:
+    """The words that start ``n`` unbound ranks on this machine."""
+    return [find_mpirun() or "mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(n)]
+
+
+def python_path() -> str:
+    """``PYTHONPATH`` with this checkout in front."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def run_job(argv: Sequence[str], variables: Mapping[str, str], seconds: float) -> tuple[str, str]:

@@ -28,24 +28,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
-from benchmarks.jobs import run_job  # noqa: E402
+from benchmarks import jobs  # noqa: E402
+from benchmarks.jobs import python_path, run_job  # noqa: E402
 from blinkmpi.bench.document import write_new  # noqa: E402
 
 SPLITS = {2: ((1, 1),), 4: ((2, 2), (1, 3)), 8: ((4, 4), (3, 5))}
 LAUNCHER = ("mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,tcp",
             "--mca", "btl_tcp_if_include", "lo")  # fmt: skip
 SETTINGS = {
+    **jobs.SETTINGS,
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_IB_DISABLE": "1",
     "NCCL_NET": "Socket",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH",
-    "OMP_NUM_THREADS": "1",
     "OMPI_MCA_osc": "^ucx",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PYTHONUNBUFFERED": "1",
 }
 AWARE = {
     "OMPI_MCA_pml": "ucx",
@@ -86,8 +84,7 @@ def _bench(high: str, file: Path) -> list[str]:
 def settings(split: Sequence[int], folder: Path) -> dict[str, str]:
     """The variables of all ranks."""
     log = {"NCCL_DEBUG_FILE": f"{folder}/log.%h.%p"}
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return {**SETTINGS, **log, "BLINKMPI_NODES": name_of(split), "PYTHONPATH": path}
+    return {**SETTINGS, **log, "BLINKMPI_NODES": name_of(split), "PYTHONPATH": python_path()}
 
 
 def aware_settings(split: Sequence[int], folder: Path) -> dict[str, str]:

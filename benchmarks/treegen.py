@@ -237,7 +237,7 @@ def peak_bytes() -> int:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """A row for people who wait."""
+    """A row as a line on the terminal."""
     start = f"{row['family']:22} {row['gpus']:5} GPUs {row['collective']:10}"
     if "failed" in row:
         return f"{start} {row['failed']}"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from blinkmpi.util.launcher import launched_size
 from tests.harness import STDERR, inline
 from tests.tree import total
 
@@ -34,8 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     There rank 0 alone reports; what fails on another rank is written before its Abort.
     """
-    size = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or 1)
-    if size > 1 and not inline(config):
+    if launched_size(os.environ) > 1 and not inline(config):
         raise pytest.UsageError("pytest runs under mpirun: add --with-mpi, or start it without mpirun")
     config.stash[STDERR] = os.dup(2)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of ranks start here; the first compiles for all

@@ -18,16 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError
+from ..program.call import Call
 from ..topology.importers import load, modify
 from ..topology.model import Topology
 from . import environment as meta
-from .case import TEST_NAMES, Case
 from .document import document, write_new
-from .options import Options, add_flags, read, settle
+from .layout import Buffers, Layout
+from .nccl_tests import TEST_NAMES, type_name
+from .options import BenchOptions, add_flags, read, settle
 from .peers import MpiPeer, NcclPeer, Peer, SymmMemPeer
 from .report import PLACES, Columns, Row, omb_header, omb_row
-from .time_gpu import Gpu, no_room
-from .time_host import Buffers, Lane, Layout, Measured, call_facts, measure, our_call
+from .time_gpu import GpuTimer, no_room
+from .time_host import measure
+from .timing import Contender, TimingResult, call_facts, our_call
 
 MEMORY_SHARE = 0.8
 
@@ -105,10 +108,10 @@ def _check_output(args: argparse.Namespace) -> None:
 
 
 class _Bench:
-    """One run: what it knows of the job, and the rows so far."""
+    """One run of the benchmark: the job's facts, and the rows so far."""
 
     def __init__(
-        self, args: argparse.Namespace, options: Options, world: Any, mpi: Any, topology: Topology | None
+        self, args: argparse.Namespace, options: BenchOptions, world: Any, mpi: Any, topology: Topology | None
     ) -> None:
         self.args, self.options, self.world, self.mpi = args, options, world, mpi
         self.rank, self.n = world.Get_rank(), world.Get_size()
@@ -128,16 +131,16 @@ class _Bench:
         self.name = TEST_NAMES[options.collective]
         self.memory = "host"
         self.buffers: Buffers | None = None
-        self.gpu: Gpu | None = None
+        self.gpu: GpuTimer | None = None
         self.peers: list[Peer] = []
-        self.stage: dict[str, Any] = {"memory": self.memory}  # of the file
+        self.setup: dict[str, Any] = {"memory": self.memory}  # of the file
         self.refused: dict[str, str] = {}
         self.processes: list[meta.Process] = []
 
     @property
-    def cases(self) -> list[Case]:
+    def calls(self) -> list[Call]:
         """All rows of one block."""
-        return [case for series in self.options.series for case in self.options.cases(self.n, series)]
+        return [call for series in self.options.series for call in self.options.calls(self.n, series)]
 
     def say(self, text: str) -> None:
         """Print a line, on rank 0 and unless JSON alone is wanted."""
@@ -145,7 +148,7 @@ class _Bench:
             print(text, flush=True)
 
     def _begin(self, ours: Any) -> None:
-        """See what the ranks are, and get ready what all blocks use.
+        """Find out what the ranks have, and make what all blocks use: buffers and peers.
 
         Raises:
             ArgumentError: on every rank, for flags, sizes or peers that such ranks cannot take.
@@ -161,16 +164,16 @@ class _Bench:
         self.processes = self.world.allgather(process)
         self._check_room()
         if self.memory == "host":
-            self.buffers = Buffers(self.cases, unalign=self.args.unalign)
-        self.stage = {"memory": self.memory}
+            self.buffers = Buffers(self.calls, unalign=self.args.unalign)
+        self.setup = {"memory": self.memory}
         self.peers = [self._peer(name, gpu) for name in self.options.peers]
-        self.stage["peers"] = {peer.name: peer.facts for peer in self.peers}
+        self.setup["peers"] = {peer.name: peer.facts for peer in self.peers}
         if self.memory == "gpu":
             self.columns = replace(self.columns, protocol=True)
             register = 2 if self.args.local_register is None else self.args.local_register
             driver = {"driver": meta.nvidia_driver(), **gpu.versions}
-            self.stage |= {"local_register": register, "persistent": self.args.persistent}
-            self.stage["gpu"] = {"name": gpu.name, **driver}
+            self.setup |= {"local_register": register, "persistent": self.args.persistent}
+            self.setup["gpu"] = {"name": gpu.name, **driver}
 
     def _peer(self, name: str, gpu: Any) -> Peer:
         if name == "mpi":
@@ -178,11 +181,11 @@ class _Bench:
         if name == "nccl":
             return NcclPeer(self.world, _cupy())
         hosts = len({process.host for process in self.processes})
-        return SymmMemPeer(self.world, self.mpi, _cupy(), gpu.device, self.cases, hosts=hosts)
+        return SymmMemPeer(self.world, self.mpi, _cupy(), gpu.device, self.calls, hosts=hosts)
 
     def _check_room(self) -> None:
         """Raise ArgumentError on every rank if the buffers do not fit into some host's or GPU's free memory."""
-        need = sum(Buffers.needs(self.cases))
+        need = sum(Buffers.needs(self.calls))
         if self.memory == "gpu":
             own = need * (2 if "symm_mem" in self.options.peers else 1)
             for rank, why in enumerate(self.world.allgather(no_room(_cupy(), own))):
@@ -204,58 +207,60 @@ class _Bench:
         if first:
             self._begin(ours)
         if self.memory == "gpu":
-            symmetric = self.stage["local_register"] == 2
-            self.gpu = Gpu(_cupy(), ours, self.cases, unalign=self.args.unalign, symmetric=symmetric)
+            symmetric = self.setup["local_register"] == 2
+            self.gpu = GpuTimer(_cupy(), ours, self.calls, unalign=self.args.unalign, symmetric=symmetric)
             self.buffers = self.gpu.buffers
         if first or self.args.executor is not None:
             self._header(ours, first=first)
-        for case in self.cases:
+        for call in self.calls:
             with nullcontext() if self.gpu is None else self.gpu.stream:
-                row = self._row(ours, case)
+                row = self._row(ours, call)
             if self.rank == 0:
                 self._print(row)
-                self.rows.append((row, f"{self.name}_{case.type_name}_{case.op or 'none'}"))
+                self.rows.append((row, f"{self.name}_{type_name(call.dtype)}_{call.op or 'none'}"))
         if self.gpu is not None:  # symmetric memory goes with its communicator
             self.gpu = self.buffers = None
 
     def close(self) -> None:
-        """Give the peers' libraries back."""
+        """Close the peers."""
         for peer in self.peers:
             peer.close()
 
-    def _row(self, ours: Any, case: Case) -> Row:
-        facts = call_facts(case)
-        able = [peer for peer in self.peers if not self._refuses(peer, case)]
+    def _row(self, ours: Any, call: Call) -> Row:
+        facts = call_facts(call)
+        able = [peer for peer in self.peers if not self._refuses(peer, call)]
         mine, theirs = zip(
-            *(self._place(ours, case, able, in_place=place == "in_place") for place in PLACES), strict=True
+            *(self._place(ours, call, able, in_place=place == "in_place") for place in PLACES), strict=True
         )
         measured = {peer.name: (theirs[0][i], theirs[1][i]) for i, peer in enumerate(able)}
-        predicted, bound = ours.predict(case.collective, case.size, **facts) if self.args.predict else (None, None)
+        predicted, bound = ours.predict(call.collective, call.nbytes, **facts) if self.args.predict else (None, None)
         return Row(
-            case=case,
+            call=call,
             ours=mine,
             peers={name: measured.get(name) for name in self.options.peers},
-            how=ours.how(case.collective, case.size, **facts),
+            how=ours.how(call.collective, call.nbytes, **facts),
             predicted_s=predicted,
             bound_s=bound,
             emulated=self.emulated,
         )
 
-    def _place(self, ours: Any, case: Case, peers: list[Peer], *, in_place: bool) -> tuple[Measured, list[Measured]]:
+    def _place(
+        self, ours: Any, call: Call, peers: list[Peer], *, in_place: bool
+    ) -> tuple[TimingResult, list[TimingResult]]:
         """Ours and the peers', in or out of place."""
         assert self.buffers is not None
-        layout = Layout(case, self.rank, self.buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
+        layout = Layout(call, self.rank, self.buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
         if self.gpu is None:
-            lanes = [Lane(layout, our_call(ours, layout))]
+            contenders = [Contender(layout, our_call(ours, layout))]
         else:
-            lanes = [self.gpu.lane(layout, persistent=self.args.persistent)]
-        lanes += [peer.lane(case, self.buffers, in_place=in_place) for peer in peers]
+            contenders = [self.gpu.contender(layout, persistent=self.args.persistent)]
+        contenders += [peer.contender(call, self.buffers, in_place=in_place) for peer in peers]
         run = measure if self.gpu is None else self.gpu.measure
-        mine, *theirs = run(self.world, self.mpi, lanes, self.options.timing)
+        mine, *theirs = run(self.world, self.mpi, contenders, self.options.timing)
         return mine, theirs
 
-    def _refuses(self, peer: Peer, case: Case) -> bool:
-        why = peer.refusal(case)
+    def _refuses(self, peer: Peer, call: Call) -> bool:
+        why = peer.refusal(call)
         if why is not None and peer.name not in self.refused:
             self.refused[peer.name] = why
             self.say(f"# {peer.name}: N/A where {why}")
@@ -271,7 +276,7 @@ class _Bench:
                     self.say(f"#   {library} {PLACES[place].replace('_', '-')} (us): {times}")
 
     def _header(self, ours: Any, *, first: bool) -> None:
-        """What runs where, by which schemes; then the names of the columns."""
+        """The machine, the schemes and the libraries; then the names of the columns."""
         args, sizes = self.args, self.options.sizes
         if args.format == "nccl" and first:
             step = (args.stepfactor, "factor") if args.stepfactor > 1 else (args.stepbytes, "bytes")
@@ -303,12 +308,12 @@ class _Bench:
         """``direct from 65536 B, mpi from ...``: the plan in words."""
         parts: list[str] = []
         last = ""
-        for case in self.options.cases(self.n, self.options.series[0]):
-            how = ours.how(case.collective, case.size, **call_facts(case))
+        for call in self.options.calls(self.n, self.options.series[0]):
+            how = ours.how(call.collective, call.nbytes, **call_facts(call))
             executor = f" ({how['executor']} executor)" if how.get("executor") in ("c", "numpy") else ""
             words = f"{how.get('scheme')}{executor}"
             if words != last:
-                parts.append(f"{words} from {case.size} B")
+                parts.append(f"{words} from {call.nbytes} B")
             last = words
         return ", ".join(parts)
 
@@ -330,7 +335,7 @@ class _Bench:
                 verdict = "" if fast is None else "OK" if fast else "FAILED"
                 self.say(f"# {'Avg bus bandwidth':<20} : {average:g} {verdict}")
                 if self.args.memory_report:
-                    buffers = sum(Buffers.needs(self.cases)) / 2**20
+                    buffers = sum(Buffers.needs(self.calls)) / 2**20
                     self.say(f"# {'Memory usage':<20} : Buffers {buffers:.1f} MB | Peak {max(peaks) / 2**20:.1f} MB")
                 self.say(f"#\n# Collective test concluded: {self.name}_perf")
             if self.args.json or self.args.output_file is not None:
@@ -353,5 +358,5 @@ class _Bench:
             verdict=(wrong, average, fast),
             started=self.started,
             peak_resident_bytes=peak,
-            stage={**self.stage, "refused": self.refused},
+            setup={**self.setup, "refused": self.refused},
         )

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from ..util.text import parse_size
 from . import environment as meta
-from .case import parse_size
-from .options import Options
+from .nccl_tests import type_name
+from .options import BenchOptions
 from .report import PLACES, TIME_FORMAT, Row
-from .time_host import Measured
+from .timing import TimingResult
 
 JSON_VERSION = 3  # of nccl-tests' keys
 _RANKS = ("rank 0's", "the average rank's", "the fastest rank's", "the slowest rank's")
@@ -26,7 +27,7 @@ _RANKS = ("rank 0's", "the average rank's", "the fastest rank's", "the slowest r
 
 def document(
     args: argparse.Namespace,
-    options: Options,
+    options: BenchOptions,
     rows: Sequence[tuple[Row, str]],
     *,
     devices: Sequence[Mapping[str, Any]],
@@ -35,14 +36,14 @@ def document(
     verdict: tuple[int, float, bool | None],
     started: datetime,
     peak_resident_bytes: int,
-    stage: Mapping[str, Any],
+    setup: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The whole file.
 
     Args:
         rows: each with its experiment's name.
         verdict: wrong elements, average bus bandwidth, whether that is enough (None: not asked).
-        stage: where the buffers lay, and what is to be said of GPUs and peers.
+        setup: where the buffers are, and the facts of GPUs and peers.
     """
     sizes, timing = options.sizes, options.timing
     wrong, average, fast = verdict
@@ -52,7 +53,7 @@ def document(
         "start_time": started.strftime(TIME_FORMAT),
         "args": [meta.without_folders(word) for word in sys.argv],
         "env": meta.environment(),
-        "nccl_version": stage.get("peers", {}).get("nccl", {}).get("version"),
+        "nccl_version": setup.get("peers", {}).get("nccl", {}).get("version"),
         "config": {
             "nthreads": 1,
             "ngpus": 1,
@@ -60,7 +61,7 @@ def document(
             "maximum_bytes": sizes[-1],
             **step,
             "warmup_iters": timing.warmup,
-            "iterations": timing.iterations if stage["memory"] == "gpu" else timing.wanted,  # null: by size
+            "iterations": timing.iterations if setup["memory"] == "gpu" else timing.wanted,  # null: by size
             "aggregated_iterations": timing.aggregate,
             "validation": timing.checks,
             "graph": timing.replays,
@@ -80,10 +81,10 @@ def document(
             "ranks": len(devices),
             "machine": dict(machine),
             "compare": list(options.peers),
-            **stage,
+            **setup,
             "executors": list(options.executors),
             "algo": args.algo,
-            "statistic": statistic(timing.average, gpu=stage["memory"] == "gpu"),
+            "statistic": statistic(timing.average, gpu=setup["memory"] == "gpu"),
             "hardware": meta.hardware(),
             "hostnames": sorted({str(device["hostname"]) for device in devices}),
             "versions": dict(versions),
@@ -112,19 +113,19 @@ def write_new(path: str, text: str) -> str:
     raise AssertionError("there is always a next name")
 
 
-def row_json(row: Row, name: str, options: Options, *, every: bool) -> dict[str, Any]:
+def row_json(row: Row, name: str, options: BenchOptions, *, every: bool) -> dict[str, Any]:
     """nccl-tests' result object, ours under ``blinkmpi``.
 
     Args:
         every: whether every iteration's time is written, not only minimum, median, maximum.
     """
-    case = row.case
+    call = row.call
     result: dict[str, Any] = {
-        "size": case.size,
-        "count": case.count,
-        "type": case.type_name,
-        "redop": case.op or "none",
-        "root": case.root,
+        "size": call.nbytes,
+        "count": call.counts[0],
+        "type": type_name(call.dtype),
+        "redop": call.op or "none",
+        "root": call.root,
     }
     own: dict[str, Any] = {
         "scheme": row.how.get("scheme"),
@@ -157,7 +158,7 @@ def row_json(row: Row, name: str, options: Options, *, every: bool) -> dict[str,
     return result
 
 
-def _times(measured: Measured, every: bool) -> dict[str, Any]:
+def _times(measured: TimingResult, every: bool) -> dict[str, Any]:
     more: dict[str, Any] = {"iteration_times_us": list(measured.slowest_us)} if every else {}
     if measured.host_us is not None:
         more |= {"host_us": measured.host_us, "repeats": len(measured.slowest_us)}

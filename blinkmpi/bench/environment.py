@@ -1,7 +1,7 @@
-"""What a benchmark's file says of where it was made: code, hardware, versions, settings.
+"""Facts about where a benchmark ran: commit, hardware, versions, settings.
 
-A fact that cannot be found is null. Of the environment only the variables of
-this field are kept: a whole environment holds secrets.
+A fact that cannot be found is null. Of the environment only variables that concern collectives are kept, since others
+may hold secrets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 ENVIRONMENT = ("BLINKMPI_", "NCCL_", "OMPI_", "UCX_", "SLURM_", "CUDA_", "PRTE_MCA_", "TORCH_SYMM")
 PACKAGES = ("blinkmpi", "topology", "trees", "launch")
-# The launcher's own addresses and keys, inside the prefixes above, are nobody's business either.
+# The launcher's own addresses and keys, inside the prefixes above, are left out too.
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|JWT|KEY|URI", re.IGNORECASE)
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[^\s/:,;=]+)+/")
 
@@ -67,7 +67,7 @@ def commit() -> dict[str, Any]:
 
     A copy without .git is told its commit by ``GIT_COMMIT``, as continuous integration does.
     """
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     unknown: dict[str, Any] = {"commit": os.environ.get("GIT_COMMIT"), "dirty": None}
     if not (root / ".git").exists():
         return unknown

@@ -1,8 +1,7 @@
 """The flags of ``blinkmpi bench``: nccl-tests' names and defaults, and ours.
 
-A flag of nccl-tests that cannot be honoured is refused with the reason, never
-ignored; what depends on whether the ranks have GPUs is refused by
-:func:`settle`, as soon as that is known.
+A flag of nccl-tests that has no meaning here is refused with the reason, never ignored. :func:`settle` refuses what
+depends on whether the ranks have GPUs, as soon as that is known.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from typing import Any
 
 from ..errors import ArgumentError, BufferTypeError, SettingsError
 from ..launch.command import LAUNCHERS
-from ..program.call import REDUCTIONS, collective_named
+from ..program.call import REDUCTIONS, Call, collective_named
 from ..program.reduction import check_op
 from ..trees.tree import ROOTED, Collective
-from .case import OP_NAMES, TEST_NAMES, TYPE_NAMES, Case, case_of, dtype_named, parse_size
-from .time_host import Timing
+from ..util.text import parse_size
+from .nccl_tests import OP_NAMES, TEST_NAMES, TYPE_NAMES, call_of_size, dtype_named
+from .timing import Timing
 
 PEERS = ("mpi", "nccl", "symm_mem")
 PEER_MEMORY = {"mpi": "host", "nccl": "gpu", "symm_mem": "gpu"}
@@ -104,7 +104,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BenchOptions:
     """What the flags ask for, checked."""
 
     collective: Collective
@@ -115,13 +115,13 @@ class Options:
     executors: tuple[str, ...]
     minimum_bandwidth: float | None
 
-    def cases(self, n: int, series: tuple[str, str, int]) -> list[Case]:
+    def calls(self, n: int, series: tuple[str, str, int]) -> list[Call]:
         """The rows of one series."""
         dtype, op, root = series
-        return [case_of(self.collective, n, size, dtype, op, root) for size in self.sizes]
+        return [call_of_size(self.collective, n, size, dtype, op, root) for size in self.sizes]
 
 
-def read(args: argparse.Namespace, n: int) -> Options:
+def read(args: argparse.Namespace, n: int) -> BenchOptions:
     """Check the flags for a job of ``n`` ranks.
 
     Raises:
@@ -159,7 +159,7 @@ def read(args: argparse.Namespace, n: int) -> Options:
         raise ArgumentError("--blocking 1 waits for each call, which a graph cannot: leave one of -z and -G out")
     if args.timeout is not None and not args.timeout > 0:
         raise ArgumentError(f"--timeout {args.timeout}: must be more than 0 seconds")
-    return Options(
+    return BenchOptions(
         collective=collective,
         sizes=tuple(_sizes(args)),
         series=tuple(_series(args, collective, n)),
@@ -179,7 +179,7 @@ def read(args: argparse.Namespace, n: int) -> Options:
     )
 
 
-def settle(args: argparse.Namespace, options: Options, *, gpu: bool) -> str:
+def settle(args: argparse.Namespace, options: BenchOptions, *, gpu: bool) -> str:
     """Where the buffers lie, ``host`` or ``gpu``, for ranks that have GPUs or not.
 
     Raises:

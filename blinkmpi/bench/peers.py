@@ -1,8 +1,8 @@
 """The libraries that ``bench --compare`` measures beside ours: MPI on host memory, NCCL and torch's symmetric memory.
 
-A peer says what it cannot run, lays a row's buffers out as it wants them and gives the call. CuPy and torch are
-imported when a peer is made, and never needed otherwise. No peer uses NVLink multicast by itself: whether NCCL does
-is for ``NCCL_NVLS_ENABLE`` to say, which must be set so that a result tells what it was compared with.
+A peer refuses what it cannot run, and otherwise makes a contender: buffers in its own layout, and the call. CuPy and
+torch are imported when a peer is made, and never needed otherwise. No peer of ours turns NVLink multicast on. NCCL uses
+it as ``NCCL_NVLS_ENABLE`` says, which must be set, so that a result tells what it was compared with.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import ArgumentError
-from ..program.call import REDUCTIONS
+from ..program.call import REDUCTIONS, Call
 from ..program.reduction import NARROW
-from .case import Case
-from .time_host import METHODS, Buffers, Lane, Layout
+from ..util.together import together
+from .layout import Buffers, Layout
+from .timing import METHODS, Contender
 
 # ncclDataType_t and ncclRedOp_t of nccl.h, which are part of NCCL's ABI.
 NCCL_TYPES = {
@@ -29,6 +31,8 @@ NCCL_TYPES = {
 NCCL_OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 TRIALS = 10  # calls of each variant of a peer that has several, before its row
 
+on_all_ranks = partial(together, error=ArgumentError)
+
 
 class Peer(Protocol):
     """A library to compare with."""
@@ -36,35 +40,17 @@ class Peer(Protocol):
     name: str
     facts: dict[str, Any]  # for the file: version and settings
 
-    def refusal(self, case: Case) -> str | None:
-        """Why the library cannot run ``case``, or None."""
+    def refusal(self, call: Call) -> str | None:
+        """Why the library cannot run ``call``, or None."""
         ...
 
-    def lane(self, case: Case, buffers: Buffers, *, in_place: bool) -> Lane:
+    def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
         """The call, on ``buffers`` or on memory of its own; collective."""
         ...
 
     def close(self) -> None:
         """Give everything back; collective."""
         ...
-
-
-def together(world: Any, step: Callable[[], Any]) -> Any:
-    """Run a step on every rank; where it fails on any, raise on all.
-
-    Raises:
-        ArgumentError: with the error of the first rank that failed.
-    """
-    made, error = None, None
-    try:
-        made = step()
-    except Exception as raised:
-        error = raised
-    told = world.allgather(None if error is None else f"{error}" or repr(error))
-    failed = next((rank for rank, text in enumerate(told) if text is not None), None)
-    if failed is not None:
-        raise ArgumentError(f"rank {failed}: {told[failed]}") from error
-    return made
 
 
 class MpiPeer:
@@ -76,25 +62,25 @@ class MpiPeer:
         self.world, self.mpi = world, mpi
         self.facts: dict[str, Any] = {}
 
-    def refusal(self, case: Case) -> str | None:
+    def refusal(self, call: Call) -> str | None:
         """MPI lacks the average and 16-bit floats."""
-        if case.op == "avg":
+        if call.op == "avg":
             return "MPI has no average"
-        if case.collective in REDUCTIONS and case.dtype in NARROW:
+        if call.collective in REDUCTIONS and call.dtype in NARROW:
             return "MPI has no reduction of 16-bit floats"
         return None
 
-    def lane(self, case: Case, buffers: Buffers, *, in_place: bool) -> Lane:
+    def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
         """The same buffers; what is only moved goes as bytes."""
-        layout = Layout(case, self.world.Get_rank(), buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
-        keywords: dict[str, Any] = {"op": getattr(self.mpi, case.op.upper())} if case.op else {}
-        if case.root >= 0:
-            keywords["root"] = case.root
+        layout = Layout(call, self.world.Get_rank(), buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
+        keywords: dict[str, Any] = {"op": getattr(self.mpi, call.op.upper())} if call.op else {}
+        if call.root >= 0:
+            keywords["root"] = call.root
         arguments = layout.arguments
-        if not case.op:
+        if not call.op:
             arguments = tuple([a.view(np.uint8), self.mpi.BYTE] if isinstance(a, np.ndarray) else a for a in arguments)
-        method = getattr(self.world, METHODS[case.collective])
-        return Lane(layout, lambda: method(*arguments, **keywords))
+        method = getattr(self.world, METHODS[call.collective])
+        return Contender(layout, lambda: method(*arguments, **keywords))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -111,23 +97,23 @@ class NcclPeer:
 
     def __init__(self, world: Any, cupy: Any) -> None:
         self.rank, self.n = world.Get_rank(), world.Get_size()
-        self._nccl = together(world, lambda: _nccl(cupy))
+        self._nccl = on_all_ranks(world, lambda: _nccl(cupy))
         unique = world.bcast(self._nccl.get_unique_id() if self.rank == 0 else None)
-        self._comm = together(world, lambda: self._nccl.NcclCommunicator(self.n, unique, self.rank))
+        self._comm = on_all_ranks(world, lambda: self._nccl.NcclCommunicator(self.n, unique, self.rank))
         self.facts = {"version": version_text(self._nccl.get_version()), "nvls": os.environ["NCCL_NVLS_ENABLE"]}
 
-    def refusal(self, case: Case) -> str | None:
+    def refusal(self, call: Call) -> str | None:
         """NCCL has all that we have."""
         return None
 
-    def lane(self, case: Case, buffers: Buffers, *, in_place: bool) -> Lane:
+    def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
         """In place as NCCL means it: a rank's block of a reduce-scatter stays where it lay."""
-        layout = Layout(case, self.rank, buffers, in_place=in_place)
-        return Lane(layout, self._call(case, layout))
+        layout = Layout(call, self.rank, buffers, in_place=in_place)
+        return Contender(layout, self._call(call, layout))
 
-    def _call(self, case: Case, layout: Layout) -> Callable[[Any], None]:
-        kind, count, root, comm = case.collective, case.count, case.root, self._comm
-        dtype, op = NCCL_TYPES[case.dtype], NCCL_OPS.get(case.op, 0)
+    def _call(self, call: Call, layout: Layout) -> Callable[[Any], None]:
+        kind, count, root, comm = call.collective, call.counts[0], call.root, self._comm
+        dtype, op = NCCL_TYPES[call.dtype], NCCL_OPS.get(call.op, 0)
         source, target = (0 if buffer is None else int(buffer.data.ptr) for buffer in (layout.source, layout.target))
         match kind:
             case "allreduce":
@@ -140,12 +126,12 @@ class NcclPeer:
                 return lambda stream: comm.allGather(source, target, count, dtype, stream.ptr)
             case "reduce_scatter":
                 return lambda stream: comm.reduceScatter(source, target, count, dtype, op, stream.ptr)
-        return self._exchange(case, source, target)
+        return self._exchange(call, source, target)
 
-    def _exchange(self, case: Case, source: int, target: int) -> Callable[[Any], None]:
+    def _exchange(self, call: Call, source: int, target: int) -> Callable[[Any], None]:
         """Gather and scatter, of sends and receives in one group as nccl-tests has them."""
-        nccl, comm, root, count, dtype = self._nccl, self._comm, case.root, case.count, NCCL_TYPES[case.dtype]
-        step = count * case.itemsize
+        nccl, comm, root, count, dtype = self._nccl, self._comm, call.root, call.counts[0], NCCL_TYPES[call.dtype]
+        step = count * call.itemsize
         everyone = range(self.n) if self.rank == root else ()
 
         def gather(stream: Any) -> None:
@@ -162,7 +148,7 @@ class NcclPeer:
             comm.recv(target, count, dtype, root, stream.ptr)
             nccl.groupEnd()
 
-        return gather if case.collective == "gather" else scatter
+        return gather if call.collective == "gather" else scatter
 
     def close(self) -> None:
         """Destroy the communicator."""
@@ -208,19 +194,19 @@ class SymmMemPeer:
 
     name = "symm_mem"
 
-    def __init__(self, world: Any, mpi: Any, cupy: Any, device: int, cases: Sequence[Case], *, hosts: int) -> None:
+    def __init__(self, world: Any, mpi: Any, cupy: Any, device: int, calls: Sequence[Call], *, hosts: int) -> None:
         self.world, self.mpi, self.cupy = world, mpi, cupy
         self.rank, self.n = world.Get_rank(), world.Get_size()
-        self._torch = torch = together(world, lambda: _torch(hosts))
+        self._torch = torch = on_all_ranks(world, lambda: _torch(hosts))
         self._group: str = ""
         self.buffers: Buffers | None = None
         self.facts: dict[str, Any] = {"version": str(torch.__version__), "multicast": "off"}
         self._stream: Any = None
-        usable = [case for case in cases if self.refusal(case) is None]
-        together(world, lambda: torch.cuda.set_device(device))
+        usable = [call for call in calls if self.refusal(call) is None]
+        on_all_ranks(world, lambda: torch.cuda.set_device(device))
         self._join()
         if usable:
-            self.buffers = together(world, lambda: self._allocate(usable, device))
+            self.buffers = on_all_ranks(world, lambda: self._allocate(usable, device))
 
     def _join(self) -> None:
         """The default process group of torch, over a store at rank 0; NCCL's backend starts nothing before a call."""
@@ -229,13 +215,13 @@ class SymmMemPeer:
         def store(port: int) -> Any:
             return dist.TCPStore("127.0.0.1", port, self.n, is_master=self.rank == 0, wait_for_workers=False)
 
-        own = together(self.world, lambda: store(0) if self.rank == 0 else None)
+        own: Any = on_all_ranks(self.world, lambda: store(0) if self.rank == 0 else None)
         port = self.world.bcast(own.port if self.rank == 0 else None)
-        own = together(self.world, lambda: own if self.rank == 0 else store(port))
-        together(self.world, lambda: dist.init_process_group("nccl", store=own, rank=self.rank, world_size=self.n))
+        own = on_all_ranks(self.world, lambda: own if self.rank == 0 else store(port))
+        on_all_ranks(self.world, lambda: dist.init_process_group("nccl", store=own, rank=self.rank, world_size=self.n))
         self._group = dist.group.WORLD.group_name
 
-    def _allocate(self, cases: Sequence[Case], device: int) -> Buffers:
+    def _allocate(self, calls: Sequence[Call], device: int) -> Buffers:
         """Buffers in symmetric memory, seen by CuPy; the tensors of torch stay beside them."""
         torch = self._torch
         import torch.distributed._symmetric_memory as symmetric
@@ -248,25 +234,25 @@ class SymmMemPeer:
             self._tensors.append(tensor)
             return self.cupy.from_dlpack(tensor)
 
-        return Buffers(cases, xp=self.cupy, allocate=allocate)
+        return Buffers(calls, xp=self.cupy, allocate=allocate)
 
-    def refusal(self, case: Case) -> str | None:
+    def refusal(self, call: Call) -> str | None:
         """Only what torch's operations take."""
-        if case.collective != "allreduce":
+        if call.collective != "allreduce":
             return "torch's symmetric memory has an allreduce, and no other collective into given buffers"
-        if case.op != "sum" or case.dtype not in ("float32", "bfloat16"):
+        if call.op != "sum" or call.dtype not in ("float32", "bfloat16"):
             return "torch's symmetric memory sums float32 and bfloat16 only"
         if self.n not in (2, 4, 8):
             return "torch's two-shot allreduce takes 2, 4 or 8 ranks"
-        if case.size % 16 or not case.size:
+        if call.nbytes % 16 or not call.nbytes:
             return "torch's symmetric memory takes multiples of 16 bytes"
         return None
 
-    def lane(self, case: Case, buffers: Buffers, *, in_place: bool) -> Lane:
+    def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
         """The faster of one-shot and two-shot; ``buffers`` are left alone."""
         assert self.buffers is not None
-        layout = Layout(case, self.rank, self.buffers, in_place=in_place)
-        send, recv = (self._view(tensor, case) for tensor in self._tensors)
+        layout = Layout(call, self.rank, self.buffers, in_place=in_place)
+        send, recv = (self._view(tensor, call) for tensor in self._tensors)
         operations = self._torch.ops.symm_mem
         one, two, inside = (
             getattr(operations, name).default
@@ -295,12 +281,12 @@ class SymmMemPeer:
             "one_shot": one_shot_in_place if in_place else one_shot,
             "two_shot": two_shot_in_place if in_place else two_shot,
         }
-        times = {name: self._try(layout, call) for name, call in variants.items()}
+        times = {name: self._try(layout, run) for name, run in variants.items()}
         best = min(times, key=lambda name: times[name])
-        return Lane(layout, variants[best], best)
+        return Contender(layout, variants[best], best)
 
-    def _view(self, tensor: Any, case: Case) -> Any:
-        return tensor[: case.size].view(getattr(self._torch, case.dtype))
+    def _view(self, tensor: Any, call: Call) -> Any:
+        return tensor[: call.nbytes].view(getattr(self._torch, call.dtype))
 
     def _follow(self, stream: Any) -> None:
         """Make CuPy's stream torch's current one; it stays so."""
@@ -308,17 +294,17 @@ class SymmMemPeer:
             self._stream = self._torch.cuda.ExternalStream(stream.ptr)
             self._torch.cuda.set_stream(self._stream)
 
-    def _try(self, layout: Layout, call: Callable[[Any], None]) -> float:
+    def _try(self, layout: Layout, run: Callable[[Any], None]) -> float:
         """Milliseconds of one call, of the slowest rank."""
         stream = self.cupy.cuda.get_current_stream()
         layout.calm()
-        call(stream)
+        run(stream)
         stream.synchronize()
         self.world.Barrier()
-        call(stream)
+        run(stream)
         start = stream.record()
         for _ in range(TRIALS):
-            call(stream)
+            run(stream)
         end = stream.record()
         end.synchronize()
         spent = self.cupy.cuda.get_elapsed_time(start, end) / TRIALS

@@ -7,29 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .case import Case
-from .time_host import Measured
+from ..program.call import Call
+from .nccl_tests import type_name
+from .timing import METHODS, TimingResult
 
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 PLACES = ("out_of_place", "in_place")
-OMB_NAMES: dict[str, str] = {
-    "allreduce": "Allreduce",
-    "allgather": "Allgather",
-    "reduce_scatter": "Reduce_scatter",
-    "broadcast": "Bcast",
-    "reduce": "Reduce",
-    "gather": "Gather",
-    "scatter": "Scatter",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All that was measured of one case. ``peers`` is None in place of a peer that cannot run the case."""
+    """All that was measured of one call. ``peers`` is None in place of a peer that cannot run the call."""
 
-    case: Case
-    ours: tuple[Measured, Measured]  # out of place, in place
-    peers: Mapping[str, tuple[Measured, Measured] | None]
+    call: Call
+    ours: tuple[TimingResult, TimingResult]  # out of place, in place
+    peers: Mapping[str, tuple[TimingResult, TimingResult] | None]
     how: Mapping[str, Any]
     predicted_s: float | None
     bound_s: float | None
@@ -38,8 +30,8 @@ class Row:
 
     def bandwidth(self, place: int) -> tuple[float, float]:
         """Algorithm and bus bandwidth in GB/s."""
-        algorithm = self.case.size / max(self.ours[place].time_us, 1e-9) / 1e3
-        return algorithm, algorithm * self.case.bus_factor
+        algorithm = self.call.nbytes / max(self.ours[place].time_us, 1e-9) / 1e3
+        return algorithm, algorithm * self.call.bus_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +77,9 @@ class Columns:
 
     def row(self, row: Row) -> str:
         """One line."""
-        case = row.case
-        text = f"{case.size:12d}  {case.count:12d}  {case.type_name:>8}  {case.op or 'none':>6}  {case.root:6d}"
+        call = row.call
+        text = f"{call.nbytes:12d}  {call.counts[0]:12d}  {type_name(call.dtype):>8}  {call.op or 'none':>6}"
+        text += f"  {call.root:6d}"
         for place, ours in enumerate(row.ours):
             algorithm, bus = row.bandwidth(place)
             wrong = "   N/A" if ours.wrong is None else f"{ours.wrong:6g}"
@@ -130,14 +123,17 @@ def omb_header(collective: str, peers: Sequence[str]) -> list[str]:
     """OMB's title and column names."""
     extra = "".join(f"{peer + ' Latency(us)':>20}{'Ratio':>12}" for peer in peers)
     names = f"{'# Size':<10}{'Avg Latency(us)':>20}{'Min Latency(us)':>20}{'Max Latency(us)':>20}{'Iterations':>12}"
-    return [f"# blinkmpi {OMB_NAMES[collective]} Latency Test", f"{names}{'Validation':>20}{extra}"]
+    return [
+        f"# blinkmpi {METHODS[collective].removesuffix('_block')} Latency Test",
+        f"{names}{'Validation':>20}{extra}",
+    ]
 
 
 def omb_row(row: Row, peers: Sequence[str]) -> str:
     """OMB's line: mean over the iterations out of place, then average, minimum, maximum over the ranks."""
     ours = row.ours[0]
     ranks = ours.by_rank_us
-    text = f"{row.case.size:<10d}{sum(ranks) / len(ranks):20.2f}{min(ranks):20.2f}{max(ranks):20.2f}"
+    text = f"{row.call.nbytes:<10d}{sum(ranks) / len(ranks):20.2f}{min(ranks):20.2f}{max(ranks):20.2f}"
     validation = "-" if ours.wrong is None else "Fail" if ours.wrong or row.ours[1].wrong else "Pass"
     text += f"{ours.iterations:12d}{validation:>20}"
     for peer in peers:

@@ -1,9 +1,9 @@
-"""Run one row on GPU memory: calls on one stream between two events, the libraries in turn.
+"""Time one row on GPU memory: calls on one stream between two events, the contenders in turn.
 
 A repeat is a block of calls back to back, after one of MPI's barriers and one untimed call of the same library; its
 time per call is that of the slowest rank. Libraries alternate repeat by repeat, never at once. With ``-G`` the block
-is a CUDA graph that holds the calls and is launched several times. What the host pays to start a call is measured
-beside. CuPy comes in as ``xp``.
+is a CUDA graph that holds the calls and is launched several times. The time that the host takes to start a
+call is measured too. CuPy is the argument ``xp``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from ..program.call import Call
 from ..program.reduction import Array
-from .case import Case
-from .time_host import Buffers, Lane, Layout, Measured, Timing, check, gathered, our_call, ready, summary
+from .layout import Buffers, Layout
+from .timing import Contender, Timing, TimingResult, check, our_call, ready, summary, times_of_all_ranks
 
 REPEATS = 9
 BLOCK_SECONDS = 0.03
@@ -41,20 +42,20 @@ def calls_in_block(seconds: float, timing: Timing) -> int:
     return max(math.ceil(FEWEST_CALLS / launches), min(GRAPH_CALLS if timing.replays else MOST_CALLS, fit))
 
 
-class Gpu:
-    """This rank's GPU, its stream and the buffers of a run.
+class GpuTimer:
+    """Times calls on this rank's GPU: its stream, and the buffers of a run.
 
     Args:
         comm: our communicator, which has chosen the GPU; its ``empty`` gives symmetric memory.
         symmetric: whether the buffers are such memory (``-R 2``), or plain (``-R 0``).
     """
 
-    def __init__(self, xp: Any, comm: Any, cases: Sequence[Case], *, unalign: int, symmetric: bool) -> None:
+    def __init__(self, xp: Any, comm: Any, calls: Sequence[Call], *, unalign: int, symmetric: bool) -> None:
         self.xp, self.comm = xp, comm
         self.stream = xp.cuda.Stream(non_blocking=True)
         with self.stream:
             self.buffers = Buffers(
-                cases, unalign=unalign, xp=xp, allocate=self._symmetric if symmetric else self._plain
+                calls, unalign=unalign, xp=xp, allocate=self._symmetric if symmetric else self._plain
             )
             self.stream.synchronize()
 
@@ -64,25 +65,31 @@ class Gpu:
     def _plain(self, nbytes: int) -> Any:
         return self.xp.empty(nbytes, np.uint8)
 
-    def lane(self, layout: Layout, *, persistent: bool) -> Lane:
+    def contender(self, layout: Layout, *, persistent: bool) -> Contender:
         """Our call: with ``persistent`` MPI's persistent request, started anew each time."""
         if not persistent:
-            call = our_call(self.comm, layout)
-            return Lane(layout, lambda stream: call(stream=stream))
+            run = our_call(self.comm, layout)
+            return Contender(layout, lambda stream: run(stream=stream))
         start = our_call(self.comm, layout, suffix="_init")(stream=self.stream).Start
-        return Lane(layout, lambda _: start())
+        return Contender(layout, lambda _: start())
 
-    def measure(self, world: Any, mpi: Any, lanes: Sequence[Lane], timing: Timing) -> list[Measured]:
+    def measure(self, world: Any, mpi: Any, contenders: Sequence[Contender], timing: Timing) -> list[TimingResult]:
         """Time the libraries in turn, then check each; collective over ``world``."""
         with self.stream:
-            for lane in lanes:
-                ready(lane.layout)
-            calls = calls_in_block(max(self._trial(world, mpi, lane, timing) for lane in lanes), timing)
-            blocks = [self._block(lane.call, calls, timing) for lane in lanes]
+            for contender in contenders:
+                ready(contender.layout)
+            calls = calls_in_block(max(self._trial(world, mpi, contender, timing) for contender in contenders), timing)
+            blocks = [self._block(contender.run, calls, timing) for contender in contenders]
             device, host = self._time(world, blocks)
-            wrong = [check(world, lane.layout, self._checked(lane, timing), timing.checks) for lane in lanes]
+            wrong = [
+                check(world, contender.layout, self._checked(contender, timing), timing.checks)
+                for contender in contenders
+            ]
         each = calls * max(1, timing.replays)
-        on_device, on_host = gathered(world, device) * (1e6 / each), gathered(world, host) * (1e6 / each)
+        on_device, on_host = (
+            times_of_all_ranks(world, device) * (1e6 / each),
+            times_of_all_ranks(world, host) * (1e6 / each),
+        )
         reported = on_host if timing.cpu_time else on_device
         return [
             summary(
@@ -91,18 +98,18 @@ class Gpu:
                 timing.average,
                 calls=each,
                 host_us=median(on_host[:, i].max(axis=0).tolist()),
-                note=lane.note,
+                note=contender.note,
             )
-            for i, lane in enumerate(lanes)
+            for i, contender in enumerate(contenders)
         ]
 
-    def _trial(self, world: Any, mpi: Any, lane: Lane, timing: Timing) -> float:
+    def _trial(self, world: Any, mpi: Any, contender: Contender, timing: Timing) -> float:
         """Warm up; seconds of one call of the slowest rank."""
         for _ in range(max(1, timing.warmup)):
-            lane.call(self.stream)
+            contender.run(self.stream)
         start = self.stream.record()
         for _ in range(TRIAL_CALLS):
-            lane.call(self.stream)
+            contender.run(self.stream)
         return float(world.allreduce(self._elapsed(start), op=mpi.MAX)) / TRIAL_CALLS
 
     def _elapsed(self, start: Any) -> float:
@@ -111,16 +118,16 @@ class Gpu:
         end.synchronize()
         return float(self.xp.cuda.get_elapsed_time(start, end)) / 1e3
 
-    def _block(self, call: Callable[[Any], Any], calls: int, timing: Timing) -> tuple[Callable[[], None], ...]:
+    def _block(self, run: Callable[[Any], Any], calls: int, timing: Timing) -> tuple[Callable[[], None], ...]:
         """(what a repeat runs once untimed, what it times)."""
         stream = self.stream
 
         def one() -> None:
-            call(stream)
+            run(stream)
 
         def many() -> None:
             for _ in range(calls):
-                call(stream)
+                run(stream)
                 if timing.blocking:
                     stream.synchronize()
 
@@ -166,20 +173,20 @@ class Gpu:
                 gc.enable()
         return device, host
 
-    def _checked(self, lane: Lane, timing: Timing) -> Callable[[], None]:
+    def _checked(self, contender: Contender, timing: Timing) -> Callable[[], None]:
         """One call, in a graph if the timed ones are, until its result is there."""
         stream = self.stream
         if timing.replays:
-            graph = self._captured(lambda: lane.call(stream))
+            graph = self._captured(lambda: contender.run(stream))
 
-        def call() -> None:
+        def run() -> None:
             if timing.replays:
                 graph.launch(stream)
             else:
-                lane.call(stream)
+                contender.run(stream)
             stream.synchronize()
 
-        return call
+        return run
 
 
 def no_room(xp: Any, need: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The command ``doctor``: all ranks look, rank 0 judges and prints, the exit code is the job's."""
+"""The command ``doctor``: all ranks collect facts, rank 0 judges them and prints, and its exit code is the job's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from types import ModuleType
 from typing import Any
 
 from ..doctor.diagnosis import judge
-from ..doctor.examination import clock_skew, decode, encode, find_mpirun, look, mpi_facts, own_gpu, self_test, try_pairs
-from ..doctor.report import Report, Seen
+from ..doctor.examination import (
+    clock_skew,
+    decode,
+    encode,
+    examine,
+    mpi_facts,
+    own_gpu,
+    self_test,
+    try_pairs,
+)
+from ..doctor.report import RankFacts, Report
 from ..topology.gather import exchange, this_process
+from ..util.launcher import find_mpirun
 from .output import show
 
 
@@ -25,11 +35,11 @@ def add_doctor(sub: Any) -> None:
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Look on every rank that mpirun started (or here alone), print on rank 0; 1 if something fails."""
+    """Examine every rank that mpirun started (or this process alone), print on rank 0; 1 if something fails."""
     mpi, lost = _mpi()
     if mpi is None:
         part = this_process()
-        return _print(args, judge([look(part, rank=0, mpi=None, no_mpi=lost, gpu=own_gpu(0))]))
+        return _print(args, judge([examine(part, rank=0, mpi=None, no_mpi=lost, gpu=own_gpu(0))]))
     world = mpi.COMM_WORLD.Dup()
     node = world.Split_type(mpi.COMM_TYPE_SHARED)
     try:
@@ -59,8 +69,8 @@ def _mpi() -> tuple[ModuleType | None, str]:
     return MPI, ""
 
 
-def _all(mpi: Any, world: Any, node: Any) -> list[Seen]:
-    """What all ranks see; collective."""
+def _all(mpi: Any, world: Any, node: Any) -> list[RankFacts]:
+    """The facts of all ranks; collective."""
     import mpi4py
 
     parts = exchange(world, node, measure=False)
@@ -70,7 +80,7 @@ def _all(mpi: Any, world: Any, node: Any) -> list[Seen]:
     pairs = try_pairs(world, place, gpu)
     skew = clock_skew(world)
     facts = mpi_facts(mpi, mpi4py.__version__)
-    own = look(part, rank=world.rank, mpi=facts, skew_s=skew, gpu=gpu, pairs=pairs, place=place)
+    own = examine(part, rank=world.rank, mpi=facts, skew_s=skew, gpu=gpu, pairs=pairs, place=place)
     return [decode(text) for text in world.allgather(encode(own))]
 
 

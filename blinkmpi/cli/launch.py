@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..doctor.examination import find_mpirun
 from ..errors import ArgumentError
 from ..launch.allocation import allocation, scheduler_of
 from ..launch.command import BINDINGS, LAUNCHERS, PMIS, Command, Job, Launcher, Pmi, command, exported, mpi_of
 from ..launch.hostfile import Dialect, Host, convert, dialect_of, parse, read, write
+from ..util.launcher import find_mpirun
 from . import output as cli_out
 
 VERSION_SECONDS = 20.0

@@ -1,7 +1,7 @@
 """The command line: ``blinkmpi topo | plan | explain | simulate | subsets | doctor | bench | tune | launch | plot``.
 
-A command answers from a machine in the catalogue or a file without MPI; without TOPOLOGY it asks the ranks that
-``mpirun`` started (one alone, without it). Rank 0 prints, and its exit code is the job's.
+With TOPOLOGY, a machine of the catalogue or a file, a command needs no MPI. Without it, the command asks the ranks that
+``mpirun`` started (this process alone without ``mpirun``). Rank 0 prints, and its exit code is the job's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from ..bench.case import OP_NAMES, case_of, count_wrong, dtype_named, fill, parse_size
+from ..bench.nccl_tests import OP_NAMES, call_of_size, dtype_named
+from ..bench.verification import count_wrong, fill
 from ..errors import ArgumentError, BlinkError
-from ..planning.explain import explanation, link_text, ranks_text, size_text, time_text
+from ..planning.explain import explanation, link_text
 from ..planning.selection import choose, make_plan, program_for
 from ..program.call import REDUCTIONS, Call, collective_named
 from ..program.cost_model import price
@@ -27,16 +28,15 @@ from ..program.ir import Program
 from ..program.reduction import dtype_of
 from ..topology.importers import load, modify
 from ..topology.model import Topology
-from ..trees.tree import COLLECTIVES, ROOTED
+from ..trees.tree import COLLECTIVES
 from ..util.codec import plain
+from ..util.text import parse_size, plural, size_text, time_text
 from . import doctor as cli_doctor
 from . import launch as cli_launch
 from . import plan as cli_trees
 from . import topo as cli_topo
 from . import tune as cli_tune
-from .output import RANK_VARIABLES, own_rank, show
-
-__all__ = ["RANK_VARIABLES", "main"]
+from .output import own_rank, show
 
 RUN_BYTES = 16 << 20  # vectors up to here are really run by `simulate`, for all ranks in this process
 BUSIEST = 8
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "tune":
             return cli_tune.tune(args, _world())
         if args.command == "plot":
-            from ..bench.sweep.plot_sizes import draw
+            from ..bench.plot_sizes import draw
 
             draw(args.results, args.output, in_place=args.in_place)
             return 0
@@ -165,7 +165,7 @@ def _changed(args: argparse.Namespace, topology: Topology) -> Topology:
 
 
 def _live(args: argparse.Namespace) -> int:
-    """Gather the machine on all ranks, run the command on rank 0, and end everywhere as it ended."""
+    """Gather the machine on all ranks, run the command on rank 0, and give every rank its exit code."""
     world = _world()
     from mpi4py import MPI
 
@@ -226,7 +226,7 @@ def _simulate(args: argparse.Namespace, topology: Topology, live: bool) -> int:
     program = program_for(plan, call, choose(plan, call))
     cost = price(program, packing, topology)
     small = 0 < call.nbytes <= RUN_BYTES
-    wrong = _run(args, program) if small else None
+    wrong = _run(program) if small else None
     if args.json:
         busy = [{"src": s, "dst": d, "kind": k, "seconds": t} for s, d, k, t in cost.busy]
         body = {"format": "blinkmpi.simulation", "version": 1, "machine": topology.name, "call": plain(call),
@@ -246,7 +246,7 @@ def _simulate(args: argparse.Namespace, topology: Topology, live: bool) -> int:
     rows = [(link_text(topology, s, d, k), t / cost.seconds) for s, d, k, t in busiest[:BUSIEST]]
     facts = {
         "call": f"{call.collective} of {size_text(call.nbytes)}, {call.dtype} {call.op}".rstrip(),
-        "on": f"{ranks_text(topology.n)} of {topology.name}, scheme {packing.scheme}",
+        "on": f"{plural(topology.n, 'rank')} of {topology.name}, scheme {packing.scheme}",
         "result": result,
         "predicted": time_text(cost.seconds) if cost.seconds else "nothing travels",
         "algbw": f"{cost.algbw:.4g} GB/s" + (f" of {float(packing.bound / 1000):.4g} possible" if cost.algbw else ""),
@@ -256,12 +256,11 @@ def _simulate(args: argparse.Namespace, topology: Topology, live: bool) -> int:
     return int(bool(wrong))
 
 
-def _run(args: argparse.Namespace, program: Program) -> int:
+def _run(program: Program) -> int:
     """Run ``program`` on every rank's data; the number of wrong elements."""
     import numpy as np
 
     call = program.call
-    case = case_of(call.collective, call.n, parse_size(args.bytes), call.dtype, args.op, max(call.root, 0))
     sends = []
     for rank in range(call.n):
         data = np.empty(call.send_count, dtype_of(call.dtype)) if call.sends(rank) else None
@@ -269,7 +268,7 @@ def _run(args: argparse.Namespace, program: Program) -> int:
             fill(data, rank, call.dtype)
         sends.append(data)
     results = run(program, sends)
-    return sum(count_wrong(case, r, got) for r, got in enumerate(results) if got is not None)
+    return sum(count_wrong(call, r, got) for r, got in enumerate(results) if got is not None)
 
 
 def _call(args: argparse.Namespace, topology: Topology) -> Call:
@@ -279,12 +278,10 @@ def _call(args: argparse.Namespace, topology: Topology) -> Call:
         raise ArgumentError(f"root {args.root}: {topology.name} has ranks 0..{topology.n - 1}; choose one of these")
     if collective in REDUCTIONS and args.op not in OP_NAMES:
         raise ArgumentError(f"op {args.op!r}: expected one of {', '.join(OP_NAMES)}; choose one of these")
-    root = args.root if collective in ROOTED else -1
     if collective == "barrier":
         return Call("barrier", topology.n, (0,), "int8")
-    case = case_of(collective, topology.n, parse_size(args.bytes), dtype_named(args.dtype), args.op, max(root, 0))
-    counts = (case.count,) * (topology.n if collective == "reduce_scatter" else 1)
-    return Call(collective, topology.n, counts, case.dtype, case.op, root)
+    nbytes, dtype = parse_size(args.bytes), dtype_named(args.dtype)
+    return call_of_size(collective, topology.n, nbytes, dtype, args.op, args.root)
 
 
 def _cpu(topology: Topology) -> bool:

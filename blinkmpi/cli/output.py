@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError
-
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+from ..util.launcher import launched_rank
 
 
 def own_rank() -> int:
     """This process's rank, from the launcher, so that a machine from a file needs no MPI."""
-    return int(next((os.environ[v] for v in RANK_VARIABLES if v in os.environ), "0"))
+    return launched_rank(os.environ) or 0
 
 
 def write(path: str, text: str) -> None:

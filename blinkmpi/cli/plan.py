@@ -1,4 +1,4 @@
-"""The commands about trees: ``plan`` one machine, list its ``subsets``. Rank 0 alone comes here."""
+"""The commands about trees: ``plan`` one machine, list its ``subsets``. Only rank 0 runs this."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from ..bench.case import parse_size
 from ..errors import ArgumentError
 from ..planning.explain import depth_of, shares
 from ..planning.selection import make_plan
@@ -21,6 +20,7 @@ from ..topology.model import Topology
 from ..trees import COLLECTIVES, MethodOptions, Packing, extra_methods, pack, pareto
 from ..trees.cluster.hierarchy import hierarchy
 from ..util.codec import plain
+from ..util.text import parse_size
 from .output import show, write
 
 Found = list[tuple[Packing, float]]  # with the seconds that planning took
@@ -50,7 +50,7 @@ def whole(text: str) -> int:
         raise ArgumentError(f"{text!r} is no whole number; write 4, for example") from error
 
 
-class Knob(NamedTuple):
+class KnobFlag(NamedTuple):
     """A flag of ``plan`` that some methods read; without ``--method`` the first of them is taken."""
 
     flag: str
@@ -60,12 +60,12 @@ class Knob(NamedTuple):
 
 
 KNOBS = {
-    "epsilon": Knob("--epsilon", fraction, ("mwu", "mwu+ilp"), "stop within this part of the best rate: 1/20"),
-    "loss": Knob("--loss", fraction, ("mwu+ilp",), "the part of the rate to give up for fewer trees: 0.05"),
-    "max_trees": Knob("--max-trees", whole, ("few",), "at most so many trees"),
-    "max_depth": Knob("--max-depth", whole, ("few",), "trees of at most so many hops"),
-    "nbytes": Knob("--bytes", parse_size, ("hybrid",), "the vector to split between two kinds of links"),
-    "switch_seconds": Knob("--switch-seconds", fraction, ("hybrid",), "how long the slow links take to start"),
+    "epsilon": KnobFlag("--epsilon", fraction, ("mwu", "mwu+ilp"), "stop within this part of the best rate: 1/20"),
+    "loss": KnobFlag("--loss", fraction, ("mwu+ilp",), "the part of the rate to give up for fewer trees: 0.05"),
+    "max_trees": KnobFlag("--max-trees", whole, ("few",), "at most so many trees"),
+    "max_depth": KnobFlag("--max-depth", whole, ("few",), "trees of at most so many hops"),
+    "nbytes": KnobFlag("--bytes", parse_size, ("hybrid",), "the vector to split between two kinds of links"),
+    "switch_seconds": KnobFlag("--switch-seconds", fraction, ("hybrid",), "how long the slow links take to start"),
 }
 
 
@@ -96,7 +96,7 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
         raise ArgumentError(f"{'--pareto' if args.pareto else '--plot'} is for one collective; add --collective")
     method, options = _method(args)
     if args.plot:
-        from ..plot.trees import check_target
+        from ..plot.figure import check_target
 
         check_target(args.plot)
     if args.output:
@@ -147,7 +147,7 @@ def _hierarchy(args: argparse.Namespace, topology: Topology) -> int:
 
 
 def _method(args: argparse.Namespace) -> tuple[str, MethodOptions]:
-    """The method, and what it is told.
+    """The method and its parameters.
 
     Raises:
         ArgumentError: for a flag that the method does not read.
@@ -241,7 +241,7 @@ def report(packing: Packing, seconds: float | None = None) -> dict[str, Any]:
 def subsets(args: argparse.Namespace, topology: Topology) -> int:
     """List the connected subsets, print, write, draw."""
     if args.plot:
-        from ..plot.trees import check_target
+        from ..plot.figure import check_target
 
         check_target(args.plot)
     pcie_mbps = int(fraction(args.pcie) * 1000)
@@ -265,7 +265,7 @@ def subsets(args: argparse.Namespace, topology: Topology) -> int:
 
 
 def _with_bar(some: Sequence[Allocations]) -> Iterable[Allocations]:
-    """The same, with a progress bar where somebody watches."""
+    """The same, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         return some
     from rich.console import Console

@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..doctor.report import Report
-from ..planning.explain import depth_of, gap_text, ranks_text, shares, time_text
+from ..planning.explain import depth_of, gap_text, shares
 from ..planning.subsets import Spread, Subset, by_size, summary
 from ..topology.model import Topology
 from ..trees.cluster.phases import Hierarchy
 from ..trees.tree import Packing, Tree
+from ..util.text import plural, time_text
 
 BAR = 30
 
@@ -47,7 +48,7 @@ def packings(
         proofs.add_row(f" {name}", p.certificate.text)
     links = sorted({p.links for p, _ in found} - {""})
     total = sum(seconds for _, seconds in found)
-    title = Text(f"{topology.name}, {ranks_text(topology.n)}, over {', '.join(links) or 'no links'}", "bold")
+    title = Text(f"{topology.name}, {plural(topology.n, 'rank')}, over {', '.join(links) or 'no links'}", "bold")
     rest = [Text(f" not by this method: {', '.join(left_out)}", "dim")] if left_out else []
     return Group(
         title,
@@ -79,7 +80,7 @@ def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
         weight = "-" if p.certificate.kind == "trivial" else f"{float(tree.weight / 1000):.4g}"
         table.add_row(str(i), str(share), weight, str(tree.depth), str(tree.root), edges_text(tree))
     where = f" from rank {p.root}" if p.root >= 0 else ""
-    title = Text(f"{p.collective}{where}, {ranks_text(p.n)} on {topology.name}\n", "bold")
+    title = Text(f"{p.collective}{where}, {plural(p.n, 'rank')} on {topology.name}\n", "bold")
     return Group(title, head, Text(), table)
 
 
@@ -94,7 +95,7 @@ def hierarchy(h: Hierarchy, topology: Topology, seconds: float) -> RenderableTyp
         trees = sum(len(p.trees) for p in box.packings)
         kinds = ", ".join(sorted({p.links for p in box.packings} - {""})) or "no links"
         loads = len({share.roots[i] for share in h.shares})
-        head.add_row(f"box {box.node}", f"{ranks_text(len(box.ranks))}, {trees} trees over {kinds}, {loads} roots")
+        head.add_row(f"box {box.node}", f"{plural(len(box.ranks), 'rank')}, {trees} trees over {kinds}, {loads} roots")
     head.add_row("planned in", time_text(seconds))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("share", "part", "GB/s"):
@@ -104,7 +105,7 @@ def hierarchy(h: Hierarchy, topology: Topology, seconds: float) -> RenderableTyp
         roots = [share.roots[share.hub], *(r for at, r in enumerate(share.roots) if at != share.hub)]
         names = " <> ".join(topology.vertex_label(r) for r in roots)
         table.add_row(str(i), str(share.fraction), f"{float(share.fraction * h.rate / 1000):.4g}", names)
-    title = Text(f"{h.collective} in three phases, {ranks_text(h.n)} on {topology.name}\n", "bold")
+    title = Text(f"{h.collective} in three phases, {plural(h.n, 'rank')} on {topology.name}\n", "bold")
     return Group(title, head, Text(), table)
 
 
@@ -119,7 +120,7 @@ def front(found: Sequence[Packing], best: Packing, topology: Topology) -> Render
         row = str(len(p.trees)), str(depth_of(p)), f"{float(p.rate / 1000):.4g}"
         table.add_row(*row, part, _counted(map(str, shares(p))))
     where = f" from rank {best.root}" if best.root >= 0 else ""
-    title = Text(f"{best.collective}{where}, {ranks_text(best.n)} on {topology.name}: few, shallow, fast", "bold")
+    title = Text(f"{best.collective}{where}, {plural(best.n, 'rank')} on {topology.name}: few, shallow, fast", "bold")
     chosen = f"method {best.reason.partition(': ')[0]} takes {len(best.trees)} trees, depth {depth_of(best)}, "
     rate = f"{float(best.rate / 1000):.4g} of {float(best.bound / 1000):.4g} GB/s"
     return Group(title, table, Text(f" {chosen}{rate}", "dim"))
@@ -164,7 +165,7 @@ def subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int) -> Rend
 
 
 def compared(names: Sequence[str], heads: Sequence[str], rows: Sequence[tuple[str, ...]]) -> RenderableType:
-    """One row a difference; what is missing on a side is a dash."""
+    """One row for each difference; a dash stands for what a side lacks."""
     if not rows:
         return Text.assemble((f"{names[0]} and {names[1]}: ", "bold"), ("no difference", "green"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -184,25 +185,25 @@ STATES = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "b
 
 
 def doctor(report: Report) -> RenderableType:
-    """One row a finding, its remedy under it; the verdict last."""
+    """One row for each finding, with its remedy below; the verdict last."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    for line in report.lines:
+    for line in report.findings:
         word, colour = STATES[line.state]
         text = Text(line.evidence, "dim" if line.state == "n/a" else "")
         table.add_row(Text(word, colour), line.check, text)
         if line.remedy:
             table.add_row("", "", Text(f"-> {line.remedy}", "cyan"))
-    counts = {state: sum(line.state == state for line in report.lines) for state in STATES}
+    counts = {state: sum(line.state == state for line in report.findings) for state in STATES}
     found = ", ".join(
         f"{counts[state]} {word}" for state, word in (("fail", "failed"), ("warn", "to look at")) if counts[state]
     )
     verdict = Text("a job would run here" if report.healthy else "a job would not run well here",
                    "bold green" if report.healthy else "bold red")  # fmt: skip
     tail = Text(f" ({found})" if found else "", "")
-    return Group(Text(f"blinkmpi doctor, {ranks_text(report.ranks)}\n", "bold"), table, Text(), verdict + tail)
+    return Group(Text(f"blinkmpi doctor, {plural(report.ranks, 'rank')}\n", "bold"), table, Text(), verdict + tail)
 
 
 def _counted(words: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The commands that show and compare without planning: ``topo``, ``topo --diff``, ``plan --diff``. Rank 0 alone."""
+"""The commands ``topo`` (with ``--diff`` and ``--measure``) and ``plan --diff``, which plan nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ..doctor.examination import own_gpu
 from ..errors import ArgumentError
@@ -26,6 +25,7 @@ from ..topology.network_rate import MessagingComm
 from ..topology.probe import Nvml, probe, probe_all
 from ..util.cache_folder import cache_dir, keep
 from ..util.codec import plain
+from ..util.progress import StderrBar
 from ..util.settings import read
 from ..util.together import Comm
 from .output import show, write
@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace, world: Any, node: Comm) -> int:
     before = kept(world, machine, facts, cache_dir()) if gpu and args.measure == "kept" else None
     path = ""
     if before is None:
-        with _Progress(world.rank == 0) as bar:
+        with _MeasureProgress(shown=world.rank == 0) as bar:
             if gpu is None:
                 found = document(machine, measure_memory(world, node, bar.say), "", {})
             else:
@@ -114,38 +114,16 @@ def measure(args: argparse.Namespace, world: Any, node: Comm) -> int:
     return 0
 
 
-class _Progress:
-    """Where measuring is: a bar on a terminal, else a line for every tenth; on rank 0's stderr."""
+class _MeasureProgress(StderrBar):
+    """The progress of measuring on rank 0's stderr: a bar on a terminal, else a line for every tenth."""
 
-    def __init__(self, shown: bool) -> None:
-        self.shown, self.tenths = shown, -1
-        self.bar: Any = None
-        self.task: Any = None
-
-    def __enter__(self) -> Self:
-        if self.shown and sys.stderr.isatty():
-            from rich import progress
-            from rich.console import Console
-
-            console = Console(stderr=True, highlight=False)
-            self.bar = progress.Progress(
-                progress.TextColumn("measuring"), progress.BarColumn(), progress.MofNCompleteColumn(),
-                progress.TimeElapsedColumn(), progress.TextColumn("{task.description}", markup=False),
-                console=console, transient=True,
-            )  # fmt: skip
-            self.bar.start()
-            self.task = self.bar.add_task("", total=None)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+    tenths = -1
 
     def say(self, done: int, total: int, text: str) -> None:
-        """So many of so many stages are done; the next is this."""
+        """Show that ``done`` of ``total`` traffic patterns are done, and which comes next."""
         tenths = 10 * done // total
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, total=total, description=text)
+            self.update(completed=done, total=total, description=f"measuring {text}")
         elif self.shown and tenths > self.tenths:
             self.tenths = tenths
             print(f"measuring [{'#' * tenths}{'.' * (10 - tenths)}] {done}/{total} {text}", file=sys.stderr, flush=True)
@@ -193,7 +171,7 @@ def plan_diff(args: argparse.Namespace) -> int:
 
 
 def _brief(found: Sequence[PlanDifference]) -> list[tuple[str, ...]]:
-    """Without trees and links; what is the same from several roots is said once."""
+    """The rows without trees and links; roots with the same difference share a row."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for d in found:
         name, _, root = d.collective.partition(" from ")

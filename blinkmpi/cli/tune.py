@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..bench.case import parse_size
-from ..planning.tuned_table import Table, file_of, read
+from ..planning.tuned_table import TunedTable, file_of, read
 from ..program.call import collective_named
 from ..trees.tree import COLLECTIVES
 from ..util.cache_folder import cache_dir, keep
+from ..util.text import parse_size
 
 TUNED = tuple(c for c in COLLECTIVES if c != "barrier")
 
@@ -49,7 +49,7 @@ def tune(args: argparse.Namespace, world: Any) -> int:
         rules = measure(comm, names, sizes=sizes, say=say)
         if world.rank == 0:
             path = Path(args.output) if args.output else file_of(cache_dir(), gpus.gpu.name, gpus.machine)
-            fresh = Table(
+            fresh = TunedTable(
                 gpus.gpu.name, gpus.machine.n, gpus.machine.name, datetime.date.today().isoformat(),
                 dict(gpus.gpu.versions), (),
             )  # fmt: skip

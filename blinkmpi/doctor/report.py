@@ -1,9 +1,11 @@
-"""What ranks saw and what the doctor finds, as values; and the words that findings are made of."""
+"""The doctor's values: the facts of a rank, a finding, and the report of all findings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
+
+import msgspec
 
 from ..topology.gpu import GpuFacts, Unknown
 from ..util.codec import Value, dumps
@@ -12,7 +14,7 @@ FORMAT_VERSION = 1
 State = Literal["ok", "warn", "fail", "n/a"]
 
 
-class Line(Value, frozen=True):
+class Finding(Value, frozen=True):
     """One finding. The remedy is empty where nothing needs one."""
 
     check: str
@@ -21,8 +23,8 @@ class Line(Value, frozen=True):
     remedy: str = ""
 
 
-class Mpi(Value, frozen=True):
-    """The MPI library of this process and how the process came to be."""
+class MpiFacts(Value, frozen=True):
+    """The MPI library of this process, and what started the process."""
 
     implementation: str
     standard: str
@@ -32,26 +34,26 @@ class Mpi(Value, frozen=True):
     launcher: str
     launched: int
     size: int
-    cuda: tuple[tuple[str, str], ...] = ()  # rungs of the ladder and their answers
+    cuda: tuple[tuple[str, str], ...] = ()  # each hint at CUDA-awareness, with what it says
 
 
 class SelfTest(Value, frozen=True):
-    """What became of the child job that handed GPU memory to MPI: its exit status and last words."""
+    """The child job that passes GPU memory to MPI: whether it ran, whether data arrived, and how it ended."""
 
     ran: bool
     right: bool
     words: str
 
 
-class Pair(Value, frozen=True):
+class PeerAccess(Value, frozen=True):
     """Whether this rank opened a peer's GPU memory; an empty error is success."""
 
     peer: int
     error: str
 
 
-class Seen(Value, frozen=True):
-    """What one rank sees."""
+class RankFacts(Value, frozen=True):
+    """The facts of one rank."""
 
     rank: int
     host: str
@@ -70,8 +72,8 @@ class Seen(Value, frozen=True):
     gpus_here: tuple[str, ...]  # PCI ids that NVML shows
     no_gpu: str  # why this rank has no CUDA device
     gpu: GpuFacts | None = None
-    pairs: tuple[Pair, ...] = ()
-    mpi: Mpi | None = None
+    pairs: tuple[PeerAccess, ...] = ()
+    mpi: MpiFacts | None = None
     no_mpi: str = ""
 
 
@@ -79,38 +81,26 @@ class Report(Value, frozen=True):
     """All findings of a job."""
 
     ranks: int
-    lines: tuple[Line, ...]
+    findings: tuple[Finding, ...] = msgspec.field(name="lines")  # its name in the JSON
 
     @property
     def healthy(self) -> bool:
         """Whether nothing failed."""
-        return all(line.state != "fail" for line in self.lines)
+        return all(finding.state != "fail" for finding in self.findings)
 
     def to_json(self) -> str:
         """The document of ``doctor --json``."""
         return dumps(self, kind="doctor", version=FORMAT_VERSION)
 
 
-Lines = Iterator[Line]
+Findings = Iterator[Finding]
 
 
-def groups(seen: Sequence[Seen], of: Callable[[Seen], str]) -> dict[str, list[int]]:
-    """Ranks by what they say."""
+def groups(seen: Sequence[RankFacts], of: Callable[[RankFacts], str]) -> dict[str, list[int]]:
+    """Ranks by what ``of`` says of each."""
     found: dict[str, list[int]] = {}
     for s in seen:
         ranks = found.setdefault(of(s), [])
         if s.rank not in ranks:
             ranks.append(s.rank)
     return found
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-7``, ``ranks 0,2``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    whole = list(ranks) == list(range(ranks[0], ranks[-1] + 1))
-    return "ranks " + (f"{ranks[0]}-{ranks[-1]}" if whole else ",".join(map(str, ranks)))
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,1 +1,1 @@
-"""What the machine really does: links measured, selection tables tuned."""
+"""Measurements of the machine: the rates of its links, and tuned selection tables."""

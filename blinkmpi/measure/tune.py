@@ -1,12 +1,10 @@
 """Measure which scheme, protocol, chunk and number of CTAs is fastest here, and keep the table (``blinkmpi tune``).
 
-Every candidate runs in a CUDA graph, so that the host's share does not count;
-a time is the median of repeats, each the maximum over ranks, and the candidates
-of a size take turns; those close to the fastest are measured again, longer. Where
-neighbouring sizes have different winners, sizes between them are measured too,
-down to a factor of two, so that no row rests on a size far from it. The table lies in
-the cache folder under the machine's fingerprint and the GPUs' name; rank 0 reads
-it when a Communicator is made.
+Every candidate runs in a CUDA graph, so that the host's part does not count. A time is the median of repeats, each the
+maximum over ranks. The candidates of a size take turns, and those close to the fastest are measured again, longer.
+Where neighbouring sizes have different winners, sizes between them are measured too, down to a factor of two, so that
+no row rests on a size far from it. The table lies in the cache folder under the GPUs' name and a digest of their links;
+rank 0 reads it when a Communicator is made.
 """
 
 from __future__ import annotations
@@ -20,15 +18,15 @@ from msgspec.structs import replace
 
 from ..communicator import Communicator
 from ..errors import DeviceError
-from ..planning.defaults import GPU_SLOTS, LINES, by_nvlink
+from ..planning.defaults import GPU_SLOTS, LL128, by_nvlink
 from ..planning.plan import Rule
-from ..program.call import BLOCKED, REDUCTIONS, Call
-from ..program.reduction import dtype_of
+from ..program.call import Call
 from ..runtime.cuda_context import MEASURED, CudaContext
+from ..runtime.inspection import call_of
 from ..transport.cuda.device import cupy
 from ..transport.cuda.packets import PROTOCOLS as PACKETS
 from ..transport.cuda.packets import fits
-from ..trees.tree import ROOTED, Collective
+from ..trees.tree import Collective
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = tuple(1 << k for k in range(10, 31, 2))
@@ -41,7 +39,7 @@ FINEST = 2  # the factor between sizes with different winners
 BATCH_S = 0.004  # of one repeat
 CTAS = (16, 32, 64, 128)
 CHUNKS = (32 * KIB, 128 * KIB, 512 * KIB)
-HALVED_FROM = 8 * MIB  # two kernels cost a few us more than one
+RS_AG_TRIED_FROM = 8 * MIB  # two kernels cost a few us more than one
 
 
 def tune(
@@ -74,21 +72,21 @@ def tune(
 
 def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[Rule]:
     """What could carry a call: every protocol of the one-hop scheme, and every scheme through slots."""
-    nbytes = call.total * dtype_of(call.dtype).itemsize
+    nbytes = call.nbytes
     schemes = gpus.plans.schemes(call.collective, call.root)
     base = Rule(call.collective, 0, schemes[0], *GPU_SLOTS, registered=registered)
     if schemes[0] == "onehop" and not gpus.emulated:
         nvlink = by_nvlink(gpus.plans, gpus.machine, call.collective)
         for packets in PACKETS:
-            if fits(call, packets) and (nvlink or packets not in LINES):
+            if fits(call, packets) and (nvlink or packets not in LL128):
                 yield replace(base, protocol=packets)
         if registered:
             for ctas in CTAS:
                 if ctas * 4 * KIB <= nbytes or ctas == CTAS[0]:
                     yield replace(base, protocol="direct", ctas=ctas)
-    halved = gpus.plans.schemes("reduce_scatter", -1) if call.collective == "allreduce" and registered else ()
-    for scheme in schemes if nbytes >= HALVED_FROM and schemes[0] == "onehop" and not gpus.emulated else ():
-        if scheme in halved and scheme != "hybrid":
+    scattered = gpus.plans.schemes("reduce_scatter", -1) if call.collective == "allreduce" and registered else ()
+    for scheme in schemes if nbytes >= RS_AG_TRIED_FROM and schemes[0] == "onehop" and not gpus.emulated else ():
+        if scheme in scattered and scheme != "hybrid":
             yield from (replace(base, scheme=scheme, protocol="rs_ag", chunk_bytes=chunk) for chunk in CHUNKS)
     for scheme in schemes:
         for chunk in CHUNKS:
@@ -159,7 +157,7 @@ def _measured(
     among: Collection[Rule] = (),
 ) -> dict[Rule, float]:
     """Times of the candidates, or only of those ``among`` them, for so many bytes."""
-    call = _call(collective, trial.gpus, nbytes, dtype)
+    call = call_of(trial.gpus.machine.n, collective, nbytes, dtype, "sum", 0)
     rules = [r for r in candidates(trial.gpus, call, registered=registered) if not among or r in among]
     times = trial.times(call, rules, registered=registered)
     say(_line(collective, nbytes, registered, times))
@@ -190,7 +188,7 @@ class _Trial:
         """Seconds per call for each rule that the GPU has room for."""
         send, recv = self.buffers[registered]
         graphs: dict[Rule, tuple[Any, int]] = {}
-        rank, item = self.comm.rank, dtype_of(call.dtype).itemsize
+        rank, item = self.comm.rank, call.itemsize
         for rule in rules:
             try:
                 enqueue = self.gpus.trial(
@@ -229,15 +227,6 @@ class _Trial:
 
     def _count(self, enqueue: Callable[[], None]) -> int:
         return max(2, min(50, int(BATCH_S / max(self._once(enqueue), 1e-6))))
-
-
-def _call(collective: Collective, gpus: CudaContext, nbytes: int, dtype: str) -> Call:
-    n = gpus.machine.n
-    count = nbytes // dtype_of(dtype).itemsize
-    block = max(1, count // n) if collective in BLOCKED else count
-    counts = (block,) * (n if collective == "reduce_scatter" else 1)
-    op, root = "sum" if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1
-    return Call(collective, n, counts, dtype, op, root)
 
 
 def _line(collective: str, nbytes: int, registered: bool, times: dict[Rule, float]) -> str:

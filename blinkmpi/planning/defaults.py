@@ -28,7 +28,7 @@ PROTOCOLS = (
     "slots",
 )  # between GPUs over one hop
 TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on two GPUs"
-LINES = ("ll128_one_shot", "ll128_two_shot")  # of them, those that NVLink alone carries: a line stays whole on its way
+LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
 LINK_SLOTS = (128 * KIB, 4)
 MEMORY_SLOTS = (512 * KIB, 4)
@@ -152,7 +152,7 @@ def _schemes(plan: Plan, collective: Collective) -> list[str]:
 
 
 def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...], there: list[str]) -> list[str]:
-    """What ``wanted`` leaves of what is there, in the order of preference."""
+    """The schemes of ``there`` that ``wanted`` allows, in the order of preference."""
     banned = {s.removeprefix("^") for s in wanted if s.startswith("^")}
     asked = [s for s in wanted if not s.startswith("^")]
     unknown = (banned | set(asked)) - set(there)
@@ -207,7 +207,7 @@ def gpu_rules(
 ) -> list[Rule]:
     """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
     schemes = _schemes(plan, collective)
-    protocols = [protocol for protocol in PROTOCOLS if protocol not in LINES or by_nvlink(plan, topology, collective)]
+    protocols = [protocol for protocol in PROTOCOLS if protocol not in LL128 or by_nvlink(plan, topology, collective)]
     chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
     ctas = NODE_CTAS if gpus == "nodes" else 0
     onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1 and collective in PACKETS_BELOW
@@ -215,13 +215,13 @@ def gpu_rules(
         Rule(collective, at, scheme, chunk, depth, "", protocol, ctas, registered)
         for registered in ((False, True) if onehop else (False,))
         for at, scheme, protocol in (
-            _one_hop(collective, plan.n, registered=registered, lines=LINES[0] in protocols)
+            _one_hop(collective, plan.n, registered=registered, lines=LL128[0] in protocols)
             if onehop
             else [(0, schemes[0], SLOTS)]
         )
     ]
     if not wanted:
-        return [replace(r, reason=EXPECTED if r.protocol in LINES and plan.n > 2 else TRIED) for r in rows]
+        return [replace(r, reason=EXPECTED if r.protocol in LL128 and plan.n > 2 else TRIED) for r in rows]
     there = [*schemes, *(f"onehop/{protocol}" for protocol in protocols if onehop)]
     there += ["chain/rs_ag"] if onehop and collective == "allreduce" and "chain" in schemes else []
     first, _, protocol = _allowed(topology, collective, wanted, there)[0].partition("/")

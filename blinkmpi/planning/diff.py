@@ -1,4 +1,4 @@
-"""What differs between two plans: schemes, rates, trees and the load of links, for "what changed after the update?".
+"""The differences between two plans: schemes, rates, trees and the load of links.
 
 Pure data. Plans are compared collective by collective, root by root, scheme by scheme; trees as the multiset of their
 edges with their share of the vector.
@@ -21,7 +21,7 @@ Key = tuple[str, int, str]
 
 
 class PlanDifference(Value, frozen=True):
-    """One thing of one collective that is not the same; an empty text: not there at all."""
+    """One difference for one collective; an empty text means that this plan lacks it."""
 
     collective: str
     what: str

@@ -1,7 +1,7 @@
-"""Why a call runs as it does: scheme, trees, rate against bound, prediction, and what was rejected.
+"""Explain how a call runs and why: scheme, trees, rate against bound, prediction, and the schemes not chosen.
 
-Everything is answered from the plan and the topology, so it works for any machine, anywhere. Pure: text and
-data out, nothing is printed here.
+The plan and the topology are enough, so it works without the machine. Pure: it returns text and data, and prints
+nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from ..program.reduction import accumulator_of, dtype_of
 from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
 from ..util.codec import Value, dumps
+from ..util.text import plural, size_text, time_text
 from .plan import Plan, Rule
 from .selection import choose, program_for
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 WIDTH = 100
 _LABEL = 12
 
 
-class Option(Value, frozen=True):
+class PricedScheme(Value, frozen=True):
     """One scheme that could carry the call, with its prediction."""
 
     scheme: str
@@ -54,7 +55,7 @@ class Explanation(Value, frozen=True):
     """Everything there is to say about one call.
 
     ``scheme`` is what runs; ``mpi`` is MPI's own collective, and ``chosen`` is None then. ``others`` are the schemes
-    that do not run, fastest prediction first. ``live`` are lines of whoever runs the call.
+    that do not run, fastest prediction first. ``live`` are lines about the running job.
     """
 
     machine: str
@@ -66,8 +67,8 @@ class Explanation(Value, frozen=True):
     op: str
     scheme: str
     reason: str
-    chosen: Option | None
-    others: tuple[Option, ...]
+    chosen: PricedScheme | None
+    others: tuple[PricedScheme, ...]
     live: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -79,7 +80,7 @@ class Explanation(Value, frozen=True):
         what = f"{self.collective} of {size_text(self.nbytes)}, {self.dtype}{' ' + self.op if self.op else ''}"
         what = "barrier" if self.collective == "barrier" else what
         where = f", root {self.root}" if self.root >= 0 else ""
-        lines = [f"{what}{where}, {ranks_text(self.ranks)} on {self.machine}", ""]
+        lines = [f"{what}{where}, {plural(self.ranks, 'rank')} on {self.machine}", ""]
         if self.chosen is None:
             lines += _field("runs as", "MPI's own collective")
             lines += _field("why", self.reason or "the selection table sends calls of this size there")
@@ -91,7 +92,7 @@ class Explanation(Value, frozen=True):
             lines += _field("this job" if i == 0 else "", line)
         return "\n".join(lines)
 
-    def _chosen(self, it: Option) -> list[str]:
+    def _chosen(self, it: PricedScheme) -> list[str]:
         lines = _field("runs as", f"{it.scheme}: {trees_text(it.trees, it.depth)}{_over(it.links)}")
         lines += _field("why", "; ".join(filter(None, (self.reason, it.reason))))
         if it.algbw:
@@ -110,7 +111,7 @@ class Explanation(Value, frozen=True):
             lines += _field("predicted", f"{time_text(it.seconds)}: latency alone" if it.seconds else "nothing travels")
         return lines
 
-    def _other(self, it: Option) -> str:
+    def _other(self, it: PricedScheme) -> str:
         text = f"{it.scheme}: {time_text(it.seconds)} predicted"
         if self.chosen is None or not self.chosen.seconds:
             return f"{text}, {trees_text(it.trees, it.depth)}, rate {it.rate_gbps:.4g} GB/s"
@@ -127,11 +128,11 @@ def explanation(
 ) -> Explanation:
     """Look up how ``call`` runs by ``plan`` on ``topology``, and price every scheme that could run it."""
     rule = rule or choose(plan, call)
-    options = {
-        scheme: _option(plan, topology, call, _rule_for(plan, rule, scheme))
+    priced = {
+        scheme: _priced(plan, topology, call, _rule_for(plan, rule, scheme))
         for scheme in plan.schemes(call.collective, call.root)
     }
-    chosen = options.pop(rule.scheme, None)
+    chosen = priced.pop(rule.scheme, None)
     if chosen is None and rule.scheme != "mpi":
         raise PlanError(f"the plan for {plan.machine} chooses {rule.scheme!r} for {call.collective} but has no packing "
                         f"for root {call.root}; plan again")  # fmt: skip
@@ -146,7 +147,7 @@ def explanation(
         scheme=rule.scheme,
         reason=rule.reason,
         chosen=chosen,
-        others=tuple(sorted(options.values(), key=lambda o: (o.seconds, o.scheme))),
+        others=tuple(sorted(priced.values(), key=lambda o: (o.seconds, o.scheme))),
         live=tuple(live),
     )
 
@@ -156,7 +157,7 @@ def explain(plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = N
 
     Args:
         rule: the row of the table that is taken, if not the one of the call's size.
-        live: lines that whoever runs the call adds: which executor, which transport.
+        live: lines about the running job: which executor, which transport.
     """
     return explanation(plan, topology, call, rule=rule, live=live).text()
 
@@ -172,11 +173,11 @@ def _rule_for(plan: Plan, chosen: Rule, scheme: str) -> Rule:
     return msgspec.structs.replace(row, scheme=scheme)
 
 
-def _option(plan: Plan, topology: Topology, call: Call, rule: Rule) -> Option:
+def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedScheme:
     packing = plan.packing(call.collective, call.root, rule.scheme)
     program = program_for(plan, call, rule)
     cost = price(program, packing, topology)
-    return Option(
+    return PricedScheme(
         scheme=packing.scheme,
         links=packing.links,
         trees=len(packing.trees),
@@ -239,12 +240,7 @@ def depth_of(packing: Packing) -> int:
 
 def trees_text(count: int, depth: int) -> str:
     """``6 trees, depth 3``."""
-    return f"{count} tree{'' if count == 1 else 's'}, depth {depth}"
-
-
-def ranks_text(n: int) -> str:
-    """``8 ranks``."""
-    return f"{n} rank{'' if n == 1 else 's'}"
+    return f"{plural(count, 'tree')}, depth {depth}"
 
 
 def slot_width(call: Call) -> int:
@@ -254,7 +250,7 @@ def slot_width(call: Call) -> int:
 
 
 def gap_text(rate: float, bound: float, optimal: bool) -> str:
-    """How a rate stands to its bound."""
+    """A rate in relation to its bound."""
     return "equal to the bound: no trees can be faster" if optimal else f"{rate / bound:.1%} of the bound"
 
 
@@ -263,24 +259,6 @@ def link_text(topology: Topology, src: int, dst: int, kind: str) -> str:
     if kind == "memory":
         return f"the core of {topology.vertex_label(src)}"
     return f"{topology.vertex_label(src)} -> {topology.vertex_label(dst)} ({kind})"
-
-
-def size_text(nbytes: int) -> str:
-    """``64 MiB``, ``1000 bytes``."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit and nbytes * 100 % unit == 0:
-            return f"{nbytes / unit:.4g} {name}"
-    if nbytes >= 1 << 20:
-        return f"{nbytes / (1 << 20):.2f} MiB"
-    return f"{nbytes} bytes"
-
-
-def time_text(seconds: float) -> str:
-    """``12.3 ms``, ``850 us``."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e6:.3g} us"
 
 
 def _over(links: str) -> str:

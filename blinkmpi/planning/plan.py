@@ -1,8 +1,7 @@
 """A plan: every packing that a job may need, and the table that says when to use which.
 
-Size-independent, portable, without timings: the same machine gives the same
-bytes. Rank 0 makes it (``select.make_plan``), all ranks check it against their
-topology. Pure data.
+A plan depends on no message size and holds no timings: the same machine gives the same bytes. Rank 0 makes it
+(:func:`.selection.make_plan`), and all ranks check it against their topology. Pure data.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ProtocolName = Literal[
     "slots", "cma", "ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot", "direct", "rs_ag"
 ]
 PACKETS = ("ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot")  # data and flags in one
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MIN_CHUNK_BYTES = 4096
 CHUNKS_PER_SPAN = 8
 
@@ -28,10 +27,11 @@ CHUNKS_PER_SPAN = 8
 class Rule(Value, frozen=True):
     """From ``min_bytes`` of the call's vector on, use ``scheme``; ``mpi`` is MPI's own collective.
 
-    ``chunk_bytes`` is the largest slot, ``depth`` the slots of a channel. ``protocol`` is how chunks cross: through
-    ``slots``; on a shared memory by ``cma``, copied out of the writer's buffer where the kernel allows it; over one hop
-    between GPUs as packets in one or two shots, or ``direct`` between registered buffers. ``ctas`` are the groups of
-    threads that a GPU gives it (0: the protocol's default); rows for ``registered`` buffers stand beside those for any.
+    ``chunk_bytes`` is the largest slot, ``depth`` the slots of a channel. ``protocol`` is how a chunk travels: through
+    ``slots``; between processes of a node by ``cma``, one copy out of the sender's buffer; between GPUs one hop apart
+    as packets of 16 (``ll16``) or 128 bytes (``ll128``) in one or two shots, ``direct`` between registered buffers, or
+    as a reduce-scatter and an allgather (``rs_ag``). ``ctas`` is the number of thread groups of a GPU (0: the
+    protocol's default). Rows for ``registered`` buffers stand beside those for any.
     """
 
     collective: Collective

@@ -1,7 +1,6 @@
-"""Make a plan, and choose from it: which scheme, with which chunks, for which call.
+"""Make a plan, and select from it the scheme, the chunks and the program of a call.
 
-The selection table's defaults come from measurements (docs/design.md tells
-which); ``BLINKMPI_ALGO`` or an argument overrides them.
+The selection table's defaults are in :mod:`.defaults`; ``BLINKMPI_ALGO`` or an argument overrides them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from ..errors import SettingsError
-from ..program.call import Call
+from ..program.call import Call, collective_named
 from ..program.check import check
 from ..program.ir import Program
 from ..program.lower import lower
@@ -84,20 +83,6 @@ def parse_algo(text: str) -> dict[str, tuple[str, ...]]:
             )
         found[collective] = tuple(s.strip() for s in schemes.split(","))
     return found
-
-
-def collective_named(name: str) -> Collective:
-    """Our name of a collective, from MPI's or nccl-tests': ``all_reduce``, ``Allreduce``, ``bcast``.
-
-    Raises:
-        SettingsError: for an unknown name.
-    """
-    plain = name.strip().lower().removesuffix("_perf").replace("_", "").replace("-", "").replace("block", "")
-    plain = "broadcast" if plain == "bcast" else plain
-    for collective in COLLECTIVES:
-        if collective.replace("_", "") == plain:
-            return collective
-    raise SettingsError(f"collective {name!r} is unknown; use one of {', '.join(COLLECTIVES)}")
 
 
 def choose(

@@ -1,7 +1,7 @@
-"""Every part of a machine that a job may get: connected subsets up to isomorphism, trees beside rings (Blink, 2.2).
+"""Compare trees with rings on every part of a machine that a job may get: its connected subsets up to isomorphism.
 
-A subset counts once for all choices of devices whose links look the same. Where no ring joins a subset its baseline is
-PCIe at a rate that the caller states, as NCCL falls back to it. Pure functions; the command line draws and prints.
+This is Blink's section 2.2. A subset counts once for all choices of devices whose links look the same. Where no ring
+joins a subset, its baseline is a ring over PCIe at a given rate, as NCCL falls back to it. Pure functions.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ def connected(topology: Topology) -> tuple[Topology, list[Allocations]]:
             "take a machine with NVLink or xGMI such as dgx-1v"
         )
     machine = topology.only(choose(topology, "allreduce", 0).kinds)
-    found: list[tuple[Allocations, Picture]] = []
+    found: list[tuple[Allocations, ColouredGraph]] = []
     for size in range(2, n + 1):
         for ranks in combinations(range(n), size):
             part = machine.subset(ranks)
             links = fabric(part, part.kinds())
             if not links.arcs or not links.serves("allreduce", 0):
                 continue
-            seen = picture(links)
+            seen = coloured(links)
             same = next((i for i, (_, other) in enumerate(found) if isomorphic(seen, other)), None)
             if same is None:
                 found.append((Allocations(ranks, 1), seen))
@@ -151,14 +151,14 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(min(known), exp(sum(map(log, known)) / len(known)), max(known))
 
 
-class Picture(NamedTuple):
+class ColouredGraph(NamedTuple):
     """Capacities between vertices, and for each vertex what isomorphic graphs must agree on."""
 
     capacities: Ints
     colours: tuple[object, ...]
 
 
-def picture(f: Fabric) -> Picture:
+def coloured(f: Fabric) -> ColouredGraph:
     """Colours of ranks and switches, refined by their neighbours' as often as that tells more apart."""
     cap = f.matrix() * f.unit
     size = len(cap)
@@ -171,11 +171,11 @@ def picture(f: Fabric) -> Picture:
         order = {signature: i for i, signature in enumerate(sorted(set(near), key=repr))}
         finer: list[object] = [order[signature] for signature in near]
         if len(set(finer)) == len(set(colours)):
-            return Picture(cap, tuple(near))
+            return ColouredGraph(cap, tuple(near))
         colours = finer
 
 
-def isomorphic(a: Picture, b: Picture) -> bool:
+def isomorphic(a: ColouredGraph, b: ColouredGraph) -> bool:
     """Whether some renaming of vertices turns one graph into the other, capacities kept."""
     if sorted(a.colours, key=repr) != sorted(b.colours, key=repr):
         return False

@@ -1,8 +1,7 @@
 """Selection tables that ``blinkmpi tune`` measured: where they are kept, and how a plan takes them.
 
-A file holds the rows for some collectives on one kind of machine: the GPUs'
-name, their number and their links, whatever their indices. Rank 0 reads it, and
-the others get the plan from rank 0.
+A file holds the rows of some collectives for one kind of machine: name, number and links of the GPUs, whatever their
+indices. Only rank 0 reads it; the others get the plan from rank 0.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from ..topology import Topology
 from ..util.codec import Value, dumps, loads
 from .plan import Plan, Rule
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
-class Table(Value, frozen=True):
+class TunedTable(Value, frozen=True):
     """Measured rows. ``measured`` is a date, ``versions`` what they were measured with."""
 
     gpu: str
@@ -37,11 +36,11 @@ class Table(Value, frozen=True):
         return dumps(self, kind="table", version=FORMAT_VERSION)
 
     @staticmethod
-    def from_json(text: str | bytes, source: str) -> Table:
+    def from_json(text: str | bytes, source: str) -> TunedTable:
         """Read the file; FormatError names a wrong field."""
-        return loads(text, Table, kind="table", version=FORMAT_VERSION, source=source)
+        return loads(text, TunedTable, kind="table", version=FORMAT_VERSION, source=source)
 
-    def joined(self, newer: Sequence[Rule]) -> Table:
+    def joined(self, newer: Sequence[Rule]) -> TunedTable:
         """With other rows for the collectives that ``newer`` names."""
         names = {r.collective for r in newer}
         kept = [r for r in self.rules if r.collective not in names]
@@ -52,10 +51,10 @@ def file_of(folder: Path, gpu: str, machine: Topology) -> Path:
     """Where the table for a machine is kept."""
     links = sorted((k.src, k.dst, k.kind, k.lanes, k.lane_mbps) for k in machine.links)
     digest = hashlib.sha256(msgspec.json.encode(links)).hexdigest()[:12]
-    return folder / f"tune-{re.sub(r'[^A-Za-z0-9]+', '-', gpu)}-x{machine.n}-{digest}.json"
+    return folder / f"tuned-{re.sub(r'[^A-Za-z0-9]+', '-', gpu)}-x{machine.n}-{digest}.json"
 
 
-def read(path: Path) -> Table | None:
+def read(path: Path) -> TunedTable | None:
     """The table in a file, or None if there is no file.
 
     Raises:
@@ -67,10 +66,10 @@ def read(path: Path) -> Table | None:
         return None
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}; remove it, or set BLINKMPI_CACHE_DIR") from error
-    return Table.from_json(text, source=str(path))
+    return TunedTable.from_json(text, source=str(path))
 
 
-def taken(plan: Plan, table: Table, machine: Topology) -> Plan:
+def taken(plan: Plan, table: TunedTable, machine: Topology) -> Plan:
     """The plan with the table's rows in place of its own, for the collectives that the table has.
 
     Raises:

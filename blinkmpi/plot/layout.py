@@ -1,4 +1,4 @@
-"""Where a picture's devices and switches lie, and the curves between them; numbers alone, no drawing.
+"""Lay out pictures: positions of devices and switches, and the curves between them. Numbers alone, no drawing.
 
 A DGX-1 is two quads, devices on one switch are a circle around it, a PCIe tree stands on its devices, boxes lie around
 their network, and other graphs are laid out by their Laplacian.
@@ -24,16 +24,16 @@ CUBE_PAIRS = {(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 5), (2, 3), (2
 STEPS = 32
 
 
-class Place(NamedTuple):
-    """The centre and radius of a vertex; nothing for a switch that these links do not touch. ``scale`` is for texts."""
+class Position(NamedTuple):
+    """Centre and radius of a vertex; no centre for a switch that these links do not touch. ``scale`` is for texts."""
 
     at: Points | None
     size: float
     scale: float
 
 
-def places(f: Fabric) -> list[Place]:
-    """A place for every vertex of the topology."""
+def places(f: Fabric) -> list[Position]:
+    """The position of every vertex of the topology."""
     t = f.topology
     at: dict[int, Points] = {}
     locals_ = {node: _box(f, node) for node in t.nodes}
@@ -51,19 +51,19 @@ def places(f: Fabric) -> list[Place]:
     size = min(0.3 * nearest, 0.042 * span + 0.02)
     scale = min(1.0, max(0.25, size / span / 0.034))
     return [
-        Place(at.get(v), size * (1.0 if v < t.n else 1.25), scale if v < t.n else min(1.0, scale * 1.1))
+        Position(at.get(v), size * (1.0 if v < t.n else 1.25), scale if v < t.n else min(1.0, scale * 1.1))
         for v in range(t.n + len(t.switches))
     ]
 
 
-def extent(spots: Sequence[Place]) -> tuple[Points, Points]:
+def extent(spots: Sequence[Position]) -> tuple[Points, Points]:
     """The corners of the picture."""
     at = np.array([place.at for place in spots if place.at is not None])
     margin = 2.2 * spots[0].size
     return at.min(axis=0) - margin, at.max(axis=0) + margin
 
 
-def framed(t: Topology, spots: Sequence[Place]) -> list[tuple[tuple[tuple[float, float], tuple[float, float]], str]]:
+def framed(t: Topology, spots: Sequence[Position]) -> list[tuple[tuple[tuple[float, float], tuple[float, float]], str]]:
     """Boxes to put behind groups: corner, width and height, name. The quads of a DGX-1, or the boxes of a cluster."""
     groups: dict[str, list[int]] = {}
     several = len(t.nodes) > 1
@@ -86,7 +86,7 @@ def framed(t: Topology, spots: Sequence[Place]) -> list[tuple[tuple[tuple[float,
     return found
 
 
-def curve(stops: Sequence[Place], lane: float, *, crowd: int) -> Points:
+def curve(stops: Sequence[Position], lane: float, *, crowd: int) -> Points:
     """From the rim of the first stop to that of the last, bent towards the switches between.
 
     Args:
@@ -136,7 +136,7 @@ def arrow_head(line: Points, size: float) -> Points:
     return np.array([tip, tip - along * size * 1.5 + side * size * 0.7, tip - along * size * 1.5 - side * size * 0.7])
 
 
-def _at(place: Place) -> Points:
+def _at(place: Position) -> Points:
     assert place.at is not None  # trees use the links that were laid out
     return place.at
 

@@ -1,6 +1,6 @@
 """The picture of a machine: devices, switches, and every link in the colour of its kind, as wide as its rate.
 
-Where things lie is decided by :mod:`.plot_layout`; matplotlib is imported when something is drawn, as an extra.
+The layout is :mod:`.layout`'s; matplotlib is an extra, imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from ..topology.model import Link, Topology
 from ..trees.graph.fabric import fabric
-from .layout import Place, curve, extent, framed, places
-from .trees import DARK, SWITCH, check_target, new_figure, save
+from .figure import DARK, SWITCH, check_target, new_figure, save
+from .layout import Position, curve, extent, framed, places
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ def draw_machine(topology: Topology, path: str) -> None:
     save(figure, path)
 
 
-def _links(axes: Axes, t: Topology, spots: Sequence[Place]) -> None:
+def _links(axes: Axes, t: Topology, spots: Sequence[Position]) -> None:
     """One line for both directions if they are equal; the number of lanes where there are several."""
     from matplotlib.collections import LineCollection
 
@@ -84,7 +84,7 @@ def _links(axes: Axes, t: Topology, spots: Sequence[Place]) -> None:
                           zorder=3, bbox=box)  # fmt: skip
 
 
-def _vertices(axes: Axes, t: Topology, spots: Sequence[Place]) -> None:
+def _vertices(axes: Axes, t: Topology, spots: Sequence[Position]) -> None:
     """Devices with their numbers, switches with their names, frames around what belongs together."""
     from matplotlib.patches import Circle, FancyBboxPatch
 

@@ -1,7 +1,7 @@
 """Pictures: a machine with its trees, and the speed-ups of its subsets (Blink, theoretical speed-ups).
 
-matplotlib is imported inside the functions that draw, since it is an extra: ``pip install blinkmpi[plot]``. Where
-things lie is decided by :mod:`.plot_layout`.
+matplotlib is imported inside the functions that draw, since it is an extra: ``pip install blinkmpi[plot]``. The
+layout is :mod:`.layout`'s.
 """
 
 from __future__ import annotations
@@ -11,43 +11,27 @@ from collections.abc import Sequence
 from colorsys import hsv_to_rgb
 from itertools import pairwise
 from math import ceil, sqrt
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ArgumentError
-from ..planning.explain import depth_of, gap_text, ranks_text, shares, trees_text
+from ..planning.explain import depth_of, gap_text, shares, trees_text
 from ..planning.subsets import COLLECTIVES, Subset, by_size, spread
 from ..topology.model import Topology
 from ..trees import Packing, Tree
 from ..trees.graph.fabric import fabric
 from ..trees.tree import PER_RANK
-from .layout import Place, Points, arrow_head, curve, extent, framed, places
+from ..util.text import plural
+from .figure import COLOURS, DARK, SWITCH, check_target, new_figure, save
+from .layout import Points, Position, arrow_head, curve, extent, framed, places
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ENDINGS = (".svg", ".png", ".pdf")
 MOST_TREES = 24
 MOST_EDGES = 6_000
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b3294", "#8c6d31", "#a50f15", "#525252")
-DARK, SWITCH = "#333333", "#f2f2f2"
 BARS = {"broadcast": COLOURS[0], "allreduce": COLOURS[1], "allgather": COLOURS[2]}
-
-
-def check_target(path: str) -> None:
-    """See to it that a picture can be written before the work for it begins.
-
-    Raises:
-        ArgumentError: for another ending, or without matplotlib.
-    """
-    if Path(path).suffix.lower() not in ENDINGS:
-        raise ArgumentError(f"cannot draw {path!r}: expected a name that ends in {', '.join(ENDINGS)}; rename it")
-    if not Path(path).absolute().parent.is_dir():
-        raise ArgumentError(f"cannot write {path!r}: no such folder; give a path in a folder that exists")
-    new_figure(1, 1)
 
 
 def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
@@ -98,7 +82,7 @@ def _title(figure: Figure, p: Packing, t: Topology, drawn: int) -> None:
     some = f" (the {drawn} thickest drawn)" if drawn < len(p.trees) else ""
     height = figure.get_figheight()
     lines = [1 - inches / height for inches in (0.42, 0.70, 0.95)]
-    figure.text(0.02, lines[0], f"{p.collective}{where}, {ranks_text(p.n)} on {t.name}", fontsize=15, weight="bold")
+    figure.text(0.02, lines[0], f"{p.collective}{where}, {plural(p.n, 'rank')} on {t.name}", fontsize=15, weight="bold")
     rate, bound = float(p.rate / 1000), float(p.bound / 1000)
     if p.certificate.kind == "trivial":
         figure.text(0.02, lines[1], f"{count}{some}; {p.certificate.text}", fontsize=11, color=DARK)
@@ -116,7 +100,7 @@ def _unused(packing: Packing, arcs: dict[tuple[int, int], int]) -> set[frozenset
 
 
 def _machine(
-    axes: Axes, arcs: dict[tuple[int, int], int], spots: Sequence[Place], t: Topology, p: Packing, *,
+    axes: Axes, arcs: dict[tuple[int, int], int], spots: Sequence[Position], t: Topology, p: Packing, *,
     grey: set[frozenset[int]] | None = None, root: tuple[int, str] | None = None, labels: bool = True,
 ) -> None:  # fmt: skip
     """Links in grey, devices and switches with their names; the small pictures, with a root, show all links thinly."""
@@ -164,7 +148,13 @@ def _machine(
 
 
 def _trees(
-    axes: Axes, trees: Sequence[Tree], paint: Sequence[str], spots: Sequence[Place], n: int, *, small: bool = False
+    axes: Axes,
+    trees: Sequence[Tree],
+    paint: Sequence[str],
+    spots: Sequence[Position],
+    n: int,
+    *,
+    small: bool = False,
 ) -> None:
     """Each edge a curve with an arrow away from the root; side by side where trees share a link."""
     from matplotlib.collections import LineCollection, PolyCollection
@@ -259,27 +249,3 @@ def _colours(count: int) -> list[str]:
 
     turns = [(i * (sqrt(5) - 1) / 2) % 1 for i in range(count)]
     return [to_hex(hsv_to_rgb(h, 0.85, 0.62 + 0.25 * (i % 2))) for i, h in enumerate(turns)]
-
-
-def new_figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ArgumentError(f"pictures need matplotlib ({error}); pip install blinkmpi[plot]") from error
-    return Figure(figsize=(width, height))
-
-
-def save(figure: Figure, path: str) -> None:
-    """Write the picture; equal pictures are equal files."""
-    from matplotlib import rc_context
-
-    vector = Path(path).suffix.lower() != ".png"
-    try:
-        with rc_context({"svg.hashsalt": "blinkmpi", "svg.fonttype": "none"}):
-            figure.savefig(path, dpi=150, metadata=_dateless(path) if vector else None)
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path!r}: {error.strerror}; give a path that can be written") from error
-
-
-def _dateless(path: str) -> dict[str, Any]:
-    return {"Date": None} if path.lower().endswith(".svg") else {"CreationDate": None}

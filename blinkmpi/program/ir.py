@@ -29,7 +29,7 @@ from typing import Literal
 from ..util.codec import Value, dumps, loads
 from .call import Call
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Channel(Value, frozen=True):

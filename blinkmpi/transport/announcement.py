@@ -101,17 +101,6 @@ def _head(text: str, room: int) -> str:
     return text.encode()[: max(0, room)].decode(errors="ignore")
 
 
-def ranks_text(ranks: list[int]) -> str:
-    """Ranks in words: ``rank 3``, ``ranks 0-2, 5``."""
-    parts: list[str] = []
-    for r in ranks:
-        first = r
-        while parts and int(parts[-1].rpartition("-")[2]) == first - 1:
-            first = int(parts.pop().partition("-")[0])
-        parts.append(f"{first}-{r}" if first < r else f"{r}")
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
-
-
 def some(parts: list[str]) -> str:
     """The first few parts of a list that may be as long as the job is wide."""
     return "; ".join(parts[:SHOWN]) + (f"; and {len(parts) - SHOWN} more" if len(parts) > SHOWN else "")

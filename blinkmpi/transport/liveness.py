@@ -6,7 +6,8 @@ import os
 import time
 
 from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
-from .announcement import Announcement, Called, Delegated, Failed, decode, decode_failure, ranks_text, short, some
+from ..util.text import ranks_text
+from .announcement import Announcement, Called, Delegated, Failed, decode, decode_failure, short, some
 from .control_pages import ControlPages
 
 STATES = {

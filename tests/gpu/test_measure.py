@@ -15,10 +15,10 @@ from mpi4py import MPI
 
 from blinkmpi.cli import main as cli
 from blinkmpi.cli import topo as cli_topo
-from blinkmpi.measure.links import together
 from blinkmpi.topology.measured import FAST, NOWHERE, Measured, link_rates, links_between
 from blinkmpi.transport.cuda.device import Gpu, device_count
 from blinkmpi.transport.cuda.link_rates import Rates
+from blinkmpi.util.together import gathered
 from tests.gpu.helpers import at_least, sizes
 from tests.harness import mpi
 
@@ -113,7 +113,7 @@ def test_what_is_timed_arrives(comm: MPI.Intracomm) -> None:
     gpu = Gpu(me % device_count())
     port = Rates(gpu, me, n, nbytes=ODD, host_bytes=ODD)
     try:
-        assert not any(together(comm, lambda: port.connect(comm.allgather(port.handle()))))
+        assert not any(gathered(comm, lambda: port.connect(comm.allgather(port.handle()))))
         peer, source = (me + 1) % n, (me - 1) % n
         for salt, move in ((1, port.copy), (101, port.push)):
             port.send(bytes((salt + me + i) % 251 for i in range(ODD)))

@@ -28,7 +28,6 @@ from tests.harness.decorator import STDERR, inline, mpi
 from tests.harness.jobs import (
     ENVIRONMENT,
     GRACE_S,
-    RANK_VARIABLES,
     ROOT,
     TAIL,
     Closing,
@@ -45,7 +44,6 @@ from tests.harness.shared_memory import SharedMemoryWatch
 __all__ = [
     "ENVIRONMENT",
     "GRACE_S",
-    "RANK_VARIABLES",
     "ROOT",
     "STDERR",
     "TAIL",

@@ -33,9 +33,11 @@ def main(box: Path) -> None:
     deadline = time.monotonic() + order["timeout"]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.path[:] = list(dict.fromkeys(order["path"] + sys.path[1:]))
-    from tests.harness import RANK_VARIABLES, Verdict, abort
+    from blinkmpi.util.launcher import launched_rank
+    from tests.harness import Verdict, abort
 
-    label = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "unknown")
+    rank = launched_rank(os.environ)
+    label = "unknown" if rank is None else rank
     with (box / f"{label}.stacks").open("w") as stacks:
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGTERM, stacks, all_threads=True, chain=True)

@@ -19,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from blinkmpi.util.launcher import launched_rank
+
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "BLINK_TEST_TOKEN"
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 GRACE_S = 5.0  # between the ranks' own deadline and the outer one
 TAIL = 8000  # characters of output that a report shows
 
@@ -208,8 +209,7 @@ class Job(Started):
                 continue
             if self._token in variables and int(entry.name) != self._process.pid:
                 values = dict(v.partition("=")[::2] for v in variables)
-                ranks = [int(values[name]) for name in RANK_VARIABLES if values.get(name, "").isdigit()]
-                found.append((int(entry.name), ranks[0] if ranks else None))
+                found.append((int(entry.name), launched_rank(values)))
         return sorted(found)
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from blinkmpi.bench import command as bench
-from blinkmpi.bench.case import TEST_NAMES
-from blinkmpi.bench.peers import together
+from blinkmpi.bench.nccl_tests import TEST_NAMES
+from blinkmpi.bench.peers import on_all_ranks
 from blinkmpi.errors import ArgumentError
 from tests.harness import mpi, run_command
 
@@ -198,9 +198,9 @@ def test_a_step_that_fails_on_one_rank_fails_on_all(comm: Any) -> None:
             raise OSError("no such library")
         return int(comm.rank)
 
-    with pytest.raises(ArgumentError, match="rank 1: no such library"):
-        together(comm, step)
-    assert together(comm, lambda: comm.rank) == comm.rank
+    with pytest.raises(ArgumentError, match="rank 1 failed: OSError: no such library"):
+        on_all_ranks(comm, step)
+    assert on_all_ranks(comm, lambda: comm.rank) == comm.rank
 
 
 @pytest.mark.mpi_skip  # starts an mpirun of its own

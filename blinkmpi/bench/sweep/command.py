@@ -1,7 +1,7 @@
 """``blinkmpi bench --sweep FILE``: many jobs of ``bench`` one after another, from one process outside ``mpirun``.
 
-What is to be run is decided by :mod:`.sweep_file`, how one run is started by :mod:`.sweep_run`, what is kept by
-:mod:`.sweep_results`. Here they are put together, with progress on stderr and the tables on stdout.
+:mod:`.file` decides what to run, :mod:`.jobs` starts one run, :mod:`.results` keeps the results. Here they are put
+together, with progress on stderr and the tables on stdout.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+from typing import Any
 
 from ...errors import ArgumentError
 from ...launch.allocation import scheduler_of
-from ...planning.explain import size_text
+from ...util.launcher import launched_rank, launched_size
+from ...util.progress import StderrBar
+from ...util.text import size_text
 from ..options import add_flags
 from .file import Run, expand, load
-from .jobs import Ended, clear, line, machines, start
+from .jobs import RunOutcome, clear, line, machines, start
 from .results import Results, tables
 
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 JOB_IDS = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "lsf": "LSB_JOBID"}
 TAKEN = ("sweep", "hostfile", "launcher", "dry_run", "output_file", "json")  # the flags that go with a sweep
 STOPPED = 130
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, *, library: str) -> int:
     _refuse_flags(args)
     sweeps = load(args.sweep)
     on = machines(sweeps[0], os.environ, library, hostfile=args.hostfile, launcher=args.launcher)
-    runs = expand(sweeps, on.place, source=args.sweep)
+    runs = expand(sweeps, on.resources, source=args.sweep)
     target = args.output_file or f"{Path(args.sweep).stem}.json"
     if Path(target).resolve() == Path(args.sweep).resolve():
         raise ArgumentError(f"-J {target} is the sweep itself; name another file")
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, *, library: str) -> int:
             print(shlex.join([*_variables(one), *argv]))
         return 0
     left = [job for job in jobs if not results.good(job[0])]
-    with _terminates_as_interrupts(), Progress(len(jobs), len(jobs) - len(left)) as progress:
+    with _terminates_as_interrupts(), SweepProgress(len(jobs), done=len(jobs) - len(left)) as progress:
         progress.note(f"{args.sweep}: {len(jobs)} runs, {len(jobs) - len(left)} of them in {target} already")
         for commit in results.commits([one for one, _ in runs]):
             progress.note(f"some results are of commit {commit}: move {target} away to measure all anew")
@@ -82,13 +82,11 @@ def run(args: argparse.Namespace, *, library: str) -> int:
 
 def refuse_ranks(environ: Mapping[str, str], file: str) -> None:
     """Raise ArgumentError in a process that a launcher started: it cannot start ranks itself."""
-    sizes = [int(environ[name]) for name in SIZES if environ.get(name, "").isdecimal()]
-    if "SLURM_STEP_ID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "").isdecimal():
-        sizes.append(int(environ["SLURM_STEP_NUM_TASKS"]))  # 1 in salloc's own step, which may start others
-    if max(sizes, default=1) > 1 or any(name in environ for name in RANKS):
+    size = launched_size(environ)  # 1 in salloc's own step, which may start others
+    if size > 1 or launched_rank(environ) is not None:
         raise ArgumentError(
-            f"--sweep starts mpirun or srun itself and is one process, but a launcher started {max(sizes, default=1)} "
-            f"of it; call it without one: blinkmpi bench --sweep {file}, in a job script too"
+            f"--sweep starts mpirun or srun itself and is one process, but a launcher started {size} of it; call it "
+            f"without one: blinkmpi bench --sweep {file}, in a job script too"
         )
 
 
@@ -104,7 +102,7 @@ def _refuse_flags(args: argparse.Namespace) -> None:
 
 
 def _variables(one: Run) -> list[str]:
-    """What ``env`` has to be told for a line to be pasted into a shell."""
+    """The ``env`` words that make a command line complete for a shell."""
     found = {**one.env, **({"BLINKMPI_NODES": one.virtual} if one.virtual else {})}
     return ["env", *(f"{name}={value}" for name, value in found.items())] if found else []
 
@@ -145,34 +143,11 @@ def _terminates_as_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
-class Progress:
+class SweepProgress(StderrBar):
     """On a terminal a bar, elsewhere a line for each run; on stderr."""
 
-    def __init__(self, total: int, done: int) -> None:
-        self.total, self.done = total, done
-        self.bar: Any = None
-        self.task: Any = None
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich import progress
-            from rich.console import Console
-
-            self.bar = progress.Progress(
-                progress.TextColumn("{task.completed}/{task.total}"), progress.BarColumn(),
-                progress.TimeElapsedColumn(), progress.TextColumn("{task.description}", markup=False),
-                console=Console(stderr=True, highlight=False), transient=True,
-            )  # fmt: skip
-            self.bar.start()
-            self.task = self.bar.add_task("", total=self.total, completed=self.done)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
     def note(self, text: str) -> None:
-        """Say something besides."""
+        """Print a line beside the progress."""
         if self.bar is None:
             print(text, file=sys.stderr, flush=True)
         else:
@@ -180,18 +155,16 @@ class Progress:
 
     def begin(self, one: Run) -> None:
         """A run starts."""
-        if self.bar is not None:
-            self.bar.update(self.task, description=one.label())
+        self.update(description=one.label())
 
-    def end(self, one: Run, ended: Ended) -> None:
+    def end(self, one: Run, ended: RunOutcome) -> None:
         """A run ended."""
         self.done += 1
-        self.note(f"[{self.done}/{self.total}] {one.label()}: {outcome(ended)}")
-        if self.bar is not None:
-            self.bar.update(self.task, completed=self.done)
+        self.note(f"[{self.done}/{self.total}] {one.label()}: {outcome_text(ended)}")
+        self.update(completed=self.done)
 
 
-def outcome(ended: Ended) -> str:
+def outcome_text(ended: RunOutcome) -> str:
     """``4.2 s, busbw 3.1 GB/s at 64 MiB``, or why there is none."""
     if ended.error is not None or ended.document is None:
         return f"failed after {ended.seconds:.1f} s: {ended.error}"

@@ -1,8 +1,8 @@
-"""The file of a sweep (TOML), checked, and the runs that it stands for: data to data.
+"""Read and check the TOML file of a sweep, and expand it to the runs that it describes. Pure.
 
 A run is one job: one ``blinkmpi bench`` on one number of ranks. Every list of the file is an axis, and the runs are
-their product; a ``[[part]]`` repeats that with some keys changed. Whatever can be known to be wrong without starting
-a rank is refused here, with the key that says it.
+their product; a ``[[part]]`` repeats that with some keys changed. Whatever can be found wrong without starting
+a rank is refused here, with the key that is wrong.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 
 from ...errors import ArgumentError, BlinkError, FormatError
 from ...launch.command import Binding, Launcher
-from ...planning.explain import ranks_text
 from ...planning.selection import parse_algo
 from ...program.call import REDUCTIONS, collective_named
 from ...trees.tree import ROOTED
 from ...util.codec import Value
-from ..case import TEST_NAMES, parse_size
+from ...util.text import parse_size, plural
+from ..nccl_tests import TEST_NAMES
 from ..options import add_flags, read, settle
 
 AXES = ("collectives", "nodes", "ranks_per_node", "types", "ops", "schemes", "executors", "graphs")
@@ -34,7 +34,7 @@ OWN_FLAGS = ("-J", "--output_file", "--json", "--format", "--sweep", "-N", "--ru
 
 
 class Sweep(Value, frozen=True):
-    """A sweep, or one part of it, as it stands in the file. The README of these keys is ``docs/sweeps.md``."""
+    """A sweep, or one part of it, as in the file; ``docs/sweeps.md`` explains the keys."""
 
     collectives: tuple[str, ...] = ("all_reduce",)
     nodes: tuple[int | str, ...] = ()  # (): 1, 2, 4, ... and all
@@ -120,7 +120,9 @@ class Run(Value, frozen=True):
 
     def label(self) -> str:
         """The run in a few words."""
-        where = f"nodes {self.virtual}" if self.virtual else f"{self.nodes} x {ranks_text(self.ranks // self.nodes)}"
+        where = (
+            f"nodes {self.virtual}" if self.virtual else f"{self.nodes} x {plural(self.ranks // self.nodes, 'rank')}"
+        )
         more = [self.type] if self.type != "float" else []
         more += [self.op] if self.op not in ("", "sum") else []
         more += [self.scheme] if self.scheme != "auto" else []
@@ -129,8 +131,8 @@ class Run(Value, frozen=True):
         return ", ".join((f"{self.collective}, {where}", *more))
 
 
-class Place(Value, frozen=True):
-    """What a sweep has to run on."""
+class Resources(Value, frozen=True):
+    """The nodes and slots that a sweep can use."""
 
     nodes: int
     slots: int  # ranks that each node takes
@@ -193,7 +195,7 @@ def _convert(raw: Mapping[str, Any], source: str, at: str) -> Sweep:
     return sweep
 
 
-def expand(sweeps: tuple[Sweep, ...], place: Place, *, source: str) -> list[tuple[Run, float]]:
+def expand(sweeps: tuple[Sweep, ...], resources: Resources, *, source: str) -> list[tuple[Run, float]]:
     """All runs in order, each once, with the seconds that it may take.
 
     Raises:
@@ -203,18 +205,18 @@ def expand(sweeps: tuple[Sweep, ...], place: Place, *, source: str) -> list[tupl
     parts = sweeps[1:] or sweeps[:1]
     for i, sweep in enumerate(parts):
         at = f"{source}: part[{i}]." if sweeps[1:] else f"{source}: "
-        for run in _runs(sweep, place, at):
-            _check(run, place, at)
+        for run in _runs(sweep, resources, at):
+            _check(run, resources, at)
             found.setdefault(msgspec.json.encode(run).decode(), (run, sweep.timeout))
     return list(found.values())
 
 
-def _runs(sweep: Sweep, place: Place, at: str) -> Iterator[Run]:
+def _runs(sweep: Sweep, resources: Resources, at: str) -> Iterator[Run]:
     sizes = _size(sweep.minbytes, f"{at}minbytes"), _size(sweep.maxbytes, f"{at}maxbytes")
     compare = sweep.compare
     if compare is None:
-        compare = ("nccl",) if place.gpus and sweep.memory != "host" else ("mpi",)
-    wheres = list(dict.fromkeys(_wheres(sweep, place, at)))
+        compare = ("nccl",) if resources.gpus and sweep.memory != "host" else ("mpi",)
+    wheres = list(dict.fromkeys(_wheres(sweep, resources, at)))
     axes = product(sweep.collectives, wheres, sweep.types, sweep.ops, sweep.schemes, sweep.executors, sweep.graphs)
     for collective, (nodes, ranks, virtual), kind, op, scheme, executor, graph in axes:
         try:
@@ -230,9 +232,9 @@ def _runs(sweep: Sweep, place: Place, at: str) -> Iterator[Run]:
         )  # fmt: skip
 
 
-def _wheres(sweep: Sweep, place: Place, at: str) -> Iterator[tuple[int, int, str]]:
+def _wheres(sweep: Sweep, resources: Resources, at: str) -> Iterator[tuple[int, int, str]]:
     """(nodes, ranks, virtual nodes) of every run."""
-    entries = sweep.nodes or tuple(dict.fromkeys((*_powers(place.nodes), place.nodes)))
+    entries = sweep.nodes or tuple(dict.fromkeys((*_powers(resources.nodes), resources.nodes)))
     for i, entry in enumerate(entries):
         if isinstance(entry, str):
             sizes = node_sizes(entry)
@@ -241,16 +243,19 @@ def _wheres(sweep: Sweep, place: Place, at: str) -> Iterator[tuple[int, int, str
                                   'ranks, such as "4+4"')  # fmt: skip
             yield len(sizes), sum(sizes), entry.replace(" ", "")
             continue
-        if not 1 <= entry <= place.nodes:
-            remedy = 'nodes of one machine are written "4+4"' if place.local else "take it out, or ask for more nodes"
-            raise FormatError(f"{at}nodes[{i}]: {entry}, and there {'is' if place.nodes == 1 else 'are'} {place.nodes} "
+        if not 1 <= entry <= resources.nodes:
+            remedy = (
+                'nodes of one machine are written "4+4"' if resources.local else "take it out, or ask for more nodes"
+            )
+            verb = "is" if resources.nodes == 1 else "are"
+            raise FormatError(f"{at}nodes[{i}]: {entry}, and there {verb} {resources.nodes} "
                               f"here; {remedy}")  # fmt: skip
-        for j, each in enumerate(sweep.ranks_per_node or (place.slots,)):
+        for j, each in enumerate(sweep.ranks_per_node or (resources.slots,)):
             if each < 1:
                 raise FormatError(f"{at}ranks_per_node[{j}]: {each}; expected at least 1")
-            if not place.local and each > place.slots:
-                raise FormatError(f"{at}ranks_per_node[{j}]: {each}, and a node has {place.slots} slots; give fewer, "
-                                  "or more slots in the hostfile or from the scheduler")  # fmt: skip
+            if not resources.local and each > resources.slots:
+                raise FormatError(f"{at}ranks_per_node[{j}]: {each}, and a node has {resources.slots} slots; give "
+                                  "fewer, or more slots in the hostfile or from the scheduler")  # fmt: skip
             yield entry, entry * each, ""
 
 
@@ -276,7 +281,7 @@ class _Parser(argparse.ArgumentParser):
         raise ArgumentError(message)
 
 
-def _check(run: Run, place: Place, at: str) -> None:
+def _check(run: Run, resources: Resources, at: str) -> None:
     """Let ``bench`` itself read the flags of a run.
 
     Raises:

@@ -7,7 +7,6 @@ import glob
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +22,9 @@ from ...launch.command import Job, Launcher, Pmi, command, exported, mpi_of
 from ...launch.hostfile import Dialect, Host, convert, dialect_of, read
 from ...topology.probe import Nvml
 from ...util.codec import Value
+from ...util.launcher import find_mpirun
 from ...util.settings import read as read_settings
-from .file import Place, Run, Sweep
+from .file import Resources, Run, Sweep
 
 GIVEN = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_MCPU_HOSTS", "LSB_DJOB_HOSTFILE")
 KILL_SECONDS = 10.0  # that the launcher has to end its ranks
@@ -43,10 +43,10 @@ class Machines(Value, frozen=True):
     pmi: Pmi
     mpirun: str
     gpus: int | None  # of each node, as far as somebody said so
-    place: Place
+    resources: Resources
 
 
-class Ended(NamedTuple):
+class RunOutcome(NamedTuple):
     """How a run ended: its document, or the line that says why there is none."""
 
     document: dict[str, Any] | None
@@ -86,14 +86,13 @@ def machines(
         told = environ.get("SLURM_GPUS_ON_NODE", "")
         gpus = int(told) if told.isdecimal() else None
         seen = gpus if gpus is not None else _gpus_here(environ)
-    place = Place(max(1, len(hosts)), _slots(hosts, sweep, seen or 0), bool(seen), local=not hosts)
-    return Machines(hosts, scheduler_of(environ), allocated, launcher, pmi, mpirun, gpus or None, place)
+    resources = Resources(max(1, len(hosts)), _slots(hosts, sweep, seen or 0), bool(seen), local=not hosts)
+    return Machines(hosts, scheduler_of(environ), allocated, launcher, pmi, mpirun, gpus or None, resources)
 
 
 def _launcher(asked: Launcher | None, library: str) -> tuple[Launcher, Pmi, str]:
     if asked is None:
-        own = Path(sys.prefix) / "bin" / "mpirun"
-        return (*mpi_of(library), str(own) if own.exists() else shutil.which("mpirun") or "mpirun")
+        return (*mpi_of(library), find_mpirun() or "mpirun")
     return asked, mpi_of(library)[1] if asked == "srun" else "pmix", "srun" if asked == "srun" else "mpirun"
 
 
@@ -142,7 +141,7 @@ def line(run: Run, on: Machines, output: str, environ: Mapping[str, str]) -> tup
         raise ArgumentError(f"{run.label()}: {error}") from error
 
 
-def start(argv: tuple[str, ...], env: Mapping[str, str], output: Path, seconds: float, *, ranks: int) -> Ended:
+def start(argv: tuple[str, ...], env: Mapping[str, str], output: Path, seconds: float, *, ranks: int) -> RunOutcome:
     """Run a job to its end, or end it when its time is over; nothing of it stays behind.
 
     ``MPIEXEC_TIMEOUT`` is the launcher's own limit, should this process not live to see it.
@@ -167,18 +166,20 @@ def start(argv: tuple[str, ...], env: Mapping[str, str], output: Path, seconds: 
         log.seek(0)
         text = log.read().decode(errors="replace")
     if code is None:
-        return Ended(None, f"no end within {seconds:g} s", took)
+        return RunOutcome(None, f"no end within {seconds:g} s", took)
     document, why = _document(output, patient=code == 0)
     worlds = len(list(output.parent.glob(f"{glob.escape(output.name)}*")))
     clear(output)
     if code != 0:
-        return Ended(document, f"exit status {code}: {last_words(text)}", took)
+        return RunOutcome(document, f"exit status {code}: {last_words(text)}", took)
     if document is None:
-        return Ended(None, f"{why}: {last_words(text)}", took)
+        return RunOutcome(None, f"{why}: {last_words(text)}", took)
     if document["blinkmpi"]["ranks"] != ranks:
         found = f"{worlds} worlds of {document['blinkmpi']['ranks']} ranks instead of one of {ranks}"
-        return Ended(None, f"{found}: the launcher does not fit the MPI that mpi4py has; try another --launcher", took)
-    return Ended(document, None, took)
+        return RunOutcome(
+            None, f"{found}: the launcher does not fit the MPI that mpi4py has; try another --launcher", took
+        )
+    return RunOutcome(document, None, took)
 
 
 def clear(output: Path) -> None:

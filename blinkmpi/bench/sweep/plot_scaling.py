@@ -1,4 +1,4 @@
-"""Scaling curves of a sweep: bus bandwidth and time against the number of nodes or ranks.
+"""Draw the scaling curves of a sweep: bus bandwidth and time against the number of nodes or ranks.
 
 One column for each thing that was measured (collective, type, operation). A colour is a size, a line is a library, a
 scheme or a number of ranks on each node; with many of these each size has panels of its own. What was measured on one
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ArgumentError
-from ...planning.explain import ranks_text, size_text
-from ...plot.trees import COLOURS, DARK, new_figure, save
+from ...plot.figure import COLOURS, DARK, new_figure, save
+from ...util.text import plural, size_text
 from .file import node_sizes
 from .results import is_sweep, rows
 
 OURS = "blinkmpi"
-NAMES = {"mpi": "MPI", "nccl": "NCCL", "symm_mem": "torch symm_mem"}
+LIBRARY_NAMES = {"mpi": "MPI", "nccl": "NCCL", "symm_mem": "torch symm_mem"}
 MOST_COLUMNS = 5
 MOST_VARIANTS = 3  # with more, each size has panels of its own
 TIME, RATE = 1, 2  # of a point
@@ -29,7 +29,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScalingCurve:
     """One line of a column: (x, microseconds, GB/s) in the order of x."""
 
     column: str
@@ -38,7 +38,7 @@ class Line:
     points: tuple[tuple[int, float, float], ...]
 
 
-def lines_of(runs: Sequence[Mapping[str, Any]], *, in_place: bool = False) -> tuple[str, list[Line]]:
+def curves_of(runs: Sequence[Mapping[str, Any]], *, in_place: bool = False) -> tuple[str, list[ScalingCurve]]:
     """What x is, ``nodes`` or ``ranks``, and all lines with two points or more."""
     place = "in_place" if in_place else "out_of_place"
     measured = list(rows(runs, place=place))
@@ -54,18 +54,20 @@ def lines_of(runs: Sequence[Mapping[str, Any]], *, in_place: bool = False) -> tu
         column += f" from {row['root']}" if row["root"] > 0 else ""
         more = [str(key[part]) for part in ("scheme", "executor") if several[part]]
         more += [f"graph {key['graph']}" if key["graph"] else "no graph"] if several["graph"] else []
-        more += [f"{ranks_text(key['ranks'] // key['nodes'])} a node"] if each else []
+        more += [f"{plural(key['ranks'] // key['nodes'], 'rank')} a node"] if each else []
         more += ["virtual" if key["virtual"] else "real nodes"] if kinds and x == "nodes" and key["nodes"] > 1 else []
         ours, time = row[place], row[place]["time"]
         compare = row["blinkmpi"][place]["compare"]
         libraries = [(OURS, time, ours["bus_bw"])]
-        libraries += [(NAMES.get(p, p), c["time"], ours["bus_bw"] / c["ratio"]) for p, c in compare.items() if c]
+        libraries += [
+            (LIBRARY_NAMES.get(p, p), c["time"], ours["bus_bw"] / c["ratio"]) for p, c in compare.items() if c
+        ]
         for library, microseconds, rate in libraries:
             own = [part for part in more if library == OURS or part not in (key["scheme"], key["executor"])]
             variant = ", ".join((library, *own))
             points = found.setdefault((column, variant, row["size"]), {})
             points.setdefault(key[x], (microseconds, rate))  # a library beside several schemes: its first time
-    made = [Line(c, v, s, tuple((at, *p) for at, p in sorted(ps.items()))) for (c, v, s), ps in found.items()]
+    made = [ScalingCurve(c, v, s, tuple((at, *p) for at, p in sorted(ps.items()))) for (c, v, s), ps in found.items()]
     return x, [line for line in made if len(line.points) > 1]
 
 
@@ -106,7 +108,7 @@ def draw_scaling(runs: Sequence[Mapping[str, Any]], facts: str, path: str, *, in
     Raises:
         ArgumentError: if there is nothing to draw, or too much.
     """
-    x, found = lines_of(runs, in_place=in_place)
+    x, found = curves_of(runs, in_place=in_place)
     columns = list(dict.fromkeys(line.column for line in found))
     if not columns:
         raise ArgumentError("no size was measured on two numbers of nodes or ranks: a curve needs more runs")
@@ -152,7 +154,7 @@ def _colour(at: int, count: int) -> str:
     return SIZE_COLOURS[round(at * (len(SIZE_COLOURS) - 1) / max(1, count - 1))] if count > 1 else SIZE_COLOURS[1]
 
 
-def _line(axes: Any, line: Line, what: int, colour: str, variant: int) -> None:
+def _line(axes: Any, line: ScalingCurve, what: int, colour: str, variant: int) -> None:
     points = [point for point in line.points if point[what] > 0]  # a rank alone has no bus
     axes.plot([point[0] for point in points], [point[what] for point in points], color=colour,
               linestyle=STYLES[variant % len(STYLES)], marker=MARKERS[variant % len(MARKERS)], markersize=4.4,

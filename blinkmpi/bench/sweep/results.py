@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArgumentError
-from ...planning.explain import size_text, time_text
+from ...util.text import size_text, time_text
 from .. import environment as meta
 from .file import Run
-from .jobs import Ended
+from .jobs import RunOutcome
 
-FORMAT, VERSION = "blinkmpi.sweep", 1
+FORMAT, VERSION = "blinkmpi.sweep", 2
 
 
 class Results:
@@ -56,7 +56,7 @@ class Results:
         known = self.find(run)
         return known is not None and known["status"] == "ok"
 
-    def add(self, run: Run, ended: Ended, argv: Sequence[str]) -> dict[str, Any]:
+    def add(self, run: Run, ended: RunOutcome, argv: Sequence[str]) -> dict[str, Any]:
         """Keep how a run ended, in place of its last try, and write the file."""
         known = self.find(run)
         now = datetime.now().astimezone().isoformat(timespec="seconds")

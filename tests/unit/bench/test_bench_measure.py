@@ -9,24 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blinkmpi.bench import case as bc
 from blinkmpi.bench import environment as bench_meta
 from blinkmpi.bench import peers as bench_peers
 from blinkmpi.bench import time_gpu as bench_gpu
-from blinkmpi.bench.time_host import Buffers, Layout, Timing
+from blinkmpi.bench.layout import Buffers, Layout
+from blinkmpi.bench.nccl_tests import TEST_NAMES
+from blinkmpi.bench.timing import Timing
+from blinkmpi.bench.verification import fill
 from blinkmpi.errors import ArgumentError
+from tests.unit.bench.calls import call_of_count
 
 # ---------------------------------------------------------------- where buffers lie
 
 
-@pytest.mark.parametrize("collective", bc.TEST_NAMES)
+@pytest.mark.parametrize("collective", TEST_NAMES)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_buffers_are_those_of_mpi_and_of_nccl(collective: Any, in_place: bool) -> None:
     """What each library is told: by name of the buffer, the elements from where on, and how many."""
     root = 1 if collective in ("broadcast", "reduce", "gather", "scatter") else -1
-    case = bc.Case(collective, 3, 8, "int32", "sum" if "reduce" in collective else "", root)
-    buffers = Buffers([case])
-    send, recv = buffers.views(case)
+    call = call_of_count(collective, 3, 8, "int32", "sum" if "reduce" in collective else "", root)
+    buffers = Buffers([call])
+    send, recv = buffers.views(call)
 
     def where(part: Any) -> str:
         if part is None or isinstance(part, str):
@@ -36,15 +39,15 @@ def test_buffers_are_those_of_mpi_and_of_nccl(collective: Any, in_place: bool) -
         return f"{name}[{first}:{first + part.size}]"
 
     for rank in (1, 2):
-        ours = Layout(case, rank, buffers, in_place=in_place, marker="IN_PLACE")
-        nccl = Layout(case, rank, buffers, in_place=in_place)
+        ours = Layout(call, rank, buffers, in_place=in_place, marker="IN_PLACE")
+        nccl = Layout(call, rank, buffers, in_place=in_place)
         told = tuple(where(part) for part in ours.arguments)
         assert (told, (where(nccl.source), where(nccl.target))) == LAYOUTS[collective, in_place][rank - 1]
         for layout in (ours, nccl):
             layout.prepare()
             for part in layout.inputs:
                 wanted = np.empty_like(part)
-                bc.fill(wanted, rank, case.dtype)
+                fill(wanted, rank, call.dtype)
                 assert np.array_equal(part, wanted)
             if layout.result is not None and not layout.inputs:
                 assert (layout.result == -1).all(), "poisoned"
@@ -144,14 +147,14 @@ def test_a_missing_peer_names_its_package(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_peers_say_what_they_cannot_run() -> None:
     mpi = bench_peers.MpiPeer(None, None)
-    assert mpi.refusal(bc.Case("allreduce", 2, 8, "float32", "avg")) == "MPI has no average"
-    assert "16-bit" in str(mpi.refusal(bc.Case("reduce", 2, 8, "bfloat16", "sum", 0)))
-    assert mpi.refusal(bc.Case("broadcast", 2, 8, "bfloat16", "", 0)) is None
+    assert mpi.refusal(call_of_count("allreduce", 2, 8, "float32", "avg")) == "MPI has no average"
+    assert "16-bit" in str(mpi.refusal(call_of_count("reduce", 2, 8, "bfloat16", "sum", 0)))
+    assert mpi.refusal(call_of_count("broadcast", 2, 8, "bfloat16", "", 0)) is None
     torch = bench_peers.SymmMemPeer.__new__(bench_peers.SymmMemPeer)
     torch.n = 8
-    assert torch.refusal(bc.Case("allreduce", 8, 8, "bfloat16", "sum")) is None
-    assert "no other collective" in str(torch.refusal(bc.Case("allgather", 8, 8, "float32")))
-    assert "float32 and bfloat16" in str(torch.refusal(bc.Case("allreduce", 8, 8, "float32", "max")))
-    assert "16 bytes" in str(torch.refusal(bc.Case("allreduce", 8, 7, "float32", "sum")))
+    assert torch.refusal(call_of_count("allreduce", 8, 8, "bfloat16", "sum")) is None
+    assert "no other collective" in str(torch.refusal(call_of_count("allgather", 8, 8, "float32")))
+    assert "float32 and bfloat16" in str(torch.refusal(call_of_count("allreduce", 8, 8, "float32", "max")))
+    assert "16 bytes" in str(torch.refusal(call_of_count("allreduce", 8, 7, "float32", "sum")))
     torch.n = 3
-    assert "2, 4 or 8" in str(torch.refusal(bc.Case("allreduce", 3, 8, "float32", "sum")))
+    assert "2, 4 or 8" in str(torch.refusal(call_of_count("allreduce", 3, 8, "float32", "sum")))

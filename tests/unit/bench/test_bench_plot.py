@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blinkmpi.bench.sweep.plot_sizes import MOST_COLUMNS, OURS, curves_of, told_apart
+from blinkmpi.bench.plot_sizes import MOST_COLUMNS, OURS, curves_of, told_apart
 from blinkmpi.cli import main as cli
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"

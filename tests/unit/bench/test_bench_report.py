@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from blinkmpi.bench import case as bc
 from blinkmpi.bench import document as bench_document
 from blinkmpi.bench import environment as bench_meta
 from blinkmpi.bench.options import read
 from blinkmpi.bench.report import Columns, Row, number, omb_header, omb_row
-from blinkmpi.bench.time_host import Measured
+from blinkmpi.bench.timing import TimingResult
+from tests.harness import ROOT
+from tests.unit.bench.calls import call_of_count
 from tests.unit.bench.test_bench_options import flags
 
 
 def example(*, wrong: int = 0, peers: bool = False) -> Row:
-    ours = (Measured(42.17, (41.0, 42.17, 50.0), (40.0, 42.0), wrong), Measured(41.9, (41.9,), (41.9, 41.9), 0))
-    theirs = (Measured(84.34, (84.34,), (84.0, 84.34), 0), Measured(20.95, (20.95,), (20.0, 20.95), 0))
-    case = bc.Case("allreduce", 8, 262144, "float32", "sum")
+    ours = (TimingResult(42.17, (41.0, 42.17, 50.0), (40.0, 42.0), wrong), TimingResult(41.9, (41.9,), (41.9, 41.9), 0))
+    theirs = (TimingResult(84.34, (84.34,), (84.0, 84.34), 0), TimingResult(20.95, (20.95,), (20.0, 20.95), 0))
+    call = call_of_count("allreduce", 8, 262144, "float32", "sum")
     how = {"scheme": "direct", "executor": "c", "chunk_bytes": 131072, "reason": "measured"}
-    return Row(case, ours, {"mpi": theirs} if peers else {}, how, 1e-5, None, True)
+    return Row(call, ours, {"mpi": theirs} if peers else {}, how, 1e-5, None, True)
 
 
 def test_rows_are_those_of_nccl_tests() -> None:
@@ -44,17 +46,17 @@ def test_our_columns_come_to_the_right() -> None:
     assert row.startswith(plain)
     assert row.removeprefix(plain).split() == ["84.34", "2.00", "20.95", "0.50", "10.00", "N/A", "c", "emulated"]
     assert len(header[2]) == len(row)
-    absent = Row(example().case, example().ours, {"mpi": None}, {}, None, None, False)
+    absent = Row(example().call, example().ours, {"mpi": None}, {}, None, None, False)
     assert Columns(peers=("mpi",)).row(absent).removeprefix(plain).split() == ["N/A"] * 4
 
 
 def on_gpu() -> Row:
     """A row of a GPU run with two peers, one of which cannot run it."""
-    case = bc.Case("allreduce", 8, 262144, "float32", "sum")
-    ours = [Measured(t, (t - 1, t, t + 1), (t, t), 0, calls=20, host_us=7.5) for t in (20.0, 21.0)]
-    theirs = [Measured(t, (t,) * 3, (t, t), 0, calls=20, host_us=5.0, note="one_shot") for t in (40.0, 42.0)]
+    call = call_of_count("allreduce", 8, 262144, "float32", "sum")
+    ours = [TimingResult(t, (t - 1, t, t + 1), (t, t), 0, calls=20, host_us=7.5) for t in (20.0, 21.0)]
+    theirs = [TimingResult(t, (t,) * 3, (t, t), 0, calls=20, host_us=5.0, note="one_shot") for t in (40.0, 42.0)]
     how = {"scheme": "onehop", "executor": "cuda", "chunk_bytes": 0, "reason": "x", "protocol": "packets", "ctas": 16}
-    return Row(case, (ours[0], ours[1]), {"nccl": (theirs[0], theirs[1]), "symm_mem": None}, how, 1e-5, 5e-6, False)
+    return Row(call, (ours[0], ours[1]), {"nccl": (theirs[0], theirs[1]), "symm_mem": None}, how, 1e-5, 5e-6, False)
 
 
 def test_rows_of_gpus_say_how_the_call_travelled() -> None:
@@ -69,7 +71,7 @@ def test_rows_of_gpus_say_how_the_call_travelled() -> None:
 
 def test_the_file_of_a_gpu_run_says_what_was_compared() -> None:
     args = flags("all_reduce", "-b", "1M", "-e", "1M", "--compare", "nccl,symm_mem", "-G", "4")
-    stage = {
+    setup = {
         "memory": "gpu",
         "peers": {"nccl": {"version": "2.28.9", "nvls": "0"}},
         "refused": {"symm_mem": "why"},
@@ -86,12 +88,12 @@ def test_the_file_of_a_gpu_run_says_what_was_compared() -> None:
         verdict=(0, 1.0, None),
         started=datetime(2026, 1, 2).astimezone(),
         peak_resident_bytes=1,
-        stage=stage,
+        setup=setup,
     )
     device = made["config"]["devices"][0]
     assert (device["device"], device["device_hex"], device["device_info"]) == (3, "0000:1b:00.0", "NVIDIA H200")
     assert (made["nccl_version"], made["config"]["graph"]) == ("2.28.9", 4)
-    assert {key: made["blinkmpi"][key] for key in stage} == stage
+    assert {key: made["blinkmpi"][key] for key in setup} == setup
     assert "repeats of many calls" in made["blinkmpi"]["statistic"]
     result = made["results"][0]
     assert result["actual_iterations"] == 60
@@ -149,7 +151,7 @@ def test_the_document_has_the_keys_of_nccl_tests_and_ours(monkeypatch: pytest.Mo
         verdict=(0, 43.65, None),
         started=datetime(2026, 1, 2, 3, 4, 5).astimezone(),
         peak_resident_bytes=1,
-        stage={"memory": "host"},
+        setup={"memory": "host"},
     )
     text = json.dumps(made)
     assert "secret" not in text
@@ -180,3 +182,10 @@ def test_files_are_never_overwritten(tmp_path: Path) -> None:
     path = str(tmp_path / "x.json")
     assert [bench_document.write_new(path, str(i)) for i in range(3)] == [path, path + ".0", path + ".1"]
     assert Path(path).read_text() == "0\n"
+
+
+def test_the_commit_is_that_of_this_checkout() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not in a checkout")
+    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert bench_meta.commit()["commit"] == head.stdout.strip()

@@ -23,46 +23,11 @@ from blinkmpi.bench.sweep.jobs import last_words, machines
 from blinkmpi.bench.sweep.results import read, tables
 from blinkmpi.cli import main as cli
 from blinkmpi.errors import ArgumentError
-from tests.harness import RANK_VARIABLES
+from blinkmpi.util.launcher import RANK_VARIABLES
+from tests.unit.bench.fake_srun import SRUN
 
 OPEN_MPI = "Open MPI v5.0.11"
 JOB = ("SLURM_", "PBS_", "LSB_", "BLINKMPI_", "NCCL_", "CUDA_", "PMI_", "OMPI_COMM_WORLD")
-
-# An srun that starts nothing: it writes what bench would have written, or does what the file "mode" says.
-SRUN = f"""#!{sys.executable}
-import json, pathlib, sys, time
-folder = pathlib.Path(__file__).parent
-words = sys.argv[1:]
-n = next(int(w.partition("=")[2]) for w in words if w.startswith("--ntasks="))
-name = words[words.index("bench") + 1]
-with (folder / "calls").open("a") as calls:
-    calls.write(f"{{name}} {{n}}\\n")
-mode = (folder / "mode").read_text().split() if (folder / "mode").exists() else []
-if f"{{name}}-{{n}}-fails" in mode:
-    print("some noise")
-    print("blinkmpi: error: rank 1: no luck; try again", file=sys.stderr)
-    print("srun: error: node01: task 1: Exited with exit code 2", file=sys.stderr)
-    sys.exit(2)
-if f"{{name}}-{{n}}-hangs" in mode:
-    time.sleep(60)
-rows = []
-for size in (1024, 4096):
-    row = {{"size": size, "type": "float", "redop": "sum", "root": -1, "experiment_name": f"{{name}}_float_sum"}}
-    row["blinkmpi"] = {{"scheme": "direct", "executor": "c"}}
-    for place in ("out_of_place", "in_place"):
-        row[place] = {{"time": size / 100 * n, "bus_bw": 8.0 / n, "alg_bw": 4.0, "nwrong": 0}}
-        times = {{"min": size / 100, "max": size / 50, "median": size / 80}}
-        mpi = {{"time": size / 50 * n, "ratio": 2.0, "nwrong": 0, "times_us": times}}
-        row["blinkmpi"][place] = {{"times_us": times, "compare": {{"mpi": mpi}}}}
-    rows.append(row)
-world = 1 if "worlds" in mode else n
-facts = {{"ranks": world, "compare": ["mpi"], "commit": "0" * 40, "date": "2026-11-21T12:00"}}
-document = {{"config": {{"graph": 0}}, "results": rows, "blinkmpi": facts}}
-path = words[words.index("-J") + 1]
-pathlib.Path(path).write_text(json.dumps(document))
-if "worlds" in mode:
-    pathlib.Path(path + ".0").write_text("{{}}")
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +122,7 @@ def test_a_run_that_failed_is_kept_with_its_reason_and_tried_again(
 
 def test_a_run_that_does_not_end_is_ended(make: Any) -> None:
     one = make('timeout = 0.5\n[[part]]\n[[part]]\ncollectives = "reduce"\n')
-    n = machines(parse("", source="x")[0], {}, OPEN_MPI).place.slots
+    n = machines(parse("", source="x")[0], {}, OPEN_MPI).resources.slots
     one.mode(f"all_reduce-{n}-hangs")
     began = time.monotonic()
     one.run()
@@ -285,7 +250,7 @@ def swept(make: Any, text: str) -> dict[str, Any]:
 
 def test_curves_run_over_ranks_or_nodes(make: Any) -> None:
     body = swept(make, "ranks_per_node = [1, 2, 4]")
-    x, lines = sweep_plot.lines_of(body["runs"])
+    x, lines = sweep_plot.curves_of(body["runs"])
     assert x == "ranks"
     assert [(one.variant, one.size) for one in lines] == [
         (library, size) for size in (1024, 4096) for library in ("blinkmpi", "MPI")
@@ -295,12 +260,12 @@ def test_curves_run_over_ranks_or_nodes(make: Any) -> None:
     assert sweep_plot.chosen([8, 1, 4, 2], 3) == [1, 4, 8]
     for run, nodes in zip(body["runs"], (1, 2, 4), strict=True):
         run["key"]["nodes"] = nodes
-    assert sweep_plot.lines_of(body["runs"])[0] == "nodes"
+    assert sweep_plot.curves_of(body["runs"])[0] == "nodes"
 
 
 def test_schemes_on_one_number_of_ranks_have_no_curve(make: Any) -> None:
     body = swept(make, 'ranks_per_node = 2\nschemes = ["auto", "chain"]')
-    assert sweep_plot.lines_of(body["runs"])[1] == []
+    assert sweep_plot.curves_of(body["runs"])[1] == []
     assert [name for name, _ in sweep_plot.documents([("r", body)])] == ["auto", "chain"]
     assert len(tables(body["runs"])) == 1
 
@@ -323,7 +288,7 @@ def test_a_sweep_is_drawn(make: Any, capsys: pytest.CaptureFixture[str], text: s
     drawn = " ".join(re.findall(r"<text[^>]*>([^<]*)<", picture.read_text()))
     for word in words:
         assert word in drawn
-    one.results.write_text('{"format": "blinkmpi.sweep", "version": 1, "runs": []}')
+    one.results.write_text('{"format": "blinkmpi.sweep", "version": 2, "runs": []}')
     assert cli.main(["plot", str(one.results), "-o", str(picture)]) == 2
     one.results.write_text('{"format": "blinkmpi.sweep", "version": 9, "runs": []}')
     assert cli.main(["plot", str(one.results), "-o", str(picture)]) == 2

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from blinkmpi.bench.sweep.file import Place, Run, expand, node_sizes, parse
+from blinkmpi.bench.sweep.file import Resources, Run, expand, node_sizes, parse
 from blinkmpi.bench.sweep.jobs import line, machines
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError
 from blinkmpi.launch.hostfile import Host
-from tests.harness import RANK_VARIABLES
+from blinkmpi.util.launcher import RANK_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[3]
 OPEN_MPI = "Open MPI v5.0.11"
 JOB = ("SLURM_", "PBS_", "LSB_", "BLINKMPI_", "NCCL_", "CUDA_")
 NO_GPUS = {"BLINKMPI_GPU_DISABLE": "1"}
-HERE = Place(nodes=1, slots=4, gpus=False, local=True)
-FOUR = Place(nodes=4, slots=8, gpus=False)
+HERE = Resources(nodes=1, slots=4, gpus=False, local=True)
+FOUR = Resources(nodes=4, slots=8, gpus=False)
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +30,8 @@ def outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def runs(text: str, place: Place = HERE) -> list[Run]:
-    return [run for run, _ in expand(parse(text, source="x.toml"), place, source="x.toml")]
+def runs(text: str, resources: Resources = HERE) -> list[Run]:
+    return [run for run, _ in expand(parse(text, source="x.toml"), resources, source="x.toml")]
 
 
 # ---------------------------------------------------------------- the file
@@ -41,9 +41,9 @@ def test_an_empty_file_measures_allreduce_on_all_there_is() -> None:
     (one,) = runs("")
     assert (one.collective, one.nodes, one.ranks, one.compare) == ("all_reduce", 1, 4, ("mpi",))
     assert [(run.nodes, run.ranks) for run in runs("", FOUR)] == [(1, 8), (2, 16), (4, 32)]
-    assert [run.nodes for run in runs("", Place(nodes=3, slots=2, gpus=False))] == [1, 2, 3]
-    assert runs("", Place(nodes=1, slots=8, gpus=True))[0].compare == ("nccl",)
-    assert runs('memory = "host"', Place(nodes=1, slots=8, gpus=True))[0].compare == ("mpi",)
+    assert [run.nodes for run in runs("", Resources(nodes=3, slots=2, gpus=False))] == [1, 2, 3]
+    assert runs("", Resources(nodes=1, slots=8, gpus=True))[0].compare == ("nccl",)
+    assert runs('memory = "host"', Resources(nodes=1, slots=8, gpus=True))[0].compare == ("mpi",)
 
 
 def test_the_runs_are_the_product_of_the_lists() -> None:
@@ -130,7 +130,7 @@ def test_more_than_there_is_is_refused() -> None:
 def text_line(text: str, environ: dict[str, str], index: int = 0, **more: Any) -> str:
     sweeps = parse(text, source="x")
     on = machines(sweeps[0], environ, OPEN_MPI, **more)
-    return " ".join(line(expand(sweeps, on.place, source="x")[index][0], on, "/r.json", environ)[0])
+    return " ".join(line(expand(sweeps, on.resources, source="x")[index][0], on, "/r.json", environ)[0])
 
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_TASKS_PER_NODE": "8(x4)", "PATH": "/bin",
@@ -159,7 +159,7 @@ def test_a_hostfile_and_a_launcher_win_over_the_file(tmp_path: Path) -> None:
 
 def test_this_machine_takes_more_ranks_than_cores() -> None:
     on = machines(parse("", source="x")[0], NO_GPUS, OPEN_MPI)
-    assert on.place.local
+    assert on.resources.local
     (many,) = runs("ranks_per_node = 512")
     assert f"--host localhost:{many.ranks} " in " ".join(line(many, on, "/r.json", {})[0])
     assert on.hosts == ()
@@ -168,8 +168,8 @@ def test_this_machine_takes_more_ranks_than_cores() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "sweeps").glob("*.toml")), ids=lambda p: p.name)
 def test_the_examples_can_be_read(path: Path) -> None:
-    for place in (HERE, Place(nodes=8, slots=8, gpus=False)):
+    for resources in (HERE, Resources(nodes=8, slots=8, gpus=False)):
         try:
-            assert runs(path.read_text(), place)
+            assert runs(path.read_text(), resources)
         except BlinkError as error:
             pytest.fail(f"{path.name}: {error}")

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blinkmpi.bench.case import Case, case_of
+from blinkmpi.bench.layout import Buffers
+from blinkmpi.bench.nccl_tests import call_of_size
 from blinkmpi.bench.options import read, settle
-from blinkmpi.bench.time_host import Buffers, Lane, Timing, measure
+from blinkmpi.bench.time_host import measure
+from blinkmpi.bench.timing import Contender, Timing
 from blinkmpi.cli import main as cli
+from blinkmpi.program.call import Call
 from tests.harness import Outcome
 from tests.unit.benchmarks.scripts import needs, script
 
@@ -113,8 +116,8 @@ def test_set_ups_and_what_their_ranks_run(hosts: Any, tmp_path: Path) -> None:
     slow, two = (next(step.hosts for step in hosts.STEPS if step.name == name) for name in ("slow-host", "two-links"))
     assert slow.text == "2+2+2 ranks, 800mbit, 800mbit, 200mbit"
     assert two.text == "4+4 ranks, 2 links of 400mbit a host"
-    assert slow.told_us(25_000_000) == 1e6, "200 Mbit/s are 25 MB/s"
-    assert two.told_us(100_000_000) == 1e6
+    assert slow.expected_us(25_000_000) == 1e6, "200 Mbit/s are 25 MB/s"
+    assert two.expected_us(100_000_000) == 1e6
     assert hosts.firsts((3, 5, 2)) == [0, 3, 8]
 
 
@@ -244,8 +247,8 @@ def test_wrong_values_of_any_library_are_an_error(
 class Pair:
     """One of two ranks whose peer sends what it must, or does not; enough of a communicator for ``measure``."""
 
-    def __init__(self, case: Case, sends: bool) -> None:
-        self.sent = Buffers([case]).views(case)[0]
+    def __init__(self, call: Call, sends: bool) -> None:
+        self.sent = Buffers([call]).views(call)[0]
         self.sends = sends
 
     def Get_rank(self) -> int:
@@ -270,15 +273,15 @@ class Pair:
 
 
 def test_an_exchange_is_timed_and_checked_like_a_collective(hosts: Any) -> None:
-    case = case_of("allreduce", 8, 1 << 20, "float32", "sum", -1)
+    call = call_of_size("allreduce", 8, 1 << 20, "float32", "sum", -1)
     for sends in (True, False):
-        comm = Pair(case, sends)
+        comm = Pair(call, sends)
         hosts.fill(comm.sent, 4, "float32")
-        wire = hosts.Exchange(comm, case, Buffers([case]), (0, 4))
-        (found,) = measure(comm, None, [Lane(wire, wire.call)], Timing(iterations=3))
+        wire = hosts.Exchange(comm, call, Buffers([call]), (0, 4))
+        (found,) = measure(comm, None, [Contender(wire, wire.run)], Timing(iterations=3))
         assert found.iterations == 3
-        assert found.wrong == (0 if sends else case.count)
-    other = hosts.Exchange(comm, case, Buffers([case]), (4, 6))
-    other.call()
+        assert found.wrong == (0 if sends else call.counts[0])
+    other = hosts.Exchange(comm, call, Buffers([call]), (4, 6))
+    other.run()
     assert other.wrong() == 0, "this rank has no part in it"
     assert np.isnan(wire.recv).all()

@@ -19,13 +19,14 @@ from blinkmpi.topology.importers import modify
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees.cluster.hierarchy import Hierarchy
+from blinkmpi.util.launcher import RANK_VARIABLES
 from tests import harness
 
 
 @pytest.fixture
 def blink(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run a command here; (exit code, stdout, stderr)."""
-    for variable in cli.RANK_VARIABLES:
+    for variable in RANK_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
 
     def call(text: str) -> tuple[int, str, str]:

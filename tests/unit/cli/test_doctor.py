@@ -10,17 +10,19 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.doctor.diagnosis import judge
-from blinkmpi.doctor.report import Line, Mpi, Pair, Report, Seen, SelfTest
+from blinkmpi.doctor.report import Finding, MpiFacts, PeerAccess, RankFacts, Report, SelfTest
 from blinkmpi.topology.gpu import GpuFacts, Unknown, known
 from tests.unit.topology.test_probe import recorded
 
-MPI = Mpi("Open MPI v5.0.11", "3.1", "4.1.2", "/lib/libmpi.so.40", "MULTIPLE", "started by Open MPI's mpirun", 4, 4)
+MPI = MpiFacts(
+    "Open MPI v5.0.11", "3.1", "4.1.2", "/lib/libmpi.so.40", "MULTIPLE", "started by Open MPI's mpirun", 4, 4
+)
 GIB = 1 << 30
 
 
-def seen(rank: int, **change: Any) -> Seen:
+def seen(rank: int, **change: Any) -> RankFacts:
     """A rank of a healthy job of four on CPUs."""
-    healthy = Seen(
+    healthy = RankFacts(
         rank=rank, host="vm", place="0/boot/7", cores=(0, 1, 2, 3), python="3.11.7",
         packages={"blinkmpi": "0.1.0", "numpy": "2.4.6", "mpi4py": "4.1.2"}, environment={}, unknown=(),
         settings_error="", compiler="cc", shm_free=4 * GIB, shm_size=8 * GIB, slots_bytes=8 << 20, skew_s=0.0,
@@ -29,13 +31,13 @@ def seen(rank: int, **change: Any) -> Seen:
     return replace(healthy, **change)
 
 
-def job(*changes: Mapping[str, Any], all_ranks: Mapping[str, Any] | None = None) -> list[Seen]:
+def job(*changes: Mapping[str, Any], all_ranks: Mapping[str, Any] | None = None) -> list[RankFacts]:
     """Four ranks; a mapping for each that is different."""
     more = [*changes, *({} for _ in range(4 - len(changes)))]
     return [seen(rank, **{**(all_ranks or {}), **change}) for rank, change in enumerate(more)]
 
 
-def gpu_job(name: str = "nvml-h200x8", **change: Any) -> list[Seen]:
+def gpu_job(name: str = "nvml-h200x8", **change: Any) -> list[RankFacts]:
     """Four ranks, each on a GPU of a recorded machine."""
     facts = recorded(name)
     buses = tuple(str(f.bus) for f in facts)
@@ -46,16 +48,16 @@ def gpu_job(name: str = "nvml-h200x8", **change: Any) -> list[Seen]:
     ]
 
 
-def finding(report: Report, check: str, at: int = 0) -> Line:
-    found = [line for line in report.lines if line.check == check]
-    assert found, [line.check for line in report.lines]
+def finding(report: Report, check: str, at: int = 0) -> Finding:
+    found = [line for line in report.findings if line.check == check]
+    assert found, [line.check for line in report.findings]
     return found[at]
 
 
 def test_a_healthy_job_on_cpus() -> None:
     report = judge(job())
     assert report.healthy
-    assert {line.state for line in report.lines} == {"ok", "n/a"}
+    assert {line.state for line in report.findings} == {"ok", "n/a"}
     assert finding(report, "CUDA-aware MPI").evidence == "not applicable: no rank has a GPU"
     assert "no driver" in finding(report, "GPUs").evidence
     assert finding(report, "hosts").evidence == "4 ranks on vm"
@@ -63,14 +65,14 @@ def test_a_healthy_job_on_cpus() -> None:
 
 def test_a_healthy_job_on_two_nodes() -> None:
     report = judge(job({}, {"place": "1/boot/8", "host": "b"}))
-    assert finding(report, "hosts") == Line("hosts", "ok", "2 nodes: 3 ranks on vm, 1 rank on b")
+    assert finding(report, "hosts") == Finding("hosts", "ok", "2 nodes: 3 ranks on vm, 1 rank on b")
 
 
 def test_a_healthy_job_on_gpus() -> None:
-    pairs = [tuple(Pair(p, "") for p in range(4) if p != r) for r in range(4)]
+    pairs = [tuple(PeerAccess(p, "") for p in range(4) if p != r) for r in range(4)]
     report = judge([replace(s, pairs=pairs[s.rank]) for s in gpu_job()], SelfTest(True, False, "SIGSEGV"))
     assert report.healthy
-    assert not [line for line in report.lines if line.state in ("warn", "fail")]
+    assert not [line for line in report.findings if line.state in ("warn", "fail")]
     assert finding(report, "GPUs").evidence == "4 x NVIDIA H200, driver 580.159.04"
     assert finding(report, "NVLinks").evidence == "18 up a GPU"
     assert "(12 times)" in finding(report, "peers").evidence
@@ -113,7 +115,7 @@ def test_a_healthy_job_on_gpus() -> None:
             job({}, {"packages": {"blinkmpi": "9"}}),
             "versions",
             "fail",
-            "blinkmpi differs: 0.1.0 on ranks 0,2,3; 9 on rank 1",
+            "blinkmpi differs: 0.1.0 on ranks 0, 2-3; 9 on rank 1",
             "same environment",
         ),
         (job({}, {"python": "3.12.1"}), "versions", "warn", "Python differs", "same environment"),
@@ -182,18 +184,18 @@ def test_a_healthy_job_on_gpus() -> None:
     ],
 )
 def test_what_is_wrong_with_a_process_or_a_host(
-    ranks: list[Seen], check: str, state: str, said: str, remedy: str
+    ranks: list[RankFacts], check: str, state: str, said: str, remedy: str
 ) -> None:
     expect(judge(ranks), check, state, said, remedy)
 
 
 def expect(report: Report, check: str, state: str, said: str, remedy: str) -> None:
-    lines = [line for line in report.lines if line.check == check and re.search(said, line.evidence)]
-    assert [(line.state, remedy in line.remedy) for line in lines] == [(state, True)], report.lines
+    lines = [line for line in report.findings if line.check == check and re.search(said, line.evidence)]
+    assert [(line.state, remedy in line.remedy) for line in lines] == [(state, True)], report.findings
     assert state != "fail" or not report.healthy
 
 
-def with_facts(change: Any, *ranks: int, name: str = "nvml-h200x8") -> list[Seen]:
+def with_facts(change: Any, *ranks: int, name: str = "nvml-h200x8") -> list[RankFacts]:
     """A job on GPUs, the facts of some of them changed."""
     made = gpu_job(name)
     for rank in ranks:
@@ -219,7 +221,7 @@ def one_down(facts: GpuFacts) -> GpuFacts:
             with_facts(lambda _: recorded("nvml-h200x8")[0], 2),
             "binding",
             "fail",
-            "ranks 0,2 share NVIDIA H200 at 0000:00:06.0",
+            "ranks 0, 2 share NVIDIA H200 at 0000:00:06.0",
             "one rank per GPU",
         ),
         (
@@ -250,7 +252,7 @@ def one_down(facts: GpuFacts) -> GpuFacts:
         (with_facts(lambda f: replace(f, pcie_width=8), 2), "PCIe", "warn", "rank 2: .* x8 of x16", "slot"),
         (with_facts(denied, 1), "peers", "fail", "1>0, 1>2, 1>3: peer access chipset not supported", "--ipc=host"),
         (
-            gpu_job(pairs=(Pair(2, "cudaErrorInvalidDevice"),)),
+            gpu_job(pairs=(PeerAccess(2, "cudaErrorInvalidDevice"),)),
             "peers",
             "fail",
             "0>2, 1>2, 2>2, 3>2: cudaErrorInvalid",
@@ -305,14 +307,14 @@ def one_down(facts: GpuFacts) -> GpuFacts:
         ),
     ],
 )
-def test_what_is_wrong_with_gpus(ranks: list[Seen], check: str, state: str, said: str, remedy: str) -> None:
+def test_what_is_wrong_with_gpus(ranks: list[RankFacts], check: str, state: str, said: str, remedy: str) -> None:
     expect(judge(ranks), check, state, said, remedy)
 
 
 def test_free_ports_of_a_bridge_are_not_down() -> None:
     """Direct links with as many up on every GPU of the model: boards with bridges have free ports."""
     report = judge(with_facts(one_down, 0, 1, 2, 3, name="nvml-dgx-1v"))
-    assert finding(report, "NVLinks") == Line("NVLinks", "ok", "5 up a GPU")
+    assert finding(report, "NVLinks") == Finding("NVLinks", "ok", "5 up a GPU")
 
 
 @pytest.mark.parametrize(

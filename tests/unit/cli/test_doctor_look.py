@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from blinkmpi.doctor import examination as doctor_look
-from blinkmpi.doctor.examination import clock_skew, decode, encode, look, run_child, self_test, try_pairs
-from blinkmpi.doctor.report import Pair, SelfTest
+from blinkmpi.doctor.examination import clock_skew, decode, encode, examine, run_child, self_test, try_pairs
+from blinkmpi.doctor.report import PeerAccess, SelfTest
 from blinkmpi.topology import ProcessInfo
 from tests import harness
 from tests.unit.cli.test_doctor import MPI
@@ -23,7 +23,7 @@ from tests.unit.topology.test_probe import recording
 
 def test_looking_keeps_secrets_and_reads_this_machine() -> None:
     env = {"AWS_SECRET": "x", "NCCL_DEBUG": "INFO", "BLINKMPI_DEBG": "INFO", "CC": "no-such-compiler"}
-    own = look(ProcessInfo("vm", 1, "boot", (0,)), rank=0, mpi=MPI, environ=env, source=recording("no-driver"))
+    own = examine(ProcessInfo("vm", 1, "boot", (0,)), rank=0, mpi=MPI, environ=env, source=recording("no-driver"))
     assert own.environment == {"NCCL_DEBUG": "INFO", "BLINKMPI_DEBG": "INFO"}
     assert own.unknown == ("BLINKMPI_DEBG is unknown; did you mean BLINKMPI_DEBUG?",)
     assert own.gpus_here == ()
@@ -62,7 +62,7 @@ class FakeGpu:
 
 
 def test_looking_at_a_gpu_joins_it_by_its_bus_id() -> None:
-    own = look(
+    own = examine(
         ProcessInfo("vm", 1, "boot", (0,)),
         rank=0,
         mpi=MPI,
@@ -77,9 +77,9 @@ def test_every_rank_tries_every_other_of_its_node() -> None:
     gpus = [FakeGpu("a"), FakeGpu("b", [b"a"]), FakeGpu("c", broken=True), FakeGpu("d")]
     places = ["x", "x", "x", "y"]
     got = on_ranks([0] * 4, lambda comm, _: try_pairs(comm, places[comm.rank], gpus[comm.rank]))
-    assert got[0] == (Pair(1, ""),)
-    assert got[1] == (Pair(0, "ValueError: invalid device context"),)
-    assert got[2] == (Pair(0, "MemoryError: out of memory"), Pair(1, "MemoryError: out of memory"))
+    assert got[0] == (PeerAccess(1, ""),)
+    assert got[1] == (PeerAccess(0, "ValueError: invalid device context"),)
+    assert got[2] == (PeerAccess(0, "MemoryError: out of memory"), PeerAccess(1, "MemoryError: out of memory"))
     assert got[3] == ()
     assert {(g.open_now, g.allocated) for g in gpus} == {(0, 0)}
     none = on_ranks([0, 0], lambda comm, _: try_pairs(comm, "x", "no GPU"))

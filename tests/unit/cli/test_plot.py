@@ -12,7 +12,7 @@ import pytest
 
 from blinkmpi.errors import ArgumentError
 from blinkmpi.planning.subsets import survey
-from blinkmpi.plot.layout import Place, arrow_head, curve, framed, places
+from blinkmpi.plot.layout import Position, arrow_head, curve, framed, places
 from blinkmpi.plot.trees import draw_packing, draw_subsets
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
@@ -75,7 +75,7 @@ def test_a_torus_is_laid_out_or_a_circle() -> None:
 
 
 def test_curves_run_from_rim_to_rim_and_arrows_point_along_them() -> None:
-    a, b, hub = (Place(np.array(at, float), 0.2, 1.0) for at in ((0, 0), (4, 0), (2, 3)))
+    a, b, hub = (Position(np.array(at, float), 0.2, 1.0) for at in ((0, 0), (4, 0), (2, 3)))
     for stops, lane in (((a, b), 0.0), ((a, b), 1.0), ((a, hub, b), 0.5), ((a, hub, hub, b), 0.0)):
         line = curve(stops, lane, crowd=3)
         assert np.hypot(*line[0]) >= 0.2

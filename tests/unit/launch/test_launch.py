@@ -12,7 +12,8 @@ import pytest
 from blinkmpi.cli import launch as cli_launch
 from blinkmpi.cli import main as cli
 from blinkmpi.launch.hostfile import read
-from tests.harness import ENVIRONMENT, RANK_VARIABLES
+from blinkmpi.util.launcher import RANK_VARIABLES
+from tests.harness import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "hostfiles"

@@ -24,7 +24,7 @@ from blinkmpi.measure import links
 from blinkmpi.measure.links import (
     BATCH,
     Move,
-    Stage,
+    TrafficPattern,
     batch_of,
     document,
     is_apart,
@@ -33,7 +33,7 @@ from blinkmpi.measure.links import (
     move_of,
     rounds,
     settle,
-    stages,
+    traffic_patterns,
 )
 from blinkmpi.measure.show import render
 from blinkmpi.topology import Topology, machine
@@ -62,22 +62,22 @@ def test_everybody_meets_everybody_once_and_one_at_a_time(n: int) -> None:
 def test_in_a_stage_a_gpu_sends_once_and_receives_once(n: int, apart: bool, data: st.DataObject) -> None:
     moves = [(a, b) for a in range(n) for b in range(n) if a != b]
     lost = dict.fromkeys(data.draw(st.lists(st.sampled_from(moves), max_size=3)) if moves else [], "denied")
-    made = stages(n, lost, apart=apart)
+    made = traffic_patterns(n, lost, apart=apart)
     for what in ("copy", "push"):
         assert sorted(m for s in made if s.what == what for m in s.moves) == sorted(set(moves) - lost.keys())
         both = [m for s in made if s.what == f"{what}-both" for m in s.moves]
         assert sorted(both) == sorted(m for m in moves if not {m, m[::-1]} & lost.keys())
-    for stage in made:
+    for pattern in made:
         for end in (0, 1):
-            ranks = [m[end] for m in stage.moves if m[end] != NOWHERE]
-            assert len(ranks) == len(set(ranks)), stage
-        if stage.what.endswith("-both") or stage.what == "flag":
-            assert {m[::-1] for m in stage.moves} == set(stage.moves), "both or none"
-        if stage.what in ("copy", "push"):
-            ranks = [rank for m in stage.moves for rank in m]
+            ranks = [m[end] for m in pattern.moves if m[end] != NOWHERE]
+            assert len(ranks) == len(set(ranks)), pattern
+        if pattern.what.endswith("-both") or pattern.what == "flag":
+            assert {m[::-1] for m in pattern.moves} == set(pattern.moves), "both or none"
+        if pattern.what in ("copy", "push"):
+            ranks = [rank for m in pattern.moves for rank in m]
             assert len(ranks) == len(set(ranks)), "one way alone"
-        assert [m for rank in range(n) if (m := move_of(stage, rank))] != []
-        assert {m for rank in range(n) if (m := move_of(stage, rank))} == set(stage.moves)
+        assert [m for rank in range(n) if (m := move_of(pattern, rank))] != []
+        assert {m for rank in range(n) if (m := move_of(pattern, rank))} == set(pattern.moves)
     hosts = [m for s in made if s.what == "host" for m in s.moves]
     assert sorted(hosts) == sorted(m for r in range(n) for m in ((r, NOWHERE), (NOWHERE, r)))
 
@@ -99,9 +99,11 @@ def test_a_batch_is_short() -> None:
 def test_the_seconds_of_a_move() -> None:
     one, other = (0, 1), (1, 0)
     repeats: list[dict[Move, float]] = [{one: 3.0, other: 1.0}, {one: 2.0, other: 2.5}, {one: 9.0, other: 9.0}]
-    assert settle(Stage("copy", (one, other)), repeats) == {one: 2.0, other: 1.0}
-    assert settle(Stage("push-both", (one, other)), repeats) == {one: 2.5, other: 2.5}, "of the longer of the two"
-    assert settle(Stage("copy-all", (one, other)), repeats) == {one: 3.0, other: 2.5}, "the median"
+    assert settle(TrafficPattern("copy", (one, other)), repeats) == {one: 2.0, other: 1.0}
+    assert settle(TrafficPattern("push-both", (one, other)), repeats) == {one: 2.5, other: 2.5}, (
+        "of the longer of the two"
+    )
+    assert settle(TrafficPattern("copy-all", (one, other)), repeats) == {one: 3.0, other: 2.5}, "the median"
 
 
 # ---------------------------------------------------------------- all ranks together
@@ -213,7 +215,9 @@ def test_an_error_of_one_is_an_error_of_all_and_everything_is_given_back() -> No
     )
     for error in results:
         assert isinstance(error, RemoteError)
-        assert "number 1 of 3 ranks failed while links were measured: OSError: the bus is on fire" in str(error)
+        assert "on the node of rank 0: rank 1 failed while links were measured: OSError: the bus is on fire" in str(
+            error
+        )
     assert logs == [["disconnect", "close"]] * 3
 
     def refuse(me: int, n: int) -> Fake:

@@ -8,17 +8,7 @@ import msgspec
 import pytest
 
 from blinkmpi.errors import PlanError
-from blinkmpi.planning.explain import (
-    FORMAT_VERSION,
-    WIDTH,
-    Explanation,
-    explain,
-    explanation,
-    plan_line,
-    shares,
-    size_text,
-    time_text,
-)
+from blinkmpi.planning.explain import FORMAT_VERSION, WIDTH, Explanation, explain, explanation, plan_line, shares
 from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.call import Call
@@ -28,6 +18,7 @@ from blinkmpi.topology.machines import machine
 from blinkmpi.trees import pack
 from blinkmpi.trees.tree import COLLECTIVES, ROOTED
 from blinkmpi.util.codec import loads
+from blinkmpi.util.text import size_text, time_text
 
 MIB = 1 << 20
 

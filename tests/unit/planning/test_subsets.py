@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blinkmpi.errors import ArgumentError
-from blinkmpi.planning.subsets import Picture, by_size, isomorphic, picture, subset, summary, survey
+from blinkmpi.planning.subsets import ColouredGraph, by_size, coloured, isomorphic, subset, summary, survey
 from blinkmpi.planning.subsets import connected as connected_subsets
 from blinkmpi.topology.machines import machine
 from blinkmpi.trees.graph.fabric import FAST, fabric
@@ -106,6 +106,6 @@ def test_isomorphism_equals_brute_force(stages: list[int], order: list[int], spo
         )
 
 
-def graph(stages: list[int]) -> Picture | None:
+def graph(stages: list[int]) -> ColouredGraph | None:
     edges = " ".join(f"{a}-{b}" for (a, b), k in zip(EDGES, stages, strict=True) for _ in range(k))
-    return picture(fabric(machine_of(5, edges), FAST)) if edges else None
+    return coloured(fabric(machine_of(5, edges), FAST)) if edges else None

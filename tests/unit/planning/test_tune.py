@@ -15,11 +15,12 @@ from blinkmpi.errors import BlinkError, FormatError, PlanError, SettingsError
 from blinkmpi.measure.tune import candidates, rows
 from blinkmpi.planning.plan import Rule
 from blinkmpi.planning.selection import make_plan
-from blinkmpi.planning.tuned_table import Table, file_of, read, taken
+from blinkmpi.planning.tuned_table import TunedTable, file_of, read, taken
 from blinkmpi.program.call import Call
 from blinkmpi.runtime.chunk_search import ChunkSearch
 from blinkmpi.topology import machine, modify
 from blinkmpi.util.cache_folder import keep
+from tests.harness import ROOT
 
 KIB, MIB = 1 << 10, 1 << 20
 ONESHOT = Rule("allreduce", 0, "onehop", 64 * KIB, 4, protocol="ll16_one_shot")
@@ -37,6 +38,19 @@ def test_a_row_begins_half_way_between_the_sizes() -> None:
     assert made[1].ctas == 64
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks" / "tables").glob("tuned-*.json")), ids=lambda path: path.name
+)
+def test_the_tables_that_are_kept_can_be_read(path: Path) -> None:
+    kept = read(path)
+    assert kept is not None
+    assert kept.rules
+    assert file_of(path.parent, kept.gpu, modify(machine("hgx-h200"), gpus=f"0-{kept.ranks - 1}")).name.startswith(
+        path.name.rpartition("-")[0]
+    ), "what a job looks for"
+    assert {rule.reason for rule in kept.rules} == {"measured by blinkmpi tune"}
+
+
 @given(st.lists(st.sampled_from([ONESHOT, SLOTS, replace(SLOTS, ctas=0)]), min_size=1, max_size=12))
 def test_rows_give_each_measured_size_its_winner(winners: list[Rule]) -> None:
     sizes = [KIB << 2 * i for i in range(len(winners))]
@@ -49,8 +63,8 @@ def test_rows_give_each_measured_size_its_winner(winners: list[Rule]) -> None:
     assert all((a.protocol, a.ctas) != (b.protocol, b.ctas) for a, b in pairwise(made)), "no row for nothing"
 
 
-def table(*rules: Rule) -> Table:
-    return Table("GPU", 8, "hgx-h200", "2026-11-21", {"cupy": "14"}, rules)
+def table(*rules: Rule) -> TunedTable:
+    return TunedTable("GPU", 8, "hgx-h200", "2026-11-21", {"cupy": "14"}, rules)
 
 
 def test_a_table_is_kept_and_joined(tmp_path: Path) -> None:

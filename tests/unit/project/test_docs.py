@@ -23,10 +23,11 @@ sys.path.insert(0, str(ROOT))  # for the script; pytest does so itself
 
 from blinkmpi.cli import main as cli  # noqa: E402
 from blinkmpi.planning import defaults  # noqa: E402
-from blinkmpi.planning.explain import size_text  # noqa: E402
 from blinkmpi.program.reduction import _ALLOWED, DTYPES, accumulator_of  # noqa: E402
 from blinkmpi.util import settings  # noqa: E402
-from tests.harness import RANK_VARIABLES, run_command  # noqa: E402
+from blinkmpi.util.launcher import RANK_VARIABLES  # noqa: E402
+from blinkmpi.util.text import size_text  # noqa: E402
+from tests.harness import run_command  # noqa: E402
 from tests.unit.benchmarks.scripts import needs, script  # noqa: E402
 
 DOCS = ("README.md", "CONTRIBUTING.md", "CHANGES.md", "benchmarks/README.md", *sorted(

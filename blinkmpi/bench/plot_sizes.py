@@ -1,8 +1,8 @@
-"""Pictures of what ``blinkmpi bench -J`` wrote: time and bus bandwidth against size, ours and the peers', and ratios.
+"""Draw what ``blinkmpi bench -J`` wrote: time and bus bandwidth against size, ours and the peers', and ratios.
 
 One column for each thing that was measured (collective, type, operation, ranks); files and executors that measured the
-same thing share a column. The results of a sweep are drawn against nodes or ranks (:mod:`.sweep_plot`), or as the files
-of its runs if there is only one number of these. matplotlib is an extra: ``pip install blinkmpi[plot]``.
+same thing share a column. The results of a sweep are drawn against nodes or ranks (:mod:`.sweep.plot_scaling`), or as
+the files of its runs if it has only one number of these. matplotlib is an extra: ``pip install blinkmpi[plot]``.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError
-from ...planning.explain import ranks_text, size_text
-from ...plot.trees import COLOURS, DARK, check_target, new_figure, save
-from . import plot_scaling as sweep_plot
-from .results import is_sweep
-from .results import read as read_sweep
+from ..errors import ArgumentError
+from ..plot.figure import COLOURS, DARK, check_target, new_figure, save
+from ..util.text import plural, size_text
+from .former_names import with_current_names
+from .sweep import plot_scaling
+from .sweep.plot_scaling import LIBRARY_NAMES, MARKERS, OURS
+from .sweep.results import is_sweep
+from .sweep.results import read as read_sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-OURS = "blinkmpi"
-NAMES = {"mpi": "MPI", "nccl": "NCCL", "symm_mem": "torch symm_mem"}
 LIBRARIES = (OURS, "mpi", "nccl", "symm_mem")  # each has its colour
 STYLES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
-MARKERS = ("o", "s", "^", "D")
 MOST_COLUMNS = 6
 TICKS = 7  # sizes named along an axis, at most
 RATIO_TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50)
@@ -36,7 +35,7 @@ FINE_TICKS = tuple(k / 10 for k in range(1, 31))  # of ratios within a factor of
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class SizeCurve:
     """One library in one block of rows: microseconds and GB/s by size in bytes."""
 
     column: str
@@ -59,10 +58,10 @@ def draw(files: Sequence[str], path: str, *, in_place: bool = False) -> None:
     check_target(path)
     read = [(Path(name).stem, _read(name)) for name in files]
     runs = [run for _, found in read if is_sweep(found) for run in found["runs"]]
-    if runs and all(is_sweep(found) for _, found in read) and sweep_plot.lines_of(runs, in_place=in_place)[1]:
-        sweep_plot.draw_scaling(runs, _facts(sweep_plot.documents(read), in_place), path, in_place=in_place)
+    if runs and all(is_sweep(found) for _, found in read) and plot_scaling.curves_of(runs, in_place=in_place)[1]:
+        plot_scaling.draw_scaling(runs, _facts(plot_scaling.documents(read), in_place), path, in_place=in_place)
         return
-    documents = sweep_plot.documents(read)
+    documents = plot_scaling.documents(read)
     curves = told_apart([(name, list(curves_of(found, in_place=in_place))) for name, found in documents])
     columns = list(dict.fromkeys(curve.column for curve in curves))
     if not columns:
@@ -101,7 +100,7 @@ def draw(files: Sequence[str], path: str, *, in_place: bool = False) -> None:
     save(figure, path)
 
 
-def told_apart(files: Sequence[tuple[str, list[Curve]]]) -> list[Curve]:
+def told_apart(files: Sequence[tuple[str, list[SizeCurve]]]) -> list[SizeCurve]:
     """All curves; those of a column that several files share have the file's name in their variant."""
     sharing: dict[str, set[str]] = {}
     for name, curves in files:
@@ -114,7 +113,7 @@ def told_apart(files: Sequence[tuple[str, list[Curve]]]) -> list[Curve]:
     ]
 
 
-def curves_of(document: dict[str, Any], *, in_place: bool = False) -> Iterator[Curve]:
+def curves_of(document: dict[str, Any], *, in_place: bool = False) -> Iterator[SizeCurve]:
     """The curves of one file."""
     place = "in_place" if in_place else "out_of_place"
     blocks = list(_blocks(document["results"]))
@@ -127,7 +126,7 @@ def curves_of(document: dict[str, Any], *, in_place: bool = False) -> Iterator[C
         words = [first["experiment_name"].rsplit("_", 2)[0], first["type"]]
         words += [first["redop"]] if first["redop"] != "none" else []
         words += [f"from {first['root']}"] if first["root"] > 0 else []
-        column = f"{' '.join(words)}, {ranks_text(document['blinkmpi']['ranks'])}"
+        column = f"{' '.join(words)}, {plural(document['blinkmpi']['ranks'], 'rank')}"
         column += ", emulated" if first["blinkmpi"].get("emulated") else ""
         parts = [_executor(block)] if several else []
         parts += ["graph"] if document["config"].get("graph") else []
@@ -138,9 +137,9 @@ def curves_of(document: dict[str, Any], *, in_place: bool = False) -> Iterator[C
                 yield _theirs(measured, place, column, ", ".join(parts), peer)
 
 
-def _ours(rows: Sequence[dict[str, Any]], place: str, column: str, variant: str) -> Curve:
+def _ours(rows: Sequence[dict[str, Any]], place: str, column: str, variant: str) -> SizeCurve:
     times = [row["blinkmpi"][place]["times_us"] for row in rows]
-    return Curve(
+    return SizeCurve(
         column,
         variant,
         OURS,
@@ -152,9 +151,9 @@ def _ours(rows: Sequence[dict[str, Any]], place: str, column: str, variant: str)
     )
 
 
-def _theirs(rows: Sequence[dict[str, Any]], place: str, column: str, variant: str, peer: str) -> Curve:
+def _theirs(rows: Sequence[dict[str, Any]], place: str, column: str, variant: str, peer: str) -> SizeCurve:
     found = [row["blinkmpi"][place]["compare"][peer] for row in rows]
-    return Curve(
+    return SizeCurve(
         column,
         variant,
         peer,
@@ -187,7 +186,7 @@ def _executor(rows: Sequence[dict[str, Any]]) -> str:
 
 def _read(name: str) -> dict[str, Any]:
     try:
-        document = json.loads(Path(name).read_text(encoding="utf-8"))
+        document = with_current_names(json.loads(Path(name).read_text(encoding="utf-8")))
         if is_sweep(document):
             return read_sweep(name)
         complete = isinstance(document["blinkmpi"]["ranks"], int) and isinstance(document["results"], list)
@@ -203,7 +202,7 @@ def _read(name: str) -> dict[str, Any]:
     return found
 
 
-def _curve(axes: Any, curve: Curve, variant: int) -> None:
+def _curve(axes: Any, curve: SizeCurve, variant: int) -> None:
     look = {
         "color": COLOURS[LIBRARIES.index(curve.peer)],
         "linestyle": STYLES[variant % len(STYLES)],
@@ -220,7 +219,7 @@ def _curve(axes: Any, curve: Curve, variant: int) -> None:
         axes[2].plot(curve.sizes, curve.ratios, **look)
 
 
-def _axes(panels: Sequence[Axes], curves: Sequence[Curve], title: str) -> None:
+def _axes(panels: Sequence[Axes], curves: Sequence[SizeCurve], title: str) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     sizes = sorted({size for curve in curves for size in curve.sizes})
@@ -249,13 +248,13 @@ def _axes(panels: Sequence[Axes], curves: Sequence[Curve], title: str) -> None:
     panels[-1].tick_params(axis="x", rotation=0, labelsize=8)
 
 
-def _legend(figure: Any, curves: Sequence[Curve], styles: dict[str, int], *, y: float) -> int:
+def _legend(figure: Any, curves: Sequence[SizeCurve], styles: dict[str, int], *, y: float) -> int:
     """Colours for libraries, lines for variants where there are any; the number of lines that it takes."""
     from matplotlib.lines import Line2D
 
     there = [name for name in LIBRARIES if any(curve.peer == name for curve in curves)]
     handles = [
-        Line2D([], [], color=COLOURS[LIBRARIES.index(name)], linewidth=2.4, label=NAMES.get(name, name))
+        Line2D([], [], color=COLOURS[LIBRARIES.index(name)], linewidth=2.4, label=LIBRARY_NAMES.get(name, name))
         for name in there
     ]
     if any(styles):

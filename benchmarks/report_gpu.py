@@ -1,0 +1,138 @@
+"""The sections of the performance page about GPUs: one node, virtual nodes, and emulated machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.report_rows import (
+    NONE,
+    PLACES,
+    anchor,
+    blocks,
+    compared,
+    exact_size_text,
+    facts_of,
+    is_emulated,
+    label_of,
+    mean,
+    our_time,
+    peers_of,
+    ratio_text,
+    us_text,
+    wrong_text,
+)
+
+
+def _mode(document: dict[str, Any]) -> str:
+    """How calls were started, and on which buffers."""
+    ours, config = document["blinkmpi"], document.get("config") or {}
+    graph = config.get("graph")
+    words = [f"graph, launched {graph} times" if graph else "stream"]
+    words += ["persistent"] if ours.get("persistent") else []
+    words += ["plain buffers"] if ours.get("local_register") == 0 else []
+    return ", ".join(words)
+
+
+def gpu_summary(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    lines = [
+        "| collective | GPUs | mode | beside | out of place: below 1 MiB | from 1 MiB | in place: below 1 MiB "
+        "| from 1 MiB | wrong values | file |",
+        "|---|---:|---|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for name, document in results:
+        ours = document["blinkmpi"]
+        for _, rows in blocks(document):
+            for peer in peers_of(document) or [NONE]:
+                means = [
+                    ratio_text(mean(rows, place, peer, small=small)) for place, _ in PLACES for small in (True, False)
+                ]
+                told = f"{ours.get('collective')}{' (emulated)' if is_emulated(rows) else ''}"
+                cells = [told, str(ours["ranks"]), _mode(document), label_of(peer), *means, wrong_text(rows)]
+                lines.append(f"| {' | '.join(cells)} | [{name}](#{anchor(name)}) |")
+    return "\n".join(lines)
+
+
+def gpu_file(name: str, document: dict[str, Any]) -> str:
+    ours = document["blinkmpi"]
+    gpu, peers = ours.get("gpu") or {}, ours.get("peers") or {}
+    lines = [f"### {name}", ""]
+    versions = [f"{key} {value}" for key, value in gpu.items() if key != "name" and value]
+    lines.append(f"- GPUs: {ours['ranks']} x {gpu.get('name', 'unknown')}, {', '.join(versions) or 'unknown versions'}")
+    for peer, facts in peers.items():
+        lines.append(f"- {label_of(peer)}: {', '.join(f'{key} {value}' for key, value in facts.items()) or 'no facts'}")
+    lines += [f"- N/A: {label_of(peer)}, where {why}" for peer, why in (ours.get("refused") or {}).items()]
+    lines.append(f"- mode: {_mode(document)}")
+    lines += [f"- {label}: {text}" for label, text in facts_of(document)]
+    for _, rows in blocks(document):
+        lines += ["", *_gpu_table(rows, peers_of(document))]
+    return "\n".join(lines)
+
+
+def _gpu_table(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str]:
+    head, align = ["size", "type", "op", "scheme", "protocol", "CTAs"], ["---:", "---", "---", "---", "---", "---:"]
+    for _, label in PLACES:
+        head += [f"{label}: ours", "GB/s"]
+        for peer in peers:
+            head += [label_of(peer), "ratio"]
+    head += ["predicted", "bound", "wrong"]
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join([*align, *['---:'] * (len(head) - len(align))])}|"]
+    for row in rows:
+        own = row.get("blinkmpi") or {}
+        cells = [exact_size_text(row["size"]), str(row.get("type")), str(row.get("redop"))]
+        cells.append(str(own.get("scheme") or NONE) + (" (emulated)" if own.get("emulated") else ""))
+        cells += [str(own.get(key) or NONE) for key in ("protocol", "ctas")]
+        for place, _ in PLACES:
+            rate = (row.get(place) or {}).get("bus_bw")
+            cells += [us_text(our_time(row, place)), NONE if rate is None else f"{rate:.1f}"]
+            for peer in peers:
+                theirs = compared(row, place, peer)
+                cells += ["N/A", "N/A"] if theirs is None else [us_text(theirs["time"]), ratio_text(theirs["ratio"])]
+        cells += [us_text(own.get("predicted_us")), us_text(own.get("bound_us")), wrong_text([row])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def nodes_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/nodes.py wrote: that of a GPU benchmark, and how it was split."""
+    about = document["nodes"]
+    split = "+".join(map(str, about["ranks"]))
+    if "nccl" in about:
+        made = ", ".join(f"{count} {kind}" for kind, count in about["nccl"]["connections"].items())
+        seen = " or ".join(map(str, about["nccl"]["nodes"])) or "an unknown number of"
+        lines = [f"- virtual nodes: {split} GPUs; NCCL saw {seen} nodes, its connections are {made or 'unknown'}"]
+    else:
+        lines = [f"- virtual nodes: {split} GPUs; {about['mark']}: MPI maps the other node's GPU memory"]
+    lines += [f"- failed: {failure}" for failure in document.get("failed") or []]
+    title, rest = gpu_file(name, document).split("\n\n", 1)
+    return "\n".join([title, "", *lines, rest])
+
+
+def emulated_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/emulated.py wrote."""
+    ours = document["blinkmpi"]
+    gpu, versions = ours.get("gpu") or {}, ours.get("versions") or {}
+    dirty = ", with changes since" if ours.get("dirty") else ""
+    facts = {
+        "machine": f"{ours['machine']['name']}, emulated, {ours['machine']['nvlink_unit_mbps'] / 1e3:g} GB/s a unit of "
+        "NVLink each way",
+        "GPUs": f"{ours['ranks']} x {gpu.get('name')}, driver {gpu.get('driver')}",
+        "versions": ", ".join(f"{k} {v}" for k, v in versions.items() if v),
+        "NCCL": ours.get("nccl_version") or "not measured",
+        "commit": f"`{ours['commit'][:12]}`{dirty}" if ours.get("commit") else "unknown",
+        "date": ours.get("date") or "unknown",
+    }
+    lines = [f"### {name}", "", *(f"- {label}: {text}" for label, text in facts.items())]
+    lines += [f"- failed: {failure.splitlines()[0]}" for failure in document.get("failed") or []]
+    lines += ["", "| GPUs | size | plan | bound | ours | share | NCCL | ratio | NCCL's graphs | wrong |"]
+    lines.append(f"|---|{'---:|' * 7}---|---:|")
+    for row in document["results"]:
+        own, theirs = row["ours"], row["nccl"]
+        rates = [row["planned_GBps"], row["bound_GBps"], own["GBps"]]
+        cells = [row["gpus"], exact_size_text(row["size"]), *(f"{rate:.1f}" for rate in rates), f"{row['share']:.2f}"]
+        graphs = [f"{p['channels']} x {p['pattern']} {p['path']}" for p in (theirs or {}).get("patterns", [])]
+        cells += [NONE, NONE] if theirs is None else [f"{theirs['GBps']:.1f}", ratio_text(row["ratio"])]
+        wrong = [found["wrong"] for found in (own, theirs) if found is not None]
+        cells += [", ".join(graphs) or NONE, "not checked" if None in wrong else str(sum(wrong))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,73 @@
+"""nccl-tests' names of types, operations and collectives, and how it rounds a size to a call."""
+
+from __future__ import annotations
+
+from ..errors import BufferTypeError
+from ..program.call import BLOCKED, REDUCTIONS, Call
+from ..program.reduction import dtype_of
+from ..trees.tree import ROOTED, Collective
+
+# nccl-tests' name of each element type, in its order.
+TYPE_NAMES: dict[str, str] = {
+    "int8": "int8",
+    "uint8": "uint8",
+    "int32": "int32",
+    "uint32": "uint32",
+    "int64": "int64",
+    "uint64": "uint64",
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "bfloat16": "bfloat16",
+}
+OP_NAMES = ("sum", "prod", "max", "min", "avg")
+TEST_NAMES: dict[Collective, str] = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+}
+
+
+def call_of_size(collective: Collective, n: int, nbytes: int, dtype: str, op: str, root: int) -> Call:
+    """The call of ``n`` ranks whose largest buffer has ``nbytes``, rounded down as nccl-tests does it."""
+    itemsize = dtype_of(dtype).itemsize
+    count = nbytes // itemsize
+    if collective in BLOCKED:
+        count //= n
+    if collective in ("allgather", "reduce_scatter"):
+        count &= -(16 // itemsize)
+    counts = (count,) * (n if collective == "reduce_scatter" else 1)
+    return Call(
+        collective,
+        n,
+        counts,
+        dtype,
+        op if collective in REDUCTIONS else "",
+        root if collective in ROOTED else -1,
+    )
+
+
+def type_name(dtype: str) -> str:
+    """nccl-tests' name of an element type."""
+    return next(name for name, ours in TYPE_NAMES.items() if ours == dtype)
+
+
+def dtype_named(name: str) -> str:
+    """Our name of an element type from nccl-tests' or ours.
+
+    Raises:
+        BufferTypeError: for the 8-bit floating types and unknown names.
+    """
+    if name in TYPE_NAMES:
+        return TYPE_NAMES[name]
+    if name in TYPE_NAMES.values():
+        return name
+    if name.startswith("f8"):
+        raise BufferTypeError(
+            f"datatype {name!r}: 8-bit floating types have no reduction here; use one of {', '.join(TYPE_NAMES)}, all"
+        )
+    raise BufferTypeError(f"datatype {name!r} is unknown; use one of {', '.join(TYPE_NAMES)}, all")

@@ -1,0 +1,60 @@
+"""How ranks, counts, bytes and seconds are written in messages, and how a number of bytes is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import ArgumentError
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 rank``, ``8 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Name ranks, given in ascending order: ``rank 3``, ``ranks 0-2, 5``."""
+    parts: list[str] = []
+    for rank in ranks:
+        first = rank
+        while parts and int(parts[-1].rpartition("-")[2]) == first - 1:
+            first = int(parts.pop().partition("-")[0])
+        parts.append(f"{first}-{rank}" if first < rank else f"{rank}")
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
+
+
+def size_text(nbytes: int) -> str:
+    """``64 MiB``, ``1000 bytes``."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit and nbytes * 100 % unit == 0:
+            return f"{nbytes / unit:.4g} {name}"
+    if nbytes >= 1 << 20:
+        return f"{nbytes / (1 << 20):.2f} MiB"
+    return f"{nbytes} bytes"
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes: ``64K``, ``1.5M``, ``4G`` (2^10, 2^20, 2^30) or a plain number.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    digits, factor = text.strip(), 1
+    if digits[-1:].upper() in ("K", "M", "G"):
+        factor = 1 << (10 * ("KMG".index(digits[-1].upper()) + 1))
+        digits = digits[:-1]
+    try:
+        value = float(digits) * factor
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1 << 62:
+        raise ArgumentError(f"size {text!r}: expected a number of bytes such as 65536, 64K, 1.5M or 4G")
+    return int(value)
+
+
+def time_text(seconds: float) -> str:
+    """``12.3 ms``, ``850 us``."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.3g} us"
