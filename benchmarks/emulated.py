@@ -38,13 +38,13 @@ MACHINE = "dgx-1v"
 UNIT_MBPS = 45_000  # a unit of NVLink, each way
 SETS = ("0-7", "0-6", "0-5", "0,1,2,4,5,6", "0-4", "1,2,4,5,7", "1,4,5,6", "0-3", "0,1,4", "0,3,4", "0,3")
 RANKS = {**SETTINGS, "NCCL_NVLS_ENABLE": "0"}
-TOLD = {"NCCL_P2P_LEVEL": "NVL", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH"}
+NCCL_SETTINGS = {"NCCL_P2P_LEVEL": "NVL", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH"}
 WARMUP = {"ours": 80, "nccl": 3}  # calls before a row; ours looks for its chunks in them
 FEWEST_SECONDS = 10.0  # a job with less than this left is not started
 PATTERNS = {1: "balanced tree", 2: "split tree", 3: "tree", 4: "ring", 5: "NVLS", 6: "CollNet"}  # of NCCL's graph.h
 
 
-def told(gpus: str) -> Topology:
+def emulated_part(gpus: str) -> Topology:
     """The part of the machine, with its units of NVLink at the rate that they have here."""
     whole = machine(MACHINE)
     lane = next(link.lane_mbps for link in whole.links if link.kind == "nvlink")
@@ -71,11 +71,11 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
         if here.gpu is None:
             raise DeviceError("this job has no GPUs: BLINKMPI_DEBUG=INFO says why")
         if world.rank == 0 and library == "ours":
-            xml = write_xml(on_gpus_of(told(gpus), here.machine), processor())
+            xml = write_xml(on_gpus_of(emulated_part(gpus), here.machine), processor())
             (folder / "topology.xml").write_text(xml, encoding="utf-8")
     calls = [call_of_size("allreduce", world.size, size, "float32", "sum", -1) for size in sizes]
     rows = []
-    with Communicator(world, topology=told(gpus) if library == "ours" else None) as comm:
+    with Communicator(world, topology=emulated_part(gpus) if library == "ours" else None) as comm:
         assert comm.gpu is not None
         timer = GpuTimer(cupy(), comm, calls, unalign=0, symmetric=False)
         peer = NcclPeer(world, cupy()) if library == "nccl" else None
@@ -117,7 +117,7 @@ def command(n: int, library: str, gpus: str, sizes: str, folder: Path) -> list[s
 
 
 def run(argv: Sequence[str], settings: dict[str, str], seconds: float) -> str:
-    """Run a job; nothing, or what went wrong and, on a line of its own, the last error that it told of."""
+    """Run a job; nothing, or what went wrong and, on a line of its own, the last error that it printed."""
     why, said = run_job(argv, {**RANKS, **settings}, seconds)
     own = said.partition("MPI_ABORT was invoked")[0].strip(" -\n")  # what comes after it is mpirun's
     return f"{why}\n{last_error(own)}" if why else ""
@@ -131,7 +131,7 @@ def last_error(output: str) -> str:
 
 
 def made_of(logs: Sequence[str]) -> dict[str, Any]:
-    """What NCCL made of the file that it was told, from the logs of its ranks."""
+    """What NCCL made of the topology file, from the logs of its ranks."""
     text = "\n".join(logs)
     pattern = r"Pattern (\d+), crossNic \d+, nChannels (\d+), bw ([\d.]+)/[\d.]+, type (\S+?), sameChannels"
     patterns = dict.fromkeys(re.findall(pattern, text))
@@ -207,7 +207,11 @@ def measure(
             left = end - time.monotonic()
             settings: dict[str, str] = {}
             if library == "nccl":
-                settings = {**TOLD, "NCCL_TOPO_FILE": f"{folder}/topology.xml", "NCCL_DEBUG_FILE": f"{folder}/log.%p"}
+                settings = {
+                    **NCCL_SETTINGS,
+                    "NCCL_TOPO_FILE": f"{folder}/topology.xml",
+                    "NCCL_DEBUG_FILE": f"{folder}/log.%p",
+                }
                 if not (folder / "topology.xml").exists():
                     failed[library] = "not started: our job has written no topology.xml"
                     continue

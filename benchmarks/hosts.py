@@ -161,10 +161,10 @@ def rank(ranks: Sequence[int], size: int, repeats: int, folder: Path) -> None:
             "how": comm.how(call.collective, call.nbytes, **facts),
         }
         library = str(MPI.Get_library_version()).split(",")[0].strip("\0\n ")
-        told = {"versions": meta.versions(library, comm.executor), "env": meta.environment()}
-        told["machine"] = {"name": comm.machine.name, "fingerprint": comm.machine.fingerprint}
+        job_facts = {"versions": meta.versions(library, comm.executor), "env": meta.environment()}
+        job_facts["machine"] = {"name": comm.machine.name, "fingerprint": comm.machine.fingerprint}
     if world.rank == 0:
-        (folder / "result.json").write_text(json.dumps({"row": result, **told}), encoding="utf-8")
+        (folder / "result.json").write_text(json.dumps({"row": result, **job_facts}), encoding="utf-8")
 
 
 # ---------------------------------------------------------------- the driver
@@ -238,18 +238,22 @@ def measured(step: Step, size: str, repeats: int, seconds: float) -> tuple[dict[
 
 
 def document(
-    about: dict[str, Any], rows: Sequence[dict[str, Any]], failed: Sequence[str], told: dict[str, Any], began: datetime
+    about: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    failed: Sequence[str],
+    job_facts: dict[str, Any],
+    began: datetime,
 ) -> dict[str, Any]:
     """The file of a set-up."""
     ours = {**meta.commit(), "date": began.isoformat(timespec="seconds"), "ranks": sum(about["ranks"])}
     ours |= {"collective": "allreduce", "dtype": "float32", "op": "sum", "memory": "host", "compare": ["mpi"]}
     ours |= {"hardware": meta.hardware(), "hostnames": [f"host{i}" for i in range(len(about["ranks"]))]}
-    ours |= {"versions": told["versions"], "machine": {**told["machine"], "emulated": False}}
+    ours |= {"versions": job_facts["versions"], "machine": {**job_facts["machine"], "emulated": False}}
     ours["statistic"] = "median over iterations of the slowest rank's time"
     return {
         "hosts": about,
         "args": [meta.without_folders(word) for word in sys.argv],
-        "env": told["env"],
+        "env": job_facts["env"],
         "results": list(rows),
         "failed": list(failed),
         "blinkmpi": ours,

@@ -178,8 +178,8 @@ def _about(nodes: dict[str, Any]) -> str:
     """What is to be known of a split besides its ranks."""
     if "nccl" not in nodes:
         return f"{nodes['mark']}, MPI takes GPU memory; beside ours on one node"
-    told = ", ".join(f"{count} {kind}" for kind, count in nodes["nccl"]["connections"].items())
-    return f"NCCL saw {', '.join(map(str, nodes['nccl']['nodes']))} nodes, connections: {told or 'unknown'}"
+    connections = ", ".join(f"{count} {kind}" for kind, count in nodes["nccl"]["connections"].items())
+    return f"NCCL saw {', '.join(map(str, nodes['nccl']['nodes']))} nodes, connections: {connections or 'unknown'}"
 
 
 def _ms(us: float | None) -> str:

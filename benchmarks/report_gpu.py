@@ -47,8 +47,8 @@ def gpu_summary(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
                 means = [
                     ratio_text(mean(rows, place, peer, small=small)) for place, _ in PLACES for small in (True, False)
                 ]
-                told = f"{ours.get('collective')}{' (emulated)' if is_emulated(rows) else ''}"
-                cells = [told, str(ours["ranks"]), _mode(document), label_of(peer), *means, wrong_text(rows)]
+                label = f"{ours.get('collective')}{' (emulated)' if is_emulated(rows) else ''}"
+                cells = [label, str(ours["ranks"]), _mode(document), label_of(peer), *means, wrong_text(rows)]
                 lines.append(f"| {' | '.join(cells)} | [{name}](#{anchor(name)}) |")
     return "\n".join(lines)
 

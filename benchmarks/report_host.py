@@ -40,8 +40,8 @@ def host_summary(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
         peer = first_peer(document)
         for executor, rows in blocks(document):
             means = [ratio_text(mean(rows, place, peer)) for place, _ in PLACES]
-            told = f"{ours.get('collective')}{' (emulated)' if is_emulated(rows) else ''}"
-            cells = [told, str(ours["ranks"]), executor, *means, wrong_text(rows), f"[{name}](#{anchor(name)})"]
+            label = f"{ours.get('collective')}{' (emulated)' if is_emulated(rows) else ''}"
+            cells = [label, str(ours["ranks"]), executor, *means, wrong_text(rows), f"[{name}](#{anchor(name)})"]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

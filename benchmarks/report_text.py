@@ -35,7 +35,7 @@ EMULATED_LEGEND = """
 ## Emulated machines
 
 Allreduce (float32, sum) on GPUs that are joined by NVSwitch and play parts of another machine: our links are paced in
-the kernel, and NCCL is told the same machine by a topology file; nothing here was measured on that machine. Rates are
+the kernel, and NCCL reads the same machine from a topology file; nothing here was measured on that machine. Rates are
 bytes of the vector per second, in GB/s. Plan is the planner's rate, share is ours as a part of it, ratio is ours by
 NCCL's: more than 1 means that blinkmpi is faster.
 """

@@ -296,8 +296,8 @@ class _Bench:
                 )
         for line in omb_header(self.options.collective, self.options.peers) if args.format == "osu" else ():
             self.say(line)
-        told = " (emulated)" if self.emulated else ""
-        self.say(f"# {self.machine['name']}{told}, {self.n} ranks; {self._schemes(ours)}; {self._library()}")
+        mark = " (emulated)" if self.emulated else ""
+        self.say(f"# {self.machine['name']}{mark}, {self.n} ranks; {self._schemes(ours)}; {self._library()}")
         for peer in self.peers:
             if peer.facts:
                 self.say(f"# {peer.name}: " + ", ".join(f"{key} {value}" for key, value in peer.facts.items()))

@@ -65,7 +65,7 @@ def devices(processes: Sequence[Process]) -> list[dict[str, Any]]:
 def commit() -> dict[str, Any]:
     """The commit of the checkout that this package lies in, and whether the package was changed since.
 
-    A copy without .git is told its commit by ``GIT_COMMIT``, as continuous integration does.
+    For a copy without .git, ``GIT_COMMIT`` says it, as continuous integration sets it.
     """
     root = Path(__file__).resolve().parents[2]
     unknown: dict[str, Any] = {"commit": os.environ.get("GIT_COMMIT"), "dirty": None}

@@ -97,7 +97,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the JSON instead of rows")
     group = parser.add_argument_group("many jobs, from one process without mpirun (docs/sweeps.md)")
     add = group.add_argument
-    add("--sweep", metavar="FILE", help="start every run that this TOML stands for; -J FILE holds all, and goes on")
+    add("--sweep", metavar="FILE", help="start every run of this TOML file; -J FILE keeps all results, and resumes")
     add("--hostfile", metavar="FILE", help="with --sweep: the machines, if neither the scheduler's nor this one")
     add("--launcher", choices=LAUNCHERS, help="with --sweep: the launcher; default: mpirun of the MPI that mpi4py has")
     add("--dry-run", action="store_true", help="with --sweep: print the command lines")

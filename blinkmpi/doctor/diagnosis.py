@@ -21,7 +21,7 @@ LEAST_SLOTS = MIB  # of a rank: with less, chunks are small and slow
 HINTS = {
     "CUDA_LAUNCH_BLOCKING": "every kernel waits for the one before",
     "NCCL_P2P_DISABLE": "NCCL, to which bench compares, goes through host memory",
-    "NCCL_TOPO_FILE": "NCCL is told another machine than there is",
+    "NCCL_TOPO_FILE": "NCCL plans for the machine of that file, not for this one",
     "NCCL_ALGO": "NCCL may not choose for itself",
     "NCCL_PROTO": "NCCL may not choose for itself",
     "OMPI_MCA_coll": "Open MPI's choice of collectives is restricted",

@@ -183,7 +183,7 @@ def measure_gpus(
     Args:
         node: this rank's communicator of the ranks on its node.
         timer: makes this rank's timer, from its number on the node and how many there are.
-        say: hears of every pattern: how many are done, of how many, and what it is.
+        say: is called before every pattern: how many are done, of how many, and what comes next.
 
     Raises:
         RemoteError: the same on all ranks.
@@ -218,7 +218,7 @@ def _of_all_nodes(
     error = ""
     try:
         rows, lost = work()
-    except Exception as trouble:  # the other nodes hear of it
+    except Exception as trouble:  # raised on the other nodes too
         error = f"on the node of rank {ranks[0]}: {trouble}; blinkmpi doctor on the same ranks says more"
     if failed := list(filter(None, world.allgather(error))):
         raise RemoteError(error or failed[0])

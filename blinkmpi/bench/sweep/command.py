@@ -91,13 +91,13 @@ def refuse_ranks(environ: Mapping[str, str], file: str) -> None:
 
 
 def _refuse_flags(args: argparse.Namespace) -> None:
-    """Raise ArgumentError for flags of ``bench`` beside --sweep: what is measured stands in the file."""
+    """Raise ArgumentError for flags of ``bench`` beside --sweep: the file alone says what is measured."""
     parser = argparse.ArgumentParser(add_help=False)
     add_flags(parser)
     for name, default in vars(parser.parse_args([])).items():
         if name not in TAKEN and getattr(args, name, default) != default:
             what = "the collective" if name == "collective" else f"--{name}"
-            raise ArgumentError(f"{what} {getattr(args, name)} beside --sweep: what is measured stands in the file; "
+            raise ArgumentError(f"{what} {getattr(args, name)} beside --sweep: the file says what is measured; "
                                 f"write it into {args.sweep}")  # fmt: skip
 
 

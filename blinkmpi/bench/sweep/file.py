@@ -67,7 +67,7 @@ class Run(Value, frozen=True):
     collective: str
     nodes: int
     ranks: int
-    virtual: str  # "4+4": nodes of one machine, told by BLINKMPI_NODES
+    virtual: str  # "4+4": virtual nodes of one machine (BLINKMPI_NODES)
     type: str
     op: str  # "" where nothing is reduced
     root: int
@@ -87,7 +87,7 @@ class Run(Value, frozen=True):
 
     @property
     def key(self) -> dict[str, Any]:
-        """What tells this run from every other, as it stands in the results."""
+        """What identifies this run in the results."""
         return dict(msgspec.json.decode(msgspec.json.encode(self)))
 
     @property

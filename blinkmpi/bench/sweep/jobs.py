@@ -83,8 +83,8 @@ def machines(
         hosts, allocated = allocation(environ).hosts, True
     gpus, seen = sweep.gpus_per_node, sweep.gpus_per_node
     if gpus is None:
-        told = environ.get("SLURM_GPUS_ON_NODE", "")
-        gpus = int(told) if told.isdecimal() else None
+        count = environ.get("SLURM_GPUS_ON_NODE", "")
+        gpus = int(count) if count.isdecimal() else None
         seen = gpus if gpus is not None else _gpus_here(environ)
     resources = Resources(max(1, len(hosts)), _slots(hosts, sweep, seen or 0), bool(seen), local=not hosts)
     return Machines(hosts, scheduler_of(environ), allocated, launcher, pmi, mpirun, gpus or None, resources)
@@ -97,7 +97,7 @@ def _launcher(asked: Launcher | None, library: str) -> tuple[Launcher, Pmi, str]
 
 
 def _gpus_here(environ: Mapping[str, str]) -> int:
-    """GPUs of this node, which stands for the others."""
+    """GPUs of this node; the others are taken to have as many."""
     if read_settings(environ).gpu_disable:
         return 0
     shown = environ.get("CUDA_VISIBLE_DEVICES")

@@ -44,7 +44,7 @@ def test_every_set_is_planned_and_told_to_nccl(emulated: Any) -> None:
     named = tuple(replace(d, name="NVIDIA H200") for d in found.devices)  # as the probe names them
     real = replace(found, devices=named)
     for gpus in emulated.SETS:
-        part = emulated.told(gpus)
+        part = emulated.emulated_part(gpus)
         assert part.n == len(parse_gpus(gpus))
         assert {k.lane_mbps for k in part.links if k.kind == "nvlink"} == {emulated.UNIT_MBPS}
         plan = make_plan(part, gpus="slots", collectives=("allreduce",))
@@ -124,4 +124,4 @@ def test_a_job_that_fails_says_why(emulated: Any) -> None:
     sleeps = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
     assert emulated.run(sleeps, {}, 1.5) == "no end after 2 s\nbegun"
     says = [sys.executable, "-c", "import os, sys; sys.exit(os.environ['NCCL_P2P_LEVEL'] != 'NVL')"]
-    assert emulated.run(says, emulated.TOLD, 30) == ""
+    assert emulated.run(says, emulated.NCCL_SETTINGS, 30) == ""
