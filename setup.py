@@ -52,7 +52,7 @@ EXTRAS = {
         "matplotlib>=3.8",
         "mypy>=1.13",
         *CUDA,
-        "nvidia-cuda-nvrtc>=13,<14; sys_platform == 'linux'",
+        "nvidia-cuda-nvrtc==13.0.*; sys_platform == 'linux'",
         "nvidia-cuda-nvrtc-cu12>=12,<13; sys_platform == 'linux'",
         "pre-commit>=4.0",
         "pytest>=8.3",

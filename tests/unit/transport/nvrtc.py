@@ -40,6 +40,8 @@ def library(version: int) -> Any:
     found = importlib.util.find_spec("nvidia")
     for folder in (found.submodule_search_locations or ()) if found is not None else ():
         if (path := Path(folder) / LIBRARIES[version]).exists():
+            for builtins in path.parent.glob("libnvrtc-builtins.so*"):
+                ctypes.CDLL(str(builtins))  # 13.0 does not look for it beside itself
             return ctypes.CDLL(str(path))
     return pytest.skip(f"NVRTC {version} is not installed: pip install 'blinkmpi[test]' on Linux")
 

@@ -5,11 +5,8 @@
 
 #include "types.cuh"
 
-#if __CUDACC_VER_MAJOR__ >= 13
-#define OFFSET_OF(type, member) __builtin_offsetof(type, member)
-#else  // NVRTC 12 knows offsetof only by its compiler's internal name
+// offsetof, by the name that all versions of NVRTC know (12 and 13.0 lack the compiler's builtin).
 #define OFFSET_OF(type, member) __INTADDR__(&((type*)0)->member)
-#endif
 
 struct Announcement {  // what a peer calls; one line of 128 bytes, written by that peer alone
   u64 word;                // (number of the call << 32) | fingerprint
