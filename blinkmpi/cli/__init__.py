@@ -1,1 +1,1 @@
-"""The command line: one module a command."""
+"""The command line: ``main`` has the parser; a module named after a command has that command."""

@@ -1,1 +1,1 @@
-"""Measurements of the machine: the rates of its links, and tuned selection tables."""
+"""Measurements of the machine: the rates of its links (``links``, ``show``), and tuned selection tables (``tune``)."""

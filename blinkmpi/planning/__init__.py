@@ -1,1 +1,10 @@
-"""Plans: which packings a job has, and which of them carries a call of which size. Pure."""
+"""Plans: which packings a job has, and which of them carries a call of which size. Pure.
+
+``plan``         the value: all packings, and the selection table with its rules
+``selection``    makes a plan; ``choose`` decides scheme and protocol of a call
+``defaults``     the default rows of the table
+``tuned_table``  rows that ``blinkmpi tune`` has measured
+``explain``      says how a call runs, and why
+``diff``         compares two plans
+``subsets``      compares trees with rings on every part of a machine
+"""

@@ -1,1 +1,12 @@
-"""A collective call as a program of stages and channels: lowered from trees, checked, interpreted, priced. Pure."""
+"""A collective call as a program of stages and channels: lowered from trees, proved, interpreted, priced. Pure.
+
+``call``         which collective, how many elements of what type, by which root
+``ir``           the program: channels and stages
+``lower``        makes a program from a packing and a call
+``check``        proves it: no deadlock, every contribution exactly once
+``interpreter``  runs it for all ranks in one process, on NumPy
+``cost_model``   predicts its time
+``partition``    the part of it that one node executes
+``reduction``    element types, operations, accumulation and rounding
+``memory``       pieces of host and GPU memory
+"""

@@ -1,13 +1,13 @@
-"""How bytes move: executors of Programs (Blink section 4, CodeGen).
+"""How bytes move: executors of programs (Blink section 4, CodeGen).
 
-A transport sees programs, never trees, and never another transport. The calls,
-in this order on every rank::
+``interface``      what every transport gives the runtime: a bound call with ``start``, ``test``, ``wait`` and ``run``
+``announcement``   what a rank announces as it enters a call, and which all ranks compare
+``control_pages``  the shared memory that holds announcements, flags, heartbeats and the abort word
+``liveness``       what a rank knows of its peers, and the errors that follow from it
+``host/``          executes programs on CPU ranks, in shared memory, in C or NumPy
+``network/``       carries channels between nodes, as MPI messages
+``cuda/``          executes programs on GPUs, one kernel for each rank and call
 
-    transport = HostTransport(comm, machine...)      # collective
-    loaded = transport.load(program)                 # local; cached by whoever calls
-    transport.call(loaded, seq, text, send, recv, timeout_s)   # all ranks make the same call; blocks
-    transport.enter(seq, text, timeout_s)            # a call that moves no data of ours: all ranks have come
-    transport.close()                                # collective, unless the communicator is dead
-
-``host`` moves bytes between the CPU ranks of one node through shared memory.
+A transport sees programs, never plans or trees. ``host`` may use ``network``; ``host`` and ``cuda`` do not know each
+other.
 """

@@ -1,1 +1,9 @@
-"""What every room uses: JSON with exact fractions, settings from the environment, the user's cache folder."""
+"""What every room uses.
+
+``codec``         JSON for the value types, with exact fractions
+``settings``      the ``BLINKMPI_`` variables
+``together``      failing together: an error on one rank is an error on all
+``launcher``      what MPI's launcher tells a process
+``cache_folder``  the user's cache folder; ``lru`` a cache in memory
+``text``          ranks, counts and sizes in messages; ``progress`` a bar on a terminal
+"""

@@ -1,9 +1,12 @@
 """The CUDA transport: one rank per GPU, peers' memory mapped by CUDA IPC, stages of a program as groups of CTAs.
 
-* ``device`` is the one home of CuPy and of the driver: memory, IPC, streams, compilation, launches;
+* ``device`` alone uses CuPy and the driver: memory, IPC, streams, compilation, launches;
 * ``memory_layout`` lays out the symmetric memory that every rank maps of every other, and registered buffers;
 * ``codegen`` makes the source and the table of a kernel from a program, ``kernel_layout`` the structs that they share;
 * ``executor`` loads and launches calls;
-* ``kernels`` has the CUDA C++: ``stages.cu`` runs any program through slots, ``packets.cu`` and ``direct.cu`` run
-  one-hop trees, the first for short vectors, the second between registered buffers.
+* ``packets`` and ``direct_segments`` say which rank moves what in the protocols of one-hop trees;
+* ``host_slots`` and ``network_channels`` have the slots of channels by the host's path and to other nodes;
+* ``failure_report`` is what an aborted kernel leaves, ``link_rates`` what ``blinkmpi topo --measure`` times;
+* ``kernels/`` has the CUDA C++: ``stages.cu`` runs any program through slots, ``direct.cu`` one-hop trees between
+  registered buffers, ``packets.cu`` one-hop trees for short vectors, in the packets of ``ll16.cuh`` or ``ll128.cuh``.
 """

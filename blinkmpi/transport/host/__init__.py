@@ -1,1 +1,12 @@
-"""Programs on CPU ranks: shared memory in a node, executors in C and NumPy."""
+"""Programs on CPU ranks of a node, in shared memory.
+
+``executor``         the transport: announces, waits, times out, looks after the peers
+``executor.c``       the C executor, which runs the stages of a rank (``native`` compiles and loads it, ``native_rows``
+                     writes its table); with ``reduction.h``, ``single_copy.h`` and ``write_style.h``
+``numpy_executor``   the same in NumPy, where there is no C compiler
+``host_program``     a program with addresses in place of channels; ``channel_layout`` says where these lie
+``host_call``        a program bound to buffers and a deadline
+``shared_window``    the memory that the ranks share
+``single_copy``      the protocol ``cma``: chunks are read straight from their writer's buffer
+``capabilities``     whether all ranks have the C executor, and may read one another's memory
+"""

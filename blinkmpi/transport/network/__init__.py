@@ -1,1 +1,1 @@
-"""Between nodes: messages of MPI that carry chunks, calls and errors."""
+"""Between nodes: MPI messages that carry chunks (``endpoints``), announcements and aborts (``messages``)."""
