@@ -64,6 +64,7 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
     from blinkmpi.bench.timing import Timing
     from blinkmpi.communicator import Communicator
     from blinkmpi.errors import DeviceError
+    from blinkmpi.runtime.inspection import choice
     from blinkmpi.transport.cuda.device import cupy
 
     world = MPI.COMM_WORLD
@@ -90,7 +91,7 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
             row = {"us": found.time_us, "GBps": call.nbytes / found.time_us / 1e3, "wrong": found.wrong}
             row["spread_us"] = found.spread
             if peer is None:
-                how = comm.how("allreduce", call.nbytes)
+                how = choice(comm.context, "allreduce", call.nbytes)
                 packing = comm.plans.packing("allreduce", 0, str(how["scheme"]))
                 row |= {"how": how, "trees": len(packing.trees)}
                 row |= {"planned_GBps": float(packing.rate) / 1e3, "bound_GBps": float(packing.bound) / 1e3}

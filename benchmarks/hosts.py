@@ -129,6 +129,7 @@ def rank(ranks: Sequence[int], size: int, repeats: int, folder: Path) -> None:
     from blinkmpi.bench.time_host import measure
     from blinkmpi.bench.timing import Contender, Timing, call_facts, our_call
     from blinkmpi.communicator import Communicator
+    from blinkmpi.runtime.inspection import choice, predict
     from tests.hosts.rank import check_layout
 
     world = MPI.COMM_WORLD
@@ -150,7 +151,7 @@ def rank(ranks: Sequence[int], size: int, repeats: int, folder: Path) -> None:
             for one in found
         )
         facts = call_facts(call)
-        predicted, bound = comm.predict(call.collective, call.nbytes, **facts)
+        predicted, bound = predict(comm.context, call.collective, call.nbytes, **facts)
         result = {
             "size": call.nbytes,
             "ours": own,
@@ -158,7 +159,7 @@ def rank(ranks: Sequence[int], size: int, repeats: int, folder: Path) -> None:
             "wires": [{"ends": list(wire.ends), **one} for wire, one in zip(wires, carried, strict=True)],
             "predicted_us": None if predicted is None else predicted * 1e6,
             "bound_us": None if bound is None else bound * 1e6,
-            "how": comm.how(call.collective, call.nbytes, **facts),
+            "how": choice(comm.context, call.collective, call.nbytes, **facts),
         }
         library = str(MPI.Get_library_version()).split(",")[0].strip("\0\n ")
         job_facts = {"versions": meta.versions(library, comm.executor), "env": meta.environment()}

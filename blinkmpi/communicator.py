@@ -18,10 +18,11 @@ from .planning.plan import Plan
 from .runtime import collectives as mpi
 from .runtime import inspection
 from .runtime.bootstrap import Options
+from .runtime.collectives import CollectiveMethod, Invocation
+from .runtime.context import Context
 from .runtime.cuda_context import CudaContext
 from .runtime.device_buffers import device_array
 from .runtime.dispatch import Dispatcher
-from .runtime.mpi_fallback import CollectiveMethod, Invocation
 from .runtime.process_exit import end_job_on_error
 from .runtime.requests import Persistent
 from .topology import Topology
@@ -170,10 +171,7 @@ class Communicator(MPI.Intracomm):
         stream: Any = None,
         timeout: Seconds = None,
     ) -> None:
-        """Fold all buffers, give rank i a block of ``recvcounts[i]`` elements (None: as its receive buffer).
-
-        In place as :meth:`Reduce_scatter_block`.
-        """
+        """As :meth:`Reduce_scatter_block`, but rank i gets ``recvcounts[i]`` elements (None: as its receive buffer)."""
         self._call(mpi.REDUCE_SCATTER, (sendbuf, recvbuf, recvcounts, op), timeout, stream)
 
     def Ireduce_scatter(
@@ -226,23 +224,10 @@ class Communicator(MPI.Intracomm):
 
     # ---- registered buffers on GPUs
 
-    def cuda_context(self) -> CudaContext:
-        """The GPUs, their plan and their kernels; for measurements and for buffers.
-
-        Raises:
-            DeviceError: if not every rank has a GPU.
-        """
-        dispatcher = self._dispatcher()
-        dispatcher.check_alive()
-        return dispatcher.context.cuda()
-
     def empty(self, shape: Any, dtype: Any = "float32") -> Any:
         """A CuPy array that all ranks reach, so that long vectors move without a copy on the way; collective.
 
-        Its memory lives until :meth:`deregister` or :meth:`Free`.
-
-        Raises:
-            BlinkError: on every rank, if there are no GPUs or no memory.
+        Its memory lives until :meth:`deregister` or :meth:`Free`. BlinkError on every rank without GPUs or memory.
         """
         return self._buffers().empty(shape, dtype)
 
@@ -255,62 +240,52 @@ class Communicator(MPI.Intracomm):
         self._buffers().deregister(device_array(array))
 
     def _buffers(self) -> CudaContext:
-        """Where buffers are registered, after which calls are bound anew."""
-        context = self.cuda_context()
+        """Where buffers are registered, after which calls are bound anew. DeviceError without GPUs."""
+        self._dispatcher().check_alive()
         self._dispatcher().forget()
-        return context
+        return self.context.cuda()
 
     # ---- what this job is, and how calls run on it
 
     @property
+    def context(self) -> Context:
+        """What its calls run on, for benchmarks and tests (``runtime.inspection`` asks it)."""
+        return self._dispatcher().context
+
+    @property
     def machine(self) -> Topology:
         """The machine of this job, as found or as given: of its GPUs, if every rank has one."""
-        return self._dispatcher().context.main.machine
+        return self.context.main.machine
 
     @property
     def plans(self) -> Plan:
         """Every packing of this job and the selection table."""
-        return self._dispatcher().context.main.plans
+        return self.context.main.plans
 
     @property
     def gpu(self) -> Gpu | None:
         """This rank's GPU, if every rank has one."""
-        gpus = self._dispatcher().context.gpus
+        gpus = self.context.gpus
         return gpus.gpu if gpus else None
 
     @property
     def executor(self) -> str:
         """What executes our programs on the ranks of this job, and what was found out about it."""
-        return inspection.executor(self._dispatcher().context)
+        return inspection.executor(self.context)
 
     def replan(self) -> tuple[PlanDifference, ...]:
-        """Probe the machine again, plan again and go on with the new plan; collective.
-
-        Returns what is different, as ``blinkmpi plan --diff`` shows it; nothing if the machine is as it was.
-        """
+        """Probe and plan again, and go on with the new plan; collective. What is different, as ``plan --diff`` has it."""
         return self._dispatcher().replan()
 
     def explain(
         self, collective: str, nbytes: int = 1 << 20, *, dtype: str = "float32", op: Any = "sum", root: int = 0
     ) -> str:
         """Say which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
-        return inspection.explain(self._dispatcher().context, collective, nbytes, dtype=dtype, op=op, root=root)
+        return inspection.explain(self.context, collective, nbytes, dtype=dtype, op=op, root=root)
 
     def plan_line(self, collective: str, root: int = 0) -> str:
         """The packing that large vectors take, in one line: trees, rate, bound."""
-        return inspection.plan_text(self._dispatcher().context, collective, root)
-
-    def how(
-        self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
-    ) -> dict[str, Any]:
-        """The choice for a call, as data: scheme, executor, protocol, ctas, chunk_bytes, depth, reason."""
-        return inspection.choice(self._dispatcher().context, collective, nbytes, dtype=dtype, op=op, root=root)
-
-    def predict(
-        self, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
-    ) -> tuple[float | None, float | None]:
-        """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say."""
-        return inspection.predict(self._dispatcher().context, collective, nbytes, dtype=dtype, op=op, root=root)
+        return inspection.plan_text(self.context, collective, root)
 
     # ---- communicators from this one
 
@@ -318,23 +293,21 @@ class Communicator(MPI.Intracomm):
         """A duplicate, with its own plan and transport."""
         return cast(Communicator, self._adopt(super().Dup(info)))
 
-    def Clone(self) -> Communicator:
-        """As :meth:`Dup`."""
-        return cast(Communicator, self._adopt(super().Clone()))
-
     def Idup(self, info: MPI.Info | None = None) -> tuple[Communicator, MPI.Request]:
         """As :meth:`Dup`; complete when it returns, because opening the transport needs all ranks."""
         comm, request = super().Idup(info)
         request.Wait()
         return cast(Communicator, self._adopt(comm)), request
 
+    Idup_with_info = Idup
+
+    def Clone(self) -> Communicator:
+        """As :meth:`Dup`."""
+        return cast(Communicator, self._adopt(super().Clone()))
+
     def Dup_with_info(self, info: MPI.Info) -> Communicator:
         """As :meth:`Dup`."""
         return cast(Communicator, self._adopt(super().Dup_with_info(info)))
-
-    def Idup_with_info(self, info: MPI.Info) -> tuple[Communicator, MPI.Request]:
-        """As :meth:`Idup`."""
-        return self.Idup(info)
 
     def Split(self, color: int = 0, key: int = 0) -> MPI.Intracomm:
         """One communicator per colour; COMM_NULL (of mpi4py) for ``MPI.UNDEFINED``."""
@@ -398,7 +371,7 @@ class Communicator(MPI.Intracomm):
             return cast(MPI.Intracomm, comm)
         child = MPI.Intracomm.__new__(Communicator, comm)
         try:
-            child._blink = Dispatcher(child, *self._dispatcher().context.child(comm))
+            child._blink = Dispatcher(child, *self.context.child(comm))
         except BaseException:
             child.Free()
             raise

@@ -227,18 +227,21 @@ class _Bench:
             peer.close()
 
     def _row(self, ours: Any, call: Call) -> Row:
+        from ..runtime.inspection import choice, predict
+
         facts = call_facts(call)
         able = [peer for peer in self.peers if not self._refuses(peer, call)]
         mine, theirs = zip(
             *(self._place(ours, call, able, in_place=place == "in_place") for place in PLACES), strict=True
         )
         measured = {peer.name: (theirs[0][i], theirs[1][i]) for i, peer in enumerate(able)}
-        predicted, bound = ours.predict(call.collective, call.nbytes, **facts) if self.args.predict else (None, None)
+        what = (ours.context, call.collective, call.nbytes)
+        predicted, bound = predict(*what, **facts) if self.args.predict else (None, None)
         return Row(
             call=call,
             ours=mine,
             peers={name: measured.get(name) for name in self.options.peers},
-            how=ours.how(call.collective, call.nbytes, **facts),
+            how=choice(*what, **facts),
             predicted_s=predicted,
             bound_s=bound,
             emulated=self.emulated,
@@ -306,10 +309,12 @@ class _Bench:
 
     def _schemes(self, ours: Any) -> str:
         """``direct from 65536 B, mpi from ...``: the plan in words."""
+        from ..runtime.inspection import choice
+
         parts: list[str] = []
         last = ""
         for call in self.options.calls(self.n, self.options.series[0]):
-            how = ours.how(call.collective, call.nbytes, **call_facts(call))
+            how = choice(ours.context, call.collective, call.nbytes, **call_facts(call))
             executor = f" ({how['executor']} executor)" if how.get("executor") in ("c", "numpy") else ""
             words = f"{how.get('scheme')}{executor}"
             if words != last:

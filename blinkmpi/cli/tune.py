@@ -40,7 +40,7 @@ def tune(args: argparse.Namespace, world: Any) -> int:
     while sizes[-1] * args.factor <= end:
         sizes.append(sizes[-1] * args.factor)
     with Communicator(world) as comm:
-        gpus = comm.cuda_context()
+        gpus = comm.context.cuda()
 
         def say(text: str) -> None:
             if world.rank == 0 and not args.quiet:

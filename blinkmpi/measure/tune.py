@@ -59,7 +59,7 @@ def tune(
     Raises:
         DeviceError: on every rank, if the job has no GPUs.
     """
-    gpus = comm.cuda_context()
+    gpus = comm.context.cuda()
     found: list[Rule] = []
     trial = _Trial(comm, gpus, max(sizes))
     for collective in collectives:

@@ -1,11 +1,84 @@
-"""The collectives that are ours, as mpi4py spells them."""
+"""The collectives that are ours, as mpi4py spells them, and their invocations by the user."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
 from mpi4py.MPI import Intracomm
 
+from ..errors import BufferTypeError
+from ..program.call import Call
 from . import arguments
-from .mpi_fallback import CollectiveMethod
+from .arguments import Prepared
+from .buffers import hold, mpi_op
+from .device_buffers import lies_on_device
+
+
+class CollectiveMethod(NamedTuple):
+    """A collective as mpi4py spells it."""
+
+    name: str
+    prepare: Callable[..., Prepared]  # of rank, size and the arguments: checks them; may raise DelegatedToMPI
+    mpi: Callable[..., MPI.Request]  # of a communicator and the arguments: MPI's own, non-blocking
+    exchanges: bool = False  # whether ``prepare`` takes a function, too, that exchanges a number with the other ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A collective and the arguments with which the user called it."""
+
+    method: CollectiveMethod
+    args: tuple[Any, ...]
+    own: tuple[MPI.Datatype, ...] = ()  # datatypes to free when MPI is done with them
+
+    @property
+    def name(self) -> str:
+        """The collective."""
+        return self.method.name
+
+    def held(self) -> Invocation:
+        """With arguments for later, when MPI reads them in another thread."""
+        held = [hold(arg) for arg in self.args]
+        own = tuple(datatype for _, datatypes in held for datatype in datatypes)
+        return Invocation(self.method, tuple(arg for arg, _ in held), own)
+
+    def unowned(self) -> Invocation:
+        """With the addresses of arrays in place of the arrays, which it does not keep alive."""
+        return Invocation(self.method, tuple(_unowned(a) if type(a) is np.ndarray else a for a in self.args))
+
+    def free(self) -> None:
+        """Free what :meth:`held` made."""
+        for datatype in self.own:
+            datatype.Free()
+
+    def begin(self, comm: MPI.Intracomm) -> MPI.Request:
+        """Begin MPI's own collective on ``comm``."""
+        for arg in self.args:
+            if lies_on_device(arg):
+                raise BufferTypeError(
+                    f"{self.name} with these arguments is MPI's alone, and this MPI would crash on GPU memory; "
+                    "pass NumPy copies, or an operation and types that blinkmpi has"
+                )
+        return self.method.mpi(comm, *(mpi_op(a) if isinstance(a, str) else a for a in self.args))
+
+
+@lru_cache(maxsize=4096)
+def describe(call: Call) -> str:
+    """A call as people read it, and as ranks compare it."""
+    count = call.counts[0] if len(set(call.counts)) == 1 else list(call.counts)
+    parts = [f"{count} x {call.dtype}" if call.dtype else "", f"op {call.op}" if call.op else ""]
+    parts.append(f"root {call.root}" if call.root >= 0 else "")
+    return f"{call.collective}({', '.join(p for p in parts if p)})"
+
+
+def _unowned(array: np.ndarray[Any, Any]) -> list[Any]:
+    return [MPI.memory.fromaddress(array.ctypes.data, array.nbytes), MPI._typedict[array.dtype.char]]
+
 
 BCAST = CollectiveMethod("broadcast", arguments.broadcast, Intracomm.Ibcast)
 REDUCE = CollectiveMethod("reduce", arguments.reduce, Intracomm.Ireduce)

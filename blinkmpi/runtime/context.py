@@ -26,7 +26,7 @@ from ..topology.measured import applied
 from ..topology.network_rate import net_rates, with_net
 from ..topology.probe import probe
 from ..transport.cuda.device import Gpu
-from ..transport.host.executor import HostTransport
+from ..transport.host.transport import HostTransport
 from ..util.cache_folder import cache_dir
 from ..util.settings import log
 from .arguments import in_mpi

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any, cast
 from mpi4py import MPI
 
 from ..errors import BlinkError, CollectiveTimeout, DeviceError, PeerLost
+from ..planning.chunk_search import ChunkSearch
 from ..program.memory import DeviceArray
 from ..transport.announcement import Called
-from ..transport.cuda.executor import LoadedKernel
-from ..transport.host.executor import LOOK_SECONDS, HostTransport
+from ..transport.cuda.loaded_kernel import LoadedKernel
 from ..transport.host.native import SEQ_BITS
+from ..transport.host.transport import LOOK_SECONDS, HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.network.endpoints import Endpoints
 from .arguments import Prepared
-from .chunk_search import ChunkSearch
+from .calls_without_program import EntryCall
+from .collectives import describe
 from .cuda_context import CudaContext
 from .device_buffers import stream_address
-from .mpi_fallback import EntryCall, describe
 from .requests import ProgressThread
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class CudaCall:
 
     def start(self, seq: int) -> None:
         """Announce the call and put it on its stream; between nodes, see it through."""
-        if self.context.transport.gave_up:
+        if self.context.transport.aborted:
             raise self.failure()
         self.seq = seq
         if self.search is not None and not self.context.gpu.capturing(self.stream):
@@ -174,7 +175,7 @@ class CudaCall:
                 found = PeerLost(f"GPU call {self.text}: {peers.states(gone, self.seq)}; start the job again")
             if found is not None:
                 self.context.transport.abort()
-        if self.context.transport.gave_up or (found is not None and progress()):
+        if self.context.transport.aborted or (found is not None and progress()):
             raise found or self.failure()
 
     def failure(self) -> BlinkError:
@@ -222,9 +223,8 @@ class CudaCall:
         """Enter the call on the host, start the kernel, and carry its chunks until it is through."""
         seq, host = self.seq, self.host
         if self.context.gpu.capturing(self.stream):
-            raise DeviceError(
-                f"{self.text}: calls between nodes cannot be captured in a graph; make them outside of it"
-            )
+            text = f"{self.text}: calls between nodes cannot be captured in a graph; make them outside of it"
+            raise Refused(DeviceError(text))
         try:
             host.barrier(seq, self.called, self.timeout_s)
         except PeerDelegates as delegated:
@@ -239,7 +239,7 @@ class CudaCall:
 
         def progress() -> bool:
             nonlocal since
-            if self.context.transport.gave_up:
+            if self.context.transport.aborted:
                 return False
             more, moved = host.progress(seq, endpoints or Endpoints())
             now = time.monotonic()

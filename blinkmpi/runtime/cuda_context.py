@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from ..errors import BlinkError, BufferTypeError
+from ..planning.chunk_search import ChunkSearch
 from ..planning.plan import Plan, Rule
 from ..planning.selection import choose, program_for
 from ..program.call import Call
@@ -21,13 +22,13 @@ from ..program.reduction import NAMES, dtype_of
 from ..topology import Topology
 from ..transport.cuda.device import Gpu
 from ..transport.cuda.direct_segments import in_blocks
-from ..transport.cuda.executor import CudaTransport, LoadedKernel
+from ..transport.cuda.loaded_kernel import LoadedKernel
 from ..transport.cuda.packets import PROTOCOLS as PACKETS
 from ..transport.cuda.packets import fits
+from ..transport.cuda.transport import CudaTransport
 from ..util.lru import LRU
 from ..util.together import Comm
 from .arguments import Prepared
-from .chunk_search import ChunkSearch
 
 KERNELS = 256  # loaded kernels that are kept
 TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs
@@ -103,7 +104,7 @@ class CudaContext:
     def _fits(self, call: Call, rule: Rule, chunk: int) -> bool:
         rule = msgspec.structs.replace(rule, chunk_bytes=chunk)
         program = self.program(call, rule)
-        return self.transport.fits(program, rule.ctas, self._hosted(program, rule))
+        return self.transport.fits(program, rule.ctas, self._in_host_memory(program, rule))
 
     def kernel(self, call: Call, text: str, registered: bool, *, captured: bool = False) -> LoadedKernel:
         """The kernel of a call, compiled and loaded at its first use.
@@ -132,15 +133,22 @@ class CudaContext:
 
     def _load(self, call: Call, rule: Rule, text: str) -> LoadedKernel:
         if rule.protocol == "rs_ag":
-            blocks, said = in_blocks(call), f"{text} in halves"  # which a rank that takes another protocol does not say
+            blocks, said = in_blocks(call), f"{text} by rs_ag"  # which a rank that takes another protocol does not say
             first = msgspec.structs.replace(rule, collective="reduce_scatter", protocol="slots")
-            return self.transport.in_halves(self._load(blocks, first, said), blocks, said)
+            return self.transport.rs_ag(self._load(blocks, first, said), blocks, said)
         program = self.program(call, rule) if rule.protocol == "slots" else None
-        pace = self._pace(program, rule) if program is not None and self.emulated else None
-        hosted = self._hosted(program, rule) if program is not None else ()
+        emulated = self._emulated(program, rule) if program is not None and self.emulated else None
+        in_host_memory = self._in_host_memory(program, rule) if program is not None else ()
         part = part_of(program, self.here, range(len(self.here))) if program is not None and self.here else None
         return self.transport.load(
-            call, rule.protocol, text, program, ctas=rule.ctas, hosted=hosted, pace=pace, part=part
+            call,
+            rule.protocol,
+            text,
+            program,
+            ctas=rule.ctas,
+            in_host_memory=in_host_memory,
+            emulated=emulated,
+            part=part,
         )
 
     def _paths(self, program: Program, rule: Rule) -> list[tuple[int, ...]]:
@@ -154,7 +162,7 @@ class CudaContext:
             found.append(path)
         return found
 
-    def _hosted(self, program: Program, rule: Rule) -> tuple[int, ...]:
+    def _in_host_memory(self, program: Program, rule: Rule) -> tuple[int, ...]:
         """The channels whose way leads over PCIe or the host, not over NVLink alone."""
         kinds = {(link.src, link.dst): link.kind for link in self.machine.links if link.kind not in NVLINKS}
         paths = self._paths(program, rule)
@@ -172,17 +180,17 @@ class CudaContext:
         own = self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
         return self.transport.starter(own, stream, None)
 
-    def _pace(self, program: Program, rule: Rule) -> Callable[[int], tuple[int, int]]:
+    def _emulated(self, program: Program, rule: Rule) -> Callable[[int], tuple[int, int]]:
         """For channels of an emulated machine: the clock of the link, and ns per MiB of its narrowest part."""
         paths = self._paths(program, rule)
         rates = {(link.src, link.dst): link.mbps for link in self.machine.links}
         order = {ends: i for i, ends in enumerate(sorted(rates))}
 
-        def pace(channel: int) -> tuple[int, int]:
+        def emulated(channel: int) -> tuple[int, int]:
             hops = list(itertools.pairwise(paths[channel]))
-            return self.transport.clock(order[hops[0]]), NS_PER_MIB // min(rates[hop] for hop in hops)
+            return self.transport.link_clock(order[hops[0]]), NS_PER_MIB // min(rates[hop] for hop in hops)
 
-        return pace
+        return emulated
 
     def take(self, machine: Topology, plans: Plan) -> None:
         """Go on with another plan; what was loaded for the old one is of no more use."""
@@ -254,12 +262,12 @@ class CudaContext:
         at = self.gpu.allocate(-(-nbytes // (2 << 20)) * (2 << 20))
         array = self.gpu.array(at, count, dtype_of(dtype), None)
         self._buffers[at] = (array, at)
-        self.transport.register(self._comm, at, nbytes)
+        self.transport.regions.register(self._comm, at, nbytes)
         return array.reshape(shape)
 
     def register(self, device: DeviceArray) -> None:
         """Register a buffer of the user's; collective."""
-        self.transport.register(self._comm, device.ptr, device.nbytes)
+        self.transport.regions.register(self._comm, device.ptr, device.nbytes)
         self._buffers[device.ptr] = (device.owner, 0)
 
     def deregister(self, device: DeviceArray) -> None:
@@ -273,7 +281,7 @@ class CudaContext:
         if held is None or not ref:
             raise BufferTypeError("deregister: this array is not registered; pass what register() got")
         region = self.transport.regions.known[(ref >> 48) - 1]
-        self.transport.deregister(self._comm, region, (device.ptr, device.ptr + max(device.nbytes, 1)))
+        self.transport.regions.deregister(self._comm, region, (device.ptr, device.ptr + max(device.nbytes, 1)))
         if held[1]:
             self.gpu.free(held[1])
 

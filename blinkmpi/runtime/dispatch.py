@@ -19,26 +19,27 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI, run
 
-from ..errors import ArgumentError, BufferTypeError, PeerLost
+from ..errors import ArgumentError, BufferTypeError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..planning.diff import PlanDifference
 from ..planning.plan import Rule
 from ..program.call import Call
 from ..program.reduction import Array
 from ..topology import Topology
 from ..transport.announcement import Called, Delegated
-from ..transport.host.executor import HostTransport
 from ..transport.host.host_call import HostBuffers
 from ..transport.host.host_program import HostProgram
+from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..util.lru import LRU
 from ..util.settings import log
 from .arguments import Prepared, key_of
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
+from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
+from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
 from .cuda_calls import CudaCalls
 from .device_buffers import lies_on_device
-from .mpi_fallback import CollectiveMethod, EntryCall, Invocation, MpiCall, RefusedCall, describe, fallback_error
 from .process_exit import LOST, UNCAUGHT, follow_launcher
 from .requests import Persistent, ProgressThread, Request
 
@@ -105,7 +106,7 @@ class Dispatcher:
             self.thread.drain()
             return self._start_on_gpu(self.cuda, ready, stream, self._deadline(timeout_s))
         if isinstance(ready, DelegatedOp):  # on every rank
-            if error := self._fall_back(invocation, str(ready)):
+            if error := fallback_error(self.context, invocation.name, str(ready)):
                 raise error
             return invocation.begin(self.context.public)
         held = invocation
@@ -125,7 +126,9 @@ class Dispatcher:
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             self.thread.put(work, request.finish)
         else:
-            self.say("non-blocking calls complete at once, because MPI was not started with THREAD_MULTIPLE")
+            self.context.log_once(
+                "non-blocking calls complete at once, because MPI was not started with THREAD_MULTIPLE"
+            )
             request.finish(self.thread.run(work))
         if isinstance(ready, Prepared | DelegatedToMPI):
             return request
@@ -216,7 +219,7 @@ class Dispatcher:
         try:
             if timeout_s is not None:
                 check_timeout(timeout_s)
-            extra = (self._exchange_for_prepare,) if method.exchanges else ()
+            extra = (self.exchange,) if method.exchanges else ()
             ready = method.prepare(context.rank, context.n, *invocation.args, *extra)
             if ready.on_device and context.gpus is None:
                 raise BufferTypeError(f"{method.name} of GPU memory: {context.why_no_gpus}; pass NumPy copies")
@@ -225,18 +228,12 @@ class Dispatcher:
             if ready.final is not None and ready.recv is None:
                 ready = ready.received_in(self._room(ready.final.nbytes))
             return ready
-        except _Heard as heard:  # from an exchange: all ranks know
-            raise heard.error from None
+        except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # of an exchange: all ranks know
+            raise
         except DelegatedToMPI as why:
             return type(why)(*why.args)  # without the traceback, whose frames keep the user's buffers
         except Exception as error:
             return error
-
-    def _exchange_for_prepare(self, count: int) -> tuple[int, ...]:
-        try:
-            return self.exchange(count)
-        except Exception as error:
-            raise _Heard(error) from error
 
     def _room(self, nbytes: int) -> Array:
         """Memory of our own for a call, which later calls may use again; earlier ones keep what they had."""
@@ -283,7 +280,7 @@ class Dispatcher:
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             cuda.thread.put(work, request.finish)
         else:
-            self.say("non-blocking calls complete at once: MPI was not started with THREAD_MULTIPLE")
+            self.context.log_once("non-blocking calls complete at once: MPI was not started with THREAD_MULTIPLE")
             request.finish(cuda.thread.run(work))
         return request
 
@@ -307,13 +304,6 @@ class Dispatcher:
             raise
 
     # ---- what is said of a call
-
-    def say(self, text: str) -> None:
-        """Log a warning the first time."""
-        self.context.log_once(text)
-
-    def _fall_back(self, invocation: Invocation, why: str) -> Exception | None:
-        return fallback_error(self.context, invocation.name, why)
 
     def _log_choice(self, call: Call, rule: Rule, program: HostProgram | None) -> None:
         """One log line per distinct call."""
@@ -401,11 +391,3 @@ class Dispatcher:
                 "WARN",
                 f"rank {context.rank} ends the job, or MPI_Finalize would wait for ever: {who}",
             )
-
-
-class _Heard(Exception):
-    """An error of an exchange, which all ranks have seen."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error

@@ -53,7 +53,9 @@ def plan_text(context: Context, collective: str, root: int) -> str:
     return plan_line(plans.packing(name, root, scheme))
 
 
-def choice(context: Context, collective: str, nbytes: int, *, dtype: str, op: Any, root: int) -> dict[str, Any]:
+def choice(
+    context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+) -> dict[str, Any]:
     """The choice for a call, as data: scheme, executor, protocol, ctas, chunk_bytes, depth, reason."""
     if why := delegated_because(op):
         return {"scheme": "mpi", "executor": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
@@ -75,7 +77,7 @@ def choice(context: Context, collective: str, nbytes: int, *, dtype: str, op: An
 
 
 def predict(
-    context: Context, collective: str, nbytes: int, *, dtype: str, op: Any, root: int
+    context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
 ) -> tuple[float | None, float | None]:
     """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say."""
     if delegated_because(op):

@@ -7,6 +7,8 @@ type and operation, which costs more than all the calls: every pair runs on the 
 from __future__ import annotations
 
 import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from mpi4py import MPI
@@ -46,19 +48,25 @@ def carries(protocol: str, case: Case) -> bool:
 
 def compile_together(comm: blinkmpi.Communicator, pairs: list[tuple[str, str]]) -> None:
     """Compile the one-hop kernels of some types and operations, each rank its share: CuPy keeps them on disk."""
-    assert comm.gpu is not None
+    gpu = comm.gpu
+    assert gpu is not None
     calls = [Call("allreduce", comm.size, (1,), dtype, op) for dtype, op in pairs]
     made = [(packets_source(call, comm.size, p), "packets") for call in calls for p in PACKETS.values()]
     made += [(direct_source(call, comm.size), "direct") for call in calls]
-    for source, name in list(dict.fromkeys(made))[comm.rank :: comm.size]:
-        comm.gpu.compile(source, name)
+
+    def compile_one(pair: tuple[str, str]) -> None:
+        gpu.use()
+        gpu.compile(*pair)
+
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // comm.size)) as pool:  # the compiler runs without GIL
+        list(pool.map(compile_one, list(dict.fromkeys(made))[comm.rank :: comm.size]))
     comm.Barrier()
 
 
 @mpi(ranks=SIZES[-1:], timeout=200)
 def test_every_type_and_operation(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
-        assert ours.gpu is not None, ours._dispatcher().context.why_no_gpus
+        assert ours.gpu is not None, ours.context.why_no_gpus
         compile_together(ours, [(c.dtype, c.op) for c in cases("allreduce", comm.size)])
         plain, registered = (Pools(ours, registered=r) for r in (False, True))
         for collective in COLLECTIVES:
@@ -79,7 +87,7 @@ def test_every_type_and_operation_through_slots(comm: MPI.Intracomm) -> None:
 @mpi(ranks=SIZES, timeout=120)
 def test_collectives(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
-        assert ours.gpu is not None, ours._dispatcher().context.why_no_gpus
+        assert ours.gpu is not None, ours.context.why_no_gpus
         compile_together(ours, list(SOME))
         plain, registered = (Pools(ours, registered=r) for r in (False, True))
         for collective in COLLECTIVES:
@@ -104,7 +112,7 @@ def test_protocols_and_schemes(comm: MPI.Intracomm) -> None:
                 run_all(ours, pools, [c for c in some[collective] if carries(protocol, c)])
     if "chain" in schemes["allreduce"]:
         with blinkmpi.Communicator(comm, algo="allreduce:chain/rs_ag") as ours:
-            assert ours.cuda_context().plans.rule("allreduce", 1, registered=True).protocol == "rs_ag"
+            assert ours.context.cuda().plans.rule("allreduce", 1, registered=True).protocol == "rs_ag"
             pools = Pools(ours, registered=True)
             for skew in (0, 1):
                 run_all(ours, pools, some["allreduce"], skew=skew)
@@ -154,7 +162,7 @@ def test_an_emulated_machine(comm: MPI.Intracomm) -> None:
     """Another machine's trees with its links' rates, the host path's too."""
     told = modify(machine("dgx-1v"), gpus=DGX1[comm.size])
     with blinkmpi.Communicator(comm, topology=told) as ours:
-        assert ours.cuda_context().emulated
+        assert ours.context.cuda().emulated
         hybrid = [name for name in NAMES if "hybrid" in ours.plans.schemes(name, 0)]
         pools = Pools(ours, registered=False)
         for collective in COLLECTIVES:

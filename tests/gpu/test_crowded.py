@@ -12,8 +12,8 @@ from mpi4py import MPI
 
 from blinkmpi.program.call import Call
 from blinkmpi.transport.cuda.device import Gpu, cupy
-from blinkmpi.transport.cuda.executor import CudaTransport
 from blinkmpi.transport.cuda.packets import PROTOCOLS, fits
+from blinkmpi.transport.cuda.transport import CudaTransport
 from blinkmpi.trees.tree import COLLECTIVES
 from tests.gpu.helpers import GPUS, at_least
 from tests.harness import mpi
@@ -53,7 +53,7 @@ def test_packets_of_ranks_that_share_gpus(comm: MPI.Intracomm) -> None:
             for _ in range(2):  # both sets of LL buffers
                 transport.starter(filled, stream.ptr, stream)()
             stream.synchronize()
-            assert not transport.gave_up, transport.error(f"{call} by {protocol}")
+            assert not transport.aborted, transport.error(f"{call} by {protocol}")
             if want is not None:
                 wrong = np.flatnonzero(recv.get() != want)
                 assert not wrong.size, f"{call} by {protocol}: {wrong.size} elements are wrong, {wrong[:8]} among them"

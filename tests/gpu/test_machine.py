@@ -27,7 +27,7 @@ VISIBLE = {
 def devices(comm: MPI.Intracomm, uuids: list[str]) -> None:
     """Every rank has the GPU that the variable names at its place."""
     with blinkmpi.Communicator(comm) as ours:
-        assert ours.gpu is not None, ours._dispatcher().context.why_no_gpus
+        assert ours.gpu is not None, ours.context.why_no_gpus
         assert [device.uuid for device in ours.machine.devices] == uuids
 
 

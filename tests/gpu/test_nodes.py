@@ -46,7 +46,7 @@ def split(comm: MPI.Intracomm, nodes: str, **arguments: object) -> blinkmpi.Comm
     """A communicator on virtual nodes, each with GPUs."""
     with mock.patch.dict(os.environ, {"BLINKMPI_NODES": nodes}):
         ours = blinkmpi.Communicator(comm, **arguments)  # type: ignore[arg-type]
-    assert ours.gpu is not None, ours._dispatcher().context.why_no_gpus
+    assert ours.gpu is not None, ours.context.why_no_gpus
     assert [len(ours.machine.ranks_of(node)) for node in ours.machine.nodes] == [int(k) for k in nodes.split("+")]
     return ours
 

@@ -31,7 +31,7 @@ COLLECTIVES = ("broadcast", "allgather", "gather", "scatter", "allreduce", "redu
 
 def by_cma(comm: blinkmpi.Communicator) -> blinkmpi.Communicator:
     """Make every call take the protocol ``cma``, at any size."""
-    context = comm._dispatcher().context
+    context = comm.context
     rules = {r.collective: replace(r, protocol="cma", min_bytes=0) for r in context.plans.rules if r.scheme == "direct"}
     context.plans = replace(context.plans, rules=tuple(rules.values()))
     return comm

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError
+from blinkmpi.runtime.inspection import choice, predict
 from blinkmpi.topology import machine, modify
 from tests.harness import mpi, run_ranks
 from tests.mpi.test_conformance import OURS
@@ -178,12 +179,12 @@ def test_what_it_tells(comm: MPI.Intracomm) -> None:
         ):
             assert word in text, f"{word!r} is missing in\n{text}"
         assert "MPI's own" in ours.explain("allreduce", op=MPI.MAXLOC)
-        assert ours.how("allreduce", 1 << 20, op=MPI.MAXLOC)["scheme"] == "mpi"
-        how = ours.how("allreduce", 64 << 20)
+        assert choice(ours.context, "allreduce", 1 << 20, op=MPI.MAXLOC)["scheme"] == "mpi"
+        how = choice(ours.context, "allreduce", 64 << 20)
         assert how["scheme"] in ours.plans.schemes("allreduce")
         assert set(how) == {"scheme", "executor", "protocol", "ctas", "chunk_bytes", "depth", "reason"}
         assert "tree" in ours.plan_line("broadcast", root=1)
-        seconds, bound = ours.predict("allreduce", 64 << 20)
+        seconds, bound = predict(ours.context, "allreduce", 64 << 20)
         assert seconds is not None
         assert bound is not None
         assert seconds >= bound > 0

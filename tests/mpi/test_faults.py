@@ -24,8 +24,8 @@ from msgspec.structs import replace
 
 import blinkmpi
 from blinkmpi.errors import BlinkError
-from blinkmpi.runtime.mpi_fallback import MpiCall
-from blinkmpi.transport.host import executor as host
+from blinkmpi.runtime.calls_without_program import MpiCall
+from blinkmpi.transport.host import transport as host
 from blinkmpi.transport.host.host_call import HostCall
 from tests.harness import Outcome, mpi, mpirun
 from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, calls_until_death, finish, run_case, said, say, start_case
@@ -161,7 +161,7 @@ def case_exported(method: str, root: str, timeout: str, signal_name: str) -> Non
     """256 MiB by cma, in the middle of which one rank gets a signal."""
     algo = "broadcast:direct;allgather:direct;allreduce:direct"
     with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo=algo, executor="c") as comm:
-        context = comm._dispatcher().context
+        context = comm.context
         rules = tuple(r for r in context.plans.rules if r.protocol == "cma")
         context.plans = replace(context.plans, rules=rules)
         vector = np.ones(64 << 20, np.float32)

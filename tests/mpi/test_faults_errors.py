@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, MismatchError, PeerLost, RemoteError
-from blinkmpi.runtime.mpi_fallback import Invocation
+from blinkmpi.runtime.collectives import Invocation
 from tests.harness import mpi
 from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, finish, run_case, said, say, start_case
 

@@ -12,8 +12,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import BlinkError, CollectiveTimeout, MismatchError
-from blinkmpi.runtime.collectives import ALLREDUCE
-from blinkmpi.runtime.mpi_fallback import Invocation
+from blinkmpi.runtime.collectives import ALLREDUCE, Invocation
 from tests.harness import mpi
 
 OURS = "allreduce:^mpi;broadcast:^mpi;allgather:^mpi;reduce_scatter:^mpi;reduce:^mpi"

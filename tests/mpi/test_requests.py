@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import MismatchError
+from blinkmpi.runtime.inspection import choice
 from tests.harness import mpi
 from tests.mpi.test_conformance import OURS
 
@@ -77,7 +78,7 @@ def test_many_outstanding(comm: MPI.Intracomm) -> None:
 def test_buffers_live_as_long_as_their_call(comm: MPI.Intracomm) -> None:
     """They are kept while it is under way, and given up by the time that Wait returns: ours, and what MPI does."""
     with blinkmpi.Communicator(comm, algo=OURS) as ours:
-        if ours.how("allreduce", 1 << 20)["executor"] != "c":
+        if choice(ours.context, "allreduce", 1 << 20)["executor"] != "c":
             pytest.skip("no C compiler: the steps in NumPy keep their last buffers")
         for dtype in (np.float64, np.longdouble):
             send, recv = np.full(1 << 18, comm.rank + 1, dtype), np.zeros(1 << 18, dtype)
@@ -111,7 +112,7 @@ def test_errors_come_out_of_wait(comm: MPI.Intracomm) -> None:
 def test_computation_goes_on_during_a_call(comm: MPI.Intracomm) -> None:
     """The progress thread does the call while this one computes: nobody waits, and it is done."""
     with blinkmpi.Communicator(comm, algo=OURS) as ours:
-        if ours.how("allreduce", 1 << 25)["executor"] != "c":
+        if choice(ours.context, "allreduce", 1 << 25)["executor"] != "c":
             pytest.skip("no C compiler: NumPy's steps take the interpreter's lock")
         x = np.ones(1 << 22)
         ours.Barrier()

@@ -14,7 +14,7 @@ MASK, HALF = (1 << 32) - 1, 1 << 31
 
 
 @dataclass(frozen=True)
-class Failure:
+class AbortReport:
     """Who waited for whom, and for what: ``struct Report`` of layout.cuh, without its first word."""
 
     code: int

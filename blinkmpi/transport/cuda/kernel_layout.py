@@ -8,7 +8,7 @@ from dataclasses import fields
 from . import failure_report as report
 from . import memory_layout as memory
 from .direct_segments import Segment
-from .failure_report import Failure
+from .failure_report import AbortReport
 from .packets import LL16, LL128, PacketStreams
 
 # Names of 64-bit words, in their order. These are the last ones of CommonArguments, behind an address for each rank.
@@ -16,7 +16,7 @@ COMMON = (
     "report", "fingerprint", "timeout_ns", "rank", "divisor",
     "send", "recv", "send_ref", "recv_ref", "destination", "destination_bytes",
 )  # fmt: skip
-REPORT = ("abort", *(field.name for field in fields(Failure)))
+REPORT = ("abort", *(field.name for field in fields(AbortReport)))
 PACKETS = (*(field.name for field in fields(PacketStreams)), "slice", "buffer_bytes")
 DIRECT = (*Segment._fields, "even", "regions")
 STAGES = ("table",)

@@ -7,14 +7,12 @@ rule on every rank, so ranks exchange no addresses.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from ...errors import ArgumentError, DeviceError
 from ...program.ir import Program, Stage
-from .device import Gpu
 
 MAX_RANKS = 16  # of a node: the header has a line for each
 MAX_CTAS = 256  # of a call by ``direct``
@@ -30,8 +28,6 @@ HOST_SHARE = 4  # CTAs for a byte by the host path, for each one by NVLink
 HOST_BYTES = 64 << 20  # of slots in host memory, for all ranks
 NETWORK_BYTES = 127 << 20  # of a rank: for slots of network channels
 NETWORK_FLAG_BYTES = 1 << 20  # for their flags
-MAX_REGIONS = 1024
-OFFSET_BITS = 48
 LL16_AT = HEAD_BYTES + FLAG_BYTES
 
 
@@ -186,64 +182,6 @@ def _flags(taken: list[int], by: int, many: int) -> int:
 def stages_of(program: Program, rank: int, groups_of: dict[int, int]) -> list[tuple[Stage, int, int]]:
     """(stage, CTA in its group, CTAs of the group) of every CTA of a rank."""
     return [(stage, i, groups_of[stage.tree]) for stage in program.of(rank) for i in range(groups_of[stage.tree])]
-
-
-@dataclass
-class Region:
-    """An allocation with registered buffers, and where this rank has mapped every rank's counterpart.
-
-    ``parts`` has the (begin, end) of each registration, also of repeated ones.
-    """
-
-    index: int
-    begin: int
-    nbytes: int
-    peers: tuple[int, ...]  # addresses of all ranks' allocations as mapped here
-    opened: tuple[int, ...]  # the addresses to unmap
-    parts: list[tuple[int, int]]
-
-
-@dataclass
-class Regions:
-    """The registered buffers, with indices that are the same on all ranks."""
-
-    gpu: Gpu
-    n: int
-    table: int  # device memory: [region][MAX_RANKS] addresses
-    known: dict[int, Region] = field(default_factory=dict)
-    _free: list[int] = field(default_factory=lambda: list(range(MAX_REGIONS - 1, -1, -1)))
-
-    def add(self, begin: int, nbytes: int, part: tuple[int, int], handles: Sequence[bytes], rank: int) -> Region:
-        """Map every rank's allocation; called by all, on an idle communicator."""
-        if not self._free:
-            raise DeviceError(f"{MAX_REGIONS} buffers are registered, which is all there is room for; deregister some")
-        opened = tuple(0 if r == rank else self.gpu.open(h) for r, h in enumerate(handles))
-        peers = tuple(begin if r == rank else at for r, at in enumerate(opened))
-        index = self._free.pop()
-        self.gpu.upload(self.table + 8 * MAX_RANKS * index, struct.pack(f"{self.n}Q", *peers))
-        region = self.known[index] = Region(index, begin, nbytes, peers, tuple(at for at in opened if at), [part])
-        return region
-
-    def ref(self, at: int, nbytes: int) -> int:
-        """(region + 1) << 48 | offset of a buffer, or 0 if it is not registered."""
-        for region in self.known.values():
-            if any(first <= at and at + nbytes <= end for first, end in region.parts):
-                return (region.index + 1) << OFFSET_BITS | (at - region.begin)
-        return 0
-
-    def seen_at(self, ref: int) -> list[int]:
-        """Where every rank's buffer is mapped here, if all have the same offset as ours."""
-        if not ref:
-            return [0] * self.n
-        peers, offset = self.known[(ref >> OFFSET_BITS) - 1].peers, ref & (1 << OFFSET_BITS) - 1
-        return [at + offset for at in peers]
-
-    def drop(self, region: Region) -> None:
-        """Unmap; the exporters free only after all ranks have done so."""
-        for at in region.opened:
-            self.gpu.shut(at)
-        del self.known[region.index]
-        self._free.append(region.index)
 
 
 def _up(nbytes: int) -> int:

@@ -12,8 +12,8 @@ from .native import SEQ_BITS, UNTOLD, CallStruct
 from .numpy_executor import NumpyStage, Outcome
 
 if TYPE_CHECKING:
-    from .executor import HostTransport
     from .host_program import HostProgram
+    from .transport import HostTransport
 
 OUTCOMES = tuple(Outcome)  # by executor.c's numbers
 

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from blinkmpi.errors import BlinkError, FormatError, PlanError, SettingsError
 from blinkmpi.measure.tune import candidates, rows
+from blinkmpi.planning.chunk_search import ChunkSearch
 from blinkmpi.planning.plan import Rule
 from blinkmpi.planning.selection import make_plan
 from blinkmpi.planning.tuned_table import TunedTable, file_of, read, taken
 from blinkmpi.program.call import Call
-from blinkmpi.runtime.chunk_search import ChunkSearch
 from blinkmpi.topology import machine, modify
 from blinkmpi.util.cache_folder import keep
 from tests.harness import ROOT

@@ -20,7 +20,7 @@ class Stage:
     """A stream that is through after some polls, and peers that are told what to be."""
 
     def __init__(self, busy: int) -> None:
-        self.busy, self.gave_up, self.aborted = busy, False, False
+        self.busy, self.aborted, self.told = busy, False, False
         self.mismatch: BlinkError | None = None
         self.gone: list[int] = []
         peers = SimpleNamespace(
@@ -44,12 +44,12 @@ class Stage:
     def idle(self, on: object) -> bool:
         """Whether the kernel is through; one that is told to give up is so soon."""
         self.busy -= 1
-        if self.aborted:
-            self.gave_up, self.busy = True, 0
+        if self.told:
+            self.aborted, self.busy = True, 0
         return self.busy <= 0
 
     def abort(self) -> None:
-        self.aborted = True
+        self.told = True
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_a_wait_goes_on_until_all_is_carried() -> None:
 
 def test_a_kernel_that_gave_up_is_told_of() -> None:
     stage = Stage(3)
-    stage.gave_up = True
+    stage.aborted = True
     with pytest.raises(CollectiveTimeout, match="a call"):
         stage.call.wait()
 

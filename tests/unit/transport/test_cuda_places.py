@@ -11,7 +11,7 @@ from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.ir import Program
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.codegen import scale
-from blinkmpi.transport.cuda.executor import fingerprint
+from blinkmpi.transport.cuda.loaded_kernel import fingerprint
 from blinkmpi.transport.cuda.memory_layout import LINE, SYMMETRIC_BYTES, groups, most_stages, place
 from blinkmpi.trees.tree import ROOTED, Collective
 from tests.unit.transport.test_cuda_direct_segments import REAL

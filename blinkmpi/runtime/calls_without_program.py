@@ -1,78 +1,23 @@
-"""Calls that only wait for all ranks: MPI's own collectives, calls without data, and calls that are refused."""
+"""Calls that run no program of ours: MPI's own collectives, calls without data, and calls that a rank refuses."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
 from mpi4py import MPI
 
-from ..errors import BufferTypeError, FallbackError, PeerLost
-from ..program.call import Call
+from ..errors import FallbackError, PeerLost
 from ..transport.announcement import Announcement, Failed
-from ..transport.host.executor import LOOK_SECONDS, HostTransport
+from ..transport.host.transport import LOOK_SECONDS, HostTransport
 from ..transport.interface import PeerDelegates, Refused
 from ..util.together import failure_of
-from .arguments import Prepared
-from .buffers import hold, mpi_op
-from .device_buffers import lies_on_device
+from .collectives import Invocation
 
 if TYPE_CHECKING:
     from .context import Context
-
-
-class CollectiveMethod(NamedTuple):
-    """A collective as mpi4py spells it."""
-
-    name: str
-    prepare: Callable[..., Prepared]  # of rank, size and the arguments: checks them; may raise DelegatedToMPI
-    mpi: Callable[..., MPI.Request]  # of a communicator and the arguments: MPI's own, non-blocking
-    exchanges: bool = False  # whether ``prepare`` takes a function, too, that exchanges a number with the other ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Invocation:
-    """A collective and the arguments with which the user called it."""
-
-    method: CollectiveMethod
-    args: tuple[Any, ...]
-    own: tuple[MPI.Datatype, ...] = ()  # datatypes to free when MPI is done with them
-
-    @property
-    def name(self) -> str:
-        """The collective."""
-        return self.method.name
-
-    def held(self) -> Invocation:
-        """With arguments for later, when MPI reads them in another thread."""
-        held = [hold(arg) for arg in self.args]
-        own = tuple(datatype for _, datatypes in held for datatype in datatypes)
-        return Invocation(self.method, tuple(arg for arg, _ in held), own)
-
-    def unowned(self) -> Invocation:
-        """With the addresses of arrays in place of the arrays, which it does not keep alive."""
-        return Invocation(self.method, tuple(_unowned(a) if type(a) is np.ndarray else a for a in self.args))
-
-    def free(self) -> None:
-        """Free what :meth:`held` made."""
-        for datatype in self.own:
-            datatype.Free()
-
-    def begin(self, comm: MPI.Intracomm) -> MPI.Request:
-        """Begin MPI's own collective on ``comm``."""
-        for arg in self.args:
-            if lies_on_device(arg):
-                raise BufferTypeError(
-                    f"{self.name} with these arguments is MPI's alone, and this MPI would crash on GPU memory; "
-                    "pass NumPy copies, or an operation and types that blinkmpi has"
-                )
-        return self.method.mpi(comm, *(mpi_op(a) if isinstance(a, str) else a for a in self.args))
 
 
 class EntryCall:
@@ -216,16 +161,3 @@ def fallback_error(context: Context, name: str, why: str) -> FallbackError | Non
     if context.rank == 0:
         context.log_once(text, "INFO")
     return None
-
-
-@lru_cache(maxsize=4096)
-def describe(call: Call) -> str:
-    """A call as people read it, and as ranks compare it."""
-    count = call.counts[0] if len(set(call.counts)) == 1 else list(call.counts)
-    parts = [f"{count} x {call.dtype}" if call.dtype else "", f"op {call.op}" if call.op else ""]
-    parts.append(f"root {call.root}" if call.root >= 0 else "")
-    return f"{call.collective}({', '.join(p for p in parts if p)})"
-
-
-def _unowned(array: np.ndarray[Any, Any]) -> list[Any]:
-    return [MPI.memory.fromaddress(array.ctypes.data, array.nbytes), MPI._typedict[array.dtype.char]]

@@ -1,23 +1,19 @@
-"""Calls on GPUs: load a program for a protocol, enqueue it on a stream, say what went wrong.
+"""Programs on GPUs: load the kernel of a call for a protocol, put it on a stream, report what went wrong.
 
-Nothing here waits for a peer on the host, talks over MPI or allocates in the
-path of a call: ranks meet in the kernels, by flags in each other's memory. The
-number of a call lives in device memory, so a call may be captured in a CUDA
-graph and replayed.
+Nothing here waits for a peer on the host, talks over MPI or allocates in the path of a call: ranks wait for one another
+in the kernels, by flags in each other's memory. The number of a call lies in device memory, so a call may be captured
+in a CUDA graph and replayed.
 
-Roads of a one-hop scheme: ``ll16_one_shot`` and ``ll16_two_shot`` (packets with flags
-inside; ``ll128_one_shot`` and ``ll128_two_shot`` in lines of 128 bytes), ``direct``
-(between registered buffers). ``slots`` runs any program. An allreduce in
-``rs_ag`` is two kernels: a reduce-scatter by ``slots``, whose results go to
-all by ``direct``.
+Protocols: ``slots`` runs any program. Over one hop, ``ll16_one_shot``, ``ll16_two_shot``, ``ll128_one_shot`` and
+``ll128_two_shot`` send packets that carry their flags, and ``direct`` works between registered buffers. ``rs_ag`` is
+two kernels: a reduce-scatter by ``slots``, whose results go to all ranks by ``direct``.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -29,7 +25,6 @@ from ...program.ir import Program
 from ...program.partition import NodePart
 from ...program.reduction import accumulator_of, dtype_of
 from ...util.together import Comm, gathered, together
-from ..network.endpoints import Endpoints
 from .codegen import (
     PACKET_THREADS,
     STAGE_THREADS,
@@ -43,49 +38,31 @@ from .codegen import (
     stages_source,
     table,
 )
-from .device import Gpu, Kernel
+from .device import Gpu
 from .direct_segments import Segment, segment, spread
-from .failure_report import Failure
+from .failure_report import AbortReport
 from .host_slots import HostSlots
 from .kernel_layout import REPORT, common_arguments, fill_common
+from .loaded_kernel import LoadedKernel, fingerprint, load_kernel
 from .memory_layout import (
     ANNOUNCED_AT,
     HOST_BYTES,
     LINE,
     MAX_CTAS,
     MAX_RANKS,
-    MAX_REGIONS,
     SYMMETRIC_BYTES,
-    Region,
-    Regions,
     groups,
     most_stages,
     place,
 )
 from .network_channels import NetworkBuffers, endpoints_of
 from .packets import LL16, PROTOCOLS, Codec, PacketStreams, fits, ll_buffers, longest_slice, streams
+from .regions import MAX_REGIONS, Regions
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
 REPORT_WORDS = len(REPORT)
 MAX_CLOCKS = 256
 LAST: list[Any] = []  # the stream of this process's last call, and what keeps it
-
-
-@dataclass
-class LoadedKernel:
-    """A kernel with its arguments; only buffers, fingerprint and deadline change from call to call."""
-
-    kernel: Kernel
-    grid: int
-    block: int
-    args: ctypes.Array[ctypes.c_uint64]
-    params: ctypes.Array[ctypes.c_void_p]
-    protocol: str
-    text: str
-    keep: tuple[int, ...] = ()  # device memory that belongs to it
-    endpoints: Endpoints | None = None  # of channels to other nodes
-    begin: int = 0  # of the result, in bytes of the receive buffer
-    then: LoadedKernel | None = None  # what is started behind it, on the receive buffer alone
 
 
 class CudaTransport:
@@ -106,27 +83,25 @@ class CudaTransport:
         comm: Comm,
         gpu: Gpu,
         *,
-        arena_bytes: int = SYMMETRIC_BYTES,
+        symmetric_bytes: int = SYMMETRIC_BYTES,
         names: Sequence[int] = (),
         aware: bool = False,
     ) -> None:
-        self.n, self.rank, self.gpu, self.arena_bytes = comm.size, comm.rank, gpu, arena_bytes
+        self.n, self.rank, self.gpu, self.symmetric_bytes = comm.size, comm.rank, gpu, symmetric_bytes
         self._comm = comm
         self._names = names or range(comm.size)
         self.aware = aware
-        self._port: NetworkBuffers | None = (
-            None  # memory for channels to other nodes, made when the first program wants it
-        )
+        self._network: NetworkBuffers | None = None  # for channels to other nodes, made when a program first wants it
         self.calls = 0  # kernels that were started here
-        self._hosted: HostSlots | None = None
+        self._host_slots: HostSlots | None = None
         if self.n > MAX_RANKS:
             raise DeviceError(f"{self.n} GPUs on one node: this version maps at most {MAX_RANKS}")
         gpu.use()
-        self._own = gpu.allocate(arena_bytes)
+        self._own = gpu.allocate(symmetric_bytes)
         self._table = gpu.allocate(8 * MAX_RANKS * MAX_REGIONS)
         self._report = gpu.pinned(8 * REPORT_WORDS)
         self._words = (ctypes.c_int64 * REPORT_WORDS).from_address(self._report)
-        self.regions = Regions(gpu, self.n, self._table)
+        self.regions = Regions(gpu, self.n, self.rank, self._table)
         self.sms = min(gathered(comm, lambda: gpu.sms, error=DeviceError))
         handles = gathered(comm, lambda: gpu.export(self._own), error=DeviceError)
         self._opened: list[int] = []
@@ -137,8 +112,8 @@ class CudaTransport:
             return [at or self._own for at in self._opened]
 
         together(comm, map_all, error=DeviceError)
-        self.arenas = [at or self._own for at in self._opened]
-        self._clocks = gpu.allocate(8 * MAX_CLOCKS)
+        self.symmetric = [at or self._own for at in self._opened]
+        self._link_clocks = gpu.allocate(8 * MAX_CLOCKS)
 
     # ---- before a call
 
@@ -150,8 +125,8 @@ class CudaTransport:
         program: Program | None = None,
         *,
         ctas: int = 0,
-        hosted: Collection[int] = (),
-        pace: Callable[[int], tuple[int, int]] | None = None,
+        in_host_memory: Collection[int] = (),
+        emulated: Callable[[int], tuple[int, int]] | None = None,
         part: NodePart | None = None,
     ) -> LoadedKernel:
         """Compile (or find) the kernel of a call over a protocol and fill in its arguments. Local.
@@ -160,7 +135,7 @@ class CudaTransport:
             text: what the ranks compare.
             program: for ``slots``.
             ctas: groups of threads to use, 0 for the default.
-            hosted: the program's channels that take the host path; all ranks come here together then.
+            in_host_memory: the program's channels that take the host path; all ranks come here together then.
             part: of the program, that of this node, if there are several.
 
         Raises:
@@ -170,25 +145,19 @@ class CudaTransport:
         if protocol == "slots":
             if program is None:
                 raise ArgumentError("protocol 'slots' runs a program; pass one")
-            return self._load_stages(program, text, ctas, hosted, pace, part)
+            return self._load_stages(program, text, ctas, in_host_memory, emulated, part)
         if protocol == "direct":
             return self._load_direct(call, text, ctas)
         return self._load_packets(call, protocol, text, ctas)
 
-    def fits(self, program: Program, ctas: int = 0, hosted: Collection[int] = ()) -> bool:
-        """Whether the arena has room for a program's slots."""
+    def fits(self, program: Program, ctas: int = 0, in_host_memory: Collection[int] = ()) -> bool:
+        """Whether symmetric memory has room for a program's slots."""
         call = program.call
         item = dtype_of(call.dtype).itemsize
         wide = accumulator_of(call.dtype).itemsize if reduces(call) else item
         try:
-            place(
-                program,
-                groups(program, min(ctas or self.sms, self.sms), hosted),
-                item,
-                wide,
-                self.arena_bytes,
-                hosted,
-            )
+            ctas_of = groups(program, min(ctas or self.sms, self.sms), in_host_memory)
+            place(program, ctas_of, item, wide, self.symmetric_bytes, in_host_memory)
         except DeviceError:
             return False
         return True
@@ -198,8 +167,8 @@ class CudaTransport:
         program: Program,
         text: str,
         ctas: int,
-        hosted: Collection[int],
-        pace: Callable[[int], tuple[int, int]] | None,
+        in_host_memory: Collection[int],
+        emulated: Callable[[int], tuple[int, int]] | None,
         part: NodePart | None,
     ) -> LoadedKernel:
         call, far = program.call, part.far if part else {}
@@ -207,14 +176,17 @@ class CudaTransport:
         wide = accumulator_of(call.dtype).itemsize if reduces(call) else item
         if part and ctas:  # the table's number is for few stages, and many nodes make many
             ctas = max(ctas, most_stages(program))
-        groups_of = groups(program, min(ctas or self.sms, self.sms), hosted)  # of the whole: alike on all nodes
+        groups_of = groups(program, min(ctas or self.sms, self.sms), in_host_memory)  # of the whole: alike on all nodes
         if part:
-            program, hosted = part.program, [i for i, c in enumerate(part.numbers) if c in hosted and i not in far]
-        places = place(program, groups_of, item, wide, self.arena_bytes, hosted, far, self.n)
-        host = self._host().address if hosted else 0
-        port = self._own_port() if far else None
-        ends = (port.flags, port.slots) if port else (0, 0)
-        rows = table(program, self.rank, groups_of, places, self.arenas, host, pace, far, ends)
+            program, in_host_memory = (
+                part.program,
+                [i for i, c in enumerate(part.numbers) if c in in_host_memory and i not in far],
+            )
+        places = place(program, groups_of, item, wide, self.symmetric_bytes, in_host_memory, far, self.n)
+        host = self._host().address if in_host_memory else 0
+        buffers = self._network_buffers() if far else None
+        ends = (buffers.flags, buffers.slots) if buffers else (0, 0)
+        rows = table(program, self.rank, groups_of, places, self.symmetric, host, emulated, far, ends)
         if not len(rows):  # this rank has nothing to do, but it counts the call
             return self._idle(call, text)
         source = stages_source(call, kinds_of(program, self.rank), row_words(program, self.rank), self.n)
@@ -224,25 +196,25 @@ class CudaTransport:
         self.gpu.upload(at, data)
         divide = call.n if call.op == "avg" else 0
         args = [*self._common(text, "slots", divide), at]
-        loaded = _loaded(kernel, len(rows), STAGE_THREADS, args, "slots", text, (at,))
-        if part and port:
-            loaded.endpoints = endpoints_of(part, self.rank, groups_of, places, port)
+        loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", text, (at,))
+        if part and buffers:
+            loaded.endpoints = endpoints_of(part, self.rank, groups_of, places, buffers)
         return loaded
 
-    def _own_port(self) -> NetworkBuffers:
+    def _network_buffers(self) -> NetworkBuffers:
         """This rank's memory for channels to other nodes."""
-        if self._port is None:
-            self._port = NetworkBuffers.of(self.gpu, on_gpu=self.aware)
-        return self._port
+        if self._network is None:
+            self._network = NetworkBuffers.of(self.gpu, on_gpu=self.aware)
+        return self._network
 
     def _host(self) -> HostSlots:
         """The slots in host memory, made when the first program wants them; collective then."""
-        if self._hosted is None:
+        if self._host_slots is None:
             comm = self._comm
-            self._hosted = HostSlots(self.gpu, HOST_BYTES, self.rank, lambda t: str(comm.bcast(t, 0)), comm.Barrier)
-        return self._hosted
+            self._host_slots = HostSlots(self.gpu, HOST_BYTES, self.rank, lambda t: str(comm.bcast(t, 0)), comm.Barrier)
+        return self._host_slots
 
-    def in_halves(self, first: LoadedKernel, blocks: Call, text: str) -> LoadedKernel:
+    def rs_ag(self, first: LoadedKernel, blocks: Call, text: str) -> LoadedKernel:
         """An allreduce of two kernels.
 
         Args:
@@ -264,7 +236,7 @@ class CudaTransport:
         even = int(len(set(call.counts)) == 1)
         args = [*self._common(text, "direct", divide), *mine, even, self._table, *[0] * (2 * self.n)]
         grid = max(1, min(ctas or DIRECT_CTAS, self.sms, MAX_CTAS, -(-longest // (16 * WORKERS))))
-        return _loaded(kernel, grid, WORKERS, args, "direct", text)
+        return load_kernel(kernel, grid, WORKERS, args, "direct", text)
 
     def _load_packets(self, call: Call, protocol: str, text: str, ctas: int) -> LoadedKernel:
         packets = PROTOCOLS[protocol]
@@ -278,27 +250,21 @@ class CudaTransport:
         most = min(ctas or (PACKET_CTAS if packets.codec is LL16 else self.sms), self.sms)
         grid = max(1, min(most, -(-packets.codec.positions(units) // threads)))
         args = [*self._common(text, protocol, divide), *self._packets(mine, units, packets.codec)]
-        return _loaded(kernel, grid, threads, args, protocol, text)
+        return load_kernel(kernel, grid, threads, args, protocol, text)
 
     def _packets(self, mine: PacketStreams, units: int, codec: Codec) -> list[int]:
         """The arguments of ``packets`` behind the common ones."""
         at, box = ll_buffers(codec, self.n)
-        return [*map(int, astuple(mine)), units, box, *(arena + at for arena in self.arenas)]
+        return [*map(int, astuple(mine)), units, box, *(symmetric + at for symmetric in self.symmetric)]
 
     def _idle(self, call: Call, text: str) -> LoadedKernel:
         """A call in which this rank neither sends nor receives."""
         args = [*self._common(text, "slots", 0), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, LL16)]
-        return _loaded(
-            self.gpu.compile(packets_source(call, self.n, PROTOCOLS["ll16_one_shot"]), "packets"),
-            1,
-            PACKET_THREADS,
-            args,
-            "slots",
-            text,
-        )
+        kernel = self.gpu.compile(packets_source(call, self.n, PROTOCOLS["ll16_one_shot"]), "packets")
+        return load_kernel(kernel, 1, PACKET_THREADS, args, "slots", text)
 
     def _common(self, text: str, protocol: str, divide: int) -> list[int]:
-        return common_arguments(self.arenas, self._report, fingerprint(f"{protocol} {text}"), self.rank, divide)
+        return common_arguments(self.symmetric, self._report, fingerprint(f"{protocol} {text}"), self.rank, divide)
 
     # ---- a call
 
@@ -324,12 +290,12 @@ class CudaTransport:
             final_bytes: the result's.
         """
         args, n = list(loaded.args), self.n
-        told = (send_ref, recv_ref) if loaded.protocol == "direct" else (0, 0)  # telling the peers costs a fence
+        refs = (send_ref, recv_ref) if loaded.protocol == "direct" else (0, 0)  # telling the peers costs a fence
         fill_common(args, n, timeout_ns=int(timeout_s * 1e9), send=send, recv=recv + loaded.begin)
-        fill_common(args, n, send_ref=told[0], recv_ref=told[1], destination=final, destination_bytes=final_bytes)
+        fill_common(args, n, send_ref=refs[0], recv_ref=refs[1], destination=final, destination_bytes=final_bytes)
         if loaded.protocol == "direct":
             args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
-        own = _loaded(loaded.kernel, loaded.grid, loaded.block, args, loaded.protocol, loaded.text)
+        own = load_kernel(loaded.kernel, loaded.grid, loaded.block, args, loaded.protocol, loaded.text)
         own.endpoints = loaded.endpoints
         if loaded.then:
             own.then = self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
@@ -363,17 +329,17 @@ class CudaTransport:
         if LAST and self.gpu.capturing(stream) == self.gpu.capturing(LAST[0]):
             self.gpu.after(stream, LAST[0])
 
-    def _entered(self) -> list[int]:
+    def _announced(self) -> list[int]:
         """The last call that each rank has entered here, of whose number 32 bits are known."""
         words = np.frombuffer(self.gpu.download(self._own + ANNOUNCED_AT, LINE * self.n), np.uint64)[:: LINE // 8]
         return [int(word) >> 32 for word in words]
 
     @property
-    def gave_up(self) -> bool:
+    def aborted(self) -> bool:
         """Whether some kernel of ours gave up; then the communicator is of no more use."""
         return self._words[1] != 0
 
-    def clock(self, link: int) -> int:
+    def link_clock(self, link: int) -> int:
         """Where an emulated link of this rank keeps its time.
 
         Raises:
@@ -381,7 +347,7 @@ class CudaTransport:
         """
         if link >= MAX_CLOCKS:
             raise DeviceError(f"link {link}: this version emulates {MAX_CLOCKS} links a rank")
-        return self._clocks + 8 * link
+        return self._link_clocks + 8 * link
 
     def abort(self) -> None:
         """Make every kernel of ours that waits give up."""
@@ -389,40 +355,7 @@ class CudaTransport:
 
     def error(self, text: str) -> BlinkError:
         """What a kernel that gave up has left, in words; ``text`` is the call."""
-        return Failure(*self._words[1:REPORT_WORDS]).error(text, self._names, self.rank, self._entered)
-
-    # ---- registered buffers
-
-    def register(self, comm: Comm, at: int, nbytes: int) -> Region:
-        """Map every rank's buffer; collective, nothing of ours may be under way.
-
-        Raises:
-            DeviceError: on every rank, if some rank's memory cannot be shared (managed memory, memory pools of CUDA).
-        """
-        self.gpu.use()
-
-        def own() -> tuple[int, int, bytes]:
-            begin, size = self.gpu.allocation(at)
-            return begin, size, self.gpu.export(begin)
-
-        found = gathered(comm, own, error=DeviceError)
-        begin, size, _ = found[self.rank]
-        here = [r for r in self.regions.known.values() if (r.begin, r.nbytes) == (begin, size)]
-        known = set(gathered(comm, lambda: here[0].index if here else -1, error=DeviceError))
-        if len(known) == 1 and here:  # the same on all ranks
-            here[0].parts.append((at, at + nbytes))
-            return here[0]
-        handles = [handle for _, _, handle in found]
-        return together(
-            comm, lambda: self.regions.add(begin, size, (at, at + nbytes), handles, self.rank), error=DeviceError
-        )
-
-    def deregister(self, comm: Comm, region: Region, part: tuple[int, int]) -> None:
-        """Unmap a buffer; collective. Only then may its memory be freed."""
-        region.parts.remove(part)
-        if not region.parts:
-            self.regions.drop(region)
-        comm.Barrier()
+        return AbortReport(*self._words[1:REPORT_WORDS]).error(text, self._names, self.rank, self._announced)
 
     # ---- the end
 
@@ -443,27 +376,14 @@ class CudaTransport:
         for at in filter(None, self._opened):
             self.gpu.shut(at)
         self._opened = []
-        if self._hosted is not None:
-            self._hosted.close()
-            self._hosted = None
+        if self._host_slots is not None:
+            self._host_slots.close()
+            self._host_slots = None
         if comm is not None:
             comm.Barrier()
             self.gpu.free(self._own)
             self.gpu.free(self._table)
-            self.gpu.free(self._clocks)
+            self.gpu.free(self._link_clocks)
             self.gpu.free_pinned(self._report)
-            if self._port:
-                self._port.close(self.gpu)
-
-
-def fingerprint(text: str) -> int:
-    """32 bits of what a rank calls; never 0."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") or 1
-
-
-def _loaded(
-    kernel: Kernel, grid: int, block: int, args: Sequence[int], protocol: str, text: str, keep: tuple[int, ...] = ()
-) -> LoadedKernel:
-    packed = (ctypes.c_uint64 * len(args))(*(a & 0xFFFFFFFFFFFFFFFF for a in args))
-    params = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
-    return LoadedKernel(kernel, grid, block, packed, params, protocol, text, keep)
+            if self._network:
+                self._network.close(self.gpu)

@@ -1,0 +1,103 @@
+"""Registered buffers: users' GPU memory that every rank has mapped, named alike on all ranks."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...errors import DeviceError
+from ...util.together import Comm, gathered, together
+from .device import Gpu
+from .memory_layout import MAX_RANKS
+
+MAX_REGIONS = 1024
+OFFSET_BITS = 48
+
+
+@dataclass
+class Region:
+    """An allocation with registered buffers, and where this rank has mapped every rank's counterpart.
+
+    ``parts`` has the (begin, end) of each registration, also of repeated ones.
+    """
+
+    index: int
+    begin: int
+    nbytes: int
+    peers: tuple[int, ...]  # addresses of all ranks' allocations as mapped here
+    opened: tuple[int, ...]  # the addresses to unmap
+    parts: list[tuple[int, int]]
+
+
+@dataclass
+class Regions:
+    """The registered buffers, with indices that are the same on all ranks."""
+
+    gpu: Gpu
+    n: int
+    rank: int
+    table: int  # device memory: [region][MAX_RANKS] addresses
+    known: dict[int, Region] = field(default_factory=dict)
+    _free: list[int] = field(default_factory=lambda: list(range(MAX_REGIONS - 1, -1, -1)))
+
+    def register(self, comm: Comm, at: int, nbytes: int) -> Region:
+        """Map every rank's buffer; collective, no call of ours may be under way.
+
+        Raises:
+            DeviceError: on every rank, if some rank's memory cannot be shared (managed memory, memory pools of CUDA).
+        """
+        self.gpu.use()
+
+        def own() -> tuple[int, int, bytes]:
+            begin, size = self.gpu.allocation(at)
+            return begin, size, self.gpu.export(begin)
+
+        found = gathered(comm, own, error=DeviceError)
+        begin, size, _ = found[self.rank]
+        here = [r for r in self.known.values() if (r.begin, r.nbytes) == (begin, size)]
+        known = set(gathered(comm, lambda: here[0].index if here else -1, error=DeviceError))
+        if len(known) == 1 and here:  # the same on all ranks
+            here[0].parts.append((at, at + nbytes))
+            return here[0]
+        handles = [handle for _, _, handle in found]
+        return together(comm, lambda: self._add(begin, size, (at, at + nbytes), handles), error=DeviceError)
+
+    def deregister(self, comm: Comm, region: Region, part: tuple[int, int]) -> None:
+        """Unmap a buffer; collective. Only then may its memory be freed."""
+        region.parts.remove(part)
+        if not region.parts:
+            self.drop(region)
+        comm.Barrier()
+
+    def _add(self, begin: int, nbytes: int, part: tuple[int, int], handles: Sequence[bytes]) -> Region:
+        """Map every rank's allocation."""
+        if not self._free:
+            raise DeviceError(f"{MAX_REGIONS} buffers are registered, which is all there is room for; deregister some")
+        opened = tuple(0 if r == self.rank else self.gpu.open(h) for r, h in enumerate(handles))
+        peers = tuple(begin if r == self.rank else at for r, at in enumerate(opened))
+        index = self._free.pop()
+        self.gpu.upload(self.table + 8 * MAX_RANKS * index, struct.pack(f"{self.n}Q", *peers))
+        region = self.known[index] = Region(index, begin, nbytes, peers, tuple(at for at in opened if at), [part])
+        return region
+
+    def ref(self, at: int, nbytes: int) -> int:
+        """(region + 1) << 48 | offset of a buffer, or 0 if it is not registered."""
+        for region in self.known.values():
+            if any(first <= at and at + nbytes <= end for first, end in region.parts):
+                return (region.index + 1) << OFFSET_BITS | (at - region.begin)
+        return 0
+
+    def seen_at(self, ref: int) -> list[int]:
+        """Where every rank's buffer is mapped here, if all have the same offset as ours."""
+        if not ref:
+            return [0] * self.n
+        peers, offset = self.known[(ref >> OFFSET_BITS) - 1].peers, ref & (1 << OFFSET_BITS) - 1
+        return [at + offset for at in peers]
+
+    def drop(self, region: Region) -> None:
+        """Unmap; the exporters free only after all ranks have done so."""
+        for at in region.opened:
+            self.gpu.shut(at)
+        del self.known[region.index]
+        self._free.append(region.index)
