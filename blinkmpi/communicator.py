@@ -274,7 +274,7 @@ class Communicator(MPI.Intracomm):
         return inspection.executor(self.context)
 
     def replan(self) -> tuple[PlanDifference, ...]:
-        """Probe and plan again, and go on with the new plan; collective. What is different, as ``plan --diff`` has it."""
+        """Probe and plan again, and go on with the new plan; collective. Returns what differs, as ``plan --diff`` does."""
         return self._dispatcher().replan()
 
     def explain(

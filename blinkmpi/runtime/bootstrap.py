@@ -8,7 +8,6 @@ in; nothing here imports MPI.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -22,7 +21,7 @@ from ..planning.plan import Plan
 from ..planning.selection import make_plan
 from ..topology import Topology, load
 from ..util.settings import Settings, log, read
-from ..util.together import Comm, together
+from ..util.together import Comm, from_root, together
 
 EXECUTORS = ("auto", "c", "numpy")
 
@@ -54,12 +53,6 @@ class Options:
         parts: dict[str, object] = {"topology": machine, "plan": plan, "executor": self.executor, "algo": self.algo}
         parts |= {"strict": self.strict or None, "deterministic": self.deterministic or None}
         return ", ".join(f"{k}={v}" for k, v in parts.items() if v is not None) or "no arguments"
-
-
-def from_root(comm: Comm, make: Callable[[], str]) -> str:
-    """What ``make`` gives on rank 0, on every rank; its error on every rank."""
-    text = together(comm, make if comm.rank == 0 else lambda: "")
-    return str(comm.bcast(text, 0))
 
 
 def settle(comm: Comm, options: Options) -> Settings:
@@ -127,7 +120,7 @@ def agree_on_plan(
     """Rank 0 packs (or reads) the plan, everybody checks it.
 
     Args:
-        gpus: see :func:`.select.make_plan`.
+        gpus: see :func:`.selection.make_plan`.
         table: where measured rows for this machine may lie; ``algo`` wins over them.
     """
 
@@ -176,7 +169,7 @@ def digest(plan: Plan) -> str:
 
 def differences(one: Settings, other: Settings) -> str:
     """Where two ranks' settings differ, in words."""
-    names = {"timeout_s": "TIMEOUT", "buffer_bytes": "BUFFSIZE"}
+    names = {"timeout_s": "TIMEOUT", "buffer_bytes": "BUFFSIZE", "cma_threads": "CMA_NTHREADS"}
     pairs = {f: (getattr(one, f), getattr(other, f)) for f in one.__struct_fields__}
     return ", ".join(f"{names.get(f, f.upper())}={a!r} against {b!r}" for f, (a, b) in pairs.items() if a != b)
 

@@ -118,6 +118,7 @@ class Context:
             executor=self.options.executor or self.settings.executor,
             arena_bytes=self.settings.buffer_bytes,
             cma=not self.settings.cma_disable,
+            cma_threads=self.settings.cma_threads,
             say=self.log_once,
         )
         self._no_cma = self.host.no_cma if self.one_node else ""

@@ -27,6 +27,7 @@ KNOWN = {
     "TIMEOUT": "seconds without progress after which a collective fails (default 60)",
     "EXECUTOR": "auto, c or numpy: what executes programs on CPU ranks",
     "CMA_DISABLE": "1: ranks do not read one another's memory",
+    "CMA_NTHREADS": "1 or 2: threads that read long vectors where half of the ranks only wait (default 2)",
     "GPU_DISABLE": "1: GPUs are not used, and arrays in GPU memory are refused",
     "CUDA_AWARE": "1 or 0: MPI takes GPU memory, or does not, whatever it says itself",
     "BUFFSIZE": "bytes of shared memory for slots per rank",
@@ -51,6 +52,7 @@ class Settings(Value, frozen=True):
     executor: str = "auto"
     buffer_bytes: int = 8 << 20
     cma_disable: bool = False
+    cma_threads: int = 2
     gpu_disable: bool = False
     cuda_aware: bool | None = None
     end_with_launcher: bool = True
@@ -86,6 +88,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         executor=executor,
         buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20)),
         cma_disable=_switch(ours, "CMA_DISABLE"),
+        cma_threads=_choice(ours, "CMA_NTHREADS", (1, 2), 2),
         gpu_disable=_switch(ours, "GPU_DISABLE"),
         cuda_aware=_switch(ours, "CUDA_AWARE") if ours.get("CUDA_AWARE") else None,
         end_with_launcher=_switch(ours, "END_WITH_LAUNCHER", "1"),
@@ -106,6 +109,13 @@ def _switch(ours: Mapping[str, str], name: str, default: str = "0") -> bool:
     if text not in ("0", "1"):
         raise SettingsError(f"{PREFIX}{name}={text!r}: expected 0 or 1")
     return text == "1"
+
+
+def _choice(ours: Mapping[str, str], name: str, choices: tuple[int, ...], default: int) -> int:
+    text = ours.get(name) or str(default)
+    if text not in map(str, choices):
+        raise SettingsError(f"{PREFIX}{name}={text!r}: expected {' or '.join(map(str, choices))}")
+    return int(text)
 
 
 def _number(ours: Mapping[str, str], name: str, default: float) -> float:

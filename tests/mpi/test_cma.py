@@ -191,6 +191,9 @@ def test_a_reader_takes_the_core_of_a_rank_that_waits(comm: MPI.Intracomm) -> No
         ours.Allgather(vector[:9], np.empty(9 * comm.size, np.uint8))  # in which nobody waits
         assert not programs(ours)[-1].struct.helper
     assert threads() == 0
+    with mock.patch.dict(os.environ, BLINKMPI_CMA_NTHREADS="1"), blinkmpi.Communicator(comm, executor="c") as ours:
+        by_cma(ours).Bcast(vector)
+        assert [program.struct.helper for program in programs(ours)] == [0]
 
 
 def test_what_two_threads_read_is_whole_or_an_error() -> None:

@@ -42,6 +42,7 @@ class HostTransport:
         node: those of its ranks that share memory with this one, in the same order.
         executor: ``auto`` takes the C executor if every rank has it; ``c`` and ``numpy`` insist.
         cma: whether the ranks may read one another's memory, if they can (``no_cma`` says why not).
+        cma_threads: how many threads read long vectors where half of the ranks only wait.
         say: told, at most once, of a call that cannot take the protocol ``cma``.
 
     Raises:
@@ -56,6 +57,7 @@ class HostTransport:
         executor: str = "auto",
         arena_bytes: int = ARENA_BYTES,
         cma: bool = True,
+        cma_threads: int = 2,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.n, self.rank, self.say = comm.size, comm.rank, say
@@ -72,7 +74,7 @@ class HostTransport:
             self.no_cma = agree_on_cma(comm, self.native, disabled=not cma)
             how = f"no cma: {self.no_cma}" if self.no_cma else "ranks read one another's memory (cma)"
             self.executor_reason += f"; {how}"
-        self.helper = Helper(self.native, node.size)
+        self.helper = Helper(self.native if cma_threads > 1 else None, node.size)
         self.arena_bytes = self.window.arena_bytes
         self.peers = Peers(self.pages, comm.allgather(MPI.Get_processor_name()))
         self._barrier = native.CallStruct()
