@@ -274,7 +274,7 @@ class Communicator(MPI.Intracomm):
         return inspection.executor(self.context)
 
     def replan(self) -> tuple[PlanDifference, ...]:
-        """Probe and plan again, and go on with the new plan; collective. Returns what differs, as ``plan --diff`` does."""
+        """Probe and plan again, and go on with the new plan; collective. Returns what differs, as ``plan --diff``."""
         return self._dispatcher().replan()
 
     def explain(

@@ -5,6 +5,7 @@
 ``defaults``     the default rows of the table
 ``tuned_table``  rows that ``blinkmpi tune`` has measured
 ``explain``      says how a call runs, and why
+``chunk_search`` finds the chunk of long calls on GPUs while a job runs
 ``diff``         compares two plans
 ``subsets``      compares trees with rings on every part of a machine
 """

@@ -1,9 +1,8 @@
-"""From an mpi4py call to a Call and two flat arrays, for each collective.
+"""Check mpi4py's arguments of each collective, and make a Call and two flat arrays of them; bad ones are refused here.
 
-Each function checks the arguments of one rank (peers are compared later) and
-returns a :class:`Prepared`. What only MPI can do raises ``buffers.DelegatedToMPI``.
-Meaning of arguments: MPI 4.1 chapter 6, spelled as in mpi4py. A reduction looks at
-its operation first: one that is MPI's alone is so on all ranks, whatever their buffers.
+Each function checks the arguments of one rank (the peers' are compared later) and returns a :class:`Prepared`. What
+only MPI can do raises ``buffers.DelegatedToMPI``. The meaning of arguments is MPI 4.1's, chapter 6, spelled as in
+mpi4py. A reduction looks at its operation first: one that is MPI's alone is so on all ranks, whatever their buffers.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ def reduce_scatter(
 
 
 def barrier(_: int, n: int) -> Prepared:
-    """``Barrier``: meeting is all there is to it."""
+    """``Barrier``: no data."""
     return Prepared(Call("barrier", n, (0,), ""), None, None)
 
 
@@ -177,8 +176,8 @@ def in_mpi(call: Call) -> bool:
 def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] | None:
     """What makes two calls the same but for the content of their buffers; None where an argument is no simple one.
 
-    A C-contiguous NumPy array is told by its address, whether it is read-only, bytes and type; a CuPy array by address,
-    elements and type, and by the stream, which without ``stream`` is CuPy's current one.
+    A C-contiguous NumPy array is identified by its address, whether it is read-only, bytes and type; a CuPy array
+    by address, elements and type, and by the stream, which without ``stream`` is CuPy's current one.
     """
     key: list[Any] = [prepare]
     cupy, device = sys.modules.get("cupy"), False

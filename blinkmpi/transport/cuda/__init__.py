@@ -1,9 +1,9 @@
 """The CUDA transport: one rank per GPU, peers' memory mapped by CUDA IPC, stages of a program as groups of CTAs.
 
 * ``device`` alone uses CuPy and the driver: memory, IPC, streams, compilation, launches;
-* ``memory_layout`` lays out the symmetric memory that every rank maps of every other, and registered buffers;
+* ``memory_layout`` lays out the symmetric memory that every rank maps of every other, ``regions`` registered buffers;
 * ``codegen`` makes the source and the table of a kernel from a program, ``kernel_layout`` the structs that they share;
-* ``executor`` loads and launches calls;
+* ``transport`` loads and launches calls, as a ``loaded_kernel`` each;
 * ``packets`` and ``direct_segments`` say which rank moves what in the protocols of one-hop trees;
 * ``host_slots`` and ``network_channels`` have the slots of channels by the host's path and to other nodes;
 * ``failure_report`` is what an aborted kernel leaves, ``link_rates`` what ``blinkmpi topo --measure`` times;

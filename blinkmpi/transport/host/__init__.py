@@ -1,8 +1,8 @@
 """Programs on CPU ranks of a node, in shared memory.
 
-``executor``         the transport: announces, waits, times out, looks after the peers
+``transport``        opens, loads and binds; announces, waits, times out, looks after the peers
 ``executor.c``       the C executor, which runs the stages of a rank (``native`` compiles and loads it, ``native_rows``
-                     writes its table); with ``reduction.h``, ``single_copy.h`` and ``write_style.h``
+                     writes its table); with ``reduction.h`` and ``single_copy.h``
 ``numpy_executor``   the same in NumPy, where there is no C compiler
 ``host_program``     a program with addresses in place of channels; ``channel_layout`` says where these lie
 ``host_call``        a program bound to buffers and a deadline

@@ -21,12 +21,10 @@
 #define PAUSE()
 #endif
 #include "single_copy.h"
-#include "write_style.h"
 #include "reduction.h"
 
 typedef _Atomic uint64_t flag_t;
 
-enum { PUSH_BYTES = 16384 };             /* shorter chunks are better off in the caches */
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
 enum { PIECE_BYTES = 131072, PIECES_BYTES = 1 << 20 }; /* of an operand, of all, read ahead by cma: in the second-level */
 enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, REFUSED = 4, FAULT = 5, UNTOLD = 6 };
@@ -50,7 +48,6 @@ typedef struct {
   int64_t stream;     /* write the receive buffer past the caches */
   int64_t cma;        /* whether chunks are read from their writers' buffers */
   helper_t *helper;   /* a second thread for long copies from other processes, or NULL */
-  style_t *style;     /* what `push` is chosen by */
   /* the shared window */
   int64_t n, rank;
   int64_t stride;     /* words from one rank's control pages to the next rank's */
@@ -68,16 +65,14 @@ typedef struct {
   uint64_t seq, base; /* its number; the flags' value before chunk 0 */
   int64_t timeout_ns; /* without progress; negative: return as soon as nothing is ready */
   int64_t phase;
-  int64_t push;       /* write the slots past the caches, and results that others read from here */
   int64_t left;       /* stages that are not finished */
   int64_t moved;      /* out: chunks done by this invocation */
-  int64_t begun_ns;   /* when all had entered */
   int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read */
 } call_t;
 
-#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(cma) X(helper) X(style) \
+#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(cma) X(helper) \
   X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) X(pids) X(heartbeat) X(abort) X(spins) X(send) X(recv) \
-  X(send_bytes) X(recv_bytes) X(print) X(seq) X(base) X(timeout_ns) X(phase) X(push) X(left) X(moved) X(begun_ns) \
+  X(send_bytes) X(recv_bytes) X(print) X(seq) X(base) X(timeout_ns) X(phase) X(left) X(moved) \
   X(fault) X(faulty)
 #define NAME(field) #field " "
 #define OFFSET(field) offsetof(call_t, field),
@@ -90,7 +85,7 @@ const int64_t blink_call_offsets[] = {FIELDS(OFFSET) sizeof(call_t)};
 enum row { COUNT, LOCAL, STORE, FINAL, IN_PARTIAL, OUT_PARTIAL, OPERANDS, INPUTS, OUTPUTS, DONE_CHUNKS, CHUNK, HEADS, HEADER };
 /* An input: head or 0, slots, my tail, writer's rank or -1, the word with its buffer's address, the offset there. */
 enum input { IN_HEAD, IN_SLOTS, IN_TAIL, IN_WRITER, IN_BUFFER, IN_OFFSET, IN };
-const int64_t blink_constants[] = {SEQ_BITS, SEND, RECV, TURN, DONE_CHUNKS, HEADER, IN, RUNNING, UNTOLD, sizeof(style_t)};
+const int64_t blink_constants[] = {SEQ_BITS, SEND, RECV, TURN, DONE_CHUNKS, HEADER, IN, RUNNING, UNTOLD};
 
 static int64_t now_ns(void) {
   struct timespec t;
@@ -174,7 +169,6 @@ static int read_ahead(call_t *j, const stage_t *c, int64_t first, int64_t n, int
 static int step(call_t *j, const stage_t *c, int64_t k) {
   const int64_t first = k * c->chunk, n = c->count - first < c->chunk ? c->count - first : c->chunk;
   const int64_t slot = k % j->depth, wide = j->item != j->acc;
-  const int push = j->push && n * j->item >= PUSH_BYTES, past = j->stream || (j->cma && push);
   const int64_t in_item = c->in_partial ? j->acc : j->item, out_item = c->out_partial ? j->acc : j->item;
   const int64_t in_slot = slot * ((j->chunk * in_item + 63) & ~63), out_slot = slot * ((j->chunk * out_item + 63) & ~63);
   char buffer[BLOCK * 8] __attribute__((aligned(64)));
@@ -192,12 +186,12 @@ static int step(call_t *j, const stage_t *c, int64_t k) {
       from = to;
     }
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
-      if ((char *)p[1] + out_slot != from) copy((char *)p[1] + out_slot, from, bytes, push);
-    if (store && store != from) copy(store, from, bytes, past);
+      if ((char *)p[1] + out_slot != from) copy((char *)p[1] + out_slot, from, bytes, 0);
+    if (store && store != from) copy(store, from, bytes, (int)j->stream);
     return 1;
   }
   /* fold straight into the first slot (or the result) where no rounding comes between and no operand is overwritten */
-  const int direct = !push && !wide && !(c->final && j->divide) && (c->nouts || c->nops == 2);
+  const int direct = !wide && !(c->final && j->divide) && (c->nouts || c->nops == 2);
   const int64_t piece = piece_of(j, c);
   int64_t from = 0, to = piece ? 0 : n; /* what has been read ahead */
   for (int64_t at = 0, m; at < n; at += m) {
@@ -235,8 +229,8 @@ static int step(call_t *j, const stage_t *c, int64_t k) {
     }
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
       if (o || !direct)
-        copy((char *)p[1] + out_slot + at * out_item, c->out_partial ? value : rounded, (size_t)(m * out_item), push);
-    if (store && store != value) copy(store, rounded, (size_t)(m * j->item), past);
+        copy((char *)p[1] + out_slot + at * out_item, c->out_partial ? value : rounded, (size_t)(m * out_item), 0);
+    if (store && store != value) copy(store, rounded, (size_t)(m * j->item), (int)j->stream);
   }
   return 1;
 }
@@ -350,7 +344,6 @@ int blink_execute(call_t *j, int64_t *rows) {
       p[DONE_CHUNKS] = 0;
       p = next;
     }
-    j->push = blink_style(j->style);
     fill(j, rows);
     j->phase = ANNOUNCED;
   }
@@ -362,7 +355,6 @@ int blink_execute(call_t *j, int64_t *rows) {
     for (int64_t r = 0; j->cma && r < j->n; r++)
       if (get(j->calls + r * j->stride + SEND + TURN * (j->seq & 1)) == CLOSED) return REFUSED;
     j->phase = RUNNING;
-    j->begun_ns = now_ns();
   }
   idle_t wait = {0, 0, 0};
   while (j->left) {
@@ -383,7 +375,6 @@ int blink_execute(call_t *j, int64_t *rows) {
   }
   if (j->cma && get(j->abort)) return ABORTED; /* what was read may be of a rank that had left the call */
   set(j->calls + j->rank * j->stride + FINISHED, j->seq);
-  blink_learn(j->style, now_ns() - j->begun_ns);
   return DONE;
 }
 

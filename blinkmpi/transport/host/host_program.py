@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -42,7 +41,6 @@ class HostProgram:
     trees: int  # how many trees it has, for the log
     chunk_bytes: int
     depth: int
-    style: ctypes.Array[ctypes.c_char] = field(default_factory=lambda: ctypes.create_string_buffer(native.STYLE_BYTES))
     through_slots: HostProgram | None = None  # for a call in which some rank's buffer cannot be read
 
 
@@ -73,7 +71,7 @@ def load(
     struct.cma, struct.helper = bool(exported), helper.address(program, exported)
     place(struct, window)
     mine = {at.buffer for c, at in exported.items() if program.channels[c].writer == rank}
-    loaded = HostProgram(
+    return HostProgram(
         make,
         "c" if in_c else "numpy",
         np.array(rows.words, np.int64),
@@ -86,8 +84,6 @@ def load(
         program.chunk * item,
         program.depth,
     )
-    struct.style = ctypes.addressof(loaded.style)
-    return loaded
 
 
 @dataclass

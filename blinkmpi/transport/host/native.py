@@ -20,24 +20,23 @@ from ...util.cache_folder import cache_dir
 from ..control_pages import RECV_WORD, SEND_WORD
 
 SOURCE = Path(__file__).with_name("executor.c")
-SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("single_copy", "write_style", "reduction")))
+SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("single_copy", "reduction")))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
 
 # What executor.c and this package count on alike; :func:`load` compares them with the library's.
 FIELDS = (
-    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "cma", "helper", "style",
+    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "cma", "helper",
     "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
     "send", "recv", "send_bytes", "recv_bytes", "print",
-    "seq", "base", "timeout_ns", "phase", "push", "left", "moved", "begun_ns", "fault", "faulty",
+    "seq", "base", "timeout_ns", "phase", "left", "moved", "fault", "faulty",
 )  # fmt: skip
 SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
 RUNNING = 2  # the phase in which all ranks have entered the same call
 UNTOLD = 6  # the status of a call that this rank has to describe in its record first
-STYLE_BYTES = 32
-CONSTANTS = (SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD, STYLE_BYTES)
+CONSTANTS = (SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD)
 
 
 class CallStruct(ctypes.Structure):
