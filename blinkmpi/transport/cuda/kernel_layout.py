@@ -10,6 +10,7 @@ from . import memory_layout as memory
 from .direct_segments import Segment
 from .failure_report import AbortReport
 from .packets import LL16, LL128, PacketStreams
+from .regions import OFFSET_BITS
 
 # Names of 64-bit words, in their order. These are the last ones of CommonArguments, behind an address for each rank.
 COMMON = (
@@ -62,7 +63,7 @@ def equals(values: dict[str, int]) -> str:
 
 def macros(n: int) -> str:
     """What the kernels take from Python."""
-    taken = {"N": n, **{name: getattr(memory, name) for name in ("MAX_RANKS", "MAX_CTAS", "OFFSET_BITS")}}
+    taken = {"N": n, "MAX_RANKS": memory.MAX_RANKS, "MAX_CTAS": memory.MAX_CTAS, "OFFSET_BITS": OFFSET_BITS}
     return "".join(f"#define {name} {value}\n" for name, value in taken.items())
 
 
