@@ -181,6 +181,7 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] 
     """
     key: list[Any] = [prepare]
     cupy, device = sys.modules.get("cupy"), False
+    device_array = cupy.ndarray if cupy is not None else None
     for arg in args:
         kind = type(arg)
         if kind is np.ndarray:
@@ -188,17 +189,17 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] 
                 return None
             memory = MPI.buffer(arg)  # a quarter of what __array_interface__ takes
             key += memory.address, memory.readonly, memory.nbytes, arg.dtype
-        elif arg is None or kind is int or kind is str:
-            key.append(arg)
-        elif isinstance(arg, MPI.Op):
-            key.append(arg.handle)
-        elif arg is MPI.IN_PLACE:
-            key.append("in place")
-        elif cupy is not None and kind is cupy.ndarray:
+        elif kind is device_array:
             if not arg._c_contiguous:  # which arg.flags.c_contiguous is, in a sixth of the time
                 return None
             key += arg.data.ptr, arg.size, arg.dtype.num
             device = True
+        elif arg is None or kind is int or kind is str:
+            key.append(arg)
+        elif kind is MPI.Op:
+            key.append(arg.handle)
+        elif arg is MPI.IN_PLACE:
+            key.append("in place")
         else:
             return None
     if stream is not None:

@@ -75,7 +75,7 @@ class EmptyCall(EntryCall):
 
     def start(self, seq: int) -> None:
         """Announce it."""
-        self.host.announce(seq, self.announcement, finished=True)
+        self.host.announce_elsewhere(seq, *self.host.encode(self.announcement))
 
     def test(self) -> bool:
         """It has completed."""
@@ -114,19 +114,24 @@ class CudaCall:
         send = ready.send
         self._copy = (send.ptr, send.copy_of, send.nbytes) if isinstance(send, DeviceArray) and send.copy_of else None
         self._keep = (holder, send.owner) if isinstance(send, DeviceArray) and self._copy else (holder,)
-        self._between_nodes = bool(context.here)
+        self._fingerprint, self._record = self.host.encode(called)
+        self._report = context.transport.report
+        self._plain = search is None and not context.here and self._copy is None
 
     def start(self, seq: int) -> None:
         """Announce the call and put it on its stream; between nodes, see it through."""
-        if self.context.transport.aborted:
-            raise self.failure()
         self.seq = seq
-        if self.search is not None and not self.context.gpu.capturing(self.stream):
+        if self._report[1]:  # a kernel has aborted
+            raise self.failure()
+        if self._plain:
+            self.host.announce_elsewhere(seq, self._fingerprint, self._record)
+            self._launch()
+        elif self.search is not None and not self.context.gpu.capturing(self.stream):
             self._search_chunk(self.search)
-        elif self._between_nodes:
+        elif self.context.here:
             self._run_between_nodes()
         else:
-            self.host.announce(seq, self.called, finished=True)
+            self.host.announce_elsewhere(seq, self._fingerprint, self._record)
             self._put_on_stream()
 
     def run(self, seq: int) -> None:
@@ -211,7 +216,7 @@ class CudaCall:
 
     def _search_chunk(self, search: ChunkSearch) -> None:
         """Make the call while its chunk is still looked for: wait for it, and tell each other how long it took."""
-        self.host.announce(self.seq, self.called, finished=True)
+        self.host.announce_elsewhere(self.seq, self._fingerprint, self._record)
         with self.context.gpu.timed(self.stream) as seconds:
             self._put_on_stream()
         self.wait()

@@ -78,7 +78,7 @@ class Dispatcher:
         bound = self.calls.get(key) if key is not None else None
         if bound is None:
             bound = self._bind(Invocation(method, args), timeout_s, stream, key)
-        else:
+        elif 2 * len(self.calls) > BOUND_CALLS:  # before, nothing is forgotten soon
             self.calls.move_to_end(key)  # type: ignore[arg-type]
         if self.dead is not None:
             self.check_alive()

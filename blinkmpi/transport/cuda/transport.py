@@ -100,7 +100,7 @@ class CudaTransport:
         self._own = gpu.allocate(symmetric_bytes)
         self._table = gpu.allocate(8 * MAX_RANKS * MAX_REGIONS)
         self._report = gpu.pinned(8 * REPORT_WORDS)
-        self._words = (ctypes.c_int64 * REPORT_WORDS).from_address(self._report)
+        self.report = (ctypes.c_int64 * REPORT_WORDS).from_address(self._report)
         self.regions = Regions(gpu, self.n, self.rank, self._table)
         self.sms = min(gathered(comm, lambda: gpu.sms, error=DeviceError))
         handles = gathered(comm, lambda: gpu.export(self._own), error=DeviceError)
@@ -337,7 +337,7 @@ class CudaTransport:
     @property
     def aborted(self) -> bool:
         """Whether some kernel of ours gave up; then the communicator is of no more use."""
-        return self._words[1] != 0
+        return self.report[1] != 0
 
     def link_clock(self, link: int) -> int:
         """Where an emulated link of this rank keeps its time.
@@ -351,11 +351,11 @@ class CudaTransport:
 
     def abort(self) -> None:
         """Make every kernel of ours that waits give up."""
-        self._words[0] = 1
+        self.report[0] = 1
 
     def error(self, text: str) -> BlinkError:
         """What a kernel that gave up has left, in words; ``text`` is the call."""
-        return AbortReport(*self._words[1:REPORT_WORDS]).error(text, self._names, self.rank, self._announced)
+        return AbortReport(*self.report[1:REPORT_WORDS]).error(text, self._names, self.rank, self._announced)
 
     # ---- the end
 

@@ -65,6 +65,8 @@ class HostTransport:
         self.executor: ExecutorName = "c" if self.native else "numpy"
         self.window = SharedWindow(comm, node, arena_bytes)
         self.pages = self.window.pages
+        self._fence, self._announced, self._finished = self.pages.fence, self.pages.announced, self.pages.finished
+        self._written = [0, 0]  # this rank's fingerprints of its last calls of even and of odd number
         several = comm.allreduce(node.size, op=MPI.MIN) < comm.size
         self.messages = NodeMessages(comm, self.pages) if several else None
         if several:
@@ -111,23 +113,24 @@ class HostTransport:
 
     def write_record(self, seq: int, fingerprint: int, body: bytes) -> None:
         """Write what this rank is about to announce of call ``seq``, unless its record says so already."""
-        at = self.pages.record(self.rank, seq)
-        if int(self.pages.words[at // 8]) != fingerprint:
-            self.pages.write(at, body, fingerprint)
+        if self._written[seq & 1] != fingerprint:
+            self._written[seq & 1] = fingerprint
+            self.pages.write(self.pages.record(self.rank, seq), body, fingerprint)
 
-    def announce(self, seq: int, announcement: Announcement, *, finished: bool = False) -> None:
-        """Say which call this rank enters.
-
-        Args:
-            finished: the call uses nothing of ours: its ranks wait for one another elsewhere, on their GPUs.
-        """
-        fingerprint, body = self.encode(announcement)
-        self.write_record(seq, fingerprint, body)
+    def announce(self, seq: int, announcement: Announcement) -> None:
+        """Say which call this rank enters."""
+        self.write_record(seq, *self.encode(announcement))
         if self.pages.fence:
             self.pages.fence()  # the record comes before the number, which the peers read first
         self.pages.announced[self.rank] = seq
-        if finished:
-            self.pages.finished[self.rank] = seq
+
+    def announce_elsewhere(self, seq: int, fingerprint: int, body: bytes) -> None:
+        """Say which call this rank enters, whose ranks wait for one another elsewhere: on their GPUs."""
+        if self._written[seq & 1] != fingerprint:
+            self.write_record(seq, fingerprint, body)
+        if self._fence:
+            self._fence()
+        self._announced[self.rank] = self._finished[self.rank] = seq
 
     def barrier(self, seq: int, announcement: Announcement, timeout_s: float) -> None:
         """Wait until every rank has announced call ``seq``, and compare what they announced; a call of its own.
@@ -142,7 +145,7 @@ class HostTransport:
     def wait_for_all(self, seq: int, timeout_s: float) -> None:
         """The second half of :meth:`barrier`."""
         self._wait(seq, timeout_s)
-        self.compare(seq, int(self.pages.words[self.pages.record(self.rank, seq) // 8]))
+        self.compare(seq, self._written[seq & 1])
         self.pages.finished[self.rank] = seq
 
     def exchange(self, seq: int, value: int, timeout_s: float) -> tuple[int, ...]:
@@ -377,4 +380,5 @@ class HostTransport:
         self.helper.close()
         if self.messages:
             self.messages.close()
+        del self._announced, self._finished  # which lie in the window
         self.window.close()

@@ -22,6 +22,7 @@ class Stage:
     def __init__(self, busy: int) -> None:
         self.busy, self.aborted, self.told = busy, False, False
         self.mismatch: BlinkError | None = None
+        self.report = [0, 0]
         self.gone: list[int] = []
         peers = SimpleNamespace(
             mismatch_so_far=lambda seq, text: self.mismatch,
@@ -29,7 +30,7 @@ class Stage:
             states=lambda ranks, seq: f"ranks {ranks}",
         )
         context: Any = SimpleNamespace(gpu=self, transport=self, here=())
-        host: Any = SimpleNamespace(peers=peers, raise_abort=lambda seq: None)
+        host: Any = SimpleNamespace(peers=peers, raise_abort=lambda seq: None, encode=lambda called: (0, b""))
         calls = CudaCalls(context, host, SimpleNamespace())  # type: ignore[arg-type]
         ready = Prepared(Call("broadcast", 2, (1,), "int8", "", 0), None, None)
         self.call = CudaCall(calls, SimpleNamespace(), Called("a call"), ready, 0, None, None, 9.0)  # type: ignore[arg-type]
