@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import BlinkError, CollectiveTimeout, MismatchError
+from blinkmpi.runtime import dispatch
 from blinkmpi.runtime.collectives import ALLREDUCE, Invocation
 from tests.harness import mpi
 
@@ -128,9 +130,9 @@ def test_a_bound_call_is_started_tested_and_waited_for(comm: MPI.Intracomm, exec
 @mpi(ranks=(2,), timeout=60)
 def test_the_calls_used_least_recently_are_forgotten(comm: MPI.Intracomm) -> None:
     """More calls in a cycle than are kept are right, too, and no more are kept."""
-    with blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
+    small = mock.patch.multiple(dispatch, BOUND_CALLS=8, PROGRAMS=8)
+    with small, blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
         dispatcher = ours._dispatcher()
-        dispatcher.calls.size = dispatcher.programs.size = 8
         vectors = [np.empty(10 + i) for i in range(12)]
         for cycle in range(3):
             for x in vectors:
