@@ -1,7 +1,5 @@
 """What the tests on GPUs share: how many there are, calls as users make them, results compared on the device."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 from typing import Any

@@ -3,8 +3,6 @@
 This file is also the program of a rank: ``python tests/gpu/test_faults.py CASE [ARGUMENT...]``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Links of real GPUs, measured: rates that can be, bytes that arrive, and a file that is found again."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """GPUs on several nodes, made of one machine by BLINKMPI_NODES: chunks cross between them as messages of MPI."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import time

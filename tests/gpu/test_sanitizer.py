@@ -3,8 +3,6 @@
 This file is also the program of a rank: ``python tests/gpu/test_sanitizer.py DTYPE...``.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``BLINK_TORTURE_CALLS`` says how many (10,000). The comparison is on the device, so that nothing waits for it.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

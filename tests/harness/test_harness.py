@@ -1,7 +1,5 @@
 """The harness ends every job in time and reports what happened on which rank."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

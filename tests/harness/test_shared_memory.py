@@ -1,7 +1,5 @@
 """What a job leaves in /dev/shm is found, and what other jobs do there at the same time is not held against it."""
 
-from __future__ import annotations
-
 import secrets
 import subprocess
 import sys

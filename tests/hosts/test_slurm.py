@@ -1,7 +1,5 @@
 """A real Slurm on two hosts runs ``launch/slurm.sbatch``: a controller on the first, a slurmd on each, no munge."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """What the tests of faults share: a job whose ranks fail, what a rank says of it, and how it is read."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

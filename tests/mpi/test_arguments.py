@@ -1,7 +1,5 @@
 """Arguments of a Communicator's calls: buffers of all kinds, what goes to MPI, what is an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """The Communicator as users meet it: an mpi4py communicator in every way, and what it adds."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -4,8 +4,6 @@ Who is only slow is waited for. This file is also the program of a rank:
 ``python tests/mpi/test_faults.py CASE [ARGUMENT...]``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 This file is also the program of a rank: ``python tests/mpi/test_faults_errors.py CASE [ARGUMENT...]``.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -1,7 +1,5 @@
 """Calls made again on the same NumPy arrays: settled once, and still checked and right each time."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

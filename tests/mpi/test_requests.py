@@ -1,7 +1,5 @@
 """Non-blocking calls: requests, their order, their buffers and errors, and computing meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

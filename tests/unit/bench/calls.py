@@ -1,7 +1,5 @@
 """Calls for the tests of the benchmark."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from blinkmpi.program.call import Call

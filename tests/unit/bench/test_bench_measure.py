@@ -1,7 +1,5 @@
 """How the benchmark measures, as far as it is pure: where buffers lie, blocks of calls, other libraries."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

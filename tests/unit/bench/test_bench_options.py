@@ -1,7 +1,5 @@
 """The benchmark's flags: what they mean, and what is refused with a reason."""
 
-from __future__ import annotations
-
 import argparse
 import re
 

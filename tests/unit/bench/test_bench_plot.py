@@ -1,7 +1,5 @@
 """Pictures of results: which curves a file holds, how several are told apart, and that they are drawn."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the benchmark reports: rows for people, and its JSON file."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from datetime import datetime

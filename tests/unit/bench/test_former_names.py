@@ -1,7 +1,5 @@
 """Results of older versions are read by today's names."""
 
-from __future__ import annotations
-
 from blinkmpi.bench.former_names import with_current_names
 
 

@@ -1,7 +1,5 @@
 """Sweeps: what is run, what is kept and run again, how a run can fail, and the pictures."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The file of a sweep, and the machines: which runs it stands for, the line of each, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

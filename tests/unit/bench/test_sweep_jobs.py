@@ -1,7 +1,5 @@
 """Sweeps that really start jobs: on this machine, and from the job scripts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the benchmark runs: sizes and names, inputs, and the check of every result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

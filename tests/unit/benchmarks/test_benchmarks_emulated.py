@@ -1,7 +1,5 @@
 """The comparison on emulated machines, without GPUs: what is planned, told to NCCL, read from its log, and written."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The driver of the GPU measurements, without GPUs: what it starts, how it shares the time, what it prints."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

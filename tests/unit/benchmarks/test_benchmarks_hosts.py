@@ -1,10 +1,8 @@
 """The measurements between hosts, without hosts: what is started where, what is written and shown, and the exchange."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -49,7 +47,7 @@ def swept(name: str, ranks: tuple[int, ...]) -> dict[str, Any]:
 class FakeWorld:
     """Hosts that are not there: notes what is done with them, and answers as the ranks would."""
 
-    worlds: list[FakeWorld] = []  # noqa: RUF012
+    worlds: list[Any] = []  # noqa: RUF012
     answer: Any = None
 
     def __init__(self, n: int, *, links: int = 1) -> None:
@@ -57,7 +55,7 @@ class FakeWorld:
         self.links, self.shaped, self.jobs = links, [], []
         FakeWorld.worlds.append(self)
 
-    def __enter__(self) -> FakeWorld:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

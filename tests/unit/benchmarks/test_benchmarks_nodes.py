@@ -1,7 +1,5 @@
 """The measurements on virtual nodes of GPUs, without GPUs: what is started, read from NCCL's log, written and shown."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

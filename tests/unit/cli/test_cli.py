@@ -1,7 +1,5 @@
 """The commands: what they print, what they write, how they fail."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

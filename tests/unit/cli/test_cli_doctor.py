@@ -1,7 +1,5 @@
 """``blinkmpi doctor``: what it prints, and its exit code."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

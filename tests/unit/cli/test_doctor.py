@@ -1,7 +1,5 @@
 """The doctor's findings, each on a job that was never run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

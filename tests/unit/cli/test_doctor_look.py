@@ -1,7 +1,5 @@
 """How the doctor looks at a job, which must not crash or hang, and its child job."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Hostfiles: both dialects in and out, the examples that ship, errors by line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

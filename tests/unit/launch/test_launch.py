@@ -1,7 +1,5 @@
 """``blinkmpi launch`` and the job scripts: what is printed, what is really started, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

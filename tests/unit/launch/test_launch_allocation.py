@@ -1,7 +1,5 @@
 """What schedulers say in the environment: every form that they write, and errors that name the place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

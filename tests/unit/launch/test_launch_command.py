@@ -1,7 +1,5 @@
 """The launchers' lines: every word where it belongs, every impossible job refused with a remedy."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measuring links: what is timed together, what times say, all ranks together, what people see. Without GPUs."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

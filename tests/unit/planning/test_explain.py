@@ -1,7 +1,5 @@
 """Explanations: what they say must be what the plan, the price and the table say."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import msgspec

@@ -1,7 +1,5 @@
 """The selection table of GPUs: which scheme and protocol a call takes, what can be forced, and how tuning fills it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where the planner finds other schemes for other roots, a row of the table names one that all of them have."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Tuning, but for the measuring: rows from winners, tables in files, the search for a chunk while a job runs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace

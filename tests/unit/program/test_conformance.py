@@ -1,7 +1,5 @@
 """The conformance suite on the simulator: every plan of every small machine, all ranks in one process."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a reduction means, for every operation and element type."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Lowering and the proof of a program: right ones pass, every kind of tampering is found."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 

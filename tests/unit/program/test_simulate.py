@@ -1,7 +1,5 @@
 """The simulator: results against NumPy, prices against what the links can carry."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The tree has its shape and is what the packaging says, imports stay cheap, and the linters are content."""
 
-from __future__ import annotations
-
 import ast
 import runpy
 import shutil

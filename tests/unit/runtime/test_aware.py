@@ -1,7 +1,5 @@
 """Who says that MPI takes GPU memory, and what the ranks settle on."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Buffer specifications: what is read, as what, and what is refused or left to MPI."""
 
-from __future__ import annotations
-
 import array
 import ctypes
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """From arguments to a Call and two views, for each collective and each kind of rank."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

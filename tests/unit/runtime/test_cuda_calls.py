@@ -1,7 +1,5 @@
 """Calls on GPU memory without a GPU: which buffers and streams are taken, and what a call in place reads and writes."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

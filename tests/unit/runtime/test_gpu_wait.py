@@ -1,7 +1,5 @@
 """Waiting for a call on GPU memory, with everything around it made up: what ends a wait, and how."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any

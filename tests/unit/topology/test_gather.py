@@ -1,7 +1,5 @@
 """Gathering over a communicator of threads: one topology for all, or one error for all."""
 
-from __future__ import annotations
-
 import importlib
 import queue
 import threading

@@ -1,7 +1,5 @@
 """One machine from the facts of all ranks' GPUs: equal to the catalogue's where it is that machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

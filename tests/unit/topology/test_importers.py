@@ -1,7 +1,5 @@
 """Other tools' descriptions of a machine: NCCL's topology XML in and out, the text of ``nvidia-smi topo -m``."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from pathlib import Path
 

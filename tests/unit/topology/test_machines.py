@@ -1,7 +1,5 @@
 """The catalogue against the numbers that its sources state."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import networkx as nx
@@ -20,7 +18,7 @@ RCCL_16P1H = (
 )
 
 
-def graph(topology: Topology) -> nx.DiGraph[int]:
+def graph(topology: Topology) -> "nx.DiGraph[int]":
     made: nx.DiGraph[int] = nx.DiGraph()
     made.add_nodes_from(range(topology.n + len(topology.switches)))
     made.add_edges_from((k.src, k.dst) for k in topology.links)

@@ -1,7 +1,5 @@
 """What was measured of links: classes, slow links, the machine that takes them, the file. Without GPUs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Probing: NVML's answers, recorded or from a stub library, and /sys become facts or named reasons."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

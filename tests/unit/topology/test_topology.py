@@ -1,7 +1,5 @@
 """Topology values: JSON, checks, subsets and changes, the texts of the command line, the picture."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Which channels are read from their writers' buffers, what the rows of executor.c are, and the table without it."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkmpi.planning.defaults import CMA_BYTES, MPI_BELOW_BYTES, SMALLEST, by_slots

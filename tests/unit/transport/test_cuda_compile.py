@@ -3,8 +3,6 @@
 ``python tests/unit/transport/test_cuda_compile.py`` writes what they take to benchmarks/results/cuda/registers.json.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The segments that GPUs move between registered buffers, executed against the reference."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

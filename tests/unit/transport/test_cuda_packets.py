@@ -1,7 +1,5 @@
 """Who sends what to whom by packets, executed against the reference; and what fits the LL buffers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

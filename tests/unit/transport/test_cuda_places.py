@@ -1,7 +1,5 @@
 """Where a program's stages run on a GPU and where its slots lie, and what does not fit is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkmpi.errors import ArgumentError, DeviceError

@@ -1,7 +1,5 @@
 """The tables of stages.cu, executed by the emulator against the reference; and what the emulator finds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

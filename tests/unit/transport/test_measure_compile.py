@@ -1,7 +1,5 @@
 """The kernels of ``topo --measure`` compile for every GPU generation, and keep their values in registers."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkmpi.transport.cuda.device import kernel_source

@@ -1,7 +1,5 @@
 """How a program finds out how its slots are best written."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

@@ -1,7 +1,5 @@
 """Packings made by hand or by chance, calls, and what NumPy says their results are: shared by the unit tests."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 from itertools import pairwise

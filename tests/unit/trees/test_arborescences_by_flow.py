@@ -1,7 +1,5 @@
 """Trees grown by flows agree with those grown by cut vectors, and serve what is larger."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Bounds against brute force that shares no code with them: all cuts, all partitions, random small machines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Clusters: whole boxes over their ports, up to a thousand ranks, equal or not, with slow cards and unequal boxes."""
 
-from __future__ import annotations
-
 import time
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Linear programs over trees: exact on any graph, and a bound where cuts are not tight, against a program of flows."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import product
 

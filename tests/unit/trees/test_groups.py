@@ -1,7 +1,5 @@
 """The early protocol: fewest fully connected groups, trees of the protocol alone, never above the bound."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

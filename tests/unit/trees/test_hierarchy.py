@@ -1,7 +1,5 @@
 """Three phases on several boxes: splits of all kinds, their rates and bounds, and a proof that sees every fault."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any

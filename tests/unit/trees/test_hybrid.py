@@ -1,7 +1,5 @@
 """Two kinds of links at once: rates add, the vector is split so that both end together, switching shifts the split."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import msgspec

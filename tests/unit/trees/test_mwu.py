@@ -1,7 +1,5 @@
 """Blink's own two stages: within epsilon of the bound, and never more trees for at most the stated loss."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 from math import inf

@@ -1,7 +1,5 @@
 """Packings meet their bound where that is promised, are proved everywhere, and the proof rejects what is wrong."""
 
-from __future__ import annotations
-
 import time
 from fractions import Fraction
 from itertools import combinations

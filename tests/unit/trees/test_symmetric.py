@@ -1,7 +1,5 @@
 """Tori and their kin: exact, as shallow as the machine is wide, and refused where a link differs."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The bar on stderr: shown on a terminal alone."""
 
-from __future__ import annotations
-
 import io
 import sys
 

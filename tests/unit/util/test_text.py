@@ -1,7 +1,5 @@
 """How ranks, counts, bytes and seconds read, and what launchers say of a process."""
 
-from __future__ import annotations
-
 import pytest
 
 from blinkmpi.errors import ArgumentError
