@@ -21,54 +21,36 @@ def line(launcher: Launcher, **job: Any) -> str:
     return shlex.join(made.argv[:-2])
 
 
-@pytest.mark.parametrize(
-    ("launcher", "job", "expected"),
-    [
-        ("openmpi", {"ranks": 4}, "mpirun -np 4 --bind-to none"),
-        ("openmpi", {"ranks": 4, "bind": "numa"}, "mpirun -np 4 --bind-to numa"),
-        ("openmpi", {"ranks": 12, "hosts": MIXED}, "mpirun -np 12 --host a:8,b:4 --bind-to none"),
-        ("openmpi", {"ranks": 12, "hosts": MIXED, "hostfile": "f"}, "mpirun -np 12 --hostfile f --bind-to none"),
-        (
-            "openmpi",
-            {"ranks": 8, "hosts": TWO, "ppn": 4, "variables": ("A", "B")},
-            "mpirun -np 8 --host a:4,b:4 --map-by ppr:4:node --bind-to none -x A -x B",
-        ),
-        ("mpich", {"ranks": 4}, "mpirun -n 4 -bind-to none"),
-        ("mpich", {"ranks": 4, "ppn": 2}, "mpirun -n 4 -ppn 2 -bind-to none"),
-        ("mpich", {"ranks": 12, "hosts": MIXED, "bind": "core"}, "mpirun -n 12 -hosts a:8,b:4 -bind-to core"),
-        ("mpich", {"ranks": 12, "hosts": MIXED, "hostfile": "f"}, "mpirun -n 12 -f f -bind-to none"),
-        ("mpich", {"ranks": 4, "hosts": TWO, "hostfile": "f", "ppn": 2}, "mpirun -n 4 -hosts a:2,b:2 -bind-to none"),
-        ("mpich", {"ranks": 2, "variables": ("A", "B")}, "mpirun -n 2 -bind-to none -genvlist A,B"),
-        ("mpich", {"ranks": 2, "scheduler": "slurm"}, "env SLURM_MPI_TYPE=none mpirun -n 2 -bind-to none"),
-        ("mpich", {"ranks": 2, "scheduler": "pbs"}, "mpirun -n 2 -bind-to none"),
-        ("intel", {"ranks": 16, "hosts": TWO}, "mpirun -n 16 -hosts a,b -ppn 8 -genv I_MPI_PIN 0"),
-        ("intel", {"ranks": 12, "hosts": MIXED, "hostfile": "f"}, "mpirun -n 12 -machinefile f -genv I_MPI_PIN 0"),
-        (
-            "intel",
-            {"ranks": 4, "hosts": TWO, "ppn": 2, "scheduler": "pbs", "bind": "core", "variables": ("A",)},
-            "env I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=off mpirun -n 4 -hosts a,b -ppn 2 "
-            "-genv I_MPI_PIN_DOMAIN core -genvlist A",
-        ),
-        ("srun", {"ranks": 4}, "srun --mpi=pmix --ntasks=4 --cpu-bind=none --export=ALL --kill-on-bad-exit=1"),
-        (
-            "srun",
-            {"ranks": 16, "hosts": TWO, "allocated": True, "gpus": 8, "pmi": "pmi2", "variables": ("A",)},
-            "srun --mpi=pmi2 --ntasks=16 --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --gpu-bind=none "
-            "--cpu-bind=none --export=ALL --kill-on-bad-exit=1",
-        ),
-        (
-            "srun",
-            {"ranks": 8, "hosts": TWO, "bind": "numa"},
-            "srun --mpi=pmix --ntasks=8 --nodelist=a --nodes=1 --ntasks-per-node=8 "
-            "--cpu-bind=ldoms --export=ALL --kill-on-bad-exit=1",
-        ),
-        (
-            "srun",
-            {"ranks": 12, "hosts": MIXED, "allocated": True},
-            "srun --mpi=pmix --ntasks=12 --cpu-bind=none --export=ALL --kill-on-bad-exit=1",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("launcher", "job", "expected"), [
+    ("openmpi", {"ranks": 4}, "mpirun -np 4 --bind-to none"),
+    ("openmpi", {"ranks": 4, "bind": "numa"}, "mpirun -np 4 --bind-to numa"),
+    ("openmpi", {"ranks": 12, "hosts": MIXED}, "mpirun -np 12 --host a:8,b:4 --bind-to none"),
+    ("openmpi", {"ranks": 12, "hosts": MIXED, "hostfile": "f"}, "mpirun -np 12 --hostfile f --bind-to none"),
+    ("openmpi", {"ranks": 8, "hosts": TWO, "ppn": 4, "variables": ("A", "B")},
+     "mpirun -np 8 --host a:4,b:4 --map-by ppr:4:node --bind-to none -x A -x B"),
+    ("mpich", {"ranks": 4}, "mpirun -n 4 -bind-to none"),
+    ("mpich", {"ranks": 4, "ppn": 2}, "mpirun -n 4 -ppn 2 -bind-to none"),
+    ("mpich", {"ranks": 12, "hosts": MIXED, "bind": "core"}, "mpirun -n 12 -hosts a:8,b:4 -bind-to core"),
+    ("mpich", {"ranks": 12, "hosts": MIXED, "hostfile": "f"}, "mpirun -n 12 -f f -bind-to none"),
+    ("mpich", {"ranks": 4, "hosts": TWO, "hostfile": "f", "ppn": 2}, "mpirun -n 4 -hosts a:2,b:2 -bind-to none"),
+    ("mpich", {"ranks": 2, "variables": ("A", "B")}, "mpirun -n 2 -bind-to none -genvlist A,B"),
+    ("mpich", {"ranks": 2, "scheduler": "slurm"}, "env SLURM_MPI_TYPE=none mpirun -n 2 -bind-to none"),
+    ("mpich", {"ranks": 2, "scheduler": "pbs"}, "mpirun -n 2 -bind-to none"),
+    ("intel", {"ranks": 16, "hosts": TWO}, "mpirun -n 16 -hosts a,b -ppn 8 -genv I_MPI_PIN 0"),
+    ("intel", {"ranks": 12, "hosts": MIXED, "hostfile": "f"}, "mpirun -n 12 -machinefile f -genv I_MPI_PIN 0"),
+    ("intel", {"ranks": 4, "hosts": TWO, "ppn": 2, "scheduler": "pbs", "bind": "core", "variables": ("A",)},
+     "env I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=off mpirun -n 4 -hosts a,b -ppn 2 "
+     "-genv I_MPI_PIN_DOMAIN core -genvlist A"),
+    ("srun", {"ranks": 4}, "srun --mpi=pmix --ntasks=4 --cpu-bind=none --export=ALL --kill-on-bad-exit=1"),
+    ("srun", {"ranks": 16, "hosts": TWO, "allocated": True, "gpus": 8, "pmi": "pmi2", "variables": ("A",)},
+     "srun --mpi=pmi2 --ntasks=16 --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --gpu-bind=none "
+     "--cpu-bind=none --export=ALL --kill-on-bad-exit=1"),
+    ("srun", {"ranks": 8, "hosts": TWO, "bind": "numa"},
+     "srun --mpi=pmix --ntasks=8 --nodelist=a --nodes=1 --ntasks-per-node=8 "
+     "--cpu-bind=ldoms --export=ALL --kill-on-bad-exit=1"),
+    ("srun", {"ranks": 12, "hosts": MIXED, "allocated": True},
+     "srun --mpi=pmix --ntasks=12 --cpu-bind=none --export=ALL --kill-on-bad-exit=1"),
+])  # fmt: skip
 def test_lines(launcher: Launcher, job: dict[str, Any], expected: str) -> None:
     assert line(launcher, **job) == expected
 

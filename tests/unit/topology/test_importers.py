@@ -108,22 +108,17 @@ def test_a_subset_whose_switch_lost_its_socket_can_be_told() -> None:
 GPU = '<pci busid="0000:01:00.0"><gpu dev="0" sm="90" rank="0">{}</gpu></pci>'
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("<system", "not XML"),
-        ("<graphs/>", "expected <system> outside, got <graphs>"),
-        ("<system/>", "no <gpu>"),
-        (f"<system><cpu>{GPU}</cpu></system>", "<cpu> has no numaid; add it"),
-        ('<system><cpu numaid="0"><pci class="0x03"/></cpu></system>', '<pci class="0x03"> has no busid'),
-        ('<system><cpu numaid="0"><pci busid="1"/></cpu></system>', "'1' is no PCI bus id"),
-        ('<system><cpu numaid="zero"/></system>', "numaid='zero': expected a whole number"),
-        (
-            f'<system><cpu numaid="0">{GPU.format("<nvlink count=" + chr(34) + "1" + chr(34) + "/>")}</cpu></system>',
-            "no target",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("<system", "not XML"),
+    ("<graphs/>", "expected <system> outside, got <graphs>"),
+    ("<system/>", "no <gpu>"),
+    (f"<system><cpu>{GPU}</cpu></system>", "<cpu> has no numaid; add it"),
+    ('<system><cpu numaid="0"><pci class="0x03"/></cpu></system>', '<pci class="0x03"> has no busid'),
+    ('<system><cpu numaid="0"><pci busid="1"/></cpu></system>', "'1' is no PCI bus id"),
+    ('<system><cpu numaid="zero"/></system>', "numaid='zero': expected a whole number"),
+    (f'<system><cpu numaid="0">{GPU.format("<nvlink count=" + chr(34) + "1" + chr(34) + "/>")}</cpu></system>',
+     "no target"),
+])  # fmt: skip
 def test_a_bad_file_of_nccl_names_element_and_attribute(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.xml"
     file.write_text(text)
