@@ -163,17 +163,8 @@ def test_construction_and_end(comm: MPI.Intracomm) -> None:
 def test_what_it_tells(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
         text = ours.explain("all_reduce", 64 << 20, dtype="bfloat16", op=MPI.SUM)
-        for word in (
-            "64 MiB",
-            "bfloat16 sum",
-            "runs as",
-            "trees",
-            "rate",
-            "bound",
-            "predicted",
-            "not chosen",
-            "executor",
-        ):
+        words = ("64 MiB", "bfloat16 sum", "runs as", "trees", "rate", "bound", "predicted", "not chosen", "executor")
+        for word in words:
             assert word in text, f"{word!r} is missing in\n{text}"
         assert "MPI's own" in ours.explain("allreduce", op=MPI.MAXLOC)
         assert ours.how("allreduce", 1 << 20, op=MPI.MAXLOC)["scheme"] == "mpi"

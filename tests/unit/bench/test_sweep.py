@@ -215,15 +215,12 @@ def test_what_does_not_go_with_a_sweep_is_refused(make: Any, tmp_path: Path) -> 
         one.run()
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
-        {"PMI_SIZE": "4"},
-        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
-        {"PMIX_RANK": "0"},
-    ],
-)
+@pytest.mark.parametrize("job", [
+    {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
+    {"PMI_SIZE": "4"},
+    {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+    {"PMIX_RANK": "0"},
+])  # fmt: skip
 def test_ranks_of_a_launcher_are_refused(job: dict[str, str]) -> None:
     with pytest.raises(ArgumentError, match=r"one process.*call it without one: blinkmpi bench --sweep f\.toml"):
         sweep.refuse_ranks(job, "f.toml")
@@ -268,15 +265,12 @@ def test_schemes_on_one_number_of_ranks_have_no_curve(make: Any) -> None:
     assert len(tables(body["runs"])) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("ranks_per_node = [1, 2, 4]", ("against the number of ranks", "4 KiB", "MPI", "bus bandwidth", "time")),
-        ('nodes = ["1", "1+1"]', ("against the number of nodes", "all_reduce float sum")),
-        ('ranks_per_node = [1, 2]\nschemes = ["auto", "direct", "chain"]', ("4 KiB: bus bandwidth", "blinkmpi, chain")),
-        ('ranks_per_node = 2\nschemes = ["auto", "chain"]', ("against size", "chain", "all_reduce float sum, 2 ranks")),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("ranks_per_node = [1, 2, 4]", ("against the number of ranks", "4 KiB", "MPI", "bus bandwidth", "time")),
+    ('nodes = ["1", "1+1"]', ("against the number of nodes", "all_reduce float sum")),
+    ('ranks_per_node = [1, 2]\nschemes = ["auto", "direct", "chain"]', ("4 KiB: bus bandwidth", "blinkmpi, chain")),
+    ('ranks_per_node = 2\nschemes = ["auto", "chain"]', ("against size", "chain", "all_reduce float sum, 2 ranks")),
+])  # fmt: skip
 def test_a_sweep_is_drawn(make: Any, capsys: pytest.CaptureFixture[str], text: str, words: tuple[str, ...]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install blinkmpi[plot]")
     one = make(text)

@@ -127,11 +127,7 @@ def test_the_time_is_shared(hosts: Any) -> None:
 
 
 def test_every_step_writes_a_file_and_a_line(
-    hosts: Any,
-    world: type[FakeWorld],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    hosts: Any, world: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert hosts.main(["--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -176,7 +172,7 @@ def test_every_step_writes_a_file_and_a_line(
     assert "## Summary" not in page, "these files have a section of their own"
 
 
-def test_without_files_the_section_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_files_the_section_says_so() -> None:
     made: Any = script("report")
     file = swept("all_reduce", (2,))
     page = made.render([("a.json", file)])
@@ -186,11 +182,7 @@ def test_without_files_the_section_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_goes_wrong_is_told(
-    hosts: Any,
-    world: type[FakeWorld],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    hosts: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(layout: tuple[int, ...], argv: list[str], env: dict[str, str]) -> Outcome:
         if "OMPI_MCA_coll" in env:

@@ -169,18 +169,15 @@ def test_free_ports_of_a_bridge_are_not_down() -> None:
     assert finding(report, "NVLinks") == Finding("NVLinks", "ok", "5 up a GPU")
 
 
-@pytest.mark.parametrize(
-    ("claim", "test", "state", "said"),
-    [
-        ("yes", None, "ok", "MPIX_Query_cuda_support: yes"),
-        ("no", None, "n/a", "staged in pinned host memory"),
-        ("yes", SelfTest(True, True, ""), "ok", "a child job sent GPU memory correctly ("),
-        ("no", SelfTest(True, True, ""), "ok", "correctly, though nothing here says so"),
-        ("yes", SelfTest(True, False, "SIGSEGV"), "fail", "yes, but the child job ended with SIGSEGV"),
-        ("yes", SelfTest(True, False, "wrong data"), "fail", "wrong data"),
-        ("no", SelfTest(False, False, "no mpirun"), "n/a", "self-test not run: no mpirun"),
-    ],
-)
+@pytest.mark.parametrize(("claim", "test", "state", "said"), [
+    ("yes", None, "ok", "MPIX_Query_cuda_support: yes"),
+    ("no", None, "n/a", "staged in pinned host memory"),
+    ("yes", SelfTest(True, True, ""), "ok", "a child job sent GPU memory correctly ("),
+    ("no", SelfTest(True, True, ""), "ok", "correctly, though nothing here says so"),
+    ("yes", SelfTest(True, False, "SIGSEGV"), "fail", "yes, but the child job ended with SIGSEGV"),
+    ("yes", SelfTest(True, False, "wrong data"), "fail", "wrong data"),
+    ("no", SelfTest(False, False, "no mpirun"), "n/a", "self-test not run: no mpirun"),
+])  # fmt: skip
 def test_claims_about_gpu_memory_and_their_proof(claim: str, test: SelfTest | None, state: str, said: str) -> None:
     mpi = replace(MPI, cuda=(("MPIX_Query_cuda_support", claim),))
     line = finding(judge(gpu_job(mpi=mpi), test), "CUDA-aware MPI")

@@ -71,41 +71,35 @@ def test_no_launcher_hides_a_gpu_from_its_peers(launcher: Launcher) -> None:
     assert any("GPU of its local rank" in part.why for part in command(Job(("p",), 8, gpus=8), launcher).parts)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "job", "said"),
-    [
-        ("openmpi", {"program": (), "ranks": 1}, "write it after --"),
-        ("openmpi", {"ranks": 0}, "-np 0: expected at least 1"),
-        ("mpich", {"ranks": 1, "ppn": 0}, "--ppn 0"),
-        ("srun", {"ranks": 1, "gpus": 0}, "--gpus-per-node 0"),
-        ("openmpi", {"ranks": 8, "ppn": 8, "gpus": 4}, "a node has 4 GPUs"),
-        ("openmpi", {"ranks": 17, "hosts": TWO}, "2 hosts take 16 ranks"),
-        ("mpich", {"ranks": 5, "hosts": TWO, "ppn": 2}, "2 hosts take 4 ranks"),
-        ("mpich", {"ranks": 5, "hosts": MIXED, "ppn": 8}, "b has 4 slots"),
-        ("mpich", {"ranks": 5, "hosts": (Host("a", 16), Host("b", 4)), "gpus": 8}, "b has 4 slots"),
-        ("openmpi", {"ranks": 2, "hosts": (Host("a"),)}, "a: how many ranks"),
-        ("intel", {"ranks": 12, "hosts": MIXED}, "write one with -o FILE"),
-        ("srun", {"ranks": 12, "hosts": MIXED}, "these hosts differ; give --ppn"),
-    ],
-)
+@pytest.mark.parametrize(("launcher", "job", "said"), [
+    ("openmpi", {"program": (), "ranks": 1}, "write it after --"),
+    ("openmpi", {"ranks": 0}, "-np 0: expected at least 1"),
+    ("mpich", {"ranks": 1, "ppn": 0}, "--ppn 0"),
+    ("srun", {"ranks": 1, "gpus": 0}, "--gpus-per-node 0"),
+    ("openmpi", {"ranks": 8, "ppn": 8, "gpus": 4}, "a node has 4 GPUs"),
+    ("openmpi", {"ranks": 17, "hosts": TWO}, "2 hosts take 16 ranks"),
+    ("mpich", {"ranks": 5, "hosts": TWO, "ppn": 2}, "2 hosts take 4 ranks"),
+    ("mpich", {"ranks": 5, "hosts": MIXED, "ppn": 8}, "b has 4 slots"),
+    ("mpich", {"ranks": 5, "hosts": (Host("a", 16), Host("b", 4)), "gpus": 8}, "b has 4 slots"),
+    ("openmpi", {"ranks": 2, "hosts": (Host("a"),)}, "a: how many ranks"),
+    ("intel", {"ranks": 12, "hosts": MIXED}, "write one with -o FILE"),
+    ("srun", {"ranks": 12, "hosts": MIXED}, "these hosts differ; give --ppn"),
+])  # fmt: skip
 def test_impossible_jobs(launcher: Launcher, job: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         command(Job(**{"program": ("p",), **job}), launcher)
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "launcher", "pmi"),
-    [
-        ("Open MPI v5.0.11, package: Open MPI x Distribution, ident: 5.0.11", "openmpi", "pmix"),
-        ("mpirun (Open MPI) 5.0.11\n\nReport bugs", "openmpi", "pmix"),
-        ("MPICH Version:      4.3.2\nMPICH Release date: ...", "mpich", "pmi2"),
-        ("HYDRA build details:\n    Version:  5.0.2", "mpich", "pmi2"),
-        ("MVAPICH Version      :\t4.0", "mpich", "pmi2"),
-        ("Intel(R) MPI Library 2021.17 for Linux* OS\n", "intel", "pmi2"),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.17 Build 2025 (id: HYDRA)", "intel", "pmi2"),
-    ],
-)
+@pytest.mark.parametrize(("text", "launcher", "pmi"), [
+    ("Open MPI v5.0.11, package: Open MPI x Distribution, ident: 5.0.11", "openmpi", "pmix"),
+    ("mpirun (Open MPI) 5.0.11\n\nReport bugs", "openmpi", "pmix"),
+    ("MPICH Version:      4.3.2\nMPICH Release date: ...", "mpich", "pmi2"),
+    ("HYDRA build details:\n    Version:  5.0.2", "mpich", "pmi2"),
+    ("MVAPICH Version      :\t4.0", "mpich", "pmi2"),
+    ("Intel(R) MPI Library 2021.17 for Linux* OS\n", "intel", "pmi2"),
+    ("Intel(R) MPI Library for Linux* OS, Version 2021.17 Build 2025 (id: HYDRA)", "intel", "pmi2"),
+])  # fmt: skip
 def test_versions_tell_the_mpi(text: str, launcher: Launcher, pmi: str) -> None:
     assert mpi_of(text) == (launcher, pmi)
 
@@ -120,9 +114,7 @@ def test_variables() -> None:
     there = ["PATH", "HOME", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "BLINKMPI_ALGO", "MINE", "XNCCL_"]
     assert exported(there) == ("BLINKMPI_ALGO", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "PATH")
     assert exported(there, allocated=True) == ("BLINKMPI_ALGO", "NCCL_DEBUG", "PATH")
-    assert exported(there, extra=["MINE", "CUDA_VISIBLE_DEVICES"], allocated=True)[1:3] == (
-        "CUDA_VISIBLE_DEVICES",
-        "MINE",
-    )
+    both = exported(there, extra=["MINE", "CUDA_VISIBLE_DEVICES"], allocated=True)
+    assert both[1:3] == ("CUDA_VISIBLE_DEVICES", "MINE")
     with pytest.raises(ArgumentError, match="-x YOURS: there is no such variable"):
         exported(there, extra=["YOURS"])

@@ -6,6 +6,8 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -98,9 +100,7 @@ def test_the_seconds_of_a_move() -> None:
     one, other = (0, 1), (1, 0)
     repeats: list[dict[Move, float]] = [{one: 3.0, other: 1.0}, {one: 2.0, other: 2.5}, {one: 9.0, other: 9.0}]
     assert settle(TrafficPattern("copy", (one, other)), repeats) == {one: 2.0, other: 1.0}
-    assert settle(TrafficPattern("push-both", (one, other)), repeats) == {one: 2.5, other: 2.5}, (
-        "of the longer of the two"
-    )
+    assert settle(TrafficPattern("push-both", (one, other)), repeats) == {one: 2.5, other: 2.5}, "of the longer one"
     assert settle(TrafficPattern("copy-all", (one, other)), repeats) == {one: 3.0, other: 2.5}, "the median"
 
 
@@ -150,15 +150,21 @@ class Fake:
         return 3e-6 + 1e-8 * peer
 
 
+def measured_by(
+    topology: Topology, nodes: Sequence[int] = (), *, make: Any = Fake, progress: Any = lambda comm, words: None
+) -> list[Any]:
+    """What ``measure_gpus`` gives each rank; all on one node unless told."""
+
+    def work(comm: Any, node: Any) -> Any:
+        return measure_gpus(comm, node, topology, make, lambda done, total, words: progress(comm, words))
+
+    return on_ranks([*nodes] or [0] * topology.n, work)
+
+
 def test_ranks_measure_together() -> None:
     hgx = named("hgx-h200").subset([0, 1, 2, 3])
     said: list[str] = []
-    results = on_ranks(
-        [0, 0, 0, 0],
-        lambda comm, node: measure_gpus(
-            comm, node, hgx, lambda me, n: Fake(me, n), lambda d, t, w: said.append(w) if comm.rank == 0 else None
-        ),
-    )
+    results = measured_by(hgx, progress=lambda comm, words: said.append(words) if comm.rank == 0 else None)
     assert all(r == results[0] for r in results)
     found = document(hgx, results[0], DRIVER, {})
     rates = {(r.what, r.src, r.dst): r.mbps or r.us for r in found.rows}
@@ -179,10 +185,7 @@ def test_ranks_measure_together() -> None:
 
 def test_nodes_measure_for_themselves_and_what_is_between() -> None:
     topology = named("dgx-a100:2").subset([0, 8, 1])
-    results = on_ranks(
-        [0, 1, 0],
-        lambda comm, node: measure_gpus(comm, node, topology, lambda me, n: Fake(me, n), lambda *_: None),
-    )
+    results = measured_by(topology, [0, 1, 0])
     assert all(r == results[0] for r in results)
     rows = results[0][0]
     assert {(r.src, r.dst) for r in rows if r.what == "copy"} == {(0, 2), (2, 0)}
@@ -192,10 +195,7 @@ def test_nodes_measure_for_themselves_and_what_is_between() -> None:
 
 def test_what_cannot_be_reached_is_said() -> None:
     hgx = named("hgx-h200").subset([0, 1, 2])
-    results = on_ranks(
-        [0, 0, 0],
-        lambda comm, node: measure_gpus(comm, node, hgx, lambda me, n: Fake(me, n, lost=((0, 2),)), lambda *_: None),
-    )
+    results = measured_by(hgx, make=partial(Fake, lost=((0, 2),)))
     rows, missing = results[2]
     assert missing == ("rank 0 to 2: not supported",)
     assert {(r.src, r.dst) for r in rows if r.what == "copy"} == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)}
@@ -205,17 +205,10 @@ def test_what_cannot_be_reached_is_said() -> None:
 def test_an_error_of_one_is_an_error_of_all_and_everything_is_given_back() -> None:
     hgx = named("hgx-h200").subset([0, 1, 2])
     logs: list[list[str]] = [[], [], []]
-    results = on_ranks(
-        [0, 0, 0],
-        lambda comm, node: measure_gpus(
-            comm, node, hgx, lambda me, n: Fake(me, n, logs[me], breaks="copy"), lambda *_: None
-        ),
-    )
-    for error in results:
+    for error in measured_by(hgx, make=lambda me, n: Fake(me, n, logs[me], breaks="copy")):
         assert isinstance(error, RemoteError)
-        assert "on the node of rank 0: rank 1 failed while links were measured: OSError: the bus is on fire" in str(
-            error
-        )
+        why = "on the node of rank 0: rank 1 failed while links were measured: OSError: the bus is on fire"
+        assert why in str(error)
     assert logs == [["disconnect", "close"]] * 3
 
     def refuse(me: int, n: int) -> Fake:
@@ -223,7 +216,7 @@ def test_an_error_of_one_is_an_error_of_all_and_everything_is_given_back() -> No
             raise MemoryError("no room")
         return Fake(me, n, logs[me])
 
-    for error in on_ranks([0, 0, 0], lambda comm, node: measure_gpus(comm, node, hgx, refuse, lambda *_: None)):
+    for error in measured_by(hgx, make=refuse):
         assert "MemoryError: no room" in str(error)
 
 

@@ -153,15 +153,12 @@ def test_smi_of_pcie_switches() -> None:
     assert near == {(0, "PCIe 0"), (1, "PCIe 0"), (2, "socket 1"), (3, "socket 1")}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("hello", "no line begins with GPU0"),
-        (smi("X NV2", "NV2 X").replace("GPU1\tNV2", "CPU1\tNV2"), "no row of GPU1"),
-        (smi("X NV?", "NV2 X"), r"row GPU0, column GPU1: 'NV\?'"),
-        ("\tGPU0\tGPU1\nGPU0\tX\nGPU1\tX\tX\n", "row GPU0, column GPU1: ''"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("hello", "no line begins with GPU0"),
+    (smi("X NV2", "NV2 X").replace("GPU1\tNV2", "CPU1\tNV2"), "no row of GPU1"),
+    (smi("X NV?", "NV2 X"), r"row GPU0, column GPU1: 'NV\?'"),
+    ("\tGPU0\tGPU1\nGPU0\tX\nGPU1\tX\tX\n", "row GPU0, column GPU1: ''"),
+])  # fmt: skip
 def test_a_matrix_that_cannot_be_read_says_where(text: str, said: str) -> None:
     with pytest.raises(FormatError, match=said):
         read_smi(text)

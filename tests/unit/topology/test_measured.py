@@ -148,16 +148,13 @@ def test_the_document_comes_back_as_it_was() -> None:
         Measured.from_json(found.to_json().replace('"copy"', '"copied"', 1))
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([LinkMeasurement(0, 8, "copy", 1)], r"rows\[0\] copy 0->8: expected two different of -1\.\.7"),
-        ([LinkMeasurement(1, 1, "copy", 1)], "two different"),
-        ([LinkMeasurement(0, 1, "copy", 0)], "0, expected more than 0"),
-        ([LinkMeasurement(0, 1, "flag", 5)], "None, expected more than 0"),
-        ([LinkMeasurement(0, 1, "copy", 5), LinkMeasurement(0, 1, "copy", 6)], r"rows\[1\] copy 0->1: a second row"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "message"), [
+    ([LinkMeasurement(0, 8, "copy", 1)], r"rows\[0\] copy 0->8: expected two different of -1\.\.7"),
+    ([LinkMeasurement(1, 1, "copy", 1)], "two different"),
+    ([LinkMeasurement(0, 1, "copy", 0)], "0, expected more than 0"),
+    ([LinkMeasurement(0, 1, "flag", 5)], "None, expected more than 0"),
+    ([LinkMeasurement(0, 1, "copy", 5), LinkMeasurement(0, 1, "copy", 6)], r"rows\[1\] copy 0->1: a second row"),
+])  # fmt: skip
 def test_a_document_that_cannot_be_is_refused(rows: list[LinkMeasurement], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         measured(named("hgx-h200"), rows)

@@ -87,22 +87,19 @@ def test_a_lost_gpu_gives_its_reason() -> None:
     assert [k.active for k in known(some) or ()] == [True, Unknown("NVMLError_GpuIsLost: GPU is lost")]
 
 
-@pytest.mark.parametrize(
-    ("kind", "pci", "expected"),
-    [
-        (2, "FFFFFFFF:FF:FF.0", ("hidden switch", "")),
-        (2, "00000000:00:00.0", ("hidden switch", "")),
-        (255, "00000000:00:00.0", ("hidden switch", "")),
-        (255, "", ("hidden switch", "")),
-        (None, None, ("hidden switch", "")),
-        (2, "00000000:C1:00.0", ("switch", "0000:c1:00.0")),
-        (0, "00000000:0F:00.0", ("gpu", "0000:0f:00.0")),
-        (0, "00000000:FF:00.0", ("gpu", "0000:ff:00.0")),
-        (1, "00000004:04:00.1", ("npu", "0004:04:00.1")),
-        (0, "00000000:00:00.0", (Unknown("NVML says gpu and no PCI id"), "")),
-        (255, "00000000:0A:00.0", (Unknown("NVML does not say what is at 0000:0a:00.0"), "0000:0a:00.0")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "pci", "expected"), [
+    (2, "FFFFFFFF:FF:FF.0", ("hidden switch", "")),
+    (2, "00000000:00:00.0", ("hidden switch", "")),
+    (255, "00000000:00:00.0", ("hidden switch", "")),
+    (255, "", ("hidden switch", "")),
+    (None, None, ("hidden switch", "")),
+    (2, "00000000:C1:00.0", ("switch", "0000:c1:00.0")),
+    (0, "00000000:0F:00.0", ("gpu", "0000:0f:00.0")),
+    (0, "00000000:FF:00.0", ("gpu", "0000:ff:00.0")),
+    (1, "00000004:04:00.1", ("npu", "0004:04:00.1")),
+    (0, "00000000:00:00.0", (Unknown("NVML says gpu and no PCI id"), "")),
+    (255, "00000000:0A:00.0", (Unknown("NVML does not say what is at 0000:0a:00.0"), "0000:0a:00.0")),
+])  # fmt: skip
 def test_what_an_nvlink_leads_to(kind: int | None, pci: str | None, expected: tuple[Any, str]) -> None:
     refused = {"nvml_error": "NVMLError_NotSupported: Not Supported"}
     link = {"link": 0, "state": 1, "version": 6, "remote_type": refused if kind is None else kind,
@@ -229,17 +226,14 @@ def test_sys_tells_the_way_to_the_cpu_and_the_cards_on_it(tmp_path: Path) -> Non
     assert [(n.name, n.distance, n.mbps) for n in known(facts.nics) or ()] == [("mlx5_0", "PIX", 12_500)]
 
 
-@pytest.mark.parametrize(
-    ("card", "numa", "distance"),
-    [
-        (f"{PLX}/0000:3c:08.0/0000:3e:00.0", "1", "PIX"),
-        (f"{PLX}/0000:3c:08.0/0000:3e:00.0/0000:3f:00.0/0000:40:00.0", "1", "PXB"),
-        ("pci0000:3a/0000:3a:02.0/0000:50:00.0", "1", "PHB"),
-        ("pci0000:60/0000:60:00.0/0000:61:00.0", "1", "NODE"),
-        ("pci0000:60/0000:60:00.0/0000:61:00.0", "0", "SYS"),
-        ("pci0000:60/0000:60:00.0/0000:61:00.0", "-1", "SYS"),
-    ],
-)
+@pytest.mark.parametrize(("card", "numa", "distance"), [
+    (f"{PLX}/0000:3c:08.0/0000:3e:00.0", "1", "PIX"),
+    (f"{PLX}/0000:3c:08.0/0000:3e:00.0/0000:3f:00.0/0000:40:00.0", "1", "PXB"),
+    ("pci0000:3a/0000:3a:02.0/0000:50:00.0", "1", "PHB"),
+    ("pci0000:60/0000:60:00.0/0000:61:00.0", "1", "NODE"),
+    ("pci0000:60/0000:60:00.0/0000:61:00.0", "0", "SYS"),
+    ("pci0000:60/0000:60:00.0/0000:61:00.0", "-1", "SYS"),
+])  # fmt: skip
 def test_distances_are_nvidia_smis(tmp_path: Path, card: str, numa: str, distance: str) -> None:
     gpu = f"{PLX}/0000:3c:04.0/0000:3d:00.0"
     root = made_sys(tmp_path, {gpu: {"numa_node": "1"}, card: {"numa_node": numa}}, {"net/eth0": card})

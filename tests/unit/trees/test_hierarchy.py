@@ -98,14 +98,6 @@ def test_flat_trees_may_leave_a_box_and_come_back() -> None:
     assert h.limit.startswith("inside node 0")
 
 
-def ends(h: Hierarchy, at: int) -> set[tuple[int, int]]:
-    """The network links over which box ``at`` exchanges."""
-    net = max(v for s in h.shares for e in s.edges for v in e.path)
-    inside = set(h.boxes[at].vertices) | set(h.boxes[at].ranks)
-    hops = {hop for s in h.shares for e in s.edges for hop in pairwise(e.path)}
-    return {hop for hop in hops if net in hop and inside & set(hop)}
-
-
 @pytest.mark.parametrize(("split", "cards"), [((8, 8), 4), ((3, 5), 4), ((4, 4), 4)])
 def test_every_network_card_of_a_dgx_1_is_used(split: tuple[int, ...], cards: int) -> None:
     """Also those behind which no GPU of the job stands."""

@@ -1,15 +1,21 @@
-"""Which channels are read from their writers' buffers, what the rows of executor.c are, and the table without it."""
+"""The host transport without ranks: which channels are read from their writers' buffers, and how slots are written."""
+
+import ctypes
 
 import pytest
 
 from blinkmpi.planning.defaults import CMA_BYTES, MPI_BELOW_BYTES, SMALLEST, by_slots
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import make_plan, program_for
-from blinkmpi.program.call import Call
 from blinkmpi.program.check import check
 from blinkmpi.program.ir import Program
 from blinkmpi.topology import machine
+from blinkmpi.transport.host import native
 from blinkmpi.transport.host.single_copy import LONG_BYTES, exported_channels, in_long_chunks
+from tests.unit.trees.packings import even_call
+
+# ---------------------------------------------------------------- cma
+
 
 MOVING = ("broadcast", "allgather", "gather", "scatter")
 REDUCING = ("allreduce", "reduce", "reduce_scatter")
@@ -20,10 +26,7 @@ def plan_of(name: str, *, mpi: bool = False) -> Plan:
 
 
 def program_of(plan: Plan, collective: str, count: int = 1 << 16) -> Program:
-    reduces = collective in ("allreduce", "reduce", "reduce_scatter")
-    counts = (count,) * (plan.n if collective == "reduce_scatter" else 1)
-    root = 1 if collective in ("broadcast", "reduce", "gather", "scatter") else -1
-    call = Call(collective, plan.n, counts, "float32", "sum" if reduces else "", root)  # type: ignore[arg-type]
+    call = even_call(collective, plan.n, count, root=1)
     return program_for(plan, call, plan.rule(collective, 1 << 40))
 
 
@@ -72,10 +75,8 @@ def test_the_table_without_cma(n: int, mpi: bool) -> None:
         first, end = sizes[n > 2]
         assert plan.rule(collective, first).protocol == "cma"
         assert plan.rule(collective, first - 1).protocol == "slots"
-        assert end is None or (plan.rule(collective, end - 1).protocol, plan.rule(collective, end).protocol) == (
-            "cma",
-            "slots",
-        )
+        before, after = (plan.rule(collective, (end or first) - d).protocol for d in (1, 0))
+        assert end is None or (before, after) == ("cma", "slots")
     for collective in (*MOVING, *REDUCING):
         floor = MPI_BELOW_BYTES[collective][n > 2] if mpi else 0
         assert without.rule(collective, floor).scheme == "direct"
@@ -83,3 +84,65 @@ def test_the_table_without_cma(n: int, mpi: bool) -> None:
             assert without.rule(collective, floor - 1).scheme == plan.rule(collective, SMALLEST - 1).scheme == "mpi"
             assert plan.rule(collective, SMALLEST).scheme == "direct"
     assert by_slots(without) == without
+
+
+# ---------------------------------------------------------------- how slots are best written
+
+
+AGAIN, FIRST = 64, (1, 1, 0, 0)  # style.h's
+
+
+class Style:
+    """``style_t`` and its two functions."""
+
+    def __init__(self) -> None:
+        path, why = native.build()
+        if path is None:
+            pytest.skip(f"no C executor: {why}")
+        self.code = native.load(path, why).code
+        self.state = (ctypes.c_int64 * 4)()
+
+    def next(self) -> int:
+        return int(self.code.blink_style(self.state))
+
+    def learn(self, spent_ns: int) -> None:
+        self.code.blink_learn(self.state, ctypes.c_int64(spent_ns))
+
+
+def run(style: Style, calls: int, spent_ns: tuple[int, int]) -> list[int]:
+    """Make calls on a machine where each way takes so long; the ways that were chosen."""
+    ways = []
+    for _ in range(calls):
+        ways.append(style.next())
+        style.learn(spent_ns[ways[-1]])
+    return ways
+
+
+@pytest.mark.parametrize("best", [0, 1])
+def test_both_ways_are_tried_and_the_better_one_is_kept(best: int) -> None:
+    ways = run(Style(), AGAIN, (100, 200) if best == 0 else (200, 100))
+    assert tuple(ways[: len(FIRST)]) == FIRST
+    assert set(ways[len(FIRST) :]) == {best}
+
+
+@pytest.mark.parametrize("best", [0, 1])
+def test_a_machine_that_changes_is_followed(best: int) -> None:
+    style = Style()
+    run(style, 3 * AGAIN, (100, 200) if best == 1 else (200, 100))
+    ways = run(style, 3 * AGAIN, (200, 100) if best == 1 else (100, 200))
+    assert set(ways[-AGAIN // 2 :]) == {best}
+
+
+def test_the_other_way_is_tried_now_and_then() -> None:
+    ways = run(Style(), 10 * AGAIN, (100, 200))
+    assert 5 <= sum(ways[len(FIRST) :]) <= 10
+
+
+def test_a_call_that_was_asked_for_twice_counts_once() -> None:
+    """A call that was given up before it began is asked for again."""
+    style, ways = Style(), []
+    for _ in range(len(FIRST)):
+        style.next()
+        ways.append(style.next())
+        style.learn(100)
+    assert tuple(ways) == FIRST
