@@ -30,14 +30,9 @@ needs_ucx = pytest.mark.skipif(LIBUCX is None, reason="needs a UCX with CUDA par
 def ucx(tls: str) -> dict[str, str]:
     """The variables with which Open MPI takes GPU memory by that UCX; see docs/nodes.md."""
     places = LIBUCX.submodule_search_locations if LIBUCX else None
-    return {
-        "LD_LIBRARY_PATH": f"{places[0]}/lib" if places else "",
-        "OMPI_MCA_pml": "ucx",
-        "OMPI_MCA_opal_common_ucx_tls": "any",
-        "OMPI_MCA_opal_common_ucx_devices": "any",
-        "UCX_TLS": tls,
-        "BLINKMPI_CUDA_AWARE": "1",
-    }
+    found = {"OMPI_MCA_pml": "ucx", "UCX_TLS": tls, "BLINKMPI_CUDA_AWARE": "1"}
+    found |= dict.fromkeys(("OMPI_MCA_opal_common_ucx_tls", "OMPI_MCA_opal_common_ucx_devices"), "any")
+    return {**found, "LD_LIBRARY_PATH": f"{places[0]}/lib" if places else ""}
 
 
 def split(comm: MPI.Intracomm, nodes: str, **arguments: object) -> blinkmpi.Communicator:

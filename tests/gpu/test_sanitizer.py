@@ -30,8 +30,7 @@ pytestmark = [pytest.mark.gpu, at_least(N)]
 
 @pytest.mark.skipif(TOOL is None, reason="compute-sanitizer is not installed: it comes with the CUDA toolkit")
 @pytest.mark.parametrize(
-    ("tool", "words"),
-    [("memcheck", ["float32", "bfloat16"]), ("racecheck", ["float32"]), ("memcheck", [GIVE_UP])],
+    ("tool", "words"), [("memcheck", ["float32", "bfloat16"]), ("racecheck", ["float32"]), ("memcheck", [GIVE_UP])]
 )
 @pytest.mark.timeout(260)
 def test_sanitizer(tool: str, words: list[str]) -> None:

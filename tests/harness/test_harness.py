@@ -165,10 +165,7 @@ def base() -> Iterator[Path]:
 
 
 def test_only_what_the_processes_of_a_test_leave_is_found(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        SharedMemoryWatch() as watch,
-        subprocess.Popen([sys.executable, "-c", FOREIGN, str(base)]) as foreign,
-    ):
+    with SharedMemoryWatch() as watch, subprocess.Popen([sys.executable, "-c", FOREIGN, str(base)]) as foreign:
         for name, value in watch.environment.items():
             monkeypatch.setenv(name, value)
         with Job(2, [sys.executable, "-c", MAPS, f"{base}.ours"], timeout=20) as job:

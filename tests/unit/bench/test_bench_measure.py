@@ -19,7 +19,12 @@ from blinkmpi.bench.verification import PERIOD, count_wrong, fill, pieces, poiso
 from blinkmpi.errors import ArgumentError, BufferTypeError
 from blinkmpi.program.call import Call
 from blinkmpi.program.reduction import accumulator_of, check_op, dtype_of, fold
-from tests.unit.bench.calls import call_of_count
+
+
+def call_of_count(collective: Any, n: int, count: int, dtype: str, op: str = "", root: int = -1) -> Call:
+    """A call by nccl-tests' count: the elements of the vector, or of every rank's block."""
+    return Call(collective, n, (count,) * (n if collective == "reduce_scatter" else 1), dtype, op, root)
+
 
 # ---------------------------------------------------------------- sizes and names
 
@@ -204,15 +209,9 @@ LAYOUTS: dict[tuple[str, bool], list[Any]] = {
 
 
 @pytest.mark.parametrize(("seconds", "timing", "calls"), [
-    (10e-6, Timing(), 200),
-    (1e-3, Timing(), 30),
-    (0.1, Timing(), 5),
-    (0.0, Timing(), 200),
-    (10e-6, Timing(replays=10), 50),
-    (1e-3, Timing(replays=10), 3),
-    (0.1, Timing(replays=10), 1),
-    (0.1, Timing(replays=2), 3),
-    (0.1, Timing(iterations=7, aggregate=2), 14),
+    (10e-6, Timing(), 200), (1e-3, Timing(), 30), (0.1, Timing(), 5), (0.0, Timing(), 200),
+    (10e-6, Timing(replays=10), 50), (1e-3, Timing(replays=10), 3), (0.1, Timing(replays=10), 1),
+    (0.1, Timing(replays=2), 3), (0.1, Timing(iterations=7, aggregate=2), 14),
     (1e-6, Timing(iterations=7, replays=4), 7),
 ])  # fmt: skip
 def test_blocks_hold_as_many_calls_as_their_time_allows(seconds: float, timing: Timing, calls: int) -> None:

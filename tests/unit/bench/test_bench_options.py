@@ -40,25 +40,12 @@ def test_all_types_and_operations_leave_out_what_is_not_defined() -> None:
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ("-G -1", "at least 0"),
-    ("-G 2 -z 1", "leave one"),
-    ("-y 1", "stream of their own"),
-    ("-g 2", "one device"),
-    ("-t 4", "one thread"),
-    ("-R 1", "NCCL alone registers"),
-    ("-r 4", "0..3"),
-    ("-o mulsum", "device API"),
-    ("-o xor", "unknown"),
-    ("-d f8e4m3", "8-bit"),
-    ("-d quad", "unknown"),
-    ("-o avg -d int32", "not defined for int32"),
-    ("-b 2M -e 1M", "more than"),
-    ("-b 0 -f 2", "never reach"),
-    ("-i 0", "never reach"),
-    ("-n 0", "at least 1"),
-    ("-T 0", "more than 0"),
-    ("--compare gloo", "use mpi, nccl, symm_mem"),
-    ("--executor rust", "use auto, c, numpy"),
+    ("-G -1", "at least 0"), ("-G 2 -z 1", "leave one"), ("-y 1", "stream of their own"), ("-g 2", "one device"),
+    ("-t 4", "one thread"), ("-R 1", "NCCL alone registers"), ("-r 4", "0..3"), ("-o mulsum", "device API"),
+    ("-o xor", "unknown"), ("-d f8e4m3", "8-bit"), ("-d quad", "unknown"),
+    ("-o avg -d int32", "not defined for int32"), ("-b 2M -e 1M", "more than"), ("-b 0 -f 2", "never reach"),
+    ("-i 0", "never reach"), ("-n 0", "at least 1"), ("-T 0", "more than 0"),
+    ("--compare gloo", "use mpi, nccl, symm_mem"), ("--executor rust", "use auto, c, numpy"),
 ])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_with_a_reason(words: str, message: str) -> None:
     with pytest.raises(BlinkError, match=re.escape(message)):

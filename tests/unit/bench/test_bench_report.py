@@ -15,7 +15,7 @@ from blinkmpi.bench.options import read
 from blinkmpi.bench.report import Columns, Row, number, omb_header, omb_row
 from blinkmpi.bench.timing import TimingResult
 from tests.harness import ROOT
-from tests.unit.bench.calls import call_of_count
+from tests.unit.bench.test_bench_measure import call_of_count
 from tests.unit.bench.test_bench_options import flags
 
 
@@ -106,14 +106,8 @@ def test_the_file_of_a_gpu_run_says_what_was_compared() -> None:
 
 
 @pytest.mark.parametrize(("value", "width", "text"), [
-    (0.0, 7, "   0.00"),
-    (42.17, 7, "  42.17"),
-    (9999.5, 7, "9999.50"),
-    (98765.4, 7, "98765.4"),
-    (9876543.0, 7, "9876543"),
-    (123456789.0, 7, "1.2e+08"),
-    (43.52, 6, " 43.52"),
-    (12345.6, 6, " 12346"),
+    (0.0, 7, "   0.00"), (42.17, 7, "  42.17"), (9999.5, 7, "9999.50"), (98765.4, 7, "98765.4"),
+    (9876543.0, 7, "9876543"), (123456789.0, 7, "1.2e+08"), (43.52, 6, " 43.52"), (12345.6, 6, " 12346"),
 ])  # fmt: skip
 def test_numbers_fit(value: float, width: int, text: str) -> None:
     assert number(value, width) == text

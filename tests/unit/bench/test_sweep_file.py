@@ -16,6 +16,7 @@ from blinkmpi.errors import ArgumentError, BlinkError, FormatError
 from blinkmpi.launch.hostfile import Host
 from tests.harness import ENVIRONMENT, ROOT, run_command
 from tests.unit.bench.test_sweep import outside_a_job
+from tests.unit.launch.test_launch import FITS, needs_command, srun
 
 OPEN_MPI = "Open MPI v5.0.11"
 NO_GPUS = {"BLINKMPI_GPU_DISABLE": "1"}
@@ -170,10 +171,6 @@ def test_the_examples_can_be_read(path: Path) -> None:
 
 __all__ = ["outside_a_job"]  # a fixture that every test here uses
 
-needs_command = pytest.mark.skipif(
-    not (Path(sys.prefix) / "bin" / "blinkmpi").exists(), reason="blinkmpi is not installed: pip install -e '.[test]'"
-)
-
 
 def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
@@ -206,22 +203,12 @@ def test_a_sweep_under_mpirun_is_refused() -> None:
     assert done.output.count("a launcher started 2 of it; call it without one") == 1
 
 
-# The start of an srun that has this MPI's mpirun behind it.
-MPIRUN_BEHIND = """#!/bin/bash
-while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && n=${1#*=}; shift; done
-for name in "${!SLURM_@}"; do unset "$name"; done
-exec mpirun -np "$n" "$@"
-"""
-
-
 @needs_command
 @pytest.mark.mpi_skip  # starts mpirun
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 def test_a_job_script_runs_a_sweep(scheduler: str, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text('nodes = 1\nmaxbytes = "1K"\niters = 2\n')
     (tmp_path / "nodes").write_text("localhost\nlocalhost\n")
-    (tmp_path / "srun").write_text(MPIRUN_BEHIND)
-    (tmp_path / "srun").chmod(0o755)
     if scheduler == "slurm":
         job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "2", "SLURM_NTASKS": "2"}
         argv = ["bash", str(ROOT / "launch" / "slurm.sbatch"), "sweep", "tiny.toml"]
@@ -229,8 +216,7 @@ def test_a_job_script_runs_a_sweep(scheduler: str, tmp_path: Path) -> None:
         job = {"PBS_JOBID": "7.x", "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_O_WORKDIR": str(tmp_path)}
         job["SWEEP"] = "tiny.toml"
         argv = ["bash", str(ROOT / "launch" / "pbs.sh")]
-    path = f"{tmp_path}:{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"
-    env = {**os.environ, **ENVIRONMENT, **job, "PATH": path, "PYTHONPATH": str(ROOT), "VENV": ""}
+    env = {**os.environ, **ENVIRONMENT, **job, "PATH": srun(tmp_path, FITS), "PYTHONPATH": str(ROOT), "VENV": ""}
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "1 of 1 runs are good; JSON in results/tiny.json" in done.stdout

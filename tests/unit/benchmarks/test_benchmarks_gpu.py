@@ -14,6 +14,7 @@ from blinkmpi.cli import main as cli
 from blinkmpi.planning.selection import make_plan
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus
 from blinkmpi.topology.nccl import read_xml, write_xml
+from tests.harness import ROOT
 from tests.unit.benchmarks.scripts import needs, script
 
 pytestmark = [needs("gpu"), needs("emulated")]
@@ -112,21 +113,8 @@ def test_a_step_that_does_not_end_is_ended(gpu: Any, tmp_path: Path, monkeypatch
 # ---------------------------------------------------------------- emulated machines
 
 
-ROOT = Path(__file__).resolve().parents[3]
 REAL = ROOT / "tests" / "data" / "nccl-topo-h200x8.xml"
-LOG = """
-host:1:1 [0] NCCL INFO NCCL_TOPO_FILE set by environment to /tmp/x/topology.xml
-host:1:1 [0] NCCL INFO Pattern 4, crossNic 0, nChannels 3, bw 22.500000/22.500000, type PHB/PIX, sameChannels 1
-host:1:1 [0] NCCL INFO  0 : GPU/0-60 GPU/0-70 GPU/0-80 GPU/0-90
-host:1:1 [0] NCCL INFO Pattern 1, crossNic 0, nChannels 3, bw 22.500000/22.500000, type NVL/PIX, sameChannels 1
-host:1:1 [0] NCCL INFO Channel 00/06 : 0 2 1 3
-host:1:1 [0] NCCL INFO Channel 01/06 : 0 3 1 2
-host:1:1 [0] NCCL INFO 6 coll channels, 6 collnet channels, 0 nvls channels, 8 p2p channels
-host:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 2[2] via P2P/CUMEM/read
-host:1:1 [0] NCCL INFO Channel 01 : 0[0] -> 3[3] via SHM/direct/direct
-host:2:2 [1] NCCL INFO Pattern 4, crossNic 0, nChannels 3, bw 22.500000/22.500000, type PHB/PIX, sameChannels 1
-host:2:2 [1] NCCL INFO Channel 00/0 : 1[1] -> 3[3] via SHM/direct/direct
-"""
+LOG = (ROOT / "tests" / "data" / "nccl-log-emulated.txt").read_text()
 
 
 @pytest.fixture

@@ -21,20 +21,7 @@ from blinkmpi.cli import main as cli
 from blinkmpi.cli import topo as cli_topo
 from blinkmpi.errors import ArgumentError, RemoteError
 from blinkmpi.measure import links
-from blinkmpi.measure.links import (
-    BATCH,
-    Move,
-    TrafficPattern,
-    batch_of,
-    document,
-    is_apart,
-    measure_gpus,
-    measure_memory,
-    move_of,
-    rounds,
-    settle,
-    traffic_patterns,
-)
+from blinkmpi.measure.links import BATCH, Move, TrafficPattern, document, measure_gpus, settle, traffic_patterns
 from blinkmpi.measure.show import render
 from blinkmpi.topology import Topology, machine
 from blinkmpi.topology.measured import NOWHERE, LinkMeasurement, Measured
@@ -47,11 +34,11 @@ from tests.unit.topology.test_measured import DRIVER, copies, measured, named
 
 @given(n=st.integers(0, 16))
 def test_everybody_meets_everybody_once_and_one_at_a_time(n: int) -> None:
-    made = rounds(n)
+    made = links.rounds(n)
     pairs = [pair for some in made for pair in some]
     assert sorted(pairs) == [(a, b) for a in range(n) for b in range(a + 1, n)]
-    assert sorted(pair for some in rounds(n, apart=True) for pair in some) == sorted(pairs)
-    assert all(len(some) == 1 for some in rounds(n, apart=True))
+    assert sorted(pair for some in links.rounds(n, apart=True) for pair in some) == sorted(pairs)
+    assert all(len(some) == 1 for some in links.rounds(n, apart=True))
     for some in made:
         ranks = [rank for pair in some for rank in pair]
         assert len(ranks) == len(set(ranks))
@@ -76,24 +63,24 @@ def test_in_a_stage_a_gpu_sends_once_and_receives_once(n: int, apart: bool, data
         if pattern.what in ("copy", "push"):
             ranks = [rank for m in pattern.moves for rank in m]
             assert len(ranks) == len(set(ranks)), "one way alone"
-        assert [m for rank in range(n) if (m := move_of(pattern, rank))] != []
-        assert {m for rank in range(n) if (m := move_of(pattern, rank))} == set(pattern.moves)
+        assert [m for rank in range(n) if (m := links.move_of(pattern, rank))] != []
+        assert {m for rank in range(n) if (m := links.move_of(pattern, rank))} == set(pattern.moves)
     hosts = [m for s in made if s.what == "host" for m in s.moves]
     assert sorted(hosts) == sorted(m for r in range(n) for m in ((r, NOWHERE), (NOWHERE, r)))
 
 
 def test_pairs_that_share_pcie_are_apart() -> None:
-    assert not is_apart(machine("hgx-h200"), range(8))
-    assert is_apart(machine("pcie-8"), range(8))
-    assert is_apart(machine("dgx-1v"), range(8)), "some pairs have no NVLink"
-    assert not is_apart(machine("dgx-1v"), (1, 2, 3))
+    assert not links.is_apart(machine("hgx-h200"), range(8))
+    assert links.is_apart(machine("pcie-8"), range(8))
+    assert links.is_apart(machine("dgx-1v"), range(8)), "some pairs have no NVLink"
+    assert not links.is_apart(machine("dgx-1v"), (1, 2, 3))
 
 
 def test_a_batch_is_short() -> None:
-    assert batch_of([0.0005, 0.0007]) == BATCH
-    assert batch_of([0.003, 0.001]) == 2
-    assert batch_of([0.1]) == 1
-    assert batch_of([0.0]) == BATCH
+    assert links.batch_of([0.0005, 0.0007]) == BATCH
+    assert links.batch_of([0.003, 0.001]) == 2
+    assert links.batch_of([0.1]) == 1
+    assert links.batch_of([0.0]) == BATCH
 
 
 def test_the_seconds_of_a_move() -> None:
@@ -223,7 +210,7 @@ def test_an_error_of_one_is_an_error_of_all_and_everything_is_given_back() -> No
 def test_cpu_ranks_measure_their_memory_alone_and_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "copy_test", lambda slots, mine: lambda: 5_000 + 1_000 * mine)
     before = set(os.listdir(links.SHM))
-    results = on_ranks([0, 0, 1], lambda comm, node: measure_memory(comm, node, lambda *_: None))
+    results = on_ranks([0, 0, 1], lambda comm, node: links.measure_memory(comm, node, lambda *_: None))
     assert all(r == results[0] for r in results)
     rows = results[0][0]
     assert [(r.src, r.mbps) for r in rows if r.what == "memory"] == [(0, 5_000), (1, 6_000), (2, 5_000)]

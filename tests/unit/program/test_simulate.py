@@ -23,7 +23,8 @@ from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import methods, pack
 from blinkmpi.trees.tree import COLLECTIVES, Collective, Edge, Packing, Tree
-from tests.unit.trees.packings import allowed, call_of, machine_of, packing, random_packing, reference, sends_of, tree
+from tests.conformance import allowed
+from tests.unit.trees.packings import call_of, machine_of, packing, random_packing, reference, sends_of, tree
 
 MIB = 1 << 20
 GIB = 1 << 30

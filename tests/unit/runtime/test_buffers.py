@@ -179,13 +179,8 @@ def test_bad_specifications(spec: Any, kind: type[Exception], text: str) -> None
 
 
 @pytest.mark.parametrize("spec", [
-    [MPI.BOTTOM, 0, MPI.INT],
-    (None, 0, "i"),
-    np.zeros(3, np.longdouble),
-    np.zeros(2, "datetime64[s]"),
-    np.zeros(2, "S3"),
-    np.zeros(2, [("a", "i"), ("b", "d")]),
-    [bytearray(3), MPI.CHAR],
+    [MPI.BOTTOM, 0, MPI.INT], (None, 0, "i"), np.zeros(3, np.longdouble), np.zeros(2, "datetime64[s]"),
+    np.zeros(2, "S3"), np.zeros(2, [("a", "i"), ("b", "d")]), [bytearray(3), MPI.CHAR],
     [np.zeros(4, "i"), MPI.TWOINT],
 ])  # fmt: skip
 def test_what_mpi_alone_understands(spec: Any) -> None:
@@ -212,10 +207,8 @@ def test_derived_datatypes_are_mpis_and_are_held_for_it() -> None:
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 4))
 def test_a_specification_is_a_slice(count: int, displacement: int, blocks: int) -> None:
     if displacement + count * blocks <= 12:
-        assert (
-            read([X, (count, displacement)], blocks=blocks).array.tolist()
-            == X.tolist()[displacement:][: count * blocks]
-        )
+        got = read([X, (count, displacement)], blocks=blocks).array
+        assert got.tolist() == X.tolist()[displacement:][: count * blocks]
     else:
         with pytest.raises(ArgumentError):
             read([X, (count, displacement)], blocks=blocks)

@@ -316,10 +316,7 @@ def test_the_ladder_asks_every_rung_and_believes_none_blindly() -> None:
         "MPICH_GPU_SUPPORT_ENABLED": "yes",
     }  # fmt: skip
     silent = SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_info=Info))
-    assert dict(ladder(silent, "", {})) == {
-        "mpi_memory_alloc_kinds": "absent",
-        "MPIX_Query_cuda_support": "absent",
-    }
+    assert dict(ladder(silent, "", {})) == {"mpi_memory_alloc_kinds": "absent", "MPIX_Query_cuda_support": "absent"}
 
 
 def test_the_users_word_is_above_all_others() -> None:

@@ -261,20 +261,6 @@ def test_a_virtual_machine_says_little_and_that_is_said(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- a real library, if a small one
 
-STUB = """
-#include <string.h>
-int nvmlInitWithFlags(unsigned f) { return 0; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int e) { return e == 3 ? "Not Supported" : e == 2 ? "Invalid Argument" : "error"; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(long)(i + 1); return 0; }
-int nvmlDeviceGetHandleByPciBusId_v2(char *b, void **h) { *h = (void *)2; return strcmp(b + 5, "3d:00.0") ? 6 : 0; }
-int nvmlDeviceGetIndex(void *h, unsigned *i) { *i = (long)h - 1; return 0; }
-int nvmlDeviceGetName(void *h, char *s, unsigned n) { strncpy(s, "Stub GPU", n); return 0; }
-int nvmlDeviceGetNvLinkState(void *h, unsigned l, unsigned *a) { *a = l != 1; return l < 3 ? 0 : 2; }
-int nvmlDeviceGetNvLinkVersion(void *h, unsigned l, unsigned *v) { *v = 6; return 0; }
-int nvmlDeviceGetP2PStatus(void *a, void *b, int i, int *s) { *s = i == 2 ? 5 : 0; return i == 0 || i == 2 ? 0 : 2; }
-"""
 
 ASK = """
 from blinkmpi.topology.probe import Nvml, probe
@@ -296,9 +282,8 @@ def answers_of(env: dict[str, str]) -> tuple[str, GpuFacts, GpuFacts]:
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 def test_nvml_is_asked_rightly_through_a_stub_library(tmp_path: Path) -> None:
-    (tmp_path / "nvml.c").write_text(STUB)
     library = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, tmp_path / "nvml.c"], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, DATA / "nvml-stub.c"], check=True)
     why, facts, absent = answers_of({"LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"})
     assert why == ""
     assert (facts.bus, facts.index, facts.name) == ("0000:3d:00.0", 1, "Stub GPU")

@@ -3,7 +3,6 @@
 ``python tests/unit/transport/test_cuda_compile.py`` writes what they take to benchmarks/results/cuda/registers.json.
 """
 
-import contextlib
 import json
 import re
 import sys
@@ -17,12 +16,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # for the script; pytest does so itself
 
-from blinkmpi.errors import BufferTypeError  # noqa: E402
 from blinkmpi.planning.defaults import GPU_SLOTS  # noqa: E402
 from blinkmpi.planning.plan import Rule  # noqa: E402
 from blinkmpi.planning.selection import program_for  # noqa: E402
 from blinkmpi.program.call import Call  # noqa: E402
-from blinkmpi.program.reduction import DTYPES, OPS, accumulator_of, check_op, dtype_of  # noqa: E402
+from blinkmpi.program.reduction import DTYPES, accumulator_of, dtype_of  # noqa: E402
 from blinkmpi.transport.cuda import codegen, failure_report, kernel_layout, memory_layout  # noqa: E402
 from blinkmpi.transport.cuda.codegen import (  # noqa: E402
     STAGE_THREADS,
@@ -40,6 +38,7 @@ from blinkmpi.transport.cuda.kernel_layout import COMMON  # noqa: E402
 from blinkmpi.transport.cuda.link_rates import SOURCE  # noqa: E402
 from blinkmpi.transport.cuda.packets import PROTOCOLS, Codec  # noqa: E402
 from blinkmpi.trees.tree import Collective  # noqa: E402
+from tests.conformance import allowed  # noqa: E402
 from tests.unit.transport import table_emulator  # noqa: E402
 from tests.unit.transport.nvrtc import Used, all_compiled, compiled  # noqa: E402
 from tests.unit.trees.packings import even_call  # noqa: E402
@@ -131,11 +130,7 @@ def test_stages_of_every_generation(arch: str, name: str) -> None:
 def test_every_operation_of_every_type(dtype: str) -> None:
     wide = accumulator_of(dtype) != dtype_of(dtype)
     kinds = [StageKind(2, 1, 1, stores=True, final=True, in_partial=wide, out_partial=False)]
-    ops = []
-    for op in OPS:
-        with contextlib.suppress(BufferTypeError):
-            check_op(op, dtype)
-            ops.append(op)
+    ops = allowed(dtype)
     calls = [Call("allreduce", 4, (1000,), dtype, op) for op in ops]
     found = all_compiled([stages_source(call, kinds, 64, 4) for call in calls], "sm_90")
     for op, used in zip(ops, found, strict=True):

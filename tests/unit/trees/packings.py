@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
-from blinkmpi.program.reduction import OPS, Array, accumulator_of, check_op, dtype_of
+from blinkmpi.program.reduction import Array, accumulator_of, dtype_of
 from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees.tree import ROOTED, Certificate, Collective, Edge, Packing, Tree
 
@@ -120,18 +120,6 @@ def _reduce(call: Call, got: list[Array]) -> Array:
         total = total / table.dtype.type(call.n)
     result: Array = total.astype(dtype_of(call.dtype))
     return result
-
-
-def allowed(dtype: str) -> list[str]:
-    """The operations defined for ``dtype``."""
-    found = []
-    for op in OPS:
-        try:
-            check_op(op, dtype)
-        except TypeError:
-            continue
-        found.append(op)
-    return found
 
 
 def machine_of(n: int, edges: str, mbps: int = 10_000) -> Topology:

@@ -126,10 +126,8 @@ def clusters(draw: st.DrawFn) -> Topology:
         for r in ranks:
             if r == first or draw(st.booleans()):
                 rate = draw(st.integers(1, 20))
-                links += [
-                    Link(r, net, "net", 1, rate),
-                    Link(net, r, "net", 1, rate if even else draw(st.integers(1, 20))),
-                ]
+                back = rate if even else draw(st.integers(1, 20))
+                links += [Link(r, net, "net", 1, rate), Link(net, r, "net", 1, back)]
     return Topology("cluster", tuple(devices), tuple(switches), tuple(links))
 
 

@@ -76,13 +76,9 @@ def test_every_dgx1v_subset_is_optimal(collective: str) -> None:
 
 
 @pytest.mark.parametrize(("some", "collective", "units"), [
-    (range(8), "broadcast", Fraction(6)),
-    (range(8), "reduce", Fraction(6)),
-    (range(8), "allreduce", Fraction(24, 7)),
-    (range(8), "allgather", Fraction(48, 7)),
-    (range(7), "allreduce", Fraction(3)),
-    ((1, 4, 5, 6), "allreduce", Fraction(2)),
-    ((1, 4, 5, 6), "broadcast", Fraction(2)),
+    (range(8), "broadcast", Fraction(6)), (range(8), "reduce", Fraction(6)), (range(8), "allreduce", Fraction(24, 7)),
+    (range(8), "allgather", Fraction(48, 7)), (range(7), "allreduce", Fraction(3)),
+    ((1, 4, 5, 6), "allreduce", Fraction(2)), ((1, 4, 5, 6), "broadcast", Fraction(2)),
 ])  # fmt: skip
 def test_known_rates_in_nvlink_units(some: range | tuple[int, ...], collective: str, units: Fraction) -> None:
     assert pack(DGX.subset(tuple(some)), collective).rate == units * LANE
