@@ -1,9 +1,7 @@
 """GPUs on several nodes, made of one machine by BLINKMPI_NODES: chunks cross between them as messages of MPI."""
 
 import importlib.util
-import os
 import time
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from tests.conformance import COLLECTIVES
 from tests.gpu.helpers import Pools, at_least, run_all, sizes
 from tests.gpu.test_conformance import FEW, SOME, chosen
 from tests.harness import mpi, run_ranks
+from tests.mpi.test_nodes import split as on_nodes
 
 SPLITS = {2: ("1+1",), 3: ("1+2",), 4: ("2+2", "1+3", "1+2+1"), 8: ("4+4", "3+5")}
 
@@ -37,10 +36,8 @@ def ucx(tls: str) -> dict[str, str]:
 
 def split(comm: MPI.Intracomm, nodes: str, **arguments: object) -> blinkmpi.Communicator:
     """A communicator on virtual nodes, each with GPUs."""
-    with mock.patch.dict(os.environ, {"BLINKMPI_NODES": nodes}):
-        ours = blinkmpi.Communicator(comm, **arguments)  # type: ignore[arg-type]
+    ours = on_nodes(comm, nodes, **arguments)
     assert ours.gpu is not None, ours._dispatcher().context.why_no_gpus
-    assert [len(ours.machine.ranks_of(node)) for node in ours.machine.nodes] == [int(k) for k in nodes.split("+")]
     return ours
 
 

@@ -99,13 +99,8 @@ def test_closing_a_job_leaves_no_process() -> None:
 
 
 def test_decorated_functions_are_ordinary_tests_outside() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(CASES)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(CASES)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "1 failed, 4 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "ValueError: seven is not eight" in done.stdout
     assert "not today" in done.stdout

@@ -80,13 +80,9 @@ def document_of(args: Any, row: Row, processes: list[bench_meta.Process], setup:
 
 def test_the_file_of_a_gpu_run_says_what_was_compared() -> None:
     args = flags("all_reduce", "-b", "1M", "-e", "1M", "--compare", "nccl,symm_mem", "-G", "4")
-    setup = {
-        "memory": "gpu",
-        "peers": {"nccl": {"version": "2.28.9", "nvls": "0"}},
-        "refused": {"symm_mem": "why"},
-        "gpu": {"name": "NVIDIA H200", "driver": "580.159.04"},
-        "local_register": 2,
-    }
+    setup: dict[str, Any] = {"memory": "gpu", "local_register": 2, "refused": {"symm_mem": "why"}}
+    setup["peers"] = {"nccl": {"version": "2.28.9", "nvls": "0"}}
+    setup["gpu"] = {"name": "NVIDIA H200", "driver": "580.159.04"}
     made = document_of(args, on_gpu(), [bench_meta.Process(0, 11, "a", "NVIDIA H200", 3, "0000:1b:00.0")], setup)
     device = made["config"]["devices"][0]
     assert (device["device"], device["device_hex"], device["device_info"]) == (3, "0000:1b:00.0", "NVIDIA H200")

@@ -188,31 +188,28 @@ def test_json_is_the_whole_file(make: Any, capsys: pytest.CaptureFixture[str]) -
 
 def test_what_does_not_go_with_a_sweep_is_refused(make: Any, tmp_path: Path) -> None:
     one = make()
-    with pytest.raises(ArgumentError, match="--minbytes 4 beside --sweep"):
-        one.run("-b", "4")
-    with pytest.raises(ArgumentError, match="the collective reduce beside --sweep"):
-        one.run("reduce")
+
+    def refused(why: str, *words: str) -> None:
+        with pytest.raises(ArgumentError, match=why):
+            one.run(*words)
+
+    refused("--minbytes 4 beside --sweep", "-b", "4")
+    refused("the collective reduce beside --sweep", "reduce")
     one.results.write_text('{"results": []}')
-    with pytest.raises(ArgumentError, match="holds no results of a sweep"):
-        one.run()
+    refused("holds no results of a sweep")
     one.results.write_text("{")
-    with pytest.raises(ArgumentError, match="is no JSON"):
-        one.run()
+    refused("is no JSON")
     one.results = tmp_path / "none" / "r.json"
-    with pytest.raises(ArgumentError, match="does not exist"):
-        one.run()
+    refused("does not exist")
     one.results = one.file
-    with pytest.raises(ArgumentError, match="is the sweep itself"):
-        one.run()
+    refused("is the sweep itself")
     one.file.unlink()
-    with pytest.raises(ArgumentError, match="cannot read the sweep"):
-        one.run()
+    refused("cannot read the sweep")
     (tmp_path / "srun").unlink()
     (one.folder / "t.toml").write_text('launcher = "srun"\n')
     one.file, one.results = one.folder / "t.toml", one.folder / "r2.json"
     os.environ["PATH"] = str(tmp_path)
-    with pytest.raises(ArgumentError, match="cannot start 'srun'"):
-        one.run()
+    refused("cannot start 'srun'")
 
 
 @pytest.mark.parametrize("job", [

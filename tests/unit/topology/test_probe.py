@@ -199,6 +199,7 @@ LINK = {"max_link_speed": "16.0 GT/s PCIe", "current_link_width": "16", "max_lin
 
 
 def test_sys_tells_the_way_to_the_cpu_and_the_cards_on_it(tmp_path: Path) -> None:
+    card, far = f"{PLX}/0000:3c:08.0/0000:3e:00.0", "pci0000:80/0000:80:01.0/0000:81:00.0"
     root = made_sys(
         tmp_path,
         {
@@ -206,15 +207,10 @@ def test_sys_tells_the_way_to_the_cpu_and_the_cards_on_it(tmp_path: Path) -> Non
             PLX: LINK,
             f"{PLX}/0000:3c:04.0": LINK,
             f"{PLX}/0000:3c:04.0/0000:3d:00.0": {**LINK, "current_link_width": "8", "numa_node": "1"},
-            f"{PLX}/0000:3c:08.0/0000:3e:00.0": {"numa_node": "1"},
-            "pci0000:80/0000:80:01.0/0000:81:00.0": {"numa_node": "0"},
+            card: {"numa_node": "1"},
+            far: {"numa_node": "0"},
         },
-        {
-            "infiniband/mlx5_0": f"{PLX}/0000:3c:08.0/0000:3e:00.0",
-            "infiniband/mlx5_9": "pci0000:80/0000:80:01.0/0000:81:00.0",
-            "net/ib0": f"{PLX}/0000:3c:08.0/0000:3e:00.0",
-            "net/lo": "",
-        },
+        {"infiniband/mlx5_0": card, "infiniband/mlx5_9": far, "net/ib0": card, "net/lo": ""},
     )
     (root / "class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
     (root / "class/infiniband/mlx5_0/ports/1/rate").write_text("100 Gb/sec (4X EDR)\n")

@@ -22,12 +22,9 @@ def topologies(draw: st.DrawFn) -> Topology:
     """Any consistent machine, connected or not."""
     nodes = draw(st.integers(1, 3))
     node = st.integers(0, nodes - 1)
-    devices = draw(
-        st.lists(st.builds(Device, st.sampled_from(("gpu", "cpu")), node, st.integers(0, 9)), min_size=1, max_size=6)
-    )
-    switches = draw(
-        st.lists(st.builds(Switch, st.sampled_from(("nvswitch", "pcie", "host", "memory", "net")), node), max_size=4)
-    )
+    device, switch = st.sampled_from(("gpu", "cpu")), st.sampled_from(("nvswitch", "pcie", "host", "memory", "net"))
+    devices = draw(st.lists(st.builds(Device, device, node, st.integers(0, 9)), min_size=1, max_size=6))
+    switches = draw(st.lists(st.builds(Switch, switch, node), max_size=4))
     vertex = st.integers(0, len(devices) + len(switches) - 1)
     kind: st.SearchStrategy[LinkKind] = st.sampled_from(("nvlink", "xgmi", "pcie", "host", "memory", "net"))
     ends = st.tuples(vertex, vertex, kind).filter(lambda e: e[0] != e[1])
