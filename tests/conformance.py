@@ -6,8 +6,7 @@ compute everybody's, and the reference is worked out apart from the package, in
 float64 or exact integers.
 """
 
-from __future__ import annotations
-
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,17 +31,8 @@ from blinkmpi.program.reduction import (
 
 Array = NDArray[Any]
 REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
-COLLECTIVES = (
-    "broadcast",
-    "reduce",
-    "allreduce",
-    "gather",
-    "scatter",
-    "allgather",
-    "reduce_scatter_block",
-    "reduce_scatter",
-)
 BLOCKED = ("gather", "scatter", "allgather", "reduce_scatter_block", "reduce_scatter")
+COLLECTIVES = ("broadcast", "reduce", "allreduce", *BLOCKED)
 LARGE = (("float32", "sum"), ("bfloat16", "sum"), ("int8", "max"))
 SHIFT = 1009  # elements from where one rank's vector begins in the numbers drawn to where the next one's does
 ARITHMETIC = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -73,15 +63,10 @@ class Case:
 
 def cases(collective: str, n: int, *, full: bool = True) -> Iterator[Case]:
     """All cases of a collective: every type and operation on odd small counts, some on a large one."""
-    pairs = (
-        [(d, o) for d in DTYPES for o in OPS if _allowed(o, d)] if collective in REDUCING else [(d, "") for d in DTYPES]
-    )
+    pairs = [(d, op) for d in DTYPES for op in (allowed(d) if collective in REDUCING else ("",))]
     if not full:
-        pairs = [
-            p
-            for p in pairs
-            if p[0] in ("float32", "bfloat16", "int16", "bool") and p[1] in ("", "sum", "lor", "avg", "min")
-        ]
+        types, ops = ("float32", "bfloat16", "int16", "bool"), ("", "sum", "lor", "avg", "min")
+        pairs = [(d, o) for d, o in pairs if d in types and o in ops]
     rooted = collective in ("broadcast", "reduce", "gather", "scatter")
     for dtype, op in pairs:
         large = (dtype, op or "sum") in LARGE or (not op and dtype in ("float32", "complex64"))
@@ -93,12 +78,14 @@ def cases(collective: str, n: int, *, full: bool = True) -> Iterator[Case]:
                     yield Case(collective, n, dtype, op, count, in_place, root)
 
 
-def _allowed(op: str, dtype: str) -> bool:
-    try:
-        check_op(op, dtype)
-    except BufferTypeError:
-        return False
-    return True
+def allowed(dtype: str) -> list[str]:
+    """The operations defined for ``dtype``."""
+    found = []
+    for op in OPS:
+        with contextlib.suppress(BufferTypeError):
+            check_op(op, dtype)
+            found.append(op)
+    return found
 
 
 def inputs(case: Case) -> list[Array]:

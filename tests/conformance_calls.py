@@ -1,7 +1,5 @@
 """The cases of the conformance suite as calls of a communicator, the same on host memory and on GPUs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What every test shares: seeds, the hypothesis profile, the header, pytest under mpirun."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,5 @@
 """The source files of this tree, for tests of its shape."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

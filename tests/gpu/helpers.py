@@ -1,7 +1,5 @@
 """What the tests on GPUs share: how many there are, calls as users make them, results compared on the device."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 from typing import Any
@@ -175,23 +173,3 @@ class Stress:
         if kind in ("reduce", "gather", "scatter"):
             return method(send, recv, root=root, **keys)
         return method(send, recv, **keys)
-
-    def step(
-        self,
-        comm: blinkmpi.Communicator,
-        kind: str,
-        count: int,
-        send: Any,
-        recv: Any,
-        *,
-        root: int = 0,
-        salt: int = 0,
-        how: str = "",
-        **keys: Any,
-    ) -> Any:
-        """Fill, call, compare; returns what the call does."""
-        source, target = self.ends(kind, count, send, recv, root)
-        self.fill(source, target, salt)
-        made = self.do(comm, kind, source, target, root, how, **keys)
-        self.compare(target, kind, count, root, salt)
-        return made

@@ -4,8 +4,6 @@ Cases are looped inside a few jobs, for every job costs seconds; a failure names
 type and operation, which costs more than all the calls: every pair runs on the most ranks, the default protocol only.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor

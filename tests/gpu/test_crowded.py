@@ -4,8 +4,6 @@ So that what 8 ranks send one another is also tried where there are fewer GPUs. 
 keeps its GPU until its turn is over; a Communicator refuses it, the transport does not.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from mpi4py import MPI

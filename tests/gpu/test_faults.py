@@ -3,16 +3,13 @@
 This file is also the program of a rank: ``python tests/gpu/test_faults.py CASE [ARGUMENT...]``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +20,9 @@ import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, DeviceError, MismatchError, PeerLost
 from blinkmpi.transport.cuda.device import cupy
 from tests.gpu.helpers import GPUS, at_least, sizes
-from tests.harness import ROOT, Job, Outcome, mpi, mpirun
-from tests.mpi.faults import attempt, calls_until_death, finish, said, say
+from tests.harness import Outcome, mpi
+from tests.mpi import faults
+from tests.mpi.faults import attempt, calls_until_death, finish, run_case, said, say, start_case
 
 N = max(2, min(4, GPUS))
 VICTIM = N - 1
@@ -36,10 +34,7 @@ WAYS = {"packets": (100, False), "lines": (1 << 18, False), "slots": (BIG, False
 pytestmark = [pytest.mark.gpu, at_least(2)]
 
 
-def start(case: str, *arguments: str, timeout: float, options: tuple[str, ...] = ()) -> Job:
-    """Start this file's ``case`` on all ranks."""
-    argv = [sys.executable, __file__, case, *arguments]
-    return Job(N, argv, timeout=timeout, env={"PYTHONPATH": str(ROOT)}, options=options)
+start = partial(start_case, __file__, n=N)
 
 
 def lines_of(outcome: Outcome, key: str) -> dict[str, dict[int, Any]]:
@@ -101,10 +96,7 @@ def test_a_killed_rank_ends_the_job() -> None:
 
 
 def test_under_fault_tolerance_the_others_hear_of_a_killed_rank() -> None:
-    version = subprocess.run([mpirun(), "--version"], capture_output=True, text=True, check=True).stdout
-    if "Open MPI" not in version:
-        pytest.skip("mpirun --with-ft is Open MPI's")
-    with start("killed", timeout=60, options=("--with-ft", "ulfm")) as job:
+    with start("killed", timeout=60, options=faults.fault_tolerance()) as job:
         job.wait_for('"ready"', count=N, timeout=40)
         outcome = finish(job, within=20)
     assert {r: said(outcome, "error").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "PeerLost"), outcome.output
@@ -177,9 +169,8 @@ def test_ranks_that_disagree_all_get_an_error(comm: MPI.Intracomm) -> None:
         assert any(kind == "MismatchError" for kind, _ in told), (what, told)
         assert seconds < 10, (what, seconds)
         assert (y == -1).all(), what
-        ours._dispatcher().dead = (
-            ours._dispatcher().dead or error
-        )  # whoever may go on must not wait for those who may not
+        dispatcher = ours._dispatcher()  # whoever may go on must not wait for those who may not
+        dispatcher.dead = dispatcher.dead or error
         ours.Free()
     with blinkmpi.Communicator(comm) as ours:
         ours.Allreduce(x, y)
@@ -235,9 +226,5 @@ def test_gpus_that_are_disabled(comm: MPI.Intracomm) -> None:
         assert (host == 2).all()
 
 
-CASES: dict[str, Callable[..., None]] = {
-    name.removeprefix("case_"): f for name, f in list(globals().items()) if name.startswith("case_")
-}
-
 if __name__ == "__main__":
-    CASES[sys.argv[1]](*sys.argv[2:])
+    run_case(globals())

@@ -1,7 +1,5 @@
 """The machine of a job on real GPUs: those that the process may see, in their order, and what doctor says of them."""
 
-from __future__ import annotations
-
 import json
 import sys
 

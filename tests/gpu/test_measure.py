@@ -1,12 +1,11 @@
 """Links of real GPUs, measured: rates that can be, bytes that arrive, and a file that is found again."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -29,6 +28,18 @@ MOST_MBPS = 1_000_000
 pytestmark = [pytest.mark.gpu, at_least(2)]
 
 
+@contextlib.contextmanager
+def common_folder(comm: MPI.Intracomm) -> Iterator[str]:
+    """A folder of all ranks, removed in the end."""
+    folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else "", 0)
+    try:
+        yield folder
+    finally:
+        comm.Barrier()
+        if comm.rank == 0:
+            shutil.rmtree(folder)
+
+
 def measure(comm: MPI.Intracomm, folder: str, *words: str) -> tuple[str, str]:
     """What the command prints on this rank: stdout and stderr."""
     args = cli._parser(with_bench=False).parse_args(["topo", *words])
@@ -48,16 +59,11 @@ def measure(comm: MPI.Intracomm, folder: str, *words: str) -> tuple[str, str]:
 
 @mpi(ranks=RANKS, timeout=180)
 def test_the_links_are_measured_and_kept(comm: MPI.Intracomm) -> None:
-    folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else "", 0)
-    try:
+    with common_folder(comm) as folder:
         text, errors = measure(comm, folder, "--measure", "--json")
         again, said = measure(comm, folder, "--measure", "--json")
         shown, _ = measure(comm, folder, "--measure")
         files = sorted(Path(folder).glob("links-*.json"))
-    finally:
-        comm.Barrier()
-        if comm.rank == 0:
-            shutil.rmtree(folder)
     if comm.rank:
         assert not text
         return
@@ -85,16 +91,11 @@ def test_the_links_are_measured_and_kept(comm: MPI.Intracomm) -> None:
 @mpi(ranks=RANKS, timeout=120)
 def test_copies_do_not_beat_the_table(comm: MPI.Intracomm) -> None:
     """No link carries more than what it is made for, and most carry most of it."""
-    folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else "", 0)
-    try:
+    with common_folder(comm) as folder:
         text, _ = measure(comm, folder, "--measure", "--json")
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         machine = cli_topo.live_machine(comm, node)
         node.Free()
-    finally:
-        comm.Barrier()
-        if comm.rank == 0:
-            shutil.rmtree(folder)
     if comm.rank:
         return
     found = Measured.from_json(text)

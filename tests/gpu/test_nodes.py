@@ -1,11 +1,7 @@
 """GPUs on several nodes, made of one machine by BLINKMPI_NODES: chunks cross between them as messages of MPI."""
 
-from __future__ import annotations
-
 import importlib.util
-import os
 import time
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +14,7 @@ from tests.conformance import COLLECTIVES
 from tests.gpu.helpers import Pools, at_least, run_all, sizes
 from tests.gpu.test_conformance import FEW, SOME, chosen
 from tests.harness import mpi, run_ranks
+from tests.mpi.test_nodes import split as on_nodes
 
 SPLITS = {2: ("1+1",), 3: ("1+2",), 4: ("2+2", "1+3", "1+2+1"), 8: ("4+4", "3+5")}
 
@@ -32,22 +29,15 @@ needs_ucx = pytest.mark.skipif(LIBUCX is None, reason="needs a UCX with CUDA par
 def ucx(tls: str) -> dict[str, str]:
     """The variables with which Open MPI takes GPU memory by that UCX; see docs/nodes.md."""
     places = LIBUCX.submodule_search_locations if LIBUCX else None
-    return {
-        "LD_LIBRARY_PATH": f"{places[0]}/lib" if places else "",
-        "OMPI_MCA_pml": "ucx",
-        "OMPI_MCA_opal_common_ucx_tls": "any",
-        "OMPI_MCA_opal_common_ucx_devices": "any",
-        "UCX_TLS": tls,
-        "BLINKMPI_CUDA_AWARE": "1",
-    }
+    found = {"OMPI_MCA_pml": "ucx", "UCX_TLS": tls, "BLINKMPI_CUDA_AWARE": "1"}
+    found |= dict.fromkeys(("OMPI_MCA_opal_common_ucx_tls", "OMPI_MCA_opal_common_ucx_devices"), "any")
+    return {**found, "LD_LIBRARY_PATH": f"{places[0]}/lib" if places else ""}
 
 
 def split(comm: MPI.Intracomm, nodes: str, **arguments: object) -> blinkmpi.Communicator:
     """A communicator on virtual nodes, each with GPUs."""
-    with mock.patch.dict(os.environ, {"BLINKMPI_NODES": nodes}):
-        ours = blinkmpi.Communicator(comm, **arguments)  # type: ignore[arg-type]
+    ours = on_nodes(comm, nodes, **arguments)
     assert ours.gpu is not None, ours.context.why_no_gpus
-    assert [len(ours.machine.ranks_of(node)) for node in ours.machine.nodes] == [int(k) for k in nodes.split("+")]
     return ours
 
 

@@ -3,8 +3,6 @@
 This file is also the program of a rank: ``python tests/gpu/test_sanitizer.py DTYPE...``.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +13,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import CollectiveTimeout
+from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.device import cupy
 from tests.conformance import COLLECTIVES, Case
 from tests.gpu.helpers import DGX1, GPUS, Pools, at_least, run_all
@@ -32,8 +31,7 @@ pytestmark = [pytest.mark.gpu, at_least(N)]
 
 @pytest.mark.skipif(TOOL is None, reason="compute-sanitizer is not installed: it comes with the CUDA toolkit")
 @pytest.mark.parametrize(
-    ("tool", "words"),
-    [("memcheck", ["float32", "bfloat16"]), ("racecheck", ["float32"]), ("memcheck", [GIVE_UP])],
+    ("tool", "words"), [("memcheck", ["float32", "bfloat16"]), ("racecheck", ["float32"]), ("memcheck", [GIVE_UP])]
 )
 @pytest.mark.timeout(260)
 def test_sanitizer(tool: str, words: list[str]) -> None:
@@ -56,7 +54,8 @@ def main(dtypes: list[str]) -> None:
     """Every collective on every protocol; the tool makes all of it slow, so with few sizes."""
     n = MPI.COMM_WORLD.size
     most = ("allreduce", "broadcast", "reduce", "allgather", "reduce_scatter")
-    ways: list[tuple[dict[str, Any], bool]] = [({}, False), ({"topology": emulated(n)}, False)]
+    told = modify(machine("dgx-1v"), gpus=DGX1[n])  # whose links are paced
+    ways: list[tuple[dict[str, Any], bool]] = [({}, False), ({"topology": told}, False)]
     for protocol in ("ll128_one_shot", "direct", "slots"):
         algo = ";".join(f"{name}:onehop/{protocol}" for name in most)
         ways.append(({"algo": algo}, protocol == "direct"))
@@ -89,13 +88,6 @@ def give_up() -> None:
         comm._dispatcher().dead = comm._dispatcher().dead or RuntimeError("a rank did not come")
         comm.Free()
     print("all cases passed", flush=True)
-
-
-def emulated(n: int) -> blinkmpi.topology.Topology:
-    """A machine whose links are paced."""
-    from blinkmpi.topology import machine, modify
-
-    return modify(machine("dgx-1v"), gpus=DGX1[n])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Calls among a user's other work on the GPU: streams, graphs, requests, persistent calls, memory."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

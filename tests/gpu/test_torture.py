@@ -3,8 +3,6 @@
 ``BLINK_TORTURE_CALLS`` says how many (10,000). The comparison is on the device, so that nothing waits for it.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time
@@ -58,11 +56,11 @@ def test_torture(comm: MPI.Intracomm) -> None:
             elif late < 0.03:
                 spin(stream, own.uniform(10, 3000))
             keys = {} if how == "wait" else {"stream": stream}
+            source, target = work.ends(kind, count, send[skew:], recv[skew:], root)
             with stream:
-                made = work.step(
-                    ours, kind, count, send[skew:], recv[skew:], root=root, salt=i % 97,
-                    how="I" if how == "request" else "", **keys,
-                )  # fmt: skip
+                work.fill(source, target, i % 97)
+                made = work.do(ours, kind, source, target, root, "I" if how == "request" else "", **keys)
+                work.compare(target, kind, count, root, i % 97)
             if how == "request":
                 pending.append(made)
             if len(pending) > 8 or i % LOOK == LOOK - 1:

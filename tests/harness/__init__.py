@@ -42,23 +42,6 @@ from tests.harness.reports import Report, Verdict, abort, run_ranks
 from tests.harness.shared_memory import SharedMemoryWatch
 
 __all__ = [
-    "ENVIRONMENT",
-    "GRACE_S",
-    "ROOT",
-    "STDERR",
-    "TAIL",
-    "Closing",
-    "Job",
-    "Outcome",
-    "Report",
-    "SharedMemoryWatch",
-    "Started",
-    "Verdict",
-    "abort",
-    "command_line",
-    "inline",
-    "mpi",
-    "mpirun",
-    "run_command",
-    "run_ranks",
-]
+    "ENVIRONMENT", "GRACE_S", "ROOT", "STDERR", "TAIL", "Closing", "Job", "Outcome", "Report", "SharedMemoryWatch",
+    "Started", "Verdict", "abort", "command_line", "inline", "mpi", "mpirun", "run_command", "run_ranks",
+]  # fmt: skip

@@ -1,7 +1,5 @@
 """The program of a rank, ``python tests/harness DIRECTORY``: call the ordered function, write the verdict."""
 
-from __future__ import annotations
-
 import faulthandler
 import importlib.util
 import json

@@ -3,8 +3,6 @@
 pytest collects this file only when it is named on the command line.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The ``mpi`` decorator: a function of a communicator becomes one test for each number of ranks."""
 
-from __future__ import annotations
-
 import faulthandler
 import inspect
 import os

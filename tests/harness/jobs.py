@@ -1,7 +1,5 @@
 """Command lines under mpirun that cannot hang and leave no process behind: :class:`Job` and :func:`run_command`."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -17,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from blinkmpi.util.launcher import launched_rank
 
@@ -220,15 +218,7 @@ def command_line(pid: int) -> str:
     return f"{pid}: gone"
 
 
-def run_command(
-    n: int,
-    argv: Sequence[str],
-    *,
-    timeout: float,
-    env: Mapping[str, str | None] | None = None,
-    options: Sequence[str] = (),
-    cwd: Path | None = None,
-) -> Outcome:
+def run_command(n: int, argv: Sequence[str], **arguments: Any) -> Outcome:
     """Run a command line on ``n`` ranks to its end; arguments as for :class:`Job`."""
-    with Job(n, argv, timeout=timeout, env=env, options=options, cwd=cwd) as job:
+    with Job(n, argv, **arguments) as job:
         return job.wait()

@@ -1,7 +1,5 @@
 """A function on ranks, and the report of what came of it: :func:`run_ranks`."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Which files in /dev/shm the processes of a test have made, whatever other jobs do on the machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,18 +1,19 @@
-"""The harness ends every job in time and reports what happened on which rank."""
+"""The harness ends every job in time, reports what happened on which rank, and finds what is left in /dev/shm."""
 
-from __future__ import annotations
-
+import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT, Job, Report, cases, run_command, run_ranks
+from tests.harness import ROOT, Job, Report, SharedMemoryWatch, cases, run_command, run_ranks
+from tests.harness.shared_memory import SHM
 
 pytestmark = pytest.mark.mpi_skip  # each of these starts an mpirun of its own
+
 CASES = Path(cases.__file__)
 
 
@@ -53,16 +54,13 @@ def test_an_early_exit_is_a_failure() -> None:
     assert "SystemExit: 3" in report.problem
 
 
-@pytest.mark.parametrize(
-    ("target", "silent", "trace"),
-    [
-        (cases.hang_in_mpi, 0, "in hang_in_mpi"),
-        (cases.hang_in_sleep, 1, "in hang_in_sleep"),
-        (cases.crash, 1, "Segmentation fault"),
-        (cases.killed, 1, ""),
-        (cases.stopped, 1, ""),
-    ],
-)
+@pytest.mark.parametrize(("target", "silent", "trace"), [
+    (cases.hang_in_mpi, 0, "in hang_in_mpi"),
+    (cases.hang_in_sleep, 1, "in hang_in_sleep"),
+    (cases.crash, 1, "Segmentation fault"),
+    (cases.killed, 1, ""),
+    (cases.stopped, 1, ""),
+])  # fmt: skip
 def test_what_hangs_or_dies_is_ended_and_reported(target: Callable[..., None], silent: int, trace: str) -> None:
     report = run_ranks(2, target, 1.5)
     assert report.job.seconds < 8
@@ -101,13 +99,8 @@ def test_closing_a_job_leaves_no_process() -> None:
 
 
 def test_decorated_functions_are_ordinary_tests_outside() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(CASES)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(CASES)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "1 failed, 4 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "ValueError: seven is not eight" in done.stdout
     assert "not today" in done.stdout
@@ -132,3 +125,60 @@ def test_a_failure_under_mpirun_ends_the_job_and_is_shown() -> None:
     assert rc != 0
     assert "rank 1 of 2: " in output
     assert "ValueError: seven is not eight" in output
+
+
+# ---------------------------------------------------------------- shared memory
+
+
+# Keeps a file open; makes and removes others meanwhile; the last one stays behind.
+FOREIGN = """
+import os, sys, time
+base, held = sys.argv[1], open(sys.argv[1], "w")
+while not os.path.exists(base + ".end"):
+    short = open(base + ".short", "w")
+    time.sleep(0.03)
+    os.remove(base + ".short")
+    time.sleep(0.03)
+open(base + ".left", "w")
+"""
+MAPS = """
+import mmap, os, sys, time
+with open(f"{sys.argv[1]}.{os.getpid()}", "wb+") as file:
+    file.truncate(4096)
+    kept = mmap.mmap(file.fileno(), 4096)
+time.sleep(0.3)
+"""
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A name as Open MPI gives to its files; all that begin with it are removed in the end."""
+    path = SHM / f"sm_segment.host.0.{secrets.token_hex(4)}"
+    yield path
+    for file in SHM.glob(f"{path.name}*"):
+        file.unlink(missing_ok=True)
+
+
+def test_only_what_the_processes_of_a_test_leave_is_found(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SharedMemoryWatch() as watch, subprocess.Popen([sys.executable, "-c", FOREIGN, str(base)]) as foreign:
+        for name, value in watch.environment.items():
+            monkeypatch.setenv(name, value)
+        with Job(2, [sys.executable, "-c", MAPS, f"{base}.ours"], timeout=20) as job:
+            assert job.wait().rc == 0
+        assert base.exists()
+        Path(f"{base}.end").touch()
+        assert foreign.wait(10) == 0
+        assert Path(f"{base}.left").exists()
+        left = watch.left()
+        assert len(left) == 2
+        assert all(name.startswith(f"{base.name}.ours.") for name in left)
+
+
+def test_what_is_removed_in_time_is_not_left(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SharedMemoryWatch() as watch:
+        for name, value in watch.environment.items():
+            monkeypatch.setenv(name, value)
+        program = f"{MAPS}os.remove(file.name)"
+        with Job(2, [sys.executable, "-c", program, f"{base}.ours"], timeout=20) as job:
+            assert job.wait().rc == 0
+        assert watch.left() == []

@@ -1,7 +1,5 @@
 """Tests on several hosts run where namespaces are allowed, and are skipped, with the reason, where they are not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 60 s until the rank prints its stacks and exits, and what to call.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import socket

@@ -1,7 +1,5 @@
 """The conformance suite on ranks of two and three hosts, with TCP between them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

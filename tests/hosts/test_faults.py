@@ -7,8 +7,6 @@ takes a quarter of an hour, so the hosts here are set to about six seconds. Then
 may be 0 all the same.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A real Slurm on two hosts runs ``launch/slurm.sbatch``: a controller on the first, a slurmd on each, no munge."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import shutil
@@ -21,27 +19,7 @@ pytestmark = [pytest.mark.hosts, pytest.mark.mpi_skip]
 JOB_S = 60.0
 WAITING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 
-CONFIGURATION = """\
-ClusterName=hosts
-SlurmctldHost=host0
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/none
-CredType=cred/none
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SlurmdParameters=config_overrides
-NodeName={names} CPUs=4 RealMemory=1000
-PartitionName=all Nodes=ALL Default=YES
-"""
+CONFIGURATION = (ROOT / "tests" / "data" / "slurm.conf").read_text()  # with places for the folder and the hosts
 
 
 @dataclass

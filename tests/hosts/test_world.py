@@ -1,7 +1,5 @@
 """The hosts of the other tests are isolated, their links have the wanted rates, and nothing is left over."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

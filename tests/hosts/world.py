@@ -8,8 +8,6 @@ SIGKILL, the first process of the world ends, and the kernel ends all others and
 netem is not in every kernel, so links have a rate and no added latency.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -22,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.harness import ENVIRONMENT, GRACE_S, ROOT, Closing, Outcome, Started, command_line, mpirun
 
@@ -31,6 +30,7 @@ UNSHARE = ["unshare", *ROOTLESS, "--pid", "--fork", "--kill-child", "--mount-pro
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "hostname": "hostname"}
 START_S = 20.0
 END_S = 10.0
+DO_S = 20.0  # for a command on a host
 OURS = ("OMPI_", "PRTE_", "PMIX_")  # what mpirun gives to other hosts unasked
 
 
@@ -111,34 +111,19 @@ class World(Closing):
 
     # ------------------------------------------------------------ commands
 
-    def command(self, host: str | None, argv: Sequence[str], *, cwd: Path = ROOT) -> list[str]:
+    def command(self, host: str | None, argv: Sequence[str]) -> list[str]:
         """Give the command line that runs ``argv`` on a host, or at the switches."""
         pid = self._init.pid
         user = ["--user", "--preserve-credentials"] if ROOTLESS else []
         spaces = [*user, "--mount", "--net", f"--pid=/proc/{pid}/ns/pid_for_children"]
         enter = [] if host is None else ["bash", str(SCRIPT), "enter", host]
-        return ["nsenter", f"--target={pid}", *spaces, "--", "env", f"--chdir={cwd}", *enter, *argv]
+        return ["nsenter", f"--target={pid}", *spaces, "--", "env", f"--chdir={ROOT}", *enter, *argv]
 
-    def do(
-        self,
-        host: str | None,
-        *argv: str,
-        timeout: float = 20.0,
-        env: Mapping[str, str] | None = None,
-        cwd: Path = ROOT,
-    ) -> str:
+    def do(self, host: str | None, *argv: str, env: Mapping[str, str] | None = None) -> str:
         """Run a command on a host, or at the switches, to its end; gives its output."""
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         variables = {**os.environ, "PATH": search_path(), **(env or {})}
-        done = subprocess.run(
-            self.command(host, argv, cwd=cwd),
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        done = subprocess.run(self.command(host, argv), env=variables, **pipes, text=True, timeout=DO_S, check=False)
         if done.returncode:
             raise HostsError(f"{host or 'switch'}: {' '.join(argv)}: exit status {done.returncode}\n{done.stdout}")
         return done.stdout
@@ -202,31 +187,13 @@ class World(Closing):
 
     # ------------------------------------------------------------ jobs
 
-    def start(
-        self,
-        layout: Sequence[int],
-        argv: Sequence[str],
-        *,
-        timeout: float,
-        env: Mapping[str, str] | None = None,
-        options: Sequence[str] = (),
-        hosts: Sequence[str] | None = None,
-    ) -> Job:
+    def start(self, layout: Sequence[int], argv: Sequence[str], **arguments: Any) -> "Job":
         """Start a command line on ``layout[i]`` ranks of host i; arguments as for :class:`Job`."""
-        return Job(self, layout, argv, timeout=timeout, env=env, options=options, hosts=hosts)
+        return Job(self, layout, argv, **arguments)
 
-    def run(
-        self,
-        layout: Sequence[int],
-        argv: Sequence[str],
-        *,
-        timeout: float,
-        env: Mapping[str, str] | None = None,
-        options: Sequence[str] = (),
-        hosts: Sequence[str] | None = None,
-    ) -> Outcome:
-        """Run a command line on ``layout[i]`` ranks of host i to its end."""
-        with self.start(layout, argv, timeout=timeout, env=env, options=options, hosts=hosts) as job:
+    def run(self, layout: Sequence[int], argv: Sequence[str], **arguments: Any) -> Outcome:
+        """Run a command line on ``layout[i]`` ranks of host i to its end; arguments as for :class:`Job`."""
+        with self.start(layout, argv, **arguments) as job:
             return job.wait()
 
 

@@ -1,7 +1,5 @@
 """Shared by tests on ranks: nothing may be left in shared memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

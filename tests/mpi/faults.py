@@ -1,10 +1,9 @@
 """What the tests of faults share: a job whose ranks fail, what a rank says of it, and how it is read."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import BlinkError, PeerLost
-from tests.harness import ROOT, Job, Outcome
+from tests.harness import ROOT, Job, Outcome, mpirun
 
 N = 4
 VICTIM = 2
@@ -38,6 +37,12 @@ def run_case(names: Mapping[str, Any]) -> None:
     """Be the program of a rank: call the ``case_`` function that the command line names."""
     case, *arguments = sys.argv[1:]
     names[f"case_{case}"](*arguments)
+
+
+def fault_tolerance() -> tuple[str, ...]:
+    """The options of mpirun with which a job outlives a rank; skips where they are not Open MPI's."""
+    version = subprocess.run([mpirun(), "--version"], capture_output=True, text=True, check=True).stdout
+    return ("--with-ft", "ulfm") if "Open MPI" in version else pytest.skip("mpirun --with-ft is Open MPI's")
 
 
 def finish(job: Job, within: float) -> Outcome:

@@ -1,7 +1,5 @@
 """Arguments of a Communicator's calls: buffers of all kinds, what goes to MPI, what is an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +11,7 @@ import blinkmpi
 from blinkmpi.errors import BlinkError, BufferTypeError, FallbackError, MismatchError, RemoteError
 from tests.harness import mpi
 from tests.mpi.test_conformance import OURS
+from tests.unit.runtime.test_buffers import Tensor
 
 
 @mpi(ranks=(2, 3))
@@ -76,19 +75,6 @@ def test_buffers_of_all_kinds(comm: MPI.Intracomm) -> None:
             assert (one.astype(float) == (n if op == "sum" else 1)).all(), (dtype, op)
 
 
-class Tensor:
-    """What exports DLPack alone, as tensors of other libraries do."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array = array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.array.__dlpack_device__()
-
-
 class OnGpu:
     """What looks like a GPU array."""
 
@@ -100,7 +86,7 @@ def test_tensors(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
         tensor = Tensor(np.full(50, comm.rank, np.float32))
         ours.Allreduce(MPI.IN_PLACE, tensor)
-        assert (tensor.array == 1).all()
+        assert (tensor.data == 1).all()
         for call in (ours.Allreduce, ours.Iallreduce):
             with pytest.raises(BufferTypeError, match=r"GPU memory.*; pass NumPy copies"):
                 call(MPI.IN_PLACE, OnGpu())

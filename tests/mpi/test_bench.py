@@ -1,7 +1,5 @@
 """The benchmark on ranks, with MPI itself in the place of our communicator: what it counts, refuses and writes."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

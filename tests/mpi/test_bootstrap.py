@@ -1,7 +1,5 @@
 """Making a Communicator: what is wrong on one rank is an error on every rank, and nothing hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The protocol ``cma`` on real ranks: what it moves is right; where it cannot run, slots are taken and it is said."""
 
-from __future__ import annotations
-
 import ctypes
 import io
 import os

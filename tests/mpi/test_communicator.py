@@ -1,7 +1,5 @@
 """The Communicator as users meet it: an mpi4py communicator in every way, and what it adds."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -166,17 +164,8 @@ def test_construction_and_end(comm: MPI.Intracomm) -> None:
 def test_what_it_tells(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
         text = ours.explain("all_reduce", 64 << 20, dtype="bfloat16", op=MPI.SUM)
-        for word in (
-            "64 MiB",
-            "bfloat16 sum",
-            "runs as",
-            "trees",
-            "rate",
-            "bound",
-            "predicted",
-            "not chosen",
-            "executor",
-        ):
+        words = ("64 MiB", "bfloat16 sum", "runs as", "trees", "rate", "bound", "predicted", "not chosen", "executor")
+        for word in words:
             assert word in text, f"{word!r} is missing in\n{text}"
         assert "MPI's own" in ours.explain("allreduce", op=MPI.MAXLOC)
         assert choice(ours.context, "allreduce", 1 << 20, op=MPI.MAXLOC)["scheme"] == "mpi"

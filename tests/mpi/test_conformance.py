@@ -3,8 +3,6 @@
 One mpirun per size and collective, cases looped inside; a failure names its case.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

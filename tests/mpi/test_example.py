@@ -1,7 +1,5 @@
 """The example in the README is run as users run it."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

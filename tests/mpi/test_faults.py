@@ -4,12 +4,9 @@ Who is only slow is waited for. This file is also the program of a rank:
 ``python tests/mpi/test_faults.py CASE [ARGUMENT...]``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,43 +24,66 @@ from blinkmpi.errors import BlinkError
 from blinkmpi.runtime.calls_without_program import MpiCall
 from blinkmpi.transport.host import transport as host
 from blinkmpi.transport.host.host_call import HostCall
-from tests.harness import Outcome, mpi, mpirun
+from tests.harness import Outcome, mpi
+from tests.mpi import faults
 from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, calls_until_death, finish, run_case, said, say, start_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
 start = partial(start_case, __file__)
 
 
-# ---------------------------------------------------------------- stopped
+# ---------------------------------------------------------------- stopped or killed
+
+# by each executor and by MPI; amid cma, where the victim reads and is read, reads alone, is read
+BIG = [("big", how) for how in (*EXECUTORS, "mpi")]
+EXPORTED = [
+    ("exported", *call) for call in (("Allgather", "-1"), ("Allreduce", "-1"), ("Bcast", "0"), ("Bcast", f"{VICTIM}"))
+]
+ways = pytest.mark.parametrize("way", [*BIG, *EXPORTED], ids="-".join)
+OTHERS = [r for r in range(N) if r != VICTIM]
 
 
-@pytest.mark.parametrize("how", [*EXECUTORS, "mpi"])
-def test_a_stopped_rank_is_named_within_the_deadline(how: str) -> None:
-    deadline = 3.0
-    with start("big", how, str(deadline), "SIGSTOP") as job:
+def struck(
+    way: tuple[str, ...], timeout: float, signum: str, *, within: float, options: tuple[str, ...] = ()
+) -> Outcome:
+    """A job in which the victim gets a signal amid a call."""
+    with start(*way, str(timeout), signum, options=options) as job:
         job.wait_for('"ready"', count=N)
-        outcome = finish(job, within=deadline + 2 + 3)
+        return finish(job, within=within)
+
+
+@ways
+def test_a_stopped_rank_is_named_within_the_deadline(way: tuple[str, ...]) -> None:
+    deadline = 3.0
+    outcome = struck(way, deadline, "SIGSTOP", within=deadline + 2 + 3)
     assert outcome.rc != 0  # MPI_Finalize would have waited for ever
-    texts = texts_of_others(outcome, deadline)
-    for text in texts.values():
-        assert "allreduce" in text
-        assert re.search(r"chunk \d+ of \d+ of tree \d+" if how != "mpi" else "its part of MPI's own", text)
-        assert len(text) < 500
-    assert {r: said(outcome, "left").get(r) for r in texts} == dict.fromkeys(texts, True)
+    pid = said(outcome, "pid")[VICTIM]
+    assert {r: said(outcome, "error").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "CollectiveTimeout")
+    for rank in OTHERS:
+        assert said(outcome, "seconds")[rank] < deadline + 2
+        text = said(outcome, "text")[rank]
+        assert f"rank {VICTIM} (process {pid}) is stopped" in text
+        if way[0] == "big":
+            assert "allreduce" in text
+            assert re.search(r"chunk \d+ of \d+ of tree \d+" if way[1] != "mpi" else "its part of MPI's own", text)
+            assert len(text) < 500
+    assert {r: said(outcome, "again").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "PeerLost")
+    assert {r: said(outcome, "left").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, True)
     assert "ends the job, or MPI_Finalize would wait for ever" in outcome.output
 
 
-def texts_of_others(outcome: Outcome, deadline: float) -> dict[int, str]:
-    """What the others said, after a check: each named the stopped rank in time, and its communicator is dead."""
-    errors, texts, seconds = (said(outcome, key) for key in ("error", "text", "seconds"))
-    pid = said(outcome, "pid")[VICTIM]
-    others = [r for r in range(N) if r != VICTIM]
-    assert {r: errors.get(r) for r in others} == dict.fromkeys(others, "CollectiveTimeout")
-    for rank in others:
-        assert seconds[rank] < deadline + 2
-        assert f"rank {VICTIM} (process {pid}) is stopped" in texts[rank]
-    assert {r: said(outcome, "again").get(r) for r in others} == dict.fromkeys(others, "PeerLost")
-    return {r: texts[r] for r in others}
+@ways
+def test_a_killed_rank_ends_the_job(way: tuple[str, ...]) -> None:
+    assert struck(way, 20, "SIGKILL", within=5).rc != 0
+
+
+@ways
+def test_under_fault_tolerance_the_others_hear_of_a_killed_rank(way: tuple[str, ...]) -> None:
+    outcome = struck(way, 20, "SIGKILL", within=8, options=faults.fault_tolerance())
+    assert {r: said(outcome, "error").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "PeerLost"), outcome.output
+    assert all(said(outcome, "seconds")[r] < 3 for r in OTHERS)
+    assert all(f"rank {VICTIM} (process" in said(outcome, "text")[r] for r in OTHERS)
+    assert said(outcome, "left") == dict.fromkeys(OTHERS, True)
 
 
 def case_big(how: str, timeout: str, signal_name: str) -> None:
@@ -93,70 +113,6 @@ def signal_amid_a_call(signum: signal.Signals) -> None:
     MpiCall._complete = late(MpiCall._complete)  # type: ignore[method-assign]
 
 
-# ---------------------------------------------------------------- killed
-
-
-@pytest.mark.parametrize("how", [*EXECUTORS, "mpi"])
-def test_a_killed_rank_ends_the_job(how: str) -> None:
-    with start("big", how, "20", "SIGKILL") as job:
-        job.wait_for('"ready"', count=N)
-        outcome = finish(job, within=5)
-    assert outcome.rc != 0
-
-
-@pytest.mark.parametrize("how", [*EXECUTORS, "mpi"])
-def test_under_fault_tolerance_the_others_hear_of_a_killed_rank(how: str) -> None:
-    version = subprocess.run([mpirun(), "--version"], capture_output=True, text=True, check=True).stdout
-    if "Open MPI" not in version:
-        pytest.skip("mpirun --with-ft is Open MPI's")
-    with start("big", how, "20", "SIGKILL", options=("--with-ft", "ulfm")) as job:
-        job.wait_for('"ready"', count=N)
-        outcome = finish(job, within=8)
-    others = [r for r in range(N) if r != VICTIM]
-    assert {r: said(outcome, "error").get(r) for r in others} == dict.fromkeys(others, "PeerLost"), outcome.output
-    assert all(said(outcome, "seconds")[r] < 3 for r in others)
-    assert all(f"rank {VICTIM} (process" in said(outcome, "text")[r] for r in others)
-    assert said(outcome, "left") == dict.fromkeys(others, True)
-
-
-# ---------------------------------------------------------------- amid reading another's memory
-
-# the victim reads and is read, reads alone, is read
-LENDERS = (("Allgather", -1), ("Allreduce", -1), ("Bcast", 0), ("Bcast", VICTIM))
-
-
-@pytest.mark.parametrize(("method", "root"), LENDERS)
-def test_a_rank_that_stops_amid_cma_is_named(method: str, root: int) -> None:
-    deadline = 3.0
-    with start("exported", method, str(root), str(deadline), "SIGSTOP") as job:
-        job.wait_for('"ready"', count=N)
-        outcome = finish(job, within=deadline + 2 + 3)
-    assert outcome.rc != 0
-    texts_of_others(outcome, deadline)
-
-
-@pytest.mark.parametrize(("method", "root"), LENDERS)
-def test_a_rank_that_is_killed_amid_cma_ends_the_job(method: str, root: int) -> None:
-    with start("exported", method, str(root), "20", "SIGKILL") as job:
-        job.wait_for('"ready"', count=N)
-        outcome = finish(job, within=5)
-    assert outcome.rc != 0
-
-
-@pytest.mark.parametrize(("method", "root"), LENDERS)
-def test_under_fault_tolerance_a_rank_killed_amid_cma_is_named(method: str, root: int) -> None:
-    version = subprocess.run([mpirun(), "--version"], capture_output=True, text=True, check=True).stdout
-    if "Open MPI" not in version:
-        pytest.skip("mpirun --with-ft is Open MPI's")
-    with start("exported", method, str(root), "20", "SIGKILL", options=("--with-ft", "ulfm")) as job:
-        job.wait_for('"ready"', count=N)
-        outcome = finish(job, within=8)
-    others = [r for r in range(N) if r != VICTIM]
-    assert {r: said(outcome, "error").get(r) for r in others} == dict.fromkeys(others, "PeerLost"), outcome.output
-    assert all(said(outcome, "seconds")[r] < 3 for r in others)
-    assert all(f"rank {VICTIM} (process" in said(outcome, "text")[r] for r in others)
-
-
 def case_exported(method: str, root: str, timeout: str, signal_name: str) -> None:
     """256 MiB by cma, in the middle of which one rank gets a signal."""
     algo = "broadcast:direct;allgather:direct;allreduce:direct"
@@ -181,9 +137,8 @@ def case_exported(method: str, root: str, timeout: str, signal_name: str) -> Non
 def test_a_rank_that_never_comes_is_named() -> None:
     with start("absent", "sleep", "1.5") as job:
         outcome = finish(job, within=15)
-    others = [r for r in range(N) if r != VICTIM]
-    assert {r: said(outcome, "error").get(r) for r in others} == dict.fromkeys(others, "CollectiveTimeout")
-    for rank in others:
+    assert {r: said(outcome, "error").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "CollectiveTimeout")
+    for rank in OTHERS:
         assert said(outcome, "seconds")[rank] < 3.5
         text = said(outcome, "text")[rank]
         assert re.search(rf"rank {VICTIM} \(process \d+\) runs, last entered call 2 barrier\(\)", text), text
@@ -194,9 +149,8 @@ def test_a_rank_that_never_comes_is_named() -> None:
 def test_a_rank_that_left_is_noticed_long_before_the_deadline(how: str) -> None:
     with start("absent", how, "20") as job:
         outcome = finish(job, within=8)
-    others = [r for r in range(N) if r != VICTIM]
-    assert {r: said(outcome, "error").get(r) for r in others} == dict.fromkeys(others, "PeerLost")
-    for rank in others:
+    assert {r: said(outcome, "error").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "PeerLost")
+    for rank in OTHERS:
         assert said(outcome, "seconds")[rank] < 3
         text = said(outcome, "text")[rank]
         assert re.search(rf"rank {VICTIM} \(process \d+\) has left .*last entered call 2 barrier\(\)", text), text

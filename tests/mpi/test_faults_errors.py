@@ -3,8 +3,6 @@
 This file is also the program of a rank: ``python tests/mpi/test_faults_errors.py CASE [ARGUMENT...]``.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import time
@@ -134,7 +132,7 @@ def test_ranks_that_disagree_all_hear_both_sides(comm: MPI.Intracomm) -> None:
 
 @mpi(ranks=(2, 4), timeout=60)
 def test_bad_arguments_on_one_rank_are_an_error_on_all(comm: MPI.Intracomm) -> None:
-    n, last = comm.size, comm.rank == comm.size - 1
+    n, last, part = comm.size, comm.rank == comm.size - 1, 96 // comm.size
     x, y = np.arange(96.0), np.full(96, -1.0)
     locked = y.copy()
     locked.flags.writeable = False
@@ -162,8 +160,8 @@ def test_bad_arguments_on_one_rank_are_an_error_on_all(comm: MPI.Intracomm) -> N
             ),
             "exchange": (
                 ArgumentError,
-                lambda: ours.Reduce_scatter(x, locked[: 96 // n]),
-                lambda: ours.Reduce_scatter(x, y[: 96 // n]),
+                lambda: ours.Reduce_scatter(x, locked[:part]),
+                lambda: ours.Reduce_scatter(x, y[:part]),
             ),
         }
 

@@ -1,7 +1,5 @@
 """Several nodes, made of one machine by BLINKMPI_NODES: no shared memory leads from one to the other, only messages."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

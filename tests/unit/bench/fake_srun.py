@@ -1,7 +1,5 @@
 """The program of an srun that starts nothing, for tests of sweeps."""
 
-from __future__ import annotations
-
 import sys
 
 # It writes what bench would have written, or does what the file "mode" says.

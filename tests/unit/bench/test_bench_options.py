@@ -1,7 +1,5 @@
 """The benchmark's flags: what they mean, and what is refused with a reason."""
 
-from __future__ import annotations
-
 import argparse
 import re
 
@@ -41,30 +39,14 @@ def test_all_types_and_operations_leave_out_what_is_not_defined() -> None:
     assert read(flags("Bcast", "-r", "1"), 2).series == (("float32", "", 1),)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("-G -1", "at least 0"),
-        ("-G 2 -z 1", "leave one"),
-        ("-y 1", "stream of their own"),
-        ("-g 2", "one device"),
-        ("-t 4", "one thread"),
-        ("-R 1", "NCCL alone registers"),
-        ("-r 4", "0..3"),
-        ("-o mulsum", "device API"),
-        ("-o xor", "unknown"),
-        ("-d f8e4m3", "8-bit"),
-        ("-d quad", "unknown"),
-        ("-o avg -d int32", "not defined for int32"),
-        ("-b 2M -e 1M", "more than"),
-        ("-b 0 -f 2", "never reach"),
-        ("-i 0", "never reach"),
-        ("-n 0", "at least 1"),
-        ("-T 0", "more than 0"),
-        ("--compare gloo", "use mpi, nccl, symm_mem"),
-        ("--executor rust", "use auto, c, numpy"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    ("-G -1", "at least 0"), ("-G 2 -z 1", "leave one"), ("-y 1", "stream of their own"), ("-g 2", "one device"),
+    ("-t 4", "one thread"), ("-R 1", "NCCL alone registers"), ("-r 4", "0..3"), ("-o mulsum", "device API"),
+    ("-o xor", "unknown"), ("-d f8e4m3", "8-bit"), ("-d quad", "unknown"),
+    ("-o avg -d int32", "not defined for int32"), ("-b 2M -e 1M", "more than"), ("-b 0 -f 2", "never reach"),
+    ("-i 0", "never reach"), ("-n 0", "at least 1"), ("-T 0", "more than 0"),
+    ("--compare gloo", "use mpi, nccl, symm_mem"), ("--executor rust", "use auto, c, numpy"),
+])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_with_a_reason(words: str, message: str) -> None:
     with pytest.raises(BlinkError, match=re.escape(message)):
         read(flags("all_reduce" if "-r" not in words.split() else "reduce", *words.split()), 4)
@@ -77,33 +59,27 @@ def test_a_collective_without_data_or_name_is_refused() -> None:
         read(flags("all_to_some"), 2)
 
 
-@pytest.mark.parametrize(
-    ("words", "gpu", "memory"),
-    [
-        ("", False, "host"),
-        ("", True, "gpu"),
-        ("--memory host --compare mpi", True, "host"),
-        ("-R 0 -G 3 --persistent --compare nccl,symm_mem", True, "gpu"),
-        ("-R 0", False, "host"),
-    ],
-)
+@pytest.mark.parametrize(("words", "gpu", "memory"), [
+    ("", False, "host"),
+    ("", True, "gpu"),
+    ("--memory host --compare mpi", True, "host"),
+    ("-R 0 -G 3 --persistent --compare nccl,symm_mem", True, "gpu"),
+    ("-R 0", False, "host"),
+])  # fmt: skip
 def test_buffers_lie_on_gpus_where_the_ranks_have_some(words: str, gpu: bool, memory: str) -> None:
     args = flags("all_reduce", *words.split())
     assert settle(args, read(args, 2), gpu=gpu) == memory
 
 
-@pytest.mark.parametrize(
-    ("words", "gpu", "message"),
-    [
-        ("--memory gpu", False, "have no GPUs"),
-        ("-G 1", False, "no CUDA graphs"),
-        ("-G 1 --memory host", True, "no CUDA graphs"),
-        ("-R 2", False, "no device memory"),
-        ("--persistent", False, "GPU memory"),
-        ("--compare nccl", False, "gpu memory only; leave it out"),
-        ("--compare mpi,nccl", True, "--compare mpi: it is measured on host memory only; add --memory host"),
-    ],
-)
+@pytest.mark.parametrize(("words", "gpu", "message"), [
+    ("--memory gpu", False, "have no GPUs"),
+    ("-G 1", False, "no CUDA graphs"),
+    ("-G 1 --memory host", True, "no CUDA graphs"),
+    ("-R 2", False, "no device memory"),
+    ("--persistent", False, "GPU memory"),
+    ("--compare nccl", False, "gpu memory only; leave it out"),
+    ("--compare mpi,nccl", True, "--compare mpi: it is measured on host memory only; add --memory host"),
+])  # fmt: skip
 def test_what_ranks_without_gpus_cannot_do_is_refused(words: str, gpu: bool, message: str) -> None:
     args = flags("all_reduce", *words.split())
     with pytest.raises(ArgumentError, match=re.escape(message)):

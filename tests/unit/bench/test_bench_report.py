@@ -1,21 +1,21 @@
-"""What the benchmark reports: rows for people, and its JSON file."""
-
-from __future__ import annotations
+"""What the benchmark reports: rows for people, its JSON file, and older files by today's names."""
 
 import json
 import subprocess
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blinkmpi.bench import document as bench_document
 from blinkmpi.bench import environment as bench_meta
+from blinkmpi.bench.former_names import with_current_names
 from blinkmpi.bench.options import read
 from blinkmpi.bench.report import Columns, Row, number, omb_header, omb_row
 from blinkmpi.bench.timing import TimingResult
 from tests.harness import ROOT
-from tests.unit.bench.calls import call_of_count
+from tests.unit.bench.test_bench_measure import call_of_count
 from tests.unit.bench.test_bench_options import flags
 
 
@@ -69,27 +69,21 @@ def test_rows_of_gpus_say_how_the_call_travelled() -> None:
     assert " ".join(row.split()[13:]) == "40.00 2.00 42.00 2.00 N/A N/A N/A N/A 10.00 5.00 packets 16"
 
 
+def document_of(args: Any, row: Row, processes: list[bench_meta.Process], setup: dict[str, Any]) -> dict[str, Any]:
+    """The JSON document of a run that made one row."""
+    return bench_document.document(
+        args, read(args, 8), [(row, "all_reduce_float_sum")], devices=bench_meta.devices(processes), machine={},
+        versions={}, verdict=(0, 1.0, None), started=datetime(2026, 1, 2).astimezone(), peak_resident_bytes=1,
+        setup=setup,
+    )  # fmt: skip
+
+
 def test_the_file_of_a_gpu_run_says_what_was_compared() -> None:
     args = flags("all_reduce", "-b", "1M", "-e", "1M", "--compare", "nccl,symm_mem", "-G", "4")
-    setup = {
-        "memory": "gpu",
-        "peers": {"nccl": {"version": "2.28.9", "nvls": "0"}},
-        "refused": {"symm_mem": "why"},
-        "gpu": {"name": "NVIDIA H200", "driver": "580.159.04"},
-        "local_register": 2,
-    }
-    made = bench_document.document(
-        args,
-        read(args, 8),
-        [(on_gpu(), "all_reduce_float_sum")],
-        devices=bench_meta.devices([bench_meta.Process(0, 11, "a", "NVIDIA H200", 3, "0000:1b:00.0")]),
-        machine={},
-        versions={},
-        verdict=(0, 1.0, None),
-        started=datetime(2026, 1, 2).astimezone(),
-        peak_resident_bytes=1,
-        setup=setup,
-    )
+    setup: dict[str, Any] = {"memory": "gpu", "local_register": 2, "refused": {"symm_mem": "why"}}
+    setup["peers"] = {"nccl": {"version": "2.28.9", "nvls": "0"}}
+    setup["gpu"] = {"name": "NVIDIA H200", "driver": "580.159.04"}
+    made = document_of(args, on_gpu(), [bench_meta.Process(0, 11, "a", "NVIDIA H200", 3, "0000:1b:00.0")], setup)
     device = made["config"]["devices"][0]
     assert (device["device"], device["device_hex"], device["device_info"]) == (3, "0000:1b:00.0", "NVIDIA H200")
     assert (made["nccl_version"], made["config"]["graph"]) == ("2.28.9", 4)
@@ -107,19 +101,10 @@ def test_the_file_of_a_gpu_run_says_what_was_compared() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("value", "width", "text"),
-    [
-        (0.0, 7, "   0.00"),
-        (42.17, 7, "  42.17"),
-        (9999.5, 7, "9999.50"),
-        (98765.4, 7, "98765.4"),
-        (9876543.0, 7, "9876543"),
-        (123456789.0, 7, "1.2e+08"),
-        (43.52, 6, " 43.52"),
-        (12345.6, 6, " 12346"),
-    ],
-)
+@pytest.mark.parametrize(("value", "width", "text"), [
+    (0.0, 7, "   0.00"), (42.17, 7, "  42.17"), (9999.5, 7, "9999.50"), (98765.4, 7, "98765.4"),
+    (9876543.0, 7, "9876543"), (123456789.0, 7, "1.2e+08"), (43.52, 6, " 43.52"), (12345.6, 6, " 12346"),
+])  # fmt: skip
 def test_numbers_fit(value: float, width: int, text: str) -> None:
     assert number(value, width) == text
 
@@ -141,18 +126,8 @@ def test_the_document_has_the_keys_of_nccl_tests_and_ours(monkeypatch: pytest.Mo
     monkeypatch.setenv("SLURM_JWT", "secret")
     monkeypatch.setenv("NCCL_TOPO_FILE", "/home/somebody/topo.xml")
     args = flags("all_reduce", "-b", "1M", "-e", "1M", "-f", "2", "--compare", "mpi", "-I", "1")
-    made = bench_document.document(
-        args,
-        read(args, 8),
-        [(example(peers=True), "all_reduce_float_sum")],
-        devices=bench_meta.devices([bench_meta.Process(i, 11 + i, host, "cpu") for i, host in enumerate("aba")]),
-        machine={"name": "cpu"},
-        versions={},
-        verdict=(0, 43.65, None),
-        started=datetime(2026, 1, 2, 3, 4, 5).astimezone(),
-        peak_resident_bytes=1,
-        setup={"memory": "host"},
-    )
+    processes = [bench_meta.Process(i, 11 + i, host, "cpu") for i, host in enumerate("aba")]
+    made = document_of(args, example(peers=True), processes, {"memory": "host"})
     text = json.dumps(made)
     assert "secret" not in text
     assert "somebody" not in text
@@ -189,3 +164,27 @@ def test_the_commit_is_that_of_this_checkout() -> None:
         pytest.skip("not in a checkout")
     head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     assert bench_meta.commit()["commit"] == head.stdout.strip()
+
+
+# ---------------------------------------------------------------- results of older versions
+
+
+def test_keys_executors_protocols_and_flags_are_mapped_and_nothing_else() -> None:
+    old = {
+        "args": ["blinkmpi", "bench", "--runner", "c"],
+        "env": ["BLINKMPI_RUNNER=c"],
+        "results": [{"size": 1024, "blinkmpi": {"runner": "c", "protocol": "oneshot128", "scheme": "onehop"}}],
+        "blinkmpi": {"runners": ["c"], "versions": {"runner": "C runner, compiled by cc 12"}},
+    }
+    assert with_current_names(old) == {
+        "args": ["blinkmpi", "bench", "--executor", "c"],
+        "env": ["BLINKMPI_RUNNER=c"],
+        "results": [{"size": 1024, "blinkmpi": {"executor": "c", "protocol": "ll128_one_shot", "scheme": "onehop"}}],
+        "blinkmpi": {"executors": ["c"], "versions": {"executor": "C executor, compiled by cc 12"}},
+    }
+    assert "runner" in old["results"][0]["blinkmpi"], "the document itself stays as it is"  # type: ignore[index]
+
+
+def test_names_of_today_stay() -> None:
+    new = {"protocol": "direct", "executor": "numpy", "counts": [1, 2.5, None, True]}
+    assert with_current_names(new) == new

@@ -1,7 +1,5 @@
 """Sweeps: what is run, what is kept and run again, how a run can fail, and the pictures."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -190,42 +188,36 @@ def test_json_is_the_whole_file(make: Any, capsys: pytest.CaptureFixture[str]) -
 
 def test_what_does_not_go_with_a_sweep_is_refused(make: Any, tmp_path: Path) -> None:
     one = make()
-    with pytest.raises(ArgumentError, match="--minbytes 4 beside --sweep"):
-        one.run("-b", "4")
-    with pytest.raises(ArgumentError, match="the collective reduce beside --sweep"):
-        one.run("reduce")
+
+    def refused(why: str, *words: str) -> None:
+        with pytest.raises(ArgumentError, match=why):
+            one.run(*words)
+
+    refused("--minbytes 4 beside --sweep", "-b", "4")
+    refused("the collective reduce beside --sweep", "reduce")
     one.results.write_text('{"results": []}')
-    with pytest.raises(ArgumentError, match="holds no results of a sweep"):
-        one.run()
+    refused("holds no results of a sweep")
     one.results.write_text("{")
-    with pytest.raises(ArgumentError, match="is no JSON"):
-        one.run()
+    refused("is no JSON")
     one.results = tmp_path / "none" / "r.json"
-    with pytest.raises(ArgumentError, match="does not exist"):
-        one.run()
+    refused("does not exist")
     one.results = one.file
-    with pytest.raises(ArgumentError, match="is the sweep itself"):
-        one.run()
+    refused("is the sweep itself")
     one.file.unlink()
-    with pytest.raises(ArgumentError, match="cannot read the sweep"):
-        one.run()
+    refused("cannot read the sweep")
     (tmp_path / "srun").unlink()
     (one.folder / "t.toml").write_text('launcher = "srun"\n')
     one.file, one.results = one.folder / "t.toml", one.folder / "r2.json"
     os.environ["PATH"] = str(tmp_path)
-    with pytest.raises(ArgumentError, match="cannot start 'srun'"):
-        one.run()
+    refused("cannot start 'srun'")
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
-        {"PMI_SIZE": "4"},
-        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
-        {"PMIX_RANK": "0"},
-    ],
-)
+@pytest.mark.parametrize("job", [
+    {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
+    {"PMI_SIZE": "4"},
+    {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+    {"PMIX_RANK": "0"},
+])  # fmt: skip
 def test_ranks_of_a_launcher_are_refused(job: dict[str, str]) -> None:
     with pytest.raises(ArgumentError, match=r"one process.*call it without one: blinkmpi bench --sweep f\.toml"):
         sweep.refuse_ranks(job, "f.toml")
@@ -270,15 +262,12 @@ def test_schemes_on_one_number_of_ranks_have_no_curve(make: Any) -> None:
     assert len(tables(body["runs"])) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("ranks_per_node = [1, 2, 4]", ("against the number of ranks", "4 KiB", "MPI", "bus bandwidth", "time")),
-        ('nodes = ["1", "1+1"]', ("against the number of nodes", "all_reduce float sum")),
-        ('ranks_per_node = [1, 2]\nschemes = ["auto", "direct", "chain"]', ("4 KiB: bus bandwidth", "blinkmpi, chain")),
-        ('ranks_per_node = 2\nschemes = ["auto", "chain"]', ("against size", "chain", "all_reduce float sum, 2 ranks")),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("ranks_per_node = [1, 2, 4]", ("against the number of ranks", "4 KiB", "MPI", "bus bandwidth", "time")),
+    ('nodes = ["1", "1+1"]', ("against the number of nodes", "all_reduce float sum")),
+    ('ranks_per_node = [1, 2]\nschemes = ["auto", "direct", "chain"]', ("4 KiB: bus bandwidth", "blinkmpi, chain")),
+    ('ranks_per_node = 2\nschemes = ["auto", "chain"]', ("against size", "chain", "all_reduce float sum, 2 ranks")),
+])  # fmt: skip
 def test_a_sweep_is_drawn(make: Any, capsys: pytest.CaptureFixture[str], text: str, words: tuple[str, ...]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install blinkmpi[plot]")
     one = make(text)

@@ -1,9 +1,9 @@
-"""The file of a sweep, and the machines: which runs it stands for, the line of each, and what is refused."""
-
-from __future__ import annotations
+"""The file of a sweep and the machines: its runs, the line of each, what is refused; and sweeps that start jobs."""
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,17 @@ import pytest
 
 from blinkmpi.bench.sweep.file import Resources, Run, expand, node_sizes, parse
 from blinkmpi.bench.sweep.jobs import line, machines
+from blinkmpi.bench.sweep.results import read
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError
 from blinkmpi.launch.hostfile import Host
-from blinkmpi.util.launcher import RANK_VARIABLES
+from tests.harness import ENVIRONMENT, ROOT, run_command
+from tests.unit.bench.test_sweep import outside_a_job
+from tests.unit.launch.test_launch import FITS, needs_command, srun
 
-ROOT = Path(__file__).resolve().parents[3]
 OPEN_MPI = "Open MPI v5.0.11"
-JOB = ("SLURM_", "PBS_", "LSB_", "BLINKMPI_", "NCCL_", "CUDA_")
 NO_GPUS = {"BLINKMPI_GPU_DISABLE": "1"}
 HERE = Resources(nodes=1, slots=4, gpus=False, local=True)
 FOUR = Resources(nodes=4, slots=8, gpus=False)
-
-
-@pytest.fixture(autouse=True)
-def outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith(JOB) or name in RANK_VARIABLES:
-            monkeypatch.delenv(name)
 
 
 def runs(text: str, resources: Resources = HERE) -> list[Run]:
@@ -85,33 +79,30 @@ def test_a_part_changes_keys_of_the_whole() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("nodez = 1", "x.toml: nodez: there is no such key; did you mean 'nodes'?"),
-        ("collectives = 3", "x.toml: collectives[0]: expected `str`, got `int`"),
-        ("timeout = true", "x.toml: timeout: expected `float`, got `bool`"),
-        ("timeout = 0", "timeout: 0 s; expected more than 0"),
-        ("nodes = []", "nodes: an empty list"),
-        ("nodes = 2", 'nodes[0]: 2, and there is 1 here; nodes of one machine are written "4+4"'),
-        ('nodes = [1, "4x4"]', "nodes[1]: '4x4'; expected a number of nodes, or virtual nodes"),
-        ("ranks_per_node = [2, 0]", "ranks_per_node[1]: 0; expected at least 1"),
-        ('collectives = "all_to_all"', "x.toml: collectives: collective 'all_to_all' is unknown"),
-        ('minbytes = "9Q"', "x.toml: minbytes: size '9Q'"),
-        ('launcher = "ssh"', "launcher: invalid enum value 'ssh'"),
-        ('types = "float128"', "bench refuses this: datatype 'float128' is unknown"),
-        ('minbytes = "4M"\nmaxbytes = "1M"', "--minbytes 4194304 is more than --maxbytes 1048576"),
-        ('compare = "nccl"\nmemory = "host"', "--compare nccl: it is measured on gpu memory only"),
-        ('collectives = "barrier"', "bench cannot time barrier"),
-        ('schemes = "allreduce:"', "expected COLLECTIVE:SCHEME"),
-        ('flags = ["-J", "x"]', "flags: -J: the sweep itself needs it"),
-        ('flags = ["--no-such-flag"]', "unrecognized arguments: --no-such-flag"),
-        ('[[part]]\nhostfile = "h"', "part[0].hostfile: the same for the whole sweep"),
-        ('[[part]]\n[[part]]\nitres = 3', "part[1].itres: there is no such key; did you mean 'iters'"),
-        ("part = 3", "part: expected tables"),
-        ("x =", "x.toml: no TOML"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "message"), [
+    ("nodez = 1", "x.toml: nodez: there is no such key; did you mean 'nodes'?"),
+    ("collectives = 3", "x.toml: collectives[0]: expected `str`, got `int`"),
+    ("timeout = true", "x.toml: timeout: expected `float`, got `bool`"),
+    ("timeout = 0", "timeout: 0 s; expected more than 0"),
+    ("nodes = []", "nodes: an empty list"),
+    ("nodes = 2", 'nodes[0]: 2, and there is 1 here; nodes of one machine are written "4+4"'),
+    ('nodes = [1, "4x4"]', "nodes[1]: '4x4'; expected a number of nodes, or virtual nodes"),
+    ("ranks_per_node = [2, 0]", "ranks_per_node[1]: 0; expected at least 1"),
+    ('collectives = "all_to_all"', "x.toml: collectives: collective 'all_to_all' is unknown"),
+    ('minbytes = "9Q"', "x.toml: minbytes: size '9Q'"),
+    ('launcher = "ssh"', "launcher: invalid enum value 'ssh'"),
+    ('types = "float128"', "bench refuses this: datatype 'float128' is unknown"),
+    ('minbytes = "4M"\nmaxbytes = "1M"', "--minbytes 4194304 is more than --maxbytes 1048576"),
+    ('compare = "nccl"\nmemory = "host"', "--compare nccl: it is measured on gpu memory only"),
+    ('collectives = "barrier"', "bench cannot time barrier"),
+    ('schemes = "allreduce:"', "expected COLLECTIVE:SCHEME"),
+    ('flags = ["-J", "x"]', "flags: -J: the sweep itself needs it"),
+    ('flags = ["--no-such-flag"]', "unrecognized arguments: --no-such-flag"),
+    ('[[part]]\nhostfile = "h"', "part[0].hostfile: the same for the whole sweep"),
+    ('[[part]]\n[[part]]\nitres = 3', "part[1].itres: there is no such key; did you mean 'iters'"),
+    ("part = 3", "part: expected tables"),
+    ("x =", "x.toml: no TOML"),
+])  # fmt: skip
 def test_a_wrong_file_is_refused_with_the_key_and_the_remedy(text: str, message: str) -> None:
     with pytest.raises(FormatError, match=re.escape(message)):
         runs(text)
@@ -173,3 +164,64 @@ def test_the_examples_can_be_read(path: Path) -> None:
             assert runs(path.read_text(), resources)
         except BlinkError as error:
             pytest.fail(f"{path.name}: {error}")
+
+
+# ---------------------------------------------------------------- jobs that are really started
+
+
+__all__ = ["outside_a_job"]  # a fixture that every test here uses
+
+
+def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "blinkmpi", *words]
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=150, check=False)
+
+
+@pytest.mark.mpi_skip  # starts mpirun
+def test_a_sweep_of_this_machine(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.toml"
+    file.write_text('collectives = ["all_reduce", "broadcast"]\nranks_per_node = [1, 2]\nmaxbytes = "16K"\n'
+                    "stepfactor = 16\niters = 3\ntimeout = 60\n")  # fmt: skip
+    done = command("bench", "--sweep", str(file), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 runs are good; JSON in tiny.json" in done.stdout
+    body = read(str(tmp_path / "tiny.json"))
+    assert [run["result"]["blinkmpi"]["ranks"] for run in body["runs"]] == [1, 2, 1, 2]
+    assert all(row["in_place"]["nwrong"] == 0 for run in body["runs"] for row in run["result"]["results"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.json", "tiny.toml"]
+    again = command("bench", "--sweep", str(file), cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "4 of them in tiny.json already" in again.stderr
+
+
+@pytest.mark.mpi_skip  # starts mpirun
+def test_a_sweep_under_mpirun_is_refused() -> None:
+    words = [sys.executable, "-m", "blinkmpi", "bench", "--sweep", "benchmarks/sweeps/quick.toml"]
+    done = run_command(2, words, timeout=60, cwd=ROOT)
+    assert done.rc != 0
+    assert done.output.count("a launcher started 2 of it; call it without one") == 1
+
+
+@needs_command
+@pytest.mark.mpi_skip  # starts mpirun
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_a_job_script_runs_a_sweep(scheduler: str, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text('nodes = 1\nmaxbytes = "1K"\niters = 2\n')
+    (tmp_path / "nodes").write_text("localhost\nlocalhost\n")
+    if scheduler == "slurm":
+        job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "2", "SLURM_NTASKS": "2"}
+        argv = ["bash", str(ROOT / "launch" / "slurm.sbatch"), "sweep", "tiny.toml"]
+    else:
+        job = {"PBS_JOBID": "7.x", "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_O_WORKDIR": str(tmp_path)}
+        job["SWEEP"] = "tiny.toml"
+        argv = ["bash", str(ROOT / "launch" / "pbs.sh")]
+    env = {**os.environ, **ENVIRONMENT, **job, "PATH": srun(tmp_path, FITS), "PYTHONPATH": str(ROOT), "VENV": ""}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 runs are good; JSON in results/tiny.json" in done.stdout
+    body = read(str(tmp_path / "results" / "tiny.json"))
+    assert body["scheduler"] == {"kind": scheduler, "job": "7" if scheduler == "slurm" else "7.x"}
+    (only,) = body["runs"]
+    assert only["result"]["blinkmpi"]["ranks"] == 2
+    assert only["command"][0].endswith("srun" if scheduler == "slurm" else "mpirun")

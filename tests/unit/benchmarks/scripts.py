@@ -1,7 +1,5 @@
 """Programs of benchmarks/ as modules; an archive without a checkout has none."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The cost of calls and the ablations: what is started, measured, written and shown."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from pathlib import Path

@@ -1,10 +1,8 @@
 """The measurements between hosts, without hosts: what is started where, what is written and shown, and the exchange."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -49,7 +47,7 @@ def swept(name: str, ranks: tuple[int, ...]) -> dict[str, Any]:
 class FakeWorld:
     """Hosts that are not there: notes what is done with them, and answers as the ranks would."""
 
-    worlds: list[FakeWorld] = []  # noqa: RUF012
+    worlds: list[Any] = []  # noqa: RUF012
     answer: Any = None
 
     def __init__(self, n: int, *, links: int = 1) -> None:
@@ -57,7 +55,7 @@ class FakeWorld:
         self.links, self.shaped, self.jobs = links, [], []
         FakeWorld.worlds.append(self)
 
-    def __enter__(self) -> FakeWorld:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,11 +127,7 @@ def test_the_time_is_shared(hosts: Any) -> None:
 
 
 def test_every_step_writes_a_file_and_a_line(
-    hosts: Any,
-    world: type[FakeWorld],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    hosts: Any, world: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert hosts.main(["--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -178,7 +172,7 @@ def test_every_step_writes_a_file_and_a_line(
     assert "## Summary" not in page, "these files have a section of their own"
 
 
-def test_without_files_the_section_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_files_the_section_says_so() -> None:
     made: Any = script("report")
     file = swept("all_reduce", (2,))
     page = made.render([("a.json", file)])
@@ -188,11 +182,7 @@ def test_without_files_the_section_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_goes_wrong_is_told(
-    hosts: Any,
-    world: type[FakeWorld],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    hosts: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(layout: tuple[int, ...], argv: list[str], env: dict[str, str]) -> Outcome:
         if "OMPI_MCA_coll" in env:

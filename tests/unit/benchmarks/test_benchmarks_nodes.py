@@ -1,7 +1,5 @@
 """The measurements on virtual nodes of GPUs, without GPUs: what is started, read from NCCL's log, written and shown."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -15,15 +13,10 @@ import pytest
 
 from blinkmpi.bench.options import read, settle
 from blinkmpi.cli import main as cli
+from tests.harness import ROOT
 from tests.unit.benchmarks.scripts import needs, script
 
-LOG = """
-h:1:1 [0] NCCL INFO comm 0x55 rank 0 nRanks 4 nNodes 2 localRanks 2 localRank 0 MNNVL 0
-h:1:1 [0] NCCL INFO Channel 00/0 : 3[3] -> 0[0] [receive] via NET/Socket/0
-h:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 3[3] [send] via NET/Socket/0
-h:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
-h:1:1 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM
-"""
+LOG = (ROOT / "tests" / "data" / "nccl-log-nodes.txt").read_text()
 
 pytestmark = needs("nodes")
 

@@ -1,7 +1,5 @@
 """The performance page: every row of a result is shown, its means are right, and what is missing is said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

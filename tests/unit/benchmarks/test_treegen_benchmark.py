@@ -1,7 +1,5 @@
 """The planner's benchmark: every family can be planned at its smallest, rows that fail say so, the picture is drawn."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The commands: what they print, what they write, how they fail."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -47,15 +45,12 @@ def report(blink: Any, text: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("flags", "rate", "most"),
-    [
-        ("dgx-1v --collective broadcast --root 0", 150.0, 6),
-        ("dgx-1v --gpus 0,1,2,3,4,5,6 --collective allreduce", 75.0, 99),
-        ("dgx-1v --gpus 1,4,5,6 --collective all_reduce", 50.0, 99),
-        ("dgx-1p --collective Bcast", 80.0, 6),
-    ],
-)
+@pytest.mark.parametrize(("flags", "rate", "most"), [
+    ("dgx-1v --collective broadcast --root 0", 150.0, 6),
+    ("dgx-1v --gpus 0,1,2,3,4,5,6 --collective allreduce", 75.0, 99),
+    ("dgx-1v --gpus 1,4,5,6 --collective all_reduce", 50.0, 99),
+    ("dgx-1p --collective Bcast", 80.0, 6),
+])  # fmt: skip
 def test_plan_reports_rate_bound_and_trees(blink: Any, flags: str, rate: float, most: int) -> None:
     found = report(blink, flags)
     assert found["rate_gbps"] == found["bound_gbps"] == rate
@@ -96,19 +91,16 @@ def test_methods_are_taken_or_refused(blink: Any) -> None:
     assert err.startswith("blinkmpi: error: method 'magic' cannot plan allreduce on cpu:4")
 
 
-@pytest.mark.parametrize(
-    ("flags", "method", "trees", "depth", "rate"),
-    [
-        ("--max-trees 2", "few", 2, 7, 100),
-        ("--max-depth 3", "few", 5, 3, 125),
-        ("--max-trees 3 --max-depth 3", "few", 3, 3, 75),
-        ("--method rings", "rings", 6, 7, 150),
-        ("--method hybrid --bytes 64M --switch-seconds 0.0001", "hybrid", 8, 7, 160),
-        ("--epsilon 1/10", "mwu", 200, 7, 135),
-        ("--method mwu+ilp --epsilon 0.1 --loss 0.1", "mwu+ilp", 12, 7, 120),
-        ("--loss 1/10", "mwu+ilp", 12, 7, 125),
-    ],
-)
+@pytest.mark.parametrize(("flags", "method", "trees", "depth", "rate"), [
+    ("--max-trees 2", "few", 2, 7, 100),
+    ("--max-depth 3", "few", 5, 3, 125),
+    ("--max-trees 3 --max-depth 3", "few", 3, 3, 75),
+    ("--method rings", "rings", 6, 7, 150),
+    ("--method hybrid --bytes 64M --switch-seconds 0.0001", "hybrid", 8, 7, 160),
+    ("--epsilon 1/10", "mwu", 200, 7, 135),
+    ("--method mwu+ilp --epsilon 0.1 --loss 0.1", "mwu+ilp", 12, 7, 120),
+    ("--loss 1/10", "mwu+ilp", 12, 7, 125),
+])  # fmt: skip
 def test_limits_and_other_methods(blink: Any, flags: str, method: str, trees: int, depth: int, rate: float) -> None:
     found = report(blink, f"dgx-1v --collective broadcast {flags}")
     assert found["method"] == method
@@ -232,39 +224,36 @@ def test_simulate_prints_bars_and_does_not_run_large_vectors(blink: Any) -> None
     assert blink("simulate cpu:2 --collective barrier")[0] == blink("simulate cpu:1 --bytes 1K")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("topo nowhere", "unknown machine 'nowhere'"),
-        ("plan dgx-1v --collective frob", "collective 'frob' is unknown"),
-        ("plan dgx-1v --root 8 --collective reduce", "root 8: dgx-1v has ranks 0..7"),
-        ("explain dgx-1v --root -1 --collective bcast", "root -1: dgx-1v has ranks 0..7"),
-        ("simulate dgx-1v --bytes 12X", "size '12X'"),
-        ("simulate dgx-1v --dtype float8", "datatype 'float8'"),
-        ("simulate dgx-1v --op median", "op 'median'"),
-        ("plan dgx-1v --gpus 0,0", "dgx-1v: cannot take devices"),
-        ("plan dgx-1v --drop-link 0-7", "dgx-1v: no link between 0 and 7"),
-        ("plan dgx-1v --collective bcast --epsilon x", "'x' is no number"),
-        ("plan dgx-1v --collective bcast --epsilon 1/0", "'1/0' is no number"),
-        ("plan dgx-1v --collective bcast --epsilon 2", "epsilon is 2, expected a part of the rate"),
-        ("plan dgx-1v --collective bcast --max-trees two", "'two' is no whole number"),
-        ("plan dgx-1v --collective bcast --max-trees 0", "max_trees is 0, expected at least 1"),
-        ("plan dgx-1v --collective bcast --max-trees 2 --method exact", "--max-trees is for method few, not for exact"),
-        ("plan dgx-1v --collective bcast --max-trees 2 --loss 0.1", "--loss is for method mwu+ilp, not for those"),
-        ("plan dgx-1v --pareto", "--pareto is for one collective"),
-        ("plan dgx-1v --plot x.svg", "--plot is for one collective"),
-        ("plan dgx-1v --collective gather --pareto", "--pareto: few and shallow trees for gather"),
-        ("plan cpu:4 --collective bcast --pareto", "--pareto: few and shallow trees for broadcast on cpu:4"),
-        ("plan dgx-1v --collective bcast --plot x.doc", "cannot draw 'x.doc': expected a name that ends in .svg"),
-        ("plan dgx-1v --collective bcast --plot /nowhere/x.svg", "cannot write '/nowhere/x.svg'"),
-        ("subsets dgx-1v --plot x", "cannot draw 'x'"),
-        ("subsets dgx-1v --pcie 0", "--pcie 0: expected GB/s above 0"),
-        ("subsets mi250", "mi250 has 16 ranks; subsets are listed for 2 to 10"),
-        ("subsets cpu:4", "cpu:4: ranks joined by memory"),
-        ("subsets pcie-8", "pcie-8: ranks joined by memory or by switches behind switches"),
-        ("topo dgx-1v -o /nowhere/at/all", "cannot write '/nowhere/at/all'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("topo nowhere", "unknown machine 'nowhere'"),
+    ("plan dgx-1v --collective frob", "collective 'frob' is unknown"),
+    ("plan dgx-1v --root 8 --collective reduce", "root 8: dgx-1v has ranks 0..7"),
+    ("explain dgx-1v --root -1 --collective bcast", "root -1: dgx-1v has ranks 0..7"),
+    ("simulate dgx-1v --bytes 12X", "size '12X'"),
+    ("simulate dgx-1v --dtype float8", "datatype 'float8'"),
+    ("simulate dgx-1v --op median", "op 'median'"),
+    ("plan dgx-1v --gpus 0,0", "dgx-1v: cannot take devices"),
+    ("plan dgx-1v --drop-link 0-7", "dgx-1v: no link between 0 and 7"),
+    ("plan dgx-1v --collective bcast --epsilon x", "'x' is no number"),
+    ("plan dgx-1v --collective bcast --epsilon 1/0", "'1/0' is no number"),
+    ("plan dgx-1v --collective bcast --epsilon 2", "epsilon is 2, expected a part of the rate"),
+    ("plan dgx-1v --collective bcast --max-trees two", "'two' is no whole number"),
+    ("plan dgx-1v --collective bcast --max-trees 0", "max_trees is 0, expected at least 1"),
+    ("plan dgx-1v --collective bcast --max-trees 2 --method exact", "--max-trees is for method few, not for exact"),
+    ("plan dgx-1v --collective bcast --max-trees 2 --loss 0.1", "--loss is for method mwu+ilp, not for those"),
+    ("plan dgx-1v --pareto", "--pareto is for one collective"),
+    ("plan dgx-1v --plot x.svg", "--plot is for one collective"),
+    ("plan dgx-1v --collective gather --pareto", "--pareto: few and shallow trees for gather"),
+    ("plan cpu:4 --collective bcast --pareto", "--pareto: few and shallow trees for broadcast on cpu:4"),
+    ("plan dgx-1v --collective bcast --plot x.doc", "cannot draw 'x.doc': expected a name that ends in .svg"),
+    ("plan dgx-1v --collective bcast --plot /nowhere/x.svg", "cannot write '/nowhere/x.svg'"),
+    ("subsets dgx-1v --plot x", "cannot draw 'x'"),
+    ("subsets dgx-1v --pcie 0", "--pcie 0: expected GB/s above 0"),
+    ("subsets mi250", "mi250 has 16 ranks; subsets are listed for 2 to 10"),
+    ("subsets cpu:4", "cpu:4: ranks joined by memory"),
+    ("subsets pcie-8", "pcie-8: ranks joined by memory or by switches behind switches"),
+    ("topo dgx-1v -o /nowhere/at/all", "cannot write '/nowhere/at/all'"),
+])  # fmt: skip
 def test_errors_are_one_line_and_code_2(blink: Any, text: str, message: str) -> None:
     code, out, err = blink(text)
     assert (code, out) == (2, "")
@@ -298,34 +287,24 @@ def test_a_machine_from_the_catalogue_needs_no_mpi() -> None:
 
 
 def test_python_m_blinkmpi_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "blinkmpi", "topo", "cpu:2", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = [sys.executable, "-m", "blinkmpi", "topo", "cpu:2", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert Topology.from_json(done.stdout).n == 2
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_without_a_machine_the_ranks_are_the_machine(n: int) -> None:
-    outcome = harness.run_command(
-        n,
-        [sys.executable, "-m", "blinkmpi", "plan", "--collective", "allreduce", "--json"],
-        timeout=60,
-        cwd=harness.ROOT,
-    )
+    words = [sys.executable, "-m", "blinkmpi", "plan", "--collective", "allreduce", "--json"]
+    outcome = harness.run_command(n, words, timeout=60, cwd=harness.ROOT)
     assert outcome.rc == 0, outcome
     found = json.loads(outcome.output)  # printed once
     assert found["ranks"] == n
 
 
 def test_an_error_of_the_live_machine_is_printed_once_and_is_the_jobs_code() -> None:
-    outcome = harness.run_command(
-        2, [sys.executable, "-m", "blinkmpi", "plan", "--gpus", "0,9"], timeout=60, cwd=harness.ROOT
-    )
+    words = [sys.executable, "-m", "blinkmpi", "plan", "--gpus", "0,9"]
+    outcome = harness.run_command(2, words, timeout=60, cwd=harness.ROOT)
     assert outcome.rc == 2, outcome
     assert (outcome.output).count("blinkmpi: error: cpu:2: cannot take devices [0, 9]") == 1
 

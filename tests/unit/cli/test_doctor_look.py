@@ -1,7 +1,6 @@
-"""How the doctor looks at a job, which must not crash or hang, and its child job."""
+"""How the doctor looks at a job, which must not crash or hang; its child job; and the command."""
 
-from __future__ import annotations
-
+import json
 import os
 import sys
 import threading
@@ -11,19 +10,23 @@ from typing import Any
 
 import pytest
 
+from blinkmpi.cli import doctor as cli_doctor
 from blinkmpi.doctor import examination as doctor_look
-from blinkmpi.doctor.examination import clock_skew, decode, encode, examine, run_child, self_test, try_pairs
+from blinkmpi.doctor.examination import clock_skew, decode, encode, examine, packages, run_child, self_test, try_pairs
 from blinkmpi.doctor.report import PeerAccess, SelfTest
 from blinkmpi.topology import ProcessInfo
 from tests import harness
+from tests.unit.cli.test_cli import blink as blink
 from tests.unit.cli.test_doctor import MPI
 from tests.unit.topology.test_gather import on_ranks
 from tests.unit.topology.test_probe import recording
 
+HERE = ProcessInfo("vm", 1, "boot", (0,))
+
 
 def test_looking_keeps_secrets_and_reads_this_machine() -> None:
     env = {"AWS_SECRET": "x", "NCCL_DEBUG": "INFO", "BLINKMPI_DEBG": "INFO", "CC": "no-such-compiler"}
-    own = examine(ProcessInfo("vm", 1, "boot", (0,)), rank=0, mpi=MPI, environ=env, source=recording("no-driver"))
+    own = examine(HERE, rank=0, mpi=MPI, environ=env, source=recording("no-driver"))
     assert own.environment == {"NCCL_DEBUG": "INFO", "BLINKMPI_DEBG": "INFO"}
     assert own.unknown == ("BLINKMPI_DEBG is unknown; did you mean BLINKMPI_DEBUG?",)
     assert own.gpus_here == ()
@@ -62,13 +65,7 @@ class FakeGpu:
 
 
 def test_looking_at_a_gpu_joins_it_by_its_bus_id() -> None:
-    own = examine(
-        ProcessInfo("vm", 1, "boot", (0,)),
-        rank=0,
-        mpi=MPI,
-        gpu=FakeGpu("0000:00:0B.0"),
-        source=recording("nvml-h200x8"),
-    )
+    own = examine(HERE, rank=0, mpi=MPI, gpu=FakeGpu("0000:00:0B.0"), source=recording("nvml-h200x8"))
     assert own.gpu is not None
     assert (own.gpu.index, own.no_gpu, len(own.gpus_here)) == (5, "", 8)
 
@@ -107,14 +104,11 @@ def test_clocks_are_compared_with_rank_0s(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.mpi_skip
-@pytest.mark.parametrize(
-    ("program", "expected"),
-    [
-        ("from mpi4py import MPI", SelfTest(True, True, "exit status 0")),
-        ("from mpi4py import MPI; import sys; sys.exit(3)", SelfTest(True, False, "wrong data")),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", SelfTest(True, False, "SIGSEGV")),
-    ],
-)
+@pytest.mark.parametrize(("program", "expected"), [
+    ("from mpi4py import MPI", SelfTest(True, True, "exit status 0")),
+    ("from mpi4py import MPI; import sys; sys.exit(3)", SelfTest(True, False, "wrong data")),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", SelfTest(True, False, "SIGSEGV")),
+])  # fmt: skip
 def test_a_child_job_may_die_and_this_process_lives(
     program: str, expected: SelfTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,3 +133,38 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
     assert (code, words) == (124, "no end within 1.5 s")
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_prints_and_its_exit_code_says(blink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = blink("doctor --json --no-self-test")
+    body = json.loads(out)
+    assert (body["format"], body["version"], body["ranks"]) == ("blinkmpi.doctor", 1, 1)
+    assert code == int(any(line["state"] == "fail" for line in body["lines"]))
+    monkeypatch.setenv("BLINKMPI_TIMEOUT", "soon")
+    code, out, _ = blink("doctor --no-self-test")
+    assert code == 1
+    assert "FAIL" in out
+    assert "-> correct the variable" in out
+    assert "a job would not run well here (1 failed" in out
+
+
+def test_without_mpi_the_command_says_so(blink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_doctor, "_mpi", lambda: (None, "cannot load MPI library"))
+    code, out, _ = blink("doctor")
+    assert code == 1
+    assert "none found: cannot load MPI library" in out
+
+
+@pytest.mark.mpi_skip
+def test_under_mpirun_all_ranks_look_and_one_prints() -> None:
+    done = harness.run_command(3, [sys.executable, "-m", "blinkmpi", "doctor", "--json"], timeout=60,
+                               env={"BLINKMPI_NODE_ID": "here", "PYTHONUNBUFFERED": None})  # fmt: skip
+    body = json.loads(done.output[done.output.index("{") : done.output.rindex("}") + 1])
+    assert body["ranks"] == 3
+    lines = {line["check"]: line for line in body["lines"]}
+    assert "3 ranks, started by Open MPI's mpirun" in lines["start"]["evidence"]
+    assert done.rc == int(any(line["state"] == "fail" for line in body["lines"]))
+    assert packages()["blinkmpi"] in lines["versions"]["evidence"]

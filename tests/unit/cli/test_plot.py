@@ -1,7 +1,5 @@
 """Pictures: written for every kind of machine, the same twice, with what they must say; and where things lie."""
 
-from __future__ import annotations
-
 import re
 import sys
 from itertools import combinations

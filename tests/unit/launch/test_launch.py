@@ -1,7 +1,5 @@
 """``blinkmpi launch`` and the job scripts: what is printed, what is really started, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -95,18 +93,15 @@ def test_a_job_of_slurm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert "SLURM_TASKS_PER_NODE: '2(x'" in refused(capsys, "--from-env", "--", "p")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--", "p"], "how many ranks? Give -np N"),
-        (["-np", "2"], "write it after --"),
-        (["--from-env", "--", "p"], "no scheduler's job"),
-        (["-np", "2", "--pmi", "pmix", "--", "p"], "give --mpi srun too"),
-        (["-np", "2", "-x", "NOT_SET_HERE", "--", "p"], "-x NOT_SET_HERE"),
-        (["-np", "2", "--hostfile", "/nowhere/hosts", "--", "p"], "/nowhere/hosts: cannot read the hostfile"),
-        (["-np", "99", "--hostfile", str(EXAMPLES / "two-nodes-hydra"), "--", "p"], "2 hosts take 16 ranks"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["--", "p"], "how many ranks? Give -np N"),
+    (["-np", "2"], "write it after --"),
+    (["--from-env", "--", "p"], "no scheduler's job"),
+    (["-np", "2", "--pmi", "pmix", "--", "p"], "give --mpi srun too"),
+    (["-np", "2", "-x", "NOT_SET_HERE", "--", "p"], "-x NOT_SET_HERE"),
+    (["-np", "2", "--hostfile", "/nowhere/hosts", "--", "p"], "/nowhere/hosts: cannot read the hostfile"),
+    (["-np", "99", "--hostfile", str(EXAMPLES / "two-nodes-hydra"), "--", "p"], "2 hosts take 16 ranks"),
+])  # fmt: skip
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert said in refused(capsys, *words)
 

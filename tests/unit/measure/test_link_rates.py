@@ -1,7 +1,5 @@
 """The GPU's part of measuring, on memory of the host: where things lie, what kernels are told, what is given back."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator

@@ -1,13 +1,13 @@
 """Measuring links: what is timed together, what times say, all ranks together, what people see. Without GPUs."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -21,20 +21,7 @@ from blinkmpi.cli import main as cli
 from blinkmpi.cli import topo as cli_topo
 from blinkmpi.errors import ArgumentError, RemoteError
 from blinkmpi.measure import links
-from blinkmpi.measure.links import (
-    BATCH,
-    Move,
-    TrafficPattern,
-    batch_of,
-    document,
-    is_apart,
-    measure_gpus,
-    measure_memory,
-    move_of,
-    rounds,
-    settle,
-    traffic_patterns,
-)
+from blinkmpi.measure.links import BATCH, Move, TrafficPattern, document, measure_gpus, settle, traffic_patterns
 from blinkmpi.measure.show import render
 from blinkmpi.topology import Topology, machine
 from blinkmpi.topology.measured import NOWHERE, LinkMeasurement, Measured
@@ -47,11 +34,11 @@ from tests.unit.topology.test_measured import DRIVER, copies, measured, named
 
 @given(n=st.integers(0, 16))
 def test_everybody_meets_everybody_once_and_one_at_a_time(n: int) -> None:
-    made = rounds(n)
+    made = links.rounds(n)
     pairs = [pair for some in made for pair in some]
     assert sorted(pairs) == [(a, b) for a in range(n) for b in range(a + 1, n)]
-    assert sorted(pair for some in rounds(n, apart=True) for pair in some) == sorted(pairs)
-    assert all(len(some) == 1 for some in rounds(n, apart=True))
+    assert sorted(pair for some in links.rounds(n, apart=True) for pair in some) == sorted(pairs)
+    assert all(len(some) == 1 for some in links.rounds(n, apart=True))
     for some in made:
         ranks = [rank for pair in some for rank in pair]
         assert len(ranks) == len(set(ranks))
@@ -76,33 +63,31 @@ def test_in_a_stage_a_gpu_sends_once_and_receives_once(n: int, apart: bool, data
         if pattern.what in ("copy", "push"):
             ranks = [rank for m in pattern.moves for rank in m]
             assert len(ranks) == len(set(ranks)), "one way alone"
-        assert [m for rank in range(n) if (m := move_of(pattern, rank))] != []
-        assert {m for rank in range(n) if (m := move_of(pattern, rank))} == set(pattern.moves)
+        assert [m for rank in range(n) if (m := links.move_of(pattern, rank))] != []
+        assert {m for rank in range(n) if (m := links.move_of(pattern, rank))} == set(pattern.moves)
     hosts = [m for s in made if s.what == "host" for m in s.moves]
     assert sorted(hosts) == sorted(m for r in range(n) for m in ((r, NOWHERE), (NOWHERE, r)))
 
 
 def test_pairs_that_share_pcie_are_apart() -> None:
-    assert not is_apart(machine("hgx-h200"), range(8))
-    assert is_apart(machine("pcie-8"), range(8))
-    assert is_apart(machine("dgx-1v"), range(8)), "some pairs have no NVLink"
-    assert not is_apart(machine("dgx-1v"), (1, 2, 3))
+    assert not links.is_apart(machine("hgx-h200"), range(8))
+    assert links.is_apart(machine("pcie-8"), range(8))
+    assert links.is_apart(machine("dgx-1v"), range(8)), "some pairs have no NVLink"
+    assert not links.is_apart(machine("dgx-1v"), (1, 2, 3))
 
 
 def test_a_batch_is_short() -> None:
-    assert batch_of([0.0005, 0.0007]) == BATCH
-    assert batch_of([0.003, 0.001]) == 2
-    assert batch_of([0.1]) == 1
-    assert batch_of([0.0]) == BATCH
+    assert links.batch_of([0.0005, 0.0007]) == BATCH
+    assert links.batch_of([0.003, 0.001]) == 2
+    assert links.batch_of([0.1]) == 1
+    assert links.batch_of([0.0]) == BATCH
 
 
 def test_the_seconds_of_a_move() -> None:
     one, other = (0, 1), (1, 0)
     repeats: list[dict[Move, float]] = [{one: 3.0, other: 1.0}, {one: 2.0, other: 2.5}, {one: 9.0, other: 9.0}]
     assert settle(TrafficPattern("copy", (one, other)), repeats) == {one: 2.0, other: 1.0}
-    assert settle(TrafficPattern("push-both", (one, other)), repeats) == {one: 2.5, other: 2.5}, (
-        "of the longer of the two"
-    )
+    assert settle(TrafficPattern("push-both", (one, other)), repeats) == {one: 2.5, other: 2.5}, "of the longer one"
     assert settle(TrafficPattern("copy-all", (one, other)), repeats) == {one: 3.0, other: 2.5}, "the median"
 
 
@@ -152,15 +137,21 @@ class Fake:
         return 3e-6 + 1e-8 * peer
 
 
+def measured_by(
+    topology: Topology, nodes: Sequence[int] = (), *, make: Any = Fake, progress: Any = lambda comm, words: None
+) -> list[Any]:
+    """What ``measure_gpus`` gives each rank; all on one node unless told."""
+
+    def work(comm: Any, node: Any) -> Any:
+        return measure_gpus(comm, node, topology, make, lambda done, total, words: progress(comm, words))
+
+    return on_ranks([*nodes] or [0] * topology.n, work)
+
+
 def test_ranks_measure_together() -> None:
     hgx = named("hgx-h200").subset([0, 1, 2, 3])
     said: list[str] = []
-    results = on_ranks(
-        [0, 0, 0, 0],
-        lambda comm, node: measure_gpus(
-            comm, node, hgx, lambda me, n: Fake(me, n), lambda d, t, w: said.append(w) if comm.rank == 0 else None
-        ),
-    )
+    results = measured_by(hgx, progress=lambda comm, words: said.append(words) if comm.rank == 0 else None)
     assert all(r == results[0] for r in results)
     found = document(hgx, results[0], DRIVER, {})
     rates = {(r.what, r.src, r.dst): r.mbps or r.us for r in found.rows}
@@ -181,10 +172,7 @@ def test_ranks_measure_together() -> None:
 
 def test_nodes_measure_for_themselves_and_what_is_between() -> None:
     topology = named("dgx-a100:2").subset([0, 8, 1])
-    results = on_ranks(
-        [0, 1, 0],
-        lambda comm, node: measure_gpus(comm, node, topology, lambda me, n: Fake(me, n), lambda *_: None),
-    )
+    results = measured_by(topology, [0, 1, 0])
     assert all(r == results[0] for r in results)
     rows = results[0][0]
     assert {(r.src, r.dst) for r in rows if r.what == "copy"} == {(0, 2), (2, 0)}
@@ -194,10 +182,7 @@ def test_nodes_measure_for_themselves_and_what_is_between() -> None:
 
 def test_what_cannot_be_reached_is_said() -> None:
     hgx = named("hgx-h200").subset([0, 1, 2])
-    results = on_ranks(
-        [0, 0, 0],
-        lambda comm, node: measure_gpus(comm, node, hgx, lambda me, n: Fake(me, n, lost=((0, 2),)), lambda *_: None),
-    )
+    results = measured_by(hgx, make=partial(Fake, lost=((0, 2),)))
     rows, missing = results[2]
     assert missing == ("rank 0 to 2: not supported",)
     assert {(r.src, r.dst) for r in rows if r.what == "copy"} == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)}
@@ -207,17 +192,10 @@ def test_what_cannot_be_reached_is_said() -> None:
 def test_an_error_of_one_is_an_error_of_all_and_everything_is_given_back() -> None:
     hgx = named("hgx-h200").subset([0, 1, 2])
     logs: list[list[str]] = [[], [], []]
-    results = on_ranks(
-        [0, 0, 0],
-        lambda comm, node: measure_gpus(
-            comm, node, hgx, lambda me, n: Fake(me, n, logs[me], breaks="copy"), lambda *_: None
-        ),
-    )
-    for error in results:
+    for error in measured_by(hgx, make=lambda me, n: Fake(me, n, logs[me], breaks="copy")):
         assert isinstance(error, RemoteError)
-        assert "on the node of rank 0: rank 1 failed while links were measured: OSError: the bus is on fire" in str(
-            error
-        )
+        why = "on the node of rank 0: rank 1 failed while links were measured: OSError: the bus is on fire"
+        assert why in str(error)
     assert logs == [["disconnect", "close"]] * 3
 
     def refuse(me: int, n: int) -> Fake:
@@ -225,14 +203,14 @@ def test_an_error_of_one_is_an_error_of_all_and_everything_is_given_back() -> No
             raise MemoryError("no room")
         return Fake(me, n, logs[me])
 
-    for error in on_ranks([0, 0, 0], lambda comm, node: measure_gpus(comm, node, hgx, refuse, lambda *_: None)):
+    for error in measured_by(hgx, make=refuse):
         assert "MemoryError: no room" in str(error)
 
 
 def test_cpu_ranks_measure_their_memory_alone_and_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "copy_test", lambda slots, mine: lambda: 5_000 + 1_000 * mine)
     before = set(os.listdir(links.SHM))
-    results = on_ranks([0, 0, 1], lambda comm, node: measure_memory(comm, node, lambda *_: None))
+    results = on_ranks([0, 0, 1], lambda comm, node: links.measure_memory(comm, node, lambda *_: None))
     assert all(r == results[0] for r in results)
     rows = results[0][0]
     assert [(r.src, r.mbps) for r in rows if r.what == "memory"] == [(0, 5_000), (1, 6_000), (2, 5_000)]

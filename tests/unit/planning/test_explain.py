@@ -1,7 +1,5 @@
 """Explanations: what they say must be what the plan, the price and the table say."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import msgspec
@@ -11,28 +9,22 @@ from blinkmpi.errors import PlanError
 from blinkmpi.planning.explain import FORMAT_VERSION, WIDTH, Explanation, explain, explanation, plan_line, shares
 from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.selection import choose, make_plan, program_for
-from blinkmpi.program.call import Call
 from blinkmpi.program.cost_model import price
 from blinkmpi.topology.importers import modify
 from blinkmpi.topology.machines import machine
 from blinkmpi.trees import pack
-from blinkmpi.trees.tree import COLLECTIVES, ROOTED
+from blinkmpi.trees.tree import COLLECTIVES
 from blinkmpi.util.codec import loads
-from blinkmpi.util.text import size_text, time_text
+from blinkmpi.util.text import time_text
+from tests.unit.trees.packings import even_call
 
 MIB = 1 << 20
-
-
-def call(collective: str, n: int, count: int, root: int = 0) -> Call:
-    op = "sum" if collective in ("allreduce", "reduce", "reduce_scatter") else ""
-    counts = (count,) * (n if collective == "reduce_scatter" else 1)
-    return Call(collective, n, counts, "float32", op, root if collective in ROOTED else -1)  # type: ignore[arg-type]
 
 
 def test_the_numbers_are_those_of_the_packing_and_the_price() -> None:
     topology = modify(machine("dgx-1v"), gpus="1,4,5,6")
     plan = make_plan(topology)
-    asked = call("allreduce", 4, 16 * MIB)
+    asked = even_call("allreduce", 4, 16 * MIB)
     found = explanation(plan, topology, asked)
     rule = choose(plan, asked)
     packing = plan.packing("allreduce", -1, rule.scheme)
@@ -54,7 +46,7 @@ def test_every_collective_is_explained_within_the_width_and_survives_json(name: 
     plan = make_plan(topology)
     for collective in COLLECTIVES:
         for count in (0, 1000, 4 * MIB):
-            found = explanation(plan, topology, call(collective, topology.n, count), live=["C executor"])
+            found = explanation(plan, topology, even_call(collective, topology.n, count), live=["C executor"])
             assert all(len(line) <= WIDTH for line in found.text().splitlines()), found.text()
             assert "C executor" in found.text()
             assert loads(found.to_json(), Explanation, kind="explanation", version=FORMAT_VERSION) == found
@@ -63,7 +55,7 @@ def test_every_collective_is_explained_within_the_width_and_survives_json(name: 
 def test_rejected_schemes_come_with_their_prediction() -> None:
     topology = machine("cpu:4")
     plan = make_plan(topology)
-    found = explanation(plan, topology, call("allreduce", 4, MIB))
+    found = explanation(plan, topology, even_call("allreduce", 4, MIB))
     assert found.chosen is not None
     assert {found.scheme, *(o.scheme for o in found.others)} == set(plan.schemes("allreduce"))
     assert [o.seconds for o in found.others] == sorted(o.seconds for o in found.others)
@@ -84,7 +76,7 @@ def with_mpi(plan: Plan) -> Plan:
 def test_a_call_that_goes_to_mpi_says_so_and_why() -> None:
     topology = machine("cpu:4")
     plan = with_mpi(make_plan(topology))
-    small, large = (explanation(plan, topology, call("allreduce", 4, count)) for count in (100, MIB))
+    small, large = (explanation(plan, topology, even_call("allreduce", 4, count)) for count in (100, MIB))
     assert (small.scheme, small.chosen) == ("mpi", None)
     assert "MPI's own collective" in small.text()
     assert "faster below 32 KiB" in small.text()
@@ -98,7 +90,7 @@ def test_a_table_that_names_a_missing_scheme_is_an_error() -> None:
     plan = make_plan(topology)
     broken = msgspec.structs.replace(plan, rules=(Rule("allreduce", 0, "ring", 65536, 4),))
     with pytest.raises(PlanError, match=r"chooses 'ring' for allreduce but has no packing"):
-        explain(broken, topology, call("allreduce", 4, 100))
+        explain(broken, topology, even_call("allreduce", 4, 100))
 
 
 def test_one_line_about_a_plan() -> None:
@@ -120,10 +112,3 @@ def test_shares_add_up_to_one_for_every_block(collective: str) -> None:
     assert len(parts) == len(found.trees)
     if blocks == 1 and collective != "barrier":
         assert parts == tuple(tree.weight / found.rate for tree in found.trees)
-
-
-def test_sizes_and_times_read_well() -> None:
-    assert [size_text(k) for k in (0, 1000, 1024, 1536, MIB, 1 << 30)] == [
-        "0 bytes", "1000 bytes", "1 KiB", "1.5 KiB", "1 MiB", "1 GiB",
-    ]  # fmt: skip
-    assert [time_text(t) for t in (2e-6, 8.5e-4, 0.0123, 1.5)] == ["2 us", "850 us", "12.3 ms", "1.5 s"]

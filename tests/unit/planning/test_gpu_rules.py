@@ -1,24 +1,26 @@
-"""The selection table of GPUs: which scheme and protocol a call takes, what can be forced, and how tuning fills it."""
-
-from __future__ import annotations
+"""The selection table: which scheme and protocol a call takes, what can be forced, and how tuning fills it."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from blinkmpi.errors import PlanError, SettingsError
 from blinkmpi.measure.tune import choices, rows, winner
 from blinkmpi.planning.plan import Plan, Rule
-from blinkmpi.planning.selection import make_plan
-from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
+from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.program.call import BLOCKED, Call
 from blinkmpi.runtime.cuda_context import CudaContext
-from blinkmpi.topology import machine, modify
+from blinkmpi.topology import Topology, machine, modify
+from blinkmpi.topology.gather import ProcessInfo, cpu_topology
 from blinkmpi.transport.cuda.packets import PROTOCOLS as PACKETS
 from blinkmpi.transport.cuda.packets import fits
-from blinkmpi.trees.tree import ROOTED, Collective
-from tests.unit.transport.test_cuda_direct_segments import REAL
+from blinkmpi.trees import methods
+from blinkmpi.trees.tree import Collective
+from tests.unit.transport.test_cuda_one_hop import REAL
+from tests.unit.trees.packings import even_call
 
 H200 = machine("hgx-h200")
 
@@ -34,9 +36,7 @@ def rule_of(plan: Plan, call: Call, *, registered: bool) -> Rule:
 
 def call_of_bytes(collective: Collective, n: int, nbytes: int) -> Call:
     """The call whose largest buffer has at most so many bytes."""
-    counts = (max(1, nbytes // (n if collective in BLOCKED else 1)),) * (n if collective == "reduce_scatter" else 1)
-    op, root = "sum" if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1
-    return Call(collective, n, counts, "int8", op, root)
+    return even_call(collective, n, max(1, nbytes // (n if collective in BLOCKED else 1)), dtype="int8")
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
@@ -71,11 +71,7 @@ def test_registered_rows_are_for_registered_buffers() -> None:
     plan = planned(8)
     assert plan.rule("allreduce", 8 << 20).protocol != "direct"
     assert plan.rule("allreduce", 8 << 20, registered=True).protocol == "direct"
-    assert (
-        plan.rule("allreduce", 1024, registered=True).protocol
-        == plan.rule("allreduce", 1024).protocol
-        == "ll16_one_shot"
-    )
+    assert {plan.rule("allreduce", 1024, registered=r).protocol for r in (True, False)} == {"ll16_one_shot"}
     long = plan.rule("allreduce", 1 << 30, registered=True)
     assert (long.scheme, long.protocol) == ("chain", "rs_ag")
     assert plan.rule("allreduce", 1 << 30).protocol == "slots"
@@ -155,3 +151,23 @@ def test_emulated_and_irregular_machines_take_slots() -> None:
         make_plan(H200, gpus="slots", collectives=("allreduce",)),
     ):
         assert [(r.min_bytes, r.protocol, r.registered) for r in plan.rules] == [(0, "slots", False)]
+
+
+# ---------------------------------------------------------------- other schemes for other roots
+
+
+def two_nodes(*memories: int, net: int) -> Topology:
+    """Two nodes of two CPU ranks: MB/s of each memory, and between the nodes."""
+    parts = [ProcessInfo(f"h{r // 2}", r, f"{r // 2}", (0,), memories[r // 2], r // 2 * 2, net) for r in range(4)]
+    found = cpu_topology(parts)
+    return replace(found, links=tuple(replace(k, lane_mbps=net) if k.kind == "net" else k for k in found.links))
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_uneven_nodes_have_a_row_for_every_root(collective: str) -> None:
+    uneven = two_nodes(1000, 3000, net=1000)
+    assert len({methods(uneven, collective, root=root) for root in range(4)}) > 1  # what the test is about
+    plan = make_plan(uneven)
+    for root in range(4):
+        call = even_call(collective, 4, 1000, root=root)
+        assert program_for(plan, call, choose(plan, call)).scheme == "cluster"

@@ -1,7 +1,5 @@
 """The unique connected subsets of the DGX-1 machines: as many as the paper counts, rates and speed-ups as known."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import permutations
 from typing import Any

@@ -1,7 +1,5 @@
 """Tuning, but for the measuring: rows from winners, tables in files, the search for a chunk while a job runs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,11 +27,8 @@ SLOTS = Rule("allreduce", 0, "onehop", 64 * KIB, 4, ctas=64)
 
 def test_a_row_begins_half_way_between_the_sizes() -> None:
     made = rows([(KIB, ONESHOT), (4 * KIB, ONESHOT), (16 * KIB, SLOTS), (64 * KIB, ONESHOT)], registered=True)
-    assert [(r.min_bytes, r.protocol) for r in made] == [
-        (0, "ll16_one_shot"),
-        (8 * KIB, "slots"),
-        (32 * KIB, "ll16_one_shot"),
-    ]
+    wanted = [(0, "ll16_one_shot"), (8 * KIB, "slots"), (32 * KIB, "ll16_one_shot")]
+    assert [(r.min_bytes, r.protocol) for r in made] == wanted
     assert all(r.registered and r.reason == "measured by blinkmpi tune" for r in made)
     assert made[1].ctas == 64
 

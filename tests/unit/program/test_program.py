@@ -1,7 +1,5 @@
 """Lowering and the proof of a program: right ones pass, every kind of tampering is found."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 
@@ -106,14 +104,8 @@ def test_stages_that_wait_for_one_another_are_found() -> None:
                     chunk_bytes=64, depth=1)  # fmt: skip
     first, second = (stage for stage in program.stages if stage.ins)
     a, b = msgspec.structs.replace(program.channels[0], writer=2), program.channels[1]
-    ring = msgspec.structs.replace(
-        program,
-        channels=(a, b),
-        stages=(
-            msgspec.structs.replace(first, ins=(0,), outs=(1,)),
-            msgspec.structs.replace(second, ins=(1,), outs=(0,)),
-        ),
-    )
+    stages = tuple(msgspec.structs.replace(s, ins=(i,), outs=(1 - i,)) for i, s in enumerate((first, second)))
+    ring = msgspec.structs.replace(program, channels=(a, b), stages=stages)
     with pytest.raises(PlanError, match=r"stages \[0, 1\] wait for one another in a cycle"):
         check(ring)
 
@@ -183,15 +175,12 @@ def test_steps_follow_the_spans_of_the_trees() -> None:
     assert program.chunk_of(light) == pytest.approx(program.chunk / 3, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("call", "total", "send", "recv1"),
-    [
-        (Call("allgather", 3, (5,), "int8"), 15, 5, 15),
-        (Call("scatter", 3, (5,), "int8", "", 0), 15, 15, 5),
-        (Call("reduce_scatter", 3, (5, 0, 2), "int8", "sum"), 7, 7, 0),
-        (Call("allreduce", 3, (5,), "int8", "sum"), 5, 5, 5),
-        (Call("barrier", 3, (0,), "int8"), 0, 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("call", "total", "send", "recv1"), [
+    (Call("allgather", 3, (5,), "int8"), 15, 5, 15),
+    (Call("scatter", 3, (5,), "int8", "", 0), 15, 15, 5),
+    (Call("reduce_scatter", 3, (5, 0, 2), "int8", "sum"), 7, 7, 0),
+    (Call("allreduce", 3, (5,), "int8", "sum"), 5, 5, 5),
+    (Call("barrier", 3, (0,), "int8"), 0, 0, 0),
+])  # fmt: skip
 def test_counts_of_a_call(call: Call, total: int, send: int, recv1: int) -> None:
     assert (call.total, call.send_count, call.recv_count(1)) == (total, send, recv1)

@@ -4,8 +4,6 @@
 program in the README, and the performance page.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The tree has its shape and is what the packaging says, imports stay cheap, and the linters are content."""
 
-from __future__ import annotations
-
 import ast
 import runpy
 import shutil
@@ -161,32 +159,26 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_the_package_does_nothing() -> None:
-    heavy = {"mpi4py", "cupy", "pynvml", "scipy", "networkx", "torch", "matplotlib"}
-    assert not loaded_by("import blinkmpi") & heavy
+EDGE = "mpi4py cupy pynvml torch"
 
 
-def test_simulate_needs_no_mpi_and_no_gpu() -> None:
-    assert not loaded_by("import blinkmpi.program.cost_model, blinkmpi.program.interpreter") & {
-        "mpi4py",
-        "cupy",
-        "pynvml",
-        "torch",
-    }
+@pytest.mark.parametrize(("modules", "heavy"), [
+    ("blinkmpi", f"{EDGE} scipy networkx matplotlib"),
+    ("blinkmpi.program.cost_model, blinkmpi.program.interpreter", EDGE),  # simulate needs no MPI and no GPU
+    ("blinkmpi.topology, blinkmpi.launch.hostfile", "numpy rich mpi4py networkx scipy cupy pynvml"),
+])  # fmt: skip
+def test_imports_are_light(modules: str, heavy: str) -> None:
+    assert not loaded_by(f"import {modules}") & set(heavy.split())
 
 
 @checkout
 @pytest.mark.lint
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["ruff", "check"],
-        ["ruff", "format", "--check"],
-        ["mypy"],
-        ["lint-imports", "--no-cache"],
-    ],
-    ids=["ruff", "format", "mypy", "imports"],
-)
+@pytest.mark.parametrize("command", [
+    ["ruff", "check"],
+    ["ruff", "format", "--check"],
+    ["mypy"],
+    ["lint-imports", "--no-cache"],
+], ids=["ruff", "format", "mypy", "imports"])  # fmt: skip
 def test_lint(command: list[str]) -> None:
     tool = Path(sys.prefix) / "bin" / command[0]
     assert tool.exists(), f"{command[0]} is not installed here: pip install -e '.[test]'"

@@ -1,7 +1,5 @@
 """Buffer specifications: what is read, as what, and what is refused or left to MPI."""
 
-from __future__ import annotations
-
 import array
 import ctypes
 from collections.abc import Callable
@@ -62,25 +60,22 @@ def test_every_type_of_ours_is_viewed_not_copied(dtype: str) -> None:
     assert buffer.array.shape == (12,)
 
 
-@pytest.mark.parametrize(
-    ("make", "dtype", "count"),
-    [
-        (lambda: array.array("i", [1, 2, 3]), "int32", 3),
-        (lambda: bytearray(b"abcd"), "uint8", 4),
-        (lambda: memoryview(bytearray(8)).cast("d"), "float64", 1),
-        (lambda: (ctypes.c_float * 5)(), "float32", 5),
-        (lambda: np.array(1.0), "float64", 1),
-        (lambda: np.asfortranarray(np.ones((3, 2), "h")), "int16", 6),
-        (lambda: np.zeros((0, 3)), "float64", 0),
-        (lambda: np.ma.array([[1, 2]]), "int64", 2),
-        (lambda: np.zeros(6)[2:4], "float64", 2),
-        (lambda: MPI.buffer.allocate(7), "uint8", 7),
-        (lambda: Tensor(np.zeros((2, 3), np.float32)), "float32", 6),
-        (lambda: Tensor(np.zeros(3, np.complex64), old=True), "complex64", 3),
-        (lambda: Tensor(np.zeros(3, np.bool_)), "bool", 3),
-        (lambda: Tensor(np.zeros(0, np.uint16)), "uint16", 0),
-    ],
-)
+@pytest.mark.parametrize(("make", "dtype", "count"), [
+    (lambda: array.array("i", [1, 2, 3]), "int32", 3),
+    (lambda: bytearray(b"abcd"), "uint8", 4),
+    (lambda: memoryview(bytearray(8)).cast("d"), "float64", 1),
+    (lambda: (ctypes.c_float * 5)(), "float32", 5),
+    (lambda: np.array(1.0), "float64", 1),
+    (lambda: np.asfortranarray(np.ones((3, 2), "h")), "int16", 6),
+    (lambda: np.zeros((0, 3)), "float64", 0),
+    (lambda: np.ma.array([[1, 2]]), "int64", 2),
+    (lambda: np.zeros(6)[2:4], "float64", 2),
+    (lambda: MPI.buffer.allocate(7), "uint8", 7),
+    (lambda: Tensor(np.zeros((2, 3), np.float32)), "float32", 6),
+    (lambda: Tensor(np.zeros(3, np.complex64), old=True), "complex64", 3),
+    (lambda: Tensor(np.zeros(3, np.bool_)), "bool", 3),
+    (lambda: Tensor(np.zeros(0, np.uint16)), "uint16", 0),
+])  # fmt: skip
 def test_kinds_of_buffers(make: Callable[[], Any], dtype: str, count: int) -> None:
     obj = make()
     buffer = read(obj, writable=True)
@@ -100,22 +95,19 @@ def test_dlpack_shares_memory_and_keeps_it(old: bool) -> None:
     assert view.tolist() == [9, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("spec", "writable", "kind", "text"),
-    [
-        (X[::2], False, ValueError, r"not contiguous \(shape \(6,\), strides \(16,\)\); pass np.ascontiguousarray"),
-        (np.zeros((4, 4))[:, :2], True, ValueError, "and copy the result back"),
-        (b"constant", True, ValueError, "read-only"),
-        (Tensor(np.zeros((4, 4))[:, ::2]), False, ValueError, "contiguous"),
-        ([1, 2], False, TypeError, "is a int, which has no buffer"),
-        (3.5, False, TypeError, "is a float, which has no buffer"),
-        (None, False, TypeError, "is a NoneType"),
-        ("text", False, TypeError, "is a str"),
-        (np.array([None]), False, TypeError, "Python objects"),
-        (X.astype(">f8"), False, TypeError, r"foreign byte order \(>f8\); pass buf\.astype"),
-        (Tensor(X, device=2), False, TypeError, "neither host memory nor CUDA's"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "writable", "kind", "text"), [
+    (X[::2], False, ValueError, r"not contiguous \(shape \(6,\), strides \(16,\)\); pass np.ascontiguousarray"),
+    (np.zeros((4, 4))[:, :2], True, ValueError, "and copy the result back"),
+    (b"constant", True, ValueError, "read-only"),
+    (Tensor(np.zeros((4, 4))[:, ::2]), False, ValueError, "contiguous"),
+    ([1, 2], False, TypeError, "is a int, which has no buffer"),
+    (3.5, False, TypeError, "is a float, which has no buffer"),
+    (None, False, TypeError, "is a NoneType"),
+    ("text", False, TypeError, "is a str"),
+    (np.array([None]), False, TypeError, "Python objects"),
+    (X.astype(">f8"), False, TypeError, r"foreign byte order \(>f8\); pass buf\.astype"),
+    (Tensor(X, device=2), False, TypeError, "neither host memory nor CUDA's"),
+])  # fmt: skip
 def test_what_is_no_buffer_is_a_typed_error_with_the_remedy(
     spec: Any, writable: bool, kind: type[Exception], text: str
 ) -> None:
@@ -134,27 +126,24 @@ def test_a_read_only_buffer_can_be_sent() -> None:
 # ---------------------------------------------------------------- specifications
 
 
-@pytest.mark.parametrize(
-    ("spec", "want"),
-    [
-        ([X, 3], X[:3]),
-        ((X, MPI.DOUBLE), X),
-        ((X, None), X),
-        ([X, None, MPI.DOUBLE], X),
-        ([X, np.int64(2), MPI.DOUBLE], X[:2]),
-        ([X, (2, 5)], X[5:7]),
-        ([X, [2, 5], "d"], X[5:7]),
-        ([X, (None, 5), "d"], X[5:]),
-        ([X, 2, 5, "d"], X[5:7]),
-        ([X, 0], X[:0]),
-        ([X.view(np.int64), MPI.DOUBLE], X),
-        ([X.view(np.uint8), 1, 1, MPI.DOUBLE], X[1:2]),
-        ([bytearray(X.tobytes() + b"xyz"), 12, MPI.DOUBLE], X),
-        ([X, MPI.BYTE], X.view(np.uint8)),
-        ([X, "B"], X.view(np.uint8)),
-        ([X.astype(ml_dtypes.bfloat16), MPI.UINT16_T], X.astype(ml_dtypes.bfloat16).view(np.uint16)),
-    ],
-)
+@pytest.mark.parametrize(("spec", "want"), [
+    ([X, 3], X[:3]),
+    ((X, MPI.DOUBLE), X),
+    ((X, None), X),
+    ([X, None, MPI.DOUBLE], X),
+    ([X, np.int64(2), MPI.DOUBLE], X[:2]),
+    ([X, (2, 5)], X[5:7]),
+    ([X, [2, 5], "d"], X[5:7]),
+    ([X, (None, 5), "d"], X[5:]),
+    ([X, 2, 5, "d"], X[5:7]),
+    ([X, 0], X[:0]),
+    ([X.view(np.int64), MPI.DOUBLE], X),
+    ([X.view(np.uint8), 1, 1, MPI.DOUBLE], X[1:2]),
+    ([bytearray(X.tobytes() + b"xyz"), 12, MPI.DOUBLE], X),
+    ([X, MPI.BYTE], X.view(np.uint8)),
+    ([X, "B"], X.view(np.uint8)),
+    ([X.astype(ml_dtypes.bfloat16), MPI.UINT16_T], X.astype(ml_dtypes.bfloat16).view(np.uint16)),
+])  # fmt: skip
 def test_lists_and_tuples(spec: Any, want: Any) -> None:
     buffer = read(spec)
     assert buffer.array.dtype == want.dtype
@@ -167,44 +156,33 @@ def test_counts_are_of_one_block() -> None:
     assert read(X, blocks=5).count == 12
 
 
-@pytest.mark.parametrize(
-    ("spec", "kind", "text"),
-    [
-        ([X, 13], ValueError, "elements 0 to 13 of an array that has 12"),
-        ([X, (3, 10)], ValueError, "elements 10 to 13"),
-        ([X, (None, 13)], ValueError, "elements 13"),
-        ([X, -1], ValueError, "count -1 is negative"),
-        ([X, (1, -1)], ValueError, "displacement -1 is negative"),
-        ([X, "no type"], TypeError, "'no type' is no type of MPI"),
-        ([X, 1.5], TypeError, "count 1.5 is no integer"),
-        ([X, 1, object()], ValueError, "is no datatype"),
-        ([X, MPI.DATATYPE_NULL], ValueError, "is no datatype"),
-        ([X, (1, 2, 3)], ValueError, r"expected a number or \(count, displacement\)"),
-        ([X], ValueError, "sequence of 1 items"),
-        ([], ValueError, "sequence of 0 items"),
-        ([X, 1, 2, "d", 5], ValueError, "sequence of 5 items"),
-        ([bytearray(9), MPI.DOUBLE], ValueError, "9 bytes are no whole number of float64"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "kind", "text"), [
+    ([X, 13], ValueError, "elements 0 to 13 of an array that has 12"),
+    ([X, (3, 10)], ValueError, "elements 10 to 13"),
+    ([X, (None, 13)], ValueError, "elements 13"),
+    ([X, -1], ValueError, "count -1 is negative"),
+    ([X, (1, -1)], ValueError, "displacement -1 is negative"),
+    ([X, "no type"], TypeError, "'no type' is no type of MPI"),
+    ([X, 1.5], TypeError, "count 1.5 is no integer"),
+    ([X, 1, object()], ValueError, "is no datatype"),
+    ([X, MPI.DATATYPE_NULL], ValueError, "is no datatype"),
+    ([X, (1, 2, 3)], ValueError, r"expected a number or \(count, displacement\)"),
+    ([X], ValueError, "sequence of 1 items"),
+    ([], ValueError, "sequence of 0 items"),
+    ([X, 1, 2, "d", 5], ValueError, "sequence of 5 items"),
+    ([bytearray(9), MPI.DOUBLE], ValueError, "9 bytes are no whole number of float64"),
+])  # fmt: skip
 def test_bad_specifications(spec: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text) as caught:
         read(spec)
     assert isinstance(caught.value, ArgumentError | BufferTypeError)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        [MPI.BOTTOM, 0, MPI.INT],
-        (None, 0, "i"),
-        np.zeros(3, np.longdouble),
-        np.zeros(2, "datetime64[s]"),
-        np.zeros(2, "S3"),
-        np.zeros(2, [("a", "i"), ("b", "d")]),
-        [bytearray(3), MPI.CHAR],
-        [np.zeros(4, "i"), MPI.TWOINT],
-    ],
-)
+@pytest.mark.parametrize("spec", [
+    [MPI.BOTTOM, 0, MPI.INT], (None, 0, "i"), np.zeros(3, np.longdouble), np.zeros(2, "datetime64[s]"),
+    np.zeros(2, "S3"), np.zeros(2, [("a", "i"), ("b", "d")]), [bytearray(3), MPI.CHAR],
+    [np.zeros(4, "i"), MPI.TWOINT],
+])  # fmt: skip
 def test_what_mpi_alone_understands(spec: Any) -> None:
     with pytest.raises(DelegatedToMPI, match="buf"):
         read(spec)
@@ -229,10 +207,8 @@ def test_derived_datatypes_are_mpis_and_are_held_for_it() -> None:
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 4))
 def test_a_specification_is_a_slice(count: int, displacement: int, blocks: int) -> None:
     if displacement + count * blocks <= 12:
-        assert (
-            read([X, (count, displacement)], blocks=blocks).array.tolist()
-            == X.tolist()[displacement:][: count * blocks]
-        )
+        got = read([X, (count, displacement)], blocks=blocks).array
+        assert got.tolist() == X.tolist()[displacement:][: count * blocks]
     else:
         with pytest.raises(ArgumentError):
             read([X, (count, displacement)], blocks=blocks)

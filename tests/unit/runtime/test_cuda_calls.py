@@ -1,8 +1,7 @@
-"""Calls on GPU memory without a GPU: which buffers and streams are taken, and what a call in place reads and writes."""
-
-from __future__ import annotations
+"""Calls on GPU memory without a GPU: buffers, streams, calls in place, waiting, and whether MPI takes GPU memory."""
 
 import sys
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,17 +9,31 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from blinkmpi.errors import ArgumentError, BufferTypeError
+from blinkmpi.errors import (
+    ArgumentError,
+    BlinkError,
+    BufferTypeError,
+    CollectiveTimeout,
+    MismatchError,
+    PeerLost,
+    SettingsError,
+)
 from blinkmpi.planning.plan import Rule
 from blinkmpi.planning.selection import make_plan, program_for
 from blinkmpi.program.call import Call
 from blinkmpi.program.memory import DeviceArray, overlap
 from blinkmpi.runtime import arguments as calls
-from blinkmpi.runtime.arguments import key_of
+from blinkmpi.runtime import cuda_calls
+from blinkmpi.runtime.arguments import Prepared, key_of
 from blinkmpi.runtime.buffers import parse
+from blinkmpi.runtime.cuda_aware import agree, claimed, ladder, words
+from blinkmpi.runtime.cuda_calls import CudaCall, CudaCalls
 from blinkmpi.runtime.device_buffers import device_buffer, stream_address
 from blinkmpi.topology import machine, modify
+from blinkmpi.transport.announcement import Called
 from blinkmpi.transport.cuda.direct_segments import segment
+from blinkmpi.util.settings import read
+from tests.unit.topology.test_gather import on_ranks
 
 H200 = machine("hgx-h200")
 
@@ -59,16 +72,13 @@ def test_gpu_memory_is_read_from_its_interface() -> None:
     assert device_buffer(b"bytes", "buf", False) is None
 
 
-@pytest.mark.parametrize(
-    ("array", "error", "text"),
-    [
-        (Cai((3, 4), strides=(32, 4)), ArgumentError, r"not contiguous \(shape \(3, 4\), strides"),
-        (Cai((3,), read_only=True), ArgumentError, "read-only"),
-        (Cai((3,), typestr="<U4"), BufferTypeError, "element type <U4 in GPU memory"),
-        ((Cai((3,)), 4), ArgumentError, "elements 0 to 4 of an array that has 3"),
-        ((Cai((3,)), MPI.DOUBLE), BufferTypeError, "holds float32 in GPU memory, the type says float64"),
-    ],
-)
+@pytest.mark.parametrize(("array", "error", "text"), [
+    (Cai((3, 4), strides=(32, 4)), ArgumentError, r"not contiguous \(shape \(3, 4\), strides"),
+    (Cai((3,), read_only=True), ArgumentError, "read-only"),
+    (Cai((3,), typestr="<U4"), BufferTypeError, "element type <U4 in GPU memory"),
+    ((Cai((3,)), 4), ArgumentError, "elements 0 to 4 of an array that has 3"),
+    ((Cai((3,)), MPI.DOUBLE), BufferTypeError, "holds float32 in GPU memory, the type says float64"),
+])  # fmt: skip
 def test_gpu_memory_that_cannot_be_used(array: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         parse(array, name="buf", writable=True)
@@ -188,3 +198,162 @@ def test_both_buffers_lie_on_one_side() -> None:
         calls.allreduce(0, 2, Cai((8,), at=4096 + 16), there, MPI.SUM)
     assert not overlap(device(Cai((8,))), device(Cai((8,), at=4096 + 32)))
     assert calls.allgather(1, 4, MPI.IN_PLACE, there).call.nbytes == 32
+
+
+# ---------------------------------------------------------------- waiting, with everything around it made up
+
+
+class Stage:
+    """A stream that is through after some polls, and peers that are told what to be."""
+
+    def __init__(self, busy: int) -> None:
+        self.busy, self.aborted, self.told = busy, False, False
+        self.mismatch: BlinkError | None = None
+        self.report = [0, 0]
+        self.gone: list[int] = []
+        peers = SimpleNamespace(
+            mismatch_so_far=lambda seq, text: self.mismatch,
+            ended=lambda: self.gone,
+            states=lambda ranks, seq: f"ranks {ranks}",
+        )
+        context: Any = SimpleNamespace(gpu=self, transport=self, here=())
+        host: Any = SimpleNamespace(peers=peers, raise_abort=lambda seq: None, encode=lambda called: (0, b""))
+        calls = CudaCalls(context, host, SimpleNamespace())  # type: ignore[arg-type]
+        ready = Prepared(Call("broadcast", 2, (1,), "int8", "", 0), None, None)
+        self.call = CudaCall(calls, SimpleNamespace(), Called("a call"), ready, 0, None, None, 9.0)  # type: ignore[arg-type]
+
+    def starter(self, *_: object) -> Callable[[], None]:
+        return lambda: None
+
+    def error(self, text: str) -> BlinkError:
+        """What the kernel has left."""
+        return CollectiveTimeout(text)
+
+    def idle(self, on: object) -> bool:
+        """Whether the kernel is through; one that is told to give up is so soon."""
+        self.busy -= 1
+        if self.told:
+            self.aborted, self.busy = True, 0
+        return self.busy <= 0
+
+    def abort(self) -> None:
+        self.told = True
+
+
+@pytest.fixture(autouse=True)
+def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(cuda_calls, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(cuda_calls, "GRACE_S", 0.0)
+    return iter([None])
+
+
+def times(n: int) -> Callable[[], bool]:
+    """Says n times that there is more."""
+    left = iter(range(n))
+    return lambda: next(left, None) is not None
+
+
+def test_a_kernel_that_ends_ends_the_wait() -> None:
+    stage = Stage(200)
+    stage.call.wait()
+    assert stage.busy == 0
+
+
+def test_a_wait_goes_on_until_all_is_carried() -> None:
+    stage, carry = Stage(3), times(500)
+    stage.call.wait(carry)
+    assert not carry()
+    assert stage.busy < -400
+
+
+def test_a_kernel_that_gave_up_is_told_of() -> None:
+    stage = Stage(3)
+    stage.aborted = True
+    with pytest.raises(CollectiveTimeout, match="a call"):
+        stage.call.wait()
+
+
+@pytest.mark.parametrize("busy", [10_000_000, 3])
+def test_a_rank_that_makes_another_call_ends_the_kernel_and_the_wait(busy: int) -> None:
+    """Also where the kernel is through and only messages to that rank's node are left."""
+    stage = Stage(busy)
+    stage.mismatch = MismatchError("rank 1 does something else")
+    with pytest.raises(MismatchError, match="something else") as caught:
+        stage.call.wait(lambda: True)
+    assert stage.aborted
+    assert caught.value is stage.mismatch
+
+
+def test_a_process_that_is_gone_is_named() -> None:
+    stage = Stage(10_000_000)
+    stage.gone = [2]
+    with pytest.raises(PeerLost, match=r"ranks \[2\]"):
+        stage.call.wait()
+
+
+def test_an_error_in_carrying_is_raised() -> None:
+    def carry() -> bool:
+        raise CollectiveTimeout("nothing went between the nodes")
+
+    with pytest.raises(CollectiveTimeout, match="between the nodes"):
+        Stage(10_000_000).call.wait(carry)
+
+
+# ---------------------------------------------------------------- whether MPI takes GPU memory
+
+
+class Info(dict[str, str]):
+    def Free(self) -> None:
+        self.clear()
+
+
+def test_the_ladder_asks_every_rung_and_believes_none_blindly() -> None:
+    mpi = SimpleNamespace(
+        COMM_WORLD=SimpleNamespace(Get_info=lambda: Info(mpi_memory_alloc_kinds="system,cuda:device"))
+    )
+    env = {"MV2_USE_CUDA": "0", "MPICH_GPU_SUPPORT_ENABLED": "1"}
+    assert dict(ladder(mpi, "/nowhere/libmpi.so", env)) == {
+        "MV2_USE_CUDA": "no", "mpi_memory_alloc_kinds": "yes", "MPIX_Query_cuda_support": "absent",
+        "MPICH_GPU_SUPPORT_ENABLED": "yes",
+    }  # fmt: skip
+    silent = SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_info=Info))
+    assert dict(ladder(silent, "", {})) == {"mpi_memory_alloc_kinds": "absent", "MPIX_Query_cuda_support": "absent"}
+
+
+def test_the_users_word_is_above_all_others() -> None:
+    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_info=lambda: Info(mpi_memory_alloc_kinds="system,cuda")))
+    assert claimed(ladder(mpi, "", {}))
+    denied = ladder(mpi, "", {"BLINKMPI_CUDA_AWARE": "0"})
+    assert not claimed(denied)
+    assert words(denied).startswith("BLINKMPI_CUDA_AWARE: no; mpi_memory_alloc_kinds: yes")
+    assert claimed((("BLINKMPI_CUDA_AWARE", "yes"), ("MPIX_Query_cuda_support", "no")))
+
+
+def test_the_setting_is_yes_no_or_nothing() -> None:
+    assert [read({"BLINKMPI_CUDA_AWARE": text}).cuda_aware for text in ("1", "0", "")] == [True, False, None]
+    assert read({}).cuda_aware is None
+    with pytest.raises(SettingsError, match=r"BLINKMPI_CUDA_AWARE='yes': expected 0 or 1"):
+        read({"BLINKMPI_CUDA_AWARE": "yes"})
+
+
+def test_all_ranks_must_know_it() -> None:
+    answers = ["yes", "no", "yes"]
+
+    def climbed(comm: object, node: object) -> object:
+        rank: int = comm.rank  # type: ignore[attr-defined]
+        return agree(comm, None, lambda: (("MPIX_Query_cuda_support", answers[rank]),))  # type: ignore[arg-type]
+
+    why = "rank 1 knows of no MPI that takes GPU memory: MPIX_Query_cuda_support: no"
+    assert on_ranks([0, 0, 1], climbed) == [(False, f"staged in pinned host memory ({why})")] * 3
+    answers[1] = "yes"
+    assert on_ranks([0, 0, 1], climbed) == [(True, "sent by MPI from GPU memory (MPIX_Query_cuda_support: yes)")] * 3
+
+
+@pytest.mark.parametrize("asserted", [True, False])
+def test_what_the_job_says_is_not_asked_again(asserted: bool) -> None:
+    def never() -> object:
+        raise AssertionError("asked")
+
+    found = on_ranks([0, 1], lambda comm, node: agree(comm, asserted, never))  # type: ignore[arg-type]
+    assert [yes for yes, _ in found] == [asserted] * 2
+    assert f"(BLINKMPI_CUDA_AWARE: {'yes' if asserted else 'no'})" in found[0][1]

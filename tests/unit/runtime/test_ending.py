@@ -1,7 +1,5 @@
 """How a process ends that has outlived another: in time, whatever MPI_Finalize does."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """What differs between two machines and two plans, and how the commands show it."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

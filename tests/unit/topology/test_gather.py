@@ -1,7 +1,5 @@
 """Gathering over a communicator of threads: one topology for all, or one error for all."""
 
-from __future__ import annotations
-
 import importlib
 import queue
 import threading
@@ -304,12 +302,8 @@ def test_measured_network_rates_are_in_the_machine() -> None:
     ]
     made = cpu_topology(parts)
     links = {(k.src, k.dst): (k.mbps, k.origin) for k in made.links if k.kind == "net"}
-    assert links == {
-        (3, 5): (99, "measured"),
-        (5, 3): (99, "measured"),
-        (4, 5): (24, "measured"),
-        (5, 4): (24, "measured"),
-    }
+    rates = {(3, 5): 99, (5, 3): 99, (4, 5): 24, (5, 4): 24}
+    assert links == {pair: (mbps, "measured") for pair, mbps in rates.items()}
     assert "between nodes 0.099, 0.024 GB/s measured" in made.source
     unknown = cpu_topology([msgspec.structs.replace(part, net_mbps=None) for part in parts])
     assert {k.origin for k in unknown.links if k.kind == "net"} == {"table"}

@@ -1,7 +1,5 @@
 """One machine from the facts of all ranks' GPUs: equal to the catalogue's where it is that machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,16 +88,13 @@ def changed(facts: GpuFacts, **fields: Any) -> GpuFacts:
     return replace(facts, **fields)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda f: [f[0], f[1], f[0]], "rank 0 .* and rank 2 are on the same GPU; give every rank its own"),
-        (lambda f: [f[0], changed(f[1], bus=f[0].bus)], "rank 0 .* and rank 1 are on the same GPU"),
-        (lambda f: [f[0], changed(f[1], mig=True)], "rank 1 .* MIG mode.*-mig 0"),
-        (lambda f: [changed(f[0], nvlinks=tuple(changed(k, version=Unknown("new")) for k in f[0].nvlinks)), f[1]],
-         r"rank 0 .*: NVLink 0: rate unknown for version new; .*BLINKMPI_TOPO_FILE"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda f: [f[0], f[1], f[0]], "rank 0 .* and rank 2 are on the same GPU; give every rank its own"),
+    (lambda f: [f[0], changed(f[1], bus=f[0].bus)], "rank 0 .* and rank 1 are on the same GPU"),
+    (lambda f: [f[0], changed(f[1], mig=True)], "rank 1 .* MIG mode.*-mig 0"),
+    (lambda f: [changed(f[0], nvlinks=tuple(changed(k, version=Unknown("new")) for k in f[0].nvlinks)), f[1]],
+     r"rank 0 .*: NVLink 0: rate unknown for version new; .*BLINKMPI_TOPO_FILE"),
+])  # fmt: skip
 def test_what_no_plan_can_serve_is_refused(change: Callable[[Any], list[GpuFacts]], said: str) -> None:
     with pytest.raises(TopologyError, match=said):
         from_gpus(change(recorded("nvml-h200x8")))

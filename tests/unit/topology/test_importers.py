@@ -1,7 +1,5 @@
 """Other tools' descriptions of a machine: NCCL's topology XML in and out, the text of ``nvidia-smi topo -m``."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -110,22 +108,17 @@ def test_a_subset_whose_switch_lost_its_socket_can_be_told() -> None:
 GPU = '<pci busid="0000:01:00.0"><gpu dev="0" sm="90" rank="0">{}</gpu></pci>'
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("<system", "not XML"),
-        ("<graphs/>", "expected <system> outside, got <graphs>"),
-        ("<system/>", "no <gpu>"),
-        (f"<system><cpu>{GPU}</cpu></system>", "<cpu> has no numaid; add it"),
-        ('<system><cpu numaid="0"><pci class="0x03"/></cpu></system>', '<pci class="0x03"> has no busid'),
-        ('<system><cpu numaid="0"><pci busid="1"/></cpu></system>', "'1' is no PCI bus id"),
-        ('<system><cpu numaid="zero"/></system>', "numaid='zero': expected a whole number"),
-        (
-            f'<system><cpu numaid="0">{GPU.format("<nvlink count=" + chr(34) + "1" + chr(34) + "/>")}</cpu></system>',
-            "no target",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("<system", "not XML"),
+    ("<graphs/>", "expected <system> outside, got <graphs>"),
+    ("<system/>", "no <gpu>"),
+    (f"<system><cpu>{GPU}</cpu></system>", "<cpu> has no numaid; add it"),
+    ('<system><cpu numaid="0"><pci class="0x03"/></cpu></system>', '<pci class="0x03"> has no busid'),
+    ('<system><cpu numaid="0"><pci busid="1"/></cpu></system>', "'1' is no PCI bus id"),
+    ('<system><cpu numaid="zero"/></system>', "numaid='zero': expected a whole number"),
+    (f'<system><cpu numaid="0">{GPU.format("<nvlink count=" + chr(34) + "1" + chr(34) + "/>")}</cpu></system>',
+     "no target"),
+])  # fmt: skip
 def test_a_bad_file_of_nccl_names_element_and_attribute(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.xml"
     file.write_text(text)
@@ -160,15 +153,12 @@ def test_smi_of_pcie_switches() -> None:
     assert near == {(0, "PCIe 0"), (1, "PCIe 0"), (2, "socket 1"), (3, "socket 1")}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("hello", "no line begins with GPU0"),
-        (smi("X NV2", "NV2 X").replace("GPU1\tNV2", "CPU1\tNV2"), "no row of GPU1"),
-        (smi("X NV?", "NV2 X"), r"row GPU0, column GPU1: 'NV\?'"),
-        ("\tGPU0\tGPU1\nGPU0\tX\nGPU1\tX\tX\n", "row GPU0, column GPU1: ''"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("hello", "no line begins with GPU0"),
+    (smi("X NV2", "NV2 X").replace("GPU1\tNV2", "CPU1\tNV2"), "no row of GPU1"),
+    (smi("X NV?", "NV2 X"), r"row GPU0, column GPU1: 'NV\?'"),
+    ("\tGPU0\tGPU1\nGPU0\tX\nGPU1\tX\tX\n", "row GPU0, column GPU1: ''"),
+])  # fmt: skip
 def test_a_matrix_that_cannot_be_read_says_where(text: str, said: str) -> None:
     with pytest.raises(FormatError, match=said):
         read_smi(text)

@@ -1,7 +1,5 @@
 """The catalogue against the numbers that its sources state."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import networkx as nx
@@ -20,7 +18,7 @@ RCCL_16P1H = (
 )
 
 
-def graph(topology: Topology) -> nx.DiGraph[int]:
+def graph(topology: Topology) -> "nx.DiGraph[int]":
     made: nx.DiGraph[int] = nx.DiGraph()
     made.add_nodes_from(range(topology.n + len(topology.switches)))
     made.add_edges_from((k.src, k.dst) for k in topology.links)
@@ -48,21 +46,12 @@ def test_every_machine_is_whole(spec: str) -> None:
     assert forth == back, "rates differ between directions"
 
 
-@pytest.mark.parametrize(
-    ("spec", "devices", "kind", "mbps"),
-    [
-        ("dgx-1p", 8, "nvlink", 4 * 20_000),
-        ("dgx-1v", 8, "nvlink", 6 * 25_000),
-        ("dgx-2", 16, "nvlink", 6 * 25_000),
-        ("dgx-a100", 8, "nvlink", 12 * 25_000),
-        ("hgx-h100", 8, "nvlink", 18 * 25_000),
-        ("hgx-h200", 8, "nvlink", 18 * 25_000),
-        ("pcie-8", 8, "pcie", 31_500),
-        ("mi250", 16, "xgmi", 7 * 50_000),
-        ("dgx-1v", 8, "pcie", 15_750),
-        ("cpu:5", 5, "memory", 8_000),
-    ],
-)
+@pytest.mark.parametrize(("spec", "devices", "kind", "mbps"), [
+    ("dgx-1p", 8, "nvlink", 4 * 20_000), ("dgx-1v", 8, "nvlink", 6 * 25_000), ("dgx-2", 16, "nvlink", 6 * 25_000),
+    ("dgx-a100", 8, "nvlink", 12 * 25_000), ("hgx-h100", 8, "nvlink", 18 * 25_000),
+    ("hgx-h200", 8, "nvlink", 18 * 25_000), ("pcie-8", 8, "pcie", 31_500), ("mi250", 16, "xgmi", 7 * 50_000),
+    ("dgx-1v", 8, "pcie", 15_750), ("cpu:5", 5, "memory", 8_000),
+])  # fmt: skip
 def test_every_device_has_what_its_source_states(spec: str, devices: int, kind: str, mbps: int) -> None:
     made = machine(spec)
     assert made.n == devices
@@ -118,22 +107,11 @@ def test_cpu_ranks_share_one_node() -> None:
     assert machine("cpu").n == 1
 
 
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("dgx1v", "'dgx-1v'"),
-        ("DGX-A100", "'dgx-a100'"),
-        ("h200", "'hgx-h200'"),
-        ("zzz", "choose one of dgx-1p"),
-        ("", "unknown machine ''"),
-        ("dgx-1v:0", "1..1024"),
-        ("dgx-1v:", "1..1024"),
-        ("dgx-1v:-1", "1..1024"),
-        ("dgx-1v:two", "write dgx-1v:4"),
-        ("cpu:1025", "1..1024"),
-        ("cpu:²", "1..1024"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "said"), [
+    ("dgx1v", "'dgx-1v'"), ("DGX-A100", "'dgx-a100'"), ("h200", "'hgx-h200'"), ("zzz", "choose one of dgx-1p"),
+    ("", "unknown machine ''"), ("dgx-1v:0", "1..1024"), ("dgx-1v:", "1..1024"), ("dgx-1v:-1", "1..1024"),
+    ("dgx-1v:two", "write dgx-1v:4"), ("cpu:1025", "1..1024"), ("cpu:²", "1..1024"),
+])  # fmt: skip
 def test_a_wrong_name_or_count_says_what_would_be_right(spec: str, said: str) -> None:
     with pytest.raises(TopologyError, match=said.replace(".", r"\.")):
         machine(spec)

@@ -1,7 +1,5 @@
 """What was measured of links: classes, slow links, the machine that takes them, the file. Without GPUs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,20 +11,15 @@ from msgspec.structs import replace
 from blinkmpi.errors import FormatError, SettingsError, TopologyError
 from blinkmpi.planning.selection import make_plan
 from blinkmpi.topology import Topology, machine
+from blinkmpi.topology import measured as measurements
 from blinkmpi.topology.gpu import unknown_gpu
 from blinkmpi.topology.measured import (
     NOWHERE,
     LinkMeasurement,
     Measured,
-    applied,
     class_of,
-    file_of,
-    kept,
     link_rates,
-    links_between,
-    marked,
     slow_links,
-    usual,
     with_measured,
 )
 from blinkmpi.util.cache_folder import keep
@@ -58,7 +51,10 @@ def copies(topology: Topology, rate: Callable[[int, int], int]) -> Measured:
 
 def test_paths_and_classes() -> None:
     hgx, dgx, pcie = machine("hgx-h200"), machine("dgx-1v"), machine("pcie-8")
-    assert [(k.src, k.dst, k.kind) for k in links_between(hgx, 3, 5)] == [(3, 8, "nvlink"), (8, 5, "nvlink")]
+    assert [(k.src, k.dst, k.kind) for k in measurements.links_between(hgx, 3, 5)] == [
+        (3, 8, "nvlink"),
+        (8, 5, "nvlink"),
+    ]
     assert class_of(hgx, LinkMeasurement(3, 5, "copy", 1)) == "nvlink 18x25 by nvswitch"
     assert class_of(dgx, LinkMeasurement(0, 3, "copy", 1)) == "nvlink 2x25"
     assert class_of(dgx, LinkMeasurement(0, 1, "push", 1)) == "nvlink 1x25"
@@ -67,7 +63,7 @@ def test_paths_and_classes() -> None:
     assert class_of(dgx, LinkMeasurement(2, NOWHERE, "host", 1)) == "pcie 15.75 to the host"
     assert class_of(dgx, LinkMeasurement(NOWHERE, 2, "host-all", 1)) == "pcie 15.75 from the host"
     assert class_of(machine("cpu:2"), LinkMeasurement(0, NOWHERE, "memory", 1)) == "memory"
-    assert usual([1, 2]) == 2
+    assert measurements.usual([1, 2]) == 2
 
 
 def test_a_gpus_link_to_the_switch_has_the_best_of_its_pairs() -> None:
@@ -80,7 +76,7 @@ def test_a_gpus_link_to_the_switch_has_the_best_of_its_pairs() -> None:
     assert rates[6, 8] == 390_006
     slow = [(s.link.src, s.link.dst, s.mbps, s.usual) for s in slow_links(hgx, found)]
     assert slow == [(3, 8, 300_000, 390_004), (8, 6, 300_000, 390_007)]
-    assert {(r.src, r.dst) for r in marked(hgx, found)} == {(a, b) for a in range(8) for b in range(8)
+    assert {(r.src, r.dst) for r in measurements.marked(hgx, found)} == {(a, b) for a in range(8) for b in range(8)
                                                             if a != b and (a == 3 or b == 6)}  # fmt: skip
 
 
@@ -150,16 +146,13 @@ def test_the_document_comes_back_as_it_was() -> None:
         Measured.from_json(found.to_json().replace('"copy"', '"copied"', 1))
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([LinkMeasurement(0, 8, "copy", 1)], r"rows\[0\] copy 0->8: expected two different of -1\.\.7"),
-        ([LinkMeasurement(1, 1, "copy", 1)], "two different"),
-        ([LinkMeasurement(0, 1, "copy", 0)], "0, expected more than 0"),
-        ([LinkMeasurement(0, 1, "flag", 5)], "None, expected more than 0"),
-        ([LinkMeasurement(0, 1, "copy", 5), LinkMeasurement(0, 1, "copy", 6)], r"rows\[1\] copy 0->1: a second row"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "message"), [
+    ([LinkMeasurement(0, 8, "copy", 1)], r"rows\[0\] copy 0->8: expected two different of -1\.\.7"),
+    ([LinkMeasurement(1, 1, "copy", 1)], "two different"),
+    ([LinkMeasurement(0, 1, "copy", 0)], "0, expected more than 0"),
+    ([LinkMeasurement(0, 1, "flag", 5)], "None, expected more than 0"),
+    ([LinkMeasurement(0, 1, "copy", 5), LinkMeasurement(0, 1, "copy", 6)], r"rows\[1\] copy 0->1: a second row"),
+])  # fmt: skip
 def test_a_document_that_cannot_be_is_refused(rows: list[LinkMeasurement], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         measured(named("hgx-h200"), rows)
@@ -168,26 +161,26 @@ def test_a_document_that_cannot_be_is_refused(rows: list[LinkMeasurement], messa
 def test_rank_0s_file_is_for_these_gpus_and_this_driver(tmp_path: Path) -> None:
     hgx = named("hgx-h200").subset([2, 0, 1])
     found = copies(hgx, lambda a, b: 200_000 if a == 0 else 392_000)
-    assert on_ranks([0, 0, 0], lambda comm, node: kept(comm, hgx, FACTS, tmp_path)) == [None] * 3
-    keep(file_of(tmp_path, (d.uuid for d in hgx.devices), DRIVER), found.to_json())
+    assert on_ranks([0, 0, 0], lambda comm, node: measurements.kept(comm, hgx, FACTS, tmp_path)) == [None] * 3
+    keep(measurements.file_of(tmp_path, (d.uuid for d in hgx.devices), DRIVER), found.to_json())
 
     def elsewhere(comm: Any) -> Path:
         return tmp_path if comm.rank == 0 else tmp_path / "not shared"
 
     turned = hgx.subset([1, 2, 0])
-    answers = on_ranks([0, 0, 0], lambda comm, node: applied(comm, turned, FACTS, elsewhere(comm)))
+    answers = on_ranks([0, 0, 0], lambda comm, node: measurements.applied(comm, turned, FACTS, elsewhere(comm)))
     assert answers == [with_measured(turned, found)] * 3
     assert [k.src for k in answers[0].links if k.origin == "measured"] == [2]
     other = unknown_gpu("not asked", driver="590")
-    assert on_ranks([0, 0, 0], lambda comm, node: applied(comm, turned, other, tmp_path)) == [turned] * 3
+    assert on_ranks([0, 0, 0], lambda comm, node: measurements.applied(comm, turned, other, tmp_path)) == [turned] * 3
     part = hgx.subset([0, 1])
-    assert on_ranks([0, 0], lambda comm, node: applied(comm, part, FACTS, tmp_path)) == [part] * 2
+    assert on_ranks([0, 0], lambda comm, node: measurements.applied(comm, part, FACTS, tmp_path)) == [part] * 2
 
 
 def test_a_file_that_cannot_be_read_is_an_error_on_all_ranks(tmp_path: Path) -> None:
     hgx = named("hgx-h200")
-    file_of(tmp_path, (d.uuid for d in hgx.devices), DRIVER).write_text("{", encoding="utf-8")
-    for error in on_ranks([0, 0], lambda comm, node: kept(comm, hgx, FACTS, tmp_path)):
+    measurements.file_of(tmp_path, (d.uuid for d in hgx.devices), DRIVER).write_text("{", encoding="utf-8")
+    for error in on_ranks([0, 0], lambda comm, node: measurements.kept(comm, hgx, FACTS, tmp_path)):
         assert isinstance(error, SettingsError)
         assert str(error).endswith("remove it, or blinkmpi topo --measure=again")
     with pytest.raises(SettingsError, match="set BLINKMPI_CACHE_DIR"):

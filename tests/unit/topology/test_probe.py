@@ -1,7 +1,5 @@
 """Probing: NVML's answers, recorded or from a stub library, and /sys become facts or named reasons."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -89,22 +87,19 @@ def test_a_lost_gpu_gives_its_reason() -> None:
     assert [k.active for k in known(some) or ()] == [True, Unknown("NVMLError_GpuIsLost: GPU is lost")]
 
 
-@pytest.mark.parametrize(
-    ("kind", "pci", "expected"),
-    [
-        (2, "FFFFFFFF:FF:FF.0", ("hidden switch", "")),
-        (2, "00000000:00:00.0", ("hidden switch", "")),
-        (255, "00000000:00:00.0", ("hidden switch", "")),
-        (255, "", ("hidden switch", "")),
-        (None, None, ("hidden switch", "")),
-        (2, "00000000:C1:00.0", ("switch", "0000:c1:00.0")),
-        (0, "00000000:0F:00.0", ("gpu", "0000:0f:00.0")),
-        (0, "00000000:FF:00.0", ("gpu", "0000:ff:00.0")),
-        (1, "00000004:04:00.1", ("npu", "0004:04:00.1")),
-        (0, "00000000:00:00.0", (Unknown("NVML says gpu and no PCI id"), "")),
-        (255, "00000000:0A:00.0", (Unknown("NVML does not say what is at 0000:0a:00.0"), "0000:0a:00.0")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "pci", "expected"), [
+    (2, "FFFFFFFF:FF:FF.0", ("hidden switch", "")),
+    (2, "00000000:00:00.0", ("hidden switch", "")),
+    (255, "00000000:00:00.0", ("hidden switch", "")),
+    (255, "", ("hidden switch", "")),
+    (None, None, ("hidden switch", "")),
+    (2, "00000000:C1:00.0", ("switch", "0000:c1:00.0")),
+    (0, "00000000:0F:00.0", ("gpu", "0000:0f:00.0")),
+    (0, "00000000:FF:00.0", ("gpu", "0000:ff:00.0")),
+    (1, "00000004:04:00.1", ("npu", "0004:04:00.1")),
+    (0, "00000000:00:00.0", (Unknown("NVML says gpu and no PCI id"), "")),
+    (255, "00000000:0A:00.0", (Unknown("NVML does not say what is at 0000:0a:00.0"), "0000:0a:00.0")),
+])  # fmt: skip
 def test_what_an_nvlink_leads_to(kind: int | None, pci: str | None, expected: tuple[Any, str]) -> None:
     refused = {"nvml_error": "NVMLError_NotSupported: Not Supported"}
     link = {"link": 0, "state": 1, "version": 6, "remote_type": refused if kind is None else kind,
@@ -204,6 +199,7 @@ LINK = {"max_link_speed": "16.0 GT/s PCIe", "current_link_width": "16", "max_lin
 
 
 def test_sys_tells_the_way_to_the_cpu_and_the_cards_on_it(tmp_path: Path) -> None:
+    card, far = f"{PLX}/0000:3c:08.0/0000:3e:00.0", "pci0000:80/0000:80:01.0/0000:81:00.0"
     root = made_sys(
         tmp_path,
         {
@@ -211,15 +207,10 @@ def test_sys_tells_the_way_to_the_cpu_and_the_cards_on_it(tmp_path: Path) -> Non
             PLX: LINK,
             f"{PLX}/0000:3c:04.0": LINK,
             f"{PLX}/0000:3c:04.0/0000:3d:00.0": {**LINK, "current_link_width": "8", "numa_node": "1"},
-            f"{PLX}/0000:3c:08.0/0000:3e:00.0": {"numa_node": "1"},
-            "pci0000:80/0000:80:01.0/0000:81:00.0": {"numa_node": "0"},
+            card: {"numa_node": "1"},
+            far: {"numa_node": "0"},
         },
-        {
-            "infiniband/mlx5_0": f"{PLX}/0000:3c:08.0/0000:3e:00.0",
-            "infiniband/mlx5_9": "pci0000:80/0000:80:01.0/0000:81:00.0",
-            "net/ib0": f"{PLX}/0000:3c:08.0/0000:3e:00.0",
-            "net/lo": "",
-        },
+        {"infiniband/mlx5_0": card, "infiniband/mlx5_9": far, "net/ib0": card, "net/lo": ""},
     )
     (root / "class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
     (root / "class/infiniband/mlx5_0/ports/1/rate").write_text("100 Gb/sec (4X EDR)\n")
@@ -231,17 +222,14 @@ def test_sys_tells_the_way_to_the_cpu_and_the_cards_on_it(tmp_path: Path) -> Non
     assert [(n.name, n.distance, n.mbps) for n in known(facts.nics) or ()] == [("mlx5_0", "PIX", 12_500)]
 
 
-@pytest.mark.parametrize(
-    ("card", "numa", "distance"),
-    [
-        (f"{PLX}/0000:3c:08.0/0000:3e:00.0", "1", "PIX"),
-        (f"{PLX}/0000:3c:08.0/0000:3e:00.0/0000:3f:00.0/0000:40:00.0", "1", "PXB"),
-        ("pci0000:3a/0000:3a:02.0/0000:50:00.0", "1", "PHB"),
-        ("pci0000:60/0000:60:00.0/0000:61:00.0", "1", "NODE"),
-        ("pci0000:60/0000:60:00.0/0000:61:00.0", "0", "SYS"),
-        ("pci0000:60/0000:60:00.0/0000:61:00.0", "-1", "SYS"),
-    ],
-)
+@pytest.mark.parametrize(("card", "numa", "distance"), [
+    (f"{PLX}/0000:3c:08.0/0000:3e:00.0", "1", "PIX"),
+    (f"{PLX}/0000:3c:08.0/0000:3e:00.0/0000:3f:00.0/0000:40:00.0", "1", "PXB"),
+    ("pci0000:3a/0000:3a:02.0/0000:50:00.0", "1", "PHB"),
+    ("pci0000:60/0000:60:00.0/0000:61:00.0", "1", "NODE"),
+    ("pci0000:60/0000:60:00.0/0000:61:00.0", "0", "SYS"),
+    ("pci0000:60/0000:60:00.0/0000:61:00.0", "-1", "SYS"),
+])  # fmt: skip
 def test_distances_are_nvidia_smis(tmp_path: Path, card: str, numa: str, distance: str) -> None:
     gpu = f"{PLX}/0000:3c:04.0/0000:3d:00.0"
     root = made_sys(tmp_path, {gpu: {"numa_node": "1"}, card: {"numa_node": numa}}, {"net/eth0": card})
@@ -269,20 +257,6 @@ def test_a_virtual_machine_says_little_and_that_is_said(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- a real library, if a small one
 
-STUB = """
-#include <string.h>
-int nvmlInitWithFlags(unsigned f) { return 0; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int e) { return e == 3 ? "Not Supported" : e == 2 ? "Invalid Argument" : "error"; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(long)(i + 1); return 0; }
-int nvmlDeviceGetHandleByPciBusId_v2(char *b, void **h) { *h = (void *)2; return strcmp(b + 5, "3d:00.0") ? 6 : 0; }
-int nvmlDeviceGetIndex(void *h, unsigned *i) { *i = (long)h - 1; return 0; }
-int nvmlDeviceGetName(void *h, char *s, unsigned n) { strncpy(s, "Stub GPU", n); return 0; }
-int nvmlDeviceGetNvLinkState(void *h, unsigned l, unsigned *a) { *a = l != 1; return l < 3 ? 0 : 2; }
-int nvmlDeviceGetNvLinkVersion(void *h, unsigned l, unsigned *v) { *v = 6; return 0; }
-int nvmlDeviceGetP2PStatus(void *a, void *b, int i, int *s) { *s = i == 2 ? 5 : 0; return i == 0 || i == 2 ? 0 : 2; }
-"""
 
 ASK = """
 from blinkmpi.topology.probe import Nvml, probe
@@ -304,9 +278,8 @@ def answers_of(env: dict[str, str]) -> tuple[str, GpuFacts, GpuFacts]:
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 def test_nvml_is_asked_rightly_through_a_stub_library(tmp_path: Path) -> None:
-    (tmp_path / "nvml.c").write_text(STUB)
     library = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, tmp_path / "nvml.c"], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, DATA / "nvml-stub.c"], check=True)
     why, facts, absent = answers_of({"LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "1"})
     assert why == ""
     assert (facts.bus, facts.index, facts.name) == ("0000:3d:00.0", 1, "Stub GPU")

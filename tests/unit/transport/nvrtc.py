@@ -1,7 +1,5 @@
 """CUDA's compiler without a GPU: NVRTC's wheels from PyPI through ctypes, with what ptxas says of registers."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

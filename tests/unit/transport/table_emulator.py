@@ -5,14 +5,12 @@ then raises lands at any later time, those of one word in their order; a rank be
 are done, whatever the others do. Every rank has mapped every rank's symmetric memory at addresses of its own.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -145,8 +143,8 @@ class Cta:
     worked: int = 0
     landed: list[int] = field(default_factory=list)
 
-    @staticmethod
-    def of(world: World, call: Made, rank: int, seq: int, numbers: Sequence[int]) -> Cta:
+    @classmethod
+    def of(cls, world: World, call: Made, rank: int, seq: int, numbers: Sequence[int]) -> Self:
         row = dict(zip(ROW, numbers, strict=False))
         kind = call.kinds[rank][row["KIND"]]
         channels = [
@@ -154,7 +152,7 @@ class Cta:
             for i in range(kind.ins + kind.outs)
         ]
         ins, outs = channels[: kind.ins], channels[kind.ins :]
-        return Cta(world, call, rank, seq, row, kind, ins, outs, landed=[0] * len(channels))
+        return cls(world, call, rank, seq, row, kind, ins, outs, landed=[0] * len(channels))
 
     @property
     def rounds(self) -> int:

@@ -3,15 +3,11 @@
 ``python tests/unit/transport/test_cuda_compile.py`` writes what they take to benchmarks/results/cuda/registers.json.
 """
 
-from __future__ import annotations
-
-import contextlib
 import json
 import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -20,13 +16,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # for the script; pytest does so itself
 
-from blinkmpi.errors import BufferTypeError  # noqa: E402
 from blinkmpi.planning.defaults import GPU_SLOTS  # noqa: E402
-from blinkmpi.planning.plan import Plan, Rule  # noqa: E402
-from blinkmpi.planning.selection import make_plan, program_for  # noqa: E402
-from blinkmpi.program.call import REDUCTIONS, Call  # noqa: E402
-from blinkmpi.program.reduction import DTYPES, OPS, accumulator_of, check_op, dtype_of  # noqa: E402
-from blinkmpi.topology import machine, modify  # noqa: E402
+from blinkmpi.planning.plan import Rule  # noqa: E402
+from blinkmpi.planning.selection import program_for  # noqa: E402
+from blinkmpi.program.call import Call  # noqa: E402
+from blinkmpi.program.reduction import DTYPES, accumulator_of, dtype_of  # noqa: E402
 from blinkmpi.transport.cuda import codegen, failure_report, kernel_layout, memory_layout  # noqa: E402
 from blinkmpi.transport.cuda.codegen import (  # noqa: E402
     STAGE_THREADS,
@@ -39,36 +33,23 @@ from blinkmpi.transport.cuda.codegen import (  # noqa: E402
     row_words,
     stages_source,
 )
+from blinkmpi.transport.cuda.device import kernel_source  # noqa: E402
 from blinkmpi.transport.cuda.kernel_layout import COMMON  # noqa: E402
+from blinkmpi.transport.cuda.link_rates import SOURCE  # noqa: E402
 from blinkmpi.transport.cuda.packets import PROTOCOLS, Codec  # noqa: E402
-from blinkmpi.trees.tree import ROOTED, Collective  # noqa: E402
+from blinkmpi.trees.tree import Collective  # noqa: E402
+from tests.conformance import allowed  # noqa: E402
+from tests.unit.transport import table_emulator  # noqa: E402
 from tests.unit.transport.nvrtc import Used, all_compiled, compiled  # noqa: E402
+from tests.unit.trees.packings import even_call  # noqa: E402
 
 GENERATIONS = {"sm_70": 12, "sm_80": 13, "sm_90": 13, "sm_100": 13}  # CUDA 13 knows no sm_70
-MACHINES = {
-    "hgx-h200 x 2": ("hgx-h200", "0,1"),
-    "hgx-h200 x 4": ("hgx-h200", "0,1,2,3"),
-    "hgx-h200 x 8": ("hgx-h200", ""),
-    "dgx-1v x 8": ("dgx-1v", ""),
-    "dgx-1v 1,4,5,6": ("dgx-1v", "1,4,5,6"),
-}
+MACHINES = [name for name in table_emulator.MACHINES if name != "hgx-h200 x 3"]
 MOVES: tuple[Collective, ...] = ("broadcast", "allgather", "gather", "scatter")
 FOLDS: tuple[Collective, ...] = ("allreduce", "reduce", "reduce_scatter")
+LONG = 100_003  # elements: every tree of a plan carries some of them
 REGISTERS = 64 << 10  # of a multiprocessor
 SLACK = 16  # bytes: a register or two, once a chunk, in kernels of 16-bit sums with many kinds of stages
-
-
-@cache
-def plan_of(name: str) -> Plan:
-    """The plan of one of the machines."""
-    catalogued, gpus = MACHINES[name]
-    return make_plan(modify(machine(catalogued), gpus=gpus) if gpus else machine(catalogued), gpus="onehop")
-
-
-def call_of(collective: Collective, n: int, dtype: str, op: str) -> Call:
-    """A call long enough that every tree of a plan carries some of it."""
-    counts = (100_003,) * (n if collective == "reduce_scatter" else 1)
-    return Call(collective, n, counts, dtype, op if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1)
 
 
 def kernels(
@@ -78,10 +59,10 @@ def kernels(
 
     The position of the own operand differs from rank to rank and changes little, so one of such kernels will do.
     """
-    plan = plan_of(name)
+    plan = table_emulator.plan_of(name)
     found: dict[frozenset[StageKind], tuple[str, str]] = {}
     for collective in collectives:
-        call = call_of(collective, plan.n, dtype, op)
+        call = even_call(collective, plan.n, LONG, dtype=dtype, op=op)
         for scheme in plan.schemes(collective, call.root):
             program = program_for(plan, call, Rule(collective, 0, scheme, *GPU_SLOTS))
             for rank in range(plan.n):
@@ -149,11 +130,7 @@ def test_stages_of_every_generation(arch: str, name: str) -> None:
 def test_every_operation_of_every_type(dtype: str) -> None:
     wide = accumulator_of(dtype) != dtype_of(dtype)
     kinds = [StageKind(2, 1, 1, stores=True, final=True, in_partial=wide, out_partial=False)]
-    ops = []
-    for op in OPS:
-        with contextlib.suppress(BufferTypeError):
-            check_op(op, dtype)
-            ops.append(op)
+    ops = allowed(dtype)
     calls = [Call("allreduce", 4, (1000,), dtype, op) for op in ops]
     found = all_compiled([stages_source(call, kinds, 64, 4) for call in calls], "sm_90")
     for op, used in zip(ops, found, strict=True):
@@ -161,28 +138,25 @@ def test_every_operation_of_every_type(dtype: str) -> None:
         assert used["stages"].fused == 0, "docs/numerics.md: no fused multiply-add is used"
 
 
-@pytest.mark.parametrize(
-    ("kernel", "module", "name", "wrong", "message"),
-    [
-        ("direct", kernel_layout, "COMMON", ("fingerprint", "report", *COMMON[2:]), "CommonArguments, fingerprint"),
-        ("direct", kernel_layout, "REPORT", kernel_layout.REPORT[:-1], "sizeof(Report) == 56"),
-        ("direct", kernel_layout, "DIRECT", kernel_layout.DIRECT[::-1], "DirectArguments, regions"),
-        ("direct", failure_report, "MISMATCH", 4, "MISMATCH == 4"),
-        ("direct", failure_report, "FINISH", -4, "FINISH == -4"),
-        ("direct", memory_layout, "ANNOUNCED_AT", 128, "announced) == 128"),
-        ("direct", memory_layout, "LINE", 64, "sizeof(Announcement) == 64"),
-        ("direct", memory_layout, "HEAD_BYTES", 32 << 10, "sizeof(SymmetricHeader) <= 32768"),
-        ("direct", memory_layout, "MAX_CTAS", 1024, "sizeof(SymmetricHeader) <= 65536"),
-        ("packets", kernel_layout, "PACKETS", (*kernel_layout.PACKETS, "one_more"), "one_more"),
-        ("packets", kernel_layout, "LL128", Codec("LL128", 8, 6, 16), "LL128::DATA == 6"),
-        ("packets", memory_layout, "SETS", 3, "SETS == 3"),
-        ("stages", kernel_layout, "STAGES", ("table", "row_words"), "StageArguments, row_words"),
-        ("stages", kernel_layout, "ROW", kernel_layout.ROW[1:], "COUNT == 0"),
-        ("stages", kernel_layout, "CHANNEL", kernel_layout.CHANNEL[:5], "sizeof(Channel) == 40"),
-        ("stages", kernel_layout, "BEFORE_CHANNELS", 15, "WORDS_BEFORE_CHANNELS == 15"),
-        ("stages", codegen, "STAGE_THREADS", 480, "THREADS == 480"),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "module", "name", "wrong", "message"), [
+    ("direct", kernel_layout, "COMMON", ("fingerprint", "report", *COMMON[2:]), "CommonArguments, fingerprint"),
+    ("direct", kernel_layout, "REPORT", kernel_layout.REPORT[:-1], "sizeof(Report) == 56"),
+    ("direct", kernel_layout, "DIRECT", kernel_layout.DIRECT[::-1], "DirectArguments, regions"),
+    ("direct", failure_report, "MISMATCH", 4, "MISMATCH == 4"),
+    ("direct", failure_report, "FINISH", -4, "FINISH == -4"),
+    ("direct", memory_layout, "ANNOUNCED_AT", 128, "announced) == 128"),
+    ("direct", memory_layout, "LINE", 64, "sizeof(Announcement) == 64"),
+    ("direct", memory_layout, "HEAD_BYTES", 32 << 10, "sizeof(SymmetricHeader) <= 32768"),
+    ("direct", memory_layout, "MAX_CTAS", 1024, "sizeof(SymmetricHeader) <= 65536"),
+    ("packets", kernel_layout, "PACKETS", (*kernel_layout.PACKETS, "one_more"), "one_more"),
+    ("packets", kernel_layout, "LL128", Codec("LL128", 8, 6, 16), "LL128::DATA == 6"),
+    ("packets", memory_layout, "SETS", 3, "SETS == 3"),
+    ("stages", kernel_layout, "STAGES", ("table", "row_words"), "StageArguments, row_words"),
+    ("stages", kernel_layout, "ROW", kernel_layout.ROW[1:], "COUNT == 0"),
+    ("stages", kernel_layout, "CHANNEL", kernel_layout.CHANNEL[:5], "sizeof(Channel) == 40"),
+    ("stages", kernel_layout, "BEFORE_CHANNELS", 15, "WORDS_BEFORE_CHANNELS == 15"),
+    ("stages", codegen, "STAGE_THREADS", 480, "THREADS == 480"),
+])  # fmt: skip
 def test_a_kernel_of_another_layout_does_not_compile(
     monkeypatch: pytest.MonkeyPatch, kernel: str, module: ModuleType, name: str, wrong: object, message: str
 ) -> None:
@@ -197,6 +171,15 @@ def test_a_kernel_of_another_layout_does_not_compile(
     }[kernel]()
     with pytest.raises(AssertionError, match=re.escape(message)):
         compiled(source, "sm_90")
+
+
+@pytest.mark.parametrize("arch", GENERATIONS)
+def test_kernels_that_measure_links(arch: str) -> None:
+    found = compiled(kernel_source(SOURCE), arch, version=GENERATIONS[arch])
+    assert set(found) == {"push", "flag"}
+    for name, used in found.items():
+        assert used.stack == used.spilled == 0, name
+        assert used.registers <= 64, name
 
 
 def test_the_compiler_is_heard() -> None:
@@ -216,7 +199,7 @@ def registers() -> dict[str, dict[str, dict[str, int]]]:
     for arch, version in GENERATIONS.items():
         rows = found[arch] = {}
         for collective, dtype, op in ((FOLDS[0], "bfloat16", "sum"), (MOVES[1], "float32", "")):
-            call = call_of(collective, 8, dtype, op)
+            call = even_call(collective, 8, LONG, dtype=dtype, op=op)
             rows[f"{collective} {dtype}, one hop"] = {
                 kind: compiled(source, arch, version=version)[name].registers
                 for kind, (source, (name,)) in onehop(call).items()

@@ -1,20 +1,24 @@
-"""The tables of stages.cu, executed by the emulator against the reference; and what the emulator finds."""
+"""The tables of stages.cu, executed by an emulator against the reference; where a program's stages and slots lie."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from blinkmpi.errors import ArgumentError, DeviceError
 from blinkmpi.planning.plan import Plan, Rule
-from blinkmpi.planning.selection import program_for
+from blinkmpi.planning.selection import make_plan, program_for
 from blinkmpi.program import interpreter
 from blinkmpi.program.call import Call
+from blinkmpi.program.ir import Program
 from blinkmpi.program.reduction import Array, accumulator_of, dtype_of, finish
-from blinkmpi.transport.cuda.codegen import table
+from blinkmpi.topology import machine, modify
+from blinkmpi.transport.cuda.codegen import scale, table
 from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS
-from blinkmpi.transport.cuda.memory_layout import groups, place, stages_of
+from blinkmpi.transport.cuda.loaded_kernel import fingerprint
+from blinkmpi.transport.cuda.memory_layout import LINE, SYMMETRIC_BYTES, groups, most_stages, place, stages_of
+from blinkmpi.trees.tree import Collective
 from tests.unit.transport.table_emulator import (
     CHANNEL,
     MACHINES,
@@ -28,7 +32,8 @@ from tests.unit.transport.table_emulator import (
     made,
     plan_of,
 )
-from tests.unit.trees.packings import call_of, reference, sends_of
+from tests.unit.transport.test_cuda_one_hop import REAL
+from tests.unit.trees.packings import call_of, even_call, reference, sends_of
 
 TYPES = ("float32", "bfloat16", "int8", "float64", "complex64")
 
@@ -149,8 +154,30 @@ def test_a_link_is_emulated_by_the_rank_that_writes() -> None:
 # ---------------------------------------------------------------- the emulator finds what it should
 
 
-def broken(seed: int, change: Any) -> None:
-    """Run an allreduce whose tables were changed."""
+def in_first_stages(word: str, value: int) -> Callable[[Made], None]:
+    """Set a word of the rows of all stages that read no channel."""
+
+    def change(ran: Made) -> None:
+        for kinds, rows in zip(ran.kinds, ran.rows, strict=True):
+            for row in rows:
+                if kinds[row[0]].ins == 0:
+                    row[ROW.index(word)] = value
+
+    return change
+
+
+def shared_slots(ran: Made) -> None:
+    slots = BEFORE_CHANNELS + CHANNEL.index("slots")
+    first = next(row for row in ran.rows[0] if ran.kinds[0][row[0]].ins > 0)
+    first[slots] += 64
+
+
+@pytest.mark.parametrize(("seed", "change", "error"), [
+    (1, shared_slots, AssertionError),
+    (2, in_first_stages("COUNT", 0), Deadlock),  # a flag that nobody raises
+    (3, in_first_stages("STRIDE", 1), AssertionError),  # a deeper ring than there is overwrites chunks
+], ids=["shared slots", "no flag", "deeper ring"])  # fmt: skip
+def test_changed_tables_are_found(seed: int, change: Callable[[Made], None], error: type[Exception]) -> None:
     rng = np.random.default_rng(seed)
     plan = plan_of("dgx-1v 1,4,5,6")
     world = World(plan.n)
@@ -158,38 +185,84 @@ def broken(seed: int, change: Any) -> None:
     sends = sends_of(call, rng)
     ran = made(world, program_for(plan, call, Rule("allreduce", 0, "trees", 512, 2)), sends, ctas=32)
     change(ran)
-    check_layout(world, ran)
-    execute(world, [ran], rng)
-    compare(ran, reference(call, sends))
+
+    def checked() -> None:
+        check_layout(world, ran)
+        execute(world, [ran], rng)
+        compare(ran, reference(call, sends))
+
+    with pytest.raises(error):
+        checked()
 
 
-def test_shared_slots_are_found() -> None:
-    def change(ran: Made) -> None:
-        slots = BEFORE_CHANNELS + CHANNEL.index("slots")
-        first = next(row for row in ran.rows[0] if ran.kinds[0][row[0]].ins > 0)
-        first[slots] += 64
-
-    with pytest.raises(AssertionError):
-        broken(1, change)
+# ---------------------------------------------------------------- groups and slots
 
 
-def test_a_flag_that_nobody_raises_is_a_deadlock() -> None:
-    def change(ran: Made) -> None:
-        for rank, rows in enumerate(ran.rows):
-            for row in rows:
-                if ran.kinds[rank][row[0]].ins == 0:
-                    row[ROW.index("COUNT")] = 0
-
-    with pytest.raises(Deadlock):
-        broken(2, change)
+H200 = machine("hgx-h200")
 
 
-def test_a_deeper_ring_than_there_is_overwrites_chunks() -> None:
-    def change(ran: Made) -> None:
-        for rank, rows in enumerate(ran.rows):
-            for row in rows:
-                if ran.kinds[rank][row[0]].ins == 0:
-                    row[ROW.index("STRIDE")] = 1
+def program(collective: Collective, n: int, scheme: str, *, count: int = 1 << 20, chunk: int = 64 << 10) -> Program:
+    topology = modify(H200, gpus=",".join(map(str, range(n))))
+    plan = make_plan(topology, collectives=(collective,), gpus="onehop")
+    return program_for(plan, even_call(collective, n, count), Rule(collective, 0, scheme, chunk, 4))
 
-    with pytest.raises(AssertionError):
-        broken(3, change)
+
+@pytest.mark.parametrize("collective", REAL)
+def test_groups_fill_a_gpu_and_no_more(collective: Collective) -> None:
+    lowered = program(collective, 8, "onehop")
+    stages = {r: [stage.tree for stage in lowered.of(r)] for r in range(8)}
+    fewest = most_stages(lowered)
+    assert fewest == max(map(len, stages.values()))
+    for ctas in (fewest, 64, 132):
+        taken = groups(lowered, ctas)
+        used = {r: sum(taken[tree] for tree in trees) for r, trees in stages.items()}
+        assert max(used.values()) <= ctas
+        assert min(taken.values()) >= 1
+        chunks = {t: max(-(-x.count // lowered.chunk_of(x)) for x in lowered.stages if x.tree == t) for t in taken}
+        assert all(taken[tree] <= chunks[tree] for tree in taken), "a CTA without a chunk"
+        full = {t for t in taken if any(t in trees and used[r] + trees.count(t) > ctas for r, trees in stages.items())}
+        assert all(taken[tree] == chunks[tree] for tree in set(taken) - full), "room is left, and work"
+    with pytest.raises(DeviceError, match=f"a rank has {fewest} stages .* the GPU room for {fewest - 1} groups"):
+        groups(lowered, fewest - 1)
+
+
+def test_short_calls_take_few_groups_and_the_host_path_more() -> None:
+    short = program("allreduce", 4, "onehop", count=64)
+    assert set(groups(short, 132).values()) == {1}
+    lowered = program("broadcast", 4, "onehop", count=1 << 24)
+    plain, hosted = groups(lowered, 132), groups(lowered, 132, [0])
+    tree = lowered.channels[0].tree
+    assert hosted[tree] > plain[tree]
+
+
+def test_what_does_not_fit_is_said_with_its_size() -> None:
+    lowered = program("allreduce", 8, "onehop", count=1 << 26, chunk=4 << 20)
+    with pytest.raises(DeviceError, match=r"allreduce by onehop needs \d+ bytes of slots"):
+        place(lowered, groups(lowered, 132), 4, 4, SYMMETRIC_BYTES)
+    with pytest.raises(DeviceError, match="on the host"):
+        place(lowered, groups(lowered, 132), 4, 4, 1 << 40, range(len(lowered.channels)))
+    shared = make_plan(machine("cpu:4"), collectives=("broadcast",))
+    call = Call("broadcast", 4, (1000,), "float32", "", 0)
+    multicast = program_for(shared, call, Rule("broadcast", 0, "direct", 4096, 2))
+    with pytest.raises(ArgumentError, match="does not multicast"):
+        place(multicast, groups(multicast, 132), 4, 4, SYMMETRIC_BYTES)
+
+
+@pytest.mark.parametrize("collective", REAL)
+@pytest.mark.parametrize("n", [2, 8])
+def test_the_largest_gpu_has_flags_enough(collective: Collective, n: int) -> None:
+    """Each pair of ranks has a fixed number of flag lines, whatever the plan."""
+    lowered = program(collective, n, "onehop", chunk=LINE)
+    assert len(place(lowered, groups(lowered, 256), 4, 4, 1 << 40)) == len(lowered.channels)
+
+
+def test_fingerprints_tell_calls_apart() -> None:
+    texts = [f"slots allreduce({n} x float32, op sum)" for n in range(2000)]
+    prints = {fingerprint(text) for text in texts}
+    assert len(prints) == len(texts)
+    assert all(0 < p < 1 << 32 for p in prints)
+
+
+def test_moves_are_counted_in_bytes() -> None:
+    assert scale(Call("broadcast", 2, (5,), "complex128", "", 0)) == 16
+    assert scale(Call("allreduce", 2, (5,), "complex128", "sum")) == 1

@@ -1,7 +1,5 @@
 """Ends of channels between nodes, by messages of a process to itself: flags, order, slots, chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,16 +1,15 @@
 """Packings made by hand or by chance, calls, and what NumPy says their results are: shared by the unit tests."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
-from blinkmpi.program.reduction import OPS, Array, accumulator_of, check_op, dtype_of
+from blinkmpi.program.reduction import Array, accumulator_of, dtype_of
 from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees.tree import ROOTED, Certificate, Collective, Edge, Packing, Tree
 
@@ -57,13 +56,17 @@ def random_packing(collective: Collective, n: int, rng: random.Random, *, root: 
     return packing(collective, n, trees, root=root if collective in ROOTED else -1)
 
 
-def call_of(
-    collective: Collective, n: int, count: int, *, dtype: str = "float32", op: str = "sum", root: int = 0
-) -> Call:
-    """A call; a reduce_scatter gives rank r ``count`` elements, every third rank none."""
-    counts = tuple(count if r % 3 != 1 else 0 for r in range(n)) if collective == "reduce_scatter" else (count,)
-    reduces, rooted = collective in REDUCTIONS, collective in ROOTED
-    return Call(collective, n, counts, dtype, op if reduces else "", root if rooted else -1)
+def even_call(kind: Any, n: int, count: int, *, dtype: str = "float32", op: str = "sum", root: int = 0) -> Call:
+    """A call; a reduce_scatter gives every rank ``count`` elements."""
+    counts = (count,) * (n if kind == "reduce_scatter" else 1)
+    return Call(kind, n, counts, dtype, op if kind in REDUCTIONS else "", root if kind in ROOTED else -1)
+
+
+def call_of(kind: Collective, n: int, count: int, **keys: Any) -> Call:
+    """As :func:`even_call`, but every third rank gets no elements of a reduce_scatter."""
+    call = even_call(kind, n, count, **keys)
+    counts = tuple(count if r % 3 != 1 else 0 for r in range(n))
+    return replace(call, counts=counts) if kind == "reduce_scatter" else call
 
 
 def sends_of(call: Call, rng: np.random.Generator) -> list[Array | None]:
@@ -117,18 +120,6 @@ def _reduce(call: Call, got: list[Array]) -> Array:
         total = total / table.dtype.type(call.n)
     result: Array = total.astype(dtype_of(call.dtype))
     return result
-
-
-def allowed(dtype: str) -> list[str]:
-    """The operations defined for ``dtype``."""
-    found = []
-    for op in OPS:
-        try:
-            check_op(op, dtype)
-        except TypeError:
-            continue
-        found.append(op)
-    return found
 
 
 def machine_of(n: int, edges: str, mbps: int = 10_000) -> Topology:

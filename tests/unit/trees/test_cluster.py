@@ -1,7 +1,5 @@
 """Clusters: whole boxes over their ports, up to a thousand ranks, equal or not, with slow cards and unequal boxes."""
 
-from __future__ import annotations
-
 import time
 from fractions import Fraction
 
@@ -38,14 +36,11 @@ def test_catalogue_clusters_meet_their_bound(name: str, collective: str) -> None
     assert packing.scheme == "cluster"
 
 
-@pytest.mark.parametrize(
-    ("name", "rate", "depth"),
-    [
-        ("dgx-a100:4", Fraction(800, 3), 2),
-        ("dgx-a100:8", Fraction(1600, 7), 2),
-        ("mi250:4", Fraction(1024, 3), 13),
-    ],
-)
+@pytest.mark.parametrize(("name", "rate", "depth"), [
+    ("dgx-a100:4", Fraction(800, 3), 2),
+    ("dgx-a100:8", Fraction(1600, 7), 2),
+    ("mi250:4", Fraction(1024, 3), 13),
+])  # fmt: skip
 def test_known_allgather_rates_in_gbps(name: str, rate: Fraction, depth: int) -> None:
     packing = pack(machine(name), "allgather")
     assert units(packing) == rate
@@ -131,10 +126,8 @@ def clusters(draw: st.DrawFn) -> Topology:
         for r in ranks:
             if r == first or draw(st.booleans()):
                 rate = draw(st.integers(1, 20))
-                links += [
-                    Link(r, net, "net", 1, rate),
-                    Link(net, r, "net", 1, rate if even else draw(st.integers(1, 20))),
-                ]
+                back = rate if even else draw(st.integers(1, 20))
+                links += [Link(r, net, "net", 1, rate), Link(net, r, "net", 1, back)]
     return Topology("cluster", tuple(devices), tuple(switches), tuple(links))
 
 
@@ -160,16 +153,13 @@ def test_whole_nodes_go_by_number() -> None:
     assert text.startswith("nodes 1-3 | node 0: 8 net lanes, 185 GB/s")
 
 
-@pytest.mark.parametrize(
-    ("links", "words"),
-    [
-        ((Link(0, 1, "nvlink", 0, 5), Link(1, 0, "nvlink", 1, 5)), "capacity 0 x 5"),
-        ((Link(0, 1, "nvlink", 1, 5), Link(0, 1, "nvlink", 1, 5), Link(1, 0, "nvlink", 1, 5)), "second nvlink link"),
-        ((Link(0, 2, "nvlink", 1, 5),), "vertices are 0..1"),
-        ((Link(0, 0, "nvlink", 1, 5),), "two different vertices"),
-        ((), "0 | GPU 1"),
-    ],
-)
+@pytest.mark.parametrize(("links", "words"), [
+    ((Link(0, 1, "nvlink", 0, 5), Link(1, 0, "nvlink", 1, 5)), "capacity 0 x 5"),
+    ((Link(0, 1, "nvlink", 1, 5), Link(0, 1, "nvlink", 1, 5), Link(1, 0, "nvlink", 1, 5)), "second nvlink link"),
+    ((Link(0, 2, "nvlink", 1, 5),), "vertices are 0..1"),
+    ((Link(0, 0, "nvlink", 1, 5),), "two different vertices"),
+    ((), "0 | GPU 1"),
+])  # fmt: skip
 @pytest.mark.parametrize("collective", ["broadcast", "allreduce", "gather"])
 def test_malformed_machines(links: tuple[Link, ...], words: str, collective: str) -> None:
     t = Topology("bad", tuple(Device("gpu", 0, i) for i in range(2)), (), links)

@@ -1,7 +1,5 @@
 """Few and shallow trees: limits kept, rates as good as brute force, minimal counts proved on all DGX-1 subsets."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from collections.abc import Iterator

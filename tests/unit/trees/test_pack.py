@@ -1,7 +1,5 @@
 """Packings meet their bound where that is promised, are proved everywhere, and the proof rejects what is wrong."""
 
-from __future__ import annotations
-
 import time
 from fractions import Fraction
 from itertools import combinations
@@ -77,18 +75,11 @@ def test_every_dgx1v_subset_is_optimal(collective: str) -> None:
             assert len(packing.trees) <= 6
 
 
-@pytest.mark.parametrize(
-    ("some", "collective", "units"),
-    [
-        (range(8), "broadcast", Fraction(6)),
-        (range(8), "reduce", Fraction(6)),
-        (range(8), "allreduce", Fraction(24, 7)),
-        (range(8), "allgather", Fraction(48, 7)),
-        (range(7), "allreduce", Fraction(3)),
-        ((1, 4, 5, 6), "allreduce", Fraction(2)),
-        ((1, 4, 5, 6), "broadcast", Fraction(2)),
-    ],
-)
+@pytest.mark.parametrize(("some", "collective", "units"), [
+    (range(8), "broadcast", Fraction(6)), (range(8), "reduce", Fraction(6)), (range(8), "allreduce", Fraction(24, 7)),
+    (range(8), "allgather", Fraction(48, 7)), (range(7), "allreduce", Fraction(3)),
+    ((1, 4, 5, 6), "allreduce", Fraction(2)), ((1, 4, 5, 6), "broadcast", Fraction(2)),
+])  # fmt: skip
 def test_known_rates_in_nvlink_units(some: range | tuple[int, ...], collective: str, units: Fraction) -> None:
     assert pack(DGX.subset(tuple(some)), collective).rate == units * LANE
 
@@ -242,15 +233,12 @@ def test_disconnected_names_the_parts() -> None:
         pack(one_way, "allreduce")
 
 
-@pytest.mark.parametrize(
-    ("collective", "arguments", "words"),
-    [
-        ("alltoall", {}, "alltoall"),
-        ("broadcast", {"root": 8}, "ranks 0..7"),
-        ("broadcast", {"root": -1}, "ranks 0..7"),
-        ("broadcast", {"method": "direct"}, "expected auto, exact"),
-    ],
-)
+@pytest.mark.parametrize(("collective", "arguments", "words"), [
+    ("alltoall", {}, "alltoall"),
+    ("broadcast", {"root": 8}, "ranks 0..7"),
+    ("broadcast", {"root": -1}, "ranks 0..7"),
+    ("broadcast", {"method": "direct"}, "expected auto, exact"),
+])  # fmt: skip
 def test_bad_calls(collective: str, arguments: dict[str, int | str], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         pack(DGX, collective, **arguments)  # type: ignore[arg-type]

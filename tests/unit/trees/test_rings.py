@@ -1,7 +1,5 @@
 """Rings: as many as an exact count allows on every DGX-1 subset, rates as NCCL's, PCIe where there is none."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 from itertools import combinations, permutations

@@ -1,6 +1,4 @@
-"""Linear programs over trees: exact on any graph, and a bound where cuts are not tight, against a program of flows."""
-
-from __future__ import annotations
+"""Exact methods: linear programs over trees, translations of symmetric machines, and trees grown by flows."""
 
 from fractions import Fraction
 from itertools import product
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scipy.optimize import linprog
 
 from blinkmpi.errors import PlanError
@@ -17,8 +16,14 @@ from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import pack, verify
 from blinkmpi.trees.bounds.prices import arborescence
+from blinkmpi.trees.exact import arborescences, arborescences_by_flow
 from blinkmpi.trees.exact.rational import solve
+from blinkmpi.trees.exact.symmetric import translations
+from blinkmpi.trees.graph.cuts import min_cut, ratio_cut
+from blinkmpi.trees.graph.fabric import fabric
 from tests.unit.trees.test_certify import machines
+
+# ---------------------------------------------------------------- linear programs
 
 
 def star(n: int, out: int, into: int) -> Topology:
@@ -68,13 +73,8 @@ def float_allreduce(t: Topology) -> float:
             equal.append(row)
     aim = np.zeros(count)
     aim[:n] = -1
-    found = linprog(
-        aim,
-        A_ub=np.array([r for r, _ in upper]),
-        b_ub=np.array([c for _, c in upper], float),
-        A_eq=np.array(equal),
-        b_eq=np.zeros(len(equal)),
-    )
+    limits = np.array([c for _, c in upper], float)
+    found = linprog(aim, np.array([r for r, _ in upper]), limits, np.array(equal), np.zeros(len(equal)))
     return -float(found.fun)
 
 
@@ -101,19 +101,8 @@ def test_one_way_collectives_are_optimal_on_any_graph(t: Topology, collective: s
 
 def test_a_root_whose_trees_weigh_more_than_needed() -> None:
     """The program's solution had three trees of one root and two of the other; both must come to the same, exactly."""
-    pairs = [
-        (0, 1, 1),
-        (1, 0, 1),
-        (0, 2, 1),
-        (2, 0, 1),
-        (0, 3, 1),
-        (3, 0, 1),
-        (1, 2, 1),
-        (2, 1, 2),
-        (2, 3, 1),
-        (3, 2, 1),
-    ]
-    links = tuple(Link(a, b, "nvlink", lanes, 7) for a, b, lanes in pairs)
+    pairs = [(a, b) for u, v in ("01", "02", "03", "12", "23") for a, b in ((int(u), int(v)), (int(v), int(u)))]
+    links = tuple(Link(a, b, "nvlink", 2 if (a, b) == (2, 1) else 1, 7) for a, b in pairs)
     t = Topology("unequal", (Device("gpu", 0, 0), Device("gpu", 0, 1)), (Switch("nvswitch", 0),) * 2, links)
     packing = pack(t, "allgather", method="columns")
     assert packing.optimal
@@ -179,3 +168,87 @@ def test_exact_solutions(n: int, data: st.DataObject) -> None:
 
 def test_contradiction_has_no_solution() -> None:
     assert solve(np.array([[1, 1], [2, 2]]), [1, 3]) is None
+
+
+# ---------------------------------------------------------------- tori and their kin
+
+
+LANE = 25_000
+
+
+def torus(*sizes: int) -> Topology:
+    """GPUs on a torus with these side lengths; a side of two has two lanes."""
+    points = list(product(*map(range, sizes)))
+    number = {p: i for i, p in enumerate(points)}
+    lanes: dict[tuple[int, int], int] = {}
+    for p in points:
+        for axis, size in enumerate(sizes):
+            for step in (1, -1):
+                q = (*p[:axis], (p[axis] + step) % size, *p[axis + 1 :])
+                arc = number[p], number[q]
+                lanes[arc] = lanes.get(arc, 0) + 1
+    links = tuple(Link(u, v, "nvlink", k, LANE) for (u, v), k in lanes.items())
+    return Topology("torus", tuple(Device("gpu", 0, i) for i in range(len(points))), (), links)
+
+
+@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter", "allreduce"])
+@pytest.mark.parametrize("sizes", [(9,), (20,), (4, 4), (3, 5), (8, 8), (4, 4, 4), (2, 2, 2, 2), (16, 16)])
+def test_tori_at_full_speed_and_least_depth(sizes: tuple[int, ...], collective: str) -> None:
+    t = torus(*sizes)
+    packing = pack(t, collective)
+    assert packing.scheme == "symmetric"
+    assert packing.optimal
+    assert packing.rate == Fraction(2 * len(sizes) * LANE * t.n, (t.n - 1) * (2 if collective == "allreduce" else 1))
+    assert max(tree.depth for tree in packing.trees) == sum(size // 2 for size in sizes)
+
+
+def test_translations_are_proved_on_every_link() -> None:
+    t = torus(4, 4)
+    assert translations(fabric(t, ["nvlink"])) is not None
+    slower = replace(t, links=(replace(t.links[0], lane_mbps=LANE - 1), *t.links[1:]))
+    assert translations(fabric(slower, ["nvlink"])) is None
+    assert translations(fabric(t.drop_link(0, 1), ["nvlink"])) is None
+    assert translations(fabric(machine("mi250"), ["xgmi"])) is None
+    assert pack(slower, "allgather").optimal
+
+
+# ---------------------------------------------------------------- trees grown by flows
+
+
+@settings(max_examples=30, deadline=None)
+@given(machines(most=6, symmetric=False), st.booleans())
+def test_same_total_weight_as_by_cut_vectors(t: Topology, rooted: bool) -> None:
+    cap = fabric(t, ["nvlink"]).matrix()
+    if rooted:
+        supply = [min_cut(cap, t.n, 0)[1], *[0] * (t.n - 1)]
+    else:
+        mask, units = ratio_cut(cap, t.n, None)
+        cap, supply = cap * mask.bit_count(), [units] * t.n
+    for trees in (
+        arborescences_by_flow.pack_arborescences(cap, supply),
+        arborescences.pack_arborescences(cap, supply, arborescences.ORDERS[0]),
+    ):
+        left = cap.copy()
+        rooted_at = [0] * t.n
+        for tree in trees:
+            rooted_at[tree.root] += tree.weight
+            assert {v for _, v in tree.arcs} | {tree.root} == set(range(t.n))
+            for arc in tree.arcs:
+                left[arc] -= tree.weight
+        assert left.min() >= 0
+        assert rooted_at == supply
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "allgather"])
+def test_irregular_torus(collective: str) -> None:
+    packing = pack(torus(4, 5).drop_link(0, 1), collective)
+    assert packing.scheme == "trees"
+    assert packing.optimal
+    assert "a maximum flow for each edge" in packing.reason
+
+
+@pytest.mark.slow
+def test_two_boxes_of_dies_split_rail_by_rail() -> None:
+    packing = pack(machine("mi250:2"), "allgather")
+    assert packing.optimal
+    assert len(packing.trees) <= 90

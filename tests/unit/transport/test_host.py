@@ -1,17 +1,15 @@
-"""Which channels are read from their writers' buffers, what the rows of executor.c are, and the table without it."""
-
-from __future__ import annotations
+"""The host transport without ranks: which channels are read from their writers' buffers."""
 
 import pytest
 
 from blinkmpi.planning.defaults import CMA_BYTES, MPI_BELOW_BYTES, SMALLEST, by_slots
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import make_plan, program_for
-from blinkmpi.program.call import Call
 from blinkmpi.program.check import check
 from blinkmpi.program.ir import Program
 from blinkmpi.topology import machine
 from blinkmpi.transport.host.single_copy import LONG_BYTES, exported_channels, in_long_chunks
+from tests.unit.trees.packings import even_call
 
 MOVING = ("broadcast", "allgather", "gather", "scatter")
 REDUCING = ("allreduce", "reduce", "reduce_scatter")
@@ -22,10 +20,7 @@ def plan_of(name: str, *, mpi: bool = False) -> Plan:
 
 
 def program_of(plan: Plan, collective: str, count: int = 1 << 16) -> Program:
-    reduces = collective in ("allreduce", "reduce", "reduce_scatter")
-    counts = (count,) * (plan.n if collective == "reduce_scatter" else 1)
-    root = 1 if collective in ("broadcast", "reduce", "gather", "scatter") else -1
-    call = Call(collective, plan.n, counts, "float32", "sum" if reduces else "", root)  # type: ignore[arg-type]
+    call = even_call(collective, plan.n, count, root=1)
     return program_for(plan, call, plan.rule(collective, 1 << 40))
 
 
@@ -74,10 +69,8 @@ def test_the_table_without_cma(n: int, mpi: bool) -> None:
         first, end = sizes[n > 2]
         assert plan.rule(collective, first).protocol == "cma"
         assert plan.rule(collective, first - 1).protocol == "slots"
-        assert end is None or (plan.rule(collective, end - 1).protocol, plan.rule(collective, end).protocol) == (
-            "cma",
-            "slots",
-        )
+        before, after = (plan.rule(collective, (end or first) - d).protocol for d in (1, 0))
+        assert end is None or (before, after) == ("cma", "slots")
     for collective in (*MOVING, *REDUCING):
         floor = MPI_BELOW_BYTES[collective][n > 2] if mpi else 0
         assert without.rule(collective, floor).scheme == "direct"

@@ -1,24 +1,26 @@
-"""Blink's own two stages: within epsilon of the bound, and never more trees for at most the stated loss."""
-
-from __future__ import annotations
+"""Blink's own methods: its two stages, the early protocol of groups, and two kinds of links at once."""
 
 import random
 from fractions import Fraction
+from itertools import combinations
 from math import inf
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blinkmpi.errors import ArgumentError
+from blinkmpi.errors import ArgumentError, PlanError
 from blinkmpi.program.check import check
 from blinkmpi.program.cost_model import price
 from blinkmpi.program.interpreter import run
 from blinkmpi.program.lower import lower
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
-from blinkmpi.trees import COLLECTIVES, pack
+from blinkmpi.trees import COLLECTIVES, pack, verify
+from blinkmpi.trees.blink.groups import divide
+from blinkmpi.trees.blink.hybrid import split
 from blinkmpi.trees.blink.mwu import ordered, shortest_arborescence, shortest_tree
 from blinkmpi.trees.exact.enumeration import all_spanning_trees
 from blinkmpi.trees.graph.fabric import FAST, fabric
@@ -26,7 +28,11 @@ from blinkmpi.trees.graph.logical import SpanningTree, capacities_of, split_swit
 from blinkmpi.trees.pack import extra_methods, methods
 from blinkmpi.trees.problem import MethodOptions
 from tests.unit.trees.packings import call_of, reference, sends_of
-from tests.unit.trees.test_certify import machines
+from tests.unit.trees.test_certify import machines, partitions
+from tests.unit.trees.test_few import unique_subsets
+
+# ---------------------------------------------------------------- two stages
+
 
 DGX = machine("dgx-1v")
 SPANNING = ("broadcast", "reduce", "allreduce")
@@ -112,16 +118,13 @@ def test_what_they_plan_runs_and_has_a_price(collective: str) -> None:
         assert seconds > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (MethodOptions(epsilon=Fraction(0)), "epsilon"),
-        (MethodOptions(loss=Fraction(1)), "loss"),
-        (MethodOptions(max_trees=0), "max_trees"),
-        (MethodOptions(max_depth=0), "max_depth"),
-        (MethodOptions(nbytes=-1), "nbytes"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    (MethodOptions(epsilon=Fraction(0)), "epsilon"),
+    (MethodOptions(loss=Fraction(1)), "loss"),
+    (MethodOptions(max_trees=0), "max_trees"),
+    (MethodOptions(max_depth=0), "max_depth"),
+    (MethodOptions(nbytes=-1), "nbytes"),
+])  # fmt: skip
 def test_impossible_options(options: MethodOptions, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         pack(DGX, "broadcast", method="mwu", options=options)
@@ -136,3 +139,106 @@ def test_solvers_do_not_print(capfd: pytest.CaptureFixture[str]) -> None:
 def test_too_many_ranks_are_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match="mwu"):
         pack(machine("dgx-a100:4"), "broadcast", method="mwu")
+
+
+# ---------------------------------------------------------------- the early protocol
+
+
+@settings(max_examples=40, deadline=None)
+@given(machines(most=6, symmetric=True))
+def test_groups_are_fully_connected_and_the_fewest(t: Topology) -> None:
+    arcs = set(fabric(t, FAST).arcs)
+
+    def full(group: list[int]) -> bool:
+        return all((u, v) in arcs for u, v in combinations(group, 2))
+
+    found = divide(t.n, arcs)
+    assert sorted(v for group in found for v in group) == list(range(t.n))
+    assert all(full(list(group)) for group in found)
+    assert len(found) == min(len(p) for p in partitions(list(range(t.n))) if all(map(full, p)))
+
+
+def test_dgx1_falls_into_two_quads() -> None:
+    for name, rates in (("dgx-1v", (75_000, 50_000)), ("dgx-1p", (60_000, 40_000))):
+        t = machine(name)
+        for collective, rate in zip(("broadcast", "allreduce"), rates, strict=True):
+            packing = pack(t, collective, method="groups")
+            assert packing.rate == rate
+            assert "GPUs 0,1,2,3 | GPUs 4,5,6,7" in packing.reason
+            assert not packing.optimal
+    for tree in pack(machine("dgx-1v"), "broadcast", method="groups").trees:
+        assert sum((e.src < 4) != (e.dst < 4) for e in tree.edges) == 1  # one link between the quads
+
+
+@settings(max_examples=25, deadline=None)
+@given(machines(most=6, symmetric=True), st.sampled_from(["broadcast", "reduce", "allreduce"]), st.integers(0, 99))
+def test_the_protocol_is_feasible_and_no_better_than_trees(t: Topology, collective: str, pick: int) -> None:
+    packing = pack(t, collective, root=pick % t.n, method="groups")
+    assert 0 < packing.rate <= packing.bound
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
+def test_every_subset_of_a_dgx1v(collective: str) -> None:
+    for t in unique_subsets("dgx-1v"):
+        packing = pack(t, collective, method="groups")
+        assert 0 < packing.rate <= packing.bound, t.name
+
+
+# ---------------------------------------------------------------- two kinds of links at once
+
+
+MOVING = tuple(c for c in COLLECTIVES if c != "barrier")
+RATES = st.fractions(Fraction(1), Fraction(200_000))
+
+
+@pytest.mark.parametrize("collective", MOVING)
+@pytest.mark.parametrize("name", ["dgx-1v", "dgx-1p"])
+def test_rates_add(name: str, collective: str) -> None:
+    t = machine(name)
+    slow = msgspec.structs.replace(t, links=tuple(k for k in t.links if k.kind != "nvlink"))
+    both = pack(t, collective, method="hybrid")
+    assert both.rate == pack(t, collective).rate + pack(slow, collective).rate
+    assert both.links == "host+nvlink+pcie"
+    assert both.bound >= both.rate
+    assert "% of the vector on nvlink" in both.reason
+    kinds = {kind for k in t.links for kind in [k.kind]}
+    assert set(both.links.split("+")) == kinds
+
+
+@given(RATES, RATES, st.integers(1, 10**10), st.fractions(Fraction(0), Fraction(1, 10)))
+def test_both_end_together(fast: Fraction, slow: Fraction, nbytes: int, wait: Fraction) -> None:
+    parts = split(fast, slow, nbytes=nbytes, switch_seconds=wait)
+    size = Fraction(nbytes, 10**6)
+    assert parts.fast + parts.slow == 1
+    assert parts.fast * size / fast == parts.seconds
+    if parts.slow:
+        assert parts.slow * size / slow + wait == parts.seconds
+    else:
+        assert parts.seconds <= wait
+
+
+def test_switching_cost_shifts_the_split() -> None:
+    rates = []
+    for wait in ("0", "1/10000", "1/1000", "1"):
+        options = MethodOptions(nbytes=100_000_000, switch_seconds=Fraction(wait))
+        packing = pack(DGX, "broadcast", method="hybrid", options=options)
+        rates.append(packing.rate)
+        assert ("before the slow links start" in packing.reason) == (wait != "0")
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == Fraction(165_750)
+    assert rates[-1] == pack(DGX, "broadcast").rate
+
+
+def test_every_shared_link_is_counted_once() -> None:
+    """PCIe at half its rate no longer carries what the plan for the whole machine puts on it."""
+    both = pack(DGX, "allreduce", method="hybrid")
+    with pytest.raises(PlanError, match="carries"):
+        verify(both, DGX.scale("pcie", "1/2"))
+
+
+def test_where_one_kind_is_missing() -> None:
+    for t in (machine("pcie-8"), machine("dgx-a100"), DGX.subset([0, 5])):
+        assert "hybrid" not in extra_methods(t, "broadcast")
+        with pytest.raises(ArgumentError, match="hybrid"):
+            pack(t, "broadcast", method="hybrid")
+    assert fabric(DGX, ["nvlink"]).serves("allreduce", 0)
