@@ -29,15 +29,7 @@ PCIE_X16 = {1: 4_000, 2: 8_000, 3: 15_750, 4: 31_500, 5: 63_000, 6: 121_000}
 PCIE3_X16, PCIE4_X16 = PCIE_X16[3], PCIE_X16[4]
 
 # NVIDIA's white papers of P100, V100, A100, H100 and B200, MB/s of one link each way by NVLink version.
-NVLINK_MBPS = {
-    "1.0": 20_000,
-    "2.0": 25_000,
-    "2.2": 25_000,
-    "3.0": 25_000,
-    "3.1": 25_000,
-    "4.0": 25_000,
-    "5.0": 50_000,
-}
+NVLINK_MBPS = {"1.0": 20_000, "2.0": 25_000, "2.2": 25_000, "3.0": 25_000, "3.1": 25_000, "4.0": 25_000, "5.0": 50_000}
 
 # Xeon E5-2698 v4: two QPI links of 9.6 GT/s, 2 bytes wide; assumed where sockets were probed, too.
 QPI_LANES, QPI_MBPS = 2, 19_200

@@ -50,12 +50,7 @@ METHODS: dict[str, Method] = {
     ),
     "symmetric": Method("symmetric", "one shallow template, turned to every rank", symmetric.fits, symmetric.plan),
     "exact": Method("trees", "trees grown to the capacity of the links", edmonds.fits, edmonds.plan),
-    "onehop": Method(
-        "onehop",
-        "stars, as every rank reaches every other in one hop",
-        stars.fits,
-        stars.plan,
-    ),
+    "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", stars.fits, stars.plan),
     "chain": Method(
         "chain",
         "chains in depth-first order, which cross a switch link at most once each way",

@@ -42,12 +42,7 @@ def call_of_size(collective: Collective, n: int, nbytes: int, dtype: str, op: st
         count &= -(16 // itemsize)
     counts = (count,) * (n if collective == "reduce_scatter" else 1)
     return Call(
-        collective,
-        n,
-        counts,
-        dtype,
-        op if collective in REDUCTIONS else "",
-        root if collective in ROOTED else -1,
+        collective, n, counts, dtype, op if collective in REDUCTIONS else "", root if collective in ROOTED else -1
     )
 
 

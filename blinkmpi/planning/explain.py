@@ -268,9 +268,5 @@ def _over(links: str) -> str:
 def _field(label: str, text: str) -> list[str]:
     """One labelled entry, wrapped."""
     return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"  {label:<{_LABEL}}",
-        subsequent_indent=" " * (_LABEL + 2),
-        break_on_hyphens=False,
+        text, WIDTH, initial_indent=f"  {label:<{_LABEL}}", subsequent_indent=" " * (_LABEL + 2), break_on_hyphens=False
     ) or [f"  {label}"]

@@ -148,13 +148,7 @@ def _machine(
 
 
 def _trees(
-    axes: Axes,
-    trees: Sequence[Tree],
-    paint: Sequence[str],
-    spots: Sequence[Position],
-    n: int,
-    *,
-    small: bool = False,
+    axes: Axes, trees: Sequence[Tree], paint: Sequence[str], spots: Sequence[Position], n: int, *, small: bool = False
 ) -> None:
     """Each edge a curve with an arrow away from the root; side by side where trees share a link."""
     from matplotlib.collections import LineCollection, PolyCollection
