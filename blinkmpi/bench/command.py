@@ -297,7 +297,7 @@ class _Bench:
         for line in omb_header(self.options.collective, self.options.peers) if args.format == "osu" else ():
             self.say(line)
         mark = " (emulated)" if self.emulated else ""
-        self.say(f"# {self.machine['name']}{mark}, {self.n} ranks; {self._schemes(ours)}; {self._library()}")
+        self.say(f"# {self.machine['name']}{mark}, {self.n} ranks; {self._schemes(ours)}; {meta.mpi_library(self.mpi)}")
         for peer in self.peers:
             if peer.facts:
                 self.say(f"# {peer.name}: " + ", ".join(f"{key} {value}" for key, value in peer.facts.items()))
@@ -316,9 +316,6 @@ class _Bench:
                 parts.append(f"{words} from {call.nbytes} B")
             last = words
         return ", ".join(parts)
-
-    def _library(self) -> str:
-        return str(self.mpi.Get_library_version()).split(",")[0].strip("\0\n ")
 
     def finish(self) -> int:
         """Print the sums, write the file; the exit status, the same on every rank."""
@@ -354,7 +351,7 @@ class _Bench:
             self.rows,
             devices=meta.devices(self.processes),
             machine={**self.machine, "emulated": self.emulated},
-            versions=meta.versions(self._library(), self.executor, gpu=self.memory == "gpu"),
+            versions=meta.versions(meta.mpi_library(self.mpi), self.executor, gpu=self.memory == "gpu"),
             verdict=(wrong, average, fast),
             started=self.started,
             peak_resident_bytes=peak,

@@ -111,6 +111,11 @@ def nvidia_driver() -> str | None:
     return found[1] if found else None
 
 
+def mpi_library(mpi: Any) -> str:
+    """What the MPI behind mpi4py's module calls itself."""
+    return str(mpi.Get_library_version()).split(",")[0].strip("\0\n ")
+
+
 def versions(mpi_library: str, executor: str | None, *, gpu: bool = False) -> dict[str, Any]:
     """Everything whose version may change a number."""
     found: dict[str, Any] = {"python": sys.version.split()[0]}

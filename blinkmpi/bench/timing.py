@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -97,6 +99,18 @@ def our_call(comm: Any, layout: Layout, *, suffix: str = "") -> Callable[..., An
     method = getattr(comm, METHODS[call.collective] + suffix)
     keywords = {name: value for name, value in call_facts(call).items() if name != "dtype"}
     return partial(method, *layout.arguments, **keywords)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without Python's garbage collector, which would run in the middle of some call."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def ready(layout: Layout) -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.doctor.diagnosis import judge
-from blinkmpi.doctor.report import Finding, MpiFacts, PeerAccess, RankFacts, Report, SelfTest
+from blinkmpi.doctor.report import Finding, MpiFacts, PeerTrial, RankFacts, Report, SelfTest
 from blinkmpi.topology.gpu import GpuFacts, Unknown, known
 from tests.unit.topology.test_probe import recorded
 
@@ -69,7 +69,7 @@ def test_a_healthy_job_on_two_nodes() -> None:
 
 
 def test_a_healthy_job_on_gpus() -> None:
-    pairs = [tuple(PeerAccess(p, "") for p in range(4) if p != r) for r in range(4)]
+    pairs = [tuple(PeerTrial(p, "") for p in range(4) if p != r) for r in range(4)]
     report = judge([replace(s, pairs=pairs[s.rank]) for s in gpu_job()], SelfTest(True, False, "SIGSEGV"))
     assert report.healthy
     assert not [line for line in report.findings if line.state in ("warn", "fail")]
@@ -252,7 +252,7 @@ def one_down(facts: GpuFacts) -> GpuFacts:
         (with_facts(lambda f: replace(f, pcie_width=8), 2), "PCIe", "warn", "rank 2: .* x8 of x16", "slot"),
         (with_facts(denied, 1), "peers", "fail", "1>0, 1>2, 1>3: peer access chipset not supported", "--ipc=host"),
         (
-            gpu_job(pairs=(PeerAccess(2, "cudaErrorInvalidDevice"),)),
+            gpu_job(pairs=(PeerTrial(2, "cudaErrorInvalidDevice"),)),
             "peers",
             "fail",
             "0>2, 1>2, 2>2, 3>2: cudaErrorInvalid",
