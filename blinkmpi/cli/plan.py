@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
-from ..planning.explain import depth_of, shares
+from ..planning.explain import shares
 from ..planning.selection import make_plan
 from ..planning.subsets import COLLECTIVES as COMPARED
 from ..planning.subsets import PCIE_MBPS, Allocations, Subset, by_size, summary, survey
@@ -218,7 +218,7 @@ def report(packing: Packing, seconds: float | None = None) -> dict[str, Any]:
         "method": packing.reason.partition(": ")[0],
         "reason": packing.reason,
         "links": packing.links,
-        "depth": depth_of(packing),
+        "depth": packing.depth,
         "rate_gbps": float(packing.rate / 1000),
         "bound_gbps": float(packing.bound / 1000),
         "of_bound": str(packing.rate / packing.bound),

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..doctor.report import Report
-from ..planning.explain import depth_of, gap_text, shares
+from ..planning.explain import gap_text, shares
 from ..planning.subsets import Spread, Subset, by_size, summary
 from ..topology.model import Topology
 from ..trees.cluster.phases import Hierarchy
@@ -40,7 +40,7 @@ def packings(
             name,
             p.scheme,
             str(len(p.trees)),
-            str(depth_of(p)),
+            str(p.depth),
             "-" if trivial else f"{float(p.rate / 1000):.4g}",
             "-" if trivial else f"{float(p.bound / 1000):.4g}",
             Text("yes", "green") if p.optimal else Text(f"{float(p.rate / p.bound):.1%}", "yellow"),
@@ -117,11 +117,11 @@ def front(found: Sequence[Packing], best: Packing, topology: Topology) -> Render
     table.add_column("shares")
     for p in found:
         part = Text("all", "green") if p.optimal else Text(f"{float(p.rate / p.bound):.1%}")
-        row = str(len(p.trees)), str(depth_of(p)), f"{float(p.rate / 1000):.4g}"
+        row = str(len(p.trees)), str(p.depth), f"{float(p.rate / 1000):.4g}"
         table.add_row(*row, part, _counted(map(str, shares(p))))
     where = f" from rank {best.root}" if best.root >= 0 else ""
     title = Text(f"{best.collective}{where}, {plural(best.n, 'rank')} on {topology.name}: few, shallow, fast", "bold")
-    chosen = f"method {best.reason.partition(': ')[0]} takes {len(best.trees)} trees, depth {depth_of(best)}, "
+    chosen = f"method {best.reason.partition(': ')[0]} takes {len(best.trees)} trees, depth {best.depth}, "
     rate = f"{float(best.rate / 1000):.4g} of {float(best.bound / 1000):.4g} GB/s"
     return Group(title, table, Text(f" {chosen}{rate}", "dim"))
 

@@ -181,7 +181,7 @@ def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedSch
         scheme=packing.scheme,
         links=packing.links,
         trees=len(packing.trees),
-        depth=depth_of(packing),
+        depth=packing.depth,
         rate_gbps=float(packing.rate / 1000),
         bound_gbps=float(packing.bound / 1000),
         optimal=packing.optimal,
@@ -207,7 +207,7 @@ def _busiest(cost: Price, topology: Topology) -> str:
 
 def plan_line(packing: Packing) -> str:
     """One line about a packing: collective, trees, links, rate, bound."""
-    head = f"{packing.collective}: {trees_text(len(packing.trees), depth_of(packing))}{_over(packing.links)}"
+    head = f"{packing.collective}: {trees_text(len(packing.trees), packing.depth)}{_over(packing.links)}"
     if packing.certificate.kind == "trivial":
         return f"{head}, {packing.certificate.text}"
     rate, bound = float(packing.rate / 1000), float(packing.bound / 1000)
@@ -231,11 +231,6 @@ def _owner(packing: Packing, tree: Tree) -> int:
     if packing.collective in ("gather", "scatter") and tree.edges:
         return tree.edges[-1].dst
     return tree.root
-
-
-def depth_of(packing: Packing) -> int:
-    """Hops of the deepest tree."""
-    return max((tree.depth for tree in packing.trees), default=0)
 
 
 def trees_text(count: int, depth: int) -> str:

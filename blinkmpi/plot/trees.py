@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..planning.explain import depth_of, gap_text, shares, trees_text
+from ..planning.explain import gap_text, shares, trees_text
 from ..planning.subsets import COLLECTIVES, Subset, by_size, spread
 from ..topology.model import Topology
 from ..trees import Packing, Tree
@@ -78,7 +78,7 @@ def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
 
 def _title(figure: Figure, p: Packing, t: Topology, drawn: int) -> None:
     where = f" from {t.vertex_label(p.root)}" if p.root >= 0 else ""
-    count = trees_text(len(p.trees), depth_of(p))
+    count = trees_text(len(p.trees), p.depth)
     some = f" (the {drawn} thickest drawn)" if drawn < len(p.trees) else ""
     height = figure.get_figheight()
     lines = [1 - inches / height for inches in (0.42, 0.70, 0.95)]
