@@ -277,6 +277,7 @@ def device_of(recording: Report, bus: str | None, uuid: str | None) -> dict[str,
     """
     common = {key: recording[key] for key in ("driver", "cuda", "nvml_error") if key in recording}
     devices: list[dict[str, Any]] = recording.get("devices", [])
+    asked = {"bus": bus_id(bus)} if bus else {}
     ids = {str(d["index"]): bus_id(d["pci"]["busId"]) for d in devices if "pci" in d}
     for device in devices:
         if (bus and ids.get(str(device["index"])) == bus_id(bus)) or (uuid and device.get("uuid") == uuid):
@@ -285,10 +286,10 @@ def device_of(recording: Report, bus: str | None, uuid: str | None) -> dict[str,
                 for key in ("p2p", "common_ancestor")
                 if isinstance(device.get(key), dict) and "nvml_error" not in device[key]
             }
-            return {**common, **device, **named, **({"bus": bus_id(bus)} if bus else {})}
+            return {**common, **device, **named, **asked}
     lost = msgspec.json.encode([bus, uuid]).decode()
-    return {"nvml_error": f"NVMLError_NotFound: {lost} is not in the recording", **common,
-            **({"bus": bus_id(bus)} if bus else {}), **({"uuid": uuid} if uuid else {})}  # fmt: skip
+    return {"nvml_error": f"NVMLError_NotFound: {lost} is not in the recording", **common, **asked,
+            **({"uuid": uuid} if uuid else {})}  # fmt: skip
 
 
 def unknown_gpu(reason: str, **facts: Any) -> GpuFacts:

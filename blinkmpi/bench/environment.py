@@ -48,18 +48,12 @@ class Process(NamedTuple):
 def devices(processes: Sequence[Process]) -> list[dict[str, Any]]:
     """nccl-tests' list of devices; CPU ranks count as devices of their host."""
     hosts = [process.host for process in processes]
+    numbers = [hosts[:i].count(p.host) if p.device is None else p.device for i, p in enumerate(processes)]
     return [
-        {
-            "rank": p.rank,
-            "group": 0,
-            "pid": p.pid,
-            "hostname": p.host,
-            "device": hosts[:i].count(p.host) if p.device is None else p.device,
-            "device_hex": p.bus,
-            "device_info": p.info,
-        }
-        for i, p in enumerate(processes)
-    ]
+        {"rank": p.rank, "group": 0, "pid": p.pid, "hostname": p.host, "device": number, "device_hex": p.bus,
+         "device_info": p.info}
+        for p, number in zip(processes, numbers, strict=True)
+    ]  # fmt: skip
 
 
 def commit() -> dict[str, Any]:

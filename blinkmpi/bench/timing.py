@@ -18,14 +18,9 @@ from .layout import Layout
 
 DEFAULT_ITERATIONS = 20
 METHODS: dict[str, str] = {
-    "allreduce": "Allreduce",
-    "allgather": "Allgather",
-    "reduce_scatter": "Reduce_scatter_block",
-    "broadcast": "Bcast",
-    "reduce": "Reduce",
-    "gather": "Gather",
-    "scatter": "Scatter",
-}
+    "allreduce": "Allreduce", "allgather": "Allgather", "reduce_scatter": "Reduce_scatter_block", "broadcast": "Bcast",
+    "reduce": "Reduce", "gather": "Gather", "scatter": "Scatter",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +80,8 @@ class Contender:
 
 def call_facts(call: Call) -> dict[str, Any]:
     """Keywords that identify a call beside collective and size; operation and root only where it has them."""
-    facts: dict[str, Any] = {"dtype": call.dtype}
-    if call.op:
-        facts["op"] = call.op
-    if call.root >= 0:
-        facts["root"] = call.root
-    return facts
+    facts: dict[str, Any] = {"dtype": call.dtype, **({"op": call.op} if call.op else {})}
+    return facts | ({"root": call.root} if call.root >= 0 else {})
 
 
 def our_call(comm: Any, layout: Layout, *, suffix: str = "") -> Callable[..., Any]:
