@@ -32,6 +32,15 @@ PATH_CLASSES = (
 NO_PATH = ("-", "dim", "only through other devices, or not at all")
 
 
+def table_of(*columns: str) -> Table:
+    """A table without a frame; a column is ``name``, ``>name`` (to the right) or ``name...`` (which may wrap)."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        right, wrap = name.startswith(">"), name.endswith("...")
+        made.add_column(name.strip(">."), justify="right" if right else "left", no_wrap=not wrap)
+    return made
+
+
 def render(topology: Topology) -> RenderableType:
     """Everything about a machine that fits a terminal of 100 columns."""
     paths = PathLabels(topology)

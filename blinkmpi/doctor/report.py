@@ -96,6 +96,22 @@ class Report(Value, frozen=True):
 Findings = Iterator[Finding]
 
 
+def ok(check: str, evidence: str, remedy: str = "") -> Finding:
+    return Finding(check, "ok", evidence, remedy)
+
+
+def warn(check: str, evidence: str, remedy: str) -> Finding:
+    return Finding(check, "warn", evidence, remedy)
+
+
+def fail(check: str, evidence: str, remedy: str) -> Finding:
+    return Finding(check, "fail", evidence, remedy)
+
+
+def not_applicable(check: str, evidence: str) -> Finding:
+    return Finding(check, "n/a", evidence)
+
+
 def groups(seen: Sequence[RankFacts], of: Callable[[RankFacts], str]) -> dict[str, list[int]]:
     """Ranks by what ``of`` says of each."""
     found: dict[str, list[int]] = {}
