@@ -14,9 +14,9 @@ from fractions import Fraction
 import msgspec
 
 from ..errors import PlanError
-from ..program.call import BLOCKED, REDUCTIONS, Call
+from ..program.call import BLOCKED, Call
 from ..program.cost_model import Price, price
-from ..program.reduction import accumulator_of, dtype_of
+from ..program.lower import slot_width
 from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
 from ..util.codec import Value, dumps
@@ -238,12 +238,6 @@ def trees_text(count: int, depth: int) -> str:
     return f"{plural(count, 'tree')}, depth {depth}"
 
 
-def slot_width(call: Call) -> int:
-    """Bytes of an element in a slot, which has room for the accumulator of a reduction."""
-    reduces = call.collective in REDUCTIONS
-    return max(dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize if reduces else 0)
-
-
 def gap_text(rate: float, bound: float, optimal: bool) -> str:
     """A rate in relation to its bound."""
     return "equal to the bound: no trees can be faster" if optimal else f"{rate / bound:.1%} of the bound"
@@ -262,6 +256,5 @@ def _over(links: str) -> str:
 
 def _field(label: str, text: str) -> list[str]:
     """One labelled entry, wrapped."""
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=f"  {label:<{_LABEL}}", subsequent_indent=" " * (_LABEL + 2), break_on_hyphens=False
-    ) or [f"  {label}"]
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<{_LABEL}}", subsequent_indent=" " * (_LABEL + 2),
+                         break_on_hyphens=False) or [f"  {label}"]  # fmt: skip
