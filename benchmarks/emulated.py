@@ -25,9 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
-from benchmarks.jobs import SETTINGS, run_job  # noqa: E402
+from benchmarks import jobs  # noqa: E402
+from benchmarks.jobs import FEWEST_SECONDS, LAUNCHER, SETTINGS, load, run_job  # noqa: E402
 from blinkmpi.bench import environment as meta  # noqa: E402
-from blinkmpi.bench.document import write_new  # noqa: E402
 from blinkmpi.bench.nccl_tests import call_of_size  # noqa: E402
 from blinkmpi.topology import Topology, machine  # noqa: E402
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus  # noqa: E402
@@ -40,7 +40,6 @@ SETS = ("0-7", "0-6", "0-5", "0,1,2,4,5,6", "0-4", "1,2,4,5,7", "1,4,5,6", "0-3"
 RANKS = {**SETTINGS, "NCCL_NVLS_ENABLE": "0"}
 NCCL_SETTINGS = {"NCCL_P2P_LEVEL": "NVL", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH"}
 WARMUP = {"ours": 80, "nccl": 3}  # calls before a row; ours looks for its chunks in them
-FEWEST_SECONDS = 10.0  # a job with less than this left is not started
 PATTERNS = {1: "balanced tree", 2: "split tree", 3: "tree", 4: "ring", 5: "NVLS", 6: "CollNet"}  # of NCCL's graph.h
 
 
@@ -101,9 +100,8 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
         if peer:
             peer.close()
     if world.rank == 0:
-        library_text = str(MPI.Get_library_version()).split(",")[0].strip("\0\n ")
         result = {"rows": rows, "gpu": facts, "nccl_version": version, "env": meta.environment()}
-        result["versions"] = meta.versions(library_text, None, gpu=True)
+        result["versions"] = meta.versions(meta.mpi_library(MPI), None, gpu=True)
         (folder / f"{library}.json").write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -113,8 +111,7 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
 def command(n: int, library: str, gpus: str, sizes: str, folder: Path) -> list[str]:
     """The mpirun of a job."""
     words = ["--rank", library, "--sets", gpus, "--sizes", sizes, "--out", str(folder), str(n)]
-    launcher = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(n)]
-    return [*launcher, sys.executable, str(Path(__file__).resolve()), *words]
+    return [*LAUNCHER, "-np", str(n), sys.executable, str(Path(__file__).resolve()), *words]
 
 
 def run(argv: Sequence[str], settings: dict[str, str], seconds: float) -> str:
@@ -169,17 +166,10 @@ def document(
     n: int, rows: Sequence[dict[str, Any]], failed: Sequence[str], facts: dict[str, Any], began: datetime
 ) -> dict[str, Any]:
     """The file of a number of ranks."""
-    ours = {**meta.commit(), "date": began.isoformat(timespec="seconds"), "ranks": n, "collective": "allreduce"}
-    ours |= {"dtype": "float32", "op": "sum", "memory": "gpu", "hardware": meta.hardware(), **facts}
-    ours["machine"] = {"name": MACHINE, "emulated": True, "nvlink_unit_mbps": UNIT_MBPS}
-    ours["statistic"] = "median over repeats of many calls each of the slowest rank's time"
-    return {
-        "emulated": True,
-        "args": [meta.without_folders(word) for word in sys.argv],
-        "results": list(rows),
-        "failed": list(failed),
-        "blinkmpi": ours,
-    }
+    machine = {"name": MACHINE, "emulated": True, "nvlink_unit_mbps": UNIT_MBPS}
+    statistic = "median over repeats of many calls each of the slowest rank's time"
+    return jobs.document({"emulated": True}, rows, failed, began, ranks=n, collective="allreduce", dtype="float32",
+                         op="sum", memory="gpu", machine=machine, statistic=statistic, **facts)  # fmt: skip
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -206,26 +196,21 @@ def measure(
         folder = Path(name)
         for i, library in enumerate(libraries):
             left = end - time.monotonic()
-            settings: dict[str, str] = {}
-            if library == "nccl":
-                settings = {
-                    **NCCL_SETTINGS,
-                    "NCCL_TOPO_FILE": f"{folder}/topology.xml",
-                    "NCCL_DEBUG_FILE": f"{folder}/log.%p",
-                }
-                if not (folder / "topology.xml").exists():
-                    failed[library] = "not started: our job has written no topology.xml"
-                    continue
+            told = {"NCCL_TOPO_FILE": f"{folder}/topology.xml", "NCCL_DEBUG_FILE": f"{folder}/log.%p"}
+            if library == "nccl" and not (folder / "topology.xml").exists():
+                failed[library] = "not started: our job has written no topology.xml"
+                continue
             if left < FEWEST_SECONDS:
                 failed[library] = f"not started, {left:.0f} s left"
                 continue
             share = left if i + 1 == len(libraries) else 0.6 * left
+            settings = {**NCCL_SETTINGS, **told} if library == "nccl" else {}
             why = run(command(n, library, gpus, sizes, folder), settings, share)
-            path = folder / f"{library}.json"
-            if why or not path.exists():
+            result = load(folder / f"{library}.json")
+            if why or result is None:
                 failed[library] = why or "no result"
                 continue
-            found[library] = json.loads(path.read_text(encoding="utf-8"))
+            found[library] = result
             if library == "nccl":
                 found[library]["made"] = made_of([p.read_text(errors="replace") for p in sorted(folder.glob("log.*"))])
     return found, failed
@@ -270,8 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if "nccl" in found:
                 facts |= {key: found["nccl"][key] for key in ("nccl_version", "env")}
         if rows:
-            text = json.dumps(document(n, rows, failed, facts, began), indent=1)
-            print(f"wrote {write_new(str(args.out / f'emulated-{MACHINE}-np{n}.json'), text)}", flush=True)
+            jobs.write(args.out / f"emulated-{MACHINE}-np{n}.json", document(n, rows, failed, facts, began))
         shown += rows
         all_failed += failed
     print(table(shown))

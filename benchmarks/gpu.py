@@ -9,9 +9,7 @@ GPUs out of service, and ours does without.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import jobs  # noqa: E402
-from benchmarks.jobs import python_path, run_job  # noqa: E402
+from benchmarks.jobs import LAUNCHER, PLACES, limits, load, python_path, run_job  # noqa: E402
 
 # Without multicast, and without Open MPI's second of looking for networks.
 SETTINGS = {
@@ -33,8 +31,6 @@ SETTINGS = {
 }
 TABLE_CHARACTERS = 8_000
 TAIL_CHARACTERS = 600  # of a failed step's output
-START_SECONDS = 30.0
-FEWEST_SECONDS = 10.0  # a step with less than this left is not started
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +60,9 @@ def steps(n: int, high: str) -> list[Step]:
     return found
 
 
-def limits(shares: Sequence[float], left: float) -> float:
-    """Seconds for the first of the steps with these shares: its part of what is left, twice if others are quick.
-
-    And time to begin: where nothing is compiled yet and CUDA's files are not in memory, the ranks take ten seconds.
-    """
-    return min(left, max(START_SECONDS, 2 * left * shares[0] / sum(shares)))
-
-
 def command(n: int, words: Sequence[str]) -> list[str]:
     """The mpirun of a step."""
-    launcher = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(n)]
-    return [*launcher, sys.executable, "-m", "blinkmpi", "bench", *words]
+    return [*LAUNCHER, "-np", str(n), sys.executable, "-m", "blinkmpi", "bench", *words]
 
 
 def run(step: Step, n: int, out: Path, seconds: float) -> tuple[str, str]:
@@ -96,12 +83,12 @@ def table(documents: Sequence[tuple[str, dict[str, Any]]], most: int = TABLE_CHA
         for row in found["results"]:
             own = row["blinkmpi"]
             cells = [f"{_size(row['size']):>5} {own.get('protocol') or '-':>7} {own.get('ctas') or '-':>3}"]
-            for place in ("out_of_place", "in_place"):
+            for place in PLACES:
                 cells.append(f"{row[place]['time']:9.1f}")
                 for peer in peers:
                     theirs = own[place]["compare"][peer]
                     cells.append(f"{'N/A':>15}" if theirs is None else f"{theirs['time']:9.1f} {theirs['ratio']:5.2f}")
-            wrong = [_wrong(row, place, peers) for place in ("out_of_place", "in_place")]
+            wrong = [_wrong(row, place, peers) for place in PLACES]
             lines.append(" ".join(cells) + f" {sum(wrong):4d}")
     text = "\n".join(lines).strip("\n")
     return text if len(text) <= most else f"{text[:most]}\n... cut: the rest is in the files"
@@ -114,10 +101,8 @@ def _wrong(row: dict[str, Any], place: str, peers: Sequence[str]) -> int:
 
 
 def _size(nbytes: int) -> str:
-    for unit, name in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g}{name}"
-    return str(nbytes)
+    at = max(0, min(3, (nbytes.bit_length() - 1) // 10))
+    return f"{nbytes / (1 << 10 * at):.4g}{' KMG'[at].strip()}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,23 +120,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{args.out} holds results of an earlier run; give another folder")
     args.out.mkdir(parents=True, exist_ok=True)
     log = args.out / f"gpu-np{args.np}.log"
-    began = time.monotonic()
-    failed: list[str] = []
-    for i, step in enumerate(todo):
-        left = args.budget - (time.monotonic() - began)
-        if left < FEWEST_SECONDS:
-            failed += [f"{later.name}: not started, {left:.0f} s left" for later in todo[i:]]
-            break
-        start = time.monotonic()
-        outcome, said = run(step, args.np, args.out, limits([later.share for later in todo[i:]], left))
-        print(f"{step.name}: {outcome}, {time.monotonic() - start:.1f} s", flush=True)
+
+    def one(i: int, seconds: float) -> jobs.Outcome:
+        outcome, said = run(todo[i], args.np, args.out, seconds)
         with log.open("a", encoding="utf-8") as file:
-            file.write(f"==== {step.name}: {outcome}\n{said}\n")
-        if outcome != "ok":
-            failed.append(f"{step.name}: {outcome}")
-            print("    " + "\n    ".join(said.strip()[-TAIL_CHARACTERS:].splitlines()), flush=True)
-    print(table([(path.stem, json.loads(path.read_text(encoding="utf-8"))) for path in files if path.exists()]))
-    print("\n".join(["", "failed:", *failed]) if failed else "\nall steps ended well")
+            file.write(f"==== {todo[i].name}: {outcome}\n{said}\n")
+        return None, [] if outcome == "ok" else [f"{todo[i].name}: {outcome}"], said
+
+    def of_files(_: Sequence[dict[str, Any]]) -> str:
+        return table([(path.stem, found) for path in files if (found := load(path)) is not None])
+
+    _, failed = jobs.in_turn(
+        [step.name for step in todo], args.budget, lambda i, left: limits([step.share for step in todo[i:]], left), one,
+        tail=TAIL_CHARACTERS, table=of_files,
+    )  # fmt: skip
     return int(bool(failed))
 
 

@@ -24,8 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
-from blinkmpi.bench import environment as meta  # noqa: E402
-from blinkmpi.bench.document import write_new  # noqa: E402
+from benchmarks import jobs  # noqa: E402
+from benchmarks.jobs import FEWEST_SECONDS, PLACES, limits, load  # noqa: E402
+from benchmarks.report_rows import ms_text  # noqa: E402
 from blinkmpi.bench.nccl_tests import call_of_size  # noqa: E402
 from blinkmpi.bench.verification import count_wrong, fill, poison  # noqa: E402
 from blinkmpi.program.call import Call  # noqa: E402
@@ -36,8 +37,6 @@ WITHOUT_HAN = {"OMPI_MCA_coll": "^han"}
 JOBS: tuple[tuple[str, Mapping[str, str]], ...] = (("all", {}), ("^han", WITHOUT_HAN))  # MPI's components, settings
 SWEEP_FROM = "64K"
 SWEEP_REPEATS = 3
-START_SECONDS = 30.0
-FEWEST_SECONDS = 10.0  # a job with less than this left is not started
 TAIL_CHARACTERS = 600  # of a failed job's output
 
 
@@ -161,11 +160,9 @@ def rank(ranks: Sequence[int], size: int, repeats: int, folder: Path) -> None:
             "bound_us": None if bound is None else bound * 1e6,
             "how": choice(comm.context, call.collective, call.nbytes, **facts),
         }
-        library = str(MPI.Get_library_version()).split(",")[0].strip("\0\n ")
-        job_facts = {"versions": meta.versions(library, comm.executor), "env": meta.environment()}
-        job_facts["machine"] = {"name": comm.machine.name, "fingerprint": comm.machine.fingerprint}
+        job = {"row": result, **jobs.rank_facts(MPI, comm)}
     if world.rank == 0:
-        (folder / "result.json").write_text(json.dumps({"row": result, **job_facts}), encoding="utf-8")
+        (folder / "result.json").write_text(json.dumps(job), encoding="utf-8")
 
 
 # ---------------------------------------------------------------- the driver
@@ -189,8 +186,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="blinkmpi-") as name:
         argv = command(step, size, repeats, Path(name), seconds)
         outcome = world.run(step.hosts.ranks, argv, timeout=seconds, env={"PYTHONPATH": str(ROOT), **settings})
-        file = Path(name) / "result.json"
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        found = load(Path(name) / "result.json")
     why = f"no end after {seconds:.0f} s" if outcome.timed_out else f"exit status {outcome.rc}" if outcome.rc else ""
     if not why and found is None:
         why = "no result"
@@ -200,7 +196,7 @@ def run(
         if where != wanted:
             return None, f"ranks on {where}, not on {wanted}"
     if why:
-        print("    " + "\n    ".join(outcome.output.strip()[-TAIL_CHARACTERS:].splitlines()), flush=True)
+        jobs.show_tail(outcome.output, TAIL_CHARACTERS)
     return found, why
 
 
@@ -239,26 +235,15 @@ def measured(step: Step, size: str, repeats: int, seconds: float) -> tuple[dict[
 
 
 def document(
-    about: dict[str, Any],
-    rows: Sequence[dict[str, Any]],
-    failed: Sequence[str],
-    job_facts: dict[str, Any],
-    began: datetime,
+    about: dict[str, Any], rows: Sequence[Any], failed: Sequence[str], facts: dict[str, Any], began: datetime
 ) -> dict[str, Any]:
     """The file of a set-up."""
-    ours = {**meta.commit(), "date": began.isoformat(timespec="seconds"), "ranks": sum(about["ranks"])}
-    ours |= {"collective": "allreduce", "dtype": "float32", "op": "sum", "memory": "host", "compare": ["mpi"]}
-    ours |= {"hardware": meta.hardware(), "hostnames": [f"host{i}" for i in range(len(about["ranks"]))]}
-    ours |= {"versions": job_facts["versions"], "machine": {**job_facts["machine"], "emulated": False}}
-    ours["statistic"] = "median over iterations of the slowest rank's time"
-    return {
-        "hosts": about,
-        "args": [meta.without_folders(word) for word in sys.argv],
-        "env": job_facts["env"],
-        "results": list(rows),
-        "failed": list(failed),
-        "blinkmpi": ours,
-    }
+    return jobs.document(
+        {"hosts": about, "env": facts["env"]}, rows, failed, began, ranks=sum(about["ranks"]), collective="allreduce",
+        dtype="float32", op="sum", memory="host", compare=["mpi"], versions=facts["versions"],
+        hostnames=[f"host{i}" for i in range(len(about["ranks"]))], machine={**facts["machine"], "emulated": False},
+        statistic="median over iterations of the slowest rank's time",
+    )  # fmt: skip
 
 
 def wrong_in(found: dict[str, Any]) -> int:
@@ -268,7 +253,7 @@ def wrong_in(found: dict[str, Any]) -> int:
         if "ours" in row:
             count += sum(one["wrong"] or 0 for one in (row["ours"], row["mpi"], *row["wires"]))
             continue
-        for place in ("out_of_place", "in_place"):
+        for place in PLACES:
             theirs = row["blinkmpi"][place]["compare"]["mpi"] or {}
             count += (row[place]["nwrong"] or 0) + (theirs.get("nwrong") or 0)
     return count
@@ -295,7 +280,7 @@ def table(documents: Sequence[dict[str, Any]]) -> str:
         lines += ["", f"{title}: KiB; ours, MPI, ratio; the same in place; bound, predicted; wrong"]
         for row in found["results"]:
             cells = [f"{row['size'] / 1024:8g}"]
-            for place in ("out_of_place", "in_place"):
+            for place in PLACES:
                 theirs = row["blinkmpi"][place]["compare"]["mpi"]
                 cells.append(f"{_ms(row[place]['time'])} {_ms(theirs['time'])} {theirs['ratio']:6.2f}")
             cells.append(f"{_ms(row['blinkmpi']['bound_us'])} {_ms(row['blinkmpi']['predicted_us'])}")
@@ -304,12 +289,7 @@ def table(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def _ms(us: float | None) -> str:
-    return f"{'-':>8}" if us is None else f"{us / 1e3:8.2f}" if us < 1e5 else f"{us / 1e3:8.1f}"
-
-
-def limits(shares: Sequence[float], left: float) -> float:
-    """Seconds for the first of the steps with these shares: its part of what is left, twice if others are quick."""
-    return min(left, max(START_SECONDS, 2 * left * shares[0] / sum(shares)))
+    return f"{ms_text(us):>8}"
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -340,24 +320,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     todo = [step for step in STEPS if args.only in step.name]
-    end = time.monotonic() + args.budget
-    shown: list[dict[str, Any]] = []
-    failed: list[str] = []
-    for i, step in enumerate(todo):
-        left, start = end - time.monotonic(), time.monotonic()
-        if left < FEWEST_SECONDS:
-            failed.append(f"{step.name}: not started, {left:.0f} s left")
-            continue
-        seconds = limits([later.share for later in todo[i:]], left)
-        found, why = measured(step, args.size, args.repeats, seconds)
-        failed += why
-        print(f"{step.name}: {'; '.join(why) or 'ok'}, {time.monotonic() - start:.1f} s", flush=True)
+
+    def one(i: int, seconds: float) -> jobs.Outcome:
+        found, why = measured(todo[i], args.size, args.repeats, seconds)
         if found is not None:
-            name = write_new(str(args.out / f"hosts-{step.name}.json"), json.dumps(found, indent=1))
-            print(f"wrote {name}", flush=True)
-            shown.append(found)
-    print(table(shown))
-    print("\n".join(["", "failed:", *failed]) if failed else "\nall steps ended well")
+            jobs.write(args.out / f"hosts-{todo[i].name}.json", found)
+        return found, why, ""
+
+    shown, failed = jobs.in_turn(
+        [step.name for step in todo], args.budget, lambda i, left: limits([step.share for step in todo[i:]], left), one,
+        tail=TAIL_CHARACTERS, table=table,
+    )  # fmt: skip
     return int(bool(failed) or any(map(wrong_in, shown)))
 
 

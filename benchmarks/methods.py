@@ -22,7 +22,7 @@ from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
-from blinkmpi.trees.blink.pareto import depth_of, fewest, pareto
+from blinkmpi.trees.blink.pareto import fewest, pareto
 from blinkmpi.trees.pack import extra_methods, methods, pack
 from blinkmpi.trees.problem import MethodOptions
 from blinkmpi.trees.tree import ROOTED, Packing
@@ -119,7 +119,7 @@ def size_of(packing: Packing) -> dict[str, Any]:
     """Trees, depth and rate."""
     return {
         "trees": len(packing.trees),
-        "depth": depth_of(packing),
+        "depth": packing.depth,
         "rate_mbps": str(packing.rate),
         "rate_gbps": float(packing.rate) / 1000,
     }

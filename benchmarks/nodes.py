@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,12 +27,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import jobs  # noqa: E402
-from benchmarks.jobs import python_path, run_job  # noqa: E402
-from blinkmpi.bench.document import write_new  # noqa: E402
+from benchmarks.jobs import PLACES, load, python_path, run_job  # noqa: E402
+from benchmarks.report_rows import ms_text  # noqa: E402
 
 SPLITS = {2: ((1, 1),), 4: ((2, 2), (1, 3)), 8: ((4, 4), (3, 5))}
-LAUNCHER = ("mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,tcp",
-            "--mca", "btl_tcp_if_include", "lo")  # fmt: skip
+LAUNCHER = (*jobs.LAUNCHER, *["--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"])
 SETTINGS = {
     **jobs.SETTINGS,
     "NCCL_SOCKET_IFNAME": "lo",
@@ -53,7 +50,6 @@ AWARE = {
 }
 MARK, ONE_NODE = "ipc across the split", "one node"
 CALLS = 2  # in a block: a call of 256 MiB takes long enough
-FEWEST_SECONDS = 10.0  # a job with less than this left is not started
 TAIL_CHARACTERS = 3000  # of a failed job's output: bench prints each row as it is measured
 
 
@@ -73,7 +69,7 @@ def command(split: Sequence[int], high: str, file: Path) -> list[str]:
 
 def aware_command(split: Sequence[int], high: str, file: Path) -> list[str]:
     """The mpirun of a split whose MPI takes GPU memory."""
-    return [*LAUNCHER[:4], "-np", str(sum(split)), *_bench(high, file)]
+    return [*jobs.LAUNCHER, "-np", str(sum(split)), *_bench(high, file)]
 
 
 def _bench(high: str, file: Path) -> list[str]:
@@ -96,9 +92,8 @@ def aware_settings(split: Sequence[int], folder: Path) -> dict[str, str]:
     found = importlib.util.find_spec("libucx")
     if found is None or not found.submodule_search_locations:
         raise SystemExit("--aware needs a UCX with CUDA parts: pip install libucx-cu13")
-    path = os.pathsep.join(
-        filter(None, (f"{found.submodule_search_locations[0]}/lib", os.environ.get("LD_LIBRARY_PATH")))
-    )
+    folders = f"{found.submodule_search_locations[0]}/lib", os.environ.get("LD_LIBRARY_PATH")
+    path = os.pathsep.join(filter(None, folders))
     return {**settings(split, folder), **AWARE, "LD_LIBRARY_PATH": path, "BLINKMPI_CUDA_AWARE": "1"}
 
 
@@ -111,13 +106,12 @@ def made_of(logs: Sequence[str]) -> dict[str, Any]:
     return {"nodes": nodes, "connections": {kind: kinds.count(kind) for kind in sorted(set(kinds))}}
 
 
-def measured(split: Sequence[int], high: str, seconds: float) -> tuple[dict[str, Any] | None, list[str], str]:
+def measured(split: Sequence[int], high: str, seconds: float) -> jobs.Outcome:
     """Run the job of a split; (its document, what went wrong, its output)."""
     with tempfile.TemporaryDirectory(prefix="blinkmpi-") as name:
-        folder = Path(name)
-        why, said = run_job(command(split, high, folder / "result.json"), settings(split, folder), seconds)
-        file = folder / "result.json"
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        folder, file = Path(name), Path(name) / "result.json"
+        why, said = run_job(command(split, high, file), settings(split, folder), seconds)
+        found = load(file)
         made = made_of([path.read_text(errors="replace") for path in sorted(folder.glob("log.*"))])
     failed = [why] if why else []
     if found is None:
@@ -129,7 +123,7 @@ def measured(split: Sequence[int], high: str, seconds: float) -> tuple[dict[str,
     return {"nodes": {"virtual": True, "ranks": list(split), "nccl": made}, **found, "failed": failed}, failed, said
 
 
-def measured_aware(split: Sequence[int], high: str, seconds: float) -> tuple[dict[str, Any] | None, list[str], str]:
+def measured_aware(split: Sequence[int], high: str, seconds: float) -> jobs.Outcome:
     """Run a split by an MPI that takes GPU memory, then the same ranks on one node; as :func:`measured`."""
     documents: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="blinkmpi-") as name:
@@ -137,14 +131,15 @@ def measured_aware(split: Sequence[int], high: str, seconds: float) -> tuple[dic
             file = Path(name) / f"{label}.json"
             ran = {**aware_settings(split, Path(name)), **variables}
             why, said = run_job(aware_command(split, high, file), ran, seconds / 2)
-            if why or not file.exists():
+            result = load(file)
+            if why or result is None:
                 return None, [f"{label}: {why or 'no result'}"], said
-            documents.append(json.loads(file.read_text(encoding="utf-8")))
+            documents.append(result)
     found, whole = documents
     if found["blinkmpi"]["memory"] != "gpu":
         return None, ["the ranks had no GPUs"], said
     for row, other in zip(found["results"], whole["results"], strict=True):
-        for place in ("out_of_place", "in_place"):
+        for place in PLACES:
             theirs = {"time": other[place]["time"], "ratio": other[place]["time"] / row[place]["time"]}
             row["blinkmpi"].setdefault(place, {})["compare"] = {ONE_NODE: {**theirs, "nwrong": other[place]["nwrong"]}}
     found["blinkmpi"]["compare"] = [ONE_NODE]
@@ -157,15 +152,13 @@ def table(documents: Sequence[dict[str, Any]]) -> str:
     for found in documents:
         peer = "nccl" if "nccl" in found["nodes"] else ONE_NODE
         name = {"nccl": "NCCL"}.get(peer, peer)
-        lines += [
-            "",
-            f"allreduce on virtual nodes of {name_of(found['nodes']['ranks'])} GPUs; {_about(found['nodes'])}",
-        ]
+        split = name_of(found["nodes"]["ranks"])
+        lines += ["", f"allreduce on virtual nodes of {split} GPUs; {_about(found['nodes'])}"]
         lines.append(f"MiB; ours ms, GB/s, {name} ms, ratio; the same in place; predicted, bound; wrong")
         for row in found["results"]:
             own, wrong = row["blinkmpi"], 0
             cells = [f"{row['size'] >> 20:4d}"]
-            for place in ("out_of_place", "in_place"):
+            for place in PLACES:
                 theirs = own[place]["compare"][peer]
                 cells.append(f"{_ms(row[place]['time'])} {row[place]['alg_bw']:6.2f}")
                 cells.append(f"{_ms(theirs['time'])} {theirs['ratio']:5.2f}")
@@ -183,7 +176,7 @@ def _about(nodes: dict[str, Any]) -> str:
 
 
 def _ms(us: float | None) -> str:
-    return f"{'-':>8}" if us is None else f"{us / 1e3:8.2f}"
+    return f"{ms_text(us):>8}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -199,26 +192,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     ways = {"": measured, "-ipc": measured_aware} if args.aware else {"": measured}
     todo = [(split, way) for split in SPLITS[args.np] for way in ways if args.only in name_of(split)]
     args.out.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + args.budget
-    shown: list[dict[str, Any]] = []
-    failed: list[str] = []
-    for i, (split, way) in enumerate(todo):
-        start, name = time.monotonic(), name_of(split) + way
-        seconds = (end - start) / (len(todo) - i)
-        if seconds < FEWEST_SECONDS:
-            failed.append(f"{name}: not started, {seconds:.0f} s left")
-            continue
+
+    def one(i: int, seconds: float) -> jobs.Outcome:
+        split, way = todo[i]
         found, why, said = ways[way](split, args.max, seconds)
-        failed += [f"{name}: {text}" for text in why]
-        print(f"{name}: {'; '.join(why) or 'ok'}, {time.monotonic() - start:.1f} s", flush=True)
-        if why:
-            print("    " + "\n    ".join(said.strip()[-TAIL_CHARACTERS:].splitlines()), flush=True)
         if found is not None:
-            file = args.out / f"nodes-gpu-{'-'.join(map(str, split))}{way}.json"
-            print(f"wrote {write_new(str(file), json.dumps(found, indent=1))}", flush=True)
-            shown.append(found)
-    print(table(shown))
-    print("\n".join(["", "failed:", *failed]) if failed else "\nall jobs ended well")
+            jobs.write(args.out / f"nodes-gpu-{'-'.join(map(str, split))}{way}.json", found)
+        return found, [f"{names[i]}: {text}" for text in why], said
+
+    names = [name_of(split) + way for split, way in todo]
+    _, failed = jobs.in_turn(names, args.budget, lambda i, left: left / (len(todo) - i), one, tail=TAIL_CHARACTERS,
+                             what="jobs", table=table)  # fmt: skip
     return int(bool(failed))
 
 

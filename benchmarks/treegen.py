@@ -28,7 +28,6 @@ from methods import calibration
 from blinkmpi.bench.environment import commit, hardware, versions
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
-from blinkmpi.trees.blink.pareto import depth_of
 from blinkmpi.trees.pack import pack
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -218,7 +217,7 @@ def planned(name: str, size: int, collective: str) -> dict[str, Any]:
         "seconds_in_loops": min(times) / loop,
         "method": packing.reason.partition(":")[0],
         "trees": len(packing.trees),
-        "depth": depth_of(packing),
+        "depth": packing.depth,
         "rate_mbps": str(packing.rate),
         "bound_mbps": str(packing.bound),
         "rate_gbps": float(packing.rate) / 1000,

@@ -22,22 +22,6 @@ from .machines import cpu_node, machine, names
 from .model import Device, Link, Switch, Topology
 
 __all__ = [
-    "Device",
-    "GpuFacts",
-    "GpuMachine",
-    "Link",
-    "ProcessInfo",
-    "Switch",
-    "Topology",
-    "cpu_node",
-    "exchange",
-    "from_gpus",
-    "gather",
-    "gather_gpus",
-    "load",
-    "machine",
-    "modify",
-    "names",
-    "parse_gpus",
-    "this_machine",
-]
+    "Device", "GpuFacts", "GpuMachine", "Link", "ProcessInfo", "Switch", "Topology", "cpu_node", "exchange",
+    "from_gpus", "gather", "gather_gpus", "load", "machine", "modify", "names", "parse_gpus", "this_machine",
+]  # fmt: skip

@@ -24,6 +24,7 @@ import msgspec
 
 from ..errors import TopologyError
 from ..util.codec import Value
+from ..util.text import plural
 from ..util.together import Comm, attempt, failure_of, from_root, gathered, result_of, together
 from .gpu import GpuFacts
 from .gpu_topology import from_gpus
@@ -105,10 +106,8 @@ def gather_gpus(comm: MessagingComm, node_comm: Comm, facts: GpuFacts | Exceptio
     everybody = gathered(comm, own, during=_DURING)
     without = {rank: reason for rank, reason in enumerate(everybody) if isinstance(reason, str)}
     if without:
-        some = (
-            f"rank {','.join(map(str, without))} has no GPU" if len(without) < len(everybody) else "no rank has a GPU"
-        )
-        return GpuMachine(None, f"{some}: {next(iter(without.values()))}")
+        who = f"rank {','.join(map(str, without))} has no" if len(without) < len(everybody) else "no rank has a"
+        return GpuMachine(None, f"{who} GPU: {next(iter(without.values()))}")
     gpus = [found for found in everybody if isinstance(found, GpuFacts)]
     nodes, hosts = nodes_of(processes), [process.host for process in processes]
     made = attempt(lambda: from_gpus(gpus, nodes=nodes, hosts=hosts))  # the same facts everywhere, the same result
@@ -135,9 +134,8 @@ def exchange(comm: MessagingComm, node_comm: Comm, *, measure: bool = True) -> t
     net = attempt(lambda: net_rate(comm, firsts)) if measure else None
 
     def own() -> ProcessInfo:
-        return msgspec.structs.replace(
-            result_of(process), copy_mbps=result_of(rate), leader=min(ranks), net_mbps=result_of(net)
-        )
+        rates = {"copy_mbps": result_of(rate), "net_mbps": result_of(net)}
+        return msgspec.structs.replace(result_of(process), leader=min(ranks), **rates)
 
     return tuple(gathered(comm, own, during=_DURING))
 
@@ -268,16 +266,14 @@ def cpu_topology(processes: Sequence[ProcessInfo]) -> Topology:
             links += [Link(a, b, "net", 1, network[node], net_origin) for a, b in ((memory, net), (net, memory))]
         cores = len({c for r in ranks for c in processes[r].cores})
         facts.append(
-            f"{processes[ranks[0]].host}: {_count(len(ranks), 'rank')} on {_count(cores, 'core')}, "
+            f"{processes[ranks[0]].host}: {plural(len(ranks), 'rank')} on {plural(cores, 'core')}, "
             f"{'each copies' if origin == 'measured' else 'assumed'} {rate / 1000:g} GB/s with all at work"
         )
     switches = [Switch("memory", node, f"memory@{node}" if several else "memory") for node in range(len(members))]
     if several:
         switches.append(Switch("net", -1, "network"))
         rates = ", ".join(f"{mbps / 1000:g}" for mbps in (network if len(set(network)) > 1 else network[:1]))
-        facts.append(
-            f"between nodes {rates} GB/s {'measured' if net_origin == 'measured' else 'assumed, not measured'}"
-        )
+        facts.append(f"between nodes {rates} GB/s {'assumed, not ' * (net_origin == 'table')}measured")
     return Topology(
         name=f"cpu:{n}" + (f" on {len(members)} nodes" if several else ""),
         devices=tuple(devices[r] for r in range(n)),
@@ -305,7 +301,3 @@ def _node_rate(rates: Sequence[int | None]) -> tuple[int, Origin]:
     if not known:
         return CPU_MBPS, "table"
     return rounded(sum(known) // len(known)), "measured"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from ..errors import FormatError
 from ..util.codec import Value, dumps, loads
 
 FORMAT_VERSION = 1
+ABSENT = "not in the report"
 Report = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -141,36 +142,35 @@ def facts_of(report: Report) -> GpuFacts:
     """
     lost = report.get("nvml_error")
     nvml: Report = {} if lost else report
-    missing = str(lost or "not in the report")
+    missing = str(lost or ABSENT)
 
     def get(*path: str | int, of: Report = nvml, absent: str = missing) -> Any:
         return _answer(of, path, absent)
 
     sys: Report = report.get("sys", {})
-    no_sys = str(sys.get("error", "not in the report"))
-    mig, cc, state = get("mig", 0), get("confidential", "ccFeature"), get("fabric", "state")
+    no_sys = str(sys.get("error", ABSENT))
     # NVML names the bus first; without NVML it is what the caller asked for.
     bus = get("pci", "busId")
     asked = report.get("bus")
     return GpuFacts(
-        bus=asked if isinstance(bus, Unknown) and asked else _bus(bus),
+        bus=asked if isinstance(bus, Unknown) and asked else _of(bus, bus_id),
         uuid=report["uuid"] if isinstance(report.get("uuid"), str) else get("uuid"),
         name=get("name"),
         index=get("index"),
         driver=get("driver"),
         cuda=get("cuda"),
-        capability=c if isinstance(c := get("cc"), Unknown) else (int(c[0]), int(c[1])),
+        capability=_of(get("cc"), lambda c: (int(c[0]), int(c[1]))),
         pcie_gen=_either(get("pcie", "gen_max"), get("gen", of=sys, absent=no_sys)),
         pcie_width=_either(get("pcie", "width"), get("width", of=sys, absent=no_sys)),
         pcie_width_max=_either(get("pcie", "width_max"), get("width_max", of=sys, absent=no_sys)),
-        path=_path(get("path", of=sys, absent=no_sys)),
-        numa=_numa(get("numa", of=sys, absent=no_sys)),
-        nics=_nics(get("nics", of=sys, absent=no_sys)),
-        mig=mig if isinstance(mig, Unknown) else bool(mig),
-        confidential=cc if isinstance(cc, Unknown) else bool(cc),
-        fabric=_word(state, FABRIC, "fabric state"),
-        nvlinks=_nvlinks(get("nvlinks")),
-        peers=_peers(get("p2p"), get("common_ancestor")),
+        path=_of(get("path", of=sys, absent=no_sys), lambda hops: tuple(map(_bridge, hops))),
+        numa=_of(get("numa", of=sys, absent=no_sys), _numa),
+        nics=_of(get("nics", of=sys, absent=no_sys), lambda cards: tuple(map(_nic, cards))),
+        mig=_of(get("mig", 0), bool),
+        confidential=_of(get("confidential", "ccFeature"), bool),
+        fabric=_word(get("fabric", "state"), FABRIC, "fabric state"),
+        nvlinks=_of(get("nvlinks"), _nvlinks),
+        peers=_of(get("p2p"), lambda p2p: _peers(p2p, get("common_ancestor"))),
     )
 
 
@@ -191,15 +191,14 @@ def _answer(of: Any, path: tuple[str | int, ...], absent: str) -> Any:
     return at
 
 
-def _bus(answer: Any) -> str | Unknown:
-    return answer if isinstance(answer, Unknown) else bus_id(answer)
+def _of(answer: Any, read: Callable[[Any], T]) -> T | Unknown:
+    """What is read from an answer, if there is one."""
+    return answer if isinstance(answer, Unknown) else read(answer)
 
 
 def _positive(answer: Any) -> int | Unknown:
     """Virtual machines answer 0 for what they hide."""
-    if isinstance(answer, Unknown):
-        return answer
-    return int(answer) if answer > 0 else Unknown(f"the system says {answer}")
+    return _of(answer, lambda n: int(n) if n > 0 else Unknown(f"the system says {n}"))
 
 
 def _either(nvml: Any, sys: Any) -> int | Unknown:
@@ -209,44 +208,28 @@ def _either(nvml: Any, sys: Any) -> int | Unknown:
     return next((f for f in found if isinstance(f, int)), Unknown("; ".join(reasons)))
 
 
-def _numa(answer: Any) -> int | Unknown:
-    if isinstance(answer, Unknown):
-        return answer
-    return int(answer) if answer >= 0 else Unknown("the system names no NUMA node (-1)")
+def _numa(node: int) -> int | Unknown:
+    return node if node >= 0 else Unknown("the system names no NUMA node (-1)")
 
 
 def _word(answer: Any, words: Mapping[int, str], what: str) -> str | Unknown:
-    if isinstance(answer, Unknown):
-        return answer
-    return words.get(answer) or Unknown(f"NVML says {what} {answer}")
+    return _of(answer, lambda number: words.get(number) or Unknown(f"NVML says {what} {number}"))
 
 
-def _path(answer: Any) -> tuple[PcieBridge, ...] | Unknown:
-    if isinstance(answer, Unknown):
-        return answer
-    return tuple(
-        PcieBridge(
-            h["bus"], _positive(_answer(h, ("gen",), "not there")), _positive(_answer(h, ("width",), "not there"))
-        )
-        for h in answer
-    )
+def _bridge(hop: Report) -> PcieBridge:
+    gen, width = (_positive(_answer(hop, (name,), "not there")) for name in ("gen", "width"))
+    return PcieBridge(hop["bus"], gen, width)
 
 
-def _nics(answer: Any) -> tuple[Nic, ...] | Unknown:
-    if isinstance(answer, Unknown):
-        return answer
-    return tuple(
-        Nic(n["name"], n["distance"], tuple(n["path"]), _positive(_answer(n, ("mbps",), "no rate"))) for n in answer
-    )
+def _nic(card: Report) -> Nic:
+    return Nic(card["name"], card["distance"], tuple(card["path"]), _positive(_answer(card, ("mbps",), "no rate")))
 
 
-def _nvlinks(answer: Any) -> tuple[NvLink, ...] | Unknown:
+def _nvlinks(answer: Sequence[Report]) -> tuple[NvLink, ...] | Unknown:
     """The ports that exist: NVML refuses numbers past the last one, and all of them on a GPU without NVLink."""
-    if isinstance(answer, Unknown):
-        return answer
     found: list[NvLink] = []
     for link in answer:
-        state = _answer(link, ("state",), "not in the report")
+        state = _answer(link, ("state",), ABSENT)
         if isinstance(state, Unknown):
             if state.reason.startswith(("NVMLError_InvalidArgument", "NVMLError_NotSupported")):
                 continue  # no such port
@@ -254,7 +237,7 @@ def _nvlinks(answer: Any) -> tuple[NvLink, ...] | Unknown:
                 return state
         number = int(link["link"])
         active = state if isinstance(state, Unknown) else ACTIVE.get(state, Unknown(f"NVML says state {state}"))
-        version = _word(_answer(link, ("version",), "not in the report"), VERSIONS, "NVLink version")
+        version = _word(_answer(link, ("version",), ABSENT), VERSIONS, "NVLink version")
         found.append(NvLink(number, active, version, *_remote(link)))
     return tuple(found)
 
@@ -265,8 +248,8 @@ def _remote(link: Report) -> tuple[Any, str]:
     Virtual machines hide the switches: their PCI id reads all ones or all zeros, or is refused. An NVLink whose other
     end nobody names leads to a switch then.
     """
-    kind = _answer(link, ("remote_type",), "not in the report")
-    pci = _answer(link, ("remote_pci", "busId"), "not in the report")
+    kind = _answer(link, ("remote_type",), ABSENT)
+    pci = _answer(link, ("remote_pci", "busId"), ABSENT)
     digits = "" if isinstance(pci, Unknown) else pci.rpartition(".")[0].replace(":", "").lower()
     bus = "" if set(digits) in (set(), {"0"}, {"f"}) else bus_id(pci)
     word = REMOTES.get(kind) if not isinstance(kind, Unknown) else None
@@ -277,21 +260,13 @@ def _remote(link: Report) -> tuple[Any, str]:
     return "hidden switch", ""
 
 
-def _peers(p2p: Any, ancestors: Any) -> tuple[PeerAccess, ...] | Unknown:
+def _peers(p2p: Mapping[str, Any], ancestors: Any) -> tuple[PeerAccess, ...]:
     """Peer access by PCI id; a report without the other GPUs' PCI ids (an older recording) has none."""
-    if isinstance(p2p, Unknown):
-        return p2p
     found: list[PeerAccess] = []
     for key, status in p2p.items():
-        ancestor = _answer(ancestors, (key,), "not in the report") if not isinstance(ancestors, Unknown) else ancestors
-        found.append(
-            PeerAccess(
-                key,
-                _word(_answer(status, ("nvlink",), "not in the report"), P2P, "P2P status"),
-                _word(_answer(status, ("read",), "not in the report"), P2P, "P2P status"),
-                _word(ancestor, ANCESTORS, "ancestor"),
-            )
-        )
+        nvlink, read = (_word(_answer(status, (of,), ABSENT), P2P, "P2P status") for of in ("nvlink", "read"))
+        ancestor = ancestors if isinstance(ancestors, Unknown) else _answer(ancestors, (key,), ABSENT)
+        found.append(PeerAccess(key, nvlink, read, _word(ancestor, ANCESTORS, "ancestor")))
     return tuple(found)
 
 
@@ -302,6 +277,7 @@ def device_of(recording: Report, bus: str | None, uuid: str | None) -> dict[str,
     """
     common = {key: recording[key] for key in ("driver", "cuda", "nvml_error") if key in recording}
     devices: list[dict[str, Any]] = recording.get("devices", [])
+    asked = {"bus": bus_id(bus)} if bus else {}
     ids = {str(d["index"]): bus_id(d["pci"]["busId"]) for d in devices if "pci" in d}
     for device in devices:
         if (bus and ids.get(str(device["index"])) == bus_id(bus)) or (uuid and device.get("uuid") == uuid):
@@ -310,10 +286,10 @@ def device_of(recording: Report, bus: str | None, uuid: str | None) -> dict[str,
                 for key in ("p2p", "common_ancestor")
                 if isinstance(device.get(key), dict) and "nvml_error" not in device[key]
             }
-            return {**common, **device, **named, **({"bus": bus_id(bus)} if bus else {})}
+            return {**common, **device, **named, **asked}
     lost = msgspec.json.encode([bus, uuid]).decode()
-    return {"nvml_error": f"NVMLError_NotFound: {lost} is not in the recording", **common,
-            **({"bus": bus_id(bus)} if bus else {}), **({"uuid": uuid} if uuid else {})}  # fmt: skip
+    return {"nvml_error": f"NVMLError_NotFound: {lost} is not in the recording", **common, **asked,
+            **({"uuid": uuid} if uuid else {})}  # fmt: skip
 
 
 def unknown_gpu(reason: str, **facts: Any) -> GpuFacts:

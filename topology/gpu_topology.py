@@ -255,9 +255,8 @@ def _topology(b: TopologyBuilder, hosts: Sequence[str]) -> Topology:
         switch = b.switches[key]
         name = switch.name or f"PCIe {counts['pcie', switch.node]}"
         counts[switch.kind, switch.node] += 1
-        switches.append(
-            Switch(switch.kind, switch.node, f"{name}@{switch.node}" if several and switch.node >= 0 else name)
-        )
+        where = f"@{switch.node}" if several and switch.node >= 0 else ""
+        switches.append(Switch(switch.kind, switch.node, name + where))
     links = [
         Link(src, dst, c.kind, c.lanes, c.lane_mbps, c.origin)
         for c in sorted(b.connections, key=lambda c: (c.kind, *sorted((vertex[c.a], vertex[c.b]))))
@@ -272,8 +271,8 @@ def _topology(b: TopologyBuilder, hosts: Sequence[str]) -> Topology:
     found = Topology(
         name=name + (f" on {len(set(b.nodes))} nodes" if several else ""),
         devices=tuple(
-            Device("gpu", b.nodes[r], index, _text(f.name), hosts[r], _text(f.uuid), _text(f.bus))
-            for (r, f), index in zip(enumerate(b.facts), _indices(b), strict=True)
+            Device("gpu", node, index, _text(f.name), host, _text(f.uuid), _text(f.bus))
+            for f, node, host, index in zip(b.facts, b.nodes, hosts, _indices(b), strict=True)
         ),
         switches=tuple(switches),
         links=tuple(links),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import TopologyError
@@ -29,15 +28,7 @@ PCIE_X16 = {1: 4_000, 2: 8_000, 3: 15_750, 4: 31_500, 5: 63_000, 6: 121_000}
 PCIE3_X16, PCIE4_X16 = PCIE_X16[3], PCIE_X16[4]
 
 # NVIDIA's white papers of P100, V100, A100, H100 and B200, MB/s of one link each way by NVLink version.
-NVLINK_MBPS = {
-    "1.0": 20_000,
-    "2.0": 25_000,
-    "2.2": 25_000,
-    "3.0": 25_000,
-    "3.1": 25_000,
-    "4.0": 25_000,
-    "5.0": 50_000,
-}
+NVLINK_MBPS = {"1.0": 20_000, **dict.fromkeys(("2.0", "2.2", "3.0", "3.1", "4.0"), 25_000), "5.0": 50_000}
 
 # Xeon E5-2698 v4: two QPI links of 9.6 GT/s, 2 bytes wide; assumed where sockets were probed, too.
 QPI_LANES, QPI_MBPS = 2, 19_200
@@ -60,8 +51,8 @@ class Server(NamedTuple):
     switches: tuple[tuple[str, SwitchKind, int], ...]  # name, kind, how many
     connections: tuple[Connection, ...]
     nics: tuple[Connection, ...]  # added from two boxes on; the switches of nic_switches too
-    nic_switches: tuple[tuple[str, SwitchKind, int], ...]
     source: str
+    nic_switches: tuple[tuple[str, SwitchKind, int], ...] = ()
 
 
 NET = ("net", 0)
@@ -74,141 +65,80 @@ def _pairs(text: str, kind: LinkKind, lane_mbps: int, *, lanes: int | None = Non
 
 
 def _star(
-    gpus: int, hub: str, kind: LinkKind, lanes: int, lane_mbps: int, *, per_hub: int = 0
+    count: int, hub: str, kind: LinkKind, lanes: int, lane_mbps: int, *, per_hub: int = 0, of: str = "gpu"
 ) -> tuple[Connection, ...]:
-    """Every GPU wired to a hub, ``per_hub`` neighbours to the same one (0: all to one)."""
-    return tuple(
-        Connection(("gpu", i), (hub, i // per_hub if per_hub else 0), kind, lanes, lane_mbps) for i in range(gpus)
-    )
+    """All GPUs, or switches of a name, wired to a hub, ``per_hub`` neighbours to the same one (0: all to one)."""
+    hubs = [i // per_hub if per_hub else 0 for i in range(count)]
+    return tuple(Connection((of, i), (hub, h), kind, lanes, lane_mbps) for i, h in enumerate(hubs))
+
+
+def _ports(count: int, mbps: int, *, of: str = "gpu") -> tuple[Connection, ...]:
+    """A network card on every GPU, or on every switch of a name."""
+    return _star(count, NET[0], "net", 1, mbps, of=of)
 
 
 def _dgx1(gpu: str, nvlinks: tuple[Connection, ...], nvlink_source: str) -> Server:
     """Eight GPUs in the cube mesh, and their PCIe tree: 2 GPUs a PLX switch, 2 PLX a socket, sockets on QPI."""
     plx = _star(8, "PLX", "pcie", 1, PCIE3_X16, per_hub=2)
-    uplinks = tuple(Connection(("PLX", i), ("socket", i // 2), "pcie", 1, PCIE3_X16) for i in range(4))
-    qpi = (Connection(("socket", 0), ("socket", 1), "host", QPI_LANES, QPI_MBPS),)
-    return Server(
-        gpu=gpu,
-        gpus=8,
-        switches=(("PLX", "pcie", 4), ("socket", "host", 2)),
-        connections=nvlinks + plx + uplinks + qpi,
-        # Four single-port EDR InfiniBand cards of 100 Gb/s, one on each PLX switch.
-        nics=tuple(Connection(("PLX", i), NET, "net", 1, 12_500) for i in range(4)),
-        nic_switches=(),
-        source=f"NVIDIA DGX-1 System Architecture, white paper WP-08437-001: {nvlink_source}; PCIe 3.0 x16, "
-        "4 PLX switches, 2 x QPI 9.6 GT/s, 4 x 100 Gb/s InfiniBand",
+    uplinks = _star(4, "socket", "pcie", 1, PCIE3_X16, per_hub=2, of="PLX")
+    qpi = Connection(("socket", 0), ("socket", 1), "host", QPI_LANES, QPI_MBPS)
+    nics = _ports(4, 12_500, of="PLX")  # single-port EDR InfiniBand cards of 100 Gb/s, one on each PLX switch
+    source = (
+        f"NVIDIA DGX-1 System Architecture, white paper WP-08437-001: {nvlink_source}; PCIe 3.0 x16, "
+        "4 PLX switches, 2 x QPI 9.6 GT/s, 4 x 100 Gb/s InfiniBand"
     )
+    switches: tuple[tuple[str, SwitchKind, int], ...] = (("PLX", "pcie", 4), ("socket", "host", 2))
+    return Server(gpu, 8, switches, (*nvlinks, *plx, *uplinks, qpi), nics, source)
 
 
 def _nvswitch_box(gpu: str, gpus: int, lanes: int, nic_mbps: int, source: str) -> Server:
     """GPUs on NVSwitch with ``lanes`` links of 25 GB/s each, and one network card per GPU."""
-    return Server(
-        gpu=gpu,
-        gpus=gpus,
-        switches=(("NVSwitch", "nvswitch", 1),),
-        connections=_star(gpus, "NVSwitch", "nvlink", lanes, NVLINK_MBPS["4.0"]),
-        nics=tuple(Connection(("gpu", i), NET, "net", 1, nic_mbps) for i in range(gpus)),
-        nic_switches=(),
-        source=source,
-    )
-
-
-def _dgx1p() -> Server:
-    return _dgx1(
-        "P100-SXM2-16GB",
-        _pairs(DGX1_PAIRS, "nvlink", NVLINK_MBPS["1.0"], lanes=1),
-        "NVLink 1.0, 20 GB/s a link each way",
-    )
-
-
-def _dgx1v() -> Server:
-    return _dgx1(
-        "V100-SXM2-16GB", _pairs(DGX1_PAIRS, "nvlink", NVLINK_MBPS["2.0"]), "NVLink 2.0, 25 GB/s a link each way"
-    )
-
-
-def _dgx2() -> Server:
-    return _nvswitch_box(
-        "V100-SXM3-32GB",
-        16,
-        6,
-        12_500,
-        "NVIDIA DGX-2 System User Guide: 6 NVLinks of 25 GB/s from each GPU to NVSwitch, "
-        "8 x 100 Gb/s InfiniBand, one on each PCIe switch of two GPUs (PCIe 3.0 x16)",
-    )._replace(
-        # Eight cards for sixteen GPUs: the pair's PCIe switch is what they share.
-        nic_switches=(("PLX", "pcie", 8),),
-        nics=_star(16, "PLX", "pcie", 1, PCIE3_X16, per_hub=2)
-        + tuple(Connection(("PLX", i), NET, "net", 1, 12_500) for i in range(8)),
-    )
-
-
-def _dgx_a100() -> Server:
-    return _nvswitch_box(
-        "A100-SXM4-40GB",
-        8,
-        12,
-        25_000,
-        "NVIDIA DGX A100 User Guide: 12 NVLinks (third generation) of 25 GB/s from each GPU to NVSwitch, "
-        "8 x 200 Gb/s InfiniBand for computing",
-    )
-
-
-def _hgx_h100() -> Server:
-    return _nvswitch_box(
-        "H100-SXM5-80GB",
-        8,
-        18,
-        50_000,
-        "NVIDIA DGX H100/H200 User Guide: 18 NVLinks (fourth generation) of 25 GB/s from each GPU to "
-        "NVSwitch, 8 x 400 Gb/s InfiniBand for computing",
-    )
-
-
-def _hgx_h200() -> Server:
-    return _hgx_h100()._replace(gpu="H200-SXM5-141GB")
+    wired = _star(gpus, "NVSwitch", "nvlink", lanes, NVLINK_MBPS["4.0"])
+    return Server(gpu, gpus, (("NVSwitch", "nvswitch", 1),), wired, _ports(gpus, nic_mbps), source)
 
 
 def _pcie8() -> Server:
     plx = _star(8, "PLX", "pcie", 1, PCIE4_X16, per_hub=4)
-    uplinks = tuple(Connection(("PLX", i), ("socket", i), "pcie", 1, PCIE4_X16) for i in range(2))
-    upi = (Connection(("socket", 0), ("socket", 1), "host", 3, 22_400),)
-    return Server(
-        gpu="PCIe GPU",
-        gpus=8,
-        switches=(("PLX", "pcie", 2), ("socket", "host", 2)),
-        connections=plx + uplinks + upi,
-        nics=tuple(Connection(("PLX", i), NET, "net", 1, 25_000) for i in range(2)),
-        nic_switches=(),
-        source="a usual dual-root server, not one maker's: PCI Express Base Specification 4.0, x16 at 31.5 GB/s, "
+    uplinks = _star(2, "socket", "pcie", 1, PCIE4_X16, per_hub=1, of="PLX")
+    upi = Connection(("socket", 0), ("socket", 1), "host", 3, 22_400)
+    source = (
+        "a usual dual-root server, not one maker's: PCI Express Base Specification 4.0, x16 at 31.5 GB/s, "
         "2 switches of 4 GPUs, 2 sockets on 3 x UPI 11.2 GT/s (Intel Xeon, third generation), "
-        "one 200 Gb/s card on each switch",
+        "one 200 Gb/s card on each switch"
     )
+    switches: tuple[tuple[str, SwitchKind, int], ...] = (("PLX", "pcie", 2), ("socket", "host", 2))
+    return Server("PCIe GPU", 8, switches, (*plx, *uplinks, upi), _ports(2, 25_000, of="PLX"), source)
 
 
-def _mi250() -> Server:
-    return Server(
-        gpu="MI250 GCD",
-        gpus=16,
-        switches=(),
-        connections=_pairs(MI250_PAIRS, "xgmi", 50_000),
-        nics=tuple(Connection(("gpu", i), NET, "net", 1, 16_000) for i in range(16)),
-        nic_switches=(),
-        source="ForestColl (Zhao et al. 2024), public topologies: 7 xGMI links of 50 GB/s a die, 16 GB/s of network "
-        "a die; the same graph, under other numbers, as RCCL's topology model topo_16p1h",
-    )
-
-
-SERVERS: dict[str, Callable[[], Server]] = {
-    "dgx-1p": _dgx1p,
-    "dgx-1v": _dgx1v,
-    "dgx-2": _dgx2,
-    "dgx-a100": _dgx_a100,
-    "hgx-h100": _hgx_h100,
-    "hgx-h200": _hgx_h200,
-    "pcie-8": _pcie8,
-    "mi250": _mi250,
-}
+_HGX = _nvswitch_box(
+    "H100-SXM5-80GB", 8, 18, 50_000, "NVIDIA DGX H100/H200 User Guide: 18 NVLinks (fourth generation) of 25 GB/s from "
+    "each GPU to NVSwitch, 8 x 400 Gb/s InfiniBand for computing",
+)  # fmt: skip
+SERVERS: dict[str, Server] = {
+    "dgx-1p": _dgx1("P100-SXM2-16GB", _pairs(DGX1_PAIRS, "nvlink", NVLINK_MBPS["1.0"], lanes=1),
+                    "NVLink 1.0, 20 GB/s a link each way"),
+    "dgx-1v": _dgx1("V100-SXM2-16GB", _pairs(DGX1_PAIRS, "nvlink", NVLINK_MBPS["2.0"]),
+                    "NVLink 2.0, 25 GB/s a link each way"),
+    "dgx-2": _nvswitch_box(
+        "V100-SXM3-32GB", 16, 6, 12_500, "NVIDIA DGX-2 System User Guide: 6 NVLinks of 25 GB/s from each GPU to "
+        "NVSwitch, 8 x 100 Gb/s InfiniBand, one on each PCIe switch of two GPUs (PCIe 3.0 x16)",
+    )._replace(  # eight cards for sixteen GPUs: the pair's PCIe switch is what they share
+        nic_switches=(("PLX", "pcie", 8),),
+        nics=(*_star(16, "PLX", "pcie", 1, PCIE3_X16, per_hub=2), *_ports(8, 12_500, of="PLX")),
+    ),
+    "dgx-a100": _nvswitch_box(
+        "A100-SXM4-40GB", 8, 12, 25_000, "NVIDIA DGX A100 User Guide: 12 NVLinks (third generation) of 25 GB/s from "
+        "each GPU to NVSwitch, 8 x 200 Gb/s InfiniBand for computing",
+    ),
+    "hgx-h100": _HGX,
+    "hgx-h200": _HGX._replace(gpu="H200-SXM5-141GB"),
+    "pcie-8": _pcie8(),
+    "mi250": Server(
+        "MI250 GCD", 16, (), _pairs(MI250_PAIRS, "xgmi", 50_000), _ports(16, 16_000),
+        "ForestColl (Zhao et al. 2024), public topologies: 7 xGMI links of 50 GB/s a die, 16 GB/s of network a die; "
+        "the same graph, under other numbers, as RCCL's topology model topo_16p1h",
+    ),
+}  # fmt: skip
 
 
 def names() -> tuple[str, ...]:
@@ -234,14 +164,12 @@ def machine(spec: str) -> Topology:
     k = int(count) if colon else 1
     if name == "cpu":
         return cpu_node(k)
-    return _several(name, SERVERS[name](), k)
+    return _several(name, SERVERS[name], k)
 
 
 def cpu_node(ranks: int) -> Topology:
     """``ranks`` CPU processes of one node around the memory that they share, at the table's rate."""
-    links = [
-        Link(src, dst, "memory", 1, CPU_MBPS) for rank in range(ranks) for src, dst in ((rank, ranks), (ranks, rank))
-    ]
+    links = [Link(*ends, "memory", 1, CPU_MBPS) for r in range(ranks) for ends in ((r, ranks), (ranks, r))]
     return Topology(
         name=f"cpu:{ranks}" if ranks > 1 else "cpu",
         devices=tuple(Device("cpu", 0, i) for i in range(ranks)),

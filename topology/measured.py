@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from ..errors import BlinkError, SettingsError, TopologyError
 from ..util.codec import Value, dumps, loads
+from ..util.text import plural
 from ..util.together import Comm, from_root
 from .gpu import GpuFacts
 from .model import Device, Link, Topology
@@ -202,15 +204,11 @@ def with_measured(topology: Topology, measured: Measured) -> Topology:
     slow = {s.link: s.mbps for s in slow_links(topology, placed)} if placed else {}
     if not slow:
         return topology
-    links = tuple(
-        msgspec.structs.replace(k, lane_mbps=min(k.lane_mbps, rounded(slow[k] // k.lanes, DIGITS)), origin="measured")
-        if k in slow
-        else k
-        for k in topology.links
-    )
-    remark = f"{len(slow)} {'link' if len(slow) == 1 else 'links'} far under their class: as measured {measured.date}"
+    rates = {k: min(k.lane_mbps, rounded(mbps // k.lanes, DIGITS)) for k, mbps in slow.items()}
+    links = tuple(replace(k, lane_mbps=rates[k], origin="measured") if k in rates else k for k in topology.links)
+    remark = f"{plural(len(slow), 'link')} far under their class: as measured {measured.date}"
     source = "; ".join(filter(None, [topology.source, remark]))
-    return msgspec.structs.replace(topology, links=links, source=source).check()
+    return replace(topology, links=links, source=source).check()
 
 
 def here(measured: Measured, topology: Topology) -> Measured | None:
@@ -219,9 +217,9 @@ def here(measured: Measured, topology: Topology) -> Measured | None:
     if not all(ours) or len(set(ours)) < len(ours) or sorted(theirs) != sorted(ours):
         return None
     place = {NOWHERE: NOWHERE, **{old: ours.index(uuid) for old, uuid in enumerate(theirs)}}
-    rows = (msgspec.structs.replace(r, src=place[r.src], dst=place[r.dst]) for r in measured.rows)
+    rows = (replace(r, src=place[r.src], dst=place[r.dst]) for r in measured.rows)
     order = tuple(sorted(rows, key=lambda r: (r.what, r.src, r.dst)))
-    return msgspec.structs.replace(measured, devices=topology.devices, rows=order)
+    return replace(measured, devices=topology.devices, rows=order)
 
 
 # ---- files

@@ -10,12 +10,14 @@ Pure data: no MPI, no GPU, no I/O. Capacities are integer MB/s (1 MB = 10^6 byte
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property
+from itertools import compress, count
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from ..errors import TopologyError
 from ..util.codec import Value, dumps, loads
@@ -135,10 +137,8 @@ class Topology(Value, frozen=True, dict=True):
 
     def memory_of(self, node: int) -> int | None:
         """The vertex of the memory that ``node``'s CPU ranks share, if there is one."""
-        for j, switch in enumerate(self.switches):
-            if switch.kind == "memory" and switch.node == node:
-                return self.n + j
-        return None
+        shared = (self.n + j for j, s in enumerate(self.switches) if s.kind == "memory" and s.node == node)
+        return next(shared, None)
 
     def check(self) -> Topology:
         """Return self if consistent.
@@ -177,7 +177,7 @@ class Topology(Value, frozen=True, dict=True):
     def only(self, kinds: Iterable[str]) -> Topology:
         """The same devices with only the links of these kinds, and the switches that they reach."""
         wanted = set(kinds)
-        return self._rebuild(range(self.n), lambda k: k if k.kind in wanted else None, self.name)
+        return self._rebuild(range(self.n), [k for k in self.links if k.kind in wanted], self.name)
 
     def subset(self, indices: Sequence[int]) -> Topology:
         """The machine with only these devices, given by their ranks here, in this order.
@@ -192,7 +192,7 @@ class Topology(Value, frozen=True, dict=True):
                 "at least one; correct the list"
             )
         name = self.name if list(indices) == list(range(self.n)) else f"{self.name}[{','.join(map(str, indices))}]"
-        return self._rebuild(indices, lambda k: k, name)
+        return self._rebuild(indices, self.links, name)
 
     def drop_link(self, a: int, b: int) -> Topology:
         """The same machine without the direct links between vertices ``a`` and ``b``, both ways, all kinds.
@@ -203,7 +203,7 @@ class Topology(Value, frozen=True, dict=True):
         kept = tuple(k for k in self.links if {k.src, k.dst} != {a, b})
         if len(kept) == len(self.links):
             raise TopologyError(f"{self.name}: no link between {a} and {b}; `blinkmpi topo` lists the links")
-        return msgspec.structs.replace(self, links=kept, name=f"{self.name}-{a}-{b}")
+        return replace(self, links=kept, name=f"{self.name}-{a}-{b}")
 
     def scale(self, kind: str, factor: Fraction | float | str) -> Topology:
         """The same machine with every link of ``kind`` at ``factor`` of its rate.
@@ -218,49 +218,37 @@ class Topology(Value, frozen=True, dict=True):
             )
         if f <= 0:
             raise TopologyError(f"{self.name}: factor {factor} for {kind}; expected more than 0, or use drop_link")
-        links = tuple(
-            msgspec.structs.replace(k, lane_mbps=max(1, int(k.lane_mbps * f))) if k.kind == kind else k
-            for k in self.links
-        )
-        return msgspec.structs.replace(self, links=links, name=f"{self.name}*{kind}={f}")
+        slower = (replace(k, lane_mbps=max(1, int(k.lane_mbps * f))) if k.kind == kind else k for k in self.links)
+        return replace(self, links=tuple(slower), name=f"{self.name}*{kind}={f}")
 
-    def _rebuild(self, indices: Sequence[int], keep: Callable[[Link], Link | None], name: str) -> Topology:
-        """Renumber to ``indices``, keep some links, and drop switches that no longer lie between two devices.
+    def _rebuild(self, indices: Sequence[int], links: Sequence[Link], name: str) -> Topology:
+        """Renumber to ``indices``, with these links, and drop switches that no longer lie between two devices.
 
         The switches of nodes that are left out go with them, and the network when one node is left of several.
         """
-        links = [kept for k in self.links if (kept := keep(k)) is not None]
         left = {self.devices[i].node for i in indices}
         out = set(self.nodes) - left
-        alive = set(indices) | {
-            self.n + j
-            for j, switch in enumerate(self.switches)
-            if switch.node not in out and not (switch.kind == "net" and out and len(left) == 1)
-        }
+        alone = bool(out) and len(left) == 1
+        kept = (s.node not in out and not (s.kind == "net" and alone) for s in self.switches)
+        alive = {*indices, *compress(count(self.n), kept)}
         while True:  # remove switches with fewer than two neighbours left
             near: dict[int, set[int]] = {v: set() for v in alive}
             for k in links:
                 if k.src in alive and k.dst in alive:
                     near[k.src].add(k.dst)
                     near[k.dst].add(k.src)
-            lonely = {
-                v
-                for v in alive
-                if v >= self.n and len(near[v]) < (1 if self.switches[v - self.n].kind == "memory" else 2)
-            }
+            least = {v: 1 if self.switches[v - self.n].kind == "memory" else 2 for v in alive if v >= self.n}
+            lonely = {v for v, count in least.items() if len(near[v]) < count}
             if not lonely:
                 break
             alive -= lonely
         switches = sorted(v for v in alive if v >= self.n)
         number = {old: new for new, old in enumerate([*indices, *switches])}
+        inside = (k for k in links if k.src in number and k.dst in number)
         return Topology(
             name=name,
             devices=tuple(self.devices[i] for i in indices),
             switches=tuple(self.switches[v - self.n] for v in switches),
-            links=tuple(
-                msgspec.structs.replace(k, src=number[k.src], dst=number[k.dst])
-                for k in links
-                if k.src in number and k.dst in number
-            ),
+            links=tuple(replace(k, src=number[k.src], dst=number[k.dst]) for k in inside),
             source=self.source,
         )

@@ -12,8 +12,11 @@ import platform
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from ..errors import FormatError, TopologyError
 from .gpu import GpuFacts, NvLink, PcieBridge, Unknown, bus_id, unknown_gpu
@@ -25,16 +28,8 @@ HIDDEN = "fffffff:ff:ff.0"  # what NCCL 2.28 calls a switch that a virtual machi
 GPU_CLASS, BRIDGE_CLASS, NVSWITCH_CLASS = "0x030200", "0x060400", "0x068000"
 SPEEDS = {1: "2.5 GT/s PCIe", 2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe",
           6: "64.0 GT/s PCIe"}  # fmt: skip
-VERSION_OF_SM = {
-    "60": "1.0",
-    "70": "2.0",
-    "72": "2.2",
-    "80": "3.0",
-    "86": "3.1",
-    "90": "4.0",
-    "100": "5.0",
-    "103": "5.0",
-}
+VERSION_OF_SM = {"60": "1.0", "70": "2.0", "72": "2.2", "80": "3.0", "86": "3.1", "90": "4.0"} | {
+    "100": "5.0", "103": "5.0"}  # fmt: skip
 SM_OF_NAME = (("P100", 60), ("V100", 70), ("A100", 80), ("H100", 90), ("H200", 90), ("GB200", 100), ("B200", 100))
 
 
@@ -55,11 +50,8 @@ def read_xml(text: str | bytes, source: str = "NCCL topology") -> Topology:
         _walk(cpu, (), _int(cpu, "numaid", source), found, source)
     if not found:
         raise FormatError(f"{source}: no <gpu> in any <cpu>; dump it again with NCCL_TOPO_DUMP_FILE")
-    found.sort(key=lambda pair: pair[0])
-    made = from_gpus([facts for _, facts in found])
-    return Topology(
-        made.name, made.devices, made.switches, made.links, f"{source}: NCCL's topology; {made.source}"
-    ).check()
+    made = from_gpus([facts for _, facts in sorted(found, key=lambda pair: pair[0])])
+    return replace(made, source=f"{source}: NCCL's topology; {made.source}").check()
 
 
 def _walk(
@@ -232,8 +224,6 @@ def _link(mbps: int) -> dict[str, str]:
     """Generation and width nearest to a rate; nothing for an unknown rate, so that NCCL probes it itself."""
     if not mbps:
         return {}
-    pairs = [
-        (abs(rate * width // 16 - mbps), -width, gen) for gen, rate in PCIE_X16.items() for width in (16, 8, 4, 2, 1)
-    ]
-    _, width, gen = min(pairs)
+    widths = product(PCIE_X16.items(), (16, 8, 4, 2, 1))
+    _, width, gen = min((abs(rate * width // 16 - mbps), -width, gen) for (gen, rate), width in widths)
     return {"link_speed": SPEEDS[gen], "link_width": str(-width)}

@@ -43,10 +43,7 @@ def net_rate(comm: MessagingComm, firsts: Sequence[int]) -> int | None:
     best = 0.0
     for peer in partners(here, len(firsts)):
         comm.Sendrecv(vector[:FIRST_BYTES], firsts[peer], 0, vector[BYTES : BYTES + FIRST_BYTES], firsts[peer], 0)
-        for sends in (
-            here < peer,
-            here > peer,
-        ):  # in turn: messages in both directions at once may disturb each other
+        for sends in (here < peer, here > peer):  # in turn: messages in both directions at once may disturb each other
             comm.Sendrecv(vector[:1], firsts[peer], 0, vector[BYTES : BYTES + 1], firsts[peer], 0)
             sent, received = (BYTES, 0) if sends else (0, BYTES)
             since = time.perf_counter()

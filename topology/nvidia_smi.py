@@ -50,22 +50,13 @@ def read_smi(text: str, source: str = "nvidia-smi topo -m") -> Topology:
             ports = [NvLink(k, True, VERSION, "hidden switch") for k in range(max(links[i]))]
         nothing = Unknown("not in nvidia-smi's text")
         hop = PcieBridge(f"ffff:{switch_of[i]:02x}:00.0", nothing, nothing)
-        facts.append(
-            unknown_gpu(
-                nothing.reason,
-                bus=_bus(i),
-                index=i,
-                path=(hop, hop, hop) if switch_of[i] in shared else (),
-                numa=numas[i] if numas[i] is not None else nothing,
-                nvlinks=tuple(ports),
-                peers=(),
-            )
-        )
+        path = (hop, hop, hop) if switch_of[i] in shared else ()
+        numa = numas[i] if numas[i] is not None else nothing
+        known = {"bus": _bus(i), "index": i, "path": path, "numa": numa, "nvlinks": tuple(ports), "peers": ()}
+        facts.append(unknown_gpu(nothing.reason, **known))
     made = from_gpus(facts)
     devices = tuple(replace(d, bus="") for d in made.devices)
-    remarks = "; ".join(
-        ["no names, no PCIe rates in it", *(["NVLinks taken as 25 GB/s each"] if any(map(any, links)) else [])]
-    )
+    remarks = "no names, no PCIe rates in it" + "; NVLinks taken as 25 GB/s each" * any(map(any, links))
     return replace(made, devices=devices, source=f"{source}: nvidia-smi topo -m: {remarks}; {made.source}").check()
 
 

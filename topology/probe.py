@@ -79,10 +79,7 @@ class Nvml:
     def report(self, bus: str | None, uuid: str | None) -> Report:
         """Ask everything about one GPU, at most a few milliseconds."""
         found = dict(_session(lambda nvml: _report(nvml, bus, uuid)))
-        if bus:
-            found["bus"] = bus
-        if uuid:
-            found["uuid"] = uuid
+        found |= {key: value for key, value in (("bus", bus), ("uuid", uuid)) if value}
         pci = found.get("pci")
         seen = bus or (bus_id(pci["busId"]) if isinstance(pci, Mapping) and "busId" in pci else None)
         found["sys"] = sys_report(seen) if seen else {"error": "the PCI bus id is not known"}
@@ -138,9 +135,8 @@ def _report(nvml: Any, bus: str | None, uuid: str | None) -> Report:
     def fabric() -> Any:
         info = nvml.c_nvmlGpuFabricInfoV_t()
         done = ask("nvmlDeviceGetGpuFabricInfoV", handle, nvml.byref(info))
-        return (
-            done if isinstance(done, dict) else {"state": info.state, "status": info.status, "cliqueId": info.cliqueId}
-        )
+        known = {"state": info.state, "status": info.status, "cliqueId": info.cliqueId}
+        return done if isinstance(done, dict) else known
 
     def nvlinks() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []

@@ -5,6 +5,7 @@ Only this module of the package imports rich; everything it prints comes from th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from ..util.text import plural
 from .model import Link, Topology
 
 COLOURS = {"nvlink": "green", "xgmi": "red", "pcie": "yellow", "host": "magenta", "memory": "cyan", "net": "blue"}
@@ -28,6 +30,15 @@ PATH_CLASSES = (
     ("net", {"pcie", "host", "nvswitch", "memory", "net"}, "blue", "over the network"),
 )
 NO_PATH = ("-", "dim", "only through other devices, or not at all")
+
+
+def table_of(*columns: str) -> Table:
+    """A table without a frame; a column is ``name``, ``>name`` (to the right) or ``name...`` (which may wrap)."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        right, wrap = name.startswith(">"), name.endswith("...")
+        made.add_column(name.strip(">."), justify="right" if right else "left", no_wrap=not wrap)
+    return made
 
 
 def render(topology: Topology) -> RenderableType:
@@ -85,14 +96,12 @@ class PathLabels:
 
 def _tree(topology: Topology) -> Tree:
     """Nodes, their switches and the devices below them; equal neighbours share a line."""
-    kinds = " and ".join(
-        _count(sum(d.kind == kind for d in topology.devices), kind.upper())
-        for kind in sorted({d.kind for d in topology.devices})
-    )
+    count = Counter(d.kind for d in topology.devices)
+    kinds = " and ".join(plural(count[kind], kind.upper()) for kind in sorted(count))
     nodes = topology.nodes
     head = Text.assemble(
         (topology.name, "bold"),
-        f"  {kinds} on {_count(len(nodes), 'node')}  ",
+        f"  {kinds} on {plural(len(nodes), 'node')}  ",
         (f"fingerprint {topology.fingerprint}", "dim"),
     )
     root = Tree(head, guide_style="dim")
@@ -108,10 +117,8 @@ def _tree(topology: Topology) -> Tree:
     for j, switch in enumerate(topology.switches):
         if switch.node not in nodes:
             joined = len({k.src for k in topology.links if k.dst == topology.n + j})
-            facts = f"  joins {joined}"
-            root.add(
-                Text.assemble((topology.vertex_label(topology.n + j), f"bold {SWITCH_COLOURS[switch.kind]}"), facts)
-            )
+            name = topology.vertex_label(topology.n + j), f"bold {SWITCH_COLOURS[switch.kind]}"
+            root.add(Text.assemble(name, f"  joins {joined}"))
     return root
 
 
@@ -257,13 +264,8 @@ def _legend(topology: Topology, paths: PathLabels) -> RenderableType:
     for kind in topology.kinds():
         links = [k for k in topology.links if k.kind == kind]
         lanes, rates = {k.lanes for k in links}, {k.lane_mbps for k in links}
-        kinds.add_row(
-            Text(kind, style=COLOURS[kind]),
-            str(len(links)),
-            _range(sorted(lanes), str),
-            _range(sorted(rates), _gbps),
-            ", ".join(sorted({k.origin for k in links})),
-        )
+        spans, origins = (_range(sorted(lanes), str), _range(sorted(rates), _gbps)), sorted({k.origin for k in links})
+        kinds.add_row(Text(kind, style=COLOURS[kind]), str(len(links)), *spans, ", ".join(origins))
     source = Text(f"source: {topology.source}", style="dim") if topology.source else Text()
     head: list[RenderableType] = [words, Text()] if words.row_count else []
     return Group(*head, kinds, Text("one link is one direction; rates are per direction", style="dim"), source)
@@ -273,10 +275,9 @@ def _runs(items: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[
     """Group neighbours that are alike."""
     runs: list[list[int]] = []
     for item in items:
-        if runs and alike(runs[-1][0], item):
-            runs[-1].append(item)
-        else:
-            runs.append([item])
+        if not runs or not alike(runs[-1][0], item):
+            runs.append([])
+        runs[-1].append(item)
     return runs
 
 
@@ -294,10 +295,6 @@ def _span(numbers: Sequence[int]) -> str:
 def _range(values: Sequence[int], text: Callable[[int], str]) -> str:
     """One value, or the least and the greatest."""
     return text(values[0]) if len(values) == 1 else f"{text(values[0])}-{text(values[-1])}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _gbps(mbps: int) -> str:

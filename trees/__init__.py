@@ -22,21 +22,6 @@ from .problem import MethodOptions
 from .tree import AGAINST, ALONG, COLLECTIVES, ROOTED, Certificate, Collective, Edge, Packing, Tree
 
 __all__ = [
-    "AGAINST",
-    "ALONG",
-    "COLLECTIVES",
-    "ROOTED",
-    "Certificate",
-    "Collective",
-    "Edge",
-    "MethodOptions",
-    "Packing",
-    "Tree",
-    "choose_by_size",
-    "extra_methods",
-    "fewest",
-    "methods",
-    "pack",
-    "pareto",
-    "verify",
-]
+    "AGAINST", "ALONG", "COLLECTIVES", "ROOTED", "Certificate", "Collective", "Edge", "MethodOptions", "Packing",
+    "Tree", "choose_by_size", "extra_methods", "fewest", "methods", "pack", "pareto", "verify",
+]  # fmt: skip

@@ -33,57 +33,32 @@ def _fits_chain(problem: Problem) -> int:
     return LAST if last_resort or len(f.hops) == f.n * (f.n - 1) else 0
 
 
-def _best(problem: Problem) -> Packing:
-    return _on_links(problem, "auto")
-
-
 COSTLY_RANKS = 48  # beyond, what comes this close to the bound is not searched further
 CLOSE = Fraction(98, 100)
 LAST = 9
 # All methods for links: scheme, description, and the module that plans.
 METHODS: dict[str, Method] = {
-    "cluster": Method(
-        "cluster",
-        "whole boxes exchange over their ports, trees inside each box do the rest",
-        assembly.fits,
-        assembly.plan,
-    ),
+    "cluster": Method("cluster", "whole boxes exchange over their ports, trees inside each box do the rest",
+                      assembly.fits, assembly.plan),
     "symmetric": Method("symmetric", "one shallow template, turned to every rank", symmetric.fits, symmetric.plan),
     "exact": Method("trees", "trees grown to the capacity of the links", edmonds.fits, edmonds.plan),
-    "onehop": Method(
-        "onehop",
-        "stars, as every rank reaches every other in one hop",
-        stars.fits,
-        stars.plan,
-    ),
-    "chain": Method(
-        "chain",
-        "chains in depth-first order, which cross a switch link at most once each way",
-        _fits_chain,
-        chains.plan,
-    ),
-    "flows": Method(
-        "trees",
-        "trees grown to the capacity of the links, a maximum flow for each edge",
-        arborescences_by_flow.fits,
-        arborescences_by_flow.plan,
-        costly=True,
-    ),
-    "columns": Method(
-        "columns",
-        "a linear program over trees whose edges are cheapest paths",
-        column_generation.fits,
-        column_generation.plan,
-        costly=True,
-    ),
+    "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", stars.fits, stars.plan),
+    "chain": Method("chain", "chains in depth-first order, which cross a switch link at most once each way",
+                    _fits_chain, chains.plan),
+    "flows": Method("trees", "trees grown to the capacity of the links, a maximum flow for each edge",
+                    arborescences_by_flow.fits, arborescences_by_flow.plan, costly=True),
+    "columns": Method("columns", "a linear program over trees whose edges are cheapest paths",
+                      column_generation.fits, column_generation.plan, costly=True),
     # Only if asked for by name: Blink's own stages, limits on trees, and baselines.
     "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan, auto=False),
     "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan, auto=False),
     "few": Method("few", "few or shallow trees", mwu.fits, few.plan, auto=False),
     "rings": Method("rings", "rings, as NCCL builds them", rings.fits, rings.plan, auto=False),
     "groups": Method("groups", "fully connected groups, one after another", groups.fits, groups.plan, auto=False),
-    "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits, lambda t: hybrid.plan(t, _best), auto=False),
-}
+    "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits,
+                     lambda t: hybrid.plan(t, lambda part: _on_links(part, "auto")), auto=False),
+}  # fmt: skip
+ProvedTrees = tuple[tuple[Tree, ...], Fraction, Certificate]  # with their rate
 MEMORY_WHY = {
     "chain": METHODS["chain"].why,
     "direct": "every rank works on its share and reads the others', in few steps and the order of the ranks",
@@ -112,8 +87,8 @@ def pack(
     elif memory is not None:
         names = ("direct", "chain") if collective in CHAINED else ("direct",)
         name = _checked(method, names, collective, topology) or names[0]
-        trees, rate, certificate = share_memory(topology, memory, collective, root, name)
-        plan = _packing(topology, collective, root, name, "memory", trees, rate, certificate, MEMORY_WHY[name])
+        proved = share_memory(topology, memory, collective, root, name)
+        plan = _packing(topology, collective, root, name, "memory", proved, MEMORY_WHY[name])
     else:
         options = (options or MethodOptions()).check()
         plan = _on_links(Problem(choose(topology, collective, root), collective, root, options), method)
@@ -149,17 +124,13 @@ def _on_links(problem: Problem, method: str) -> Packing:
     """The best of the candidates, or the method asked for; stops at the first that meets the bound."""
     best: tuple[str, Solution] | None = None
     for name in _wanted(problem, method):
-        if (
-            METHODS[name].costly
-            and problem.n > COSTLY_RANKS
-            and best is not None
-            and best[1].rate >= CLOSE * problem.bound
-        ):
+        close = best is not None and best[1].rate >= CLOSE * problem.bound
+        if METHODS[name].costly and problem.n > COSTLY_RANKS and close:
             continue
         found = METHODS[name].plan(problem)
         if found is None:
             continue
-        used = problem if found.fabric is None else Problem(found.fabric, problem.collective, problem.root)
+        used = _used(problem, found)
         if best is None or found.rate > best[1].rate:
             best = name, found
         if used.met(found.rate):
@@ -173,12 +144,15 @@ def _on_links(problem: Problem, method: str) -> Packing:
 
 def finished(problem: Problem, name: str, found: Solution) -> Packing:
     """The solution of method ``name`` as a packing, with the bound of the links that it used; not yet verified."""
-    used = problem if found.fabric is None else Problem(found.fabric, problem.collective, problem.root)
-    why = found.why or METHODS[name].why
-    t, links = used.fabric.topology, "+".join(used.fabric.kinds)
-    return _packing(
-        t, problem.collective, problem.root, name, links, found.trees, found.rate, used.proof(found.rate), why
-    )
+    used = _used(problem, found)
+    links, why = "+".join(used.fabric.kinds), found.why or METHODS[name].why
+    proved = found.trees, found.rate, used.proof(found.rate)
+    return _packing(used.fabric.topology, problem.collective, problem.root, name, links, proved, why)
+
+
+def _used(problem: Problem, found: Solution) -> Problem:
+    """The problem on the links that a solution uses."""
+    return problem if found.fabric is None else Problem(found.fabric, problem.collective, problem.root)
 
 
 def _candidates(problem: Problem) -> tuple[str, ...]:
@@ -207,20 +181,11 @@ def _without_bytes(t: Topology, collective: str, root: int, method: str, memory:
         else:
             fabric = choose(t, collective, 0)
             links, tree = "+".join(fabric.kinds), chains.shallow(fabric.two_way, 0)
-    return _packing(t, collective, root, name, links, (tree,), Fraction(1), trivial(why), why)
+    return _packing(t, collective, root, name, links, ((tree,), Fraction(1), trivial(why)), why)
 
 
-def _packing(
-    t: Topology,
-    collective: str,
-    root: int,
-    name: str,
-    links: str,
-    trees: tuple[Tree, ...],
-    rate: Fraction,
-    certificate: Certificate,
-    why: str,
-) -> Packing:
+def _packing(t: Topology, collective: str, root: int, name: str, links: str, proved: ProvedTrees, why: str) -> Packing:
+    trees, rate, certificate = proved
     bound = certificate.capacity_mbps / certificate.divisor
     reason = f"{name}: {why}"
     if certificate.kind != "trivial":

@@ -118,3 +118,8 @@ class Packing(Value, frozen=True):
     def optimal(self) -> bool:
         """Whether rate and bound are equal as exact rationals."""
         return self.rate == self.bound
+
+    @property
+    def depth(self) -> int:
+        """Hops of the deepest tree."""
+        return max((tree.depth for tree in self.trees), default=0)

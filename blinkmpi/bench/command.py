@@ -6,7 +6,6 @@ All ranks call :func:`run`; rank 0 prints each row as it is measured.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import resource
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..errors import ArgumentError
 from ..program.call import Call
 from ..topology.importers import load, modify
 from ..topology.model import Topology
+from ..transport.cuda.device import cupy
 from . import environment as meta
 from .document import document, write_new
 from .layout import Buffers, Layout
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
     bench = _Bench(args, options, comm, MPI, topology)
     asked = {"timeout": args.timeout, "algo": args.algo}
     keywords = {name: value for name, value in asked.items() if value is not None}
-    cycles: Iterable[int] = range(args.run_cycles) if args.run_cycles else itertools.count()
+    cycles: Iterable[int] = range(args.run_cycles) if args.run_cycles else count()
     for cycle in cycles:
         for executor in options.executors:
             ours = make_communicator(comm, topology=topology, executor=executor, **keywords)
@@ -93,13 +94,6 @@ def _topology(args: argparse.Namespace, n: int) -> Topology | None:
     return topology
 
 
-def _cupy() -> Any:
-    """CuPy, for ranks that have GPUs."""
-    from ..transport.cuda.device import cupy
-
-    return cupy()
-
-
 def _check_output(args: argparse.Namespace) -> None:
     if args.output_file is not None:
         folder = Path(args.output_file).resolve().parent
@@ -120,14 +114,9 @@ class _Bench:
         self.executor: str | None = None
         self.machine: dict[str, Any] = {}
         self.rows: list[tuple[Row, str]] = []
-        self.columns = Columns(
-            peers=options.peers,
-            executor=args.executor is not None,
-            predict=args.predict,
-            emulated=self.emulated,
-            timestamps=bool(args.report_timestamps),
-            cpu_time=bool(args.report_cputime),
-        )
+        self.columns = Columns(options.peers, executor=args.executor is not None, predict=args.predict,
+                               emulated=self.emulated, timestamps=bool(args.report_timestamps),
+                               cpu_time=bool(args.report_cputime))  # fmt: skip
         self.name = TEST_NAMES[options.collective]
         self.memory = "host"
         self.buffers: Buffers | None = None
@@ -179,16 +168,16 @@ class _Bench:
         if name == "mpi":
             return MpiPeer(self.world, self.mpi)
         if name == "nccl":
-            return NcclPeer(self.world, _cupy())
+            return NcclPeer(self.world, cupy())
         hosts = len({process.host for process in self.processes})
-        return SymmMemPeer(self.world, self.mpi, _cupy(), gpu.device, self.calls, hosts=hosts)
+        return SymmMemPeer(self.world, self.mpi, cupy(), gpu.device, self.calls, hosts=hosts)
 
     def _check_room(self) -> None:
         """Raise ArgumentError on every rank if the buffers do not fit into some host's or GPU's free memory."""
         need = sum(Buffers.needs(self.calls))
         if self.memory == "gpu":
             own = need * (2 if "symm_mem" in self.options.peers else 1)
-            for rank, why in enumerate(self.world.allgather(no_room(_cupy(), own))):
+            for rank, why in enumerate(self.world.allgather(no_room(cupy(), own))):
                 if why:
                     raise ArgumentError(f"rank {rank}: {why}")
             return
@@ -208,7 +197,7 @@ class _Bench:
             self._begin(ours)
         if self.memory == "gpu":
             symmetric = self.setup["local_register"] == 2
-            self.gpu = GpuTimer(_cupy(), ours, self.calls, unalign=self.args.unalign, symmetric=symmetric)
+            self.gpu = GpuTimer(cupy(), ours, self.calls, unalign=self.args.unalign, symmetric=symmetric)
             self.buffers = self.gpu.buffers
         if first or self.args.executor is not None:
             self._header(ours, first=first)
@@ -231,20 +220,14 @@ class _Bench:
 
         facts = call_facts(call)
         able = [peer for peer in self.peers if not self._refuses(peer, call)]
-        mine, theirs = zip(
-            *(self._place(ours, call, able, in_place=place == "in_place") for place in PLACES), strict=True
-        )
+        both = (self._place(ours, call, able, in_place=place == "in_place") for place in PLACES)
+        mine, theirs = zip(*both, strict=True)
         measured = {peer.name: (theirs[0][i], theirs[1][i]) for i, peer in enumerate(able)}
         what = (ours.context, call.collective, call.nbytes)
         predicted, bound = predict(*what, **facts) if self.args.predict else (None, None)
+        peers = {name: measured.get(name) for name in self.options.peers}
         return Row(
-            call=call,
-            ours=mine,
-            peers={name: measured.get(name) for name in self.options.peers},
-            how=choice(*what, **facts),
-            predicted_s=predicted,
-            bound_s=bound,
-            emulated=self.emulated,
+            call, mine, peers, choice(*what, **facts), predicted_s=predicted, bound_s=bound, emulated=self.emulated
         )
 
     def _place(
@@ -300,7 +283,7 @@ class _Bench:
         for line in omb_header(self.options.collective, self.options.peers) if args.format == "osu" else ():
             self.say(line)
         mark = " (emulated)" if self.emulated else ""
-        self.say(f"# {self.machine['name']}{mark}, {self.n} ranks; {self._schemes(ours)}; {self._library()}")
+        self.say(f"# {self.machine['name']}{mark}, {self.n} ranks; {self._schemes(ours)}; {meta.mpi_library(self.mpi)}")
         for peer in self.peers:
             if peer.facts:
                 self.say(f"# {peer.name}: " + ", ".join(f"{key} {value}" for key, value in peer.facts.items()))
@@ -311,19 +294,13 @@ class _Bench:
         """``direct from 65536 B, mpi from ...``: the plan in words."""
         from ..runtime.inspection import choice
 
-        parts: list[str] = []
-        last = ""
+        found: list[tuple[str, int]] = []
         for call in self.options.calls(self.n, self.options.series[0]):
             how = choice(ours.context, call.collective, call.nbytes, **call_facts(call))
             executor = f" ({how['executor']} executor)" if how.get("executor") in ("c", "numpy") else ""
-            words = f"{how.get('scheme')}{executor}"
-            if words != last:
-                parts.append(f"{words} from {call.nbytes} B")
-            last = words
-        return ", ".join(parts)
-
-    def _library(self) -> str:
-        return str(self.mpi.Get_library_version()).split(",")[0].strip("\0\n ")
+            found.append((f"{how.get('scheme')}{executor}", call.nbytes))
+        runs = groupby(found, key=lambda pair: pair[0])
+        return ", ".join(f"{words} from {next(run)[1]} B" for words, run in runs)
 
     def finish(self) -> int:
         """Print the sums, write the file; the exit status, the same on every rank."""
@@ -344,24 +321,16 @@ class _Bench:
                     self.say(f"# {'Memory usage':<20} : Buffers {buffers:.1f} MB | Peak {max(peaks) / 2**20:.1f} MB")
                 self.say(f"#\n# Collective test concluded: {self.name}_perf")
             if self.args.json or self.args.output_file is not None:
-                text = json.dumps(self._document(wrong, average, fast, max(peaks)), indent=1)
+                body = document(
+                    self.args, self.options, self.rows, devices=meta.devices(self.processes), started=self.started,
+                    machine={**self.machine, "emulated": self.emulated}, verdict=(wrong, average, fast),
+                    versions=meta.versions(meta.mpi_library(self.mpi), self.executor, gpu=self.memory == "gpu"),
+                    setup={**self.setup, "refused": self.refused}, peak_resident_bytes=max(peaks),
+                )  # fmt: skip
+                text = json.dumps(body, indent=1)
                 if self.args.json:
                     print(text, flush=True)
                 if self.args.output_file is not None:
                     self.say(f"# JSON written to {write_new(self.args.output_file, text)}")
             status = int(wrong > 0 or fast is False)
         return int(self.world.bcast(status))
-
-    def _document(self, wrong: int, average: float, fast: bool | None, peak: int) -> dict[str, Any]:
-        return document(
-            self.args,
-            self.options,
-            self.rows,
-            devices=meta.devices(self.processes),
-            machine={**self.machine, "emulated": self.emulated},
-            versions=meta.versions(self._library(), self.executor, gpu=self.memory == "gpu"),
-            verdict=(wrong, average, fast),
-            started=self.started,
-            peak_resident_bytes=peak,
-            setup={**self.setup, "refused": self.refused},
-        )

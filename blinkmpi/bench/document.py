@@ -26,18 +26,10 @@ _RANKS = ("rank 0's", "the average rank's", "the fastest rank's", "the slowest r
 
 
 def document(
-    args: argparse.Namespace,
-    options: BenchOptions,
-    rows: Sequence[tuple[Row, str]],
-    *,
-    devices: Sequence[Mapping[str, Any]],
-    machine: Mapping[str, Any],
-    versions: Mapping[str, Any],
-    verdict: tuple[int, float, bool | None],
-    started: datetime,
-    peak_resident_bytes: int,
-    setup: Mapping[str, Any],
-) -> dict[str, Any]:
+    args: argparse.Namespace, options: BenchOptions, rows: Sequence[tuple[Row, str]], *,
+    devices: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], versions: Mapping[str, Any],
+    verdict: tuple[int, float, bool | None], started: datetime, peak_resident_bytes: int, setup: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """The whole file.
 
     Args:
@@ -103,14 +95,14 @@ def statistic(average: int | None, *, gpu: bool = False) -> str:
 
 def write_new(path: str, text: str) -> str:
     """Write ``text`` to ``path``, or where that exists to ``path.0``, ``path.1``, ...; give the name taken."""
-    for suffix in itertools.chain([""], (f".{i}" for i in itertools.count())):
+    name, numbers = path, itertools.count()
+    while True:
         try:
-            with open(path + suffix, "x", encoding="utf-8") as file:
+            with open(name, "x", encoding="utf-8") as file:
                 file.write(text + "\n")
-            return path + suffix
+            return name
         except FileExistsError:
-            continue
-    raise AssertionError("there is always a next name")
+            name = f"{path}.{next(numbers)}"
 
 
 def row_json(row: Row, name: str, options: BenchOptions, *, every: bool) -> dict[str, Any]:
@@ -128,10 +120,7 @@ def row_json(row: Row, name: str, options: BenchOptions, *, every: bool) -> dict
         "root": call.root,
     }
     own: dict[str, Any] = {
-        "scheme": row.how.get("scheme"),
-        "executor": row.how.get("executor"),
-        "chunk_bytes": row.how.get("chunk_bytes"),
-        "reason": row.how.get("reason"),
+        **{key: row.how.get(key) for key in ("scheme", "executor", "chunk_bytes", "reason")},
         **{key: row.how[key] for key in ("protocol", "ctas") if key in row.how},
         "emulated": row.emulated,
         "predicted_us": None if row.predicted_s is None else row.predicted_s * 1e6,
@@ -139,15 +128,10 @@ def row_json(row: Row, name: str, options: BenchOptions, *, every: bool) -> dict
     }
     for place, (key, ours) in enumerate(zip(PLACES, row.ours, strict=True)):
         algorithm, bus = row.bandwidth(place)
-        result[key] = {
-            "cpu_time" if options.timing.cpu_time else "time": ours.time_us,
-            "alg_bw": algorithm,
-            "bus_bw": bus,
-            "nwrong": ours.wrong,
-        }
-        compare: dict[str, Any] = {}
+        clock = "cpu_time" if options.timing.cpu_time else "time"
+        result[key] = {clock: ours.time_us, "alg_bw": algorithm, "bus_bw": bus, "nwrong": ours.wrong}
+        compare: dict[str, Any] = dict.fromkeys(row.peers)
         for peer, measured in row.peers.items():
-            compare[peer] = None
             if measured is not None:
                 theirs = measured[place]
                 ratio = theirs.time_us / max(ours.time_us, 1e-9)

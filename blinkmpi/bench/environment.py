@@ -48,18 +48,12 @@ class Process(NamedTuple):
 def devices(processes: Sequence[Process]) -> list[dict[str, Any]]:
     """nccl-tests' list of devices; CPU ranks count as devices of their host."""
     hosts = [process.host for process in processes]
+    numbers = [hosts[:i].count(p.host) if p.device is None else p.device for i, p in enumerate(processes)]
     return [
-        {
-            "rank": p.rank,
-            "group": 0,
-            "pid": p.pid,
-            "hostname": p.host,
-            "device": hosts[:i].count(p.host) if p.device is None else p.device,
-            "device_hex": p.bus,
-            "device_info": p.info,
-        }
-        for i, p in enumerate(processes)
-    ]
+        {"rank": p.rank, "group": 0, "pid": p.pid, "hostname": p.host, "device": number, "device_hex": p.bus,
+         "device_info": p.info}
+        for p, number in zip(processes, numbers, strict=True)
+    ]  # fmt: skip
 
 
 def commit() -> dict[str, Any]:
@@ -109,6 +103,11 @@ def nvidia_driver() -> str | None:
     """The version of NVIDIA's kernel driver."""
     found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", _read("/proc/driver/nvidia/version"))
     return found[1] if found else None
+
+
+def mpi_library(mpi: Any) -> str:
+    """What the MPI behind mpi4py's module calls itself."""
+    return str(mpi.Get_library_version()).split(",")[0].strip("\0\n ")
 
 
 def versions(mpi_library: str, executor: str | None, *, gpu: bool = False) -> dict[str, Any]:

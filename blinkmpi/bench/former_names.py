@@ -5,13 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 KEYS = {"runner": "executor", "runners": "executors"}
-PROTOCOLS = {
-    "oneshot": "ll16_one_shot",
-    "twoshot": "ll16_two_shot",
-    "oneshot128": "ll128_one_shot",
-    "twoshot128": "ll128_two_shot",
-    "halves": "rs_ag",
-}
+PROTOCOLS = {"oneshot": "ll16_one_shot", "twoshot": "ll16_two_shot", "oneshot128": "ll128_one_shot",
+             "twoshot128": "ll128_two_shot", "halves": "rs_ag"}  # fmt: skip
 
 
 def with_current_names(body: Any) -> Any:

@@ -8,28 +8,15 @@ from ..program.reduction import dtype_of
 from ..trees.tree import ROOTED, Collective
 
 # nccl-tests' name of each element type, in its order.
+_SAME = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
 TYPE_NAMES: dict[str, str] = {
-    "int8": "int8",
-    "uint8": "uint8",
-    "int32": "int32",
-    "uint32": "uint32",
-    "int64": "int64",
-    "uint64": "uint64",
-    "half": "float16",
-    "float": "float32",
-    "double": "float64",
-    "bfloat16": "bfloat16",
-}
+    **{name: name for name in _SAME}, "half": "float16", "float": "float32", "double": "float64", "bfloat16": "bfloat16"
+}  # fmt: skip
 OP_NAMES = ("sum", "prod", "max", "min", "avg")
 TEST_NAMES: dict[Collective, str] = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-}
+    "allreduce": "all_reduce", "allgather": "all_gather", "reduce_scatter": "reduce_scatter", "broadcast": "broadcast",
+    "reduce": "reduce", "gather": "gather", "scatter": "scatter",
+}  # fmt: skip
 
 
 def call_of_size(collective: Collective, n: int, nbytes: int, dtype: str, op: str, root: int) -> Call:
@@ -42,12 +29,7 @@ def call_of_size(collective: Collective, n: int, nbytes: int, dtype: str, op: st
         count &= -(16 // itemsize)
     counts = (count,) * (n if collective == "reduce_scatter" else 1)
     return Call(
-        collective,
-        n,
-        counts,
-        dtype,
-        op if collective in REDUCTIONS else "",
-        root if collective in ROOTED else -1,
+        collective, n, counts, dtype, op if collective in REDUCTIONS else "", root if collective in ROOTED else -1
     )
 
 
@@ -62,12 +44,7 @@ def dtype_named(name: str) -> str:
     Raises:
         BufferTypeError: for the 8-bit floating types and unknown names.
     """
-    if name in TYPE_NAMES:
-        return TYPE_NAMES[name]
-    if name in TYPE_NAMES.values():
-        return name
-    if name.startswith("f8"):
-        raise BufferTypeError(
-            f"datatype {name!r}: 8-bit floating types have no reduction here; use one of {', '.join(TYPE_NAMES)}, all"
-        )
-    raise BufferTypeError(f"datatype {name!r} is unknown; use one of {', '.join(TYPE_NAMES)}, all")
+    if name in TYPE_NAMES or name in TYPE_NAMES.values():
+        return TYPE_NAMES.get(name, name)
+    why = ": 8-bit floating types have no reduction here" if name.startswith("f8") else " is unknown"
+    raise BufferTypeError(f"datatype {name!r}{why}; use one of {', '.join(TYPE_NAMES)}, all")

@@ -69,14 +69,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("-I", "--per_iter_timing", type=int, default=0, choices=(0, 1), help="show every iteration's time")
     add("-u", "--unalign", type=int, default=0, metavar="N", help="start the buffers N elements off alignment")
     add("-M", "--memory_report", type=int, default=0, choices=(0, 1), help="report memory use")
-    add(
-        "-G",
-        "--cudagraph",
-        type=int,
-        default=0,
-        metavar="N",
-        help="GPUs: put the calls into a graph, launch it N times",
-    )
+    what = "GPUs: put the calls into a graph, launch it N times"
+    add("-G", "--cudagraph", type=int, default=0, metavar="N", help=what)
     add(
         "-R", "--local_register", type=int, metavar="N",
         help="GPUs: 0 for plain buffers, 2 for symmetric ones, which peers reach (default 2)",
@@ -138,16 +132,8 @@ def read(args: argparse.Namespace, n: int) -> BenchOptions:
     for flags, default, reason in _FIXED:
         if getattr(args, flags[1].removeprefix("--")) != default:
             raise ArgumentError(f"{'/'.join(flags)} can only be {default}: {reason}; leave the flag out")
-    at_least = {
-        "iters": 1,
-        "warmup_iters": 0,
-        "agg_iters": 1,
-        "run_cycles": 0,
-        "check": 0,
-        "unalign": 0,
-        "cudagraph": 0,
-    }
-    for name, least in at_least.items():
+    from_zero = dict.fromkeys(("warmup_iters", "run_cycles", "check", "unalign", "cudagraph"), 0)
+    for name, least in {"iters": 1, "agg_iters": 1, **from_zero}.items():
         value = getattr(args, name)
         if value is not None and value < least:
             raise ArgumentError(f"--{name} {value}: must be at least {least}")
@@ -159,20 +145,13 @@ def read(args: argparse.Namespace, n: int) -> BenchOptions:
         raise ArgumentError("--blocking 1 waits for each call, which a graph cannot: leave one of -z and -G out")
     if args.timeout is not None and not args.timeout > 0:
         raise ArgumentError(f"--timeout {args.timeout}: must be more than 0 seconds")
+    timing = Timing(args.iters, args.warmup_iters, args.agg_iters, args.check, args.average,
+                    bool(args.report_cputime), bool(args.blocking), args.cudagraph)  # fmt: skip
     return BenchOptions(
         collective=collective,
         sizes=tuple(_sizes(args)),
         series=tuple(_series(args, collective, n)),
-        timing=Timing(
-            args.iters,
-            args.warmup_iters,
-            args.agg_iters,
-            args.check,
-            args.average,
-            bool(args.report_cputime),
-            bool(args.blocking),
-            args.cudagraph,
-        ),
+        timing=timing,
         peers=_listed("--compare", args.compare, PEERS),
         executors=_listed("--executor", args.executor or "auto", EXECUTORS),
         minimum_bandwidth=_minimum_bandwidth(),

@@ -115,18 +115,17 @@ class NcclPeer:
         kind, count, root, comm = call.collective, call.counts[0], call.root, self._comm
         dtype, op = NCCL_TYPES[call.dtype], NCCL_OPS.get(call.op, 0)
         source, target = (0 if buffer is None else int(buffer.data.ptr) for buffer in (layout.source, layout.target))
-        match kind:
-            case "allreduce":
-                return lambda stream: comm.allReduce(source, target, count, dtype, op, stream.ptr)
-            case "reduce":
-                return lambda stream: comm.reduce(source, target, count, dtype, op, root, stream.ptr)
-            case "broadcast":
-                return lambda stream: comm.broadcast(source, target, count, dtype, root, stream.ptr)
-            case "allgather":
-                return lambda stream: comm.allGather(source, target, count, dtype, stream.ptr)
-            case "reduce_scatter":
-                return lambda stream: comm.reduceScatter(source, target, count, dtype, op, stream.ptr)
-        return self._exchange(call, source, target)
+        calls: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+            "allreduce": (comm.allReduce, (op,)),
+            "reduce": (comm.reduce, (op, root)),
+            "broadcast": (comm.broadcast, (root,)),
+            "allgather": (comm.allGather, ()),
+            "reduce_scatter": (comm.reduceScatter, (op,)),
+        }
+        if kind not in calls:
+            return self._exchange(call, source, target)
+        method, more = calls[kind]
+        return lambda stream: method(source, target, count, dtype, *more, stream.ptr)
 
     def _exchange(self, call: Call, source: int, target: int) -> Callable[[Any], None]:
         """Gather and scatter, of sends and receives in one group as nccl-tests has them."""
@@ -258,29 +257,14 @@ class SymmMemPeer:
             getattr(operations, name).default
             for name in ("one_shot_all_reduce_out", "two_shot_all_reduce_out", "two_shot_all_reduce_")
         )
-        group = self._group
-
-        def one_shot(stream: Any) -> None:
-            self._follow(stream)
-            one(send, "sum", group, recv)
-
-        def one_shot_in_place(stream: Any) -> None:
-            self._follow(stream)
-            one(recv, "sum", group, send)
-            recv.copy_(send)
-
-        def two_shot(stream: Any) -> None:
-            self._follow(stream)
-            two(send, "sum", group, recv)
-
-        def two_shot_in_place(stream: Any) -> None:
-            self._follow(stream)
-            inside(recv, "sum", group)
-
-        variants: dict[str, Callable[[Any], None]] = {
-            "one_shot": one_shot_in_place if in_place else one_shot,
-            "two_shot": two_shot_in_place if in_place else two_shot,
-        }
+        out = ("sum", self._group)
+        calls: dict[str, Callable[[], Any]]
+        if in_place:  # one shot has no form in place: its result is copied back
+            calls = {"one_shot": lambda: (one(recv, *out, send), recv.copy_(send))}
+            calls["two_shot"] = lambda: inside(recv, *out)
+        else:
+            calls = {"one_shot": lambda: one(send, *out, recv), "two_shot": lambda: two(send, *out, recv)}
+        variants = {name: partial(self._on_stream, call) for name, call in calls.items()}
         times = {name: self._try(layout, run) for name, run in variants.items()}
         best = min(times, key=lambda name: times[name])
         return Contender(layout, variants[best], best)
@@ -288,11 +272,12 @@ class SymmMemPeer:
     def _view(self, tensor: Any, call: Call) -> Any:
         return tensor[: call.nbytes].view(getattr(self._torch, call.dtype))
 
-    def _follow(self, stream: Any) -> None:
-        """Make CuPy's stream torch's current one; it stays so."""
+    def _on_stream(self, call: Callable[[], Any], stream: Any) -> None:
+        """Call torch with CuPy's stream as its current one, which it stays."""
         if self._stream is None or self._stream.cuda_stream != stream.ptr:
             self._stream = self._torch.cuda.ExternalStream(stream.ptr)
             self._torch.cuda.set_stream(self._stream)
+        call()
 
     def _try(self, layout: Layout, run: Callable[[Any], None]) -> float:
         """Milliseconds of one call, of the slowest rank."""

@@ -8,18 +8,17 @@ the files of its runs if it has only one number of these. matplotlib is an extra
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
-from ..plot.figure import COLOURS, DARK, check_target, new_figure, save
+from ..plot.figure import COLOURS, DARK, check_target, headed, look_of, new_figure, plain_log_axes, save
 from ..util.text import plural, size_text
 from .former_names import with_current_names
 from .sweep import plot_scaling
-from .sweep.plot_scaling import LIBRARY_NAMES, MARKERS, OURS
+from .sweep.plot_scaling import LIBRARY_NAMES, OURS
 from .sweep.results import is_sweep
 from .sweep.results import read as read_sweep
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LIBRARIES = (OURS, "mpi", "nccl", "symm_mem")  # each has its colour
-STYLES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
 MOST_COLUMNS = 6
 TICKS = 7  # sizes named along an axis, at most
 RATIO_TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50)
@@ -87,11 +85,8 @@ def draw(files: Sequence[str], path: str, *, in_place: bool = False) -> None:
     if compared:
         for axes in panels[2]:
             axes.axhline(1, color=DARK, linewidth=0.9, zorder=1)
-    figure.suptitle("Collectives against size", x=0.6 / width, y=1 - 0.16 / height, ha="left", va="top", fontsize=14,
-                    weight="bold")  # fmt: skip
-    facts = textwrap.wrap(f"{_facts(documents, in_place)}; shaded: fastest to slowest", int(14 * (width - 0.9)))
-    figure.text(0.6 / width, 1 - 0.50 / height, "\n".join(facts), fontsize=9, color="#666666", va="top")
-    below = 0.6 + 0.16 * len(facts)
+    facts = f"{_facts(documents, in_place)}; shaded: fastest to slowest"
+    below = headed(figure, "Collectives against size", facts, letters=14)
     lines = _legend(figure, curves, styles, y=1 - below / height)
     top = 1 - (below + 0.45 + 0.2 * lines) / height
     figure.subplots_adjust(left=0.85 / width, right=1 - 0.3 / width, top=top, bottom=0.4 / height,
@@ -130,39 +125,23 @@ def curves_of(document: dict[str, Any], *, in_place: bool = False) -> Iterator[S
         column += ", emulated" if first["blinkmpi"].get("emulated") else ""
         parts = [_executor(block)] if several else []
         parts += ["graph"] if document["config"].get("graph") else []
-        yield _ours(rows, place, column, ", ".join(parts))
+        yield _curve_of(rows, place, column, ", ".join(parts))
         for peer in document["blinkmpi"].get("compare") or []:
             measured = [row for row in rows if row["blinkmpi"][place]["compare"].get(peer)]
             if measured:
-                yield _theirs(measured, place, column, ", ".join(parts), peer)
+                yield _curve_of(measured, place, column, ", ".join(parts), peer)
 
 
-def _ours(rows: Sequence[dict[str, Any]], place: str, column: str, variant: str) -> SizeCurve:
-    times = [row["blinkmpi"][place]["times_us"] for row in rows]
+def _curve_of(rows: Sequence[dict[str, Any]], place: str, column: str, variant: str, peer: str = OURS) -> SizeCurve:
+    """The curve of a library: ours, or a peer's from what stands beside each of our rows."""
+    beside = [row["blinkmpi"][place] if peer == OURS else row["blinkmpi"][place]["compare"][peer] for row in rows]
+    ratios = () if peer == OURS else tuple(one["ratio"] for one in beside)
     return SizeCurve(
-        column,
-        variant,
-        OURS,
-        tuple(row["size"] for row in rows),
-        tuple(row[place]["time"] for row in rows),
-        tuple((t["min"], t["max"]) for t in times),
-        tuple(row[place]["bus_bw"] for row in rows),
-        (),
-    )
-
-
-def _theirs(rows: Sequence[dict[str, Any]], place: str, column: str, variant: str, peer: str) -> SizeCurve:
-    found = [row["blinkmpi"][place]["compare"][peer] for row in rows]
-    return SizeCurve(
-        column,
-        variant,
-        peer,
-        tuple(row["size"] for row in rows),
-        tuple(f["time"] for f in found),
-        tuple((f["times_us"]["min"], f["times_us"]["max"]) for f in found),
-        tuple(row[place]["bus_bw"] / f["ratio"] for row, f in zip(rows, found, strict=True)),
-        tuple(f["ratio"] for f in found),
-    )
+        column, variant, peer, tuple(row["size"] for row in rows),
+        tuple((row[place] if peer == OURS else one)["time"] for row, one in zip(rows, beside, strict=True)),
+        tuple((one["times_us"]["min"], one["times_us"]["max"]) for one in beside),
+        tuple(row[place]["bus_bw"] / one.get("ratio", 1) for row, one in zip(rows, beside, strict=True)), ratios,
+    )  # fmt: skip
 
 
 def _blocks(results: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -205,8 +184,7 @@ def _read(name: str) -> dict[str, Any]:
 def _curve(axes: Any, curve: SizeCurve, variant: int) -> None:
     look = {
         "color": COLOURS[LIBRARIES.index(curve.peer)],
-        "linestyle": STYLES[variant % len(STYLES)],
-        "marker": MARKERS[variant % len(MARKERS)],
+        **look_of(variant),
         "markersize": 4.2,
         "linewidth": 1.7 if curve.peer == OURS else 1.3,
         "zorder": 4 if curve.peer == OURS else 3,
@@ -220,31 +198,19 @@ def _curve(axes: Any, curve: SizeCurve, variant: int) -> None:
 
 
 def _axes(panels: Sequence[Axes], curves: Sequence[SizeCurve], title: str) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, NullLocator
 
     sizes = sorted({size for curve in curves for size in curve.sizes})
-    step = -(-len(sizes) // TICKS)
     panels[0].set_title(title, fontsize=11, weight="bold", pad=6)
     for i, axes in enumerate(panels):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2 if i == 2 else 10)
-        axes.xaxis.set_major_locator(FixedLocator(sizes[::step]))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(int(value))))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        if i == 1:
-            rates = [rate for curve in curves for rate in curve.busbw]
-            wide = max(rates) > 300 * min(rates)
-            axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1,) if wide else (1, 2, 5)))
+        rates = [rate for curve in curves for rate in curve.busbw] if i == 1 else None
+        plain_log_axes(axes, sizes[:: -(-len(sizes) // TICKS)], lambda value: size_text(int(value)), rates)
         if i == 2:
             ratios = [ratio for curve in curves for ratio in curve.ratios]
+            axes.set_yscale("log", base=2)
             axes.yaxis.set_major_locator(FixedLocator(FINE_TICKS if max(ratios) < 2 * min(ratios) else RATIO_TICKS))
             axes.yaxis.set_minor_locator(NullLocator())
-        axes.grid(color="#e8e8e8", zorder=0)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8.5)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     panels[-1].tick_params(axis="x", rotation=0, labelsize=8)
 
 
@@ -259,10 +225,9 @@ def _legend(figure: Any, curves: Sequence[SizeCurve], styles: dict[str, int], *,
     ]
     if any(styles):
         handles += [
-            Line2D([], [], color=DARK, linewidth=1.2, linestyle=STYLES[i % len(STYLES)],
-                   marker=MARKERS[i % len(MARKERS)], markersize=4.2, label=variant or "otherwise")
+            Line2D([], [], color=DARK, linewidth=1.2, markersize=4.2, label=variant or "otherwise", **look_of(i))
             for variant, i in styles.items()
-        ]  # fmt: skip
+        ]
     columns = max(1, int(figure.get_figwidth() / 1.5))
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.5 / figure.get_figwidth(), y), ncols=columns,
                   frameon=False, fontsize=9, handlelength=2.6, borderaxespad=0.0, columnspacing=1.6)  # fmt: skip

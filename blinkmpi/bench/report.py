@@ -46,68 +46,54 @@ class Columns:
     timestamps: bool = False
     cpu_time: bool = False
 
+    @property
+    def columns(self) -> list[tuple[int, str, str]]:
+        """Width, name and unit of every column."""
+        found = [(12, "size", "(B)"), (12, "count", "(elements)"), (8, "type", ""), (6, "redop", ""), (6, "root", "")]
+        time = "cputime" if self.cpu_time else "time"
+        found += [(7, time, "(us)"), (6, "algbw", "(GB/s)"), (6, "busbw", "(GB/s)"), (6, "#wrong", "")] * len(PLACES)
+        for peer in self.peers:
+            found += [(8, peer, "(us)"), (6, "ratio", "")] * len(PLACES)
+        found += [(8, "pred", "(us)"), (8, "bound", "(us)")] if self.predict else []
+        found += [(8, "executor", "")] if self.executor else []
+        found += [(8, "protocol", ""), (4, "ctas", "")] if self.protocol else []
+        found += [(8, "emulated", "")] if self.emulated else []
+        return found + ([(19, "timestamp", "")] if self.timestamps else [])
+
+    def _line(self, cells: Sequence[str]) -> str:
+        return "  ".join(f"{cell:>{width}}" for (width, _, _), cell in zip(self.columns, cells, strict=True))
+
     def header(self) -> list[str]:
         """nccl-tests' three header lines, with ours to the right."""
-        label = "cputime" if self.cpu_time else "time"
-        blank = _cells((12, 12, 8, 6, 6), "", "", "", "", "")
-        groups = "#" + blank[1:] + "           out-of-place                       in-place          "
-        names = "#" + _cells((12, 12, 8, 6, 6), "size", "count", "type", "redop", "root")[1:]
-        units = "#" + _cells((12, 12, 8, 6, 6), "(B)", "(elements)", "", "", "")[1:]
-        for _ in PLACES:
-            names += "  " + _cells((7, 6, 6, 6), label, "algbw", "busbw", "#wrong")
-            units += "  " + _cells((7, 6, 6, 6), "(us)", "(GB/s)", "(GB/s)", "")
-        for peer in self.peers:
-            groups += f"{'out-of-place':>18}{'in-place':>18}"
-            for _ in PLACES:
-                names += "  " + _cells((8, 6), peer, "ratio")
-                units += "  " + _cells((8, 6), "(us)", "")
-        if self.predict:
-            names += "  " + _cells((8, 8), "pred", "bound")
-            units += "  " + _cells((8, 8), "(us)", "(us)")
-        if self.executor:
-            names += f"  {'executor':>8}"
-        if self.protocol:
-            names += "  " + _cells((8, 4), "protocol", "ctas")
-            units += "  " + _cells((8, 4), "", "")
-        if self.emulated:
-            names += "  emulated"
-        if self.timestamps:
-            names += f"{'timestamp':>21}"
-        return ["#", groups, names, units]
+        groups = "#" + " " * 62 + "out-of-place                       in-place          "
+        groups += f"{'out-of-place':>18}{'in-place':>18}" * len(self.peers)
+        names, units = (self._line(texts) for texts in list(zip(*self.columns, strict=True))[1:])
+        return ["#", groups, f"#{names[1:]}", f"#{units[1:]}"]
 
     def row(self, row: Row) -> str:
         """One line."""
         call = row.call
-        text = f"{call.nbytes:12d}  {call.counts[0]:12d}  {type_name(call.dtype):>8}  {call.op or 'none':>6}"
-        text += f"  {call.root:6d}"
+        cells = [str(call.nbytes), str(call.counts[0]), type_name(call.dtype), call.op or "none", str(call.root)]
         for place, ours in enumerate(row.ours):
             algorithm, bus = row.bandwidth(place)
-            wrong = "   N/A" if ours.wrong is None else f"{ours.wrong:6g}"
-            text += f"  {number(ours.time_us, 7)}  {number(algorithm, 6)}  {number(bus, 6)}  {wrong}"
+            wrong = "N/A" if ours.wrong is None else f"{ours.wrong:6g}"
+            cells += [number(ours.time_us, 7), number(algorithm, 6), number(bus, 6), wrong]
         for peer in self.peers:
             measured = row.peers[peer]
             for place, ours in enumerate(row.ours):
-                if measured is None:
-                    text += f"  {'N/A':>8}  {'N/A':>6}"
-                else:
-                    theirs = measured[place].time_us
-                    text += f"  {number(theirs, 8)}  {number(theirs / max(ours.time_us, 1e-9), 6)}"
+                theirs = None if measured is None else measured[place].time_us
+                ratio = None if theirs is None else theirs / max(ours.time_us, 1e-9)
+                cells += [_or_not(theirs, 8), _or_not(ratio, 6)]
         if self.predict:
-            for seconds in (row.predicted_s, row.bound_s):
-                text += "  " + ("     N/A" if seconds is None else number(seconds * 1e6, 8))
-        if self.executor:
-            text += f"  {row.how.get('executor') or '-':>8}"
-        if self.protocol:
-            text += "  " + _cells((8, 4), *(str(row.how.get(key) or "-") for key in ("protocol", "ctas")))
-        if self.emulated:
-            text += "  emulated"
-        if self.timestamps:
-            text += f"{row.finished:>21}"
-        return text
+            cells += [_or_not(None if s is None else s * 1e6, 8) for s in (row.predicted_s, row.bound_s)]
+        cells += [row.how.get("executor") or "-"] if self.executor else []
+        cells += [str(row.how.get(key) or "-") for key in ("protocol", "ctas")] if self.protocol else []
+        cells += ["emulated"] if self.emulated else []
+        return self._line([*cells, *([row.finished] if self.timestamps else [])])
 
 
-def _cells(widths: Sequence[int], *texts: str) -> str:
-    return "  ".join(f"{text:>{width}}" for width, text in zip(widths, texts, strict=True))
+def _or_not(value: float | None, width: int) -> str:
+    return "N/A" if value is None else number(value, width)
 
 
 def number(value: float, width: int) -> str:

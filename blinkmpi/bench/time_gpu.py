@@ -8,10 +8,10 @@ call is measured too. CuPy is the argument ``xp``.
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from ..program.call import Call
 from ..program.reduction import Array
 from .layout import Buffers, Layout
-from .timing import Contender, Timing, TimingResult, check, our_call, ready, summary, times_of_all_ranks
+from .timing import Contender, Timing, TimingResult, check, no_collection, our_call, ready, summary, times_of_all_ranks
 
 REPEATS = 9
 BLOCK_SECONDS = 0.03
@@ -54,16 +54,9 @@ class GpuTimer:
         self.xp, self.comm = xp, comm
         self.stream = xp.cuda.Stream(non_blocking=True)
         with self.stream:
-            self.buffers = Buffers(
-                calls, unalign=unalign, xp=xp, allocate=self._symmetric if symmetric else self._plain
-            )
+            allocate = partial(comm.empty if symmetric else xp.empty, dtype=np.uint8)
+            self.buffers = Buffers(calls, unalign=unalign, xp=xp, allocate=allocate)
             self.stream.synchronize()
-
-    def _symmetric(self, nbytes: int) -> Any:
-        return self.comm.empty(nbytes, np.uint8)
-
-    def _plain(self, nbytes: int) -> Any:
-        return self.xp.empty(nbytes, np.uint8)
 
     def contender(self, layout: Layout, *, persistent: bool) -> Contender:
         """Our call: with ``persistent`` MPI's persistent request, started anew each time."""
@@ -81,25 +74,13 @@ class GpuTimer:
             calls = calls_in_block(max(self._trial(world, mpi, contender, timing) for contender in contenders), timing)
             blocks = [self._block(contender.run, calls, timing) for contender in contenders]
             device, host = self._time(world, blocks)
-            wrong = [
-                check(world, contender.layout, self._checked(contender, timing), timing.checks)
-                for contender in contenders
-            ]
+            wrong = [check(world, one.layout, self._checked(one, timing), timing.checks) for one in contenders]
         each = calls * max(1, timing.replays)
-        on_device, on_host = (
-            times_of_all_ranks(world, device) * (1e6 / each),
-            times_of_all_ranks(world, host) * (1e6 / each),
-        )
+        on_device, on_host = (times_of_all_ranks(world, times) * (1e6 / each) for times in (device, host))
         reported = on_host if timing.cpu_time else on_device
+        pays = [median(on_host[:, i].max(axis=0).tolist()) for i in range(len(contenders))]
         return [
-            summary(
-                reported[:, i],
-                wrong[i],
-                timing.average,
-                calls=each,
-                host_us=median(on_host[:, i].max(axis=0).tolist()),
-                note=contender.note,
-            )
+            summary(reported[:, i], wrong[i], timing.average, calls=each, host_us=pays[i], note=contender.note)
             for i, contender in enumerate(contenders)
         ]
 
@@ -155,9 +136,7 @@ class GpuTimer:
     def _time(self, world: Any, blocks: Sequence[tuple[Callable[[], None], ...]]) -> tuple[Array, Array]:
         """Seconds of this rank by library and repeat: on the device, and of the host until all was started."""
         device, host = np.empty((2, len(blocks), REPEATS))
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with no_collection():
             for i in range(REPEATS):
                 for k, (one, timed) in enumerate(blocks):
                     self.stream.synchronize()
@@ -168,9 +147,6 @@ class GpuTimer:
                     timed()
                     host[k, i] = time.perf_counter() - began
                     device[k, i] = self._elapsed(start)
-        finally:
-            if collecting:
-                gc.enable()
         return device, host
 
     def _checked(self, contender: Contender, timing: Timing) -> Callable[[], None]:

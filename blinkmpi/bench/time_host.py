@@ -7,7 +7,6 @@ finds caches and buffers as a program that uses it alone would. The MPI module c
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..program.reduction import Array
-from .timing import Contender, Timing, TimingResult, check, ready, summary, times_of_all_ranks
+from .timing import Contender, Timing, TimingResult, check, no_collection, ready, summary, times_of_all_ranks
 
 ROW_SECONDS = 3.0
 FEWEST = 5
@@ -45,17 +44,12 @@ def _time(world: Any, mpi: Any, runs: Sequence[Callable[[], Any]], timing: Timin
             iterations = min(iterations, max(FEWEST, fit))
     clock = time.process_time if timing.cpu_time else time.perf_counter
     times = np.empty((len(runs), iterations))
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collection():
         for i in range(iterations):
             for k, run in enumerate(runs):
                 if len(runs) > 1:
                     run()
                 times[k, i] = _once(world, run, timing.aggregate, clock)
-    finally:
-        if collecting:
-            gc.enable()
     return times
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -16,14 +18,9 @@ from .layout import Layout
 
 DEFAULT_ITERATIONS = 20
 METHODS: dict[str, str] = {
-    "allreduce": "Allreduce",
-    "allgather": "Allgather",
-    "reduce_scatter": "Reduce_scatter_block",
-    "broadcast": "Bcast",
-    "reduce": "Reduce",
-    "gather": "Gather",
-    "scatter": "Scatter",
-}
+    "allreduce": "Allreduce", "allgather": "Allgather", "reduce_scatter": "Reduce_scatter_block", "broadcast": "Bcast",
+    "reduce": "Reduce", "gather": "Gather", "scatter": "Scatter",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +80,8 @@ class Contender:
 
 def call_facts(call: Call) -> dict[str, Any]:
     """Keywords that identify a call beside collective and size; operation and root only where it has them."""
-    facts: dict[str, Any] = {"dtype": call.dtype}
-    if call.op:
-        facts["op"] = call.op
-    if call.root >= 0:
-        facts["root"] = call.root
-    return facts
+    facts: dict[str, Any] = {"dtype": call.dtype, **({"op": call.op} if call.op else {})}
+    return facts | ({"root": call.root} if call.root >= 0 else {})
 
 
 def our_call(comm: Any, layout: Layout, *, suffix: str = "") -> Callable[..., Any]:
@@ -97,6 +90,18 @@ def our_call(comm: Any, layout: Layout, *, suffix: str = "") -> Callable[..., An
     method = getattr(comm, METHODS[call.collective] + suffix)
     keywords = {name: value for name, value in call_facts(call).items() if name != "dtype"}
     return partial(method, *layout.arguments, **keywords)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without Python's garbage collector, which would run in the middle of some call."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def ready(layout: Layout) -> None:

@@ -195,31 +195,28 @@ def _fail(error: BlinkError) -> int:
 
 
 def _command(args: argparse.Namespace, topology: Topology, *, live: bool) -> int:
-    commands = {"topo": _topo, "plan": _plan, "explain": _explain, "simulate": _simulate, "subsets": _subsets}
-    return commands[args.command](args, topology, live)
+    mpi = live and all(device.kind == "cpu" for device in topology.devices)
+    match args.command:
+        case "topo":
+            return cli_topo.topo(args, topology)
+        case "plan":
+            return cli_trees.plan(args, topology, mpi=mpi)
+        case "subsets":
+            return cli_trees.subsets(args, topology)
+        case "explain":
+            return _explain(args, topology, mpi)
+    return _simulate(args, topology)
 
 
-def _topo(args: argparse.Namespace, topology: Topology, live: bool) -> int:
-    return cli_topo.topo(args, topology)
-
-
-def _plan(args: argparse.Namespace, topology: Topology, live: bool) -> int:
-    return cli_trees.plan(args, topology, mpi=live and _cpu(topology))
-
-
-def _subsets(args: argparse.Namespace, topology: Topology, live: bool) -> int:
-    return cli_trees.subsets(args, topology)
-
-
-def _explain(args: argparse.Namespace, topology: Topology, live: bool) -> int:
+def _explain(args: argparse.Namespace, topology: Topology, mpi: bool) -> int:
     call = _call(args, topology)
-    plan = make_plan(topology, mpi=live and _cpu(topology), collectives=[call.collective], roots=[max(call.root, 0)])
+    plan = make_plan(topology, mpi=mpi, collectives=[call.collective], roots=[max(call.root, 0)])
     found = explanation(plan, topology, call)
     print(found.to_json() if args.json else found.text(), end="" if args.json else "\n")
     return 0
 
 
-def _simulate(args: argparse.Namespace, topology: Topology, live: bool) -> int:
+def _simulate(args: argparse.Namespace, topology: Topology) -> int:
     call = _call(args, topology)
     plan = make_plan(topology, collectives=[call.collective], roots=[max(call.root, 0)])
     packing = plan.packing(call.collective, call.root, choose(plan, call).scheme)
@@ -261,12 +258,10 @@ def _run(program: Program) -> int:
     import numpy as np
 
     call = program.call
-    sends = []
-    for rank in range(call.n):
-        data = np.empty(call.send_count, dtype_of(call.dtype)) if call.sends(rank) else None
+    sends = [np.empty(call.send_count, dtype_of(call.dtype)) if call.sends(rank) else None for rank in range(call.n)]
+    for rank, data in enumerate(sends):
         if data is not None:
             fill(data, rank, call.dtype)
-        sends.append(data)
     results = run(program, sends)
     return sum(count_wrong(call, r, got) for r, got in enumerate(results) if got is not None)
 
@@ -282,7 +277,3 @@ def _call(args: argparse.Namespace, topology: Topology) -> Call:
         return Call("barrier", topology.n, (0,), "int8")
     nbytes, dtype = parse_size(args.bytes), dtype_named(args.dtype)
     return call_of_size(collective, topology.n, nbytes, dtype, args.op, args.root)
-
-
-def _cpu(topology: Topology) -> bool:
-    return all(device.kind == "cpu" for device in topology.devices)

@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ArgumentError
-from ..planning.explain import depth_of, shares
+from ..planning.explain import shares
 from ..planning.selection import make_plan
 from ..planning.subsets import COLLECTIVES as COMPARED
 from ..planning.subsets import PCIE_MBPS, Allocations, Subset, by_size, summary, survey
@@ -23,31 +23,26 @@ from ..util.codec import plain
 from ..util.text import parse_size
 from .output import show, write
 
+Number = TypeVar("Number")
 Found = list[tuple[Packing, float]]  # with the seconds that planning took
 
 
-def fraction(text: str) -> Fraction:
-    """Read ``1/20`` or ``0.05``.
-
-    Raises:
-        ArgumentError: for anything else.
-    """
+def number(text: str, kind: Callable[[str], Number], what: str) -> Number:
+    """Read a number of a kind, or raise an ArgumentError that says what was expected."""
     try:
-        return Fraction(text)
+        return kind(text)
     except (ValueError, ZeroDivisionError) as error:
-        raise ArgumentError(f"{text!r} is no number; write 1/20 or 0.05, for example") from error
+        raise ArgumentError(f"{text!r} is no {what}, for example") from error
+
+
+def fraction(text: str) -> Fraction:
+    """Read ``1/20`` or ``0.05``."""
+    return number(text, Fraction, "number; write 1/20 or 0.05")
 
 
 def whole(text: str) -> int:
-    """Read a whole number.
-
-    Raises:
-        ArgumentError: for anything else.
-    """
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ArgumentError(f"{text!r} is no whole number; write 4, for example") from error
+    """Read a whole number."""
+    return number(text, int, "whole number; write 4")
 
 
 class KnobFlag(NamedTuple):
@@ -71,9 +66,8 @@ KNOBS = {
 
 def add_plan(command: argparse.ArgumentParser) -> None:
     """The flags of ``plan`` besides those of all commands."""
-    command.add_argument(
-        "--method", default="auto", metavar="M", help="auto, exact, mwu, few, rings, ...; see the docs"
-    )
+    what = "auto, exact, mwu, few, rings, ...; see the docs"
+    command.add_argument("--method", default="auto", metavar="M", help=what)
     for name, knob in KNOBS.items():
         used = f"{knob.what} ({', '.join(knob.methods)})"
         command.add_argument(knob.flag, dest=name, metavar=knob.flag.rpartition("-")[2].upper()[:1], help=used)
@@ -159,9 +153,8 @@ def _method(args: argparse.Namespace) -> tuple[str, MethodOptions]:
     for knob in given.values():
         if method not in knob.methods:
             other = f"for {method}" if method != "auto" else "for those of the other flags"
-            raise ArgumentError(
-                f"{knob.flag} is for method {' and '.join(knob.methods)}, not {other}; leave one of them out"
-            )
+            able_ones = " and ".join(knob.methods)
+            raise ArgumentError(f"{knob.flag} is for method {able_ones}, not {other}; leave one of them out")
     return method, MethodOptions(**{name: knob.read(getattr(args, name)) for name, knob in given.items()}).check()
 
 
@@ -209,33 +202,19 @@ def _print_json(
 
 def report(packing: Packing, seconds: float | None = None) -> dict[str, Any]:
     """What ``plan --json`` says about one collective."""
-    known = {} if seconds is None else {"seconds": seconds}
+    p = packing
+    trees = [
+        {"root": tree.root, "edges": [[e.src, e.dst] for e in tree.edges], "depth": tree.depth,
+         "weight_gbps": float(tree.weight / 1000), "share": f"{share.numerator}/{share.denominator}"}
+        for tree, share in zip(p.trees, shares(p), strict=True)
+    ]  # fmt: skip
     return {
-        "collective": packing.collective,
-        "root": packing.root,
-        "ranks": packing.n,
-        "scheme": packing.scheme,
-        "method": packing.reason.partition(": ")[0],
-        "reason": packing.reason,
-        "links": packing.links,
-        "depth": depth_of(packing),
-        "rate_gbps": float(packing.rate / 1000),
-        "bound_gbps": float(packing.bound / 1000),
-        "of_bound": str(packing.rate / packing.bound),
-        "optimal": packing.optimal,
-        **known,
-        "certificate": plain(packing.certificate),
-        "trees": [
-            {
-                "root": tree.root,
-                "edges": [[e.src, e.dst] for e in tree.edges],
-                "depth": tree.depth,
-                "weight_gbps": float(tree.weight / 1000),
-                "share": f"{share.numerator}/{share.denominator}",
-            }
-            for tree, share in zip(packing.trees, shares(packing), strict=True)
-        ],
-    }
+        "collective": p.collective, "root": p.root, "ranks": p.n, "scheme": p.scheme,
+        "method": p.reason.partition(": ")[0], "reason": p.reason, "links": p.links, "depth": p.depth,
+        "rate_gbps": float(p.rate / 1000), "bound_gbps": float(p.bound / 1000), "of_bound": str(p.rate / p.bound),
+        "optimal": p.optimal, **({} if seconds is None else {"seconds": seconds}),
+        "certificate": plain(p.certificate), "trees": trees,
+    }  # fmt: skip
 
 
 def subsets(args: argparse.Namespace, topology: Topology) -> int:

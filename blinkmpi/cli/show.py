@@ -12,9 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..doctor.report import Report
-from ..planning.explain import depth_of, gap_text, shares
+from ..planning.explain import gap_text, shares
 from ..planning.subsets import Spread, Subset, by_size, summary
 from ..topology.model import Topology
+from ..topology.show import table_of
 from ..trees.cluster.phases import Hierarchy
 from ..trees.tree import Packing, Tree
 from ..util.text import plural, time_text
@@ -26,38 +27,21 @@ def packings(
     found: Sequence[tuple[Packing, float]], topology: Topology, left_out: Iterable[str] = ()
 ) -> RenderableType:
     """One row for each collective, then the certificates."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("collective", no_wrap=True)
-    table.add_column("scheme", no_wrap=True)
-    for name in ("trees", "depth", "rate GB/s", "bound GB/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("optimal", no_wrap=True)
+    table = table_of("collective", "scheme", ">trees", ">depth", ">rate GB/s", ">bound GB/s", "optimal")
     proofs = Table.grid(padding=(0, 2))
     for p, _ in found:
         name = p.collective + (f" from {p.root}" if p.root >= 0 else "")
         trivial = p.certificate.kind == "trivial"
-        table.add_row(
-            name,
-            p.scheme,
-            str(len(p.trees)),
-            str(depth_of(p)),
-            "-" if trivial else f"{float(p.rate / 1000):.4g}",
-            "-" if trivial else f"{float(p.bound / 1000):.4g}",
-            Text("yes", "green") if p.optimal else Text(f"{float(p.rate / p.bound):.1%}", "yellow"),
-        )
+        rates = ["-" if trivial else f"{float(mbps / 1000):.4g}" for mbps in (p.rate, p.bound)]
+        optimal = Text("yes", "green") if p.optimal else Text(f"{float(p.rate / p.bound):.1%}", "yellow")
+        table.add_row(name, p.scheme, str(len(p.trees)), str(p.depth), *rates, optimal)
         proofs.add_row(f" {name}", p.certificate.text)
     links = sorted({p.links for p, _ in found} - {""})
     total = sum(seconds for _, seconds in found)
     title = Text(f"{topology.name}, {plural(topology.n, 'rank')}, over {', '.join(links) or 'no links'}", "bold")
     rest = [Text(f" not by this method: {', '.join(left_out)}", "dim")] if left_out else []
-    return Group(
-        title,
-        table,
-        *rest,
-        Text(" Why nothing is faster", "bold"),
-        proofs,
-        Text(f"\n planned in {time_text(total)}", "dim"),
-    )
+    why, end = Text(" Why nothing is faster", "bold"), Text(f"\n planned in {time_text(total)}", "dim")
+    return Group(title, table, *rest, why, proofs, end)
 
 
 def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
@@ -66,16 +50,12 @@ def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     head.add_row("scheme", f"{p.scheme}: {p.reason.partition(': ')[2] or p.reason}")
     if p.certificate.kind != "trivial":
-        head.add_row(
-            "rate", Text(f"{rate:.4g} GB/s, {gap_text(rate, bound, p.optimal)}", "green" if p.optimal else "yellow")
-        )
+        gap = gap_text(rate, bound, p.optimal)
+        head.add_row("rate", Text(f"{rate:.4g} GB/s, {gap}", "green" if p.optimal else "yellow"))
         head.add_row("bound", f"{bound:.4g} GB/s: {p.certificate.text}")
     head.add_row("links", p.links or "none")
     head.add_row("planned in", time_text(seconds))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("tree", "share", "GB/s", "depth", "root"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("edges, away from the root")
+    table = table_of(">tree", ">share", ">GB/s", ">depth", ">root", "edges, away from the root...")
     for i, (tree, share) in enumerate(zip(p.trees, shares(p), strict=True)):
         weight = "-" if p.certificate.kind == "trivial" else f"{float(tree.weight / 1000):.4g}"
         table.add_row(str(i), str(share), weight, str(tree.depth), str(tree.root), edges_text(tree))
@@ -97,10 +77,7 @@ def hierarchy(h: Hierarchy, topology: Topology, seconds: float) -> RenderableTyp
         loads = len({share.roots[i] for share in h.shares})
         head.add_row(f"box {box.node}", f"{plural(len(box.ranks), 'rank')}, {trees} trees over {kinds}, {loads} roots")
     head.add_row("planned in", time_text(seconds))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("share", "part", "GB/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("root in each box, hub first")
+    table = table_of(">share", ">part", ">GB/s", "root in each box, hub first...")
     for i, share in enumerate(h.shares):
         roots = [share.roots[share.hub], *(r for at, r in enumerate(share.roots) if at != share.hub)]
         names = " <> ".join(topology.vertex_label(r) for r in roots)
@@ -111,27 +88,22 @@ def hierarchy(h: Hierarchy, topology: Topology, seconds: float) -> RenderableTyp
 
 def front(found: Sequence[Packing], best: Packing, topology: Topology) -> RenderableType:
     """Packings that no other one beats in trees, depth and rate."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("trees", "depth", "GB/s", "of the bound"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("shares")
+    table = table_of(">trees", ">depth", ">GB/s", ">of the bound", "shares...")
     for p in found:
         part = Text("all", "green") if p.optimal else Text(f"{float(p.rate / p.bound):.1%}")
-        row = str(len(p.trees)), str(depth_of(p)), f"{float(p.rate / 1000):.4g}"
+        row = str(len(p.trees)), str(p.depth), f"{float(p.rate / 1000):.4g}"
         table.add_row(*row, part, _counted(map(str, shares(p))))
     where = f" from rank {best.root}" if best.root >= 0 else ""
     title = Text(f"{best.collective}{where}, {plural(best.n, 'rank')} on {topology.name}: few, shallow, fast", "bold")
-    chosen = f"method {best.reason.partition(': ')[0]} takes {len(best.trees)} trees, depth {depth_of(best)}, "
+    chosen = f"method {best.reason.partition(': ')[0]} takes {len(best.trees)} trees, depth {best.depth}, "
     rate = f"{float(best.rate / 1000):.4g} of {float(best.bound / 1000):.4g} GB/s"
     return Group(title, table, Text(f" {chosen}{rate}", "dim"))
 
 
 def subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int) -> RenderableType:
     """One row for each unique subset, then what those of a size have in common."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("GPUs", no_wrap=True)
-    for name in ("alike", "rings", "trees", "broadcast", "x", "allreduce", "x", "allgather", "x"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("broadcast", "allreduce", "allgather")
+    table = table_of("GPUs", ">alike", ">rings", ">trees", *(cell for name in names for cell in (f">{name}", ">x")))
     sizes = by_size(found)
     for some in sizes.values():
         for i, s in enumerate(some):
@@ -140,9 +112,7 @@ def subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int) -> Rend
             trees = f"{s.trees}" if s.fewest else f"<={s.trees}"
             facts = str(s.allocations), str(s.rings) if s.rings else Text("PCIe", "yellow"), trees
             table.add_row(",".join(map(str, s.gpus)), *facts, *cells, end_section=i == len(some) - 1)
-    sums = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("size", "unique", "alike", "no ring", "trees", "broadcast", "allreduce", "allgather"):
-        sums.add_column(name, justify="right", no_wrap=True)
+    sums = table_of(">size", ">unique", ">alike", ">no ring", ">trees", *(f">{name}" for name in names))
     groups = [(str(size), some) for size, some in sizes.items()]
     larger = [s for s in found if len(s.gpus) > 2]
     if larger:
@@ -151,17 +121,10 @@ def subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int) -> Rend
         k = summary(some)
         counts = k.unique, k.allocations, k.without_ring, k.most_trees
         sums.add_row(name, *map(str, counts), *map(_spread, k.speedups))
-    return Group(
-        Text(
-            f"{topology.name}: connected subsets that differ, rates of trees in GB/s, and times those of rings", "bold"
-        ),
-        table,
-        Text(
-            f" Speed-up of trees over rings; over PCIe at {pcie_mbps / 1000:g} GB/s without: min / mean / max", "bold"
-        ),
-        sums,
-        Text(" alike: choices of GPUs that look the same; rings: one-way, no two share a lane; mean: geometric", "dim"),
-    )
+    title = f"{topology.name}: connected subsets that differ, rates of trees in GB/s, and times those of rings"
+    below = f" Speed-up of trees over rings; over PCIe at {pcie_mbps / 1000:g} GB/s without: min / mean / max"
+    note = " alike: choices of GPUs that look the same; rings: one-way, no two share a lane; mean: geometric"
+    return Group(Text(title, "bold"), table, Text(below, "bold"), sums, Text(note, "dim"))
 
 
 def compared(names: Sequence[str], heads: Sequence[str], rows: Sequence[tuple[str, ...]]) -> RenderableType:
@@ -177,8 +140,7 @@ def compared(names: Sequence[str], heads: Sequence[str], rows: Sequence[tuple[st
         sides = [Text(text or "-", colour if text else "dim") for text, colour in ((one, "red"), (other, "green"))]
         table.add_row(*shown, *sides)
         last = about[0]
-    count = f"{len(rows)} difference{'s' if len(rows) > 1 else ''}"
-    return Group(Text(f"{names[0]} and {names[1]}: {count}\n", "bold"), table)
+    return Group(Text(f"{names[0]} and {names[1]}: {plural(len(rows), 'difference')}\n", "bold"), table)
 
 
 STATES = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red"), "n/a": ("n/a", "dim")}
@@ -197,11 +159,11 @@ def doctor(report: Report) -> RenderableType:
         if line.remedy:
             table.add_row("", "", Text(f"-> {line.remedy}", "cyan"))
     counts = {state: sum(line.state == state for line in report.findings) for state in STATES}
-    found = ", ".join(
-        f"{counts[state]} {word}" for state, word in (("fail", "failed"), ("warn", "to look at")) if counts[state]
-    )
-    verdict = Text("a job would run here" if report.healthy else "a job would not run well here",
-                   "bold green" if report.healthy else "bold red")  # fmt: skip
+    words = {"fail": "failed", "warn": "to look at"}
+    found = ", ".join(f"{counts[state]} {word}" for state, word in words.items() if counts[state])
+    verdict = Text("a job would not run well here", "bold red")
+    if report.healthy:
+        verdict = Text("a job would run here", "bold green")
     tail = Text(f" ({found})" if found else "", "")
     return Group(Text(f"blinkmpi doctor, {plural(report.ranks, 'rank')}\n", "bold"), table, Text(), verdict + tail)
 
@@ -233,10 +195,7 @@ def simulation(facts: Mapping[str, str], rows: Sequence[tuple[str, float]], more
         head.add_row(name, value)
     if not rows:
         return head
-    bars = Table(box=SIMPLE_HEAD, pad_edge=False)
-    bars.add_column("busiest")
-    bars.add_column("busy", justify="right")
-    bars.add_column("")
+    bars = table_of("busiest...", ">busy", "...")
     for name, part in rows:
         bars.add_row(name, f"{part:.0%}", ProgressBar(total=1.0, completed=part, width=BAR))
     rest = [Text(f"and {more} more", "dim")] if more > 0 else []

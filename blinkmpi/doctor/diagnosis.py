@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from ..topology.gpu import Unknown
 from ..util.text import plural, ranks_text
 from .gpu_checks import GPU_CHECKS, cuda_aware
-from .report import Finding, Findings, RankFacts, Report, SelfTest, State, groups
+from .report import Finding, Findings, RankFacts, Report, SelfTest, State, fail, groups, not_applicable, ok, warn
 
 MIB = 1 << 20
 SKEW_S = 0.1
@@ -41,28 +41,26 @@ def _mpi(seen: Sequence[RankFacts]) -> Findings:
     lost = [s for s in seen if s.mpi is None]
     if lost:
         remedy = "pip install 'blinkmpi[mpi]'; or load your site's MPI and pip install --no-binary mpi4py mpi4py"
-        yield Finding("MPI", "fail", f"none found: {lost[0].no_mpi}", remedy)
+        yield fail("MPI", f"none found: {lost[0].no_mpi}", remedy)
         return
     m = seen[0].mpi
     assert m is not None
-    yield Finding(
-        "MPI", "ok", f"{m.implementation}, MPI {m.standard}, mpi4py {m.mpi4py}" + (f", {m.path}" if m.path else "")
-    )
+    yield ok("MPI", f"{m.implementation}, MPI {m.standard}, mpi4py {m.mpi4py}" + (f", {m.path}" if m.path else ""))
     if m.launched > m.size:
         fit = "srun --mpi=pmix" if "Open MPI" in m.implementation else "srun --mpi=pmi2"
-        yield Finding("start", "fail", f"the launcher started {m.launched} processes, MPI sees {m.size}: each is alone",
+        yield fail("start", f"the launcher started {m.launched} processes, MPI sees {m.size}: each is alone",
                       f"use this MPI's own mpirun, or {fit}")  # fmt: skip
     else:
-        yield Finding("start", "ok", f"{plural(m.size, 'rank')}, {m.launcher}")
+        yield ok("start", f"{plural(m.size, 'rank')}, {m.launcher}")
 
 
 def _threads(seen: Sequence[RankFacts]) -> Findings:
     levels = {s.mpi.threads for s in seen if s.mpi is not None}
     if levels and levels != {"MULTIPLE"}:
-        yield Finding("threads", "warn", f"MPI_THREAD_{sorted(levels)[0]}: non-blocking calls complete at once",
+        yield warn("threads", f"MPI_THREAD_{sorted(levels)[0]}: non-blocking calls complete at once",
                       "leave mpi4py.rc.thread_level at 'multiple', and do not initialise MPI elsewhere")  # fmt: skip
     elif levels:
-        yield Finding("threads", "ok", "MPI_THREAD_MULTIPLE")
+        yield ok("threads", "MPI_THREAD_MULTIPLE")
 
 
 def _versions(seen: Sequence[RankFacts]) -> Findings:
@@ -84,9 +82,7 @@ def _versions(seen: Sequence[RankFacts]) -> Findings:
     if not different:
         packages = seen[0].packages
         names = ", ".join(f"{name} {packages[name]}" for name in ("blinkmpi", "numpy") if name in packages)
-        yield Finding(
-            "versions", "ok", f"{names}, Python {seen[0].python}" + (" on all ranks" if len(seen) > 1 else "")
-        )
+        yield ok("versions", f"{names}, Python {seen[0].python}" + (" on all ranks" if len(seen) > 1 else ""))
 
 
 def _hosts(seen: Sequence[RankFacts]) -> Findings:
@@ -97,23 +93,23 @@ def _hosts(seen: Sequence[RankFacts]) -> Findings:
         if len({seen[r].place for r in ranks}) > 1:
             evidence = f"{ranks_text(ranks)} say {host}, and share no memory: containers, or hosts of one name"
             remedy = "give hosts different names (Open MPI hangs otherwise); share /dev/shm (docker --ipc=host)"
-            yield Finding("hosts", "warn", evidence, remedy)
+            yield warn("hosts", evidence, remedy)
             return
     where = ", ".join(f"{plural(len(r), 'rank')} on {seen[r[0]].host}" for r in list(places.values())[:4])
     more = ", ..." if len(places) > 4 else ""
-    yield Finding("hosts", "ok", (f"{plural(len(places), 'node')}: " if len(places) > 1 else "") + where + more)
+    yield ok("hosts", (f"{plural(len(places), 'node')}: " if len(places) > 1 else "") + where + more)
 
 
 def _clock(seen: Sequence[RankFacts]) -> Findings:
     if len(groups(seen, lambda s: s.place)) < 2:
-        yield Finding("clocks", "n/a", "one node has one clock")
+        yield not_applicable("clocks", "one node has one clock")
         return
     worst = max(seen, key=lambda s: abs(s.skew_s))
     evidence = f"at most {abs(worst.skew_s) * 1e3:.1f} ms from rank 0's (rank {worst.rank}, {worst.host})"
     if abs(worst.skew_s) > SKEW_S:
-        yield Finding("clocks", "warn", evidence, "run chrony or ntpd: logs and traces of the ranks do not line up")
+        yield warn("clocks", evidence, "run chrony or ntpd: logs and traces of the ranks do not line up")
     else:
-        yield Finding("clocks", "ok", evidence)
+        yield ok("clocks", evidence)
 
 
 def _cores(seen: Sequence[RankFacts]) -> Findings:
@@ -124,22 +120,22 @@ def _cores(seen: Sequence[RankFacts]) -> Findings:
         yields = seen[ranks[0]].environment.get("OMPI_MCA_mpi_yield_when_idle") == "1"
         open_mpi = any("Open MPI" in s.mpi.implementation for s in seen if s.mpi is not None)
         if len(ranks) > 1 and len(cores) == 1:
-            yield Finding("cores", "warn", f"{host}: all {len(ranks)} ranks may use one core only",
+            yield warn("cores", f"{host}: all {len(ranks)} ranks may use one core only",
                           "mpirun --bind-to none, or srun --cpus-per-task")  # fmt: skip
         elif len(ranks) > len(cores) and open_mpi and not yields:
-            yield Finding("cores", "warn", f"{host}: {evidence}; waiting ranks take them",
+            yield warn("cores", f"{host}: {evidence}; waiting ranks take them",
                           "mpirun --mca mpi_yield_when_idle 1 --map-by slot:oversubscribe")  # fmt: skip
         else:
-            yield Finding("cores", "ok", f"{host}: {evidence}")
+            yield ok("cores", f"{host}: {evidence}")
 
 
 def _compiler(seen: Sequence[RankFacts]) -> Findings:
     without = [s.rank for s in seen if not s.compiler]
     if without:
         evidence = f"none on {ranks_text(without)}: CPU ranks run the NumPy executor, which is slower"
-        yield Finding("compiler", "warn", evidence, "install cc, or set CC")
+        yield warn("compiler", evidence, "install cc, or set CC")
     else:
-        yield Finding("compiler", "ok", seen[0].compiler)
+        yield ok("compiler", seen[0].compiler)
 
 
 def _shm(seen: Sequence[RankFacts]) -> Findings:
@@ -147,9 +143,7 @@ def _shm(seen: Sequence[RankFacts]) -> Findings:
         first = seen[ranks[0]]
         if isinstance(first.shm_free, Unknown) or isinstance(first.shm_size, Unknown):
             reason = next(x.reason for x in (first.shm_free, first.shm_size) if isinstance(x, Unknown))
-            yield Finding(
-                "/dev/shm", "fail", f"{first.host}: {reason}", "mount a tmpfs there: ranks share memory through it"
-            )
+            yield fail("/dev/shm", f"{first.host}: {reason}", "mount a tmpfs there: ranks share memory through it")
             continue
         want, least = len(ranks) * first.slots_bytes, len(ranks) * LEAST_SLOTS
         evidence = f"{first.host}: {first.shm_free // MIB} of {first.shm_size // MIB} MiB free, "
@@ -163,29 +157,27 @@ def _settings(seen: Sequence[RankFacts]) -> Findings:
     """Our own variables: impossible values, unknown names, contradictions, ranks that differ."""
     errors = groups([s for s in seen if s.settings_error], lambda s: s.settings_error)
     for text, ranks in errors.items():
-        yield Finding("settings", "fail", f"{ranks_text(ranks)}: {text}", "correct the variable")
+        yield fail("settings", f"{ranks_text(ranks)}: {text}", "correct the variable")
     for text, ranks in groups([s for s in seen for _ in s.unknown], lambda s: "; ".join(s.unknown)).items():
-        yield Finding("settings", "warn", f"{ranks_text(ranks)}: {text}", "correct the name, or remove it")
+        yield warn("settings", f"{ranks_text(ranks)}: {text}", "correct the name, or remove it")
     ours = [
         {k: v for k, v in s.environment.items() if k.startswith("BLINKMPI_") and k != "BLINKMPI_DEBUG"} for s in seen
     ]
     own = {tuple(sorted(o.items())) for o in ours if o}
     if len(own) > 1 or (own and not ours[0]):
-        yield Finding("settings", "fail", "ranks have different BLINKMPI_ variables",
+        yield fail("settings", "ranks have different BLINKMPI_ variables",
                       "set them alike on every rank, or on rank 0 alone")  # fmt: skip
     env = ours[0]
     if env.get("BLINKMPI_GRAPH_FILE") and not env.get("BLINKMPI_TOPO_FILE"):
         evidence = "BLINKMPI_GRAPH_FILE without BLINKMPI_TOPO_FILE: the plan fits no machine that is measured anew"
-        yield Finding("settings", "warn", evidence, "set both")
+        yield warn("settings", evidence, "set both")
     if env.get("BLINKMPI_EXECUTOR") == "c" and any(not s.compiler for s in seen):
-        yield Finding(
-            "settings", "fail", "BLINKMPI_EXECUTOR=c where there is no C compiler", "install one, or take auto"
-        )
+        yield fail("settings", "BLINKMPI_EXECUTOR=c where there is no C compiler", "install one, or take auto")
     quiet = not errors and not any(s.unknown for s in seen) and len(own) < 2
     if quiet and env:
-        yield Finding("settings", "ok", ", ".join(f"{k}={v}" for k, v in sorted(env.items())))
+        yield ok("settings", ", ".join(f"{k}={v}" for k, v in sorted(env.items())))
     elif quiet:
-        yield Finding("settings", "ok", "no BLINKMPI_ variables are set")
+        yield ok("settings", "no BLINKMPI_ variables are set")
 
 
 def _hints(seen: Sequence[RankFacts]) -> Findings:
@@ -193,4 +185,4 @@ def _hints(seen: Sequence[RankFacts]) -> Findings:
     env = seen[0].environment
     for name, what in HINTS.items():
         if env.get(name, "0") not in ("", "0"):
-            yield Finding("environment", "warn", f"{name}={env[name]}: {what}", f"unset {name} unless it is meant")
+            yield warn("environment", f"{name}={env[name]}: {what}", f"unset {name} unless it is meant")

@@ -6,13 +6,11 @@ job. The communicator and mpi4py's module are arguments.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +25,11 @@ from ..runtime.cuda_aware import ladder, library_path
 from ..topology.gather import ProcessInfo
 from ..topology.gpu import GpuFacts, Unknown
 from ..topology.probe import Nvml, ReportSource, probe
+from ..util.child import run_limited
 from ..util.launcher import launched_size
 from ..util.settings import Settings, read
 from ..util.together import Comm
-from .report import MpiFacts, PeerAccess, RankFacts, SelfTest
+from .report import MpiFacts, PeerTrial, RankFacts, SelfTest
 
 SHM = "/dev/shm"
 SHOWN = ("BLINKMPI_", "NCCL_", "OMPI_MCA_", "UCX_", "CUDA_", "MPICH_", "MV2_")  # never the whole environment: tokens
@@ -83,7 +82,7 @@ def examine(
     no_mpi: str = "",
     skew_s: float = 0.0,
     gpu: CudaDevice | str = "not looked for",
-    pairs: Sequence[PeerAccess] = (),
+    pairs: Sequence[PeerTrial] = (),
     place: str = "",
     environ: Mapping[str, str] | None = None,
     source: ReportSource | None = None,
@@ -189,7 +188,7 @@ def clock_skew(comm: Comm) -> float:
     return min(found, key=abs)
 
 
-def try_pairs(comm: Comm, place: str, gpu: CudaDevice | str) -> tuple[PeerAccess, ...]:
+def try_pairs(comm: Comm, place: str, gpu: CudaDevice | str) -> tuple[PeerTrial, ...]:
     """Open 1 MiB of every other rank's GPU of this node; collective, and nobody's failure stops the others."""
     at, mine = 0, (place, b"")
     own_error = ""
@@ -203,7 +202,7 @@ def try_pairs(comm: Comm, place: str, gpu: CudaDevice | str) -> tuple[PeerAccess
     for peer, (where, handle) in enumerate(comm.allgather(mine)):
         if isinstance(gpu, str) or peer == comm.rank or where != place or not (handle or own_error):
             continue
-        found.append(PeerAccess(peer, own_error or _open(gpu, handle)))
+        found.append(PeerTrial(peer, own_error or _open(gpu, handle)))
     comm.allgather(None)  # nobody frees what another still has open
     if not isinstance(gpu, str) and at:
         gpu.free(at)
@@ -254,28 +253,9 @@ def _belongs_to_a_job(name: str) -> bool:
 
 
 def run_child(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[int, str]:
-    """Run a command in a session of its own; its exit status (124: out of time) and output. Leaves nothing behind."""
-    process = subprocess.Popen(
-        argv,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=seconds)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=5)
-        return 124, f"no end within {seconds:g} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    """Run a command; its exit status (124: out of time) and output."""
+    code, output = run_limited(argv, env, seconds)
+    return (124, f"no end within {seconds:g} s") if code is None else (code, output)
 
 
 def own_gpu(local_rank: int) -> CudaDevice | str:

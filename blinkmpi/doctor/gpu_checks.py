@@ -9,7 +9,7 @@ from ..runtime.cuda_aware import OWN, claimed, words
 from ..topology.gpu import GpuFacts, Unknown, known
 from ..topology.gpu_topology import FABRIC_READY
 from ..util.text import plural, ranks_text
-from .report import Finding, Findings, RankFacts, SelfTest, groups
+from .report import Finding, Findings, RankFacts, SelfTest, fail, groups, not_applicable, ok, warn
 
 BIND = "srun --gpus-per-node=8 --gpu-bind=none (newer Slurm: also --tres-bind=gres/gpu:none)"
 
@@ -22,14 +22,14 @@ def _gpus(seen: Sequence[RankFacts]) -> Findings:
     mine, shown = _with_gpu(seen), max(len(s.gpus_here) for s in seen)
     without = [s for s in seen if s.gpu is None]
     if not shown and not mine:
-        yield Finding("GPUs", "n/a", f"no GPU here: {seen[0].no_gpu}; ranks run on CPUs")
+        yield not_applicable("GPUs", f"no GPU here: {seen[0].no_gpu}; ranks run on CPUs")
     elif without and shown:
         here = f"NVML shows {plural(shown, 'GPU')}; none for {ranks_text([s.rank for s in without])}"
         remedy = "pip install 'blinkmpi[cuda13]' (or [cuda12]); see what CUDA_VISIBLE_DEVICES and the container leave"
-        yield Finding("GPUs", "warn", f"{here}: {without[0].no_gpu}", remedy)
+        yield warn("GPUs", f"{here}: {without[0].no_gpu}", remedy)
     elif without:
         evidence = f"{ranks_text([s.rank for s in without])} without a GPU: {without[0].no_gpu}; all run on CPUs"
-        yield Finding("GPUs", "warn", evidence, "start one rank per GPU")
+        yield warn("GPUs", evidence, "start one rank per GPU")
     else:
         names = groups(seen, lambda s: s.gpu.name if s.gpu and isinstance(s.gpu.name, str) else "GPU")
         drivers = sorted({f.driver for _, f in mine if isinstance(f.driver, str)})
@@ -37,9 +37,9 @@ def _gpus(seen: Sequence[RankFacts]) -> Findings:
         words = ", ".join(f"{len(r)} x {name}" for name, r in names.items())
         if lost:
             remedy = "pip install nvidia-ml-py; in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-            yield Finding("GPUs", "warn", f"{words}; NVLinks unknown: {lost}", remedy)
+            yield warn("GPUs", f"{words}; NVLinks unknown: {lost}", remedy)
         else:
-            yield Finding("GPUs", "ok", f"{words}, driver {', '.join(drivers) or 'unknown'}")
+            yield ok("GPUs", f"{words}, driver {', '.join(drivers) or 'unknown'}")
 
 
 def _binding(seen: Sequence[RankFacts]) -> Findings:
@@ -52,27 +52,25 @@ def _binding(seen: Sequence[RankFacts]) -> Findings:
         taken.setdefault(f.uuid if isinstance(f.uuid, str) else (seen[rank].place, str(f.bus)), []).append(rank)
     shared = [(ranks, dict(mine)[ranks[0]]) for ranks in taken.values() if len(ranks) > 1]
     for ranks, f in shared:
-        yield Finding(
-            "binding", "fail", f"{ranks_text(ranks)} share {f.label}", f"one rank per GPU: fewer ranks, or {BIND}"
-        )
+        yield fail("binding", f"{ranks_text(ranks)} share {f.label}", f"one rank per GPU: fewer ranks, or {BIND}")
     if not shared:
-        yield Finding("binding", "ok", f"{plural(len(mine), 'rank')}, each on a GPU of its own")
+        yield ok("binding", f"{plural(len(mine), 'rank')}, each on a GPU of its own")
     for ranks in groups(seen, lambda s: s.place).values():
         alone = [r for r in ranks if len(seen[r].gpus_here) == 1]
         if len(ranks) > 1 and len(alone) > 1 and len({seen[r].gpus_here for r in alone}) > 1:
             evidence = f"{ranks_text(alone)} of {seen[ranks[0]].host} see their own GPU alone"
-            yield Finding("isolation", "fail", f"{evidence}: CUDA IPC cannot open the others' memory", BIND)
+            yield fail("isolation", f"{evidence}: CUDA IPC cannot open the others' memory", BIND)
         masks = {seen[r].environment.get("CUDA_VISIBLE_DEVICES", "") for r in ranks}
         if len(ranks) > 1 and len(masks) > 1 and all(m and "," not in m for m in masks) and len(alone) < 2:
             evidence = f"CUDA_VISIBLE_DEVICES leaves each rank of {seen[ranks[0]].host} one GPU"
             remedy = f"leave all GPUs visible to all ranks: {BIND}"
-            yield Finding("isolation", "warn", f"{evidence}: CUDA IPC between them may be refused", remedy)
+            yield warn("isolation", f"{evidence}: CUDA IPC between them may be refused", remedy)
 
 
 def _mig(seen: Sequence[RankFacts]) -> Findings:
     ranks = [r for r, f in _with_gpu(seen) if f.mig is True]
     if ranks:
-        yield Finding("MIG", "fail", f"on for the GPUs of {ranks_text(ranks)}: no NVLink and no peer access",
+        yield fail("MIG", f"on for the GPUs of {ranks_text(ranks)}: no NVLink and no peer access",
                       "nvidia-smi -i INDEX -mig 0, or take other GPUs")  # fmt: skip
 
 
@@ -89,14 +87,14 @@ def _nvlinks(seen: Sequence[RankFacts]) -> Findings:
         switched = any(k.remote in ("switch", "hidden switch") for k in links if k.active is True)
         if up and down and (switched or up < most[names[rank]]):
             bad = True
-            yield Finding("NVLinks", "warn", f"rank {rank}: {up} of {len(links)} up; down: {', '.join(map(str, down))}",
+            yield warn("NVLinks", f"rank {rank}: {up} of {len(links)} up; down: {', '.join(map(str, down))}",
                           "nvidia-smi nvlink -s; reset or replace the GPU. Plans avoid the link meanwhile")  # fmt: skip
     if counts and not bad:
         ends = sorted({number for number, _ in counts.values()})
         span = "-".join(map(str, dict.fromkeys((ends[0], ends[-1]))))
         yield Finding("NVLinks", "ok" if ends[-1] else "n/a", f"{span} up a GPU")
     elif not counts and any(f.nvlinks == () for _, f in _with_gpu(seen)):
-        yield Finding("NVLinks", "n/a", "these GPUs have none; PCIe carries all")
+        yield not_applicable("NVLinks", "these GPUs have none; PCIe carries all")
 
 
 def _fabric(seen: Sequence[RankFacts]) -> Findings:
@@ -106,25 +104,21 @@ def _fabric(seen: Sequence[RankFacts]) -> Findings:
             states.setdefault(f.fabric, []).append(rank)
     for state, ranks in states.items():
         evidence = f"NVSwitch fabric {state} for the GPUs of {ranks_text(ranks)}: no NVLink"
-        yield Finding(
-            "fabric", "fail", evidence, "systemctl start nvidia-fabricmanager (its version must be the driver's)"
-        )
+        yield fail("fabric", evidence, "systemctl start nvidia-fabricmanager (its version must be the driver's)")
 
 
 def _confidential(seen: Sequence[RankFacts]) -> Findings:
     ranks = [r for r, f in _with_gpu(seen) if f.confidential is True]
     if ranks:
         evidence = f"confidential computing is on ({ranks_text(ranks)}): peer access may be refused"
-        yield Finding("confidential", "warn", evidence, "see the line on peers; use its multi-GPU mode, or none")
+        yield warn("confidential", evidence, "see the line on peers; use its multi-GPU mode, or none")
 
 
 def _pcie(seen: Sequence[RankFacts]) -> Findings:
     for rank, f in _with_gpu(seen):
         now, most = known(f.pcie_width), known(f.pcie_width_max)
         if now and most and now < most:
-            yield Finding(
-                "PCIe", "warn", f"rank {rank}: {f.label} runs x{now} of x{most}", "reseat the card, check the slot"
-            )
+            yield warn("PCIe", f"rank {rank}: {f.label} runs x{now} of x{most}", "reseat the card, check the slot")
 
 
 def _pairs(seen: Sequence[RankFacts]) -> Findings:
@@ -146,11 +140,11 @@ def _pairs(seen: Sequence[RankFacts]) -> Findings:
     for text, pairs in denied.items():
         some = ", ".join(pairs[:6]) + (f" and {len(pairs) - 6} more" if len(pairs) > 6 else "")
         remedy = f"let ranks see each other's GPUs: {BIND}; docker: --ipc=host, one container per node"
-        yield Finding("peers", "fail", f"{some}: {text}", remedy)
+        yield fail("peers", f"{some}: {text}", remedy)
     if not denied and tried:
-        yield Finding("peers", "ok", f"every rank opened the others' GPU memory ({tried} times)")
+        yield ok("peers", f"every rank opened the others' GPU memory ({tried} times)")
     elif not denied:
-        yield Finding("peers", "n/a", "NVML denies no peer access; opening memory was not tried")
+        yield not_applicable("peers", "NVML denies no peer access; opening memory was not tried")
 
 
 def _cuda_versions(seen: Sequence[RankFacts]) -> Findings:
@@ -160,12 +154,10 @@ def _cuda_versions(seen: Sequence[RankFacts]) -> Findings:
     packages, facts = seen[0].packages, [f for _, f in _with_gpu(seen)]
     cupy = {name: version for name, version in packages.items() if name.startswith("cupy")}
     if len(cupy) > 1:
-        yield Finding(
-            "CUDA", "fail", f"several CuPy in one environment: {', '.join(sorted(cupy))}", "uninstall all, install one"
-        )
+        yield fail("CUDA", f"several CuPy in one environment: {', '.join(sorted(cupy))}", "uninstall all, install one")
         return
     if not cupy:
-        yield Finding("CUDA", "warn", "CuPy is not installed: GPU buffers are refused",
+        yield warn("CUDA", "CuPy is not installed: GPU buffers are refused",
                       "pip install 'blinkmpi[cuda13]' (or [cuda12])")  # fmt: skip
         return
     ((name, version),) = cupy.items()
@@ -177,16 +169,14 @@ def _cuda_versions(seen: Sequence[RankFacts]) -> Findings:
     words += f", driver for CUDA {driver // 1000}.{driver % 1000 // 10}" if driver else ""
     other = [v for v in nvrtc.values() if major and int(v.split(".")[0]) != major]
     if major and driver and driver // 1000 < major:
-        yield Finding("CUDA", "fail", f"{words}: the driver is older than CuPy's CUDA",
+        yield fail("CUDA", f"{words}: the driver is older than CuPy's CUDA",
                       f"a newer driver, or pip install 'blinkmpi[cuda{driver // 1000}]'")  # fmt: skip
     elif major and major >= 13 and old:
-        yield Finding("CUDA", "fail", f"{words}: NVRTC 13 knows no {old[0].name}", "pip install 'blinkmpi[cuda12]'")
+        yield fail("CUDA", f"{words}: NVRTC 13 knows no {old[0].name}", "pip install 'blinkmpi[cuda12]'")
     elif other:
-        yield Finding(
-            "CUDA", "fail", f"{words}: NVRTC is not of CuPy's generation", f"pip install 'blinkmpi[cuda{major}]'"
-        )
+        yield fail("CUDA", f"{words}: NVRTC is not of CuPy's generation", f"pip install 'blinkmpi[cuda{major}]'")
     else:
-        yield Finding("CUDA", "ok", words)
+        yield ok("CUDA", words)
 
 
 def cuda_aware(seen: Sequence[RankFacts], test: SelfTest | None) -> Findings:
@@ -195,7 +185,7 @@ def cuda_aware(seen: Sequence[RankFacts], test: SelfTest | None) -> Findings:
     if m is None:
         return
     if not any(s.gpu for s in seen):
-        yield Finding("CUDA-aware MPI", "n/a", "not applicable: no rank has a GPU")
+        yield not_applicable("CUDA-aware MPI", "not applicable: no rank has a GPU")
         return
     claims, claim = words(m.cuda), claimed(m.cuda)
     staged = "chunks for other nodes are staged in pinned host memory"
@@ -203,17 +193,17 @@ def cuda_aware(seen: Sequence[RankFacts], test: SelfTest | None) -> Findings:
         why = f" (self-test not run: {test.words})" if test else ""
         yield Finding("CUDA-aware MPI", "ok" if claim else "n/a", f"{claims}{why}" + ("" if claim else f": {staged}"))
     elif test.right and claim:
-        yield Finding("CUDA-aware MPI", "ok", f"a child job sent GPU memory correctly ({claims})")
+        yield ok("CUDA-aware MPI", f"a child job sent GPU memory correctly ({claims})")
     elif test.right:
         evidence = f"a child job sent GPU memory correctly, though nothing here says so ({claims})"
-        yield Finding("CUDA-aware MPI", "ok", evidence, f"{OWN}=1 lets it carry chunks between nodes from GPU memory")
+        yield ok("CUDA-aware MPI", evidence, f"{OWN}=1 lets it carry chunks between nodes from GPU memory")
     elif claim:
         remedy = (
             f"remove the claim ({OWN}, MPICH_GPU_SUPPORT_ENABLED, MV2_USE_CUDA), or install MPI with its CUDA parts"
         )
-        yield Finding("CUDA-aware MPI", "fail", f"{claims}, but the child job ended with {test.words}", remedy)
+        yield fail("CUDA-aware MPI", f"{claims}, but the child job ended with {test.words}", remedy)
     else:
-        yield Finding("CUDA-aware MPI", "n/a", f"no ({claims}; the child job ended with {test.words}): {staged}")
+        yield not_applicable("CUDA-aware MPI", f"no ({claims}; the child job ended with {test.words}): {staged}")
 
 
 GPU_CHECKS = (_gpus, _binding, _mig, _nvlinks, _fabric, _confidential, _pcie, _pairs, _cuda_versions)

@@ -45,7 +45,7 @@ class SelfTest(Value, frozen=True):
     words: str
 
 
-class PeerAccess(Value, frozen=True):
+class PeerTrial(Value, frozen=True):
     """Whether this rank opened a peer's GPU memory; an empty error is success."""
 
     peer: int
@@ -72,7 +72,7 @@ class RankFacts(Value, frozen=True):
     gpus_here: tuple[str, ...]  # PCI ids that NVML shows
     no_gpu: str  # why this rank has no CUDA device
     gpu: GpuFacts | None = None
-    pairs: tuple[PeerAccess, ...] = ()
+    pairs: tuple[PeerTrial, ...] = ()
     mpi: MpiFacts | None = None
     no_mpi: str = ""
 
@@ -94,6 +94,22 @@ class Report(Value, frozen=True):
 
 
 Findings = Iterator[Finding]
+
+
+def ok(check: str, evidence: str, remedy: str = "") -> Finding:
+    return Finding(check, "ok", evidence, remedy)
+
+
+def warn(check: str, evidence: str, remedy: str) -> Finding:
+    return Finding(check, "warn", evidence, remedy)
+
+
+def fail(check: str, evidence: str, remedy: str) -> Finding:
+    return Finding(check, "fail", evidence, remedy)
+
+
+def not_applicable(check: str, evidence: str) -> Finding:
+    return Finding(check, "n/a", evidence)
 
 
 def groups(seen: Sequence[RankFacts], of: Callable[[RankFacts], str]) -> dict[str, list[int]]:

@@ -21,6 +21,7 @@ from ..topology.measured import (
     with_measured,
 )
 from ..topology.model import Topology
+from ..topology.show import table_of
 from .links import WORDS
 
 MATRICES: tuple[MeasurementKind, ...] = ("copy", "copy-both", "push", "push-both", "flag")
@@ -57,11 +58,7 @@ def _summary(topology: Topology, measured: Measured) -> RenderableType:
     groups: dict[tuple[int, str], list[LinkMeasurement]] = {}
     for row in measured.rows:
         groups.setdefault((ORDER.index(row.what), class_of(topology, row)), []).append(row)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("measured", no_wrap=True)
-    table.add_column("over")
-    for name in ("rows", "least", "median", "most", ""):
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    table = table_of("measured", "over...", ">rows", ">least", ">median", ">most", "")
     for (kind, over), rows in sorted(groups.items()):
         if ORDER[kind] == "flag":
             times = sorted(r.us or 0 for r in rows)
@@ -110,9 +107,8 @@ def _ends(topology: Topology, measured: Measured, low: dict[LinkMeasurement, int
         for row in measured.rows:
             if row.what == what:
                 way = "" if not what.startswith("host") else " to " if row.dst == NOWHERE else " from "
-                columns.setdefault((what, f"{way.strip()} {heads[what]}".strip()), {})[
-                    row.dst if row.src == NOWHERE else row.src
-                ] = row
+                column = columns.setdefault((what, f"{way.strip()} {heads[what]}".strip()), {})
+                column[row.dst if row.src == NOWHERE else row.src] = row
     if not columns:
         return None
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title="every rank, GB/s", title_justify="left")

@@ -14,19 +14,12 @@ from msgspec.structs import replace
 from ..errors import SettingsError
 from ..topology.model import Topology
 from ..trees.tree import Collective
-from .plan import Plan, ProtocolName, Rule
+from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
 Gpus = Literal["", "onehop", "slots", "nodes"]
 SLOTS: ProtocolName = "slots"
-PROTOCOLS = (
-    "ll16_one_shot",
-    "ll16_two_shot",
-    "ll128_one_shot",
-    "ll128_two_shot",
-    "direct",
-    "slots",
-)  # between GPUs over one hop
+PROTOCOLS = (*PACKETS, "direct", "slots")  # between GPUs over one hop
 TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on two GPUs"
 LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md

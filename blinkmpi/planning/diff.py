@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from ..trees.tree import Packing
 from ..util.codec import Value
-from .explain import depth_of, shares
+from .explain import shares
 from .plan import Plan
 
 DETAILS = ("limit", "tree ", "load ")  # how the rows begin that say how, not how much
@@ -53,7 +53,7 @@ def _packings(plan: Plan) -> dict[Key, Packing]:
 
 
 def _facts(p: Packing) -> str:
-    return f"{len(p.trees)} trees, depth {depth_of(p)}, {_gbps(p.rate)}"
+    return f"{len(p.trees)} trees, depth {p.depth}, {_gbps(p.rate)}"
 
 
 def _changes(a: Packing, b: Packing, scheme: str) -> list[tuple[str, str, str]]:
@@ -63,7 +63,7 @@ def _changes(a: Packing, b: Packing, scheme: str) -> list[tuple[str, str, str]]:
         (f"{scheme}: bound", _gbps(a.bound), _gbps(b.bound)),
         ("limit", a.certificate.text, b.certificate.text),
         (f"{scheme}: trees", str(len(a.trees)), str(len(b.trees))),
-        (f"{scheme}: depth", str(depth_of(a)), str(depth_of(b))),
+        (f"{scheme}: depth", str(a.depth), str(b.depth)),
         (f"{scheme}: links", a.links, b.links),
     ]
     trees = _trees(a), _trees(b)

@@ -14,9 +14,9 @@ from fractions import Fraction
 import msgspec
 
 from ..errors import PlanError
-from ..program.call import BLOCKED, REDUCTIONS, Call
+from ..program.call import BLOCKED, Call
 from ..program.cost_model import Price, price
-from ..program.reduction import accumulator_of, dtype_of
+from ..program.lower import slot_width
 from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
 from ..util.codec import Value, dumps
@@ -181,7 +181,7 @@ def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedSch
         scheme=packing.scheme,
         links=packing.links,
         trees=len(packing.trees),
-        depth=depth_of(packing),
+        depth=packing.depth,
         rate_gbps=float(packing.rate / 1000),
         bound_gbps=float(packing.bound / 1000),
         optimal=packing.optimal,
@@ -207,7 +207,7 @@ def _busiest(cost: Price, topology: Topology) -> str:
 
 def plan_line(packing: Packing) -> str:
     """One line about a packing: collective, trees, links, rate, bound."""
-    head = f"{packing.collective}: {trees_text(len(packing.trees), depth_of(packing))}{_over(packing.links)}"
+    head = f"{packing.collective}: {trees_text(len(packing.trees), packing.depth)}{_over(packing.links)}"
     if packing.certificate.kind == "trivial":
         return f"{head}, {packing.certificate.text}"
     rate, bound = float(packing.rate / 1000), float(packing.bound / 1000)
@@ -233,20 +233,9 @@ def _owner(packing: Packing, tree: Tree) -> int:
     return tree.root
 
 
-def depth_of(packing: Packing) -> int:
-    """Hops of the deepest tree."""
-    return max((tree.depth for tree in packing.trees), default=0)
-
-
 def trees_text(count: int, depth: int) -> str:
     """``6 trees, depth 3``."""
     return f"{plural(count, 'tree')}, depth {depth}"
-
-
-def slot_width(call: Call) -> int:
-    """Bytes of an element in a slot, which has room for the accumulator of a reduction."""
-    reduces = call.collective in REDUCTIONS
-    return max(dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize if reduces else 0)
 
 
 def gap_text(rate: float, bound: float, optimal: bool) -> str:
@@ -267,10 +256,5 @@ def _over(links: str) -> str:
 
 def _field(label: str, text: str) -> list[str]:
     """One labelled entry, wrapped."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"  {label:<{_LABEL}}",
-        subsequent_indent=" " * (_LABEL + 2),
-        break_on_hyphens=False,
-    ) or [f"  {label}"]
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<{_LABEL}}", subsequent_indent=" " * (_LABEL + 2),
+                         break_on_hyphens=False) or [f"  {label}"]  # fmt: skip

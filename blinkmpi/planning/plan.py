@@ -72,9 +72,8 @@ class Plan(Value, frozen=True):
 
     def schemes(self, collective: str, root: int = -1) -> tuple[str, ...]:
         """Schemes that this plan can run for a collective, in the plan's order."""
-        return tuple(
-            dict.fromkeys(p.scheme for p in self.packings if p.collective == collective and p.root in (-1, root))
-        )
+        able = (p.scheme for p in self.packings if p.collective == collective and p.root in (-1, root))
+        return tuple(dict.fromkeys(able))
 
     def rule(self, collective: str, nbytes: int, *, registered: bool = False) -> Rule:
         """The row of the selection table for a vector of ``nbytes``; those for registered buffers come first there."""

@@ -45,26 +45,18 @@ def make_plan(
     packings: dict[tuple[str, int, str], Packing] = {}
     for collective in collectives:
         for root in (range(topology.n) if roots is None else roots) if collective in ROOTED else (-1,):
-            root_ = max(root, 0)
-            found = list(methods(topology, collective, root=root_))
-            if gpus and "hybrid" in extra_methods(topology, collective, root=root_):
-                found.append("hybrid")
-            for method in found:
-                packing = pack(topology, collective, root=max(root, 0), method=method)
+            at = max(root, 0)
+            extra = gpus and "hybrid" in extra_methods(topology, collective, root=at)
+            for method in (*methods(topology, collective, root=at), *(["hybrid"] if extra else [])):
+                packing = pack(topology, collective, root=at, method=method)
                 packings.setdefault((collective, packing.root, packing.scheme), packing)
     wanted = parse_algo(algo)
-    plan = Plan(
-        machine=topology.name,
-        fingerprint=topology.fingerprint,
-        n=topology.n,
-        packings=tuple(packings.values()),
-        rules=(),
-    )
-    if gpus:
-        rules = [rule for c in collectives for rule in gpu_rules(plan, topology, c, wanted.get(c, ()), gpus)]
-    else:
-        rules = [rule for c in collectives for rule in host_rules(plan, topology, c, wanted.get(c, ()), mpi)]
-    return Plan(plan.machine, plan.fingerprint, plan.n, plan.packings, tuple(rules)).check(topology)
+    plan = Plan(topology.name, topology.fingerprint, topology.n, tuple(packings.values()), ())
+    rules: list[Rule] = []
+    for c in collectives:
+        asked = wanted.get(c, ())
+        rules += gpu_rules(plan, topology, c, asked, gpus) if gpus else host_rules(plan, topology, c, asked, mpi)
+    return replace(plan, rules=tuple(rules)).check(topology)
 
 
 def parse_algo(text: str) -> dict[str, tuple[str, ...]]:
@@ -78,9 +70,8 @@ def parse_algo(text: str) -> dict[str, tuple[str, ...]]:
         name, colon, schemes = entry.partition(":")
         collective = collective_named(name)
         if not colon or not schemes:
-            raise SettingsError(
-                f"BLINKMPI_ALGO entry {entry!r}: expected COLLECTIVE:SCHEME[,SCHEME], as in allreduce:chain"
-            )
+            expected = "COLLECTIVE:SCHEME[,SCHEME], as in allreduce:chain"
+            raise SettingsError(f"BLINKMPI_ALGO entry {entry!r}: expected {expected}")
         found[collective] = tuple(s.strip() for s in schemes.split(","))
     return found
 

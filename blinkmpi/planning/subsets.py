@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from itertools import combinations
-from math import exp, log
+from itertools import combinations, groupby
+from statistics import geometric_mean
 from typing import NamedTuple
 
 import numpy as np
@@ -128,27 +128,24 @@ def subset(machine: Topology, some: Allocations, pcie_mbps: int = PCIE_MBPS) -> 
 def summary(some: Sequence[Subset]) -> Summary:
     """Min, geometric mean and max over unique subsets."""
     columns = zip(*(s.speedups for s in some), strict=True)
-    return Summary(
-        len(some),
-        sum(s.allocations for s in some),
-        sum(not s.rings for s in some),
-        tuple(spread(map(float, column)) for column in columns),
-        max(s.trees for s in some),
-    )
+    speedups = tuple(spread(map(float, column)) for column in columns)
+    allocations, without_ring = sum(s.allocations for s in some), sum(not s.rings for s in some)
+    return Summary(len(some), allocations, without_ring, speedups, max(s.trees for s in some))
 
 
 def by_size(some: Sequence[Subset]) -> dict[int, list[Subset]]:
     """The subsets of each size, ascending."""
-    sizes: dict[int, list[Subset]] = {}
-    for s in sorted(some, key=lambda s: len(s.gpus)):
-        sizes.setdefault(len(s.gpus), []).append(s)
-    return sizes
+
+    def size(s: Subset) -> int:
+        return len(s.gpus)
+
+    return {n: list(same) for n, same in groupby(sorted(some, key=size), size)}
 
 
 def spread(values: Iterable[float]) -> Spread:
     """Least, geometric mean and greatest of positive numbers."""
     known = list(values)
-    return Spread(min(known), exp(sum(map(log, known)) / len(known)), max(known))
+    return Spread(min(known), geometric_mean(known), max(known))
 
 
 class ColouredGraph(NamedTuple):

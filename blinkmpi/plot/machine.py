@@ -44,10 +44,6 @@ def draw_machine(topology: Topology, path: str) -> None:
     axes = figure.add_axes((0.015, FOOT / inches, 0.97, height / inches))
     _links(axes, t, spots)
     _vertices(axes, t, spots)
-    axes.set_xlim(low[0], high[0])
-    axes.set_ylim(low[1], high[1])
-    axes.set_aspect("equal")
-    axes.axis("off")
     kinds = t.kinds()
     handles = [Line2D([], [], color=KINDS[kind], linewidth=3) for kind in kinds]
     figure.legend(handles, [_legend(t, kind) for kind in kinds], loc="lower left", ncols=min(3, max(1, len(kinds))),
@@ -86,14 +82,9 @@ def _links(axes: Axes, t: Topology, spots: Sequence[Position]) -> None:
 
 def _vertices(axes: Axes, t: Topology, spots: Sequence[Position]) -> None:
     """Devices with their numbers, switches with their names, frames around what belongs together."""
-    from matplotlib.patches import Circle, FancyBboxPatch
+    from matplotlib.patches import Circle
 
-    size = spots[0].size
-    for box, name in framed(t, spots):
-        axes.add_patch(FancyBboxPatch(box[0], *box[1], boxstyle=f"round,pad=0,rounding_size={size}",
-                                      facecolor="#fafafa", edgecolor="#e3e3e3", zorder=0))  # fmt: skip
-        x, y = box[0][0] + size, box[0][1] + box[1][1] - 0.25 * size
-        axes.text(x, y, name, ha="left", va="top", fontsize=9 * spots[0].scale, color="#999999")
+    stage(axes, t, spots, named=True)
     for v, place in enumerate(spots):
         if place.at is None:
             continue
@@ -106,6 +97,23 @@ def _vertices(axes: Axes, t: Topology, spots: Sequence[Position]) -> None:
             word, points = t.vertex_label(v).partition("@")[0].replace(" ", "\n"), 7.5
         axes.text(x, y, word, ha="center", va="center", zorder=5, fontsize=points * place.scale, color=DARK,
                   weight="bold" if v < t.n else "normal")  # fmt: skip
+
+
+def stage(axes: Axes, t: Topology, spots: Sequence[Position], *, named: bool) -> None:
+    """The empty picture: axes as large as the machine, frames around what belongs together."""
+    from matplotlib.patches import FancyBboxPatch
+
+    size, (low, high) = spots[0].size, extent(spots)
+    for (corner, sides), name in framed(t, spots):
+        axes.add_patch(FancyBboxPatch(corner, *sides, boxstyle=f"round,pad=0,rounding_size={size}",
+                                      facecolor="#fafafa", edgecolor="#e3e3e3", zorder=0))  # fmt: skip
+        if named:
+            x, y = corner[0] + size, corner[1] + sides[1] - 0.25 * size
+            axes.text(x, y, name, ha="left", va="top", fontsize=9 * spots[0].scale, color="#999999")
+    axes.set_xlim(low[0], high[0])
+    axes.set_ylim(low[1], high[1])
+    axes.set_aspect("equal")
+    axes.axis("off")
 
 
 def _legend(t: Topology, kind: str) -> str:

@@ -11,19 +11,20 @@ from collections.abc import Sequence
 from colorsys import hsv_to_rgb
 from itertools import pairwise
 from math import ceil, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..planning.explain import depth_of, gap_text, shares, trees_text
+from ..planning.explain import gap_text, shares, trees_text
 from ..planning.subsets import COLLECTIVES, Subset, by_size, spread
 from ..topology.model import Topology
 from ..trees import Packing, Tree
 from ..trees.graph.fabric import fabric
 from ..trees.tree import PER_RANK
 from ..util.text import plural
-from .figure import COLOURS, DARK, SWITCH, check_target, new_figure, save
-from .layout import Points, Position, arrow_head, curve, extent, framed, places
+from .figure import COLOURS, DARK, SWITCH, bare, check_target, new_figure, save
+from .layout import Points, Position, arrow_head, curve, extent, places
+from .machine import stage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +56,7 @@ def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
     main = figure.add_subplot(grid[:, 0])
     paint = _colours(len(drawn))
     _machine(main, lanes.arcs, spots, topology, packing, grey=_unused(packing, lanes.arcs))
-    _trees(main, drawn, paint, spots, lanes.n)
+    _trees(main, drawn, paint, spots)
     for i, (tree, share) in enumerate(trees[:limit]):
         small = figure.add_subplot(grid[i // columns, i % columns + 1])
         _machine(
@@ -67,7 +68,7 @@ def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
             root=(tree.root, paint[i]),
             labels=cell > 1.2 and packing.n <= 16,
         )
-        _trees(small, [tree], [paint[i]], spots, lanes.n, small=True)
+        _trees(small, [tree], [paint[i]], spots, small=True)
         weight = "" if packing.certificate.kind == "trivial" else f"  {float(tree.weight / 1000):.4g} GB/s"
         part = f"{share}" if packing.collective not in PER_RANK else f"block {tree.root}"
         part += f" x {share}" if packing.collective in PER_RANK and share != 1 else ""
@@ -78,7 +79,7 @@ def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
 
 def _title(figure: Figure, p: Packing, t: Topology, drawn: int) -> None:
     where = f" from {t.vertex_label(p.root)}" if p.root >= 0 else ""
-    count = trees_text(len(p.trees), depth_of(p))
+    count = trees_text(len(p.trees), p.depth)
     some = f" (the {drawn} thickest drawn)" if drawn < len(p.trees) else ""
     height = figure.get_figheight()
     lines = [1 - inches / height for inches in (0.42, 0.70, 0.95)]
@@ -105,16 +106,10 @@ def _machine(
 ) -> None:  # fmt: skip
     """Links in grey, devices and switches with their names; the small pictures, with a root, show all links thinly."""
     from matplotlib.collections import LineCollection
-    from matplotlib.patches import Circle, FancyBboxPatch
+    from matplotlib.patches import Circle
 
     n, big = t.n, root is None
-    size = spots[0].size
-    for box, name in framed(t, spots):
-        axes.add_patch(FancyBboxPatch(box[0], *box[1], boxstyle=f"round,pad=0,rounding_size={size}",
-                                      facecolor="#fafafa", edgecolor="#e3e3e3", zorder=0))  # fmt: skip
-        if big and name:
-            x, y = box[0][0] + size, box[0][1] + box[1][1] - 0.25 * size
-            axes.text(x, y, name, ha="left", va="top", fontsize=9 * spots[0].scale, color="#999999")
+    stage(axes, t, spots, named=big)
     most = max(arcs.values(), default=1)
     pairs = {frozenset(arc): mbps for arc, mbps in arcs.items()}
     lines = [np.array([spots[v].at for v in sorted(pair)]) for pair in pairs]
@@ -140,21 +135,10 @@ def _machine(
             axes.text(float(place.at[0]), float(place.at[1]), word, ha="center", va="center", zorder=5,
                       fontsize=points * place.scale, color="white" if is_root else DARK,
                       weight="bold" if v < n else "normal")  # fmt: skip
-    low, high = extent(spots)
-    axes.set_xlim(low[0], high[0])
-    axes.set_ylim(low[1], high[1])
-    axes.set_aspect("equal")
-    axes.axis("off")
 
 
 def _trees(
-    axes: Axes,
-    trees: Sequence[Tree],
-    paint: Sequence[str],
-    spots: Sequence[Position],
-    n: int,
-    *,
-    small: bool = False,
+    axes: Axes, trees: Sequence[Tree], paint: Sequence[str], spots: Sequence[Position], *, small: bool = False
 ) -> None:
     """Each edge a curve with an arrow away from the root; side by side where trees share a link."""
     from matplotlib.collections import LineCollection, PolyCollection
@@ -209,8 +193,7 @@ def draw_subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int, pa
         axes.axhline(1, color=DARK, linewidth=0.8, zorder=3)
         axes.set_ylim(0, max(values) * 1.16)
         axes.set_xlim(-1, max(at) + 1)
-        axes.grid(axis="y", color="#e8e8e8", zorder=0)
-        axes.spines[["top", "right"]].set_visible(False)
+        bare(axes, "y")
         axes.set_ylabel(f"{name}\ntrees / rings", fontsize=11)
         for (middle, _, count), some in zip(middles, sizes.values(), strict=True):
             mean = spread(float(s.speedups[k]) for s in some).mean
@@ -222,8 +205,8 @@ def draw_subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int, pa
     panels[1].tick_params(axis="x", length=0)
     panels[0].tick_params(axis="x", length=0)
     for middle, size, count in middles:
-        panels[0].text(middle, 1.02, f"{size} GPUs" if count > 1 else str(size), transform=_blended(panels[0]),
-                       ha="center", fontsize=10, weight="bold")  # fmt: skip
+        panels[0].text(middle, 1.02, f"{size} GPUs" if count > 1 else str(size), ha="center", fontsize=10,
+                       weight="bold", transform=panels[0].get_xaxis_transform())  # fmt: skip
     larger = [s for s in found if len(s.gpus) > 2] or list(found)
     means = "; ".join(
         f"{name} {sp.mean:.2f} (at most {sp.most:.2g})"
@@ -235,11 +218,6 @@ def draw_subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int, pa
     figure.text(0.06, 0.925, note, fontsize=10, color="#666666")
     figure.subplots_adjust(left=0.06, right=0.99, top=0.86, bottom=0.14, hspace=0.09)
     save(figure, path)
-
-
-def _blended(axes: Axes) -> Any:
-    """Data along x, parts of the axes along y."""
-    return axes.get_xaxis_transform()
 
 
 def _colours(count: int) -> list[str]:

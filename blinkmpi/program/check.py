@@ -12,6 +12,8 @@ from ..errors import PlanError
 from .call import REDUCTIONS, Call
 from .ir import Program, Stage
 
+Piece = tuple[int, int, tuple[tuple[int, int], ...]]  # start, length, contributions as (rank, offset in its buffer)
+
 
 def check(program: Program) -> Program:
     """Prove the program and return it.
@@ -24,16 +26,16 @@ def check(program: Program) -> Program:
     """
     if program.chunk < 1 or program.depth < 1:
         raise PlanError(f"chunk {program.chunk} and depth {program.depth} must be at least 1; lower the call again")
-    writers, readers = _wiring(program)
+    writers = _wiring(program)
     values: dict[int, tuple[tuple[int, int], ...]] = {}
-    stores: dict[int, list[tuple[int, int, tuple[tuple[int, int], ...]]]] = defaultdict(list)
+    stores: dict[int, list[Piece]] = defaultdict(list)
     for i in _order(program, writers):
         stage = program.stages[i]
         parts = [values[writers[c]] for c in stage.ins]
         own = ((stage.rank, stage.local),) if stage.local is not None else ()
         value = tuple(sorted([*own, *(p for part in parts for p in part)]))
         values[i] = value
-        _check_stage(program, i, stage, readers)
+        _check_stage(program, i, stage)
         if stage.store is not None:
             stores[stage.rank].append((stage.store, stage.count, value))
     for rank in range(program.call.n):
@@ -41,8 +43,8 @@ def check(program: Program) -> Program:
     return program
 
 
-def _wiring(program: Program) -> tuple[dict[int, int], dict[int, set[int]]]:
-    """Stage that writes each channel, and ranks that read it."""
+def _wiring(program: Program) -> dict[int, int]:
+    """The stage that writes each channel; each is read as it says."""
     writers: dict[int, int] = {}
     readers: dict[int, set[int]] = defaultdict(set)
     for i, stage in enumerate(program.stages):
@@ -50,16 +52,14 @@ def _wiring(program: Program) -> tuple[dict[int, int], dict[int, set[int]]]:
             if not 0 <= c < len(program.channels):
                 raise PlanError(f"stage {i}: channel {c} does not exist; channels are 0..{len(program.channels) - 1}")
         for c in stage.outs:
-            if c in writers or program.channels[c].writer != stage.rank:
-                raise PlanError(
-                    f"stage {i} of rank {stage.rank}: channel {c} is written by rank {program.channels[c].writer} once"
-                )
+            writer = program.channels[c].writer
+            if c in writers or writer != stage.rank:
+                raise PlanError(f"stage {i} of rank {stage.rank}: channel {c} is written by rank {writer} once")
             writers[c] = i
         for c in stage.ins:
-            if stage.rank in readers[c] or stage.rank not in program.channels[c].readers:
-                raise PlanError(
-                    f"stage {i} of rank {stage.rank}: channel {c} is read once by each of {program.channels[c].readers}"
-                )
+            wanted = program.channels[c].readers
+            if stage.rank in readers[c] or stage.rank not in wanted:
+                raise PlanError(f"stage {i} of rank {stage.rank}: channel {c} is read once by each of {wanted}")
             readers[c].add(stage.rank)
     for c, channel in enumerate(program.channels):
         if c not in writers or readers[c] != set(channel.readers) or not channel.readers:
@@ -67,21 +67,19 @@ def _wiring(program: Program) -> tuple[dict[int, int], dict[int, set[int]]]:
                 f"channel {c} of tree {channel.tree}: wants writer {channel.writer} and readers {channel.readers}, "
                 f"has {'a' if c in writers else 'no'} writer and readers {sorted(readers[c])}"
             )
-    return writers, readers
+    return writers
 
 
 def _order(program: Program, writers: dict[int, int]) -> Iterator[int]:
     """Stage indices so that every stage comes after those it reads from."""
     waits = [{writers[c] for c in stage.ins} for stage in program.stages]
-    for i, before in enumerate(waits):
-        for j in before:
-            if program.stages[j].count != program.stages[i].count:
-                raise PlanError(f"stages {j} and {i} share a channel but walk {program.stages[j].count} and "
-                                f"{program.stages[i].count} elements; both must walk the same span")  # fmt: skip
     after: dict[int, list[int]] = defaultdict(list)
     for i, before in enumerate(waits):
         for j in before:
             after[j].append(i)
+            if program.stages[j].count != program.stages[i].count:
+                raise PlanError(f"stages {j} and {i} share a channel but walk {program.stages[j].count} and "
+                                f"{program.stages[i].count} elements; both must walk the same span")  # fmt: skip
     left = [len(before) for before in waits]
     ready = [i for i, k in enumerate(left) if k == 0]
     done = 0
@@ -98,26 +96,24 @@ def _order(program: Program, writers: dict[int, int]) -> Iterator[int]:
         raise PlanError(f"stages {stuck} wait for one another in a cycle; the trees of this plan are not trees")
 
 
-def _check_stage(program: Program, i: int, stage: Stage, readers: dict[int, set[int]]) -> None:
+def _check_stage(program: Program, i: int, stage: Stage) -> None:
     operands = sorted([*range(len(stage.ins)), *([-1] if stage.local is not None else [])])
     if sorted(stage.fold) != operands or not operands or stage.count < 1:
         raise PlanError(f"stage {i}: fold {stage.fold} over {stage.count} elements must name operands {operands} once")
     if len(operands) > 1 and program.call.collective not in REDUCTIONS:
-        raise PlanError(
-            f"stage {i}: folds {len(operands)} operands in a {program.call.collective}, which reduces nothing"
-        )
+        kind = program.call.collective
+        raise PlanError(f"stage {i}: folds {len(operands)} operands in a {kind}, which reduces nothing")
     if not stage.outs and stage.store is None:
         raise PlanError(f"stage {i} of rank {stage.rank}: its value goes nowhere")
     partial = program.call.collective in REDUCTIONS and stage.way == "up"
     if any(program.channels[c].partial != partial for c in stage.outs):
-        raise PlanError(
-            f"stage {i}: way {stage.way} writes {'partial' if partial else 'final'} values; its channels disagree"
-        )
+        values = "partial" if partial else "final"
+        raise PlanError(f"stage {i}: way {stage.way} writes {values} values; its channels disagree")
     if stage.final != (stage.way == "turn"):
         raise PlanError(f"stage {i}: a fold is final at the turn and nowhere else, got way {stage.way}")
 
 
-def _check_stores(program: Program, rank: int, stores: list[tuple[int, int, tuple[tuple[int, int], ...]]]) -> None:
+def _check_stores(program: Program, rank: int, stores: list[Piece]) -> None:
     at = 0
     wanted = expected(program.call, rank)
     for start, length, sources in wanted:
@@ -128,19 +124,18 @@ def _check_stores(program: Program, rank: int, stores: list[tuple[int, int, tupl
             first, count, got = stores.pop(0)
             want = tuple(sorted((r, off + first - start) for r, off in sources))
             if first + count > stop or got != want:
-                raise PlanError(
-                    f"rank {rank}: elements {first}..{first + count - 1} hold contributions {got}, wanted {want}"
-                )
+                what = f"rank {rank}: elements {first}..{first + count - 1}"
+                raise PlanError(f"{what} hold contributions {got}, wanted {want}")
             at = first + count
     if stores:
         raise PlanError(f"rank {rank}: writes elements {stores[0][0]}.. of its result, which is nobody's")
 
 
-def expected(call: Call, rank: int) -> list[tuple[int, int, tuple[tuple[int, int], ...]]]:
+def expected(call: Call, rank: int) -> list[Piece]:
     """What ``rank`` must receive: (start, length, contributions as (rank, offset in its send buffer)), by start."""
     everyone = tuple(range(call.n))
     kind = call.collective
-    pieces: list[tuple[int, int, tuple[tuple[int, int], ...]]] = []
+    pieces: list[Piece] = []
     if kind == "allreduce" or (kind == "reduce" and rank == call.root):
         pieces = [(0, call.counts[0], tuple((r, 0) for r in everyone))]
     elif kind == "broadcast" and rank != call.root:

@@ -110,12 +110,11 @@ class _Model:
             for stage in program.stages
         ]
         cores = {r: self._core(r) for r in range(topology.n)} if _on_cores(packing, topology) else {}
-        self.transfers = [
-            (self._work(i, cores[stage.rank], reader) if stage.ins or stage.outs else ())
-            if cores
-            else self._crossings(stage, reader)
-            for i, stage in enumerate(program.stages)
-        ]
+        if cores:
+            working = ((i, stage) for i, stage in enumerate(program.stages))
+            self.transfers = [self._work(i, cores[s.rank], reader) if s.ins or s.outs else () for i, s in working]
+        else:
+            self.transfers = [self._crossings(stage, reader) for stage in program.stages]
         self.hops = sum(len(t.links) for transfers in self.transfers for t in transfers)
 
     def _core(self, rank: int) -> Link:

@@ -40,17 +40,14 @@ def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int) -> Prog
     if call.collective != "barrier":
         for blocks, trees in _jobs(packing, call):
             builder.job(blocks, trees)
-    slot = max(
-        dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize if call.collective in REDUCTIONS else 0
-    )
-    return Program(
-        call=call,
-        scheme=packing.scheme,
-        chunk=max(1, chunk_bytes // slot),
-        depth=depth,
-        channels=tuple(builder.channels),
-        stages=tuple(builder.stages),
-    )
+    chunk = max(1, chunk_bytes // slot_width(call))
+    return Program(call, packing.scheme, chunk, depth, tuple(builder.channels), tuple(builder.stages))
+
+
+def slot_width(call: Call) -> int:
+    """Bytes of an element in a slot, which has room for the accumulator of a reduction."""
+    reduces = call.collective in REDUCTIONS
+    return max(dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize if reduces else 0)
 
 
 def spans(count: int, weights: Sequence[Fraction], align: int) -> list[tuple[int, int]]:
@@ -75,12 +72,10 @@ def _jobs(packing: Packing, call: Call) -> list[tuple[int, list[tuple[int, Tree]
     numbered = list(enumerate(packing.trees))
     if call.collective not in BLOCKED:
         return [(-1, numbered)]
-    if call.collective in ("gather", "scatter"):
-        ends = [t.edges[-1].dst if t.edges else t.root for t in packing.trees]
-    else:
-        ends = [t.root for t in packing.trees]
+    by_end = call.collective in ("gather", "scatter")
+    ends = [t.edges[-1].dst if by_end and t.edges else t.root for t in packing.trees]
     jobs = [(rank, [pair for pair, end in zip(numbered, ends, strict=True) if end == rank]) for rank in range(call.n)]
-    if call.collective in ("gather", "scatter"):
+    if by_end:
         alone = Tree(root=call.root, edges=(), weight=Fraction(1))
         jobs[call.root] = (call.root, [(len(numbered), alone)])  # the root's own block stays where it is
     return jobs
@@ -102,13 +97,12 @@ class _Builder:
         if not trees:
             raise PlanError(f"{self.call.collective}: no tree carries the block of rank {block}; pack again")
         align = max(1, ALIGN_BYTES // dtype_of(self.call.dtype).itemsize)
-        for (first, length), (number, tree) in zip(
-            spans(count, [t.weight for _, t in trees], align), trees, strict=True
-        ):
+        cut = spans(count, [t.weight for _, t in trees], align)
+        for (first, length), (number, tree) in zip(cut, trees, strict=True):
             if length:
-                self._tree(number, tree, block, start, first, length)
+                self._tree(number, tree, start, first, length)
 
-    def _tree(self, number: int, tree: Tree, block: int, start: int, first: int, length: int) -> None:
+    def _tree(self, number: int, tree: Tree, start: int, first: int, length: int) -> None:
         kind = self.call.collective
         inside = start + first  # offset in the vector of all blocks; `first` is the offset in the block itself
         if kind == "allreduce":
@@ -144,9 +138,7 @@ class _Builder:
         self, number: int, tree: Tree, length: int, local: int, store: int, *, turn: bool = False
     ) -> dict[int, int]:
         """Reduce towards the root. Returns the root's channels down, by reader, if ``turn``."""
-        to_parent: dict[int, int] = {}
-        for edge in reversed(tree.edges):
-            to_parent[edge.dst] = self._channel(number, edge.dst, (edge.src,), partial=True)
+        to_parent = {e.dst: self._channel(number, e.dst, (e.src,), partial=True) for e in reversed(tree.edges)}
         down = self._outs(number, tree, tree.root) if turn else {}
         for rank in (*(e.dst for e in reversed(tree.edges)), tree.root):
             children = tree.children(rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,15 +38,8 @@ class DeviceArray:
         start, stop, step = part.indices(self.size)
         if step != 1:
             raise ArgumentError(f"a part of GPU memory with step {step}; only contiguous parts can be sent")
-        return DeviceArray(
-            self.ptr + start * self.itemsize,
-            max(0, stop - start),
-            self.itemsize,
-            self.stream,
-            self.owner,
-            0,
-            self.device,
-        )
+        at, size = self.ptr + start * self.itemsize, max(0, stop - start)
+        return replace(self, ptr=at, size=size, copy_of=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,14 +61,9 @@ def part_of(program: Program, here: Sequence[int], names: Sequence[int] = ()) ->
         numbers.append(c)
     place = {c: i for i, c in enumerate(numbers)}
     stages = tuple(
-        replace(
-            stage,
-            rank=name[stage.rank],
-            ins=tuple(place[c] for c in stage.ins),
-            outs=tuple(place[c] for c in stage.outs),
-        )
-        for stage in program.stages
-        if stage.rank in name
+        replace(s, rank=name[s.rank], ins=tuple(place[c] for c in s.ins), outs=tuple(place[c] for c in s.outs))
+        for s in program.stages
+        if s.rank in name
     )
     longest = program.longest or max((stage.count for stage in program.stages), default=0)
     return NodePart(replace(program, channels=tuple(channels), stages=stages, longest=longest), far, tuple(numbers))

@@ -31,31 +31,16 @@ COMPLEX = ("complex64", "complex128")
 DTYPES = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
 
 _UFUNCS: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "avg": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "land": np.logical_and,
-    "lor": np.logical_or,
-    "lxor": np.logical_xor,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
+    "sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "land": np.logical_and,
+    "lor": np.logical_or, "lxor": np.logical_xor, "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}  # fmt: skip
 OPS = tuple(_UFUNCS)
 _ALLOWED: dict[str, tuple[str, ...]] = {
-    "sum": (*INTEGERS, *FLOATS, *COMPLEX),
-    "prod": (*INTEGERS, *FLOATS, *COMPLEX),
+    **dict.fromkeys(("sum", "prod"), (*INTEGERS, *FLOATS, *COMPLEX)),
     "avg": (*FLOATS, *COMPLEX),
-    "min": (*INTEGERS, *FLOATS),
-    "max": (*INTEGERS, *FLOATS),
-    "land": ("bool", *INTEGERS),
-    "lor": ("bool", *INTEGERS),
-    "lxor": ("bool", *INTEGERS),
-    "band": INTEGERS,
-    "bor": INTEGERS,
-    "bxor": INTEGERS,
+    **dict.fromkeys(("min", "max"), (*INTEGERS, *FLOATS)),
+    **dict.fromkeys(("land", "lor", "lxor"), ("bool", *INTEGERS)),
+    **dict.fromkeys(("band", "bor", "bxor"), INTEGERS),
 }
 
 

@@ -77,13 +77,10 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     executor = ours.get("EXECUTOR") or "auto"
     if executor not in ("auto", "c", "numpy"):
         raise SettingsError(f"BLINKMPI_EXECUTOR={executor!r}: expected auto, c or numpy")
+    texts = ("TOPO_FILE", "TOPO_DUMP_FILE", "GRAPH_FILE", "GRAPH_DUMP_FILE", "ALGO")
     return Settings(
         debug=debug,
-        topo_file=ours.get("TOPO_FILE", ""),
-        topo_dump_file=ours.get("TOPO_DUMP_FILE", ""),
-        graph_file=ours.get("GRAPH_FILE", ""),
-        graph_dump_file=ours.get("GRAPH_DUMP_FILE", ""),
-        algo=ours.get("ALGO", ""),
+        **{name.lower(): ours.get(name, "") for name in texts},
         timeout_s=_number(ours, "TIMEOUT", 60.0),
         executor=executor,
         buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20)),

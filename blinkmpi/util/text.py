@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..errors import ArgumentError
 
@@ -14,13 +14,18 @@ def plural(number: int, noun: str) -> str:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Name ranks, given in ascending order: ``rank 3``, ``ranks 0-2, 5``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(spans(ranks))}"
+
+
+def spans(numbers: Iterable[int]) -> list[str]:
+    """Ascending numbers, runs of them as one: ``0-2``, ``5``."""
     parts: list[str] = []
-    for rank in ranks:
-        first = rank
+    for number in numbers:
+        first = number
         while parts and int(parts[-1].rpartition("-")[2]) == first - 1:
             first = int(parts.pop().partition("-")[0])
-        parts.append(f"{first}-{rank}" if first < rank else f"{rank}")
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
+        parts.append(f"{first}-{number}" if first < number else f"{number}")
+    return parts
 
 
 def size_text(nbytes: int) -> str:

@@ -47,15 +47,10 @@ def fewest(topology: Topology, collective: str, root: int = 0) -> tuple[Packing,
 def front(packings: Sequence[Packing]) -> tuple[Packing, ...]:
     """The packings that no other one beats, fewest trees first, one of each kind."""
     kept: list[Packing] = []
-    for p in sorted(packings, key=lambda p: (len(p.trees), depth_of(p), -p.rate)):
-        if not any(depth_of(q) <= depth_of(p) and q.rate >= p.rate for q in kept):
+    for p in sorted(packings, key=lambda p: (len(p.trees), p.depth, -p.rate)):
+        if not any(q.depth <= p.depth and q.rate >= p.rate for q in kept):
             kept.append(p)
     return tuple(kept)
-
-
-def depth_of(packing: Packing) -> int:
-    """Hops from a root to the farthest rank."""
-    return max(tree.depth for tree in packing.trees)
 
 
 def seconds(packing: Packing, nbytes: int, *, hop_seconds: float = 2e-6, tree_seconds: float = 1e-6) -> float:
@@ -66,7 +61,7 @@ def seconds(packing: Packing, nbytes: int, *, hop_seconds: float = 2e-6, tree_se
         tree_seconds: to start one more tree.
     """
     both = packing.collective in ALONG and packing.collective in AGAINST
-    hops = depth_of(packing) * (2 if both else 1)
+    hops = packing.depth * (2 if both else 1)
     return hops * hop_seconds + nbytes / (float(packing.rate) * 1e6) + len(packing.trees) * tree_seconds
 
 

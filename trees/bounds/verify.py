@@ -169,8 +169,7 @@ def _check_certificate(p: Packing, f: Fabric, c: Certificate) -> None:
         capacity, divisor = _crossing(p, f, c)
     if (c.capacity_mbps, c.divisor) != (capacity, divisor):
         _fail(
-            p,
-            f"certificate states {c.capacity_mbps} MB/s over {c.divisor}, the machine has {capacity} over {divisor}",
+            p, f"certificate states {c.capacity_mbps} MB/s over {c.divisor}, the machine has {capacity} over {divisor}"
         )
     if p.bound != capacity / divisor:
         _fail(p, f"bound is {p.bound} MB/s, but its certificate gives {capacity / divisor}")

@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from ..graph import cuts_by_flow
-from ..graph.fabric import Arc, Fabric, Ints
+from ..graph.fabric import Arc, Fabric, Ints, capacity_across
 from ..graph.logical import LogicalGraph, WeightedTree, logical_graph, place
 from ..problem import Problem, Solution
 from ..tree import PER_RANK, ROOTED
@@ -53,14 +53,10 @@ def _rate(f: Fabric, g: LogicalGraph, collective: str, root: int) -> Fraction:
     cap = g.matrix()
     arcs = {(int(u), int(v)): int(cap[u, v]) for u, v in np.argwhere(cap)}
     logical = Fabric(f.topology, f.kinds, arcs)
-    per_rank = collective in PER_RANK
-    side = (
-        cuts_by_flow.ratio_side(logical, None, {0}, reverse=False)
-        if per_rank
-        else cuts_by_flow.min_cut_side(logical, root, reverse=False)
-    )
-    out = sum(c for (u, v), c in arcs.items() if u in side and v not in side)
-    return (Fraction(out * f.n, len(side)) if per_rank else Fraction(out)) * g.mbps
+    if collective in PER_RANK:
+        side = cuts_by_flow.ratio_side(logical, None, {0}, reverse=False)
+        return Fraction(capacity_across(arcs, side) * f.n, len(side)) * g.mbps
+    return capacity_across(arcs, cuts_by_flow.min_cut_side(logical, root, reverse=False)) * g.mbps
 
 
 class ResidualNetwork:
@@ -78,8 +74,6 @@ class ResidualNetwork:
         self.first_supply = len(tails)
         self.first_open = len(tails) + self.n
         self.order = np.lexsort((self.heads, self.tails))
-        self._place = np.empty_like(self.order)
-        self._place[self.order] = np.arange(len(self.order))
         self.starts = np.searchsorted(self.tails[self.order], np.arange(self.n + 3)).astype(np.int32)
         self._columns = self.heads[self.order].astype(np.int32)
 
@@ -131,12 +125,8 @@ def _grow_one(net: ResidualNetwork, roots: list[int], need: int) -> WeightedTree
     for u, v in net.at:
         near.setdefault(u, []).append(v)
     while len(level) < net.n:
-        options = [
-            (level[u], int(net.left[net.at[u, v]]), (u, v))
-            for u in level
-            for v in near.get(u, ())
-            if v not in level and net.left[net.at[u, v]]
-        ]
+        fresh = ((u, v) for u in level for v in near.get(u, ()) if v not in level)
+        options = [(level[u], int(left), (u, v)) for u, v in fresh if (left := net.left[net.at[u, v]])]
         best: tuple[int, Arc] | None = None
         for _, room, arc in sorted(options, key=lambda g: (g[1] < weight, *g)):
             limit = _limit(net, used, min(weight, room), need, arc, best[0] if best else 0)

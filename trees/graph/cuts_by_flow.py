@@ -7,8 +7,9 @@ its minima (Cunningham 1985). Flows are scipy's where the capacities fit its 32 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from .fabric import Fabric
 from .max_flow import MaxFlow
 
 FLOW_LIMIT = (1 << 31) - 1
+Side = Callable[[], set[int]]  # the vertices on one side of a cut
 
 
 class CutNetwork:
@@ -38,8 +40,8 @@ class CutNetwork:
         self.heads, self.tails = heads[self.order].astype(np.int32), tails[self.order]
         self.starts = np.searchsorted(self.tails, np.arange(self.size + 1)).astype(np.int32)
 
-    def run(self, scale: int, supply: Sequence[int], demand: Sequence[int], s: int, t: int) -> tuple[int, MinCut]:
-        """The maximum flow from ``s`` to ``t``, and its minimum cut.
+    def run(self, scale: int, supply: Sequence[int], demand: Sequence[int], s: int, t: int) -> tuple[int, Side]:
+        """The maximum flow from ``s`` to ``t``, and the source's side of its minimum cut, computed on demand.
 
         Args:
             scale: multiplies the capacities of the fabric.
@@ -53,35 +55,18 @@ class CutNetwork:
             data = np.array(amounts, np.int32)[self.order]
             graph = csr_array((data, self.heads, self.starts), shape=(self.size, self.size))
             found = maximum_flow(graph, s, t)
-            return int(found.flow_value), MinCut(s, graph=graph, flow=found.flow)
+            return int(found.flow_value), lambda: _reached(graph - found.flow, s)
         flow = MaxFlow(self.size)
         for u, v, i in zip(self.tails.tolist(), self.heads.tolist(), self.order.tolist(), strict=True):
             if amounts[i]:
                 flow.arc(u, v, amounts[i])
-        return flow.run(s, t), MinCut(s, own=flow)
+        return flow.run(s, t), lambda: flow.source_side(s)
 
     def leaving(self, side: set[int]) -> int:
         """Units that leave a set of vertices of the fabric."""
         inside = np.zeros(self.size, bool)
         inside[sorted(side)] = True
         return int(self.cap[inside[self.ends[:, 0]] & ~inside[self.ends[:, 1]]].sum())
-
-
-class MinCut:
-    """The minimum cut nearest to the source; its side is computed on demand."""
-
-    def __init__(self, start: int, *, graph: object = None, flow: object = None, own: MaxFlow | None = None) -> None:
-        self._start, self._graph, self._flow, self._own = start, graph, flow, own
-
-    def side(self) -> set[int]:
-        """The vertices on the source's side."""
-        if self._own is not None:
-            return self._own.source_side(self._start)
-        from scipy.sparse.csgraph import breadth_first_order
-
-        rest = self._graph - self._flow  # type: ignore[operator]
-        rest.eliminate_zeros()
-        return set(breadth_first_order(rest, self._start, return_predecessors=False).tolist())
 
 
 def min_cut_side(f: Fabric, root: int, *, reverse: bool) -> set[int]:
@@ -93,7 +78,7 @@ def min_cut_side(f: Fabric, root: int, *, reverse: bool) -> set[int]:
         if sink != root:
             value, cut = net.run(1, nothing, nothing, root, sink)
             if best < 0 or value < best:
-                best, side = value, cut.side()
+                best, side = value, cut()
     return _vertices(f, side)
 
 
@@ -114,7 +99,7 @@ def ratio_side(f: Fabric, root: int | None, start: set[int], *, reverse: bool) -
             value, cut = net.run(ratio.denominator, supply, nothing, net.source, sink)
             if value == f.n * ratio.numerator:
                 break
-            side = cut.side() - {net.source}
+            side = cut() - {net.source}
             ratio = Fraction(net.leaving(side), sum(v < f.n for v in side))
     return _vertices(f, side)
 
@@ -147,7 +132,7 @@ def _truncate(net: CutNetwork, ratio: Fraction) -> tuple[int, list[set[int]]]:
         demand = [max(0, -x) for x in y] + [0] + [most] * (n - v - 1)
         supply[v] = most + sum(supply)
         value, cut = net.run(ratio.denominator, supply, demand, net.source, net.sink)
-        side = cut.side() - {net.source}
+        side = cut() - {net.source}
         if v not in side:  # nothing but the arc to v was cut
             raise AssertionError("the source's side of a cut lost its rank")
         y.append(value - sum(supply[:v]) - ratio.numerator)
@@ -166,7 +151,15 @@ def _tighten(net: CutNetwork, ranks: set[int]) -> set[int]:
     most = int(net.cap.sum()) + 1
     supply = [most if v in ranks else 0 for v in range(net.n)]
     demand = [0 if v in ranks else most for v in range(net.n)]
-    return net.run(1, supply, demand, net.source, net.sink)[1].side() - {net.source}
+    return net.run(1, supply, demand, net.source, net.sink)[1]() - {net.source}
+
+
+def _reached(rest: Any, start: int) -> set[int]:
+    """The vertices to which a sparse graph leads from ``start``."""
+    from scipy.sparse.csgraph import breadth_first_order
+
+    rest.eliminate_zeros()
+    return set(breadth_first_order(rest, start, return_predecessors=False).tolist())
 
 
 def _vertices(f: Fabric, side: set[int]) -> set[int]:

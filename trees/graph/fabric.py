@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import TopologyError
 from ...topology.model import Topology
+from ...util.text import spans
 
 Arc = tuple[int, int]
 Path = tuple[int, ...]
@@ -203,7 +204,7 @@ def name_of(topology: Topology, vertices: Iterable[int]) -> str:
             sizes.setdefault(d.node, []).append(r)
         whole = [node for node, ranks in sizes.items() if chosen.issuperset(ranks)]
         if whole:
-            words.append(f"node{'s' if len(whole) > 1 else ''} {_spans(whole)}")
+            words.append(f"node{'s' if len(whole) > 1 else ''} {','.join(spans(sorted(whole)))}")
             chosen -= {r for node in whole for r in sizes[node]}
     groups: dict[str, list[str]] = {}
     for v in sorted(chosen):
@@ -212,22 +213,9 @@ def name_of(topology: Topology, vertices: Iterable[int]) -> str:
             groups.setdefault(d.kind.upper(), []).append(f"{d.index}@{d.node}" if several else f"{d.index}")
         else:
             groups.setdefault(t.vertex_label(v), [])
-    words += [
-        word if not items else f"{word}{'s' if len(items) > 1 else ''} {','.join(items)}"
-        for word, items in groups.items()
-    ]
+    for word, items in groups.items():
+        words.append(word + (f"{'s' if len(items) > 1 else ''} {','.join(items)}" if items else ""))
     return ", ".join(words)
-
-
-def _spans(numbers: list[int]) -> str:
-    """``0-3,7`` for 0, 1, 2, 3, 7."""
-    spans: list[list[int]] = []
-    for x in sorted(numbers):
-        if spans and x == spans[-1][1] + 1:
-            spans[-1][1] = x
-        else:
-            spans.append([x, x])
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
 
 
 def capacity_across(arcs: Mapping[Arc, int], inside: Iterable[int]) -> int:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,13 +17,13 @@ from ...launch.allocation import Scheduler, allocation, scheduler_of
 from ...launch.command import Job, Launcher, Pmi, command, exported, mpi_of
 from ...launch.hostfile import Dialect, Host, convert, dialect_of, read
 from ...topology.probe import Nvml
+from ...util.child import END_SECONDS, run_limited
 from ...util.codec import Value
 from ...util.launcher import find_mpirun
 from ...util.settings import read as read_settings
 from .file import Resources, Run, Sweep
 
 GIVEN = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_MCPU_HOSTS", "LSB_DJOB_HOSTFILE")
-KILL_SECONDS = 10.0  # that the launcher has to end its ranks
 FILE_SECONDS = 10.0  # after which a file written on another machine must be seen here
 NOISE = re.compile(r"^[\s\-=*#]*$|^(prterun|mpirun|srun|mpiexec)\b.*(detected|noticed|exited)|^Primary job|"
                    r"^\s*(Process name|Exit code):|slurmstepd|^with errorcode|^\s*a non-zero exit")  # fmt: skip
@@ -148,23 +144,13 @@ def start(argv: tuple[str, ...], env: Mapping[str, str], output: Path, seconds: 
     """
     clear(output)
     began = time.monotonic()
-    with tempfile.TemporaryFile() as log:
-        limit = {"MPIEXEC_TIMEOUT": str(int(seconds + 2 * KILL_SECONDS))}
-        try:
-            process = subprocess.Popen(argv, env={**limit, **env}, stdin=subprocess.DEVNULL, stdout=log,
-                                       stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
-        except OSError as error:
-            raise ArgumentError(f"cannot start {argv[0]!r}: {error.strerror}; install this MPI, load its module, or "
-                                "name another launcher in the sweep") from error  # fmt: skip
-        try:
-            code: int | None = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end(process)
-        took = time.monotonic() - began
-        log.seek(0)
-        text = log.read().decode(errors="replace")
+    limit = {"MPIEXEC_TIMEOUT": str(int(seconds + 2 * END_SECONDS))}
+    try:
+        code, text = run_limited(argv, {**limit, **env}, seconds)
+    except OSError as error:
+        raise ArgumentError(f"cannot start {argv[0]!r}: {error.strerror}; install this MPI, load its module, or "
+                            "name another launcher in the sweep") from error  # fmt: skip
+    took = time.monotonic() - began
     if code is None:
         return RunOutcome(None, f"no end within {seconds:g} s", took)
     document, why = _document(output, patient=code == 0)
@@ -186,17 +172,6 @@ def clear(output: Path) -> None:
     """Remove what a run wrote; ranks that are worlds of their own write a file each."""
     for found in output.parent.glob(f"{glob.escape(output.name)}*"):
         found.unlink(missing_ok=True)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the launcher end its ranks, then end what is left of it."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(KILL_SECONDS)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _document(output: Path, *, patient: bool) -> tuple[dict[str, Any] | None, str | None]:

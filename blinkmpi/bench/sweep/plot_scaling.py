@@ -7,13 +7,12 @@ number of ranks alone has no such curve.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ArgumentError
-from ...plot.figure import COLOURS, DARK, new_figure, save
+from ...plot.figure import COLOURS, DARK, headed, look_of, new_figure, plain_log_axes, save
 from ...util.text import plural, size_text
 from .file import node_sizes
 from .results import is_sweep, rows
@@ -24,8 +23,6 @@ MOST_COLUMNS = 5
 MOST_VARIANTS = 3  # with more, each size has panels of its own
 TIME, RATE = 1, 2  # of a point
 SIZE_COLOURS = ("#440154", "#31688e", "#1f9e89", "#6abf3b", "#d9a406")  # from small to large, all dark enough on white
-STYLES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +134,7 @@ def draw_scaling(runs: Sequence[Mapping[str, Any]], facts: str, path: str, *, in
         _axes(axes, [p[what] for line in found for p in line.points if not by_size or line.size == sizes[i]], places)
         name = "time (µs)" if what == TIME else "bus bandwidth (GB/s)"
         axes[0].set_ylabel(f"{size_text(sizes[i])}: {name}" if by_size else name, fontsize=9 if by_size else 10)
-    figure.suptitle(f"Collectives against the number of {x}", x=0.6 / width, y=1 - 0.16 / height, ha="left", va="top",
-                    fontsize=14, weight="bold")  # fmt: skip
-    wrapped = textwrap.wrap(facts, int(13.5 * (width - 0.9)))
-    figure.text(0.6 / width, 1 - 0.5 / height, "\n".join(wrapped), fontsize=9, color="#666666", va="top")
-    below = 0.62 + 0.16 * len(wrapped)
+    below = 0.02 + headed(figure, f"Collectives against the number of {x}", facts, letters=13.5)
     rows_of_legend = _legend(figure, () if by_size else sizes, variants, y=1 - below / height)
     top = 1 - (below + 0.42 + 0.2 * rows_of_legend) / height
     figure.subplots_adjust(left=0.85 / width, right=1 - 0.3 / width, top=top, bottom=0.62 / height,
@@ -156,30 +149,14 @@ def _colour(at: int, count: int) -> str:
 
 def _line(axes: Any, line: ScalingCurve, what: int, colour: str, variant: int) -> None:
     points = [point for point in line.points if point[what] > 0]  # a rank alone has no bus
-    axes.plot([point[0] for point in points], [point[what] for point in points], color=colour,
-              linestyle=STYLES[variant % len(STYLES)], marker=MARKERS[variant % len(MARKERS)], markersize=4.4,
-              linewidth=1.3 if variant else 1.8, zorder=3 if variant else 4)  # fmt: skip
+    axes.plot([point[0] for point in points], [point[what] for point in points], color=colour, markersize=4.4,
+              linewidth=1.3 if variant else 1.8, zorder=3 if variant else 4, **look_of(variant))  # fmt: skip
 
 
 def _axes(row: Any, found: Sequence[float], places: Sequence[int]) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
-
-    values = [value for value in found if value > 0]
-    wide = max(values, default=1) > 300 * min(values, default=1)
     for axes in row:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.xaxis.set_major_locator(FixedLocator(list(places)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1,) if wide else (1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        plain_log_axes(axes, places, lambda value: f"{value:g}", [value for value in found if value > 0])
         axes.set_xlim(places[0] / 1.12, places[-1] * 1.12)
-        axes.grid(color="#e8e8e8", zorder=0)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8.5)
 
 
 def _legend(figure: Any, sizes: Sequence[int], variants: Sequence[str], *, y: float) -> int:
@@ -193,8 +170,8 @@ def _legend(figure: Any, sizes: Sequence[int], variants: Sequence[str], *, y: fl
         for i, size in enumerate(sizes)
     ]
     looks = [
-        Line2D([], [], color=DARK if sizes else COLOURS[i % len(COLOURS)], linewidth=1.3, markersize=4.4,
-               linestyle=STYLES[i % len(STYLES)], marker=MARKERS[i % len(MARKERS)], label=variant)
+        Line2D([], [], color=DARK if sizes else COLOURS[i % len(COLOURS)], linewidth=1.3, markersize=4.4, label=variant,
+               **look_of(i))
         for i, variant in enumerate(variants)
     ]  # fmt: skip
     used = 0

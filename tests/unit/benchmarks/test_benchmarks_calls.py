@@ -13,7 +13,7 @@ from blinkmpi.bench.options import read
 from blinkmpi.cli import main as cli
 from tests.unit.benchmarks.scripts import needs, script
 
-pytestmark = [needs("call_cost"), needs("ablation")]
+pytestmark = [needs("call_cost"), needs("call_cost")]
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def call_cost() -> ModuleType:
 
 @pytest.fixture
 def ablation() -> ModuleType:
-    return script("ablation")
+    return script("call_cost")
 
 
 # ---------------------------------------------------------------- the cost of a call

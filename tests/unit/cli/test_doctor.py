@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.doctor.diagnosis import judge
-from blinkmpi.doctor.report import Finding, MpiFacts, PeerAccess, RankFacts, Report, SelfTest
+from blinkmpi.doctor.report import Finding, MpiFacts, PeerTrial, RankFacts, Report, SelfTest
 from blinkmpi.topology.gpu import GpuFacts, Unknown, known
 from tests.unit.topology.test_probe import recorded
 
@@ -70,7 +70,7 @@ def test_a_healthy_job_on_two_nodes() -> None:
 
 
 def test_a_healthy_job_on_gpus() -> None:
-    pairs = [tuple(PeerAccess(p, "") for p in range(4) if p != r) for r in range(4)]
+    pairs = [tuple(PeerTrial(p, "") for p in range(4) if p != r) for r in range(4)]
     report = judge([replace(s, pairs=pairs[s.rank]) for s in gpu_job()], SelfTest(True, False, "SIGSEGV"))
     assert report.healthy
     assert not [line for line in report.findings if line.state in ("warn", "fail")]
@@ -141,7 +141,7 @@ def one_down(facts: GpuFacts) -> GpuFacts:
     (changed(0, confidential=True), "confidential", "warn", "rank 0", "multi-GPU"),
     (changed(2, pcie_width=8), "PCIe", "warn", "rank 2: .* x8 of x16", "slot"),
     (with_facts(denied, 1), "peers", "fail", "1>0, 1>2, 1>3: peer access chipset not supported", "--ipc=host"),
-    (gpu_job(pairs=(PeerAccess(2, "cudaErrorInvalidDevice"),)), "peers", "fail",
+    (gpu_job(pairs=(PeerTrial(2, "cudaErrorInvalidDevice"),)), "peers", "fail",
      "0>2, 1>2, 2>2, 3>2: cudaErrorInvalid", "--gpu-bind=none"),
     (gpu_job(gpu=None, no_gpu="CuPy is missing"), "GPUs", "warn", "NVML shows 8 GPUs; none for ranks 0-3: CuPy",
      "cuda13"),

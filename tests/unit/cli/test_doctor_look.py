@@ -13,7 +13,7 @@ import pytest
 from blinkmpi.cli import doctor as cli_doctor
 from blinkmpi.doctor import examination as doctor_look
 from blinkmpi.doctor.examination import clock_skew, decode, encode, examine, packages, run_child, self_test, try_pairs
-from blinkmpi.doctor.report import PeerAccess, SelfTest
+from blinkmpi.doctor.report import PeerTrial, SelfTest
 from blinkmpi.topology import ProcessInfo
 from tests import harness
 from tests.unit.cli.test_cli import blink as blink
@@ -74,9 +74,9 @@ def test_every_rank_tries_every_other_of_its_node() -> None:
     gpus = [FakeGpu("a"), FakeGpu("b", [b"a"]), FakeGpu("c", broken=True), FakeGpu("d")]
     places = ["x", "x", "x", "y"]
     got = on_ranks([0] * 4, lambda comm, _: try_pairs(comm, places[comm.rank], gpus[comm.rank]))
-    assert got[0] == (PeerAccess(1, ""),)
-    assert got[1] == (PeerAccess(0, "ValueError: invalid device context"),)
-    assert got[2] == (PeerAccess(0, "MemoryError: out of memory"), PeerAccess(1, "MemoryError: out of memory"))
+    assert got[0] == (PeerTrial(1, ""),)
+    assert got[1] == (PeerTrial(0, "ValueError: invalid device context"),)
+    assert got[2] == (PeerTrial(0, "MemoryError: out of memory"), PeerTrial(1, "MemoryError: out of memory"))
     assert got[3] == ()
     assert {(g.open_now, g.allocated) for g in gpus} == {(0, 0)}
     none = on_ranks([0, 0], lambda comm, _: try_pairs(comm, "x", "no GPU"))

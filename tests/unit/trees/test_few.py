@@ -20,7 +20,7 @@ from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees import pack
 from blinkmpi.trees.blink import few
-from blinkmpi.trees.blink.pareto import choose_by_size, depth_of, fewest, front, pareto, seconds
+from blinkmpi.trees.blink.pareto import choose_by_size, fewest, front, pareto, seconds
 from blinkmpi.trees.exact.enumeration import all_spanning_trees
 from blinkmpi.trees.exact.weights import best_weights
 from blinkmpi.trees.graph.fabric import FAST, fabric
@@ -91,7 +91,7 @@ def test_broadcast_under_a_limit_on_depth(name: str, rates: dict[int, int]) -> N
     for depth, units in rates.items():
         packing = pack(machine(name), "broadcast", method="few", options=MethodOptions(max_depth=depth))
         assert packing.rate == units * LANE[name]
-        assert depth_of(packing) <= depth
+        assert packing.depth <= depth
         assert "of all" in packing.reason
     with pytest.raises(ArgumentError, match="allow more hops"):
         pack(machine(name), "broadcast", method="few", options=MethodOptions(max_depth=1))
@@ -101,7 +101,7 @@ def test_broadcast_under_a_limit_on_depth(name: str, rates: dict[int, int]) -> N
 def test_allreduce_keeps_its_rate_at_radius_two(name: str) -> None:
     packing = pack(machine(name), "allreduce", method="few", options=MethodOptions(max_depth=2))
     assert packing.optimal
-    assert depth_of(packing) == 2
+    assert packing.depth == 2
 
 
 def test_broadcast_under_a_limit_on_trees() -> None:
@@ -141,26 +141,26 @@ def test_a_graph_with_too_many_trees_to_list(t: Topology, collective: str, depth
             shallow = pack(t, collective, method="few", options=MethodOptions(max_depth=depth, max_trees=3))
         except ArgumentError:
             return
-    assert depth_of(shallow) <= depth
+    assert shallow.depth <= depth
     assert len(shallow.trees) <= 3
     assert "a pool" in shallow.reason or "as many as" in shallow.reason
 
 
 def test_the_pool_on_sixteen_ranks() -> None:
     packing = pack(machine("mi250"), "broadcast", method="few", options=MethodOptions(max_depth=7))
-    assert depth_of(packing) <= 7
+    assert packing.depth <= 7
     assert packing.rate >= Fraction(1, 2) * packing.bound
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
 def test_the_front_is_one(collective: str) -> None:
     found = pareto(machine("dgx-1v"), collective)
-    points = [(len(p.trees), depth_of(p), -p.rate) for p in found]
+    points = [(len(p.trees), p.depth, -p.rate) for p in found]
     for a, b in combinations(points, 2):
         assert not (a[0] <= b[0] and a[1] <= b[1] and a[2] <= b[2])
         assert not (a[0] >= b[0] and a[1] >= b[1] and a[2] >= b[2])
     assert max(p.rate for p in found) == found[0].bound
-    assert min(depth_of(p) for p in found) == 2
+    assert min(p.depth for p in found) == 2
     assert len(found[0].trees) == 1
     assert front(found) == found
 
@@ -168,13 +168,13 @@ def test_the_front_is_one(collective: str) -> None:
 def test_choice_by_size() -> None:
     found = pareto(machine("dgx-1v"), "broadcast")
     small, large = choose_by_size(found, 1_000), choose_by_size(found, 10**9)
-    assert (len(small.trees), depth_of(small)) == (1, 2)
+    assert (len(small.trees), small.depth) == (1, 2)
     assert large.rate == large.bound
     counts = [choose_by_size(found, 10**k).rate for k in range(3, 10)]
     assert counts == sorted(counts)
     assert seconds(small, 10**6, hop_seconds=1.0, tree_seconds=5.0) == pytest.approx(7.0, abs=0.1)
     twice = pareto(machine("dgx-1p").subset([0, 1, 2]), "allreduce")[0]
-    assert seconds(twice, 0, hop_seconds=1.0, tree_seconds=0.0) == 2 * depth_of(twice)
+    assert seconds(twice, 0, hop_seconds=1.0, tree_seconds=0.0) == 2 * twice.depth
 
 
 def test_weights_are_exact() -> None:
