@@ -9,8 +9,6 @@ say the same to a Python or a type checker that starts in the checkout.
 Everything that only configures a tool is in ``pyproject.toml``.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

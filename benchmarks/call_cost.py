@@ -12,8 +12,6 @@ values take turns, round by round, so that what changes on the machine in the me
 then the median over the rounds of a job's median.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

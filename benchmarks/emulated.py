@@ -8,8 +8,6 @@ what NCCL made of the file is read from its log. A file for each number of ranks
 last.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -6,8 +6,6 @@ budget; one that fails or runs out of time is named, and the next goes on. Every
 GPUs out of service, and ours does without.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ one set-up, ``blinkmpi bench`` goes through the sizes of four collectives. Needs
 the test extras; no GPU. Every step writes a file of its own into ``--out``; a table comes last.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import json

@@ -1,7 +1,5 @@
 """What the benchmark programs share: mpirun's command line, jobs with a time limit, steps in turn, and their files."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ Plans for DGX-1 machines by every method, times each, predicts a call with the c
 ``results/treegen-methods.json``; then the tables between the marks in the page. ``--page`` writes the page alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

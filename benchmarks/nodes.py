@@ -11,8 +11,6 @@ each split goes into ``--out``; a table comes last.
 call on one node, over NVLink, and the rows are marked ``ipc across the split``.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

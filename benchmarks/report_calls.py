@@ -1,7 +1,5 @@
 """The sections of the performance page about the cost of a call, and about what single mechanisms gain."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.report_rows import NONE, exact_size_text, facts_of, ratio_text, table_head, us_text

@@ -1,7 +1,5 @@
 """The sections of the performance page about GPUs: one node, virtual nodes, and emulated machines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sections of the performance page about host memory: one host, and several."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

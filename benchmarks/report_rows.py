@@ -1,7 +1,5 @@
 """What the sections of the performance page have in common: facts of a file, its rows, and how numbers are written."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ beside that of a fixed loop (so that a slow machine can be told from slow code),
 A row that runs out of time is stopped, and larger machines of its family are not tried. ``--plot`` draws from the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

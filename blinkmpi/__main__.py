@@ -1,7 +1,5 @@
 """``python -m blinkmpi``."""
 
-from __future__ import annotations
-
 import sys
 
 from .cli.main import main

@@ -5,8 +5,6 @@ the value that was wrong, says what was expected, and ends with the remedy.
 This module imports nothing of the package, so that every layer may raise.
 """
 
-from __future__ import annotations
-
 
 class BlinkError(RuntimeError):
     """Base of all errors of blinkmpi."""

@@ -6,8 +6,6 @@ The data are scikit-learn's handwritten digits, which come with the package.
 NumPy computes on CPUs; where every rank has a GPU, CuPy does, with the same lines.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib

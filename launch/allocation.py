@@ -3,8 +3,6 @@
 The environment is an argument everywhere. Bracket ranges are expanded here, without scontrol.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from itertools import product

@@ -3,8 +3,6 @@
 Pure: a :class:`Job` and a launcher's name give a :class:`Command`. Nothing is looked up or started.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Literal, get_args

@@ -5,8 +5,6 @@ the other's. A single name without a count means a slot for each core to Open MP
 is then None here, and the launcher decides.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

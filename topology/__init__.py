@@ -12,8 +12,6 @@ Nothing here plans, or communicates without a communicator that is passed in. Im
 (looks at this machine) explicitly.
 """
 
-from __future__ import annotations
-
 from .gather import GpuMachine, ProcessInfo, exchange, gather, gather_gpus, this_machine
 from .gpu import GpuFacts
 from .gpu_topology import from_gpus

@@ -4,8 +4,6 @@ Devices are matched by UUID, else by PCI id, else by rank. Switches have no perm
 have the same kind, node and devices; the others are paired in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ..util.codec import Value

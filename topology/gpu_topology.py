@@ -5,8 +5,6 @@ and CPU sockets come from /sys. Links to GPUs that are not in the job are not us
 rate of an NVLink is the catalogue's, and PCIe's rate follows from generation and width.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

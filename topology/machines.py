@@ -9,8 +9,6 @@ links to each chip. PCIe is listed where it is the second path (DGX-1) or the on
 in machines of two or more boxes; the network itself is one switch without a limit of its own (full bisection).
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from typing import NamedTuple

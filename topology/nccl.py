@@ -6,8 +6,6 @@ whatever a file leaves out (cores, ``sm`` of an unknown GPU) on the machine wher
 processor above a rank's own GPU, and another one without ``arch`` is an internal error: so we write all processors.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import xml.etree.ElementTree as ET

@@ -5,8 +5,6 @@ link to the network, in each direction. Nodes whose rates are almost equal get t
 needlessly uneven plan that changes from run to run.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ It names no GPU, no rate and no switch. ``NV18`` says "18 NVLinks", direct or th
 than a GPU has ports can only be switches. Where two GPUs have NVLink, the text hides how they meet on PCIe.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

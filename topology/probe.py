@@ -5,8 +5,6 @@ those that CUDA_VISIBLE_DEVICES leaves, in its own order. The answers are one re
 so a recorded report can replace the machine.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Only this module of the package imports rich; everything it prints comes from the Topology.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 

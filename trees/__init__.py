@@ -13,8 +13,6 @@
 Everything here is a pure function of a :class:`~blinkmpi.topology.model.Topology`; no MPI, no GPU, no I/O.
 """
 
-from __future__ import annotations
-
 from .blink.pareto import choose_by_size, fewest, pareto
 from .bounds.verify import verify
 from .pack import extra_methods, methods, pack

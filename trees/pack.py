@@ -4,8 +4,6 @@ It takes NVLink or xGMI where they join the ranks, the shared memory of CPU rank
 the methods that fit until one meets the bound. ``METHODS`` says which module is which method.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import cast
 

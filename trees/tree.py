@@ -28,8 +28,6 @@ reduce_scatter, gather and scatter). Weights are MB/s too, as exact fractions:
 Pure data; nothing here searches. :mod:`.pack` makes packings, :mod:`.bounds.verify` proves them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Literal

@@ -3,8 +3,6 @@
 All ranks call :func:`run`; rank 0 prints each row as it is measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Scripts that read nccl-tests' files read these too. Two habits of theirs are
 not kept: the file never holds the whole environment, and booleans are booleans.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys

@@ -4,8 +4,6 @@ A fact that cannot be found is null. Of the environment only variables that conc
 may hold secrets.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

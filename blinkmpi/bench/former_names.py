@@ -1,7 +1,5 @@
 """Read results of older versions: the names that keys, protocols and flags had then, mapped to those of today."""
 
-from __future__ import annotations
-
 from typing import Any
 
 KEYS = {"runner": "executor", "runners": "executors"}

@@ -1,7 +1,5 @@
 """Where the buffers of a measured call lie: MPI's or NCCL's layout, in place or not, on the host or on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """nccl-tests' names of types, operations and collectives, and how it rounds a size to a call."""
 
-from __future__ import annotations
-
 from ..errors import BufferTypeError
 from ..program.call import BLOCKED, REDUCTIONS, Call
 from ..program.reduction import dtype_of

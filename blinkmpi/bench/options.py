@@ -4,8 +4,6 @@ A flag of nccl-tests that has no meaning here is refused with the reason, never 
 depends on whether the ranks have GPUs, as soon as that is known.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ torch are imported when a peer is made, and never needed otherwise. No peer of o
 it as ``NCCL_NVLS_ENABLE`` says, which must be set, so that a result tells what it was compared with.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import warnings

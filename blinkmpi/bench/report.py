@@ -1,7 +1,5 @@
 """The lines of a benchmark: nccl-tests' rows with our columns to their right, and OMB's rows."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

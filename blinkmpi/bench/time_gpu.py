@@ -6,8 +6,6 @@ is a CUDA graph that holds the calls and is launched several times. The time tha
 call is measured too. CuPy is the argument ``xp``.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ iteration by iteration, never at once, and an untimed call of the same library g
 finds caches and buffers as a program that uses it alone would. The MPI module comes in as an argument.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

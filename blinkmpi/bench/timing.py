@@ -1,7 +1,5 @@
 """Shared by timing on the host and on GPUs: contenders, timing options, and results."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

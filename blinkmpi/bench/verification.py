@@ -9,8 +9,6 @@ Pure data, no MPI. Buffers are NumPy's, or those of a module with NumPy's interf
 their elements are then written and compared in place, at most ``PIECE_BYTES`` of them at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The command ``doctor``: all ranks collect facts, rank 0 judges them and prints, and its exit code is the job's."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from types import ModuleType

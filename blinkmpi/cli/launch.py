@@ -1,7 +1,5 @@
 """The command ``launch``: find the MPI and the machines, print the line that starts the ranks, or become it."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

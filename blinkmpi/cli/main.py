@@ -4,8 +4,6 @@ With TOPOLOGY, a machine of the catalogue or a file, a command needs no MPI. Wit
 ``mpirun`` started (this process alone without ``mpirun``). Rank 0 prints, and its exit code is the job's.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

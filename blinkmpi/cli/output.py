@@ -1,7 +1,5 @@
 """Where the commands' answers go: to the screen or a file, from rank 0 alone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands about trees: ``plan`` one machine, list its ``subsets``. Only rank 0 runs this."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

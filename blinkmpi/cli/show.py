@@ -1,7 +1,5 @@
 """What the commands print with rich: plans, simulations, subsets, differences (``topology.show`` shows machines)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """The commands ``topo`` (with ``--diff`` and ``--measure``) and ``plan --diff``, which plan nothing."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import socket

@@ -1,7 +1,5 @@
 """The command ``tune``: all ranks measure, rank 0 prints and keeps the table."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import sys

@@ -5,8 +5,6 @@ Pure: :func:`judge` reads the facts that :mod:`.examination` collected on all ra
 findings about process and host are here, those about GPUs in :mod:`.gpu_checks`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ..topology.gpu import Unknown

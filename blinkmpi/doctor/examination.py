@@ -4,8 +4,6 @@ Nothing here may crash the caller: an MPI that is not CUDA-aware can crash on GP
 job. The communicator and mpi4py's module are arguments.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

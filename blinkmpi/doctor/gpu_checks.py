@@ -1,7 +1,5 @@
 """The doctor's findings about GPUs: which rank has which, whether they reach each other, whether versions fit. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

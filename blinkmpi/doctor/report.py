@@ -1,7 +1,5 @@
 """The doctor's values: the facts of a rank, a finding, and the report of all findings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 

@@ -8,8 +8,6 @@ A :class:`TransferTimer` runs a rank's transfers; ``transport.cuda.link_rates`` 
 imports MPI or CUDA.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import statistics

@@ -1,7 +1,5 @@
 """What ``blinkmpi topo --measure`` prints: a summary by class, a matrix of each kind, the host's path, what is slow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD

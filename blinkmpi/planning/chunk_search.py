@@ -5,8 +5,6 @@ fixed step while that does not make them slower; the fastest is kept. Every
 rank feeds the same times, so every rank takes the same steps. Pure.
 """
 
-from __future__ import annotations
-
 BETTER = 0.97  # a new chunk must take less than this share of the best time
 TRIALS = 3  # calls per chunk; the fastest counts
 

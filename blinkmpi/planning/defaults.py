@@ -4,8 +4,6 @@ The numbers come from trials (docs/design.md tells which); ``blinkmpi tune`` mea
 an argument overrides them.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Literal
 

@@ -4,8 +4,6 @@ Pure data. Plans are compared collective by collective, root by root, scheme by 
 edges with their share of the vector.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction

@@ -4,8 +4,6 @@ The plan and the topology are enough, so it works without the machine. Pure: it 
 nothing.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections import Counter
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The selection table's defaults are in :mod:`.defaults`; ``BLINKMPI_ALGO`` or an argument overrides them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace

@@ -4,8 +4,6 @@ This is Blink's section 2.2. A subset counts once for all choices of devices who
 joins a subset, its baseline is a ring over PCIe at a given rate, as NCCL falls back to it. Pure functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import combinations, groupby

@@ -4,8 +4,6 @@ A DGX-1 is two quads, devices on one switch are a circle around it, a PCIe tree 
 their network, and other graphs are laid out by their Laplacian.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil, copysign, cos, pi, sin, sqrt
 from typing import NamedTuple

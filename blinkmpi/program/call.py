@@ -1,7 +1,5 @@
 """A collective call as all ranks must agree on it: which collective, how many elements of what type, by which root."""
 
-from __future__ import annotations
-
 from ..errors import SettingsError
 from ..trees.tree import COLLECTIVES, Collective
 from ..util.codec import Value

@@ -3,8 +3,6 @@
 Every stage is executed symbolically once, not once a byte, so the proof costs the same for any length.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 

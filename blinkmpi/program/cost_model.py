@@ -2,8 +2,6 @@
 that share a memory (Blink section 4). Pure: no MPI, no GPU, no clock.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from typing import NamedTuple

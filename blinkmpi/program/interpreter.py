@@ -3,8 +3,6 @@
 The same folds, in the same order, in the same types. No MPI, no GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from graphlib import TopologicalSorter
 

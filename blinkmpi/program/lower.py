@@ -5,8 +5,6 @@ to the trees' weights. Operands are folded in ascending order of rank: the local
 operand stands at its own rank, a child's partial result at the child's rank.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from fractions import Fraction

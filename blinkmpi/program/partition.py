@@ -5,8 +5,6 @@ it. The messages that carry the chunks to the other end take the place of the mi
 nothing but channels of its node.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

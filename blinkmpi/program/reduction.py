@@ -12,8 +12,6 @@ The operands of one element are folded in a fixed order, one ``combine`` after
 another, so the same plan gives the same bits every time.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -5,8 +5,6 @@ one rank is an error on all of them, and none hangs. The communicator is handed
 in; nothing here imports MPI.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from numbers import Real

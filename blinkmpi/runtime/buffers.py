@@ -8,8 +8,6 @@ buffer holds one block for each rank. What is legal MPI but not ours (derived
 datatypes, ``MPI.BOTTOM``) comes out as :class:`DelegatedToMPI`, and the call goes to MPI.
 """
 
-from __future__ import annotations
-
 import ctypes
 import operator
 import sys

@@ -4,8 +4,6 @@ Nothing is tried here, because an MPI that does not take it dies of SIGSEGV; ``b
 job. mpi4py's module and the communicator are handed in.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """The GPUs of a communicator: their plan, the kernels of its calls, and the buffers that all ranks have mapped."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Take a GPU for each rank, if every rank has one, and find out together what they make."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from mpi4py import MPI

@@ -1,7 +1,5 @@
 """GPU memory as users pass it: CuPy arrays, torch tensors, whatever has the CUDA array interface; and their streams."""
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Any, cast

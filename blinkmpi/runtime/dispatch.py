@@ -10,8 +10,6 @@
    communicator is dead; a call that all ranks refused together changes nothing.
 """
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ What follows from machine and plan alone is said by ``planning.explain`` and ``p
 here stands what only the live job can add.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..planning.explain import explain as explain_plan

@@ -1,7 +1,5 @@
 """How a process ends, and the job with it: after an uncaught exception, a peer's death, or the launcher's end."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

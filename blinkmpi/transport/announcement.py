@@ -4,8 +4,6 @@ Ranks compare announcements by their fingerprints; the announcement itself is re
 error, or where it carries a number.
 """
 
-from __future__ import annotations
-
 import hashlib
 from functools import lru_cache
 

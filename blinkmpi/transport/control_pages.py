@@ -17,8 +17,6 @@ Each word has one writer and only grows, so nothing is ever reset. A line is 64 
 of a word keep their order; elsewhere the Python side calls ``fence`` (MPI's ``Win.Sync``) around them.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What every transport gives the runtime: calls that are bound to everything but the moment in which they are made."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 

@@ -1,7 +1,5 @@
 """What a rank knows of the others from the control pages, and the errors that follow from it. It never waits."""
 
-from __future__ import annotations
-
 import os
 import time
 

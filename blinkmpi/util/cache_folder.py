@@ -1,7 +1,5 @@
 """The folder where what is costly to find is kept: the compiled C executor, and what was measured."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Run another program with a time limit, so that nothing of it stays behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

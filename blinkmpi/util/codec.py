@@ -4,8 +4,6 @@ Every document of ours is one JSON object with a ``format`` and a ``version``
 key in front. Fractions travel as ``"p/q"`` strings, so nothing is lost.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """MPI's launcher: where mpirun is, and the rank and size that it tells a process before any MPI is loaded."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Mapping

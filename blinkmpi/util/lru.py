@@ -1,7 +1,5 @@
 """A cache of bounded size that forgets what was used least recently."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import TypeVar
 

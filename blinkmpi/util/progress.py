@@ -1,7 +1,5 @@
 """A progress bar on stderr, where that is a terminal."""
 
-from __future__ import annotations
-
 import sys
 from types import TracebackType
 from typing import Any, Self

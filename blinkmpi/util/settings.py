@@ -4,8 +4,6 @@ An unknown name warns with the nearest one that exists; an impossible value is a
 SettingsError. Arguments of the Communicator win over the environment.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import sys

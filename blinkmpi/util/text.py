@@ -1,7 +1,5 @@
 """How ranks, counts, bytes and seconds are written in messages, and how a number of bytes is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from ..errors import ArgumentError

@@ -1,7 +1,5 @@
 """Fail together: what every rank does, and whose failure on one rank is an error on all, so that none hangs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 

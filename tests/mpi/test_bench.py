@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from blinkmpi.bench import command as bench
 from blinkmpi.bench.nccl_tests import TEST_NAMES
 from blinkmpi.bench.peers import on_all_ranks
 from blinkmpi.errors import ArgumentError
+from blinkmpi.runtime import inspection
 from tests.harness import mpi, run_command
 
 
@@ -30,18 +32,10 @@ class StandIn:
         self.comm, self.executor, self.algo = comm, executor, algo
         self.machine = topology or SimpleNamespace(name="stand-in", fingerprint="0", n=comm.Get_size())
         self.compiler = None
-        self.freed = False
+        self.freed, self.context = False, self
 
     def Free(self) -> None:
         self.freed = True
-
-    def how(self, collective: str, nbytes: int, *, dtype: str, op: str = "sum", root: int = 0) -> dict[str, Any]:
-        return {"scheme": "mpi", "executor": self.executor, "chunk_bytes": 0, "reason": self.algo}
-
-    def predict(
-        self, collective: str, nbytes: int, *, dtype: str, op: str = "sum", root: int = 0
-    ) -> tuple[float | None, float]:
-        return None, nbytes / 1e9
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         from mpi4py import MPI
@@ -52,6 +46,14 @@ class StandIn:
             getattr(self.comm, name)(*buffers, **keywords)
 
         return call
+
+
+def choice(ours: StandIn, collective: str, nbytes: int, **facts: object) -> dict[str, Any]:
+    return {"scheme": "mpi", "executor": ours.executor, "chunk_bytes": 0, "reason": ours.algo}
+
+
+def predict(ours: StandIn, collective: str, nbytes: int, **facts: object) -> tuple[None, float]:
+    return None, nbytes / 1e9
 
 
 class LosesRankOne(StandIn):
@@ -71,7 +73,7 @@ def run(comm: Any, words: str, make: Callable[..., Any] = StandIn) -> tuple[int,
     parser = argparse.ArgumentParser()
     bench.add_parser(parser.add_subparsers(dest="command"))
     said = io.StringIO()
-    with redirect_stdout(said):
+    with redirect_stdout(said), mock.patch.multiple(inspection, choice=choice, predict=predict):
         status = bench.run(parser.parse_args(["bench", *words.split()]), comm, make_communicator=make)
     return status, said.getvalue()
 

@@ -5,8 +5,6 @@ Elsewhere they choose from a pool, the trees of multiplicative weights and of :m
 result says that it is the best found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations

@@ -6,8 +6,6 @@ rank of each group, then across to a common group, and back the same way. Only t
 best weights that fit; so this is the protocol at its best.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

@@ -5,8 +5,6 @@ slow links may start, makes their part smaller: a vector of M bytes ends at T = 
 links carry s (T - cost), or nothing where T <= cost. The default cost is 0, as both kinds of links can be open at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple

@@ -4,8 +4,6 @@ It takes the fewest trees of the first stage that carry its rate, less a stated 
 weights of one unit (the smallest link); where they do not reach the rate, any weights that fit.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from ..exact.weights import fewest_for, fewest_units, placed

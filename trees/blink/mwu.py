@@ -6,8 +6,6 @@ also give a bound, (sum of length x capacity) / (length of the shortest tree), s
 ``epsilon`` of the best packing. Lengths are floats, weights are exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import inf

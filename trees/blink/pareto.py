@@ -4,8 +4,6 @@ A packing is on the front if no other one found has as few trees, as little dept
 them: for every limit on depth that matters, the best packings of 1, 2, ... trees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """A pool of good trees for :mod:`.few`, for graphs that have too many spanning trees to list."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import inf
 

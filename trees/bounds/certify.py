@@ -16,8 +16,6 @@ discrete Newton steps (:mod:`~..graph.cuts_by_flow`). :func:`quick` is the best 
 bound, and where a packing meets it, the best one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple

@@ -11,8 +11,6 @@ allreduce                   the least, over the ranks, of the cheapest arboresce
 =========================== ===================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any

@@ -4,8 +4,6 @@ Recomputes every tree, link load, sum and the certificate from the topology alon
 :mod:`~..tree` and :mod:`~..graph.loads`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise

@@ -5,8 +5,6 @@ left. Inside each box it takes the next trees rooted where it enters. A stream i
 that every piece is one spanning tree of the whole cluster. All sizes are integers in one unit.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence

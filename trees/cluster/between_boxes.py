@@ -9,8 +9,6 @@ boxes fan out in turn. All of these meet every cut that separates whole boxes:
 * AllReduce: half the ports of all boxes over (boxes - 1), and no box carries more than its ports.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple

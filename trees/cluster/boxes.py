@@ -4,8 +4,6 @@ A cluster is a fabric whose links stay inside a node or lead to a network switch
 network and back, and the capacity of that path. A card behind a PCIe switch is shared evenly by its ranks.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import cached_property
 

@@ -9,8 +9,6 @@ the common refinement. All phases run at once on consecutive slabs, so their loa
 The result with its bound and proof is in :mod:`.phases`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import accumulate

@@ -5,8 +5,6 @@ for the supplies of its ranks (:mod:`~..exact.arborescences`). Equal boxes with 
 AllReduce loads its trees both ways, so any tree can be rerooted at the rank where a stream enters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm

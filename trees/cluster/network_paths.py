@@ -5,8 +5,6 @@ carries what is left in both directions. Maximum flows find the paths; their cut
 linear function a - b R, while its own links carry the local phases at rate R.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import pairwise

@@ -9,8 +9,6 @@ any one root fit (Frank): the in-degrees come from a Dilworth truncation, the or
 the arborescences are grown as before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple

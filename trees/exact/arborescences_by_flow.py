@@ -5,8 +5,6 @@ nor the super-source, keeps enough for the remaining trees: with the tree's own 
 from u and the super-source to v. A test that fails yields a cut, and the cut gives the weight to try next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 

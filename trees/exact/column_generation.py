@@ -5,8 +5,6 @@ switches may be wired to switches. Only the basis comes from the solver's floats
 integers (:mod:`.rational`), and the prices become the certificate where cuts are not tight (:mod:`~..bounds.prices`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise

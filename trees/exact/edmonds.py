@@ -4,8 +4,6 @@ These functions get the fabric in the direction of the trees' edges: reversed fo
 the root, the two-way part for AllReduce.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise
 

@@ -3,8 +3,6 @@
 A DGX-1 has 3456 spanning trees, so questions about their number and depth are answered over all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 

@@ -4,8 +4,6 @@ Elimination modulo primes in int64, the Chinese remainder theorem, and rational 
 against the equations in integers before it is returned.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import isqrt
 

@@ -7,8 +7,6 @@ in the arc's direction. The template is shallowest: every rank picks a parent on
 maximum flow balances the picks over the directions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import accumulate

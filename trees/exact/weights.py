@@ -3,8 +3,6 @@
 A solver answers in floats: :func:`exact_weights` turns them into fractions that fit, and no float leaves this module.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ The partition problem (Tutte 1961, Nash-Williams 1961) is solved by Dinkelbach's
 algorithm for the Dilworth truncation of an intersecting submodular function, whose minima are vectorised.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

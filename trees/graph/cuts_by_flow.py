@@ -5,8 +5,6 @@ A ratio that is too large yields a cut (or partition) that proves it, and the ra
 its minima (Cunningham 1985). Flows are scipy's where the capacities fit its 32 bits, else :class:`.max_flow.MaxFlow`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any

@@ -4,8 +4,6 @@ Trees share :class:`~..tree.Edge` objects; each is read once. Weights are scaled
 packing whose numbers do not fit 62 bits is left to the loops of :mod:`~..bounds.verify`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import lcm

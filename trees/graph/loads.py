@@ -4,8 +4,6 @@ The rules are the table in :mod:`~..tree`; for one shared memory they count how 
 tree's bytes. Planners scale their trees with these sums, and :mod:`~..bounds.verify` counts the result again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import pairwise

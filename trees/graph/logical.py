@@ -4,8 +4,6 @@ A switch that touches ranks alone is replaced by arcs between these ranks in clo
 uniform share for every pair). The planners pack trees into the logical graph; :func:`place` puts them on the links.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction

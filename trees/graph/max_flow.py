@@ -4,8 +4,6 @@ Python integers, so capacities scaled by any rational stay exact. Arcs are visit
 added, so the result is the same on every rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 

@@ -3,8 +3,6 @@
 Chains do not look at capacities: they are scaled to what the links carry, and state their gap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 

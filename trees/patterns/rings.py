@@ -9,8 +9,6 @@ this method. Across boxes every ring of a box goes on to the next box, entering 
 cards are used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import pairwise

@@ -17,8 +17,6 @@ allreduce       min over S of B(S)/(2|S|-1)    n chains, exact for unequal cores
 fill, and no rank waits for the rank before it.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise
 

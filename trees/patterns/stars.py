@@ -3,8 +3,6 @@
 They are optimal where all pairs are equally well connected; elsewhere the packing states its gap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
 

@@ -4,8 +4,6 @@
 together, with progress on stderr and the tables on stdout.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

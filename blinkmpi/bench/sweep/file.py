@@ -5,8 +5,6 @@ their product; a ``[[part]]`` repeats that with some keys changed. Whatever can 
 a rank is refused here, with the key that is wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import re

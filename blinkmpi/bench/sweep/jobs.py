@@ -1,7 +1,5 @@
 """One run of a sweep: the machines, the launcher's line for some of them, and the job itself, with a time limit."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os

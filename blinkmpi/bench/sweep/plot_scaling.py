@@ -5,8 +5,6 @@ scheme or a number of ranks on each node; with many of these each size has panel
 number of ranks alone has no such curve.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

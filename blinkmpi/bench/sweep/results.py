@@ -4,8 +4,6 @@ A run is known by all its parameters. One with a good result is not run again; o
 that says why, and is tried again by the next start.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

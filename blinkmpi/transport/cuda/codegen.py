@@ -6,8 +6,6 @@ written): few per plan, each compiled with its loops unrolled. Addresses, spans
 and chunks are in the table, one row per CTA.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

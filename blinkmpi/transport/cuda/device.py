@@ -3,8 +3,6 @@
 CuPy is imported when a GPU is asked for, never before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib

@@ -1,7 +1,5 @@
 """The segment of the vector that each GPU moves in a call by the protocol ``direct``. Pure; all ranks agree."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

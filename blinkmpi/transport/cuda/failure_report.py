@@ -1,7 +1,5 @@
 """The report that an aborted kernel leaves for the host, and the error that users get from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Writers store over PCIe and readers load over PCIe. The memory is an unlinked file in /dev/shm, pinned by each rank.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The structs that host and kernels share, as the host fills them in; the compiler asserts that the kernels agree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 

@@ -3,8 +3,6 @@
 Every rank has one allocation that the others map: a send buffer, a receive buffer, and a flag for each peer.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ LL buffers of both codecs, slots of channels. The places of a program's channels
 rule on every rank, so ranks exchange no addresses.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ and sends it to all that want it: two steps, but no link carries a whole vector
 for every rank.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ...errors import ArgumentError

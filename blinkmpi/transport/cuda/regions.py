@@ -1,7 +1,5 @@
 """Registered buffers: users' GPU memory that every rank has mapped, named alike on all ranks."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field

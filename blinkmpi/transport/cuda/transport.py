@@ -9,8 +9,6 @@ Protocols: ``slots`` runs any program. Over one hop, ``ll16_one_shot``, ``ll16_t
 two kernels: a reduce-scatter by ``slots``, whose results go to all ranks by ``direct``.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple

@@ -1,7 +1,5 @@
 """What the ranks of a node can do, agreed by all of them as the transport opens: executor and protocol."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Where the channels of a program have their flags and slots in the shared window; the same on every rank of a node."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from ...errors import PlanError

@@ -4,8 +4,6 @@
 executor does the same work.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -4,8 +4,6 @@ A stage whose values are read from its rank's own buffers (see single_copy.py) h
 else to do, its row only waits until its readers have read; if it has, another row waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

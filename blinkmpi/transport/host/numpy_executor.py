@@ -1,7 +1,5 @@
 """The NumPy executor: the stages of one rank on shared memory, step for step as executor.c does them."""
 
-from __future__ import annotations
-
 import enum
 import os
 import time

@@ -4,8 +4,6 @@ Behind the control pages (:mod:`..control_pages`) lie the arenas: the slots of t
 come to it from another node.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import platform

@@ -15,8 +15,6 @@ The kernel lets a process read another's memory if it might trace it: the same u
 its user is not ours to decide.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ when nothing is ready the rank spins a little, then yields its core, then sleeps
 smoothly. No wait is without a deadline, and a rank that aborts tells the others.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

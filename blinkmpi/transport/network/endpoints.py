@@ -9,8 +9,6 @@ A GPU has an end for each of its groups of threads, dozens in all, so a look at 
 NumPy, and one at all open messages one call of MPI.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,6 @@ ranks of one node do. A rank that aborts, or leaves for good, tells every rank o
 Nothing here waits: :meth:`NodeMessages.progress` does what can be done and returns.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Any

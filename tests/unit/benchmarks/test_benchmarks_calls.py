@@ -11,6 +11,7 @@ import pytest
 
 from blinkmpi.bench.options import read
 from blinkmpi.cli import main as cli
+from blinkmpi.runtime import inspection
 from tests.unit.benchmarks.scripts import needs, script
 
 pytestmark = [needs("call_cost"), needs("call_cost")]
@@ -35,7 +36,7 @@ class OneRank:
     rank, size = 1, 2
 
     def __init__(self, *, right: bool = True) -> None:
-        self.right = right
+        self.right, self.context = right, None
         self.lengths: list[int] = []
 
     def Allreduce(self, send: Any, receive: Any) -> None:
@@ -51,11 +52,11 @@ class OneRank:
     def allreduce(self, mine: int, op: object) -> int:
         return mine
 
-    def how(self, collective: str, nbytes: int) -> dict[str, Any]:
-        return {"scheme": "direct", "nbytes": nbytes}
 
-
-def test_tensors_have_different_lengths_and_results_are_checked(call_cost: Any) -> None:
+def test_tensors_have_different_lengths_and_results_are_checked(
+    call_cost: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "choice", lambda context, name, nbytes: {"scheme": "direct", "nbytes": nbytes})
     world, comm = OneRank(right=False), OneRank()
     row = call_cost.measured(world, SimpleNamespace(SUM=None), comm, 70)
     assert row["lengths"] == [64, 133]
