@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn
 
 from ...errors import PlanError
 from ...topology.model import Topology
-from ...util.codec import Value, dumps, loads
+from ...util.codec import Document, Value
 from ..bounds.certify import certify
 from ..bounds.verify import verify
 from ..graph.fabric import Arc, fabric
@@ -60,9 +60,11 @@ class BoxPlan(Value, frozen=True):
     packings: tuple[Packing, ...]
 
 
-class Hierarchy(Value, frozen=True):
+class Hierarchy(Document, frozen=True):
     """The three phases of a collective on several boxes; rates are MB/s of the vector, ``limit`` names the bound."""
 
+    KIND: ClassVar = "hierarchy"
+    VERSION: ClassVar = FORMAT_VERSION
     collective: PhasedCollective
     root: int
     n: int
@@ -118,15 +120,6 @@ class Hierarchy(Value, frozen=True):
     def exchange(self) -> tuple[Tree, ...]:
         """The second phase: for each share a tree over its roots, with its MB/s at ``rate``."""
         return tuple(Tree(s.edges[0].src, s.edges, s.fraction * self.rate) for s in self.shares)
-
-    def to_json(self) -> str:
-        """The portable file."""
-        return dumps(self, kind="hierarchy", version=FORMAT_VERSION)
-
-    @staticmethod
-    def from_json(text: str | bytes, source: str = "hierarchy") -> Hierarchy:
-        """Read what :meth:`to_json` wrote; prove it with :func:`verify_hierarchy` before use."""
-        return loads(text, Hierarchy, kind="hierarchy", version=FORMAT_VERSION, source=source)
 
     def _packing(self, at: int, share: Share) -> int:
         """Which packing of the box serves the share, by its root."""

@@ -15,7 +15,7 @@ from blinkmpi.bench.options import read
 from blinkmpi.cli import main as cli
 from tests.unit.benchmarks.scripts import needs, script
 
-pytestmark = [needs("call_cost"), needs("call_cost")]
+pytestmark = needs("call_cost")
 
 
 @pytest.fixture
