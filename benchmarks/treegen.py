@@ -16,16 +16,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from importlib import metadata
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from methods import calibration
+from methods import calibration, size_of
+from methods import head as of_planner
 
-from blinkmpi.bench.environment import commit, hardware, versions
+from blinkmpi.bench.environment import versions
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees.pack import pack
@@ -145,15 +145,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def head(args: argparse.Namespace) -> dict[str, Any]:
     """Everything in the file but the rows."""
-    found = versions("", None)
+    found, names = versions("", None), ("python", "blinkmpi", "numpy")
     return {
-        "format": "blinkmpi.treegen",
-        "version": 1,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **commit(),
-        "hardware": hardware(),
-        "versions": {name: found[name] for name in ("python", "blinkmpi", "numpy")}
-        | {"scipy": metadata.version("scipy")},
+        **of_planner("treegen"),
+        "versions": {**{name: found[name] for name in names}, "scipy": metadata.version("scipy")},
         "max_gpus": args.max_gpus,
         "max_seconds": args.max_seconds,
         "calibration": "best of 3 of a loop of 3 million steps, before and after each row",
@@ -216,11 +211,8 @@ def planned(name: str, size: int, collective: str) -> dict[str, Any]:
         "calibration_seconds": loop,
         "seconds_in_loops": min(times) / loop,
         "method": packing.reason.partition(":")[0],
-        "trees": len(packing.trees),
-        "depth": packing.depth,
-        "rate_mbps": str(packing.rate),
+        **size_of(packing),
         "bound_mbps": str(packing.bound),
-        "rate_gbps": float(packing.rate) / 1000,
         "of_bound": float(packing.rate / packing.bound),
         "optimal": packing.optimal,
         "certificate": packing.certificate.kind,
