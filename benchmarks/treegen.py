@@ -272,9 +272,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="center right", frameon=False, fontsize=9)
     loop = min(row["calibration_seconds"] for row in done)
-    facts = (
-        f"{found['hardware']['cpu']}, the fixed loop takes {loop * 1e3:.0f} ms; code {(found['commit'] or '?')[:12]}"
-    )
+    code = (found["commit"] or "?")[:12]
+    facts = f"{found['hardware']['cpu']}, the fixed loop takes {loop * 1e3:.0f} ms; code {code}"
     notes = "filled: the bound is met; hollow: it is not; dotted crosses: ForestColl's public Python code"
     figure.suptitle("Planning time of TreeGen", x=0.05, ha="left", weight="bold", fontsize=14)
     figure.text(0.05, 0.915, f"{facts}. {notes}", fontsize=8.5, color="#666666")

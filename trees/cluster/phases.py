@@ -228,12 +228,8 @@ def _check_head(h: Hierarchy, t: Topology, found: tuple[BoxView, ...]) -> None:
             h._fail(f"share {i} exchanges over {[(e.src, e.dst) for e in x.edges]}, expected {wanted}")
         for e in x.edges:
             way, inner = list(pairwise(e.path)), e.path[1:-1]
-            if (
-                e.path[0] != e.src
-                or e.path[-1] != e.dst
-                or len(set(e.path)) < len(e.path)
-                or min(inner, default=t.n) < t.n
-            ):
+            ends = (e.path[0], e.path[-1]) == (e.src, e.dst)
+            if not ends or len(set(e.path)) < len(e.path) or min(inner, default=t.n) < t.n:
                 h._fail(f"share {i} path {e.path} must lead from {e.src} to {e.dst} through switches, each once")
             if any((u, v) not in arcs or (v, u) not in arcs for u, v in way):
                 h._fail(f"share {i} path {e.path} uses a link that {t.name} does not have both ways")
