@@ -137,10 +137,8 @@ def rank(ranks: Sequence[int], size: int, repeats: int, folder: Path) -> None:
     wires = [Exchange(world, call, buffers, (first, other)) for other in others]
     with Communicator(world) as comm:
         layout = Layout(call, world.rank, buffers, in_place=False, marker=MPI.IN_PLACE)
-        contenders = [
-            Contender(layout, our_call(comm, layout)),
-            MpiPeer(world, MPI).contender(call, buffers, in_place=False),
-        ]
+        theirs = MpiPeer(world, MPI).contender(call, buffers, in_place=False)
+        contenders = [Contender(layout, our_call(comm, layout)), theirs]
         contenders += [Contender(wire, wire.run) for wire in wires]  # type: ignore[arg-type]
         found = measure(world, MPI, contenders, Timing(iterations=repeats))
         own, mpi, *carried = (

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = ("mpirun", "--oversubscribe", "--bind-to", "none")
 SETTINGS = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PYTHONUNBUFFERED": "1"}  # fmt: skip
+NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH"}
 START_SECONDS = 30.0
 FEWEST_SECONDS = 10.0  # a job with less than this left is not started
 PLACES = ("out_of_place", "in_place")

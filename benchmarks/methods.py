@@ -57,11 +57,7 @@ def run() -> dict[str, Any]:
     """Every method on every machine and collective, the fronts, and the least numbers of trees."""
     machines = [machine(name) for name in MACHINES]
     return {
-        "format": "blinkmpi.treegen-methods",
-        "version": 1,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **commit(),
-        "hardware": hardware(),
+        **head("treegen-methods"),
         "calibration_seconds": calibration(),
         "rows": [row for t in machines for c in COLLECTIVES for row in rows_of(t, c)],
         "fronts": [front_of(t, c) for t in machines for c in ("broadcast", "allreduce")],
@@ -115,12 +111,14 @@ def row_of(t: Topology, collective: str, label: str, method: str, options: Metho
 
 def size_of(packing: Packing) -> dict[str, Any]:
     """Trees, depth and rate."""
-    return {
-        "trees": len(packing.trees),
-        "depth": packing.depth,
-        "rate_mbps": str(packing.rate),
-        "rate_gbps": float(packing.rate) / 1000,
-    }
+    rates = {"rate_mbps": str(packing.rate), "rate_gbps": float(packing.rate) / 1000}
+    return {"trees": len(packing.trees), "depth": packing.depth, **rates}
+
+
+def head(kind: str) -> dict[str, Any]:
+    """What a planner's result file says of itself."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"format": f"blinkmpi.{kind}", "version": 1, "date": date, **commit(), "hardware": hardware()}
 
 
 def predicted(packing: Packing, t: Topology, nbytes: int) -> float:
@@ -145,16 +143,8 @@ def fewest_of(t: Topology, collective: str) -> dict[str, Any]:
     """The least number of trees at the best rate, and what proves it."""
     start = time.perf_counter()
     packing, result = fewest(t, collective)
-    seconds = time.perf_counter() - start
-    return {
-        "machine": t.name,
-        "collective": collective,
-        "trees": len(packing.trees),
-        "at_least": result.least,
-        "proof": result.proof,
-        "seconds": seconds,
-        "reason": packing.reason,
-    }
+    found = {"seconds": time.perf_counter() - start, "trees": len(packing.trees), "reason": packing.reason}
+    return {"machine": t.name, "collective": collective, **found, "at_least": result.least, "proof": result.proof}
 
 
 def with_tables(page: str, found: dict[str, Any]) -> str:
@@ -164,9 +154,8 @@ def with_tables(page: str, found: dict[str, Any]) -> str:
         head, begin, rest = page.partition(f"<!-- {name}: begin -->\n")
         _, end, tail = rest.partition(f"<!-- {name}: end -->")
         if not begin or not end:
-            raise SystemExit(
-                f"{PAGE.name} has no marks for {name}; add <!-- {name}: begin --> and <!-- {name}: end -->"
-            )
+            marks = f"<!-- {name}: begin --> and <!-- {name}: end -->"
+            raise SystemExit(f"{PAGE.name} has no marks for {name}; add {marks}")
         page = f"{head}{begin}{table}{end}{tail}"
     return page
 

@@ -30,16 +30,10 @@ from benchmarks.report_rows import ms_text  # noqa: E402
 
 SPLITS = {2: ((1, 1),), 4: ((2, 2), (1, 3)), 8: ((4, 4), (3, 5))}
 LAUNCHER = (*jobs.LAUNCHER, *["--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"])
-SETTINGS = {
-    **jobs.SETTINGS,
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_NET": "Socket",
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_DEBUG": "INFO",
-    "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH",
+SETTINGS = jobs.SETTINGS | jobs.NCCL_LOG | {
+    "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0",
     "OMPI_MCA_osc": "^ucx",
-}
+}  # fmt: skip
 AWARE = {
     "OMPI_MCA_pml": "ucx",
     "OMPI_MCA_opal_common_ucx_tls": "any",

@@ -9,28 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
-from benchmarks.report_calls import ablation_file, call_cost_file  # noqa: E402
+from benchmarks import report_text as texts  # noqa: E402
 from benchmarks.report_gpu import emulated_file, gpu_file, gpu_summary, nodes_file  # noqa: E402
-from benchmarks.report_host import host_file, host_summary, several_hosts  # noqa: E402
+from benchmarks.report_host import ablation_file, call_cost_file, host_file, host_summary, several_hosts  # noqa: E402
 from benchmarks.report_rows import blocks, on_gpu  # noqa: E402
-from benchmarks.report_text import (  # noqa: E402
-    ABLATION_LEGEND,
-    CALL_COST_LEGEND,
-    EMPTY,
-    EMULATED_LEGEND,
-    GPU_LEGEND,
-    HEAD,
-    HOSTS,
-    LEGEND,
-    NODES_LEGEND,
-)
 from blinkmpi.bench.former_names import with_current_names  # noqa: E402
 
 __all__ = ["ReportError", "blocks", "main", "read", "render"]
@@ -69,30 +58,29 @@ def read(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """The page."""
     if not results:
-        return HEAD + EMPTY
-    emulated = [result for result in results if result[1].get("emulated")]
-    hosts = [result for result in results if result[1].get("hosts")]
-    nodes = [result for result in results if result[1].get("nodes")]
-    call_costs = [result for result in results if result[1].get("call_cost")]
-    ablations = [result for result in results if result[1].get("ablation")]
-    apart = [*emulated, *hosts, *nodes, *call_costs, *ablations]
-    results = [result for result in results if result not in apart]
-    gpu = [result for result in results if on_gpu(result[1])]
-    host = [result for result in results if not on_gpu(result[1])]
-    parts = [HEAD]
-    if host:
-        parts += [LEGEND, host_summary(host), *(host_file(name, document) for name, document in host)]
-    parts += [HOSTS, *(several_hosts(hosts) if hosts else ["Not measured."])]
-    if call_costs:
-        parts += [CALL_COST_LEGEND, *(call_cost_file(name, document) for name, document in call_costs)]
-    if ablations:
-        parts += [ABLATION_LEGEND, *(ablation_file(name, document) for name, document in ablations)]
-    if gpu:
-        parts += [GPU_LEGEND, gpu_summary(gpu), *(gpu_file(name, document) for name, document in gpu)]
-    if nodes:
-        parts += [NODES_LEGEND, *(nodes_file(name, document) for name, document in nodes)]
-    if emulated:
-        parts += [EMULATED_LEGEND, *(emulated_file(name, document) for name, document in emulated)]
+        return texts.HEAD + texts.EMPTY
+    kinds = ("emulated", "hosts", "nodes", "call_cost", "ablation")
+    groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for name, document in results:
+        kind = next((kind for kind in kinds if document.get(kind)), "gpu" if on_gpu(document) else "host")
+        groups.setdefault(kind, []).append((name, document))
+
+    def section(kind: str, legend: str, of_file: Callable[[str, dict[str, Any]], str], *more: str) -> list[str]:
+        found = groups.get(kind, [])
+        return [legend, *more, *(of_file(name, document) for name, document in found)] if found else []
+
+    hosts = groups.get("hosts")
+    parts = [
+        texts.HEAD,
+        *section("host", texts.LEGEND, host_file, host_summary(groups.get("host", []))),
+        texts.HOSTS,
+        *(several_hosts(hosts) if hosts else ["Not measured."]),
+        *section("call_cost", texts.CALL_COST_LEGEND, call_cost_file),
+        *section("ablation", texts.ABLATION_LEGEND, ablation_file),
+        *section("gpu", texts.GPU_LEGEND, gpu_file, gpu_summary(groups.get("gpu", []))),
+        *section("nodes", texts.NODES_LEGEND, nodes_file),
+        *section("emulated", texts.EMULATED_LEGEND, emulated_file),
+    ]
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 

@@ -6,18 +6,23 @@ from typing import Any
 from benchmarks.report_rows import (
     NONE,
     PLACES,
-    anchor,
     blocks,
     compared,
     exact_size_text,
-    facts_of,
-    is_emulated,
+    fact_lines,
+    failures,
     label_of,
+    label_with_mark,
+    line,
+    link_to,
     mean,
     our_time,
     peers_of,
     ratio_text,
+    scheme_text,
+    table_head,
     us_text,
+    wrong_count,
     wrong_text,
 )
 
@@ -33,21 +38,15 @@ def _mode(document: dict[str, Any]) -> str:
 
 
 def gpu_summary(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    lines = [
-        "| collective | GPUs | mode | beside | out of place: below 1 MiB | from 1 MiB | in place: below 1 MiB "
-        "| from 1 MiB | wrong values | file |",
-        "|---|---:|---|---|---:|---:|---:|---:|---:|---|",
-    ]
+    means = (">out of place: below 1 MiB", ">from 1 MiB", ">in place: below 1 MiB", ">from 1 MiB")
+    lines = [*table_head("collective", ">GPUs", "mode", "beside", *means, ">wrong values", "file")]
     for name, document in results:
-        ours = document["blinkmpi"]
         for _, rows in blocks(document):
             for peer in peers_of(document) or [NONE]:
-                means = [
-                    ratio_text(mean(rows, place, peer, small=small)) for place, _ in PLACES for small in (True, False)
-                ]
-                label = f"{ours.get('collective')}{' (emulated)' if is_emulated(rows) else ''}"
-                cells = [label, str(ours["ranks"]), _mode(document), label_of(peer), *means, wrong_text(rows)]
-                lines.append(f"| {' | '.join(cells)} | [{name}](#{anchor(name)}) |")
+                found = [mean(rows, place, peer, small=small) for place, _ in PLACES for small in (True, False)]
+                cells = [label_with_mark(document, rows), str(document["blinkmpi"]["ranks"]), _mode(document)]
+                cells += [label_of(peer), *map(ratio_text, found), wrong_text(rows), link_to(name)]
+                lines.append(line(cells))
     return "\n".join(lines)
 
 
@@ -61,25 +60,21 @@ def gpu_file(name: str, document: dict[str, Any]) -> str:
         lines.append(f"- {label_of(peer)}: {', '.join(f'{key} {value}' for key, value in facts.items()) or 'no facts'}")
     lines += [f"- N/A: {label_of(peer)}, where {why}" for peer, why in (ours.get("refused") or {}).items()]
     lines.append(f"- mode: {_mode(document)}")
-    lines += [f"- {label}: {text}" for label, text in facts_of(document)]
+    lines += fact_lines(document)
     for _, rows in blocks(document):
         lines += ["", *_gpu_table(rows, peers_of(document))]
     return "\n".join(lines)
 
 
 def _gpu_table(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str]:
-    head, align = ["size", "type", "op", "scheme", "protocol", "CTAs"], ["---:", "---", "---", "---", "---", "---:"]
+    head = [">size", "type", "op", "scheme", "protocol", ">CTAs"]
     for _, label in PLACES:
-        head += [f"{label}: ours", "GB/s"]
-        for peer in peers:
-            head += [label_of(peer), "ratio"]
-    head += ["predicted", "bound", "wrong"]
-    lines = [f"| {' | '.join(head)} |", f"|{'|'.join([*align, *['---:'] * (len(head) - len(align))])}|"]
+        head += [f">{label}: ours", ">GB/s", *(cell for peer in peers for cell in (f">{label_of(peer)}", ">ratio"))]
+    lines = [*table_head(*head, ">predicted", ">bound", ">wrong")]
     for row in rows:
         own = row.get("blinkmpi") or {}
         cells = [exact_size_text(row["size"]), str(row.get("type")), str(row.get("redop"))]
-        cells.append(str(own.get("scheme") or NONE) + (" (emulated)" if own.get("emulated") else ""))
-        cells += [str(own.get(key) or NONE) for key in ("protocol", "ctas")]
+        cells += [scheme_text(own), *(str(own.get(key) or NONE) for key in ("protocol", "ctas"))]
         for place, _ in PLACES:
             rate = (row.get(place) or {}).get("bus_bw")
             cells += [us_text(our_time(row, place)), NONE if rate is None else f"{rate:.1f}"]
@@ -87,7 +82,7 @@ def _gpu_table(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str
                 theirs = compared(row, place, peer)
                 cells += ["N/A", "N/A"] if theirs is None else [us_text(theirs["time"]), ratio_text(theirs["ratio"])]
         cells += [us_text(own.get("predicted_us")), us_text(own.get("bound_us")), wrong_text([row])]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(line(cells))
     return lines
 
 
@@ -101,7 +96,7 @@ def nodes_file(name: str, document: dict[str, Any]) -> str:
         lines = [f"- virtual nodes: {split} GPUs; NCCL saw {seen} nodes, its connections are {made or 'unknown'}"]
     else:
         lines = [f"- virtual nodes: {split} GPUs; {about['mark']}: MPI maps the other node's GPU memory"]
-    lines += [f"- failed: {failure}" for failure in document.get("failed") or []]
+    lines += failures(document)
     title, rest = gpu_file(name, document).split("\n\n", 1)
     return "\n".join([title, "", *lines, rest])
 
@@ -121,16 +116,15 @@ def emulated_file(name: str, document: dict[str, Any]) -> str:
         "date": ours.get("date") or "unknown",
     }
     lines = [f"### {name}", "", *(f"- {label}: {text}" for label, text in facts.items())]
-    lines += [f"- failed: {failure.splitlines()[0]}" for failure in document.get("failed") or []]
-    lines += ["", "| GPUs | size | plan | bound | ours | share | NCCL | ratio | NCCL's graphs | wrong |"]
-    lines.append(f"|---|{'---:|' * 7}---|---:|")
+    rates = (">size", ">plan", ">bound", ">ours", ">share", ">NCCL", ">ratio")
+    lines += [*failures(document), "", *table_head("GPUs", *rates, "NCCL's graphs", ">wrong")]
     for row in document["results"]:
         own, theirs = row["ours"], row["nccl"]
         rates = [row["planned_GBps"], row["bound_GBps"], own["GBps"]]
         cells = [row["gpus"], exact_size_text(row["size"]), *(f"{rate:.1f}" for rate in rates), f"{row['share']:.2f}"]
         graphs = [f"{p['channels']} x {p['pattern']} {p['path']}" for p in (theirs or {}).get("patterns", [])]
         cells += [NONE, NONE] if theirs is None else [f"{theirs['GBps']:.1f}", ratio_text(row["ratio"])]
-        wrong = [found["wrong"] for found in (own, theirs) if found is not None]
-        cells += [", ".join(graphs) or NONE, "not checked" if None in wrong else str(sum(wrong))]
-        lines.append(f"| {' | '.join(cells)} |")
+        wrong = wrong_count(found["wrong"] for found in (own, theirs) if found is not None)
+        cells += [", ".join(graphs) or NONE, wrong]
+        lines.append(line(cells))
     return "\n".join(lines)

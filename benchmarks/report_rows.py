@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 MEAN_FROM = 1 << 20  # bytes: geometric means are over rows of at least this size
@@ -133,6 +133,44 @@ def anchor(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum() or c in "-_")
 
 
-def table_head(names: Sequence[str], *, left: int = 0) -> tuple[str, str]:
-    """The two heading lines of a table; numbers from the column ``left`` on."""
-    return f"| {' | '.join(names)} |", f"|{'---|' * left}{'---:|' * (len(names) - left)}"
+def table_head(*names: str) -> tuple[str, str]:
+    """The two heading lines of a table; ``>name`` is a column of numbers."""
+    marks = "|".join("---:" if name.startswith(">") else "---" for name in names)
+    return line(name.removeprefix(">") for name in names), f"|{marks}|"
+
+
+def line(cells: Iterable[str]) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def fact_lines(document: dict[str, Any], *, command: str = "") -> list[str]:
+    """The facts of a file as a list, and what failed; ``command`` where the file is not ``blinkmpi bench``'s."""
+    facts = [f"- {label}: {text}" for label, text in facts_of(document) if not command or label != "command"]
+    return [*facts, *([f"- command: `python benchmarks/{command}`"] if command else [])]
+
+
+def failures(document: dict[str, Any]) -> list[str]:
+    """What failed, a line each."""
+    return [f"- failed: {failure.splitlines()[0]}" for failure in document.get("failed") or []]
+
+
+def wrong_count(counts: Iterable[int | None]) -> str:
+    """Their sum, if all were checked."""
+    found = list(counts)
+    return "not checked" if None in found else str(sum(filter(None, found)))
+
+
+def label_with_mark(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """The collective, and whether its machine was emulated."""
+    return f"{document['blinkmpi'].get('collective')}{' (emulated)' if is_emulated(rows) else ''}"
+
+
+def scheme_text(own: dict[str, Any]) -> str:
+    """The scheme of a row, and whether its machine was emulated."""
+    return str(own.get("scheme") or NONE) + (" (emulated)" if own.get("emulated") else "")
+
+
+def link_to(name: str) -> str:
+    """A link to the section of a file."""
+    return f"[{name}](#{anchor(name)})"

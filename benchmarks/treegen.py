@@ -14,16 +14,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from importlib import metadata
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from methods import calibration
+from methods import calibration, size_of
+from methods import head as of_planner
 
-from blinkmpi.bench.environment import commit, hardware, versions
+from blinkmpi.bench.environment import versions
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees.pack import pack
@@ -143,15 +143,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def head(args: argparse.Namespace) -> dict[str, Any]:
     """Everything in the file but the rows."""
-    found = versions("", None)
+    found, names = versions("", None), ("python", "blinkmpi", "numpy")
     return {
-        "format": "blinkmpi.treegen",
-        "version": 1,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **commit(),
-        "hardware": hardware(),
-        "versions": {name: found[name] for name in ("python", "blinkmpi", "numpy")}
-        | {"scipy": metadata.version("scipy")},
+        **of_planner("treegen"),
+        "versions": {**{name: found[name] for name in names}, "scipy": metadata.version("scipy")},
         "max_gpus": args.max_gpus,
         "max_seconds": args.max_seconds,
         "calibration": "best of 3 of a loop of 3 million steps, before and after each row",
@@ -214,11 +209,8 @@ def planned(name: str, size: int, collective: str) -> dict[str, Any]:
         "calibration_seconds": loop,
         "seconds_in_loops": min(times) / loop,
         "method": packing.reason.partition(":")[0],
-        "trees": len(packing.trees),
-        "depth": packing.depth,
-        "rate_mbps": str(packing.rate),
+        **size_of(packing),
         "bound_mbps": str(packing.bound),
-        "rate_gbps": float(packing.rate) / 1000,
         "of_bound": float(packing.rate / packing.bound),
         "optimal": packing.optimal,
         "certificate": packing.certificate.kind,
@@ -278,9 +270,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="center right", frameon=False, fontsize=9)
     loop = min(row["calibration_seconds"] for row in done)
-    facts = (
-        f"{found['hardware']['cpu']}, the fixed loop takes {loop * 1e3:.0f} ms; code {(found['commit'] or '?')[:12]}"
-    )
+    code = (found["commit"] or "?")[:12]
+    facts = f"{found['hardware']['cpu']}, the fixed loop takes {loop * 1e3:.0f} ms; code {code}"
     notes = "filled: the bound is met; hollow: it is not; dotted crosses: ForestColl's public Python code"
     figure.suptitle("Planning time of TreeGen", x=0.05, ha="left", weight="bold", fontsize=14)
     figure.text(0.05, 0.915, f"{facts}. {notes}", fontsize=8.5, color="#666666")

@@ -6,7 +6,7 @@ is then None here, and the launcher decides.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +39,13 @@ def read(path: str | Path, dialect: Dialect | None = None) -> tuple[Host, ...]:
     return parse(text, dialect, source=str(path))
 
 
+def read_for(path: str, dialect: Dialect) -> tuple[tuple[Host, ...], Dialect | None]:
+    """The hosts of a file with the meaning that they have in ``dialect``, and the file's own dialect."""
+    hosts = read(path)
+    old = dialect_of(Path(path).read_text(encoding="utf-8"), source=path)
+    return convert(hosts, old, dialect), old
+
+
 def parse(text: str, dialect: Dialect | None = None, *, source: str = "hostfile") -> tuple[Host, ...]:
     """Read a hostfile's text: hosts in the order of their first line, repeated names added up.
 
@@ -52,12 +59,7 @@ def parse(text: str, dialect: Dialect | None = None, *, source: str = "hostfile"
     counted: dict[str, int] = {}  # name -> slots of its lines with a count
     bare: dict[str, int] = {}  # name -> number of its lines without a count
     order: dict[str, None] = {}
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.partition("#")[0].strip()
-        if not line:
-            continue
-        where = f"{source}:{number}: {line!r}"
-        name, slots, shown = _line(line, where)
+    for where, name, slots, shown in _lines(text, source):
         if shown is not None and dialect is not None and shown != dialect:
             raise FormatError(f"{where}: {_OTHERS[dialect]}")
         dialect = shown or dialect
@@ -89,12 +91,7 @@ def dialect_of(text: str, *, source: str = "hostfile") -> Dialect | None:
     Raises:
         FormatError: as :func:`parse`, for an unreadable line before that count.
     """
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.partition("#")[0].strip()
-        shown = _line(line, f"{source}:{number}: {line!r}")[2] if line else None
-        if shown is not None:
-            return shown
-    return None
+    return next((shown for _, _, _, shown in _lines(text, source) if shown is not None), None)
 
 
 def convert(hosts: Sequence[Host], old: Dialect | None, new: Dialect) -> tuple[Host, ...]:
@@ -119,6 +116,14 @@ _OTHERS: dict[Dialect, str] = {
     "openmpi": "Hydra's count in a file for Open MPI; write 'name slots=N'",
     "hydra": "Open MPI's slots in a file for Hydra; write 'name:N'",
 }
+
+
+def _lines(text: str, source: str) -> Iterator[tuple[str, str, int | None, Dialect | None]]:
+    """Where each line with something in it stands, and what :func:`_line` says of it."""
+    for number, raw in enumerate(text.splitlines(), start=1):
+        if line := raw.partition("#")[0].strip():
+            where = f"{source}:{number}: {line!r}"
+            yield where, *_line(line, where)
 
 
 def _line(line: str, where: str) -> tuple[str, int | None, Dialect | None]:

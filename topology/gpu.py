@@ -4,16 +4,14 @@
 ``probe``, or from a file that was recorded on another machine. Pure data: nothing here asks the system.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
 from ..errors import FormatError
-from ..util.codec import Value, dumps, loads
+from ..util.codec import Document, Value
 
 FORMAT_VERSION = 1
 ABSENT = "not in the report"
@@ -72,7 +70,7 @@ class PeerAccess(Value, frozen=True):
     ancestor: str | Unknown
 
 
-class GpuFacts(Value, frozen=True):
+class GpuFacts(Document, frozen=True):
     """One GPU. ``index`` is NVML's, which is not CUDA's: join by ``uuid`` or ``bus``.
 
     ``pcie_gen`` is the best that GPU and slot can do together (an idle link goes down to 1), ``pcie_width`` what the
@@ -80,6 +78,8 @@ class GpuFacts(Value, frozen=True):
     the GPU; it is empty where the GPU hangs on the root bus, as in virtual machines.
     """
 
+    KIND: ClassVar = "gpu"
+    VERSION: ClassVar = FORMAT_VERSION
     bus: str | Unknown
     uuid: str | Unknown
     name: str | Unknown
@@ -104,15 +104,6 @@ class GpuFacts(Value, frozen=True):
         """A readable name: ``NVIDIA H200 at 0000:3d:00.0``."""
         where = self.bus if isinstance(self.bus, str) else self.uuid if isinstance(self.uuid, str) else "unknown place"
         return f"{self.name if isinstance(self.name, str) else 'GPU'} at {where}"
-
-    def to_json(self) -> str:
-        """The portable document."""
-        return dumps(self, kind="gpu", version=FORMAT_VERSION)
-
-    @staticmethod
-    def from_json(text: str | bytes, source: str = "gpu") -> GpuFacts:
-        """Read what :meth:`to_json` wrote; FormatError otherwise."""
-        return loads(text, GpuFacts, kind="gpu", version=FORMAT_VERSION, source=source)
 
 
 def known(fact: T | Unknown) -> T | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from ..errors import TopologyError
 from .gather import this_machine
@@ -90,10 +90,9 @@ def on_gpus_of(topology: Topology, real: Topology) -> Topology:
         raise TopologyError(
             f"{real.name} has {real.n} devices, {topology.name} needs {topology.n} GPUs; take a larger one"
         )
-    devices = tuple(
-        msgspec.structs.replace(theirs, node=d.node) for d, theirs in zip(topology.devices, real.devices, strict=False)
-    )
-    return msgspec.structs.replace(topology, devices=devices, name=f"{topology.name} on {real.name}")
+    pairs = zip(topology.devices, real.devices, strict=False)
+    devices = tuple(replace(theirs, node=d.node) for d, theirs in pairs)
+    return replace(topology, devices=devices, name=f"{topology.name} on {real.name}")
 
 
 def parse_gpus(text: str) -> list[int]:

@@ -5,19 +5,17 @@ are far below others of their class; the others keep the table's rate, so that p
 ``blinkmpi.measure`` measures; here are the values, and rank 0's file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import statistics
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import msgspec
 from msgspec.structs import replace
 
 from ..errors import BlinkError, SettingsError, TopologyError
-from ..util.codec import Value, dumps, loads
+from ..util.codec import Document, Value
 from ..util.text import plural
 from ..util.together import Comm, from_root
 from .gpu import GpuFacts
@@ -46,13 +44,15 @@ class LinkMeasurement(Value, frozen=True):
     us: float | None = None
 
 
-class Measured(Value, frozen=True):
+class Measured(Document, frozen=True):
     """What was measured between some devices; rows name them by their index in ``devices``.
 
     ``date`` is the day, ``driver`` that of the GPUs (empty for CPU ranks), ``missing`` what could not be measured, and
     why.
     """
 
+    KIND: ClassVar = "measured"
+    VERSION: ClassVar = FORMAT_VERSION
     machine: str
     devices: tuple[Device, ...]
     date: str
@@ -61,16 +61,7 @@ class Measured(Value, frozen=True):
     rows: tuple[LinkMeasurement, ...]
     missing: tuple[str, ...] = ()
 
-    def to_json(self) -> str:
-        """The file."""
-        return dumps(self, kind="measured", version=FORMAT_VERSION)
-
-    @staticmethod
-    def from_json(text: str | bytes, source: str = "measured") -> Measured:
-        """Read and check what :meth:`to_json` wrote; FormatError or TopologyError otherwise."""
-        return loads(text, Measured, kind="measured", version=FORMAT_VERSION, source=source).check()
-
-    def check(self) -> Measured:
+    def check(self) -> Self:
         """Return self if consistent.
 
         Raises:
@@ -89,6 +80,8 @@ class Measured(Value, frozen=True):
                 raise TopologyError(f"{where}: a second row; measure again")
             seen.add((row.src, row.dst, row.what))
         return self
+
+    _consistent = check
 
 
 class SlowLink(NamedTuple):

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import compress, count
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import msgspec
 from msgspec.structs import replace
 
 from ..errors import TopologyError
-from ..util.codec import Value, dumps, loads
+from ..util.codec import Document, Value
 
 FORMAT_VERSION = 1
 DeviceKind = Literal["gpu", "cpu"]
@@ -89,9 +89,11 @@ class Connection(NamedTuple):
     origin: Origin = "table"
 
 
-class Topology(Value, frozen=True, dict=True):
+class Topology(Document, frozen=True, dict=True):
     """A machine, or the part of it that a job has."""
 
+    KIND: ClassVar = "topology"
+    VERSION: ClassVar = FORMAT_VERSION
     name: str
     devices: tuple[Device, ...]
     switches: tuple[Switch, ...] = ()
@@ -140,7 +142,7 @@ class Topology(Value, frozen=True, dict=True):
         shared = (self.n + j for j, s in enumerate(self.switches) if s.kind == "memory" and s.node == node)
         return next(shared, None)
 
-    def check(self) -> Topology:
+    def check(self) -> Self:
         """Return self if consistent.
 
         Raises:
@@ -165,14 +167,7 @@ class Topology(Value, frozen=True, dict=True):
             seen.add((k.src, k.dst, k.kind))
         return self
 
-    def to_json(self) -> str:
-        """The portable file."""
-        return dumps(self, kind="topology", version=FORMAT_VERSION)
-
-    @staticmethod
-    def from_json(text: str | bytes, source: str = "topology") -> Topology:
-        """Read and check what :meth:`to_json` wrote; FormatError or TopologyError otherwise."""
-        return loads(text, Topology, kind="topology", version=FORMAT_VERSION, source=source).check()
+    _consistent = check
 
     def only(self, kinds: Iterable[str]) -> Topology:
         """The same devices with only the links of these kinds, and the switches that they reach."""

@@ -5,10 +5,12 @@ those that CUDA_VISIBLE_DEVICES leaves, in its own order. The answers are one re
 so a recorded report can replace the machine.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import TopologyError
 from .gpu import GpuFacts, Report, bus_id, device_of, facts_of
@@ -20,17 +22,7 @@ GT_PER_S = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # a lane's rate:
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 
-class ReportSource(Protocol):
-    """A source of reports: this machine, or a recording."""
-
-    def report(self, bus: str | None, uuid: str | None) -> Report:
-        """The report of one GPU; a question without an answer holds the error."""
-
-    def buses(self) -> list[str]:
-        """The PCI bus ids of all GPUs that it sees, in its order."""
-
-
-def probe(pci_bus_id: str | None, uuid: str | None = None, *, source: ReportSource | None = None) -> GpuFacts:
+def probe(pci_bus_id: str | None, uuid: str | None = None, *, source: Nvml | Recording | None = None) -> GpuFacts:
     """The facts of one GPU.
 
     Args:
@@ -47,7 +39,7 @@ def probe(pci_bus_id: str | None, uuid: str | None = None, *, source: ReportSour
     return facts_of((source or Nvml()).report(bus_id(pci_bus_id) if pci_bus_id else None, uuid or None))
 
 
-def probe_all(*, source: ReportSource | None = None) -> tuple[GpuFacts, ...]:
+def probe_all(*, source: Nvml | Recording | None = None) -> tuple[GpuFacts, ...]:
     """All GPUs that NVML sees on this machine, in its order; none where there is no NVML.
 
     CUDA_VISIBLE_DEVICES does not count here: it is CUDA that reads it.

@@ -26,9 +26,8 @@ def call_of_size(collective: Collective, n: int, nbytes: int, dtype: str, op: st
     if collective in ("allgather", "reduce_scatter"):
         count &= -(16 // itemsize)
     counts = (count,) * (n if collective == "reduce_scatter" else 1)
-    return Call(
-        collective, n, counts, dtype, op if collective in REDUCTIONS else "", root if collective in ROOTED else -1
-    )
+    op, root = op if collective in REDUCTIONS else "", root if collective in ROOTED else -1
+    return Call(collective, n, counts, dtype, op, root)
 
 
 def type_name(dtype: str) -> str:

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from types import ModuleType
 from typing import Any
 
 from ..doctor.diagnosis import judge
@@ -10,7 +9,8 @@ from ..doctor.examination import clock_skew, decode, encode, examine, mpi_facts,
 from ..doctor.report import RankFacts, Report
 from ..topology.gather import exchange, this_process
 from ..util.launcher import find_mpirun
-from .output import show
+from .output import by_rank_0, show
+from .output import mpi as mpi_module
 
 
 def add_doctor(sub: Any) -> None:
@@ -18,44 +18,25 @@ def add_doctor(sub: Any) -> None:
     what = "would a job run well here? MPI, GPUs, links, memory, settings; exit code 1 if something fails"
     command = sub.add_parser("doctor", help="see whether a job would run well here", description=what)
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.add_argument(
-        "--no-self-test", action="store_true", help="start no child job that tries MPI with GPU memory"
-    )
+    what = "start no child job that tries MPI with GPU memory"
+    command.add_argument("--no-self-test", action="store_true", help=what)
 
 
 def doctor(args: argparse.Namespace) -> int:
     """Examine every rank that mpirun started (or this process alone), print on rank 0; 1 if something fails."""
-    mpi, lost = _mpi()
+    mpi, lost = mpi_module()
     if mpi is None:
-        part = this_process()
+        part, lost = this_process(), lost.strip().splitlines()[0]
         return _print(args, judge([examine(part, rank=0, mpi=None, no_mpi=lost, gpu=own_gpu(0))]))
     world = mpi.COMM_WORLD.Dup()
     node = world.Split_type(mpi.COMM_TYPE_SHARED)
     try:
         seen = _all(mpi, world, node)
-        code = 0
-        if world.rank == 0:
-            try:
-                with_gpu = any(s.gpu is not None for s in seen)
-                test = self_test(find_mpirun()) if with_gpu and not args.no_self_test else None
-                code = _print(args, judge(seen, test))
-            finally:
-                world.bcast(code, 0)
-        else:
-            code = int(world.bcast(None, 0))
-        return code
+        tried = any(s.gpu is not None for s in seen) and not args.no_self_test
+        return by_rank_0(world, lambda: _print(args, judge(seen, self_test(find_mpirun()) if tried else None)))
     finally:
         node.Free()
         world.Free()
-
-
-def _mpi() -> tuple[ModuleType | None, str]:
-    """mpi4py's module, or why it cannot be imported."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        return None, str(error).strip().splitlines()[0]
-    return MPI, ""
 
 
 def _all(mpi: Any, world: Any, node: Any) -> list[RankFacts]:

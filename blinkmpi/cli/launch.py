@@ -6,13 +6,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError
 from ..launch.allocation import allocation, scheduler_of
 from ..launch.command import BINDINGS, LAUNCHERS, PMIS, Command, Job, Launcher, Pmi, command, exported, mpi_of
-from ..launch.hostfile import Dialect, Host, convert, dialect_of, parse, read, write
+from ..launch.hostfile import Dialect, Host, parse, read_for, write
 from ..util.launcher import find_mpirun
 from . import output as cli_out
 
@@ -106,9 +105,7 @@ def _machines(args: argparse.Namespace, launcher: Launcher) -> tuple[tuple[Host,
         given = allocation(os.environ)
         hosts, ranks = given.hosts, args.ranks if args.ranks is not None else given.ranks
     elif args.hostfile:
-        hosts = read(args.hostfile)
-        old = dialect_of(Path(args.hostfile).read_text(encoding="utf-8"), source=args.hostfile)
-        hosts = convert(hosts, old, dialect)
+        hosts, old = read_for(args.hostfile, dialect)
         hostfile = args.hostfile if old in (None, dialect) else ""
     if ranks is None:
         raise ArgumentError("how many ranks? Give -np N, or --from-env inside a job")

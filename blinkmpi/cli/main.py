@@ -34,7 +34,7 @@ from . import launch as cli_launch
 from . import plan as cli_trees
 from . import topo as cli_topo
 from . import tune as cli_tune
-from .output import own_rank, show
+from .output import by_rank_0, mpi, own_rank, show
 
 RUN_BYTES = 16 << 20  # vectors up to here are really run by `simulate`, for all ranks in this process
 BUSIEST = 8
@@ -90,9 +90,8 @@ def _for_all_ranks(words: Sequence[str]) -> bool:
 
 
 def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="blinkmpi", description="Collectives from packed spanning trees: look and ask."
-    )
+    what = "Collectives from packed spanning trees: look and ask."
+    parser = argparse.ArgumentParser(prog="blinkmpi", description=what)
     parser.add_argument("--version", action="version", version=f"blinkmpi {__version__}")
     sub = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     machine = _machine_flags()
@@ -150,12 +149,11 @@ def _machine_flags() -> argparse.ArgumentParser:
 
 def _world() -> Any:
     """The ranks that mpirun started."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise ArgumentError(f"there is no MPI to ask about the live machine ({error}); name a TOPOLOGY such as cpu:4, "
-                            "or install one: pip install blinkmpi[mpi]") from error  # fmt: skip
-    return MPI.COMM_WORLD
+    found, why = mpi()
+    if found is None:
+        raise ArgumentError(f"there is no MPI to ask about the live machine ({why}); name a TOPOLOGY such as cpu:4, "
+                            "or install one: pip install blinkmpi[mpi]")  # fmt: skip
+    return found.COMM_WORLD
 
 
 def _changed(args: argparse.Namespace, topology: Topology) -> Topology:
@@ -165,25 +163,21 @@ def _changed(args: argparse.Namespace, topology: Topology) -> Topology:
 def _live(args: argparse.Namespace) -> int:
     """Gather the machine on all ranks, run the command on rank 0, and give every rank its exit code."""
     world = _world()
-    from mpi4py import MPI
-
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    node = world.Split_type(mpi()[0].COMM_TYPE_SHARED)
     try:
         if args.command == "topo" and args.measure:
             return cli_topo.measure(args, world, node)
         topology = _changed(args, cli_topo.live_machine(world, node))
     finally:
         node.Free()
-    code = 1
-    if world.rank == 0:
+
+    def answer() -> int:
         try:
-            code = _command(args, topology, live=True)
+            return _command(args, topology, live=True)
         except BlinkError as error:
-            code = _fail(error)
-        finally:
-            world.bcast(code, 0)
-        return code
-    return int(world.bcast(None, 0))
+            return _fail(error)
+
+    return by_rank_0(world, answer)
 
 
 def _fail(error: BlinkError) -> int:
@@ -193,22 +187,22 @@ def _fail(error: BlinkError) -> int:
 
 
 def _command(args: argparse.Namespace, topology: Topology, *, live: bool) -> int:
-    mpi = live and all(device.kind == "cpu" for device in topology.devices)
+    by_mpi = live and all(device.kind == "cpu" for device in topology.devices)
     match args.command:
         case "topo":
             return cli_topo.topo(args, topology)
         case "plan":
-            return cli_trees.plan(args, topology, mpi=mpi)
+            return cli_trees.plan(args, topology, mpi=by_mpi)
         case "subsets":
             return cli_trees.subsets(args, topology)
         case "explain":
-            return _explain(args, topology, mpi)
+            return _explain(args, topology, by_mpi)
     return _simulate(args, topology)
 
 
-def _explain(args: argparse.Namespace, topology: Topology, mpi: bool) -> int:
+def _explain(args: argparse.Namespace, topology: Topology, by_mpi: bool) -> int:
     call = _call(args, topology)
-    plan = make_plan(topology, mpi=mpi, collectives=[call.collective], roots=[max(call.root, 0)])
+    plan = make_plan(topology, mpi=by_mpi, collectives=[call.collective], roots=[max(call.root, 0)])
     found = explanation(plan, topology, call)
     print(found.to_json() if args.json else found.text(), end="" if args.json else "\n")
     return 0

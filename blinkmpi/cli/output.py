@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,27 @@ from ..util.launcher import launched_rank
 def own_rank() -> int:
     """This process's rank, from the launcher, so that a machine from a file needs no MPI."""
     return launched_rank(os.environ) or 0
+
+
+def mpi() -> tuple[Any, str]:
+    """mpi4py's module, or None and why it cannot be imported."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return None, str(error)
+    return MPI, ""
+
+
+def by_rank_0(world: Any, work: Callable[[], int]) -> int:
+    """Do ``work`` on rank 0 and give every rank its exit code, 1 if it fails; collective."""
+    code = 1
+    if world.rank != 0:
+        return int(world.bcast(None, 0))
+    try:
+        code = work()
+    finally:
+        world.bcast(code, 0)
+    return code
 
 
 def write(path: str, text: str) -> None:

@@ -158,9 +158,8 @@ def _settings(seen: Sequence[RankFacts]) -> Findings:
         yield fail("settings", f"{ranks_text(ranks)}: {text}", "correct the variable")
     for text, ranks in groups([s for s in seen for _ in s.unknown], lambda s: "; ".join(s.unknown)).items():
         yield warn("settings", f"{ranks_text(ranks)}: {text}", "correct the name, or remove it")
-    ours = [
-        {k: v for k, v in s.environment.items() if k.startswith("BLINKMPI_") and k != "BLINKMPI_DEBUG"} for s in seen
-    ]
+    names = sorted({k for s in seen for k in s.environment if k.startswith("BLINKMPI_") and k != "BLINKMPI_DEBUG"})
+    ours = [{k: s.environment[k] for k in names if k in s.environment} for s in seen]
     own = {tuple(sorted(o.items())) for o in ours if o}
     if len(own) > 1 or (own and not ours[0]):
         yield fail("settings", "ranks have different BLINKMPI_ variables",

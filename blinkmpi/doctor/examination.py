@@ -4,6 +4,8 @@ Nothing here may crash the caller: an MPI that is not CUDA-aware can crash on GP
 job. The communicator and mpi4py's module are arguments.
 """
 
+from __future__ import annotations
+
 import os
 import platform
 import re
@@ -13,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,12 +24,15 @@ from ..errors import BlinkError, SettingsError
 from ..runtime.cuda_aware import ladder, library_path
 from ..topology.gather import ProcessInfo
 from ..topology.gpu import GpuFacts, Unknown
-from ..topology.probe import Nvml, ReportSource, probe
+from ..topology.probe import Nvml, Recording, probe
 from ..util.child import run_limited
 from ..util.launcher import launched_size
 from ..util.settings import Settings, read
 from ..util.together import Comm
 from .report import MpiFacts, PeerTrial, RankFacts, SelfTest
+
+if TYPE_CHECKING:
+    from ..transport.cuda.device import Gpu
 
 SHM = "/dev/shm"
 SHOWN = ("BLINKMPI_", "NCCL_", "OMPI_MCA_", "UCX_", "CUDA_", "MPICH_", "MV2_")  # never the whole environment: tokens
@@ -51,40 +56,11 @@ sys.exit(0 if float(x.sum()) == float(1 << 18) else 3)
 """
 
 
-class CudaDevice(Protocol):
-    """What is asked of a rank's CUDA device; ``transport.cuda.device.CudaDevice`` is one."""
-
-    bus_id: str
-
-    def allocate(self, nbytes: int) -> int:
-        """Device memory; its address."""
-
-    def free(self, at: int) -> None:
-        """Give it back."""
-
-    def export(self, at: int) -> bytes:
-        """An IPC handle of it."""
-
-    def open(self, handle: bytes) -> int:
-        """Map a peer's; its address here."""
-
-    def shut(self, at: int) -> None:
-        """Unmap it."""
-
-
 def examine(
-    part: ProcessInfo,
-    *,
-    rank: int,
-    mpi: MpiFacts | None,
-    no_mpi: str = "",
-    skew_s: float = 0.0,
-    gpu: CudaDevice | str = "not looked for",
-    pairs: Sequence[PeerTrial] = (),
-    place: str = "",
-    environ: Mapping[str, str] | None = None,
-    source: ReportSource | None = None,
-) -> RankFacts:
+    part: ProcessInfo, *, rank: int, mpi: MpiFacts | None, no_mpi: str = "", skew_s: float = 0.0,
+    gpu: Gpu | str = "not looked for", pairs: Sequence[PeerTrial] = (), place: str = "",
+    environ: Mapping[str, str] | None = None, source: Nvml | Recording | None = None,
+) -> RankFacts:  # fmt: skip
     """All that this rank sees.
 
     Args:
@@ -186,7 +162,7 @@ def clock_skew(comm: Comm) -> float:
     return min(found, key=abs)
 
 
-def try_pairs(comm: Comm, place: str, gpu: CudaDevice | str) -> tuple[PeerTrial, ...]:
+def try_pairs(comm: Comm, place: str, gpu: Gpu | str) -> tuple[PeerTrial, ...]:
     """Open 1 MiB of every other rank's GPU of this node; collective, and nobody's failure stops the others."""
     at, mine = 0, (place, b"")
     own_error = ""
@@ -207,7 +183,7 @@ def try_pairs(comm: Comm, place: str, gpu: CudaDevice | str) -> tuple[PeerTrial,
     return tuple(found)
 
 
-def _open(gpu: CudaDevice, handle: bytes) -> str:
+def _open(gpu: Gpu, handle: bytes) -> str:
     """Open and close a peer's memory; the error, if there is one."""
     try:
         gpu.shut(gpu.open(handle))
@@ -230,15 +206,12 @@ def self_test(mpirun: str | None, *, program: str = SELF_TEST, run: RunChild | N
     env = {k: v for k, v in os.environ.items() if not _belongs_to_a_job(k)}
     code, output = (run or run_child)([mpirun, "-np", "2", sys.executable, "-c", program], env, TEST_SECONDS)
     last = next((line.strip() for line in reversed(output.splitlines()) if re.search(r"\w", line)), "")
-    if code == 0:
-        return SelfTest(ran=True, right=True, words="exit status 0")
-    if code == 3:
-        return SelfTest(ran=True, right=False, words="wrong data")
+    if code in (0, 3):
+        return SelfTest(ran=True, right=code == 0, words="wrong data" if code else "exit status 0")
     named = re.search(r"exited on signal (\d+)", output) or (re.match(r"-(\d+)$", str(code)))
-    if named:
-        return SelfTest(ran=True, right=False, words=signal.Signals(int(named[1])).name)
-    if re.search(r"segmentation fault|SIGSEGV|signal 11", output, re.IGNORECASE) or code == 139:
-        return SelfTest(ran=True, right=False, words="SIGSEGV")
+    crashed = re.search(r"segmentation fault|SIGSEGV|signal 11", output, re.IGNORECASE) or code == 139
+    if named or crashed:
+        return SelfTest(ran=True, right=False, words=signal.Signals(int(named[1])).name if named else "SIGSEGV")
     started = "Traceback" in output or code in (1, 3, 4, 124)
     return SelfTest(ran=started, right=False, words=f"exit status {code}: {last[:160]}")
 
@@ -256,24 +229,17 @@ def run_child(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> tu
     return (124, f"no end within {seconds:g} s") if code is None else (code, output)
 
 
-def own_gpu(local_rank: int) -> CudaDevice | str:
+def own_gpu(local_rank: int) -> Gpu | str:
     """This rank's CUDA device, or why it has none."""
-    from ..transport.cuda.device import Gpu as CudaGpu
-    from ..transport.cuda.device import device_count, why_none
+    from ..transport.cuda.device import Gpu, device_count, why_none
 
     if why_none():
         return why_none()
     try:
-        return CudaGpu(local_rank % device_count())
+        return Gpu(local_rank % device_count())
     except BlinkError as error:
         return str(error)
 
 
-def encode(seen: RankFacts) -> bytes:
-    """A rank's turn in the exchange."""
-    return msgspec.json.encode(seen)
-
-
-def decode(text: bytes) -> RankFacts:
-    """What :func:`encode` made."""
-    return msgspec.json.decode(text, type=RankFacts)
+encode = msgspec.json.encode  # a rank's turn in the exchange
+decode = msgspec.json.Decoder(RankFacts).decode

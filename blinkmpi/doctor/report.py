@@ -1,12 +1,12 @@
 """The doctor's values: the facts of a rank, a finding, and the report of all findings."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
 from ..topology.gpu import GpuFacts, Unknown
-from ..util.codec import Value, dumps
+from ..util.codec import Document, Value, dumps
 
 FORMAT_VERSION = 1
 State = Literal["ok", "warn", "fail", "n/a"]
@@ -75,9 +75,11 @@ class RankFacts(Value, frozen=True):
     no_mpi: str = ""
 
 
-class Report(Value, frozen=True):
+class Report(Document, frozen=True):
     """All findings of a job."""
 
+    KIND: ClassVar = "doctor"
+    VERSION: ClassVar = FORMAT_VERSION
     ranks: int
     findings: tuple[Finding, ...] = msgspec.field(name="lines")  # its name in the JSON
 

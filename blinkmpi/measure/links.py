@@ -4,16 +4,17 @@ Pairs of ranks run in rounds as in a tournament, so that no two pairs share a GP
 switches and sockets are shared, only one pair runs at a time. In the end all are busy at once. All ranks of a node go
 through the same traffic patterns, and exchange times or errors after each repeat, which also synchronises them.
 
-A :class:`TransferTimer` runs a rank's transfers; ``transport.cuda.link_rates`` has the one for GPUs. Nothing here
-imports MPI or CUDA.
+:class:`~..transport.cuda.link_rates.Rates` times the transfers of a rank's GPU. Nothing here imports MPI or CUDA.
 """
+
+from __future__ import annotations
 
 import datetime
 import os
 import statistics
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import RemoteError
 from ..topology.gather import SHM, copy_test, shared_slots
@@ -21,6 +22,9 @@ from ..topology.measured import FAST, NOWHERE, LinkMeasurement, Measured, Measur
 from ..topology.model import Topology
 from ..topology.network_rate import MessagingComm, net_rate
 from ..util.together import Comm, gathered
+
+if TYPE_CHECKING:
+    from ..transport.cuda.link_rates import Rates
 
 REPEATS = 5
 FLAG_REPEATS = 3
@@ -46,40 +50,6 @@ WORDS: Mapping[str, str] = {
     "memory-all": "copies through memory, all ranks at once",
     "net": "messages between nodes",
 }
-
-
-class TransferTimer(Protocol):
-    """Runs a transfer of one rank's GPU ``times`` times and returns seconds; it has ``nbytes`` or ``host_bytes``."""
-
-    nbytes: int
-    host_bytes: int
-
-    def handle(self) -> bytes:
-        """The IPC handle by which peers map this rank's memory."""
-
-    def connect(self, handles: Sequence[bytes]) -> dict[int, str]:
-        """Map the peers' memory; those that cannot be mapped, and why."""
-
-    def disconnect(self) -> None:
-        """Unmap it."""
-
-    def close(self) -> None:
-        """Free this rank's memory."""
-
-    def copy(self, peer: int, times: int) -> float:
-        """To a peer by the copy engine."""
-
-    def push(self, peer: int, times: int) -> float:
-        """To a peer by stores."""
-
-    def to_host(self, times: int) -> float:
-        """To the host's memory."""
-
-    def from_host(self, times: int) -> float:
-        """From the host's memory."""
-
-    def flag(self, peer: int) -> float:
-        """A round trip, together with the peer."""
 
 
 class TrafficPattern(NamedTuple):
@@ -174,7 +144,7 @@ def on_all_ranks(comm: Any, work: Callable[[], T]) -> list[T]:
 
 
 def measure_gpus(
-    world: MessagingComm, node: Comm, topology: Topology, timer: Callable[[int, int], TransferTimer], say: Say
+    world: MessagingComm, node: Comm, topology: Topology, timer: Callable[[int, int], Rates], say: Say
 ) -> tuple[tuple[LinkMeasurement, ...], tuple[str, ...]]:
     """The rows of all pairs of GPUs, and what could not be measured; collective.
 
@@ -235,12 +205,12 @@ def _of_all_nodes(
 
 
 def _on_node(
-    node: Comm, ranks: Sequence[int], topology: Topology, make: Callable[[int, int], TransferTimer], say: Say
+    node: Comm, ranks: Sequence[int], topology: Topology, make: Callable[[int, int], Rates], say: Say
 ) -> tuple[list[LinkMeasurement], dict[Move, str]]:
     """A node's rows, and the pairs that cannot reach each other, by numbers on the node."""
     n = len(ranks)
     me = node.rank
-    timers: list[TransferTimer] = []  # this rank's, if it could be made
+    timers: list[Rates] = []  # this rank's, if it could be made
     rows: list[LinkMeasurement] = []
 
     def opened() -> bytes:
@@ -269,7 +239,7 @@ def _on_node(
     return rows, lost
 
 
-def _timed(node: Comm, timer: TransferTimer, pattern: TrafficPattern, me: int) -> list[LinkMeasurement]:
+def _timed(node: Comm, timer: Rates, pattern: TrafficPattern, me: int) -> list[LinkMeasurement]:
     """Time one traffic pattern on all ranks of a node."""
     mine = move_of(pattern, me)
 
@@ -286,7 +256,7 @@ def _timed(node: Comm, timer: TransferTimer, pattern: TrafficPattern, me: int) -
     return [LinkMeasurement(*move, pattern.what, max(1, round(nbytes / s / 1e6))) for move, s in found.items()]
 
 
-def _one(timer: TransferTimer, what: MeasurementKind, move: Move, times: int) -> float:
+def _one(timer: Rates, what: MeasurementKind, move: Move, times: int) -> float:
     """Do one move."""
     dst = move[1]
     if NOWHERE in move:

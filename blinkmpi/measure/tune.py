@@ -7,8 +7,6 @@ no row rests on a size far from it. The table lies in the cache folder under the
 rank 0 reads it when a Communicator is made.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -61,11 +59,10 @@ def tune(
     """
     gpus = comm.context.cuda()
     found: list[Rule] = []
-    trial = _Trial(comm, gpus, max(sizes))
+    trial = _Trial(comm, gpus, max(sizes), dtype, say)
     for collective in collectives:
         for registered in (False, True):
-            measure = partial(_measured, trial, collective, dtype, registered, say)
-            found += rows(choices(sizes, measure), registered=registered)
+            found += rows(choices(sizes, partial(trial.measured, collective, registered)), registered=registered)
     trial.close()
     return tuple(found)
 
@@ -147,28 +144,13 @@ def rows(winners: Sequence[tuple[int, Rule]], *, registered: bool) -> list[Rule]
     return made
 
 
-def _measured(
-    trial: _Trial,
-    collective: Collective,
-    dtype: str,
-    registered: bool,
-    say: Callable[[str], None],
-    nbytes: int,
-    among: Collection[Rule] = (),
-) -> dict[Rule, float]:
-    """Times of the candidates, or only of those ``among`` them, for so many bytes."""
-    call = call_of(trial.gpus.machine.n, collective, nbytes, dtype, "sum", 0)
-    rules = [r for r in candidates(trial.gpus, call, registered=registered) if not among or r in among]
-    times = trial.times(call, rules, registered=registered)
-    say(_line(collective, nbytes, registered, times))
-    return times
-
-
 class _Trial:
     """Buffers, a stream, and a way to time rules against one another."""
 
-    def __init__(self, comm: Communicator, gpus: CudaContext, nbytes: int) -> None:
-        self.cp, self.comm, self.gpus = cupy(), comm, gpus
+    def __init__(
+        self, comm: Communicator, gpus: CudaContext, nbytes: int, dtype: str, say: Callable[[str], None]
+    ) -> None:
+        self.cp, self.comm, self.gpus, self.dtype, self.say = cupy(), comm, gpus, dtype, say
         self.stream = self.cp.cuda.Stream(non_blocking=True)
         self.buffers = {
             True: [comm.empty(nbytes, "uint8") for _ in range(2)],
@@ -184,16 +166,24 @@ class _Trial:
         for buffer in self.buffers[True]:
             self.comm.deregister(buffer)
 
+    def measured(
+        self, collective: Collective, registered: bool, nbytes: int, among: Collection[Rule] = ()
+    ) -> dict[Rule, float]:
+        """Times of the candidates, or only of those ``among`` them, for so many bytes."""
+        call = call_of(self.gpus.machine.n, collective, nbytes, self.dtype, "sum", 0)
+        rules = [r for r in candidates(self.gpus, call, registered=registered) if not among or r in among]
+        times = self.times(call, rules, registered=registered)
+        self.say(_line(collective, nbytes, registered, times))
+        return times
+
     def times(self, call: Call, rules: Sequence[Rule], *, registered: bool) -> dict[Rule, float]:
         """Seconds per call for each rule that the GPU has room for."""
         send, recv = self.buffers[registered]
         graphs: dict[Rule, tuple[Any, int]] = {}
-        rank, item = self.comm.rank, call.itemsize
+        send, recv = send[: call.send_count * call.itemsize], recv[: call.recv_count(self.comm.rank) * call.itemsize]
         for rule in rules:
             try:
-                enqueue = self.gpus.trial(
-                    call, rule, send[: call.send_count * item], recv[: call.recv_count(rank) * item], self.stream.ptr
-                )
+                enqueue = self.gpus.trial(call, rule, send, recv, self.stream.ptr)
             except DeviceError:  # no room for so many or so large slots: the same on all ranks
                 continue
             enqueue()
@@ -231,12 +221,8 @@ class _Trial:
 
 def _line(collective: str, nbytes: int, registered: bool, times: dict[Rule, float]) -> str:
     def name(rule: Rule) -> str:
-        how = (
-            f"{rule.chunk_bytes >> 10}K"
-            if rule.protocol == "slots"
-            else rule.protocol + (f"@{rule.ctas}" if rule.ctas else "")
-        )
-        return f"{rule.scheme}/{how}"
+        direct = rule.protocol + (f"@{rule.ctas}" if rule.ctas else "")
+        return f"{rule.scheme}/{f'{rule.chunk_bytes >> 10}K' if rule.protocol == 'slots' else direct}"
 
     order = sorted(times, key=lambda rule: times[rule])
     shown = ", ".join(f"{name(rule)} {times[rule] * 1e6:.1f}" for rule in order)

@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import ClassVar
 
 import msgspec
 
@@ -17,7 +18,7 @@ from ..program.cost_model import Price, price
 from ..program.lower import slot_width
 from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
-from ..util.codec import Value, dumps
+from ..util.codec import Document, Value
 from ..util.text import plural, size_text, time_text
 from .plan import Plan, Rule
 from .selection import choose, program_for
@@ -49,13 +50,15 @@ class PricedScheme(Value, frozen=True):
     protocol: str = "slots"
 
 
-class Explanation(Value, frozen=True):
+class Explanation(Document, frozen=True):
     """Everything there is to say about one call.
 
     ``scheme`` is what runs; ``mpi`` is MPI's own collective, and ``chosen`` is None then. ``others`` are the schemes
     that do not run, fastest prediction first. ``live`` are lines about the running job.
     """
 
+    KIND: ClassVar = "explanation"
+    VERSION: ClassVar = FORMAT_VERSION
     machine: str
     collective: str
     ranks: int
@@ -68,10 +71,6 @@ class Explanation(Value, frozen=True):
     chosen: PricedScheme | None
     others: tuple[PricedScheme, ...]
     live: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """As a JSON document."""
-        return dumps(self, kind="explanation", version=FORMAT_VERSION)
 
     def text(self) -> str:
         """For a terminal of 100 columns."""

@@ -6,14 +6,14 @@ A plan depends on no message size and holds no timings: the same machine gives t
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..errors import PlanError
 from ..program.call import Call
 from ..topology.model import Topology
 from ..trees import verify
 from ..trees.tree import Collective, Packing
-from ..util.codec import Value, dumps, loads
+from ..util.codec import Document, Value
 
 ProtocolName = Literal[
     "slots", "cma", "ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot", "direct", "rs_ag"
@@ -45,9 +45,11 @@ class Rule(Value, frozen=True):
     registered: bool = False
 
 
-class Plan(Value, frozen=True):
+class Plan(Document, frozen=True):
     """All packings of a job and the selection table."""
 
+    KIND: ClassVar = "plan"
+    VERSION: ClassVar = FORMAT_VERSION
     machine: str
     fingerprint: str
     n: int
@@ -107,15 +109,6 @@ class Plan(Value, frozen=True):
                 raise PlanError(f"rule for {r.collective} from {r.min_bytes} bytes: chunk {r.chunk_bytes} and depth "
                                 f"{r.depth} must be at least 1")  # fmt: skip
         return self
-
-    def to_json(self) -> str:
-        """The portable file."""
-        return dumps(self, kind="plan", version=FORMAT_VERSION)
-
-    @staticmethod
-    def from_json(text: str | bytes, source: str = "plan") -> Plan:
-        """Read what :meth:`to_json` wrote; :meth:`check` it against a topology before use."""
-        return loads(text, Plan, kind="plan", version=FORMAT_VERSION, source=source)
 
 
 def chunk_for(packing: Packing, call: Call, chunk_bytes: int) -> int:

@@ -10,35 +10,29 @@ import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
 from ..errors import SettingsError
 from ..topology import Topology
-from ..util.codec import Value, dumps, loads
+from ..util.codec import Document
 from .plan import Plan, Rule
 
 FORMAT_VERSION = 2
 
 
-class TunedTable(Value, frozen=True):
+class TunedTable(Document, frozen=True):
     """Measured rows. ``measured`` is a date, ``versions`` what they were measured with."""
 
+    KIND: ClassVar = "table"
+    VERSION: ClassVar = FORMAT_VERSION
     gpu: str
     ranks: int
     machine: str
     measured: str
     versions: dict[str, str]
     rules: tuple[Rule, ...]
-
-    def to_json(self) -> str:
-        """The file."""
-        return dumps(self, kind="table", version=FORMAT_VERSION)
-
-    @staticmethod
-    def from_json(text: str | bytes, source: str) -> TunedTable:
-        """Read the file; FormatError names a wrong field."""
-        return loads(text, TunedTable, kind="table", version=FORMAT_VERSION, source=source)
 
     def joined(self, newer: Sequence[Rule]) -> TunedTable:
         """With other rows for the collectives that ``newer`` names."""

@@ -238,8 +238,7 @@ def _centres(count: int, radius: float) -> list[Points]:
     if count <= 8:
         far = max(radius * 1.15 / sin(pi / count), radius + 1.2)
         start = pi / 2 if count == 2 else pi / count if count == 4 else 0.0
-        return [
-            far * np.array([sin(2 * pi * i / count - start), cos(2 * pi * i / count - start)]) for i in range(count)
-        ]
+        turns = [2 * pi * i / count - start for i in range(count)]
+        return [far * np.array([sin(a), cos(a)]) for a in turns]
     columns = ceil(sqrt(count))
     return [2.2 * radius * np.array([float(i % columns), -float(i // columns)]) for i in range(count)]

@@ -69,10 +69,8 @@ def _links(axes: Axes, t: Topology, spots: Sequence[Position]) -> None:
         for lane, k in enumerate(links):
             line = curve([spots[k.src], spots[k.dst]], lane - (len(links) - 1) / 2, crowd=len(links))
             colour = KINDS[k.kind]
-            bundle = LineCollection(
-                [line], colors=[colour], linewidths=[1.2 + 5.0 * k.mbps / most], alpha=0.8, zorder=2
-            )
-            axes.add_collection(bundle)
+            wide = 1.2 + 5.0 * k.mbps / most
+            axes.add_collection(LineCollection([line], colors=[colour], linewidths=[wide], alpha=0.8, zorder=2))
             if k.lanes > 1 and len(pairs) <= MOST_LABELS:
                 x, y = line[int(len(line) * LABEL_AT)]
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}

@@ -21,12 +21,10 @@ always progresses, and so does one that blocks on that order.
 Offsets and counts are in elements. Pure data.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
-from ..util.codec import Value, dumps, loads
+from ..util.codec import Document, Value
 from .call import Call
 
 FORMAT_VERSION = 2
@@ -60,9 +58,11 @@ class Stage(Value, frozen=True):
     final: bool
 
 
-class Program(Value, frozen=True, dict=True):
+class Program(Document, frozen=True, dict=True):
     """All stages of all ranks for one call; or those of one node, with the elements of the job's ``longest`` stage."""
 
+    KIND: ClassVar = "program"
+    VERSION: ClassVar = FORMAT_VERSION
     call: Call
     scheme: str
     chunk: int
@@ -89,12 +89,3 @@ class Program(Value, frozen=True, dict=True):
         """
         share = -(-stage.count // self.steps)
         return min(self.chunk, -(-share // 64) * 64)
-
-    def to_json(self) -> str:
-        """The portable file."""
-        return dumps(self, kind="program", version=FORMAT_VERSION)
-
-    @staticmethod
-    def from_json(text: str | bytes, source: str = "program") -> Program:
-        """Read what :meth:`to_json` wrote; :func:`.check.check` it before use."""
-        return loads(text, Program, kind="program", version=FORMAT_VERSION, source=source)

@@ -142,20 +142,11 @@ class _Builder:
             children = tree.children(rank)
             operands = sorted([(rank, -1), *((child, i) for i, child in enumerate(children))])
             root = rank == tree.root
-            self.stages.append(
-                Stage(
-                    rank=rank,
-                    tree=number,
-                    way="turn" if root else "up",
-                    count=length,
-                    local=local,
-                    ins=tuple(to_parent[child] for child in children),
-                    fold=tuple(i for _, i in operands),
-                    store=store if root else None,
-                    outs=tuple(dict.fromkeys(down.values())) if root else (to_parent[rank],),
-                    final=root,
-                )
-            )
+            ins, fold = tuple(to_parent[child] for child in children), tuple(i for _, i in operands)
+            outs = tuple(dict.fromkeys(down.values())) if root else (to_parent[rank],)
+            kept = store if root else None
+            stage = Stage(rank, number, "turn" if root else "up", length, local, ins, fold, kept, outs, root)
+            self.stages.append(stage)
         return down
 
     def _source(self, number: int, tree: Tree, length: int, local: int, store: int | None) -> dict[int, int]:
@@ -183,20 +174,9 @@ class _Builder:
         for i, rank in enumerate(ranks):
             last = i == len(ranks) - 1
             outs = () if last else (self._channel(number, rank, (ranks[i + 1],)),)
-            self.stages.append(
-                Stage(
-                    rank=rank,
-                    tree=number,
-                    way="down",
-                    count=length,
-                    local=local if i == 0 else None,
-                    ins=incoming,
-                    fold=(0,) if incoming else (-1,),
-                    store=store if last else None,
-                    outs=outs,
-                    final=False,
-                )
-            )
+            read, kept = local if i == 0 else None, store if last else None
+            fold = (0,) if incoming else (-1,)
+            self.stages.append(Stage(rank, number, "down", length, read, incoming, fold, kept, outs, False))
             incoming = outs
 
 

@@ -5,7 +5,7 @@ key in front. Fractions travel as ``"p/q"`` strings, so nothing is lost.
 """
 
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -44,6 +44,30 @@ def dumps(value: Value, *, kind: str, version: int) -> str:
     """Write ``value`` as one JSON document with ``format`` and ``version`` in front."""
     body = {"format": f"blinkmpi.{kind}", "version": version, **plain(value)}
     return msgspec.json.format(msgspec.json.encode(body), indent=1).decode() + "\n"
+
+
+class Document(Value, frozen=True):
+    """A value that is kept in a file of its own: one JSON document of a kind, in a version of its format."""
+
+    KIND: ClassVar[str]
+    VERSION: ClassVar[int]
+
+    def to_json(self) -> str:
+        """The portable file."""
+        return dumps(self, kind=self.KIND, version=self.VERSION)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, source: str = "") -> Self:
+        """Read what :meth:`to_json` wrote; FormatError otherwise. What needs more to be checked is checked by callers.
+
+        Args:
+            source: where the text came from, for the error message.
+        """
+        return loads(text, cls, kind=cls.KIND, version=cls.VERSION, source=source or cls.KIND)._consistent()
+
+    def _consistent(self) -> Self:
+        """Return self if it is consistent in itself."""
+        return self
 
 
 def loads(text: str | bytes, cls: type[T], *, kind: str, version: int, source: str = "text") -> T:

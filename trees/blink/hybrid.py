@@ -50,9 +50,8 @@ def plan(problem: Problem, best: Callable[[Problem], Packing]) -> Solution:
         f"{float(parts.slow):.1%} on {slow.links} ({slow.scheme})"
     )
     if options.switch_seconds:
-        why += (
-            f", for {options.nbytes} bytes and {float(options.switch_seconds) * 1e6:g} us before the slow links start"
-        )
+        late = f"{float(options.switch_seconds) * 1e6:g} us before the slow links start"
+        why += f", for {options.nbytes} bytes and {late}"
     used = "+".join((fast.links, slow.links)).split("+")
     return Solution(trees, rate, why, fabric(problem.fabric.topology, used))
 

@@ -15,7 +15,7 @@ from ..exact.arborescences import MAX_RANKS
 from ..exact.enumeration import centred
 from ..exact.weights import placed
 from ..graph.fabric import Arc
-from ..graph.logical import Capacities, SpanningTree, capacities_of
+from ..graph.logical import Capacities, SpanningTree, capacities_of, ordered
 from ..problem import Problem, Solution
 
 Lengths = list[list[float]]  # of the arc from u to v, infinite where there is none
@@ -153,15 +153,3 @@ def _cycle(parent: Sequence[int], root: int) -> list[int]:
                 cycle.append(parent[cycle[-1]])
             return sorted(cycle)
     return []
-
-
-def ordered(root: int, parent: Sequence[int]) -> tuple[Arc, ...]:
-    """The arcs of a list of parents, level by level."""
-    arcs: list[Arc] = []
-    reached = [root]
-    for u in reached:
-        for v, p in enumerate(parent):
-            if p == u and v != root:
-                arcs.append((u, v))
-                reached.append(v)
-    return tuple(arcs)

@@ -10,9 +10,9 @@ from ..exact.arborescences import ORDERS, pack_arborescences, pack_spanning_tree
 from ..exact.enumeration import centred
 from ..graph.cuts import min_cut
 from ..graph.fabric import Arc
-from ..graph.logical import Capacities, SpanningTree
+from ..graph.logical import Capacities, SpanningTree, ordered
 from . import mwu
-from .mwu import Lengths, ordered
+from .mwu import Lengths
 
 POOL_STEPS = 400
 GAIN = -1e-12  # a smaller change in length is rounding
@@ -26,9 +26,8 @@ def pool(caps: Capacities, max_depth: int | None) -> list[SpanningTree]:
     shapes = dict.fromkeys(mwu.packed(caps, 0.1)[0])
     cap = caps.logical.matrix()
     if caps.root < 0:
-        shapes.update(
-            dict.fromkeys(centred(SpanningTree(t.root, t.arcs)) for t in pack_spanning_trees(np.minimum(cap, cap.T))[0])
-        )
+        packed, _ = pack_spanning_trees(np.minimum(cap, cap.T))
+        shapes.update(dict.fromkeys(centred(SpanningTree(t.root, t.arcs)) for t in packed))
     else:
         _, units = min_cut(cap, caps.n, caps.root)
         supply = [units if v == caps.root else 0 for v in range(caps.n)]

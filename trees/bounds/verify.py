@@ -184,10 +184,8 @@ def _crossing(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction
     if len(c.parts) != 2 or set(c.parts[0]) & set(c.parts[1]) or len(c.parts[0] + c.parts[1]) != len(f.vertices):
         _fail(p, f"certificate parts {c.parts} must be the two sides of a cut through all vertices {f.vertices}")
     first, rest = c.parts
-    wrong_side = {"broadcast": p.root in first, "reduce": p.root in rest}.get(
-        p.collective, p.collective in ROOTED and p.root in first
-    )
-    if wrong_side:
+    at_first = p.root in (rest if p.collective == "reduce" else first)
+    if p.collective in ROOTED and at_first:
         _fail(p, f"certificate has root {p.root} on the wrong side: {name_of(f.topology, first)} are parts[0]")
     if c.kind == "cut":
         return Fraction(capacity_across(f.arcs, rest)), Fraction(1)

@@ -186,9 +186,7 @@ def _trees(
     for i, s in enumerate(streams):
         size = ports.sizes[i] * stretch
         # The steps of the tree, parents first: for each step its alternatives, with their sizes.
-        steps: list[list[tuple[int, tuple[Edge, ...]]]] = [
-            spread.take(s.box, boxes[s.box].vertices.index(s.root), size)
-        ]
+        steps = [spread.take(s.box, boxes[s.box].vertices.index(s.root), size)]
         for a, b in s.arcs(len(boxes)):
             enter = ports.ports_of(i, b, b)
             steps.append(

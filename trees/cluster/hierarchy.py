@@ -9,6 +9,7 @@ the common refinement. All phases run at once on consecutive slabs, so their loa
 The result with its bound and proof is in :mod:`.phases`.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import accumulate
@@ -166,11 +167,8 @@ def _shares(
     ends = [list(accumulate(way.part for way in fan)) for fan in fans]
     start = Fraction(0)
     for end in sorted({e for some in ends for e in some}):
-        paths = [
-            fan[next(i for i, e in enumerate(some) if e >= end)].path for fan, some in zip(fans, ends, strict=True)
-        ]
-        edges = tuple(
-            Edge(paths[a][0], paths[b][0], paths[a] + paths[b][-2::-1]) for a, b in pairs(len(plans), hub, at_root)
-        )
+        paths = [fan[bisect_left(some, end)].path for fan, some in zip(fans, ends, strict=True)]
+        tree = pairs(len(plans), hub, at_root)
+        edges = tuple(Edge(paths[a][0], paths[b][0], paths[a] + paths[b][-2::-1]) for a, b in tree)
         yield Share(part * (end - start), plans[hub].view.node, tuple(path[0] for path in paths), edges)
         start = end

@@ -142,11 +142,9 @@ def _limit(g: LogicalGraph, supply: Supply, *, both: bool) -> Fraction:
     ratio: Fraction | None = None
     some = np.flatnonzero(loads)
     while len(some):  # discrete Newton on the least of cut over load
-        worst = (
-            int(some[0])
-            if ratio is None
-            else int(some[np.argmin(cuts[1:-1][some] * ratio.denominator - loads[some] * ratio.numerator)])
-        )
+        worst = int(some[0])
+        if ratio is not None:
+            worst = int(some[np.argmin(cuts[1:-1][some] * ratio.denominator - loads[some] * ratio.numerator)])
         value = Fraction(int(cuts[1 + worst]), int(loads[worst]))
         if ratio is not None and value >= ratio:
             break

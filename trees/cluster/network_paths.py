@@ -78,9 +78,8 @@ def box_views(t: Topology) -> tuple[BoxView, ...]:
             f"{t.name}: link {past[0]}->{past[1]} joins two nodes past the network switch, which a hierarchy cannot "
             "use; drop the link or plan with blinkmpi.trees.pack"
         )
-    marked = msgspec.structs.replace(
-        t, switches=tuple(msgspec.structs.replace(s, name=str(t.n + j)) for j, s in enumerate(t.switches))
-    )
+    numbered = tuple(msgspec.structs.replace(s, name=str(t.n + j)) for j, s in enumerate(t.switches))
+    marked = msgspec.structs.replace(t, switches=numbered)
     found: list[BoxView] = []
     for node in t.nodes:
         ranks = t.ranks_of(node)

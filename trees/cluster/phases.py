@@ -14,16 +14,14 @@ Shares x_b with hub b need rate + (k - 2) x_b <= min(out_b, in_b) each; for suit
 hubs reach these bounds wherever links are equal both ways and local phases and exchange use different links.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn
 
 from ...errors import PlanError
 from ...topology.model import Topology
-from ...util.codec import Value, dumps, loads
+from ...util.codec import Document, Value
 from ..bounds.certify import certify
 from ..bounds.verify import verify
 from ..graph.fabric import Arc, fabric
@@ -60,9 +58,11 @@ class BoxPlan(Value, frozen=True):
     packings: tuple[Packing, ...]
 
 
-class Hierarchy(Value, frozen=True):
+class Hierarchy(Document, frozen=True):
     """The three phases of a collective on several boxes; rates are MB/s of the vector, ``limit`` names the bound."""
 
+    KIND: ClassVar = "hierarchy"
+    VERSION: ClassVar = FORMAT_VERSION
     collective: PhasedCollective
     root: int
     n: int
@@ -118,15 +118,6 @@ class Hierarchy(Value, frozen=True):
     def exchange(self) -> tuple[Tree, ...]:
         """The second phase: for each share a tree over its roots, with its MB/s at ``rate``."""
         return tuple(Tree(s.edges[0].src, s.edges, s.fraction * self.rate) for s in self.shares)
-
-    def to_json(self) -> str:
-        """The portable file."""
-        return dumps(self, kind="hierarchy", version=FORMAT_VERSION)
-
-    @staticmethod
-    def from_json(text: str | bytes, source: str = "hierarchy") -> Hierarchy:
-        """Read what :meth:`to_json` wrote; prove it with :func:`verify_hierarchy` before use."""
-        return loads(text, Hierarchy, kind="hierarchy", version=FORMAT_VERSION, source=source)
 
     def _packing(self, at: int, share: Share) -> int:
         """Which packing of the box serves the share, by its root."""
@@ -235,12 +226,8 @@ def _check_head(h: Hierarchy, t: Topology, found: tuple[BoxView, ...]) -> None:
             h._fail(f"share {i} exchanges over {[(e.src, e.dst) for e in x.edges]}, expected {wanted}")
         for e in x.edges:
             way, inner = list(pairwise(e.path)), e.path[1:-1]
-            if (
-                e.path[0] != e.src
-                or e.path[-1] != e.dst
-                or len(set(e.path)) < len(e.path)
-                or min(inner, default=t.n) < t.n
-            ):
+            ends = (e.path[0], e.path[-1]) == (e.src, e.dst)
+            if not ends or len(set(e.path)) < len(e.path) or min(inner, default=t.n) < t.n:
                 h._fail(f"share {i} path {e.path} must lead from {e.src} to {e.dst} through switches, each once")
             if any((u, v) not in arcs or (v, u) not in arcs for u, v in way):
                 h._fail(f"share {i} path {e.path} uses a link that {t.name} does not have both ways")

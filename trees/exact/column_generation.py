@@ -18,7 +18,7 @@ from ..bounds.certify import prices_certificate
 from ..bounds.prices import CheapestPaths, arborescence
 from ..graph.fabric import Ints, Path
 from ..graph.loads import link_loads
-from ..graph.logical import WeightedTree, recentre
+from ..graph.logical import WeightedTree, ordered, recentre
 from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, PER_RANK, Certificate, Edge, Tree
 from .rational import solve
@@ -71,20 +71,11 @@ class MasterProblem:
         return new, total
 
     def _column(self, metric: CheapestPaths, root: int, parent: list[int]) -> Column:
-        children: dict[int, list[int]] = {}
-        for v, p in enumerate(parent):
-            if v != root:
-                children.setdefault(p, []).append(v)
-        hops, queue = [], [root]
-        for u in queue:
-            for v in children.get(u, ()):
-                hops.append((u, v))
-                queue.append(v)
+        hops = ordered(root, parent)
         paths = {(u, v): metric.path(u, v) for u, v in hops}
         if self.both:
             paths |= {(v, u): path[::-1] for (u, v), path in paths.items()}
-            centred = recentre(WeightedTree(root, tuple(hops), 1))
-            root, hops = centred.root, list(centred.arcs)
+            root, hops, _ = recentre(WeightedTree(root, hops, 1))
         used: list[int] = []
         for hop in hops:
             used += [self.number[arc] for arc in pairwise(paths[hop])]
@@ -119,9 +110,8 @@ class MasterProblem:
         if len(self.columns) <= most:
             return
         at = {r: i for i, r in enumerate(self.roots)}
-        cost = [
-            float(y[list(c.arcs)].sum()) / float(worth[at[c.root] if self.per_rank else 0] or 1) for c in self.columns
-        ]
+        each = [float(worth[at[c.root] if self.per_rank else 0] or 1) for c in self.columns]
+        cost = [float(y[list(c.arcs)].sum()) / value for c, value in zip(self.columns, each, strict=True)]
         kept = sorted(range(len(cost)), key=lambda j: (cost[j], -j))[: most * 2 // 3]
         self.columns = [self.columns[j] for j in sorted(kept)]
         self._known = set(self.columns)

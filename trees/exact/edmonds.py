@@ -86,9 +86,8 @@ def flow_paths(f: Fabric, root: int, rate: Fraction) -> tuple[Tree, ...]:
         if v != root:
             flow.arc(v, sink, each.numerator)
     flow.run(root, sink)
-    trees = [
-        Tree(root, _hops(walk[:-1], f.n), Fraction(amount, each.denominator)) for walk, amount in flow.paths(root, sink)
-    ]
+    paths = flow.paths(root, sink)
+    trees = [Tree(root, _hops(walk[:-1], f.n), Fraction(amount, each.denominator)) for walk, amount in paths]
     return tuple(sorted(trees, key=lambda t: (t.edges[-1].dst, len(t.edges), [e.path for e in t.edges])))
 
 

@@ -7,6 +7,7 @@ in the arc's direction. The template is shallowest: every rank picks a parent on
 maximum flow balances the picks over the directions.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import accumulate
@@ -138,7 +139,7 @@ def _balanced(
     pieces: list[tuple[int, list[int]]] = []
     start = 0
     for end in sorted({e for some in ends for e in some}):
-        at = [next(i for i, e in enumerate(some) if e >= end) for some in ends]
-        pieces.append((end - start, [pick[i][1] for pick, i in zip(picks, at, strict=True)]))
+        chosen = [pick[bisect_left(some, end)][1] for pick, some in zip(picks, ends, strict=True)]
+        pieces.append((end - start, chosen))
         start = end
     return np.array(order[1:], np.int64), pieces, total // shared

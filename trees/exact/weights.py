@@ -35,9 +35,8 @@ def best_weights(caps: Capacities, shapes: Sequence[SpanningTree]) -> dict[int, 
 
     if not shapes:
         return {}
-    solved = linprog(
-        -np.ones(len(shapes)), A_ub=loads_of(caps, shapes), b_ub=np.array(caps.units, float), method="highs-ds"
-    )
+    loads, room = loads_of(caps, shapes), np.array(caps.units, float)
+    solved = linprog(-np.ones(len(shapes)), A_ub=loads, b_ub=room, method="highs-ds")
     return exact_weights(caps, shapes, {i: float(w) for i, w in enumerate(np.asarray(solved.x))})
 
 

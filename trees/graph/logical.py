@@ -5,7 +5,7 @@ uniform share for every pair). The planners pack trees into the logical graph; :
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import gcd, lcm
 from typing import NamedTuple
@@ -76,10 +76,8 @@ def split_switches(f: Fabric, *, rails: bool = False) -> LogicalGraph:
     amounts = [part for ways in shares.values() for _, part in ways]
     scale = lcm(*(part.denominator for part in amounts))
     unit = gcd(*(int(part * scale) for part in amounts))
-    routes = {
-        arc: tuple((path, int(part * scale) // unit) for path, part in ways) for arc, ways in sorted(shares.items())
-    }
-    return LogicalGraph(f.n, Fraction(unit, scale), routes)
+    in_units = {arc: tuple((path, int(part * scale) // unit) for path, part in ways) for arc, ways in shares.items()}
+    return LogicalGraph(f.n, Fraction(unit, scale), dict(sorted(in_units.items())))
 
 
 class SpanningTree(NamedTuple):
@@ -133,6 +131,18 @@ def arcs_from(root: int, near: dict[int, list[int]]) -> tuple[Arc, ...]:
                 seen.add(v)
                 queue.append(v)
                 arcs.append((u, v))
+    return tuple(arcs)
+
+
+def ordered(root: int, parent: Sequence[int]) -> tuple[Arc, ...]:
+    """The arcs of a list of parents, level by level."""
+    arcs: list[Arc] = []
+    reached = [root]
+    for u in reached:
+        for v, p in enumerate(parent):
+            if p == u and v != root:
+                arcs.append((u, v))
+                reached.append(v)
     return tuple(arcs)
 
 

@@ -118,9 +118,8 @@ class Run(Value, frozen=True):
 
     def label(self) -> str:
         """The run in a few words."""
-        where = (
-            f"nodes {self.virtual}" if self.virtual else f"{self.nodes} x {plural(self.ranks // self.nodes, 'rank')}"
-        )
+        real = f"{self.nodes} x {plural(self.ranks // self.nodes, 'rank')}"
+        where = f"nodes {self.virtual}" if self.virtual else real
         more = [self.type] if self.type != "float" else []
         more += [self.op] if self.op not in ("", "sum") else []
         more += [self.scheme] if self.scheme != "auto" else []
@@ -204,7 +203,7 @@ def expand(sweeps: tuple[Sweep, ...], resources: Resources, *, source: str) -> l
     for i, sweep in enumerate(parts):
         at = f"{source}: part[{i}]." if sweeps[1:] else f"{source}: "
         for run in _runs(sweep, resources, at):
-            _check(run, resources, at)
+            _check(run, at)
             found.setdefault(msgspec.json.encode(run).decode(), (run, sweep.timeout))
     return list(found.values())
 
@@ -242,12 +241,11 @@ def _wheres(sweep: Sweep, resources: Resources, at: str) -> Iterator[tuple[int, 
             yield len(sizes), sum(sizes), entry.replace(" ", "")
             continue
         if not 1 <= entry <= resources.nodes:
-            remedy = (
-                'nodes of one machine are written "4+4"' if resources.local else "take it out, or ask for more nodes"
-            )
-            verb = "is" if resources.nodes == 1 else "are"
-            raise FormatError(f"{at}nodes[{i}]: {entry}, and there {verb} {resources.nodes} "
-                              f"here; {remedy}")  # fmt: skip
+            there = f"there {'is' if resources.nodes == 1 else 'are'} {resources.nodes} here"
+            remedy = "take it out, or ask for more nodes"
+            if resources.local:
+                remedy = 'nodes of one machine are written "4+4"'
+            raise FormatError(f"{at}nodes[{i}]: {entry}, and {there}; {remedy}")
         for j, each in enumerate(sweep.ranks_per_node or (resources.slots,)):
             if each < 1:
                 raise FormatError(f"{at}ranks_per_node[{j}]: {each}; expected at least 1")
@@ -279,7 +277,7 @@ class _Parser(argparse.ArgumentParser):
         raise ArgumentError(message)
 
 
-def _check(run: Run, resources: Resources, at: str) -> None:
+def _check(run: Run, at: str) -> None:
     """Let ``bench`` itself read the flags of a run.
 
     Raises:

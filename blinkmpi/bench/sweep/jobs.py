@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...errors import ArgumentError, BlinkError
 from ...launch.allocation import Scheduler, allocation, scheduler_of
 from ...launch.command import Job, Launcher, Pmi, command, exported, mpi_of
-from ...launch.hostfile import Dialect, Host, convert, dialect_of, read
+from ...launch.hostfile import Host, read_for
 from ...topology.probe import Nvml
 from ...util.child import END_SECONDS, run_limited
 from ...util.codec import Value
@@ -49,13 +49,9 @@ class RunOutcome(NamedTuple):
 
 
 def machines(
-    sweep: Sweep,
-    environ: Mapping[str, str],
-    library: str,
-    *,
-    hostfile: str | None = None,
+    sweep: Sweep, environ: Mapping[str, str], library: str, *, hostfile: str | None = None,
     launcher: Launcher | None = None,
-) -> Machines:
+) -> Machines:  # fmt: skip
     """Find the machines: a hostfile's, the scheduler's, or this one.
 
     Args:
@@ -70,9 +66,7 @@ def machines(
     hosts: tuple[Host, ...] = ()
     allocated = False
     if file is not None:
-        dialect: Dialect = "openmpi" if launcher == "openmpi" else "hydra"
-        hosts = read(file)
-        hosts = convert(hosts, dialect_of(Path(file).read_text(encoding="utf-8"), source=file), dialect)
+        hosts, _ = read_for(file, "openmpi" if launcher == "openmpi" else "hydra")
     elif any(environ.get(name) for name in GIVEN):
         hosts, allocated = allocation(environ).hosts, True
     gpus, seen = sweep.gpus_per_node, sweep.gpus_per_node
@@ -160,9 +154,8 @@ def start(argv: tuple[str, ...], env: Mapping[str, str], output: Path, seconds: 
         return RunOutcome(None, f"{why}: {last_words(text)}", took)
     if document["blinkmpi"]["ranks"] != ranks:
         found = f"{worlds} worlds of {document['blinkmpi']['ranks']} ranks instead of one of {ranks}"
-        return RunOutcome(
-            None, f"{found}: the launcher does not fit the MPI that mpi4py has; try another --launcher", took
-        )
+        why = "the launcher does not fit the MPI that mpi4py has; try another --launcher"
+        return RunOutcome(None, f"{found}: {why}", took)
     return RunOutcome(document, None, took)
 
 

@@ -89,9 +89,8 @@ class Results:
         """The commits of good results that are not this one's."""
         if self.body["commit"] is None:
             return []
-        old = [
-            known["result"]["blinkmpi"].get("commit") for run in runs if (known := self.find(run)) and self.good(run)
-        ]
+        good = [known for run in runs if (known := self.find(run)) and known["status"] == "ok"]
+        old = [known["result"]["blinkmpi"].get("commit") for known in good]
         return sorted({str(commit)[:12] for commit in old if commit and commit != self.body["commit"]})
 
 

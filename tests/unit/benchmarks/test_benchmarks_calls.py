@@ -14,7 +14,7 @@ from blinkmpi.cli import main as cli
 from blinkmpi.runtime import inspection
 from tests.unit.benchmarks.scripts import needs, script
 
-pytestmark = [needs("call_cost"), needs("call_cost")]
+pytestmark = needs("call_cost")
 
 
 @pytest.fixture

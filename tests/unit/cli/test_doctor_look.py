@@ -152,7 +152,7 @@ def test_the_command_prints_and_its_exit_code_says(blink: Any, monkeypatch: pyte
 
 
 def test_without_mpi_the_command_says_so(blink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_doctor, "_mpi", lambda: (None, "cannot load MPI library"))
+    monkeypatch.setattr(cli_doctor, "mpi_module", lambda: (None, "cannot load MPI library"))
     code, out, _ = blink("doctor")
     assert code == 1
     assert "none found: cannot load MPI library" in out
