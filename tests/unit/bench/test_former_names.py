@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blinkmpi.bench.former_names import with_current_names
+from blinkmpi.bench.document import with_current_names
 
 
 def test_keys_executors_protocols_and_flags_are_mapped_and_nothing_else() -> None:
