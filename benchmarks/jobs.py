@@ -11,8 +11,7 @@ from typing import Any
 
 from blinkmpi.bench import environment as meta
 from blinkmpi.bench.document import write_new
-from blinkmpi.util.child import run_limited
-from blinkmpi.util.launcher import find_mpirun
+from blinkmpi.util.launcher import find_mpirun, run_limited
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = ("mpirun", "--oversubscribe", "--bind-to", "none")
@@ -52,15 +51,9 @@ def limits(shares: Sequence[float], left: float) -> float:
 
 
 def in_turn(
-    names: Sequence[str],
-    budget: float,
-    limit: Callable[[int, float], float],
-    run: Callable[[int, float], Outcome],
-    *,
-    tail: int,
-    what: str = "steps",
-    table: Callable[[Sequence[dict[str, Any]]], str],
-) -> tuple[list[dict[str, Any]], list[str]]:
+    names: Sequence[str], budget: float, limit: Callable[[int, float], float], run: Callable[[int, float], Outcome], *,
+    tail: int, table: Callable[[Sequence[dict[str, Any]]], str], what: str = "steps",
+) -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
     """Run steps one after another, name those that fail, show a table; (their documents, what went wrong).
 
     Args:

@@ -95,18 +95,11 @@ def row_of(t: Topology, collective: str, label: str, method: str, options: Metho
         seconds = min(seconds, time.perf_counter() - start)
     best = pack(t, collective).bound
     return {
-        "machine": t.name,
-        "collective": collective,
-        "method": label,
-        **size_of(packing),
-        "bound_gbps": float(packing.bound) / 1000,
-        "of_bound": str(packing.rate / packing.bound),
-        "of_nvlink_bound": float(packing.rate / best),
-        "links": packing.links,
-        "seconds": seconds,
-        "predicted_gbps": {str(n): predicted(packing, t, n) for n in SIZES},
-        "reason": packing.reason,
-    }
+        "machine": t.name, "collective": collective, "method": label, **size_of(packing),
+        "bound_gbps": float(packing.bound) / 1000, "of_bound": str(packing.rate / packing.bound),
+        "of_nvlink_bound": float(packing.rate / best), "links": packing.links, "seconds": seconds,
+        "predicted_gbps": {str(n): predicted(packing, t, n) for n in SIZES}, "reason": packing.reason,
+    }  # fmt: skip
 
 
 def size_of(packing: Packing) -> dict[str, Any]:

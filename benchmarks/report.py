@@ -20,7 +20,7 @@ from benchmarks import report_text as texts  # noqa: E402
 from benchmarks.report_gpu import emulated_file, gpu_file, gpu_summary, nodes_file  # noqa: E402
 from benchmarks.report_host import ablation_file, call_cost_file, host_file, host_summary, several_hosts  # noqa: E402
 from benchmarks.report_rows import blocks, on_gpu  # noqa: E402
-from blinkmpi.bench.former_names import with_current_names  # noqa: E402
+from blinkmpi.bench.document import with_current_names  # noqa: E402
 
 __all__ = ["ReportError", "blocks", "main", "read", "render"]
 

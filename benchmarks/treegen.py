@@ -202,22 +202,13 @@ def planned(name: str, size: int, collective: str) -> dict[str, Any]:
         times.append(time.perf_counter() - start)
     peak, loop = peak_bytes(), min(before, calibration())
     return {
-        "machine": t.name,
-        "seconds": min(times),
-        "first_seconds": times[0],
-        "build_seconds": built,
-        "calibration_seconds": loop,
-        "seconds_in_loops": min(times) / loop,
-        "method": packing.reason.partition(":")[0],
-        **size_of(packing),
-        "bound_mbps": str(packing.bound),
-        "of_bound": float(packing.rate / packing.bound),
-        "optimal": packing.optimal,
-        "certificate": packing.certificate.kind,
-        "peak_bytes": peak,
-        "planning_bytes": peak - at_start,
+        "machine": t.name, "seconds": min(times), "first_seconds": times[0], "build_seconds": built,
+        "calibration_seconds": loop, "seconds_in_loops": min(times) / loop,
+        "method": packing.reason.partition(":")[0], **size_of(packing), "bound_mbps": str(packing.bound),
+        "of_bound": float(packing.rate / packing.bound), "optimal": packing.optimal,
+        "certificate": packing.certificate.kind, "peak_bytes": peak, "planning_bytes": peak - at_start,
         "reason": packing.reason,
-    }
+    }  # fmt: skip
 
 
 def peak_bytes() -> int:

@@ -189,18 +189,10 @@ def _packing(t: Topology, collective: str, root: int, name: str, links: str, pro
     if certificate.kind != "trivial":
         reason += "; " + ("meets the bound" if rate == bound else f"{float(100 * rate / bound):.1f} % of the bound")
     return Packing(
-        collective=cast(Collective, collective),
-        root=root if collective in ROOTED else -1,
-        n=t.n,
-        scheme=METHODS[name].scheme if name in METHODS else name,
-        links=links,
-        trees=trees,
-        rate=rate,
-        bound=bound,
-        certificate=certificate,
-        multicast=links == "memory",
-        reason=reason,
-    )
+        collective=cast(Collective, collective), root=root if collective in ROOTED else -1, n=t.n,
+        scheme=METHODS[name].scheme if name in METHODS else name, links=links, trees=trees, rate=rate, bound=bound,
+        certificate=certificate, multicast=links == "memory", reason=reason,
+    )  # fmt: skip
 
 
 def _check_call(t: Topology, collective: str, root: int) -> None:

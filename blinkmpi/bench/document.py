@@ -21,6 +21,10 @@ from .timing import TimingResult
 
 JSON_VERSION = 3  # of nccl-tests' keys
 _RANKS = ("rank 0's", "the average rank's", "the fastest rank's", "the slowest rank's")
+# The names that keys, protocols and flags had in files of older versions.
+_KEYS = {"runner": "executor", "runners": "executors"}
+_PROTOCOLS = {"oneshot": "ll16_one_shot", "twoshot": "ll16_two_shot", "oneshot128": "ll128_one_shot",
+             "twoshot128": "ll128_two_shot", "halves": "rs_ag"}  # fmt: skip
 
 
 def document(
@@ -147,3 +151,19 @@ def _times(measured: TimingResult, every: bool) -> dict[str, Any]:
     if measured.note is not None:
         more["variant"] = measured.note
     return {"times_us": dict(zip(("min", "median", "max"), measured.spread, strict=True)), **more}
+
+
+def with_current_names(body: Any) -> Any:
+    """A copy of a JSON document with today's names; the environment that it quotes stays as it was."""
+    if isinstance(body, list):
+        return [with_current_names(item) for item in body]
+    if not isinstance(body, dict):
+        return body
+    found: dict[str, Any] = {_KEYS.get(str(key), str(key)): with_current_names(value) for key, value in body.items()}
+    if isinstance(words := found.get("args"), list):
+        found["args"] = ["--executor" if word == "--runner" else word for word in words]
+    if isinstance(name := found.get("protocol"), str):
+        found["protocol"] = _PROTOCOLS.get(name, name)
+    if isinstance(name := found.get("executor"), str):
+        found["executor"] = name.replace("C runner", "C executor")
+    return found

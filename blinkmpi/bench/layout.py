@@ -18,13 +18,9 @@ class Buffers:
     """
 
     def __init__(
-        self,
-        calls: Sequence[Call],
-        *,
-        unalign: int = 0,
-        xp: Any = np,
+        self, calls: Sequence[Call], *, unalign: int = 0, xp: Any = np,
         allocate: Callable[[int], Any] = lambda nbytes: np.empty(nbytes, np.uint8),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._send, self._recv = (allocate(max(1, size + unalign * 16)) for size in self.needs(calls))
         self._unalign = unalign
         self.xp = xp

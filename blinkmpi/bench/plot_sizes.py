@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError
 from ..plot.figure import COLOURS, DARK, check_target, headed, look_of, new_figure, plain_log_axes, save
 from ..util.text import plural, size_text
-from .former_names import with_current_names
+from .document import with_current_names
 from .sweep import plot_scaling
 from .sweep.plot_scaling import LIBRARY_NAMES, OURS
 from .sweep.results import is_sweep

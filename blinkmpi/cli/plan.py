@@ -254,28 +254,19 @@ def _with_bar(some: Sequence[Allocations]) -> Iterable[Allocations]:
 def subsets_report(topology: Topology, found: Sequence[Subset], pcie_mbps: int) -> dict[str, Any]:
     """What ``subsets --json`` says: all subsets, then sums by size and over all of 3 GPUs and more."""
     larger = [s for s in found if len(s.gpus) > 2]
+    rows = [
+        {"gpus": list(s.gpus), "allocations": s.allocations, "rings": s.rings,
+         "rate_gbps": _by_name([float(r / 1000) for r in s.rates]),
+         "baseline_gbps": _by_name([float(r / 1000) for r in s.baseline]),
+         "speedup": _by_name([float(r) for r in s.speedups]), "broadcast_trees": s.trees, "fewest": s.fewest}
+        for s in found
+    ]  # fmt: skip
     return {
-        "format": "blinkmpi.subsets",
-        "version": 1,
-        "machine": topology.name,
-        "fingerprint": topology.fingerprint,
-        "pcie_gbps": pcie_mbps / 1000,
-        "subsets": [
-            {
-                "gpus": list(s.gpus),
-                "allocations": s.allocations,
-                "rings": s.rings,
-                "rate_gbps": _by_name([float(r / 1000) for r in s.rates]),
-                "baseline_gbps": _by_name([float(r / 1000) for r in s.baseline]),
-                "speedup": _by_name([float(r) for r in s.speedups]),
-                "broadcast_trees": s.trees,
-                "fewest": s.fewest,
-            }
-            for s in found
-        ],
+        "format": "blinkmpi.subsets", "version": 1, "machine": topology.name, "fingerprint": topology.fingerprint,
+        "pcie_gbps": pcie_mbps / 1000, "subsets": rows,
         "sizes": {str(size): _summary(some) for size, some in by_size(found).items()},
         "from_3": _summary(larger) if larger else None,
-    }
+    }  # fmt: skip
 
 
 def _summary(some: Sequence[Subset]) -> dict[str, Any]:

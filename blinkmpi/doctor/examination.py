@@ -25,8 +25,7 @@ from ..runtime.cuda_aware import ladder, library_path
 from ..topology.gather import ProcessInfo
 from ..topology.gpu import GpuFacts, Unknown
 from ..topology.probe import Nvml, Recording, probe
-from ..util.child import run_limited
-from ..util.launcher import launched_size
+from ..util.launcher import launched_size, run_limited
 from ..util.settings import Settings, read
 from ..util.together import Comm
 from .report import MpiFacts, PeerTrial, RankFacts, SelfTest
@@ -78,28 +77,14 @@ def examine(
     nvml = source or Nvml()
     size, free = _shm()
     facts: GpuFacts | None = None if isinstance(gpu, str) else probe(gpu.bus_id, source=nvml)
+    compilers = (c for c in (env.get("CC", ""), "cc", "gcc", "clang") if c and shutil.which(c.split()[0]))
     return RankFacts(
-        rank=rank,
-        host=part.host,
-        place=place or part.place,
-        cores=part.cores,
-        python=platform.python_version(),
-        packages=packages(),
-        environment={k: v for k, v in env.items() if k.startswith(SHOWN)},
-        unknown=settings.unknown,
-        settings_error=error,
-        compiler=next((c for c in (env.get("CC", ""), "cc", "gcc", "clang") if c and shutil.which(c.split()[0])), ""),
-        shm_free=free,
-        shm_size=size,
-        slots_bytes=settings.buffer_bytes,
-        skew_s=skew_s,
-        gpus_here=tuple(nvml.buses()),
-        no_gpu=gpu if isinstance(gpu, str) else "",
-        gpu=facts,
-        pairs=tuple(pairs),
-        mpi=mpi,
-        no_mpi=no_mpi,
-    )
+        rank=rank, host=part.host, place=place or part.place, cores=part.cores, python=platform.python_version(),
+        packages=packages(), environment={k: v for k, v in env.items() if k.startswith(SHOWN)},
+        unknown=settings.unknown, settings_error=error, compiler=next(compilers, ""), shm_free=free, shm_size=size,
+        slots_bytes=settings.buffer_bytes, skew_s=skew_s, gpus_here=tuple(nvml.buses()),
+        no_gpu=gpu if isinstance(gpu, str) else "", gpu=facts, pairs=tuple(pairs), mpi=mpi, no_mpi=no_mpi,
+    )  # fmt: skip
 
 
 def packages() -> dict[str, str]:
@@ -129,16 +114,10 @@ def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None =
     levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
     path = library_path()
     return MpiFacts(
-        implementation=library,
-        standard=".".join(map(str, mpi.Get_version())),
-        mpi4py=mpi4py_version,
-        path=path,
-        threads=levels.get(mpi.Query_thread(), "unknown"),
-        launcher=_launcher(env),
-        launched=launched_size(env),
-        size=mpi.COMM_WORLD.size,
-        cuda=ladder(mpi, path, env),
-    )
+        implementation=library, standard=".".join(map(str, mpi.Get_version())), mpi4py=mpi4py_version, path=path,
+        threads=levels.get(mpi.Query_thread(), "unknown"), launcher=_launcher(env), launched=launched_size(env),
+        size=mpi.COMM_WORLD.size, cuda=ladder(mpi, path, env),
+    )  # fmt: skip
 
 
 def _launcher(env: Mapping[str, str]) -> str:

@@ -41,13 +41,9 @@ RS_AG_TRIED_FROM = 8 * MIB  # two kernels cost a few us more than one
 
 
 def tune(
-    comm: Communicator,
-    collectives: Sequence[Collective],
-    *,
-    sizes: Sequence[int] = SIZES,
-    dtype: str = "float32",
+    comm: Communicator, collectives: Sequence[Collective], *, sizes: Sequence[int] = SIZES, dtype: str = "float32",
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[Rule, ...]:
+) -> tuple[Rule, ...]:  # fmt: skip
     """Measure, and return the rows of the selection table; collective.
 
     Args:

@@ -133,20 +133,12 @@ def explanation(
     if chosen is None and rule.scheme != "mpi":
         raise PlanError(f"the plan for {plan.machine} chooses {rule.scheme!r} for {call.collective} but has no packing "
                         f"for root {call.root}; plan again")  # fmt: skip
+    others = tuple(sorted(priced.values(), key=lambda o: (o.seconds, o.scheme)))
     return Explanation(
-        machine=topology.name,
-        collective=call.collective,
-        ranks=call.n,
-        root=call.root,
-        nbytes=call.nbytes,
-        dtype=call.dtype,
-        op=call.op,
-        scheme=rule.scheme,
-        reason=rule.reason,
-        chosen=chosen,
-        others=tuple(sorted(priced.values(), key=lambda o: (o.seconds, o.scheme))),
+        machine=topology.name, collective=call.collective, ranks=call.n, root=call.root, nbytes=call.nbytes,
+        dtype=call.dtype, op=call.op, scheme=rule.scheme, reason=rule.reason, chosen=chosen, others=others,
         live=tuple(live),
-    )
+    )  # fmt: skip
 
 
 def explain(plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = ()) -> str:
@@ -175,24 +167,12 @@ def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedSch
     program = program_for(plan, call, rule)
     cost = price(program, packing, topology)
     return PricedScheme(
-        scheme=packing.scheme,
-        links=packing.links,
-        trees=len(packing.trees),
-        depth=packing.depth,
-        rate_gbps=float(packing.rate / 1000),
-        bound_gbps=float(packing.bound / 1000),
-        optimal=packing.optimal,
-        chunk_bytes=program.chunk * slot_width(call),
-        slots=program.depth,
-        seconds=cost.seconds,
-        algbw=cost.algbw,
-        busbw=cost.algbw * call.bus_factor,
-        busiest=_busiest(cost, topology),
-        reason=packing.reason,
-        shares=tuple(str(share) for share in shares(packing)),
-        certificate=packing.certificate.text,
-        protocol=rule.protocol,
-    )
+        scheme=packing.scheme, links=packing.links, trees=len(packing.trees), depth=packing.depth,
+        rate_gbps=float(packing.rate / 1000), bound_gbps=float(packing.bound / 1000), optimal=packing.optimal,
+        chunk_bytes=program.chunk * slot_width(call), slots=program.depth, protocol=rule.protocol,
+        seconds=cost.seconds, algbw=cost.algbw, busbw=cost.algbw * call.bus_factor, busiest=_busiest(cost, topology),
+        reason=packing.reason, shares=tuple(map(str, shares(packing))), certificate=packing.certificate.text,
+    )  # fmt: skip
 
 
 def _busiest(cost: Price, topology: Topology) -> str:

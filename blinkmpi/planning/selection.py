@@ -20,14 +20,9 @@ from .plan import PACKETS, Plan, Rule, chunk_for
 
 
 def make_plan(
-    topology: Topology,
-    *,
-    algo: str = "",
-    mpi: bool = False,
-    gpus: Gpus = "",
-    collectives: Sequence[Collective] = COLLECTIVES,
-    roots: Sequence[int] | None = None,
-) -> Plan:
+    topology: Topology, *, algo: str = "", mpi: bool = False, gpus: Gpus = "",
+    collectives: Sequence[Collective] = COLLECTIVES, roots: Sequence[int] | None = None,
+) -> Plan:  # fmt: skip
     """Pack for every collective and root, and fill the selection table.
 
     Args:
@@ -75,13 +70,9 @@ def parse_algo(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def choose(
-    plan: Plan,
-    call: Call,
-    *,
-    registered: bool = False,
-    mpi: bool = True,
+    plan: Plan, call: Call, *, registered: bool = False, mpi: bool = True,
     fits: Callable[[Call, str], bool] = lambda _call, _protocol: True,
-) -> Rule:
+) -> Rule:  # fmt: skip
     """The row of the table that carries ``call``: its scheme, protocol and chunks.
 
     Args:

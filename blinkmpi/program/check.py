@@ -4,7 +4,7 @@ Every stage is executed symbolically once, not once a byte, so the proof costs t
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 
 from ..errors import PlanError
 from .call import REDUCTIONS, Call
@@ -27,7 +27,8 @@ def check(program: Program) -> Program:
     writers = _wiring(program)
     values: dict[int, tuple[tuple[int, int], ...]] = {}
     stores: dict[int, list[Piece]] = defaultdict(list)
-    for i in _order(program, writers):
+    _check_spans(program, writers)
+    for i in order_of(program):
         stage = program.stages[i]
         parts = [values[writers[c]] for c in stage.ins]
         own = ((stage.rank, stage.local),) if stage.local is not None else ()
@@ -68,30 +69,25 @@ def _wiring(program: Program) -> dict[int, int]:
     return writers
 
 
-def _order(program: Program, writers: dict[int, int]) -> Iterator[int]:
-    """Stage indices so that every stage comes after those it reads from."""
-    waits = [{writers[c] for c in stage.ins} for stage in program.stages]
-    after: dict[int, list[int]] = defaultdict(list)
-    for i, before in enumerate(waits):
-        for j in before:
-            after[j].append(i)
-            if program.stages[j].count != program.stages[i].count:
+def order_of(program: Program) -> list[int]:
+    """Stage numbers, every stage after those that it reads from; PlanError for a cyclic wait."""
+    writer = {c: i for i, stage in enumerate(program.stages) for c in stage.outs}
+    graph = {i: [writer[c] for c in stage.ins] for i, stage in enumerate(program.stages)}
+    try:
+        return list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        stuck = sorted(set(error.args[1]))
+        raise PlanError(
+            f"stages {stuck} wait for one another in a cycle; the trees of this plan are not trees"
+        ) from error
+
+
+def _check_spans(program: Program, writers: dict[int, int]) -> None:
+    for i, stage in enumerate(program.stages):
+        for j in sorted({writers[c] for c in stage.ins}):
+            if program.stages[j].count != stage.count:
                 raise PlanError(f"stages {j} and {i} share a channel but walk {program.stages[j].count} and "
-                                f"{program.stages[i].count} elements; both must walk the same span")  # fmt: skip
-    left = [len(before) for before in waits]
-    ready = [i for i, k in enumerate(left) if k == 0]
-    done = 0
-    while ready:
-        i = ready.pop()
-        done += 1
-        yield i
-        for j in after[i]:
-            left[j] -= 1
-            if left[j] == 0:
-                ready.append(j)
-    if done != len(program.stages):
-        stuck = [i for i, k in enumerate(left) if k > 0]
-        raise PlanError(f"stages {stuck} wait for one another in a cycle; the trees of this plan are not trees")
+                                f"{stage.count} elements; both must walk the same span")  # fmt: skip
 
 
 def _check_stage(program: Program, i: int, stage: Stage) -> None:

@@ -4,12 +4,12 @@ The same folds, in the same order, in the same types. No MPI, no GPU.
 """
 
 from collections.abc import Sequence
-from graphlib import TopologicalSorter
 
 import numpy as np
 
 from ..errors import ArgumentError, PlanError
 from .call import REDUCTIONS, Call
+from .check import order_of
 from .ir import Program, Stage
 from .reduction import Array, accumulator_of, check_op, dtype_of, fold
 
@@ -36,7 +36,7 @@ def run(program: Program, sends: Sequence[Array | None]) -> list[Array | None]:
     recvs = [np.zeros(call.recv_count(rank), dtype) if call.receives(rank) else None for rank in range(call.n)]
     slots: dict[int, Array] = {}
     with np.errstate(all="ignore"):
-        for i in _order(program):
+        for i in order_of(program):
             stage = program.stages[i]
             operands = [slots[stage.ins[k]] if k >= 0 else _local(sends, stage) for k in stage.fold]
             value = np.empty(stage.count, accumulator if reduces and stage.way != "down" else dtype)
@@ -68,9 +68,3 @@ def _local(sends: Sequence[Array | None], stage: Stage) -> Array:
         raise PlanError(f"rank {stage.rank}: a stage of tree {stage.tree} reads a send buffer that the rank has not; "
                         "check() the program")  # fmt: skip
     return send[stage.local : stage.local + stage.count]
-
-
-def _order(program: Program) -> list[int]:
-    """Stage numbers, every stage after those that it reads from."""
-    writer = {c: i for i, stage in enumerate(program.stages) for c in stage.outs}
-    return list(TopologicalSorter({i: [writer[c] for c in k.ins] for i, k in enumerate(program.stages)}).static_order())

@@ -1,13 +1,19 @@
-"""MPI's launcher: where mpirun is, and the rank and size that it tells a process before any MPI is loaded."""
+"""MPI's launcher: where mpirun is, what it tells a process before any MPI is loaded, and jobs with a time limit."""
 
+import contextlib
+import os
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # Open MPI's mpirun, PMIx (Open MPI under srun too), PMI (Hydra, srun).
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
+END_SECONDS = 10.0  # that a launcher has to end its ranks
 
 
 def launched_rank(environ: Mapping[str, str]) -> int | None:
@@ -24,3 +30,29 @@ def find_mpirun() -> str | None:
     """The launcher of this environment's MPI, else the one on PATH."""
     own = Path(sys.prefix) / "bin" / "mpirun"
     return str(own) if own.exists() else shutil.which("mpirun")
+
+
+def run_limited(
+    argv: Sequence[str], env: Mapping[str, str], seconds: float, *, grace: float = END_SECONDS
+) -> tuple[int | None, str]:
+    """Run a command in a session of its own; its exit status (None: it was ended after ``seconds``) and its output.
+
+    It gets ``grace`` seconds to end what it has started itself; then its session is killed.
+    """
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                                   start_new_session=True)  # fmt: skip
+        code: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(seconds)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(grace)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        log.seek(0)
+        return code, log.read().decode(errors="replace")

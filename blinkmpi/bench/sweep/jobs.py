@@ -15,9 +15,8 @@ from ...launch.allocation import Scheduler, allocation, scheduler_of
 from ...launch.command import Job, Launcher, Pmi, command, exported, mpi_of
 from ...launch.hostfile import Host, read_for
 from ...topology.probe import Nvml
-from ...util.child import END_SECONDS, run_limited
 from ...util.codec import Value
-from ...util.launcher import find_mpirun
+from ...util.launcher import END_SECONDS, find_mpirun, run_limited
 from ...util.settings import read as read_settings
 from .file import Resources, Run, Sweep
 

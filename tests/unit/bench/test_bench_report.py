@@ -10,7 +10,7 @@ import pytest
 
 from blinkmpi.bench import document as bench_document
 from blinkmpi.bench import environment as bench_meta
-from blinkmpi.bench.former_names import with_current_names
+from blinkmpi.bench.document import with_current_names
 from blinkmpi.bench.options import read
 from blinkmpi.bench.report import Columns, Row, number, omb_header, omb_row
 from blinkmpi.bench.timing import TimingResult
