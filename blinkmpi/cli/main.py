@@ -10,6 +10,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -183,6 +184,8 @@ def _live(args: argparse.Namespace) -> int:
 def _fail(error: BlinkError) -> int:
     if own_rank() == 0:
         print(f"blinkmpi: error: {error}", file=sys.stderr)
+    else:
+        time.sleep(1)  # mpirun ends the job at the first failure: rank 0 speaks before that
     return 2
 
 
