@@ -47,7 +47,7 @@ def _mpi(seen: Sequence[RankFacts]) -> Findings:
     if m.launched > m.size:
         fit = "srun --mpi=pmix" if "Open MPI" in m.implementation else "srun --mpi=pmi2"
         yield fail("start", f"the launcher started {m.launched} processes, MPI sees {m.size}: each is alone",
-                      f"use this MPI's own mpirun, or {fit}")  # fmt: skip
+                   f"use this MPI's own mpirun, or {fit}")  # fmt: skip
     else:
         yield ok("start", f"{plural(m.size, 'rank')}, {m.launcher}")
 
@@ -56,7 +56,7 @@ def _threads(seen: Sequence[RankFacts]) -> Findings:
     levels = {s.mpi.threads for s in seen if s.mpi is not None}
     if levels and levels != {"MULTIPLE"}:
         yield warn("threads", f"MPI_THREAD_{sorted(levels)[0]}: non-blocking calls complete at once",
-                      "leave mpi4py.rc.thread_level at 'multiple', and do not initialise MPI elsewhere")  # fmt: skip
+                   "leave mpi4py.rc.thread_level at 'multiple', and do not initialise MPI elsewhere")  # fmt: skip
     elif levels:
         yield ok("threads", "MPI_THREAD_MULTIPLE")
 
@@ -119,10 +119,10 @@ def _cores(seen: Sequence[RankFacts]) -> Findings:
         open_mpi = any("Open MPI" in s.mpi.implementation for s in seen if s.mpi is not None)
         if len(ranks) > 1 and len(cores) == 1:
             yield warn("cores", f"{host}: all {len(ranks)} ranks may use one core only",
-                          "mpirun --bind-to none, or srun --cpus-per-task")  # fmt: skip
+                       "mpirun --bind-to none, or srun --cpus-per-task")  # fmt: skip
         elif len(ranks) > len(cores) and open_mpi and not yields:
             yield warn("cores", f"{host}: {evidence}; waiting ranks take them",
-                          "mpirun --mca mpi_yield_when_idle 1 --map-by slot:oversubscribe")  # fmt: skip
+                       "mpirun --mca mpi_yield_when_idle 1 --map-by slot:oversubscribe")  # fmt: skip
         else:
             yield ok("cores", f"{host}: {evidence}")
 
@@ -163,7 +163,7 @@ def _settings(seen: Sequence[RankFacts]) -> Findings:
     own = {tuple(sorted(o.items())) for o in ours if o}
     if len(own) > 1 or (own and not ours[0]):
         yield fail("settings", "ranks have different BLINKMPI_ variables",
-                      "set them alike on every rank, or on rank 0 alone")  # fmt: skip
+                   "set them alike on every rank, or on rank 0 alone")  # fmt: skip
     env = ours[0]
     if env.get("BLINKMPI_GRAPH_FILE") and not env.get("BLINKMPI_TOPO_FILE"):
         evidence = "BLINKMPI_GRAPH_FILE without BLINKMPI_TOPO_FILE: the plan fits no machine that is measured anew"

@@ -69,14 +69,13 @@ def _mig(seen: Sequence[RankFacts]) -> Findings:
     ranks = [r for r, f in _with_gpu(seen) if f.mig is True]
     if ranks:
         yield fail("MIG", f"on for the GPUs of {ranks_text(ranks)}: no NVLink and no peer access",
-                      "nvidia-smi -i INDEX -mig 0, or take other GPUs")  # fmt: skip
+                   "nvidia-smi -i INDEX -mig 0, or take other GPUs")  # fmt: skip
 
 
 def _nvlinks(seen: Sequence[RankFacts]) -> Findings:
     """A link counts as down if others of the same GPU are up; unused ports show on GPUs of the same model."""
-    counts = {
-        r: (sum(k.active is True for k in links), links) for r, f in _with_gpu(seen) if (links := known(f.nvlinks))
-    }
+    ports = {r: links for r, f in _with_gpu(seen) if (links := known(f.nvlinks))}
+    counts = {r: (sum(k.active is True for k in links), links) for r, links in ports.items()}
     names = {r: str(f.name) for r, f in _with_gpu(seen)}
     most = {name: max(n for r, (n, _) in counts.items() if names[r] == name) for name in {names[r] for r in counts}}
     bad = False
@@ -86,7 +85,7 @@ def _nvlinks(seen: Sequence[RankFacts]) -> Findings:
         if up and down and (switched or up < most[names[rank]]):
             bad = True
             yield warn("NVLinks", f"rank {rank}: {up} of {len(links)} up; down: {', '.join(map(str, down))}",
-                          "nvidia-smi nvlink -s; reset or replace the GPU. Plans avoid the link meanwhile")  # fmt: skip
+                       "nvidia-smi nvlink -s; reset or replace the GPU. Plans avoid the link meanwhile")  # fmt: skip
     if counts and not bad:
         ends = sorted({number for number, _ in counts.values()})
         span = "-".join(map(str, dict.fromkeys((ends[0], ends[-1]))))
@@ -156,7 +155,7 @@ def _cuda_versions(seen: Sequence[RankFacts]) -> Findings:
         return
     if not cupy:
         yield warn("CUDA", "CuPy is not installed: GPU buffers are refused",
-                      "pip install 'blinkmpi[cuda13]' (or [cuda12])")  # fmt: skip
+                   "pip install 'blinkmpi[cuda13]' (or [cuda12])")  # fmt: skip
         return
     ((name, version),) = cupy.items()
     major = int(found[1]) if (found := re.search(r"cuda(\d+)x", name)) else None
@@ -168,7 +167,7 @@ def _cuda_versions(seen: Sequence[RankFacts]) -> Findings:
     other = [v for v in nvrtc.values() if major and int(v.split(".")[0]) != major]
     if major and driver and driver // 1000 < major:
         yield fail("CUDA", f"{words}: the driver is older than CuPy's CUDA",
-                      f"a newer driver, or pip install 'blinkmpi[cuda{driver // 1000}]'")  # fmt: skip
+                   f"a newer driver, or pip install 'blinkmpi[cuda{driver // 1000}]'")  # fmt: skip
     elif major and major >= 13 and old:
         yield fail("CUDA", f"{words}: NVRTC 13 knows no {old[0].name}", "pip install 'blinkmpi[cuda12]'")
     elif other:
@@ -196,9 +195,8 @@ def cuda_aware(seen: Sequence[RankFacts], test: SelfTest | None) -> Findings:
         evidence = f"a child job sent GPU memory correctly, though nothing here says so ({claims})"
         yield ok("CUDA-aware MPI", evidence, f"{OWN}=1 lets it carry chunks between nodes from GPU memory")
     elif claim:
-        remedy = (
-            f"remove the claim ({OWN}, MPICH_GPU_SUPPORT_ENABLED, MV2_USE_CUDA), or install MPI with its CUDA parts"
-        )
+        claimants = f"{OWN}, MPICH_GPU_SUPPORT_ENABLED, MV2_USE_CUDA"
+        remedy = f"remove the claim ({claimants}), or install MPI with its CUDA parts"
         yield fail("CUDA-aware MPI", f"{claims}, but the child job ended with {test.words}", remedy)
     else:
         yield not_applicable("CUDA-aware MPI", f"no ({claims}; the child job ended with {test.words}): {staged}")
