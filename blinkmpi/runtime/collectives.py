@@ -35,6 +35,7 @@ class Invocation:
     method: CollectiveMethod
     args: tuple[Any, ...]
     own: tuple[MPI.Datatype, ...] = ()  # datatypes to free when MPI is done with them
+    on_host: bool = False  # whether its buffers are known to lie in host memory
 
     @property
     def name(self) -> str:
@@ -49,7 +50,8 @@ class Invocation:
 
     def unowned(self) -> Invocation:
         """With the addresses of arrays in place of the arrays, which it does not keep alive."""
-        return Invocation(self.method, tuple(_unowned(a) if type(a) is np.ndarray else a for a in self.args))
+        args = tuple(_unowned(a) if type(a) is np.ndarray else a for a in self.args)
+        return Invocation(self.method, args, on_host=True)
 
     def free(self) -> None:
         """Free what :meth:`held` made."""
@@ -58,7 +60,7 @@ class Invocation:
 
     def begin(self, comm: MPI.Intracomm) -> MPI.Request:
         """Begin MPI's own collective on ``comm``."""
-        for arg in self.args:
+        for arg in () if self.on_host else self.args:
             if lies_on_device(arg):
                 raise BufferTypeError(
                     f"{self.name} with these arguments is MPI's alone, and this MPI would crash on GPU memory; "

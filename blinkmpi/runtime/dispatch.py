@@ -168,15 +168,18 @@ class Dispatcher:
         else:
             if stream is not None and isinstance(ready, Prepared):
                 ready = ArgumentError("stream= is for buffers in GPU memory; leave it out, or pass GPU arrays")
-            bound = self._bind_host(ready, invocation, deadline, blocking=True, keep=key is None)
+            bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=key is None)
         if key is not None and bound.reusable:
             self.calls.put(key, bound)
         return bound
 
     def _bind_host(
-        self, ready: Prepared | Exception, invocation: Invocation, deadline: float, *, blocking: bool, keep: bool
+        self, ready: Prepared | Exception, invocation: Invocation, deadline: float, *, blocking: bool, owns: bool
     ) -> BoundCall:
-        """A call on host memory: by a program, by MPI, or one that only tells the peers why it is not made."""
+        """A call on host memory: by a program, by MPI, or one that only tells the peers why it is not made.
+
+        ``owns``: whether it keeps its buffers alive, which one that may be made again must not.
+        """
         if isinstance(ready, DelegatedToMPI):
             return MpiCall(self.context, invocation, Delegated(invocation.name), deadline, str(ready))
         if not isinstance(ready, Prepared):
@@ -188,10 +191,10 @@ class Dispatcher:
         called = Called(describe(ready.call))
         if program is not None:
             buffers = HostBuffers(ready.send, ready.recv, ready.final)
-            return self.host.bind(program, called, buffers, deadline, keep=keep)
+            return self.host.bind(program, called, buffers, deadline, owns=owns)
         if rule is None:
             return EntryCall(self.host, called, deadline)
-        return MpiCall(self.context, invocation if keep else invocation.unowned(), called, deadline)
+        return MpiCall(self.context, invocation if owns else invocation.unowned(), called, deadline)
 
     def _program(self, call: Call, blocking: bool) -> tuple[Rule | None, HostProgram | None]:
         """How to make a call, by the plan's table: its rule and its program.
@@ -248,7 +251,7 @@ class Dispatcher:
     def _make(self, ready: Prepared | Exception, invocation: Invocation, deadline: float) -> None:
         """Bind and make a call in the progress thread."""
         self.check_alive()
-        bound = self._bind_host(ready, invocation, deadline, blocking=False, keep=True)
+        bound = self._bind_host(ready, invocation, deadline, blocking=False, owns=True)
         self.seq += 1
         try:
             bound.run(self.seq)

@@ -6,6 +6,9 @@ import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from mpi4py import MPI
+
 from ...program.memory import address
 from ..announcement import Called
 from .native import SEQ_BITS, UNTOLD, CallStruct
@@ -29,13 +32,23 @@ class HostBuffers:
     recv: Any
     final: Any = None
 
+    def unowned(self) -> HostBuffers:
+        """Views of the same memory that do not keep it alive."""
+        return HostBuffers(_unowned(self.send), _unowned(self.recv))
+
+
+def _unowned(array: Any) -> Any:
+    if array is None:
+        return None
+    return np.ndarray(array.shape, array.dtype, memoryview(MPI.memory.fromaddress(address(array), array.nbytes)))
+
 
 class HostCall:
     """A bound call: see :class:`..interface.BoundCall`.
 
     Args:
-        buffers: kept alive only where NumPy executes the call, and unless ``keep`` is false. A call that is kept for
-            later must not keep the user's memory alive: it is made again only on buffers at the same addresses.
+        owns: whether it keeps its buffers alive. A call that is to be made again must not: it is made again only on
+            buffers at the same addresses.
         timeout_s: how long to wait without any progress.
     """
 
@@ -47,12 +60,14 @@ class HostCall:
         buffers: HostBuffers,
         timeout_s: float,
         *,
-        keep: bool,
+        owns: bool,
     ) -> None:
         self.transport, self.program, self.called, self.timeout_s = transport, program, called, timeout_s
         self.fingerprint, self.record = transport.encode(called)
-        self.buffers = buffers if keep or program.executor == "numpy" else None
-        self.reusable = self.buffers is None
+        self.reusable = not owns
+        self.buffers: HostBuffers | None = None
+        if program.executor == "numpy":
+            self.buffers = buffers if owns else buffers.unowned()
         final, recv = buffers.final, buffers.recv
         self._copy = (address(final), address(recv), final.nbytes) if final is not None and recv is not None else None
         self._received = recv if final is not None else None  # memory of ours, which nobody else keeps
@@ -139,7 +154,7 @@ class HostCall:
             program.through_slots = transport.load(program.make)
         transport.say(f"{self.called}: slots, because a rank's buffer cannot be read by the others")
         call = HostCall(
-            transport, program.through_slots, self.called, HostBuffers(None, None), self.timeout_s, keep=False
+            transport, program.through_slots, self.called, HostBuffers(None, None), self.timeout_s, owns=False
         )
         call.struct.send, call.struct.recv, call._copy = self.struct.send, self.struct.recv, self._copy
         return call

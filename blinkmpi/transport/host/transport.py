@@ -97,10 +97,10 @@ class HostTransport:
         return loaded
 
     def bind(
-        self, program: HostProgram, called: Called, buffers: HostBuffers, timeout_s: float, *, keep: bool = True
+        self, program: HostProgram, called: Called, buffers: HostBuffers, timeout_s: float, *, owns: bool = True
     ) -> HostCall:
         """Bind a program to buffers and a deadline; see :class:`HostCall`."""
-        return HostCall(self, program, called, buffers, timeout_s, keep=keep)
+        return HostCall(self, program, called, buffers, timeout_s, owns=owns)
 
     # ---- announcements
 
