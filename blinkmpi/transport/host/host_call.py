@@ -40,7 +40,8 @@ class HostBuffers:
 def _unowned(array: Any) -> Any:
     if array is None:
         return None
-    return np.ndarray(array.shape, array.dtype, memoryview(MPI.memory.fromaddress(address(array), array.nbytes)))
+    memory: Any = MPI.memory.fromaddress(address(array), array.nbytes)
+    return np.ndarray(array.shape, array.dtype, memory)
 
 
 class HostCall:
