@@ -252,12 +252,16 @@ class _Bench:
 
     def _print(self, row: Row) -> None:
         self.say(omb_row(row, self.options.peers) if self.args.format == "osu" else self.columns.row(row))
-        if self.args.per_iter_timing:
-            for place, mine in enumerate(row.ours):
-                both = {"blinkmpi": mine, **{p: m[place] for p, m in row.peers.items() if m is not None}}
-                for library, measured in both.items():
-                    times = " ".join(f"{t:.2f}" for t in measured.slowest_us)
-                    self.say(f"#   {library} {PLACES[place].replace('_', '-')} (us): {times}")
+        for place, mine in enumerate(row.ours):
+            both = {"blinkmpi": mine, **{p: m[place] for p, m in row.peers.items() if m is not None}}
+            for library, measured in both.items():
+                what = f"#   {library} {PLACES[place].replace('_', '-')}"
+                if self.args.per_iter_timing:
+                    self.say(f"{what} (us): " + " ".join(f"{t:.2f}" for t in measured.slowest_us))
+                if measured.wrong:
+                    self.say(f"{what}: {measured.wrong} wrong elements, the first of each rank:")
+                for element in measured.wrong_elements:
+                    self.say(f"#     {element}")
 
     def _header(self, ours: Any, *, first: bool) -> None:
         """The machine, the schemes and the libraries; then the names of the columns."""

@@ -9,6 +9,7 @@ import itertools
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -150,6 +151,8 @@ def _times(measured: TimingResult, every: bool) -> dict[str, Any]:
         more |= {"host_us": measured.host_us, "repeats": len(measured.slowest_us)}
     if measured.note is not None:
         more["variant"] = measured.note
+    if measured.wrong_elements:
+        more["wrong_elements"] = [asdict(element) for element in measured.wrong_elements]
     return {"times_us": dict(zip(("min", "median", "max"), measured.spread, strict=True)), **more}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..program.call import Call
 from ..program.reduction import dtype_of
-from .verification import count_wrong, fill, poison
+from .verification import Wrong, fill, find_wrong, poison
 
 
 class Buffers:
@@ -45,16 +45,19 @@ class Layout:
     passed, and a rank's part of a reduce-scatter stays where it lay. A broadcast has one buffer: out of place the
     root uses its send buffer.
 
-    ``source`` and ``target`` are the buffers themselves, None where this rank has none.
+    ``source`` and ``target`` are the buffers themselves, None where this rank has none. ``narrow``: whether the
+    library's partial sums of 16-bit elements are of 16 bits.
     """
 
-    def __init__(self, call: Call, rank: int, buffers: Buffers, *, in_place: bool, marker: Any = None) -> None:
+    def __init__(
+        self, call: Call, rank: int, buffers: Buffers, *, in_place: bool, marker: Any = None, narrow: bool = False
+    ) -> None:
         send, recv = buffers.views(call)
         kind, count = call.collective, call.counts[0]
         root = rank == call.root
         own = slice(rank * count, (rank + 1) * count)
         self.call, self.rank, self.xp = call, rank, buffers.xp
-        self.in_place = in_place
+        self.in_place, self.narrow = in_place, narrow
         self.source: Any = send
         self.target: Any = recv[: call.recv_count(rank)]
         hidden = ""  # the argument that the marker replaces
@@ -92,6 +95,8 @@ class Layout:
         for buffer in self.touched:
             buffer.view("u1")[:] = 0
 
-    def wrong(self) -> int:
-        """Wrong elements of this rank's result."""
-        return 0 if self.result is None else count_wrong(self.call, self.rank, self.result, xp=self.xp)
+    def wrong(self) -> Wrong:
+        """What is wrong in this rank's result."""
+        if self.result is None:
+            return Wrong(0, ())
+        return find_wrong(self.call, self.rank, self.result, xp=self.xp, narrow=self.narrow)

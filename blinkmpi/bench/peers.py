@@ -70,7 +70,7 @@ class MpiPeer:
 
     def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
         """The same buffers; what is only moved goes as bytes."""
-        layout = Layout(call, self.world.Get_rank(), buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
+        layout = Layout(call, self.world.Get_rank(), buffers, in_place=in_place, marker=self.mpi.IN_PLACE, narrow=True)
         keywords: dict[str, Any] = {"op": getattr(self.mpi, call.op.upper())} if call.op else {}
         if call.root >= 0:
             keywords["root"] = call.root
@@ -106,7 +106,7 @@ class NcclPeer:
 
     def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
         """In place as NCCL means it: a rank's block of a reduce-scatter stays where it lay."""
-        layout = Layout(call, self.rank, buffers, in_place=in_place)
+        layout = Layout(call, self.rank, buffers, in_place=in_place, narrow=True)
         return Contender(layout, self._call(call, layout))
 
     def _call(self, call: Call, layout: Layout) -> Callable[[Any], None]:
@@ -248,7 +248,7 @@ class SymmMemPeer:
     def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
         """The faster of one-shot and two-shot; ``buffers`` are left alone."""
         assert self.buffers is not None
-        layout = Layout(call, self.rank, self.buffers, in_place=in_place)
+        layout = Layout(call, self.rank, self.buffers, in_place=in_place, narrow=True)
         send, recv = (self._view(tensor, call) for tensor in self._tensors)
         operations = self._torch.ops.symm_mem
         one, two, inside = (

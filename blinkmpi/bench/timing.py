@@ -13,6 +13,7 @@ import numpy as np
 from ..program.call import Call
 from ..program.reduction import Array
 from .layout import Layout
+from .verification import Wrong, WrongElement
 
 DEFAULT_ITERATIONS = 20
 METHODS: dict[str, str] = {
@@ -52,6 +53,7 @@ class TimingResult:
     slowest_us: tuple[float, ...]  # per iteration (GPUs: per repeat), of the slowest rank
     by_rank_us: tuple[float, ...]  # mean over iterations
     wrong: int | None
+    wrong_elements: tuple[WrongElement, ...] = ()  # the first ones of each rank
     calls: int = 1  # per element of slowest_us, which is the time of one
     host_us: float | None = None  # GPUs: time that the host takes to start a call
     note: str | None = None  # what the library chose, if it says so
@@ -116,19 +118,21 @@ def times_of_all_ranks(world: Any, times: Array) -> Array:
     return everyone
 
 
-def check(world: Any, layout: Layout, run: Callable[[], Any], checks: int) -> int | None:
-    """Wrong elements on all ranks in ``checks`` calls on poisoned buffers; None for no check."""
+def check(world: Any, layout: Layout, run: Callable[[], Any], checks: int) -> Wrong | None:
+    """What is wrong on all ranks after ``checks`` calls on poisoned buffers; None for no check."""
     if not checks:
         return None
-    wrong = 0
+    own = Wrong(0, ())
     for _ in range(checks):
         layout.prepare()
         run()
-        wrong += layout.wrong()
-    return int(world.allreduce(wrong))
+        wrong = layout.wrong()
+        own = Wrong(own.count + wrong.count, own.first or wrong.first)
+    everyone = world.allgather(own)
+    return Wrong(sum(wrong.count for wrong in everyone), tuple(one for wrong in everyone for one in wrong.first))
 
 
-def summary(times: Array, wrong: int | None, average: int | None, **facts: Any) -> TimingResult:
+def summary(times: Array, wrong: Wrong | None, average: int | None, **facts: Any) -> TimingResult:
     """What is reported of the times of one library, in microseconds, by rank and iteration."""
     slowest = times.max(axis=0)
     by_rank = times.mean(axis=1)
@@ -136,4 +140,5 @@ def summary(times: Array, wrong: int | None, average: int | None, **facts: Any) 
         reported = float(np.median(slowest))
     else:
         reported = float((by_rank[0], by_rank.mean(), by_rank.min(), by_rank.max())[average])
-    return TimingResult(reported, tuple(slowest.tolist()), tuple(by_rank.tolist()), wrong, **facts)
+    count, first = (None, ()) if wrong is None else (wrong.count, wrong.first)
+    return TimingResult(reported, tuple(slowest.tolist()), tuple(by_rank.tolist()), count, first, **facts)

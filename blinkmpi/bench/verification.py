@@ -10,6 +10,7 @@ their elements are then written and compared in place, at most ``PIECE_BYTES`` o
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from ..program.reduction import FLOATS, Array, dtype_of
 from .nccl_tests import TEST_NAMES
 
 PERIOD = 131071
+SHOWN = 8  # wrong elements of a result of which more is said than that they are wrong
 PIECE_BYTES = 16 << 20  # of a buffer outside this process's caches, compared at a time; NumPy takes one period
 
 # Bits of the fraction and smallest normal exponent of the 16-bit types.
@@ -82,11 +84,12 @@ class Reference(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def reference(sources: tuple[int, ...], op: str, dtype: str) -> Reference:
+def reference(sources: tuple[int, ...], op: str, dtype: str, *, narrow: bool = False) -> Reference:
     """Fold the inputs of ``sources``: integers exactly as they wrap, floats in a wider type with an error bound.
 
     The bound is (n-1) eps sum|x| (for prod (n-1) eps |prod|), one rounding more for avg, plus half an ulp of a
-    16-bit result, whose partial values are float32.
+    16-bit result, whose partial values are float32. With ``narrow`` they are of 16 bits, too, and each may be off by
+    half an ulp: as NCCL folds along a ring.
     """
     first = pattern(sources[0], dtype)
     if len(sources) == 1 and op != "avg":
@@ -112,6 +115,8 @@ def reference(sources: tuple[int, ...], op: str, dtype: str) -> Reference:
         value, tolerance = value / n, (tolerance + eps * scale) / n
     if short:
         tolerance = tolerance + _half_ulp(value, dtype)
+        if narrow:
+            tolerance = tolerance + n * _half_ulp(scale, dtype)
     return Reference(value, tolerance)
 
 
@@ -145,25 +150,66 @@ def pieces(call: Call, rank: int) -> list[tuple[int, int, tuple[int, ...], int]]
             raise ArgumentError(f"{call.collective} moves no data to compare; use one of {', '.join(TEST_NAMES)}")
 
 
-def count_wrong(call: Call, rank: int, result: Any, *, xp: Any = np) -> int:
-    """Elements of ``rank``'s ``result`` that are not what they must be."""
+@dataclass(frozen=True, slots=True)
+class WrongElement:
+    """An element of a rank's result that is not what it must be."""
+
+    rank: int
+    index: int  # in the result
+    expected: str
+    found: str  # with its bits
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, element {self.index}: expected {self.expected}, found {self.found}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """How many elements are wrong, and the first of them."""
+
+    count: int
+    first: tuple[WrongElement, ...]
+
+
+def find_wrong(call: Call, rank: int, result: Any, *, xp: Any = np, narrow: bool = False) -> Wrong:
+    """The elements of ``rank``'s ``result`` that are not what they must be; ``narrow`` as for :func:`reference`."""
     most = PERIOD if xp is np else PIECE_BYTES // call.itemsize
-    wrong = 0
+    count = 0
+    first: list[WrongElement] = []
     for start, length, sources, offset in pieces(call, rank):
-        exact, value, tolerance = _expected(call, sources, offset, xp)
+        exact, value, tolerance = _expected(call, sources, offset, xp, narrow)
+        at = start
         for got in _periods(result[start : start + length], most):
             width = got.shape[1]
             right = _bits(got) == exact[:width]
             if tolerance is not None:
                 with np.errstate(all="ignore"):
                     right |= abs(_wide(got, call.dtype, value.dtype) - value[:width]) <= tolerance[:width]
-            wrong += right.size - int(xp.count_nonzero(right))
-    return wrong
+            if wrong := right.size - int(xp.count_nonzero(right)):
+                count += wrong
+                for i in xp.flatnonzero(~right.ravel())[: SHOWN - len(first)].tolist():
+                    bits = int(_bits(got).ravel()[i])
+                    want = _text(int(exact[i % width]), call.dtype)
+                    found = f"{_text(bits, call.dtype)} (0x{bits:0{2 * call.itemsize}x})"
+                    first.append(WrongElement(rank, at + i, want, found))
+            at += right.size
+    return Wrong(count, tuple(first))
 
 
-def _expected(call: Call, sources: tuple[int, ...], offset: int, xp: Any) -> tuple[Any, Any, Any]:
+def count_wrong(call: Call, rank: int, result: Any, *, xp: Any = np) -> int:
+    """How many elements of ``rank``'s ``result`` are not what they must be."""
+    return find_wrong(call, rank, result, xp=xp).count
+
+
+def _text(bits: int, dtype: str) -> str:
+    """The value of an element with these bits."""
+    kind = dtype_of(dtype)
+    return str(np.array(bits, f"u{kind.itemsize}").view(kind)[()])
+
+
+def _expected(call: Call, sources: tuple[int, ...], offset: int, xp: Any, narrow: bool) -> tuple[Any, Any, Any]:
     """One period of the right result from ``offset`` on: its bits, its value, how far off it may be (None: not)."""
-    value, tolerance = reference(sources, call.op, call.dtype)
+    value, tolerance = reference(sources, call.op, call.dtype, narrow=narrow)
     if xp is not np and value.dtype == np.longdouble:  # which GPUs lack: half an ulp for the rounding to double
         value = value.astype(np.float64)
         tolerance = None if tolerance is None else (tolerance + 2.0**-53 * np.abs(value)).astype(np.float64)

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.transport.cuda.device import cupy
+from tests.gpu import torture
 from tests.gpu.helpers import Stress, at_least, sizes, spinner
 from tests.harness import mpi
 
@@ -79,3 +80,22 @@ def test_torture(comm: MPI.Intracomm) -> None:
         if comm.rank == 0:
             print(f"{done} calls in {seconds:.1f} s")
         assert done >= CALLS // 4, f"only {done} of {CALLS} calls in {seconds:.0f} s"
+
+
+@mpi(ranks=sizes(2, 3, 4, 8)[-1:], timeout=240)
+def test_every_protocol_at_every_length(comm: MPI.Intracomm) -> None:
+    """Vectors for which threads send more than once: in a later round threads that waited for peers stood alone."""
+    calls, ours = torture.several_gpus(comm, (63, 8192, 500_009, 2_097_152))
+    done = calls.run(30, seed=7, replays=20)
+    ours.Free()
+    assert not any(done["wrong"]), done["first_wrong"][:8]
+    assert done["calls"] > 10_000
+
+
+@mpi(ranks=(3, 4, 8), timeout=240)
+def test_packets_whose_threads_are_late(comm: MPI.Intracomm) -> None:
+    with torture.late_threads():
+        calls = torture.shared_gpus(comm, (63, 8192, 500_009))
+        done = calls.run(20, seed=comm.size, replays=4)
+    calls.transport.close(comm)
+    assert not any(done["wrong"]), done["first_wrong"][:8]

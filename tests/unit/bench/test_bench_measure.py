@@ -15,7 +15,7 @@ from blinkmpi.bench import time_gpu as bench_gpu
 from blinkmpi.bench.layout import Buffers, Layout
 from blinkmpi.bench.nccl_tests import OP_NAMES, TEST_NAMES, TYPE_NAMES, call_of_size, dtype_named
 from blinkmpi.bench.timing import Timing
-from blinkmpi.bench.verification import PERIOD, count_wrong, fill, pieces, poison
+from blinkmpi.bench.verification import PERIOD, SHOWN, count_wrong, fill, find_wrong, pattern, pieces, poison
 from blinkmpi.errors import ArgumentError, BufferTypeError
 from blinkmpi.program.call import Call
 from blinkmpi.program.reduction import accumulator_of, check_op, dtype_of, fold
@@ -121,11 +121,40 @@ def test_vectors_longer_than_the_period() -> None:
     assert count_wrong(call, 1, result) == 1
 
 
+@pytest.mark.parametrize(("dtype", "found"), [("float32", "nan (0xffffffff)"), ("bfloat16", "nan (0xffff)")])
+def test_wrong_elements_are_named_with_what_was_expected_and_found(dtype: str, found: str) -> None:
+    call = call_of_count("reduce", 4, PERIOD + 10, dtype, "sum", 0)
+    result = honest(call, 0)
+    expected = str(result[PERIOD + 3])
+    poison(result[PERIOD + 3 : PERIOD + 5])
+    wrong = find_wrong(call, 0, result)
+    assert wrong.count == 2
+    assert str(wrong.first[0]) == f"rank 0, element {PERIOD + 3}: expected {expected}, found {found}"
+    poison(result)
+    assert len(find_wrong(call, 0, result).first) == SHOWN
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
+def test_libraries_that_round_at_every_hop_are_not_called_wrong(order: tuple[int, ...]) -> None:
+    call = call_of_count("reduce", 4, PERIOD, "bfloat16", "sum", 0)
+    kind = dtype_of("bfloat16")
+    inputs = [np.asarray(pattern(rank, "bfloat16")) for rank in range(4)]
+    total = inputs[order[0]].astype(np.float32)
+    for rank in order[1:]:
+        total = (total + inputs[rank].astype(np.float32)).astype(kind).astype(np.float32)
+    result = total.astype(kind)
+    assert find_wrong(call, 0, result).count > 0.1 * PERIOD
+    assert find_wrong(call, 0, result, narrow=True).count == 0
+    result[::1000] = (total[::1000] - inputs[2][::1000].astype(np.float32)).astype(kind)
+    assert find_wrong(call, 0, result, narrow=True).count == -(-PERIOD // 1000), "a contribution is missing"
+
+
 class Elsewhere:
     """NumPy under another name, as CuPy is: buffers are compared in pieces, references uploaded."""
 
     asarray = staticmethod(np.asarray)
     count_nonzero = staticmethod(np.count_nonzero)
+    flatnonzero = staticmethod(np.flatnonzero)
 
 
 @pytest.mark.parametrize(("collective", "dtype", "op"), CASES)

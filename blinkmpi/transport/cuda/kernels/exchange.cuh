@@ -102,9 +102,7 @@ template <class Codec> struct Exchange {
     const CommonArguments& c = a.c;
     push(begin);
     // While the announcements come, the packets of the first round do too, and the second round is sent.
-    bool ok = true;
-    if (threadIdx.x < N && threadIdx.x != c.rank && (compared >> threadIdx.x & 1))
-      ok = await_announcement(c, threadIdx.x, seq);
+    const bool ok = await_announcements(c, compared & ~(1ull << c.rank), seq);
     for (i64 i = begin; i == begin || Codec::first_together(i) < end; i += step) {
       push(i + step);
       const bool here = a.recv_mask && Codec::first_together(i) < end;

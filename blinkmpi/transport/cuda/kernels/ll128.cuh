@@ -3,6 +3,9 @@
 // Eight threads store a line with one instruction. It arrives whole over NVLink, but not over PCIe. Seven eighths of
 // what crosses the link are data. A line is stored as one, but not loaded as one: a load of the whole line that has the
 // new flag may bring older data. So the eighth thread polls the flag, and the others load their data afterwards.
+//
+// Threads whose ways have parted store one after another, and __syncwarp does not bring them together again: it waits
+// for all, and lets each go on by itself. So the threads of a line look whether they are together before they store it.
 
 #include "ll16.cuh"
 
@@ -25,9 +28,23 @@ struct LL128 {
   static __device__ __forceinline__ void send(char* buffer, i64 position, bool wanted, const Pack& x, u32 flag) {
     char* p = buffer + position * BYTES;
     const bool data = carries(position);
-    __syncwarp();  // the eight threads of a line store it with one instruction
-    if (wanted)
-      store_packet(p, data ? x.w[0] : flag, data ? x.w[1] : flag, data ? x.w[2] : flag, data ? x.w[3] : flag);
+    const Pack y = {{data ? x.w[0] : flag, data ? x.w[1] : flag, data ? x.w[2] : flag, data ? x.w[3] : flag}};
+    const u32 line = 0xffu << (threadIdx.x & 24);
+    __syncwarp();
+    if ((active_threads() & line) == line) {  // no branch parts them between this and the store
+      if (wanted) store_packet(p, y.w[0], y.w[1], y.w[2], y.w[3]);
+      return;
+    }
+    if (wanted && data) store_packet(p, y.w[0], y.w[1], y.w[2], y.w[3]);
+    fence_system();     // publishes this thread's pack before the line's flag, which another thread stores
+    __syncwarp(line);
+    if (wanted && !data) store_packet(p, y.w[0], y.w[1], y.w[2], y.w[3]);
+  }
+
+  static __device__ __forceinline__ u32 active_threads() {  // of this warp, those that execute this instruction now
+    u32 mask;
+    asm volatile("activemask.b32 %0;" : "=r"(mask) :: "memory");
+    return mask;
   }
 
   // Look once for the flags of all ranks in `mask`, at source(rank). Returns a rank whose line is missing, or -1.

@@ -75,19 +75,37 @@ __device__ __forceinline__ bool await_flag(const CommonArguments& c, const u64* 
 
 // ---- the entry barrier: every rank announces a call to all peers, and waits for the announcements that it needs
 
-// Wait until `peer` has announced call `seq`, and compare what it calls with what we call.
-__device__ __forceinline__ bool await_announcement(const CommonArguments& c, int peer, u64 seq) {
-  const u64* word = &c.symmetric[c.rank]->announced[peer].word;
-  Deadline d = {0, 0};
-  u64 seen;
+// Look once whether `peer` has announced call `seq`, and compare what it calls with what we call. `ok` becomes false if
+// the call is aborted. Returns whether there is nothing more to wait for.
+__device__ __forceinline__ bool poll_announcement(const CommonArguments& c, int peer, u64 seq, Deadline& d, bool& ok) {
   // The acquire pairs with the fence_system of announce.
-  while ((int)((u32)((seen = load_acquire(word)) >> 32) - (u32)seq) < 0) {
+  const u64 seen = load_acquire(&c.symmetric[c.rank]->announced[peer].word);
+  if ((int)((u32)(seen >> 32) - (u32)seq) < 0) {
     const int why = poll_deadline(d, c);
-    if (why) return broadcast_abort(c, why, seq, peer, ANNOUNCEMENT, 0, seq, seen >> 32);
+    if (why) ok = broadcast_abort(c, why, seq, peer, ANNOUNCEMENT, 0, seq, seen >> 32);
+    return !ok;
   }
   if ((u32)(seen >> 32) == (u32)seq && (u32)seen != (u32)c.fingerprint)
-    return broadcast_abort(c, MISMATCH, seq, peer, ANNOUNCEMENT, 0, c.fingerprint, (u32)seen);
+    ok = broadcast_abort(c, MISMATCH, seq, peer, ANNOUNCEMENT, 0, c.fingerprint, (u32)seen);
   return true;
+}
+
+// Wait until `peer` has announced call `seq`. False: the call was aborted.
+__device__ __forceinline__ bool await_announcement(const CommonArguments& c, int peer, u64 seq) {
+  Deadline d = {0, 0};
+  bool ok = true;
+  while (!poll_announcement(c, peer, seq, d, ok)) {}
+  return ok;
+}
+
+// The same for all ranks in `peers`, by the first warp of a CTA, which stays together: its threads wait for the slowest.
+__device__ __forceinline__ bool await_announcements(const CommonArguments& c, u64 peers, u64 seq) {
+  bool ok = true;
+  if (threadIdx.x >= 32) return ok;
+  Deadline d = {0, 0};
+  bool waiting = threadIdx.x < N && (peers >> threadIdx.x & 1);
+  while (__any_sync(~0u, waiting)) waiting = waiting && !poll_announcement(c, threadIdx.x, seq, d, ok);
+  return ok;
 }
 
 // Every CTA begins with this, and gets the number of the call. CTA 0 announces it to the peers; the last CTA counts it.
