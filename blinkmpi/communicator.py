@@ -327,14 +327,11 @@ class Communicator(MPI.Intracomm):
 
     def Free(self) -> None:
         """Give everything back; collective, unless the communicator is dead (then local)."""
-        if self._initialised():
-            dispatcher, self._blink = self._blink, None
-            if dispatcher is None:  # freed before
-                return
-            dispatcher.close()
-            if dispatcher.dead is not None:
-                return
-        super().Free()
+        self._end(super().Free)
+
+    def Disconnect(self) -> None:
+        """As :meth:`Free`; MPI then also waits for what is under way on it."""
+        self._end(super().Disconnect)
 
     def free(self) -> None:
         """As :meth:`Free`, but nothing for a communicator that is freed already."""
@@ -364,6 +361,17 @@ class Communicator(MPI.Intracomm):
             state = "freed" if self._initialised() else "not initialised"
             raise ArgumentError(f"this communicator is {state}; make one with blinkmpi.Communicator(comm)")
         return dispatcher
+
+    def _end(self, own: Callable[[], None]) -> None:
+        """Give back what is ours, then what is MPI's, by ``own``."""
+        if self._initialised():
+            dispatcher, self._blink = self._blink, None
+            if dispatcher is None:  # freed before
+                return
+            dispatcher.close()
+            if dispatcher.dead is not None:
+                return
+        own()
 
     def _adopt(self, comm: MPI.Comm) -> MPI.Intracomm:
         """Turn a fresh communicator of some of our ranks into one of our type; COMM_NULL stays as it is."""

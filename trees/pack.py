@@ -1,4 +1,4 @@
-"""TreeGen's entry point: ``pack`` chooses the links, tries the methods, and returns the best packing, verified.
+"""Make packings of spanning trees (TreeGen): ``pack`` chooses the links, tries the methods, returns the best, verified.
 
 It takes NVLink or xGMI where they join the ranks, the shared memory of CPU ranks, else PCIe and host links. It tries
 the methods that fit until one meets the bound. ``METHODS`` says which module is which method.
@@ -14,7 +14,7 @@ from .bounds.certify import trivial
 from .bounds.verify import verify
 from .cluster import assembly
 from .exact import arborescences_by_flow, column_generation, edmonds, symmetric
-from .graph.fabric import choose, shared_memory
+from .graph.fabric import choose_links, shared_memory
 from .patterns import chains, rings, stars
 from .patterns.shared_memory import CHAINED, share_memory, star_tree
 from .problem import Method, MethodOptions, Problem, Solution
@@ -89,7 +89,7 @@ def pack(
         plan = _packing(topology, collective, root, name, "memory", proved, MEMORY_WHY[name])
     else:
         options = (options or MethodOptions()).check()
-        plan = _on_links(Problem(choose(topology, collective, root), collective, root, options), method)
+        plan = _on_links(Problem(choose_links(topology, collective, root), collective, root, options), method)
     return verify(plan, topology)
 
 
@@ -101,7 +101,7 @@ def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str,
         return ("direct",) if memory is not None else ("exact",)
     if memory is not None:
         return ("direct", "chain") if collective in CHAINED else ("direct",)
-    names = _candidates(Problem(choose(topology, collective, root), collective, root))
+    names = _candidates(Problem(choose_links(topology, collective, root), collective, root))
     if len(names) == 1:
         return names
     chosen = pack(topology, collective, root=root).scheme
@@ -114,7 +114,7 @@ def extra_methods(topology: Topology, collective: str, *, root: int = 0) -> tupl
     _check_call(topology, collective, root)
     if topology.n == 1 or collective == "barrier" or shared_memory(topology) is not None:
         return ()
-    problem = Problem(choose(topology, collective, root), collective, root)
+    problem = Problem(choose_links(topology, collective, root), collective, root)
     return tuple(name for name, m in METHODS.items() if not m.auto and m.fits(problem))
 
 
@@ -177,7 +177,7 @@ def _without_bytes(t: Topology, collective: str, root: int, method: str, memory:
         if memory is not None:
             links, tree = "memory", star_tree(t.n, memory)
         else:
-            fabric = choose(t, collective, 0)
+            fabric = choose_links(t, collective, 0)
             links, tree = "+".join(fabric.kinds), chains.shallow(fabric.two_way, 0)
     return _packing(t, collective, root, name, links, ((tree,), Fraction(1), trivial(why)), why)
 

@@ -1,4 +1,4 @@
-"""Make a plan, and select from it the scheme, the chunks and the program of a call.
+"""Make a plan (``make_plan``), and decide which scheme, protocol and chunk a call takes (``choose``).
 
 The selection table's defaults are in :mod:`.defaults`; ``BLINKMPI_ALGO`` or an argument overrides them.
 """

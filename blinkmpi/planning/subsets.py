@@ -88,7 +88,7 @@ def connected(topology: Topology) -> tuple[Topology, list[Allocations]]:
             f"{topology.name}: ranks joined by memory or by switches behind switches have no subsets to compare; "
             "take a machine with NVLink or xGMI such as dgx-1v"
         )
-    machine = topology.only(choose(topology, "allreduce", 0).kinds)
+    machine = topology.only(choose_links(topology, "allreduce", 0).kinds)
     found: list[tuple[Allocations, ColouredGraph]] = []
     for size in range(2, n + 1):
         for ranks in combinations(range(n), size):

@@ -1,4 +1,4 @@
-"""A collective call lowered to stages: what every rank does with every chunk (Blink section 4, CodeGen).
+"""``Program``: a collective call as chunked, pipelined stages of every rank (Blink section 4, CodeGen).
 
 A **channel** is a ring of ``depth`` slots with one writer and one or more
 readers. A **stage** belongs to one rank and one tree and walks its span chunk by

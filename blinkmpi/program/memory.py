@@ -1,4 +1,4 @@
-"""Pieces of memory that a call works on: host arrays and GPU memory."""
+"""A call's buffers as flat, contiguous arrays: NumPy's in host memory, ``DeviceArray`` in GPU memory."""
 
 from __future__ import annotations
 

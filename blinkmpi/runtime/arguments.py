@@ -203,7 +203,10 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] 
         else:
             return None
     if stream is not None:
-        key += stream_address(stream), False
+        try:
+            key += stream_address(stream), False
+        except ArgumentError:  # which is raised when the call is bound, and the peers are told
+            return None
     elif device:
         key += cupy.cuda.get_current_stream().ptr, True  # type: ignore[union-attr]
     return tuple(key)

@@ -18,7 +18,7 @@ from ..planning.defaults import Gpus
 from ..planning.plan import Plan
 from ..planning.selection import make_plan
 from ..topology import Topology, load
-from ..util.settings import Settings, log, read
+from ..util.settings import LONGEST_S, Settings, log, read
 from ..util.together import Comm, from_root, together
 
 EXECUTORS = ("auto", "c", "numpy")
@@ -151,13 +151,13 @@ def dump_files(comm: Comm, settings: Settings, machine: Topology, plan: Plan) ->
 
 def is_time(seconds: object) -> bool:
     """Whether ``seconds`` is a time to wait."""
-    return isinstance(seconds, Real) and float(seconds) > 0
+    return isinstance(seconds, Real) and 0 < float(seconds) <= LONGEST_S
 
 
 def check_timeout(seconds: float) -> None:
     """Raise ArgumentError unless ``seconds`` is a time to wait."""
     if not is_time(seconds):
-        raise ArgumentError(f"timeout={seconds!r}: expected a number of seconds, more than 0")
+        raise ArgumentError(f"timeout={seconds!r}: expected a number of seconds, more than 0, at most {LONGEST_S:.0e}")
 
 
 def digest(plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""The collectives that are ours, as mpi4py spells them, and their invocations by the user."""
+"""mpi4py's methods that we implement (Allreduce, Bcast, ...): for each how its arguments are checked, and MPI's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the calls of a communicator run on: its machine, its plans, its GPUs and its transport on CPU ranks.
+"""The state of a communicator that its calls share: machine, plans, GPUs, and the transport on CPU ranks.
 
 All ranks find, agree on and open these together, and all fail together: settings, the probed machine, the plan that
 rank 0 packs, the transports. ``bootstrap`` has the steps that need no MPI. No call is made here.
@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 from mpi4py import MPI
 
-from ..errors import DeviceError, FallbackError
+from ..errors import BlinkError, DeviceError, FallbackError
 from ..planning.defaults import Gpus, by_slots
 from ..planning.diff import PlanDifference, plan_differences
 from ..planning.plan import Plan, Rule
@@ -72,7 +73,10 @@ class Context:
         try:
             self._find_machine(part, place)
             self._open_host()
-        except BaseException:
+        except BaseException as error:
+            if self.gpus is not None:  # our own errors are those of all ranks
+                self.gpus.close(collectively=isinstance(error, BlinkError))
+                self.gpus = None
             self.node.Free()
             raise
         if self.rank == 0:
@@ -122,19 +126,25 @@ class Context:
             say=self.log_once,
         )
         self._no_cma = self.host.no_cma if self.one_node else ""
-        if self._no_cma and self.options.strict and self.host.native and not self.settings.cma_disable:
+        wanted = self.options.executor or self.settings.executor
+        why = ""
+        if self.host.native is None and wanted != "numpy":
+            why = f"NumPy would execute programs ({self.host.executor_reason}); install a C compiler, or say "
+            why += "executor='numpy'"
+        elif self._no_cma and self.host.native and not self.settings.cma_disable:
+            why = f"bytes would cross in two copies, because {self._no_cma}; allow it, or set BLINKMPI_CMA_DISABLE=1"
+        if why and self.options.strict:
             self.host.close()
-            raise FallbackError(
-                f"strict=True: bytes would cross in two copies, because {self._no_cma}; allow it, or set "
-                "BLINKMPI_CMA_DISABLE=1"
-            )
+            raise FallbackError(f"strict=True: {why}")
         if self._no_cma:
             self.plans = by_slots(self.plans)
 
     def _host_plans(self) -> Plan:
         """The plan for host memory; on a job with GPUs, what the user says of plans is about those."""
-        options = replace(self.options, algo="", plan=None) if self.gpus else self.options
-        plans = agree_on_plan(self.private, self.machine, options, self.settings)
+        options, settings = self.options, self.settings
+        if self.gpus:
+            options, settings = replace(options, algo="", plan=None), msgspec.structs.replace(settings, graph_file="")
+        plans = agree_on_plan(self.private, self.machine, options, settings)
         return by_slots(plans) if self._no_cma else plans
 
     def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> Plan:

@@ -21,7 +21,7 @@ from ..topology import Topology
 from ..transport.cuda.device import Gpu
 from ..transport.cuda.direct_segments import in_blocks
 from ..transport.cuda.loaded_kernel import LoadedKernel
-from ..transport.cuda.packets import PROTOCOLS as PACKETS
+from ..transport.cuda.packets import PROTOCOLS
 from ..transport.cuda.packets import fits
 from ..transport.cuda.transport import CudaTransport
 from ..util.lru import LRU
@@ -206,7 +206,7 @@ class CudaContext:
         loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, text, self.gpu.capturing(stream))
         final = ready.final
         final_at, final_bytes = (address(final), final.nbytes) if final is not None else (0, 0)
-        if final_at and loaded.protocol in PACKETS:  # its threads have read all of what their results overwrite
+        if final_at and loaded.protocol in PROTOCOLS:  # its threads have read all of what their results overwrite
             recv, final_at, final_bytes = final_at, 0, 0
         filled = self.transport.fill(
             loaded, send, recv, send_ref, recv_ref, timeout_s, final=final_at, final_bytes=final_bytes

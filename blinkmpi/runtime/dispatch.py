@@ -1,4 +1,4 @@
-"""The life of a call: arguments, bound call, number, start, wait.
+"""``Dispatcher`` makes the calls of a communicator: look it up or bind it, give it a number, start it, wait for it.
 
 1. Earlier non-blocking calls are waited for: calls keep their order.
 2. A call that was made before with the same arguments is found in one cache, bound to its program and buffers.
@@ -37,8 +37,8 @@ from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_err
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
 from .cuda_calls import CudaCalls
-from .device_buffers import lies_on_device
-from .process_exit import LOST, UNCAUGHT, follow_launcher
+from .device_buffers import lies_on_device, stream_address
+from .process_exit import LOST, UNCAUGHT, follow_launcher, in_child
 from .requests import Persistent, ProgressThread, Request
 
 BOUND_CALLS = 4096  # calls that are kept to be made again
@@ -99,7 +99,7 @@ class Dispatcher:
     ) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
         invocation = Invocation(method, args)
-        ready = self._prepare(invocation, timeout_s)
+        ready = self._prepare(invocation, timeout_s, stream)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             self.thread.drain()
             return self._start_on_gpu(self.cuda, ready, stream, self._deadline(timeout_s))
@@ -134,7 +134,7 @@ class Dispatcher:
 
     def persist(self, method: CollectiveMethod, args: tuple[Any, ...], stream: Any) -> Persistent | None:
         """A call on GPU memory to be started many times; None if its buffers lie in host memory."""
-        ready = self._prepare(Invocation(method, args), None)
+        ready = self._prepare(Invocation(method, args), None, stream)
         if isinstance(ready, Exception) and not isinstance(ready, DelegatedToMPI) and any(map(lies_on_device, args)):
             raise ready
         if self.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
@@ -161,7 +161,7 @@ class Dispatcher:
         self, invocation: Invocation, timeout_s: float | None, stream: Any, key: tuple[Any, ...] | None
     ) -> BoundCall:
         """A call with these arguments, which is kept if it can be made again; it refuses what cannot be made."""
-        ready = self._prepare(invocation, timeout_s)
+        ready = self._prepare(invocation, timeout_s, stream)
         deadline = self._deadline(timeout_s)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             bound: BoundCall = self._guarded(lambda: self.cuda.bind(ready, stream, deadline))  # type: ignore[union-attr, arg-type]
@@ -213,13 +213,14 @@ class Dispatcher:
             self.programs.put((call, blocking), found)
         return found
 
-    def _prepare(self, invocation: Invocation, timeout_s: float | None) -> Prepared | Exception:
+    def _prepare(self, invocation: Invocation, timeout_s: float | None, stream: Any) -> Prepared | Exception:
         """Check this rank's arguments. An error is returned: the peers must learn of it before it is raised."""
         self.check_alive()
         context, method = self.context, invocation.method
         try:
             if timeout_s is not None:
                 check_timeout(timeout_s)
+            stream_address(stream)
             extra = (self.exchange,) if method.exchanges else ()
             ready = method.prepare(context.rank, context.n, *invocation.args, *extra)
             if ready.on_device and context.gpus is None:
@@ -372,8 +373,8 @@ class Dispatcher:
 
     def _at_exit(self) -> None:
         """At Python's end: MPI_Finalize waits for every rank and every call, so end the job if one does not come."""
-        if UNCAUGHT.is_set() or MPI.Is_finalized():
-            return  # the job is being ended, or has come together already
+        if UNCAUGHT.is_set() or MPI.Is_finalized() or in_child():
+            return  # the job is being ended, has come together already, or is not this process's
         context = self.context
         missing = self.host.leave(context.timeout_s)
         if self.host.peers.lost():

@@ -21,6 +21,7 @@ FINALIZE_SECONDS = 3.0  # what MPI_Finalize may take then
 ORPHANED_SECONDS = 0.2  # likewise, where the launcher has ended: nobody is left to finalize with
 LEFT_SECONDS = 1.0  # that a process has to end by itself when its launcher has
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent ends
+PROCESS = os.getpid()
 LAUNCHER = os.getppid()
 LAUNCHERS = ("prted", "prterun", "mpirun", "mpiexec", "orted", "hydra_pmi_proxy", "slurmstepd")  # that outlive ranks
 
@@ -35,11 +36,18 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         before(kind, error, trace)
         sys.stderr.flush()
+        if in_child():
+            return
         UNCAUGHT.set()
         run.set_abort_status(error)
 
     hook.blinkmpi = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def in_child() -> bool:
+    """Whether this is a child that a rank has forked: how it ends is no matter of the job's."""
+    return os.getpid() != PROCESS
 
 
 def follow_launcher() -> None:
@@ -56,7 +64,7 @@ def bound_finalize() -> None:
     PMIx for the dead one (its issues 9434 and 11404; without blinkmpi, too). Nor does it return where the launcher has
     ended first, having lost a host: so no rank outlives its job.
     """
-    if LOST.is_set() and not MPI.Is_finalized():
+    if LOST.is_set() and not MPI.Is_finalized() and not in_child():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         with contextlib.suppress(AttributeError):  # not Linux
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGALRM)

@@ -73,17 +73,23 @@ class Request(MPI.Grequest):
         return self.Test(status), None
 
 
-class Persistent:
+class Persistent(MPI.Prequest):
     """A call on GPU memory that is started again and again with the same buffers (MPI 4.1, section 6.13).
+
+    To MPI itself it is a null request: functions of several requests (``Startall``) do not know it.
 
     ``Start`` enqueues it on its stream and returns; ``Wait`` returns when the result is there. A call that needs no
     waiting on the host may be started again at once: its stream keeps the order.
     """
 
+    def __new__(cls, *_: object) -> Persistent:
+        """A null request, as MPI sees it."""
+        return super().__new__(cls)
+
     def __init__(self, start: Callable[[], None], wait: Callable[[], None], idle: Callable[[], bool]) -> None:
-        self.Start = start
-        self.Wait = wait
-        self.Test = idle
+        self.Start = start  # type: ignore[method-assign]
+        self.Wait = wait  # type: ignore[method-assign, assignment]
+        self.Test = idle  # type: ignore[method-assign, assignment]
 
     def Free(self) -> None:
         """Forget the buffers."""

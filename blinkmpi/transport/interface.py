@@ -1,4 +1,4 @@
-"""What every transport gives the runtime: calls that are bound to everything but the moment in which they are made."""
+"""``BoundCall``, what all transports make: a collective call with program, buffers and deadline, ready to start."""
 
 from typing import Protocol
 

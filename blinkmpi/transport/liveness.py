@@ -1,4 +1,7 @@
-"""What a rank knows of the others from the control pages, and the errors that follow from it. It never waits."""
+"""Peers: which call each rank is in, whether its process lives, and the errors (mismatch, timeout, lost) that follow.
+
+It reads the control pages and never waits.
+"""
 
 import os
 import time

@@ -5,6 +5,7 @@ SettingsError. Arguments of the Communicator win over the environment.
 """
 
 import difflib
+import math
 import os
 import sys
 import threading
@@ -14,6 +15,8 @@ from ..errors import SettingsError
 from .codec import Value
 
 PREFIX = "BLINKMPI_"
+LONGEST_S = 1e9  # of a timeout: in nanoseconds it fits into 64 bits
+LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES = 256 << 10, 1 << 40
 LEVELS = ("NONE", "VERSION", "WARN", "INFO", "TRACE")
 KNOWN = {
     "DEBUG": f"how much to log on stderr: {' '.join(LEVELS)}",
@@ -79,9 +82,9 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         debug=debug,
         **{name.lower(): ours.get(name, "") for name in texts},
-        timeout_s=_number(ours, "TIMEOUT", 60.0),
+        timeout_s=_number(ours, "TIMEOUT", 60.0, most=LONGEST_S),
         executor=executor,
-        buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20)),
+        buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20, least=LEAST_BUFFER_BYTES, most=MOST_BUFFER_BYTES)),
         cma_disable=_switch(ours, "CMA_DISABLE"),
         cma_threads=_choice(ours, "CMA_NTHREADS", (1, 2), 2),
         gpu_disable=_switch(ours, "GPU_DISABLE"),
@@ -113,7 +116,9 @@ def _choice(ours: Mapping[str, str], name: str, choices: tuple[int, ...], defaul
     return int(text)
 
 
-def _number(ours: Mapping[str, str], name: str, default: float) -> float:
+def _number(
+    ours: Mapping[str, str], name: str, default: float, *, least: float = 0.0, most: float = math.inf
+) -> float:
     text = ours.get(name)
     if not text:
         return default
@@ -121,8 +126,9 @@ def _number(ours: Mapping[str, str], name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not value > 0:
-        raise SettingsError(f"{PREFIX}{name}={text!r}: expected a number more than 0")
+    if not (value > 0 and least <= value <= most):
+        low = f"at least {least:.0f}" if least else "more than 0"
+        raise SettingsError(f"{PREFIX}{name}={text!r}: expected a number, {low} and at most {most:.0f}")
     return value
 
 

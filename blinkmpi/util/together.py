@@ -1,4 +1,4 @@
-"""Fail together: what every rank does, and whose failure on one rank is an error on all, so that none hangs."""
+"""Work that all ranks do while a communicator is made: if it fails on one rank, all raise an error and none hangs."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast

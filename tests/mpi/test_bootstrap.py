@@ -1,8 +1,14 @@
 """Making a Communicator: what is wrong on one rank is an error on every rank, and nothing hangs."""
 
+import errno
 import json
+import math
 import os
-from collections.abc import Callable
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +33,9 @@ from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import make_plan
 from blinkmpi.runtime.inspection import choice
 from blinkmpi.topology import machine
-from tests.harness import mpi, run_ranks
+from blinkmpi.util.settings import read
+from tests.harness import ENVIRONMENT, mpi, mpirun, run_ranks
+from tests.hosts.world import ROOTLESS
 
 ODD = 1  # the rank that is different
 
@@ -115,6 +123,7 @@ def test_wrong_arguments_on_one_rank(comm: MPI.Intracomm) -> None:
 
     fails(comm, made(executor="fortran"), ArgumentError, ODD, "fortran", "numpy")
     fails(comm, made(timeout=-1), ArgumentError, ODD, "timeout=-1")
+    fails(comm, made(timeout=math.inf), ArgumentError, ODD, "timeout=inf", "at most")
     disagree(comm, made(executor="numpy"), "rank 1 made the communicator with executor=numpy", "no arguments")
     disagree(comm, made(topology="cpu:3"), "topology=cpu:3")
     disagree(comm, made(plan="nowhere.json"), "plan=nowhere.json")
@@ -157,20 +166,40 @@ def test_an_unknown_setting_warns_once_with_the_nearest_name() -> None:
 # ---------------------------------------------------------------- shared memory
 
 
-def room(mib: int) -> Any:
-    """Make /dev/shm look as if it had so much left."""
-    return mock.patch("os.statvfs", return_value=SimpleNamespace(f_bavail=mib << 8, f_frsize=4096))
+@contextmanager
+def room(nbytes: int, *, seen: int | None = None) -> Iterator[None]:
+    """Let this rank reserve so much of /dev/shm at a time; it looks as if as much, or ``seen``, were free."""
+    reserve = os.posix_fallocate
+
+    def fallocate(file: int, at: int, length: int) -> None:
+        if length > nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(file, at, length)
+
+    free = SimpleNamespace(f_bavail=(nbytes if seen is None else seen) >> 12, f_frsize=4096)
+    with mock.patch("os.statvfs", return_value=free), mock.patch("os.posix_fallocate", fallocate):
+        yield
 
 
 @mpi(ranks=(3,), timeout=60)
-def test_too_little_shared_memory_is_noticed_on_one_rank_and_told_on_all(comm: MPI.Intracomm) -> None:
-    with room(1 if comm.rank == ODD else 10_000), pytest.raises(TopologyError, match=r"has 1 MiB free; .*--shm-size"):
+def test_too_little_shared_memory_on_one_rank_is_told_on_all(comm: MPI.Intracomm) -> None:
+    words = r"/dev/shm on \S+ has 100 KiB free; a communicator of 3 ranks there needs at least .* KiB .*--shm-size"
+    with room(100 << 10 if comm.rank == ODD else 1 << 30), pytest.raises(TopologyError, match=words):
         blinkmpi.Communicator(comm)
     works(comm)
 
 
+@mpi(ranks=(3,), timeout=60)
+def test_shared_memory_that_others_take_meanwhile_makes_the_slots_smaller(comm: MPI.Intracomm) -> None:
+    with room(1 << 20 if comm.rank == ODD else 1 << 30, seen=1 << 30), blinkmpi.Communicator(comm, timeout=20) as ours:
+        assert ours.context.host.arena_bytes == 1 << 20
+        x = np.ones(1_000_000)
+        ours.Allreduce(MPI.IN_PLACE, x)
+        assert x[-1] == 3
+
+
 def little_room(comm: MPI.Intracomm) -> None:
-    with room(8):
+    with room(8 << 20):
         works(comm)
 
 
@@ -178,3 +207,29 @@ def test_with_little_shared_memory_the_slots_are_smaller() -> None:
     report = run_ranks(3, little_room, 30)
     assert report.problem is None, report.problem
     assert report.job.output.count("/dev/shm is small") == 1
+
+
+@pytest.mark.parametrize("mib", [46, 64])
+def test_a_dev_shm_as_small_as_dockers(mib: int) -> None:
+    """Groups that open their communicators at the same time each get what they reserve; none dies of SIGBUS."""
+    mount = ["unshare", *ROOTLESS, "--mount", "bash", "-c"]
+    small = f'mount -t tmpfs -o size={mib}m tmpfs /dev/shm && exec "$@"'
+    if subprocess.run([*mount, small, "bash", "true"], capture_output=True, timeout=20).returncode:
+        pytest.skip("namespaces are forbidden here")
+    program = Path(__file__).with_name("shared_memory_full.py")
+    command = [*mount, small, "bash", mpirun(), "-np", "4", sys.executable, str(program)]
+    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=100)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    told = re.findall(r"^[0-9]+ communicators, .* needs at least [0-9.]+ [KM]iB of it", said, re.MULTILINE)
+    assert len(told) == 2, said
+    assert int(said.partition("communicators")[0].split()[-1]) >= 3, said
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), [
+    ("BUFFSIZE", "inf", "at least 262144"), ("BUFFSIZE", "1000", "at least 262144"), ("BUFFSIZE", "1e300", "at most"),
+    ("TIMEOUT", "inf", "at most 1000000000"), ("TIMEOUT", "nan", "more than 0"),
+])  # fmt: skip
+def test_settings_out_of_range(name: str, value: str, expected: str) -> None:
+    with pytest.raises(SettingsError, match=f"BLINKMPI_{name}='{value}'.*{expected}"):
+        read({f"BLINKMPI_{name}": value})

@@ -147,6 +147,13 @@ def test_construction_and_end(comm: MPI.Intracomm) -> None:
     with pytest.raises(ArgumentError, match="freed"):
         ours.Allreduce(got, got)
 
+    ours = blinkmpi.Communicator(comm, algo=OURS)
+    ours.Disconnect()
+    assert ours == MPI.COMM_NULL
+    with pytest.raises(ArgumentError, match="freed; make one with"):
+        ours.Allreduce(got, got)
+    ours.free()
+
     # two at once, used in turn, one inside the other's calls
     one, two = blinkmpi.Communicator(comm, algo=OURS), blinkmpi.Communicator(comm, algo=OURS)
     a, b = np.full(3000, rank), np.full(3000, 10 + rank)

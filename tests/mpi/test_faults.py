@@ -204,6 +204,31 @@ def case_early(timeout: str) -> None:
         say(total=float(total[50]))
 
 
+@pytest.mark.parametrize("how", ["exit", "exception"])
+def test_how_a_child_of_a_rank_ends_is_no_matter_of_the_jobs(how: str) -> None:
+    with start("child", how) as job:
+        outcome = finish(job, within=20)
+    assert outcome.rc == 0, outcome.output
+    assert said(outcome, "total") == dict.fromkeys(range(N), float(N)), outcome.output
+
+
+def case_child(how: str) -> None:
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=10)
+    comm.Barrier()
+    if comm.rank == VICTIM:
+        child = os.fork()
+        if child == 0:
+            if how == "exception":
+                raise ValueError("in the child")
+            sys.exit(0)
+        os.waitpid(child, 0)
+    total = np.empty(1000)
+    for _ in range(3):
+        comm.Barrier()
+        comm.Allreduce(np.ones(1000), total)
+    say(total=float(total[0]))
+
+
 # ---------------------------------------------------------------- smooth progress
 
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from ...topology.model import Topology
 from ..bounds.verify import verify
 from ..exact.weights import best_weights, fewest_for, most_with, placed
-from ..graph.fabric import choose
+from ..graph.fabric import choose_links
 from ..graph.logical import Capacities, SpanningTree
 from ..pack import finished
 from ..problem import Problem, Solution
@@ -30,14 +30,14 @@ def pareto(topology: Topology, collective: str, root: int = 0, *, search: bool =
     Raises:
         ArgumentError: for a collective or graph that method ``few`` cannot plan.
     """
-    problem = Problem(choose(topology, collective, root), collective, root)
+    problem = Problem(choose_links(topology, collective, root), collective, root)
     found = [verify(finished(problem, "few", planned), topology) for planned in _candidates(problem, search)]
     return front(found)
 
 
 def fewest(topology: Topology, collective: str, root: int = 0) -> tuple[Packing, few.FewestTrees]:
     """The packing of the best rate with the fewest trees, and the proof that it has."""
-    problem = Problem(choose(topology, collective, root), collective, root)
+    problem = Problem(choose_links(topology, collective, root), collective, root)
     result = few.fewest(problem)
     return verify(finished(problem, "few", result.planned), topology), result
 

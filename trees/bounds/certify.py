@@ -1,4 +1,4 @@
-"""The best rate that any trees can reach on a fabric, as an exact fraction with its certificate.
+"""The upper bound: the best rate that any trees can reach on a fabric, as an exact fraction with its certificate.
 
 =============== ========================================================================================
 broadcast       Edmonds 1973: every cut that separates the root from some rank must pass the whole vector

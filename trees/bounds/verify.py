@@ -1,4 +1,4 @@
-"""Prove a packing in integers and Fractions, whichever method made it.
+"""Prove that a packing is valid and its bound true, in integers and Fractions; it is optimal if its rate is the bound.
 
 Recomputes every tree, link load, sum and the certificate from the topology alone. The rules are the tables in
 :mod:`~..tree` and :mod:`~..graph.loads`.

@@ -1,6 +1,6 @@
 """The capacitated graph that a packing uses: the machine's links of some kinds, merged into arcs.
 
-Which links are taken (:func:`choose`), and whether they join the ranks. Vertex numbers are those of the whole topology.
+Which links are taken (:func:`choose_links`), and whether they join the ranks. Vertex numbers are those of the whole topology.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def shared_memory(topology: Topology) -> int | None:
     return memory
 
 
-def choose(topology: Topology, collective: str, root: int) -> Fabric:
+def choose_links(topology: Topology, collective: str, root: int) -> Fabric:
     """The links to use: NVLink or xGMI if they join the ranks, else PCIe and host links, else everything.
 
     Raises:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...program.partition import NodePart
 from ...program.reduction import accumulator_of, dtype_of
-from ..network.endpoints import FIRST_CHANNEL, Endpoint, Endpoints
+from ..network.endpoints import Endpoint, Endpoints, tag_of
 from .device import Gpu
 from .memory_layout import LINE, MAX_CTAS, NETWORK_BYTES, NETWORK_FLAG_BYTES, ChannelPlace
 
@@ -67,7 +67,7 @@ def endpoints_of(
                 first = at.slots + cta * program.depth * at.slot_bytes
                 slots = [memory[s : s + chunk] for s in (first + k * at.slot_bytes for k in range(program.depth))]
                 head, tail = (at.heads // 8 + cta * WORDS, at.tails // 8 + cta * WORDS)
-                tag = FIRST_CHANNEL + far.channel * MAX_CTAS + cta
+                tag = tag_of(far.channel * MAX_CTAS + cta)
                 total = stage.count * kind.itemsize
                 found.append(
                     Endpoint(c in stage.outs, far.rank, tag, flags, head, tail, slots, chunk, total, cta, many)

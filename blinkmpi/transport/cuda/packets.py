@@ -1,4 +1,6 @@
-"""The protocols over packets: their codecs, and who sends what to whom. Pure; all ranks agree.
+"""The GPU protocols of low latency (LL16 and LL128 packets, in one or two shots): who sends what to whom.
+
+Pure; all ranks agree. The kernels are ``kernels/ll16.cuh``, ``ll128.cuh`` and ``packets.cu``.
 
 In ``one_shot`` a rank sends its stream to every rank that needs it. In
 ``two_shot`` each owner gets a slice of the vector from all ranks, reduces it,

@@ -1,4 +1,4 @@
-"""Programs on GPUs: load the kernel of a call for a protocol, put it on a stream, report what went wrong.
+"""``CudaTransport`` runs calls on GPUs: compile the kernel of a protocol, put it on a stream, report what went wrong.
 
 Nothing here waits for a peer on the host, talks over MPI or allocates in the path of a call: ranks wait for one another
 in the kernels, by flags in each other's memory. The number of a call lies in device memory, so a call may be captured
@@ -208,8 +208,7 @@ class CudaTransport:
     def _host(self) -> HostSlots:
         """The slots in host memory, made when the first program wants them; collective then."""
         if self._host_slots is None:
-            comm = self._comm
-            self._host_slots = HostSlots(self.gpu, HOST_BYTES, self.rank, lambda t: str(comm.bcast(t, 0)), comm.Barrier)
+            self._host_slots = HostSlots(self.gpu, HOST_BYTES, self._comm)
         return self._host_slots
 
     def rs_ag(self, first: LoadedKernel, blocks: Call, text: str) -> LoadedKernel:

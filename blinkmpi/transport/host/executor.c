@@ -27,7 +27,7 @@ typedef _Atomic uint64_t flag_t;
 
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
 enum { PIECE_BYTES = 131072, PIECES_BYTES = 1 << 20 }; /* of an operand, of all, read ahead by cma: in the second-level */
-enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, REFUSED = 4, FAULT = 5, UNTOLD = 6 };
+enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5, UNTOLD = 6 };
 enum { BEFORE = 0, ANNOUNCED = 1, RUNNING = 2 }; /* phases: slots may be in use; not all have entered; all have */
 enum { SEQ_BITS = 24 }; /* a flag is (number of the call << SEQ_BITS) + chunks */
 #define CLOSED UINT64_MAX /* in place of a buffer's address: others cannot read it */
@@ -328,7 +328,7 @@ int blink_begin(call_t *j, uint64_t seq) {
 
 /* Execute the stages of this rank in the call that it has announced, until all are finished or nothing moved for the
  * timeout; calling again goes on from there (`phase` and the rows remember). `rows` holds the stages one after another.
- * Returns DONE, EXPIRED, ABORTED; DIFFER if some rank announced another call, or REFUSED if some rank's buffer cannot be
+ * Returns DONE, EXPIRED, ABORTED; DIFFER if some rank announced another call, or UNREADABLE if some rank's buffer cannot be
  * read by the others: then nothing was received; or FAULT (see call_t) in the middle of it. */
 int blink_execute(call_t *j, int64_t *rows) {
   flag_t *const prints = j->prints[j->seq & 1];
@@ -353,7 +353,7 @@ int blink_execute(call_t *j, int64_t *rows) {
     for (int64_t r = 0; r < j->n; r++)
       if (get(prints + r * j->stride) != j->print) return DIFFER;
     for (int64_t r = 0; j->cma && r < j->n; r++)
-      if (get(j->calls + r * j->stride + SEND + TURN * (j->seq & 1)) == CLOSED) return REFUSED;
+      if (get(j->calls + r * j->stride + SEND + TURN * (j->seq & 1)) == CLOSED) return UNREADABLE;
     j->phase = RUNNING;
   }
   idle_t wait = {0, 0, 0};

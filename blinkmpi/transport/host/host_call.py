@@ -140,7 +140,7 @@ class HostCall:
             outcome = transport.complete(self, begun=begun)
         if outcome is Outcome.DIFFER:
             transport.compare(seq, self.fingerprint)
-        if outcome is Outcome.REFUSED:  # on every rank
+        if outcome is Outcome.UNREADABLE:  # on every rank
             self._through_slots().run(seq)
             return
         if outcome is Outcome.FAULT:

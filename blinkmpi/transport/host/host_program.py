@@ -13,7 +13,7 @@ from ...program.ir import Program, Stage
 from ...program.partition import NodePart, part_of
 from ...program.reduction import accumulator_of, dtype_of
 from ..control_pages import CONTROL, LINE
-from ..network.endpoints import FIRST_CHANNEL, Endpoint, Endpoints
+from ..network.endpoints import Endpoint, Endpoints, tag_of
 from . import native
 from .channel_layout import ChannelLayout
 from .native_rows import rows_of
@@ -151,7 +151,7 @@ def endpoints_of(part: NodePart, layout: ChannelLayout, window: SharedWindow) ->
             chunk, total = program.chunk_of(stage) * kind.itemsize, stage.count * kind.itemsize
             starts = [layout.slots[c] + k * layout.strides[c] for k in range(program.depth)]
             slots = [window.bytes[at : at + chunk] for at in starts]
-            to, tag = part.far[c].rank, FIRST_CHANNEL + part.far[c].channel
+            to, tag = part.far[c].rank, tag_of(part.far[c].channel)
             head, tail = layout.heads[c], layout.tails[c][rank]
             found.append(Endpoint(c in stage.outs, to, tag, window.pages.words, head, tail, slots, chunk, total))
     return Endpoints(found)

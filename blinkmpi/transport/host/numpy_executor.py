@@ -25,7 +25,7 @@ class Outcome(enum.Enum):
     EXPIRED = 1
     ABORTED = 2
     DIFFER = 3  # some rank announced another call
-    REFUSED = 4  # some rank's buffer cannot be read by the others
+    UNREADABLE = 4  # some rank's buffer cannot be read by the others
     FAULT = 5  # another process's memory could not be read
     UNTOLD = 6  # this rank's record has to be written first
 

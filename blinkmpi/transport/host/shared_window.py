@@ -5,26 +5,30 @@ come to it from another node.
 """
 
 import atexit
+import contextlib
+import mmap
 import os
 import platform
-from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ...errors import TopologyError
+from ...util.settings import LEAST_BUFFER_BYTES
+from ...util.shared_memory import SHM, shared_memory
+from ...util.text import plural, size_text
+from ...util.together import gathered
 from ..control_pages import CONTROL, ControlPages
 
 PAGE = 4096
 SKEW = 3328  # arenas begin at different places of a page, none where a large NumPy array begins
 ARENA_BYTES = 8 << 20
-MIN_ARENA_BYTES = 256 << 10
-SHM = "/dev/shm"
+MIN_ARENA_BYTES = LEAST_BUFFER_BYTES
 
 
 class SharedWindow:
-    """One MPI shared-memory window a node. It lives until :meth:`close`.
+    """One piece of shared memory a node. It lives until :meth:`close`.
 
     Args:
         comm: all ranks.
@@ -32,60 +36,99 @@ class SharedWindow:
         arena_bytes: slots per rank, the same for all; made smaller if some /dev/shm has less room.
 
     Raises:
-        TopologyError: on every rank, if /dev/shm cannot hold even the smallest window.
+        TopologyError: on every rank, if some /dev/shm cannot hold even the smallest window.
     """
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, arena_bytes: int = ARENA_BYTES) -> None:
-        here: tuple[int, ...] = tuple(node.allgather(comm.rank))
-        free = os.statvfs(SHM) if os.path.isdir(SHM) else None
-        room = comm.allreduce(free.f_bavail * free.f_frsize if free else 1 << 62, op=MPI.MIN)
-        pages = comm.size * CONTROL
-        fit = ((int(room * 0.8) - pages) // len(here) - SKEW) // PAGE * PAGE
-        self.arena_bytes = min((arena_bytes + PAGE - 1) // PAGE * PAGE, comm.allreduce(fit, op=MPI.MIN))
+        self._comm, self._node = comm, node
+        self._here: tuple[int, ...] = tuple(node.allgather(comm.rank))
+        self._process = os.getpid()
+        wanted = -(-arena_bytes // PAGE) * PAGE
+        self.arena_bytes = max(min(wanted, comm.allreduce(self._fit(), op=MPI.MIN)), MIN_ARENA_BYTES)
+        while (memory := self._reserved()) is None:
+            if self.arena_bytes == MIN_ARENA_BYTES:
+                raise TopologyError(self._no_room())
+            self.arena_bytes = max(self.arena_bytes // 2 // PAGE * PAGE, MIN_ARENA_BYTES)
         self.shrunk = self.arena_bytes < arena_bytes
-        if self.arena_bytes < MIN_ARENA_BYTES:
-            raise TopologyError(
-                f"{SHM} has {room >> 20} MiB free; {len(here)} ranks need at least "
-                f"{pages + len(here) * (MIN_ARENA_BYTES + SKEW) >> 20} MiB of shared memory: enlarge it on every "
-                "node (docker run --shm-size=1g, mount -o remount,size=1G /dev/shm)"
-            )
-        each, first = self.arena_bytes + SKEW, (pages + PAGE - 1) // PAGE * PAGE
-        self._arenas: dict[int, int] = {r: first + i * each + SKEW for i, r in enumerate(here)}
-        size = first + len(here) * each
-        self._win: MPI.Win | None = MPI.Win.Allocate_shared(size if node.rank == 0 else 0, 1, comm=node)
-        self._win.Lock_all(MPI.MODE_NOCHECK)
-        self.bytes: NDArray[np.uint8] = np.asarray(self._win.Shared_query(0)[0], np.uint8)
-        x86 = platform.machine() in ("x86_64", "AMD64")
-        fence: Callable[[], None] | None = None if x86 else self._win.Sync
-        # the first rank of a node also looks after the pages of the ranks on other nodes
-        mine = [comm.rank] if node.rank else [r for r in range(comm.size) if r == comm.rank or r not in here]
-        for at, length in [*((r * CONTROL, CONTROL) for r in mine), (self._arenas[comm.rank], self.arena_bytes)]:
-            self.bytes[at : at + length] = 0  # first touch: the memory exists from here on
-        self.pages = ControlPages(self.bytes, comm.size, comm.rank, here, fence)
+        self._memory: mmap.mmap | None = memory
+        self.bytes: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self._fences = None if platform.machine() in ("x86_64", "AMD64") else MPI.Win.Allocate(8, comm=MPI.COMM_SELF)
+        if self._fences:
+            self._fences.Lock_all(MPI.MODE_NOCHECK)
+        fence = self._fences.Sync if self._fences else None
+        self.pages = ControlPages(self.bytes, comm.size, comm.rank, self._here, fence)
         self.pages.introduce()
-        self._win.Sync()
+        if fence:
+            fence()
         node.Barrier()
-        self._win.Sync()
+        if fence:
+            fence()
         self.pages.see()
         atexit.register(self.leave)
+
+    def _fit(self) -> int:
+        """The largest arena that this node's /dev/shm seems to have room for."""
+        pages = self._comm.size * CONTROL
+        return ((int(free_bytes() * 0.8) - pages) // len(self._here) - SKEW) // PAGE * PAGE
+
+    def _reserved(self) -> mmap.mmap | None:
+        """Memory for arenas of ``arena_bytes``, reserved on every node; None on all ranks if some node has no room."""
+        comm, here = self._comm, self._here
+        first, each = -(-comm.size * CONTROL // PAGE) * PAGE, self.arena_bytes + SKEW
+        self._arenas = {r: first + i * each + SKEW for i, r in enumerate(here)}
+        # the first rank of a node also looks after the pages of the ranks on other nodes
+        mine = [comm.rank] if self._node.rank else [r for r in range(comm.size) if r == comm.rank or r not in here]
+        parts = [*((r * CONTROL, CONTROL) for r in mine), (self._arenas[comm.rank], self.arena_bytes)]
+        own: list[mmap.mmap] = []
+
+        def reserve() -> bool:
+            memory = shared_memory(self._node, first + len(here) * each, parts)
+            own.extend([memory] if memory is not None else [])
+            return memory is not None
+
+        if all(gathered(comm, reserve)):
+            return own[0]
+        for memory in own:
+            memory.close()
+        return None
+
+    def _no_room(self) -> str:
+        """What to say of the node that has least to spare; collective."""
+        need = self._comm.size * CONTROL + len(self._here) * (MIN_ARENA_BYTES + SKEW)
+        rooms = self._comm.allgather((free_bytes() - need, need, len(self._here), MPI.Get_processor_name()))
+        spare, need, ranks, host = min(rooms)
+        return (
+            f"{SHM} on {host} has {size_text(spare + need)} free; a communicator of {plural(ranks, 'rank')} there "
+            f"needs at least {size_text(need)} of it: free communicators that are no longer used, or enlarge it "
+            "(docker run --shm-size=1g, mount -o remount,size=1G /dev/shm)"
+        )
 
     def arena(self, rank: int) -> int:
         """Offset in ``bytes`` of the arena of ``rank``, a rank of this node."""
         return self._arenas[rank]
 
     def leave(self) -> None:
-        """Say that this process takes part in no call any more. Python's end says so, too."""
-        if not MPI.Is_finalized():  # MPI may have unmapped the memory
+        """Say that this process takes part in no call any more. Python's end says so, too, but not a child's."""
+        if os.getpid() == self._process:
             self.pages.lefts[self.pages.rank] = 1
 
     def close(self) -> None:
         """Free the window; collective. Safe to call twice."""
-        if self._win is not None:
-            win, self._win = self._win, None
+        if self._memory is not None:
+            memory, self._memory = self._memory, None
             atexit.unregister(self.leave)
             del self.bytes, self.pages
-            win.Unlock_all()
-            win.Free()
+            if self._fences:
+                self._fences.Unlock_all()
+                self._fences.Free()
+            with contextlib.suppress(BufferError):  # somebody still has a view; the memory goes with the last one
+                memory.close()
+
+
+def free_bytes() -> int:
+    """What /dev/shm has left."""
+    found = os.statvfs(SHM)
+    return found.f_bavail * found.f_frsize
 
 
 def cache_bytes() -> int:

@@ -1,4 +1,6 @@
-"""Programs on CPU ranks: shared memory in a node, messages between nodes, chunked and pipelined (Blink section 4).
+"""``HostTransport`` runs programs on CPU ranks: over shared memory in a node, by messages between nodes.
+
+Loading, binding, waiting and errors are here; the steps of a program run in ``executor.c`` or ``numpy_executor.py``.
 
 Every rank executes its stages in one thread. A step runs as soon as its inputs have arrived and its outputs have room;
 when nothing is ready the rank spins a little, then yields its core, then sleeps, so that more ranks than cores progress

@@ -17,7 +17,24 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from ...errors import PlanError
+
 FIRST_CHANNEL = 16  # tag of channel 0; those below are other messages'
+
+
+def tag_of(channel: int) -> int:
+    """The tag of a channel's messages.
+
+    Raises:
+        PlanError: if this MPI has no such tag.
+    """
+    most: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    if FIRST_CHANNEL + channel > most:
+        raise PlanError(
+            f"channel {channel} between nodes: this MPI's tags end at {most}; choose a scheme with fewer trees "
+            "(BLINKMPI_ALGO)"
+        )
+    return FIRST_CHANNEL + channel
 
 
 @dataclass(frozen=True, slots=True)
