@@ -24,11 +24,11 @@ from .runtime.cuda_context import CudaContext
 from .runtime.device_buffers import device_array
 from .runtime.dispatch import Dispatcher
 from .runtime.process_exit import end_job_on_error
-from .runtime.requests import Persistent
 from .topology import Topology
 from .transport.cuda.device import Gpu
 
 Op = MPI.Op | str
+Args = tuple[Any, ...]
 Seconds = float | None
 SUM, NO_INFO = MPI.SUM, MPI.INFO_NULL
 
@@ -197,27 +197,25 @@ class Communicator(MPI.Intracomm):
 
     # ---- persistent calls (MPI 4.1, section 6.13): on GPU memory ours, with the least to do at Start
 
-    def Allreduce_init(  # type: ignore[override]
+    def Allreduce_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: MPI.Info = NO_INFO, *, stream: Any = None
-    ) -> Persistent | MPI.Prequest:
+    ) -> MPI.Prequest:
         """An :meth:`Allreduce` that ``Start`` begins and ``Wait`` completes, any number of times."""
         return self._persist(mpi.ALLREDUCE, (sendbuf, recvbuf, op), stream, partial(super().Allreduce_init, info=info))
 
-    def Bcast_init(  # type: ignore[override]
-        self, buf: Any, root: int = 0, info: MPI.Info = NO_INFO, *, stream: Any = None
-    ) -> Persistent | MPI.Prequest:
+    def Bcast_init(self, buf: Any, root: int = 0, info: MPI.Info = NO_INFO, *, stream: Any = None) -> MPI.Prequest:
         """As :meth:`Allreduce_init`, for :meth:`Bcast`."""
         return self._persist(mpi.BCAST, (buf, root), stream, partial(super().Bcast_init, info=info))
 
-    def Allgather_init(  # type: ignore[override]
+    def Allgather_init(
         self, sendbuf: Any, recvbuf: Any, info: MPI.Info = NO_INFO, *, stream: Any = None
-    ) -> Persistent | MPI.Prequest:
+    ) -> MPI.Prequest:
         """As :meth:`Allreduce_init`, for :meth:`Allgather`."""
         return self._persist(mpi.ALLGATHER, (sendbuf, recvbuf), stream, partial(super().Allgather_init, info=info))
 
-    def Reduce_scatter_block_init(  # type: ignore[override]
+    def Reduce_scatter_block_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: MPI.Info = NO_INFO, *, stream: Any = None
-    ) -> Persistent | MPI.Prequest:
+    ) -> MPI.Prequest:
         """As :meth:`Allreduce_init`, for :meth:`Reduce_scatter_block`."""
         own = partial(super().Reduce_scatter_block_init, info=info)
         return self._persist(mpi.BLOCKS, (sendbuf, recvbuf, op), stream, own)
@@ -265,8 +263,7 @@ class Communicator(MPI.Intracomm):
     @property
     def gpu(self) -> Gpu | None:
         """This rank's GPU, if every rank has one."""
-        gpus = self.context.gpus
-        return gpus.gpu if gpus else None
+        return self.context.gpus.gpu if self.context.gpus else None
 
     @property
     def executor(self) -> str:
@@ -349,8 +346,6 @@ class Communicator(MPI.Intracomm):
             dispatcher.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
         self.free()
 
-    # ---- inside
-
     def _initialised(self) -> bool:
         """Whether this is more than a plain communicator (mpi4py makes such objects without calling __init__)."""
         return "_blink" in self.__dict__
@@ -366,10 +361,9 @@ class Communicator(MPI.Intracomm):
         """Give back what is ours, then what is MPI's, by ``own``."""
         if self._initialised():
             dispatcher, self._blink = self._blink, None
-            if dispatcher is None:  # freed before
-                return
-            dispatcher.close()
-            if dispatcher.dead is not None:
+            if dispatcher is not None:
+                dispatcher.close()
+            if dispatcher is None or dispatcher.dead is not None:  # freed before, or dead
                 return
         own()
 
@@ -385,7 +379,7 @@ class Communicator(MPI.Intracomm):
             raise
         return child
 
-    def _call(self, method: CollectiveMethod, args: tuple[Any, ...], timeout: Seconds, stream: Any) -> None:
+    def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
         if self._blink is not None:
             self._blink.call(method, args, timeout, stream)
         elif self._initialised():
@@ -393,14 +387,14 @@ class Communicator(MPI.Intracomm):
         else:
             Invocation(method, args).begin(self).Wait()
 
-    def _start(self, method: CollectiveMethod, args: tuple[Any, ...], timeout: Seconds, stream: Any) -> MPI.Request:
+    def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
         if self._initialised():
             return self._dispatcher().start(method, args, timeout, stream)
         return Invocation(method, args).begin(self)
 
     def _persist(
-        self, method: CollectiveMethod, args: tuple[Any, ...], stream: Any, own: Callable[..., MPI.Prequest]
-    ) -> Persistent | MPI.Prequest:
+        self, method: CollectiveMethod, args: Args, stream: Any, own: Callable[..., MPI.Prequest]
+    ) -> MPI.Prequest:
         """A persistent call: ours on GPU memory, MPI's own on the host's."""
         held = self._dispatcher().persist(method, args, stream) if self._initialised() else None
         return own(*args) if held is None else held

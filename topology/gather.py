@@ -24,6 +24,7 @@ import msgspec
 
 from ..errors import TopologyError
 from ..util.codec import Value
+from ..util.shared_memory import NO_ROOM, SHM
 from ..util.text import plural
 from ..util.together import Comm, attempt, failure_of, from_root, gathered, result_of, together
 from .gpu import GpuFacts
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-SHM = "/dev/shm"
-
 SLOT_BYTES = 256 << 10
 _VECTOR_BYTES = 32 << 20  # of a rank; together with its neighbours' more than the caches hold
 _PAGE_BYTES = 4096
@@ -151,7 +150,8 @@ def _copy_rate(rank: int, ranks: list[int], node_comm: Comm) -> int | Exception:
         node_comm.Barrier()
     if leader and not isinstance(slots, Exception):
         os.unlink(path)  # everybody has it mapped
-    if isinstance(slots, FileNotFoundError):  # the two share no memory: `place` will differ
+    unshared = isinstance(slots, FileNotFoundError)  # the two share no memory: `place` will differ
+    if unshared or (isinstance(slots, OSError) and slots.errno in NO_ROOM):
         slots = [page_aligned(SLOT_BYTES)]
 
     def prepare() -> Callable[[], int]:
@@ -223,12 +223,20 @@ def page_aligned(size: int) -> Bytes:
 
 
 def shared_slots(path: str, count: int, *, create: bool) -> list[Bytes]:
-    """Map ``count`` slots of the file ``path``, made here or by another process of this machine."""
+    """Map ``count`` slots of the file ``path``, made here or by another process of this machine.
+
+    Raises:
+        OSError: if there is no room, here, or no such file, there.
+    """
     import numpy as np
 
     with open(path, "x+b" if create else "r+b") as file:
         if create:
-            file.truncate(count * SLOT_BYTES)
+            try:
+                os.posix_fallocate(file.fileno(), 0, count * SLOT_BYTES)
+            except OSError:
+                os.unlink(path)
+                raise
         memory = np.memmap(file, np.uint8, "r+", shape=(count * SLOT_BYTES,))
     return [memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in range(count)]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError, TopologyError
 from ..topology.model import Topology
 from ..trees import extra_methods, fewest, pack
-from ..trees.graph.fabric import Fabric, choose, fabric
+from ..trees.graph.fabric import Fabric, choose_links, fabric
 from ..util.codec import Value
 
 COLLECTIVES = ("broadcast", "allreduce", "allgather")

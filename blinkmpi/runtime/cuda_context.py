@@ -21,8 +21,7 @@ from ..topology import Topology
 from ..transport.cuda.device import Gpu
 from ..transport.cuda.direct_segments import in_blocks
 from ..transport.cuda.loaded_kernel import LoadedKernel
-from ..transport.cuda.packets import PROTOCOLS
-from ..transport.cuda.packets import fits
+from ..transport.cuda.packets import PROTOCOLS, fits
 from ..transport.cuda.transport import CudaTransport
 from ..util.lru import LRU
 from ..util.together import Comm

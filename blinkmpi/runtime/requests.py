@@ -97,7 +97,7 @@ class Persistent(MPI.Prequest):
         def gone() -> None:
             raise ArgumentError("this persistent call was freed; make it again")
 
-        self.Start = self.Wait = gone
+        self.Start = self.Wait = gone  # type: ignore[method-assign, assignment]
 
 
 class ProgressThread:

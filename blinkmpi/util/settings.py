@@ -116,9 +116,7 @@ def _choice(ours: Mapping[str, str], name: str, choices: tuple[int, ...], defaul
     return int(text)
 
 
-def _number(
-    ours: Mapping[str, str], name: str, default: float, *, least: float = 0.0, most: float = math.inf
-) -> float:
+def _number(ours: Mapping[str, str], name: str, default: float, *, least: float = 0.0, most: float = math.inf) -> float:
     text = ours.get(name)
     if not text:
         return default

@@ -32,7 +32,7 @@ def main() -> None:
                 refused = str(error)
             use(made[-1])
             sizes.append(made[-1].context.host.arena_bytes)  # type: ignore[attr-defined]
-            if any(world.allgather(bool(refused))):
+            if refused := max(world.allgather(refused)):
                 break
         for comm in made:
             use(comm)

@@ -1,6 +1,7 @@
 """The capacitated graph that a packing uses: the machine's links of some kinds, merged into arcs.
 
-Which links are taken (:func:`choose_links`), and whether they join the ranks. Vertex numbers are those of the whole topology.
+:func:`choose_links` says which links are taken; here is also whether they join the ranks. Vertex numbers are those of
+the whole topology.
 """
 
 from __future__ import annotations

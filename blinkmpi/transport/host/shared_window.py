@@ -67,15 +67,15 @@ class SharedWindow:
         atexit.register(self.leave)
 
     def _fit(self) -> int:
-        """The largest arena that this node's /dev/shm seems to have room for."""
+        """The largest arena for which a quarter of what /dev/shm has left is enough: others open communicators, too."""
         pages = self._comm.size * CONTROL
-        return ((int(free_bytes() * 0.8) - pages) // len(self._here) - SKEW) // PAGE * PAGE
+        return ((free_bytes() // 4 - pages) // len(self._here) - SKEW) // PAGE * PAGE
 
     def _reserved(self) -> mmap.mmap | None:
         """Memory for arenas of ``arena_bytes``, reserved on every node; None on all ranks if some node has no room."""
         comm, here = self._comm, self._here
         first, each = -(-comm.size * CONTROL // PAGE) * PAGE, self.arena_bytes + SKEW
-        self._arenas = {r: first + i * each + SKEW for i, r in enumerate(here)}
+        self._arenas: dict[int, int] = {r: first + i * each + SKEW for i, r in enumerate(here)}
         # the first rank of a node also looks after the pages of the ranks on other nodes
         mine = [comm.rank] if self._node.rank else [r for r in range(comm.size) if r == comm.rank or r not in here]
         parts = [*((r * CONTROL, CONTROL) for r in mine), (self._arenas[comm.rank], self.arena_bytes)]
@@ -121,14 +121,16 @@ class SharedWindow:
             if self._fences:
                 self._fences.Unlock_all()
                 self._fences.Free()
-            with contextlib.suppress(BufferError):  # somebody still has a view; the memory goes with the last one
+            self._node.Barrier()  # nobody looks at the pages of the others any more
+            memory.madvise(mmap.MADV_REMOVE)  # gives the memory back though this or another rank may still have a view
+            with contextlib.suppress(BufferError):  # the addresses go with the last view
                 memory.close()
 
 
 def free_bytes() -> int:
     """What /dev/shm has left."""
     found = os.statvfs(SHM)
-    return found.f_bavail * found.f_frsize
+    return int(found.f_bavail * found.f_frsize)
 
 
 def cache_bytes() -> int:

@@ -28,8 +28,8 @@ def tag_of(channel: int) -> int:
     Raises:
         PlanError: if this MPI has no such tag.
     """
-    most: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-    if FIRST_CHANNEL + channel > most:
+    most = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    if most is not None and FIRST_CHANNEL + channel > most:
         raise PlanError(
             f"channel {channel} between nodes: this MPI's tags end at {most}; choose a scheme with fewer trees "
             "(BLINKMPI_ALGO)"
