@@ -166,8 +166,6 @@ class Dispatcher:
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             bound: BoundCall = self._guarded(lambda: self.cuda.bind(ready, stream, deadline))  # type: ignore[union-attr, arg-type]
         else:
-            if stream is not None and isinstance(ready, Prepared):
-                ready = ArgumentError("stream= is for buffers in GPU memory; leave it out, or pass GPU arrays")
             bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=key is None)
         if key is not None and bound.reusable:
             self.calls.put(key, bound)
@@ -220,11 +218,13 @@ class Dispatcher:
         try:
             if timeout_s is not None:
                 check_timeout(timeout_s)
-            stream_address(stream)
+            address = stream_address(stream)
             extra = (self.exchange,) if method.exchanges else ()
             ready = method.prepare(context.rank, context.n, *invocation.args, *extra)
             if ready.on_device and context.gpus is None:
                 raise BufferTypeError(f"{method.name} of GPU memory: {context.why_no_gpus}; pass NumPy copies")
+            if address is not None and not ready.on_device:
+                raise ArgumentError("stream= is for buffers in GPU memory; leave it out, or pass GPU arrays")
             if ready.on_device and context.gpus is not None:
                 context.gpus.check(method.name, ready)
             if ready.final is not None and ready.recv is None:

@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import BlinkError, BufferTypeError, FallbackError, MismatchError, RemoteError
+from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, FallbackError, MismatchError, RemoteError
 from tests.harness import mpi
 from tests.mpi.test_conformance import OURS
 from tests.unit.runtime.test_buffers import Tensor
@@ -140,6 +140,20 @@ def test_what_is_mpis_alone_goes_to_mpi(comm: MPI.Intracomm) -> None:
         with pytest.raises(FallbackError, match=r"strict=True: allreduce: MPI's own.*element type"):
             strict.Allreduce(MPI.IN_PLACE, np.ones(4, np.longdouble))
         strict.Barrier()
+
+
+@mpi(ranks=(2,))
+def test_the_peers_are_told_of_a_stream_that_is_none(comm: MPI.Intracomm) -> None:
+    stream = {"stream": "soon"} if comm.rank == 1 else {}
+    with blinkmpi.Communicator(comm, timeout=10) as ours:
+        x = np.ones(8)
+        for make in (ours.Allreduce, ours.Iallreduce):
+            with pytest.raises(ArgumentError if comm.rank == 1 else RemoteError, match="stream='soon'"):  # noqa: PT012
+                request = make(MPI.IN_PLACE, x, **stream)
+                if request is not None:
+                    request.Wait()
+        ours.Allreduce(MPI.IN_PLACE, x)
+        assert (x == 2).all()
 
 
 @mpi(ranks=(2,))

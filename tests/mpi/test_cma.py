@@ -132,6 +132,15 @@ def test_where_the_kernel_forbids_it_slots_are_taken_and_said(comm: MPI.Intracom
 
 
 @mpi(ranks=(2,), timeout=60)
+def test_strict_refuses_the_numpy_executor_unless_it_is_asked_for(comm: MPI.Intracomm) -> None:
+    with mock.patch.object(agree.native, "build", return_value=(None, "no C compiler")):
+        with pytest.raises(FallbackError, match=r"NumPy would execute programs \(.*no C compiler.*executor='numpy'"):
+            blinkmpi.Communicator(comm, strict=True)
+        with blinkmpi.Communicator(comm, strict=True, executor="numpy") as ours:
+            ours.Barrier()
+
+
+@mpi(ranks=(2,), timeout=60)
 def test_explain_and_the_log_say_which_protocol_runs(comm: MPI.Intracomm) -> None:
     heard = io.StringIO()
     vector: Array = np.zeros(1 << 20, np.float32)

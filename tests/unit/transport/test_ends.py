@@ -7,7 +7,8 @@ import pytest
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from blinkmpi.transport.network.endpoints import Endpoint, Endpoints
+from blinkmpi.errors import PlanError
+from blinkmpi.transport.network.endpoints import Endpoint, Endpoints, tag_of
 
 HEAD, TAIL = (0, 8), (16, 24)  # of the sending end, of the receiving one
 BASE = 3 << 24
@@ -101,3 +102,10 @@ def test_a_rank_without_endpoints_has_finished() -> None:
     ends.start(BASE)
     assert ends.finished
     assert not ends.progress(MPI.COMM_SELF, None)
+
+
+def test_a_channel_for_which_mpi_has_no_tag_is_refused() -> None:
+    assert len({tag_of(channel) for channel in range(100)}) == 100
+    most = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    with pytest.raises(PlanError, match=f"tags end at {most}; choose a scheme with fewer trees"):
+        tag_of(most)
