@@ -164,7 +164,7 @@ class Dispatcher:
         ready = self._prepare(invocation, timeout_s, stream)
         deadline = self._deadline(timeout_s)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
-            bound: BoundCall = self._guarded(lambda: self.cuda.bind(ready, stream, deadline))  # type: ignore[union-attr, arg-type]
+            bound: BoundCall = self._guarded(lambda: self.cuda.bind(ready, stream, deadline))  # type: ignore[union-attr]
         else:
             bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=key is None)
         if key is not None and bound.reusable:
