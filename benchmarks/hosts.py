@@ -26,7 +26,7 @@ from benchmarks import jobs  # noqa: E402
 from benchmarks.jobs import FEWEST_SECONDS, PLACES, limits, load  # noqa: E402
 from benchmarks.report_rows import ms_text  # noqa: E402
 from blinkmpi.bench.nccl_tests import call_of_size  # noqa: E402
-from blinkmpi.bench.verification import count_wrong, fill, poison  # noqa: E402
+from blinkmpi.bench.verification import Wrong, fill, find_wrong, poison  # noqa: E402
 from blinkmpi.program.call import Call  # noqa: E402
 from blinkmpi.util.text import parse_size  # noqa: E402
 from tests.hosts.world import World, forbidden, missing  # noqa: E402
@@ -104,12 +104,12 @@ class Exchange:
         if self.peer is not None:
             self.world.Sendrecv(self.send, self.peer, 0, self.recv, self.peer, 0)
 
-    def wrong(self) -> int:
-        """Elements that are not the other's."""
+    def wrong(self) -> Wrong:
+        """What is not the other's."""
         if self.peer is None:
-            return 0
+            return Wrong(0, ())
         sent = Call("broadcast", self.call.n, self.call.counts, self.call.dtype, root=self.peer)
-        return count_wrong(sent, self.rank, self.recv)
+        return find_wrong(sent, self.rank, self.recv)
 
 
 def firsts(ranks: Sequence[int]) -> list[int]:
