@@ -70,7 +70,7 @@ class MpiPeer:
 
     def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
         """The same buffers; what is only moved goes as bytes."""
-        layout = Layout(call, self.world.Get_rank(), buffers, in_place=in_place, marker=self.mpi.IN_PLACE, narrow=True)
+        layout = Layout(call, self.world.Get_rank(), buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
         keywords: dict[str, Any] = {"op": getattr(self.mpi, call.op.upper())} if call.op else {}
         if call.root >= 0:
             keywords["root"] = call.root
@@ -248,7 +248,7 @@ class SymmMemPeer:
     def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
         """The faster of one-shot and two-shot; ``buffers`` are left alone."""
         assert self.buffers is not None
-        layout = Layout(call, self.rank, self.buffers, in_place=in_place, narrow=True)
+        layout = Layout(call, self.rank, self.buffers, in_place=in_place)
         send, recv = (self._view(tensor, call) for tensor in self._tensors)
         operations = self._torch.ops.symm_mem
         one, two, inside = (

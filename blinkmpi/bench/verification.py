@@ -88,8 +88,8 @@ def reference(sources: tuple[int, ...], op: str, dtype: str, *, narrow: bool = F
     """Fold the inputs of ``sources``: integers exactly as they wrap, floats in a wider type with an error bound.
 
     The bound is (n-1) eps sum|x| (for prod (n-1) eps |prod|), one rounding more for avg, plus half an ulp of a
-    16-bit result, whose partial values are float32. With ``narrow`` they are of 16 bits, too, and each may be off by
-    half an ulp: as NCCL folds along a ring.
+    16-bit result, whose partial values are float32. With ``narrow`` they are of 16 bits, too, and each of the n-1 sums
+    may be off by half an ulp of sum|x|: as NCCL folds along a ring.
     """
     first = pattern(sources[0], dtype)
     if len(sources) == 1 and op != "avg":
@@ -116,7 +116,7 @@ def reference(sources: tuple[int, ...], op: str, dtype: str, *, narrow: bool = F
     if short:
         tolerance = tolerance + _half_ulp(value, dtype)
         if narrow:
-            tolerance = tolerance + n * _half_ulp(scale, dtype)
+            tolerance = tolerance + (n - 1) * _half_ulp(scale, dtype)
     return Reference(value, tolerance)
 
 

@@ -54,7 +54,7 @@ def _mapped(path: str, nbytes: int, parts: Sequence[tuple[int, int]]) -> mmap.mm
     file = os.open(path, os.O_RDWR)
     try:
         for at, length in parts:
-            if length:
+            if length > 0:
                 os.posix_fallocate(file, at, length)
         return mmap.mmap(file, nbytes)
     except OSError as error:

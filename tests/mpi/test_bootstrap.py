@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,6 +185,15 @@ def room(nbytes: int, *, seen: int | None = None) -> Iterator[None]:
 def test_too_little_shared_memory_on_one_rank_is_told_on_all(comm: MPI.Intracomm) -> None:
     words = r"/dev/shm on \S+ has 100 KiB free; a communicator of 3 ranks there needs at least .* KiB .*--shm-size"
     with room(100 << 10 if comm.rank == ODD else 1 << 30), pytest.raises(TopologyError, match=words):
+        blinkmpi.Communicator(comm)
+    works(comm)
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_a_rank_without_dev_shm_is_told_on_all(comm: MPI.Intracomm) -> None:
+    lacking = mock.patch("os.statvfs", side_effect=FileNotFoundError(2, "No such file or directory", "/dev/shm"))
+    words = r"rank 1 failed: FileNotFoundError: .*/dev/shm"
+    with lacking if comm.rank == ODD else nullcontext(), pytest.raises(TopologyError, match=words):
         blinkmpi.Communicator(comm)
     works(comm)
 

@@ -44,7 +44,7 @@ class SharedWindow:
         self._here: tuple[int, ...] = tuple(node.allgather(comm.rank))
         self._process = os.getpid()
         wanted = -(-arena_bytes // PAGE) * PAGE
-        self.arena_bytes = max(min(wanted, comm.allreduce(self._fit(), op=MPI.MIN)), MIN_ARENA_BYTES)
+        self.arena_bytes = max(min(wanted, *gathered(comm, self._fit, error=TopologyError)), MIN_ARENA_BYTES)
         while (memory := self._reserved()) is None:
             if self.arena_bytes == MIN_ARENA_BYTES:
                 raise TopologyError(self._no_room())
