@@ -22,7 +22,7 @@ COUNTS = (1, 5, 127, 1024, 4099, 20_000, 100_003, 250_001)
 LOOK = 250  # calls between two looks at the clock and at the results
 SLOTS = ";".join(f"{c}:onehop/slots" for c in ("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter"))
 LINES = SLOTS.replace("slots", "ll128_one_shot")  # at every size that fits
-TWICE = LINES.replace("ll16_one_shot", "ll16_two_shot")
+TWICE = LINES.replace("one_shot", "two_shot")
 
 pytestmark = [pytest.mark.gpu, at_least(2)]
 

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 import blinkmpi
+from blinkmpi.bench.environment import commit, mpi_library, versions
 from blinkmpi.errors import DeviceError
 from blinkmpi.measure.tune import candidates
 from blinkmpi.planning.plan import Rule
@@ -223,6 +225,10 @@ class Torture:
             "first_wrong": [one for found in self.comm.allgather(self.found()) for one in found],
         }  # fmt: skip
 
+    def gpu_name(self) -> str:
+        """What the driver calls this rank's GPU."""
+        return str(self.cp.cuda.runtime.getDeviceProperties(self.cp.cuda.Device().id)["name"].decode())
+
     def found(self) -> list[dict[str, Any]]:
         """The wrong elements that were kept."""
         raw = self.records.get()[: 4 * min(RECORDS, int(self.state.get()[2]))].reshape(-1, 4)
@@ -326,7 +332,9 @@ def main() -> int:
             f"seed {seed}: {len(torture.drawn)} kinds of calls, loaded in {time.monotonic() - began:.1f} s", flush=True
         )
     done = torture.run(args.seconds, seed, args.replays)
-    done |= {"ranks": comm.size, "gpus": device_count(), "delays": args.delays}
+    done |= {"ranks": comm.size, "gpus": device_count(), "gpu": torture.gpu_name(), "delays": args.delays, **commit(),
+             "date": datetime.now(UTC).isoformat(timespec="seconds"),
+             "versions": versions(mpi_library(MPI), None, gpu=True)}  # fmt: skip
     if comm.rank == 0:
         if args.o:
             Path(args.o).write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
