@@ -21,7 +21,7 @@ import msgspec
 
 from .. import __version__
 from ..errors import BlinkError, SettingsError
-from ..runtime.cuda_aware import ladder, library_path
+from ..runtime.cuda.aware import ladder, library_path
 from ..topology.gather import ProcessInfo
 from ..topology.gpu import GpuFacts, Unknown
 from ..topology.probe import Nvml, Recording, probe

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ..runtime.cuda_aware import OWN, claimed, words
+from ..runtime.cuda.aware import OWN, claimed, words
 from ..topology.gpu import GpuFacts, Unknown, known
 from ..topology.gpu_topology import FABRIC_READY
 from ..util.text import plural, ranks_text

@@ -19,7 +19,7 @@ from ..errors import DeviceError
 from ..planning.defaults import GPU_SLOTS, LL128, by_nvlink
 from ..planning.plan import Rule
 from ..program.call import Call
-from ..runtime.cuda_context import MEASURED, CudaContext
+from ..runtime.cuda.context import MEASURED, CudaContext
 from ..runtime.inspection import call_of
 from ..transport.cuda.device import cupy
 from ..transport.cuda.packets import PROTOCOLS as PACKETS

@@ -1,12 +1,11 @@
 """A communicator at work: its bootstrap, and the life of a call from arguments to result.
 
 ``dispatch``       the life of a call: order, cache, number, start, wait, errors
-``arguments``      checks mpi4py's arguments of each collective and refuses bad ones; ``buffers`` and ``device_buffers``
-                   read buffer specifications, ``collectives`` has mpi4py's methods
+``arguments``      checks mpi4py's arguments of each collective and refuses bad ones; ``buffers`` reads buffer
+                   specifications, ``collectives`` has mpi4py's methods
 ``context``        what calls run on: machine, plans, GPUs, transport; ``bootstrap`` has the steps that agree on them
 ``calls_without_program``  MPI's own collectives, barriers, and calls that a rank refuses, so that all ranks do
-``cuda_calls``     calls on GPU memory; ``cuda_context`` has plan and kernels, ``cuda_setup`` finds the GPUs,
-                   ``cuda_aware`` whether MPI takes their memory
+``cuda``           the same for GPU memory
 ``requests``       non-blocking and persistent requests, and the progress thread
 ``inspection``     what a communicator says of itself
 ``process_exit``   how a process ends, and the job with it

@@ -22,7 +22,7 @@ from ..program.memory import Buffer, DeviceArray, address, overlap
 from ..program.reduction import FLOATS, NARROW, Array, check_op, dtype_of
 from ..trees.tree import Collective
 from .buffers import DelegatedToMPI, in_place, op_name, parse
-from .device_buffers import stream_address
+from .cuda.buffers import stream_address
 
 
 @dataclass(frozen=True, slots=True)

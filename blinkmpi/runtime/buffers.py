@@ -20,7 +20,7 @@ from mpi4py.util import dtlib
 from ..errors import ArgumentError, BufferTypeError
 from ..program.memory import Buffer
 from ..program.reduction import DTYPES, NAMES, Array, dtype_of
-from .device_buffers import device_buffer
+from .cuda.buffers import device_buffer
 
 OPS: dict[str, MPI.Op] = {
     "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "land": MPI.LAND, "lor": MPI.LOR,

@@ -16,7 +16,7 @@ from ..program.call import Call
 from . import arguments
 from .arguments import Prepared
 from .buffers import hold, mpi_op
-from .device_buffers import lies_on_device
+from .cuda.buffers import lies_on_device
 
 
 class CollectiveMethod(NamedTuple):

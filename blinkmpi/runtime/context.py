@@ -32,8 +32,8 @@ from ..util.cache_folder import cache_dir
 from ..util.settings import log
 from .arguments import in_mpi
 from .bootstrap import Options, agree_on_plan, dump_files, given_machine, settle, virtual_node
-from .cuda_context import CudaContext
-from .cuda_setup import open_gpus
+from .cuda.context import CudaContext
+from .cuda.setup import open_gpus
 
 
 class Context:

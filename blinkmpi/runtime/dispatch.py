@@ -36,8 +36,8 @@ from .buffers import DelegatedOp, DelegatedToMPI
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
-from .cuda_calls import CudaCalls
-from .device_buffers import lies_on_device, stream_address
+from .cuda.buffers import lies_on_device, stream_address
+from .cuda.calls import CudaCalls
 from .process_exit import LOST, UNCAUGHT, follow_launcher, in_child
 from .requests import Persistent, ProgressThread, Request
 

@@ -12,7 +12,7 @@ from blinkmpi.measure.tune import choices, rows, winner
 from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.call import BLOCKED, Call
-from blinkmpi.runtime.cuda_context import CudaContext
+from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import Topology, machine, modify
 from blinkmpi.topology.gather import ProcessInfo, cpu_topology
 from blinkmpi.transport.cuda.packets import PROTOCOLS as PACKETS

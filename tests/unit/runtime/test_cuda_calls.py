@@ -23,12 +23,12 @@ from blinkmpi.planning.selection import make_plan, program_for
 from blinkmpi.program.call import Call
 from blinkmpi.program.memory import DeviceArray, overlap
 from blinkmpi.runtime import arguments as calls
-from blinkmpi.runtime import cuda_calls
 from blinkmpi.runtime.arguments import Prepared, key_of
 from blinkmpi.runtime.buffers import parse
-from blinkmpi.runtime.cuda_aware import agree, claimed, ladder, words
-from blinkmpi.runtime.cuda_calls import CudaCall, CudaCalls
-from blinkmpi.runtime.device_buffers import device_buffer, stream_address
+from blinkmpi.runtime.cuda import calls as cuda_calls
+from blinkmpi.runtime.cuda.aware import agree, claimed, ladder, words
+from blinkmpi.runtime.cuda.buffers import device_buffer, stream_address
+from blinkmpi.runtime.cuda.calls import CudaCall, CudaCalls
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.announcement import Called
 from blinkmpi.transport.cuda.direct_segments import segment

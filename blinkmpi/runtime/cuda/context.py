@@ -8,24 +8,24 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..errors import BlinkError, BufferTypeError
-from ..planning.chunk_search import ChunkSearch
-from ..planning.plan import Plan, Rule
-from ..planning.selection import choose, program_for
-from ..program.call import Call
-from ..program.ir import Program
-from ..program.memory import DeviceArray, address
-from ..program.partition import part_of
-from ..program.reduction import NAMES, dtype_of
-from ..topology import Topology
-from ..transport.cuda.device import Gpu
-from ..transport.cuda.direct_segments import in_blocks
-from ..transport.cuda.loaded_kernel import LoadedKernel
-from ..transport.cuda.packets import PROTOCOLS, fits
-from ..transport.cuda.transport import CudaTransport
-from ..util.lru import LRU
-from ..util.together import Comm
-from .arguments import Prepared
+from ...errors import BlinkError, BufferTypeError
+from ...planning.chunk_search import ChunkSearch
+from ...planning.plan import Plan, Rule
+from ...planning.selection import choose, program_for
+from ...program.call import Call
+from ...program.ir import Program
+from ...program.memory import DeviceArray, address
+from ...program.partition import part_of
+from ...program.reduction import NAMES, dtype_of
+from ...topology import Topology
+from ...transport.cuda.device import Gpu
+from ...transport.cuda.direct_segments import in_blocks
+from ...transport.cuda.loaded_kernel import LoadedKernel
+from ...transport.cuda.packets import PROTOCOLS, fits
+from ...transport.cuda.transport import CudaTransport
+from ...util.lru import LRU
+from ...util.together import Comm
+from ..arguments import Prepared
 
 KERNELS = 256  # loaded kernels that are kept
 TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..util.settings import PREFIX
-from ..util.together import Comm
+from ...util.settings import PREFIX
+from ...util.together import Comm
 
 OWN = f"{PREFIX}CUDA_AWARE"
 VENDORS = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import ArgumentError, BufferTypeError
-from ..program.memory import Buffer, DeviceArray
-from ..program.reduction import DTYPES, NAMES, dtype_of
+from ...errors import ArgumentError, BufferTypeError
+from ...program.memory import Buffer, DeviceArray
+from ...program.reduction import DTYPES, NAMES, dtype_of
 
 
 def on_device(obj: Any) -> bool:

@@ -4,18 +4,18 @@ from collections.abc import Callable
 
 from mpi4py import MPI
 
-from ..errors import BlinkError, DeviceError, TopologyError
-from ..planning.plan import Plan
-from ..topology import Topology
-from ..topology.gather import gather_gpus
-from ..topology.gpu import GpuFacts
-from ..topology.measured import applied
-from ..topology.probe import probe
-from ..transport.cuda.device import Gpu, cupy, device_count, why_none
-from ..util.cache_folder import cache_dir
-from ..util.settings import Settings, log
-from .cuda_aware import agree, ladder, library_path
-from .cuda_context import CudaContext
+from ...errors import BlinkError, DeviceError, TopologyError
+from ...planning.plan import Plan
+from ...topology import Topology
+from ...topology.gather import gather_gpus
+from ...topology.gpu import GpuFacts
+from ...topology.measured import applied
+from ...topology.probe import probe
+from ...transport.cuda.device import Gpu, cupy, device_count, why_none
+from ...util.cache_folder import cache_dir
+from ...util.settings import Settings, log
+from .aware import agree, ladder, library_path
+from .context import CudaContext
 
 CHOSEN: list[int] = []  # the GPU of this process, when it has one
 

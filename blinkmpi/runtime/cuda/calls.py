@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mpi4py import MPI
 
-from ..errors import BlinkError, CollectiveTimeout, DeviceError, PeerLost
-from ..planning.chunk_search import ChunkSearch
-from ..program.memory import DeviceArray
-from ..transport.announcement import Called
-from ..transport.cuda.loaded_kernel import LoadedKernel
-from ..transport.host.native import SEQ_BITS
-from ..transport.host.transport import LOOK_SECONDS, HostTransport
-from ..transport.interface import BoundCall, PeerDelegates, Refused
-from ..transport.network.endpoints import Endpoints
-from .arguments import Prepared
-from .calls_without_program import EntryCall
-from .collectives import describe
-from .cuda_context import CudaContext
-from .device_buffers import stream_address
-from .requests import ProgressThread
+from ...errors import BlinkError, CollectiveTimeout, DeviceError, PeerLost
+from ...planning.chunk_search import ChunkSearch
+from ...program.memory import DeviceArray
+from ...transport.announcement import Called
+from ...transport.cuda.loaded_kernel import LoadedKernel
+from ...transport.host.native import SEQ_BITS
+from ...transport.host.transport import LOOK_SECONDS, HostTransport
+from ...transport.interface import BoundCall, PeerDelegates, Refused
+from ...transport.network.endpoints import Endpoints
+from ..arguments import Prepared
+from ..calls_without_program import EntryCall
+from ..collectives import describe
+from ..requests import ProgressThread
+from .buffers import stream_address
+from .context import CudaContext
 
 if TYPE_CHECKING:
-    from .dispatch import Dispatcher
+    from ..dispatch import Dispatcher
 
 HELD = 64  # started calls whose own memory is kept
 GRACE_S = 1.0  # after which a peer whose process has ended counts as lost, if its part is still owed
@@ -90,7 +90,7 @@ class EmptyCall(EntryCall):
 
 
 class CudaCall:
-    """A bound call on a stream: see :class:`..transport.interface.BoundCall`."""
+    """A bound call on a stream: see :class:`...transport.interface.BoundCall`."""
 
     def __init__(
         self,

@@ -1,0 +1,170 @@
+"""The collectives of a Communicator, with mpi4py's signatures and keyword-only ``timeout=`` and ``stream=``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mpi4py import MPI
+
+from .runtime import collectives as mpi
+from .runtime.collectives import CollectiveMethod
+
+Op = MPI.Op | str
+Args = tuple[Any, ...]
+Seconds = float | None
+SUM, NO_INFO = MPI.SUM, MPI.INFO_NULL
+
+
+class Collectives(MPI.Intracomm):
+    """Collectives in terms of three ways to make a call, which :class:`.communicator.Communicator` has."""
+
+    def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
+        raise NotImplementedError
+
+    def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
+        raise NotImplementedError
+
+    def _persist(
+        self, method: CollectiveMethod, args: Args, stream: Any, own: Callable[..., MPI.Prequest]
+    ) -> MPI.Prequest:
+        raise NotImplementedError
+
+    # ---- collectives (MPI 4.1, chapter 6)
+
+    def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None) -> None:
+        """Send the root's buffer to all."""
+        self._call(mpi.BCAST, (buf, root), timeout, stream)
+
+    def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
+        """Non-blocking :meth:`Bcast`."""
+        return self._start(mpi.BCAST, (buf, root), timeout, stream)
+
+    def Reduce(
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0, *, stream: Any = None, timeout: Seconds = None
+    ) -> None:
+        """Fold all buffers into the root's."""
+        self._call(mpi.REDUCE, (sendbuf, recvbuf, op, root), timeout, stream)
+
+    def Ireduce(
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0, *, stream: Any = None, timeout: Seconds = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Reduce`."""
+        return self._start(mpi.REDUCE, (sendbuf, recvbuf, op, root), timeout, stream)
+
+    def Allreduce(
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
+    ) -> None:
+        """Fold all buffers into everybody's."""
+        self._call(mpi.ALLREDUCE, (sendbuf, recvbuf, op), timeout, stream)
+
+    def Iallreduce(
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Allreduce`."""
+        return self._start(mpi.ALLREDUCE, (sendbuf, recvbuf, op), timeout, stream)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None) -> None:
+        """Collect everybody's block at the root."""
+        self._call(mpi.GATHER, (sendbuf, recvbuf, root), timeout, stream)
+
+    def Igather(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Gather`."""
+        return self._start(mpi.GATHER, (sendbuf, recvbuf, root), timeout, stream)
+
+    def Scatter(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
+    ) -> None:
+        """Give each rank its block of the root's buffer."""
+        self._call(mpi.SCATTER, (sendbuf, recvbuf, root), timeout, stream)
+
+    def Iscatter(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Scatter`."""
+        return self._start(mpi.SCATTER, (sendbuf, recvbuf, root), timeout, stream)
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> None:
+        """Collect everybody's block everywhere."""
+        self._call(mpi.ALLGATHER, (sendbuf, recvbuf), timeout, stream)
+
+    def Iallgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
+        """Non-blocking :meth:`Allgather`."""
+        return self._start(mpi.ALLGATHER, (sendbuf, recvbuf), timeout, stream)
+
+    def Reduce_scatter_block(
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
+    ) -> None:
+        """Fold all buffers, give each rank one of ``size`` equal blocks.
+
+        In place the result lies at the front of ``recvbuf``; what lies behind it stays (on GPUs, it has no meaning).
+        """
+        self._call(mpi.BLOCKS, (sendbuf, recvbuf, op), timeout, stream)
+
+    def Ireduce_scatter_block(
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Reduce_scatter_block`."""
+        return self._start(mpi.BLOCKS, (sendbuf, recvbuf, op), timeout, stream)
+
+    def Reduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Any = None,
+        op: Op = SUM,
+        *,
+        stream: Any = None,
+        timeout: Seconds = None,
+    ) -> None:
+        """As :meth:`Reduce_scatter_block`, but rank i gets ``recvcounts[i]`` elements (None: as its receive buffer)."""
+        self._call(mpi.REDUCE_SCATTER, (sendbuf, recvbuf, recvcounts, op), timeout, stream)
+
+    def Ireduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Any = None,
+        op: Op = SUM,
+        *,
+        stream: Any = None,
+        timeout: Seconds = None,
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Reduce_scatter`."""
+        return self._start(mpi.REDUCE_SCATTER, (sendbuf, recvbuf, recvcounts, op), timeout, stream)
+
+    def Barrier(self, *, timeout: Seconds = None) -> None:
+        """Return when everybody has come."""
+        self._call(mpi.BARRIER, (), timeout, None)
+
+    def Ibarrier(self, *, timeout: Seconds = None) -> MPI.Request:
+        """Non-blocking :meth:`Barrier`."""
+        return self._start(mpi.BARRIER, (), timeout, None)
+
+    # ---- persistent calls (MPI 4.1, section 6.13): on GPU memory ours, with the least to do at Start
+
+    def Allreduce_init(
+        self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: MPI.Info = NO_INFO, *, stream: Any = None
+    ) -> MPI.Prequest:
+        """An :meth:`Allreduce` that ``Start`` begins and ``Wait`` completes, any number of times."""
+        return self._persist(mpi.ALLREDUCE, (sendbuf, recvbuf, op), stream, partial(super().Allreduce_init, info=info))
+
+    def Bcast_init(self, buf: Any, root: int = 0, info: MPI.Info = NO_INFO, *, stream: Any = None) -> MPI.Prequest:
+        """As :meth:`Allreduce_init`, for :meth:`Bcast`."""
+        return self._persist(mpi.BCAST, (buf, root), stream, partial(super().Bcast_init, info=info))
+
+    def Allgather_init(
+        self, sendbuf: Any, recvbuf: Any, info: MPI.Info = NO_INFO, *, stream: Any = None
+    ) -> MPI.Prequest:
+        """As :meth:`Allreduce_init`, for :meth:`Allgather`."""
+        return self._persist(mpi.ALLGATHER, (sendbuf, recvbuf), stream, partial(super().Allgather_init, info=info))
+
+    def Reduce_scatter_block_init(
+        self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: MPI.Info = NO_INFO, *, stream: Any = None
+    ) -> MPI.Prequest:
+        """As :meth:`Allreduce_init`, for :meth:`Reduce_scatter_block`."""
+        own = partial(super().Reduce_scatter_block_init, info=info)
+        return self._persist(mpi.BLOCKS, (sendbuf, recvbuf, op), stream, own)
