@@ -19,7 +19,6 @@ from .runtime import inspection
 from .runtime.bootstrap import Options
 from .runtime.collectives import CollectiveMethod, Invocation
 from .runtime.context import Context
-from .runtime.cuda.buffers import device_array
 from .runtime.cuda.context import CudaContext
 from .runtime.dispatch import Dispatcher
 from .runtime.process_exit import end_job_on_error
@@ -39,6 +38,8 @@ class Communicator(Collectives):
         deterministic: keep our order of summation at every size (small vectors then do not go to MPI).
         executor: ``auto``, ``c`` or ``numpy``: what executes programs on CPU ranks.
         algo: overrides of the selection table, as in ``BLINKMPI_ALGO``.
+        max_ctas: CTAs of a kernel at most (default: the GPU's multiprocessors but 32, ``BLINKMPI_MAX_CTAS``), which
+            leaves room for the model's kernels and for NCCL's.
 
     Raises:
         BlinkError: on every rank, if any rank cannot take part.
@@ -65,11 +66,12 @@ class Communicator(Collectives):
         deterministic: bool = False,
         executor: str | None = None,
         algo: str | None = None,
+        max_ctas: int | None = None,
     ) -> None:
         if comm is None:
             raise ArgumentError("Communicator() needs a communicator; pass MPI.COMM_WORLD")
         end_job_on_error(comm)
-        options = Options(topology, plan, timeout, strict, deterministic, executor, algo)
+        options = Options(topology, plan, timeout, strict, deterministic, executor, algo, max_ctas)
         try:
             self._blink = Dispatcher(self, options)
         except BaseException:
@@ -87,11 +89,11 @@ class Communicator(Collectives):
 
     def register(self, array: Any) -> None:
         """Make a GPU array reachable by all ranks; collective: every rank brings one. Keeps it alive."""
-        self._buffers().register(device_array(array))
+        self._buffers().register(array)
 
     def deregister(self, array: Any) -> None:
         """Undo :meth:`register` or :meth:`empty`; collective, when the work on it is done."""
-        self._buffers().deregister(device_array(array))
+        self._buffers().deregister(array)
 
     def _buffers(self) -> CudaContext:
         """Where buffers are registered, after which calls are bound anew. DeviceError without GPUs."""
@@ -125,6 +127,14 @@ class Communicator(Collectives):
     def executor(self) -> str:
         """What executes our programs on the ranks of this job, and what was found out about it."""
         return inspection.executor(self.context)
+
+    def check(self) -> None:
+        """Raise what went wrong on this rank since the last call, in calls on streams and in replays of graphs. Local.
+
+        A graph's replay is no call of ours: after a loop of replays, and a synchronisation, this tells whether all is
+        well. Meanwhile what goes wrong is logged within two seconds.
+        """
+        self._dispatcher().check()
 
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe and plan again, and go on with the new plan; collective. Returns what differs, as ``plan --diff``."""

@@ -18,7 +18,7 @@ from ..planning.defaults import Gpus
 from ..planning.plan import Plan
 from ..planning.selection import make_plan
 from ..topology import Topology, load
-from ..util.settings import LONGEST_S, Settings, log, read
+from ..util.settings import LONGEST_S, MOST_CTAS, Settings, log, read
 from ..util.together import Comm, from_root, together
 
 EXECUTORS = ("auto", "c", "numpy")
@@ -35,12 +35,15 @@ class Options:
     deterministic: bool = False
     executor: str | None = None
     algo: str | None = None
+    max_ctas: int | None = None
     nodes: tuple[int, ...] = ()  # of a child: which virtual node each rank is in
 
     def check(self) -> None:
         """Raise ArgumentError for a value that no rank could use."""
         if self.timeout_s is not None:
             check_timeout(self.timeout_s)
+        if self.max_ctas is not None and not (isinstance(self.max_ctas, int) and 0 < self.max_ctas <= MOST_CTAS):
+            raise ArgumentError(f"max_ctas={self.max_ctas!r}: expected a number of 1 to {MOST_CTAS}")
         if self.executor is not None and self.executor not in EXECUTORS:
             raise ArgumentError(f"executor={self.executor!r}: expected one of {', '.join(EXECUTORS)}")
 
@@ -49,7 +52,7 @@ class Options:
         machine = self.topology.fingerprint if isinstance(self.topology, Topology) else self.topology
         plan = digest(self.plan) if isinstance(self.plan, Plan) else self.plan
         parts: dict[str, object] = {"topology": machine, "plan": plan, "executor": self.executor, "algo": self.algo}
-        parts |= {"strict": self.strict or None, "deterministic": self.deterministic or None}
+        parts |= {"max_ctas": self.max_ctas, "strict": self.strict or None, "deterministic": self.deterministic or None}
         return ", ".join(f"{k}={v}" for k, v in parts.items() if v is not None) or "no arguments"
 
 

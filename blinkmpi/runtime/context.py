@@ -109,7 +109,7 @@ class Context:
         net = partial(with_net, rates=net_rates(probed))
         self.gpus, self.why_no_gpus = open_gpus(
             self.private, self.node, place, self.machine if self.emulated else None, net, self._gpu_plans,
-            self.settings, self._log_once_on_rank_0,
+            self.settings, self._log_once_on_rank_0, self.options.max_ctas or self.settings.max_ctas,
         )  # fmt: skip
         self.plans = self._host_plans()
         found = self.gpus or self

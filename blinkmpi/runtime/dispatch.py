@@ -12,6 +12,7 @@
 
 import atexit
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
 from .cuda.buffers import lies_on_device, stream_address
 from .cuda.calls import CudaCalls
+from .cuda.watch import watch
 from .process_exit import LOST, UNCAUGHT, follow_launcher, in_child
 from .requests import Persistent, ProgressThread, Request
 
@@ -60,6 +62,8 @@ class Dispatcher:
         self._received: Array = np.empty(0, np.uint8)  # where calls receive that may not overwrite their operands yet
         gpus = self.context.gpus
         self.cuda = CudaCalls(gpus, self.host, self) if gpus is not None else None
+        if self.cuda is not None:
+            watch(self)
 
     @property
     def host(self) -> HostTransport:
@@ -86,6 +90,7 @@ class Dispatcher:
                 bound.run(self.seq)
             else:
                 bound.start(self.seq)
+                self.cuda.keep(bound, args)  # type: ignore[union-attr]
         except Refused as refused:
             raise refused.error from None
         except PeerDelegates:
@@ -101,8 +106,9 @@ class Dispatcher:
         invocation = Invocation(method, args)
         ready = self._prepare(invocation, timeout_s, stream)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
-            self.thread.drain()
-            return self._start_on_gpu(self.cuda, ready, stream, self._deadline(timeout_s))
+            bound = self._guarded(partial(self.cuda.bind, ready, stream, self._deadline(timeout_s)))
+            self._launch(bound)
+            return self.cuda.request(bound, args)
         if isinstance(ready, DelegatedOp):  # on every rank
             if error := fallback_error(self.context, invocation.name, str(ready)):
                 raise error
@@ -140,7 +146,7 @@ class Dispatcher:
         if self.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
             return None
         bound = self.cuda.bind(ready, stream, self.context.timeout_s)
-        return Persistent(lambda: self._launch(bound), lambda: self._wait(bound), bound.test)
+        return Persistent(lambda: self._launch(bound), lambda: self.wait(bound), bound.test, args)
 
     def exchange(self, count: int) -> tuple[int, ...]:
         """Every rank's number, for what a call must know before it can begin."""
@@ -164,7 +170,7 @@ class Dispatcher:
         ready = self._prepare(invocation, timeout_s, stream)
         deadline = self._deadline(timeout_s)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
-            bound: BoundCall = self._guarded(lambda: self.cuda.bind(ready, stream, deadline))  # type: ignore[union-attr]
+            bound: BoundCall = self._guarded(partial(self.cuda.bind, ready, stream, deadline))
         else:
             bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=key is None)
         if key is not None and bound.reusable:
@@ -270,29 +276,15 @@ class Dispatcher:
         call = MpiCall(self.context, invocation, announcement, self._deadline(timeout_s), why, entered=True)
         self._guarded(lambda: call.run(self.seq))
 
-    def _start_on_gpu(self, cuda: CudaCalls, ready: Prepared, stream: Any, deadline: float) -> MPI.Request:
-        bound = self._guarded(lambda: cuda.bind(ready, stream, deadline))
-        self._launch(bound)
-        request, pending = Request(), bound.pending()
-
-        def work() -> None:
-            cuda.context.gpu.use()
-            self._wait(pending)
-
-        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            cuda.thread.put(work, request.finish)
-        else:
-            self.context.log_once("non-blocking calls complete at once: MPI was not started with THREAD_MULTIPLE")
-            request.finish(cuda.thread.run(work))
-        return request
-
     def _launch(self, bound: BoundCall) -> None:
-        """Give a bound call its number and start it."""
+        """Give a bound call its number and start it, behind all non-blocking calls on host memory."""
+        self.thread.drain()
         self.check_alive()
         self.seq += 1
         self._guarded(lambda: bound.start(self.seq))
 
-    def _wait(self, bound: BoundCall) -> None:
+    def wait(self, bound: BoundCall) -> None:
+        """Wait for a call that was started."""
         self._guarded(bound.wait)
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
@@ -341,6 +333,12 @@ class Dispatcher:
         if self.dead is not None:
             why = f"{type(self.dead).__name__}: {self.dead}"
             raise PeerLost(f"the communicator died earlier; start the job again. It was {why}") from self.dead
+
+    def check(self) -> None:
+        """Raise what has gone wrong since the last call."""
+        self.check_alive()
+        if self.cuda is not None:
+            self._guarded(self.cuda.check)
 
     def close(self) -> None:
         """Free everything: collectively, or, if the communicator is dead, only what is local."""

@@ -86,10 +86,13 @@ class Persistent(MPI.Prequest):
         """A null request, as MPI sees it."""
         return super().__new__(cls)
 
-    def __init__(self, start: Callable[[], None], wait: Callable[[], None], idle: Callable[[], bool]) -> None:
+    def __init__(
+        self, start: Callable[[], None], wait: Callable[[], None], idle: Callable[[], bool], operands: Any
+    ) -> None:
         self.Start = start  # type: ignore[method-assign]
         self.Wait = wait  # type: ignore[method-assign, assignment]
         self.Test = idle  # type: ignore[method-assign, assignment]
+        self._operands = operands  # the user's buffers, which live until Free
 
     def Free(self) -> None:
         """Forget the buffers."""
@@ -97,6 +100,7 @@ class Persistent(MPI.Prequest):
         def gone() -> None:
             raise ArgumentError("this persistent call was freed; make it again")
 
+        self._operands = None
         self.Start = self.Wait = gone  # type: ignore[method-assign, assignment]
 
 

@@ -17,6 +17,7 @@ from .codec import Value
 PREFIX = "BLINKMPI_"
 LONGEST_S = 1e9  # of a timeout: in nanoseconds it fits into 64 bits
 LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES = 256 << 10, 1 << 40
+MOST_CTAS = 1024
 LEVELS = ("NONE", "VERSION", "WARN", "INFO", "TRACE")
 KNOWN = {
     "DEBUG": f"how much to log on stderr: {' '.join(LEVELS)}",
@@ -31,6 +32,7 @@ KNOWN = {
     "CMA_NTHREADS": "1 or 2: threads that read long vectors where half of the ranks only wait (default 2)",
     "GPU_DISABLE": "1: GPUs are not used, and arrays in GPU memory are refused",
     "CUDA_AWARE": "1 or 0: MPI takes GPU memory, or does not, whatever it says itself",
+    "MAX_CTAS": "CTAs of a kernel at most, so that other kernels have room (default: the GPU's SMs but 32)",
     "BUFFSIZE": "bytes of shared memory for slots per rank",
     "END_WITH_LAUNCHER": "0: a rank goes on when the launcher that started it has ended (default: it ends after 1 s)",
     "CACHE_DIR": "where the compiled C executor is kept",
@@ -56,6 +58,7 @@ class Settings(Value, frozen=True):
     cma_threads: int = 2
     gpu_disable: bool = False
     cuda_aware: bool | None = None
+    max_ctas: int = 0
     end_with_launcher: bool = True
     nodes: tuple[int, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -89,6 +92,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         cma_threads=_choice(ours, "CMA_NTHREADS", (1, 2), 2),
         gpu_disable=_switch(ours, "GPU_DISABLE"),
         cuda_aware=_switch(ours, "CUDA_AWARE") if ours.get("CUDA_AWARE") else None,
+        max_ctas=int(_number(ours, "MAX_CTAS", 0, least=1, most=MOST_CTAS)),
         end_with_launcher=_switch(ours, "END_WITH_LAUNCHER", "1"),
         nodes=_sizes(ours, "NODES"),
         unknown=tuple(_hint(name) for name in sorted(ours) if name not in KNOWN),

@@ -26,9 +26,10 @@ from ...transport.network.endpoints import Endpoints
 from ..arguments import Prepared
 from ..calls_without_program import EntryCall
 from ..collectives import describe
-from ..requests import ProgressThread
+from ..requests import ProgressThread, Request
 from .buffers import stream_address
 from .context import CudaContext
+from .operands import OperandsInFlight
 
 if TYPE_CHECKING:
     from ..dispatch import Dispatcher
@@ -44,6 +45,8 @@ class CudaCalls:
     def __init__(self, context: CudaContext, host: HostTransport, dispatcher: Dispatcher) -> None:
         self.context, self.host, self._dispatcher = context, host, dispatcher
         self.thread = ProgressThread()
+        self.operands = OperandsInFlight(context.gpu)
+        self.last: CudaCall | None = None  # the one that was started last
         self.held: deque[CudaCall] = deque(maxlen=HELD)  # whose memory may still be read when they are forgotten
 
     def bind(self, ready: Prepared, stream: Any, timeout_s: float) -> CudaCall | EmptyCall:
@@ -59,9 +62,40 @@ class CudaCalls:
         context = self.context
         holder = context.gpu.current_stream() if stream is None else stream  # keeps the stream alive
         address = stream_address(stream)
-        on = context.stream_of(ready) if address is None else address
-        kernel, search = context.fill(ready, text, on, timeout_s)
-        return CudaCall(self, kernel, called, ready, on, holder, search, timeout_s)
+        with context.gpu.entered():
+            on = context.stream_of(ready) if address is None else address
+            kernel, search = context.fill(ready, text, on, timeout_s)
+            return CudaCall(self, kernel, called, ready, on, holder, search, timeout_s)
+
+    def request(self, bound: CudaCall | EmptyCall, operands: tuple[Any, ...]) -> MPI.Request:
+        """The request of a call that was started, whose operands live until it is through."""
+        request = Request()
+        if bound.captured:  # into a graph, whose replays make the call
+            request.finish(None)
+            return request
+        pending = bound.pending()
+
+        def work(_operands: tuple[Any, ...] = operands) -> None:
+            with self.context.gpu.entered():
+                self._dispatcher.wait(pending)
+
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self.thread.put(work, request.finish)
+        else:
+            text = "non-blocking calls complete at once: MPI was not started with THREAD_MULTIPLE"
+            self._dispatcher.context.log_once(text)
+            request.finish(self.thread.run(work))
+        return request
+
+    def keep(self, bound: BoundCall, operands: tuple[Any, ...]) -> None:
+        """Keep the operands of a call that was put on its stream until it is through."""
+        if isinstance(bound, CudaCall):
+            self.operands.keep(operands, bound.nbytes, bound.stream)
+
+    def check(self) -> None:
+        """Raise what a kernel has reported, of a call or of a graph's replay."""
+        if self.context.transport.aborted:
+            raise self.context.transport.error("a call on a stream or in a graph")
 
     def slowest(self, seconds: float) -> float:
         """The longest time of all ranks."""
@@ -72,6 +106,7 @@ class EmptyCall(EntryCall):
     """A call of no elements: nothing to wait for."""
 
     reusable = False
+    captured = False
 
     def start(self, seq: int) -> None:
         """Announce it."""
@@ -106,7 +141,7 @@ class CudaCall:
         context = calls.context
         self.calls, self.context, self.host = calls, context, calls.host
         self.kernel, self.called, self.stream, self.search, self.timeout_s = kernel, called, stream, search, timeout_s
-        self.text = called.text
+        self.text, self.nbytes = called.text, ready.call.nbytes
         self.reusable = search is None  # not while its chunk is still looked for
         self.seq = 0
         self._on: Any = stream  # what is waited for: the stream, or an event on it
@@ -121,6 +156,7 @@ class CudaCall:
     def start(self, seq: int) -> None:
         """Announce the call and put it on its stream; between nodes, see it through."""
         self.seq = seq
+        self.calls.last = self
         if self._report[1]:  # a kernel has aborted
             raise self.failure()
         if self._plain:
@@ -135,13 +171,19 @@ class CudaCall:
             self._put_on_stream()
 
     def run(self, seq: int) -> None:
-        """Start and wait."""
+        """Start and wait; in a graph that is captured there is nothing to wait for."""
         self.start(seq)
-        self.wait()
+        if not self.captured:
+            self.wait()
 
     def test(self) -> bool:
         """Whether the stream is through."""
         return self.context.gpu.idle(self._on)
+
+    @property
+    def captured(self) -> bool:
+        """Whether the stream is being captured into a graph, whose replays make the call."""
+        return self.context.gpu.capturing(self.stream)
 
     def pending(self) -> CudaCall:
         """The call as started now, to be waited for while later calls use the stream."""

@@ -22,10 +22,12 @@ from ...transport.cuda.device import Gpu
 from ...transport.cuda.direct_segments import in_blocks
 from ...transport.cuda.loaded_kernel import LoadedKernel
 from ...transport.cuda.packets import PROTOCOLS, fits
+from ...transport.cuda.regions import Region
 from ...transport.cuda.transport import CudaTransport
 from ...util.lru import LRU
-from ...util.together import Comm
+from ...util.together import Comm, together
 from ..arguments import Prepared
+from .buffers import device_array
 
 KERNELS = 256  # loaded kernels that are kept
 TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs
@@ -33,6 +35,7 @@ TUNED_FROM_CHUNK, LARGEST_CHUNK = 32 << 10, 1 << 20
 MEASURED = "measured by blinkmpi tune"
 TRIAL_TIMEOUT_S = 30.0
 NVLINKS = ("nvlink", "xgmi")
+GRANULE = 2 << 20  # bytes in which the driver allocates
 NS_PER_MIB = 2**20 * 1000  # at 1 MB/s
 
 
@@ -47,6 +50,7 @@ class CudaContext:
         here: the ranks of this node, which are those of ``comm``, if there are several nodes.
         aware: whether MPI takes chunks for other nodes from GPU memory.
         crossing: how they go there, and why, for those who ask.
+        max_ctas: of a kernel, 0 for the default.
     """
 
     def __init__(
@@ -61,17 +65,19 @@ class CudaContext:
         here: tuple[int, ...] = (),
         aware: bool = False,
         crossing: str = "",
+        max_ctas: int = 0,
     ) -> None:
         self.gpu, self.machine, self.plans, self.emulated, self.here = gpu, machine, plans, emulated, here
         self.crossing = crossing
-        self.transport = CudaTransport(comm, gpu, names=here, aware=aware)
+        self.transport = CudaTransport(comm, gpu, names=here, aware=aware, max_ctas=max_ctas)
         self.rank = here[comm.rank] if here else comm.rank
         self._comm, self._say = comm, say
         self._kernels: LRU[tuple[Call, bool, int], LoadedKernel] = LRU(KERNELS)
         self._searches: dict[
             tuple[str, int, int, bool], ChunkSearch
         ] = {}  # by collective, root, octave of bytes, registered
-        self._buffers: dict[int, tuple[Any, int]] = {}  # by address: the array, and its region
+        # Registered buffers by (begin, end), each as often as it is registered: its owner, and what to free, or 0.
+        self._buffers: dict[tuple[int, int], list[tuple[Any, int]]] = {}
         self._retired: list[LoadedKernel] = []
 
     # ---- the choice
@@ -214,12 +220,12 @@ class CudaContext:
         return filled, search if search and not search.done else None
 
     def check(self, name: str, ready: Prepared) -> None:
-        """Raise BufferTypeError for memory of another GPU of this process."""
+        """Raise BufferTypeError for memory that is not this GPU's, whatever the object says that shows it."""
         for buffer in (ready.send, ready.recv):
-            if isinstance(buffer, DeviceArray) and buffer.device not in (-1, self.gpu.device):
+            if isinstance(buffer, DeviceArray) and buffer.size and (why := self.gpu.why_not_here(buffer.ptr)):
                 raise BufferTypeError(
-                    f"{name}: a buffer lies on GPU {buffer.device}, this rank's is GPU {self.gpu.device}; make arrays "
-                    "when the Communicator is there, whose GPU is then the current one, or choose the GPU before both"
+                    f"{name}: a buffer is not this GPU's memory: {why}. Make arrays when the Communicator is there, "
+                    "whose GPU is then the current one, or choose the GPU before both; pass host memory as NumPy arrays"
                 )
 
     def stream_of(self, ready: Prepared) -> int:
@@ -253,34 +259,60 @@ class CudaContext:
 
     def empty(self, shape: Any, dtype: Any) -> Any:
         """A registered array, the same on all ranks; collective."""
-        count = math.prod(shape) if isinstance(shape, list | tuple) else int(shape)
-        dtype = dtype if isinstance(dtype, str) else NAMES.get(np.dtype(dtype)) or str(dtype)
-        nbytes = max(count * dtype_of(dtype).itemsize, 1)
-        at = self.gpu.allocate(-(-nbytes // (2 << 20)) * (2 << 20))
-        array = self.gpu.array(at, count, dtype_of(dtype), None)
-        self._buffers[at] = (array, at)
-        self.transport.regions.register(self._comm, at, nbytes)
+        made: list[tuple[int, int, Any]] = []
+
+        def own() -> tuple[int, int]:
+            count = math.prod(shape) if isinstance(shape, list | tuple) else int(shape)
+            name = dtype if isinstance(dtype, str) else NAMES.get(np.dtype(dtype)) or str(dtype)
+            nbytes = max(count * dtype_of(name).itemsize, 1)
+            at = self.gpu.allocate(-(-nbytes // GRANULE) * GRANULE)
+            made.append((at, nbytes, self.gpu.array(at, count, dtype_of(name), None)))
+            return at, nbytes
+
+        try:
+            self.transport.regions.register(self._comm, own)
+        except Exception:
+            for at, *_ in made:
+                self.gpu.free(at)
+            raise
+        at, nbytes, array = made[0]
+        self._buffers.setdefault((at, at + nbytes), []).append((array, at))
         return array.reshape(shape)
 
-    def register(self, device: DeviceArray) -> None:
+    def register(self, array: Any) -> None:
         """Register a buffer of the user's; collective."""
-        self.transport.regions.register(self._comm, device.ptr, device.nbytes)
-        self._buffers[device.ptr] = (device.owner, 0)
+        device: list[DeviceArray] = []
 
-    def deregister(self, device: DeviceArray) -> None:
+        def own() -> tuple[int, int]:
+            device.append(device_array(array))
+            if why := self.gpu.why_not_here(device[0].ptr):
+                raise BufferTypeError(f"register: {why}; pass an array of this rank's GPU")
+            return device[0].ptr, device[0].nbytes
+
+        self.transport.regions.register(self._comm, own)
+        self._buffers.setdefault(_part(device[0]), []).append((device[0].owner, 0))
+
+    def deregister(self, array: Any) -> None:
         """Undo :meth:`register` or :meth:`empty`; collective, the work on the buffer must be done.
 
         Raises:
-            BufferTypeError: if it is not registered.
+            BufferTypeError: if this very array, or one of the same place and length, is not registered.
         """
-        held = self._buffers.pop(device.ptr, None)
-        ref = self.transport.regions.ref(device.ptr, device.nbytes)
-        if held is None or not ref:
-            raise BufferTypeError("deregister: this array is not registered; pass what register() got")
-        region = self.transport.regions.known[(ref >> 48) - 1]
-        self.transport.regions.deregister(self._comm, region, (device.ptr, device.ptr + max(device.nbytes, 1)))
-        if held[1]:
-            self.gpu.free(held[1])
+
+        def known() -> tuple[tuple[int, int], Region]:
+            part = _part(device_array(array))
+            region = self.transport.regions.find(part)
+            if part not in self._buffers or region is None:
+                raise BufferTypeError("deregister: this array is not registered; pass what register() got")
+            return part, region
+
+        part, region = together(self._comm, known)
+        _, allocated = self._buffers[part].pop()
+        if not self._buffers[part]:
+            del self._buffers[part]
+        self.transport.regions.deregister(self._comm, region, part)
+        if allocated:
+            self.gpu.free(allocated)
 
     def close(self, *, collectively: bool) -> None:
         """Free what is on the GPU; what peers may still look at only together with them."""
@@ -293,11 +325,17 @@ class CudaContext:
             self.transport.abort()
         self.transport.close(self._comm if collectively else None)
         if collectively:
-            for _, at in self._buffers.values():
-                if at:
-                    self.gpu.free(at)
+            for held in self._buffers.values():
+                for _, at in held:
+                    if at:
+                        self.gpu.free(at)
         self._kernels.clear()
         self._retired, self._buffers = [], {}
+
+
+def _part(device: DeviceArray) -> tuple[int, int]:
+    """Where a buffer begins and ends."""
+    return device.ptr, device.ptr + max(device.nbytes, 1)
 
 
 def _path(tree: dict[tuple[int, int], tuple[int, ...]], ends: tuple[int, int]) -> tuple[int, ...] | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from mpi4py import MPI
 
-from ...errors import BlinkError, DeviceError, TopologyError
+from ...errors import BlinkError, DeviceError, RemoteError, TopologyError
 from ...planning.plan import Plan
 from ...topology import Topology
 from ...topology.gather import gather_gpus
@@ -29,6 +29,7 @@ def open_gpus(
     plan: Callable[[Topology, Gpu, bool], Plan],
     settings: Settings,
     say: Callable[[str, str], None],
+    max_ctas: int,
 ) -> tuple[CudaContext | None, str]:
     """Take a GPU per rank, if every rank has one: find their machine, plan, map their memory; collective.
 
@@ -38,6 +39,7 @@ def open_gpus(
         given: the machine that the user named, to be emulated unless it is made of these very GPUs.
         net: puts into a machine what was measured between nodes.
         plan: makes the plan of all ranks, from machine, GPU and whether it is emulated.
+        max_ctas: of a kernel, 0 for the default.
 
     Returns:
         The GPUs, or why there are none.
@@ -65,10 +67,21 @@ def open_gpus(
     aware, crossing = agree(comm, settings.cuda_aware, lambda: ladder(MPI, library_path())) if several else (False, "")
     here = tuple(node.allgather(comm.rank)) if several else ()
     plans = plan(machine, gpu, emulated)
-    context = CudaContext(
-        node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here, aware=aware,
-        crossing=crossing,
-    )  # fmt: skip
+    context, refused = None, ""
+    try:
+        context = CudaContext(
+            node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here, aware=aware,
+            crossing=crossing, max_ctas=max_ctas,
+        )  # fmt: skip
+    except (DeviceError, RemoteError) as error:  # on all ranks of a node
+        refused = f"the ranks cannot share GPU memory ({error})"
+    refusals = [text for text in (comm.allgather(refused) if several else [refused]) if text]
+    if context is None or refusals:
+        if context is not None:
+            context.close(collectively=False)
+        if comm.rank == 0:
+            log(settings, "WARN", f"no GPUs: {refusals[0]}")
+        return None, refusals[0]
     if comm.rank == 0:
         what = f"{comm.size} GPUs, {machine.name}{' (emulated)' if emulated else ''}"
         across = f"; between nodes chunks are {crossing}" if crossing else ""

@@ -20,6 +20,10 @@ KERNELS = Path(__file__).parent / "kernels"
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL = 2, 8, 9  # of CUpointer_attribute
+DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
+NOT_READY, INVALID_CONTEXT, INVALID_HANDLE = 600, 201, 400  # of CUresult
 OPTIONS = ("-std=c++17", "-default-device")  # of NVRTC: version 12 takes a generic lambda for host code otherwise
 
 
@@ -60,6 +64,7 @@ class Kernel:
     module: Any  # keeps the code loaded
     handle: int
     registers: int
+    gpu: "Gpu"
 
     def launcher(self, grid: int, block: int, stream: int, params: Any, what: str) -> Callable[[], None]:
         """A function that launches the kernel, with all arguments converted beforehand; it raises DeviceError.
@@ -75,8 +80,14 @@ class Kernel:
 
         def start() -> None:
             try:
-                launch(*numbers)
-            except Exception as error:  # CuPy's CUDADriverError
+                try:
+                    launch(*numbers)
+                except Exception as error:  # CuPy's CUDADriverError
+                    if getattr(error, "status", 0) not in (INVALID_CONTEXT, INVALID_HANDLE):
+                        raise
+                    with self.gpu.entered():  # a thread that has not used the GPU before, or uses another one
+                        launch(*numbers)
+            except Exception as error:
                 raise DeviceError(f"launch of {what}: {error}; this process must be started again") from error
 
         return start
@@ -101,19 +112,38 @@ class Gpu:
         self.capability: tuple[int, int] = (properties["major"], properties["minor"])
         self.bus_id: str = self.runtime.deviceGetPCIBusId(index)
         self.driver = _driver()
+        self.stream = self._cupy.cuda.Stream(non_blocking=True)  # of our own copies, which wait for no other work
+        self._context = ctypes.c_void_p()
+        self.driver.cuCtxGetCurrent(ctypes.byref(self._context))
         self._kernels: dict[tuple[str, str], Kernel] = {}
 
     def use(self) -> None:
         """Make it the current device of this thread."""
         self.runtime.setDevice(self.device)
 
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Work with this GPU in a thread whose current device may be another, also while a stream is captured.
+
+        CUDA forbids allocations, loading of code and queries of events to a thread that captures a stream, and, if the
+        capture is global, to all threads; whoever does not touch the captured stream may allow them to itself.
+        """
+        mode, popped = ctypes.c_int(RELAXED), ctypes.c_void_p()
+        self.driver.cuCtxPushCurrent_v2(self._context)
+        self.driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self.driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+            self.driver.cuCtxPopCurrent_v2(ctypes.byref(popped))
+
     # ---- memory
 
     def allocate(self, nbytes: int) -> int:
         """Allocate zeroed device memory, by an allocation of its own as IPC needs it; returns its address."""
         at = int(self.runtime.malloc(nbytes))
-        self.runtime.memset(at, 0, nbytes)
-        self.runtime.deviceSynchronize()
+        self.runtime.memsetAsync(at, 0, nbytes, self.stream.ptr)
+        self.stream.synchronize()
         return at
 
     def free(self, at: int) -> None:
@@ -174,10 +204,25 @@ class Gpu:
             raise DeviceError(f"address {at:#x} is no memory of this GPU (CUDA error {code}); pass a device array")
         return begin.value, size.value
 
+    def why_not_here(self, at: int) -> str:
+        """Why this GPU's kernels may not use an address, or an empty text; asks the driver."""
+        kind, managed, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(-1)
+        asked = (ctypes.c_int * 3)(MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL)
+        found = (ctypes.c_void_p * 3)(*(ctypes.addressof(answer) for answer in (kind, managed, device)))
+        code = self.driver.cuPointerGetAttributes(3, asked, found, ctypes.c_uint64(at))
+        if code:
+            raise DeviceError(f"cuPointerGetAttributes of {at:#x}: CUDA error {code}")
+        if managed.value:
+            return ""
+        if kind.value != DEVICE_MEMORY:
+            return f"address {at:#x} is {'pinned host' if kind.value else 'host'} memory, though its object says GPU"
+        return "" if device.value == self.device else f"it lies on GPU {device.value}, this rank's is GPU {self.device}"
+
     def upload(self, to: int, data: bytes) -> None:
         """Copy host bytes to device memory; waits."""
-        self.runtime.memcpy(to, ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value, len(data), 1)
-        self.runtime.deviceSynchronize()  # memcpy may return before the data have arrived
+        source = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+        self.runtime.memcpyAsync(to, source, len(data), 1, self.stream.ptr)
+        self.stream.synchronize()
 
     def download(self, at: int, nbytes: int) -> bytes:
         """Device memory's content; waits."""
@@ -211,7 +256,7 @@ class Gpu:
                 handle = int(function.kernel.ptr)
             except Exception as error:  # CuPy's CompileException and CUDADriverError
                 raise DeviceError(f"kernel {name} does not compile for {self.name}: {error}") from error
-            self._kernels[key] = Kernel(module, handle, int(function.num_regs))
+            self._kernels[key] = Kernel(module, handle, int(function.num_regs), self)
         return self._kernels[key]
 
     # ---- streams
@@ -226,15 +271,17 @@ class Gpu:
 
     def after(self, stream: int, other: int) -> None:
         """Make later work on ``stream`` wait for the work that is now on ``other``."""
-        event = self._cupy.cuda.Event(disable_timing=True)
-        self.runtime.eventRecord(event.ptr, other)
-        self.runtime.streamWaitEvent(stream, event.ptr, 0)
+        with self.entered():
+            event = self._cupy.cuda.Event(disable_timing=True)
+            self.runtime.eventRecord(event.ptr, other)
+            self.runtime.streamWaitEvent(stream, event.ptr, 0)
 
     def mark(self, stream: int) -> Any:
         """An event behind the work that is now on ``stream``."""
-        event = self._cupy.cuda.Event(disable_timing=True)
-        self.runtime.eventRecord(event.ptr, stream)
-        return event
+        with self.entered():
+            event = self._cupy.cuda.Event(disable_timing=True)
+            self.runtime.eventRecord(event.ptr, stream)
+            return event
 
     @contextlib.contextmanager
     def timed(self, stream: int) -> Iterator[Callable[[], float]]:
@@ -251,7 +298,11 @@ class Gpu:
             DeviceError: if its work failed; the process must end, CUDA does not recover.
         """
         query = self.driver.cuStreamQuery if isinstance(on, int) else self.driver.cuEventQuery
-        code = query(ctypes.c_void_p(on if isinstance(on, int) else on.ptr))
+        at = ctypes.c_void_p(on if isinstance(on, int) else on.ptr)
+        code = query(at)
+        if code in (INVALID_CONTEXT, INVALID_HANDLE):  # a thread that has not used the GPU before
+            with self.entered():
+                code = query(at)
         if code == NOT_READY:
             return False
         if code:
@@ -264,9 +315,6 @@ class Gpu:
         numbers = {"driver_api": self.runtime.driverGetVersion(), "runtime": self.runtime.runtimeGetVersion()}
         named = {name: f"{v // 1000}.{v % 1000 // 10}" for name, v in numbers.items()}
         return {"cupy": str(self._cupy.__version__), **named}
-
-
-NOT_READY = 600
 
 
 @cache

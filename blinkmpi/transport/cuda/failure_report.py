@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost
+from ...errors import BlinkError, CollectiveTimeout, DeviceError, MismatchError, PeerLost
 
-ABORTED, TIMEOUT, MISMATCH = 1, 2, 3  # codes of a report; ABORTED: by another rank
+ABORTED, TIMEOUT, MISMATCH, OVERLAP = 1, 2, 3, 4  # codes of a report; ABORTED: by another rank
 ANNOUNCEMENT, FINISH, PACKET = -1, -2, -3  # what a kernel waited for, in place of a stage
 WAITED_FOR = {ANNOUNCEMENT: "its entry into the call", FINISH: "the end of the call", PACKET: "packets"}
 MASK, HALF = (1 << 32) - 1, 1 << 31
@@ -38,6 +38,12 @@ class AbortReport:
                 f"GPU call {self.seq}: rank {me} called {text}, rank {peer} something else "
                 "(collective, count, type, op, root, or a registered buffer here and a plain one there); "
                 "call the same on every rank. The communicator is dead"
+            )
+        if self.code == OVERLAP:
+            return DeviceError(
+                f"GPU call {self.seq}, {text}: rank {me} ran two calls of one communicator at the same time (two "
+                "graphs that were launched on two streams, say, or a graph and a call); put an event between them, or "
+                "give each a Communicator of its own. Their results are wrong, and the communicator is dead"
             )
         if self.code == TIMEOUT:
             behind = [(self.seq - seq) & MASK for seq in announced()]

@@ -67,7 +67,7 @@ def macros(n: int) -> str:
 
 def common_layout(n: int) -> str:
     """Assertions about ``layout.cuh``."""
-    codes = ("ABORTED", "TIMEOUT", "MISMATCH", "ANNOUNCEMENT", "FINISH", "PACKET")
+    codes = ("ABORTED", "TIMEOUT", "MISMATCH", "OVERLAP", "ANNOUNCEMENT", "FINISH", "PACKET")
     return (
         words_are("CommonArguments", COMMON, n=n, before="symmetric")
         + words_are("Report", REPORT)

@@ -22,6 +22,7 @@ SETS, SHOTS = 2, 2  # of LL buffers: two sets that take turns, each with buffers
 LL16_BUFFER_BYTES = 256 << 10  # of one source's packets, in one shot of one set: half of it is data
 LL128_BYTES = 40 << 20  # for all LL128 buffers of a rank
 SYMMETRIC_BYTES = 104 << 20
+ROOM = 32  # multiprocessors that are left to others: as many CTAs as NCCL's kernels have
 HOST_SHARE = 4  # CTAs for a byte by the host path, for each one by NVLink
 HOST_BYTES = 64 << 20  # of slots in host memory, for all ranks
 NETWORK_BYTES = 127 << 20  # of a rank: for slots of network channels
@@ -60,6 +61,11 @@ class ChannelPlace:
     slot_bytes: int
     in_host_memory: bool = False
     network: bool = False
+
+
+def default_max_ctas(sms: int) -> int:
+    """How many CTAs a kernel may have where the user does not say, on GPUs of so many multiprocessors."""
+    return max(sms - ROOM, sms // 2, 1)
 
 
 def most_stages(program: Program) -> int:

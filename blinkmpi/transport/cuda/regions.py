@@ -1,7 +1,8 @@
 """Registered buffers: users' GPU memory that every rank has mapped, named alike on all ranks."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from ...errors import DeviceError
@@ -39,27 +40,42 @@ class Regions:
     known: dict[int, Region] = field(default_factory=dict)
     _free: list[int] = field(default_factory=lambda: list(range(MAX_REGIONS - 1, -1, -1)))
 
-    def register(self, comm: Comm, at: int, nbytes: int) -> Region:
-        """Map every rank's buffer; collective, no call of ours may be under way.
+    def register(self, comm: Comm, own: Callable[[], tuple[int, int]]) -> Region:
+        """Map every rank's buffer; collective, no call of ours may be under way. Either all ranks do, or none.
+
+        Args:
+            own: gives (address, bytes) of this rank's buffer; what it raises, all ranks raise.
 
         Raises:
             DeviceError: on every rank, if some rank's memory cannot be shared (managed memory, memory pools of CUDA).
         """
         self.gpu.use()
 
-        def own() -> tuple[int, int, bytes]:
+        def allocation() -> tuple[tuple[int, int], int, int, bytes]:
+            at, nbytes = own()
             begin, size = self.gpu.allocation(at)
-            return begin, size, self.gpu.export(begin)
+            return (at, at + nbytes), begin, size, self.gpu.export(begin)
 
-        found = gathered(comm, own, error=DeviceError)
-        begin, size, _ = found[self.rank]
+        found = gathered(comm, allocation)
+        part, begin, size, _ = found[self.rank]
         here = [r for r in self.known.values() if (r.begin, r.nbytes) == (begin, size)]
-        known = set(gathered(comm, lambda: here[0].index if here else -1, error=DeviceError))
+        known = set(gathered(comm, lambda: here[0].index if here else -1))
         if len(known) == 1 and here:  # the same on all ranks
-            here[0].parts.append((at, at + nbytes))
+            here[0].parts.append(part)
             return here[0]
-        handles = [handle for _, _, handle in found]
-        return together(comm, lambda: self._add(begin, size, (at, at + nbytes), handles), error=DeviceError)
+        added: list[Region] = []
+        try:
+            handles = [handle for *_, handle in found]
+            together(comm, lambda: added.append(self._add(begin, size, part, handles)))
+        except Exception:
+            for region in added:  # a rank that could map all must not keep what others have not
+                self.drop(region)
+            raise
+        return added[0]
+
+    def find(self, part: tuple[int, int]) -> Region | None:
+        """The region in which a buffer with exactly this (begin, end) is registered."""
+        return next((region for region in self.known.values() if part in region.parts), None)
 
     def deregister(self, comm: Comm, region: Region, part: tuple[int, int]) -> None:
         """Unmap a buffer; collective. Only then may its memory be freed."""
@@ -69,13 +85,20 @@ class Regions:
         comm.Barrier()
 
     def _add(self, begin: int, nbytes: int, part: tuple[int, int], handles: Sequence[bytes]) -> Region:
-        """Map every rank's allocation."""
+        """Map every rank's allocation; what is mapped when that fails is unmapped."""
         if not self._free:
             raise DeviceError(f"{MAX_REGIONS} buffers are registered, which is all there is room for; deregister some")
-        opened = tuple(0 if r == self.rank else self.gpu.open(h) for r, h in enumerate(handles))
-        peers = tuple(begin if r == self.rank else at for r, at in enumerate(opened))
-        index = self._free.pop()
-        self.gpu.upload(self.table + 8 * MAX_RANKS * index, struct.pack(f"{self.n}Q", *peers))
+        with ExitStack() as undo:
+            opened = []
+            for r, handle in enumerate(handles):
+                opened.append(0 if r == self.rank else self.gpu.open(handle))
+                if opened[r]:
+                    undo.callback(self.gpu.shut, opened[r])
+            peers = tuple(begin if r == self.rank else at for r, at in enumerate(opened))
+            index = self._free[-1]
+            self.gpu.upload(self.table + 8 * MAX_RANKS * index, struct.pack(f"{self.n}Q", *peers))
+            undo.pop_all()
+        self._free.pop()
         region = self.known[index] = Region(index, begin, nbytes, peers, tuple(at for at in opened if at), [part])
         return region
 

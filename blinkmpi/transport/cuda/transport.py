@@ -9,7 +9,7 @@ Protocols: ``slots`` runs any program. Over one hop, ``ll16_one_shot``, ``ll16_t
 two kernels: a reduce-scatter by ``slots``, whose results go to all ranks by ``direct``.
 """
 
-import ctypes
+import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple
 from functools import partial
@@ -22,7 +22,7 @@ from ...program.call import Call
 from ...program.ir import Program
 from ...program.partition import NodePart
 from ...program.reduction import accumulator_of, dtype_of
-from ...util.together import Comm, gathered, together
+from ...util.together import Comm, gathered
 from .codegen import (
     PACKET_THREADS,
     STAGE_THREADS,
@@ -40,7 +40,7 @@ from .device import Gpu
 from .direct_segments import Segment, segment, spread
 from .failure_report import AbortReport
 from .host_slots import HostSlots
-from .kernel_layout import REPORT, common_arguments, fill_common
+from .kernel_layout import common_arguments, fill_common
 from .loaded_kernel import LoadedKernel, fingerprint, load_kernel
 from .memory_layout import (
     ANNOUNCED_AT,
@@ -49,18 +49,19 @@ from .memory_layout import (
     MAX_CTAS,
     MAX_RANKS,
     SYMMETRIC_BYTES,
+    default_max_ctas,
     groups,
     most_stages,
     place,
 )
 from .network_channels import NetworkBuffers, endpoints_of
 from .packets import LL16, PROTOCOLS, Codec, PacketStreams, fits, ll_buffers, longest_slice, streams
-from .regions import MAX_REGIONS, Regions
+from .regions import Regions
+from .symmetric_memory import MAX_CLOCKS, REPORT_WORDS, SymmetricMemory
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
-REPORT_WORDS = len(REPORT)
-MAX_CLOCKS = 256
 LAST: list[Any] = []  # the stream of this process's last call, and what keeps it
+ORDER = threading.Lock()  # of LAST: threads put their calls on streams one after another
 
 
 class CudaTransport:
@@ -71,6 +72,8 @@ class CudaTransport:
         gpu: this rank's device.
         names: what the ranks of ``comm`` are called in messages.
         aware: whether MPI takes what goes to other nodes from GPU memory.
+        max_ctas: CTAs of a kernel at most, 0 for the default, which leaves room for other kernels: two that wait for
+            peers, ours and NCCL's, must have room on a GPU at once, and the user's own should go on.
 
     Raises:
         DeviceError: on every rank, if some rank cannot map some other's memory.
@@ -84,6 +87,7 @@ class CudaTransport:
         symmetric_bytes: int = SYMMETRIC_BYTES,
         names: Sequence[int] = (),
         aware: bool = False,
+        max_ctas: int = 0,
     ) -> None:
         self.n, self.rank, self.gpu, self.symmetric_bytes = comm.size, comm.rank, gpu, symmetric_bytes
         self._comm = comm
@@ -94,24 +98,11 @@ class CudaTransport:
         self._host_slots: HostSlots | None = None
         if self.n > MAX_RANKS:
             raise DeviceError(f"{self.n} GPUs on one node: this version maps at most {MAX_RANKS}")
-        gpu.use()
-        self._own = gpu.allocate(symmetric_bytes)
-        self._table = gpu.allocate(8 * MAX_RANKS * MAX_REGIONS)
-        self._report = gpu.pinned(8 * REPORT_WORDS)
-        self.report = (ctypes.c_int64 * REPORT_WORDS).from_address(self._report)
-        self.regions = Regions(gpu, self.n, self.rank, self._table)
+        self.memory = SymmetricMemory(comm, gpu, symmetric_bytes)
+        self.symmetric, self.report = self.memory.addresses, self.memory.report
         self.sms = min(gathered(comm, lambda: gpu.sms, error=DeviceError))
-        handles = gathered(comm, lambda: gpu.export(self._own), error=DeviceError)
-        self._opened: list[int] = []
-
-        def map_all() -> list[int]:
-            for r, handle in enumerate(handles):
-                self._opened.append(0 if r == self.rank else gpu.open(handle))
-            return [at or self._own for at in self._opened]
-
-        together(comm, map_all, error=DeviceError)
-        self.symmetric = [at or self._own for at in self._opened]
-        self._link_clocks = gpu.allocate(8 * MAX_CLOCKS)
+        self.max_ctas = min(self.sms, max_ctas or default_max_ctas(self.sms))
+        self.regions = Regions(gpu, self.n, self.rank, self.memory.table)
 
     # ---- before a call
 
@@ -154,11 +145,15 @@ class CudaTransport:
         item = dtype_of(call.dtype).itemsize
         wide = accumulator_of(call.dtype).itemsize if reduces(call) else item
         try:
-            ctas_of = groups(program, min(ctas or self.sms, self.sms), in_host_memory)
+            ctas_of = groups(program, self._ctas(ctas, program), in_host_memory)
             place(program, ctas_of, item, wide, self.symmetric_bytes, in_host_memory)
         except DeviceError:
             return False
         return True
+
+    def _ctas(self, wanted: int, program: Program) -> int:
+        """CTAs for a program: at most ``max_ctas``, unless it has more stages than that."""
+        return max(min(wanted or self.max_ctas, self.max_ctas), min(most_stages(program), self.sms))
 
     def _load_stages(
         self,
@@ -172,9 +167,7 @@ class CudaTransport:
         call, far = program.call, part.far if part else {}
         item = dtype_of(call.dtype).itemsize
         wide = accumulator_of(call.dtype).itemsize if reduces(call) else item
-        if part and ctas:  # the table's number is for few stages, and many nodes make many
-            ctas = max(ctas, most_stages(program))
-        groups_of = groups(program, min(ctas or self.sms, self.sms), in_host_memory)  # of the whole: alike on all nodes
+        groups_of = groups(program, self._ctas(ctas, program), in_host_memory)  # of the whole: alike on all nodes
         if part:
             program, in_host_memory = (
                 part.program,
@@ -231,8 +224,8 @@ class CudaTransport:
         longest = max(share(r)[-1] for r in range(self.n))  # the grid is the same on all ranks
         divide = self.n if call.op == "avg" else 0
         even = int(len(set(call.counts)) == 1)
-        args = [*self._common(text, "direct", divide), *mine, even, self._table, *[0] * (2 * self.n)]
-        grid = max(1, min(ctas or DIRECT_CTAS, self.sms, MAX_CTAS, -(-longest // (16 * WORKERS))))
+        args = [*self._common(text, "direct", divide), *mine, even, self.memory.table, *[0] * (2 * self.n)]
+        grid = max(1, min(ctas or DIRECT_CTAS, self.max_ctas, MAX_CTAS, -(-longest // (16 * WORKERS))))
         return load_kernel(kernel, grid, WORKERS, args, "direct", text)
 
     def _load_packets(self, call: Call, protocol: str, text: str, ctas: int) -> LoadedKernel:
@@ -244,7 +237,7 @@ class CudaTransport:
         kernel = self.gpu.compile(packets_source(call, self.n, packets), "packets")
         divide = self.n if call.op == "avg" else 0
         units = longest_slice(call, two_shot=packets.two_shot)
-        most = min(ctas or (PACKET_CTAS if packets.codec is LL16 else self.sms), self.sms)
+        most = min(ctas or (PACKET_CTAS if packets.codec is LL16 else self.max_ctas), self.max_ctas)
         grid = max(1, min(most, -(-packets.codec.positions(units) // threads)))
         args = [*self._common(text, protocol, divide), *self._packets(mine, units, packets.codec)]
         return load_kernel(kernel, grid, threads, args, protocol, text)
@@ -261,7 +254,9 @@ class CudaTransport:
         return load_kernel(kernel, 1, PACKET_THREADS, args, "slots", text)
 
     def _common(self, text: str, protocol: str, divide: int) -> list[int]:
-        return common_arguments(self.symmetric, self._report, fingerprint(f"{protocol} {text}"), self.rank, divide)
+        return common_arguments(
+            self.symmetric, self.memory.report_at, fingerprint(f"{protocol} {text}"), self.rank, divide
+        )
 
     # ---- a call
 
@@ -304,17 +299,17 @@ class CudaTransport:
         Args:
             holder: keeps the stream alive: the next call, on another one, asks for it.
         """
-        launch = loaded.kernel.launcher(loaded.grid, loaded.block, stream, loaded.params, loaded.text)
-        then = [self.starter(loaded.then, stream, holder)] if loaded.then else []
+        parts = [loaded, loaded.then] if loaded.then else [loaded]
+        launches = [p.kernel.launcher(p.grid, p.block, stream, p.params, p.text) for p in parts]
 
         def start(_keep: LoadedKernel = loaded) -> None:  # it has the arguments
-            if not LAST or LAST[0] != stream:
-                self._follow(stream)
-                LAST[:] = [stream, holder]
-            self.calls += 1
-            launch()
-            for follow in then:
-                follow()
+            with ORDER:
+                if not LAST or LAST[0] != stream:
+                    self._follow(stream)
+                    LAST[:] = [stream, holder]
+                self.calls += len(launches)
+                for launch in launches:
+                    launch()
 
         return start
 
@@ -328,7 +323,7 @@ class CudaTransport:
 
     def _announced(self) -> list[int]:
         """The last call that each rank has entered here, of whose number 32 bits are known."""
-        words = np.frombuffer(self.gpu.download(self._own + ANNOUNCED_AT, LINE * self.n), np.uint64)[:: LINE // 8]
+        words = np.frombuffer(self.gpu.download(self.memory.own + ANNOUNCED_AT, LINE * self.n), np.uint64)[:: LINE // 8]
         return [int(word) >> 32 for word in words]
 
     @property
@@ -344,7 +339,7 @@ class CudaTransport:
         """
         if link >= MAX_CLOCKS:
             raise DeviceError(f"link {link}: this version emulates {MAX_CLOCKS} links a rank")
-        return self._link_clocks + 8 * link
+        return self.memory.clocks + 8 * link
 
     def abort(self) -> None:
         """Make every kernel of ours that waits give up."""
@@ -370,17 +365,12 @@ class CudaTransport:
             comm.Barrier()
         for region in list(self.regions.known.values()):
             self.regions.drop(region)
-        for at in filter(None, self._opened):
-            self.gpu.shut(at)
-        self._opened = []
+        self.memory.unmap()
         if self._host_slots is not None:
             self._host_slots.close()
             self._host_slots = None
         if comm is not None:
             comm.Barrier()
-            self.gpu.free(self._own)
-            self.gpu.free(self._table)
-            self.gpu.free(self._link_clocks)
-            self.gpu.free_pinned(self._report)
+            self.memory.free()
             if self._network:
                 self._network.close(self.gpu)

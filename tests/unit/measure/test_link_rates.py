@@ -161,7 +161,7 @@ def test_a_kernel_is_launched_with_its_arguments_or_says_why_not(monkeypatch: py
         device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(launchKernel=launch)))
     )
     params = (ctypes.c_void_p * 1)(77)
-    start = Kernel(None, 11, 32).launcher(5, 256, 9, params, "allreduce(1 x int8)")
+    start = Kernel(None, 11, 32, None).launcher(5, 256, 9, params, "allreduce(1 x int8)")
     start()
     assert calls == [(11, 5, 1, 1, 256, 1, 1, 0, 9, ctypes.addressof(params), 0)]
     with pytest.raises(

@@ -107,4 +107,5 @@ extern "C" __global__ void __launch_bounds__(WORKERS, 1) direct(const __grid_con
   // In place, a peer has read the front of our vector. If all segments have one length, its CTA of our index read just
   // what this CTA overwrites. Otherwise all our CTAs must first have seen that all of theirs are finished.
   if (c.destination && __syncthreads_and(ok) && (a.even || grid_barrier(c, seq))) move_to_destination(c);
+  leave(c);
 }

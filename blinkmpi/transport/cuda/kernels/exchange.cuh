@@ -28,12 +28,14 @@ template <class Codec> struct Exchange {
   const u64* announced;  // by the peer of this thread's index
   u64 seen;
   u64 seq;
+  u32 flag;  // of the packets of this call; never 0, which is what memory holds at first
   i64 packs, step, begin, end;  // packs of a stream; positions of a thread: begin, begin + step, ... below end
 
   __device__ __forceinline__ explicit Exchange(const PacketArguments& arguments) : a(arguments) {
     announced = &a.c.symmetric[a.c.rank]->announced[threadIdx.x < N ? threadIdx.x : 0].word;
     seen = load_relaxed(announced);  // for await_buffers: this load overlaps with that of the call's number
     seq = announce(a.c);
+    flag = (u32)seq ? (u32)seq : ~0u;  // the call before has the same flag then, but the other set
     packs = (a.nbytes + 15) >> 4, step = (i64)gridDim.x * blockDim.x;
     end = Codec::positions(a.slice), begin = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   }
@@ -82,7 +84,6 @@ template <class Codec> struct Exchange {
   // Wait for a pack from every rank in `mask`, all polled at once.
   __device__ __forceinline__ bool receive(int shot, u64 mask, i64 position, Pack (&x)[N]) const {
     Deadline d = {0, 0};
-    const u32 flag = (u32)seq;
     auto source = [&](int r) { return buffer(a.c.rank, shot, r) + position * Codec::BYTES; };
     while (true) {
       const int missing = Codec::poll(source, mask, position, flag, x);

@@ -19,7 +19,8 @@ struct SymmetricHeader {  // the head of every rank's symmetric memory, which al
   u32 announced_ctas;  // how many CTAs have begun the next one
   u32 barrier_ctas;    // how many CTAs have arrived at the grid barrier
   u64 barrier_seq;     // the last call in which all of them have
-  u32 pad[26];
+  u64 running;         // the sum of the marks of the CTAs that run now; see announce
+  u32 pad[24];
   u64 abort;           // not 0: some rank aborted; 1 + its number
   u64 report_taken;    // not 0: a thread of this rank fills in the report
   u64 pad2[14];
@@ -31,7 +32,7 @@ struct Report {  // in pinned host memory: who aborted, and what for; the first 
   u64 abort;     // not 0: the host or a thread of this rank aborted
   u64 code, seq, peer, stage, chunk, want, seen;
 };
-enum ReportCode { ABORTED = 1, TIMEOUT = 2, MISMATCH = 3 };
+enum ReportCode { ABORTED = 1, TIMEOUT = 2, MISMATCH = 3, OVERLAP = 4 };
 enum ReportStage { ANNOUNCEMENT = -1, FINISH = -2, PACKET = -3 };  // what a thread waited for, if not for a stage
 
 struct CommonArguments {  // the first part of every kernel's arguments

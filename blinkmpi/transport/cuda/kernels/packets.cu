@@ -9,7 +9,7 @@
 template <class Codec> __device__ __forceinline__ void one_shot(const PacketArguments& a) {
   const CommonArguments& c = a.c;
   Exchange<Codec> e(a);
-  const u32 flag = (u32)e.seq;
+  const u32 flag = e.flag;
   const bool same = !a.send_stride;  // all peers get the same
   Pack head;
   if (same && a.send_mask && e.begin < e.end) head = e.load(c.send, 0, e.begin);  // while the peers announce the call
@@ -44,7 +44,7 @@ template <class Codec> __device__ __forceinline__ void one_shot(const PacketArgu
 template <class Codec> __device__ __forceinline__ void two_shot(const PacketArguments& a) {
   const CommonArguments& c = a.c;
   Exchange<Codec> e(a);
-  const u32 flag = (u32)e.seq;
+  const u32 flag = e.flag;
   auto first_of = [&](int owner) { return __popcll(a.owners & ((1ull << owner) - 1)) * a.slice; };
   const i64 mine = first_of(c.rank);
   if (!e.await_buffers(a.send_mask | a.out_mask)) return;
@@ -81,4 +81,5 @@ template <class Codec> __device__ __forceinline__ void two_shot(const PacketArgu
 
 extern "C" __global__ void __launch_bounds__(PACKET_THREADS, 1) packets(const __grid_constant__ PacketArguments a) {
   ALGORITHM<CODEC>(a);
+  leave(a.c);
 }

@@ -228,4 +228,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) stages(const __grid_con
   const u64 seq = announce(a.c);  // its barrier also makes the copy of the row visible to all threads
   switch (row[KIND]) { STAGE_KINDS }
   if (a.c.destination && grid_barrier(a.c, seq)) move_to_destination(a.c);
+  leave(a.c);
 }

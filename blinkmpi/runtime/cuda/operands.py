@@ -1,0 +1,48 @@
+"""Operands of calls on streams, kept alive until the GPU's work on them is through.
+
+A call with ``stream=`` returns before its kernel has run, and then the user may drop the last reference to a tensor:
+its memory would be given to somebody else while the kernel still reads and writes it. Calls of one process follow one
+another on its GPU, so an event behind one call is behind all earlier ones, and events can be few. Of long tensors
+torch is told itself, so that it has their memory back at the first moment.
+"""
+
+import sys
+from collections import deque
+from typing import Any
+
+from ...transport.cuda.device import Gpu
+
+CALLS, NBYTES = 64, 4 << 20  # after so many calls, or bytes that they have moved, an event is recorded
+
+
+class OperandsInFlight:
+    """What calls on streams were given, newest last; nothing of a captured call: a graph's memory is its owner's."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._newest: list[Any] = []
+        self._nbytes = 0
+        self._pending: deque[tuple[Any, list[Any]]] = deque()  # events, and what may be dropped behind them
+
+    def keep(self, operands: tuple[Any, ...], nbytes: int, stream: int) -> None:
+        """Keep what a call has just been given, whose kernel is on ``stream``."""
+        self._newest.append(operands)
+        self._nbytes += nbytes
+        if len(self._newest) >= CALLS or self._nbytes >= NBYTES:
+            with self._gpu.entered():
+                self._mark(operands, nbytes, stream)
+
+    def _mark(self, operands: tuple[Any, ...], nbytes: int, stream: int) -> None:
+        if self._gpu.capturing(stream):  # no event of a captured stream can be asked
+            self._newest.pop()
+            return
+        if nbytes >= NBYTES and (torch := sys.modules.get("torch")) is not None:
+            on = torch.cuda.ExternalStream(stream, device=self._gpu.device)
+            for operand in operands:
+                if isinstance(operand, torch.Tensor):
+                    operand.record_stream(on)
+            self._newest[-1] = tuple(o for o in operands if not isinstance(o, torch.Tensor))
+        self._pending.append((self._gpu.mark(stream), self._newest))
+        self._newest, self._nbytes = [], 0
+        while self._pending and self._gpu.idle(self._pending[0][0]):
+            self._pending.popleft()
