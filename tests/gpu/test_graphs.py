@@ -1,4 +1,4 @@
-"""Calls in CUDA graphs as users come to make them: without ``stream=``, side by side, with a peer that does not come."""
+"""Calls in CUDA graphs as users make them: without ``stream=``, side by side, with a peer that does not come."""
 
 import contextlib
 import time
