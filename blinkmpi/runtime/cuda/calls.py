@@ -162,13 +162,15 @@ class CudaCall:
         if self._plain:
             self.host.announce_elsewhere(seq, self._fingerprint, self._record)
             self._launch()
-        elif self.search is not None and not self.context.gpu.capturing(self.stream):
-            self._search_chunk(self.search)
-        elif self.context.here:
-            self._run_between_nodes()
-        else:
-            self.host.announce_elsewhere(seq, self._fingerprint, self._record)
-            self._put_on_stream()
+            return
+        with self.context.gpu.entered():
+            if self.search is not None and not self.context.gpu.capturing(self.stream):
+                self._search_chunk(self.search)
+            elif self.context.here:
+                self._run_between_nodes()
+            else:
+                self.host.announce_elsewhere(seq, self._fingerprint, self._record)
+                self._put_on_stream()
 
     def run(self, seq: int) -> None:
         """Start and wait; in a graph that is captured there is nothing to wait for."""

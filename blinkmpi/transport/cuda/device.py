@@ -140,8 +140,15 @@ class Gpu:
     # ---- memory
 
     def allocate(self, nbytes: int) -> int:
-        """Allocate zeroed device memory, by an allocation of its own as IPC needs it; returns its address."""
-        at = int(self.runtime.malloc(nbytes))
+        """Allocate zeroed device memory, by an allocation of its own as IPC needs it; returns its address.
+
+        Raises:
+            DeviceError: if there is no room.
+        """
+        try:
+            at = int(self.runtime.malloc(nbytes))
+        except Exception as error:  # CuPy's CUDARuntimeError
+            raise DeviceError(f"{nbytes} bytes on GPU {self.device}: {error}; free memory, or take less") from error
         self.runtime.memsetAsync(at, 0, nbytes, self.stream.ptr)
         self.stream.synchronize()
         return at
@@ -181,12 +188,22 @@ class Gpu:
         return found.value
 
     def export(self, at: int) -> bytes:
-        """The IPC handle of the allocation that begins at ``at``."""
-        return bytes(self.runtime.ipcGetMemHandle(at))
+        """The IPC handle of the allocation that begins at ``at``.
+
+        Raises:
+            DeviceError: for memory that CUDA does not share, or where it shares none (MIG, containers).
+        """
+        try:
+            return bytes(self.runtime.ipcGetMemHandle(at))
+        except Exception as error:  # CuPy's CUDARuntimeError
+            raise DeviceError(f"cudaIpcGetMemHandle of {at:#x}: {error}; share memory of cudaMalloc") from error
 
     def open(self, handle: bytes) -> int:
-        """Map a peer's allocation; returns its address here."""
-        return int(self.runtime.ipcOpenMemHandle(handle, PEER_ACCESS))
+        """Map a peer's allocation; returns its address here. DeviceError where it cannot be reached."""
+        try:
+            return int(self.runtime.ipcOpenMemHandle(handle, PEER_ACCESS))
+        except Exception as error:  # CuPy's CUDARuntimeError
+            raise DeviceError(f"cudaIpcOpenMemHandle: {error}; blinkmpi doctor looks for the reason") from error
 
     def shut(self, at: int) -> None:
         """Unmap a peer's allocation."""

@@ -19,7 +19,7 @@ struct SymmetricHeader {  // the head of every rank's symmetric memory, which al
   u32 announced_ctas;  // how many CTAs have begun the next one
   u32 barrier_ctas;    // how many CTAs have arrived at the grid barrier
   u64 barrier_seq;     // the last call in which all of them have
-  u64 running;         // the sum of the marks of the CTAs that run now; see announce
+  u64 running;         // the call whose CTA 0 runs now, or 0
   u32 pad[24];
   u64 abort;           // not 0: some rank aborted; 1 + its number
   u64 report_taken;    // not 0: a thread of this rank fills in the report

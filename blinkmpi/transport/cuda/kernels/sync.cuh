@@ -108,18 +108,11 @@ __device__ __forceinline__ bool await_announcements(const CommonArguments& c, u6
   return ok;
 }
 
-// The mark of a CTA in the word `running`: 1 in the lowest 16 bits, above them a number of the grid, which differs from
-// launch to launch, also of one graph. So the word is a multiple of our mark unless CTAs of another grid run, too.
-__device__ __forceinline__ u64 running_mark() {
-  u64 grid;
-  asm volatile("mov.u64 %0, %%gridid;" : "=l"(grid));
-  return grid * 0x9e3779b97f4a7c15ull << 16 | 1;
-}
-
-// Every CTA ends with this: a call that follows finds nothing running.
+// Every CTA ends with this. CTA 0 stands for all: until here no other call of the communicator may begin.
 __device__ __forceinline__ void leave(const CommonArguments& c) {
+  if (blockIdx.x) return;
   __syncthreads();
-  if (threadIdx.x == blockDim.x - 1) atomicAdd(&c.symmetric[c.rank]->running, 0 - running_mark());
+  if (threadIdx.x == blockDim.x - 1) store_relaxed(&c.symmetric[c.rank]->running, 0);
 }
 
 // Every CTA begins with this, and gets the number of the call. CTA 0 announces it to the peers; the last CTA counts it.
@@ -127,9 +120,7 @@ __device__ __forceinline__ void leave(const CommonArguments& c) {
 __device__ __forceinline__ u64 announce(const CommonArguments& c) {
   __shared__ u64 shared_seq;
   SymmetricHeader* own = c.symmetric[c.rank];
-  u64 others = 0;
   if (threadIdx.x == 0) shared_seq = load_relaxed(&own->seq) + 1;
-  if (threadIdx.x == blockDim.x - 1) others = atomicAdd(&own->running, running_mark());  // it comes while we go on
   __syncthreads();
   const u64 seq = shared_seq;
   if (blockIdx.x == 0 && threadIdx.x < N && threadIdx.x != c.rank) {
@@ -143,14 +134,15 @@ __device__ __forceinline__ u64 announce(const CommonArguments& c) {
     store_relaxed(&line->word, (seq << 32) | (u32)c.fingerprint);
   }
   if (threadIdx.x == blockDim.x - 1) {
-    if (others != (others & 0xffff) * running_mark()) broadcast_abort(c, OVERLAP, seq, c.rank, ANNOUNCEMENT, 0, 0, 0);
     // Orders this CTA's load of `seq`, before the barrier above, before its count. The last CTA to count stores the new
     // `seq`, which no CTA of this call may read.
     __threadfence();
+    const u64 other = blockIdx.x ? 0 : atomicExch(&own->running, seq);  // both atomics are under way at once
     if (atomicAdd(&own->announced_ctas, 1u) == gridDim.x - 1) {
       own->announced_ctas = 0;
       store_relaxed(&own->seq, seq);
     }
+    if (other) broadcast_abort(c, OVERLAP, seq, c.rank, ANNOUNCEMENT, 0, 0, other);
   }
   return seq;
 }
