@@ -344,7 +344,7 @@ class Dispatcher:
         """Free everything: collectively, or, if the communicator is dead, only what is local."""
         self.thread.close()
         if self.cuda is not None:
-            self.cuda.thread.close()
+            self.cuda.close()
         if self.dead is not None:
             self.host.helper.close()
             self.die(self.dead)

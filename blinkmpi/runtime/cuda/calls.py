@@ -30,6 +30,7 @@ from ..requests import ProgressThread, Request
 from .buffers import stream_address
 from .context import CudaContext
 from .operands import OperandsInFlight
+from .watch import forget
 
 if TYPE_CHECKING:
     from ..dispatch import Dispatcher
@@ -86,6 +87,11 @@ class CudaCalls:
             self._dispatcher.context.log_once(text)
             request.finish(self.thread.run(work))
         return request
+
+    def close(self) -> None:
+        """End the threads' work for this communicator."""
+        self.thread.close()
+        forget(self._dispatcher)
 
     def keep(self, bound: BoundCall, operands: tuple[Any, ...]) -> None:
         """Keep the operands of a call that was put on its stream until it is through."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 WATCHED: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+LOOKING = threading.Lock()  # while the thread reads what a communicator that is closed gives back
 _begun = threading.Event()
 
 
@@ -31,11 +32,18 @@ def watch(dispatcher: Dispatcher) -> None:
         threading.Thread(target=_loop, name="blinkmpi-watch", daemon=True).start()
 
 
+def forget(dispatcher: Dispatcher) -> None:
+    """Look at a communicator no longer: it is about to be closed."""
+    with LOOKING:
+        WATCHED.discard(dispatcher)
+
+
 def _loop() -> None:
     suspects: set[int] = set()  # at the first look the call itself may be about to raise what is wrong
     while True:
         time.sleep(LOOK_S)
-        suspects = look(suspects)
+        with LOOKING:
+            suspects = look(suspects)
 
 
 def look(suspects: set[int]) -> set[int]:
