@@ -19,7 +19,7 @@ Dialect = Literal["openmpi", "hydra"]
 
 MOST_SLOTS = 1 << 16  # of a machine; more is a typing error
 LONGEST_NAME = 255  # DNS
-MOST_FILE_BYTES, MOST_LINES = 8 << 20, 1 << 18
+MOST_FILE_BYTES, MOST_LINES = 8 << 20, 1 << 17
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SLOTS = re.compile(r"slots\s*=\s*([0-9]+)")

@@ -9,6 +9,7 @@ import argparse
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import product
 from typing import Any, Literal, NoReturn
 
@@ -26,7 +27,7 @@ from ...util.text import brief, parse_size, plural, quoted, whole_number
 from ..nccl_tests import TEST_NAMES
 from ..options import add_flags, read, settle
 
-MOST_FILE_BYTES, MOST_RUNS = 1 << 20, 10_000
+MOST_FILE_BYTES, MOST_RUNS = 1 << 20, 4096
 LARGEST = 1 << 62
 AXES = ("collectives", "nodes", "ranks_per_node", "types", "ops", "schemes", "executors", "graphs")
 WHOLE = ("hostfile", "launcher", "bind", "gpus_per_node")  # what a part cannot change
@@ -297,17 +298,22 @@ class _Parser(argparse.ArgumentParser):
         raise ArgumentError(message)
 
 
+@cache
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(add_help=False)
+    add_flags(parser)
+    return parser
+
+
 def _check(run: Run, at: str) -> None:
     """Let ``bench`` itself read the flags of a run.
 
     Raises:
         FormatError: with what it says.
     """
-    parser = _Parser(add_help=False)
-    add_flags(parser)
     try:
         parse_algo(run.algo)
-        args = parser.parse_args(run.words)
+        args = _parser().parse_args(run.words)
         options = read(args, run.ranks)
         if run.memory is not None:
             settle(args, options, gpu=run.memory == "gpu")

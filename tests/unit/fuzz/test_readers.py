@@ -1,4 +1,4 @@
-"""Whatever lies in a file or stands in a variable: a valid value or a typed error that names it, soon, in little memory.
+"""Whatever lies in a file, its reader returns a valid value or raises a typed error that names it, soon.
 
 Mutations of real files find what nobody thought of; what they found is in ``test_findings.py``.
 """
