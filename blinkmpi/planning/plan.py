@@ -122,8 +122,9 @@ class Plan(Document, frozen=True):
         """
         if (self.fingerprint, self.n) != (topology.fingerprint, topology.n):
             raise PlanError(
-                f"plan for {self.machine} ({self.n} ranks, fingerprint {self.fingerprint}) does not fit "
-                f"{topology.name} ({topology.n} ranks, fingerprint {topology.fingerprint}); plan again for this machine"
+                f"plan for {brief(self.machine)} ({self.n} ranks, fingerprint {brief(self.fingerprint, 40)}) "
+                f"does not fit {topology.name} ({topology.n} ranks, fingerprint {topology.fingerprint}); "
+                "plan again for this machine"
             )
         for p in self.packings:
             verify(p, topology)

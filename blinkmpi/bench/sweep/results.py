@@ -12,10 +12,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ...errors import ArgumentError
 from ...util.files import read_json
 from ...util.text import brief, quoted, size_text, time_text
 from .. import environment as meta
+from ..drawn_fields import why_not
 from .file import Run
 from .jobs import RunOutcome
 
@@ -124,7 +127,13 @@ def read(path: str) -> dict[str, Any]:
 
 def _whole(run: Any) -> bool:
     ok = isinstance(run, dict) and isinstance(run.get("key"), dict) and {"status", "error", "tries"} <= run.keys()
-    return ok and (run["status"] != "ok" or isinstance(run.get("result"), dict))
+    if not ok or not isinstance(run["tries"], int):
+        return False
+    try:
+        key = msgspec.convert(run["key"], Run)
+    except msgspec.ValidationError:
+        return False
+    return 1 <= key.nodes <= key.ranks and (run["status"] != "ok" or not why_not(run.get("result")))
 
 
 def rows(runs: Sequence[Mapping[str, Any]], *, place: str = "out_of_place") -> Iterator[tuple[dict[str, Any], Any]]:
