@@ -64,7 +64,7 @@ def test_a_command_on_a_spoilt_file(
     ends_with_a_line(folder, text, COMMANDS[command], capsys)
 
 
-@settings(many, max_examples=max(5, EXAMPLES // 6))  # which take half a second each
+@settings(many, max_examples=max(5, EXAMPLES // 10))  # which take half a second each
 @given(data=st.data())
 def test_the_picture_of_a_spoilt_result(data: st.DataObject, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ends_with_a_line(folder, data.draw(spoilt_json(RESULTS)), ("plot", "FILE", "-o", "OUT.svg"), capsys)
