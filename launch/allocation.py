@@ -5,18 +5,19 @@ The environment is an argument everywhere. Bracket ranges are expanded here, wit
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import product
+from itertools import islice, product
 from typing import Literal
 
 from ..errors import ArgumentError, FormatError
 from ..util.codec import Value
-from .hostfile import Host, read
+from ..util.text import quoted, whole_number
+from .hostfile import LONGEST_NAME, MOST_SLOTS, Host, read
 
 Scheduler = Literal["slurm", "pbs", "lsf"]
 
 MOST = 1 << 16  # names in one list; more is a typing error
-_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -70,9 +71,9 @@ def nodelist(text: str, *, source: str = "SLURM_JOB_NODELIST") -> tuple[str, ...
     """
     names = []
     for word in _words(text, source):
-        names += _expand(word, f"{source}: {word!r}")
+        names += _expand(word, f"{source}: {quoted(word)}")
         if len(names) > MOST:
-            raise FormatError(f"{source}: {word!r}: more than {MOST} names; correct the range")
+            raise FormatError(f"{source}: {quoted(word)}: more than {MOST} names; correct the range")
     return tuple(names)
 
 
@@ -86,9 +87,12 @@ def tasks_per_node(text: str, *, source: str = "SLURM_TASKS_PER_NODE") -> tuple[
     for word in text.split(","):
         found = _TASKS.fullmatch(word.strip())
         times = int(found[2] or 1) if found else 0
-        if found is None or int(found[1]) < 1 or not 1 <= times <= MOST:
-            raise FormatError(f"{source}: {text!r}: cannot read {word!r}; expected counts from 1 on, such as 2(x3),1")
+        if found is None or not 1 <= int(found[1]) <= MOST_SLOTS or not 1 <= times <= MOST:
+            said = f"{quoted(text)}: cannot read {quoted(word)}"
+            raise FormatError(f"{source}: {said}; expected counts of 1..{MOST_SLOTS}, such as 2(x3),1")
         counts += [int(found[1])] * times
+        if len(counts) > MOST:
+            raise FormatError(f"{source}: {quoted(text)}: counts for more than {MOST} nodes; correct it")
     return tuple(counts)
 
 
@@ -104,7 +108,8 @@ def _slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
     counts = tasks_per_node(text)
     if len(counts) != len(names):
         raise FormatError(
-            f"SLURM_TASKS_PER_NODE: {text!r}: counts for {len(counts)} nodes, but {variable} {environ[variable]!r} "
+            f"SLURM_TASKS_PER_NODE: {quoted(text)}: counts for {len(counts)} nodes, but {variable} "
+            f"{quoted(environ[variable])} "
             f"names {len(names)}; unset what was changed by hand"
         )
     return tuple(Host(name, count) for name, count in zip(names, counts, strict=True))
@@ -119,12 +124,15 @@ def _pairs(text: str) -> tuple[Host, ...]:
     """The hosts of LSF's ``hostA 4 hostB 2``."""
     words = text.split()
     if len(words) % 2:
-        raise FormatError(f"LSB_MCPU_HOSTS: {text!r}: expected pairs of a name and a count; {words[-1]!r} stands alone")
+        alone = f"expected pairs of a name and a count; {quoted(words[-1])} stands alone"
+        raise FormatError(f"LSB_MCPU_HOSTS: {quoted(text)}: {alone}")
     counts: dict[str, int] = {}
     for name, count in zip(words[::2], words[1::2], strict=True):
-        if not _NAME.fullmatch(name) or not count.isdecimal() or int(count) < 1:
-            raise FormatError(f"LSB_MCPU_HOSTS: {name!r} {count!r}: expected a name and a count from 1 on; correct it")
-        counts[name] = counts.get(name, 0) + int(count)
+        number = whole_number(count)
+        if not _is_name(name) or number is None or not 1 <= number <= MOST_SLOTS:
+            pair = f"{quoted(name)} {quoted(count)}"
+            raise FormatError(f"LSB_MCPU_HOSTS: {pair}: expected a name and a count from 1 on, at most {MOST_SLOTS}")
+        counts[name] = counts.get(name, 0) + number
     return tuple(Host(name, count) for name, count in counts.items())
 
 
@@ -141,7 +149,8 @@ def _words(text: str, source: str) -> Iterator[str]:
         else:
             word += letter
     if depth:
-        raise FormatError(f"{source}: {text!r}: the brackets do not match; expected a list such as node[01-03,07]")
+        said = f"{quoted(text)}: the brackets do not match"
+        raise FormatError(f"{source}: {said}; expected a list such as node[01-03,07]")
     yield word
 
 
@@ -150,14 +159,17 @@ def _expand(word: str, where: str) -> list[str]:
     parts = []
     total = 1
     for i, piece in enumerate(re.split(r"[][]", word)):
-        parts.append([piece] if i % 2 == 0 else list(_numbers(piece, where)))
+        parts.append([piece] if i % 2 == 0 else list(islice(_numbers(piece, where), MOST + 1)))
         total *= len(parts[-1])
         if total > MOST:
             raise FormatError(f"{where}: more than {MOST} names; correct the range")
-    names = ["".join(chosen) for chosen in product(*parts)]
-    if not _NAME.fullmatch(names[0]):
+    if not _is_name("".join(part[0] for part in parts)):
         raise FormatError(f"{where}: no name of a machine; expected a list such as node[01-03,07]")
-    return names
+    return ["".join(chosen) for chosen in product(*parts)]
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= LONGEST_NAME and _NAME.fullmatch(text) is not None
 
 
 def _numbers(piece: str, where: str) -> Iterator[str]:
@@ -165,8 +177,8 @@ def _numbers(piece: str, where: str) -> Iterator[str]:
     for word in piece.split(","):
         found = _RANGE.fullmatch(word)
         if found is None:
-            raise FormatError(f"{where}: cannot read {word!r} in brackets; expected 7 or 01-03")
+            raise FormatError(f"{where}: cannot read {quoted(word)} in brackets; expected 7 or 01-03")
         low, high = int(found[1]), int(found[2] or found[1])
         if not low <= high < low + MOST:
-            raise FormatError(f"{where}: {word!r} runs from {low} to {high}; write the smaller number first")
+            raise FormatError(f"{where}: {quoted(word)} runs from {low} to {high}; write the smaller number first")
         yield from (str(number).zfill(len(found[1])) for number in range(low, high + 1))

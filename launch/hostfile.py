@@ -12,11 +12,17 @@ from typing import Literal
 
 from ..errors import FormatError
 from ..util.codec import Value
+from ..util.files import read_file
+from ..util.text import brief, quoted, whole_number
 
 Dialect = Literal["openmpi", "hydra"]
 
+MOST_SLOTS = 1 << 16  # of a machine; more is a typing error
+LONGEST_NAME = 255  # DNS
+MOST_FILE_BYTES, MOST_LINES = 8 << 20, 1 << 17
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_SLOTS = re.compile(r"slots\s*=\s*(\d+)")
+_SLOTS = re.compile(r"slots\s*=\s*([0-9]+)")
 
 
 class Host(Value, frozen=True):
@@ -32,18 +38,23 @@ def read(path: str | Path, dialect: Dialect | None = None) -> tuple[Host, ...]:
     Raises:
         FormatError: for an unreadable file too.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: cannot read the hostfile: {error}; correct the path or the file") from error
-    return parse(text, dialect, source=str(path))
+    return parse(_text(path), dialect, source=brief(str(path)))
 
 
 def read_for(path: str, dialect: Dialect) -> tuple[tuple[Host, ...], Dialect | None]:
     """The hosts of a file with the meaning that they have in ``dialect``, and the file's own dialect."""
-    hosts = read(path)
-    old = dialect_of(Path(path).read_text(encoding="utf-8"), source=path)
+    text = _text(path)
+    hosts, old = parse(text, source=brief(path)), dialect_of(text, source=brief(path))
     return convert(hosts, old, dialect), old
+
+
+def _text(path: str | Path) -> str:
+    """A file's text; a FormatError if it has none."""
+    try:
+        return read_file(path, most=MOST_FILE_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise FormatError(f"{brief(str(path))}: cannot read the hostfile: {why}; correct path or file") from error
 
 
 def parse(text: str, dialect: Dialect | None = None, *, source: str = "hostfile") -> tuple[Host, ...]:
@@ -121,26 +132,31 @@ _OTHERS: dict[Dialect, str] = {
 def _lines(text: str, source: str) -> Iterator[tuple[str, str, int | None, Dialect | None]]:
     """Where each line with something in it stands, and what :func:`_line` says of it."""
     for number, raw in enumerate(text.splitlines(), start=1):
+        if number > MOST_LINES:
+            raise FormatError(f"{source}:{number}: expected at most {MOST_LINES} lines; write one for each machine")
         if line := raw.partition("#")[0].strip():
-            where = f"{source}:{number}: {line!r}"
+            where = f"{source}:{number}: {quoted(line)}"
             yield where, *_line(line, where)
 
 
 def _line(line: str, where: str) -> tuple[str, int | None, Dialect | None]:
     """Name, count if there is one, and the dialect that the count shows."""
     found = _NAME.match(line)
-    if found is None:
+    if found is None or len(found[0]) > LONGEST_NAME:
         raise FormatError(f"{where}: expected a host's name first; write 'node01', 'node01 slots=8' or 'node01:8'")
     name, rest = found[0], line[found.end() :]
     if not rest:
         return name, None, None
     shown: Dialect = "hydra" if rest.startswith(":") else "openmpi"
-    count = re.fullmatch(r":(\d+)", rest) if shown == "hydra" else _SLOTS.fullmatch(rest.strip())
+    count = re.fullmatch(r":([0-9]+)", rest) if shown == "hydra" else _SLOTS.fullmatch(rest.strip())
     if count is None or not rest.startswith((":", " ", "\t")):
-        raise FormatError(f"{where}: cannot read {rest.strip()!r}; write 'name slots=8' (Open MPI) or 'name:8' (Hydra)")
-    if int(count[1]) < 1:
-        raise FormatError(f"{where}: {count[1]} slots; expected at least 1, or leave the line out")
-    return name, int(count[1]), shown
+        said = f"cannot read {quoted(rest.strip())}"
+        raise FormatError(f"{where}: {said}; write 'name slots=8' (Open MPI) or 'name:8' (Hydra)")
+    slots = whole_number(count[1])
+    if slots is None or not 1 <= slots <= MOST_SLOTS:
+        said = f"{brief(count[1], 40)} slots; expected at least 1, at most {MOST_SLOTS}"
+        raise FormatError(f"{where}: {said}, or leave the line out")
+    return name, slots, shown
 
 
 def _total(counted: int | None, bare: int) -> int | None:

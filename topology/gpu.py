@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import FormatError
 from ..util.codec import Document, Value
+from ..util.text import quoted
 
 FORMAT_VERSION = 1
 ABSENT = "not in the report"
@@ -119,7 +120,7 @@ def bus_id(text: str) -> str:
     """
     found = re.fullmatch(r"\s*(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.([0-7]))?\s*", text)
     if found is None:
-        raise FormatError(f"{text!r} is no PCI bus id; expected one such as 0000:3d:00.0")
+        raise FormatError(f"{quoted(text)} is no PCI bus id; expected one such as 0000:3d:00.0")
     domain, bus, device = (int(part or "0", 16) for part in found.groups()[:3])
     return f"{domain:04x}:{bus:02x}:{device:02x}.{found[4] or 0}"
 

@@ -24,6 +24,7 @@ class TopologyBuilder:
         self.facts, self.nodes = facts, nodes
         self.switches: dict[Unnumbered, Switch] = {}
         self.connections: list[Connection] = []
+        self._joined: set[tuple[LinkKind, frozenset[Unnumbered]]] = set()
         self._remarks: dict[str, dict[int, None]] = {}
 
     def on(self, node: int) -> list[int]:
@@ -32,7 +33,8 @@ class TopologyBuilder:
 
     def connect(self, a: Unnumbered, b: Unnumbered, kind: LinkKind, lanes: int, mbps: int, origin: Origin) -> None:
         """Join two vertices once."""
-        if not any(c.kind == kind and {c.a, c.b} == {a, b} for c in self.connections):
+        if (key := (kind, frozenset((a, b)))) not in self._joined:
+            self._joined.add(key)
             self.connections.append(Connection(a, b, kind, lanes, mbps, origin))
 
     def remark(self, text: str, *ranks: int) -> None:

@@ -3,6 +3,7 @@
 The texts are those of the command line: ``TOPOLOGY``, ``--gpus``, ``--drop-link``, ``--scale``.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -10,7 +11,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ..errors import TopologyError
+from ..errors import FormatError, TopologyError
+from ..util.files import read_file
+from ..util.text import DIGITS, brief, quoted
 from .gather import this_machine
 from .machines import machine, names
 from .model import Topology
@@ -18,6 +21,12 @@ from .nccl import read_xml
 from .nvidia_smi import looks_like_smi, read_smi
 
 ENDINGS = (".json", ".xml", ".txt")
+MOST_CHOSEN = 1 << 16  # devices in one list; more is a typing error
+_BEGINNING = 4096  # bytes of a file that show what it is
+
+
+_FACTOR = re.compile(rf"[0-9]{{1,{DIGITS}}}(\.[0-9]{{0,{DIGITS}}})?|\.[0-9]{{1,{DIGITS}}}"
+                     rf"|[0-9]{{1,{DIGITS}}}/0*[1-9][0-9]{{0,{DIGITS}}}")  # fmt: skip
 
 
 def load(spec: str | None) -> Topology:
@@ -36,20 +45,26 @@ def load(spec: str | None) -> Topology:
         return this_machine()
     path = Path(spec)
     looks_like_path = path.suffix in ENDINGS or "/" in spec
-    if spec.partition(":")[0] in names() or not (looks_like_path or path.is_file()):
+    if spec.partition(":")[0] in names() or not (looks_like_path or os.path.exists(path)):
         return machine(spec)
     try:
-        text = path.read_bytes()
+        text = read_file(path)
     except OSError as error:
         raise TopologyError(
-            f"cannot read topology file {spec!r}: {error.strerror}; correct the path, or name a machine: "
+            f"cannot read topology file {quoted(spec)}: {error.strerror}; correct the path, or name a machine: "
             f"{', '.join(names())}"
         ) from error
+    source = brief(path.name)
     if text.lstrip().startswith(b"<"):
-        return read_xml(text, source=path.name)
-    if looks_like_smi(text.decode(errors="replace")):
-        return read_smi(text.decode(errors="replace"), source=path.name)
-    return Topology.from_json(text, source=spec)
+        return read_xml(text, source=source)
+    if looks_like_smi(text[:_BEGINNING].decode(errors="replace")):
+        return read_smi(text.decode(errors="replace"), source=source)
+    if not text.lstrip().startswith(b"{"):
+        raise FormatError(
+            f"{source}: neither our JSON, nor NCCL's XML, nor what `nvidia-smi topo -m` prints: it begins with "
+            f"{quoted(text[:20].decode(errors='replace'))}; write one with `blinkmpi topo -o FILE`"
+        )
+    return Topology.from_json(text, source=brief(spec))
 
 
 def modify(
@@ -68,14 +83,14 @@ def modify(
         TopologyError: for a text that cannot be read, or names what is not there.
     """
     for text in drop_link:
-        pair = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", text)
+        pair = re.fullmatch(r"\s*([0-9]{1,9})\s*-\s*([0-9]{1,9})\s*", text)
         if pair is None:
-            raise TopologyError(f"drop-link {text!r}: expected two vertices; write 0-3, for example")
+            raise TopologyError(f"drop-link {quoted(text)}: expected two vertices; write 0-3, for example")
         topology = topology.drop_link(int(pair[1]), int(pair[2]))
     for text in scale:
         kind, equals, factor = text.partition("=")
-        if not equals or not re.fullmatch(r"\d+(\.\d*)?|\.\d+|\d+/0*[1-9]\d*", factor.strip()):
-            raise TopologyError(f"scale {text!r}: expected KIND=FACTOR; write pcie=0.5, for example")
+        if not equals or not _FACTOR.fullmatch(factor.strip()):
+            raise TopologyError(f"scale {quoted(text)}: expected KIND=FACTOR; write pcie=0.5, for example")
         topology = topology.scale(kind.strip(), Fraction(factor.strip()))
     return topology if gpus is None else topology.subset(parse_gpus(gpus))
 
@@ -103,8 +118,11 @@ def parse_gpus(text: str) -> list[int]:
     """
     chosen: list[int] = []
     for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
+        ends = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
         if ends is None or (ends[2] and int(ends[2]) < int(ends[1])):
-            raise TopologyError(f"gpus {text!r}: cannot read {part.strip()!r}; write 1,4,5,6 or 0-3, for example")
+            cannot = f"cannot read {quoted(part.strip())}"
+            raise TopologyError(f"gpus {quoted(text)}: {cannot}; write 1,4,5,6 or 0-3, for example")
         chosen += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+        if len(chosen) > MOST_CHOSEN:
+            raise TopologyError(f"gpus {quoted(text)}: more than {MOST_CHOSEN} devices; correct the list")
     return chosen

@@ -14,6 +14,7 @@ import re
 from typing import NamedTuple
 
 from ..errors import TopologyError
+from ..util.text import quoted
 from .model import Connection, Device, Link, LinkKind, Switch, SwitchKind, Topology
 
 MAX_COUNT = 1024
@@ -154,11 +155,11 @@ def machine(spec: str) -> Topology:
     """
     name, colon, count = spec.partition(":")
     if name not in names():
-        near = difflib.get_close_matches(name.lower(), names(), n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name[:80].lower(), names(), n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise TopologyError(f"unknown machine {name!r}; {hint}choose one of {', '.join(names())}")
+        raise TopologyError(f"unknown machine {quoted(name)}; {hint}choose one of {', '.join(names())}")
     if colon and not (re.fullmatch(r"[0-9]{1,4}", count) and 1 <= int(count) <= MAX_COUNT):
-        raise TopologyError(f"{spec!r}: expected a count of 1..{MAX_COUNT} after the colon; write {name}:4, say")
+        raise TopologyError(f"{quoted(spec)}: expected a count of 1..{MAX_COUNT} after the colon; write {name}:4, say")
     k = int(count) if colon else 1
     if name == "cpu":
         return cpu_node(k)

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from ..errors import BlinkError, SettingsError, TopologyError
 from ..util.codec import Document, Value
-from ..util.text import plural
+from ..util.files import read_file
+from ..util.text import brief, plural
 from ..util.together import Comm, from_root
 from .gpu import GpuFacts
 from .model import Device, Link, Topology
@@ -242,11 +243,14 @@ def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measure
     def from_file() -> str:
         path = file_of(folder, (d.uuid for d in topology.devices), driver_of(facts))
         try:
-            return Measured.from_json(path.read_bytes(), source=str(path)).to_json()
+            return Measured.from_json(read_file(path), source=brief(str(path))).to_json()
         except FileNotFoundError:
             return ""  # nothing was measured
         except (OSError, BlinkError) as error:
-            raise SettingsError(f"cannot use {path} ({error}); remove it, or blinkmpi topo --measure=again") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise SettingsError(
+                f"cannot use {brief(str(path))} ({why}); remove it, or blinkmpi topo --measure=again"
+            ) from error
 
     text = from_root(comm, from_file, during="while the measured links were read", error=SettingsError)
     return here(Measured.from_json(text), topology) if text else None

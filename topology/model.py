@@ -21,8 +21,11 @@ from msgspec.structs import replace
 
 from ..errors import TopologyError
 from ..util.codec import Document, Value
+from ..util.text import brief, quoted
 
 FORMAT_VERSION = 1
+MOST_DEVICES = 1 << 16
+MOST_MBPS = 10**12  # of a link: an exabyte a second
 DeviceKind = Literal["gpu", "cpu"]
 SwitchKind = Literal["nvswitch", "pcie", "host", "memory", "net"]
 LinkKind = Literal["nvlink", "xgmi", "pcie", "host", "memory", "net"]
@@ -151,6 +154,8 @@ class Topology(Document, frozen=True, dict=True):
         top = self.n + len(self.switches)
         if not self.devices:
             raise TopologyError(f"{self.name}: no devices; a machine needs at least one")
+        if self.n > MOST_DEVICES:
+            raise TopologyError(f"{self.name}: {self.n} devices; expected at most {MOST_DEVICES}, take a part of them")
         seen: set[tuple[int, int, str]] = set()
         for i, k in enumerate(self.links):
             where = f"{self.name}: links[{i}] {k.src}->{k.dst}"
@@ -162,6 +167,9 @@ class Topology(Document, frozen=True, dict=True):
                 raise TopologyError(
                     f"{where}: capacity {k.lanes} x {k.lane_mbps} MB/s; both must be at least 1, or leave the link out"
                 )
+            if k.lanes > MOST_MBPS or k.mbps > MOST_MBPS:
+                raise TopologyError(f"{where}: capacity {k.lanes} x {k.lane_mbps} MB/s; expected at most {MOST_MBPS} "
+                                    "MB/s in all, correct it")  # fmt: skip
             if (k.src, k.dst, k.kind) in seen:
                 raise TopologyError(f"{where}: a second {k.kind} link on this pair; add its lanes to the first")
             seen.add((k.src, k.dst, k.kind))
@@ -183,8 +191,8 @@ class Topology(Document, frozen=True, dict=True):
         bad = [i for i in indices if not 0 <= i < self.n]
         if bad or not indices or len(set(indices)) != len(indices):
             raise TopologyError(
-                f"{self.name}: cannot take devices {list(indices)}: expected different numbers of 0..{self.n - 1}, "
-                "at least one; correct the list"
+                f"{self.name}: cannot take devices {quoted(list(indices))}: expected different numbers of "
+                f"0..{self.n - 1}, at least one; correct the list"
             )
         name = self.name if list(indices) == list(range(self.n)) else f"{self.name}[{','.join(map(str, indices))}]"
         return self._rebuild(indices, self.links, name)
@@ -209,12 +217,13 @@ class Topology(Document, frozen=True, dict=True):
         f = Fraction(factor)
         if kind not in self.kinds():
             raise TopologyError(
-                f"{self.name}: has no link of kind {kind!r}; it has {', '.join(self.kinds()) or 'none'}"
+                f"{self.name}: has no link of kind {quoted(kind)}; it has {', '.join(self.kinds()) or 'none'}"
             )
         if f <= 0:
-            raise TopologyError(f"{self.name}: factor {factor} for {kind}; expected more than 0, or use drop_link")
+            said = f"factor {brief(str(factor))} for {kind}"
+            raise TopologyError(f"{self.name}: {said}; expected more than 0, or use drop_link")
         slower = (replace(k, lane_mbps=max(1, int(k.lane_mbps * f))) if k.kind == kind else k for k in self.links)
-        return replace(self, links=tuple(slower), name=f"{self.name}*{kind}={f}")
+        return replace(self, links=tuple(slower), name=f"{self.name}*{kind}={brief(str(f))}").check()
 
     def _rebuild(self, indices: Sequence[int], links: Sequence[Link], name: str) -> Topology:
         """Renumber to ``indices``, with these links, and drop switches that no longer lie between two devices.

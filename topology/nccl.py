@@ -17,11 +17,15 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from ..errors import FormatError, TopologyError
+from ..util.text import brief, quoted
 from .gpu import GpuFacts, NvLink, PcieBridge, Unknown, bus_id, unknown_gpu
 from .gpu_topology import from_gpus
 from .machines import PCIE_X16
 from .model import Topology
 
+MOST_GPUS, MOST_NVLINKS, MOST_WIDTH = 256, 512, 32  # of a node, of a GPU, of a slot
+MOST_NUMBER = 10**9
+MOST_BRIDGES = 64  # above one GPU; each switch has two
 HIDDEN = "fffffff:ff:ff.0"  # what NCCL 2.28 calls a switch that a virtual machine hides
 GPU_CLASS, BRIDGE_CLASS, NVSWITCH_CLASS = "0x030200", "0x060400", "0x068000"
 SPEEDS = {1: "2.5 GT/s PCIe", 2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe",
@@ -38,27 +42,37 @@ def read_xml(text: str | bytes, source: str = "NCCL topology") -> Topology:
         FormatError: naming the element and the attribute that is missing or wrong.
     """
     try:
-        system = ET.fromstring(text)
-    except ET.ParseError as error:
-        raise FormatError(f"{source}: not XML: {error}; correct that line") from error
+        plain = text if isinstance(text, str) else text.decode()
+        # Entities can grow without end, and NCCL declares none.
+        system = ET.fromstring(plain) if "<!DOCTYPE" not in plain else None
+    except (ET.ParseError, UnicodeError) as error:
+        raise FormatError(f"{source}: not XML: {brief(str(error))}; correct that line") from error
+    if system is None:
+        raise FormatError(f"{source}: it declares a document type, as NCCL never does; take <!DOCTYPE ...> out")
     if system.tag != "system":
-        raise FormatError(f"{source}: expected <system> outside, got <{system.tag}>; is it NCCL's topology?")
+        raise FormatError(f"{source}: expected <system> outside, got <{brief(system.tag)}>; is it NCCL's topology?")
     found: list[tuple[int, GpuFacts]] = []
     for cpu in system.iter("cpu"):
         _walk(cpu, (), _int(cpu, "numaid", source), found, source)
     if not found:
         raise FormatError(f"{source}: no <gpu> in any <cpu>; dump it again with NCCL_TOPO_DUMP_FILE")
-    made = from_gpus([facts for _, facts in sorted(found, key=lambda pair: pair[0])])
-    return replace(made, source=f"{source}: NCCL's topology; {made.source}").check()
+    try:
+        made = from_gpus([facts for _, facts in sorted(found, key=lambda pair: pair[0])])
+        return replace(made, source=f"{source}: NCCL's topology; {made.source}").check()
+    except TopologyError as error:
+        raise TopologyError(f"{source}: {brief(str(error))}") from error
 
 
 def _walk(
     element: ET.Element, path: tuple[PcieBridge, ...], numa: int, found: list[tuple[int, GpuFacts]], source: str
 ) -> None:
     """Collect the GPUs below an element; a ``pci`` with further ``pci`` in it is a switch."""
+    if len(path) > MOST_BRIDGES:
+        raise FormatError(f"{source}: <{element.tag}{_where(element)}> is below more than {MOST_BRIDGES // 2} others; "
+                          "dump it again with NCCL_TOPO_DUMP_FILE")  # fmt: skip
     for pci in element.findall("pci"):
         gen, width = _speed(pci, source)
-        bus = bus_id(_text(pci, "busid", source))
+        bus = _bus(pci, "busid", source)
         gpu = pci.find("gpu")
         if gpu is None:
             hop = PcieBridge(bus, gen, width)
@@ -71,15 +85,15 @@ def _walk(
             target, what = _text(link, "target", source).lower(), _text(link, "tclass", source)
             remote = "gpu" if what.startswith("0x03") else "switch" if what == NVSWITCH_CLASS else "npu"
             hidden = remote == "switch" and set(target) <= set("f:.0")
-            for _ in range(_int(link, "count", source)):
-                version = VERSION_OF_SM.get(sm) or Unknown(f"of a GPU with sm {sm or 'not in the file'}")
-                where = "" if hidden else bus_id(target)
+            where = "" if hidden else _bus(link, "target", source)
+            for _ in range(_int(link, "count", source, least=0, most=MOST_NVLINKS - len(links))):
+                version = VERSION_OF_SM.get(sm) or Unknown(f"of a GPU with sm {brief(sm) or 'not in the file'}")
                 links.append(NvLink(len(links), True, version, "hidden switch" if hidden else remote, where))  # type: ignore[arg-type]
         facts = unknown_gpu(
             "not in NCCL's file",
             bus=bus,
             index=_int(gpu, "dev", source) if gpu.get("dev") is not None else Unknown("no dev in NCCL's file"),
-            name=f"GPU sm_{sm}" if sm else Unknown("no sm in NCCL's file"),
+            name=f"GPU sm_{brief(sm)}" if sm else Unknown("no sm in NCCL's file"),
             pcie_gen=gen,
             pcie_width=width,
             path=path,
@@ -88,6 +102,8 @@ def _walk(
             peers=(),
         )
         found.append((_int(gpu, "rank", source) if gpu.get("rank") is not None else len(found), facts))
+        if len(found) > MOST_GPUS:
+            raise FormatError(f"{source}: more than {MOST_GPUS} <gpu>; a node has fewer, take out what is not there")
 
 
 def _text(element: ET.Element, name: str, source: str) -> str:
@@ -97,25 +113,34 @@ def _text(element: ET.Element, name: str, source: str) -> str:
     return text
 
 
-def _int(element: ET.Element, name: str, source: str) -> int:
+def _int(element: ET.Element, name: str, source: str, *, least: int = -1, most: int = MOST_NUMBER) -> int:
     text = _text(element, name, source)
-    if not re.fullmatch(r"-?\d+", text):
-        raise FormatError(f"{source}: <{element.tag}{_where(element)}> {name}={text!r}: expected a whole number")
+    if not re.fullmatch(r"-?[0-9]{1,18}", text) or not least <= int(text) <= most:
+        what = f"{name}={quoted(text)}: expected a whole number of {least}..{most}"
+        raise FormatError(f"{source}: <{element.tag}{_where(element)}> {what}; correct it")
     return int(text)
 
 
+def _bus(element: ET.Element, name: str, source: str) -> str:
+    try:
+        return bus_id(_text(element, name, source))
+    except FormatError as error:
+        said = str(error).removeprefix(f"{source}: ")
+        raise FormatError(f"{source}: <{element.tag}{_where(element)}> {name}: {said}; correct it") from error
+
+
 def _where(element: ET.Element) -> str:
-    return "".join(f' {k}="{v}"' for k, v in list(element.items())[:2])
+    return "".join(f' {brief(k, 30)}="{brief(v, 40)}"' for k, v in list(element.items())[:2])
 
 
 def _speed(pci: ET.Element, source: str) -> tuple[int | Unknown, int | Unknown]:
     """Generation and width; virtual machines write a width of 0."""
     speed = pci.get("link_speed", "")
     rates = {float(text.split()[0]): gen for gen, text in SPEEDS.items()}
-    number = re.match(r"\d+(\.\d+)?", speed)
+    number = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})?", speed)
     gen = rates.get(float(number[0])) if number else None
-    width = _int(pci, "link_width", source) if pci.get("link_width") is not None else 0
-    return gen or Unknown(f"link_speed {speed!r}"), width if width > 0 else Unknown(f"link_width {width}")
+    width = _int(pci, "link_width", source, most=MOST_WIDTH) if pci.get("link_width") is not None else 0
+    return gen or Unknown(f"link_speed {quoted(speed)}"), width if width > 0 else Unknown(f"link_width {width}")
 
 
 def processor(cpuinfo: str = "", arch: str = "") -> dict[str, str]:

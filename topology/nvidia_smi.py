@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ..errors import FormatError
+from ..errors import FormatError, TopologyError
+from ..util.text import brief, quoted, whole_number
 from .gpu import NvLink, PcieBridge, Unknown, unknown_gpu
 from .gpu_topology import from_gpus
 from .model import Topology
 
+MOST_GPUS, MOST_NVLINKS = 255, 512  # of a node, between two GPUs
 MOST_PORTS = 18  # of a GPU, up to NVLink 5
 VERSION = "4.0"  # its rate, 25 GB/s a link, is the same for all versions from 2 to 4
 WORDS = ("X", "SYS", "NODE", "PHB", "PXB", "PIX")
@@ -52,7 +54,10 @@ def read_smi(text: str, source: str = "nvidia-smi topo -m") -> Topology:
         numa = numas[i] if numas[i] is not None else nothing
         known = {"bus": _bus(i), "index": i, "path": path, "numa": numa, "nvlinks": tuple(ports), "peers": ()}
         facts.append(unknown_gpu(nothing.reason, **known))
-    made = from_gpus(facts)
+    try:
+        made = from_gpus(facts)
+    except TopologyError as error:
+        raise TopologyError(f"{source}: {brief(str(error))}") from error
     devices = tuple(replace(d, bus="") for d in made.devices)
     remarks = "no names, no PCIe rates in it" + "; NVLinks taken as 25 GB/s each" * any(map(any, links))
     return replace(made, devices=devices, source=f"{source}: nvidia-smi topo -m: {remarks}; {made.source}").check()
@@ -69,10 +74,12 @@ def _matrix(text: str, source: str) -> tuple[list[list[str]], list[int | None]]:
     head = next((i for i, line in enumerate(lines) if re.match(r"\s*GPU0\b", line)), None)
     if head is None:
         raise FormatError(f"{source}: no line begins with GPU0; expected what `nvidia-smi topo -m` prints")
-    names = re.findall(r"GPU\d+", lines[head])
+    names = list(dict.fromkeys(re.findall(r"GPU[0-9]{1,6}", lines[head])))
+    if len(names) > MOST_GPUS:
+        raise FormatError(f"{source}: line {head + 1}: {len(names)} GPUs; expected at most {MOST_GPUS} of one node")
     columns = [c.strip() for c in lines[head].split("\t")]
     numa_at = columns.index("NUMA Affinity") if "NUMA Affinity" in columns else None
-    rows = {line.split()[0]: line for line in lines[head + 1 :] if re.match(r"\s*GPU\d+\s", line)}
+    rows = {found[1]: line for line in lines[head + 1 :] if (found := re.match(r"\s*(GPU[0-9]{1,6})\s", line))}
     cells: list[list[str]] = []
     numas: list[int | None] = []
     for name in names:
@@ -80,12 +87,13 @@ def _matrix(text: str, source: str) -> tuple[list[list[str]], list[int | None]]:
             raise FormatError(f"{source}: no row of {name}; copy the whole matrix")
         words = rows[name].split()[1 : len(names) + 1]
         for other, word in zip(names, [*words, *[""] * (len(names) - len(words))], strict=True):
-            if word not in WORDS and not re.fullmatch(r"NV\d+", word):
+            nvlinks = re.fullmatch(r"NV([0-9]{1,4})", word)
+            if word not in WORDS and not (nvlinks and int(nvlinks[1]) <= MOST_NVLINKS):
                 raise FormatError(
-                    f"{source}: row {name}, column {other}: {word!r}; expected one of {', '.join(WORDS)}, NV#"
+                    f"{source}: row {name}, column {other}: {quoted(word)}; expected one of {', '.join(WORDS)}, NV#"
                 )
         cells.append(words)
         fields: Sequence[str] = [c.strip() for c in rows[name].split("\t")]
         numa = fields[numa_at] if numa_at is not None and numa_at < len(fields) else ""
-        numas.append(int(numa) if re.fullmatch(r"\d+", numa) else None)
+        numas.append(whole_number(numa))
     return cells, numas

@@ -4,6 +4,7 @@ from ..errors import BufferTypeError
 from ..program.call import BLOCKED, REDUCTIONS, Call
 from ..program.reduction import dtype_of
 from ..trees.tree import ROOTED, Collective
+from ..util.text import quoted
 
 # nccl-tests' name of each element type, in its order.
 _SAME = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
@@ -44,4 +45,4 @@ def dtype_named(name: str) -> str:
     if name in TYPE_NAMES or name in TYPE_NAMES.values():
         return TYPE_NAMES.get(name, name)
     why = ": 8-bit floating types have no reduction here" if name.startswith("f8") else " is unknown"
-    raise BufferTypeError(f"datatype {name!r}{why}; use one of {', '.join(TYPE_NAMES)}, all")
+    raise BufferTypeError(f"datatype {quoted(name)}{why}; use one of {', '.join(TYPE_NAMES)}, all")

@@ -5,9 +5,12 @@ depends on whether the ranks have GPUs, as soon as that is known.
 """
 
 import argparse
+import contextlib
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from ..errors import ArgumentError, BufferTypeError, SettingsError
@@ -15,12 +18,13 @@ from ..launch.command import LAUNCHERS
 from ..program.call import REDUCTIONS, Call, collective_named
 from ..program.reduction import check_op
 from ..trees.tree import ROOTED, Collective
-from ..util.text import parse_size
+from ..util.text import parse_size, quoted
 from .nccl_tests import OP_NAMES, TEST_NAMES, TYPE_NAMES, call_of_size, dtype_named
 from .timing import Timing
 
 PEERS = ("mpi", "nccl", "symm_mem")
 PEER_MEMORY = {"mpi": "host", "nccl": "gpu", "symm_mem": "gpu"}
+MOST_SIZES = 100_000
 EXECUTORS = ("auto", "c", "numpy")
 
 # Flags of nccl-tests that only their default can be honoured for: (flags, default, reason).
@@ -191,7 +195,12 @@ def _sizes(args: argparse.Namespace) -> Iterator[int]:
             "never reach the largest; start at 1 or more with a factor, or step by 1 byte or more"
         )
     size = low
-    while size <= high:
+    for rows in count():
+        if size > high:
+            break
+        if rows == MOST_SIZES:
+            raise ArgumentError(f"--minbytes {args.minbytes} --maxbytes {args.maxbytes} --stepbytes {args.stepbytes}: "
+                                f"more than {MOST_SIZES} sizes; take larger steps")  # fmt: skip
         yield size
         size = size * args.stepfactor if args.stepfactor > 1 else size + step
 
@@ -244,8 +253,8 @@ def _minimum_bandwidth() -> float | None:
         text: Any = os.environ.get(name)
         if text is None:
             continue
-        try:
-            return float(text)
-        except ValueError:
-            raise SettingsError(f"{name}={text!r}: expected a bus bandwidth in GB/s, such as 3.5") from None
+        with contextlib.suppress(ValueError):
+            if 0 <= (found := float(text)) < math.inf:
+                return found
+        raise SettingsError(f"{name}={quoted(text)}: expected a bus bandwidth in GB/s, such as 3.5")
     return None

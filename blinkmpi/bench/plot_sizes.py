@@ -7,7 +7,6 @@ the files of its runs if it has only one number of these. matplotlib is an extra
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
 from ..plot.figure import COLOURS, DARK, check_target, headed, look_of, new_figure, plain_log_axes, save
-from ..util.text import plural, size_text
+from ..util.files import read_json
+from ..util.text import brief, plural, quoted, size_text
 from .document import with_current_names
+from .drawn_fields import why_not
 from .sweep import plot_scaling
 from .sweep.plot_scaling import LIBRARY_NAMES, OURS
 from .sweep.results import is_sweep
@@ -165,18 +166,18 @@ def _executor(rows: Sequence[dict[str, Any]]) -> str:
 
 def _read(name: str) -> dict[str, Any]:
     try:
-        document = with_current_names(json.loads(Path(name).read_text(encoding="utf-8")))
-        if is_sweep(document):
-            return read_sweep(name)
-        complete = isinstance(document["blinkmpi"]["ranks"], int) and isinstance(document["results"], list)
+        document = with_current_names(read_json(name))
     except OSError as error:
         raise ArgumentError(
-            f"cannot read {name!r}: {error.strerror}; give a file that blinkmpi bench -J wrote"
+            f"cannot read {quoted(name)}: {error.strerror}; give a file that blinkmpi bench -J wrote"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArgumentError(f"{name!r} is no result of blinkmpi bench ({error!r}); write one with -J") from error
-    if not complete:
-        raise ArgumentError(f"{name!r} is no result of blinkmpi bench; write one with -J")
+    except (ValueError, RecursionError) as error:
+        why = brief(str(error))
+        raise ArgumentError(f"{quoted(name)} is no result of blinkmpi bench ({why}); write one with -J") from error
+    if is_sweep(document):
+        return read_sweep(name)
+    if why := why_not(document):
+        raise ArgumentError(f"{quoted(name)} is no result of blinkmpi bench ({brief(why)}); write one with -J")
     found: dict[str, Any] = document
     return found
 

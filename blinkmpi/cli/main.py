@@ -29,7 +29,7 @@ from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..trees.tree import COLLECTIVES
 from ..util.codec import plain
-from ..util.text import parse_size, plural, size_text, time_text
+from ..util.text import brief, parse_size, plural, size_text, time_text
 from . import doctor as cli_doctor
 from . import launch as cli_launch
 from . import plan as cli_trees
@@ -39,6 +39,7 @@ from .output import by_rank_0, mpi, own_rank, show
 
 RUN_BYTES = 16 << 20  # vectors up to here are really run by `simulate`, for all ranks in this process
 BUSIEST = 8
+LONGEST_ERROR = 2000  # letters; what a file of the user has in it may be longer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,7 +184,7 @@ def _live(args: argparse.Namespace) -> int:
 
 def _fail(error: BlinkError) -> int:
     if own_rank() == 0:
-        print(f"blinkmpi: error: {error}", file=sys.stderr)
+        print(f"blinkmpi: error: {brief(str(error), LONGEST_ERROR)}", file=sys.stderr)
     else:
         time.sleep(1)  # mpirun ends the job at the first failure: rank 0 speaks before that
     return 2

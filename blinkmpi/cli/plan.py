@@ -1,7 +1,9 @@
 """The commands about trees: ``plan`` one machine, list its ``subsets``. Only rank 0 runs this."""
 
 import argparse
+import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,23 +16,25 @@ from ..planning.selection import make_plan
 from ..planning.subsets import COLLECTIVES as COMPARED
 from ..planning.subsets import PCIE_MBPS, Allocations, Subset, by_size, summary, survey
 from ..program.call import collective_named
-from ..topology.model import Topology
+from ..topology.model import MOST_MBPS, Topology
 from ..trees import COLLECTIVES, MethodOptions, Packing, extra_methods, pack, pareto
 from ..trees.cluster.hierarchy import hierarchy
 from ..util.codec import plain
-from ..util.text import parse_size
+from ..util.text import DIGITS, parse_size, quoted
 from .output import show, write
 
 Number = TypeVar("Number")
+# Python takes more, such as 1e-999999999, and is long at it.
+NUMBER = re.compile(rf"[+-]?[0-9.]{{1,{DIGITS}}}(e[+-]?[0-9]{{1,3}}|/[0-9]{{1,{DIGITS}}})?", re.IGNORECASE | re.ASCII)
 Found = list[tuple[Packing, float]]  # with the seconds that planning took
 
 
 def number(text: str, kind: Callable[[str], Number], what: str) -> Number:
     """Read a number of a kind, or raise an ArgumentError that says what was expected."""
-    try:
-        return kind(text)
-    except (ValueError, ZeroDivisionError) as error:
-        raise ArgumentError(f"{text!r} is no {what}, for example") from error
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        if NUMBER.fullmatch(text.strip()):
+            return kind(text)
+    raise ArgumentError(f"{quoted(text)} is no {what}, for example")
 
 
 def fraction(text: str) -> Fraction:
@@ -222,8 +226,8 @@ def subsets(args: argparse.Namespace, topology: Topology) -> int:
 
         check_target(args.plot)
     pcie_mbps = int(fraction(args.pcie) * 1000)
-    if pcie_mbps < 1:
-        raise ArgumentError(f"--pcie {args.pcie}: expected GB/s above 0; 10 is usual for a DGX-1")
+    if not 1 <= pcie_mbps <= MOST_MBPS:
+        raise ArgumentError(f"--pcie {quoted(args.pcie)}: expected GB/s above 0; 10 is usual for a DGX-1")
     found = survey(topology, pcie_mbps=pcie_mbps, each=_with_bar)
     text = json.dumps(subsets_report(topology, found, pcie_mbps), indent=1)
     if args.output:

@@ -6,20 +6,22 @@ A plan depends on no message size and holds no timings: the same machine gives t
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from ..errors import PlanError
 from ..program.call import Call
-from ..topology.model import Topology
+from ..topology.model import MOST_DEVICES, MOST_MBPS, Topology
 from ..trees import verify
 from ..trees.tree import Collective, Packing
 from ..util.codec import Document, Value
+from ..util.text import brief, quoted
 
 ProtocolName = Literal[
     "slots", "cma", "ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot", "direct", "rs_ag"
 ]
 PACKETS = ("ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot")  # data and flags in one
 FORMAT_VERSION = 2
+MOST_RATE = MOST_MBPS * MOST_DEVICES  # MB/s, of all links together
 MIN_CHUNK_BYTES = 4096
 CHUNKS_PER_SPAN = 8
 
@@ -86,6 +88,32 @@ class Plan(Document, frozen=True):
             raise PlanError(f"the plan for {self.machine} has no rule for {collective} of {nbytes} bytes; plan again")
         return max(rows, key=lambda r: r.min_bytes)
 
+    def _consistent(self) -> Self:
+        """Return self if ranks, trees and rates are possible on some machine; :meth:`check` proves them for one."""
+        if not 1 <= self.n <= MOST_DEVICES:
+            raise PlanError(f"{self.n} ranks; expected 1..{MOST_DEVICES}, plan again")
+        for i, p in enumerate(self.packings):
+            where = f"packings[{i}], {p.collective}"
+            if p.n != self.n or not -1 <= p.root < self.n:
+                raise PlanError(f"{where}: {p.n} ranks, root {p.root}, in a plan of {self.n} ranks; plan again")
+            if not 0 < p.rate <= p.bound <= MOST_RATE or p.certificate.divisor <= 0:
+                said = f"rate {brief(str(p.rate), 40)} of {brief(str(p.bound), 40)} MB/s"
+                raise PlanError(f"{where}: {said}; expected more than 0 and at most its bound, plan again")
+            for j, tree in enumerate(p.trees):
+                if not 0 < tree.weight <= p.rate or not 0 <= tree.root < self.n:
+                    said = f"root {tree.root}, weight {brief(str(tree.weight), 40)}"
+                    raise PlanError(f"{where}: trees[{j}]: {said}; expected a rank, and more than 0, plan again")
+                reached = {tree.root}
+                for e in tree.edges:
+                    if e.src not in reached or e.dst in reached or not 0 <= e.dst < self.n or len(e.path) < 2:
+                        raise PlanError(f"{where}: trees[{j}]: {e.src}->{e.dst} by {quoted(e.path)} is no edge to a "
+                                        "rank that the tree does not have yet, parents first; plan again")  # fmt: skip
+                    reached.add(e.dst)
+        for i, r in enumerate(self.rules):
+            if min(r.min_bytes, r.chunk_bytes, r.depth, r.ctas) < 0:
+                raise PlanError(f"rules[{i}], {r.collective}: a number below 0; plan again")
+        return self
+
     def check(self, topology: Topology) -> Plan:
         """Prove every packing against ``topology`` and return self.
 
@@ -94,8 +122,9 @@ class Plan(Document, frozen=True):
         """
         if (self.fingerprint, self.n) != (topology.fingerprint, topology.n):
             raise PlanError(
-                f"plan for {self.machine} ({self.n} ranks, fingerprint {self.fingerprint}) does not fit "
-                f"{topology.name} ({topology.n} ranks, fingerprint {topology.fingerprint}); plan again for this machine"
+                f"plan for {brief(self.machine)} ({self.n} ranks, fingerprint {brief(self.fingerprint, 40)}) "
+                f"does not fit {topology.name} ({topology.n} ranks, fingerprint {topology.fingerprint}); "
+                "plan again for this machine"
             )
         for p in self.packings:
             verify(p, topology)

@@ -15,6 +15,7 @@ from ..program.lower import lower
 from ..topology.model import Topology
 from ..trees import extra_methods, methods, pack
 from ..trees.tree import COLLECTIVES, ROOTED, Collective, Packing
+from ..util.text import quoted
 from .defaults import Gpus, gpu_rules, host_rules
 from .plan import PACKETS, Plan, Rule, chunk_for
 
@@ -64,7 +65,7 @@ def parse_algo(text: str) -> dict[str, tuple[str, ...]]:
         collective = collective_named(name)
         if not colon or not schemes:
             expected = "COLLECTIVE:SCHEME[,SCHEME], as in allreduce:chain"
-            raise SettingsError(f"BLINKMPI_ALGO entry {entry!r}: expected {expected}")
+            raise SettingsError(f"BLINKMPI_ALGO entry {quoted(entry)}: expected {expected}")
         found[collective] = tuple(s.strip() for s in schemes.split(","))
     return found
 

@@ -17,6 +17,8 @@ import msgspec
 from ..errors import SettingsError
 from ..topology import Topology
 from ..util.codec import Document
+from ..util.files import read_file
+from ..util.text import brief
 from .plan import Plan, Rule
 
 FORMAT_VERSION = 2
@@ -55,12 +57,13 @@ def read(path: Path) -> TunedTable | None:
         FormatError, SettingsError: if it cannot be read.
     """
     try:
-        text = path.read_bytes()
+        text = read_file(path)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}; remove it, or set BLINKMPI_CACHE_DIR") from error
-    return TunedTable.from_json(text, source=str(path))
+        where = brief(str(path))
+        raise SettingsError(f"cannot read {where}: {error.strerror}; remove it, or set BLINKMPI_CACHE_DIR") from error
+    return TunedTable.from_json(text, source=brief(str(path)))
 
 
 def taken(plan: Plan, table: TunedTable, machine: Topology) -> Plan:

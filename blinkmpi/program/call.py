@@ -3,6 +3,7 @@
 from ..errors import SettingsError
 from ..trees.tree import COLLECTIVES, Collective
 from ..util.codec import Value
+from ..util.text import quoted
 from .reduction import dtype_of
 
 REDUCTIONS: frozenset[str] = frozenset({"reduce", "allreduce", "reduce_scatter"})
@@ -90,4 +91,4 @@ def collective_named(name: str) -> Collective:
     for collective in COLLECTIVES:
         if collective.replace("_", "") == plain:
             return collective
-    raise SettingsError(f"collective {name!r} is unknown; use one of {', '.join(COLLECTIVES)}")
+    raise SettingsError(f"collective {quoted(name)} is unknown; use one of {', '.join(COLLECTIVES)}")

@@ -7,8 +7,12 @@ from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 
 from ..errors import PlanError
+from ..topology.model import MOST_DEVICES
+from ..trees.tree import ROOTED
+from ..util.text import quoted
 from .call import REDUCTIONS, Call
 from .ir import Program, Stage
+from .reduction import DTYPES, OPS
 
 Piece = tuple[int, int, tuple[tuple[int, int], ...]]  # start, length, contributions as (rank, offset in its buffer)
 
@@ -24,6 +28,7 @@ def check(program: Program) -> Program:
     """
     if program.chunk < 1 or program.depth < 1:
         raise PlanError(f"chunk {program.chunk} and depth {program.depth} must be at least 1; lower the call again")
+    _check_call(program)
     writers = _wiring(program)
     values: dict[int, tuple[tuple[int, int], ...]] = {}
     stores: dict[int, list[Piece]] = defaultdict(list)
@@ -40,6 +45,25 @@ def check(program: Program) -> Program:
     for rank in range(program.call.n):
         _check_stores(program, rank, sorted(stores[rank]))
     return program
+
+
+def _check_call(program: Program) -> None:
+    """A call that could have been made, and stages of its ranks."""
+    call, blocks = program.call, program.call.n if program.call.collective == "reduce_scatter" else 1
+    if call.dtype not in DTYPES or call.op not in (OPS if call.collective in REDUCTIONS else ("",)):
+        raise PlanError(
+            f"the call is a {call.collective} of {quoted(call.dtype)}, op {quoted(call.op)}; lower it again"
+        )
+    if not 1 <= call.n <= MOST_DEVICES or len(call.counts) != blocks or min(call.counts) < 0:
+        raise PlanError(f"the call has {call.n} ranks and counts {quoted(call.counts)}; lower it again")
+    if call.root not in (range(call.n) if call.collective in ROOTED else (-1,)):
+        raise PlanError(f"the call is a {call.collective} of {call.n} ranks from root {call.root}; lower it again")
+    if program.longest < 0:
+        raise PlanError(f"the longest stage has {program.longest} elements; expected 0 or more, lower the call again")
+    for i, stage in enumerate(program.stages):
+        if not 0 <= stage.rank < call.n or (stage.local or 0) < 0 or (stage.store or 0) < 0:
+            raise PlanError(f"stage {i} of rank {stage.rank}: local {stage.local}, store {stage.store}; expected one "
+                            f"of {call.n} ranks, and offsets from 0 on")  # fmt: skip
 
 
 def _wiring(program: Program) -> dict[int, int]:
@@ -127,6 +151,8 @@ def _check_stores(program: Program, rank: int, stores: list[Piece]) -> None:
 
 def expected(call: Call, rank: int) -> list[Piece]:
     """What ``rank`` must receive: (start, length, contributions as (rank, offset in its send buffer)), by start."""
+    if not call.total:
+        return []
     everyone = tuple(range(call.n))
     kind = call.collective
     pieces: list[Piece] = []

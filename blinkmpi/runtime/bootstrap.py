@@ -18,8 +18,12 @@ from ..planning.defaults import Gpus
 from ..planning.plan import Plan
 from ..planning.selection import make_plan
 from ..topology import Topology, load
+from ..util.files import read_file
 from ..util.settings import LONGEST_S, MOST_CTAS, Settings, log, read
+from ..util.text import brief, quoted
 from ..util.together import Comm, from_root, together
+
+MOST_PLAN_BYTES = 1 << 29  # of its file: 128 ranks take half of it
 
 EXECUTORS = ("auto", "c", "numpy")
 
@@ -178,10 +182,10 @@ def differences(one: Settings, other: Settings) -> str:
 def read_plan(path: str) -> Plan:
     """Read a plan's file."""
     try:
-        text = Path(path).read_bytes()
+        text = read_file(path, most=MOST_PLAN_BYTES)
     except OSError as error:
-        raise PlanError(f"cannot read plan file {path!r}: {error.strerror}; correct the path") from error
-    return Plan.from_json(text, source=path)
+        raise PlanError(f"cannot read plan file {quoted(path)}: {error.strerror}; correct the path") from error
+    return Plan.from_json(text, source=brief(path))
 
 
 def dump(setting: str, path: str, text: str) -> None:

@@ -7,11 +7,18 @@ from ..errors import SettingsError
 
 
 def cache_dir() -> Path:
-    """``BLINKMPI_CACHE_DIR``, or the user's cache folder."""
+    """``BLINKMPI_CACHE_DIR``, or the user's cache folder.
+
+    Raises:
+        SettingsError: for a user without a home.
+    """
     own = os.environ.get("BLINKMPI_CACHE_DIR")
     if own:
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkmpi"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blinkmpi"
+    except RuntimeError as error:
+        raise SettingsError("no folder to keep files in: this user has no home; set BLINKMPI_CACHE_DIR") from error
 
 
 def keep(path: Path, text: str) -> None:

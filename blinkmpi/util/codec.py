@@ -4,14 +4,20 @@ Every document of ours is one JSON object with a ``format`` and a ``version``
 key in front. Fractions travel as ``"p/q"`` strings, so nothing is lost.
 """
 
+import re
+from collections.abc import Iterator
 from fractions import Fraction
+from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 
-from ..errors import FormatError
+from ..errors import BlinkError, FormatError
+from .text import DIGITS, brief, quoted
 
 T = TypeVar("T")
+FRACTION = re.compile(rf"-?[0-9]{{1,{DIGITS}}}(/0*[1-9][0-9]{{0,{DIGITS}}})?")
+LONG_NUMBER = re.compile(rb"[0-9]{19}")  # or a string of digits: a name, a UUID
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,12 +32,9 @@ def _enc(obj: Any) -> Any:
 
 def _dec(kind: type, obj: Any) -> Any:
     if kind is Fraction:
-        if not isinstance(obj, str | int):
-            raise ValueError(f'expected a fraction such as "3/2", got {obj!r}')
-        try:
+        if isinstance(obj, int) or (isinstance(obj, str) and FRACTION.fullmatch(obj)):
             return Fraction(obj)
-        except (ValueError, ZeroDivisionError) as error:
-            raise ValueError(f'expected a fraction such as "3/2", got {obj!r}') from error
+        raise ValueError(f'expected a fraction such as "3/2", got {quoted(obj)}')
     raise TypeError(f"{kind} has no JSON form")
 
 
@@ -58,12 +61,20 @@ class Document(Value, frozen=True):
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str = "") -> Self:
-        """Read what :meth:`to_json` wrote; FormatError otherwise. What needs more to be checked is checked by callers.
+        """Read what :meth:`to_json` wrote. What needs more than the document to be checked is checked by callers.
 
         Args:
             source: where the text came from, for the error message.
+
+        Raises:
+            FormatError: for what is no such document.
+            BlinkError: for one that is not consistent in itself; the kind of error is its own.
         """
-        return loads(text, cls, kind=cls.KIND, version=cls.VERSION, source=source or cls.KIND)._consistent()
+        value = loads(text, cls, kind=cls.KIND, version=cls.VERSION, source=source or cls.KIND)
+        try:
+            return value._consistent()
+        except BlinkError as error:
+            raise type(error)(f"{source or cls.KIND}: {brief(str(error))}") from error
 
     def _consistent(self) -> Self:
         """Return self if it is consistent in itself."""
@@ -80,15 +91,52 @@ def loads(text: str | bytes, cls: type[T], *, kind: str, version: int, source: s
         FormatError: naming the source and the JSON path of the wrong field.
     """
     try:
-        body = msgspec.json.decode(text)
-        if not isinstance(body, dict):
-            raise FormatError(f"{source}: expected a JSON object with a 'format' key, got {type(body).__name__}")
-        got = (body.pop("format", None), body.pop("version", None))
-        if got != (f"blinkmpi.{kind}", version):
+        head = msgspec.json.decode(text, type=_Head)
+        if (head.format, head.version) != (f"blinkmpi.{kind}", version):
             raise FormatError(
-                f"{source}: expected format 'blinkmpi.{kind}' version {version}, got format {got[0]!r} "
-                f"version {got[1]!r}; write it again with this version of blinkmpi"
+                f"{source}: expected format 'blinkmpi.{kind}' version {version}, got format {quoted(head.format)} "
+                f"version {quoted(head.version)}; write it again with this version of blinkmpi"
             )
-        return msgspec.convert(body, cls, dec_hook=_dec)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"{source}: not a valid {kind}: {error}; correct that field") from error
+        read: Any = msgspec.json.decode(text, type=_with_head(cls), dec_hook=_dec)  # type: ignore[arg-type]
+    except RecursionError as error:
+        raise FormatError(f"{source}: not a valid {kind}: nested too deeply; write it again") from error
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeError) as error:
+        raise FormatError(f"{source}: not a valid {kind}: {brief(str(error))}; correct that field") from error
+    if LONG_NUMBER.search(text.encode() if isinstance(text, str) else text):
+        for where, number in _numbers(plain(read), "$"):
+            if not -(1 << 63) <= number < 1 << 63:
+                raise FormatError(f"{source}: not a valid {kind}: {where}: {quoted(number)} is no number of anything; "
+                                  "correct that field")  # fmt: skip
+    return cls(**{name: getattr(read, name) for name in cls.__struct_fields__})  # type: ignore[attr-defined]
+
+
+class _Head(msgspec.Struct):
+    """What every document begins with; the rest is not looked at."""
+
+    format: Any = None
+    version: Any = None
+
+
+@cache
+def _with_head(cls: type[Value]) -> type:
+    """The same fields as ``cls`` beside those of the head, to read a document in one go, without dicts between."""
+    fields = [(f.name, f.type, _default(f)) for f in msgspec.structs.fields(cls)]
+    head = [(name, Any, None) for name in _Head.__struct_fields__]
+    return msgspec.defstruct(cls.__name__, [*fields, *head], forbid_unknown_fields=True, kw_only=True)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    factory = field.default_factory
+    return field.default if factory is msgspec.NODEFAULT else msgspec.field(default_factory=factory)
+
+
+def _numbers(value: Any, where: str) -> Iterator[tuple[str, int]]:
+    """All whole numbers of a plain value, with their JSON paths."""
+    if isinstance(value, int):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _numbers(item, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _numbers(item, f"{where}[{i}]")

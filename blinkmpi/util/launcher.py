@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from .text import whole_number
+
 # Open MPI's mpirun, PMIx (Open MPI under srun too), PMI (Hydra, srun).
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
@@ -18,12 +20,14 @@ END_SECONDS = 10.0  # that a launcher has to end its ranks
 
 def launched_rank(environ: Mapping[str, str]) -> int | None:
     """The rank of this process; None if no launcher started it."""
-    return next((int(environ[name]) for name in RANK_VARIABLES if environ.get(name, "").isdecimal()), None)
+    found = (whole_number(environ.get(name, "")) for name in RANK_VARIABLES)
+    return next((rank for rank in found if rank is not None), None)
 
 
 def launched_size(environ: Mapping[str, str]) -> int:
     """How many processes the launcher started; 1 without a launcher."""
-    return max((int(environ[name]) for name in SIZE_VARIABLES if environ.get(name, "").isdecimal()), default=1)
+    found = [whole_number(environ.get(name, "")) for name in SIZE_VARIABLES]
+    return max((size for size in found if size is not None), default=1)
 
 
 def find_mpirun() -> str | None:

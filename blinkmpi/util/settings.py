@@ -13,11 +13,13 @@ from collections.abc import Mapping
 
 from ..errors import SettingsError
 from .codec import Value
+from .text import brief, quoted, whole_number
 
 PREFIX = "BLINKMPI_"
 LONGEST_S = 1e9  # of a timeout: in nanoseconds it fits into 64 bits
 LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES = 256 << 10, 1 << 40
 MOST_CTAS = 1024
+MOST_RANKS = 1 << 16  # of a virtual node
 LEVELS = ("NONE", "VERSION", "WARN", "INFO", "TRACE")
 KNOWN = {
     "DEBUG": f"how much to log on stderr: {' '.join(LEVELS)}",
@@ -74,13 +76,14 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     Raises:
         SettingsError: naming the variable, its value and what was expected.
     """
-    ours = {k.removeprefix(PREFIX): v for k, v in (environ or os.environ).items() if k.startswith(PREFIX)}
+    given = os.environ if environ is None else environ
+    ours = {k.removeprefix(PREFIX): v for k, v in given.items() if k.startswith(PREFIX)}
     debug = (ours.get("DEBUG") or "WARN").upper()
     if debug not in LEVELS:
-        raise SettingsError(f"BLINKMPI_DEBUG={ours['DEBUG']!r}: expected one of {', '.join(LEVELS)}")
+        raise SettingsError(f"BLINKMPI_DEBUG={quoted(ours['DEBUG'])}: expected one of {', '.join(LEVELS)}")
     executor = ours.get("EXECUTOR") or "auto"
     if executor not in ("auto", "c", "numpy"):
-        raise SettingsError(f"BLINKMPI_EXECUTOR={executor!r}: expected auto, c or numpy")
+        raise SettingsError(f"BLINKMPI_EXECUTOR={quoted(executor)}: expected auto, c or numpy")
     texts = ("TOPO_FILE", "TOPO_DUMP_FILE", "GRAPH_FILE", "GRAPH_DUMP_FILE", "ALGO")
     return Settings(
         debug=debug,
@@ -109,14 +112,14 @@ def log(settings: Settings, level: str, text: str) -> None:
 def _switch(ours: Mapping[str, str], name: str, default: str = "0") -> bool:
     text = ours.get(name) or default
     if text not in ("0", "1"):
-        raise SettingsError(f"{PREFIX}{name}={text!r}: expected 0 or 1")
+        raise SettingsError(f"{PREFIX}{name}={quoted(text)}: expected 0 or 1")
     return text == "1"
 
 
 def _choice(ours: Mapping[str, str], name: str, choices: tuple[int, ...], default: int) -> int:
     text = ours.get(name) or str(default)
     if text not in map(str, choices):
-        raise SettingsError(f"{PREFIX}{name}={text!r}: expected {' or '.join(map(str, choices))}")
+        raise SettingsError(f"{PREFIX}{name}={quoted(text)}: expected {' or '.join(map(str, choices))}")
     return int(text)
 
 
@@ -130,18 +133,18 @@ def _number(ours: Mapping[str, str], name: str, default: float, *, least: float 
         value = -1.0
     if not (value > 0 and least <= value <= most):
         low = f"at least {least:.0f}" if least else "more than 0"
-        raise SettingsError(f"{PREFIX}{name}={text!r}: expected a number, {low} and at most {most:.0f}")
+        raise SettingsError(f"{PREFIX}{name}={quoted(text)}: expected a number, {low} and at most {most:.0f}")
     return value
 
 
 def _sizes(ours: Mapping[str, str], name: str) -> tuple[int, ...]:
     text = ours.get(name) or ""
-    parts = text.split("+") if text else []
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise SettingsError(f"{PREFIX}{name}={text!r}: expected the ranks of each node, as in 4+4")
-    return tuple(int(part) for part in parts)
+    sizes = [whole_number(part.strip()) for part in text.split("+")] if text else []
+    if not all(size and size <= MOST_RANKS for size in sizes):
+        raise SettingsError(f"{PREFIX}{name}={quoted(text)}: expected the ranks of each node, as in 4+4")
+    return tuple(size for size in sizes if size)
 
 
 def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name, KNOWN, n=1)
-    return f"{PREFIX}{name} is unknown" + (f"; did you mean {PREFIX}{near[0]}?" if near else "")
+    near = difflib.get_close_matches(name[:80], KNOWN, n=1)
+    return f"{PREFIX}{brief(name)} is unknown" + (f"; did you mean {PREFIX}{near[0]}?" if near else "")

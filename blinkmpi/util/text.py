@@ -1,8 +1,29 @@
-"""How ranks, counts, bytes and seconds are written in messages, and how a number of bytes is read."""
+"""How ranks, counts, bytes, seconds and a user's own words are written in messages, and how numbers are read."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from ..errors import ArgumentError
+
+LONGEST = 300  # letters of a foreign text in a message
+DIGITS = 300  # of a number that is read from a text; more is no number of anything, and takes long to compute with
+
+
+def brief(text: str, most: int = LONGEST) -> str:
+    """A text as one line of at most ``most`` letters: control characters escaped, its middle left out."""
+    if len(text) > most:
+        text = f"{text[: most * 2 // 3]} ... {text[len(text) - most // 4 :]}"
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def quoted(value: object) -> str:
+    """A value in a message, as Python writes it, and not longer than a line."""
+    return repr(brief(value, 80)) if isinstance(value, str) and len(value) > 80 else brief(repr(value), 100)
+
+
+def whole_number(text: str) -> int | None:
+    """Read a number of ASCII digits; None for anything else, and for one of more digits than anything has."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def plural(number: int, noun: str) -> str:
@@ -51,7 +72,7 @@ def parse_size(text: str) -> int:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1 << 62:
-        raise ArgumentError(f"size {text!r}: expected a number of bytes such as 65536, 64K, 1.5M or 4G")
+        raise ArgumentError(f"size {quoted(text)}: expected a number of bytes such as 65536, 64K, 1.5M or 4G")
     return int(value)
 
 

@@ -7,11 +7,10 @@ a rank is refused here, with the key that is wrong.
 
 import argparse
 import difflib
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -22,10 +21,14 @@ from ...planning.selection import parse_algo
 from ...program.call import REDUCTIONS, collective_named
 from ...trees.tree import ROOTED
 from ...util.codec import Value
-from ...util.text import parse_size, plural
+from ...util.files import read_file
+from ...util.settings import LONGEST_S, MOST_RANKS
+from ...util.text import brief, parse_size, plural, quoted, whole_number
 from ..nccl_tests import TEST_NAMES
 from ..options import add_flags, read, settle
 
+MOST_FILE_BYTES, MOST_RUNS = 1 << 20, 4096
+LARGEST = 1 << 62
 AXES = ("collectives", "nodes", "ranks_per_node", "types", "ops", "schemes", "executors", "graphs")
 WHOLE = ("hostfile", "launcher", "bind", "gpus_per_node")  # what a part cannot change
 OWN_FLAGS = ("-J", "--output_file", "--json", "--format", "--sweep", "-N", "--run_cycles", "-h", "--help")
@@ -145,18 +148,22 @@ def load(path: str) -> tuple[Sweep, ...]:
         FormatError: naming the file, the key, what was expected and the remedy.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_file(path, most=MOST_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"cannot read the sweep {path!r}: {error}; give a TOML file, see docs/sweeps.md") from error
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        said = f"cannot read the sweep {quoted(path)}: {why}"
+        raise ArgumentError(f"{said}; give a TOML file, see docs/sweeps.md") from error
     return parse(text, source=path)
 
 
 def parse(text: str, *, source: str) -> tuple[Sweep, ...]:
     """Read the text of a sweep; see :func:`load`."""
+    source = brief(source)
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FormatError(f"{source}: no TOML: {error}; write KEY = VALUE lines, see docs/sweeps.md") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
+        said = brief(str(error))
+        raise FormatError(f"{source}: no TOML: {said}; write KEY = VALUE lines, see docs/sweeps.md") from error
     parts = raw.pop("part", [])
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise FormatError(f"{source}: part: expected tables; write each under a line [[part]]")
@@ -172,23 +179,34 @@ def _convert(raw: Mapping[str, Any], source: str, at: str) -> Sweep:
     listed = {k: [v] if k in (*AXES, "compare") and not isinstance(v, list) else v for k, v in raw.items()}
     for key in listed:
         if key not in Sweep.__struct_fields__:
-            near = difflib.get_close_matches(key, Sweep.__struct_fields__, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(key[:80], Sweep.__struct_fields__, n=1, cutoff=0.5)
             remedy = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(Sweep.__struct_fields__)}"
-            raise FormatError(f"{source}: {at}{key}: there is no such key; {remedy}")
+            raise FormatError(f"{source}: {at}{brief(key)}: there is no such key; {remedy}")
     try:
         sweep = msgspec.convert(listed, Sweep)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `")
-        key = path.rstrip("`").removeprefix("$.").removeprefix("$") or "the file"
-        raise FormatError(f"{source}: {at}{key}: {said[0].lower()}{said[1:]}; correct it") from error
+        key = brief(path.rstrip("`").removeprefix("$.").removeprefix("$")) or "the file"
+        raise FormatError(f"{source}: {at}{key}: {said[0].lower()}{brief(said[1:])}; correct it") from error
     for name in AXES:
         if name in raw and not getattr(sweep, name):
             raise FormatError(f"{source}: {at}{name}: an empty list leaves no run; leave the key out for its default")
-    if not sweep.timeout > 0:
+    if not 0 < sweep.timeout <= LONGEST_S:
         raise FormatError(f"{source}: {at}timeout: {sweep.timeout:g} s; expected more than 0, such as 600")
+    for name in ("nodes", "ranks_per_node", "graphs", "minbytes", "maxbytes", "stepfactor", "root", "iters",
+                 "warmup_iters", "gpus_per_node"):  # fmt: skip
+        value = getattr(sweep, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and not -LARGEST <= number <= LARGEST:
+                raise FormatError(f"{source}: {at}{name}: {quoted(number)} is too large; correct it")
+    for name, words in {"flags": sweep.flags, "env": (*sweep.env, *sweep.env.values())}.items():
+        if wrong := [word for word in words if "\0" in word]:
+            raise FormatError(f"{source}: {at}{name}: {quoted(wrong[0])}: a command line cannot hold this; correct it")
+    if wrong := [name for name in sweep.env if not name or "=" in name]:
+        raise FormatError(f"{source}: {at}env: {quoted(wrong[0])} is no name of a variable; correct it")
     for flag in sweep.flags:
         if flag.partition("=")[0] in OWN_FLAGS:
-            raise FormatError(f"{source}: {at}flags: {flag}: the sweep itself needs it; leave it out")
+            raise FormatError(f"{source}: {at}flags: {brief(flag)}: the sweep itself needs it; leave it out")
     return sweep
 
 
@@ -203,6 +221,8 @@ def expand(sweeps: tuple[Sweep, ...], resources: Resources, *, source: str) -> l
     for i, sweep in enumerate(parts):
         at = f"{source}: part[{i}]." if sweeps[1:] else f"{source}: "
         for run in _runs(sweep, resources, at):
+            if len(found) == MOST_RUNS:
+                raise FormatError(f"{at.rstrip(' .')} more than {MOST_RUNS} runs; take values out of the lists")
             _check(run, at)
             found.setdefault(msgspec.json.encode(run).decode(), (run, sweep.timeout))
     return list(found.values())
@@ -236,8 +256,8 @@ def _wheres(sweep: Sweep, resources: Resources, at: str) -> Iterator[tuple[int, 
         if isinstance(entry, str):
             sizes = node_sizes(entry)
             if not sizes:
-                raise FormatError(f"{at}nodes[{i}]: {entry!r}; expected a number of nodes, or virtual nodes by their "
-                                  'ranks, such as "4+4"')  # fmt: skip
+                expected = 'expected a number of nodes, or virtual nodes by their ranks, such as "4+4"'
+                raise FormatError(f"{at}nodes[{i}]: {quoted(entry)}; {expected}")
             yield len(sizes), sum(sizes), entry.replace(" ", "")
             continue
         if not 1 <= entry <= resources.nodes:
@@ -257,8 +277,9 @@ def _wheres(sweep: Sweep, resources: Resources, at: str) -> Iterator[tuple[int, 
 
 def node_sizes(text: str) -> tuple[int, ...]:
     """``4+2``: (4, 2); () for anything else."""
-    found = re.fullmatch(r"\s*[1-9]\d*(\s*\+\s*[1-9]\d*)*\s*", text)
-    return tuple(int(word) for word in text.split("+")) if found else ()
+    sizes = [whole_number(word.strip()) for word in text.split("+")]
+    fits = all(size and size <= MOST_RANKS for size in sizes)
+    return tuple(size for size in sizes if size) if fits else ()
 
 
 def _powers(most: int) -> list[int]:
@@ -277,17 +298,22 @@ class _Parser(argparse.ArgumentParser):
         raise ArgumentError(message)
 
 
+@cache
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(add_help=False)
+    add_flags(parser)
+    return parser
+
+
 def _check(run: Run, at: str) -> None:
     """Let ``bench`` itself read the flags of a run.
 
     Raises:
         FormatError: with what it says.
     """
-    parser = _Parser(add_help=False)
-    add_flags(parser)
     try:
         parse_algo(run.algo)
-        args = parser.parse_args(run.words)
+        args = _parser().parse_args(run.words)
         options = read(args, run.ranks)
         if run.memory is not None:
             settle(args, options, gpu=run.memory == "gpu")

@@ -1,7 +1,6 @@
 """One run of a sweep: the machines, the launcher's line for some of them, and the job itself, with a time limit."""
 
 import glob
-import json
 import os
 import re
 import sys
@@ -16,8 +15,10 @@ from ...launch.command import Job, Launcher, Pmi, command, exported, mpi_of
 from ...launch.hostfile import Host, read_for
 from ...topology.probe import Nvml
 from ...util.codec import Value
+from ...util.files import read_json
 from ...util.launcher import END_SECONDS, find_mpirun, run_limited
 from ...util.settings import read as read_settings
+from ...util.text import whole_number
 from .file import Resources, Run, Sweep
 
 GIVEN = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "LSB_MCPU_HOSTS", "LSB_DJOB_HOSTFILE")
@@ -71,7 +72,7 @@ def machines(
     gpus, seen = sweep.gpus_per_node, sweep.gpus_per_node
     if gpus is None:
         count = environ.get("SLURM_GPUS_ON_NODE", "")
-        gpus = int(count) if count.isdecimal() else None
+        gpus = whole_number(count)
         seen = gpus if gpus is not None else _gpus_here(environ)
     resources = Resources(max(1, len(hosts)), _slots(hosts, sweep, seen or 0), bool(seen), local=not hosts)
     return Machines(hosts, scheduler_of(environ), allocated, launcher, pmi, mpirun, gpus or None, resources)
@@ -170,7 +171,7 @@ def _document(output: Path, *, patient: bool) -> tuple[dict[str, Any] | None, st
     while not output.exists() and time.monotonic() < end:
         time.sleep(0.1)
     try:
-        found = json.loads(output.read_text(encoding="utf-8"))
+        found = read_json(output)
         return {**found, "results": list(found["results"]), "blinkmpi": {"ranks": 0, **found["blinkmpi"]}}, None
     except OSError:
         return None, "it wrote no JSON; the results must lie where every node can write"

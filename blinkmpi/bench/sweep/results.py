@@ -12,9 +12,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ...errors import ArgumentError
-from ...util.text import size_text, time_text
+from ...util.files import read_json
+from ...util.text import brief, quoted, size_text, time_text
 from .. import environment as meta
+from ..drawn_fields import why_not
 from .file import Run
 from .jobs import RunOutcome
 
@@ -106,22 +110,30 @@ def read(path: str) -> dict[str, Any]:
         ArgumentError: for anything else.
     """
     try:
-        body = json.loads(Path(path).read_text(encoding="utf-8"))
+        body = read_json(path)
     except OSError as error:
-        raise ArgumentError(f"cannot read {path!r}: {error.strerror}; give results of bench --sweep") from error
+        raise ArgumentError(f"cannot read {quoted(path)}: {error.strerror}; give results of bench --sweep") from error
     except ValueError as error:
-        raise ArgumentError(f"{path!r} is no JSON ({error}); move it away, or name another file with -J") from error
+        why = brief(str(error))
+        raise ArgumentError(f"{quoted(path)} is no JSON ({why}); move it away, or name another file with -J") from error
     runs = body.get("runs") if is_sweep(body) else None
     if not isinstance(runs, list) or body.get("version") != VERSION or not all(_whole(run) for run in runs):
         raise ArgumentError(
-            f"{path!r} holds no results of a sweep (format {FORMAT!r}, version {VERSION}); name another file with -J"
+            f"{quoted(path)} holds no results of a sweep (format {FORMAT!r}, version {VERSION}); "
+            "name another file with -J"
         )
     return dict(body)
 
 
 def _whole(run: Any) -> bool:
     ok = isinstance(run, dict) and isinstance(run.get("key"), dict) and {"status", "error", "tries"} <= run.keys()
-    return ok and (run["status"] != "ok" or isinstance(run.get("result"), dict))
+    if not ok or not isinstance(run["tries"], int):
+        return False
+    try:
+        key = msgspec.convert(run["key"], Run)
+    except msgspec.ValidationError:
+        return False
+    return 1 <= key.nodes <= key.ranks and (run["status"] != "ok" or not why_not(run.get("result")))
 
 
 def rows(runs: Sequence[Mapping[str, Any]], *, place: str = "out_of_place") -> Iterator[tuple[dict[str, Any], Any]]:

@@ -1,0 +1,92 @@
+"""What is kept in the cache folder may be cut off or replaced: it is made again, or an error says how."""
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from blinkmpi.errors import SettingsError
+from blinkmpi.planning.selection import make_plan
+from blinkmpi.topology import machine
+from blinkmpi.topology.gpu import unknown_gpu
+from blinkmpi.topology.measured import file_of, kept
+from blinkmpi.transport.host import native
+from blinkmpi.util.cache_folder import cache_dir
+from tests.unit.fuzz.mutators import promised
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a compiler has made that is quicker than a real one."""
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nwhile [ $# -gt 1 ]; do [ $1 = -o ] && seq 2000 > $2; shift; done; echo cc 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("BLINKMPI_CACHE_DIR", str(tmp_path / "cache"))
+    path, name = native.build()
+    assert path is not None, name
+    return path
+
+
+@pytest.mark.parametrize("what", ["half", "empty", "a byte less", "a page of zeros"])
+def test_a_library_that_was_cut_off_is_compiled_again(what: str, compiled: Path) -> None:
+    """To load it would end the process by SIGBUS."""
+    good = compiled.read_bytes()
+    zeros = good[:4096] + b"\0" * 100 + good[4196:]
+    spoilt = {"half": good[: len(good) // 2], "empty": b"", "a byte less": good[:-1], "a page of zeros": zeros}[what]
+    compiled.write_bytes(spoilt)
+    assert native.build() == (compiled, "cc 1")
+    assert compiled.read_bytes() == good
+    kept_at = compiled.stat().st_mtime_ns
+    assert native.build() == (compiled, "cc 1")
+    assert compiled.stat().st_mtime_ns == kept_at, "a whole one is not made again"
+
+
+def test_a_folder_in_place_of_the_library_is_a_reason(compiled: Path) -> None:
+    compiled.unlink()
+    compiled.mkdir()
+    lost, why = native.build()
+    assert lost is None
+    assert str(compiled.parent) in why
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "BLINKMPI_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(_: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(SettingsError, match="has no home; set BLINKMPI_CACHE_DIR"):
+        cache_dir()
+
+
+class Alone:
+    """A communicator of one rank."""
+
+    rank, size = 0, 1
+
+    def bcast(self, obj: object, _: int) -> object:
+        return obj
+
+    def allgather(self, obj: object) -> list[object]:
+        return [obj]
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "text", "another document", "deep"])
+def test_a_spoilt_measurement_says_how_to_measure_again(what: str, tmp_path: Path) -> None:
+    topology = machine("dgx-1v")
+    path = file_of(tmp_path, [d.uuid for d in topology.devices], "unknown")
+    if what == "folder":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        texts = {"text": "x" * 10**6, "another document": make_plan(machine("cpu:2")).to_json(), "deep": '{"a":' * 9999}
+        path.write_text(texts[what])
+    facts = unknown_gpu("not asked")
+    found = promised(lambda: kept(Alone(), topology, facts, tmp_path), SettingsError, source=path.name)  # type: ignore[arg-type]
+    assert isinstance(found, SettingsError)
+    assert "--measure=again" in str(found)

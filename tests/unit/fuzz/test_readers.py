@@ -1,0 +1,198 @@
+"""Whatever lies in a file, its reader returns a valid value or raises a typed error that names it, soon.
+
+Mutations of real files find what nobody thought of; what they found is in ``test_findings.py``.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkmpi.bench.sweep import file as sweep_file
+from blinkmpi.bench.sweep import results
+from blinkmpi.bench.sweep.file import Resources, Sweep, expand
+from blinkmpi.errors import ArgumentError, BlinkError, FormatError, PlanError, SettingsError, TopologyError
+from blinkmpi.launch import hostfile
+from blinkmpi.launch.hostfile import Host
+from blinkmpi.planning import tuned_table
+from blinkmpi.planning.diff import plan_differences
+from blinkmpi.planning.plan import Plan
+from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.tuned_table import TunedTable, taken
+from blinkmpi.program.call import Call
+from blinkmpi.program.check import check
+from blinkmpi.program.ir import Program
+from blinkmpi.runtime.bootstrap import read_plan
+from blinkmpi.topology import Topology, load, machine
+from blinkmpi.topology.measured import Measured, with_measured
+from blinkmpi.util.files import read_file
+from tests.harness import ROOT
+from tests.unit.fuzz.mutators import many, promised, spoilt, spoilt_json
+
+RING = machine("dgx-1v").subset([0, 1, 2, 3])
+PLAN = make_plan(RING, roots=[0], collectives=["broadcast", "allreduce", "allgather"])
+CALL = Call("allreduce", 4, (1 << 16,), "float32", "sum")
+PROGRAM = program_for(PLAN, CALL, choose(PLAN, CALL))
+HERE = Resources(nodes=2, slots=4, gpus=False)
+
+
+class Reader(NamedTuple):
+    """A reader of a file: real files, the errors that it documents, and what must hold of a value that it returns."""
+
+    read: Callable[[str], Any]
+    errors: tuple[type[BlinkError], ...]
+    seeds: tuple[bytes, ...]
+    holds: Callable[[Any], object]
+
+    @property
+    def documents(self) -> tuple[Any, ...]:
+        return tuple(json.loads(seed) for seed in self.seeds if seed.startswith(b"{"))
+
+
+def files(*patterns: str) -> tuple[bytes, ...]:
+    found = tuple(path.read_bytes() for pattern in patterns for path in sorted(ROOT.glob(pattern)))
+    assert found
+    return found
+
+
+def good_machine(found: Topology) -> None:
+    assert Topology.from_json(found.to_json()) == found.check()
+    assert found.fingerprint
+
+
+def good_hosts(found: tuple[Host, ...]) -> None:
+    for dialect in ("openmpi", "hydra"):
+        assert hostfile.parse(hostfile.write(found, dialect), dialect) == found  # type: ignore[arg-type]
+
+
+def good_sweep(found: tuple[Sweep, ...]) -> None:
+    ran = promised(lambda: expand(found, HERE, source="NAME"), FormatError, source="NAME", seconds=20)
+    for run, seconds in ran if isinstance(ran, list) else ():
+        assert run.words
+        assert run.label()
+        assert seconds > 0
+
+
+def good_plan(found: Plan) -> None:
+    assert Plan.from_json(found.to_json()) == found
+    promised(lambda: found.check(RING), PlanError, line=False)
+    plan_differences(found, PLAN)
+    plan_differences(PLAN, found)
+
+
+def read_program(path: str) -> Program:
+    return Program.from_json(read_file(path), source=path)
+
+
+def good_program(found: Program) -> None:
+    assert Program.from_json(found.to_json()) == found
+    promised(lambda: check(found), PlanError, line=False)
+
+
+def good_table(found: TunedTable) -> None:
+    assert TunedTable.from_json(found.to_json()) == found
+    promised(lambda: taken(PLAN, found, RING), PlanError, line=False)
+
+
+def read_measured(path: str) -> Measured:
+    return Measured.from_json(read_file(path), source=path)
+
+
+def good_measured(found: Measured) -> None:
+    assert Measured.from_json(found.to_json()) == found.check()
+    if len(found.devices) == 4:
+        at = Topology("here", found.devices, (*machine("dgx-1v:2").switches[:1],), RING.links[:0])
+        with_measured(at, found).check()
+
+
+def good_results(found: dict[str, Any]) -> None:
+    results.tables(found["runs"])
+
+
+TOPOLOGIES = (*(machine(name).to_json().encode() for name in ("dgx-1v", "hgx-h200", "cpu:3", "dgx-1p:2")),
+              *files("tests/data/nccl-topo-h200x8.xml", "tests/data/nvidia-smi-topo-m-h200x8.txt"))  # fmt: skip
+TABLES, LINKS = files("benchmarks/tables/tuned-*.json"), files("benchmarks/tables/links-*.json")
+READERS = {
+    "topology": Reader(load, (TopologyError, FormatError), TOPOLOGIES, good_machine),
+    "hostfile": Reader(hostfile.read, (FormatError,), files("hostfiles/*"), good_hosts),
+    "sweep": Reader(sweep_file.load, (ArgumentError, FormatError), files("benchmarks/sweeps/*.toml"), good_sweep),
+    "plan": Reader(read_plan, (PlanError, FormatError), (PLAN.to_json().encode(),), good_plan),
+    "program": Reader(read_program, (FormatError, PlanError), (PROGRAM.to_json().encode(),), good_program),
+    "table": Reader(lambda path: tuned_table.read(Path(path)), (SettingsError, FormatError), TABLES, good_table),
+    "measured": Reader(read_measured, (TopologyError, FormatError), LINKS, good_measured),
+}
+each = pytest.mark.parametrize("name", list(READERS))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+def keeps_its_promise(name: str, text: bytes, file: Path) -> None:
+    reader = READERS[name]
+    file.write_bytes(text)
+    found = promised(lambda: reader.read(str(file)), *reader.errors, source=file.name)
+    if not isinstance(found, BlinkError):
+        reader.holds(found)
+
+
+@each
+def test_a_real_file_is_read(name: str, folder: Path) -> None:
+    for seed in READERS[name].seeds:
+        (folder / "FILE.txt").write_bytes(seed)
+        READERS[name].holds(READERS[name].read(str(folder / "FILE.txt")))
+
+
+@each
+@many
+@given(data=st.data())
+def test_spoilt_bytes(name: str, data: st.DataObject, folder: Path) -> None:
+    keeps_its_promise(name, data.draw(spoilt(READERS[name].seeds)), folder / "FILE.txt")
+
+
+@pytest.mark.parametrize("name", [name for name, reader in READERS.items() if reader.documents])
+@many
+@given(data=st.data())
+def test_spoilt_values(name: str, data: st.DataObject, folder: Path) -> None:
+    keeps_its_promise(name, data.draw(spoilt_json(READERS[name].documents)), folder / "FILE.txt")
+
+
+@each
+def test_a_file_that_ends_anywhere(name: str, folder: Path) -> None:
+    for seed in READERS[name].seeds[:6]:
+        for end in range(0, len(seed), max(1, len(seed) // 150)):
+            keeps_its_promise(name, seed[:end], folder / "FILE.txt")
+
+
+@each
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "cp500"])
+def test_another_encoding(name: str, encoding: str, folder: Path) -> None:
+    for seed in READERS[name].seeds:
+        keeps_its_promise(name, seed.decode().encode(encoding), folder / "FILE.txt")
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name not in ("program", "measured")])
+@pytest.mark.parametrize("what", ["folder", "pipe", "loop", "unreadable", "endless", "no folder", "long", "no path"])
+def test_what_is_no_file_is_said(name: str, what: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "FILE.txt")
+    if (name, what) == ("table", "no folder"):
+        pytest.skip("no table is no error")
+    if what == "folder":
+        os.mkdir(path)
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "loop":
+        os.symlink(path, path)
+    elif what in ("unreadable", "endless"):
+        os.symlink("/proc/self/mem" if what == "unreadable" else "/dev/zero", path)
+    else:
+        path = {"no folder": f"{path}/x", "long": "/" + "FILE.txt" * 1000, "no path": f"{path}\0x"}[what]
+    reader = READERS[name]
+    found = promised(lambda: reader.read(path), *reader.errors, source="FILE.txt")
+    assert isinstance(found, BlinkError), found
