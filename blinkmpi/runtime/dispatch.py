@@ -28,8 +28,10 @@ from ..transport.host.host_call import HostBuffers
 from ..transport.host.host_program import HostProgram
 from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
+from ..transport.network.exchanges import BoundedComm, Matter, meet
 from ..util.lru import LRU
 from ..util.settings import log
+from ..util.together import attempt
 from .arguments import Prepared, key_of
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
@@ -53,6 +55,7 @@ class Dispatcher:
         if self.context.settings.end_with_launcher and self.context.n > 1:
             follow_launcher()
         self.dead: BaseException | None = None
+        self.context.matter.give_up = self.die
         self.seq = 0  # the number of the last call
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
@@ -141,6 +144,37 @@ class Dispatcher:
             return None
         bound = self.cuda.bind(ready, stream, self.context.timeout_s)
         return Persistent(lambda: self._launch(bound), lambda: self._wait(bound), bound.test)
+
+    def enter(self, what: str, prepare: Callable[[], object] = lambda: None) -> None:
+        """Wait, as a call of its own, until all ranks are about to do ``what``, which waits without a deadline.
+
+        Args:
+            prepare: looks at this rank's arguments; if that fails on a rank, no rank goes on.
+        """
+        self.thread.drain()
+        self.check_alive()
+        done, timeout_s = attempt(prepare), self.context.timeout_s
+        if isinstance(done, Exception):
+            call: EntryCall = RefusedCall(self.host, done, timeout_s)
+        else:
+            call = EntryCall(self.host, Called(what), timeout_s)
+        self.seq += 1
+        self._guarded(lambda: call.run(self.seq))
+        self.context.matter.what = what
+
+    def enter_group(self, what: str, group: MPI.Group) -> None:
+        """As :meth:`enter`, for the ranks of ``group``, of which this is one; the others take no part."""
+        self.check_alive()
+        context, mine = self.context, self.context.public.Get_group()
+        ranks = [int(r) for r in MPI.Group.Translate_ranks(group, list(range(group.size)), mine)]
+        mine.Free()
+        if MPI.UNDEFINED in ranks or context.rank not in ranks:
+            return  # which is MPI's to refuse
+        try:
+            meet(BoundedComm(context.private, Matter(what, context.timeout_s, context.slow)), ranks)
+        except BaseException as fatal:
+            self.die(fatal)
+            raise
 
     def exchange(self, count: int) -> tuple[int, ...]:
         """Every rank's number, for what a call must know before it can begin."""
@@ -329,7 +363,8 @@ class Dispatcher:
         self.check_alive()
         if self.cuda is not None:
             self.cuda.thread.drain()
-        changes = self.context.replan()
+        self.enter("replan()")
+        changes: tuple[PlanDifference, ...] = self._guarded(self.context.replan)
         self.programs.clear()
         self.forget()
         return changes
