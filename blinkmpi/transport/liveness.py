@@ -132,6 +132,7 @@ class Peers:
             owed: gives what each rank that is waited for owes.
         """
         pages, now = self.pages, time.monotonic_ns()
+        pages.beat()
         turn = sum(int(pages.announced[r]) >= seq for r in pages.here if r < self.rank)
         if not self.slow.due(seq, waited_s - turn * TURN_SECONDS):
             return

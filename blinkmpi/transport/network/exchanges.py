@@ -131,7 +131,7 @@ class BoundedComm:
             ABANDONED.append((request, memory))
             self.matter.give_up(error)
             raise
-        self.matter.met = True
+        self.matter.met = self.matter.met or peers is None
         if self._answers:  # while it waited; who has given up goes on answering
             self._answers = False
             close_service()
