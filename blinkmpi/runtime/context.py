@@ -101,6 +101,7 @@ class Context:
             self.settings = self.slow.settings = settle(self.together, options)
             self.timeout_s = self.matter.timeout_s = float(options.timeout_s or self.settings.timeout_s)
             self._bootstrap(part)
+            self.matter.what, self.matter.met = "a first call of its kind", False
         except Exception as error:
             python_stacks.close_service()
             free(self.private, error)

@@ -28,7 +28,7 @@ from ..transport.host.host_call import HostBuffers
 from ..transport.host.host_program import HostProgram
 from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
-from ..transport.network.exchanges import BoundedComm, Matter, meet
+from ..transport.network.exchanges import Matter, meet
 from ..util.lru import LRU
 from ..util.settings import log
 from ..util.together import attempt
@@ -160,7 +160,7 @@ class Dispatcher:
             call = EntryCall(self.host, Called(what), timeout_s)
         self.seq += 1
         self._guarded(lambda: call.run(self.seq))
-        self.context.matter.what = what
+        self.context.matter.what, self.context.matter.met = what, True
 
     def enter_group(self, what: str, group: MPI.Group) -> None:
         """As :meth:`enter`, for the ranks of ``group``, of which this is one; the others take no part."""
@@ -171,7 +171,7 @@ class Dispatcher:
         if MPI.UNDEFINED in ranks or context.rank not in ranks:
             return  # which is MPI's to refuse
         try:
-            meet(BoundedComm(context.private, Matter(what, context.timeout_s, context.slow)), ranks)
+            meet(context.private, ranks, Matter(what, context.timeout_s, context.slow))
         except BaseException as fatal:
             self.die(fatal)
             raise

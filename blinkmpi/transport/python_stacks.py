@@ -89,7 +89,7 @@ def ask(process: Process, seconds: float = ASK_SECONDS) -> Answer | str:
                 asking.settimeout(max(0.01, seconds - (time.monotonic() - since)))
             return msgspec.json.decode(body, type=Answer)
         except TimeoutError:
-            return f"does not answer within {seconds:g} s (it holds Python's lock, or has no time)"
+            return f"does not answer within {max(0.1, round(seconds, 1)):g} s (it holds Python's lock, or has no time)"
         except ConnectionRefusedError:
             return "cannot be asked (it has no communicator of blinkmpi yet)"
         except (OSError, msgspec.DecodeError) as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ...errors import CollectiveTimeout, PeerLost
 from ...util.text import ranks_text
 from ..announcement import some
 from ..processes import KNOWN, WORDS, Process, learn, learn_from_launcher, own, state
-from ..python_stacks import CAME_TO, ask, close_service, open_service
+from ..python_stacks import ASK_SECONDS, CAME_TO, ask, close_service, open_service
 from ..slow_waits import SlowWaits, stacks_of
 
 LOOK_SECONDS = 0.2  # how often a wait looks after the others
@@ -51,15 +51,17 @@ class BoundedComm:
 
     Args:
         comm: used for nothing else at the same time.
+        among: the ranks that make this object, in the same order on each; without it all do.
     """
 
-    def __init__(self, comm: MPI.Intracomm, matter: Matter) -> None:
+    def __init__(self, comm: MPI.Intracomm, matter: Matter, *, among: Sequence[int] = ()) -> None:
         self.comm, self.matter = comm, matter
         self.rank, self.size = comm.rank, comm.size
         self.world = world_ranks(comm)
-        ranks = hashlib.blake2b(repr(self.world).encode(), digest_size=8).hexdigest()
-        _made[ranks] = _made.get(ranks, 0) + 1
-        self._name, self._turn = f"{ranks}.{_made[ranks]}", 0
+        self._among = among or range(self.size)
+        key = hashlib.blake2b(repr((self.world, *among)).encode(), digest_size=8).hexdigest()
+        _made[key] = _made.get(key, 0) + 1
+        self._name, self._turn = f"{key}.{_made[key]}", 0
         self._peers: list[int] | None = None
         self._answers = False
 
@@ -116,8 +118,7 @@ class BoundedComm:
         """
         self._peers = peers
         if peers is None:
-            self._turn += 1
-            CAME_TO[self._name] = self._turn
+            self.come()
         try:
             self._poll(request)
         except MPI.Exception as error:
@@ -135,6 +136,11 @@ class BoundedComm:
         if self._answers:  # while it waited; who has given up goes on answering
             self._answers = False
             close_service()
+
+    def come(self) -> None:
+        """Note, for those who ask, that this rank has come to the next exchange."""
+        self._turn += 1
+        CAME_TO[self._name] = self._turn
 
     def _poll(self, request: MPI.Request) -> None:
         since = looked = time.monotonic()
@@ -196,18 +202,19 @@ class BoundedComm:
         return any(state(process) == "stopped" for process in self.processes().values())
 
     def missing(self) -> list[int]:
-        """The ranks that have not come to this exchange, as far as they can be asked; those that cannot count, too."""
+        """The ranks that have not come to this exchange, or cannot be asked, as far as that shows within seconds."""
         if self._peers is not None:
             return self._peers
-        known = self.processes()
-        found = [r for r in range(self.size) if r != self.rank and not self._has_come(known.get(r))]
+        known, until = self.processes(), time.monotonic() + 2 * ASK_SECONDS
+        others = [r for r in self._among if r != self.rank]
+        found = [r for r in others if time.monotonic() < until and not self._has_come(known.get(r))]
         seen = [r for r in found if state(known.get(r))]
         return seen or found
 
     def _speaker(self) -> int:
         """The rank that warns: the lowest one here that waits, as far as they can be asked."""
         known = self.processes()
-        lower = range(self.rank if self._peers is None else 0)
+        lower = sorted(r for r in self._among if r < self.rank)
         return next((r for r in lower if self._has_come(known.get(r))), self.rank)
 
     def _has_come(self, process: Process | None) -> bool:
@@ -247,11 +254,13 @@ def duplicate(comm: MPI.Intracomm, matter: Matter) -> MPI.Intracomm:
     return BoundedComm(comm, matter).Dup()
 
 
-def meet(comm: BoundedComm, ranks: list[int]) -> None:
-    """Return when all of ``ranks``, this one among them, have come; the others of ``comm`` do not take part.
+def meet(private: MPI.Intracomm, ranks: list[int], matter: Matter) -> None:
+    """Return when all of ``ranks``, this one among them, have come; the others of the communicator take no part.
 
     Everybody hears from everybody, so that each knows who is missing.
     """
+    comm = BoundedComm(private, matter, among=ranks)
+    comm.come()
     others, kept = [r for r in ranks if r != comm.rank], np.zeros((len(ranks), 2), np.uint8)
     requests = [comm.comm.Irecv(kept[i, :1], r, MEET_TAG) for i, r in enumerate(others)]
     requests += [comm.comm.Isend(kept[i, 1:], r, MEET_TAG) for i, r in enumerate(others)]
