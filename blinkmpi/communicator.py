@@ -22,6 +22,7 @@ from .runtime.context import Context, copy_of, free
 from .runtime.cuda.buffers import device_array
 from .runtime.cuda.context import CudaContext
 from .runtime.dispatch import Dispatcher
+from .runtime.entering import enter, enter_group
 from .runtime.process_exit import end_job_on_error
 from .topology import Topology
 from .transport.cuda.device import Gpu
@@ -98,7 +99,7 @@ class Communicator(Collectives):
         self._dispatcher().check_alive()
         self._dispatcher().forget()
         cuda = self.context.cuda()
-        self._dispatcher().enter(what, lambda: [device_array(array) for array in arrays])
+        enter(self._dispatcher(), what, lambda: [device_array(array) for array in arrays])
         return cuda
 
     # ---- what this job is, and how calls run on it
@@ -180,7 +181,7 @@ class Communicator(Collectives):
     def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
         """The communicator of a group; called by its members."""
         if self._initialised():
-            self._dispatcher().enter_group("Create_group()", group)
+            enter_group(self._dispatcher(), "Create_group()", group)
         return self._adopt(super().Create_group(group, tag))
 
     def Free(self) -> None:
@@ -230,7 +231,7 @@ class Communicator(Collectives):
 
     def _enter(self, what: str) -> None:
         if self._initialised():
-            self._dispatcher().enter(what)
+            enter(self._dispatcher(), what)
 
     def _made(self, what: str, make: Callable[..., MPI.Comm], *args: Any) -> MPI.Intracomm:
         """A communicator of some of our ranks that MPI makes, once all have come."""

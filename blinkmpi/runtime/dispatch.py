@@ -28,10 +28,8 @@ from ..transport.host.host_call import HostBuffers
 from ..transport.host.host_program import HostProgram
 from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
-from ..transport.network.exchanges import Matter, meet
 from ..util.lru import LRU
 from ..util.settings import log
-from ..util.together import attempt
 from .arguments import Prepared, key_of
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
@@ -40,6 +38,7 @@ from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
 from .cuda.buffers import lies_on_device, stream_address
 from .cuda.calls import CudaCalls
+from .entering import enter
 from .process_exit import LOST, UNCAUGHT, follow_launcher, in_child
 from .requests import Persistent, ProgressThread, Request
 
@@ -143,38 +142,7 @@ class Dispatcher:
         if self.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
             return None
         bound = self.cuda.bind(ready, stream, self.context.timeout_s)
-        return Persistent(lambda: self._launch(bound), lambda: self._wait(bound), bound.test)
-
-    def enter(self, what: str, prepare: Callable[[], object] = lambda: None) -> None:
-        """Wait, as a call of its own, until all ranks are about to do ``what``, which waits without a deadline.
-
-        Args:
-            prepare: looks at this rank's arguments; if that fails on a rank, no rank goes on.
-        """
-        self.thread.drain()
-        self.check_alive()
-        done, timeout_s = attempt(prepare), self.context.timeout_s
-        if isinstance(done, Exception):
-            call: EntryCall = RefusedCall(self.host, done, timeout_s)
-        else:
-            call = EntryCall(self.host, Called(what), timeout_s)
-        self.seq += 1
-        self._guarded(lambda: call.run(self.seq))
-        self.context.matter.what, self.context.matter.met = what, True
-
-    def enter_group(self, what: str, group: MPI.Group) -> None:
-        """As :meth:`enter`, for the ranks of ``group``, of which this is one; the others take no part."""
-        self.check_alive()
-        context, mine = self.context, self.context.public.Get_group()
-        ranks = [int(r) for r in MPI.Group.Translate_ranks(group, list(range(group.size)), mine)]
-        mine.Free()
-        if MPI.UNDEFINED in ranks or context.rank not in ranks:
-            return  # which is MPI's to refuse
-        try:
-            meet(context.private, ranks, Matter(what, context.timeout_s, context.slow))
-        except BaseException as fatal:
-            self.die(fatal)
-            raise
+        return Persistent(lambda: self.launch(bound), lambda: self.wait(bound), bound.test)
 
     def exchange(self, count: int) -> tuple[int, ...]:
         """Every rank's number, for what a call must know before it can begin."""
@@ -306,12 +274,12 @@ class Dispatcher:
 
     def _start_on_gpu(self, cuda: CudaCalls, ready: Prepared, stream: Any, deadline: float) -> MPI.Request:
         bound = self._guarded(lambda: cuda.bind(ready, stream, deadline))
-        self._launch(bound)
+        self.launch(bound)
         request, pending = Request(), bound.pending()
 
         def work() -> None:
             cuda.context.gpu.use()
-            self._wait(pending)
+            self.wait(pending)
 
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             cuda.thread.put(work, request.finish)
@@ -320,13 +288,14 @@ class Dispatcher:
             request.finish(cuda.thread.run(work))
         return request
 
-    def _launch(self, bound: BoundCall) -> None:
+    def launch(self, bound: BoundCall) -> None:
         """Give a bound call its number and start it."""
         self.check_alive()
         self.seq += 1
         self._guarded(lambda: bound.start(self.seq))
 
-    def _wait(self, bound: BoundCall) -> None:
+    def wait(self, bound: BoundCall) -> None:
+        """Wait for a started call."""
         self._guarded(bound.wait)
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
@@ -363,7 +332,7 @@ class Dispatcher:
         self.check_alive()
         if self.cuda is not None:
             self.cuda.thread.drain()
-        self.enter("replan()")
+        enter(self, "replan()")
         changes: tuple[PlanDifference, ...] = self._guarded(self.context.replan)
         self.programs.clear()
         self.forget()

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..util.text import ranks_text
-from .announcement import SHOWN, Announcement, Called, Delegated, Failed, decode, decode_failure, short, some
+from .announcement import Announcement, Called, Delegated, Failed, decode, decode_failure, short, some
 from .control_pages import ControlPages
-from .processes import Process
+from .processes import JobProcess
 from .slow_waits import SlowWaits, stacks_of
 
 STATES = {
@@ -39,7 +39,7 @@ class Peers:
         pages: ControlPages,
         hosts: list[str],
         slow: SlowWaits | None = None,
-        processes: dict[int, Process] | None = None,
+        processes: dict[int, JobProcess] | None = None,
     ) -> None:
         self.pages, self.hosts = pages, hosts
         self.slow, self._processes = slow or SlowWaits(), processes or {}
@@ -142,12 +142,16 @@ class Peers:
         pages.warned[self.rank], pages.warned_at[self.rank] = seq, now
         waits = owed()
         suspects = self._suspects(seq, waits)
-        ages = "; ".join(f"rank {r}: {(now - int(pages.heartbeats[r])) / 1e9:.0f} s ago" for r in suspects[:SHOWN]
-                         if r in pages.here and int(pages.heartbeats[r]))  # fmt: skip
         text = f"call {seq}, {self.text(self.rank, seq)}: rank {self.rank} on {self.hosts[self.rank]} has waited "
         text += f"{waited_s:.0f} s without progress on {_details(waits, suspects)}. {self.states(suspects, seq)}"
-        text += f" (last sign of a wait: {ages})" if ages else ""
+        text += f" ({some([self._last_sign(r, now) for r in suspects])})"
         self.slow.say(text + stacks_of(suspects, self._processes), timeout_s)
+
+    def _last_sign(self, rank: int, now_ns: int) -> str:
+        """Where a rank is, and when it last waited."""
+        beat = int(self.pages.heartbeats[rank]) if rank in self.pages.here else 0
+        since = f", last seen to wait {(now_ns - beat) / 1e9:.0f} s ago" if beat else ""
+        return f"rank {rank} on {self.hosts[rank]}{since}"
 
     def _suspects(self, seq: int, waits: dict[int, str]) -> list[int]:
         """Of those that hold up call ``seq``, the likeliest: who is stopped, or shows no sign of waiting itself."""

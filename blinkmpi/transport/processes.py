@@ -24,7 +24,7 @@ WORDS = {
 }
 
 
-class Process(msgspec.Struct, frozen=True):
+class JobProcess(msgspec.Struct, frozen=True):
     """A process: its machine, its number, and when it started, so that a number that is used again is noticed."""
 
     host: str
@@ -36,26 +36,26 @@ class Process(msgspec.Struct, frozen=True):
         return f"host {self.host}, process {self.pid}"
 
 
-KNOWN: dict[int, Process] = {}  # by rank in MPI's COMM_WORLD
-VISIBLE: set[Process] = set()  # those of this machine, by the same numbers as here
+KNOWN: dict[int, JobProcess] = {}  # by rank in MPI's COMM_WORLD
+VISIBLE: set[JobProcess] = set()  # those of this machine, by the same numbers as here
 LOOK_AGAIN_SECONDS = 1.0  # after which the launcher's processes are looked at again
 _looked: list[float] = []
 
 
-def own() -> Process:
+def own() -> JobProcess:
     """This process."""
     boot = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else ""
-    return Process(socket.gethostname(), boot, os.getpid(), start_time(os.getpid()) or 0)
+    return JobProcess(socket.gethostname(), boot, os.getpid(), start_time(os.getpid()) or 0)
 
 
-def learn(found: dict[int, Process]) -> None:
+def learn(found: dict[int, JobProcess]) -> None:
     """Note which process each rank is; called while they live, so that those of this machine can be told."""
     KNOWN.update(found)
     boot = own().boot
     VISIBLE.update(p for p in found.values() if p.boot == boot and start_time(p.pid) == p.start != 0)
 
 
-def state(process: Process | None) -> str:
+def state(process: JobProcess | None) -> str:
     """``running``, ``stopped``, ``blocked``, ``gone``, or ``""`` if it cannot be seen."""
     if process is None or process not in VISIBLE:
         return ""
@@ -75,7 +75,7 @@ def learn_from_launcher() -> None:
     for pid in _children(os.getppid()):
         rank = _rank_of(pid)
         if rank is not None and rank not in KNOWN:
-            found[rank] = Process(me.host, me.boot, pid, start_time(pid) or 0)
+            found[rank] = JobProcess(me.host, me.boot, pid, start_time(pid) or 0)
     learn(found)
 
 

@@ -16,7 +16,7 @@ from types import FrameType
 import msgspec
 
 from .control_pages import start_time
-from .processes import VISIBLE, Process
+from .processes import VISIBLE, JobProcess
 
 ASK_SECONDS = 1.0
 FRAMES = 12  # of a stack that are told, the innermost ones
@@ -75,7 +75,7 @@ open_service, close_service = _service.open, _service.close
 os.register_at_fork(after_in_child=_service.forget)
 
 
-def ask(process: Process, seconds: float = ASK_SECONDS) -> Answer | str:
+def ask(process: JobProcess, seconds: float = ASK_SECONDS) -> Answer | str:
     """What a process says, or why it says nothing, in words."""
     if process not in VISIBLE:
         return "on another machine, and was not asked"

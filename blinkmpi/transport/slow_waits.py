@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from ..util.settings import Settings, log
 from .announcement import SHOWN
-from .processes import Process, state
+from .processes import JobProcess, state
 from .python_stacks import ASK_SECONDS, ask
 
 AGAIN = 2  # a warning is repeated after so many times the time of the first
@@ -35,7 +35,7 @@ class SlowWaits:
         log(self.settings, "WARN", f"{text}\n  {end}; BLINKMPI_WARN_AFTER=0 turns these warnings off")
 
 
-def stacks_of(ranks: Iterable[int], processes: dict[int, Process]) -> str:
+def stacks_of(ranks: Iterable[int], processes: dict[int, JobProcess]) -> str:
     """What the Python of some ranks does, a paragraph each, as far as they can be asked within a second in all."""
     until, found = time.monotonic() + ASK_SECONDS, []
     for rank in list(ranks)[:SHOWN]:

@@ -19,6 +19,7 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import BufferTypeError, CollectiveTimeout, PeerLost, RemoteError
 from blinkmpi.runtime import context
+from blinkmpi.runtime.entering import enter
 from blinkmpi.transport.network import exchanges
 from blinkmpi.transport.network.exchanges import BoundedComm, Matter
 from blinkmpi.transport.processes import VISIBLE
@@ -298,7 +299,7 @@ def test_ranks_that_make_different_communicators_are_told(comm: MPI.Intracomm) -
             (ours.Dup if comm.rank == 1 else ours.Split)()
         ours.Barrier()
         with pytest.raises(BufferTypeError if comm.rank == 1 else RemoteError):
-            ours._dispatcher().enter("register()", fails if comm.rank == 1 else lambda: None)
+            enter(ours._dispatcher(), "register()", fails if comm.rank == 1 else lambda: None)
         ours.Barrier()
 
 

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from ...errors import CollectiveTimeout, PeerLost
 from ...util.text import ranks_text
 from ..announcement import some
-from ..processes import KNOWN, WORDS, Process, learn, learn_from_launcher, own, state
+from ..processes import KNOWN, WORDS, JobProcess, learn, learn_from_launcher, own, state
 from ..python_stacks import ASK_SECONDS, CAME_TO, ask, close_service, open_service
 from ..slow_waits import SlowWaits, stacks_of
 
@@ -188,7 +188,7 @@ class BoundedComm:
 
     # ---- the others
 
-    def processes(self) -> dict[int, Process]:
+    def processes(self) -> dict[int, JobProcess]:
         """Who the other ranks are, as far as that is known."""
         if any(world not in KNOWN for world in self.world):
             learn_from_launcher()
@@ -217,7 +217,7 @@ class BoundedComm:
         lower = sorted(r for r in self._among if r < self.rank)
         return next((r for r in lower if self._has_come(known.get(r))), self.rank)
 
-    def _has_come(self, process: Process | None) -> bool:
+    def _has_come(self, process: JobProcess | None) -> bool:
         """Whether a process says that it has come to this exchange."""
         if process is None or state(process) != "running":
             return False

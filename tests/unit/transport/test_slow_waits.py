@@ -14,7 +14,7 @@ import pytest
 from blinkmpi.errors import SettingsError
 from blinkmpi.transport import processes, python_stacks
 from blinkmpi.transport.control_pages import start_time
-from blinkmpi.transport.processes import Process
+from blinkmpi.transport.processes import JobProcess
 from blinkmpi.transport.slow_waits import SlowWaits, stacks_of
 from blinkmpi.util.settings import Settings, read
 
@@ -45,7 +45,7 @@ def test_settings_of_waits() -> None:
 
 
 @pytest.fixture
-def me() -> Iterator[Process]:
+def me() -> Iterator[JobProcess]:
     """This process, which answers."""
     known, visible = dict(processes.KNOWN), set(processes.VISIBLE)
     process = processes.own()
@@ -59,7 +59,7 @@ def me() -> Iterator[Process]:
     processes.VISIBLE.update(visible)
 
 
-def test_a_process_says_where_its_main_thread_is(me: Process) -> None:
+def test_a_process_says_where_its_main_thread_is(me: JobProcess) -> None:
     python_stacks.CAME_TO["a test"] = 3
     answer = python_stacks.ask(me)
     assert not isinstance(answer, str)
@@ -69,7 +69,7 @@ def test_a_process_says_where_its_main_thread_is(me: Process) -> None:
     assert processes.state(me) == "running"
 
 
-def test_who_has_no_communicator_does_not_answer(me: Process) -> None:
+def test_who_has_no_communicator_does_not_answer(me: JobProcess) -> None:
     python_stacks.close_service()
     assert "no communicator" in str(python_stacks.ask(me))
     assert not [t for t in threading.enumerate() if t.name == "blinkmpi-answers" and ended_late(t)]
@@ -82,13 +82,13 @@ def ended_late(thread: threading.Thread) -> bool:
     return thread.is_alive()
 
 
-def test_it_answers_while_anybody_uses_it(me: Process) -> None:
+def test_it_answers_while_anybody_uses_it(me: JobProcess) -> None:
     python_stacks.open_service()
     python_stacks.close_service()
     assert not isinstance(python_stacks.ask(me), str)
 
 
-def test_a_forked_child_neither_answers_nor_ends_the_service(me: Process) -> None:
+def test_a_forked_child_neither_answers_nor_ends_the_service(me: JobProcess) -> None:
     child = multiprocessing.get_context("fork").Process(target=python_stacks.close_service)
     child.start()
     child.join()
@@ -96,11 +96,11 @@ def test_a_forked_child_neither_answers_nor_ends_the_service(me: Process) -> Non
     assert not isinstance(python_stacks.ask(me), str)
 
 
-def test_processes_are_told_apart(me: Process) -> None:
+def test_processes_are_told_apart(me: JobProcess) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        found = Process(me.host, me.boot, child.pid, start_time(child.pid) or 0)
-        processes.learn({5: found, 6: Process("far", "another", child.pid, found.start)})
+        found = JobProcess(me.host, me.boot, child.pid, start_time(child.pid) or 0)
+        processes.learn({5: found, 6: JobProcess("far", "another", child.pid, found.start)})
         assert processes.state(processes.KNOWN[5]) == "running"
         assert processes.state(processes.KNOWN[6]) == ""
         assert "another machine" in str(python_stacks.ask(processes.KNOWN[6]))
