@@ -23,6 +23,7 @@ from blinkmpi.runtime.entering import enter
 from blinkmpi.transport.network import exchanges
 from blinkmpi.transport.network.exchanges import BoundedComm, Matter
 from blinkmpi.transport.processes import VISIBLE
+from blinkmpi.transport.python_stacks import CAME_TO
 from blinkmpi.transport.slow_waits import SlowWaits
 from tests.harness import Outcome, mpi
 from tests.mpi.faults import VICTIM, N, attempt, fault_tolerance, finish, run_case, said, say, start_case
@@ -272,6 +273,9 @@ def test_exchanges_bring_what_mpis_own_bring(comm: MPI.Intracomm) -> None:
         assert ours.allgather(mine) == comm.allgather(mine)
         for root in range(comm.size):
             assert ours.bcast(mine, root) == comm.bcast(mine, root)
+    for _ in range(exchanges.REMEMBERED + 9):
+        BoundedComm(comm, Matter("a test", 20, SlowWaits())).Barrier()
+    assert len(CAME_TO) == exchanges.REMEMBERED
     ours.Barrier()
     other = ours.Dup()
     assert MPI.Comm.Compare(comm, other) == MPI.CONGRUENT

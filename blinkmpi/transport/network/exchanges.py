@@ -28,6 +28,7 @@ SPIN_SECONDS = 0.05  # a wait polls without sleeping for so long
 GONE_SECONDS = 1.0  # after which a process that has ended counts as lost, if its part is still owed
 WORK_SECONDS = 30.0  # that a rank may be at work between two exchanges of one matter, whatever timeout= says
 FAILED = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+REMEMBERED = 256  # communicators whose exchanges a process can be asked about
 MEET_TAG = 1  # on a communicator that has no other messages between these ranks
 ABANDONED: list[object] = []  # requests that were given up, and their memory, which MPI may still write
 _made: dict[str, int] = {}  # communicators of the same ranks that this process has made
@@ -140,7 +141,10 @@ class BoundedComm:
     def come(self) -> None:
         """Note, for those who ask, that this rank has come to the next exchange."""
         self._turn += 1
+        CAME_TO.pop(self._name, None)  # the newest is the last
         CAME_TO[self._name] = self._turn
+        if len(CAME_TO) > REMEMBERED:
+            del CAME_TO[next(iter(CAME_TO))]
 
     def _poll(self, request: MPI.Request) -> None:
         since = looked = time.monotonic()
