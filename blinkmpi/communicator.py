@@ -18,9 +18,11 @@ from .planning.plan import Plan
 from .runtime import inspection
 from .runtime.bootstrap import Options
 from .runtime.collectives import CollectiveMethod, Invocation
-from .runtime.context import Context
+from .runtime.context import Context, copy_of, free
+from .runtime.cuda.buffers import device_array
 from .runtime.cuda.context import CudaContext
 from .runtime.dispatch import Dispatcher
+from .runtime.entering import enter, enter_group
 from .runtime.process_exit import end_job_on_error
 from .topology import Topology
 from .transport.cuda.device import Gpu
@@ -33,7 +35,7 @@ class Communicator(Collectives):
         comm: the user's communicator, usually ``MPI.COMM_WORLD``.
         topology: the machine to plan for (a Topology, a catalogue name or a file) instead of the one found.
         plan: a Plan, or the file of one, instead of packing.
-        timeout: seconds without progress after which a call fails on every rank (default 60, ``BLINKMPI_TIMEOUT``).
+        timeout: seconds without progress after which a call fails on every rank (default 1800, ``BLINKMPI_TIMEOUT``).
         strict: a fallback to a slower protocol is an error.
         deterministic: keep our order of summation at every size (small vectors then do not go to MPI).
         executor: ``auto``, ``c`` or ``numpy``: what executes programs on CPU ranks.
@@ -47,13 +49,14 @@ class Communicator(Collectives):
 
     _blink: Dispatcher | None = None
 
-    def __new__(cls, comm: MPI.Intracomm | None = None, **_: Any) -> Communicator:
+    def __new__(cls, comm: MPI.Intracomm | None = None, *, timeout: float | None = None, **_: Any) -> Communicator:
         """Duplicate ``comm``; without one (as mpi4py itself calls it) make an empty, uninitialised object."""
         if comm is None:
             return super().__new__(cls)
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise ArgumentError(f"Communicator({comm!r}): expected an intracommunicator, such as MPI.COMM_WORLD")
-        return super().__new__(cls, MPI.Intracomm(comm).Dup())
+        end_job_on_error(comm)
+        return super().__new__(cls, copy_of(comm, timeout))
 
     def __init__(
         self,
@@ -70,12 +73,11 @@ class Communicator(Collectives):
     ) -> None:
         if comm is None:
             raise ArgumentError("Communicator() needs a communicator; pass MPI.COMM_WORLD")
-        end_job_on_error(comm)
         options = Options(topology, plan, timeout, strict, deterministic, executor, algo, max_ctas)
         try:
             self._blink = Dispatcher(self, options)
-        except BaseException:
-            super().Free()
+        except BaseException as error:
+            free(self, error)
             raise
 
     # ---- registered buffers on GPUs
@@ -85,21 +87,23 @@ class Communicator(Collectives):
 
         Its memory lives until :meth:`deregister` or :meth:`Free`. BlinkError on every rank without GPUs or memory.
         """
-        return self._buffers().empty(shape, dtype)
+        return self._buffers("empty()").empty(shape, dtype)
 
     def register(self, array: Any) -> None:
         """Make a GPU array reachable by all ranks; collective: every rank brings one. Keeps it alive."""
-        self._buffers().register(array)
+        self._buffers("register()", array).register(array)
 
     def deregister(self, array: Any) -> None:
         """Undo :meth:`register` or :meth:`empty`; collective, when the work on it is done."""
-        self._buffers().deregister(array)
+        self._buffers("deregister()", array).deregister(array)
 
-    def _buffers(self) -> CudaContext:
+    def _buffers(self, what: str, *arrays: Any) -> CudaContext:
         """Where buffers are registered, after which calls are bound anew. DeviceError without GPUs."""
         self._dispatcher().check_alive()
         self._dispatcher().forget()
-        return self.context.cuda()
+        cuda = self.context.cuda()
+        enter(self._dispatcher(), what, lambda: [device_array(array) for array in arrays])
+        return cuda
 
     # ---- what this job is, and how calls run on it
 
@@ -154,10 +158,11 @@ class Communicator(Collectives):
 
     def Dup(self, info: MPI.Info | None = None) -> Communicator:
         """A duplicate, with its own plan and transport."""
-        return cast(Communicator, self._adopt(super().Dup(info)))
+        return cast(Communicator, self._made("Dup()", super().Dup, info))
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Communicator, MPI.Request]:
         """As :meth:`Dup`; complete when it returns, because opening the transport needs all ranks."""
+        self._enter("Idup()")
         comm, request = super().Idup(info)
         request.Wait()
         return cast(Communicator, self._adopt(comm)), request
@@ -166,26 +171,28 @@ class Communicator(Collectives):
 
     def Clone(self) -> Communicator:
         """As :meth:`Dup`."""
-        return cast(Communicator, self._adopt(super().Clone()))
+        return cast(Communicator, self._made("Clone()", super().Clone))
 
     def Dup_with_info(self, info: MPI.Info) -> Communicator:
         """As :meth:`Dup`."""
-        return cast(Communicator, self._adopt(super().Dup_with_info(info)))
+        return cast(Communicator, self._made("Dup_with_info()", super().Dup_with_info, info))
 
     def Split(self, color: int = 0, key: int = 0) -> MPI.Intracomm:
         """One communicator per colour; COMM_NULL (of mpi4py) for ``MPI.UNDEFINED``."""
-        return self._adopt(super().Split(color, key))
+        return self._made("Split()", super().Split, color, key)
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> MPI.Intracomm:
         """One communicator per kind of neighbourhood."""
-        return self._adopt(super().Split_type(split_type, key, info))
+        return self._made("Split_type()", super().Split_type, split_type, key, info)
 
     def Create(self, group: MPI.Group) -> MPI.Intracomm:
         """The communicator of a group; called by all ranks."""
-        return self._adopt(super().Create(group))
+        return self._made("Create()", super().Create, group)
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
         """The communicator of a group; called by its members."""
+        if self._initialised():
+            enter_group(self._dispatcher(), "Create_group()", group)
         return self._adopt(super().Create_group(group, tag))
 
     def Free(self) -> None:
@@ -233,6 +240,15 @@ class Communicator(Collectives):
                 return
         own()
 
+    def _enter(self, what: str) -> None:
+        if self._initialised():
+            enter(self._dispatcher(), what)
+
+    def _made(self, what: str, make: Callable[..., MPI.Comm], *args: Any) -> MPI.Intracomm:
+        """A communicator of some of our ranks that MPI makes, once all have come."""
+        self._enter(what)
+        return self._adopt(make(*args))
+
     def _adopt(self, comm: MPI.Comm) -> MPI.Intracomm:
         """Turn a fresh communicator of some of our ranks into one of our type; COMM_NULL stays as it is."""
         if comm == MPI.COMM_NULL or not self._initialised():
@@ -240,8 +256,8 @@ class Communicator(Collectives):
         child = MPI.Intracomm.__new__(Communicator, comm)
         try:
             child._blink = Dispatcher(child, *self.context.child(comm))
-        except BaseException:
-            child.Free()
+        except BaseException as error:
+            free(child, error)
             raise
         return child
 

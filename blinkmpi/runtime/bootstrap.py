@@ -89,6 +89,19 @@ def settle(comm: Comm, options: Options) -> Settings:
     return msgspec.structs.replace(common[0], debug=mine.debug)
 
 
+def own_settings() -> Settings:
+    """This process's settings before the ranks have settled them; the defaults where they are wrong."""
+    try:
+        return read()
+    except SettingsError:
+        return Settings()
+
+
+def first_deadline(timeout_s: object) -> float:
+    """How long a rank waits for the others to come, before the ranks have settled it."""
+    return float(timeout_s) if is_time(timeout_s) else own_settings().timeout_s  # type: ignore[arg-type]
+
+
 def virtual_node(rank: int, n: int, options: Options, settings: Settings) -> int | None:
     """Which virtual node this rank is in; None without such.
 
@@ -174,7 +187,12 @@ def digest(plan: Plan) -> str:
 
 def differences(one: Settings, other: Settings) -> str:
     """Where two ranks' settings differ, in words."""
-    names = {"timeout_s": "TIMEOUT", "buffer_bytes": "BUFFSIZE", "cma_threads": "CMA_NTHREADS"}
+    names = {
+        "timeout_s": "TIMEOUT",
+        "warn_after_s": "WARN_AFTER",
+        "buffer_bytes": "BUFFSIZE",
+        "cma_threads": "CMA_NTHREADS",
+    }
     pairs = {f: (getattr(one, f), getattr(other, f)) for f in one.__struct_fields__}
     return ", ".join(f"{names.get(f, f.upper())}={a!r} against {b!r}" for f, (a, b) in pairs.items() if a != b)
 

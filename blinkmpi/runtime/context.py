@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 from mpi4py import MPI
 
-from ..errors import BlinkError, DeviceError, FallbackError
+from ..errors import BlinkError, CollectiveTimeout, DeviceError, FallbackError, PeerLost
 from ..planning.defaults import Gpus, by_slots
 from ..planning.diff import PlanDifference, plan_differences
 from ..planning.plan import Plan, Rule
@@ -26,14 +26,47 @@ from ..topology.gather import gather_gpus
 from ..topology.measured import applied
 from ..topology.network_rate import net_rates, with_net
 from ..topology.probe import probe
+from ..transport import python_stacks
 from ..transport.cuda.device import Gpu
 from ..transport.host.transport import HostTransport
+from ..transport.network.exchanges import BoundedComm, Matter, duplicate, introduce
+from ..transport.slow_waits import SlowWaits
 from ..util.cache_folder import cache_dir
 from ..util.settings import log
 from .arguments import in_mpi
-from .bootstrap import Options, agree_on_plan, dump_files, given_machine, settle, virtual_node
+from .bootstrap import (
+    Options,
+    agree_on_plan,
+    dump_files,
+    first_deadline,
+    given_machine,
+    own_settings,
+    settle,
+    virtual_node,
+)
 from .cuda.context import CudaContext
 from .cuda.setup import open_gpus
+from .process_exit import end_job_at_exit
+
+DEAD = (CollectiveTimeout, PeerLost)  # after which MPI's objects are left as they are
+
+
+def free(comm: MPI.Intracomm, error: BaseException) -> None:
+    """Free what was being made, unless some rank is missing: then MPI still works on it, and the job ends."""
+    if isinstance(error, DEAD):
+        end_job_at_exit(str(error))
+    else:
+        comm.Free()
+
+
+def copy_of(comm: MPI.Intracomm, timeout_s: object) -> MPI.Intracomm:
+    """A duplicate of a communicator of the user's; its ranks must all come within the deadline."""
+    matter = Matter("Communicator()", first_deadline(timeout_s), SlowWaits(own_settings()))
+    try:
+        return duplicate(MPI.Intracomm(comm), matter)
+    except DEAD as error:
+        end_job_at_exit(str(error))
+        raise
 
 
 class Context:
@@ -50,7 +83,10 @@ class Context:
 
     def __init__(self, comm: MPI.Intracomm, options: Options, part: Topology | None = None) -> None:
         self.public = MPI.Intracomm(comm)  # the Communicator's own handle, without its class
-        self.private = self.public.Dup()
+        self.slow = SlowWaits(own_settings())
+        self.matter = Matter("Communicator()", first_deadline(options.timeout_s), self.slow)
+        self.private = duplicate(self.public, self.matter)
+        self.together = BoundedComm(self.private, self.matter)
         self.rank, self.n = self.private.rank, self.private.size
         self.options = options
         self.host: HostTransport  # opened at the end of the bootstrap
@@ -59,25 +95,30 @@ class Context:
         self.open_mpi_call = ""  # a collective of MPI's own that has begun and not ended
         self._no_cma = ""  # why the ranks of one node cannot read one another's memory
         self._logged: set[str] = set()
+        python_stacks.open_service()
         try:
-            self.settings = settle(self.private, options)
-            self.timeout_s = float(options.timeout_s or self.settings.timeout_s)
+            introduce(self.together)
+            self.settings = self.slow.settings = settle(self.together, options)
+            self.timeout_s = self.matter.timeout_s = float(options.timeout_s or self.settings.timeout_s)
             self._bootstrap(part)
-        except Exception:
-            self.private.Free()
+            self.matter.what, self.matter.met = "a first call of its kind", False
+        except Exception as error:
+            python_stacks.close_service()
+            free(self.private, error)
             raise
 
     def _bootstrap(self, part: Topology | None) -> None:
         """Find the machine (``part`` is what a parent knows of it), plan, and open the transports."""
-        self.node, place = self._node()
+        self._node_comm, place = self._split_by_node()
+        self.node = BoundedComm(self._node_comm, self.matter)
         try:
             self._find_machine(part, place)
             self._open_host()
         except BaseException as error:
-            if self.gpus is not None:  # our own errors are those of all ranks
-                self.gpus.close(collectively=isinstance(error, BlinkError))
+            if self.gpus is not None:  # our own errors are those of all ranks, but for these
+                self.gpus.close(collectively=isinstance(error, BlinkError) and not isinstance(error, DEAD))
                 self.gpus = None
-            self.node.Free()
+            free(self._node_comm, error)
             raise
         if self.rank == 0:
             text = f"{self.n} ranks on {self.machine.name} ({self.plans.fingerprint}); {self.host.executor_reason}"
@@ -87,9 +128,10 @@ class Context:
             if self.host.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.host.arena_bytes} bytes of slots a rank")
 
-    def _node(self) -> tuple[MPI.Intracomm, tuple[int, int]]:
+    def _split_by_node(self) -> tuple[MPI.Intracomm, tuple[int, int]]:
         """The ranks that share memory with this one, as far as the user lets them; its place on its machine."""
         virtual = virtual_node(self.rank, self.n, self.options, self.settings)
+        self.together.Barrier()  # which has a deadline; MPI's own splits have none
         node = MPI.Intracomm(self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank))
         place = node.rank, node.size
         if virtual is None:
@@ -101,29 +143,30 @@ class Context:
     def _find_machine(self, part: Topology | None, place: tuple[int, int]) -> None:
         """Probe the machine, or take the given one, and plan for its GPUs and its CPU ranks."""
         given = self.options.topology or self.settings.topo_file or None
-        probed = gather(self.private, self.node, measure=given is None and part is None)
+        probed = gather(self.together, self.node, measure=given is None and part is None)
         self.nodes = tuple(d.node for d in probed.devices)
         self.one_node = len(probed.nodes) == 1
         self.emulated = given is not None
-        self.machine = given_machine(self.private, given, self.n) if given is not None else part or probed
+        self.machine = given_machine(self.together, given, self.n) if given is not None else part or probed
         net = partial(with_net, rates=net_rates(probed))
         self.gpus, self.why_no_gpus = open_gpus(
-            self.private, self.node, place, self.machine if self.emulated else None, net, self._gpu_plans,
+            self.together, self.node, place, self.machine if self.emulated else None, net, self._gpu_plans,
             self.settings, self._log_once_on_rank_0, self.options.max_ctas or self.settings.max_ctas,
         )  # fmt: skip
         self.plans = self._host_plans()
         found = self.gpus or self
-        dump_files(self.private, self.settings, found.machine, found.plans)
+        dump_files(self.together, self.settings, found.machine, found.plans)
 
     def _open_host(self) -> None:
         self.host = HostTransport(
-            self.private,
+            self.together,
             self.node,
             executor=self.options.executor or self.settings.executor,
             arena_bytes=self.settings.buffer_bytes,
             cma=not self.settings.cma_disable,
             cma_threads=self.settings.cma_threads,
             say=self.log_once,
+            slow=self.slow,
         )
         self._no_cma = self.host.no_cma if self.one_node else ""
         wanted = self.options.executor or self.settings.executor
@@ -144,26 +187,26 @@ class Context:
         options, settings = self.options, self.settings
         if self.gpus:
             options, settings = replace(options, algo="", plan=None), msgspec.structs.replace(settings, graph_file="")
-        plans = agree_on_plan(self.private, self.machine, options, settings)
+        plans = agree_on_plan(self.together, self.machine, options, settings)
         return by_slots(plans) if self._no_cma else plans
 
     def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> Plan:
         table = None if emulated or not self.one_node else file_of(cache_dir(), gpu.name, machine)
         links: Gpus = "slots" if emulated else "onehop" if self.one_node else "nodes"
-        return agree_on_plan(self.private, machine, self.options, self.settings, links, table)
+        return agree_on_plan(self.together, machine, self.options, self.settings, links, table)
 
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe the machine again and plan; collective, and no call may be under way. Returns what is different."""
-        before = self.main.plans
+        before, self.matter.what = self.main.plans, "replan()"
         given = self.options.topology or self.settings.topo_file or None
-        probed = gather(self.private, self.node, measure=given is None)
+        probed = gather(self.together, self.node, measure=given is None)
         if given is None:
             self.machine = probed
         if self.gpus is not None:
             facts = probe(self.gpus.gpu.bus_id)
-            found = gather_gpus(self.private, self.node, facts).topology
+            found = gather_gpus(self.together, self.node, facts).topology
             if found is not None:
-                found = with_net(applied(self.private, found, facts, cache_dir()), net_rates(probed))
+                found = with_net(applied(self.together, found, facts, cache_dir()), net_rates(probed))
             machine = found if given is None and found is not None else self.gpus.machine
             self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, self.gpus.emulated))
         self.plans = self._host_plans()
@@ -215,11 +258,13 @@ class Context:
 
     def close(self) -> None:
         """Free everything; collective."""
+        self.matter.what, self.matter.give_up = "free()", lambda error: end_job_at_exit(str(error))
         if self.gpus is not None:
             self.gpus.close(collectively=True)
             self.gpus = None
         self.host.close()
-        self.node.Free()
+        python_stacks.close_service()
+        self._node_comm.Free()
         self.private.Free()
 
     # ---- the log

@@ -40,6 +40,7 @@ from .context import Context
 from .cuda.buffers import lies_on_device, stream_address
 from .cuda.calls import CudaCalls
 from .cuda.watch import watch
+from .entering import enter
 from .process_exit import LOST, UNCAUGHT, follow_launcher, in_child
 from .requests import Persistent, ProgressThread, Request
 
@@ -55,6 +56,7 @@ class Dispatcher:
         if self.context.settings.end_with_launcher and self.context.n > 1:
             follow_launcher()
         self.dead: BaseException | None = None
+        self.context.matter.give_up = self.die
         self.seq = 0  # the number of the last call
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
@@ -107,7 +109,7 @@ class Dispatcher:
         ready = self._prepare(invocation, timeout_s, stream)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             bound = self._guarded(partial(self.cuda.bind, ready, stream, self._deadline(timeout_s)))
-            self._launch(bound)
+            self.launch(bound)
             return self.cuda.request(bound, args)
         if isinstance(ready, DelegatedOp):  # on every rank
             if error := fallback_error(self.context, invocation.name, str(ready)):
@@ -146,7 +148,7 @@ class Dispatcher:
         if self.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
             return None
         bound = self.cuda.bind(ready, stream, self.context.timeout_s)
-        return Persistent(lambda: self._launch(bound), lambda: self.wait(bound), bound.test, args)
+        return Persistent(lambda: self.launch(bound), lambda: self.wait(bound), bound.test, args)
 
     def exchange(self, count: int) -> tuple[int, ...]:
         """Every rank's number, for what a call must know before it can begin."""
@@ -276,7 +278,7 @@ class Dispatcher:
         call = MpiCall(self.context, invocation, announcement, self._deadline(timeout_s), why, entered=True)
         self._guarded(lambda: call.run(self.seq))
 
-    def _launch(self, bound: BoundCall) -> None:
+    def launch(self, bound: BoundCall) -> None:
         """Give a bound call its number and start it, behind all non-blocking calls on host memory."""
         self.thread.drain()
         self.check_alive()
@@ -284,7 +286,7 @@ class Dispatcher:
         self._guarded(lambda: bound.start(self.seq))
 
     def wait(self, bound: BoundCall) -> None:
-        """Wait for a call that was started."""
+        """Wait for a started call."""
         self._guarded(bound.wait)
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
@@ -321,7 +323,8 @@ class Dispatcher:
         self.check_alive()
         if self.cuda is not None:
             self.cuda.thread.drain()
-        changes = self.context.replan()
+        enter(self, "replan()")
+        changes: tuple[PlanDifference, ...] = self._guarded(self.context.replan)
         self.programs.clear()
         self.forget()
         return changes

@@ -14,7 +14,11 @@ from typing import Any
 
 from mpi4py import MPI, run
 
+from ..util.settings import log
+from .bootstrap import own_settings
+
 UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
+ENDS = threading.Event()  # the job is ended with this process, which waited for a rank in vain
 FOLLOWS = threading.Event()  # a thread waits for the launcher
 LOST = threading.Event()  # a process of the job has died, and this one has outlived it
 FINALIZE_SECONDS = 3.0  # what MPI_Finalize may take then
@@ -43,6 +47,19 @@ def end_job_on_error(comm: MPI.Intracomm) -> None:
 
     hook.blinkmpi = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def end_job_at_exit(why: str) -> None:
+    """End the job when this process ends: MPI_Finalize would wait for ever for missing ranks. Said once."""
+    if not ENDS.is_set():
+        ENDS.set()
+        atexit.register(_end_job, why)
+
+
+def _end_job(why: str) -> None:
+    if not (UNCAUGHT.is_set() or MPI.Is_finalized() or in_child()):
+        run.set_abort_status(1)
+        log(own_settings(), "WARN", f"this rank ends the job, or MPI_Finalize would wait for ever: {why}")
 
 
 def in_child() -> bool:

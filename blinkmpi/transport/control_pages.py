@@ -7,7 +7,8 @@ messages of :mod:`.network.messages`::
                       its send and receive buffers lie in calls of even and of odd number, for those who read them
     line 1            heartbeat, in ns of the monotonic clock
     line 2            process id, its start time in ticks (so that a reused id is noticed), 1 once it has left for good
-    line 3            abort word (rank 0's counts): 1 + the rank that aborted, 0 while all is well
+    line 3            abort word (rank 0's counts): 1 + the rank that aborted, 0 while all is well; the call of whose
+                      wait this rank has warned last, and when, in ns of the monotonic clock
     lines 4..51       three records of 1 KiB (fingerprint, length, body): announcements of calls of even and of odd
                       number, then the error with which the rank aborted
     heads             one line per channel that this rank writes: chunks written
@@ -53,6 +54,7 @@ class ControlPages:
         self.heartbeats = self.column(WORDS)
         self.pids, self.starts, self.lefts = (self.column(2 * WORDS + i) for i in range(3))
         self.abort = self.words[3 * WORDS : 3 * WORDS + 1]
+        self.warned, self.warned_at = self.column(3 * WORDS + 1), self.column(3 * WORDS + 2)
         self.gone: set[int] = set()  # ranks of other nodes that MPI knows to have failed
         self._visible = [False] * n
 
@@ -108,7 +110,7 @@ class ControlPages:
         self.heartbeats[self.rank] = time.monotonic_ns()
 
     def state(self, rank: int) -> str:
-        """The process of ``rank``: ``running``, ``stopped``, ``left``, ``gone``, or ``""`` if it cannot be seen."""
+        """The process of ``rank``: ``running``, ``stopped``, ``blocked``, ``left``, ``gone``, or ``""`` (not seen)."""
         if self.lefts[rank]:
             return "left"
         if rank in self.gone:
@@ -119,7 +121,7 @@ class ControlPages:
         state = process_state(pid)
         if state is None or state in "ZX" or start_time(pid) != int(self.starts[rank]):
             return "gone"
-        return "stopped" if state in "Tt" else "running"
+        return "stopped" if state in "Tt" else "blocked" if state == "D" else "running"
 
 
 def process_state(pid: int) -> str | None:

@@ -1,22 +1,27 @@
-"""Peers: which call each rank is in, whether its process lives, and the errors (mismatch, timeout, lost) that follow.
+"""Peers: which call each rank is in, whether its process lives, the errors (mismatch, timeout, lost) and warnings.
 
-It reads the control pages and never waits.
+It reads the control pages and never waits, but for a second when it asks a process for a warning.
 """
 
 import os
 import time
+from collections.abc import Callable
 
 from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..util.text import ranks_text
 from .announcement import Announcement, Called, Delegated, Failed, decode, decode_failure, short, some
 from .control_pages import ControlPages
+from .processes import JobProcess
+from .slow_waits import SlowWaits, stacks_of
 
 STATES = {
     "gone": "is gone (killed or crashed)",
     "left": "has left (Python ended there)",
     "stopped": "is stopped (SIGSTOP or a debugger)",
+    "blocked": "is in uninterruptible sleep (a disk or a network file system)",
     "running": "runs",
 }
+TURN_SECONDS = 0.4  # after which the next rank of a node warns, if none before it has
 SILENT_NS = 1_000_000_000  # without a heartbeat, after which a rank is suspected first
 
 
@@ -25,10 +30,19 @@ class Peers:
 
     Args:
         hosts: the name of every rank's machine.
+        slow: when to warn of a wait.
+        processes: of each rank, where that is known.
     """
 
-    def __init__(self, pages: ControlPages, hosts: list[str]) -> None:
+    def __init__(
+        self,
+        pages: ControlPages,
+        hosts: list[str],
+        slow: SlowWaits | None = None,
+        processes: dict[int, JobProcess] | None = None,
+    ) -> None:
         self.pages, self.hosts = pages, hosts
+        self.slow, self._processes = slow or SlowWaits(), processes or {}
         self.n, self.rank = pages.n, pages.rank
 
     def announced(self, rank: int, seq: int) -> Announcement | None:
@@ -109,17 +123,48 @@ class Peers:
             "Every rank must make the same calls in the same order with equal arguments"
         )
 
-    def timeout_error(self, seq: int, waits: dict[int, str], lost: list[int], waited_s: float) -> BlinkError:
-        """The error for a wait that ended: who waited for whom, for what, and what is known of the suspects."""
+    # ---- long waits
+
+    def warn(self, seq: int, owed: Callable[[], dict[int, str]], waited_s: float, timeout_s: float) -> None:
+        """Warn of a wait in call ``seq`` if it is time, and no other rank of this node has.
+
+        Args:
+            owed: gives what each rank that is waited for owes.
+        """
+        pages, now = self.pages, time.monotonic_ns()
+        pages.beat()
+        turn = sum(int(pages.announced[r]) >= seq for r in pages.here if r < self.rank)
+        if not self.slow.due(seq, waited_s - turn * TURN_SECONDS):
+            return
+        recent = self.slow.settings.warn_after_s * 1e9
+        if any(int(pages.warned[r]) == seq and now - int(pages.warned_at[r]) < recent for r in pages.here):
+            return
+        pages.warned[self.rank], pages.warned_at[self.rank] = seq, now
+        waits = owed()
+        suspects = self._suspects(seq, waits)
+        text = f"call {seq}, {self.text(self.rank, seq)}: rank {self.rank} on {self.hosts[self.rank]} has waited "
+        text += f"{waited_s:.0f} s without progress on {_details(waits, suspects)}. {self.states(suspects, seq)}"
+        text += f" ({some([self._last_sign(r, now) for r in suspects])})"
+        self.slow.say(text + stacks_of(suspects, self._processes), timeout_s)
+
+    def _last_sign(self, rank: int, now_ns: int) -> str:
+        """Where a rank is, and when it last waited."""
+        beat = int(self.pages.heartbeats[rank]) if rank in self.pages.here else 0
+        since = f", last seen to wait {(now_ns - beat) / 1e9:.0f} s ago" if beat else ""
+        return f"rank {rank} on {self.hosts[rank]}{since}"
+
+    def _suspects(self, seq: int, waits: dict[int, str]) -> list[int]:
+        """Of those that hold up call ``seq``, the likeliest: who is stopped, or shows no sign of waiting itself."""
         pages, now = self.pages, time.monotonic_ns()
         others = [r for r in range(self.n) if r != self.rank and (r in waits or int(pages.finished[r]) < seq)]
         stopped = [r for r in others if pages.state(r) == "stopped"]
         silent = [r for r in others if now - int(pages.heartbeats[r]) > SILENT_NS]
-        suspects = lost or stopped or [r for r in silent if r in waits] or silent or sorted(waits)
-        owed: dict[str, list[int]] = {}
-        for r in sorted(set(waits).intersection(suspects) or waits):
-            owed.setdefault(waits[r], []).append(r)
-        details = some([f"{ranks_text(ranks)} for {what}" for what, ranks in owed.items()])
+        return stopped or [r for r in silent if r in waits] or silent or sorted(waits)
+
+    def timeout_error(self, seq: int, waits: dict[int, str], lost: list[int], waited_s: float) -> BlinkError:
+        """The error for a wait that ended: who waited for whom, for what, and what is known of the suspects."""
+        suspects = lost or self._suspects(seq, waits)
+        details = _details(waits, suspects)
         text = f"call {seq}, {self.text(self.rank, seq)}: {self.states(suspects, seq)}. "
         text += f"Rank {self.rank} on {self.hosts[self.rank]} waited {waited_s:.1f} s without progress on {details}. "
         if lost:
@@ -152,6 +197,14 @@ class Peers:
         who = self.states(gone, seq) if gone else f"MPI cannot reach a rank of another node: {error}"
         return PeerLost(f"call {seq}, {self.text(self.rank, seq)}: {who}. Rank {self.rank} on "
                         f"{self.hosts[self.rank]} left. The communicator is dead; start the job again")  # fmt: skip
+
+
+def _details(waits: dict[int, str], suspects: list[int]) -> str:
+    """Who is waited for, and for what; of the suspects alone if they are among them."""
+    owed: dict[str, list[int]] = {}
+    for r in sorted(set(waits).intersection(suspects) or waits):
+        owed.setdefault(waits[r], []).append(r)
+    return some([f"{ranks_text(ranks)} for {what}" for what, ranks in owed.items()])
 
 
 def _collective(announcement: Announcement | None) -> str:

@@ -16,6 +16,7 @@ from .codec import Value
 from .text import brief, quoted, whole_number
 
 PREFIX = "BLINKMPI_"
+TIMEOUT_S, WARN_AFTER_S = 1800.0, 30.0
 LONGEST_S = 1e9  # of a timeout: in nanoseconds it fits into 64 bits
 LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES = 256 << 10, 1 << 40
 MOST_CTAS = 1024
@@ -28,7 +29,8 @@ KNOWN = {
     "GRAPH_FILE": "take the plan from this file",
     "GRAPH_DUMP_FILE": "write the plan, as JSON",
     "ALGO": "schemes per collective: allreduce:chain;broadcast:^mpi",
-    "TIMEOUT": "seconds without progress after which a collective fails (default 60)",
+    "TIMEOUT": "seconds without progress after which a collective fails (default 1800)",
+    "WARN_AFTER": "seconds after which a wait is warned of, and again after each 2 of it; 0: never (default 30)",
     "EXECUTOR": "auto, c or numpy: what executes programs on CPU ranks",
     "CMA_DISABLE": "1: ranks do not read one another's memory",
     "CMA_NTHREADS": "1 or 2: threads that read long vectors where half of the ranks only wait (default 2)",
@@ -53,7 +55,8 @@ class Settings(Value, frozen=True):
     graph_file: str = ""
     graph_dump_file: str = ""
     algo: str = ""
-    timeout_s: float = 60.0
+    timeout_s: float = TIMEOUT_S
+    warn_after_s: float = WARN_AFTER_S
     executor: str = "auto"
     buffer_bytes: int = 8 << 20
     cma_disable: bool = False
@@ -84,11 +87,13 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     executor = ours.get("EXECUTOR") or "auto"
     if executor not in ("auto", "c", "numpy"):
         raise SettingsError(f"BLINKMPI_EXECUTOR={quoted(executor)}: expected auto, c or numpy")
+    never = ours.get("WARN_AFTER", "").strip() in ("0", "0.0")
     texts = ("TOPO_FILE", "TOPO_DUMP_FILE", "GRAPH_FILE", "GRAPH_DUMP_FILE", "ALGO")
     return Settings(
         debug=debug,
         **{name.lower(): ours.get(name, "") for name in texts},
-        timeout_s=_number(ours, "TIMEOUT", 60.0, most=LONGEST_S),
+        timeout_s=_number(ours, "TIMEOUT", TIMEOUT_S, most=LONGEST_S),
+        warn_after_s=0.0 if never else _number(ours, "WARN_AFTER", WARN_AFTER_S, most=LONGEST_S),
         executor=executor,
         buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20, least=LEAST_BUFFER_BYTES, most=MOST_BUFFER_BYTES)),
         cma_disable=_switch(ours, "CMA_DISABLE"),

@@ -224,6 +224,7 @@ class CudaCall:
                 continue
             looked = now
             found = peers.mismatch_so_far(self.seq, self.text)
+            peers.warn(self.seq, self._owed, now - began, self.timeout_s)
             gone = peers.ended()
             lost_since = (lost_since or now) if gone else 0.0
             if found is None and lost_since and now - lost_since > GRACE_S:
@@ -232,6 +233,10 @@ class CudaCall:
                 self.context.transport.abort()
         if self.context.transport.aborted or (found is not None and progress()):
             raise found or self.failure()
+
+    def _owed(self) -> dict[int, str]:
+        """The ranks that have not come; where all have, one of them may not go on, or this GPU has other work."""
+        return self.host.peers.absent(self.seq) or self.host.peers.owing("its kernel, or other work on the streams")
 
     def failure(self) -> BlinkError:
         """What a kernel that gave up has left, or the error of the rank that made it give up."""

@@ -10,10 +10,12 @@ from ...topology import Topology
 from ...topology.gather import gather_gpus
 from ...topology.gpu import GpuFacts
 from ...topology.measured import applied
+from ...topology.network_rate import MessagingComm
 from ...topology.probe import probe
 from ...transport.cuda.device import Gpu, cupy, device_count, why_none
 from ...util.cache_folder import cache_dir
 from ...util.settings import Settings, log
+from ...util.together import Comm
 from .aware import agree, ladder, library_path
 from .context import CudaContext
 
@@ -21,8 +23,8 @@ CHOSEN: list[int] = []  # the GPU of this process, when it has one
 
 
 def open_gpus(
-    comm: MPI.Intracomm,
-    node: MPI.Intracomm,
+    comm: MessagingComm,
+    node: Comm,
     place: tuple[int, int],
     given: Topology | None,
     net: Callable[[Topology], Topology],

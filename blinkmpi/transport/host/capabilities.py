@@ -5,13 +5,12 @@ import os
 import secrets
 from pathlib import Path
 
-from mpi4py import MPI
-
 from ...errors import ArgumentError
+from ...util.together import Comm
 from . import native
 
 
-def agree_on_executor(comm: MPI.Intracomm, node: MPI.Intracomm, wanted: str) -> tuple[native.Native | None, str]:
+def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Native | None, str]:
     """The C executor if every rank has it (or ``wanted`` says numpy), and why; the first rank of a node compiles it."""
     if wanted not in ("auto", "c", "numpy"):
         raise ArgumentError(f"executor {wanted!r}: expected auto, c or numpy")
@@ -23,7 +22,7 @@ def agree_on_executor(comm: MPI.Intracomm, node: MPI.Intracomm, wanted: str) -> 
             found = native.build()
         except Exception as error:  # the others wait for an answer
             found = None, f"the C executor cannot be built: {error!r}"
-    path, why = node.bcast(found)
+    path, why = node.bcast(found, 0)
     loaded: native.Native | None = None
     if path is not None:
         try:
@@ -39,7 +38,7 @@ def agree_on_executor(comm: MPI.Intracomm, node: MPI.Intracomm, wanted: str) -> 
     return None, f"NumPy executor: {missing}"
 
 
-def agree_on_cma(comm: MPI.Intracomm, loaded: native.Native | None, *, disabled: bool) -> str:
+def agree_on_cma(comm: Comm, loaded: native.Native | None, *, disabled: bool) -> str:
     """Why the ranks cannot read one another's memory, the same on every rank; empty if all can read from all."""
     if disabled:
         return "BLINKMPI_CMA_DISABLE"

@@ -18,7 +18,7 @@ from ...errors import TopologyError
 from ...util.settings import LEAST_BUFFER_BYTES
 from ...util.shared_memory import SHM, shared_memory
 from ...util.text import plural, size_text
-from ...util.together import gathered
+from ...util.together import Comm, gathered
 from ..control_pages import CONTROL, ControlPages
 
 PAGE = 4096
@@ -39,7 +39,7 @@ class SharedWindow:
         TopologyError: on every rank, if some /dev/shm cannot hold even the smallest window.
     """
 
-    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, arena_bytes: int = ARENA_BYTES) -> None:
+    def __init__(self, comm: Comm, node: Comm, arena_bytes: int = ARENA_BYTES) -> None:
         self._comm, self._node = comm, node
         self._here: tuple[int, ...] = tuple(node.allgather(comm.rank))
         self._process = os.getpid()

@@ -21,7 +21,9 @@ from ..control_pages import BODY
 from ..interface import PeerDelegates, Refused
 from ..liveness import Peers
 from ..network.endpoints import Endpoints
+from ..network.exchanges import BoundedComm
 from ..network.messages import NodeMessages
+from ..slow_waits import SlowWaits
 from . import native
 from .capabilities import agree_on_cma, agree_on_executor
 from .host_call import OUTCOMES, HostBuffers, HostCall
@@ -32,6 +34,7 @@ from .single_copy import Helper
 
 SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and where not
 LOOK_SECONDS = 0.2  # how often a wait looks after the peers
+LEAVE_SECONDS = 60.0  # that a rank waits at its end for the others, if the communicator is dead
 
 
 class HostTransport:
@@ -44,6 +47,7 @@ class HostTransport:
         cma: whether the ranks may read one another's memory, if they can (``no_cma`` says why not).
         cma_threads: how many threads read long vectors where half of the ranks only wait.
         say: told, at most once, of a call that cannot take the protocol ``cma``.
+        slow: when to warn of a wait.
 
     Raises:
         ArgumentError: on every rank, if ``executor='c'`` and there is no C executor.
@@ -51,14 +55,15 @@ class HostTransport:
 
     def __init__(
         self,
-        comm: MPI.Intracomm,
-        node: MPI.Intracomm,
+        comm: BoundedComm,
+        node: BoundedComm,
         *,
         executor: str = "auto",
         arena_bytes: int = ARENA_BYTES,
         cma: bool = True,
         cma_threads: int = 2,
         say: Callable[[str], None] = lambda _: None,
+        slow: SlowWaits | None = None,
     ) -> None:
         self.n, self.rank, self.say = comm.size, comm.rank, say
         self.native, self.executor_reason = agree_on_executor(comm, node, executor)
@@ -67,7 +72,7 @@ class HostTransport:
         self.pages = self.window.pages
         self._fence, self._announced, self._finished = self.pages.fence, self.pages.announced, self.pages.finished
         self._written = [0, 0]  # this rank's fingerprints of its last calls of even and of odd number
-        several = comm.allreduce(node.size, op=MPI.MIN) < comm.size
+        several = min(comm.allgather(node.size)) < comm.size
         self.messages = NodeMessages(comm, self.pages) if several else None
         if several:
             self.no_cma = "slots alone lead to other nodes"
@@ -78,7 +83,7 @@ class HostTransport:
             self.executor_reason += f"; {how}"
         self.helper = Helper(self.native if cma_threads > 1 else None, node.size)
         self.arena_bytes = self.window.arena_bytes
-        self.peers = Peers(self.pages, comm.allgather(MPI.Get_processor_name()))
+        self.peers = Peers(self.pages, comm.allgather(MPI.Get_processor_name()), slow, comm.processes())
         self._barrier = native.CallStruct()
         self._barrier.spins = self._spins = SPINS if node.size <= len(os.sched_getaffinity(0)) else CROWDED_SPINS
         place(self._barrier, self.window)
@@ -299,6 +304,7 @@ class HostTransport:
         # first who has ended, then what is owed: a rank that did its part before it left is not lost
         ended = self.peers.ended()
         if not ended and waited_s < timeout_s:
+            self.peers.warn(seq, owed, waited_s, timeout_s)
             return
         waits = owed()
         lost = [r for r in ended if r in waits]
@@ -362,7 +368,7 @@ class HostTransport:
 
     def leave(self, timeout_s: float) -> list[int]:
         """Leave for good, and wait until the others have; returns those that did not."""
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + min(timeout_s, LEAVE_SECONDS)
         self.window.leave()
         if self.messages:
             self.messages.broadcast_leave()

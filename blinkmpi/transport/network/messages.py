@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..control_pages import BODY, RECORD, ControlPages
 from .endpoints import Endpoints
+from .exchanges import BoundedComm
 
 CALLS_TAG, ABORT_TAG, FIRST_CHUNK_TAG = 1, 2, 3  # those of chunks begin at FIRST_CHANNEL
 CALLS_BYTES = 64 << 10
@@ -55,14 +56,15 @@ class NodeMessages:
         comm: all ranks; a copy of it carries the messages.
     """
 
-    def __init__(self, comm: MPI.Intracomm, pages: ControlPages) -> None:
+    def __init__(self, comm: BoundedComm, pages: ControlPages) -> None:
         self.comm = comm.Dup()
+        self._ranks = comm
         self.pages = pages
-        firsts: list[int] = self.comm.allgather(pages.here[0])
+        firsts: list[int] = comm.allgather(pages.here[0])
         self.away = [r for r in range(pages.n) if r not in pages.here]
         self._nodes = {first: [r for r in self.away if firsts[r] == first] for first in sorted(set(firsts))}
         del self._nodes[pages.here[0]]
-        pids: list[int] = self.comm.allgather(os.getpid())
+        pids: list[int] = comm.allgather(os.getpid())
         self._sent_seq = 0  # the last call whose announcements the other nodes were sent
         self._sending: list[tuple[MPI.Request, Any]] = []
         self._others: list[_Node] = []
@@ -211,7 +213,8 @@ class NodeMessages:
 
     def close(self) -> None:
         """Free the messages' communicator, after a last call that all ranks entered; collective."""
-        MPI.Request.Waitall([request for request, _ in self._sending])
+        for request, sent in self._sending:
+            self._ranks.wait(request, sent, peers=[])
         for request in [*(node.request for node in self._others), self._abort[0]]:
             request.Cancel()
             request.Wait()

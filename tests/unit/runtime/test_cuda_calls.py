@@ -211,10 +211,15 @@ class Stage:
         self.mismatch: BlinkError | None = None
         self.report = [0, 0]
         self.gone: list[int] = []
+        self.waits: list[tuple[dict[int, str], float, float]] = []
+        self.came = False
         peers = SimpleNamespace(
             mismatch_so_far=lambda seq, text: self.mismatch,
             ended=lambda: self.gone,
             states=lambda ranks, seq: f"ranks {ranks}",
+            warn=lambda seq, owed, waited_s, timeout_s: self.waits.append((owed(), waited_s, timeout_s)),
+            absent=lambda seq: {} if self.came else {1: "its call"},
+            owing=lambda what: dict.fromkeys((1, 2), what),
         )
         context: Any = SimpleNamespace(gpu=self, transport=self, here=())
         host: Any = SimpleNamespace(peers=peers, raise_abort=lambda seq: None, encode=lambda called: (0, b""))
@@ -257,6 +262,17 @@ def test_a_kernel_that_ends_ends_the_wait() -> None:
     stage = Stage(200)
     stage.call.wait()
     assert stage.busy == 0
+
+
+@pytest.mark.parametrize("came", [False, True])
+def test_a_long_wait_may_be_warned_of(came: bool) -> None:
+    stage = Stage(40_000)
+    stage.came = came
+    stage.call.wait()
+    owed, waited_s, timeout_s = stage.waits[0]
+    assert list(owed) == ([1, 2] if came else [1])
+    assert 0 < waited_s < stage.waits[-1][1] < 5
+    assert timeout_s == 9.0
 
 
 def test_a_wait_goes_on_until_all_is_carried() -> None:

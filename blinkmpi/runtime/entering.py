@@ -1,0 +1,53 @@
+"""Meet under the deadline before something that all ranks do together and that waits without one.
+
+MPI's own ``Split`` and its like have no form with a deadline, and what ranks register or plan anew has no number of its
+own. So all ranks first make a call that moves nothing, as ``Free`` does: who does not come is named, ranks that are
+about to do different things are told, and a rank whose arguments are bad is heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mpi4py import MPI
+
+from ..transport.announcement import Called
+from ..transport.network.exchanges import Matter, meet
+from ..util.together import attempt
+from .calls_without_program import EntryCall, RefusedCall
+
+if TYPE_CHECKING:
+    from .dispatch import Dispatcher
+
+
+def enter(dispatcher: Dispatcher, what: str, prepare: Callable[[], object] = lambda: None) -> None:
+    """Wait, as a call of its own, until all ranks are about to do ``what``.
+
+    Args:
+        prepare: looks at this rank's arguments; if that fails on a rank, no rank goes on.
+    """
+    dispatcher.thread.drain()
+    done, context = attempt(prepare), dispatcher.context
+    if isinstance(done, Exception):
+        call: EntryCall = RefusedCall(context.host, done, context.timeout_s)
+    else:
+        call = EntryCall(context.host, Called(what), context.timeout_s)
+    dispatcher.launch(call)
+    dispatcher.wait(call)
+    context.matter.what, context.matter.met = what, True
+
+
+def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group) -> None:
+    """As :func:`enter`, for the ranks of ``group``, of which this is one; the others take no part."""
+    dispatcher.check_alive()
+    context, mine = dispatcher.context, dispatcher.context.public.Get_group()
+    ranks = [int(r) for r in MPI.Group.Translate_ranks(group, list(range(group.size)), mine)]
+    mine.Free()
+    if MPI.UNDEFINED in ranks or context.rank not in ranks:
+        return  # which is MPI's to refuse
+    try:
+        meet(context.private, ranks, Matter(what, context.timeout_s, context.slow))
+    except BaseException as fatal:
+        dispatcher.die(fatal)
+        raise

@@ -1,0 +1,333 @@
+"""Every wait has its deadline, and is warned of long before: as a communicator is made, changed, freed, and in calls.
+
+This file is also the program of a rank: ``python tests/mpi/test_deadlines.py CASE [ARGUMENT...]``.
+"""
+
+import ctypes
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from blinkmpi.errors import BufferTypeError, CollectiveTimeout, PeerLost, RemoteError
+from blinkmpi.runtime import context
+from blinkmpi.runtime.entering import enter
+from blinkmpi.transport.network import exchanges
+from blinkmpi.transport.network.exchanges import BoundedComm, Matter
+from blinkmpi.transport.processes import VISIBLE
+from blinkmpi.transport.python_stacks import CAME_TO
+from blinkmpi.transport.slow_waits import SlowWaits
+from tests.harness import Outcome, mpi
+from tests.mpi.faults import VICTIM, N, attempt, fault_tolerance, finish, run_case, said, say, start_case
+
+start = partial(start_case, __file__)
+OTHERS = [r for r in range(N) if r != VICTIM]
+LATE_S = 4.5  # so that a wait is warned of after one second and after three
+WARNING = re.compile(r"BLINKMPI WARN (?:(?!BLINKMPI_WARN_AFTER=0).)*", re.DOTALL)
+
+
+def warnings_in(outcome: Outcome) -> list[str]:
+    return WARNING.findall(outcome.output)
+
+
+def all_time_out(outcome: Outcome, within: float) -> None:
+    """All but the victim, and they name it."""
+    errors, seconds, texts = (said(outcome, key) for key in ("error", "seconds", "text"))
+    assert {r: errors.get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "CollectiveTimeout"), outcome.output
+    for rank in OTHERS:
+        assert seconds[rank] < within, outcome.output
+        assert re.search(rf"rank {VICTIM} \((host \S+, )?process {said(outcome, 'pid')[VICTIM]}\)", texts[rank]), texts
+        assert not [r for r in OTHERS if f"rank {r} (" in texts[rank]], texts
+        assert "BLINKMPI_TIMEOUT" in texts[rank]
+    assert outcome.rc != 0  # MPI_Finalize would have waited for ever
+
+
+# ---------------------------------------------------------------- a rank that does not come
+
+
+@pytest.mark.parametrize("how", ["sleeps", "stops"])
+def test_a_constructor_without_a_rank_is_an_error_at_the_deadline(how: str) -> None:
+    with start("constructor", how) as job:
+        outcome = finish(job, within=15)
+    all_time_out(outcome, within=4)
+    state = "is stopped" if how == "stops" else "runs"
+    assert all(f"{state}" in said(outcome, "text")[r] for r in OTHERS)
+    assert "ends the job, or MPI_Finalize would wait for ever" in outcome.output
+
+
+def case_constructor(how: str) -> None:
+    MPI.COMM_WORLD.Barrier()
+    say(pid=os.getpid())
+    if MPI.COMM_WORLD.rank == VICTIM:
+        stay_away(how)
+    attempt(lambda: blinkmpi.Communicator(MPI.COMM_WORLD, timeout=1))
+    time.sleep(2)  # until the others have their error
+
+
+def stay_away(how: str) -> None:
+    if how == "stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+
+
+def half(comm: blinkmpi.Communicator) -> MPI.Group:
+    group = comm.Get_group()
+    part = group.Incl([1, VICTIM, 3])
+    group.Free()
+    return part
+
+
+COLLECTIVES: dict[str, Callable[[blinkmpi.Communicator], object]] = {
+    "Dup": lambda comm: comm.Dup(),
+    "Idup": lambda comm: comm.Idup(),
+    "Clone": lambda comm: comm.Clone(),
+    "Split": lambda comm: comm.Split(comm.rank % 2),
+    "Split_type": lambda comm: comm.Split_type(MPI.COMM_TYPE_SHARED),
+    "Create": lambda comm: comm.Create(comm.Get_group()),
+    "Create_group": lambda comm: comm.Create_group(half(comm)),
+    "replan": lambda comm: comm.replan(),
+    "Free": lambda comm: comm.Free(),
+    "Communicator": lambda comm: blinkmpi.Communicator(comm, timeout=1),
+}
+
+
+@pytest.mark.parametrize("what", COLLECTIVES)
+def test_what_all_ranks_must_do_has_the_deadline(what: str) -> None:
+    with start("collective", what) as job:
+        outcome = finish(job, within=15)
+    if what == "Create_group":  # rank 0 takes no part
+        assert said(outcome, "error").pop(0) == "NoneType"
+        assert {r: said(outcome, "error").get(r) for r in (1, 3)} == dict.fromkeys((1, 3), "CollectiveTimeout")
+        assert all(f"rank {VICTIM} (" in said(outcome, "text")[r] for r in (1, 3))
+        assert max(said(outcome, "seconds").values()) < 4
+        return
+    all_time_out(outcome, within=4)
+
+
+def case_collective(what: str) -> None:
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=1.5)
+    comm.Barrier()
+    say(pid=os.getpid())
+    if comm.rank == VICTIM:
+        time.sleep(60)
+    attempt(lambda: (what == "Create_group" and comm.rank == 0) or COLLECTIVES[what](comm))
+    time.sleep(2)
+
+
+@pytest.mark.parametrize("how", ["stops", "works"])
+def test_a_rank_amid_the_bootstrap_may_work_but_not_stop(how: str) -> None:
+    with start("amid", how) as job:
+        outcome = finish(job, within=20)
+    if how == "stops":
+        all_time_out(outcome, within=4)
+        return
+    assert said(outcome, "error") == dict.fromkeys(range(N), "NoneType"), outcome.output
+    assert outcome.rc == 0, outcome.output
+
+
+def case_amid(how: str) -> None:
+    comm = MPI.COMM_WORLD
+    comm.Barrier()
+    say(pid=os.getpid())
+    if comm.rank == VICTIM:
+        at_the_machine(lambda: stay_away(how) if how == "stops" else time.sleep(3))
+    attempt(lambda: blinkmpi.Communicator(comm, timeout=1))
+    time.sleep(2)
+
+
+def at_the_machine(work: Callable[[], object]) -> None:
+    """Do something in the middle of the constructor."""
+    gather = vars(context)["gather"]
+
+    def late(*args: Any, **named: Any) -> Any:
+        work()
+        return gather(*args, **named)
+
+    vars(context)["gather"] = late
+
+
+def test_under_fault_tolerance_a_rank_that_dies_amid_the_bootstrap_is_heard_of() -> None:
+    with start("dies", options=fault_tolerance()) as job:
+        outcome = finish(job, within=15)
+    assert {r: said(outcome, "error").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "PeerLost"), outcome.output
+    assert all(said(outcome, "seconds")[r] < 4 for r in OTHERS)
+
+
+def case_dies() -> None:
+    comm = MPI.COMM_WORLD
+    comm.Barrier()
+    if comm.rank == VICTIM:
+        at_the_machine(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    attempt(lambda: blinkmpi.Communicator(comm))
+    time.sleep(1)
+
+
+# ---------------------------------------------------------------- warnings
+
+
+CALLS: dict[str, Callable[[blinkmpi.Communicator], object]] = {
+    "barrier": lambda comm: comm.Barrier(),
+    "c": lambda comm: comm.Allreduce(np.ones(4096), np.empty(4096)),
+    "numpy": lambda comm: comm.Allreduce(np.ones(4096), np.empty(4096)),
+    "mpi": lambda comm: comm.Allreduce(np.ones(4096), np.empty(4096)),
+    "Dup": lambda comm: comm.Dup(),
+    "Create_group": lambda comm: comm.rank and comm.Create_group(half(comm)),
+}
+ALGO = {"mpi": "allreduce:mpi", "c": "allreduce:^mpi", "numpy": "allreduce:^mpi"}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_long_wait_is_warned_of_by_one_rank_and_goes_on(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLINKMPI_WARN_AFTER", "1")
+    with start("late", what) as job:
+        outcome = finish(job, within=25)
+    assert outcome.rc == 0, outcome.output
+    assert said(outcome, "error") == dict.fromkeys(range(N), "NoneType"), outcome.output
+    pid = said(outcome, "pid")[VICTIM]
+    warnings = [text for text in warnings_in(outcome) if "free()" not in text]  # of a rank outside of the group
+    assert len(warnings) == 2, outcome.output
+    for text, seconds in zip(warnings, ((1, 2), (3, 4)), strict=True):
+        assert re.search(rf"rank {VICTIM} \((host \S+, )?process {pid}\) runs", text), text
+        assert any(f"waited {s} s" in text for s in seconds), text
+        assert f"Python stack of rank {VICTIM}" in text
+        assert re.search(r"test_deadlines\.py:\d+ in writes_a_checkpoint", text), text
+        assert "This is an error after 1800 s" in text
+        assert not [r for r in OTHERS if f"stack of rank {r}" in text]
+
+
+def case_late(what: str) -> None:
+    executor = what if what in ("c", "numpy") else None
+    with blinkmpi.Communicator(MPI.COMM_WORLD, algo=ALGO.get(what), executor=executor) as comm:
+        assert comm.context.timeout_s == 1800
+        comm.Barrier()
+        say(pid=os.getpid())
+        if comm.rank == VICTIM:
+            writes_a_checkpoint()
+        attempt(lambda: CALLS[what](comm))
+
+
+def writes_a_checkpoint() -> None:
+    time.sleep(LATE_S)
+
+
+@pytest.mark.parametrize("how", ["lock", "stopped", "elsewhere", "never", "constructor"])
+def test_a_warning_says_why_a_rank_does_not_answer(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLINKMPI_WARN_AFTER", "0" if how == "never" else "1")
+    with start("unasked", how) as job:
+        if how == "stopped":
+            job.wait_for('"stops"', count=1)
+            time.sleep(LATE_S)
+            job.signal(VICTIM, signal.SIGCONT)
+        outcome = finish(job, within=25)
+    assert outcome.rc == 0, outcome.output
+    warnings = warnings_in(outcome)
+    if how == "never":
+        assert not warnings
+        return
+    words = {
+        "lock": f"rank {VICTIM} does not answer within 1 s (it holds Python's lock",
+        "stopped": f"rank {VICTIM} (process {said(outcome, 'pid')[VICTIM]}) is stopped",
+        "elsewhere": f"rank {VICTIM} is on another machine, and was not asked",
+        "constructor": f"process {said(outcome, 'pid')[VICTIM]}) runs, and has not come; it goes on waiting\n"
+        f"  rank {VICTIM} cannot be asked (it has no communicator of blinkmpi yet)",
+    }
+    assert len(warnings) == 2, outcome.output
+    assert all(words[how] in text for text in warnings), outcome.output
+
+
+def case_unasked(how: str) -> None:
+    say(pid=os.getpid())
+    MPI.COMM_WORLD.Barrier()
+    if how == "constructor" and MPI.COMM_WORLD.rank == VICTIM:
+        time.sleep(LATE_S)
+    with blinkmpi.Communicator(MPI.COMM_WORLD) as comm:
+        comm.Barrier()
+        if how == "elsewhere":
+            VISIBLE.clear()
+        if comm.rank == VICTIM and how != "constructor":
+            say(stops=True)
+            if how == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif how == "lock":
+                ctypes.PyDLL(None).usleep(int(LATE_S * 1e6))  # without giving up the interpreter's lock
+            else:
+                time.sleep(LATE_S)
+        comm.Barrier()
+
+
+# ---------------------------------------------------------------- the exchanges themselves
+
+
+@mpi(ranks=(1, 2, 4), timeout=60)
+def test_exchanges_bring_what_mpis_own_bring(comm: MPI.Intracomm) -> None:
+    ours = BoundedComm(comm, Matter("a test", 20, SlowWaits()))
+    for mine in (comm.rank, None, {"a": [comm.rank] * 1000}, "x" * 100_000 * comm.rank):
+        assert ours.allgather(mine) == comm.allgather(mine)
+        for root in range(comm.size):
+            assert ours.bcast(mine, root) == comm.bcast(mine, root)
+    for _ in range(exchanges.REMEMBERED + 9):
+        BoundedComm(comm, Matter("a test", 20, SlowWaits())).Barrier()
+    assert len(CAME_TO) == exchanges.REMEMBERED
+    ours.Barrier()
+    other = ours.Dup()
+    assert MPI.Comm.Compare(comm, other) == MPI.CONGRUENT
+    other.Free()
+
+
+@mpi(ranks=(4,), timeout=60)
+def test_groups_meet_side_by_side(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm, timeout=20) as ours:
+        for _ in range(3):
+            group = ours.Get_group()
+            part = group.Incl([0, 3] if comm.rank in (0, 3) else [2, 1])
+            child = ours.Create_group(part, tag=5)
+            assert isinstance(child, blinkmpi.Communicator)
+            assert child.allreduce(1) == 2
+            child.Free()
+            part.Free()
+            group.Free()
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_ranks_that_make_different_communicators_are_told(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm, timeout=20) as ours:
+        with pytest.raises(blinkmpi.MismatchError, match=r"Split\(\)"):
+            (ours.Dup if comm.rank == 1 else ours.Split)()
+        ours.Barrier()
+        with pytest.raises(BufferTypeError if comm.rank == 1 else RemoteError):
+            enter(ours._dispatcher(), "register()", fails if comm.rank == 1 else lambda: None)
+        ours.Barrier()
+
+
+def fails() -> None:
+    raise BufferTypeError("not an array; pass one")
+
+
+@mpi(ranks=(3,), timeout=60)
+def test_an_exchange_that_fails_amid_a_call_leaves_the_communicator_dead(comm: MPI.Intracomm) -> None:
+    """As when a rank stops while a buffer is registered; its memory is not given back under MPI's hands."""
+    ours = blinkmpi.Communicator(comm, timeout=0.5)
+    ours.context.matter.met = False  # or a rank may work for longer
+    if comm.rank != 1:
+        ours.context.matter.what = "register()"
+        with pytest.raises(CollectiveTimeout, match=r"register\(\): rank \d waited .* rank 1 \("):
+            ours.context.together.Barrier()
+        with pytest.raises(PeerLost, match="died earlier"):
+            ours.Barrier()
+        assert exchanges.ABANDONED
+    comm.Barrier()
+    if comm.rank == 1:
+        ours.context.together.Barrier()  # so that MPI can end in peace
+    comm.Barrier()
+
+
+if __name__ == "__main__":
+    run_case(globals())
