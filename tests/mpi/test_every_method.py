@@ -12,6 +12,7 @@ from blinkmpi.collectives import Collectives
 from blinkmpi.errors import BlinkError, BufferTypeError
 from blinkmpi.guarded import GUARDED, MAKERS
 from blinkmpi.runtime.guard import BUFFERS, NAMES
+from tests.every_call import walk_collectives, walk_point_to_point
 from tests.every_method import COUNT, KINDS, Fake, FakeByDLPack, buffers_of, calls, making_objects, taking_buffers
 from tests.harness import mpi
 
@@ -136,3 +137,18 @@ def test_an_mpi_that_takes_gpu_memory_gets_it(comm: MPI.Intracomm) -> None:
         assert (got == sum(range(1, comm.rank + 2))).all()
         with pytest.raises(BufferTypeError, match="on the host"):
             ours.Attach_buffer(send)
+
+
+@mpi(ranks=(1, 2, 3), timeout=120)
+def test_on_host_memory_every_method_does_what_mpis_own_does(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm) as ours:
+        for of in list(family(ours))[:-2]:
+            if not isinstance(of, MPI.Intercomm):
+                assert set(walk_collectives(of, np.copy, np.copy).values()) == {"right"}
+        walk_point_to_point(ours, np.copy, np.copy)
+
+
+@mpi(ranks=(2,))
+def test_reduce_scatter_in_place_that_would_copy_on_a_gpu_that_is_not_there(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm) as ours, pytest.raises(BlinkError, match=r"pip install|no rank has a GPU"):
+        ours.Reduce_scatter(MPI.IN_PLACE, Fake(np.ones(5, np.float32)), [2, 3])
