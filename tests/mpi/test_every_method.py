@@ -142,7 +142,7 @@ def test_an_mpi_that_takes_gpu_memory_gets_it(comm: MPI.Intracomm) -> None:
 @mpi(ranks=(1, 2, 3), timeout=120)
 def test_on_host_memory_every_method_does_what_mpis_own_does(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
-        for of in list(family(ours))[:-2]:
+        for of in family(ours):
             if not isinstance(of, MPI.Intercomm):
                 assert set(walk_collectives(of, np.copy, np.copy).values()) == {"right"}
         walk_point_to_point(ours, np.copy, np.copy)
