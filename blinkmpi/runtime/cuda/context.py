@@ -18,7 +18,7 @@ from ...program.memory import DeviceArray, address
 from ...program.partition import part_of
 from ...program.reduction import NAMES, dtype_of
 from ...topology import Topology
-from ...transport.cuda.device import Gpu
+from ...transport.cuda.device import Gpu, device_of
 from ...transport.cuda.direct_segments import in_blocks
 from ...transport.cuda.loaded_kernel import LoadedKernel
 from ...transport.cuda.packets import PROTOCOLS, fits
@@ -214,11 +214,16 @@ class CudaContext:
         return filled, search if search and not search.done else None
 
     def check(self, name: str, ready: Prepared) -> None:
-        """Raise BufferTypeError for memory of another GPU of this process."""
+        """Raise BufferTypeError for memory of another GPU of this process, or of none, at which a kernel would die."""
         for buffer in (ready.send, ready.recv):
-            if isinstance(buffer, DeviceArray) and buffer.device not in (-1, self.gpu.device):
+            if not isinstance(buffer, DeviceArray) or not buffer.nbytes:
+                continue
+            device = buffer.device if buffer.device >= 0 else device_of(buffer.ptr)
+            if device is None:
+                raise BufferTypeError(f"{name}: a buffer at {buffer.ptr:#x} is no memory of a GPU; pass a CuPy array")
+            if device != self.gpu.device:
                 raise BufferTypeError(
-                    f"{name}: a buffer lies on GPU {buffer.device}, this rank's is GPU {self.gpu.device}; make arrays "
+                    f"{name}: a buffer lies on GPU {device}, this rank's is GPU {self.gpu.device}; make arrays "
                     "when the Communicator is there, whose GPU is then the current one, or choose the GPU before both"
                 )
 

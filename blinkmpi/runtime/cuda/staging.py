@@ -24,13 +24,12 @@ from mpi4py import MPI
 from ...errors import ArgumentError, BufferTypeError, DeviceError
 from ...program.memory import DeviceArray
 from ...program.reduction import Array, dtype_of
-from ...transport.cuda.device import cupy, why_none
+from ...transport.cuda.device import cupy, device_of, why_none
 from ...util.settings import log, read
 from ..buffers import DelegatedToMPI, parse
 from ..requests import Request
 
 TO_HOST, TO_DEVICE = 2, 1  # cudaMemcpyKind
-OF_DEVICE = (2, 3)  # cudaMemoryType: device, managed
 LONGEST_PAUSE_S = 1e-3  # between two looks at MPI's requests
 
 
@@ -53,10 +52,10 @@ class PinnedCopies:
             BufferTypeError: if it is no memory of a GPU. ArgumentError: if its stream is being captured.
         """
         if array.device < 0 and array.nbytes:
-            found = self._runtime.pointerGetAttributes(array.ptr)
-            if found.type not in OF_DEVICE:
+            device = device_of(array.ptr)
+            if device is None:
                 raise BufferTypeError(f"{name}: {array.ptr:#x} is no memory of a GPU; pass a CuPy or NumPy array")
-            array = replace(array, device=found.device)
+            array = replace(array, device=device)
         if self._runtime.streamIsCapturing(array.stream):
             raise ArgumentError(f"{name}: its stream is being captured in a CUDA graph, which host memory cannot join; "
                                 "call it outside of the capture")  # fmt: skip

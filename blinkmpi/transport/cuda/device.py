@@ -19,6 +19,7 @@ from ...errors import DeviceError
 KERNELS = Path(__file__).parent / "kernels"
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
+OF_DEVICE = (2, 3)  # cudaMemoryType: device, managed
 PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
 OPTIONS = ("-std=c++17", "-default-device")  # of NVRTC: version 12 takes a generic lambda for host code otherwise
 
@@ -51,6 +52,12 @@ def why_none() -> str:
         return str(error)
     except Exception as error:  # CUDARuntimeError, whose class comes with CuPy
         return f"CUDA: {error}"
+
+
+def device_of(at: int) -> int | None:
+    """CUDA's number of the GPU whose memory lies at an address; None for what is no memory of a GPU."""
+    found = cupy().cuda.runtime.pointerGetAttributes(at)
+    return int(found.device) if found.type in OF_DEVICE else None
 
 
 @dataclass(frozen=True)
