@@ -9,6 +9,7 @@
 #   make check   linters and type checks only
 #   make gpu     the tests on this machine's GPUs (CUDA=12 for an older driver)
 #   make test-4  the tests on ranks under one mpirun -np 4 (any number)
+#   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
 #   make wheel   dist/*.whl
 #   make clean   remove what the other targets made
@@ -18,6 +19,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 NP ?= 4
+MPI4PY ?= mpi4py-4.1.2
 CUDA ?= 13
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -32,7 +34,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test check gpu test-hosts wheel clean
+.PHONY: demo test check gpu test-hosts mpi4py-suite wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -52,6 +54,13 @@ test-hosts: $(VENV)/.has-test
 
 test-%: $(VENV)/.has-test
 	$(BIN)/mpirun -np $* $(BIN)/python -m pytest --with-mpi tests/mpi
+
+mpi4py-suite: $(VENV)/.has-test build/$(MPI4PY)
+	$(BIN)/python -m tests.mpi4py_suite --source build/$(MPI4PY) --ranks 1-5 -o build/mpi4py-suite.json
+
+build/$(MPI4PY): | $(VENV)/.has-test
+	$(PIP) download --no-deps --no-binary mpi4py --dest build $(subst mpi4py-,mpi4py==,$(MPI4PY))
+	tar -xf build/$(MPI4PY).tar.gz -C build
 
 wheel: $(VENV)/.has-test
 	rm -rf build dist

@@ -1,7 +1,8 @@
 """The Communicator: an mpi4py communicator whose collectives run on our plans.
 
 It keeps mpi4py's signatures and meaning and adds keyword-only ``timeout=`` and ``stream=``. What it does not accelerate
-(object methods, point-to-point, v-variants, derived datatypes) is MPI's own, on a duplicate that it owns.
+(object methods, point-to-point, derived datatypes) is MPI's own, on a duplicate that it owns, and guarded: GPU memory
+reaches an MPI only where that takes it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from mpi4py import MPI
 
 from .collectives import Args, Collectives, Seconds
 from .errors import ArgumentError, BlinkError
+from .guarded import GuardedIntracomm
 from .planning.diff import PlanDifference
 from .planning.plan import Plan
 from .runtime import inspection
@@ -28,7 +30,7 @@ from .topology import Topology
 from .transport.cuda.device import Gpu
 
 
-class Communicator(Collectives):
+class Communicator(Collectives, GuardedIntracomm):
     """A communicator of all ranks of ``comm`` (which is duplicated), with blinkmpi's collectives.
 
     Args:
@@ -126,6 +128,11 @@ class Communicator(Collectives):
     def gpu(self) -> Gpu | None:
         """This rank's GPU, if every rank has one."""
         return self.context.gpus.gpu if self.context.gpus else None
+
+    @property
+    def strict(self) -> bool:
+        """Whether a fallback to something slower is an error."""
+        return self.context.options.strict
 
     @property
     def executor(self) -> str:

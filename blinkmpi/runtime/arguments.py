@@ -20,6 +20,7 @@ from ..errors import ArgumentError, BufferTypeError
 from ..program.call import Call
 from ..program.memory import Buffer, DeviceArray, address, overlap
 from ..program.reduction import FLOATS, NARROW, Array, check_op, dtype_of
+from ..transport.cuda.device import cupy as find_cupy
 from ..trees.tree import Collective
 from .buffers import DelegatedToMPI, in_place, op_name, parse
 from .cuda.buffers import stream_address
@@ -282,7 +283,7 @@ def _scattered_in_place(rank: int, n: int, whole: Buffer, lengths: tuple[int, ..
 
 def _copy(array: DeviceArray) -> DeviceArray:
     """Memory that ``array`` is copied to before each call."""
-    memory = sys.modules["cupy"].empty(array.nbytes, "uint8")
+    memory = find_cupy().empty(array.nbytes, "uint8")
     return DeviceArray(memory.data.ptr, array.size, array.itemsize, array.stream, memory, array.ptr, array.device)
 
 

@@ -20,13 +20,12 @@ from mpi4py.util import dtlib
 from ..errors import ArgumentError, BufferTypeError
 from ..program.memory import Buffer
 from ..program.reduction import DTYPES, NAMES, Array, dtype_of
-from .cuda.buffers import device_buffer
+from .cuda.buffers import HOST_DEVICES, device_buffer
 
 OPS: dict[str, MPI.Op] = {
     "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "land": MPI.LAND, "lor": MPI.LOR,
     "lxor": MPI.LXOR, "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR,
 }  # fmt: skip
-HOST_DEVICES = (1, 3, 11, 13)  # DLPack: CPU, CUDA host, ROCm host, CUDA managed
 DLPACK_TYPES = {
     **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
     **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},

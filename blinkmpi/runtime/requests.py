@@ -25,17 +25,28 @@ class Request(MPI.Grequest):
     _done: threading.Event
     _error: list[BaseException]
 
-    def __new__(cls) -> Request:
-        """Start a request that :meth:`finish` ends."""
+    def __new__(cls, tell: Callable[[MPI.Status], None] | None = None, cancel: Work | None = None) -> Request:
+        """Start a request that :meth:`finish` ends.
+
+        Args:
+            tell: fills in the status when the request has ended (None: it has no data).
+            cancel: tries to end it early; None: it cannot be.
+        """
         error: list[BaseException] = []
 
         def query(status: MPI.Status, *_: Any) -> None:
             status.Set_elements(MPI.BYTE, 0)
             status.Set_cancelled(False)
+            if tell is not None:
+                tell(status)
             if error:
                 raise error[0]
 
-        base = MPI.Grequest.Start(query, None, None)
+        def stop(completed: bool, *_: Any) -> None:
+            if cancel is not None and not completed:
+                cancel()
+
+        base = MPI.Grequest.Start(query, None, stop)
         self = super().__new__(cls, base)
         self._base, self._done, self._error = base, threading.Event(), error
         return self

@@ -8,6 +8,7 @@ import ctypes
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,17 @@ def agree(comm: Comm, asserted: bool | None, ask: Callable[[], Rungs]) -> tuple[
             why = said if asserted is not None else f"rank {rank} knows of no MPI that takes GPU memory: {said}"
             return False, f"staged in pinned host memory ({why})"
     return True, f"sent by MPI from GPU memory ({found[0][1]})"
+
+
+def known(mpi: Any) -> tuple[bool, str]:
+    """Whether this process knows its MPI to take GPU memory, and who says so; local, and asked once."""
+    return _known(mpi, os.environ.get(OWN, ""))
+
+
+@cache
+def _known(mpi: Any, _: str) -> tuple[bool, str]:
+    rungs = ladder(mpi, library_path())
+    return claimed(rungs), words(rungs)
 
 
 def library_path() -> str:

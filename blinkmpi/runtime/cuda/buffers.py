@@ -10,6 +10,8 @@ from ...errors import ArgumentError, BufferTypeError
 from ...program.memory import Buffer, DeviceArray
 from ...program.reduction import DTYPES, NAMES, dtype_of
 
+HOST_DEVICES = (1, 3, 11, 13)  # DLPack: CPU, CUDA host, ROCm host, CUDA managed
+
 
 def on_device(obj: Any) -> bool:
     """Whether an object shows memory of a GPU: the one place that decides it."""
@@ -18,7 +20,16 @@ def on_device(obj: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         return bool(obj.is_cuda)
-    return _of_cupy(obj) or hasattr(obj, "__cuda_array_interface__")
+    return _of_cupy(obj) or hasattr(obj, "__cuda_array_interface__") or _by_dlpack(obj)
+
+
+def _by_dlpack(obj: Any) -> bool:
+    """Whether an object says through DLPack alone that its memory is a device's."""
+    ask = getattr(obj, "__dlpack_device__", None)
+    try:
+        return ask is not None and ask()[0] not in HOST_DEVICES
+    except Exception:  # whoever reads the buffer finds it, and says so
+        return False
 
 
 def _of_cupy(obj: Any) -> bool:
@@ -31,7 +42,7 @@ def lies_on_device(spec: Any) -> bool:
 
 
 def device_buffer(obj: Any, name: str, writable: bool) -> Buffer | None:
-    """A view of GPU memory: CuPy, torch, or whatever has ``__cuda_array_interface__``; None for other memory."""
+    """A view of GPU memory: CuPy, torch, or whatever has ``__cuda_array_interface__``; None for what has not."""
     if not on_device(obj):
         return None
     if _of_cupy(obj):
@@ -46,7 +57,9 @@ def device_buffer(obj: Any, name: str, writable: bool) -> Buffer | None:
         stream = torch.cuda.current_stream(obj.device).cuda_stream
         label = str(obj.dtype).removeprefix("torch.")
         return _buffer(obj.data_ptr(), obj.numel(), label, stream, obj, name, obj.device.index or 0)
-    face = obj.__cuda_array_interface__
+    face = getattr(obj, "__cuda_array_interface__", None)
+    if face is None:
+        return None
     dtype, shape = np.dtype(face["typestr"]), tuple(face["shape"])
     strides, count = face.get("strides"), math.prod(shape)
     dense = tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))

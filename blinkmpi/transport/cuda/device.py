@@ -19,10 +19,9 @@ from ...errors import DeviceError
 KERNELS = Path(__file__).parent / "kernels"
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
+OF_DEVICE = (2, 3)  # cudaMemoryType: device, managed
 PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL = 2, 8, 9  # of CUpointer_attribute
-DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
 NOT_READY, INVALID_CONTEXT, INVALID_HANDLE = 600, 201, 400  # of CUresult
 OPTIONS = ("-std=c++17", "-default-device")  # of NVRTC: version 12 takes a generic lambda for host code otherwise
 
@@ -55,6 +54,12 @@ def why_none() -> str:
         return str(error)
     except Exception as error:  # CUDARuntimeError, whose class comes with CuPy
         return f"CUDA: {error}"
+
+
+def device_of(at: int) -> int | None:
+    """CUDA's number of the GPU whose memory lies at an address; None for what is no memory of a GPU."""
+    found = cupy().cuda.runtime.pointerGetAttributes(at)
+    return int(found.device) if found.type in OF_DEVICE else None
 
 
 @dataclass(frozen=True)
@@ -223,17 +228,10 @@ class Gpu:
 
     def why_not_here(self, at: int) -> str:
         """Why this GPU's kernels may not use an address, or an empty text; asks the driver."""
-        kind, managed, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(-1)
-        asked = (ctypes.c_int * 3)(MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL)
-        found = (ctypes.c_void_p * 3)(*(ctypes.addressof(answer) for answer in (kind, managed, device)))
-        code = self.driver.cuPointerGetAttributes(3, asked, found, ctypes.c_uint64(at))
-        if code:
-            raise DeviceError(f"cuPointerGetAttributes of {at:#x}: CUDA error {code}")
-        if managed.value:
-            return ""
-        if kind.value != DEVICE_MEMORY:
-            return f"address {at:#x} is {'pinned host' if kind.value else 'host'} memory, though its object says GPU"
-        return "" if device.value == self.device else f"it lies on GPU {device.value}, this rank's is GPU {self.device}"
+        device = device_of(at)
+        if device is None:
+            return f"address {at:#x} is host memory, though its object says GPU"
+        return "" if device == self.device else f"it lies on GPU {device}, this rank's is GPU {self.device}"
 
     def upload(self, to: int, data: bytes) -> None:
         """Copy host bytes to device memory; waits."""
