@@ -85,6 +85,13 @@ def _unowned(array: np.ndarray[Any, Any]) -> list[Any]:
     return [MPI.memory.fromaddress(array.ctypes.data, array.nbytes), MPI._typedict[array.dtype.char]]
 
 
+def _iexscan(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> MPI.Request:
+    """MPI's own; mpi4py demands a receive buffer of rank 0, too, which MPI leaves as it is."""
+    if recvbuf is None and comm.rank == 0:
+        sendbuf, recvbuf = MPI.IN_PLACE, np.array(sendbuf) if isinstance(sendbuf, np.ndarray) else sendbuf
+    return comm.Iexscan(sendbuf, recvbuf, op)
+
+
 BCAST = CollectiveMethod("broadcast", arguments.broadcast, Intracomm.Ibcast)
 REDUCE = CollectiveMethod("reduce", arguments.reduce, Intracomm.Ireduce)
 ALLREDUCE = CollectiveMethod("allreduce", arguments.allreduce, Intracomm.Iallreduce)
@@ -99,5 +106,5 @@ ALLGATHERV = CollectiveMethod("allgather", block_arguments.allgatherv, Intracomm
 ALLTOALL = CollectiveMethod("alltoall", block_arguments.alltoall, Intracomm.Ialltoall)
 ALLTOALLV = CollectiveMethod("alltoallv", block_arguments.alltoallv, Intracomm.Ialltoallv, settles=True)
 SCAN = CollectiveMethod("scan", arguments.scan, Intracomm.Iscan)
-EXSCAN = CollectiveMethod("exscan", arguments.exscan, Intracomm.Iexscan)
+EXSCAN = CollectiveMethod("exscan", arguments.exscan, _iexscan)
 BARRIER = CollectiveMethod("barrier", arguments.barrier, Intracomm.Ibarrier)
