@@ -83,10 +83,10 @@ def streams(call: Call, rank: int, *, two_shot: bool = False) -> PacketStreams:
     nbytes = call.counts[0] * dtype_of(call.dtype).itemsize
     everyone, me, root = (1 << n) - 1, 1 << rank, 1 << max(call.root, 0)
     others, at_root, kind = everyone & ~me, rank == max(call.root, 0), call.collective
-    if kind in ("scan", "exscan") or not call.even:
-        raise ArgumentError(f"{kind}: packets carry equal blocks only, and no scans; use slots for uneven ones")
     if two_shot and kind not in TWO_SHOTS:
         raise ArgumentError(f"{kind} takes one shot; two are for {', '.join(TWO_SHOTS)}")
+    if kind in ("scan", "exscan") or not call.even:
+        raise ArgumentError(f"{kind}: packets carry equal blocks only, and no scans; use slots for uneven ones")
     if two_shot:
         owners = everyone if kind == "allreduce" else everyone & ~root
         if kind == "allreduce":
