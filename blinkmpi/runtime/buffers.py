@@ -197,9 +197,10 @@ def _each(values: Any, n: int, what: str) -> tuple[int, ...]:
     if _is_number(values):
         return (_natural(values, what),) * n
     try:
-        numbers = tuple(_natural(value, f"{what} of rank {rank}") for rank, value in enumerate(values))
+        some = list(values)
     except TypeError:
         raise BufferTypeError(f"{what}s {values!r} are no integers; pass {n} of them") from None
+    numbers = tuple(_natural(value, f"{what} of rank {rank}") for rank, value in enumerate(some))
     if len(numbers) != n:
         raise ArgumentError(f"{what}s {list(numbers)}: there are {len(numbers)}, expected one for each of {n} ranks")
     return numbers
