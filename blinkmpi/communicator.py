@@ -1,7 +1,7 @@
 """The Communicator: an mpi4py communicator whose collectives run on our plans.
 
 It keeps mpi4py's signatures and meaning and adds keyword-only ``timeout=`` and ``stream=``. What it does not accelerate
-(object methods, point-to-point, v-variants, derived datatypes) is MPI's own, on a duplicate that it owns.
+(object methods, point-to-point, Alltoallw, derived datatypes) is MPI's own, on a duplicate that it owns.
 """
 
 from __future__ import annotations
