@@ -39,7 +39,8 @@ class Prepared:
     ``final`` is where the result goes in the end, if peers read what lies there until then; else None. With a final
     destination in host memory and no ``recv``, memory of our own has to be received into (:meth:`received_in`).
     ``before`` and ``after`` are the copies, before each call and after it, between the user's memory and what stands
-    for it: memory of our own, which lives as long as this.
+    for it: memory of our own, which lives as long as this. ``plain``: whether such memory may be another rank's, too,
+    so that no rank may count on registered buffers.
     """
 
     call: Call
@@ -48,6 +49,7 @@ class Prepared:
     final: Array | DeviceArray | None = None
     before: tuple[Copy, ...] = ()
     after: tuple[Copy, ...] = ()
+    plain: bool = False
 
     def received_in(self, memory: Array) -> Prepared:
         """The same, received into a part of ``memory``, which is bytes."""

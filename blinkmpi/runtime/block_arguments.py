@@ -10,6 +10,7 @@ all ranks, and compares what it hears with what it expects.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ArgumentError
@@ -124,7 +125,7 @@ def _told(
 
 
 def _with(ready: Prepared, call: Call) -> Prepared:
-    return Prepared(call, ready.send, ready.recv, ready.final, ready.before, ready.after)
+    return replace(ready, call=call, plain=True)
 
 
 def _some(buffer: Buffer) -> Call:
@@ -180,4 +181,5 @@ def _packed(blocks: Blocks, *, copied: bool = False) -> tuple[Memory, list[tuple
 def _received(call: Call, send: Memory, recv: Blocks, before: tuple[Copy, ...] = ()) -> Prepared:
     """A call that receives blocks."""
     packed, copies = _packed(recv)
-    return Prepared(call, send, packed, None, before, tuple(Copy(theirs, ours) for ours, theirs in copies))
+    after = tuple(Copy(theirs, ours) for ours, theirs in copies)
+    return Prepared(call, send, packed, before=before, after=after, plain=True)
