@@ -198,13 +198,13 @@ def exscan(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> P
     aside = in_place(sendbuf) or sendbuf is recvbuf
     if rank == 0:  # its receive buffer means nothing, and is left alone
         send = parse(recvbuf if aside else sendbuf, name="recvbuf" if aside else "sendbuf", writable=False)
-        return Prepared(_reduction("exscan", n, (send.count,), send.dtype, name), send.array, None)
+        return Prepared(_reduction("exscan", n, (send.count,), send.dtype, name), send.array, None, plain=True)
     send, recv = _pair(sendbuf, recvbuf)
     call = _reduction("exscan", n, (send.count,), send.dtype, name)
     if not aside and address(send.array) != address(recv.array):
-        return Prepared(call, send.array, recv.array)
+        return Prepared(call, send.array, recv.array, plain=True)
     own = memory_like(send.array, send.count)  # the result would come before the operand was passed on
-    return Prepared(call, own, recv.array, before=(Copy(own, recv.array),))
+    return Prepared(call, own, recv.array, before=(Copy(own, recv.array),), plain=True)
 
 
 def barrier(_: int, n: int) -> Prepared:
