@@ -136,6 +136,77 @@ class Collectives(MPI.Intracomm):
         """Non-blocking :meth:`Reduce_scatter`."""
         return self._start(mpi.REDUCE_SCATTER, (sendbuf, recvbuf, recvcounts, op), timeout, stream)
 
+    def Gatherv(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
+    ) -> None:
+        """As :meth:`Gather`, of blocks that may differ in length and lie anywhere in ``recvbuf``.
+
+        ``[array, counts, displacements, type]`` names them, as in mpi4py; what lies between them stays.
+        """
+        self._call(mpi.GATHERV, (sendbuf, recvbuf, root), timeout, stream)
+
+    def Igatherv(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Gatherv`; in GPU memory it begins when all ranks have come."""
+        return self._start(mpi.GATHERV, (sendbuf, recvbuf, root), timeout, stream)
+
+    def Scatterv(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
+    ) -> None:
+        """As :meth:`Scatter`, of blocks as in :meth:`Gatherv`."""
+        self._call(mpi.SCATTERV, (sendbuf, recvbuf, root), timeout, stream)
+
+    def Iscatterv(
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Scatterv`; in GPU memory it begins when all ranks have come."""
+        return self._start(mpi.SCATTERV, (sendbuf, recvbuf, root), timeout, stream)
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> None:
+        """As :meth:`Allgather`, of blocks as in :meth:`Gatherv`."""
+        self._call(mpi.ALLGATHERV, (sendbuf, recvbuf), timeout, stream)
+
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
+        """Non-blocking :meth:`Allgatherv`."""
+        return self._start(mpi.ALLGATHERV, (sendbuf, recvbuf), timeout, stream)
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> None:
+        """Send a block to each rank, receive one from each."""
+        self._call(mpi.ALLTOALL, (sendbuf, recvbuf), timeout, stream)
+
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
+        """Non-blocking :meth:`Alltoall`."""
+        return self._start(mpi.ALLTOALL, (sendbuf, recvbuf), timeout, stream)
+
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> None:
+        """As :meth:`Alltoall`, of blocks as in :meth:`Gatherv`."""
+        self._call(mpi.ALLTOALLV, (sendbuf, recvbuf), timeout, stream)
+
+    def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
+        """Non-blocking :meth:`Alltoallv`; in GPU memory it begins when all ranks have come."""
+        return self._start(mpi.ALLTOALLV, (sendbuf, recvbuf), timeout, stream)
+
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None) -> None:
+        """Fold the buffers of all ranks up to one's own."""
+        self._call(mpi.SCAN, (sendbuf, recvbuf, op), timeout, stream)
+
+    def Iscan(
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Scan`."""
+        return self._start(mpi.SCAN, (sendbuf, recvbuf, op), timeout, stream)
+
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None) -> None:
+        """Fold the buffers of all ranks before one's own; the first rank's ``recvbuf`` is left alone."""
+        self._call(mpi.EXSCAN, (sendbuf, recvbuf, op), timeout, stream)
+
+    def Iexscan(
+        self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
+    ) -> MPI.Request:
+        """Non-blocking :meth:`Exscan`."""
+        return self._start(mpi.EXSCAN, (sendbuf, recvbuf, op), timeout, stream)
+
     def Barrier(self, *, timeout: Seconds = None) -> None:
         """Return when everybody has come."""
         self._call(mpi.BARRIER, (), timeout, None)

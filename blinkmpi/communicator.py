@@ -1,8 +1,8 @@
 """The Communicator: an mpi4py communicator whose collectives run on our plans.
 
 It keeps mpi4py's signatures and meaning and adds keyword-only ``timeout=`` and ``stream=``. What it does not accelerate
-(object methods, point-to-point, derived datatypes) is MPI's own, on a duplicate that it owns, and guarded: GPU memory
-reaches an MPI only where that takes it.
+(object methods, point-to-point, Alltoallw, derived datatypes) is MPI's own, on a duplicate that it owns, and guarded:
+GPU memory reaches an MPI only where that takes it.
 """
 
 from __future__ import annotations

@@ -30,9 +30,12 @@ from blinkmpi.program.reduction import (
 )
 
 Array = NDArray[Any]
-REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
-BLOCKED = ("gather", "scatter", "allgather", "reduce_scatter_block", "reduce_scatter")
-COLLECTIVES = ("broadcast", "reduce", "allreduce", *BLOCKED)
+REDUCING = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block", "scan", "exscan")
+VARIANTS = ("allgatherv", "gatherv", "scatterv", "alltoallv")  # of blocks that differ, in any order, with gaps
+BLOCKED = ("gather", "scatter", "allgather", "reduce_scatter_block", "reduce_scatter", "alltoall", *VARIANTS)
+COLLECTIVES = ("broadcast", "reduce", "allreduce", *BLOCKED, "scan", "exscan")
+PLANNED = {"reduce_scatter_block": "reduce_scatter", **{name: name.removesuffix("v") for name in VARIANTS}}
+GAP = 3  # elements between two blocks of a variant
 LARGE = (("float32", "sum"), ("bfloat16", "sum"), ("int8", "max"))
 SHIFT = 1009  # elements from where one rank's vector begins in the numbers drawn to where the next one's does
 ARITHMETIC = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -51,10 +54,19 @@ class Case:
     root: int
 
     def counts(self) -> tuple[int, ...]:
-        """Every rank's block: uneven, with an empty one, for reduce_scatter."""
-        if self.collective == "reduce_scatter":
+        """Every rank's block: uneven, with an empty one, for reduce_scatter and the variants."""
+        if self.collective == "reduce_scatter" or self.collective in VARIANTS:
             return tuple(0 if r == self.n - 1 and self.n > 1 else self.count + r for r in range(self.n))
         return (self.count,) * self.n
+
+    def row(self, rank: int) -> tuple[int, ...]:
+        """The blocks that ``rank`` sends in an alltoallv, the same both ways in place; some are empty."""
+        return tuple(0 if (rank + r) % 3 == 2 else self.count + rank * r for r in range(self.n))
+
+    @property
+    def planned(self) -> str:
+        """The collective as plans and BLINKMPI_ALGO have it."""
+        return PLANNED.get(self.collective, self.collective)
 
     def __str__(self) -> str:
         where = "in place" if self.in_place else "out of place"
@@ -63,11 +75,12 @@ class Case:
 
 def cases(collective: str, n: int, *, full: bool = True) -> Iterator[Case]:
     """All cases of a collective: every type and operation on odd small counts, some on a large one."""
-    pairs = [(d, op) for d in DTYPES for op in (allowed(d) if collective in REDUCING else ("",))]
+    ops = {d: [op for op in allowed(d) if op != "avg" or "scan" not in collective] for d in DTYPES}
+    pairs = [(d, op) for d in DTYPES for op in (ops[d] if collective in REDUCING else ("",))]
     if not full:
-        types, ops = ("float32", "bfloat16", "int16", "bool"), ("", "sum", "lor", "avg", "min")
-        pairs = [(d, o) for d, o in pairs if d in types and o in ops]
-    rooted = collective in ("broadcast", "reduce", "gather", "scatter")
+        types, some = ("float32", "bfloat16", "int16", "bool"), ("", "sum", "lor", "avg", "min")
+        pairs = [(d, o) for d, o in pairs if d in types and o in some]
+    rooted = collective in ("broadcast", "reduce", "gather", "scatter", "gatherv", "scatterv")
     for dtype, op in pairs:
         large = (dtype, op or "sum") in LARGE or (not op and dtype in ("float32", "complex64"))
         # every rank works out everybody's blocks: long ones are for the full list
@@ -93,7 +106,14 @@ def inputs(case: Case) -> list[Array]:
 
     Cases that differ in root and place alone, which follow one another, have the same, and nobody may write to them.
     """
-    blocked = case.collective in ("scatter", "reduce_scatter", "reduce_scatter_block")
+    if case.collective == "alltoallv":
+        size = max(sum(case.row(r)) for r in range(case.n))
+        rows = _inputs(case.collective, case.n, case.dtype, case.op, case.count, size)
+        return [row[: sum(case.row(r))] for r, row in enumerate(rows)]
+    if case.collective in ("allgatherv", "gatherv"):
+        rows = _inputs(case.collective, case.n, case.dtype, case.op, case.count, case.count + case.n)
+        return [row[:length] for row, length in zip(rows, case.counts(), strict=True)]
+    blocked = case.collective in ("scatter", "scatterv", "reduce_scatter", "reduce_scatter_block", "alltoall")
     size = sum(case.counts()) if blocked else case.count
     return list(_inputs(case.collective, case.n, case.dtype, case.op, case.count, size))
 
@@ -128,13 +148,20 @@ def _random(rng: np.random.Generator, dtype: str, op: str, size: int) -> Array:
 
 def expected(case: Case, rank: int) -> Array | None:
     """What ``rank`` must receive, exactly for integers and moves, in float64/complex128 for floating sums."""
-    kind, sends = case.collective, inputs(case)
+    kind, sends = case.collective.removesuffix("v"), inputs(case)
     if kind == "broadcast":
         return None if rank == case.root else sends[case.root]
     if kind == "allgather" or (kind == "gather" and rank == case.root):
         return np.concatenate(sends)
     if kind == "scatter":
-        return sends[case.root][rank * case.count : (rank + 1) * case.count]
+        start = sum(case.counts()[:rank])
+        return sends[case.root][start : start + case.counts()[rank]]
+    if kind == "alltoall":
+        rows = [case.row(r) if case.collective == "alltoallv" else case.counts() for r in range(case.n)]
+        parts = [(sum(row[:rank]), row[rank]) for row in rows]
+        return np.concatenate([send[at : at + length] for send, (at, length) in zip(sends, parts, strict=True)])
+    if kind == "exscan" and rank == 0:
+        return None
     if kind in ("gather", "reduce") and rank != case.root:
         return None
     return _folded(case, rank)[0]
@@ -155,18 +182,19 @@ def mistakes(case: Case, got: Array, want: Array, rank: int) -> int:
 def _folded(case: Case, rank: int) -> tuple[Array, Array | None]:
     """The fold of everybody's vectors, or blocks for ``rank``, and how far a result may be from it: see `_fold`."""
     blocked = case.collective in ("reduce_scatter", "reduce_scatter_block")
-    return _fold(replace(case, in_place=False, root=0), rank if blocked else -1)
+    folded = {"scan": rank + 1, "exscan": rank}.get(case.collective, case.n)
+    return _fold(replace(case, in_place=False, root=0), rank if blocked else -1, folded)
 
 
 @lru_cache(maxsize=8)
-def _fold(case: Case, block: int) -> tuple[Array, Array | None]:
-    """The fold of a rank's blocks, or of whole vectors (-1), and how far from it each element of a result may be.
+def _fold(case: Case, block: int, folded: int) -> tuple[Array, Array | None]:
+    """The fold of a rank's blocks, or of whole vectors (-1), of so many ranks; and how far off a result may be.
 
     Sums and averages: (n-1) eps(accumulator) sum|x_i|; products: of the product of |x_i|; and half an ulp of a 16-bit
     result. None for what must be exact.
     """
     start = sum(case.counts()[:block]) if block >= 0 else 0
-    parts = [s[start : start + case.counts()[block]] if block >= 0 else s for s in inputs(case)]
+    parts = [s[start : start + case.counts()[block]] if block >= 0 else s for s in inputs(case)[:folded]]
     wide = {"bool": np.bool_, **dict.fromkeys(FLOATS, np.float64), **dict.fromkeys(COMPLEX, np.complex128)}
     kind = wide.get(case.dtype, dtype_of(case.dtype))
     bounded = case.op in ("sum", "prod", "avg") and case.dtype in (*FLOATS, *COMPLEX)

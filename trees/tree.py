@@ -25,19 +25,26 @@ reduce_scatter, gather and scatter). Weights are MB/s too, as exact fractions:
 * gather, scatter: the weights of the paths to one rank sum to ``rate / n``; the
   root's own block does not travel.
 
+Three collectives have no trees of their own and go along those of every root's scatter (:func:`carried`): an alltoall
+is a scatter from every rank at once, a scan and an exscan go from each rank to the next one.
+
 Pure data; nothing here searches. :mod:`.pack` makes packings, :mod:`.bounds.verify` proves them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Literal
 
 from ..util.codec import Value
 
-Collective = Literal["broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier"]
+Collective = Literal[
+    "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier",
+    "alltoall", "scan", "exscan",
+]  # fmt: skip
 COLLECTIVES: tuple[Collective, ...] = (
     "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier",
-)  # fmt: skip
+)  # fmt: skip  # those that are packed
+CARRIED: tuple[Collective, ...] = ("alltoall", "scan", "exscan")  # along the scatters' trees
 ROOTED: frozenset[str] = frozenset({"broadcast", "reduce", "gather", "scatter"})
 ALONG: frozenset[str] = frozenset({"broadcast", "allreduce", "allgather", "scatter"})  # bytes flow away from the root
 AGAINST: frozenset[str] = frozenset({"reduce", "allreduce", "reduce_scatter", "gather"})  # bytes flow to the root
@@ -121,3 +128,32 @@ class Packing(Value, frozen=True):
     def depth(self) -> int:
         """Hops of the deepest tree."""
         return max((tree.depth for tree in self.trees), default=0)
+
+
+def packed_as(collective: Collective) -> Collective:
+    """The collective along whose trees another one goes; mostly itself."""
+    return "scatter" if collective in CARRIED else collective
+
+
+def carried(collective: Collective, scatters: Sequence[Packing]) -> Packing:
+    """The trees of one of :data:`CARRIED`.
+
+    Args:
+        scatters: a scatter's packing for each root, by root.
+
+    Returns:
+        For an alltoall all paths of all roots; for a scan one walk, the best path from each rank to the next one. No
+        rate or bound is worked out: both are 0.
+    """
+    first, n = scatters[0], scatters[0].n
+    paths = [tree for packing in scatters for tree in packing.trees if tree.edges]
+    if collective != "alltoall":
+        ways = [[t for t in paths if (t.root, t.edges[-1].dst) == (r, r + 1)] for r in range(n - 1)]
+        best = [max(way, key=lambda t: (t.weight, -len(t.edges))) for way in ways]
+        weight = min((t.weight for t in best), default=Fraction(1))
+        paths = [Tree(0, tuple(edge for t in best for edge in t.edges), weight)]
+    trees = tuple(paths) or (Tree(0, (), Fraction(1)),)
+    text = f"no rate is worked out for {collective}, which goes along the trees of the scatters"
+    proof = Certificate("trivial", (), Fraction(0), Fraction(1), text)
+    links = "+".join(dict.fromkeys(kind for p in scatters for kind in p.links.split("+") if kind))
+    return Packing(collective, -1, n, first.scheme, links, trees, Fraction(0), Fraction(0), proof, first.multicast)

@@ -14,7 +14,8 @@ TYPE_NAMES: dict[str, str] = {
 OP_NAMES = ("sum", "prod", "max", "min", "avg")
 TEST_NAMES: dict[Collective, str] = {
     "allreduce": "all_reduce", "allgather": "all_gather", "reduce_scatter": "reduce_scatter", "broadcast": "broadcast",
-    "reduce": "reduce", "gather": "gather", "scatter": "scatter",
+    "reduce": "reduce", "gather": "gather", "scatter": "scatter", "alltoall": "alltoall", "scan": "scan",
+    "exscan": "exscan",
 }  # fmt: skip
 
 

@@ -213,6 +213,10 @@ def _series(args: argparse.Namespace, collective: Collective, n: int) -> Iterato
         if args.op not in (*OP_NAMES, "all"):
             why = "a scaled sum belongs to NCCL's device API" if args.op == "mulsum" else "it is unknown"
             raise BufferTypeError(f"--op {args.op}: {why}; use one of {', '.join(OP_NAMES)}, all")
+        if collective in ("scan", "exscan"):
+            ops = [op for op in ops if op != "avg"]
+            if not ops:
+                raise BufferTypeError(f"--op avg: a {collective} folds another number of vectors on each rank; use sum")
     if not -1 <= args.root < n:
         raise ArgumentError(f"--root {args.root}: {n} ranks run, so it is 0..{n - 1}, or -1 for each in turn")
     roots = [-1]

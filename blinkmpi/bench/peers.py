@@ -101,11 +101,15 @@ class NcclPeer:
         self.facts = {"version": version_text(self._nccl.get_version()), "nvls": os.environ["NCCL_NVLS_ENABLE"]}
 
     def refusal(self, call: Call) -> str | None:
-        """NCCL has all that we have."""
-        return None
+        """NCCL has no scans."""
+        return "NCCL has no scans" if call.collective in ("scan", "exscan") else None
 
     def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
-        """In place as NCCL means it: a rank's block of a reduce-scatter stays where it lay."""
+        """In place as NCCL means it: a rank's block of a reduce-scatter stays where it lay.
+
+        An alltoall of its sends and receives cannot be: it stands out of place in both columns.
+        """
+        in_place = in_place and call.collective != "alltoall"
         layout = Layout(call, self.rank, buffers, in_place=in_place, narrow=True)
         return Contender(layout, self._call(call, layout))
 
@@ -126,7 +130,7 @@ class NcclPeer:
         return lambda stream: method(source, target, count, dtype, *more, stream.ptr)
 
     def _exchange(self, call: Call, source: int, target: int) -> Callable[[Any], None]:
-        """Gather and scatter, of sends and receives in one group as nccl-tests has them."""
+        """Gather, scatter and alltoall, of sends and receives in one group as nccl-tests has them."""
         nccl, comm, root, count, dtype = self._nccl, self._comm, call.root, call.counts[0], NCCL_TYPES[call.dtype]
         step = count * call.itemsize
         everyone = range(self.n) if self.rank == root else ()
@@ -145,6 +149,15 @@ class NcclPeer:
             comm.recv(target, count, dtype, root, stream.ptr)
             nccl.groupEnd()
 
+        def alltoall(stream: Any) -> None:
+            nccl.groupStart()
+            for rank in range(self.n):
+                comm.send(source + rank * step, count, dtype, rank, stream.ptr)
+                comm.recv(target + rank * step, count, dtype, rank, stream.ptr)
+            nccl.groupEnd()
+
+        if call.collective == "alltoall":
+            return alltoall
         return gather if call.collective == "gather" else scatter
 
     def close(self) -> None:

@@ -18,7 +18,8 @@ from .verification import Wrong, WrongElement
 DEFAULT_ITERATIONS = 20
 METHODS: dict[str, str] = {
     "allreduce": "Allreduce", "allgather": "Allgather", "reduce_scatter": "Reduce_scatter_block", "broadcast": "Bcast",
-    "reduce": "Reduce", "gather": "Gather", "scatter": "Scatter",
+    "reduce": "Reduce", "gather": "Gather", "scatter": "Scatter", "alltoall": "Alltoall", "scan": "Scan",
+    "exscan": "Exscan",
 }  # fmt: skip
 
 

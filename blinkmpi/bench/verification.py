@@ -144,6 +144,11 @@ def pieces(call: Call, rank: int) -> list[tuple[int, int, tuple[int, ...], int]]
             return [(r * count, count, (r,), 0) for r in everyone] if rank == call.root else []
         case "scatter":
             return [(0, count, (call.root,), rank * count)]
+        case "alltoall":
+            return [(r * count, count, (r,), rank * count) for r in everyone]
+        case "scan" | "exscan":
+            earlier = everyone[: rank + (call.collective == "scan")]
+            return [(0, count, earlier, 0)] if earlier else []
         case "reduce_scatter":
             return [(0, count, everyone, rank * count)]
         case _:

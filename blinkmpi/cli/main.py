@@ -242,7 +242,8 @@ def _simulate(args: argparse.Namespace, topology: Topology) -> int:
         "on": f"{plural(topology.n, 'rank')} of {topology.name}, scheme {packing.scheme}",
         "result": result,
         "predicted": time_text(cost.seconds) if cost.seconds else "nothing travels",
-        "algbw": f"{cost.algbw:.4g} GB/s" + (f" of {float(packing.bound / 1000):.4g} possible" if cost.algbw else ""),
+        "algbw": f"{cost.algbw:.4g} GB/s"
+        + (f" of {float(packing.bound / 1000):.4g} possible" if cost.algbw and packing.bound else ""),
         "busbw": f"{cost.algbw * call.bus_factor:.4g} GB/s",
     }
     show(cli_show.simulation(facts, rows, len(cost.busy) - len(rows)))

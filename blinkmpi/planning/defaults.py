@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..errors import SettingsError
 from ..topology.model import Topology
-from ..trees.tree import Collective
+from ..trees.tree import CARRIED, Collective, packed_as
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -19,6 +19,7 @@ Gpus = Literal["", "onehop", "slots", "nodes"]
 SLOTS: ProtocolName = "slots"
 PROTOCOLS = (*PACKETS, "direct", "slots")  # between GPUs over one hop
 TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on two GPUs"
+UNTRIED = "default: as a scatter, not tried on GPUs"
 LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
 LINK_SLOTS = (128 * KIB, 4)
@@ -72,6 +73,7 @@ PACKETS_BELOW = {
     "reduce_scatter": _BLOCKS,
     "gather": _BLOCKS,
     "scatter": _BLOCKS,
+    "alltoall": _BLOCKS,
 }
 DIRECT_FROM = {  # at the latest, where buffers are registered
     "broadcast": (8 * MIB, 1536 * KIB, 1536 * KIB),
@@ -79,7 +81,12 @@ DIRECT_FROM = {  # at the latest, where buffers are registered
     "reduce_scatter": (6 * MIB, 3 * MIB, 3 * MIB),
 }
 TWO_SHOT_BELOW = 384 * KIB  # allreduce of more than 2 ranks, where lines of 128 bytes may not stay whole
-DIRECT_BELOW = {"allreduce": 32 * MIB, "reduce": 0, "reduce_scatter": 24 * MIB}  # registered; then slots again
+DIRECT_BELOW = {
+    "allreduce": 32 * MIB,
+    "reduce": 0,
+    "reduce_scatter": 24 * MIB,
+    "alltoall": 0,
+}  # registered; then slots again
 CHAIN_FROM = {"allreduce": 16 * MIB}  # more than 2 ranks: one peer at a time uses the wire best
 RS_AG_FROM = 64 * MIB  # registered, more than 2 ranks: results go straight to where they belong, not through slots
 
@@ -104,7 +111,7 @@ def host_rules(
     plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], mpi: bool
 ) -> list[Rule]:
     """The rows for one collective: MPI below the measured size (if it may), the first scheme from there on."""
-    packings = [p for p in plan.packings if p.collective == collective]
+    packings = [p for p in plan.packings if p.collective == packed_as(collective)]
     schemes = _schemes(plan, collective)
     memory = packings[0].multicast
     chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
@@ -136,7 +143,7 @@ def _schemes(plan: Plan, collective: Collective) -> list[str]:
     """The schemes for a collective, in the plan's order: those that every root has, for a row serves them all."""
     roots: dict[str, set[int]] = {}
     for p in plan.packings:
-        if p.collective == collective:
+        if p.collective == packed_as(collective):
             roots.setdefault(p.scheme, set()).add(p.root)
     everybody = set().union(*roots.values())
     return [scheme for scheme, have in roots.items() if have == everybody] or list(roots)
@@ -188,7 +195,7 @@ def _one_hop(collective: str, n: int, *, registered: bool, lines: bool) -> list[
 def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
     """Whether NVLink alone carries the one-hop trees of a collective."""
     kinds = {(link.src, link.dst): link.kind for link in topology.links}
-    packings = [p for p in plan.packings if (p.collective, p.scheme) == (collective, "onehop")]
+    packings = [p for p in plan.packings if (p.collective, p.scheme) == (packed_as(collective), "onehop")]
     paths = [edge.path for p in packings for tree in p.trees for edge in tree.edges]
     return all(kinds[hop] == "nvlink" for path in paths for hop in itertools.pairwise(path))
 
@@ -212,7 +219,11 @@ def gpu_rules(
         )
     ]
     if not wanted:
+        if collective in CARRIED:
+            return [replace(r, reason=UNTRIED) for r in rows]
         return [replace(r, reason=EXPECTED if r.protocol in LL128 and plan.n > 2 else TRIED) for r in rows]
+    if collective == "alltoall":
+        protocols = [protocol for protocol in protocols if protocol != "direct"]
     there = [*schemes, *(f"onehop/{protocol}" for protocol in protocols if onehop)]
     there += ["chain/rs_ag"] if onehop and collective == "allreduce" and "chain" in schemes else []
     first, _, protocol = _allowed(topology, collective, wanted, there)[0].partition("/")

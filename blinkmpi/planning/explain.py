@@ -93,8 +93,12 @@ class Explanation(Document, frozen=True):
         lines = _field("runs as", f"{it.scheme}: {trees_text(it.trees, it.depth)}{_over(it.links)}")
         lines += _field("why", "; ".join(filter(None, (self.reason, it.reason))))
         if it.algbw:
-            lines += _field("rate", f"{it.rate_gbps:.4g} GB/s, {gap_text(it.rate_gbps, it.bound_gbps, it.optimal)}")
-            lines += _field("bound", f"{it.bound_gbps:.4g} GB/s: {it.certificate}")
+            if it.bound_gbps:
+                gap = gap_text(it.rate_gbps, it.bound_gbps, it.optimal)
+                lines += _field("rate", f"{it.rate_gbps:.4g} GB/s, {gap}")
+                lines += _field("bound", f"{it.bound_gbps:.4g} GB/s: {it.certificate}")
+            else:
+                lines += _field("bound", it.certificate)
             if len(it.shares) > 1:
                 counts = Counter(it.shares)
                 lines += _field("shares", ", ".join(f"{k} x {s}" if k > 1 else s for s, k in counts.items()))
@@ -205,6 +209,8 @@ def _owner(packing: Packing, tree: Tree) -> int:
     """The rank whose block a tree carries; -1 where the vector goes as a whole."""
     if packing.collective not in BLOCKED:
         return -1
+    if packing.collective == "alltoall" and tree.edges:
+        return tree.root * packing.n + tree.edges[-1].dst
     if packing.collective in ("gather", "scatter") and tree.edges:
         return tree.edges[-1].dst
     return tree.root

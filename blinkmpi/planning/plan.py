@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
+from msgspec.structs import replace
+
 from ..errors import PlanError
 from ..program.call import Call
 from ..topology.model import MOST_DEVICES, MOST_MBPS, Topology
 from ..trees import verify
-from ..trees.tree import Collective, Packing
+from ..trees.tree import CARRIED, Collective, Packing, carried, packed_as
 from ..util.codec import Document, Value
 from ..util.text import brief, quoted
 
@@ -64,6 +66,8 @@ class Plan(Document, frozen=True):
         Raises:
             PlanError: if the plan has none, naming what it has.
         """
+        if collective in CARRIED:
+            return carried(collective, [self.packing("scatter", r, scheme) for r in range(self.n)])
         for p in self.packings:
             if p.collective == collective and p.scheme == scheme and p.root in (-1, root):
                 return p
@@ -76,6 +80,9 @@ class Plan(Document, frozen=True):
 
     def schemes(self, collective: str, root: int = -1) -> tuple[str, ...]:
         """Schemes that this plan can run for a collective, in the plan's order."""
+        if collective in CARRIED:
+            rooted = [self.schemes("scatter", r) for r in range(self.n)]
+            return tuple(scheme for scheme in rooted[0] if all(scheme in schemes for schemes in rooted))
         able = (p.scheme for p in self.packings if p.collective == collective and p.root in (-1, root))
         return tuple(dict.fromkeys(able))
 
@@ -84,6 +91,12 @@ class Plan(Document, frozen=True):
         table = [r for r in self.rules if r.collective == collective]
         table = [r for r in table if r.registered == registered] or [r for r in table if not r.registered]
         rows = [r for r in table if r.min_bytes <= nbytes]
+        if not rows and collective in CARRIED and (schemes := self.schemes(collective)):  # a plan of an older version
+            rows = [
+                r for r in self.rules if r.collective == "scatter" and (r.scheme, r.protocol) == (schemes[0], "slots")
+            ]
+            why = f"this plan has no row for {collective}: as a scatter"
+            rows = [replace(r, collective=collective, reason=why) for r in rows if not r.registered]
         if not rows:
             raise PlanError(f"the plan for {self.machine} has no rule for {collective} of {nbytes} bytes; plan again")
         return max(rows, key=lambda r: r.min_bytes)
@@ -129,7 +142,8 @@ class Plan(Document, frozen=True):
         for p in self.packings:
             verify(p, topology)
         for r in self.rules:
-            if r.scheme != "mpi" and r.scheme not in {p.scheme for p in self.packings if p.collective == r.collective}:
+            packed = packed_as(r.collective)
+            if r.scheme != "mpi" and r.scheme not in {p.scheme for p in self.packings if p.collective == packed}:
                 raise PlanError(
                     f"rule for {r.collective} from {r.min_bytes} bytes names scheme {r.scheme!r}, "
                     "which has no packing; plan again"
@@ -144,6 +158,6 @@ def chunk_for(packing: Packing, call: Call, chunk_bytes: int) -> int:
     """The slot size for a call: at most ``chunk_bytes``, and small enough that a span has several chunks."""
     if packing.multicast:
         return chunk_bytes  # ranks take turns on cores: longer steps win over finer pipelines
-    spans = max(1, len(packing.trees))
+    spans = max(1, len(packing.trees) // (call.n if call.collective == "alltoall" else 1))
     want = call.nbytes // (spans * CHUNKS_PER_SPAN)
     return max(min(chunk_bytes, MIN_CHUNK_BYTES), min(chunk_bytes, 1 << max(0, want.bit_length())))

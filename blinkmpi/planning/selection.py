@@ -14,7 +14,7 @@ from ..program.ir import Program
 from ..program.lower import lower
 from ..topology.model import Topology
 from ..trees import extra_methods, methods, pack
-from ..trees.tree import COLLECTIVES, ROOTED, Collective, Packing
+from ..trees.tree import CARRIED, COLLECTIVES, ROOTED, Collective, Packing, packed_as
 from ..util.text import quoted
 from .defaults import Gpus, gpu_rules, host_rules
 from .plan import PACKETS, Plan, Rule, chunk_for
@@ -22,7 +22,7 @@ from .plan import PACKETS, Plan, Rule, chunk_for
 
 def make_plan(
     topology: Topology, *, algo: str = "", mpi: bool = False, gpus: Gpus = "",
-    collectives: Sequence[Collective] = COLLECTIVES, roots: Sequence[int] | None = None,
+    collectives: Sequence[Collective] = (*COLLECTIVES, *CARRIED), roots: Sequence[int] | None = None,
 ) -> Plan:  # fmt: skip
     """Pack for every collective and root, and fill the selection table.
 
@@ -37,8 +37,10 @@ def make_plan(
         TopologyError: if the machine is not connected. SettingsError: for an impossible ``algo``.
     """
     packings: dict[tuple[str, int, str], Packing] = {}
-    for collective in collectives:
-        for root in (range(topology.n) if roots is None else roots) if collective in ROOTED else (-1,):
+    through = any(c in CARRIED for c in collectives)  # which takes the scatters of all roots
+    for collective in dict.fromkeys(map(packed_as, collectives)):
+        some = roots is not None and not (through and collective == "scatter")
+        for root in (roots if some else range(topology.n)) if collective in ROOTED else (-1,):  # type: ignore[union-attr]
             at = max(root, 0)
             extra = gpus and "hybrid" in extra_methods(topology, collective, root=at)
             for method in (*methods(topology, collective, root=at), *(["hybrid"] if extra else [])):
@@ -85,8 +87,10 @@ def choose(
     if rule.scheme == "mpi" and not mpi:
         rows = [r for r in plan.rules if r.collective == call.collective and r.scheme != "mpi"]
         rule = min(rows, key=lambda r: r.min_bytes) if rows else rule
-    if rule.protocol in PACKETS and not fits(call, rule.protocol):
-        rows = [r for r in plan.rules if r.collective == call.collective and r.protocol not in PACKETS]
+    uneven = rule.protocol == "direct" and not call.even and call.collective != "reduce_scatter"
+    if uneven or (rule.protocol in PACKETS and not fits(call, rule.protocol)):
+        passed = (*PACKETS, "direct") if uneven else PACKETS
+        rows = [r for r in plan.rules if r.collective == call.collective and r.protocol not in passed]
         rows = [r for r in rows if r.registered == registered] or [r for r in rows if not r.registered]
         forced = replace(rule, protocol="slots")  # by an algo= that leaves no other
         rule = min(rows or [forced], key=lambda r: r.min_bytes)

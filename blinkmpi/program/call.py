@@ -1,20 +1,21 @@
 """A collective call as all ranks must agree on it: which collective, how many elements of what type, by which root."""
 
 from ..errors import SettingsError
-from ..trees.tree import COLLECTIVES, Collective
+from ..trees.tree import CARRIED, COLLECTIVES, Collective
 from ..util.codec import Value
 from ..util.text import quoted
 from .reduction import dtype_of
 
-REDUCTIONS: frozenset[str] = frozenset({"reduce", "allreduce", "reduce_scatter"})
-BLOCKED: frozenset[str] = frozenset({"allgather", "gather", "scatter", "reduce_scatter"})
+REDUCTIONS: frozenset[str] = frozenset({"reduce", "allreduce", "reduce_scatter", "scan", "exscan"})
+BLOCKED: frozenset[str] = frozenset({"allgather", "gather", "scatter", "reduce_scatter", "alltoall"})
 
 
 class Call(Value, frozen=True):
     """What was called, as all ranks must agree on it.
 
-    ``counts`` holds one number, the elements of the vector (broadcast, reduce, allreduce) or of one rank's block
-    (allgather, gather, scatter); for reduce_scatter it holds every rank's block.
+    ``counts`` holds one number, the elements of the vector (broadcast, reduce, allreduce, scan, exscan) or of each
+    block (allgather, gather, scatter, alltoall). Where blocks differ it holds every rank's, as it always does for
+    reduce_scatter; in an alltoall, the blocks of rank 0 for each rank, then those of rank 1, and so on.
     """
 
     collective: Collective
@@ -26,20 +27,34 @@ class Call(Value, frozen=True):
 
     def block(self, rank: int) -> tuple[int, int]:
         """(start, length) of ``rank``'s block in the vector of all blocks; the whole vector if not blocked."""
-        if self.collective == "reduce_scatter":
-            return sum(self.counts[:rank]), self.counts[rank]
-        if self.collective in BLOCKED:
+        if self.collective not in BLOCKED:
+            return 0, self.counts[0]
+        if self.even:
             return rank * self.counts[0], self.counts[0]
-        return 0, self.counts[0]
+        return sum(self.counts[:rank]), self.counts[rank]
+
+    def piece(self, source: int, target: int) -> tuple[int, int, int]:
+        """Of an alltoall's block: where it lies in the send buffer, where in the receive buffer, and its length."""
+        if self.even:
+            return target * self.counts[0], source * self.counts[0], self.counts[0]
+        row = self.counts[source * self.n : (source + 1) * self.n]
+        return sum(row[:target]), sum(self.counts[target :: self.n][:source]), row[target]
+
+    @property
+    def even(self) -> bool:
+        """Whether all blocks have the same length."""
+        return len(set(self.counts)) == 1
 
     @property
     def total(self) -> int:
         """Elements of the call's largest buffer: what algorithm bandwidth is counted in."""
         if self.collective == "barrier":
             return 0
-        if self.collective == "reduce_scatter":
-            return sum(self.counts)
-        return self.counts[0] * (self.n if self.collective in BLOCKED else 1)
+        if self.collective not in BLOCKED:
+            return self.counts[0]
+        if self.collective == "alltoall":
+            return max(max(self.send_length(r), self.recv_count(r)) for r in ((0,) if self.even else range(self.n)))
+        return sum(self.counts) if len(self.counts) > 1 else self.counts[0] * self.n
 
     @property
     def itemsize(self) -> int:
@@ -61,10 +76,18 @@ class Call(Value, frozen=True):
     @property
     def send_count(self) -> int:
         """Elements that a rank that sends everything it can has in its send buffer."""
-        return self.counts[0] if self.collective in ("allgather", "gather") else self.total
+        return max(self.counts) if self.collective in ("allgather", "gather") else self.total
+
+    def send_length(self, rank: int) -> int:
+        """Elements of the send buffer of ``rank``, if it has one."""
+        if self.collective == "alltoall":
+            return self.n * self.counts[0] if self.even else sum(self.counts[rank * self.n : (rank + 1) * self.n])
+        return self.block(rank)[1] if self.collective in ("allgather", "gather") else self.total
 
     def recv_count(self, rank: int) -> int:
         """Elements of the receive buffer of ``rank``, if it has one."""
+        if self.collective == "alltoall":
+            return self.n * self.counts[0] if self.even else sum(self.counts[rank :: self.n])
         if self.collective in ("scatter", "reduce_scatter"):
             return self.block(rank)[1]
         return self.total
@@ -74,7 +97,9 @@ class Call(Value, frozen=True):
         return self.collective != "barrier" and (self.collective not in ("broadcast", "scatter") or rank == self.root)
 
     def receives(self, rank: int) -> bool:
-        """Whether ``rank`` has a receive buffer of its own (a broadcast's root has not)."""
+        """Whether ``rank`` has a receive buffer of its own (a broadcast's root has not, nor an exscan's rank 0)."""
+        if self.collective == "exscan":
+            return rank > 0
         if self.collective in ("reduce", "gather"):
             return rank == self.root
         return self.collective != "barrier" and (self.collective != "broadcast" or rank != self.root)
@@ -88,7 +113,7 @@ def collective_named(name: str) -> Collective:
     """
     plain = name.strip().lower().removesuffix("_perf").replace("_", "").replace("-", "").replace("block", "")
     plain = "broadcast" if plain == "bcast" else plain
-    for collective in COLLECTIVES:
+    for collective in (*COLLECTIVES, *CARRIED):
         if collective.replace("_", "") == plain:
             return collective
-    raise SettingsError(f"collective {quoted(name)} is unknown; use one of {', '.join(COLLECTIVES)}")
+    raise SettingsError(f"collective {quoted(name)} is unknown; use one of {', '.join((*COLLECTIVES, *CARRIED))}")

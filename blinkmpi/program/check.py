@@ -168,4 +168,11 @@ def expected(call: Call, rank: int) -> list[Piece]:
     elif kind == "reduce_scatter":
         start, length = call.block(rank)
         pieces = [(0, length, tuple((r, start) for r in everyone))]
+    elif kind == "alltoall":
+        for r in everyone:
+            read, store, length = call.piece(r, rank)
+            pieces.append((store, length, ((r, read),)))
+    elif kind in ("scan", "exscan"):
+        earlier = everyone[: rank + (kind == "scan")]
+        pieces = [(0, call.counts[0] if earlier else 0, tuple((r, 0) for r in earlier))]
     return [piece for piece in pieces if piece[1] > 0]

@@ -22,7 +22,7 @@ def run(program: Program, sends: Sequence[Array | None]) -> list[Array | None]:
 
     Returns:
         The receive array of each rank, or None where it receives nothing (the root of a broadcast, all but
-        the root of a reduce or gather, everybody in a barrier).
+        the root of a reduce or gather, rank 0 of an exscan, everybody in a barrier).
 
     Raises:
         ArgumentError: if a send array is missing or has another type or length than the call.
@@ -54,7 +54,7 @@ def _check_sends(call: Call, sends: Sequence[Array | None]) -> None:
     if len(sends) != call.n:
         raise ArgumentError(f"{call.collective}: got {len(sends)} send arrays for {call.n} ranks; give one per rank")
     for rank, send in enumerate(sends):
-        want = call.send_count if call.sends(rank) else -1
+        want = call.send_length(rank) if call.sends(rank) else -1
         if want >= 0 and (send is None or send.dtype != dtype_of(call.dtype) or send.shape != (want,)):
             got = "nothing" if send is None else f"{send.dtype} of shape {send.shape}"
             raise ArgumentError(

@@ -2,15 +2,18 @@
 
 The vector (or each rank's block) is cut into one span per tree, in proportion
 to the trees' weights. Operands are folded in ascending order of rank: the local
-operand stands at its own rank, a child's partial result at the child's rank.
+operand stands at its own rank, a child's partial result at the child's rank. An
+alltoall is a scatter from every rank. In a scan each rank gets the fold of all
+before it, and passes on that of itself, too, chunk by chunk.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from ..errors import PlanError
-from ..trees.tree import Packing, Tree
+from ..trees.tree import Edge, Packing, Tree
 from .call import BLOCKED, REDUCTIONS, Call
 from .ir import Channel, Program, Stage
 from .reduction import accumulator_of, dtype_of
@@ -36,8 +39,13 @@ def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int) -> Prog
         )
     builder = _Builder(packing, call)
     if call.collective != "barrier":
-        for blocks, trees in _jobs(packing, call):
-            builder.job(blocks, trees)
+        if call.collective == "alltoall":
+            builder.alltoall(packing)
+        elif call.collective in ("scan", "exscan"):
+            builder.scan(packing)
+        else:
+            for blocks, trees in _jobs(packing, call):
+                builder.job(blocks, trees)
     chunk = max(1, chunk_bytes // slot_width(call))
     return Program(call, packing.scheme, chunk, depth, tuple(builder.channels), tuple(builder.stages))
 
@@ -94,11 +102,73 @@ class _Builder:
             return
         if not trees:
             raise PlanError(f"{self.call.collective}: no tree carries the block of rank {block}; pack again")
+        for first, length, number, tree in self._cut(count, trees):
+            self._tree(number, tree, start, first, length)
+
+    def _cut(self, count: int, trees: list[tuple[int, Tree]]) -> Iterator[tuple[int, int, int, Tree]]:
+        """The spans of ``count`` elements that trees carry: (start, length, number, tree), none of them empty."""
         align = max(1, ALIGN_BYTES // dtype_of(self.call.dtype).itemsize)
         cut = spans(count, [t.weight for _, t in trees], align)
         for (first, length), (number, tree) in zip(cut, trees, strict=True):
             if length:
-                self._tree(number, tree, start, first, length)
+                yield first, length, number, tree
+
+    def alltoall(self, packing: Packing) -> None:
+        """Every rank's blocks along its paths to the others."""
+        ways: dict[tuple[int, int], list[tuple[int, Tree]]] = defaultdict(list)
+        for number, tree in enumerate(packing.trees):
+            ways[tree.root, tree.edges[-1].dst if tree.edges else tree.root].append((number, tree))
+        for turn, source in itertools.product(range(1, self.call.n + 1), range(self.call.n)):
+            target = (source + turn) % self.call.n
+            read, store, count = self.call.piece(source, target)
+            if source == target:  # last: the others wait for what is sent
+                alone = Tree(source, (), Fraction(1))
+                self._block(count, [(len(packing.trees), alone)], read, store)
+            else:
+                self._block(count, ways[source, target], read, store)
+
+    def _block(self, count: int, trees: list[tuple[int, Tree]], read: int, store: int) -> None:
+        """A block from one rank to another."""
+        if count and not trees:
+            raise PlanError(f"{self.call.collective}: no tree carries a block; pack again")
+        for first, length, number, tree in self._cut(count, trees) if count else ():
+            self._path(number, _vertices(tree), length, read + first, store + first)
+
+    def scan(self, packing: Packing) -> None:
+        """Folds from rank to rank: each gets that of all before it, and sends on that of itself, too."""
+        count, last = self.call.counts[0], self.call.n - 1
+        if not count:
+            return
+        inclusive = self.call.collective == "scan"
+        edges = iter(packing.trees[0].edges)
+        going: tuple[int, ...] = ()  # the channel with the fold of all ranks before, to go on with
+        kept: tuple[int, ...] = ()  # the same once more, where it is also what an exscan's rank receives
+        for rank in range(last + 1):
+            if kept:
+                self.stages.append(Stage(rank, 0, "down", count, None, kept, (0,), 0, (), False))
+            if inclusive and not going:  # a stage of its own: sending need not wait until the result may be written
+                self.stages.append(Stage(rank, 0, "down", count, 0, (), (-1,), 0, (), False))
+            onward = inclusive or rank + 1 < last  # whether the next rank folds
+            hops = [] if rank == last else self._way(edges, rank + 1, onward + (not inclusive))
+            store = 0 if inclusive and going else None
+            if hops or store is not None:
+                fold, outs = (0, -1) if going else (-1,), hops[0] if hops else ()
+                self.stages.append(Stage(rank, 0, "up", count, 0, going, fold, store, outs, False))
+            for ins, outs in itertools.pairwise(hops):
+                for c, d in zip(ins, outs, strict=True):
+                    via = self.channels[d].writer
+                    self.stages.append(Stage(via, 0, "up", count, None, (c,), (0,), None, (d,), False))
+            arrived = hops[-1] if hops else ()
+            going, kept = arrived[:onward], arrived[onward:]
+
+    def _way(self, edges: Iterator[Edge], to: int, copies: int) -> list[tuple[int, ...]]:
+        """Channels along the next edges until ``to``, so many on each."""
+        hops: list[tuple[int, ...]] = []
+        for edge in edges:
+            hops.append(tuple(self._channel(0, edge.src, (edge.dst,), partial=True) for _ in range(copies)))
+            if edge.dst == to:
+                break
+        return hops
 
     def _tree(self, number: int, tree: Tree, start: int, first: int, length: int) -> None:
         kind = self.call.collective

@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -20,10 +20,16 @@ from ..errors import ArgumentError, BufferTypeError
 from ..program.call import Call
 from ..program.memory import Buffer, DeviceArray, address, overlap
 from ..program.reduction import FLOATS, NARROW, Array, check_op, dtype_of
-from ..transport.cuda.device import cupy as find_cupy
 from ..trees.tree import Collective
 from .buffers import DelegatedToMPI, in_place, op_name, parse
 from .cuda.buffers import stream_address
+
+
+class Copy(NamedTuple):
+    """A piece of memory and one of the same length that is copied there."""
+
+    to: Array | DeviceArray
+    source: Array | DeviceArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +38,18 @@ class Prepared:
 
     ``final`` is where the result goes in the end, if peers read what lies there until then; else None. With a final
     destination in host memory and no ``recv``, memory of our own has to be received into (:meth:`received_in`).
+    ``before`` and ``after`` are the copies, before each call and after it, between the user's memory and what stands
+    for it: memory of our own, which lives as long as this. ``plain``: whether such memory may be another rank's, too,
+    so that no rank may count on registered buffers.
     """
 
     call: Call
     send: Array | DeviceArray | None
     recv: Array | DeviceArray | None
     final: Array | DeviceArray | None = None
+    before: tuple[Copy, ...] = ()
+    after: tuple[Copy, ...] = ()
+    plain: bool = False
 
     def received_in(self, memory: Array) -> Prepared:
         """The same, received into a part of ``memory``, which is bytes."""
@@ -48,6 +60,23 @@ class Prepared:
     def on_device(self) -> bool:
         """Whether the buffers lie in GPU memory."""
         return isinstance(self.send, DeviceArray) or isinstance(self.recv, DeviceArray)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A call whose ranks must tell each other their ``numbers`` before it is known: all have as many.
+
+    ``settle`` makes the call of every rank's numbers; ``buffers`` are this rank's, for those who look at memory.
+    """
+
+    numbers: tuple[int, ...]
+    settle: Callable[[tuple[tuple[int, ...], ...]], Prepared]
+    buffers: Prepared
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the buffers lie in GPU memory."""
+        return self.buffers.on_device
 
 
 def broadcast(rank: int, n: int, buf: Any, root: int) -> Prepared:
@@ -65,7 +94,7 @@ def reduce(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str, root
     if rank == root:
         send, recv = _pair(sendbuf, recvbuf)
         return Prepared(_reduction("reduce", n, (send.count,), send.dtype, name, root), send.array, recv.array)
-    send = _leaf(rank, root, sendbuf)
+    send = leaf(rank, root, sendbuf)
     return Prepared(_reduction("reduce", n, (send.count,), send.dtype, name, root), send.array, None)
 
 
@@ -88,7 +117,7 @@ def gather(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Prepared
     if rank == root:
         send, recv = _collected(rank, n, sendbuf, recvbuf)
         return Prepared(Call("gather", n, (send.count,), send.dtype, "", root), send.array, recv.array)
-    send = _leaf(rank, root, sendbuf)
+    send = leaf(rank, root, sendbuf)
     return Prepared(Call("gather", n, (send.count,), send.dtype, "", root), send.array, None)
 
 
@@ -101,8 +130,8 @@ def scatter(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Prepare
     send = parse(sendbuf, name="sendbuf", writable=False, blocks=n)
     block = _block(send, rank, n, "sendbuf")
     recv = block if in_place(recvbuf) else parse(recvbuf, name="recvbuf", writable=True)
-    _equal(recv, block)
-    _apart(recv.array, send.array, block.array)
+    check_equal(recv, block)
+    check_apart(recv.array, send.array, block.array)
     return Prepared(Call("scatter", n, (recv.count,), send.dtype, "", root), send.array, recv.array)
 
 
@@ -154,6 +183,28 @@ def reduce_scatter(
             f"rank {rank}: recvbuf has {recv.count} elements, the blocks {list(lengths)} {sum(lengths)}; match them"
         )
     return _scattered_in_place(rank, n, Buffer(recv.array[: sum(lengths)], recv.dtype), lengths, name)
+
+
+def scan(_: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> Prepared:
+    """``Scan``: to each rank the fold of all vectors up to its own."""
+    name = _scan_op(op)
+    send, recv = _pair(sendbuf, recvbuf)
+    return Prepared(_reduction("scan", n, (send.count,), send.dtype, name), send.array, recv.array)
+
+
+def exscan(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> Prepared:
+    """``Exscan``: to each rank but the first the fold of all vectors before its own."""
+    name = _scan_op(op)
+    aside = in_place(sendbuf) or sendbuf is recvbuf
+    if rank == 0:  # its receive buffer means nothing, and is left alone
+        send = parse(recvbuf if aside else sendbuf, name="recvbuf" if aside else "sendbuf", writable=False)
+        return Prepared(_reduction("exscan", n, (send.count,), send.dtype, name), send.array, None, plain=True)
+    send, recv = _pair(sendbuf, recvbuf)
+    call = _reduction("exscan", n, (send.count,), send.dtype, name)
+    if not aside and address(send.array) != address(recv.array):
+        return Prepared(call, send.array, recv.array, plain=True)
+    own = memory_like(send.array, send.count)  # the result would come before the operand was passed on
+    return Prepared(call, own, recv.array, before=(Copy(own, recv.array),), plain=True)
 
 
 def barrier(_: int, n: int) -> Prepared:
@@ -219,6 +270,21 @@ def check_root(root: int, n: int) -> None:
         raise ArgumentError(f"root={root!r}: expected a rank 0..{n - 1}")
 
 
+def memory_like(array: Array | DeviceArray, count: int) -> Array | DeviceArray:
+    """Memory of our own for ``count`` elements, on the side and of the type of ``array``."""
+    if not isinstance(array, DeviceArray):
+        return np.empty(count, array.dtype)
+    memory = sys.modules["cupy"].empty(count * array.itemsize, "uint8")
+    return DeviceArray(memory.data.ptr, count, array.itemsize, array.stream, memory, device=array.device)
+
+
+def _scan_op(op: MPI.Op | str) -> str:
+    name = op_name(op)
+    if name == "avg":
+        raise ArgumentError("op='avg' of a scan is not defined, as each rank folds another number of vectors; pass sum")
+    return name
+
+
 def _reduction(kind: Collective, n: int, counts: tuple[int, ...], dtype: str, op: str, root: int = -1) -> Call:
     check_op(op, dtype)
     return Call(kind, n, counts, dtype, op, root)
@@ -230,8 +296,8 @@ def _pair(sendbuf: Any, recvbuf: Any) -> tuple[Buffer, Buffer]:
     if in_place(sendbuf) or sendbuf is recvbuf:
         return recv, recv
     send = parse(sendbuf, name="sendbuf", writable=False)
-    _equal(send, recv)
-    _apart(send.array, recv.array, recv.array)
+    check_equal(send, recv)
+    check_apart(send.array, recv.array, recv.array)
     return send, recv
 
 
@@ -240,12 +306,12 @@ def _collected(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> tuple[Buffer, B
     recv = parse(recvbuf, name="recvbuf", writable=True, blocks=n)
     block = _block(recv, rank, n, "recvbuf")
     send = block if in_place(sendbuf) else parse(sendbuf, name="sendbuf", writable=False)
-    _equal(send, block)
-    _apart(send.array, recv.array, block.array)
+    check_equal(send, block)
+    check_apart(send.array, recv.array, block.array)
     return send, recv
 
 
-def _leaf(rank: int, root: int, sendbuf: Any) -> Buffer:
+def leaf(rank: int, root: int, sendbuf: Any) -> Buffer:
     """What a rank that is not the root gives."""
     if in_place(sendbuf):
         raise BufferTypeError(f"rank {rank}: MPI.IN_PLACE (or None) is for the root {root} alone; pass sendbuf")
@@ -258,8 +324,8 @@ def _scattered(rank: int, n: int, send: Buffer, recv: Buffer, lengths: tuple[int
         raise ArgumentError(
             f"rank {rank}: sendbuf has {send.count} elements, the blocks {list(lengths)} {sum(lengths)}; match them"
         )
-    _equal(recv, Buffer(send.array[: lengths[rank]], send.dtype))
-    _apart(send.array, recv.array, None)
+    check_equal(recv, Buffer(send.array[: lengths[rank]], send.dtype))
+    check_apart(send.array, recv.array, None)
     return Prepared(_reduction("reduce_scatter", n, lengths, send.dtype, op), send.array, recv.array)
 
 
@@ -283,8 +349,7 @@ def _scattered_in_place(rank: int, n: int, whole: Buffer, lengths: tuple[int, ..
 
 def _copy(array: DeviceArray) -> DeviceArray:
     """Memory that ``array`` is copied to before each call."""
-    memory = find_cupy().empty(array.nbytes, "uint8")
-    return DeviceArray(memory.data.ptr, array.size, array.itemsize, array.stream, memory, array.ptr, array.device)
+    return replace(cast(DeviceArray, memory_like(array, array.size)), copy_of=array.ptr)
 
 
 def _lengths(recvcounts: Any, n: int) -> tuple[int, ...]:
@@ -297,7 +362,7 @@ def _lengths(recvcounts: Any, n: int) -> tuple[int, ...]:
     return lengths
 
 
-def _equal(one: Buffer, other: Buffer) -> None:
+def check_equal(one: Buffer, other: Buffer) -> None:
     if (one.count, one.dtype) != (other.count, other.dtype):
         raise ArgumentError(
             f"send and receive buffers differ: {one.count} x {one.dtype} against {other.count} x {other.dtype}; "
@@ -313,7 +378,7 @@ def _block(buffer: Buffer, index: int, n: int, name: str) -> Buffer:
     return Buffer(buffer.array[index * count : (index + 1) * count], buffer.dtype)
 
 
-def _apart(one: Array | DeviceArray, other: Array | DeviceArray, same: Array | DeviceArray | None) -> None:
+def check_apart(one: Array | DeviceArray, other: Array | DeviceArray, same: Array | DeviceArray | None) -> None:
     """Raise ArgumentError if two buffers overlap, unless ``one`` is exactly ``same``, or lie in different memories."""
     if isinstance(one, DeviceArray) != isinstance(other, DeviceArray):
         raise BufferTypeError("one buffer lies in GPU memory, the other in the host's; pass both on one side")

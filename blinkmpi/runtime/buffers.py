@@ -4,13 +4,17 @@ A specification is an array (NumPy, torch, anything with the buffer protocol or
 DLPack, in host memory), or a list or tuple ``(array, count)``, ``(array, type)``,
 ``(array, count, type)``, ``(array, (count, displacement), type)``,
 ``(array, count, displacement, type)``; the count is that of one block where a
-buffer holds one block for each rank. What is legal MPI but not ours (derived
+buffer holds one block for each rank. Where these may differ (the v-variants),
+count and displacement are those of every rank, as a list or an array, or one
+for all: a list of counts, or a tuple ``(counts, displacements)``. What is legal MPI but not ours (derived
 datatypes, ``MPI.BOTTOM``) comes out as :class:`DelegatedToMPI`, and the call goes to MPI.
 """
 
 import ctypes
 import operator
 import sys
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -113,6 +117,94 @@ def parse(spec: Any, *, name: str, writable: bool, blocks: int = 1) -> Buffer:
     return _named(array[_part(array.size, count, displacement, blocks, name)], name)
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A buffer with a block for each rank: where it begins and how many elements it has."""
+
+    buffer: Buffer
+    counts: tuple[int, ...]
+    starts: tuple[int, ...]
+    name: str
+
+    def block(self, rank: int) -> Buffer:
+        """The block for a rank."""
+        return Buffer(self.buffer.array[self.starts[rank] : self.starts[rank] + self.counts[rank]], self.buffer.dtype)
+
+    @property
+    def filled(self) -> list[tuple[int, int, int]]:
+        """(start, stop, rank) of the blocks that are not empty, by start."""
+        blocks = zip(self.starts, self.counts, range(len(self.counts)), strict=True)
+        return sorted((start, start + count, rank) for start, count, rank in blocks if count)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the blocks lie one behind another, in the order of ranks."""
+        filled = sorted(self.filled, key=lambda block: block[2])
+        return all(one[1] == other[0] for one, other in pairwise(filled))
+
+    def check_disjoint(self) -> None:
+        """Raise ArgumentError if two blocks, which are written, overlap."""
+        for (_, stop, one), (start, _, other) in pairwise(self.filled):
+            if start < stop:
+                raise ArgumentError(
+                    f"{self.name}: the blocks of ranks {one} and {other} overlap (counts {list(self.counts)}, "
+                    f"displacements {list(self.starts)}), and this call writes both; move them apart"
+                )
+
+
+def parse_blocks(spec: Any, *, name: str, writable: bool, n: int) -> Blocks:
+    """Read one specification of ``n`` blocks, each of a length and at a place of its own; raises as :func:`parse`."""
+    data, counts, starts, kind = spec, None, None, None
+    if isinstance(spec, list | tuple):
+        data, counts, starts, kind = _unpack(spec, name, pairs=tuple)
+    if data is None or data is MPI.BOTTOM:
+        raise DelegatedToMPI(f"{name} is MPI.BOTTOM or None")
+    if (device := device_buffer(data, name, writable)) is not None:
+        _check_device_type(device.dtype, kind, name)
+        buffer = device
+    else:
+        array = _array(data, name, writable)
+        buffer = _named(array if kind is None else _as_type(array, kind, name, whole=counts is None), name)
+    if counts is None:
+        if buffer.count % n:
+            raise ArgumentError(
+                f"{name} has {buffer.count} elements, no multiple of {n} ranks; pass every block's count"
+            )
+        counts = buffer.count // n
+    lengths = _each(counts, n, f"{name}: count")
+    if starts is None:
+        places = (0, *accumulate(lengths[:-1]))
+    elif _is_number(starts):
+        places = tuple(rank * _natural(starts, f"{name}: displacement") for rank in range(n))
+    else:
+        places = _each(starts, n, f"{name}: displacement")
+    for rank, (start, length) in enumerate(zip(places, lengths, strict=True)):
+        if length and start + length > buffer.count:
+            raise ArgumentError(
+                f"{name}: the block of rank {rank}, elements {start} to {start + length}, lies outside of an array "
+                f"that has {buffer.count}; correct count or displacement"
+            )
+    return Blocks(buffer, lengths, places, name)
+
+
+def _is_number(value: Any) -> bool:
+    return hasattr(value, "__index__") and not getattr(value, "shape", ())
+
+
+def _each(values: Any, n: int, what: str) -> tuple[int, ...]:
+    """A number for each rank."""
+    if _is_number(values):
+        return (_natural(values, what),) * n
+    try:
+        some = list(values)
+    except TypeError:
+        raise BufferTypeError(f"{what}s {values!r} are no integers; pass {n} of them") from None
+    numbers = tuple(_natural(value, f"{what} of rank {rank}") for rank, value in enumerate(some))
+    if len(numbers) != n:
+        raise ArgumentError(f"{what}s {list(numbers)}: there are {len(numbers)}, expected one for each of {n} ranks")
+    return numbers
+
+
 def _part(size: int, count: Any, displacement: Any, blocks: int, name: str) -> slice:
     """The elements of an array of ``size`` that a specification names."""
     start = 0 if displacement is None else _natural(displacement, f"{name}: displacement")
@@ -152,8 +244,14 @@ def _still(obj: Any) -> Any:
         return obj
 
 
-def _unpack(spec: list[Any] | tuple[Any, ...], name: str) -> tuple[Any, Any, Any, MPI.Datatype | str | None]:
-    """(data, count, displacement, type) of a list or tuple; what is not given is None."""
+def _unpack(
+    spec: list[Any] | tuple[Any, ...], name: str, pairs: Any = (list, tuple)
+) -> tuple[Any, Any, Any, MPI.Datatype | str | None]:
+    """(data, count, displacement, type) of a list or tuple; what is not given is None.
+
+    Args:
+        pairs: the types of a (count, displacement) in one.
+    """
     match spec:
         case [data, MPI.Datatype() | str() as kind]:
             count: Any = None
@@ -165,7 +263,7 @@ def _unpack(spec: list[Any] | tuple[Any, ...], name: str) -> tuple[Any, Any, Any
             return data, count, displacement, kind
         case _:
             raise ArgumentError(f"{name} is a sequence of {len(spec)} items; expected (array, count, type) or less")
-    if isinstance(count, list | tuple):
+    if isinstance(count, pairs):
         if len(count) != 2:
             raise ArgumentError(f"{name}: count {count!r}; expected a number or (count, displacement)")
         return data, count[0], count[1], kind

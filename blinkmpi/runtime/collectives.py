@@ -13,8 +13,8 @@ from mpi4py.MPI import Intracomm
 
 from ..errors import BufferTypeError
 from ..program.call import Call
-from . import arguments
-from .arguments import Prepared
+from . import arguments, block_arguments
+from .arguments import Prepared, Unsettled
 from .buffers import hold, mpi_op
 from .cuda.buffers import lies_on_device
 
@@ -23,9 +23,12 @@ class CollectiveMethod(NamedTuple):
     """A collective as mpi4py spells it."""
 
     name: str
-    prepare: Callable[..., Prepared]  # of rank, size and the arguments: checks them; may raise DelegatedToMPI
+    prepare: Callable[
+        ..., Prepared | Unsettled
+    ]  # of rank, size and the arguments: checks them; may raise DelegatedToMPI
     mpi: Callable[..., MPI.Request]  # of a communicator and the arguments: MPI's own, non-blocking
     exchanges: bool = False  # whether ``prepare`` takes a function, too, that exchanges a number with the other ranks
+    settles: bool = False  # whether ``prepare`` gives a call whose ranks must first tell each other lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,13 @@ def _unowned(array: np.ndarray[Any, Any]) -> list[Any]:
     return [MPI.memory.fromaddress(array.ctypes.data, array.nbytes), MPI._typedict[array.dtype.char]]
 
 
+def _iexscan(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> MPI.Request:
+    """MPI's own; mpi4py demands a receive buffer of rank 0, too, which MPI leaves as it is."""
+    if recvbuf is None and comm.rank == 0:
+        sendbuf, recvbuf = MPI.IN_PLACE, np.array(sendbuf) if isinstance(sendbuf, np.ndarray) else sendbuf
+    return comm.Iexscan(sendbuf, recvbuf, op)
+
+
 BCAST = CollectiveMethod("broadcast", arguments.broadcast, Intracomm.Ibcast)
 REDUCE = CollectiveMethod("reduce", arguments.reduce, Intracomm.Ireduce)
 ALLREDUCE = CollectiveMethod("allreduce", arguments.allreduce, Intracomm.Iallreduce)
@@ -90,4 +100,11 @@ SCATTER = CollectiveMethod("scatter", arguments.scatter, Intracomm.Iscatter)
 ALLGATHER = CollectiveMethod("allgather", arguments.allgather, Intracomm.Iallgather)
 REDUCE_SCATTER = CollectiveMethod("reduce_scatter", arguments.reduce_scatter, Intracomm.Ireduce_scatter, exchanges=True)
 BLOCKS = CollectiveMethod("reduce_scatter", arguments.reduce_scatter_block, Intracomm.Ireduce_scatter_block)
+GATHERV = CollectiveMethod("gatherv", block_arguments.gatherv, Intracomm.Igatherv, settles=True)
+SCATTERV = CollectiveMethod("scatterv", block_arguments.scatterv, Intracomm.Iscatterv, settles=True)
+ALLGATHERV = CollectiveMethod("allgather", block_arguments.allgatherv, Intracomm.Iallgatherv)
+ALLTOALL = CollectiveMethod("alltoall", block_arguments.alltoall, Intracomm.Ialltoall)
+ALLTOALLV = CollectiveMethod("alltoallv", block_arguments.alltoallv, Intracomm.Ialltoallv, settles=True)
+SCAN = CollectiveMethod("scan", arguments.scan, Intracomm.Iscan)
+EXSCAN = CollectiveMethod("exscan", arguments.exscan, _iexscan)
 BARRIER = CollectiveMethod("barrier", arguments.barrier, Intracomm.Ibarrier)

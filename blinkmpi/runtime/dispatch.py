@@ -31,7 +31,7 @@ from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..util.lru import LRU
 from ..util.settings import log
-from .arguments import Prepared, key_of
+from .arguments import Prepared, Unsettled, key_of
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
@@ -43,8 +43,10 @@ from .cuda.watch import watch
 from .entering import enter
 from .process_exit import LOST, UNCAUGHT, follow_launcher, in_child
 from .requests import Persistent, ProgressThread, Request
+from .settling import DelegatedByPeer, exchange, settled
 
 BOUND_CALLS = 4096  # calls that are kept to be made again
+KEPT_BYTES = 64 << 10  # of memory of our own, of a call that is kept
 PROGRAMS = 4096  # programs that are kept for other buffers
 
 
@@ -78,7 +80,8 @@ class Dispatcher:
         """Make a blocking call; with ``stream``, only put it there."""
         if self.thread.busy:
             self.thread.drain()
-        key = key_of(method.prepare, args, stream) if timeout_s is None and not method.exchanges else None
+        known = timeout_s is None and not (method.exchanges or method.settles)
+        key = key_of(method.prepare, args, stream) if known else None
         bound = self.calls.get(key) if key is not None else None
         if bound is None:
             bound = self._bind(Invocation(method, args), timeout_s, stream, key)
@@ -107,6 +110,9 @@ class Dispatcher:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
         invocation = Invocation(method, args)
         ready = self._prepare(invocation, timeout_s, stream)
+        if isinstance(ready, Prepared | Unsettled) and ready.on_device and self.cuda is not None:
+            self.thread.drain()
+            ready = settled(self, ready, method.name, self._deadline(timeout_s))
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             bound = self._guarded(partial(self.cuda.bind, ready, stream, self._deadline(timeout_s)))
             self.launch(bound)
@@ -136,7 +142,7 @@ class Dispatcher:
                 "non-blocking calls complete at once, because MPI was not started with THREAD_MULTIPLE"
             )
             request.finish(self.thread.run(work))
-        if isinstance(ready, Prepared | DelegatedToMPI):
+        if isinstance(ready, Prepared | Unsettled | DelegatedToMPI):
             return request
         raise ready  # as MPI does, and the peers learn of it
 
@@ -153,15 +159,7 @@ class Dispatcher:
     def exchange(self, count: int) -> tuple[int, ...]:
         """Every rank's number, for what a call must know before it can begin."""
         self.thread.drain()
-        self.check_alive()
-        self.seq += 1
-        try:
-            return self.host.exchange(self.seq, count, self.context.timeout_s)
-        except Refused as refused:
-            raise refused.error from None
-        except BaseException as fatal:
-            self.die(fatal)
-            raise
+        return tuple(row[0] for row in exchange(self, (count,), self.context.timeout_s))
 
     # ---- binding
 
@@ -169,8 +167,8 @@ class Dispatcher:
         self, invocation: Invocation, timeout_s: float | None, stream: Any, key: tuple[Any, ...] | None
     ) -> BoundCall:
         """A call with these arguments, which is kept if it can be made again; it refuses what cannot be made."""
-        ready = self._prepare(invocation, timeout_s, stream)
         deadline = self._deadline(timeout_s)
+        ready = settled(self, self._prepare(invocation, timeout_s, stream), invocation.name, deadline)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             bound: BoundCall = self._guarded(partial(self.cuda.bind, ready, stream, deadline))
         else:
@@ -187,7 +185,8 @@ class Dispatcher:
         ``owns``: whether it keeps its buffers alive, which one that may be made again must not.
         """
         if isinstance(ready, DelegatedToMPI):
-            return MpiCall(self.context, invocation, Delegated(invocation.name), deadline, str(ready))
+            said, entered = Delegated(invocation.name), isinstance(ready, DelegatedByPeer)
+            return MpiCall(self.context, invocation, said, deadline, str(ready), entered=entered)
         if not isinstance(ready, Prepared):
             return RefusedCall(self.host, ready, deadline)
         try:
@@ -195,8 +194,9 @@ class Dispatcher:
         except Exception as error:
             return RefusedCall(self.host, error, deadline)
         called = Called(describe(ready.call))
+        owns = owns or (bool(ready.before or ready.after) and ready.call.nbytes > KEPT_BYTES)
         if program is not None:
-            buffers = HostBuffers(ready.send, ready.recv, ready.final)
+            buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
             return self.host.bind(program, called, buffers, deadline, owns=owns)
         if rule is None:
             return EntryCall(self.host, called, deadline)
@@ -219,7 +219,9 @@ class Dispatcher:
             self.programs.put((call, blocking), found)
         return found
 
-    def _prepare(self, invocation: Invocation, timeout_s: float | None, stream: Any) -> Prepared | Exception:
+    def _prepare(
+        self, invocation: Invocation, timeout_s: float | None, stream: Any
+    ) -> Prepared | Unsettled | Exception:
         """Check this rank's arguments. An error is returned: the peers must learn of it before it is raised."""
         self.check_alive()
         context, method = self.context, invocation.method
@@ -228,14 +230,14 @@ class Dispatcher:
                 check_timeout(timeout_s)
             address = stream_address(stream)
             extra = (self.exchange,) if method.exchanges else ()
-            ready = method.prepare(context.rank, context.n, *invocation.args, *extra)
+            ready: Prepared | Unsettled = method.prepare(context.rank, context.n, *invocation.args, *extra)
             if ready.on_device and context.gpus is None:
                 raise BufferTypeError(f"{method.name} of GPU memory: {context.why_no_gpus}; pass NumPy copies")
             if address is not None and not ready.on_device:
                 raise ArgumentError("stream= is for buffers in GPU memory; leave it out, or pass GPU arrays")
             if ready.on_device and context.gpus is not None:
-                context.gpus.check(method.name, ready)
-            if ready.final is not None and ready.recv is None:
+                context.gpus.check(method.name, ready.buffers if isinstance(ready, Unsettled) else ready)
+            if isinstance(ready, Prepared) and ready.final is not None and ready.recv is None:
                 ready = ready.received_in(self._room(ready.final.nbytes))
             return ready
         except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # of an exchange: all ranks know
@@ -257,9 +259,10 @@ class Dispatcher:
 
     # ---- starting and waiting, where it is not one step
 
-    def _make(self, ready: Prepared | Exception, invocation: Invocation, deadline: float) -> None:
+    def _make(self, ready: Prepared | Unsettled | Exception, invocation: Invocation, deadline: float) -> None:
         """Bind and make a call in the progress thread."""
         self.check_alive()
+        ready = settled(self, ready, invocation.name, deadline)
         bound = self._bind_host(ready, invocation, deadline, blocking=False, owns=True)
         self.seq += 1
         try:

@@ -12,6 +12,7 @@ import msgspec
 from ..util.together import Failure
 
 SHOWN, LONGEST = 3, 160  # parts of a list, and characters of a call, in a message
+NUMBERS = 96  # that fit into a record, whatever they are: 9 bytes each
 
 
 class Called(msgspec.Struct, frozen=True, tag="call"):
@@ -41,16 +42,18 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
         return f"failed: {short(str(self.failure))}"
 
 
-class Number(msgspec.Struct, frozen=True, tag="number"):
-    """A number that the ranks tell each other before a call: how long a block is."""
+class Numbers(msgspec.Struct, frozen=True, tag="numbers"):
+    """What the ranks tell each other before a call (``collective``, if it is that): how long their blocks are."""
 
-    value: int
+    values: tuple[int, ...]
+    collective: str = ""
 
     def __str__(self) -> str:
-        return f"a block of {self.value}"
+        blocks = ", ".join(map(str, self.values))
+        return short(f"{self.collective} with blocks of {blocks}" if self.collective else f"a block of {blocks}")
 
 
-Announcement = Called | Delegated | Failed | Number
+Announcement = Called | Delegated | Failed | Numbers
 _decoder: msgspec.msgpack.Decoder[Announcement] = msgspec.msgpack.Decoder(Announcement)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..util.text import ranks_text
-from .announcement import Announcement, Called, Delegated, Failed, decode, decode_failure, short, some
+from .announcement import Announcement, Called, Delegated, Failed, Numbers, decode, decode_failure, short, some
 from .control_pages import ControlPages
 from .processes import JobProcess
 from .slow_waits import SlowWaits, stacks_of
@@ -211,4 +211,4 @@ def _collective(announcement: Announcement | None) -> str:
     """The collective that a rank announced."""
     if isinstance(announcement, Called):
         return announcement.text.partition("(")[0]
-    return announcement.collective if isinstance(announcement, Delegated) else ""
+    return announcement.collective if isinstance(announcement, Delegated | Numbers) else ""

@@ -15,7 +15,7 @@ import blinkmpi
 from blinkmpi.errors import CollectiveTimeout
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.device import cupy
-from tests.conformance import COLLECTIVES, Case
+from tests.conformance import COLLECTIVES, REDUCING, Case
 from tests.gpu.helpers import DGX1, GPUS, Pools, at_least, run_all
 from tests.harness import ROOT, run_command
 
@@ -64,7 +64,7 @@ def main(dtypes: list[str]) -> None:
             pools = Pools(ours, registered=registered)
             for collective in COLLECTIVES:
                 for dtype in dtypes:
-                    op = "sum" if "reduce" in collective else ""
+                    op = "sum" if collective in REDUCING else ""
                     chosen = [Case(collective, n, dtype, op, count, False, 0) for count in COUNTS]
                     run_all(ours, pools, chosen, skew=1 if registered else 0)
     print("all cases passed", flush=True)

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mpi4py import MPI
 
 from ...errors import BlinkError, CollectiveTimeout, DeviceError, PeerLost
 from ...planning.chunk_search import ChunkSearch
-from ...program.memory import DeviceArray
+from ...program.memory import DeviceArray, address
 from ...transport.announcement import Called
 from ...transport.cuda.loaded_kernel import LoadedKernel
 from ...transport.host.native import SEQ_BITS
 from ...transport.host.transport import LOOK_SECONDS, HostTransport
 from ...transport.interface import BoundCall, PeerDelegates, Refused
 from ...transport.network.endpoints import Endpoints
-from ..arguments import Prepared
+from ..arguments import Copy, Prepared
 from ..calls_without_program import EntryCall
 from ..collectives import describe
 from ..requests import ProgressThread, Request
@@ -153,11 +153,12 @@ class CudaCall:
         self._on: Any = stream  # what is waited for: the stream, or an event on it
         self._launch = context.transport.starter(kernel, stream, holder)
         send = ready.send
-        self._copy = (send.ptr, send.copy_of, send.nbytes) if isinstance(send, DeviceArray) and send.copy_of else None
-        self._keep = (holder, send.owner) if isinstance(send, DeviceArray) and self._copy else (holder,)
+        own = [(send.ptr, send.copy_of, send.nbytes)] if isinstance(send, DeviceArray) and send.copy_of else []
+        self._before, self._after = [*own, *_copies(ready.before)], _copies(ready.after)
+        self._keep = (holder, ready) if self._before or self._after else (holder,)
         self._fingerprint, self._record = self.host.encode(called)
         self._report = context.transport.report
-        self._plain = search is None and not context.here and self._copy is None
+        self._plain = search is None and not context.here and not self._before and not self._after
 
     def start(self, seq: int) -> None:
         """Announce the call and put it on its stream; between nodes, see it through."""
@@ -251,10 +252,13 @@ class CudaCall:
         return error
 
     def _put_on_stream(self) -> None:
-        if self._copy is not None:
-            self.context.gpu.copy(*self._copy, self.stream)
+        for copy in self._before:
+            self.context.gpu.copy(*copy, self.stream)
+        if self._before or self._after:
             self.calls.held.append(self)
         self._launch()
+        for copy in self._after:
+            self.context.gpu.copy(*copy, self.stream)
 
     def _idle(self) -> bool:
         """As :meth:`test`; what breaks the GPU's work may be that a peer's memory is gone."""
@@ -329,3 +333,8 @@ class CudaCall:
                     )
         except MPI.Exception as error:
             raise self.host.peers.network_error(self.seq, error) from error
+
+
+def _copies(copies: Sequence[Copy]) -> list[tuple[int, int, int]]:
+    """(to, from, bytes) of copies that have any."""
+    return [(address(to), address(source), to.nbytes) for to, source in copies if to.nbytes]

@@ -239,7 +239,7 @@ class CudaContext:
         """The kernel of a call, whether its buffers are registered, their addresses, and where they are registered."""
         send, recv = ready.send, ready.recv
         send_ref, recv_ref = self._ref(send), self._ref(recv)
-        registered = send_ref is not None and recv_ref is not None
+        registered = send_ref is not None and recv_ref is not None and not ready.plain
         loaded = self.kernel(ready.call, text, registered, captured=captured)
         send_at = send.ptr if isinstance(send, DeviceArray) else 0
         recv_at = recv.ptr if isinstance(recv, DeviceArray) else 0

@@ -77,7 +77,7 @@ def streams(call: Call, rank: int, *, two_shot: bool = False) -> PacketStreams:
     """What a rank sends and receives in a call.
 
     Raises:
-        ArgumentError: for a reduce-scatter of uneven blocks, or a collective that ``two_shot`` cannot do.
+        ArgumentError: for blocks of several lengths, a scan, or a collective that ``two_shot`` cannot do.
     """
     n = call.n
     nbytes = call.counts[0] * dtype_of(call.dtype).itemsize
@@ -85,6 +85,8 @@ def streams(call: Call, rank: int, *, two_shot: bool = False) -> PacketStreams:
     others, at_root, kind = everyone & ~me, rank == max(call.root, 0), call.collective
     if two_shot and kind not in TWO_SHOTS:
         raise ArgumentError(f"{kind} takes one shot; two are for {', '.join(TWO_SHOTS)}")
+    if kind in ("scan", "exscan") or not call.even:
+        raise ArgumentError(f"{kind}: packets carry equal blocks only, and no scans; use slots for uneven ones")
     if two_shot:
         owners = everyone if kind == "allreduce" else everyone & ~root
         if kind == "allreduce":
@@ -101,13 +103,13 @@ def streams(call: Call, rank: int, *, two_shot: bool = False) -> PacketStreams:
     if kind == "allgather":
         return PacketStreams(nbytes, 0, nbytes, others, everyone)
     if kind == "reduce_scatter":
-        if len(set(call.counts)) > 1:
-            raise ArgumentError("packets carry equal blocks only; use slots for uneven ones")
         return PacketStreams(nbytes, nbytes, 0, others, everyone)
     if kind == "broadcast":
         return PacketStreams(nbytes, 0, 0, others if at_root else 0, 0 if at_root else root)
     if kind == "scatter":
         return PacketStreams(nbytes, nbytes, 0, others if at_root else 0, root)
+    if kind == "alltoall":
+        return PacketStreams(nbytes, nbytes, nbytes, others, everyone)
     stride = nbytes if kind == "gather" else 0
     return PacketStreams(nbytes, 0, stride, 0 if at_root else root, everyone if at_root else 0)
 
@@ -122,7 +124,7 @@ def longest_slice(call: Call, *, two_shot: bool) -> int:
 def fits(call: Call, protocol: str) -> bool:
     """Whether a protocol over packets can carry a call: its collective and blocks, and the size of LL buffers."""
     codec, two_shot = PROTOCOLS[protocol].codec, PROTOCOLS[protocol].two_shot
-    if call.collective == "reduce_scatter" and len(set(call.counts)) > 1:
+    if call.collective in ("scan", "exscan") or not call.even:
         return False
     single_owner = call.n <= 2 and call.collective != "allreduce"  # which one_shot reaches as well
     if two_shot and (call.collective not in TWO_SHOTS or single_owner):

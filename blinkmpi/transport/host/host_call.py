@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +26,25 @@ OUTCOMES = tuple(Outcome)  # by executor.c's numbers
 class HostBuffers:
     """What a rank sends from and receives into: 1-D contiguous arrays of the call's type, or None.
 
-    ``final`` is where the result goes when it is complete, if ``recv`` is memory of our own.
+    ``final`` is where the result goes when it is complete, if ``recv`` is memory of our own. ``before`` and ``after``
+    are pairs (to, from) of arrays that are copied before the call and after it; what is not the user's memory of them
+    is ``send`` or ``recv``.
     """
 
     send: Any
     recv: Any
     final: Any = None
+    before: Sequence[tuple[Any, Any]] = ()
+    after: Sequence[tuple[Any, Any]] = ()
 
     def unowned(self) -> HostBuffers:
         """Views of the same memory that do not keep it alive."""
         return HostBuffers(_unowned(self.send), _unowned(self.recv))
+
+
+def _copies(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[int, int, int]]:
+    """What ``memmove`` takes for each pair of arrays."""
+    return [(address(to), address(source), to.nbytes) for to, source in pairs]
 
 
 def _unowned(array: Any) -> Any:
@@ -70,8 +80,9 @@ class HostCall:
         if program.executor == "numpy":
             self.buffers = buffers if owns else buffers.unowned()
         final, recv = buffers.final, buffers.recv
-        self._copy = (address(final), address(recv), final.nbytes) if final is not None and recv is not None else None
-        self._received = recv if final is not None else None  # memory of ours, which nobody else keeps
+        after = [*buffers.after, *([(final, recv)] if final is not None and recv is not None else [])]
+        self._before, self._after = _copies(buffers.before), _copies(after)
+        self._own = (buffers.send if buffers.before else None, recv if after else None)  # memory that nobody else keeps
         self._rows = program.rows.ctypes.data
         self.struct = CallStruct.from_buffer_copy(program.struct)
         self._bind(buffers)
@@ -97,17 +108,22 @@ class HostCall:
             self.start(seq)
             self.wait()
             return
+        for copy in self._before:
+            ctypes.memmove(*copy)
         status = self._run(self._at, self._rows, seq)
         if status == UNTOLD:  # the call before the last one was another one
             self.transport.write_record(seq, self.fingerprint, self.record)
             status = self._run(self._at, self._rows, seq)
         if status:
             self._finish(OUTCOMES[status], begun=True)
-        elif self._copy is not None:
-            ctypes.memmove(*self._copy)
+        else:
+            for copy in self._after:
+                ctypes.memmove(*copy)
 
     def start(self, seq: int) -> None:
         """Announce the call."""
+        for copy in self._before:
+            ctypes.memmove(*copy)
         self.program.endpoints.start(seq << SEQ_BITS)
         if self.program.executor == "numpy":
             self.transport.announce(seq, self.called)
@@ -145,8 +161,8 @@ class HostCall:
             return
         if outcome is Outcome.FAULT:
             raise transport.unreadable(self)
-        if self._copy is not None:
-            ctypes.memmove(*self._copy)
+        for copy in self._after:
+            ctypes.memmove(*copy)
 
     def _through_slots(self) -> HostCall:
         """The same call by a program that reads nobody's buffers."""
@@ -157,5 +173,5 @@ class HostCall:
         call = HostCall(
             transport, program.through_slots, self.called, HostBuffers(None, None), self.timeout_s, owns=False
         )
-        call.struct.send, call.struct.recv, call._copy = self.struct.send, self.struct.recv, self._copy
+        call.struct.send, call.struct.recv, call._after = self.struct.send, self.struct.recv, self._after
         return call

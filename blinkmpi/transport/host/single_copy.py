@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from ...program.ir import Program
+from ...program.reduction import accumulator_of, dtype_of
 from .native import Native
 
 LONG_BYTES = 16 << 20  # chunks of what is read from send buffers alone: no slot bounds them
@@ -37,12 +38,17 @@ class ExportedChunks(NamedTuple):
 
 def exported_channels(program: Program) -> dict[int, ExportedChunks]:
     """The channels of a program that need no slots, because their values lie in the writers' buffers."""
+    call = program.call
+    wide = bool(call.op) and accumulator_of(call.dtype) != dtype_of(
+        call.dtype
+    )  # what is kept is rounded, what goes is not
     found: dict[int, ExportedChunks] = {}
     for stage in program.stages:
         if stage.local is not None and not stage.ins:
             found.update(dict.fromkeys(stage.outs, ExportedChunks("send", stage.local)))
         elif stage.store is not None:
-            found.update(dict.fromkeys(stage.outs, ExportedChunks("recv", stage.store)))
+            kept = [c for c in stage.outs if not (wide and program.channels[c].partial)]
+            found.update(dict.fromkeys(kept, ExportedChunks("recv", stage.store)))
     return found
 
 

@@ -14,9 +14,9 @@ from functools import partial
 
 from mpi4py import MPI
 
-from ...errors import BlinkError, MismatchError
+from ...errors import BlinkError
 from ...program.ir import Program
-from ..announcement import Announcement, Called, Number, encode, encode_failure
+from ..announcement import Announcement, Called, Numbers, encode, encode_failure
 from ..control_pages import BODY
 from ..interface import PeerDelegates, Refused
 from ..liveness import Peers
@@ -153,17 +153,19 @@ class HostTransport:
         self.compare(seq, self._written[seq & 1])
         self.pages.finished[self.rank] = seq
 
-    def exchange(self, seq: int, value: int, timeout_s: float) -> tuple[int, ...]:
-        """Every rank's ``value``, as call ``seq`` of its own; raises as :meth:`barrier`."""
-        self.announce(seq, Number(value))
+    def exchange(self, seq: int, said: Numbers, timeout_s: float) -> tuple[tuple[int, ...], ...]:
+        """Every rank's numbers, at most NUMBERS each, as call ``seq`` of its own; raises as :meth:`barrier`."""
+        self.announce(seq, said)
         self._wait(seq, timeout_s)
         found = [self.peers.announced(r, seq) for r in range(self.n)]
         self.pages.finished[self.rank] = seq
-        numbers = tuple(a.value for a in found if isinstance(a, Number))
-        if len(numbers) < self.n:
-            error = self.peers.mismatch_error(seq, self.pages.fingerprints(seq))
-            raise Refused(error or MismatchError(f"call {seq}: {found}; make the same calls on every rank"))
-        return numbers
+        numbers = [a.values for a in found if isinstance(a, Numbers) and a.collective == said.collective]
+        if len(numbers) == self.n and len(set(map(len, numbers))) == 1:
+            return tuple(numbers)
+        error = self.peers.mismatch_error(seq, self.pages.fingerprints(seq))
+        if error is not None:
+            raise Refused(error)
+        raise PeerDelegates
 
     def compare(self, seq: int, fingerprint: int) -> None:
         """Raise, as :meth:`barrier` does, unless all ranks announced the same call."""

@@ -13,7 +13,7 @@ from blinkmpi.program.cost_model import price
 from blinkmpi.topology.importers import modify
 from blinkmpi.topology.machines import machine
 from blinkmpi.trees import pack
-from blinkmpi.trees.tree import COLLECTIVES
+from blinkmpi.trees.tree import CARRIED, COLLECTIVES
 from blinkmpi.util.codec import loads
 from blinkmpi.util.text import time_text
 from tests.unit.trees.packings import even_call
@@ -44,7 +44,7 @@ def test_the_numbers_are_those_of_the_packing_and_the_price() -> None:
 def test_every_collective_is_explained_within_the_width_and_survives_json(name: str) -> None:
     topology = machine(name)
     plan = make_plan(topology)
-    for collective in COLLECTIVES:
+    for collective in (*COLLECTIVES, *CARRIED):
         for count in (0, 1000, 4 * MIB):
             found = explanation(plan, topology, even_call(collective, topology.n, count), live=["C executor"])
             assert all(len(line) <= WIDTH for line in found.text().splitlines()), found.text()

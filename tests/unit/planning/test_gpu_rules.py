@@ -18,7 +18,7 @@ from blinkmpi.topology.gather import ProcessInfo, cpu_topology
 from blinkmpi.transport.cuda.packets import PROTOCOLS as PACKETS
 from blinkmpi.transport.cuda.packets import fits
 from blinkmpi.trees import methods
-from blinkmpi.trees.tree import Collective
+from blinkmpi.trees.tree import CARRIED, Collective
 from tests.unit.transport.test_cuda_one_hop import REAL
 from tests.unit.trees.packings import even_call
 
@@ -65,6 +65,46 @@ def test_uneven_blocks_never_take_packets() -> None:
     for algo in ("", "reduce_scatter:onehop/ll16_one_shot"):
         rule = rule_of(planned(4, algo), Call("reduce_scatter", 4, (1, 2, 3, 4), "int8", "sum"), registered=False)
         assert (rule.scheme, rule.protocol) == ("onehop", "slots")
+
+
+def test_uneven_blocks_are_not_direct() -> None:
+    """Which moves blocks of one length, but for a reduce-scatter; the even ones of the same size are."""
+    plan = planned(4)
+    for kind in ("allgather", "gather", "scatter"):
+        root = -1 if kind == "allgather" else 0
+        even, uneven = (Call(kind, 4, c, "int8", "", root) for c in ((8 << 20,), (8 << 20, 0, 1, 24 << 20)))  # type: ignore[arg-type]
+        assert rule_of(plan, even, registered=True).protocol == "direct"
+        assert rule_of(plan, uneven, registered=True).protocol == "slots"
+
+
+def test_alltoalls_and_scans_go_along_the_scatters_trees() -> None:
+    plan = planned(4)
+    assert rule_of(plan, Call("alltoall", 4, (64,), "int8"), registered=False).protocol == "ll16_one_shot"
+    for call in (
+        Call("alltoall", 4, tuple(range(16)), "int8"), Call("alltoall", 4, (64 << 20,), "int8"),
+        Call("scan", 4, (64,), "int8", "sum"), Call("exscan", 4, (64,), "int8", "sum"),
+    ):  # fmt: skip
+        for registered in (False, True):
+            rule = rule_of(plan, call, registered=registered)
+            assert (rule.scheme, rule.protocol, "not tried" in rule.reason) == ("onehop", "slots", True)
+            assert program_for(plan, call, rule).call == call
+    with pytest.raises(SettingsError, match=r"onehop/direct for alltoall"):
+        planned(4, "alltoall:onehop/direct")
+    with pytest.raises(SettingsError, match=r"ll16_one_shot for scan"):
+        planned(4, "scan:onehop/ll16_one_shot")
+
+
+def test_a_plan_from_before_alltoalls_runs_them_as_a_scatter() -> None:
+    plan = planned(4)
+    old = replace(plan, rules=tuple(r for r in plan.rules if r.collective not in CARRIED))
+    assert Plan.from_json(old.to_json()).check(modify(H200, gpus="0,1,2,3")) == old
+    for kind in CARRIED:
+        rule = old.rule(kind, 1000)
+        assert (rule.collective, rule.scheme, rule.protocol) == (kind, "onehop", "slots")
+        assert "no row" in rule.reason
+    only = make_plan(H200, collectives=("allreduce",))
+    with pytest.raises(PlanError, match="no rule for alltoall"):
+        only.rule("alltoall", 1000)
 
 
 def test_registered_rows_are_for_registered_buffers() -> None:

@@ -13,7 +13,7 @@ from blinkmpi.program.call import Call
 from blinkmpi.program.interpreter import run
 from blinkmpi.program.reduction import DTYPES, FLOATS, accumulator_of, check_op, combine, dtype_of, fold
 from blinkmpi.topology import machine, modify
-from tests.conformance import COLLECTIVES, Case, cases, expected, inputs, mistakes
+from tests.conformance import COLLECTIVES, PLANNED, VARIANTS, Case, cases, expected, inputs, mistakes
 
 
 def test_every_type_has_a_dtype_and_an_accumulator_at_least_as_wide() -> None:
@@ -117,8 +117,11 @@ def plan_of(name: str) -> Plan:
 
 
 def call_of(case: Case) -> Call:
-    kind = case.collective.removesuffix("_block")
-    counts = case.counts() if kind == "reduce_scatter" else (case.count,)
+    kind, counts = case.planned, (case.count,)
+    if kind == "reduce_scatter" or case.collective in VARIANTS:
+        counts = case.counts()
+    if case.collective == "alltoallv":
+        counts = tuple(count for rank in range(case.n) for count in case.row(rank))
     root = case.root if kind in ("broadcast", "reduce", "gather", "scatter") else -1
     return Call(kind, case.n, counts, case.dtype, case.op, root)
 
@@ -127,7 +130,7 @@ def call_of(case: Case) -> Call:
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_scheme(name: str, collective: str) -> None:
     plan = plan_of(name)
-    kind = collective.removesuffix("_block")
+    kind = PLANNED.get(collective, collective)
     for case in cases(collective, plan.n, full=name == "dgx-1v[1,4,5,6]"):
         call = call_of(case)
         if call.total == 0 or case.in_place:  # a program does not know whose memory it works on

@@ -13,38 +13,44 @@ from blinkmpi.program.call import Call
 from blinkmpi.program.check import check
 from blinkmpi.program.ir import Program
 from blinkmpi.program.lower import lower, spans
-from blinkmpi.trees.tree import COLLECTIVES, Collective
+from blinkmpi.trees.tree import CARRIED, COLLECTIVES, Collective, carried
 from tests.unit.trees.packings import call_of, packing, random_packing, tree
 
+EVERY: tuple[Collective, ...] = (*COLLECTIVES, *CARRIED)
 
-def chance(collective: Collective, n: int, count: int, seed: int, *, multicast: bool = False) -> Program:
+
+def chance(
+    collective: Collective, n: int, count: int, seed: int, *, multicast: bool = False, uneven: bool = False
+) -> Program:
     rng = random.Random(seed)
     root = rng.randrange(n)
     found = random_packing(collective, n, rng, root=root)
     found = msgspec.structs.replace(found, multicast=multicast)
-    return lower(found, call_of(collective, n, count, root=root), chunk_bytes=rng.choice([1, 64, 4096]), depth=2)
+    call = call_of(collective, n, count, root=root, uneven=uneven)
+    return lower(found, call, chunk_bytes=rng.choice([1, 64, 4096]), depth=2)
 
 
 @given(
-    collective=st.sampled_from(COLLECTIVES),
+    collective=st.sampled_from(EVERY),
     n=st.integers(1, 7),
     count=st.sampled_from([0, 1, 7, 100, 1003]),
     seed=st.integers(0, 2**32),
     multicast=st.booleans(),
+    uneven=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
 def test_every_lowered_program_passes_and_survives_json(
-    collective: Collective, n: int, count: int, seed: int, multicast: bool
+    collective: Collective, n: int, count: int, seed: int, multicast: bool, uneven: bool
 ) -> None:
-    program = check(chance(collective, n, count, seed, multicast=multicast))
+    program = check(chance(collective, n, count, seed, multicast=multicast, uneven=uneven))
     assert check(Program.from_json(program.to_json())) == program
-    assert program == chance(collective, n, count, seed, multicast=multicast), (
+    assert program == chance(collective, n, count, seed, multicast=multicast, uneven=uneven), (
         "the same plan lowers to the same program"
     )
     assert all(1 <= program.chunk_of(stage) <= program.chunk for stage in program.stages)
 
 
-REAL: list[Collective] = [c for c in COLLECTIVES if c != "barrier"]
+REAL: list[Collective] = [c for c in EVERY if c != "barrier"]
 
 
 @given(collective=st.sampled_from(REAL), n=st.integers(2, 6), seed=st.integers(0, 2**32), pick=st.integers(0, 10**6))
@@ -181,6 +187,39 @@ def test_steps_follow_the_spans_of_the_trees() -> None:
     (Call("reduce_scatter", 3, (5, 0, 2), "int8", "sum"), 7, 7, 0),
     (Call("allreduce", 3, (5,), "int8", "sum"), 5, 5, 5),
     (Call("barrier", 3, (0,), "int8"), 0, 0, 0),
+    (Call("allgather", 3, (5, 0, 2), "int8"), 7, 0, 7),
+    (Call("gather", 3, (5, 4, 2), "int8", "", 0), 11, 4, 11),
+    (Call("scatter", 3, (5, 4, 2), "int8", "", 0), 11, 11, 4),
+    (Call("alltoall", 3, (5,), "int8"), 15, 15, 15),
+    (Call("alltoall", 3, (0, 9, 0, 1, 2, 3, 0, 4, 0), "int8"), 15, 6, 15),
+    (Call("scan", 3, (5,), "int8", "sum"), 5, 5, 5),
 ])  # fmt: skip
 def test_counts_of_a_call(call: Call, total: int, send: int, recv1: int) -> None:
-    assert (call.total, call.send_count, call.recv_count(1)) == (total, send, recv1)
+    assert (call.total, call.send_length(1), call.recv_count(1)) == (total, send, recv1)
+
+
+def test_an_uneven_block_in_another_place_is_found() -> None:
+    """Every block of an alltoall has a length of its own, and what belongs to one rank goes to no other."""
+    scatters = [packing("scatter", 3, [tree(r, f"{r}-{e}") for e in range(3) if e != r], root=r) for r in range(3)]
+    call = Call("alltoall", 3, (0, 9, 0, 1, 2, 3, 0, 4, 0), "int8")
+    program = check(lower(carried("alltoall", scatters), call, chunk_bytes=64, depth=2))
+    swapped = msgspec.structs.replace(call, counts=(0, 9, 0, 1, 2, 4, 0, 3, 0))
+    with pytest.raises(PlanError, match=r"rank 1: element|hold contributions"):
+        check(msgspec.structs.replace(program, call=swapped))
+
+
+def test_a_scan_that_skips_a_rank_is_found() -> None:
+    scatters = [packing("scatter", 3, [tree(r, f"{r}-{e}") for e in range(3) if e != r], root=r) for r in range(3)]
+    program = check(lower(carried("scan", scatters), call_of("scan", 3, 8), chunk_bytes=64, depth=2))
+    i = next(i for i, stage in enumerate(program.stages) if stage.rank == 1)
+    with pytest.raises(PlanError, match=r"hold contributions .* wanted"):
+        check(replace_stage(program, i, msgspec.structs.replace(program.stages[i], local=None, fold=(0,))))
+
+
+def test_a_program_of_before_is_read_as_it_was() -> None:
+    """One number stood for equal blocks, and still does; a collective that there is not is refused."""
+    paths = [tree(0, "0-1"), tree(0, "0-2")]
+    text = lower(packing("scatter", 3, paths, root=0), call_of("scatter", 3, 8), chunk_bytes=64, depth=2).to_json()
+    assert check(Program.from_json(text)).call.counts == (8,)
+    with pytest.raises(FormatError, match="not a valid program"):
+        Program.from_json(text.replace('"collective": "scatter"', '"collective": "alltoallw"'))

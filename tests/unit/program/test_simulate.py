@@ -22,7 +22,7 @@ from blinkmpi.topology.importers import modify
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import methods, pack
-from blinkmpi.trees.tree import COLLECTIVES, Collective, Edge, Packing, Tree
+from blinkmpi.trees.tree import CARRIED, COLLECTIVES, Collective, Edge, Packing, Tree, carried
 from tests.conformance import allowed
 from tests.unit.trees.packings import call_of, machine_of, packing, random_packing, reference, sends_of, tree
 
@@ -37,19 +37,34 @@ def same(got: list[Array | None], want: list[Array | None]) -> bool:
     )
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", [*COLLECTIVES, *CARRIED])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_results_equal_numpy_for_every_op_type_and_count(collective: Collective, n: int) -> None:
     rng, data = random.Random(n), np.random.default_rng(n)
     for count in (0, 1, 7, 1003):
         for dtype in DTYPES:
             for op in allowed(dtype) if collective in REDUCTIONS else [""]:
-                call = call_of(collective, n, count, dtype=dtype, op=op, root=n - 1)
+                if op == "avg" and collective in ("scan", "exscan"):  # of how many?
+                    continue
+                call = call_of(collective, n, count, dtype=dtype, op=op, root=n - 1, uneven=rng.random() < 0.5)
                 found = random_packing(collective, n, rng, root=n - 1)
                 found = msgspec.structs.replace(found, multicast=rng.random() < 0.5)
                 program = check(lower(found, call, chunk_bytes=256, depth=2))
                 sends = sends_of(call, data)
                 assert same(run(program, sends), reference(call, sends)), (collective, n, count, dtype, op)
+
+
+def test_partial_sums_of_a_scan_are_rounded_only_where_they_are_kept() -> None:
+    """In the order of ranks, though the way from rank 1 to rank 2 leads through rank 0."""
+    scatters = [packing("scatter", 3, [tree(r, "0-1" if r == 0 else "1-0 0-2")], root=r) for r in range(3)]
+    sends = [np.random.default_rng(r).standard_normal(1000).astype(np.float16) for r in range(3)]
+    a, b, c = (s.astype(np.float32) for s in sends)
+    for kind, want in (("scan", [a, a + b, (a + b) + c]), ("exscan", [None, a, a + b])):
+        call = Call(kind, 3, (1000,), "float16", "sum")  # type: ignore[arg-type]
+        program = check(lower(carried(call.collective, scatters), call, chunk_bytes=64, depth=2))
+        for got, right in zip(run(program, list(sends)), want, strict=True):
+            assert (got is None) == (right is None)
+            assert got is None or right is None or got.tobytes() == right.astype(np.float16).tobytes(), kind
 
 
 def test_sums_of_halves_are_rounded_once_and_fold_in_rank_order() -> None:

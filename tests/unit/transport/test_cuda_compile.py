@@ -116,6 +116,16 @@ def test_stages_of_every_plan(name: str) -> None:
         check(f"{name} {kernel}", STAGES, used, slack=SLACK if i < len(folds) else 0)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["hgx-h200 x 4", "dgx-1v x 8"])
+def test_scans_and_alltoalls(name: str, dtype: str) -> None:
+    """Whose stages keep what they pass on as a partial result, and pass on for others."""
+    made = [*kernels(name, ("scan", "exscan"), dtype, "sum", most=6), *kernels(name, ("alltoall",), dtype, most=2)]
+    found = all_compiled([source for _, source in made], "sm_90")
+    for (kernel, _), used in zip(made, found, strict=True):
+        check(f"{name} {kernel}", STAGES, used, slack=SLACK)
+
+
 @pytest.mark.parametrize("arch", [a for a in GENERATIONS if a != "sm_90"])
 @pytest.mark.parametrize("name", ["hgx-h200 x 8", "dgx-1v x 8"])
 def test_stages_of_every_generation(arch: str, name: str) -> None:

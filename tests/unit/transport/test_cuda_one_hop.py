@@ -11,7 +11,7 @@ from blinkmpi.program.reduction import Array, accumulator_of, combine, dtype_of
 from blinkmpi.transport.cuda.direct_segments import in_blocks, segment, spread
 from blinkmpi.transport.cuda.memory_layout import LINE, LL16_BUFFER_BYTES, MAX_RANKS, ll128_buffer_bytes
 from blinkmpi.transport.cuda.packets import LL128, PACK_BYTES, PROTOCOLS, PacketStreams, fits, longest_slice, streams
-from blinkmpi.trees.tree import COLLECTIVES, Collective
+from blinkmpi.trees.tree import CARRIED, COLLECTIVES, Collective
 from tests.unit.trees.packings import call_of, reference, sends_of
 
 # ---------------------------------------------------------------- between registered buffers
@@ -122,11 +122,20 @@ def check(call: Call, recvs: list[Array | None], writes: list[Array | None], wan
             assert result.tobytes() == expected.tobytes(), call
 
 
-@some_calls
+@given(
+    collective=st.sampled_from([*REAL, *CARRIED]),
+    n=st.integers(1, MAX_RANKS),
+    count=st.sampled_from([1, 2, 7, 31, 64, 129, 1000, 4097]),
+    dtype=st.sampled_from(["float32", "bfloat16", "int8", "complex128"]),
+    root=st.integers(0, MAX_RANKS - 1),
+    uneven=st.booleans(),
+)
 @settings(max_examples=300)
-def test_one_shot_reaches_who_waits_for_it(collective: Collective, n: int, count: int, dtype: str, root: int) -> None:
-    call = call_of(collective, n, count, dtype=dtype, root=root % n)
-    if collective == "reduce_scatter" and len(set(call.counts)) > 1:
+def test_one_shot_reaches_who_waits_for_it(
+    collective: Collective, n: int, count: int, dtype: str, root: int, uneven: bool
+) -> None:
+    call = call_of(collective, n, count, dtype=dtype, root=root % n, uneven=uneven)
+    if collective in ("scan", "exscan") or len(set(call.counts)) > 1:
         assert not fits(call, "ll16_one_shot")
         with pytest.raises(ArgumentError, match="uneven"):
             streams(call, 0)

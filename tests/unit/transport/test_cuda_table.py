@@ -18,7 +18,7 @@ from blinkmpi.transport.cuda.codegen import scale, table
 from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS
 from blinkmpi.transport.cuda.loaded_kernel import fingerprint
 from blinkmpi.transport.cuda.memory_layout import LINE, SYMMETRIC_BYTES, groups, most_stages, place, stages_of
-from blinkmpi.trees.tree import Collective
+from blinkmpi.trees.tree import CARRIED, Collective
 from tests.unit.transport.table_emulator import (
     CHANNEL,
     MACHINES,
@@ -40,7 +40,8 @@ TYPES = ("float32", "bfloat16", "int8", "float64", "complex64")
 
 def pairs(plan: Plan) -> list[tuple[Any, str]]:
     """Every (collective, scheme) that moves something."""
-    return list(dict.fromkeys((p.collective, p.scheme) for p in plan.packings if p.collective != "barrier"))
+    found = [(p.collective, p.scheme) for p in plan.packings if p.collective != "barrier"]
+    return list(dict.fromkeys([*found, *((c, scheme) for c in CARRIED for scheme in plan.schemes(c))]))
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -54,7 +55,8 @@ def test_calls_one_after_another(name: str, depth: int, rng: np.random.Generator
     for i in rng.permutation(len(order)).tolist():
         collective, scheme = order[i]
         root, dtype = int(rng.integers(plan.n)), TYPES[int(rng.integers(len(TYPES)))]
-        call = call_of(collective, plan.n, int(rng.integers(300, 1200)), dtype=dtype, root=root)
+        uneven = bool(rng.random() < 0.5)
+        call = call_of(collective, plan.n, int(rng.integers(300, 1200)), dtype=dtype, root=root, uneven=uneven)
         rule = Rule(collective, 0, scheme, 512, depth)
         sends = sends_of(call, rng)
         program = program_for(plan, call, rule)
@@ -74,7 +76,7 @@ def test_odd_sizes(name: str, count: int, rng: np.random.Generator) -> None:
     world = World(plan.n)
     for seq, (collective, scheme) in enumerate(pairs(plan)):
         dtype = TYPES[seq % len(TYPES)]
-        call = call_of(collective, plan.n, count, dtype=dtype, root=seq % plan.n)
+        call = call_of(collective, plan.n, count, dtype=dtype, root=seq % plan.n, uneven=seq % 2 == 0)
         sends = sends_of(call, rng)
         ran = made(world, program_for(plan, call, Rule(collective, 0, scheme, 1024, 2)), sends, ctas=64)
         execute(world, [ran], rng, seq=seq)
@@ -207,7 +209,7 @@ def program(collective: Collective, n: int, scheme: str, *, count: int = 1 << 20
     return program_for(plan, even_call(collective, n, count), Rule(collective, 0, scheme, chunk, 4))
 
 
-@pytest.mark.parametrize("collective", REAL)
+@pytest.mark.parametrize("collective", [*REAL, *CARRIED])
 def test_groups_fill_a_gpu_and_no_more(collective: Collective) -> None:
     lowered = program(collective, 8, "onehop")
     stages = {r: [stage.tree for stage in lowered.of(r)] for r in range(8)}
@@ -248,7 +250,7 @@ def test_what_does_not_fit_is_said_with_its_size() -> None:
         place(multicast, groups(multicast, 132), 4, 4, SYMMETRIC_BYTES)
 
 
-@pytest.mark.parametrize("collective", REAL)
+@pytest.mark.parametrize("collective", [*REAL, *CARRIED])
 @pytest.mark.parametrize("n", [2, 8])
 def test_the_largest_gpu_has_flags_enough(collective: Collective, n: int) -> None:
     """Each pair of ranks has a fixed number of flag lines, whatever the plan."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
 from blinkmpi.program.reduction import Array, accumulator_of, dtype_of
 from blinkmpi.topology.model import Device, Link, Topology
-from blinkmpi.trees.tree import ROOTED, Certificate, Collective, Edge, Packing, Tree
+from blinkmpi.trees.tree import CARRIED, ROOTED, Certificate, Collective, Edge, Packing, Tree, carried
 
 
 def tree(root: int, edges: str, weight: int = 1) -> Tree:
@@ -43,6 +43,8 @@ def random_path(n: int, root: int, end: int, rng: random.Random) -> Tree:
 
 def random_packing(collective: Collective, n: int, rng: random.Random, *, root: int = 0) -> Packing:
     """Trees as the collective wants them, with random shapes, roots and weights."""
+    if collective in CARRIED:
+        return carried(collective, [random_packing("scatter", n, rng, root=r) for r in range(n)])
     trees: list[Tree] = []
     if collective in ("gather", "scatter"):
         for end in (r for r in range(n) if r != root):
@@ -62,18 +64,20 @@ def even_call(kind: Any, n: int, count: int, *, dtype: str = "float32", op: str 
     return Call(kind, n, counts, dtype, op if kind in REDUCTIONS else "", root if kind in ROOTED else -1)
 
 
-def call_of(kind: Collective, n: int, count: int, **keys: Any) -> Call:
-    """As :func:`even_call`, but every third rank gets no elements of a reduce_scatter."""
+def call_of(kind: Collective, n: int, count: int, *, uneven: bool = False, **keys: Any) -> Call:
+    """As :func:`even_call`, but every third rank gets no elements of a reduce_scatter; ``uneven`` does so to others."""
     call = even_call(kind, n, count, **keys)
     counts = tuple(count if r % 3 != 1 else 0 for r in range(n))
-    return replace(call, counts=counts) if kind == "reduce_scatter" else call
+    if uneven and kind == "alltoall":
+        counts = tuple(count + 5 * r if r % 3 != 1 else 0 for r in range(n * n))
+    return replace(call, counts=counts) if kind == "reduce_scatter" or (uneven and kind in BLOCKED) else call
 
 
 def sends_of(call: Call, rng: np.random.Generator) -> list[Array | None]:
     """Small whole numbers, so that every order of folding gives the same result exactly."""
     sends: list[Array | None] = []
     for rank in range(call.n):
-        n = call.send_count if call.sends(rank) else -1
+        n = call.send_length(rank) if call.sends(rank) else -1
         data: Any = rng.integers(0, 2 if call.dtype == "bool" else 4, max(n, 0))
         if call.dtype.startswith("complex"):
             data = data + 1j * rng.integers(0, 2, max(n, 0))
@@ -85,6 +89,11 @@ def reference(call: Call, sends: list[Array | None]) -> list[Array | None]:
     """What MPI defines, by NumPy, in one line per collective."""
     got = [s for s in sends if s is not None]
     ranks, kind = range(call.n), call.collective
+    if kind in ("scan", "exscan"):
+        return [_reduce(call, got[: r + (kind == "scan")]) if r or kind == "scan" else None for r in ranks]
+    if kind == "alltoall":
+        pieces = [[call.piece(s, r) for s in ranks] for r in ranks]
+        return [np.concatenate([got[s][at : at + k] for s, (at, _, k) in enumerate(row)]) for row in pieces]
     if kind in REDUCTIONS:
         total = _reduce(call, got)
         if kind == "reduce":

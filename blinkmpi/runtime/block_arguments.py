@@ -1,0 +1,185 @@
+"""Arguments of the collectives that move a block for each rank, of a length and at a place of its own; and Alltoall.
+
+As :mod:`.arguments`, whose meaning of a result is the same. Programs know packed vectors alone: blocks that do not lie
+one behind another are copied to memory of our own before the call, and from there after it.
+
+Only in an Allgatherv does every rank know all lengths. In the others each tells what it knows of its own blocks, before
+all ranks, and compares what it hears with what it expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import ArgumentError
+from ..program.call import Call
+from ..program.memory import Buffer, DeviceArray, overlap
+from ..program.reduction import Array
+from ..trees.tree import Collective
+from .arguments import Copy, Prepared, Unsettled, check_apart, check_equal, check_root, leaf, memory_like
+from .buffers import Blocks, in_place, parse, parse_blocks
+
+Memory = Array | DeviceArray
+
+
+def allgatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
+    """``Allgatherv``: every rank's block to everybody."""
+    send, recv = _collected(rank, n, sendbuf, recvbuf)
+    return _received(Call("allgather", n, _short(recv.counts), send.dtype), send.array, recv)
+
+
+def gatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettled:
+    """``Gatherv``: every rank's block to the root."""
+    check_root(root, n)
+    if rank != root:
+        send = leaf(rank, root, sendbuf)
+        return _told("gather", n, root, (send.count,), send, Prepared(_some(send), send.array, None))
+    send, recv = _collected(rank, n, sendbuf, recvbuf)
+    ready = _received(_some(send), send.array, recv)
+    return _told("gather", n, root, (send.count,), send, ready, recv.counts)
+
+
+def scatterv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettled:
+    """``Scatterv``: the root's blocks, one to each rank."""
+    check_root(root, n)
+    if rank != root:
+        recv = parse(recvbuf, name="recvbuf", writable=True)
+        return _told("scatter", n, root, (recv.count,), recv, Prepared(_some(recv), None, recv.array))
+    send = parse_blocks(sendbuf, name="sendbuf", writable=False, n=n)
+    block = send.block(rank)
+    recv = block if in_place(recvbuf) else parse(recvbuf, name="recvbuf", writable=True)
+    check_equal(recv, block)
+    _apart(send, [recv.array], block.array)
+    packed, copies = _packed(send)
+    before = tuple(Copy(ours, theirs) for ours, theirs in copies)
+    ready = Prepared(_some(recv), packed, recv.array, before=before)
+    return _told("scatter", n, root, (recv.count,), recv, ready, send.counts)
+
+
+def alltoall(_: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
+    """``Alltoall``: a block of everybody to everybody, all of the same length."""
+    recv = parse(recvbuf, name="recvbuf", writable=True, blocks=n)
+    if recv.count % n:
+        raise ArgumentError(f"recvbuf has {recv.count} elements, no multiple of {n} ranks; correct its length")
+    call = Call("alltoall", n, (recv.count // n,), recv.dtype)
+    if in_place(sendbuf):
+        own = memory_like(recv.array, recv.count)  # blocks come in before those at their places have been read
+        return Prepared(call, own, recv.array, before=(Copy(own, recv.array),))
+    send = parse(sendbuf, name="sendbuf", writable=False, blocks=n)
+    check_equal(send, recv)
+    check_apart(send.array, recv.array, None)
+    return Prepared(call, send.array, recv.array)
+
+
+def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
+    """``Alltoallv``: a block of everybody to everybody, each of its own length."""
+    recv = parse_blocks(recvbuf, name="recvbuf", writable=True, n=n)
+    recv.check_disjoint()
+    if in_place(sendbuf):
+        send = recv
+    else:
+        send = parse_blocks(sendbuf, name="sendbuf", writable=False, n=n)
+        check_equal(_none(send.buffer), _none(recv.buffer))
+        _apart(recv, [send.buffer.array] if send.packed else [send.block(r).array for r in range(n)], None)
+    if send.counts[rank] != recv.counts[rank]:
+        raise ArgumentError(
+            f"rank {rank}: sendbuf has {send.counts[rank]} elements for rank {rank} itself, recvbuf room for "
+            f"{recv.counts[rank]}; make the counts equal"
+        )
+    packed, copies = _packed(send, copied=send is recv)
+    ready = _received(_some(recv.buffer), packed, recv, tuple(Copy(ours, theirs) for ours, theirs in copies))
+
+    def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
+        for source, row in enumerate(rows):
+            if row[rank] != recv.counts[source]:
+                raise ArgumentError(
+                    f"Alltoallv: rank {source} sends {row[rank]} elements to rank {rank}, which expects "
+                    f"{recv.counts[source]} (its recvcounts are {list(recv.counts)}); make the counts equal"
+                )
+        call = Call("alltoall", n, _short([count for row in rows for count in row]), recv.buffer.dtype)
+        return _with(ready, call)
+
+    return Unsettled(send.counts, settle, ready)
+
+
+def _told(
+    kind: Collective, n: int, root: int, numbers: tuple[int, ...], block: Buffer, ready: Prepared,
+    expected: tuple[int, ...] = (),
+) -> Unsettled:  # fmt: skip
+    """A Gatherv or Scatterv when every rank has told the length of its block; the root compares with ``expected``."""
+
+    def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
+        counts = [row[0] for row in rows]
+        for rank, (got, want) in enumerate(zip(counts, expected or counts, strict=True)):
+            if got != want:
+                does, name = ("sends", "recvcounts") if kind == "gather" else ("receives", "sendcounts")
+                raise ArgumentError(
+                    f"{kind.capitalize()}v: rank {rank} {does} {got} elements, but {name}[{rank}] of the root {root} "
+                    f"is {want}; make them equal"
+                )
+        return _with(ready, Call(kind, n, _short(counts), block.dtype, "", root))
+
+    return Unsettled(numbers, settle, ready)
+
+
+def _with(ready: Prepared, call: Call) -> Prepared:
+    return replace(ready, call=call, plain=True)
+
+
+def _some(buffer: Buffer) -> Call:
+    """Stands for a call that is not known yet."""
+    return Call("barrier", 1, (0,), buffer.dtype)
+
+
+def _none(buffer: Buffer) -> Buffer:
+    return Buffer(buffer.array[:0], buffer.dtype)
+
+
+def _short(counts: Sequence[int]) -> tuple[int, ...]:
+    """The lengths of a call's blocks: one number if they are all the same."""
+    return tuple(counts[:1]) if len(set(counts)) == 1 else tuple(counts)
+
+
+def _collected(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> tuple[Buffer, Blocks]:
+    """This rank's block and the buffer of all blocks."""
+    recv = parse_blocks(recvbuf, name="recvbuf", writable=True, n=n)
+    recv.check_disjoint()
+    block = recv.block(rank)
+    send = block if in_place(sendbuf) else parse(sendbuf, name="sendbuf", writable=False)
+    check_equal(send, block)
+    _apart(recv, [send.array], block.array)
+    return send, recv
+
+
+def _apart(blocks: Blocks, others: list[Memory], same: Memory | None) -> None:
+    """Raise ArgumentError if one of ``blocks`` overlaps what the call uses besides; gaps between them may be used."""
+    whole = blocks.buffer.array
+    for other in (some for some in others if some.size):
+        check_apart(other[:0], whole[:0], None)  # in one memory
+        if overlap(other, whole):
+            for start, stop, _ in blocks.filled:
+                check_apart(other, whole[start:stop], same)
+
+
+def _packed(blocks: Blocks, *, copied: bool = False) -> tuple[Memory, list[tuple[Memory, Memory]]]:
+    """The blocks one behind another: where they lie, or in memory of ours and the pieces of both (ours, the user's)."""
+    array, filled = blocks.buffer.array, sorted(blocks.filled, key=lambda block: block[2])
+    total = sum(blocks.counts)
+    if blocks.packed and not copied:
+        start = filled[0][0] if filled else 0
+        return array[start : start + total], []
+    own, at = memory_like(array, total), 0
+    pieces: list[tuple[Memory, Memory]] = []
+    for start, stop, _ in filled:
+        pieces.append((own[at : at + stop - start], array[start:stop]))
+        at += stop - start
+    return own, pieces
+
+
+def _received(call: Call, send: Memory, recv: Blocks, before: tuple[Copy, ...] = ()) -> Prepared:
+    """A call that receives blocks."""
+    packed, copies = _packed(recv)
+    after = tuple(Copy(theirs, ours) for ours, theirs in copies)
+    return Prepared(call, send, packed, before=before, after=after, plain=True)
