@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 from tests.campaign.deadly import DEADLY, judge
 from tests.campaign.rank import AFTER_S, Order
 from tests.campaign.steps import Mix
-from tests.harness import ROOT, TAIL, Job, Outcome, SharedMemoryWatch, Started
+from tests.harness import ROOT, TAIL, Job, Outcome, SharedMemoryWatch
 
 DEADLY_S = 30.0  # that a job may take which a fault ends
 SMALL_SHM_MIB = 160
@@ -61,8 +62,11 @@ def hosts(seed: int, seconds: float, layout: tuple[int, ...], mix: Mix) -> Resul
     order = Order(seed, seconds, mix)
     with _box() as box, World(len(layout)) as world:
         argv = [sys.executable, "-m", "tests.campaign.rank", str(box), json.dumps(asdict(order))]
-        with world.start(layout, argv, timeout=seconds + AFTER_S + 5, env={"PYTHONPATH": str(ROOT)}) as job:
-            outcome = _wait(job, box, lambda number, state: world.link(f"host{number % len(layout)}", state))
+        with (
+            world.start(layout, argv, timeout=seconds + AFTER_S + 5, env={"PYTHONPATH": str(ROOT)}) as job,
+            _links(box, lambda number, state: world.link(f"host{number % len(layout)}", state)),
+        ):
+            outcome = job.wait()
         return _read(Result("hosts", seed, mix.n), box, outcome, [])
 
 
@@ -104,18 +108,28 @@ def _box() -> Iterator[Path]:
         yield Path(name)
 
 
-def _wait(job: Started, box: Path, link: Callable[[int, str], None]) -> Outcome:
-    """Wait for a job on several hosts, and take links down and up as its ranks ask."""
-    while job._process.poll() is None and job.seconds < job.timeout:
-        for request in sorted(box.glob("link-*.request")):
-            number, seconds = int(request.stem.partition("-")[2]), float(request.read_text())
-            link(number, "down")
-            time.sleep(seconds)
-            link(number, "up")
-            request.unlink()
-            request.with_suffix(".done").touch()
-        time.sleep(0.02)
-    return job.wait()  # type: ignore[attr-defined,no-any-return]
+@contextmanager
+def _links(box: Path, link: Callable[[int, str], None]) -> Iterator[None]:
+    """Take links down and up as the ranks of a job ask, meanwhile."""
+    end = threading.Event()
+
+    def serve() -> None:
+        while not end.wait(0.02):
+            for request in sorted(box.glob("link-*.request")):
+                number, seconds = int(request.stem.partition("-")[2]), float(request.read_text())
+                link(number, "down")
+                time.sleep(seconds)
+                link(number, "up")
+                request.unlink()
+                request.with_suffix(".done").touch()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 def _read(result: Result, box: Path, outcome: Outcome, left: list[str]) -> Result:
