@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkmpi.bench.environment import commit, hardware, versions
+from blinkmpi.transport.cuda.device import device_count
 from tests.campaign import jobs
 from tests.campaign.deadly import DEADLY
 from tests.campaign.jobs import Result
@@ -21,6 +22,8 @@ from tests.campaign.steps import Mix
 from tests.harness import ENVIRONMENT
 
 JOB_S = 45.0  # that a job calls for
+CROWDED_S = 15.0  # that ranks call which share GPUs
+CROWDS = (3, 8)
 CALLS_FAULTS = 0.08  # of the steps, with --faults
 DEADLY_SHARE = 0.3  # of the time, with --faults
 BETWEEN_HOSTS = 4 << 20  # bytes of a call at most
@@ -33,6 +36,8 @@ def plan(seed: int, args: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
     while True:
         ranks = rng.choice(args.ranks)
         yield ("hosts" if args.hosts else "calls"), rng.randrange(1 << 30), ranks
+        if args.gpus:  # among more ranks than GPUs
+            yield "crowded", rng.randrange(1 << 30), rng.choice(CROWDS)
         for _ in range(64 if args.faults and not args.gpus and not args.hosts else 0):
             yield rng.choice(list(DEADLY)), rng.randrange(1 << 30), rng.choice((2, 2, 3, 4))
 
@@ -54,6 +59,8 @@ def run(seed: int, args: argparse.Namespace) -> list[Result]:
                 continue
             result = jobs.deadly(what, one, ranks)
             spent += result.seconds
+        elif what == "crowded":
+            result = jobs.crowded(one, ranks, min(CROWDED_S, left))
         else:
             result = calls(what, one, ranks, min(JOB_S, left), mount, args)
         results.append(result)
@@ -135,8 +142,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--ranks", type=lambda text: tuple(map(int, text.split(","))), default=(2, 3, 4, 5, 8),
-                        help="numbers of ranks to draw from, as 2,4")  # fmt: skip
+    several = "numbers of ranks to draw from, as 2,4 (default: 2 to 8, or the number of GPUs)"
+    parser.add_argument("--ranks", type=lambda text: tuple(map(int, text.split(","))), help=several)
     parser.add_argument("--gpus", action="store_true", help="on GPU memory; one rank for each GPU")
     parser.add_argument("--hosts", action="store_true", help="on two hosts, made of namespaces")
     parser.add_argument("--faults", action="store_true")
@@ -144,6 +151,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1 << 60, help="of a job, at most")
     parser.add_argument("-o", metavar="FILE", help="write what was done as JSON")
     args = parser.parse_args()
+    args.ranks = args.ranks or ((device_count(),) if args.gpus else (2, 3, 4, 5, 8))
+    if args.gpus and not 2 <= max(args.ranks) <= device_count():
+        parser.error(f"{max(args.ranks)} ranks need as many GPUs, and at least 2; there are {device_count()}")
     print(f"seed {args.seed}", flush=True)
     began = time.monotonic()
     if args.job is None:

@@ -28,6 +28,7 @@ from blinkmpi.errors import (
     TopologyError,
 )
 from blinkmpi.planning import tuned_table
+from blinkmpi.transport.cuda.device import cupy
 from tests.campaign.doer import Doer
 from tests.campaign.steps import Step
 
@@ -75,6 +76,9 @@ class Faults:
 
     def bad_argument(self, comm: blinkmpi.Communicator, victim: int, own: random.Random) -> None:
         """One rank's argument is wrong: all raise, nothing is written, and the communicator lives on."""
+        if self._on_gpu(own):
+            self._bad_on_gpu(comm, victim, own)
+            return
         n, mine, part = self.n, self.rank == victim, COUNT // self.n
         x, y = np.arange(float(COUNT)), np.full(COUNT, -1.0)
         locked = y.copy()
@@ -113,14 +117,41 @@ class Faults:
         assert (x == np.arange(float(COUNT))).all(), f"argument {number}: the send buffer was changed"
         assert (y == -1).all(), f"argument {number}: the receive buffer was changed"
 
+    def _bad_on_gpu(self, comm: blinkmpi.Communicator, victim: int, own: random.Random) -> None:
+        """With GPU memory it kills the communicator, for the others' kernels may have begun."""
+        cp, n, child = cupy(), self.n, comm.Dup()
+        x, y = cp.arange(float(COUNT)), cp.full(COUNT, -1.0)
+        cp.cuda.runtime.deviceSynchronize()
+        choices: tuple[Attempt, ...] = (
+            lambda: child.Allreduce(x[:50], y),
+            lambda: child.Allreduce(x[::2], y[: COUNT // 2]),
+            lambda: child.Allreduce(x, y, op="median"),
+            lambda: child.Allreduce(x, y, op="band"),
+            lambda: child.Allreduce(x, y, timeout=-1),
+            lambda: child.Bcast(y, root=n),
+        )
+        number = own.randrange(len(choices))
+        error, seconds = attempt(choices[number] if self.rank == victim else lambda: child.Allreduce(x, y))
+        untouched = bool((x == cp.arange(float(COUNT))).all() and (y == -1).all())
+        child.Free()
+        self.world.Barrier()
+        wanted = (ArgumentError, BufferTypeError) if self.rank == victim else (MismatchError, RemoteError, PeerLost)
+        assert isinstance(error, wanted), f"argument {number} on a GPU: {error!r} came"
+        assert seconds < SHORT_S, f"argument {number} on a GPU: {error!r} came after {seconds:.1f} s"
+        assert untouched, f"argument {number} on a GPU: a buffer was changed"
+
     def mismatch(self, comm: blinkmpi.Communicator, victim: int, own: random.Random) -> None:
         """One rank makes another call than the others: all raise a MismatchError."""
-        x, y = np.ones(COUNT), np.zeros(COUNT)
+        on_gpu = self._on_gpu(own)
+        if on_gpu:  # which it does not survive there
+            comm = comm.Dup()
+        xp = self._arrays(on_gpu)
+        x, y = xp.ones(COUNT), xp.zeros(COUNT)
         root = own.randrange(self.n)
         choices: tuple[tuple[Attempt, Attempt], ...] = (
             (lambda: comm.Allreduce(x, y, MPI.MAX), lambda: comm.Allreduce(x, y)),
             (lambda: comm.Allreduce(x[:-1], y[:-1]), lambda: comm.Allreduce(x, y)),
-            (lambda: comm.Allreduce(x.astype("f4"), np.zeros(COUNT, "f4")), lambda: comm.Allreduce(x, y)),
+            (lambda: comm.Allreduce(x.astype("f4"), xp.zeros(COUNT, "f4")), lambda: comm.Allreduce(x, y)),
             (lambda: comm.Bcast(y, root=(root + 1) % self.n), lambda: comm.Bcast(y, root=root)),
             (lambda: comm.Bcast(y), lambda: comm.Allreduce(x, y)),
             (lambda: comm.Barrier(), lambda: comm.Allreduce(x, y)),
@@ -128,7 +159,11 @@ class Faults:
         )
         number = own.randrange(len(choices))
         error, seconds = attempt(choices[number][self.rank != victim])
-        assert isinstance(error, MismatchError), f"calls {number}: a MismatchError was expected, {error!r} came"
+        wanted = (MismatchError, PeerLost) if on_gpu else MismatchError
+        if on_gpu:
+            comm.Free()
+            self.world.Barrier()
+        assert isinstance(error, wanted), f"calls {number}: a MismatchError was expected, {error!r} came"
         assert seconds < SHORT_S, f"calls {number}: {error!r} came after {seconds:.1f} s"
         assert not y.any(), f"calls {number}: the receive buffer was changed"
 
@@ -144,9 +179,10 @@ class Faults:
         """One rank is stopped amid its calls and goes on within the deadline."""
         pause = own.uniform(0.0, 0.03), own.uniform(0.05, 0.6)
         helper = self._stop(*pause) if self.rank == victim else None
+        xp = self._arrays(self._on_gpu(own))
         for i in range(own.randint(2, 12)):
             count = own.choice((1, 1000, 100_003, 1_000_003))
-            x, y = np.full(count, float(self.rank + i)), np.empty(count)
+            x, y = xp.full(count, float(self.rank + i)), xp.empty(count)
             comm.Allreduce(x, y)
             assert (y == self.n * (self.n - 1) / 2 + self.n * i).all(), f"allreduce {i} of {count} is wrong"
         if helper is not None:
@@ -157,7 +193,8 @@ class Faults:
         limit = own.uniform(0.3, 0.6)
         count = own.choice((8, 8, 300_000))
         with_request = own.random() < 0.3
-        x, y = np.ones(count), np.empty(count)
+        xp = self._arrays(self._on_gpu(own))
+        x, y = xp.ones(count), xp.empty(count)
         child = comm.Dup()
         if self.rank == victim:
             time.sleep(limit + own.uniform(0.4, 0.8))
@@ -176,7 +213,8 @@ class Faults:
     def stopped_too_long(self, comm: blinkmpi.Communicator, victim: int, own: random.Random) -> None:
         """One rank is stopped amid calls until the deadline is over: all raise, it too when it goes on."""
         limit = own.uniform(0.3, 0.6)
-        x = np.ones(own.choice((8, 10_000, 1_000_003)))
+        count = own.choice((8, 10_000, 1_000_003))
+        x = self._arrays(self._on_gpu(own)).ones(count)
         child = comm.Dup()
         pause = own.uniform(0.0, 0.03), limit + own.uniform(0.8, 1.2)
         helper = self._stop(*pause) if self.rank == victim else None
@@ -190,6 +228,15 @@ class Faults:
         assert isinstance(error, CollectiveTimeout | PeerLost), f"a CollectiveTimeout was expected, {error!r} came"
         most = limit + LATE_S + (sum(pause) if self.rank == victim else 0.0)
         assert seconds < most, f"{error!r} came after {seconds:.1f} s, with a deadline of {limit:.1f} s"
+
+    def _on_gpu(self, own: random.Random) -> bool:
+        """Whether a fault strikes a call on GPU memory."""
+        return self.doer.mix.gpus and own.random() < 0.6
+
+    @staticmethod
+    def _arrays(on_gpu: bool) -> Any:
+        """What makes arrays."""
+        return cupy() if on_gpu else np
 
     def _stop(self, after: float, seconds: float) -> subprocess.Popen[bytes]:
         """Stop this process a little later, for some time."""
@@ -236,19 +283,30 @@ class Faults:
             del data[own.randrange(len(data)) :]
         else:
             data[own.randrange(len(data))] = own.randrange(256)
+        first = self.doer.comms[0]
         path = self.box / f"bad-{what}"
+        if what == "table" and first.gpu is not None:
+            path = tuned_table.file_of(self.box, first.gpu.name, first.machine)
         if self.rank == 0:
             path.write_bytes(bytes(data))
         self.world.Barrier()
-        if what == "table":
-            attempt(lambda: tuned_table.read(path))
-            self.world.Barrier()
+        if what == "table" and first.gpu is None:  # nobody reads tables there
+            attempt(
+                lambda: tuned_table.taken(first.plans, tuned_table.TunedTable.from_json(bytes(data)), first.machine)
+            )
             return
-        files = {"topology": str(self.box / "topology"), "plan": str(self.box / "plan")} | {what: str(path)}
+        files: dict[str, str | None] = {name: str(self.box / name) for name in ("topology", "plan")}
+        files = dict.fromkeys(files) if what == "table" else files | {what: str(path)}
         made: list[blinkmpi.Communicator] = []
+        cache = os.environ.get("BLINKMPI_CACHE_DIR")
+        if what == "table":
+            os.environ["BLINKMPI_CACHE_DIR"] = str(self.box)
         error, seconds = attempt(
             lambda: made.append(blinkmpi.Communicator(self.world, topology=files["topology"], plan=files["plan"]))
         )
+        if what == "table":
+            del os.environ["BLINKMPI_CACHE_DIR"]
+            os.environ |= {"BLINKMPI_CACHE_DIR": cache} if cache else {}
         errors = self.world.allgather(type(error).__name__)
         for comm in made if not any(name != "NoneType" for name in errors) else ():
             x = np.full(10_007, self.rank + 1.0)

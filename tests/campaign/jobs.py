@@ -20,6 +20,7 @@ from tests.harness import ROOT, TAIL, Job, Outcome, SharedMemoryWatch
 
 DEADLY_S = 30.0  # that a job may take which a fault ends
 SMALL_SHM_MIB = 160
+CROWDED_LOAD_S = 150.0  # that all kernels take to compile, at most
 ULFM = ("--with-ft", "ulfm")
 
 
@@ -87,6 +88,26 @@ def deadly(fault: str, seed: int, n: int) -> Result:
             found += [f"{line} outlived the job" for line in outcome.leftovers]
             result.wrong += [f"{text}\n{outcome.output[-TAIL:]}" for text in found]
         result.again = f"mpirun {' '.join(options)} -np {n} python -m tests.campaign.deadly FOLDER {seed} {fault}"
+    return result
+
+
+def crowded(seed: int, n: int, seconds: float) -> Result:
+    """Run ranks that share GPUs: calls by packets on the transport itself, because a Communicator refuses them."""
+    result = Result("crowded", seed, n)
+    with _box() as box:
+        file = box / "torture.json"
+        options = ["--seconds", str(seconds), "--seed", str(seed), "--counts", "63,8192,500009", "--replays", "4"]
+        argv = [sys.executable, "-m", "tests.gpu.torture", *options, "-o", str(file)]
+        with Job(n, argv, timeout=seconds + CROWDED_LOAD_S, env={"PYTHONPATH": str(ROOT)}, cwd=ROOT) as job:
+            outcome = job.wait()
+        done: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    result.calls, result.seconds = done.get("calls", 0), outcome.seconds
+    result.kinds["crowded"] = {f"{n} ranks": result.calls}
+    if outcome.timed_out:
+        result.hung.append(outcome.output[-TAIL:])
+    elif outcome.rc:  # 1 if an element was wrong
+        result.wrong.append(f"{done.get('first_wrong', [])[:8]}\n{outcome.output[-TAIL:]}")
+    result.again = f"mpirun -np {n} python -m tests.gpu.torture {' '.join(options)}"
     return result
 
 

@@ -57,7 +57,7 @@ def communicators(world: MPI.Intracomm, order: Order) -> list[blinkmpi.Communica
 def work(world: MPI.Intracomm, box: Path, order: Order, record: Record) -> None:
     """Do the steps."""
     comms = communicators(world, order)
-    record.device = comms[0].executor if not order.mix.gpus else str(comms[0].gpu)
+    record.device = comms[0].executor if not order.mix.gpus else getattr(comms[0].gpu, "name", "no GPU")
     doer = Doer(world, comms, order.mix, record)
     faults = Faults(doer, box)
     until = time.monotonic() + order.seconds

@@ -141,10 +141,11 @@ def _call(rng: random.Random, mix: Mix, n: int, how: str = "", most: int = 0) ->
     kind = KINDS[name]
     how = how or rng.choices(("blocking", "request", "persistent"), (80, 15, 5 * kind.persistent))[0]
     memory = rng.choice(mix.memories)
+    common = 0.8 if mix.gpus else 0.4  # on GPUs each type and operation is a kernel to compile
     on_mpi = how == "persistent" and memory not in ON_GPU
     if on_mpi or (memory == "spec" and kind.blocked):
         memory = "numpy"
-    dtypes: Sequence[str] = MPI_TYPES if on_mpi else COMMON if rng.random() < 0.4 else DTYPES
+    dtypes: Sequence[str] = MPI_TYPES if on_mpi else COMMON if rng.random() < common else DTYPES
     if memory in ("cupy", "registered"):
         dtypes = [d for d in dtypes if d not in TORCH_ONLY]
     if memory == "torch":
