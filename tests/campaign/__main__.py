@@ -24,6 +24,7 @@ from tests.harness import ENVIRONMENT
 JOB_S = 45.0  # that a job calls for
 CROWDED_S = 15.0  # that ranks call which share GPUs
 CROWDS = (3, 8)
+RANKS = (2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8)
 CALLS_FAULTS = 0.08  # of the steps, with --faults
 DEADLY_SHARE = 0.3  # of the time, with --faults
 BETWEEN_HOSTS = 4 << 20  # bytes of a call at most
@@ -151,7 +152,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1 << 60, help="of a job, at most")
     parser.add_argument("-o", metavar="FILE", help="write what was done as JSON")
     args = parser.parse_args()
-    args.ranks = args.ranks or ((device_count(),) if args.gpus else (2, 3, 4, 5, 8))
+    args.ranks = args.ranks or ((device_count(),) if args.gpus else RANKS)
     if args.gpus and not 2 <= max(args.ranks) <= device_count():
         parser.error(f"{max(args.ranks)} ranks need as many GPUs, and at least 2; there are {device_count()}")
     print(f"seed {args.seed}", flush=True)
