@@ -143,10 +143,14 @@ class Doer:
         pool = self._pools.get(id(comm)) if call.memory == "registered" else None
         return GpuBuffer(count, call.case.dtype, skew, call.memory, pool)
 
-    def do(self, step: Step) -> None:
-        """Carry out a step that is no fault."""
+    def _clear_pools(self) -> None:
+        """Take back what was handed out of registered memory; no call on it is under way."""
         for pool in self._pools.values():
             pool.clear()
+
+    def do(self, step: Step) -> None:
+        """Carry out a step that is no fault."""
+        self._clear_pools()
         if step.late and step.late[self.world.rank]:
             time.sleep(step.late[self.world.rank])
         comm = self.comms[step.comm % len(self.comms)]
@@ -168,6 +172,7 @@ class Doer:
     def calls(self, comm: blinkmpi.Communicator, some: Sequence[Call]) -> None:
         """Make calls one after another, each as often as it says."""
         for call in some:
+            self._clear_pools()
             one = Active(self, comm, call)
             if call.how == "persistent":
                 self._persistent(one)
@@ -184,8 +189,6 @@ class Doer:
                 if call.how != "request":
                     one.made()
                 one.check()
-            for pool in self._pools.values():
-                pool.clear()
 
     def _persistent(self, one: Active) -> None:
         """Start a call several times on the same buffers."""

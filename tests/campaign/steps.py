@@ -160,7 +160,7 @@ def _call(rng: random.Random, mix: Mix, n: int, how: str = "", most: int = 0) ->
     )  # fmt: skip
     skews = (rng.choice((0, 0, 1, 3, 17)), rng.choice((0, 0, 1, 5)))
     after = rng.choice(("check", "scribble", "drop"))
-    times = rng.choice((1, 1, 1, 2, 4)) if nbytes < 1 << 16 and after != "drop" else 1
+    times = rng.choice((1, 1, 1, 2, 4, 12)) if nbytes < 1 << 16 and after != "drop" else 1
     return Call(case, how, memory, skews, after, times)
 
 
