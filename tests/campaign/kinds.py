@@ -12,12 +12,12 @@ from mpi4py import MPI
 from blinkmpi.runtime.buffers import OPS
 from tests.conformance import Case
 
-FOLDED = -1  # as a Part's source: the reduction of what all ranks sent
+FOLDED = -1  # as a Part's source: the reduction of what the ranks sent
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``count`` elements of what arrives: of rank ``source``'s vector (or the fold of all), from ``start`` on."""
+    """``count`` elements of what arrives: of rank ``source``'s vector (or of the fold), from ``start`` on."""
 
     source: int
     start: int
@@ -35,6 +35,8 @@ class Kind:
         arguments: of case, rank and the two buffers (None where there is none): the call's arguments.
         own: of case and rank, in place: where in the receive buffer the rank's own vector lies before the call;
             None if it lies in the send buffer all the same.
+        folds: the collective of the conformance suite, element for element, that gives what FOLDED parts hold: another
+            than ``allreduce`` where each rank has a fold of its own, as in a scan.
         reduces, rooted: whether it takes an operation, a root.
         blocked: whether the case's count is that of one rank's block in a longer vector.
         from_root: whether the root alone sends.
@@ -47,6 +49,7 @@ class Kind:
     parts: Callable[[Case, int], tuple[Part, ...]]
     arguments: Callable[[Case, int, Any, Any], tuple[Any, ...]]
     own: Callable[[Case, int], int | None] = lambda _case, _rank: 0
+    folds: str = "allreduce"
     reduces: bool = False
     rooted: bool = False
     blocked: bool = False

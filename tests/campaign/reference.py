@@ -24,7 +24,8 @@ def length(case: Case) -> int:
 
 def period(case: Case) -> Case:
     """The case whose inputs are one period of this one's, and whose result is one of the fold."""
-    return replace(case, collective="allreduce", count=min(length(case), PERIOD), in_place=False, root=0)
+    folds = KINDS[case.collective].folds
+    return replace(case, collective=folds, count=min(length(case), PERIOD), in_place=False, root=0)
 
 
 def fill(case: Case, rank: int, target: Array) -> None:
@@ -47,7 +48,7 @@ def wrong(case: Case, rank: int, recv: Array, *, behind: bool = True) -> str:
     """Say what is wrong in the receive buffer after the call, or nothing. ``behind``: look behind the result, too."""
     kind, at = KINDS[case.collective], 0
     for part in kind.parts(case, rank):
-        found = sum(_differences(case, part, recv[at : at + part.count]))
+        found = sum(_differences(case, rank, part, recv[at : at + part.count]))
         if found:
             what = "the fold" if part.source == FOLDED else f"rank {part.source}'s"
             return f"{found} of {part.count} elements are wrong, of {what} from {part.start} on"
@@ -66,11 +67,11 @@ def changed(case: Case, rank: int, send: Array) -> bool:
     return not all(same(send[at : at + PERIOD], row[: send.size - at]) for at in range(0, send.size, PERIOD))
 
 
-def _differences(case: Case, part: Part, got: Array) -> Iterator[int]:
+def _differences(case: Case, rank: int, part: Part, got: Array) -> Iterator[int]:
     """Count the wrong elements of a part, period by period."""
     one = period(case)
     if part.source == FOLDED:
-        want = expected(one, 0)
+        want = expected(one, rank)
         assert want is not None
         right = want.astype(dtype_of(case.dtype))
     else:
@@ -81,11 +82,11 @@ def _differences(case: Case, part: Part, got: Array) -> Iterator[int]:
             if not same(piece, right[start:stop]):
                 yield max(1, int((piece != right[start:stop]).sum()))
         elif stop - start == one.count:
-            yield mistakes(one, piece, want, 0)
+            yield mistakes(one, piece, want, rank)
         else:
             whole = right.copy()  # what the part lacks of a period is right
             whole[start:stop] = piece
-            yield mistakes(one, whole, want, 0)
+            yield mistakes(one, whole, want, rank)
 
 
 def _stretches(part: Part, every: int) -> Iterator[tuple[int, int, int]]:
