@@ -97,8 +97,8 @@ def say(result: Result) -> None:
         print(f"  {text}\n  again: {result.again}", flush=True)
 
 
-def document(seed: int, args: argparse.Namespace, results: list[Result], seconds: float) -> dict[str, Any]:
-    """What is written: sums, and the seeds of the jobs."""
+def document(args: argparse.Namespace, results: list[Result], seconds: float, head: dict[str, Any]) -> dict[str, Any]:
+    """What is written: sums, and the seeds of the jobs. ``head`` is the commit."""
     kinds: dict[str, dict[str, int]] = {}
     faults: dict[str, int] = {}
     slowest: dict[str, float] = {}
@@ -116,10 +116,10 @@ def document(seed: int, args: argparse.Namespace, results: list[Result], seconds
         "calls": sum(r.calls for r in results), "steps": sum(r.steps for r in results),
         "kinds": {name: dict(sorted(found.items())) for name, found in sorted(kinds.items())},
         "faults": sum(faults.values()), "fault_kinds": dict(sorted(faults.items())), "slowest_s": slowest,
-        "wrong": bad, "hung": hung, "seed": seed,
+        "wrong": bad, "hung": hung, "seed": args.seed,
         "seeds": [{"job": r.name, "seed": r.seed, "ranks": r.ranks} for r in results if r.calls],
         "seconds": round(seconds, 1), "options": {k: v for k, v in sorted(vars(args).items()) if k != "o"},
-        "devices": sorted({r.device for r in results if r.device}), **commit(), "hardware": hardware(),
+        "devices": sorted({r.device for r in results if r.device}), **head, "hardware": hardware(),
         "host": platform.node(), "versions": versions(mpi_library(), None, gpu=args.gpus),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
@@ -156,14 +156,14 @@ def main() -> int:
     if args.gpus and not 2 <= max(args.ranks) <= device_count():
         parser.error(f"{max(args.ranks)} ranks need as many GPUs, and at least 2; there are {device_count()}")
     print(f"seed {args.seed}", flush=True)
-    began = time.monotonic()
+    began, head = time.monotonic(), commit()
     if args.job is None:
         results = run(args.seed, args)
     else:
         mount = args.faults and not args.gpus and jobs.may_mount()
         results = [calls("hosts" if args.hosts else "calls", args.job, args.ranks[0], args.seconds, mount, args)]
         say(results[0])
-    done = document(args.seed, args, results, time.monotonic() - began)
+    done = document(args, results, time.monotonic() - began, head)
     if args.o:
         Path(args.o).write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     print(f"{done['calls']} calls, {done['faults']} faults, {len(done['wrong'])} wrong, {len(done['hung'])} hung "
