@@ -18,7 +18,7 @@ from blinkmpi.transport.cuda.device import device_count
 from tests.campaign import jobs
 from tests.campaign.deadly import DEADLY
 from tests.campaign.jobs import Result
-from tests.campaign.steps import Mix
+from tests.campaign.steps import Mix, settings
 from tests.harness import ENVIRONMENT
 
 JOB_S = 45.0  # that a job makes calls, at most
@@ -82,7 +82,7 @@ def calls(what: str, seed: int, ranks: int, seconds: float, mount: bool, args: a
 
         result = jobs.calls(seed, seconds, replace(mix, memories=memories()), steps=args.steps)
     else:
-        result = jobs.calls(seed, seconds, mix, steps=args.steps)
+        result = jobs.calls(seed, seconds, mix, steps=args.steps, env=settings(seed, ranks))
     again = " ".join(f"--{name}" for name in ("gpus", "hosts", "faults") if getattr(args, name))
     result.again = f"python -m tests.campaign --job {seed} --ranks {ranks} --seconds {args.seconds:.0f} {again}".strip()
     return result
@@ -91,6 +91,7 @@ def calls(what: str, seed: int, ranks: int, seconds: float, mount: bool, args: a
 def say(result: Result) -> None:
     """Print a line about a job, and what was wrong."""
     what = f"{result.calls} calls, {sum(result.faults.values())} faults" if result.calls else result.name
+    what += f", {' '.join(f'{k}={v}' for k, v in result.settings.items())}" if result.settings else ""
     state = f"{len(result.wrong)} wrong, {len(result.hung)} hung" if result.wrong or result.hung else "right"
     print(f"seed {result.seed}, {result.ranks} ranks, {result.seconds:.1f} s: {what}: {state}", flush=True)
     for text in (*result.wrong, *result.hung):
@@ -117,7 +118,8 @@ def document(args: argparse.Namespace, results: list[Result], seconds: float, he
         "kinds": {name: dict(sorted(found.items())) for name, found in sorted(kinds.items())},
         "faults": sum(faults.values()), "fault_kinds": dict(sorted(faults.items())), "slowest_s": slowest,
         "wrong": bad, "hung": hung, "seed": args.seed,
-        "seeds": [{"job": r.name, "seed": r.seed, "ranks": r.ranks} for r in results if r.calls],
+        "seeds": [{"job": r.name, "seed": r.seed, "ranks": r.ranks, "settings": r.settings}
+                  for r in results if r.calls],
         "seconds": round(seconds, 1), "options": {k: v for k, v in sorted(vars(args).items()) if k != "o"},
         "devices": sorted({r.device for r in results if r.device}), **head, "hardware": hardware(),
         "host": platform.node(), "versions": versions(mpi_library(), None, gpu=args.gpus),

@@ -40,6 +40,7 @@ class Result:
     wrong: list[str] = field(default_factory=list)
     hung: list[str] = field(default_factory=list)
     device: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
     again: str = ""  # the command that does the same
 
 
@@ -53,7 +54,7 @@ def calls(seed: int, seconds: float, mix: Mix, *, steps: int = 1 << 60, env: dic
         with Job(mix.n, argv, timeout=seconds + AFTER_S + 5, env=variables, prefix=prefix, cwd=ROOT) as job:
             outcome = job.wait()
         left = watch.left()
-        return _read(Result("calls", seed, mix.n), box, outcome, left)
+        return _read(Result("calls", seed, mix.n, settings=env or {}), box, outcome, left)
 
 
 def hosts(seed: int, seconds: float, layout: tuple[int, ...], mix: Mix) -> Result:

@@ -44,6 +44,18 @@ class Mix:
         return "cupy" in self.memories
 
 
+def settings(seed: int, n: int) -> dict[str, str]:
+    """Draw the settings of a job on CPU ranks: in half of the jobs none."""
+    rng = random.Random(seed)
+    first = rng.randrange(1, n) if n > 1 else 1
+    some = (
+        {"BLINKMPI_CMA_DISABLE": "1"}, {"BLINKMPI_CMA_NTHREADS": "1"}, {"BLINKMPI_BUFFSIZE": "262144"},
+        {"BLINKMPI_BUFFSIZE": "1000003", "BLINKMPI_CMA_DISABLE": "1"},
+        *([{"BLINKMPI_NODES": f"{first}+{n - first}"}] * 2 if n > 1 else []),
+    )  # fmt: skip
+    return rng.choice(some) if rng.random() < 0.5 else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call: what (a case), how it begins, and what becomes of its buffers.
