@@ -252,7 +252,9 @@ class Doer:
             raise errors[0]
 
     def children(self, comm: blinkmpi.Communicator, step: Step) -> None:
-        """Make communicators of this one, call on them, and free them."""
+        """Make communicators of this one, which now and then plans again, call on them, and free them."""
+        if step.draw % 7 == 0:
+            comm.replan()
         colour = step.colours[self.world.rank]
         if set(step.colours) == {0}:
             child: Any = comm.Dup() if step.draw % 2 else comm.Create(comm.Get_group())

@@ -7,16 +7,20 @@ be ended.
 import faulthandler
 import json
 import os
+import random
 import signal
 import sys
 import time
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mpi4py import MPI
 
 import blinkmpi
+from blinkmpi.topology import machine, modify
 from tests.campaign.doer import Doer
 from tests.campaign.faults import Faults
 from tests.campaign.record import Record
@@ -28,7 +32,7 @@ AFTER_S = 75.0  # that the last steps and the end of a job may take: more than t
 OURS = ";".join(
     f"{c}:^mpi" for c in ("broadcast", "reduce", "allreduce", "gather", "scatter", "allgather", "reduce_scatter")
 )
-ALGORITHMS = (None, OURS)
+DGX1 = {2: "0,3", 3: "0,3,4", 4: "1,4,5,6", 5: "0-4", 6: "0-5", 7: "0-6", 8: "0-7"}  # parts of a DGX-1V, by ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +46,20 @@ class Order:
 
 
 def communicators(world: MPI.Intracomm, order: Order) -> list[blinkmpi.Communicator]:
-    """Make a job's communicators: two by default choice, one that leaves nothing to MPI, one of NumPy, two for threads.
+    """Make a job's communicators: by default choice, and three of other kinds; the last two are for threads.
 
-    On GPUs all are alike but for deterministic ones, because registered memory is each one's own.
+    On GPUs all are by default choice, and registered memory is each one's own.
     """
+    make = partial(blinkmpi.Communicator, world, timeout=TIMEOUT_S)
     if order.mix.gpus:
-        return [blinkmpi.Communicator(world, timeout=TIMEOUT_S) for _ in range(4)]
-    first = blinkmpi.Communicator(world, timeout=TIMEOUT_S)
-    kinds = [blinkmpi.Communicator(world, timeout=TIMEOUT_S, algo=OURS) for _ in range(2)]
-    numpy = blinkmpi.Communicator(world, timeout=TIMEOUT_S, algo=OURS, executor="numpy")
-    return [first, first.Dup(), *kinds, numpy, first.Dup(), kinds[0].Dup()]
+        return [make() for _ in range(4)]
+    emulated = modify(machine("dgx-1v"), gpus=DGX1[world.size]) if world.size > 1 else None
+    kinds: list[dict[str, Any]] = [
+        {"algo": OURS}, {"algo": OURS, "executor": "numpy"}, {"deterministic": True}, {"topology": emulated},
+        {"strict": True},
+    ]  # fmt: skip
+    first, *others = [make(), *(make(**kind) for kind in random.Random(order.seed).sample(kinds, 3))]
+    return [first, first.Dup(), *others, first.Dup(), others[0].Dup()]
 
 
 def work(world: MPI.Intracomm, box: Path, order: Order, record: Record) -> None:
