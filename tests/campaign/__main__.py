@@ -32,15 +32,15 @@ LAYOUTS = ((2, 2), (1, 2), (3, 1), (1, 1))  # ranks of each host
 
 
 def plan(seed: int, args: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
-    """Draw jobs without end: (what, its seed, its number of ranks or of its layout)."""
+    """Draw jobs without end: (what, its seed, its number of ranks)."""
     rng = random.Random(seed)
     while True:
         ranks = rng.choice(args.ranks)
         yield ("hosts" if args.hosts else "calls"), rng.randrange(1 << 30), ranks
         if args.gpus:  # among more ranks than GPUs
             yield "crowded", rng.randrange(1 << 30), rng.choice(CROWDS)
-        for _ in range(64 if args.faults and not args.gpus and not args.hosts else 0):
-            yield rng.choice(list(DEADLY)), rng.randrange(1 << 30), rng.choice((2, 2, 3, 4))
+        for _ in range(64 if args.faults and not args.hosts else 0):
+            yield rng.choice(list(DEADLY)), rng.randrange(1 << 30), ranks if args.gpus else rng.choice((2, 2, 3, 4))
 
 
 def run(seed: int, args: argparse.Namespace) -> list[Result]:
@@ -58,7 +58,7 @@ def run(seed: int, args: argparse.Namespace) -> list[Result]:
         if what in DEADLY:
             if spent > share * (time.monotonic() - began):
                 continue
-            result = jobs.deadly(what, one, ranks)
+            result = jobs.deadly(what, one, ranks, "cupy" if args.gpus else "numpy")
             spent += result.seconds
         elif what == "crowded":
             result = jobs.crowded(one, ranks, min(CROWDED_S, left))

@@ -1,9 +1,12 @@
 """Jobs that one fault ends: a rank is killed, raises, leaves or stops for good. What the others must see of it.
 
-``python -m tests.campaign.deadly BOX SEED FAULT`` is the program of a rank: calls of random kinds and lengths, amid
-which the fault strikes one of them. The others write the error that they raise, and how long they waited for it.
+``python -m tests.campaign.deadly BOX SEED FAULT [cupy]`` is the program of a rank: calls of random kinds and lengths,
+on host or GPU memory, amid which the fault strikes one of them. The others write the error that they raise, and how
+long they waited for it.
 """
 
+import importlib
+import itertools
 import json
 import os
 import random
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+KINDS = ("allreduce", "broadcast", "allgather", "request")
 COUNTS = (1, 8, 1000, 40_000, 300_007, 2_000_003)
 TIMEOUT_S = 1.5  # where the deadline must pass
 NEVER_S = 20.0  # where it must not
@@ -49,7 +53,7 @@ DEADLY: Mapping[str, Deadly] = {
 }
 
 
-def main(folder: str, seed: str, fault: str) -> None:
+def main(folder: str, seed: str, fault: str, memory: str = "numpy") -> None:
     """Be a rank."""
     own = random.Random(int(seed))  # the same on all ranks
     after = own.uniform(0.0, 0.08)
@@ -60,15 +64,17 @@ def main(folder: str, seed: str, fault: str) -> None:
     box = Path(folder)
     if fault == "killed_at_start" and world.rank == victim:
         threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    import numpy as np
-
     import blinkmpi
     from blinkmpi.errors import BlinkError
 
+    xp = importlib.import_module(memory)
+    algo = own.choice((None, "allreduce:^mpi;broadcast:^mpi"))
     comm = blinkmpi.Communicator(
         world, timeout=TIMEOUT_S if fault == "stopped_for_good" else NEVER_S,
-        executor=own.choice(("auto", "auto", "numpy")), algo=own.choice((None, "allreduce:^mpi;broadcast:^mpi")),
+        executor=own.choice(("auto", "auto", "numpy")), algo=None if memory == "cupy" else algo,
     )  # fmt: skip
+    for count, kind in itertools.product(COUNTS, KINDS) if memory == "cupy" else ():  # kernels are compiled
+        call(comm, kind, xp, xp.full(count, world.rank + 1.0), 0, timeout=NEVER_S)
     comm.Barrier()
     if world.rank == victim:
         (box / "begun").touch()
@@ -84,10 +90,10 @@ def main(folder: str, seed: str, fault: str) -> None:
                     raise ValueError("seven is not eight")
                 if fault == "left":
                     return
-            count, kind = own.choice(COUNTS), own.choice(("allreduce", "broadcast", "allgather", "request"))
-            x = np.full(count, world.rank + 1.0)
+            count, kind = own.choice(COUNTS), own.choice(KINDS)
+            x = xp.full(count, world.rank + 1.0)
             since = time.monotonic()
-            call(comm, kind, x, i)
+            call(comm, kind, xp, x, i)
     except BlinkError as error:
         said = {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - since}
         (box / f"{world.rank}.draft").write_text(json.dumps(said))
@@ -96,25 +102,24 @@ def main(folder: str, seed: str, fault: str) -> None:
         comm.Free()
 
 
-def call(comm: Any, kind: str, x: Any, i: int) -> None:
-    """Make a call and look at its result."""
-    import numpy as np
+def call(comm: Any, kind: str, xp: Any, x: Any, i: int, **keywords: float) -> None:
+    """Make a call and look at its result. ``xp`` is the module that made ``x``."""
     from mpi4py import MPI
 
     total = comm.size * (comm.size + 1) / 2
     if kind == "allreduce":
-        comm.Allreduce(MPI.IN_PLACE, x)
+        comm.Allreduce(MPI.IN_PLACE, x, **keywords)
         right = bool((x == total).all())
     elif kind == "request":
-        comm.Iallreduce(MPI.IN_PLACE, x).Wait()
+        comm.Iallreduce(MPI.IN_PLACE, x, **keywords).Wait()
         right = bool((x == total).all())
     elif kind == "broadcast":
-        comm.Bcast(x, root=i % comm.size)
+        comm.Bcast(x, root=i % comm.size, **keywords)
         right = bool((x == i % comm.size + 1).all())
     else:
-        whole = np.empty(comm.size * x.size)
-        comm.Allgather(x, whole)
-        right = bool((whole.reshape(comm.size, x.size) == np.arange(1.0, comm.size + 1)[:, None]).all())
+        whole = xp.empty(comm.size * x.size)
+        comm.Allgather(x, whole, **keywords)
+        right = bool((whole.reshape(comm.size, x.size) == xp.arange(1.0, comm.size + 1)[:, None]).all())
     if not right:
         raise AssertionError(f"{kind} of {x.size} elements, call {i}, is wrong")
 

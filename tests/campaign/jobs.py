@@ -72,12 +72,12 @@ def hosts(seed: int, seconds: float, layout: tuple[int, ...], mix: Mix) -> Resul
         return _read(Result("hosts", seed, mix.n), box, outcome, [])
 
 
-def deadly(fault: str, seed: int, n: int) -> Result:
-    """Run a job that a fault ends."""
+def deadly(fault: str, seed: int, n: int, memory: str = "numpy") -> Result:
+    """Run a job that a fault ends, with calls on host or GPU memory (``cupy``)."""
     options = ULFM if DEADLY[fault].ft else ()
     result = Result(fault, seed, n, faults={fault: 1})
     with _box() as box, SharedMemoryWatch() as watch:
-        argv = [sys.executable, "-m", "tests.campaign.deadly", str(box), str(seed), fault]
+        argv = [sys.executable, "-m", "tests.campaign.deadly", str(box), str(seed), fault, memory]
         variables = {"PYTHONPATH": str(ROOT), **watch.environment}
         with Job(n, argv, timeout=DEADLY_S, env=variables, options=options, cwd=ROOT) as job:
             outcome = job.wait()
@@ -88,7 +88,9 @@ def deadly(fault: str, seed: int, n: int) -> Result:
             found = judge(fault, box, n, seed, rc=outcome.rc, output=outcome.output)
             found += [f"{line} outlived the job" for line in outcome.leftovers]
             result.wrong += [f"{text}\n{outcome.output[-TAIL:]}" for text in found]
-        result.again = f"mpirun {' '.join(options)} -np {n} python -m tests.campaign.deadly FOLDER {seed} {fault}"
+        result.again = (
+            f"mpirun {' '.join(options)} -np {n} python -m tests.campaign.deadly FOLDER {seed} {fault} {memory}"
+        )
     return result
 
 

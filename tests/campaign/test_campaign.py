@@ -23,6 +23,7 @@ from tests.campaign.reference import PERIOD, changed, fill, length, prepare, wro
 from tests.campaign.steps import FAULTS, FULL, LINK, MOST_BYTES, Mix, Step, steps
 from tests.conformance import COLLECTIVES, Case
 from tests.harness import ROOT, Outcome
+from tests.hosts.world import forbidden, missing
 
 EVERYTHING = Mix(3, 0.2, memories=("numpy", "spec", "dlpack", "cupy", "registered"), small_shm=True, hosts=True)
 
@@ -179,3 +180,14 @@ def test_half_a_minute_of_it(tmp_path: Path) -> None:
     assert made["faults"] > 10, done.stdout
     assert sum(made["kinds"]["collective"].values()) == made["calls"]
     assert f"seed {made['seed']}\n" in done.stdout
+
+
+@pytest.mark.hosts
+@pytest.mark.slow
+def test_two_hosts_whose_links_go_down_and_up() -> None:
+    if reason := missing() or forbidden():
+        pytest.skip(reason)
+    seed = random.SystemRandom().randrange(1 << 30)
+    made = jobs.hosts(seed, 8.0, (2, 1), Mix(3, 0.1, hosts=True, most_bytes=1 << 20))
+    assert (made.wrong, made.hung) == ([], []), f"seed {seed}"
+    assert made.faults.get(LINK, 0) > 0, f"seed {seed}: {made.faults}"
