@@ -115,8 +115,8 @@ def _step(rng: random.Random, number: int, mix: Mix) -> Step:
     late = tuple(rng.random() * 0.004 if rng.random() < 0.04 else 0.0 for _ in range(mix.n))
     if rng.random() < mix.faults:
         names = dict(FAULTS)
-        names |= {FULL: 40} if mix.small_shm else {}
-        names |= {LINK: 40} if mix.hosts else {}
+        names |= {FULL: 8} if mix.small_shm else {}
+        names |= {LINK: 20} if mix.hosts else {}
         fault = rng.choices(list(names), list(names.values()))[0]
         healthy = (_call(rng, mix, mix.n, how="blocking", most=1 << 20),)  # afterwards
         return Step(number, "fault", comm, (healthy,), (), late, fault, rng.randrange(mix.n), draw)
