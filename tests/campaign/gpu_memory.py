@@ -60,7 +60,8 @@ class GpuBuffer:
             self.given = self._bytes.view(dtype)
 
     def write(self, data: Array) -> None:
-        self._bytes.set(np.ascontiguousarray(data).view(np.uint8))
+        if data.size:
+            self._bytes.set(np.ascontiguousarray(data).view(np.uint8))
         cupy().cuda.Stream.null.synchronize()  # a stream that does not block would not wait for it
 
     def read(self) -> Array:
