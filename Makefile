@@ -10,6 +10,7 @@
 #   make gpu     the tests on this machine's GPUs (CUDA=12 for an older driver)
 #   make test-4  the tests on ranks under one mpirun -np 4 (any number)
 #   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
+#   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
 #   make wheel   dist/*.whl
 #   make clean   remove what the other targets made
@@ -21,6 +22,8 @@ BIN := $(VENV)/bin
 NP ?= 4
 MPI4PY ?= mpi4py-4.1.2
 CUDA ?= 13
+SECONDS ?= 600
+ON ?= cpu
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
@@ -34,7 +37,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test check gpu test-hosts mpi4py-suite wheel clean
+.PHONY: demo test check gpu test-hosts mpi4py-suite campaign wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -51,6 +54,10 @@ gpu: $(VENV)/.has-cuda
 
 test-hosts: $(VENV)/.has-test
 	$(BIN)/python -m pytest -m hosts tests/hosts
+
+campaign: $(VENV)/.has-$(if $(filter gpus,$(ON)),cuda,test)
+	$(BIN)/python -m tests.campaign --seconds $(SECONDS) --faults $(if $(filter-out cpu,$(ON)),--$(ON)) \
+		-o benchmarks/results/campaign-$(ON).json
 
 test-%: $(VENV)/.has-test
 	$(BIN)/mpirun -np $* $(BIN)/python -m pytest --with-mpi tests/mpi

@@ -19,6 +19,7 @@ from .planning.diff import PlanDifference
 from .planning.plan import Plan
 from .runtime import inspection
 from .runtime.bootstrap import Options
+from .runtime.buffers import mpi_op
 from .runtime.collectives import CollectiveMethod, Invocation
 from .runtime.context import Context, copy_of, free
 from .runtime.cuda.buffers import device_array
@@ -286,4 +287,4 @@ class Communicator(Collectives, GuardedIntracomm):
     ) -> MPI.Prequest:
         """A persistent call: ours on GPU memory, MPI's own on the host's."""
         held = self._dispatcher().persist(method, args, stream) if self._initialised() else None
-        return own(*args) if held is None else held
+        return own(*(mpi_op(arg) if isinstance(arg, str) else arg for arg in args)) if held is None else held

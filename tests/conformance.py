@@ -43,7 +43,10 @@ ARITHMETIC = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minim
 
 @dataclass(frozen=True)
 class Case:
-    """One call on ``n`` ranks; ``count`` elements per rank's block (or of the vector where there are no blocks)."""
+    """One call on ``n`` ranks; ``count`` elements per rank's block (or of the vector where there are no blocks).
+
+    Cases that differ in ``salt`` alone are the same call with other numbers.
+    """
 
     collective: str
     n: int
@@ -52,6 +55,7 @@ class Case:
     count: int
     in_place: bool
     root: int
+    salt: int = 0
 
     def counts(self) -> tuple[int, ...]:
         """Every rank's block: uneven, with an empty one, for reduce_scatter and the variants."""
@@ -115,13 +119,14 @@ def inputs(case: Case) -> list[Array]:
         return [row[:length] for row, length in zip(rows, case.counts(), strict=True)]
     blocked = case.collective in ("scatter", "scatterv", "reduce_scatter", "reduce_scatter_block", "alltoall")
     size = sum(case.counts()) if blocked else case.count
-    return list(_inputs(case.collective, case.n, case.dtype, case.op, case.count, size))
+    what = f"{case.collective} {case.dtype} {case.op} {case.count}" + (f" {case.salt}" if case.salt else "")
+    return list(_inputs(what, case.n, case.dtype, case.op, size))
 
 
 @lru_cache(maxsize=1)
-def _inputs(collective: str, n: int, dtype: str, op: str, count: int, size: int) -> tuple[Array, ...]:
+def _inputs(what: str, n: int, dtype: str, op: str, size: int) -> tuple[Array, ...]:
     """Parts of one row of random numbers, each some way behind the one before."""
-    seed = hashlib.sha256(f"{collective} {dtype} {op} {count}".encode()).digest()
+    seed = hashlib.sha256(what.encode()).digest()
     row = _random(np.random.default_rng(list(seed[:8])), dtype, op, size + (n - 1) * SHIFT)
     row.flags.writeable = False
     return tuple(row[at : at + size] for at in range(0, n * SHIFT, SHIFT))

@@ -253,7 +253,8 @@ class Context:
         mine.Free()
         theirs.Free()
         part = self.machine.subset(ranks) if self.one_node else None
-        nodes = () if self.one_node else tuple(self.nodes[r] for r in ranks)
+        apart = not self.one_node or self.options.nodes or self.settings.nodes  # the setting is about the whole job
+        nodes = tuple(self.nodes[r] for r in ranks) if apart else ()
         return replace(self.options, topology=part if self.emulated else None, plan=None, nodes=nodes), part
 
     def close(self) -> None:

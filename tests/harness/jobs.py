@@ -119,6 +119,7 @@ class Job(Started):
         timeout: seconds from the start until :meth:`wait` ends the job.
         env: variables to add to the environment; None as a value removes one.
         options: further options of mpirun.
+        prefix: a command that runs mpirun, such as ``unshare``.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Job(Started):
         timeout: float,
         env: Mapping[str, str | None] | None = None,
         options: Sequence[str] = (),
+        prefix: Sequence[str] = (),
         cwd: Path | None = None,
     ) -> None:
         self.n, self.timeout = n, timeout
@@ -142,7 +144,7 @@ class Job(Started):
         self._started = time.monotonic()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [mpirun(), *options, "-np", str(n), *argv],
+                [*prefix, mpirun(), *options, "-np", str(n), *argv],
                 env={k: v for k, v in variables.items() if v is not None},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,

@@ -96,6 +96,19 @@ def test_requests_of_several_communicators(comm: MPI.Intracomm) -> None:
         assert (y == 8).all()
 
 
+@mpi(ranks=(3,), timeout=60)
+def test_children_within_a_node_have_children(comm: MPI.Intracomm) -> None:
+    """Though the setting, which still holds, is about all ranks of the job."""
+    with mock.patch.dict(os.environ, {"BLINKMPI_NODES": "1+2"}), blinkmpi.Communicator(comm) as ours:
+        child = ours.Split(int(comm.rank > 0), comm.rank)
+        grandchild = child.Dup()
+        for one in (child, grandchild):
+            x = np.full(1000, comm.rank)
+            one.Allreduce(MPI.IN_PLACE, x)
+            assert (x == (3 if comm.rank else 0)).all()
+            one.Free()
+
+
 @mpi(ranks=(8,), timeout=60)
 def test_trees_of_another_machine_across_nodes(comm: MPI.Intracomm) -> None:
     with mock.patch.dict(os.environ, {"BLINKMPI_NODES": "3+5"}):

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import BlinkError, CollectiveTimeout, MismatchError
+from blinkmpi.errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError
 from blinkmpi.runtime import dispatch
 from blinkmpi.runtime.collectives import ALLREDUCE, Invocation
 from blinkmpi.runtime.inspection import choice
@@ -314,3 +314,18 @@ def test_computation_goes_on_during_a_call(comm: MPI.Intracomm) -> None:
         assert total > 0
         request.Wait()
         assert (x == 2).all()
+
+
+@mpi(ranks=(2,), timeout=30)
+def test_persistent_calls_on_host_memory_know_our_names_of_operations(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm) as ours:
+        x, y = np.empty(COUNT), np.empty(COUNT)
+        request = ours.Allreduce_init(x, y, "max")
+        for i in range(3):
+            x[:] = comm.rank + i
+            request.Start()
+            request.Wait()
+            assert (y == 1 + i).all()
+        request.Free()
+        with pytest.raises(ArgumentError, match="avg"):
+            ours.Allreduce_init(x, y, "avg")

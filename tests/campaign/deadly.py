@@ -1,0 +1,153 @@
+"""Jobs that one fault ends: a rank is killed, raises, leaves or stops for good. What the others must see of it.
+
+``python -m tests.campaign.deadly BOX SEED FAULT [cupy]`` is the program of a rank: calls of random kinds and lengths,
+on host or GPU memory, amid which the fault strikes one of them. The others write the error that they raise, and how
+long they waited for it.
+"""
+
+import importlib
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KINDS = ("allreduce", "broadcast", "allgather", "request")
+COUNTS = (1, 8, 1000, 40_000, 300_007, 2_000_003)
+TIMEOUT_S = 1.5  # where the deadline must pass
+NEVER_S = 20.0  # where it must not
+LATE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deadly:
+    """A fault that ends its job.
+
+    Args:
+        errors: one of which every survivor raises; nothing where the launcher ends the survivors.
+        ft: whether the job runs under ``mpirun --with-ft ulfm``, where it outlives a rank.
+        within: seconds in which a survivor's call raises.
+        fails: whether the job's exit status tells it.
+    """
+
+    errors: tuple[str, ...]
+    ft: bool = False
+    within: float = LATE_S
+    fails: bool = True
+
+
+DEADLY: Mapping[str, Deadly] = {
+    "killed": Deadly(()),
+    "killed_at_start": Deadly(()),
+    "killed_ulfm": Deadly(("PeerLost",), ft=True, fails=False),
+    "exception": Deadly(()),
+    "left": Deadly(("PeerLost",), fails=False),
+    "stopped_for_good": Deadly(("CollectiveTimeout",), within=TIMEOUT_S + LATE_S),
+}
+
+
+def main(folder: str, seed: str, fault: str, memory: str = "numpy") -> None:
+    """Be a rank."""
+    own = random.Random(int(seed))  # the same on all ranks
+    after = own.uniform(0.0, 0.08)
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    victim = own.randrange(world.size)
+    box = Path(folder)
+    if fault == "killed_at_start" and world.rank == victim:
+        threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    import blinkmpi
+    from blinkmpi.errors import BlinkError
+
+    xp = importlib.import_module(memory)
+    algo = own.choice((None, "allreduce:^mpi;broadcast:^mpi"))
+    comm = blinkmpi.Communicator(
+        world, timeout=TIMEOUT_S if fault == "stopped_for_good" else NEVER_S,
+        executor=own.choice(("auto", "auto", "numpy")), algo=None if memory == "cupy" else algo,
+    )  # fmt: skip
+    for count, kind in itertools.product(COUNTS, KINDS) if memory == "cupy" else ():  # kernels are compiled
+        call(comm, kind, xp, xp.full(count, world.rank + 1.0), 0, timeout=NEVER_S)
+    comm.Barrier()
+    if world.rank == victim:
+        (box / "begun").touch()
+        if fault in ("killed", "killed_ulfm"):
+            threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if fault == "stopped_for_good":
+            threading.Timer(after, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    strikes, since = time.monotonic() + after, time.monotonic()
+    try:
+        for i in range(1_000_000):
+            if world.rank == victim and time.monotonic() > strikes:
+                if fault == "exception":
+                    raise ValueError("seven is not eight")
+                if fault == "left":
+                    return
+            count, kind = own.choice(COUNTS), own.choice(KINDS)
+            x = xp.full(count, world.rank + 1.0)
+            since = time.monotonic()
+            call(comm, kind, xp, x, i)
+    except BlinkError as error:
+        said = {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - since}
+        (box / f"{world.rank}.draft").write_text(json.dumps(said))
+        (box / f"{world.rank}.draft").rename(box / f"{world.rank}.json")
+        time.sleep(0.3)  # who leaves first may end the job
+        comm.Free()
+
+
+def call(comm: Any, kind: str, xp: Any, x: Any, i: int, **keywords: float) -> None:
+    """Make a call and look at its result. ``xp`` is the module that made ``x``."""
+    from mpi4py import MPI
+
+    total = comm.size * (comm.size + 1) / 2
+    if kind == "allreduce":
+        comm.Allreduce(MPI.IN_PLACE, x, **keywords)
+        right = bool((x == total).all())
+    elif kind == "request":
+        comm.Iallreduce(MPI.IN_PLACE, x, **keywords).Wait()
+        right = bool((x == total).all())
+    elif kind == "broadcast":
+        comm.Bcast(x, root=i % comm.size, **keywords)
+        right = bool((x == i % comm.size + 1).all())
+    else:
+        whole = xp.empty(comm.size * x.size)
+        comm.Allgather(x, whole, **keywords)
+        right = bool((whole.reshape(comm.size, x.size) == xp.arange(1.0, comm.size + 1)[:, None]).all())
+    if not right:
+        raise AssertionError(f"{kind} of {x.size} elements, call {i}, is wrong")
+
+
+def judge(fault: str, box: Path, n: int, seed: int, *, rc: int, output: str) -> list[str]:
+    """Say what is not as promised, of a job that has ended by itself."""
+    deadly, found = DEADLY[fault], []
+    own = random.Random(seed)
+    own.uniform(0.0, 0.08)
+    victim = own.randrange(n)
+    said = {int(path.stem): json.loads(path.read_text()) for path in sorted(box.glob("[0-9].json"))}
+    if deadly.fails and rc == 0:
+        found.append("the job's exit status is 0")
+    if "AssertionError" in output:
+        found.append("a call was wrong")
+    for rank in range(n):
+        if rank == victim or not deadly.errors:
+            continue
+        if rank not in said:
+            found.append(f"rank {rank} raised nothing")
+        elif said[rank]["error"] not in deadly.errors:
+            found.append(f"rank {rank} raised {said[rank]['error']}: {said[rank]['text']}")
+        elif said[rank]["seconds"] > deadly.within:
+            found.append(f"rank {rank} raised {said[rank]['error']} after {said[rank]['seconds']:.1f} s")
+    if fault == "exception" and "ValueError: seven is not eight" not in output:
+        found.append("the exception was not shown")
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
