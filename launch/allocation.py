@@ -123,6 +123,8 @@ def _counted(path: str) -> tuple[Host, ...]:
 def _pairs(text: str) -> tuple[Host, ...]:
     """The hosts of LSF's ``hostA 4 hostB 2``."""
     words = text.split()
+    if not words:
+        raise FormatError(f"LSB_MCPU_HOSTS: {quoted(text)}: no host in it; expected pairs of a name and a count")
     if len(words) % 2:
         alone = f"expected pairs of a name and a count; {quoted(words[-1])} stands alone"
         raise FormatError(f"LSB_MCPU_HOSTS: {quoted(text)}: {alone}")

@@ -130,6 +130,7 @@ WORDS: dict[str, tuple[Callable[[], Any], type[BlinkError], str]] = {
     "long names": (lambda: nodelist(f"{'n' * 10**5}[1-65000]"), FormatError, "no name of a machine"),
     "ranges": (lambda: nodelist(f"n[{','.join(['1-65000'] * 10_000)}]"), FormatError, "more than 65536 names"),
     "LSF": (lambda: allocation({"LSB_MCPU_HOSTS": "a " + "9" * 5000}), FormatError, "LSB_MCPU_HOSTS"),
+    "LSF without hosts": (lambda: allocation({"LSB_MCPU_HOSTS": "\n"}), FormatError, "no host in it"),
     "sizes": (lambda: sizes("-b", "0", "-e", "1G", "-i", "1"), ArgumentError, f"more than {MOST_SIZES} sizes"),
     "long size": (lambda: sizes("-b", DIGITS), ArgumentError, "expected a number of bytes"),
     "runs": (lambda: runs(f"nodes = [{NODES}]\nexecutors = ['auto', 'c', 'numpy']"), FormatError, "4096 runs"),
