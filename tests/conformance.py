@@ -110,16 +110,16 @@ def inputs(case: Case) -> list[Array]:
 
     Cases that differ in root and place alone, which follow one another, have the same, and nobody may write to them.
     """
+    what = f"{case.collective} {case.dtype} {case.op} {case.count}" + (f" {case.salt}" if case.salt else "")
     if case.collective == "alltoallv":
         size = max(sum(case.row(r)) for r in range(case.n))
-        rows = _inputs(case.collective, case.n, case.dtype, case.op, case.count, size)
+        rows = _inputs(what, case.n, case.dtype, case.op, size)
         return [row[: sum(case.row(r))] for r, row in enumerate(rows)]
     if case.collective in ("allgatherv", "gatherv"):
-        rows = _inputs(case.collective, case.n, case.dtype, case.op, case.count, case.count + case.n)
+        rows = _inputs(what, case.n, case.dtype, case.op, case.count + case.n)
         return [row[:length] for row, length in zip(rows, case.counts(), strict=True)]
     blocked = case.collective in ("scatter", "scatterv", "reduce_scatter", "reduce_scatter_block", "alltoall")
     size = sum(case.counts()) if blocked else case.count
-    what = f"{case.collective} {case.dtype} {case.op} {case.count}" + (f" {case.salt}" if case.salt else "")
     return list(_inputs(what, case.n, case.dtype, case.op, size))
 
 

@@ -89,6 +89,23 @@ def _block_of_fold(case: Case, rank: int) -> tuple[Part, ...]:
     return (Part(FOLDED, sum(counts[:rank]), counts[rank]),)
 
 
+def _own_count(case: Case, rank: int) -> int:
+    return case.counts()[rank]
+
+
+def _start(case: Case, rank: int) -> int:
+    return sum(case.counts()[:rank])
+
+
+def _blocks(case: Case, _rank: int) -> tuple[Part, ...]:
+    return tuple(Part(source, 0, count) for source, count in enumerate(case.counts()))
+
+
+def _scatterv_parts(case: Case, rank: int) -> tuple[Part, ...]:
+    inside = case.in_place and rank == case.root
+    return () if inside else (Part(case.root, _start(case, rank), case.counts()[rank]),)
+
+
 def _only_root(parts: Callable[[Case, int], tuple[Part, ...]]) -> Callable[[Case, int], tuple[Part, ...]]:
     return lambda case, rank: parts(case, rank) if rank == case.root else ()
 
@@ -143,4 +160,29 @@ KINDS: dict[str, Kind] = {
     "reduce_scatter": Kind(
         "Reduce_scatter", _total, _block_of_fold, lambda c, r, s, t: (_source(c, r, s), t, list(c.counts()), _op(c)),
         reduces=True, blocked=True),
+    "alltoall": Kind(
+        "Alltoall", _total, lambda c, r: tuple(Part(s, r * c.count, c.count) for s in range(c.n)),
+        lambda c, r, s, t: (_source(c, r, s), t), blocked=True),
+    "scan": Kind(
+        "Scan", _count, _fold, lambda c, r, s, t: (_source(c, r, s), t, _op(c)), folds="scan", reduces=True),
+    "exscan": Kind(
+        "Exscan", _count, lambda c, r: _fold(c, r) if r else (),
+        lambda c, r, s, t: (_source(c, r, s), s if c.in_place and not r else t, _op(c)),
+        own=lambda _c, r: 0 if r else None, folds="exscan", reduces=True),
+    "gatherv": Kind(
+        "Gatherv", _own_count, _only_root(_blocks),
+        lambda c, r, s, t: (_source(c, r, s), [t, list(c.counts())] if r == c.root else None, c.root),
+        own=lambda c, r: _start(c, r) if r == c.root else None, rooted=True, blocked=True),
+    "scatterv": Kind(
+        "Scatterv", _at_root(_total), _scatterv_parts,
+        lambda c, r, s, t: ([s, list(c.counts())] if r == c.root else None,
+                            MPI.IN_PLACE if c.in_place and r == c.root else t, c.root),
+        own=lambda _c, _r: None, rooted=True, from_root=True, blocked=True),
+    "allgatherv": Kind(
+        "Allgatherv", _own_count, _blocks, lambda c, r, s, t: (_source(c, r, s), [t, list(c.counts())]),
+        own=_start, blocked=True),
+    "alltoallv": Kind(
+        "Alltoallv", lambda c, r: sum(c.row(r)),
+        lambda c, r: tuple(Part(s, sum(c.row(s)[:r]), c.row(s)[r]) for s in range(c.n)),
+        lambda c, r, s, t: (_source(c, r, [s, list(c.row(r))]), [t, [c.row(s)[r] for s in range(c.n)]]), blocked=True),
 }  # fmt: skip

@@ -25,13 +25,12 @@ from tests.campaign.doer import Doer
 from tests.campaign.faults import Faults
 from tests.campaign.record import Record
 from tests.campaign.steps import Mix, steps
+from tests.conformance import COLLECTIVES, PLANNED
 
 LOOK = 16  # steps between two looks at the clock
 TIMEOUT_S = 30.0  # of the job's communicators
 AFTER_S = 75.0  # that the last steps and the end of a job may take: more than two deadlines
-OURS = ";".join(
-    f"{c}:^mpi" for c in ("broadcast", "reduce", "allreduce", "gather", "scatter", "allgather", "reduce_scatter")
-)
+OURS = ";".join(f"{name}:^mpi" for name in sorted({PLANNED.get(name, name) for name in COLLECTIVES}))
 DGX1 = {2: "0,3", 3: "0,3,4", 4: "1,4,5,6", 5: "0-4", 6: "0-5", 7: "0-6", 8: "0-7"}  # parts of a DGX-1V, by ranks
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from blinkmpi.program.reduction import DTYPES, dtype_of
+from blinkmpi.program.reduction import DTYPES, OPS, dtype_of
 from tests.campaign.kinds import KINDS
 from tests.conformance import Case, allowed
 
@@ -163,7 +163,7 @@ def _call(rng: random.Random, mix: Mix, n: int, how: str = "", most: int = 0) ->
     if memory == "torch":
         dtypes = [d for d in dtypes if d not in ("uint16", "uint32", "uint64")]
     dtype = rng.choice(dtypes)
-    op = rng.choice([o for o in allowed(dtype) if not on_mpi or o in MPI_OPS]) if kind.reduces else ""
+    op = rng.choice(_operations(name, dtype, MPI_OPS if on_mpi else OPS)) if kind.reduces else ""
     nbytes = min(_nbytes(rng), most or mix.most_bytes)
     count = nbytes // dtype_of(dtype).itemsize // (n if kind.blocked else 1)
     case = Case(
@@ -174,6 +174,11 @@ def _call(rng: random.Random, mix: Mix, n: int, how: str = "", most: int = 0) ->
     after = rng.choice(("check", "scribble", "drop"))
     times = rng.choice((1, 1, 1, 2, 4, 12)) if nbytes < 1 << 16 and after != "drop" else 1
     return Call(case, how, memory, skews, after, times)
+
+
+def _operations(collective: str, dtype: str, among: Sequence[str]) -> list[str]:
+    """The operations of a collective on a type."""
+    return [op for op in allowed(dtype) if op in among and (op != "avg" or "scan" not in collective)]
 
 
 def _nbytes(rng: random.Random) -> int:
