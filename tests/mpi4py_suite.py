@@ -9,6 +9,7 @@ on GPUs it may also be refused by an error of ours. It must never crash or hang.
 """
 
 import argparse
+import contextlib
 import fnmatch
 import functools
 import json
@@ -113,9 +114,19 @@ class Recorder(unittest.TestResult):
                 where = f"{Path(code.co_filename).name}:{trace.tb_lineno}"
             trace = trace.tb_next
         self.refused = self.refused and issubclass(kind, BlinkError)
+        if issubclass(kind, BlinkError):
+            detach_buffer()
         self.errors_here.append(f"{where}: {kind.__name__}: {str(error)[:300]}")
         if not hasattr(test, "_testMethodName"):  # of a class or module: there is no startTest
             self.file.write(json.dumps({"test": str(test), "outcome": "failed", "errors": [str(error)[:300]]}) + "\n")
+
+
+def detach_buffer() -> None:
+    """Detach what a test has attached for Bsend, and could not detach as it was refused: the next would fail of it."""
+    from mpi4py import MPI
+
+    with contextlib.suppress(MPI.Exception):  # there is none
+        MPI.Detach_buffer()
 
 
 def run_module(source: Path, module: str, arrays: str, into: Path, *, plain: bool) -> None:

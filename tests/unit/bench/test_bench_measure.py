@@ -17,7 +17,7 @@ from blinkmpi.bench.nccl_tests import OP_NAMES, TEST_NAMES, TYPE_NAMES, call_of_
 from blinkmpi.bench.timing import Timing
 from blinkmpi.bench.verification import PERIOD, SHOWN, count_wrong, fill, find_wrong, pattern, pieces, poison
 from blinkmpi.errors import ArgumentError, BufferTypeError
-from blinkmpi.program.call import Call
+from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.reduction import accumulator_of, check_op, dtype_of, fold
 
 
@@ -37,8 +37,11 @@ def test_unknown_types_name_the_known_ones() -> None:
 
 def test_bus_factors() -> None:
     factor = {c: call_of_count(c, 4, 8, "float32").bus_factor for c in TEST_NAMES}
-    blocked = ("allgather", "reduce_scatter", "gather", "scatter")
-    assert factor == {"allreduce": 1.5, "broadcast": 1.0, "reduce": 1.0, **dict.fromkeys(blocked, 0.75)}
+    blocked, whole = (
+        ("allgather", "reduce_scatter", "gather", "scatter", "alltoall"),
+        ("broadcast", "reduce", "scan", "exscan"),
+    )
+    assert factor == {"allreduce": 1.5, **dict.fromkeys(whole, 1.0), **dict.fromkeys(blocked, 0.75)}
 
 
 @given(st.sampled_from(sorted(TEST_NAMES)), st.integers(1, 9), st.integers(0, 1 << 20))
@@ -73,8 +76,8 @@ CASES = [
     (collective, dtype, op)
     for collective in TEST_NAMES
     for dtype in TYPE_NAMES.values()
-    for op in (OP_NAMES if collective in ("allreduce", "reduce", "reduce_scatter") else ("",))
-    if not (op == "avg" and "int" in dtype)
+    for op in (OP_NAMES if collective in REDUCTIONS else ("",))
+    if not (op == "avg" and ("int" in dtype or "scan" in collective))
 ]
 
 
@@ -109,7 +112,7 @@ def test_the_order_of_the_fold_does_not_matter() -> None:
 @pytest.mark.parametrize("collective", TEST_NAMES)
 def test_a_displaced_chunk_shows(collective: Any) -> None:
     root = 1 if collective in ("broadcast", "reduce", "gather", "scatter") else -1
-    call = call_of_count(collective, 3, 4096, "float32", "sum" if "reduce" in collective else "", root)
+    call = call_of_count(collective, 3, 4096, "float32", "sum" if collective in REDUCTIONS else "", root)
     assert count_wrong(call, 1, honest(call, 1, shift=1024)) > 0.99 * call.recv_count(1)
 
 
@@ -185,7 +188,7 @@ def test_inputs_repeat_with_their_period(size: int, start: int) -> None:
 def test_buffers_are_those_of_mpi_and_of_nccl(collective: Any, in_place: bool) -> None:
     """What each library is told: by name of the buffer, the elements from where on, and how many."""
     root = 1 if collective in ("broadcast", "reduce", "gather", "scatter") else -1
-    call = call_of_count(collective, 3, 8, "int32", "sum" if "reduce" in collective else "", root)
+    call = call_of_count(collective, 3, 8, "int32", "sum" if collective in REDUCTIONS else "", root)
     buffers = Buffers([call])
     send, recv = buffers.views(call)
 
@@ -229,6 +232,10 @@ LAYOUTS: dict[tuple[str, bool], list[Any]] = {
     ("gather", True): [((IN, ALL), ("recv[8:16]", ALL)), (("send[0:8]", "None"), ("send[0:8]", "None"))],
     ("scatter", False): [(("send[0:24]", "recv[0:8]"), ("send[0:24]", "recv[0:8]")),
                          (("None", "recv[0:8]"), ("None", "recv[0:8]"))],
+    ("alltoall", False): [(("send[0:24]", ALL), ("send[0:24]", ALL))] * 2,
+    ("alltoall", True): [((IN, ALL), (ALL, ALL))] * 2,
+    **{(kind, False): [(("send[0:8]", "recv[0:8]"), ("send[0:8]", "recv[0:8]"))] * 2 for kind in ("scan", "exscan")},
+    **{(kind, True): [((IN, "recv[0:8]"), ("recv[0:8]", "recv[0:8]"))] * 2 for kind in ("scan", "exscan")},
     ("scatter", True): [(("send[0:24]", IN), ("send[0:24]", "send[8:16]")),
                         (("None", "recv[0:8]"), ("None", "recv[0:8]"))],
 }  # fmt: skip
