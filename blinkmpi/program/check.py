@@ -10,7 +10,7 @@ from ..errors import PlanError
 from ..topology.model import MOST_DEVICES
 from ..trees.tree import ROOTED
 from ..util.text import quoted
-from .call import REDUCTIONS, Call
+from .call import BLOCKED, REDUCTIONS, Call
 from .ir import Program, Stage
 from .reduction import DTYPES, OPS
 
@@ -49,12 +49,14 @@ def check(program: Program) -> Program:
 
 def _check_call(program: Program) -> None:
     """A call that could have been made, and stages of its ranks."""
-    call, blocks = program.call, program.call.n if program.call.collective == "reduce_scatter" else 1
+    call = program.call
+    every = call.n**2 if call.collective == "alltoall" else call.n  # numbers where blocks differ
+    lengths = (every,) if call.collective == "reduce_scatter" else (1, every) if call.collective in BLOCKED else (1,)
     if call.dtype not in DTYPES or call.op not in (OPS if call.collective in REDUCTIONS else ("",)):
         raise PlanError(
             f"the call is a {call.collective} of {quoted(call.dtype)}, op {quoted(call.op)}; lower it again"
         )
-    if not 1 <= call.n <= MOST_DEVICES or len(call.counts) != blocks or min(call.counts) < 0:
+    if not 1 <= call.n <= MOST_DEVICES or len(call.counts) not in lengths or min(call.counts) < 0:
         raise PlanError(f"the call has {call.n} ranks and counts {quoted(call.counts)}; lower it again")
     if call.root not in (range(call.n) if call.collective in ROOTED else (-1,)):
         raise PlanError(f"the call is a {call.collective} of {call.n} ranks from root {call.root}; lower it again")
