@@ -274,7 +274,9 @@ def memory_like(array: Array | DeviceArray, count: int) -> Array | DeviceArray:
     """Memory of our own for ``count`` elements, on the side and of the type of ``array``."""
     if not isinstance(array, DeviceArray):
         return np.empty(count, array.dtype)
-    memory = sys.modules["cupy"].empty(count * array.itemsize, "uint8")
+    if (cupy := sys.modules.get("cupy")) is None:  # then the communicator has no GPUs either
+        raise BufferTypeError("a buffer lies in GPU memory, and this job has no CuPy; install it, or pass NumPy copies")
+    memory = cupy.empty(count * array.itemsize, "uint8")
     return DeviceArray(memory.data.ptr, count, array.itemsize, array.stream, memory, device=array.device)
 
 

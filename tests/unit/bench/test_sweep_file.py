@@ -88,7 +88,7 @@ def test_a_part_changes_keys_of_the_whole() -> None:
     ("nodes = 2", 'nodes[0]: 2, and there is 1 here; nodes of one machine are written "4+4"'),
     ('nodes = [1, "4x4"]', "nodes[1]: '4x4'; expected a number of nodes, or virtual nodes"),
     ("ranks_per_node = [2, 0]", "ranks_per_node[1]: 0; expected at least 1"),
-    ('collectives = "all_to_all"', "x.toml: collectives: collective 'all_to_all' is unknown"),
+    ('collectives = "all_to_some"', "x.toml: collectives: collective 'all_to_some' is unknown"),
     ('minbytes = "9Q"', "x.toml: minbytes: size '9Q'"),
     ('launcher = "ssh"', "launcher: invalid enum value 'ssh'"),
     ('types = "float128"', "bench refuses this: datatype 'float128' is unknown"),
