@@ -248,7 +248,7 @@ def test_simulate_prints_bars_and_does_not_run_large_vectors(blink: Any) -> None
     ("plan dgx-1v --collective bcast --plot x.doc", "cannot draw 'x.doc': expected a name that ends in .svg"),
     ("plan dgx-1v --collective bcast --plot /nowhere/x.svg", "cannot write '/nowhere/x.svg'"),
     ("subsets dgx-1v --plot x", "cannot draw 'x'"),
-    ("subsets dgx-1v --pcie 0", "--pcie 0: expected GB/s above 0"),
+    ("subsets dgx-1v --pcie 0", "--pcie '0': expected GB/s above 0"),
     ("subsets mi250", "mi250 has 16 ranks; subsets are listed for 2 to 10"),
     ("subsets cpu:4", "cpu:4: ranks joined by memory"),
     ("subsets pcie-8", "pcie-8: ranks joined by memory or by switches behind switches"),
