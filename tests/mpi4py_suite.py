@@ -45,7 +45,16 @@ class Expected(NamedTuple):
 
 
 ON_GPU = "memory that claims to lie on a GPU is refused, with whatever arrays the other tests are run"
+NOT_RUN = "testProbeRecv"  # with arrays on GPUs: it calls MPI.Message.Probe, a function of MPI's own, which crashes
 EXPECTED = (
+    Expected(
+        "test_*", "*: BufferTypeError: * of GPU memory is MPI's alone, *", "a refusal of ours, among other errors"
+    ),
+    Expected(
+        "test_*",
+        "*OverflowError: Python integer -1 out of bounds for uint*",
+        "mpi4py's test fills unsigned CuPy arrays with -1, which NumPy 2's rules forbid",
+    ),
     Expected("test_msgspec.*CAIBuf*", "*BufferTypeError*", ON_GPU),
     Expected("test_msgspec.*DLPackGPUBuf*", "*BufferTypeError*", ON_GPU),
     Expected(
@@ -147,7 +156,12 @@ def run_module(source: Path, module: str, arrays: str, into: Path, *, plain: boo
 
     kept = [a for a in arrayimpl.ArrayBackends if kind_of(a) == arrays]
     arrayimpl.ArrayBackends[:] = kept
-    suite = unittest.defaultTestLoader.loadTestsFromName(module)
+    loader = unittest.TestLoader()
+    if arrays != "host":
+        loader.getTestCaseNames = lambda case: [  # type: ignore[method-assign]
+            name for name in unittest.TestLoader().getTestCaseNames(case) if name != NOT_RUN
+        ]
+    suite = loader.loadTestsFromName(module)
     recorder = Recorder(into / f"{rank}.jsonl")
     suite.run(recorder)
     recorder.file.close()

@@ -97,6 +97,8 @@ class Peers:
         here = [r for r in range(self.n) if int(pages.announced[r]) == seq]
         fingerprints = pages.fingerprints(seq)
         here = [r for r in here if int(pages.announced[r]) == seq]  # a rank that went on may have written another one
+        behind = [r for r in range(self.n) if int(pages.announced[r]) == seq + 1]
+        here += [r for r in behind if isinstance(self.announced(r, seq), Failed)]  # it made no part of the call
         if len({fingerprints[r] for r in here}) > 1:
             return MismatchError(
                 f"call {seq}: rank {self.rank} called {short(text)}, "

@@ -133,8 +133,9 @@ class Faults:
         number = own.randrange(len(choices))
         error, seconds = attempt(choices[number] if self.rank == victim else lambda: child.Allreduce(x, y))
         untouched = bool((x == cp.arange(float(COUNT))).all() and (y == -1).all())
-        child.Free()
+        freed, _ = attempt(child.Free)  # the others may have left it, of which this rank hears here
         self.world.Barrier()
+        assert freed is None or isinstance(freed, BlinkError), f"argument {number} on a GPU: Free raised {freed!r}"
         wanted = (ArgumentError, BufferTypeError) if self.rank == victim else (MismatchError, RemoteError, PeerLost)
         assert isinstance(error, wanted), f"argument {number} on a GPU: {error!r} came"
         assert seconds < SHORT_S, f"argument {number} on a GPU: {error!r} came after {seconds:.1f} s"
@@ -161,8 +162,9 @@ class Faults:
         error, seconds = attempt(choices[number][self.rank != victim])
         wanted = (MismatchError, PeerLost) if on_gpu else MismatchError
         if on_gpu:
-            comm.Free()
+            freed, _ = attempt(comm.Free)
             self.world.Barrier()
+            assert freed is None or isinstance(freed, BlinkError), f"calls {number}: Free raised {freed!r}"
         assert isinstance(error, wanted), f"calls {number}: a MismatchError was expected, {error!r} came"
         assert seconds < SHORT_S, f"calls {number}: {error!r} came after {seconds:.1f} s"
         assert not y.any(), f"calls {number}: the receive buffer was changed"

@@ -1,0 +1,48 @@
+"""What a rank that waits for its GPU sees of the others' calls, in control pages that are plain memory."""
+
+import numpy as np
+import pytest
+
+from blinkmpi.errors import MismatchError
+from blinkmpi.transport.announcement import Announcement, Called, Failed, encode
+from blinkmpi.transport.control_pages import BODY, CONTROL, ControlPages
+from blinkmpi.transport.liveness import Peers
+from blinkmpi.util.together import Failure
+
+CALL = Called("allreduce(8 x float32, op sum) in GPU memory")
+
+
+def job(n: int = 3) -> Peers:
+    """What rank 0 sees."""
+    memory = np.zeros(n * CONTROL, np.uint8)
+    return Peers(ControlPages(memory, n, 0, tuple(range(n)), None), ["here"] * n)
+
+
+def announce(peers: Peers, rank: int, seq: int, said: Announcement) -> None:
+    """As rank ``rank``."""
+    fingerprint, body = encode(said, BODY)
+    peers.pages.write(peers.pages.record(rank, seq), body, fingerprint)
+    peers.pages.announced[rank] = seq
+
+
+def test_a_rank_that_refused_the_call_and_went_on_is_still_heard() -> None:
+    """It may wait in its next call for those who wait for it in this one."""
+    peers = job()
+    for rank in range(2):
+        announce(peers, rank, 7, CALL)
+    announce(peers, 2, 7, Failed(Failure("BufferTypeError", "operation 'band' is not defined")))
+    assert isinstance(peers.mismatch_so_far(7, CALL.text), MismatchError)
+    announce(peers, 2, 8, Called("free()"))
+    with pytest.raises(MismatchError, match="rank 2 failed: BufferTypeError: operation 'band'"):
+        raise peers.mismatch_so_far(7, CALL.text) or AssertionError("nothing was seen")
+
+
+def test_a_rank_that_made_the_call_and_went_on_is_none_of_them() -> None:
+    peers = job()
+    announce(peers, 0, 7, CALL)
+    for rank in (1, 2):
+        announce(peers, rank, 7, CALL)
+        announce(peers, rank, 8, Called("another call"))
+    assert peers.mismatch_so_far(7, CALL.text) is None
+    announce(peers, 1, 9, Failed(Failure("ArgumentError", "of a later call, in the same record")))
+    assert peers.mismatch_so_far(7, CALL.text) is None
