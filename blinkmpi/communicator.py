@@ -13,7 +13,7 @@ from typing import Any, cast
 from mpi4py import MPI
 
 from .collectives import Args, Collectives, Seconds
-from .errors import ArgumentError, BlinkError
+from .errors import ArgumentError, BlinkError, PeerLost
 from .guarded import GuardedIntracomm
 from .planning.diff import PlanDifference
 from .planning.plan import Plan
@@ -210,6 +210,12 @@ class Communicator(Collectives, GuardedIntracomm):
     def Disconnect(self) -> None:
         """As :meth:`Free`; MPI then also waits for what is under way on it."""
         self._end(super().Disconnect)
+
+    def Revoke(self) -> None:
+        """End it for all ranks (ULFM): whoever waits in one of its calls raises, and so does every later call."""
+        super().Revoke()
+        if self._initialised():
+            self._dispatcher().die(PeerLost(f"rank {self.rank} revoked it"))
 
     def free(self) -> None:
         """As :meth:`Free`, but nothing for a communicator that is freed already."""

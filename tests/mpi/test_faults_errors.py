@@ -18,7 +18,7 @@ import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, MismatchError, PeerLost, RemoteError
 from blinkmpi.runtime.collectives import Invocation
 from tests.harness import mpi
-from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, finish, run_case, said, say, start_case
+from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, fault_tolerance, finish, run_case, said, say, start_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
 start = partial(start_case, __file__)
@@ -33,6 +33,25 @@ def test_an_error_on_one_rank_ends_the_job() -> None:
         outcome = finish(job, within=5)
     assert outcome.rc != 0
     assert "ValueError: seven is not eight" in outcome.output
+
+
+def test_a_communicator_that_one_rank_revokes_is_dead_on_all() -> None:
+    with start("revokes", timeout=60, options=fault_tolerance()) as job:
+        outcome = finish(job, within=40)
+    assert said(outcome, "error") == dict.fromkeys(range(N), "PeerLost"), outcome.output
+    assert max(said(outcome, "seconds").values()) < 5
+
+
+def case_revokes() -> None:
+    """The others wait in a call, which MPI's own revocation does not reach."""
+    comm = blinkmpi.Communicator(MPI.COMM_WORLD, timeout=30)
+    comm.Barrier()
+    if comm.rank == VICTIM:
+        time.sleep(0.5)
+        comm.Revoke()
+    vector = np.ones(1000)
+    attempt(lambda: comm.Allreduce(MPI.IN_PLACE, vector))
+    comm.Free()
 
 
 def case_raises(timeout: str) -> None:
