@@ -6,6 +6,7 @@ A plan depends on no message size and holds no timings: the same machine gives t
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from ..errors import PlanError
@@ -45,7 +46,7 @@ class Rule(Value, frozen=True):
     registered: bool = False
 
 
-class Plan(Document, frozen=True):
+class Plan(Document, frozen=True, dict=True):
     """All packings of a job and the selection table."""
 
     KIND: ClassVar = "plan"
@@ -79,12 +80,19 @@ class Plan(Document, frozen=True):
 
     def rule(self, collective: str, nbytes: int, *, registered: bool = False) -> Rule:
         """The row of the selection table for a vector of ``nbytes``; those for registered buffers come first there."""
-        table = [r for r in self.rules if r.collective == collective]
-        table = [r for r in table if r.registered == registered] or [r for r in table if not r.registered]
-        rows = [r for r in table if r.min_bytes <= nbytes]
-        if not rows:
-            raise PlanError(f"the plan for {self.machine} has no rule for {collective} of {nbytes} bytes; plan again")
-        return max(rows, key=lambda r: r.min_bytes)
+        rows = self._rows.get((collective, registered)) or self._rows.get((collective, False), [])
+        for row in rows:
+            if row.min_bytes <= nbytes:
+                return row
+        raise PlanError(f"the plan for {self.machine} has no rule for {collective} of {nbytes} bytes; plan again")
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, bool], list[Rule]]:
+        """The table by collective and ``registered``, the largest ``min_bytes`` first."""
+        rows: dict[tuple[str, bool], list[Rule]] = {}
+        for rule in sorted(self.rules, key=lambda r: -r.min_bytes):
+            rows.setdefault((rule.collective, rule.registered), []).append(rule)
+        return rows
 
     def check(self, topology: Topology) -> Plan:
         """Prove every packing against ``topology`` and return self.

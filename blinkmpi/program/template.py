@@ -50,11 +50,11 @@ class Sizes(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a tree carries: ``count`` elements from ``first`` of the block that begins at ``start``, in chunks."""
+    """What a tree carries: ``length`` elements from ``first`` of the block that begins at ``start``, in chunks."""
 
     start: int
     first: int
-    count: int
+    length: int
     chunk: int
 
 
@@ -139,4 +139,4 @@ def offset(kind: int | None, span: Span) -> int | None:
 
 def _sized(stage: Stage, spans: Mapping[int, Span]) -> Stage:
     span = spans[stage.tree]
-    return replace(stage, count=span.count, local=offset(stage.local, span), store=offset(stage.store, span))
+    return replace(stage, count=span.length, local=offset(stage.local, span), store=offset(stage.store, span))

@@ -37,7 +37,7 @@ def compare(packing: Packing, call: Call, template: Template, chunk_bytes: int) 
     assert without_empty(sized) == lowered
     spans = template.spans(call)
     for stage in lowered.stages:
-        assert spans[stage.tree].count == stage.count
+        assert spans[stage.tree].length == stage.count
         assert spans[stage.tree].chunk == lowered.chunk_of(stage)
     assert all(span.chunk > 0 for span in spans.values()), "a CTA divides by it"
     sizes = Sizes.of(call)
