@@ -94,20 +94,22 @@ class Template:
 
     def spans(self, call: Call) -> dict[int, Span]:
         """Every tree's span in a call, as ``lower`` would cut it."""
-        found: dict[int, tuple[int, int, int]] = {}
-        longest = 1
+        cut, longest = [], 1
         for rank, trees, ends in self._blocks:
             start, count = call.block(rank)
             unit = self._align if count >= self._align * len(trees) else 1
             first, last = 0, trees[-1]
             for tree, (part, whole) in zip(trees, ends, strict=True):
                 end = count if tree == last else part * count // whole // unit * unit
-                found[tree] = (start, first, end - first)
-                longest = max(longest, end - first)
+                length = end - first
+                if length > longest:
+                    longest = length
+                cut.append((tree, start, first, length))
                 first = end
         chunk = self.program.chunk
         steps = -(-longest // chunk)
-        return {tree: Span(*span, chunk_of(span[2], steps, chunk)) for tree, span in found.items()}
+        chunks = {length: chunk_of(length, steps, chunk) for *_, length in cut}  # few: most spans are equally long
+        return {tree: Span(start, first, length, chunks[length]) for tree, start, first, length in cut}
 
     def at(self, call: Call) -> Program:
         """The program of a call, with stages for empty spans, too."""
@@ -132,11 +134,8 @@ class Template:
         }
 
 
-def offset(kind: int | None, span: Span) -> int | None:
-    """Where a stage reads or writes, from what the outline says: in its block (0), or in the vector of all (1)."""
-    return None if kind is None else span.first + span.start * kind
-
-
 def _sized(stage: Stage, spans: Mapping[int, Span]) -> Stage:
+    """A stage of the outline, whose offsets are 0 if they count in their block, 1 if in the vector of all blocks."""
     span = spans[stage.tree]
-    return replace(stage, count=span.length, local=offset(stage.local, span), store=offset(stage.store, span))
+    local, store = (None if x is None else span.first + span.start * x for x in (stage.local, stage.store))
+    return replace(stage, count=span.length, local=local, store=store)

@@ -17,9 +17,10 @@ COMMON = (
     "report", "fingerprint", "timeout_ns", "rank", "divisor",
     "send", "recv", "send_ref", "recv_ref", "destination", "destination_bytes",
 )  # fmt: skip
+NONE = (0,) * len(COMMON)
 AT = {name: i for i, name in enumerate(COMMON)}
 REPORT = ("abort", *(field.name for field in fields(AbortReport)))
-PACKETS = (*(field.name for field in fields(PacketStreams)), "slice", "buffer_bytes")
+PACKETS = (*PacketStreams._fields, "slice", "buffer_bytes")
 DIRECT = (*Segment._fields, "even", "regions")
 STAGES = ("table",)
 ROW = (
@@ -35,11 +36,12 @@ CHANNEL = ("slots", "head", "tail", "peer", "link_clock", "link_ns_per_mib")
 
 def common_arguments(symmetric: Sequence[int], report: int, fingerprint: int, rank: int, divisor: int) -> list[int]:
     """``CommonArguments``, without what :func:`fill_common` sets for each call."""
-    known = {"report": report, "fingerprint": fingerprint, "rank": rank, "divisor": divisor}
-    return [*symmetric, *(known.get(name, 0) for name in COMMON)]
+    words = [*symmetric, *NONE]
+    fill_common(words, len(symmetric), report=report, fingerprint=fingerprint, rank=rank, divisor=divisor)
+    return words
 
 
-def fill_common(args: ctypes.Array[ctypes.c_uint64], n: int, **words: int) -> None:
+def fill_common(args: ctypes.Array[ctypes.c_uint64] | list[int], n: int, **words: int) -> None:
     """Set some words of the ``CommonArguments`` that a kernel's arguments begin with, by their names."""
     for name, value in words.items():
         args[n + AT[name]] = value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from ...program.call import Call
@@ -15,6 +15,8 @@ from .codegen import arithmetic, direct_source, kinds_of, packets_source, row_wo
 from .device import Gpu, Kernel
 from .packets import PROTOCOLS
 from .stage_tables import Table
+
+ONE = ctypes.c_void_p * 1
 
 
 @dataclass
@@ -73,18 +75,28 @@ def fingerprint(text: str) -> int:
 
 
 def load_kernel(
-    kernel: Kernel, grid: int, block: int, args: Sequence[int], protocol: str, text: str, table: Table | None = None
+    kernel: Kernel,
+    grid: int,
+    block: int,
+    args: Sequence[int],
+    protocol: str,
+    text: str,
+    table: Table | None = None,
+    room: int = 0,
 ) -> LoadedKernel:
-    """A kernel whose arguments are packed as the driver wants them."""
-    packed = (ctypes.c_uint64 * len(args))(*args)
+    """A kernel whose arguments are packed as the driver wants them; it takes ``room`` words, if they are more."""
+    packed = (ctypes.c_uint64 * max(room, len(args)))(*args)
     return LoadedKernel(kernel, grid, block, packed, _pointers(packed), protocol, text, table)
 
 
 def copied(loaded: LoadedKernel) -> LoadedKernel:
     """The same kernel with arguments of its own."""
     packed = type(loaded.args).from_buffer_copy(loaded.args)
-    return replace(loaded, args=packed, params=_pointers(packed))
+    return LoadedKernel(
+        loaded.kernel, loaded.grid, loaded.block, packed, _pointers(packed), loaded.protocol, loaded.text,
+        loaded.table, loaded.endpoints, loaded.begin, loaded.then,
+    )  # fmt: skip
 
 
 def _pointers(packed: ctypes.Array[ctypes.c_uint64]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * 1)(ctypes.addressof(packed))
+    return ONE(ctypes.addressof(packed))

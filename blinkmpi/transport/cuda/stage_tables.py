@@ -10,13 +10,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ...program.call import Call
-from ...program.template import Template, offset
+from ...program.template import Template
 from .codegen import item_bytes, scale
 from .device import Gpu, Kernel
-from .kernel_layout import SPAN_WORDS
+from .kernel_layout import spans_for
 
 SMALLEST = 4096  # bytes of a table
 
@@ -80,27 +80,35 @@ class TableMemory:
 class LoadedTemplate:
     """What calls share that differ in their counts: kernel and table, ready on this GPU.
 
-    ``kernel`` is None at a rank without stages. ``stages`` has, for each stage, its tree and what the outline says of
-    its offsets; the kernel takes ``spans`` of them.
+    ``kernel`` and ``table`` are None at a rank without stages. ``stages`` has the tree of each stage, and what its
+    offsets are: 2 is the tree's offset in its block, 3 that in the vector of all blocks, 4 none. The kernel takes
+    ``spans`` of them.
     """
 
     template: Template
     kernel: Kernel | None
     table: Table | None
     rows: int
-    stages: tuple[tuple[int, int | None, int | None], ...]
+    stages: tuple[tuple[int, int, int], ...]
     spans: int
 
+    @classmethod
+    def of(cls, template: Template, rank: int, kernel: Kernel | None, table: Table | None, rows: int) -> Self:
+        """For a rank's stages."""
+        kinds = {0: 2, 1: 3, None: 4}
+        stages = tuple((s.tree, kinds[s.local], kinds[s.store]) for s in template.program.of(rank))
+        return cls(template, kernel, table, rows, stages, spans_for(len(stages)))
+
     def words(self, call: Call) -> list[int]:
-        """What the kernel's arguments say of a call's count, behind the table: COUNT to STORE of each stage."""
-        times, found = scale(call), self.template.spans(call)
+        """What the kernel's arguments say of a call's count: COUNT, CHUNK, OWN and STORE of each stage."""
+        times = scale(call)
         item = item_bytes(call)[0] * times
+        found = {
+            tree: (length * times, chunk * times, first * item, (start + first) * item, -1)
+            for tree, (start, first, length, chunk) in self.template.spans(call).items()
+        }
         words: list[int] = []
-        for tree, local, store in self.stages:
+        for tree, own, store in self.stages:
             span = found[tree]
-            own, kept = offset(local, span), offset(store, span)
-            words += (
-                span.length * times, span.chunk * times, -1 if own is None else own * item,
-                -1 if kept is None else kept * item,
-            )  # fmt: skip
-        return words + [0] * (SPAN_WORDS * self.spans - len(words))
+            words += span[0], span[1], span[own], span[store]
+        return words

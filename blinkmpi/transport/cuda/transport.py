@@ -11,8 +11,6 @@ two kernels: a reduce-scatter by ``slots``, whose results go to all ranks by ``d
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import astuple
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,10 +31,10 @@ from .codegen import (
     widths,
 )
 from .device import Gpu
-from .direct_segments import Segment, segment, spread
+from .direct_segments import Segment, longest_segment, segment, spread
 from .failure_report import AbortReport
 from .host_slots import HostSlots
-from .kernel_layout import SPANS, common_arguments, fill_common, spans_for
+from .kernel_layout import SPAN_WORDS, SPANS, common_arguments, fill_common, spans_for
 from .loaded_kernel import KernelCache, LoadedKernel, copied, fingerprint, load_kernel
 from .memory_layout import (
     ANNOUNCED_AT,
@@ -170,19 +168,20 @@ class CudaTransport:
         except DeviceError as error:
             return str(error)
         rows = table(program, self.rank, groups_of, places, self.symmetric)
-        stages = tuple((stage.tree, stage.local, stage.store) for stage in template.program.of(self.rank))
-        spans = spans_for(len(stages))
-        kernel = self.kernels.stages(program, self.rank, spans) if stages else None
-        on_device = self.tables.put(rows.tobytes()) if stages else None
-        return LoadedTemplate(template, kernel, on_device, len(rows), stages, spans)
+        if not len(rows):
+            return LoadedTemplate.of(template, self.rank, None, None, 0)
+        kernel = self.kernels.stages(program, self.rank, spans_for(len(program.of(self.rank))))
+        return LoadedTemplate.of(template, self.rank, kernel, self.tables.put(rows.tobytes()), len(rows))
 
     def load_sized(self, loaded: LoadedTemplate, call: Call, text: str) -> LoadedKernel:
         """The kernel of a call of a template; nothing is compiled, allocated or copied."""
         if loaded.kernel is None or loaded.table is None:
             return self._idle(call, text)
         divide = call.n if call.op == "avg" else 0
-        args = [*self._common(text, "slots", divide), loaded.table.at, *loaded.words(call)]
-        return load_kernel(loaded.kernel, loaded.rows, STAGE_THREADS, args, "slots", text, loaded.table)
+        args = [*self._common(text, "slots", divide), loaded.table.at]
+        room = len(args) + SPAN_WORDS * loaded.spans
+        args += loaded.words(call)
+        return load_kernel(loaded.kernel, loaded.rows, STAGE_THREADS, args, "slots", text, loaded.table, room)
 
     def _load_stages(
         self,
@@ -235,16 +234,13 @@ class CudaTransport:
         """
         moved = Call("allgather", self.n, (max(blocks.counts),), blocks.dtype)
         first.begin = blocks.block(self.rank)[0] * dtype_of(blocks.dtype).itemsize
-        first.then = self._load_direct(moved, text, 0, partial(spread, blocks))
+        first.then = self._load_direct(moved, text, 0, spread(blocks, self.rank))
         return first
 
-    def _load_direct(
-        self, call: Call, text: str, ctas: int, share: Callable[[int], Segment] | None = None
-    ) -> LoadedKernel:
+    def _load_direct(self, call: Call, text: str, ctas: int, mine: Segment | None = None) -> LoadedKernel:
         kernel = self.kernels.direct(call)
-        share = share or partial(segment, call)
-        mine = share(self.rank)
-        longest = max(share(r)[-1] for r in range(self.n))  # the grid is the same on all ranks
+        mine = mine or segment(call, self.rank)
+        longest = longest_segment(call)  # the grid is the same on all ranks
         divide = self.n if call.op == "avg" else 0
         even = int(len(set(call.counts)) == 1)
         args = [*self._common(text, "direct", divide), *mine, even, self.memory.table, *[0] * (2 * self.n)]
@@ -268,7 +264,7 @@ class CudaTransport:
     def _packets(self, mine: PacketStreams, units: int, codec: Codec) -> list[int]:
         """The arguments of ``packets`` behind the common ones."""
         at, box = ll_buffers(codec, self.n)
-        return [*map(int, astuple(mine)), units, box, *(symmetric + at for symmetric in self.symmetric)]
+        return [*mine, units, box, *(symmetric + at for symmetric in self.symmetric)]
 
     def _idle(self, call: Call, text: str) -> LoadedKernel:
         """A call in which this rank neither sends nor receives."""

@@ -24,7 +24,7 @@ from blinkmpi.program.template import Sizes, Template
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.codegen import StageKind, kinds_of, table, widths
 from blinkmpi.transport.cuda.device import kernel_source
-from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS, SPAN_WORDS, spans_for
+from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS, SPAN_WORDS
 from blinkmpi.transport.cuda.memory_layout import (
     HEAD_BYTES,
     HOST_BYTES,
@@ -152,10 +152,8 @@ class MadeTemplate:
         for rank in range(n):
             *symmetric, _ = world.mapped(rank)
             rows.append(table(program, rank, groups_of, places, symmetric))
-            stages = tuple((stage.tree, stage.local, stage.store) for stage in template.program.of(rank))
-            spans = spans_for(len(stages))
-            assert spans >= len(stages)
-            loaded.append(LoadedTemplate(template, None, None, len(rows[-1]), stages, spans))
+            loaded.append(LoadedTemplate.of(template, rank, None, None, len(rows[-1])))
+            assert loaded[-1].spans >= len(loaded[-1].stages)
         return cls(program, rows, loaded)
 
     def call(self, call: Call, sends: list[Array | None]) -> Made:
