@@ -26,12 +26,11 @@ SHORT = 4  # a block counts as short if the longest has more than so many times 
 class Sizes(NamedTuple):
     """The counts that share a template: the longest block has more than ``most / 2`` and at most ``most`` elements.
 
-    ``longs`` is a mask of the blocks that are not short; ``even`` says that all blocks are equally long.
+    ``longs`` is a mask of the blocks that are not short.
     """
 
     most: int
     longs: int = 1
-    even: bool = True
 
     @classmethod
     def of(cls, call: Call) -> "Sizes":
@@ -39,9 +38,9 @@ class Sizes(NamedTuple):
         counts = call.counts
         longest = max(counts)
         most = 1 << (longest - 1).bit_length()
-        if min(counts) == longest:
-            return cls(most, (1 << len(counts)) - 1)
-        return cls(most, sum(1 << i for i, count in enumerate(counts) if SHORT * count > longest), even=False)
+        if len(counts) == 1:
+            return cls(most)
+        return cls(most, sum(1 << i for i, count in enumerate(counts) if SHORT * count > longest))
 
     def largest(self, call: Call) -> Call:
         """The call with about the most elements in every block."""
@@ -121,12 +120,14 @@ class Template:
         """By tree: a chunk's most elements in calls of these sizes.
 
         A span differs from its share of the block by less than the alignment of borders, which counts most where the
-        block is shortest. A chunk is to the largest one as its span to the longest.
+        block is shortest. A chunk is to the largest one as its span to the longest, which is in one of the longest
+        blocks: in any, where blocks may differ.
         """
         chunk, align = self.program.chunk, self._align
         least = sizes.most // 2 + 1
-        longest = max(self._shares.values()) * least - align
-        if not sizes.even or longest <= 0:
+        largest = [max(self._shares[tree] for tree in block.trees) for block in self._blocks]
+        longest = (min(largest) if len(self.call.counts) > 1 else max(largest)) * least - align
+        if longest <= 0:
             return dict.fromkeys(self._shares, chunk)
         return {
             tree: chunk_of(int((share * least + align) * chunk / longest) + 1, 1, chunk)
