@@ -93,6 +93,11 @@ class Template:
 
     def spans(self, call: Call) -> dict[int, Span]:
         """Every tree's span in a call, as ``lower`` would cut it."""
+        cut, chunks = self.cut(call)
+        return {tree: Span(start, first, length, chunks[length]) for tree, start, first, length in cut}
+
+    def cut(self, call: Call) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
+        """The same in plain tuples of tree, start, first and length, and the chunk by the length of a span."""
         cut, longest = [], 1
         for rank, trees, ends in self._blocks:
             start, count = call.block(rank)
@@ -107,8 +112,8 @@ class Template:
                 first = end
         chunk = self.program.chunk
         steps = -(-longest // chunk)
-        chunks = {length: chunk_of(length, steps, chunk) for *_, length in cut}  # few: most spans are equally long
-        return {tree: Span(start, first, length, chunks[length]) for tree, start, first, length in cut}
+        lengths = {length for _, _, _, length in cut}  # few: most spans are equally long
+        return cut, {length: chunk_of(length, steps, chunk) for length in lengths}
 
     def at(self, call: Call) -> Program:
         """The program of a call, with stages for empty spans, too."""

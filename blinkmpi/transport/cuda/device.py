@@ -23,6 +23,8 @@ PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL = 2, 8, 9  # of CUpointer_attribute
 DEVICE_MEMORY = 2  # CU_MEMORYTYPE_DEVICE
+THREE_INTS, THREE_POINTERS = ctypes.c_int * 3, ctypes.c_void_p * 3
+ASKED = THREE_INTS(MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL)
 NOT_READY, INVALID_CONTEXT, INVALID_HANDLE = 600, 201, 400  # of CUresult
 OPTIONS = ("-std=c++17", "-default-device")  # of NVRTC: version 12 takes a generic lambda for host code otherwise
 
@@ -223,17 +225,18 @@ class Gpu:
 
     def why_not_here(self, at: int) -> str:
         """Why this GPU's kernels may not use an address, or an empty text; asks the driver."""
-        kind, managed, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(-1)
-        asked = (ctypes.c_int * 3)(MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL)
-        found = (ctypes.c_void_p * 3)(*(ctypes.addressof(answer) for answer in (kind, managed, device)))
-        code = self.driver.cuPointerGetAttributes(3, asked, found, ctypes.c_uint64(at))
+        answers = THREE_INTS(0, 0, -1)
+        begin = ctypes.addressof(answers)
+        found = THREE_POINTERS(begin, begin + 4, begin + 8)
+        code = self.driver.cuPointerGetAttributes(3, ASKED, found, ctypes.c_uint64(at))
         if code:
             raise DeviceError(f"cuPointerGetAttributes of {at:#x}: CUDA error {code}")
-        if managed.value:
+        kind, managed, device = answers
+        if managed:
             return ""
-        if kind.value != DEVICE_MEMORY:
-            return f"address {at:#x} is {'pinned host' if kind.value else 'host'} memory, though its object says GPU"
-        return "" if device.value == self.device else f"it lies on GPU {device.value}, this rank's is GPU {self.device}"
+        if kind != DEVICE_MEMORY:
+            return f"address {at:#x} is {'pinned host' if kind else 'host'} memory, though its object says GPU"
+        return "" if device == self.device else f"it lies on GPU {device}, this rank's is GPU {self.device}"
 
     def upload(self, to: int, data: bytes) -> None:
         """Copy host bytes to device memory; waits."""

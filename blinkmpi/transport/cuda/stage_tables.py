@@ -6,6 +6,7 @@ another table, when the work that was on the GPU by then is through; nothing is 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +39,7 @@ class TableMemory:
 
     def __init__(self, gpu: Gpu, last: Callable[[], int | None]) -> None:
         self._gpu, self._last = gpu, last
+        self._lock = threading.Lock()  # threads may make calls at once
         self._all: list[int] = []
         self._free: dict[int, list[int]] = {}  # by bytes
         self._dropped: deque[tuple[int, int]] = deque()  # (bytes, address) of what nobody holds
@@ -50,13 +52,14 @@ class TableMemory:
             DeviceError: if there is no room.
         """
         size = max(SMALLEST, 1 << (len(data) - 1).bit_length())
-        self._collect()
-        free = self._free.setdefault(size, [])
-        if not free:
-            free.append(self._gpu.allocate(size))
-            self._all.append(free[-1])
-        self._gpu.upload(free[-1], data)
-        table = Table(free.pop())
+        with self._lock:
+            self._collect()
+            free = self._free.setdefault(size, [])
+            if not free:
+                free.append(self._gpu.allocate(size))
+                self._all.append(free[-1])
+            self._gpu.upload(free[-1], data)
+            table = Table(free.pop())
         weakref.finalize(table, self._dropped.append, (size, table.at)).atexit = False
         return table
 
@@ -103,9 +106,10 @@ class LoadedTemplate:
         """What the kernel's arguments say of a call's count: COUNT, CHUNK, OWN and STORE of each stage."""
         times = scale(call)
         item = item_bytes(call)[0] * times
+        cut, chunks = self.template.cut(call)
         found = {
-            tree: (length * times, chunk * times, first * item, (start + first) * item, -1)
-            for tree, (start, first, length, chunk) in self.template.spans(call).items()
+            tree: (length * times, chunks[length] * times, first * item, (start + first) * item, -1)
+            for tree, start, first, length in cut
         }
         words: list[int] = []
         for tree, own, store in self.stages:
