@@ -28,48 +28,18 @@ def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int) -> Prog
     Raises:
         PlanError: if the packing is for another collective, root or number of ranks.
     """
-    _fitting(packing, call)
-    builder = _Builder(packing, call)
-    if call.collective != "barrier":
-        for blocks, trees in _jobs(packing, call):
-            builder.job(blocks, trees)
-    chunk = max(1, chunk_bytes // slot_width(call))
-    return Program(call, packing.scheme, chunk, depth, tuple(builder.channels), tuple(builder.stages))
-
-
-def outline(
-    packing: Packing, call: Call, *, chunk_bytes: int, depth: int
-) -> tuple[Program, list[tuple[int, list[tuple[int, Fraction]]]]]:
-    """What does not depend on counts: the stages of every tree, and the trees of every block with their weights.
-
-    A stage's offset is 0 if it counts from the beginning of the block, and 1 if from that of the vector of all blocks.
-
-    Raises:
-        PlanError: as :func:`lower`.
-    """
-    _fitting(packing, call)
-    builder = _Builder(packing, call)
-    jobs = _jobs(packing, call)
-    for _, trees in jobs:
-        for number, tree in trees:
-            builder._tree(number, tree, 1, 0, 1)
-    chunk = max(1, chunk_bytes // slot_width(call))
-    program = Program(call, packing.scheme, chunk, depth, tuple(builder.channels), tuple(builder.stages))
-    return program, [(block, [(number, tree.weight) for number, tree in trees]) for block, trees in jobs]
-
-
-def _fitting(packing: Packing, call: Call) -> None:
     rooted = packing.root if packing.root >= 0 else -1
     if (packing.collective, packing.n, rooted) != (call.collective, call.n, call.root if rooted >= 0 else -1):
         raise PlanError(
             f"packing for {packing.collective} of {packing.n} ranks, root {packing.root}, cannot carry "
             f"{call.collective} of {call.n} ranks, root {call.root}; pack again"
         )
-
-
-def align_of(call: Call) -> int:
-    """Elements between the places where spans may begin."""
-    return max(1, ALIGN_BYTES // dtype_of(call.dtype).itemsize)
+    builder = _Builder(packing, call)
+    if call.collective != "barrier":
+        for blocks, trees in _jobs(packing, call):
+            builder.job(blocks, trees)
+    chunk = max(1, chunk_bytes // slot_width(call))
+    return Program(call, packing.scheme, chunk, depth, tuple(builder.channels), tuple(builder.stages))
 
 
 def slot_width(call: Call) -> int:
@@ -93,6 +63,31 @@ def spans(count: int, weights: Sequence[Fraction], align: int) -> list[tuple[int
         borders.append(max(borders[-1], border // align * align if count >= align * len(weights) else border))
     borders.append(count)
     return [(a, b - a) for a, b in itertools.pairwise(borders)]
+
+
+def align_of(call: Call) -> int:
+    """Elements between the places where spans may begin."""
+    return max(1, ALIGN_BYTES // dtype_of(call.dtype).itemsize)
+
+
+def outline(
+    packing: Packing, call: Call, *, chunk_bytes: int, depth: int
+) -> tuple[Program, list[tuple[int, list[tuple[int, Fraction]]]]]:
+    """What does not depend on counts: the stages of every tree, and the trees of every block with their weights.
+
+    A stage's offset is 0 if it counts from the beginning of the block, and 1 if from that of the vector of all blocks.
+
+    Raises:
+        PlanError: as :func:`lower`.
+    """
+    program = lower(packing, call, chunk_bytes=chunk_bytes, depth=depth)
+    builder, jobs = _Builder(packing, call), _jobs(packing, call)
+    for _, trees in jobs:
+        for number, tree in trees:
+            builder._tree(number, tree, 1, 0, 1)
+    channels, stages = tuple(builder.channels), tuple(builder.stages)
+    whole = Program(call, program.scheme, program.chunk, depth, channels, stages)
+    return whole, [(block, [(number, tree.weight) for number, tree in trees]) for block, trees in jobs]
 
 
 def _jobs(packing: Packing, call: Call) -> list[tuple[int, list[tuple[int, Tree]]]]:
@@ -124,7 +119,8 @@ class _Builder:
             return
         if not trees:
             raise PlanError(f"{self.call.collective}: no tree carries the block of rank {block}; pack again")
-        cut = spans(count, [t.weight for _, t in trees], align_of(self.call))
+        align = max(1, ALIGN_BYTES // dtype_of(self.call.dtype).itemsize)
+        cut = spans(count, [t.weight for _, t in trees], align)
         for (first, length), (number, tree) in zip(cut, trees, strict=True):
             if length:
                 self._tree(number, tree, start, first, length)

@@ -26,10 +26,11 @@ SHORT = 4  # a block counts as short if the longest has more than so many times 
 class Sizes(NamedTuple):
     """The counts that share a template: the longest block has more than ``most / 2`` and at most ``most`` elements.
 
-    ``longs`` is a mask of the blocks that are not short.
+    ``blocks`` is the number of blocks that may differ, ``longs`` a mask of those that are not short.
     """
 
     most: int
+    blocks: int = 1
     longs: int = 1
 
     @classmethod
@@ -40,11 +41,11 @@ class Sizes(NamedTuple):
         most = 1 << (longest - 1).bit_length()
         if len(counts) == 1:
             return cls(most)
-        return cls(most, sum(1 << i for i, count in enumerate(counts) if SHORT * count > longest))
+        return cls(most, len(counts), sum(1 << i for i, count in enumerate(counts) if SHORT * count > longest))
 
     def largest(self, call: Call) -> Call:
         """The call with about the most elements in every block."""
-        counts = (self.most if self.longs >> i & 1 else -(-self.most // SHORT) for i in range(len(call.counts)))
+        counts = (self.most if self.longs >> i & 1 else -(-self.most // SHORT) for i in range(self.blocks))
         return replace(call, counts=tuple(counts))
 
 
@@ -131,7 +132,7 @@ class Template:
         chunk, align = self.program.chunk, self._align
         least = sizes.most // 2 + 1
         largest = [max(self._shares[tree] for tree in block.trees) for block in self._blocks]
-        longest = (min(largest) if len(self.call.counts) > 1 else max(largest)) * least - align
+        longest = (min(largest) if sizes.blocks > 1 else max(largest)) * least - align
         if longest <= 0:
             return dict.fromkeys(self._shares, chunk)
         return {
