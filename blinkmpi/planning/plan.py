@@ -6,6 +6,7 @@ A plan depends on no message size and holds no timings: the same machine gives t
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar, Literal, Self
 
 from msgspec.structs import replace
@@ -49,7 +50,7 @@ class Rule(Value, frozen=True):
     registered: bool = False
 
 
-class Plan(Document, frozen=True):
+class Plan(Document, frozen=True, dict=True):
     """All packings of a job and the selection table."""
 
     KIND: ClassVar = "plan"
@@ -88,18 +89,27 @@ class Plan(Document, frozen=True):
 
     def rule(self, collective: str, nbytes: int, *, registered: bool = False) -> Rule:
         """The row of the selection table for a vector of ``nbytes``; those for registered buffers come first there."""
-        table = [r for r in self.rules if r.collective == collective]
-        table = [r for r in table if r.registered == registered] or [r for r in table if not r.registered]
-        rows = [r for r in table if r.min_bytes <= nbytes]
-        if not rows and collective in CARRIED and (schemes := self.schemes(collective)):  # a plan of an older version
-            rows = [
-                r for r in self.rules if r.collective == "scatter" and (r.scheme, r.protocol) == (schemes[0], "slots")
-            ]
-            why = f"this plan has no row for {collective}: as a scatter"
-            rows = [replace(r, collective=collective, reason=why) for r in rows if not r.registered]
-        if not rows:
-            raise PlanError(f"the plan for {self.machine} has no rule for {collective} of {nbytes} bytes; plan again")
-        return max(rows, key=lambda r: r.min_bytes)
+        rows = self._rows.get((collective, registered)) or self._rows.get((collective, False), [])
+        for row in rows:
+            if row.min_bytes <= nbytes:
+                return row
+        raise PlanError(f"the plan for {self.machine} has no rule for {collective} of {nbytes} bytes; plan again")
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, bool], list[Rule]]:
+        """The table by collective and ``registered``, the largest ``min_bytes`` first."""
+        rows: dict[tuple[str, bool], list[Rule]] = {}
+        for rule in sorted(self.rules, key=lambda r: -r.min_bytes):
+            rows.setdefault((rule.collective, rule.registered), []).append(rule)
+        for collective in CARRIED:
+            if not rows.get((collective, False)) and (schemes := self.schemes(collective)):  # an older plan has none
+                why = f"this plan has no row for {collective}: as a scatter"
+                rows[collective, False] = [
+                    replace(row, collective=collective, reason=why)
+                    for row in rows.get(("scatter", False), [])
+                    if (row.scheme, row.protocol) == (schemes[0], "slots")
+                ]
+        return rows
 
     def _consistent(self) -> Self:
         """Return self if ranks, trees and rates are possible on some machine; :meth:`check` proves them for one."""

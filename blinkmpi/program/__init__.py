@@ -3,6 +3,7 @@
 ``call``         which collective, how many elements of what type, by which root
 ``ir``           the program: channels and stages
 ``lower``        makes a program from a packing and a call
+``template``     what of it is the same for every count; its spans are filled in
 ``check``        proves it: no deadlock, every contribution exactly once
 ``interpreter``  runs it for all ranks in one process, on NumPy
 ``cost_model``   predicts its time

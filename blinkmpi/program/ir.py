@@ -87,5 +87,10 @@ class Program(Document, frozen=True, dict=True):
         In proportion to its span, so that all stages need about the same number of steps: trees that share a link get
         it chunk by chunk in turn, and with equal chunks a light tree would take a heavy one's part of it.
         """
-        share = -(-stage.count // self.steps)
-        return min(self.chunk, -(-share // 64) * 64)
+        return chunk_of(stage.count, self.steps, self.chunk)
+
+
+def chunk_of(count: int, steps: int, most: int) -> int:
+    """Elements of a chunk, at least one and at most ``most``, for a span of ``count`` to take about ``steps`` steps."""
+    share = max(-(-count // steps), 1)
+    return min(most, -(-share // 64) * 64)

@@ -73,6 +73,31 @@ def spans(count: int, weights: Sequence[Fraction], align: int) -> list[tuple[int
     return [(a, b - a) for a, b in itertools.pairwise(borders)]
 
 
+def align_of(call: Call) -> int:
+    """Elements between the places where spans may begin."""
+    return max(1, ALIGN_BYTES // dtype_of(call.dtype).itemsize)
+
+
+def outline(
+    packing: Packing, call: Call, *, chunk_bytes: int, depth: int
+) -> tuple[Program, list[tuple[int, list[tuple[int, Fraction]]]]]:
+    """What does not depend on counts: the stages of every tree, and the trees of every block with their weights.
+
+    A stage's offset is 0 if it counts from the beginning of the block, and 1 if from that of the vector of all blocks.
+
+    Raises:
+        PlanError: as :func:`lower`.
+    """
+    program = lower(packing, call, chunk_bytes=chunk_bytes, depth=depth)
+    builder, jobs = _Builder(packing, call), _jobs(packing, call)
+    for _, trees in jobs:
+        for number, tree in trees:
+            builder._tree(number, tree, 1, 0, 1)
+    channels, stages = tuple(builder.channels), tuple(builder.stages)
+    whole = Program(call, program.scheme, program.chunk, depth, channels, stages)
+    return whole, [(block, [(number, tree.weight) for number, tree in trees]) for block, trees in jobs]
+
+
 def _jobs(packing: Packing, call: Call) -> list[tuple[int, list[tuple[int, Tree]]]]:
     """(rank whose block moves, its trees with their numbers); one job of -1 where the vector moves as a whole."""
     numbered = list(enumerate(packing.trees))

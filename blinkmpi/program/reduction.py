@@ -12,6 +12,7 @@ The operands of one element are folded in a fixed order, one ``combine`` after
 another, so the same plan gives the same bits every time.
 """
 
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -42,6 +43,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 }
 
 
+@cache
 def dtype_of(name: str) -> np.dtype[Any]:
     """The NumPy dtype of one of :data:`DTYPES`.
 

@@ -272,7 +272,7 @@ class Context:
 
     def log_once(self, text: str, level: str = "WARN") -> None:
         """Log a text the first time."""
-        if text not in self._logged:
+        if self.settings.wants(level) and text not in self._logged:
             self._logged.add(text)
             log(self.settings, level, text)
 

@@ -28,6 +28,7 @@ from ...util.lru import LRU
 from ...util.together import Comm, together
 from ..arguments import Prepared
 from .buffers import device_array
+from .templates import Templates
 
 KERNELS = 256  # loaded kernels that are kept
 TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs
@@ -78,7 +79,7 @@ class CudaContext:
         ] = {}  # by collective, root, octave of bytes, registered
         # Registered buffers by (begin, end), each as often as it is registered: its owner, and what to free, or 0.
         self._buffers: dict[tuple[int, int], list[tuple[Any, int]]] = {}
-        self._retired: list[LoadedKernel] = []
+        self._templates = self._new_templates()
 
     # ---- the choice
 
@@ -93,8 +94,10 @@ class CudaContext:
     def chunk_search(self, call: Call, *, registered: bool) -> ChunkSearch | None:
         """What looks for the chunk of a call; None where the chunk is measured already, or does not matter."""
         nbytes = call.nbytes
+        if nbytes < TUNED_FROM or self.here:
+            return None
         rule = self.rule(call, registered=registered)
-        if rule.protocol != "slots" or rule.reason == MEASURED or nbytes < TUNED_FROM or self.here:
+        if rule.protocol != "slots" or rule.reason == MEASURED:
             return None
         key = (call.collective, call.root, nbytes.bit_length(), registered)
         if key not in self._searches:
@@ -106,6 +109,8 @@ class CudaContext:
 
     def _fits(self, call: Call, rule: Rule, chunk: int) -> bool:
         rule = msgspec.structs.replace(rule, chunk_bytes=chunk)
+        if self._templates and self._templates.serves(call, rule):
+            return self._templates.load(call, rule, "") is not None
         program = self.program(call, rule)
         return self.transport.fits(program, rule.ctas, self._in_host_memory(program, rule))
 
@@ -127,8 +132,7 @@ class CudaContext:
             if search is not None:
                 rule = msgspec.structs.replace(rule, chunk_bytes=search.chunk)
             loaded = self._load(call, rule, text)
-            if (forgotten := self._kernels.put(key, loaded)) is not None:
-                self._retired.append(forgotten)
+            self._kernels.put(key, loaded)
             where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
             chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.protocol == "slots" else ""
             self._say(f"{text}: {rule.scheme}, {rule.protocol}{chunk}, {where}; {rule.reason}", "INFO")
@@ -139,6 +143,10 @@ class CudaContext:
             blocks, said = in_blocks(call), f"{text} by rs_ag"  # which a rank that takes another protocol does not say
             first = msgspec.structs.replace(rule, collective="reduce_scatter", protocol="slots")
             return self.transport.rs_ag(self._load(blocks, first, said), blocks, said)
+        if rule.protocol == "slots" and self._templates:
+            loaded = self._templates.load(call, rule, text)
+            if loaded is not None:
+                return loaded
         program = self.program(call, rule) if rule.protocol == "slots" else None
         emulated = self._emulated(program, rule) if program is not None and self.emulated else None
         in_host_memory = self._in_host_memory(program, rule) if program is not None else ()
@@ -153,6 +161,16 @@ class CudaContext:
             emulated=emulated,
             part=part,
         )
+
+    def _new_templates(self) -> Templates | None:
+        """Templates for the present plan; None between nodes and on emulated links, whose tables are of one count."""
+        if self.here or self.emulated:
+            return None
+
+        def on_host(program: Program, rule: Rule) -> bool:
+            return bool(self._in_host_memory(program, rule))
+
+        return Templates(self.transport, self.plans, on_host, self._say)
 
     def _paths(self, program: Program, rule: Rule) -> list[tuple[int, ...]]:
         """The vertices that every channel passes."""
@@ -178,7 +196,6 @@ class CudaContext:
             send, recv: CuPy arrays of bytes.
         """
         loaded = self._load(call, rule, f"trial of {rule}")
-        self._retired.append(loaded)
         refs = [self.transport.regions.ref(a.data.ptr, a.nbytes) for a in (send, recv)]
         own = self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
         return self.transport.starter(own, stream, None)
@@ -198,7 +215,7 @@ class CudaContext:
     def take(self, machine: Topology, plans: Plan) -> None:
         """Go on with another plan; what was loaded for the old one is of no more use."""
         self.machine, self.plans = machine, plans
-        self._retired += self._kernels.values()
+        self._templates = self._new_templates()
         self._kernels.clear()
         self._searches = {}
 
@@ -319,8 +336,6 @@ class CudaContext:
         self.gpu.use()
         if collectively:
             self.gpu.runtime.deviceSynchronize()
-            for loaded in [*self._kernels.values(), *self._retired]:
-                self.transport.unload(loaded)
         else:
             self.transport.abort()
         self.transport.close(self._comm if collectively else None)
@@ -330,7 +345,7 @@ class CudaContext:
                     if at:
                         self.gpu.free(at)
         self._kernels.clear()
-        self._retired, self._buffers = [], {}
+        self._buffers = {}
 
 
 def _part(device: DeviceArray) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 * ``device`` alone uses CuPy and the driver: memory, IPC, streams, compilation, launches;
 * ``memory_layout`` lays out the symmetric memory that every rank maps of every other, ``regions`` registered buffers;
 * ``codegen`` makes the source and the table of a kernel from a program, ``kernel_layout`` the structs that they share;
+* ``stage_tables`` keeps tables on the device, each for calls of many counts;
 * ``transport`` loads and launches calls, as a ``loaded_kernel`` each;
 * ``packets`` and ``direct_segments`` say which rank moves what in the protocols of one-hop trees;
 * ``host_slots`` and ``network_channels`` have the slots of channels by the host's path and to other nodes;

@@ -61,9 +61,21 @@ def item_bytes(call: Call) -> tuple[int, int]:
     return (dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize) if reduces(call) else (1, 1)
 
 
+def widths(call: Call) -> tuple[int, int]:
+    """Bytes of an element in a slot, and of a partial result."""
+    item = dtype_of(call.dtype).itemsize
+    return item, accumulator_of(call.dtype).itemsize if reduces(call) else item
+
+
 def scale(call: Call) -> int:
     """How many of the kernels' elements an element of the call has."""
     return 1 if reduces(call) else dtype_of(call.dtype).itemsize
+
+
+def arithmetic(call: Call) -> tuple[str, str]:
+    """The element type and the operation that a kernel is compiled for."""
+    op = {"avg": "SUM", "": "NONE"}.get(call.op, call.op.upper())
+    return ELEMENTS[call.dtype] if reduces(call) else "raw", op
 
 
 def packet_threads(n: int, codec: Codec) -> int:
@@ -88,17 +100,21 @@ def direct_source(call: Call, n: int) -> str:
     return _source("direct.cu", call, n, {"WORKERS": WORKERS}, kernel_layout.direct_layout(n))
 
 
-def stages_source(call: Call, kinds: Sequence[StageKind], row_words: int, n: int) -> str:
-    """Source of the kernel ``stages`` for these kinds of stages, on a node with ``n`` ranks."""
+def stages_source(call: Call, kinds: Sequence[StageKind], row_words: int, n: int, spans: int = 0) -> str:
+    """Source of the kernel ``stages`` for these kinds of stages, on a node with ``n`` ranks.
+
+    Args:
+        spans: how many are among the arguments; 0 if the table has them.
+    """
     cases = " ".join(f"case {i}: run_stage<Kind<{kind}>>(a.c, row, seq, s); break;" for i, kind in enumerate(kinds))
-    macros: dict[str, str | int] = {"WORKERS": WORKERS, "ROW_WORDS": row_words, "STAGE_KINDS": cases}
-    return _source("stages.cu", call, n, macros, kernel_layout.stages_layout(n, STAGE_THREADS))
+    macros: dict[str, str | int] = {"WORKERS": WORKERS, "ROW_WORDS": row_words, "STAGE_KINDS": cases, "SPANS": spans}
+    return _source("stages.cu", call, n, macros, kernel_layout.stages_layout(n, STAGE_THREADS, spans))
 
 
 def _source(name: str, call: Call, n: int, macros: dict[str, str | int], layout: str) -> str:
     """A kernel with its macros before it, and behind it the assertions that host and kernel agree."""
-    op = {"avg": "SUM", "": "NONE"}.get(call.op, call.op.upper())
-    macros = {"ELEMENT": ELEMENTS[call.dtype] if reduces(call) else "raw", "OPERATION": op, **macros}
+    element, op = arithmetic(call)
+    macros = {"ELEMENT": element, "OPERATION": op, **macros}
     defined = "".join(f"#define {macro} {value}\n" for macro, value in macros.items())
     return kernel_layout.macros(n) + defined + kernel_source(name) + kernel_layout.common_layout(n) + layout
 
@@ -149,16 +165,18 @@ def table(
     kinds, words, times = kinds_of(program, rank), row_words(program, rank), scale(program.call)
     item, _ = item_bytes(program.call)
     rows = []
+    span = -1
     for index, (stage, cta, many) in enumerate(stages_of(program, rank, groups_of)):
+        span += cta == 0  # as many as this rank has stages
         chunk = program.chunk_of(stage)
         ins = [stage.ins[i] for i in stage.fold if i >= 0]
         in_bytes = places[ins[0]].slot_bytes if ins else 0
         out_bytes = places[stage.outs[0]].slot_bytes if stage.outs else 0
         row = [
-            kinds.index(kind_of(program, stage)), stage.count * times, chunk * times, cta, many,
+            kinds.index(kind_of(program, stage)), stage.count * times, chunk * times,
             -1 if stage.local is None else stage.local * item * times,
             -1 if stage.store is None else stage.store * item * times,
-            program.depth, index, int(emulated is not None), in_bytes, out_bytes,
+            cta, many, program.depth, index, int(emulated is not None), in_bytes, out_bytes, span,
         ]  # fmt: skip
         row += [0] * (BEFORE_CHANNELS - len(row))
         for c in (*ins, *stage.outs):

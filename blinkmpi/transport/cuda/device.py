@@ -338,6 +338,7 @@ def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
+@cache
 def kernel_source(name: str) -> str:
     """The text of one of the files in ``kernels``, with each header that it includes, once."""
     included: set[str] = set()

@@ -1,9 +1,8 @@
 """The segment of the vector that each GPU moves in a call by the protocol ``direct``. Pure; all ranks agree."""
 
-import math
 from typing import NamedTuple
 
-from ...program.call import Call
+from ...program.call import BLOCKED, Call
 from ...program.reduction import dtype_of
 
 
@@ -48,6 +47,13 @@ def segment(call: Call, rank: int) -> Segment:
     return Segment(everyone, 1 << root, begin, begin, size)
 
 
+def longest_segment(call: Call) -> int:
+    """Bytes of the longest segment of all ranks."""
+    if call.collective in BLOCKED:
+        return max(call.counts) * dtype_of(call.dtype).itemsize
+    return _part(call.nbytes, max(call.n - (call.collective != "allreduce"), 1), 0)[1]
+
+
 def in_blocks(call: Call) -> Call:
     """The first half of an allreduce by ``rs_ag``: a reduce-scatter of nearly equal blocks, aligned to 128 bytes."""
     (count,), line = call.counts, 128 // dtype_of(call.dtype).itemsize
@@ -65,6 +71,6 @@ def spread(blocks: Call, rank: int) -> Segment:
 
 def _part(nbytes: int, parts: int, index: int) -> tuple[int, int]:
     """(begin, bytes) of one of ``parts`` nearly equal parts, each but the last a multiple of 128 bytes."""
-    each = math.ceil(nbytes / parts / 128) * 128
+    each = -(-nbytes // (parts * 128)) * 128
     begin = min(index * each, nbytes)
     return begin, min(each, nbytes - begin)

@@ -1,7 +1,9 @@
 """The structs that host and kernels share, as the host fills them in; the compiler asserts that the kernels agree."""
 
-from collections.abc import Iterable, Sequence
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from types import MappingProxyType
 
 from . import failure_report as report
 from . import memory_layout as memory
@@ -15,38 +17,47 @@ COMMON = (
     "report", "fingerprint", "timeout_ns", "rank", "divisor",
     "send", "recv", "send_ref", "recv_ref", "destination", "destination_bytes",
 )  # fmt: skip
+NONE = (0,) * len(COMMON)
+AT = {name: i for i, name in enumerate(COMMON)}
 REPORT = ("abort", *(field.name for field in fields(AbortReport)))
-PACKETS = (*(field.name for field in fields(PacketStreams)), "slice", "buffer_bytes")
+PACKETS = (*PacketStreams._fields, "slice", "buffer_bytes")
 DIRECT = (*Segment._fields, "even", "regions")
 STAGES = ("table",)
 ROW = (
-    "KIND", "COUNT", "CHUNK", "FIRST", "STRIDE", "OWN", "STORE", "DEPTH", "STAGE", "EMULATED", "IN_BYTES", "OUT_BYTES",
+    "KIND", "COUNT", "CHUNK", "OWN", "STORE", "FIRST", "STRIDE", "DEPTH", "STAGE", "EMULATED", "IN_BYTES", "OUT_BYTES",
+    "SPAN",
 )  # fmt: skip
+SPAN_WORDS = 4  # from COUNT to STORE: what depends on the count
+PARAMETER_BYTES = 4096  # of a kernel, at most
+SPANS = (0, 8, 32, 112)  # how many a kernel takes, so that plans of about as many stages have one kernel
 BEFORE_CHANNELS = 16  # words of a row
 CHANNEL = ("slots", "head", "tail", "peer", "link_clock", "link_ns_per_mib")
 
 
 def common_arguments(symmetric: Sequence[int], report: int, fingerprint: int, rank: int, divisor: int) -> list[int]:
     """``CommonArguments``, without what :func:`fill_common` sets for each call."""
-    known = {"report": report, "fingerprint": fingerprint, "rank": rank, "divisor": divisor}
-    return [*symmetric, *(known.get(name, 0) for name in COMMON)]
+    words = [*symmetric, *NONE]
+    fill_common(words, len(symmetric), report=report, fingerprint=fingerprint, rank=rank, divisor=divisor)
+    return words
 
 
-def fill_common(args: list[int], n: int, **words: int) -> None:
+def fill_common(args: ctypes.Array[ctypes.c_uint64] | list[int], n: int, **words: int) -> None:
     """Set some words of the ``CommonArguments`` that a kernel's arguments begin with, by their names."""
     for name, value in words.items():
-        args[n + COMMON.index(name)] = value
+        args[n + AT[name]] = value
 
 
-def words_are(struct: str, names: Iterable[str], *, n: int = 0, before: str = "", behind: Sequence[str] = ()) -> str:
+def words_are(
+    struct: str, names: Iterable[str], *, n: int = 0, before: str = "", behind: Mapping[str, int] = MappingProxyType({})
+) -> str:
     """C++ that compiles only if a struct has words of these names in this order, and nothing else.
 
     Args:
-        before, behind: members of ``n`` words before the first (or, if ``before`` is ``c``, the common arguments), and
-            behind the last.
+        before: a member of ``n`` words before the first, or, if it is ``c``, the common arguments.
+        behind: members behind the last, and their words.
     """
     sizes = {before: n + (len(COMMON) if before == "c" else 0)} if before else {}
-    sizes |= dict.fromkeys(names, 1) | dict.fromkeys(behind, n)
+    sizes |= {**dict.fromkeys(names, 1), **behind}
     at, equal = 0, {}
     for name, words in sizes.items():
         equal[f"OFFSET_OF({struct}, {name})"] = 8 * at
@@ -88,21 +99,28 @@ def packets_layout(n: int) -> str:
         for codec in (LL16, LL128)
         for constant, value in (("GROUP", codec.group), ("DATA", codec.data), ("BYTES", codec.position_bytes))
     }
-    return words_are("PacketArguments", PACKETS, n=n, before="c", behind=["buffers"]) + equals(
+    return words_are("PacketArguments", PACKETS, n=n, before="c", behind={"buffers": n}) + equals(
         {**codecs, "SETS": memory.SETS, "SHOTS": memory.SHOTS}
     )
 
 
 def direct_layout(n: int) -> str:
     """Assertions about ``direct.cu``."""
-    return words_are("DirectArguments", DIRECT, n=n, before="c", behind=["src", "dst"])
+    return words_are("DirectArguments", DIRECT, n=n, before="c", behind={"src": n, "dst": n})
 
 
-def stages_layout(n: int, threads: int) -> str:
+def spans_for(stages: int) -> int:
+    """How many spans a kernel for so many stages takes; 0 if its arguments have no room for them."""
+    return next((spans for spans in SPANS if spans >= stages), 0)
+
+
+def stages_layout(n: int, threads: int, spans: int) -> str:
     """Assertions about ``stages.cu``."""
     row = {name: index for index, name in enumerate(ROW)}
+    behind = {"spans": SPAN_WORDS * spans} if spans else {}
     return (
-        words_are("StageArguments", STAGES, n=n, before="c")
+        words_are("StageArguments", STAGES, n=n, before="c", behind=behind)
         + words_are("Channel", CHANNEL)
-        + equals({**row, "WORDS_BEFORE_CHANNELS": BEFORE_CHANNELS, "THREADS": threads})
+        + equals({**row, "WORDS_BEFORE_CHANNELS": BEFORE_CHANNELS, "THREADS": threads, "SPAN_WORDS": SPAN_WORDS})
+        + equals({f"(sizeof(StageArguments) <= {PARAMETER_BYTES})": 1})
     )

@@ -6,7 +6,7 @@ rule on every rank, so ranks exchange no addresses.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ...errors import ArgumentError, DeviceError
@@ -120,6 +120,7 @@ def place(
     host_channels: Collection[int] = (),
     network: Collection[int] = (),
     n: int = 0,
+    room: Mapping[int, int] | None = None,
 ) -> list[ChannelPlace]:
     """ChannelPlace every channel of a program.
 
@@ -128,6 +129,7 @@ def place(
         host_channels: those whose slots are in host memory.
         network: those that lead to other nodes.
         n: ranks of the node, if they are not all of the call.
+        room: by tree, elements of a slot, if a chunk of the program may be shorter than one.
 
     Raises:
         DeviceError: if slots or flags do not fit; ArgumentError: if a channel has several readers.
@@ -136,7 +138,11 @@ def place(
     lines = [[0] * n for _ in range(n)]  # of flags at each rank, by the rank that raises them
     share = HOST_BYTES // n // LINE * LINE  # of host memory
     slots, hosts = [slots_at(n)] * n, [r * share for r in range(n)]
-    chunk_of = {c: program.chunk_of(stage) for stage in program.stages for c in (*stage.ins, *stage.outs)}
+    chunk_of = {
+        c: room[stage.tree] if room else program.chunk_of(stage)
+        for stage in program.stages
+        for c in (*stage.ins, *stage.outs)
+    }
     networks, network_lines = [0] * n, [0] * n
     places = []
     for c, channel in enumerate(program.channels):

@@ -9,6 +9,7 @@ for every rank.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...errors import ArgumentError
 from ...program.call import Call
@@ -58,8 +59,7 @@ def ll_buffers(codec: Codec, n: int) -> tuple[int, int]:
     return (ll128_at(n), ll128_buffer_bytes(n)) if codec is LL128 else (LL16_AT, LL16_BUFFER_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class PacketStreams:
+class PacketStreams(NamedTuple):
     """What one rank sends and receives; masks are by rank. As ``struct PacketArguments`` of exchange.cuh has it."""
 
     nbytes: int  # of a stream

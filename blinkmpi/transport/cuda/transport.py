@@ -11,8 +11,6 @@ two kernels: a reduce-scatter by ``slots``, whose results go to all ranks by ``d
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import astuple
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,27 +19,23 @@ from ...errors import ArgumentError, BlinkError, DeviceError
 from ...program.call import Call
 from ...program.ir import Program
 from ...program.partition import NodePart
-from ...program.reduction import accumulator_of, dtype_of
+from ...program.reduction import dtype_of
+from ...program.template import Sizes, Template
 from ...util.together import Comm, gathered
 from .codegen import (
     PACKET_THREADS,
     STAGE_THREADS,
     WORKERS,
-    direct_source,
-    kinds_of,
     packet_threads,
-    packets_source,
-    reduces,
-    row_words,
-    stages_source,
     table,
+    widths,
 )
 from .device import Gpu
-from .direct_segments import Segment, segment, spread
+from .direct_segments import Segment, longest_segment, segment, spread
 from .failure_report import AbortReport
 from .host_slots import HostSlots
-from .kernel_layout import common_arguments, fill_common
-from .loaded_kernel import LoadedKernel, fingerprint, load_kernel
+from .kernel_layout import SPAN_WORDS, SPANS, common_arguments, fill_common, spans_for
+from .loaded_kernel import KernelCache, LoadedKernel, copied, fingerprint, load_kernel
 from .memory_layout import (
     ANNOUNCED_AT,
     HOST_BYTES,
@@ -57,6 +51,7 @@ from .memory_layout import (
 from .network_channels import NetworkBuffers, endpoints_of
 from .packets import LL16, PROTOCOLS, Codec, PacketStreams, fits, ll_buffers, longest_slice, streams
 from .regions import Regions
+from .stage_tables import LoadedTemplate, Table, TableMemory
 from .symmetric_memory import MAX_CLOCKS, REPORT_WORDS, SymmetricMemory
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
@@ -103,6 +98,9 @@ class CudaTransport:
         self.sms = min(gathered(comm, lambda: gpu.sms, error=DeviceError))
         self.max_ctas = min(self.sms, max_ctas or default_max_ctas(self.sms))
         self.regions = Regions(gpu, self.n, self.rank, self.memory.table)
+        self.tables = TableMemory(gpu, self._last_stream)
+        self._captured: set[Table] = set()  # which graphs may name: nobody knows how long they live
+        self.kernels = KernelCache(gpu, self.n)
 
     # ---- before a call
 
@@ -141,12 +139,9 @@ class CudaTransport:
 
     def fits(self, program: Program, ctas: int = 0, in_host_memory: Collection[int] = ()) -> bool:
         """Whether symmetric memory has room for a program's slots."""
-        call = program.call
-        item = dtype_of(call.dtype).itemsize
-        wide = accumulator_of(call.dtype).itemsize if reduces(call) else item
         try:
             ctas_of = groups(program, self._ctas(ctas, program), in_host_memory)
-            place(program, ctas_of, item, wide, self.symmetric_bytes, in_host_memory)
+            place(program, ctas_of, *widths(program.call), self.symmetric_bytes, in_host_memory)
         except DeviceError:
             return False
         return True
@@ -154,6 +149,39 @@ class CudaTransport:
     def _ctas(self, wanted: int, program: Program) -> int:
         """CTAs for a program: at most ``max_ctas``, unless it has more stages than that."""
         return max(min(wanted or self.max_ctas, self.max_ctas), min(most_stages(program), self.sms))
+
+    def load_template(self, template: Template, sizes: Sizes, ctas: int) -> LoadedTemplate | str:
+        """Put the table of all calls on the device whose counts are of one size, and compile their kernel. Local.
+
+        Returns why there is no room for their slots or arguments, if there is none, the same on every rank: each of
+        the calls has to be loaded for itself then.
+        """
+        self.gpu.use()
+        program = template.at(sizes.largest(template.call))
+        many = most_stages(program)
+        if many and not spans_for(many):
+            return f"a rank has {many} stages, the arguments of a kernel room for {SPANS[-1]}"
+        try:
+            groups_of = groups(program, self._ctas(ctas, program))
+            room = template.slots(sizes)
+            places = place(program, groups_of, *widths(program.call), self.symmetric_bytes, room=room)
+        except DeviceError as error:
+            return str(error)
+        rows = table(program, self.rank, groups_of, places, self.symmetric)
+        if not len(rows):
+            return LoadedTemplate.of(template, self.rank, None, None, 0)
+        kernel = self.kernels.stages(program, self.rank, spans_for(len(program.of(self.rank))))
+        return LoadedTemplate.of(template, self.rank, kernel, self.tables.put(rows.tobytes()), len(rows))
+
+    def load_sized(self, loaded: LoadedTemplate, call: Call, text: str) -> LoadedKernel:
+        """The kernel of a call of a template; nothing is compiled, allocated or copied."""
+        if loaded.kernel is None or loaded.table is None:
+            return self._idle(call, text)
+        divide = call.n if call.op == "avg" else 0
+        args = [*self._common(text, "slots", divide), loaded.table.at]
+        room = len(args) + SPAN_WORDS * loaded.spans
+        args += loaded.words(call)
+        return load_kernel(loaded.kernel, loaded.rows, STAGE_THREADS, args, "slots", text, loaded.table, room)
 
     def _load_stages(
         self,
@@ -165,29 +193,23 @@ class CudaTransport:
         part: NodePart | None,
     ) -> LoadedKernel:
         call, far = program.call, part.far if part else {}
-        item = dtype_of(call.dtype).itemsize
-        wide = accumulator_of(call.dtype).itemsize if reduces(call) else item
         groups_of = groups(program, self._ctas(ctas, program), in_host_memory)  # of the whole: alike on all nodes
         if part:
             program, in_host_memory = (
                 part.program,
                 [i for i, c in enumerate(part.numbers) if c in in_host_memory and i not in far],
             )
-        places = place(program, groups_of, item, wide, self.symmetric_bytes, in_host_memory, far, self.n)
+        places = place(program, groups_of, *widths(call), self.symmetric_bytes, in_host_memory, far, self.n)
         host = self._host().address if in_host_memory else 0
         buffers = self._network_buffers() if far else None
         ends = (buffers.flags, buffers.slots) if buffers else (0, 0)
         rows = table(program, self.rank, groups_of, places, self.symmetric, host, emulated, far, ends)
         if not len(rows):  # this rank has nothing to do, but it counts the call
             return self._idle(call, text)
-        source = stages_source(call, kinds_of(program, self.rank), row_words(program, self.rank), self.n)
-        kernel = self.gpu.compile(source, "stages")
-        data = rows.tobytes()
-        at = self.gpu.allocate(len(data))
-        self.gpu.upload(at, data)
+        kernel, on_device = self.kernels.stages(program, self.rank), self.tables.put(rows.tobytes())
         divide = call.n if call.op == "avg" else 0
-        args = [*self._common(text, "slots", divide), at]
-        loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", text, (at,))
+        args = [*self._common(text, "slots", divide), on_device.at]
+        loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", text, on_device)
         if part and buffers:
             loaded.endpoints = endpoints_of(part, self.rank, groups_of, places, buffers)
         return loaded
@@ -212,16 +234,13 @@ class CudaTransport:
         """
         moved = Call("allgather", self.n, (max(blocks.counts),), blocks.dtype)
         first.begin = blocks.block(self.rank)[0] * dtype_of(blocks.dtype).itemsize
-        first.then = self._load_direct(moved, text, 0, partial(spread, blocks))
+        first.then = self._load_direct(moved, text, 0, spread(blocks, self.rank))
         return first
 
-    def _load_direct(
-        self, call: Call, text: str, ctas: int, share: Callable[[int], Segment] | None = None
-    ) -> LoadedKernel:
-        kernel = self.gpu.compile(direct_source(call, self.n), "direct")
-        share = share or partial(segment, call)
-        mine = share(self.rank)
-        longest = max(share(r)[-1] for r in range(self.n))  # the grid is the same on all ranks
+    def _load_direct(self, call: Call, text: str, ctas: int, mine: Segment | None = None) -> LoadedKernel:
+        kernel = self.kernels.direct(call)
+        mine = mine or segment(call, self.rank)
+        longest = longest_segment(call)  # the grid is the same on all ranks
         divide = self.n if call.op == "avg" else 0
         even = int(len(set(call.counts)) == 1)
         args = [*self._common(text, "direct", divide), *mine, even, self.memory.table, *[0] * (2 * self.n)]
@@ -234,7 +253,7 @@ class CudaTransport:
             raise DeviceError(f"{protocol} cannot carry {text}: too long, or blocks of several lengths; use slots")
         mine = streams(call, self.rank, two_shot=packets.two_shot)
         threads = packet_threads(self.n, packets.codec)
-        kernel = self.gpu.compile(packets_source(call, self.n, packets), "packets")
+        kernel = self.kernels.packets(call, protocol)
         divide = self.n if call.op == "avg" else 0
         units = longest_slice(call, two_shot=packets.two_shot)
         most = min(ctas or (PACKET_CTAS if packets.codec is LL16 else self.max_ctas), self.max_ctas)
@@ -245,12 +264,12 @@ class CudaTransport:
     def _packets(self, mine: PacketStreams, units: int, codec: Codec) -> list[int]:
         """The arguments of ``packets`` behind the common ones."""
         at, box = ll_buffers(codec, self.n)
-        return [*map(int, astuple(mine)), units, box, *(symmetric + at for symmetric in self.symmetric)]
+        return [*mine, units, box, *(symmetric + at for symmetric in self.symmetric)]
 
     def _idle(self, call: Call, text: str) -> LoadedKernel:
         """A call in which this rank neither sends nor receives."""
         args = [*self._common(text, "slots", 0), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, LL16)]
-        kernel = self.gpu.compile(packets_source(call, self.n, PROTOCOLS["ll16_one_shot"]), "packets")
+        kernel = self.kernels.packets(call, "ll16_one_shot")
         return load_kernel(kernel, 1, PACKET_THREADS, args, "slots", text)
 
     def _common(self, text: str, protocol: str, divide: int) -> list[int]:
@@ -281,14 +300,13 @@ class CudaTransport:
                 know nothing of it.
             final_bytes: the result's.
         """
-        args, n = list(loaded.args), self.n
+        own, n = copied(loaded), self.n
+        args = own.args
         refs = (send_ref, recv_ref) if loaded.protocol == "direct" else (0, 0)  # telling the peers costs a fence
         fill_common(args, n, timeout_ns=int(timeout_s * 1e9), send=send, recv=recv + loaded.begin)
         fill_common(args, n, send_ref=refs[0], recv_ref=refs[1], destination=final, destination_bytes=final_bytes)
         if loaded.protocol == "direct":
-            args[len(args) - 2 * n :] = *self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)
-        own = load_kernel(loaded.kernel, loaded.grid, loaded.block, args, loaded.protocol, loaded.text)
-        own.endpoints = loaded.endpoints
+            args[len(args) - 2 * n : len(args)] = [*self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)]
         if loaded.then:
             own.then = self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
         return own
@@ -301,12 +319,15 @@ class CudaTransport:
         """
         parts = [loaded, loaded.then] if loaded.then else [loaded]
         launches = [p.kernel.launcher(p.grid, p.block, stream, p.params, p.text) for p in parts]
+        tables = [p.table for p in parts if p.table]
 
         def start(_keep: LoadedKernel = loaded) -> None:  # it has the arguments
             with ORDER:
                 if not LAST or LAST[0] != stream:
                     self._follow(stream)
                     LAST[:] = [stream, holder]
+                if tables and self.gpu.capturing(stream):
+                    self._captured.update(tables)
                 self.calls += len(launches)
                 for launch in launches:
                     launch()
@@ -320,6 +341,10 @@ class CudaTransport:
         """
         if LAST and self.gpu.capturing(stream) == self.gpu.capturing(LAST[0]):
             self.gpu.after(stream, LAST[0])
+
+    def _last_stream(self) -> int | None:
+        """The stream of the last call; None if there is none, or if it is being captured."""
+        return LAST[0] if LAST and not self.gpu.capturing(LAST[0]) else None
 
     def _announced(self) -> list[int]:
         """The last call that each rank has entered here, of whose number 32 bits are known."""
@@ -351,12 +376,6 @@ class CudaTransport:
 
     # ---- the end
 
-    def unload(self, loaded: LoadedKernel) -> None:
-        """Free what a loaded call holds on the device; its work must be done."""
-        for at in loaded.keep:
-            self.gpu.free(at)
-        loaded.keep = ()
-
     def close(self, comm: Comm | None) -> None:
         """Unmap and free; with ``comm`` collectively, without it only what is local."""
         self.gpu.use()
@@ -371,6 +390,7 @@ class CudaTransport:
             self._host_slots = None
         if comm is not None:
             comm.Barrier()
+            self.tables.close()
             self.memory.free()
             if self._network:
                 self._network.close(self.gpu)

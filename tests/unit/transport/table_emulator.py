@@ -13,16 +13,18 @@ from functools import cache
 from typing import Any, Self
 
 import numpy as np
+from msgspec.structs import replace
 
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import make_plan
-from blinkmpi.program.call import REDUCTIONS
+from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.ir import Program
 from blinkmpi.program.reduction import Array, accumulator_of, combine, dtype_of, finish
+from blinkmpi.program.template import Sizes, Template
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda.codegen import StageKind, kinds_of, table
+from blinkmpi.transport.cuda.codegen import StageKind, kinds_of, table, widths
 from blinkmpi.transport.cuda.device import kernel_source
-from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS
+from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS, SPAN_WORDS
 from blinkmpi.transport.cuda.memory_layout import (
     HEAD_BYTES,
     HOST_BYTES,
@@ -33,6 +35,7 @@ from blinkmpi.transport.cuda.memory_layout import (
     slots_at,
     stages_of,
 )
+from blinkmpi.transport.cuda.stage_tables import LoadedTemplate
 
 STAGES = kernel_source("stages.cu")
 MACHINES = {
@@ -52,7 +55,7 @@ def words(struct: str) -> list[str]:
     return re.findall(r"\w+", found[1])
 
 
-ROW = words(r"enum RowWord \{\n(.*?), WORDS_BEFORE_CHANNELS")
+ROW = words(r"enum RowWord \{\n(.*?),\s+WORDS_BEFORE_CHANNELS")
 CHANNEL = words(r"struct Channel \{ i64 (.*?); \}")
 
 
@@ -114,18 +117,57 @@ def made(
 ) -> Made:
     """Lay a program out as the transport does; ``host_channels`` take the host path."""
     call = program.call
-    item = dtype_of(call.dtype).itemsize
-    partial = accumulator_of(call.dtype).itemsize if call.collective in REDUCTIONS else item
     groups_of = groups(program, ctas, host_channels)
-    places = place(program, groups_of, item, partial, world.symmetric_bytes, host_channels)
+    places = place(program, groups_of, *widths(call), world.symmetric_bytes, host_channels)
     rows = []
     for rank in range(call.n):
         *symmetric, host = world.mapped(rank)
         rows.append(table(program, rank, groups_of, places, symmetric, host))
         assert len(rows[-1]) == len(stages_of(program, rank, groups_of)) <= ctas
-    recvs: list[Array | None] = [np.full(call.recv_count(r), 7, dtype_of(call.dtype)) for r in range(call.n)]
     sends = [None if s is None else s.copy() for s in sends]
-    return Made(program, sends, sends if in_place else recvs, rows, [kinds_of(program, r) for r in range(call.n)])
+    recvs = sends if in_place else received(call)
+    return Made(program, sends, recvs, rows, [kinds_of(program, r) for r in range(call.n)])
+
+
+def received(call: Call) -> list[Array | None]:
+    """Buffers to receive into."""
+    return [np.full(call.recv_count(r), 7, dtype_of(call.dtype)) for r in range(call.n)]
+
+
+@dataclass
+class MadeTemplate:
+    """A template's tables, laid out as the transport does, for calls of some sizes."""
+
+    program: Program
+    rows: list[Any]
+    loaded: list[LoadedTemplate]
+
+    @classmethod
+    def of(cls, world: World, template: Template, sizes: Sizes, *, ctas: int) -> Self:
+        program, n = template.at(sizes.largest(template.call)), template.call.n
+        groups_of = groups(program, ctas)
+        room = template.slots(sizes)
+        places = place(program, groups_of, *widths(program.call), world.symmetric_bytes, room=room)
+        rows, loaded = [], []
+        for rank in range(n):
+            *symmetric, _ = world.mapped(rank)
+            rows.append(table(program, rank, groups_of, places, symmetric))
+            loaded.append(LoadedTemplate.of(template, rank, None, None, len(rows[-1])))
+            assert loaded[-1].spans >= len(loaded[-1].stages)
+        return cls(program, rows, loaded)
+
+    def call(self, call: Call, sends: list[Array | None]) -> Made:
+        """A call of these sizes: the kernel puts the words of its arguments into the rows."""
+        rows = []
+        first, last = ROW.index("COUNT"), ROW.index("STORE")
+        for table_rows, loaded in zip(self.rows, self.loaded, strict=True):
+            words = np.array(loaded.words(call), np.int64).reshape(-1, SPAN_WORDS)
+            filled = table_rows.copy()
+            filled[:, first : last + 1] = words[filled[:, ROW.index("SPAN")]]
+            rows.append(filled)
+        kinds = [kinds_of(self.program, rank) for rank in range(call.n)]
+        program = replace(self.program, call=call)
+        return Made(program, [None if s is None else s.copy() for s in sends], received(call), rows, kinds)
 
 
 @dataclass

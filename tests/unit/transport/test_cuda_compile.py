@@ -69,7 +69,8 @@ def kernels(
                 kinds = kinds_of(program, rank)
                 kind = frozenset(replace(s, own_at=min(s.own_at, 0)) for s in kinds)
                 if kinds and kind not in found:
-                    source = stages_source(call, kinds, row_words(program, rank), call.n)
+                    spans = kernel_layout.spans_for(len(program.of(rank)))
+                    source = stages_source(call, kinds, row_words(program, rank), call.n, spans)
                     found[kind] = f"{collective} {scheme} rank {rank}", source
     largest = sorted(found, key=lambda kind: -sum(s.ins + s.outs for s in kind))
     return [found[kind] for kind in largest[:most]]
@@ -163,6 +164,7 @@ def test_every_operation_of_every_type(dtype: str) -> None:
     ("packets", memory_layout, "SETS", 3, "SETS == 3"),
     ("stages", kernel_layout, "STAGES", ("table", "row_words"), "StageArguments, row_words"),
     ("stages", kernel_layout, "ROW", kernel_layout.ROW[1:], "COUNT == 0"),
+    ("stages", kernel_layout, "SPAN_WORDS", 5, "SPAN_WORDS == 5"),
     ("stages", kernel_layout, "CHANNEL", kernel_layout.CHANNEL[:5], "sizeof(Channel) == 40"),
     ("stages", kernel_layout, "BEFORE_CHANNELS", 15, "WORDS_BEFORE_CHANNELS == 15"),
     ("stages", codegen, "STAGE_THREADS", 480, "THREADS == 480"),
@@ -177,7 +179,7 @@ def test_a_kernel_of_another_layout_does_not_compile(
     source = {
         "direct": lambda: direct_source(call, 4),
         "packets": lambda: packets_source(call, 4, PROTOCOLS["ll128_two_shot"]),
-        "stages": lambda: stages_source(call, [kind], 64, 4),
+        "stages": lambda: stages_source(call, [kind], 64, 4, 8),
     }[kernel]()
     with pytest.raises(AssertionError, match=re.escape(message)):
         compiled(source, "sm_90")

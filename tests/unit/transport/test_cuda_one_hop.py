@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from blinkmpi.errors import ArgumentError
 from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.reduction import Array, accumulator_of, combine, dtype_of
-from blinkmpi.transport.cuda.direct_segments import in_blocks, segment, spread
+from blinkmpi.transport.cuda.direct_segments import in_blocks, longest_segment, segment, spread
 from blinkmpi.transport.cuda.memory_layout import LINE, LL16_BUFFER_BYTES, MAX_RANKS, ll128_buffer_bytes
 from blinkmpi.transport.cuda.packets import LL128, PACK_BYTES, PROTOCOLS, PacketStreams, fits, longest_slice, streams
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES, Collective
@@ -215,3 +215,14 @@ def test_lines_fill_the_ll128_buffers_and_no_more(n: int, protocol: str) -> None
         taken = PACK_BYTES * LL128.positions(longest_slice(call, two_shot=PROTOCOLS[protocol].two_shot))
         assert (taken <= ll128_buffer_bytes(n)) is room
         assert taken % LINE == 0
+
+
+@pytest.mark.parametrize("collective", REAL)
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_the_longest_segment_is_known_without_asking_for_all(collective: Collective, n: int) -> None:
+    """The grid follows from it, which all ranks must have the same."""
+    for count in (1, 31, 127, 1000, 1025, 99_999):
+        call = call_of(collective, n, count, dtype="bfloat16", root=n - 1)
+        assert longest_segment(call) == max(segment(call, rank).nbytes for rank in range(n))
+    blocks = in_blocks(Call("allreduce", n, (1000,), "float32", "sum"))
+    assert max(blocks.counts) * 4 == max(spread(blocks, rank).nbytes for rank in range(n))

@@ -5,13 +5,17 @@
 // read). In a CTA, one warp waits for the flags of the next chunk while the workers move this one, and another warp
 // raises the flags of the last one.
 //
+// A table may serve calls of many counts. What depends on the count is then among the arguments, for each stage of this
+// rank, and takes the place of words of the row. A stage may have no elements: its CTAs do no round.
+//
 // Macros from codegen.py, besides those of layout.cuh: WORKERS threads that move data, ROW_WORDS of a row, STAGE_KINDS,
-// one case per kind of stage that this rank has.
+// one case per kind of stage that this rank has, SPANS among the arguments, 0 if the table has all.
 
 #include "in_place.cuh"
 
 enum RowWord {
-  KIND, COUNT, CHUNK, FIRST, STRIDE, OWN, STORE, DEPTH, STAGE, EMULATED, IN_BYTES, OUT_BYTES, WORDS_BEFORE_CHANNELS = 16
+  KIND, COUNT, CHUNK, OWN, STORE, FIRST, STRIDE, DEPTH, STAGE, EMULATED, IN_BYTES, OUT_BYTES, SPAN,
+  WORDS_BEFORE_CHANNELS = 16
 };
 // Addresses as this rank has mapped them. `peer` is below 0 if it is on another node. An emulated link takes
 // `link_ns_per_mib`, and `link_clock` holds the time until which it is reserved; 0: the channel is not slowed down.
@@ -19,9 +23,13 @@ struct Channel { i64 slots, head, tail, peer, link_clock, link_ns_per_mib; };
 constexpr int READY = 1, MOVED = 2;  // named barriers, each between the workers and one of the other warps
 constexpr int THREADS = WORKERS + 64, BARRIER_THREADS = WORKERS + 32;
 
+constexpr int SPAN_WORDS = STORE - COUNT + 1;
 struct StageArguments {
   CommonArguments c;
   const i64* table;  // [CTA][ROW_WORDS]
+#if SPANS
+  i64 spans[SPANS][SPAN_WORDS];  // COUNT to STORE of the rows whose SPAN is the index
+#endif
 };
 struct Shared {
   i64 stop;    // the first round that does not run, because the call was aborted
@@ -223,7 +231,15 @@ __device__ __forceinline__ void run_stage(const CommonArguments& c, const i64* r
 extern "C" __global__ void __launch_bounds__(THREADS, 1) stages(const __grid_constant__ StageArguments a) {
   __shared__ i64 row[ROW_WORDS];
   __shared__ Shared s;
-  for (int i = threadIdx.x; i < ROW_WORDS; i += THREADS) row[i] = a.table[(i64)blockIdx.x * ROW_WORDS + i];
+  const i64* const table = a.table + (i64)blockIdx.x * ROW_WORDS;
+  for (int i = threadIdx.x; i < ROW_WORDS; i += THREADS) {
+    i64 word = table[i];
+#if SPANS
+    const i64 span = table[SPAN];  // both loads are under way at once
+    if (i >= COUNT && i <= STORE) word = a.spans[span][i - COUNT];
+#endif
+    row[i] = word;
+  }
   if (threadIdx.x == 0) s.stop = 1ll << 62;
   const u64 seq = announce(a.c);  // its barrier also makes the copy of the row visible to all threads
   switch (row[KIND]) { STAGE_KINDS }
