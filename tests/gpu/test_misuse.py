@@ -160,6 +160,34 @@ def test_register_and_empty_on_all_ranks_or_on_none(comm: MPI.Intracomm) -> None
         assert n > 1
 
 
+@mpi(ranks=RANKS, timeout=60)
+@pytest.mark.parametrize("count", SIZES)
+def test_a_rank_that_leaves_out_a_call_never_gets_anothers_data(comm: MPI.Intracomm, count: int) -> None:
+    """One call refused there, and the next one, just alike, made by all: its kernel would meet the peers' first one."""
+    cp, n = cupy(), comm.size
+    ours = blinkmpi.Communicator(comm, timeout=10)
+    stream = cp.cuda.Stream(non_blocking=True)
+    first, second = (cp.full(count, comm.rank + 1000 * k, "float32") for k in range(2))
+    results = [cp.full(count, -1, "float32") for _ in range(2)]
+    cp.cuda.Device().synchronize()
+    errors: list[BlinkError] = []
+    for x, y, op in ((first, results[0], "band" if comm.rank == 1 else "sum"), (second, results[1], "sum")):
+        try:
+            ours.Allreduce(x, y, op, stream=stream)
+        except BlinkError as error:
+            errors.append(error)
+    stream.synchronize()
+    try:
+        ours.check()
+    except BlinkError as error:
+        errors.append(error)
+    assert errors
+    sums = [n * (n - 1) / 2 + 1000 * n * k for k in range(2)]
+    for y, right in zip(results, sums, strict=True):
+        assert bool(((y == -1) | (y == right)).all()), "data of another call"
+    comm.Barrier()
+
+
 # ---------------------------------------------------------------- threads, numbers, room
 
 

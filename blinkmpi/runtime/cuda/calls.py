@@ -168,7 +168,7 @@ class CudaCall:
             raise self.failure()
         if self._plain:
             self.host.announce_elsewhere(seq, self._fingerprint, self._record)
-            self._launch()
+            self._launch(seq)
             return
         with self.context.gpu.entered():
             if self.search is not None and not self.context.gpu.capturing(self.stream):
@@ -256,7 +256,7 @@ class CudaCall:
             self.context.gpu.copy(*copy, self.stream)
         if self._before or self._after:
             self.calls.held.append(self)
-        self._launch()
+        self._launch(self.seq)
         for copy in self._after:
             self.context.gpu.copy(*copy, self.stream)
 

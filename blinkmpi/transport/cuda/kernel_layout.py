@@ -41,6 +41,11 @@ def common_arguments(symmetric: Sequence[int], report: int, fingerprint: int, ra
     return words
 
 
+def fingerprint_at(n: int) -> int:
+    """The word of a kernel's arguments that tells its call from others."""
+    return n + COMMON.index("fingerprint")
+
+
 def fill_common(args: ctypes.Array[ctypes.c_uint64] | list[int], n: int, **words: int) -> None:
     """Set some words of the ``CommonArguments`` that a kernel's arguments begin with, by their names."""
     for name, value in words.items():

@@ -13,10 +13,12 @@ from ...program.ir import Program
 from ..network.endpoints import Endpoints
 from .codegen import arithmetic, direct_source, kinds_of, packets_source, row_words, stages_source
 from .device import Gpu, Kernel
+from .kernel_layout import fingerprint_at
 from .packets import PROTOCOLS
 from .stage_tables import Table
 
 ONE = ctypes.c_void_p * 1
+SPREAD, MASK = 0x9E3779B1, (1 << 32) - 1  # numbers of calls make fingerprints of 32 bits differ
 
 
 @dataclass
@@ -96,6 +98,21 @@ def copied(loaded: LoadedKernel) -> LoadedKernel:
         loaded.kernel, loaded.grid, loaded.block, packed, _pointers(packed), loaded.protocol, loaded.text,
         loaded.table, loaded.endpoints, loaded.begin, loaded.then,
     )  # fmt: skip
+
+
+def numbering(parts: Sequence[LoadedKernel], n: int) -> Callable[[int], None]:
+    """What writes the number that a call has on the host into the fingerprints that its kernels compare.
+
+    So two calls alike are not taken for each other where a rank has left one out, or replays graphs in another order.
+    """
+    at = fingerprint_at(n)
+    said = [(part.args, part.args[at]) for part in parts]
+
+    def number(seq: int) -> None:
+        for args, call in said:
+            args[at] = (call + seq * SPREAD) & MASK
+
+    return number
 
 
 def _pointers(packed: ctypes.Array[ctypes.c_uint64]) -> ctypes.Array[ctypes.c_void_p]:

@@ -35,7 +35,7 @@ from .direct_segments import Segment, longest_segment, segment, spread
 from .failure_report import AbortReport
 from .host_slots import HostSlots
 from .kernel_layout import SPAN_WORDS, SPANS, common_arguments, fill_common, spans_for
-from .loaded_kernel import KernelCache, LoadedKernel, copied, fingerprint, load_kernel
+from .loaded_kernel import KernelCache, LoadedKernel, copied, fingerprint, load_kernel, numbering
 from .memory_layout import (
     ANNOUNCED_AT,
     HOST_BYTES,
@@ -311,8 +311,8 @@ class CudaTransport:
             own.then = self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
         return own
 
-    def starter(self, loaded: LoadedKernel, stream: int, holder: object) -> Callable[[], None]:
-        """What puts a filled call on a stream and returns at once; valid while the transport is.
+    def starter(self, loaded: LoadedKernel, stream: int, holder: object) -> Callable[..., None]:
+        """What puts a filled call, of a number, on a stream and returns at once; valid while the transport is.
 
         Args:
             holder: keeps the stream alive: the next call, on another one, asks for it.
@@ -320,9 +320,11 @@ class CudaTransport:
         parts = [loaded, loaded.then] if loaded.then else [loaded]
         launches = [p.kernel.launcher(p.grid, p.block, stream, p.params, p.text) for p in parts]
         tables = [p.table for p in parts if p.table]
+        tell = numbering(parts, self.n)
 
-        def start(_keep: LoadedKernel = loaded) -> None:  # it has the arguments
+        def start(number: int = 0, _keep: LoadedKernel = loaded) -> None:  # it has the arguments
             with ORDER:
+                tell(number)
                 if not LAST or LAST[0] != stream:
                     self._follow(stream)
                     LAST[:] = [stream, holder]

@@ -227,8 +227,8 @@ class Stage:
         ready = Prepared(Call("broadcast", 2, (1,), "int8", "", 0), None, None)
         self.call = CudaCall(calls, SimpleNamespace(), Called("a call"), ready, 0, None, None, 9.0)  # type: ignore[arg-type]
 
-    def starter(self, *_: object) -> Callable[[], None]:
-        return lambda: None
+    def starter(self, *_: object) -> Callable[[int], None]:
+        return lambda _number: None
 
     def error(self, text: str) -> BlinkError:
         """What the kernel has left."""

@@ -23,7 +23,7 @@ from blinkmpi.topology import machine, modify
 from blinkmpi.transport.announcement import encode
 from blinkmpi.transport.cuda import device
 from blinkmpi.transport.cuda.device import Kernel
-from blinkmpi.transport.cuda.kernel_layout import COMMON
+from blinkmpi.transport.cuda.kernel_layout import COMMON, fingerprint_at
 from blinkmpi.transport.cuda.memory_layout import slots_at
 from blinkmpi.transport.cuda.stage_tables import TableMemory
 from blinkmpi.transport.cuda.transport import LAST
@@ -220,6 +220,26 @@ def test_tables_are_few_whatever_the_sizes(monkeypatch: pytest.MonkeyPatch) -> N
         assert not set(used) & gpu.allocated
 
     with_calls(work, algo="allreduce:trees")
+
+
+@pytest.mark.parametrize("algo", ["onehop/ll16_one_shot", "chain", "chain/rs_ag"])
+def test_kernels_compare_the_numbers_of_calls(algo: str) -> None:
+    """Of a call that is made again, too, and of both kernels of one that has two."""
+
+    def work(context: CudaContext, gpu: CountingGpu, calls: CudaCalls) -> None:
+        bound, other = (allreduce(calls, 100_000 if "rs_ag" in algo else 1000) for _ in range(2))
+        at = fingerprint_at(4)
+
+        def told(call: CudaCall, seq: int) -> list[int]:
+            call.start(seq)
+            return [kernel.args[at] for kernel in (call.kernel, call.kernel.then) if kernel]
+
+        found = [told(bound, seq) for seq in (1, 2, 3, 1 << 40)]
+        assert len({word for words in found for word in words}) == len(found) * len(found[0])
+        assert told(bound, 2) == told(other, 2) == found[1]
+        assert all(word < 1 << 32 for words in found for word in words)
+
+    with_calls(work, algo=f"allreduce:{algo}")
 
 
 def test_a_table_that_is_held_keeps_its_memory() -> None:
