@@ -12,6 +12,7 @@ import msgspec
 from ..util.together import Failure
 
 SHOWN, LONGEST = 3, 160  # parts of a list, and characters of a call, in a message
+ON_GPU = " in GPU memory"  # ends the text of a call whose ranks wait for one another in kernels
 NUMBERS = 96  # that fit into a record, whatever they are: 9 bytes each
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ..errors import BlinkError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..util.text import ranks_text
-from .announcement import Announcement, Called, Delegated, Failed, Numbers, decode, decode_failure, short, some
+from .announcement import ON_GPU, Announcement, Called, Delegated, Failed, Numbers, decode, decode_failure, short, some
 from .control_pages import ControlPages
 from .processes import JobProcess
 from .slow_waits import SlowWaits, stacks_of
@@ -106,6 +106,11 @@ class Peers:
                 + "; call the same on every rank. The communicator is dead"
             )
         return None
+
+    def in_kernels(self, seq: int) -> bool:
+        """Whether some rank waits for the others in a kernel: no refusal reaches it there."""
+        said = (self.announced(r, seq) for r in range(self.n))
+        return any(isinstance(a, Called) and a.text.endswith(ON_GPU) for a in said)
 
     def mismatch_error(self, seq: int, fingerprints: list[int]) -> BlinkError | None:
         """The error for a call that the ranks announced differently, the same on every rank.

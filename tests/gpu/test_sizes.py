@@ -99,8 +99,8 @@ def test_ten_thousand_counts(comm: MPI.Intracomm, protocol: str, dtype: str) -> 
             arrays.compare(count)
             return took * 1e6
 
-        # the first of their size make a table and compile a kernel
-        for count in (*range(first, first + COUNTS, 100), counts[-1]):
+        # the first of their size, and of their row in the selection table, make a table and compile a kernel
+        for count in (*range(first, first + COUNTS, 100), *range(1024, first + COUNTS, 1024), counts[-1]):
             make(count)
         stream.synchronize()
         free = cp.cuda.runtime.memGetInfo()[0]

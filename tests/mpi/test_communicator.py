@@ -186,7 +186,7 @@ def test_what_it_tells(comm: MPI.Intracomm) -> None:
         assert seconds >= bound > 0
         assert ours.machine.n == ours.plans.n == 2
         with pytest.raises(BlinkError, match="unknown"):
-            ours.explain("alltoall")
+            ours.explain("gossip")
 
 
 def log_lines(comm: MPI.Intracomm) -> None:

@@ -17,11 +17,37 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, MismatchError, PeerLost, RemoteError
 from blinkmpi.runtime.collectives import Invocation
+from blinkmpi.transport.announcement import ON_GPU, Called
 from tests.harness import mpi
 from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, fault_tolerance, finish, run_case, said, say, start_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
 start = partial(start_case, __file__)
+
+
+# ---------------------------------------------------------------- a peer that waits on its GPU
+
+
+@mpi(ranks=(2, 3), timeout=60)
+def test_a_host_call_beside_a_gpu_call_ends_the_communicator_for_both(comm: MPI.Intracomm) -> None:
+    """The kernels of the GPU call would wait until the deadline: their host looks at the peers now and then."""
+    ours = blinkmpi.Communicator(comm, timeout=30)
+    host = ours.context.host
+    began = time.monotonic()
+    if comm.rank == 0:  # as a call on GPU memory does
+        called = Called(f"allreduce(8 x float32, op sum){ON_GPU}")
+        host.announce_elsewhere(1, *host.encode(called))
+        while (error := host.peers.mismatch_so_far(1, called.text)) is None:
+            assert time.monotonic() - began < 10, "nothing is heard of the other call"
+            time.sleep(0.01)
+    else:
+        with pytest.raises(MismatchError, match="in GPU memory") as caught:
+            ours.Barrier()
+        error = caught.value
+        with pytest.raises(PeerLost, match="died earlier"):
+            ours.Barrier()
+    assert isinstance(error, MismatchError | PeerLost)
+    comm.Barrier()
 
 
 # ---------------------------------------------------------------- errors and interrupts

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from ...errors import BlinkError, CollectiveTimeout, DeviceError, PeerLost
 from ...planning.chunk_search import ChunkSearch
 from ...program.memory import DeviceArray, address
-from ...transport.announcement import Called
+from ...transport.announcement import ON_GPU, Called
 from ...transport.cuda.loaded_kernel import LoadedKernel
 from ...transport.host.native import SEQ_BITS
 from ...transport.host.transport import LOOK_SECONDS, HostTransport
@@ -57,7 +57,7 @@ class CudaCalls:
             stream: CuPy's, torch's or an address; None for the stream that the buffers were made on.
         """
         text = describe(ready.call)
-        called = Called(f"{text} in GPU memory")
+        called = Called(f"{text}{ON_GPU}")
         if not ready.call.total:
             return EmptyCall(self.host, called, timeout_s)
         context = self.context

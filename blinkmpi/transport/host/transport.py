@@ -11,10 +11,11 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 from mpi4py import MPI
 
-from ...errors import BlinkError
+from ...errors import BlinkError, MismatchError
 from ...program.ir import Program
 from ..announcement import Announcement, Called, Numbers, encode, encode_failure
 from ..control_pages import BODY
@@ -158,22 +159,25 @@ class HostTransport:
         self.announce(seq, said)
         self._wait(seq, timeout_s)
         found = [self.peers.announced(r, seq) for r in range(self.n)]
-        self.pages.finished[self.rank] = seq
         numbers = [a.values for a in found if isinstance(a, Numbers) and a.collective == said.collective]
-        if len(numbers) == self.n and len(set(map(len, numbers))) == 1:
-            return tuple(numbers)
-        error = self.peers.mismatch_error(seq, self.pages.fingerprints(seq))
-        if error is not None:
-            raise Refused(error)
-        raise PeerDelegates
+        if len(numbers) < self.n or len(set(map(len, numbers))) > 1:
+            self._differ(seq, self.pages.fingerprints(seq))
+        self.pages.finished[self.rank] = seq
+        return tuple(numbers)
 
     def compare(self, seq: int, fingerprint: int) -> None:
         """Raise, as :meth:`barrier` does, unless all ranks announced the same call."""
         fingerprints = self.pages.fingerprints(seq)
         if fingerprints.count(fingerprint) == self.n:
             return
-        error = self.peers.mismatch_error(seq, fingerprints)
-        self.pages.finished[self.rank] = seq
+        self._differ(seq, fingerprints)
+
+    def _differ(self, seq: int, fingerprints: list[int]) -> NoReturn:
+        """Raise what follows from announcements that differ: a refusal, unless a rank waits in a kernel by now."""
+        error, kernels = self.peers.mismatch_error(seq, fingerprints), self.peers.in_kernels(seq)
+        self.pages.finished[self.rank] = seq  # the records are read
+        if isinstance(error, MismatchError) and kernels and self.messages is None:  # between nodes kernels start later
+            raise error
         if error is not None:
             raise Refused(error)
         raise PeerDelegates
