@@ -19,7 +19,7 @@ from tests.campaign.steps import Mix
 from tests.harness import ROOT, TAIL, Job, Outcome, SharedMemoryWatch
 
 DEADLY_S = 30.0  # that a job may take which a fault ends
-SMALL_SHM_MIB = 160
+SMALL_SHM_MIB = 640  # virtual nodes share it, and each takes a quarter of what is left for each communicator
 CROWDED_LOAD_S = 150.0  # that all kernels take to compile, at most
 ULFM = ("--with-ft", "ulfm")
 
