@@ -104,11 +104,12 @@ class Plan(Document, frozen=True, dict=True):
         for collective in CARRIED:
             if not rows.get((collective, False)) and (schemes := self.schemes(collective)):  # an older plan has none
                 why = f"this plan has no row for {collective}: as a scatter"
-                rows[collective, False] = [
+                found = [
                     replace(row, collective=collective, reason=why)
                     for row in rows.get(("scatter", False), [])
                     if (row.scheme, row.protocol) == (schemes[0], "slots")
                 ]
+                rows[collective, False] = [*found[:-1], *(replace(row, min_bytes=0) for row in found[-1:])]
         return rows
 
     def _consistent(self) -> Self:
