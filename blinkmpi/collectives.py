@@ -8,8 +8,11 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .errors import ArgumentError
 from .runtime import collectives as mpi
-from .runtime.collectives import CollectiveMethod
+from .runtime.buffers import mpi_op
+from .runtime.collectives import CollectiveMethod, Invocation
+from .runtime.dispatch import Dispatcher
 
 Op = MPI.Op | str
 Args = tuple[Any, ...]
@@ -18,18 +21,9 @@ SUM, NO_INFO = MPI.SUM, MPI.INFO_NULL
 
 
 class Collectives(MPI.Intracomm):
-    """Collectives in terms of three ways to make a call, which :class:`.communicator.Communicator` has."""
+    """The collectives of a communicator that has a dispatcher; without one they are MPI's own."""
 
-    def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
-        raise NotImplementedError
-
-    def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
-        raise NotImplementedError
-
-    def _persist(
-        self, method: CollectiveMethod, args: Args, stream: Any, own: Callable[..., MPI.Prequest]
-    ) -> MPI.Prequest:
-        raise NotImplementedError
+    _blink: Dispatcher | None = None
 
     # ---- collectives (MPI 4.1, chapter 6)
 
@@ -239,3 +233,36 @@ class Collectives(MPI.Intracomm):
         """As :meth:`Allreduce_init`, for :meth:`Reduce_scatter_block`."""
         own = partial(super().Reduce_scatter_block_init, info=info)
         return self._persist(mpi.BLOCKS, (sendbuf, recvbuf, op), stream, own)
+
+    # ---- three ways to make a call
+
+    def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
+        if self._blink is not None:
+            self._blink.call(method, args, timeout, stream)
+        elif self._initialised():
+            self._dispatcher()  # which says that it is freed
+        else:
+            Invocation(method, args).begin(self).Wait()
+
+    def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
+        if self._initialised():
+            return self._dispatcher().start(method, args, timeout, stream)
+        return Invocation(method, args).begin(self)
+
+    def _persist(
+        self, method: CollectiveMethod, args: Args, stream: Any, own: Callable[..., MPI.Prequest]
+    ) -> MPI.Prequest:
+        """A persistent call: ours on GPU memory, MPI's own on the host's."""
+        held = self._dispatcher().persist(method, args, stream) if self._initialised() else None
+        return own(*(mpi_op(arg) if isinstance(arg, str) else arg for arg in args)) if held is None else held
+
+    def _initialised(self) -> bool:
+        """Whether this is more than a plain communicator (mpi4py makes such objects without calling __init__)."""
+        return "_blink" in self.__dict__
+
+    def _dispatcher(self) -> Dispatcher:
+        dispatcher: Dispatcher | None = self.__dict__.get("_blink")
+        if dispatcher is None:
+            state = "freed" if self._initialised() else "not initialised"
+            raise ArgumentError(f"this communicator is {state}; make one with blinkmpi.Communicator(comm)")
+        return dispatcher

@@ -8,19 +8,17 @@ GPU memory reaches an MPI only where that takes it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from mpi4py import MPI
 
-from .collectives import Args, Collectives, Seconds
+from .collectives import Collectives
 from .errors import ArgumentError, BlinkError, PeerLost
 from .guarded import GuardedIntracomm
 from .planning.diff import PlanDifference
 from .planning.plan import Plan
 from .runtime import inspection
 from .runtime.bootstrap import Options
-from .runtime.buffers import mpi_op
-from .runtime.collectives import CollectiveMethod, Invocation
 from .runtime.context import Context, copy_of, free
 from .runtime.cuda.buffers import device_array
 from .runtime.cuda.context import CudaContext
@@ -29,6 +27,8 @@ from .runtime.entering import enter, enter_group
 from .runtime.process_exit import end_job_on_error
 from .topology import Topology
 from .transport.cuda.device import Gpu
+
+T = TypeVar("T")
 
 
 class Communicator(Collectives, GuardedIntracomm):
@@ -49,8 +49,6 @@ class Communicator(Collectives, GuardedIntracomm):
     Raises:
         BlinkError: on every rank, if any rank cannot take part.
     """
-
-    _blink: Dispatcher | None = None
 
     def __new__(cls, comm: MPI.Intracomm | None = None, *, timeout: float | None = None, **_: Any) -> Communicator:
         """Duplicate ``comm``; without one (as mpi4py itself calls it) make an empty, uninitialised object."""
@@ -90,23 +88,28 @@ class Communicator(Collectives, GuardedIntracomm):
 
         Its memory lives until :meth:`deregister` or :meth:`Free`. BlinkError on every rank without GPUs or memory.
         """
-        return self._buffers("empty()").empty(shape, dtype)
+        gpus, _ = self._registering("empty()", lambda: None)
+        return gpus.empty(shape, dtype)
 
     def register(self, array: Any) -> None:
         """Make a GPU array reachable by all ranks; collective: every rank brings one. Keeps it alive."""
-        self._buffers("register()", array).register(array)
+        gpus, device = self._registering("register()", lambda: device_array(array))
+        gpus.register(device)
 
     def deregister(self, array: Any) -> None:
         """Undo :meth:`register` or :meth:`empty`; collective, when the work on it is done."""
-        self._buffers("deregister()", array).deregister(array)
+        gpus, device = self._registering("deregister()", lambda: device_array(array))
+        gpus.deregister(device)
 
-    def _buffers(self, what: str, *arrays: Any) -> CudaContext:
-        """Where buffers are registered, after which calls are bound anew. DeviceError without GPUs."""
+    def _registering(self, what: str, read: Callable[[], T]) -> tuple[CudaContext, T]:
+        """Where buffers are registered, and what ``read`` gives, if it does on all ranks; calls are then bound anew.
+
+        DeviceError without GPUs.
+        """
         self._dispatcher().check_alive()
         self._dispatcher().forget()
         cuda = self.context.cuda()
-        enter(self._dispatcher(), what, lambda: [device_array(array) for array in arrays])
-        return cuda
+        return cuda, enter(self._dispatcher(), what, read)
 
     # ---- what this job is, and how calls run on it
 
@@ -233,17 +236,6 @@ class Communicator(Collectives, GuardedIntracomm):
             dispatcher.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
         self.free()
 
-    def _initialised(self) -> bool:
-        """Whether this is more than a plain communicator (mpi4py makes such objects without calling __init__)."""
-        return "_blink" in self.__dict__
-
-    def _dispatcher(self) -> Dispatcher:
-        dispatcher: Dispatcher | None = self.__dict__.get("_blink")
-        if dispatcher is None:
-            state = "freed" if self._initialised() else "not initialised"
-            raise ArgumentError(f"this communicator is {state}; make one with blinkmpi.Communicator(comm)")
-        return dispatcher
-
     def _end(self, own: Callable[[], None]) -> None:
         """Give back what is ours, then what is MPI's, by ``own``."""
         if self._initialised():
@@ -256,7 +248,7 @@ class Communicator(Collectives, GuardedIntracomm):
 
     def _enter(self, what: str) -> None:
         if self._initialised():
-            enter(self._dispatcher(), what)
+            enter(self._dispatcher(), what, lambda: None)
 
     def _made(self, what: str, make: Callable[..., MPI.Comm], *args: Any) -> MPI.Intracomm:
         """A communicator of some of our ranks that MPI makes, once all have come."""
@@ -274,23 +266,3 @@ class Communicator(Collectives, GuardedIntracomm):
             free(child, error)
             raise
         return child
-
-    def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
-        if self._blink is not None:
-            self._blink.call(method, args, timeout, stream)
-        elif self._initialised():
-            self._dispatcher()  # which says that it is freed
-        else:
-            Invocation(method, args).begin(self).Wait()
-
-    def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
-        if self._initialised():
-            return self._dispatcher().start(method, args, timeout, stream)
-        return Invocation(method, args).begin(self)
-
-    def _persist(
-        self, method: CollectiveMethod, args: Args, stream: Any, own: Callable[..., MPI.Prequest]
-    ) -> MPI.Prequest:
-        """A persistent call: ours on GPU memory, MPI's own on the host's."""
-        held = self._dispatcher().persist(method, args, stream) if self._initialised() else None
-        return own(*(mpi_op(arg) if isinstance(arg, str) else arg for arg in args)) if held is None else held

@@ -326,7 +326,7 @@ class Dispatcher:
         self.check_alive()
         if self.cuda is not None:
             self.cuda.thread.drain()
-        enter(self, "replan()")
+        enter(self, "replan()", lambda: None)
         changes: tuple[PlanDifference, ...] = self._guarded(self.context.replan)
         self.programs.clear()
         self.forget()

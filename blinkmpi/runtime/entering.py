@@ -8,26 +8,31 @@ about to do different things are told, and a rank whose arguments are bad is hea
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mpi4py import MPI
 
 from ..transport.announcement import Called
 from ..transport.network.exchanges import Matter, meet
-from ..util.together import attempt
+from ..util.together import attempt, result_of
 from .calls_without_program import EntryCall, RefusedCall
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
 
 
-def enter(dispatcher: Dispatcher, what: str, prepare: Callable[[], object] = lambda: None) -> None:
+T = TypeVar("T")
+
+
+def enter(dispatcher: Dispatcher, what: str, prepare: Callable[[], T]) -> T:
     """Wait, as a call of its own, until all ranks are about to do ``what``.
 
     Args:
         prepare: looks at this rank's arguments; if that fails on a rank, no rank goes on.
+
+    Returns:
+        What ``prepare`` gave here.
     """
-    dispatcher.thread.drain()
     done, context = attempt(prepare), dispatcher.context
     if isinstance(done, Exception):
         call: EntryCall = RefusedCall(context.host, done, context.timeout_s)
@@ -36,6 +41,7 @@ def enter(dispatcher: Dispatcher, what: str, prepare: Callable[[], object] = lam
     dispatcher.launch(call)
     dispatcher.wait(call)
     context.matter.what, context.matter.met = what, True
+    return result_of(done)
 
 
 def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group) -> None:

@@ -27,7 +27,6 @@ from ...transport.cuda.transport import CudaTransport
 from ...util.lru import LRU
 from ...util.together import Comm, together
 from ..arguments import Prepared
-from .buffers import device_array
 from .templates import Templates
 
 KERNELS = 256  # loaded kernels that are kept
@@ -296,34 +295,34 @@ class CudaContext:
         self._buffers.setdefault((at, at + nbytes), []).append((array, at))
         return array.reshape(shape)
 
-    def register(self, array: Any) -> None:
+    def register(self, device: DeviceArray) -> None:
         """Register a buffer of the user's; collective."""
-        device: list[DeviceArray] = []
 
         def own() -> tuple[int, int]:
-            device.append(device_array(array))
-            if why := self.gpu.why_not_here(device[0].ptr):
+            if not device.size:
+                raise BufferTypeError("register: this array has no elements; pass one that has")
+            if why := self.gpu.why_not_here(device.ptr):
                 raise BufferTypeError(f"register: {why}; pass an array of this rank's GPU")
-            return device[0].ptr, device[0].nbytes
+            return device.ptr, device.nbytes
 
         self.transport.regions.register(self._comm, own)
-        self._buffers.setdefault(_part(device[0]), []).append((device[0].owner, 0))
+        self._buffers.setdefault(_part(device), []).append((device.owner, 0))
 
-    def deregister(self, array: Any) -> None:
+    def deregister(self, device: DeviceArray) -> None:
         """Undo :meth:`register` or :meth:`empty`; collective, the work on the buffer must be done.
 
         Raises:
             BufferTypeError: if this very array, or one of the same place and length, is not registered.
         """
+        part = _part(device)
 
-        def known() -> tuple[tuple[int, int], Region]:
-            part = _part(device_array(array))
+        def known() -> Region:
             region = self.transport.regions.find(part)
             if part not in self._buffers or region is None:
                 raise BufferTypeError("deregister: this array is not registered; pass what register() got")
-            return part, region
+            return region
 
-        part, region = together(self._comm, known)
+        region = together(self._comm, known)
         _, allocated = self._buffers[part].pop()
         if not self._buffers[part]:
             del self._buffers[part]
@@ -349,7 +348,7 @@ class CudaContext:
 
 
 def _part(device: DeviceArray) -> tuple[int, int]:
-    """Where a buffer begins and ends."""
+    """Where a buffer begins and ends; one of no elements, which ``empty`` gave, has a byte."""
     return device.ptr, device.ptr + max(device.nbytes, 1)
 
 
