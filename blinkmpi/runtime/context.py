@@ -29,7 +29,7 @@ from ..topology.probe import probe
 from ..transport import python_stacks
 from ..transport.cuda.device import Gpu
 from ..transport.host.transport import HostTransport
-from ..transport.network.exchanges import BoundedComm, Matter, duplicate, introduce
+from ..transport.network.exchanges import BoundedComm, Rendezvous, duplicate, introduce
 from ..transport.slow_waits import SlowWaits
 from ..util.cache_folder import cache_dir
 from ..util.settings import log
@@ -61,9 +61,9 @@ def free(comm: MPI.Intracomm, error: BaseException) -> None:
 
 def copy_of(comm: MPI.Intracomm, timeout_s: object) -> MPI.Intracomm:
     """A duplicate of a communicator of the user's; its ranks must all come within the deadline."""
-    matter = Matter("Communicator()", first_deadline(timeout_s), SlowWaits(own_settings()))
+    rendezvous = Rendezvous("Communicator()", first_deadline(timeout_s), SlowWaits(own_settings()))
     try:
-        return duplicate(MPI.Intracomm(comm), matter)
+        return duplicate(MPI.Intracomm(comm), rendezvous)
     except DEAD as error:
         end_job_at_exit(str(error))
         raise
@@ -84,9 +84,9 @@ class Context:
     def __init__(self, comm: MPI.Intracomm, options: Options, part: Topology | None = None) -> None:
         self.public = MPI.Intracomm(comm)  # the Communicator's own handle, without its class
         self.slow = SlowWaits(own_settings())
-        self.matter = Matter("Communicator()", first_deadline(options.timeout_s), self.slow)
-        self.private = duplicate(self.public, self.matter)
-        self.together = BoundedComm(self.private, self.matter)
+        self.rendezvous = Rendezvous("Communicator()", first_deadline(options.timeout_s), self.slow)
+        self.private = duplicate(self.public, self.rendezvous)
+        self.together = BoundedComm(self.private, self.rendezvous)
         self.rank, self.n = self.private.rank, self.private.size
         self.options = options
         self.host: HostTransport  # opened at the end of the bootstrap
@@ -99,9 +99,9 @@ class Context:
         try:
             introduce(self.together)
             self.settings = self.slow.settings = settle(self.together, options)
-            self.timeout_s = self.matter.timeout_s = float(options.timeout_s or self.settings.timeout_s)
+            self.timeout_s = self.rendezvous.timeout_s = float(options.timeout_s or self.settings.timeout_s)
             self._bootstrap(part)
-            self.matter.what, self.matter.met = "a first call of its kind", False
+            self.rendezvous.what, self.rendezvous.met = "a first call of its kind", False
         except Exception as error:
             python_stacks.close_service()
             free(self.private, error)
@@ -110,7 +110,7 @@ class Context:
     def _bootstrap(self, part: Topology | None) -> None:
         """Find the machine (``part`` is what a parent knows of it), plan, and open the transports."""
         self._node_comm, place = self._split_by_node()
-        self.node = BoundedComm(self._node_comm, self.matter)
+        self.node = BoundedComm(self._node_comm, self.rendezvous)
         try:
             self._find_machine(part, place)
             self._open_host()
@@ -197,7 +197,7 @@ class Context:
 
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe the machine again and plan; collective, and no call may be under way. Returns what is different."""
-        before, self.matter.what = self.main.plans, "replan()"
+        before, self.rendezvous.what = self.main.plans, "replan()"
         given = self.options.topology or self.settings.topo_file or None
         probed = gather(self.together, self.node, measure=given is None)
         if given is None:
@@ -259,7 +259,7 @@ class Context:
 
     def close(self) -> None:
         """Free everything; collective."""
-        self.matter.what, self.matter.give_up = "free()", lambda error: end_job_at_exit(str(error))
+        self.rendezvous.what, self.rendezvous.give_up = "free()", lambda error: end_job_at_exit(str(error))
         if self.gpus is not None:
             self.gpus.close(collectively=True)
             self.gpus = None

@@ -58,7 +58,7 @@ class Dispatcher:
         if self.context.settings.end_with_launcher and self.context.n > 1:
             follow_launcher()
         self.dead: BaseException | None = None
-        self.context.matter.give_up = self.die
+        self.context.rendezvous.give_up = self.die
         self.seq = 0  # the number of the last call
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mpi4py import MPI
 
 from ..transport.announcement import Called
-from ..transport.network.exchanges import Matter, meet
+from ..transport.network.exchanges import Rendezvous, meet
 from ..util.together import attempt, result_of
 from .calls_without_program import EntryCall, RefusedCall
 
@@ -40,7 +40,7 @@ def enter(dispatcher: Dispatcher, what: str, prepare: Callable[[], T]) -> T:
         call = EntryCall(context.host, Called(what), context.timeout_s)
     dispatcher.launch(call)
     dispatcher.wait(call)
-    context.matter.what, context.matter.met = what, True
+    context.rendezvous.what, context.rendezvous.met = what, True
     return result_of(done)
 
 
@@ -53,7 +53,7 @@ def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group) -> None:
     if MPI.UNDEFINED in ranks or context.rank not in ranks:
         return  # which is MPI's to refuse
     try:
-        meet(context.private, ranks, Matter(what, context.timeout_s, context.slow))
+        meet(context.private, ranks, Rendezvous(what, context.timeout_s, context.slow))
     except BaseException as fatal:
         dispatcher.die(fatal)
         raise

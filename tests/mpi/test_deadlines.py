@@ -21,7 +21,7 @@ from blinkmpi.errors import BufferTypeError, CollectiveTimeout, PeerLost, Remote
 from blinkmpi.runtime import context
 from blinkmpi.runtime.entering import enter
 from blinkmpi.transport.network import exchanges
-from blinkmpi.transport.network.exchanges import BoundedComm, Matter
+from blinkmpi.transport.network.exchanges import BoundedComm, Rendezvous
 from blinkmpi.transport.processes import VISIBLE
 from blinkmpi.transport.python_stacks import CAME_TO
 from blinkmpi.transport.slow_waits import SlowWaits
@@ -268,13 +268,13 @@ def case_unasked(how: str) -> None:
 
 @mpi(ranks=(1, 2, 4), timeout=60)
 def test_exchanges_bring_what_mpis_own_bring(comm: MPI.Intracomm) -> None:
-    ours = BoundedComm(comm, Matter("a test", 20, SlowWaits()))
+    ours = BoundedComm(comm, Rendezvous("a test", 20, SlowWaits()))
     for mine in (comm.rank, None, {"a": [comm.rank] * 1000}, "x" * 100_000 * comm.rank):
         assert ours.allgather(mine) == comm.allgather(mine)
         for root in range(comm.size):
             assert ours.bcast(mine, root) == comm.bcast(mine, root)
     for _ in range(exchanges.REMEMBERED + 9):
-        BoundedComm(comm, Matter("a test", 20, SlowWaits())).Barrier()
+        BoundedComm(comm, Rendezvous("a test", 20, SlowWaits())).Barrier()
     assert len(CAME_TO) == exchanges.REMEMBERED
     ours.Barrier()
     other = ours.Dup()
@@ -315,9 +315,9 @@ def fails() -> None:
 def test_an_exchange_that_fails_amid_a_call_leaves_the_communicator_dead(comm: MPI.Intracomm) -> None:
     """As when a rank stops while a buffer is registered; its memory is not given back under MPI's hands."""
     ours = blinkmpi.Communicator(comm, timeout=0.5)
-    ours.context.matter.met = False  # or a rank may work for longer
+    ours.context.rendezvous.met = False  # or a rank may work for longer
     if comm.rank != 1:
-        ours.context.matter.what = "register()"
+        ours.context.rendezvous.what = "register()"
         with pytest.raises(CollectiveTimeout, match=r"register\(\): rank \d waited .* rank 1 \("):
             ours.context.together.Barrier()
         with pytest.raises(PeerLost, match="died earlier"):

@@ -26,7 +26,7 @@ from ..slow_waits import SlowWaits, stacks_of
 LOOK_SECONDS = 0.2  # how often a wait looks after the others
 SPIN_SECONDS = 0.05  # a wait polls without sleeping for so long
 GONE_SECONDS = 1.0  # after which a process that has ended counts as lost, if its part is still owed
-WORK_SECONDS = 30.0  # that a rank may be at work between two exchanges of one matter, whatever timeout= says
+WORK_SECONDS = 30.0  # that a rank may be at work between two exchanges of one rendezvous, whatever timeout= says
 FAILED = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 REMEMBERED = 256  # communicators whose exchanges a process can be asked about
 MEET_TAG = 1  # on a communicator that has no other messages between these ranks
@@ -34,7 +34,7 @@ ABANDONED: list[object] = []  # requests that were given up, and their memory, w
 _made: dict[str, int] = {}  # communicators of the same ranks that this process has made
 
 
-class Matter:
+class Rendezvous:
     """What is being done by some exchanges, and how long the ranks may take: shared by the communicators that do it.
 
     A rank must come to the first exchange within ``timeout_s``. Then all are known to be there, and one that runs may
@@ -55,8 +55,8 @@ class BoundedComm:
         among: the ranks that make this object, in the same order on each; without it all do.
     """
 
-    def __init__(self, comm: MPI.Intracomm, matter: Matter, *, among: Sequence[int] = ()) -> None:
-        self.comm, self.matter = comm, matter
+    def __init__(self, comm: MPI.Intracomm, rendezvous: Rendezvous, *, among: Sequence[int] = ()) -> None:
+        self.comm, self.rendezvous = comm, rendezvous
         self.rank, self.size = comm.rank, comm.size
         self.world = world_ranks(comm)
         self._among = among or range(self.size)
@@ -126,14 +126,14 @@ class BoundedComm:
             ABANDONED.append((request, memory))
             if error.Get_error_class() not in FAILED:
                 raise
-            lost = PeerLost(f"{self.matter.what}: {self._words(self._ended())}{error}; start the job again")
-            self.matter.give_up(lost)
+            lost = PeerLost(f"{self.rendezvous.what}: {self._words(self._ended())}{error}; start the job again")
+            self.rendezvous.give_up(lost)
             raise lost from error
         except BaseException as error:
             ABANDONED.append((request, memory))
-            self.matter.give_up(error)
+            self.rendezvous.give_up(error)
             raise
-        self.matter.met = self.matter.met or peers is None
+        self.rendezvous.met = self.rendezvous.met or peers is None
         if self._answers:  # while it waited; who has given up goes on answering
             self._answers = False
             close_service()
@@ -158,7 +158,7 @@ class BoundedComm:
             slow = now - since > SPIN_SECONDS
             if slow:
                 time.sleep(1e-4 if now - since < 1 else 1e-3)
-            if now - looked < min(LOOK_SECONDS, self.matter.timeout_s):
+            if now - looked < min(LOOK_SECONDS, self.rendezvous.timeout_s):
                 continue
             looked = now
             ended = self._ended()
@@ -170,25 +170,24 @@ class BoundedComm:
         if not self._answers:
             self._answers = True
             open_service()
-        matter = self.matter
+        rendezvous = self.rendezvous
         if gone:
-            raise PeerLost(f"{matter.what}: {self._words(gone)}start the job again")
-        late = waited_s >= matter.timeout_s
-        if late and matter.met and waited_s < WORK_SECONDS and not self._stopped():
+            raise PeerLost(f"{rendezvous.what}: {self._words(gone)}start the job again")
+        late = waited_s >= rendezvous.timeout_s
+        if late and rendezvous.met and waited_s < WORK_SECONDS and not self._stopped():
             late = False
         if late:
             missing = self.missing()
-            text = f"{matter.what}: rank {self.rank} waited {waited_s:.1f} s; {self._words(missing)}"
+            text = f"{rendezvous.what}: rank {self.rank} waited {waited_s:.1f} s; {self._words(missing)}"
             raise CollectiveTimeout(
                 f"{text}look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). No communicator "
                 "can be made of these ranks any more: start the job again"
             )
-        if matter.slow.due((self._name, self._turn), waited_s) and self.rank == self._speaker():
+        if rendezvous.slow.due((self._name, self._turn), waited_s) and self.rank == self._speaker():
             missing = self.missing()
-            text = (
-                f"{matter.what}: rank {self.rank} has waited {waited_s:.0f} s; {self._words(missing)}it goes on waiting"
-            )
-            matter.slow.say(text + stacks_of(missing, self.processes()), matter.timeout_s)
+            text = f"{rendezvous.what}: rank {self.rank} has waited {waited_s:.0f} s; {self._words(missing)}"
+            text = f"{text}it goes on waiting{stacks_of(missing, self.processes())}"
+            rendezvous.slow.say(text, rendezvous.timeout_s)
 
     # ---- the others
 
@@ -253,17 +252,17 @@ def world_ranks(comm: MPI.Intracomm) -> list[int]:
     return found
 
 
-def duplicate(comm: MPI.Intracomm, matter: Matter) -> MPI.Intracomm:
+def duplicate(comm: MPI.Intracomm, rendezvous: Rendezvous) -> MPI.Intracomm:
     """A duplicate of a communicator of the user's, made when all its ranks have come; nothing else is sent on it."""
-    return BoundedComm(comm, matter).Dup()
+    return BoundedComm(comm, rendezvous).Dup()
 
 
-def meet(private: MPI.Intracomm, ranks: list[int], matter: Matter) -> None:
+def meet(private: MPI.Intracomm, ranks: list[int], rendezvous: Rendezvous) -> None:
     """Return when all of ``ranks``, this one among them, have come; the others of the communicator take no part.
 
     Everybody hears from everybody, so that each knows who is missing.
     """
-    comm = BoundedComm(private, matter, among=ranks)
+    comm = BoundedComm(private, rendezvous, among=ranks)
     comm.come()
     others, kept = [r for r in ranks if r != comm.rank], np.zeros((len(ranks), 2), np.uint8)
     requests = [comm.comm.Irecv(kept[i, :1], r, MEET_TAG) for i, r in enumerate(others)]
