@@ -5,20 +5,19 @@ type and operation, which costs more than all the calls: every pair runs on the 
 """
 
 import itertools
-import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.program.call import Call
+from blinkmpi.program.reduction import DTYPES
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda.codegen import direct_source, packets_source
 from blinkmpi.transport.cuda.device import cupy
 from blinkmpi.transport.cuda.packets import PROTOCOLS as PACKETS
 from blinkmpi.transport.cuda.packets import fits
 from tests.conformance import COLLECTIVES, PLANNED, VARIANTS, Case, cases
+from tests.gpu import compile_ahead
 from tests.gpu.helpers import DGX1, Pools, at_least, run_all, sizes, spinner
 from tests.harness import mpi
 
@@ -47,28 +46,16 @@ def carries(protocol: str, case: Case) -> bool:
     return protocol not in PACKETS or (case.collective != "alltoallv" and fits(call, protocol))
 
 
-def compile_together(comm: blinkmpi.Communicator, pairs: list[tuple[str, str]]) -> None:
-    """Compile the one-hop kernels of some types and operations, each rank its share: CuPy keeps them on disk."""
-    gpu = comm.gpu
-    assert gpu is not None
-    calls = [Call("allreduce", comm.size, (1,), dtype, op) for dtype, op in pairs]
-    made = [(packets_source(call, comm.size, p), "packets") for call in calls for p in PACKETS.values()]
-    made += [(direct_source(call, comm.size), "direct") for call in calls]
-
-    def compile_one(pair: tuple[str, str]) -> None:
-        gpu.use()
-        gpu.compile(*pair)
-
-    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // comm.size)) as pool:  # the compiler runs without GIL
-        list(pool.map(compile_one, list(dict.fromkeys(made))[comm.rank :: comm.size]))
-    comm.Barrier()
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """What all ranks call, before they do: most of the time would go there."""
+    compile_ahead.compile_all([(SIZES[-1], DTYPES), *((n, {dtype for dtype, _ in SOME}) for n in SIZES[1:-1])])
 
 
 @mpi(ranks=SIZES[-1:], timeout=200)
 def test_every_type_and_operation(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
         assert ours.gpu is not None, ours.context.why_no_gpus
-        compile_together(ours, [(c.dtype, c.op) for c in cases("allreduce", comm.size)])
         plain, registered = (Pools(ours, registered=r) for r in (False, True))
         for collective in COLLECTIVES:
             uneven = collective == "reduce_scatter"  # goes through slots, a kernel more for each pair; or direct
@@ -89,7 +76,6 @@ def test_every_type_and_operation_through_slots(comm: MPI.Intracomm) -> None:
 def test_collectives(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
         assert ours.gpu is not None, ours.context.why_no_gpus
-        compile_together(ours, list(SOME))
         plain, registered = (Pools(ours, registered=r) for r in (False, True))
         for collective in COLLECTIVES:
             some = chosen(collective, comm.size, FEW if collective == "reduce_scatter" else SOME)
