@@ -107,6 +107,16 @@ class Peers:
             )
         return None
 
+    def different(self, seq: int) -> str:
+        """In words, what the ranks called in the first of the last two calls in which they differ, if it is known."""
+        near = [r for r in range(self.n) if abs(int(self.pages.announced[r]) - seq) <= 1]
+        for number in (seq - 1, seq):
+            known = [r for r in near if int(self.pages.announced[r]) in (number, number + 1)]
+            texts = {r: self.text(r, number) for r in known} if number else {}
+            if len(set(texts.values()) - {""}) > 1:
+                return f"call {number}: " + some([f"rank {r} called {text}" for r, text in texts.items() if text])
+        return ""
+
     def in_kernels(self, seq: int) -> bool:
         """Whether some rank waits for the others in a kernel: no refusal reaches it there."""
         said = (self.announced(r, seq) for r in range(self.n))

@@ -144,7 +144,17 @@ def test_ranks_that_disagree_all_get_an_error(comm: MPI.Intracomm) -> None:
         else:
             ours.Allreduce(x, y)
 
+    def broadcast(root: int) -> Call:
+        """Of two roots neither waits for anybody; their next call fails."""
+
+        def both(ours: blinkmpi.Communicator) -> None:
+            ours.Bcast(y[:100], root=root)
+            ours.Allreduce(x[:100], y[:100])
+
+        return both
+
     pairs: dict[str, tuple[Call, Call]] = {
+        "root": (broadcast(n - 1), broadcast(0)),
         "count": (right(99), right()),
         "count of slots": (right(BIG - 1), right(BIG)),
         "op": (lambda ours: ours.Allreduce(x[:100], y[:100], MPI.MAX), right()),

@@ -103,6 +103,7 @@ def test_ten_thousand_counts(comm: MPI.Intracomm, protocol: str, dtype: str) -> 
         for count in (*range(first, first + COUNTS, 100), *range(1024, first + COUNTS, 1024), counts[-1]):
             make(count)
         stream.synchronize()
+        assert arrays.wrong == 0  # which allocates when it is first asked for
         free = cp.cuda.runtime.memGetInfo()[0]
         asked = Asked(gpu.runtime)
         gpu.runtime = asked

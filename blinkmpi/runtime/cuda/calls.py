@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mpi4py import MPI
 
-from ...errors import BlinkError, CollectiveTimeout, DeviceError, PeerLost
+from ...errors import BlinkError, CollectiveTimeout, DeviceError, MismatchError, PeerLost
 from ...planning.chunk_search import ChunkSearch
 from ...program.memory import DeviceArray, address
 from ...transport.announcement import ON_GPU, Called
-from ...transport.cuda.loaded_kernel import LoadedKernel
+from ...transport.cuda.loaded_kernel import MASK, LoadedKernel
 from ...transport.host.native import SEQ_BITS
 from ...transport.host.transport import LOOK_SECONDS, HostTransport
 from ...transport.interface import BoundCall, PeerDelegates, Refused
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 HELD = 64  # started calls whose own memory is kept
 GRACE_S = 1.0  # after which a peer whose process has ended counts as lost, if its part is still owed
+SPREAD = 0x9E3779B1  # odd, so that histories that differ once never meet again through equal calls
 SHORT_S = 0.001  # a wait polls without sleeping for so long
 
 
@@ -49,6 +50,7 @@ class CudaCalls:
         self.operands = OperandsInFlight(context.gpu)
         self.last: CudaCall | None = None  # the one that was started last
         self.held: deque[CudaCall] = deque(maxlen=HELD)  # whose memory may still be read when they are forgotten
+        self._history = 0  # of the calls so far, in 32 bits
 
     def bind(self, ready: Prepared, stream: Any, timeout_s: float) -> CudaCall | EmptyCall:
         """A call with everything settled but the moment.
@@ -97,6 +99,15 @@ class CudaCalls:
         """Keep the operands of a call that was put on its stream until it is through."""
         if isinstance(bound, CudaCall):
             self.operands.keep(operands, bound.nbytes, bound.stream)
+
+    def numbered(self, seq: int, fingerprint: int) -> int:
+        """A number for a call that ranks have in common as long as all their calls here have been alike.
+
+        Some ranks wait for nobody, as the root of a broadcast: their kernels cannot see that a peer calls something
+        else. The next call does.
+        """
+        self._history = ((self._history ^ fingerprint) * SPREAD + seq) & MASK
+        return self._history
 
     def check(self) -> None:
         """Raise what a kernel has reported, of a call or of a graph's replay."""
@@ -149,7 +160,7 @@ class CudaCall:
         self.kernel, self.called, self.stream, self.search, self.timeout_s = kernel, called, stream, search, timeout_s
         self.text, self.nbytes = called.text, ready.call.nbytes
         self.reusable = search is None  # not while its chunk is still looked for
-        self.seq = 0
+        self.seq = self._number = 0
         self._on: Any = stream  # what is waited for: the stream, or an event on it
         self._launch = context.transport.starter(kernel, stream, holder)
         send = ready.send
@@ -162,13 +173,13 @@ class CudaCall:
 
     def start(self, seq: int) -> None:
         """Announce the call and put it on its stream; between nodes, see it through."""
-        self.seq = seq
+        self.seq, self._number = seq, self.calls.numbered(seq, self._fingerprint)
         self.calls.last = self
         if self._report[1]:  # a kernel has aborted
             raise self.failure()
         if self._plain:
             self.host.announce_elsewhere(seq, self._fingerprint, self._record)
-            self._launch(seq)
+            self._launch(self._number)
             return
         with self.context.gpu.entered():
             if self.search is not None and not self.context.gpu.capturing(self.stream):
@@ -242,6 +253,8 @@ class CudaCall:
     def failure(self) -> BlinkError:
         """What a kernel that gave up has left, or the error of the rank that made it give up."""
         error = self.context.transport.error(self.text)
+        if isinstance(error, MismatchError) and (different := self.host.peers.different(self.seq)):
+            return MismatchError(f"{different}; call the same on every rank. The communicator is dead")
         until = time.monotonic() + GRACE_S
         try:
             while isinstance(error, PeerLost) and time.monotonic() < until:  # the first to give up knows why
@@ -256,7 +269,7 @@ class CudaCall:
             self.context.gpu.copy(*copy, self.stream)
         if self._before or self._after:
             self.calls.held.append(self)
-        self._launch(self.seq)
+        self._launch(self._number)
         for copy in self._after:
             self.context.gpu.copy(*copy, self.stream)
 

@@ -36,8 +36,8 @@ class AbortReport:
         if self.code == MISMATCH:
             return MismatchError(
                 f"GPU call {self.seq}: rank {me} called {text}, rank {peer} something else "
-                "(collective, count, type, op, root, or a registered buffer here and a plain one there); "
-                "call the same on every rank. The communicator is dead"
+                "(collective, count, type, op, root, or a registered buffer here and a plain one there), now or in an "
+                "earlier call; call the same on every rank. The communicator is dead"
             )
         if self.code == OVERLAP:
             return DeviceError(

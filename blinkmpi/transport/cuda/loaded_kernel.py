@@ -18,7 +18,7 @@ from .packets import PROTOCOLS
 from .stage_tables import Table
 
 ONE = ctypes.c_void_p * 1
-SPREAD, MASK = 0x9E3779B1, (1 << 32) - 1  # numbers of calls make fingerprints of 32 bits differ
+MASK = (1 << 32) - 1  # of a fingerprint
 
 
 @dataclass
@@ -101,18 +101,18 @@ def copied(loaded: LoadedKernel) -> LoadedKernel:
 
 
 def numbering(parts: Sequence[LoadedKernel], n: int) -> Callable[[int], None]:
-    """What writes the number that a call has on the host into the fingerprints that its kernels compare.
+    """What adds a number to the fingerprints that the kernels of a call compare.
 
     So two calls alike are not taken for each other where a rank has left one out, or replays graphs in another order.
     """
     at = fingerprint_at(n)
     said = [(part.args, part.args[at]) for part in parts]
 
-    def number(seq: int) -> None:
+    def add(number: int) -> None:
         for args, call in said:
-            args[at] = (call + seq * SPREAD) & MASK
+            args[at] = (call + number) & MASK
 
-    return number
+    return add
 
 
 def _pointers(packed: ctypes.Array[ctypes.c_uint64]) -> ctypes.Array[ctypes.c_void_p]:

@@ -312,7 +312,9 @@ class CudaTransport:
         return own
 
     def starter(self, loaded: LoadedKernel, stream: int, holder: object) -> Callable[..., None]:
-        """What puts a filled call, of a number, on a stream and returns at once; valid while the transport is.
+        """What puts a filled call on a stream and returns at once; valid while the transport is.
+
+        It is given a number, which must be alike on all ranks.
 
         Args:
             holder: keeps the stream alive: the next call, on another one, asks for it.
@@ -320,11 +322,11 @@ class CudaTransport:
         parts = [loaded, loaded.then] if loaded.then else [loaded]
         launches = [p.kernel.launcher(p.grid, p.block, stream, p.params, p.text) for p in parts]
         tables = [p.table for p in parts if p.table]
-        tell = numbering(parts, self.n)
+        add = numbering(parts, self.n)
 
         def start(number: int = 0, _keep: LoadedKernel = loaded) -> None:  # it has the arguments
             with ORDER:
-                tell(number)
+                add(number)
                 if not LAST or LAST[0] != stream:
                     self._follow(stream)
                     LAST[:] = [stream, holder]

@@ -223,21 +223,31 @@ def test_tables_are_few_whatever_the_sizes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("algo", ["onehop/ll16_one_shot", "chain", "chain/rs_ag"])
-def test_kernels_compare_the_numbers_of_calls(algo: str) -> None:
-    """Of a call that is made again, too, and of both kernels of one that has two."""
+def test_kernels_compare_all_calls_so_far(algo: str) -> None:
+    """By both kernels of a call that has two: a root that waits for nobody does not see that a peer is a root, too."""
+    long = 100_000 if "rs_ag" in algo else 1000
 
     def work(context: CudaContext, gpu: CountingGpu, calls: CudaCalls) -> None:
-        bound, other = (allreduce(calls, 100_000 if "rs_ag" in algo else 1000) for _ in range(2))
-        at = fingerprint_at(4)
+        def told(made: list[tuple[int, int]]) -> list[list[int]]:
+            """The fingerprints of a rank that makes calls of these lengths, with these numbers."""
+            own = CudaCalls(context, calls.host, calls._dispatcher)
+            bound = {length: allreduce(own, length) for length in (long, long + 1)}
+            own._history, found = 0, []
+            for length, seq in made:
+                bound[length].start(seq)
+                kernel = bound[length].kernel
+                found.append([part.args[fingerprint_at(4)] for part in (kernel, kernel.then) if part])
+            return found
 
-        def told(call: CudaCall, seq: int) -> list[int]:
-            call.start(seq)
-            return [kernel.args[at] for kernel in (call.kernel, call.kernel.then) if kernel]
-
-        found = [told(bound, seq) for seq in (1, 2, 3, 1 << 40)]
-        assert len({word for words in found for word in words}) == len(found) * len(found[0])
-        assert told(bound, 2) == told(other, 2) == found[1]
-        assert all(word < 1 << 32 for words in found for word in words)
+        same = [(long, seq) for seq in (1, 2, 3, 1 << 40)]
+        usual = told(same)
+        assert usual == told(same)
+        assert len({word for words in usual for word in words}) == len(usual) * len(usual[0])
+        assert all(word < 1 << 32 for words in usual for word in words)
+        other_call, other_number = told([same[0], (long + 1, 2), *same[2:]]), told([same[0], (long, 3), (long, 4)])
+        assert other_call[0] == other_number[0] == usual[0]
+        for others in (other_call, other_number):
+            assert not any(set(one) & set(other) for one, other in zip(usual[1:], others[1:], strict=False))
 
     with_calls(work, algo=f"allreduce:{algo}")
 

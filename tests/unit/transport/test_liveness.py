@@ -46,3 +46,22 @@ def test_a_rank_that_made_the_call_and_went_on_is_none_of_them() -> None:
     assert peers.mismatch_so_far(7, CALL.text) is None
     announce(peers, 1, 9, Failed(Failure("ArgumentError", "of a later call, in the same record")))
     assert peers.mismatch_so_far(7, CALL.text) is None
+
+
+def test_of_two_calls_that_differ_the_first_is_told() -> None:
+    """Roots of broadcasts wait for nobody; the call behind them is the one that fails."""
+    peers = job()
+    for rank in range(3):
+        announce(peers, rank, 6, CALL)
+        announce(peers, rank, 7, Called(f"broadcast(8 x float32, root {min(rank, 1)}) in GPU memory"))
+    assert "rank 2 called broadcast(8 x float32, root 1)" in peers.different(7)
+    announce(peers, 0, 8, CALL)
+    announce(peers, 1, 8, CALL)
+    text = peers.different(8)
+    assert text.startswith(
+        "call 7: rank 0 called broadcast(8 x float32, root 0) in GPU memory; rank 1 called broadcast"
+    )
+    for rank in range(3):
+        for seq in (8, 9, 10):
+            announce(peers, rank, seq, CALL)
+    assert not peers.different(10)
