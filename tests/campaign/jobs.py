@@ -100,7 +100,7 @@ def crowded(seed: int, n: int, seconds: float) -> Result:
     with _box() as box:
         file = box / "torture.json"
         options = ["--seconds", str(seconds), "--seed", str(seed), "--counts", "63,8192,500009", "--replays", "4"]
-        argv = [sys.executable, "-m", "tests.gpu.torture", *options, "-o", str(file)]
+        argv = [sys.executable, "-m", "tests.campaign.torture", *options, "-o", str(file)]
         with Job(n, argv, timeout=seconds + CROWDED_LOAD_S, env={"PYTHONPATH": str(ROOT)}, cwd=ROOT) as job:
             outcome = job.wait()
         done: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -110,7 +110,7 @@ def crowded(seed: int, n: int, seconds: float) -> Result:
         result.hung.append(outcome.output[-TAIL:])
     elif outcome.rc:  # 1 if an element was wrong
         result.wrong.append(f"{done.get('first_wrong', [])[:8]}\n{outcome.output[-TAIL:]}")
-    result.again = f"mpirun -np {n} python -m tests.gpu.torture {' '.join(options)}"
+    result.again = f"mpirun -np {n} python -m tests.campaign.torture {' '.join(options)}"
     return result
 
 

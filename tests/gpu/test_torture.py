@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.transport.cuda.device import cupy
-from tests.gpu import torture
+from tests.campaign import torture
 from tests.gpu.helpers import Stress, at_least, sizes, spinner
 from tests.harness import mpi
 

@@ -1,9 +1,9 @@
 """Every protocol on GPUs under stress: random calls in graphs and streams, late ranks, every element compared.
 
-``mpirun -np 4 python -m tests.gpu.torture --seconds 120 --delays`` draws calls from a seed that it prints: collectives,
-types, sizes and protocols mixed on one transport, some out of place, some in place. Before each call a kernel writes
-this rank's input and poisons what is received; after it another compares every element. Nothing waits for the host, so
-calls follow one another as closely as the GPU lets them. Ranks are late at random, between calls and, with
+``mpirun -np 4 python -m tests.campaign.torture --seconds 120 --delays`` draws calls from a seed that it prints:
+collectives, types, sizes and protocols mixed on one transport, some out of place, some in place. Before each call a
+kernel writes this rank's input and poisons what is received; after it another compares every element. Nothing waits for
+the host, so calls follow one another as closely as the GPU lets them. Ranks are late at random, between calls and, with
 ``--delays``, inside the kernels: at the loads and stores of packets and of flags.
 
 The inputs are small whole numbers that differ from call to call, and sums of them are right to the last bit in every
