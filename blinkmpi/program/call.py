@@ -64,7 +64,8 @@ class Call(Value, frozen=True):
     @property
     def nbytes(self) -> int:
         """Bytes of the call's largest buffer: what the selection table is indexed by, nccl-tests' ``size``."""
-        return self.total * self.itemsize if self.total else 0
+        total = self.total
+        return total * dtype_of(self.dtype).itemsize if total else 0
 
     @property
     def bus_factor(self) -> float:

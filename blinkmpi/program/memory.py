@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ..errors import ArgumentError
 from .reduction import Array
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceArray:
+class DeviceArray(msgspec.Struct, frozen=True):
     """A flat, contiguous piece of GPU memory: ``size`` elements of ``itemsize`` bytes at ``ptr``.
 
     ``stream`` is the one that its producer used (an address; 0 is CUDA's default stream); ``owner`` keeps it alive.
@@ -42,8 +42,7 @@ class DeviceArray:
         return replace(self, ptr=at, size=size, copy_of=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(msgspec.Struct, frozen=True):
     """A flat, contiguous view of the user's memory."""
 
     array: Array | DeviceArray

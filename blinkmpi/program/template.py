@@ -99,22 +99,22 @@ class Template:
 
     def cut(self, call: Call) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
         """The same in plain tuples of tree, start, first and length, and the chunk by the length of a span."""
-        cut, longest = [], 1
+        cut, chunks, align = [], {}, self._align
         for rank, trees, ends in self._blocks:
             start, count = call.block(rank)
-            unit = self._align if count >= self._align * len(trees) else 1
-            first, last = 0, trees[-1]
+            unit = align if count >= align * len(trees) else 1
+            first = 0
             for tree, (part, whole) in zip(trees, ends, strict=True):
-                end = count if tree == last else part * count // whole // unit * unit
+                end = count if part == whole else part * count // whole // unit * unit
                 length = end - first
-                if length > longest:
-                    longest = length
                 cut.append((tree, start, first, length))
+                chunks[length] = 0  # few: most spans are equally long
                 first = end
-        chunk = self.program.chunk
-        steps = -(-longest // chunk)
-        lengths = {length for _, _, _, length in cut}  # few: most spans are equally long
-        return cut, {length: chunk_of(length, steps, chunk) for length in lengths}
+        most = self.program.chunk
+        steps = -(-max(chunks) // most) or 1
+        for length in chunks:
+            chunks[length] = chunk_of(length, steps, most)
+        return cut, chunks
 
     def at(self, call: Call) -> Program:
         """The program of a call, with stages for empty spans, too."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 from mpi4py import MPI
+from msgspec.structs import replace
 
 from ..errors import ArgumentError, BufferTypeError
 from ..program.call import Call
@@ -32,8 +33,7 @@ class Copy(NamedTuple):
     source: Array | DeviceArray
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """A call as this rank made it: what it sends from and receives into (the user's memory, or None).
 
     ``final`` is where the result goes in the end, if peers read what lies there until then; else None. With a final
@@ -62,8 +62,7 @@ class Prepared:
         return isinstance(self.send, DeviceArray) or isinstance(self.recv, DeviceArray)
 
 
-@dataclass(frozen=True, slots=True)
-class Unsettled:
+class Unsettled(msgspec.Struct, frozen=True):
     """A call whose ranks must tell each other their ``numbers`` before it is known: all have as many.
 
     ``settle`` makes the call of every rank's numbers; ``buffers`` are this rank's, for those who look at memory.

@@ -10,8 +10,9 @@ all ranks, and compares what it hears with what it expects.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ..errors import ArgumentError
 from ..program.call import Call

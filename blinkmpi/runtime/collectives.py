@@ -75,10 +75,11 @@ class Invocation:
 @lru_cache(maxsize=4096)
 def describe(call: Call) -> str:
     """A call as people read it, and as ranks compare it."""
-    count = call.counts[0] if len(set(call.counts)) == 1 else list(call.counts)
-    parts = [f"{count} x {call.dtype}" if call.dtype else "", f"op {call.op}" if call.op else ""]
-    parts.append(f"root {call.root}" if call.root >= 0 else "")
-    return f"{call.collective}({', '.join(p for p in parts if p)})"
+    counts = call.counts
+    count = counts[0] if len(counts) == 1 or call.even else list(counts)
+    what = f"{count} x {call.dtype}" if call.dtype else ""
+    op, root = f", op {call.op}" if call.op else "", f", root {call.root}" if call.root >= 0 else ""
+    return f"{call.collective}({what}{op}{root})"
 
 
 def _unowned(array: np.ndarray[Any, Any]) -> list[Any]:

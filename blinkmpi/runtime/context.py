@@ -151,7 +151,7 @@ class Context:
         net = partial(with_net, rates=net_rates(probed))
         self.gpus, self.why_no_gpus = open_gpus(
             self.together, self.node, place, self.machine if self.emulated else None, net, self._gpu_plans,
-            self.settings, self._log_once_on_rank_0, self.options.max_ctas or self.settings.max_ctas,
+            self.settings, self._say, self.options.max_ctas or self.settings.max_ctas,
         )  # fmt: skip
         self.plans = self._host_plans()
         found = self.gpus or self
@@ -276,6 +276,7 @@ class Context:
             self._logged.add(text)
             log(self.settings, level, text)
 
-    def _log_once_on_rank_0(self, text: str, level: str) -> None:
-        if self.rank == 0:
-            self.log_once(text, level)
+    def _say(self, text: Callable[[], str], level: str) -> None:
+        """Log a text once, on rank 0; it is not made unless it is wanted."""
+        if self.rank == 0 and self.settings.wants(level):
+            self.log_once(text(), level)

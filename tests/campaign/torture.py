@@ -301,8 +301,8 @@ def shared_gpus(comm: MPI.Intracomm, counts: tuple[int, ...] = COUNTS, protocols
             if fits(call, protocol) and (not protocols or protocol in protocols.split(",")):
                 name = f"{call.collective} {call.dtype} {call.counts[0]} onehop/{protocol}"
                 loaded = transport.load(call, protocol, name)
-                filled = transport.fill(loaded, send.data.ptr, recv.data.ptr, 0, 0, 4 * TIMEOUT_S)
-                start = transport.starter(filled, torture.stream.ptr, torture.stream)
+                transport.fill(loaded, send.data.ptr, recv.data.ptr, 0, 0, 4 * TIMEOUT_S)
+                start = transport.starter(loaded, torture.stream.ptr, torture.stream)
                 torture.add(call, name, start, (send, recv))
     return torture
 

@@ -163,9 +163,7 @@ class CudaCall:
         self.seq = self._number = 0
         self._on: Any = stream  # what is waited for: the stream, or an event on it
         self._launch = context.transport.starter(kernel, stream, holder)
-        send = ready.send
-        own = [(send.ptr, send.copy_of, send.nbytes)] if isinstance(send, DeviceArray) and send.copy_of else []
-        self._before, self._after = [*own, *_copies(ready.before)], _copies(ready.after)
+        self._before, self._after = _before(ready), _copies(ready.after)
         self._keep = (holder, ready) if self._before or self._after else (holder,)
         self._fingerprint, self._record = self.host.encode(called)
         self._report = context.transport.report
@@ -346,6 +344,14 @@ class CudaCall:
                     )
         except MPI.Exception as error:
             raise self.host.peers.network_error(self.seq, error) from error
+
+
+def _before(ready: Prepared) -> list[tuple[int, int, int]]:
+    """(to, from, bytes) of what is copied before a call."""
+    send, copies = ready.send, _copies(ready.before)
+    if isinstance(send, DeviceArray) and send.copy_of:
+        copies.insert(0, (send.ptr, send.copy_of, send.nbytes))
+    return copies
 
 
 def _copies(copies: Sequence[Copy]) -> list[tuple[int, int, int]]:

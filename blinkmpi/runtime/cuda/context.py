@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from ...program.reduction import NAMES, dtype_of
 from ...topology import Topology
 from ...transport.cuda.device import Gpu
 from ...transport.cuda.direct_segments import in_blocks
-from ...transport.cuda.loaded_kernel import LoadedKernel
+from ...transport.cuda.loaded_kernel import LoadedKernel, copied
 from ...transport.cuda.packets import PROTOCOLS, fits
 from ...transport.cuda.regions import Region
 from ...transport.cuda.transport import CudaTransport
@@ -29,7 +30,7 @@ from ...util.together import Comm, together
 from ..arguments import Prepared
 from .templates import Templates
 
-KERNELS = 256  # loaded kernels that are kept
+KERNELS = 256  # loaded kernels of one count that are kept
 TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs
 TUNED_FROM_CHUNK, LARGEST_CHUNK = 32 << 10, 1 << 20
 MEASURED = "measured by blinkmpi tune"
@@ -46,7 +47,7 @@ class CudaContext:
         comm: a communicator of our own; for setting up, registering and closing.
         machine, plans: what the calls run on.
         emulated: whether ``machine`` is only told: its links are then paced.
-        say: logs a text once.
+        say: logs what a function gives, once; called only if it is wanted.
         here: the ranks of this node, which are those of ``comm``, if there are several nodes.
         aware: whether MPI takes chunks for other nodes from GPU memory.
         crossing: how they go there, and why, for those who ask.
@@ -61,7 +62,7 @@ class CudaContext:
         plans: Plan,
         *,
         emulated: bool,
-        say: Callable[[str, str], None],
+        say: Callable[[Callable[[], str], str], None],
         here: tuple[int, ...] = (),
         aware: bool = False,
         crossing: str = "",
@@ -72,7 +73,7 @@ class CudaContext:
         self.transport = CudaTransport(comm, gpu, names=here, aware=aware, max_ctas=max_ctas)
         self.rank = here[comm.rank] if here else comm.rank
         self._comm, self._say = comm, say
-        self._kernels: LRU[tuple[Call, bool, int], LoadedKernel] = LRU(KERNELS)
+        self._kernels: LRU[tuple[Call, Rule], LoadedKernel] = LRU(KERNELS)  # of one count each
         self._searches: dict[
             tuple[str, int, int, bool], ChunkSearch
         ] = {}  # by collective, root, octave of bytes, registered
@@ -114,38 +115,42 @@ class CudaContext:
         return self.transport.fits(program, rule.ctas, self._in_host_memory(program, rule))
 
     def kernel(self, call: Call, text: str, registered: bool, *, captured: bool = False) -> LoadedKernel:
-        """The kernel of a call, compiled and loaded at its first use.
+        """The kernel of a call, compiled and loaded at its first use; its arguments are the caller's to change.
 
         Args:
-            captured: into a CUDA graph, where nothing can be loaded: a chunk that has been tried before must do.
+            captured: into a CUDA graph, which nobody can time: the best chunk so far must do.
         """
+        rule = self.rule(call, registered=registered)
         search = self.chunk_search(call, registered=registered)
-        key = (call, registered, search.chunk if search else 0)
-        if captured and search and not search.done:
-            known = [k for k in self._kernels if k[:2] == key[:2]]
-            best = (call, registered, search.best)
-            key = best if best in known else next(iter(known), key)
-        loaded = self._kernels.find(key)
+        if search is not None:
+            rule = msgspec.structs.replace(rule, chunk_bytes=search.best if captured else search.chunk)
+        loaded = self._sized(call, rule, text)
         if loaded is None:
-            rule = self.rule(call, registered=registered)
-            if search is not None:
-                rule = msgspec.structs.replace(rule, chunk_bytes=search.chunk)
-            loaded = self._load(call, rule, text)
-            self._kernels.put(key, loaded)
-            where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
-            chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.protocol == "slots" else ""
-            self._say(f"{text}: {rule.scheme}, {rule.protocol}{chunk}, {where}; {rule.reason}", "INFO")
+            key = (call, rule)
+            kept = self._kernels.find(key)
+            if kept is None:
+                kept = self._load(call, rule, text)
+                self._kernels.put(key, kept)
+            loaded = copied(kept)
+        self._say(partial(_choice, text, rule, loaded), "INFO")
         return loaded
 
+    def _sized(self, call: Call, rule: Rule, text: str) -> LoadedKernel | None:
+        """The kernel of a call that is made of what calls of other counts have loaded; None if there is nothing."""
+        if rule.protocol in PROTOCOLS:
+            return self.transport.load_packets(call, rule.protocol, text, rule.ctas)
+        if rule.protocol == "slots" and self._templates:
+            return self._templates.load(call, rule, text)
+        return None
+
     def _load(self, call: Call, rule: Rule, text: str) -> LoadedKernel:
+        """The kernel of a call, for itself if need be."""
         if rule.protocol == "rs_ag":
             blocks, said = in_blocks(call), f"{text} by rs_ag"  # which a rank that takes another protocol does not say
             first = msgspec.structs.replace(rule, collective="reduce_scatter", protocol="slots")
             return self.transport.rs_ag(self._load(blocks, first, said), blocks, said)
-        if rule.protocol == "slots" and self._templates:
-            loaded = self._templates.load(call, rule, text)
-            if loaded is not None:
-                return loaded
+        if (sized := self._sized(call, rule, text)) is not None:
+            return sized
         program = self.program(call, rule) if rule.protocol == "slots" else None
         emulated = self._emulated(program, rule) if program is not None and self.emulated else None
         in_host_memory = self._in_host_memory(program, rule) if program is not None else ()
@@ -196,8 +201,8 @@ class CudaContext:
         """
         loaded = self._load(call, rule, f"trial of {rule}")
         refs = [self.transport.regions.ref(a.data.ptr, a.nbytes) for a in (send, recv)]
-        own = self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
-        return self.transport.starter(own, stream, None)
+        self.transport.fill(loaded, send.data.ptr, recv.data.ptr, refs[0], refs[1], TRIAL_TIMEOUT_S)
+        return self.transport.starter(loaded, stream, None)
 
     def _emulated(self, program: Program, rule: Rule) -> Callable[[int], tuple[int, int]]:
         """For channels of an emulated machine: the clock of the link, and ns per MiB of its narrowest part."""
@@ -229,11 +234,9 @@ class CudaContext:
         final_at, final_bytes = (address(final), final.nbytes) if final is not None else (0, 0)
         if final_at and loaded.protocol in PROTOCOLS:  # its threads have read all of what their results overwrite
             recv, final_at, final_bytes = final_at, 0, 0
-        filled = self.transport.fill(
-            loaded, send, recv, send_ref, recv_ref, timeout_s, final=final_at, final_bytes=final_bytes
-        )
+        self.transport.fill(loaded, send, recv, send_ref, recv_ref, timeout_s, final=final_at, final_bytes=final_bytes)
         search = self.chunk_search(ready.call, registered=registered) if loaded.protocol == "slots" else None
-        return filled, search if search and not search.done else None
+        return loaded, search if search and not search.done else None
 
     def check(self, name: str, ready: Prepared) -> None:
         """Raise BufferTypeError for memory that is not this GPU's, whatever the object says that shows it."""
@@ -350,6 +353,13 @@ class CudaContext:
 def _part(device: DeviceArray) -> tuple[int, int]:
     """Where a buffer begins and ends; one of no elements, which ``empty`` gave, has a byte."""
     return device.ptr, device.ptr + max(device.nbytes, 1)
+
+
+def _choice(text: str, rule: Rule, loaded: LoadedKernel) -> str:
+    """How a call will run, and why."""
+    where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
+    chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.protocol == "slots" else ""
+    return f"{text}: {rule.scheme}, {rule.protocol}{chunk}, {where}; {rule.reason}"
 
 
 def _path(tree: dict[tuple[int, int], tuple[int, ...]], ends: tuple[int, int]) -> tuple[int, ...] | None:

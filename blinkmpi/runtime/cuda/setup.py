@@ -30,7 +30,7 @@ def open_gpus(
     net: Callable[[Topology], Topology],
     plan: Callable[[Topology, Gpu, bool], Plan],
     settings: Settings,
-    say: Callable[[str, str], None],
+    say: Callable[[Callable[[], str], str], None],
     max_ctas: int,
 ) -> tuple[CudaContext | None, str]:
     """Take a GPU per rank, if every rank has one: find their machine, plan, map their memory; collective.

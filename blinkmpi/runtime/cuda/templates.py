@@ -7,8 +7,7 @@ from ...planning.plan import Plan, Rule, chunk_for
 from ...program.call import Call
 from ...program.ir import Program
 from ...program.template import Sizes, Template
-from ...transport.cuda.loaded_kernel import LoadedKernel
-from ...transport.cuda.stage_tables import LoadedTemplate
+from ...transport.cuda.loaded_kernel import LoadedKernel, LoadedTemplate
 from ...transport.cuda.transport import CudaTransport
 from ...trees.tree import Packing
 from ...util.lru import LRU
@@ -22,7 +21,7 @@ class Templates:
 
     Args:
         on_host: whether a program by a rule has channels that take the host path, which templates do not.
-        say: logs a text once.
+        say: logs what a function gives, once.
     """
 
     def __init__(
@@ -30,7 +29,7 @@ class Templates:
         transport: CudaTransport,
         plans: Plan,
         on_host: Callable[[Program, Rule], bool],
-        say: Callable[[str, str], None],
+        say: Callable[[Callable[[], str], str], None],
     ) -> None:
         self._transport, self._plans, self._on_host, self._say = transport, plans, on_host, say
         self._packings: dict[tuple[str, str, int], Packing] = {}
@@ -41,17 +40,19 @@ class Templates:
         """The kernel of a call; None if it has to be loaded for itself, because there is no template or no room."""
         key, packing = self._key(call, rule)
         sizes = Sizes.of(call)
-        found = self._loaded.find((key, sizes, rule.ctas))
+        whole_key = key, sizes, rule.ctas
+        found = self._loaded.find(whole_key)
         if found is None:
             template = self._template(key, packing, call, rule)
             if isinstance(template, Template):
                 found = self._transport.load_template(template, sizes, rule.ctas)
             else:
                 found = template
-            self._loaded.put((key, sizes, rule.ctas), found)
+            self._loaded.put(whole_key, found)
         if isinstance(found, LoadedTemplate):
             return self._transport.load_sized(found, call, text)
-        self._say(f"{call.collective} by {rule.scheme}: every new count makes a table of its own: {found}", "INFO")
+        text = f"{call.collective} by {rule.scheme}: every new count makes a table of its own: {found}"
+        self._say(lambda: text, "INFO")
         return None
 
     def serves(self, call: Call, rule: Rule) -> bool:

@@ -126,21 +126,9 @@ class Gpu:
         """Make it the current device of this thread."""
         self.runtime.setDevice(self.device)
 
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """Work with this GPU in a thread whose current device may be another, also while a stream is captured.
-
-        CUDA forbids allocations, loading of code and queries of events to a thread that captures a stream, and, if the
-        capture is global, to all threads; whoever does not touch the captured stream may allow them to itself.
-        """
-        mode, popped = ctypes.c_int(RELAXED), ctypes.c_void_p()
-        self.driver.cuCtxPushCurrent_v2(self._context)
-        self.driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-        try:
-            yield
-        finally:
-            self.driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-            self.driver.cuCtxPopCurrent_v2(ctypes.byref(popped))
+    def entered(self) -> contextlib.AbstractContextManager[None]:
+        """Work with this GPU in a thread whose current device may be another, also while a stream is captured."""
+        return _Entered(self.driver, self._context)
 
     # ---- memory
 
@@ -330,6 +318,28 @@ class Gpu:
         numbers = {"driver_api": self.runtime.driverGetVersion(), "runtime": self.runtime.runtimeGetVersion()}
         named = {name: f"{v // 1000}.{v % 1000 // 10}" for name, v in numbers.items()}
         return {"cupy": str(self._cupy.__version__), **named}
+
+
+class _Entered(contextlib.AbstractContextManager[None]):
+    """Makes a context the thread's current one, and its capture mode relaxed.
+
+    CUDA forbids allocations, loading of code and queries of events to a thread that captures a stream, and, if the
+    capture is global, to all threads; whoever does not touch the captured stream may allow them to itself.
+    """
+
+    __slots__ = "_context", "_driver", "_mode"
+
+    def __init__(self, driver: Any, context: ctypes.c_void_p) -> None:
+        self._driver, self._context = driver, context
+        self._mode = ctypes.c_int(RELAXED)
+
+    def __enter__(self) -> None:
+        self._driver.cuCtxPushCurrent_v2(self._context)
+        self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(self._mode))
+
+    def __exit__(self, *_: object) -> None:
+        self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(self._mode))
+        self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 @cache

@@ -17,8 +17,7 @@ COMMON = (
     "report", "fingerprint", "timeout_ns", "rank", "divisor",
     "send", "recv", "send_ref", "recv_ref", "destination", "destination_bytes",
 )  # fmt: skip
-NONE = (0,) * len(COMMON)
-AT = {name: i for i, name in enumerate(COMMON)}
+TIMEOUT_AT, BUFFERS_AT = COMMON.index("timeout_ns"), COMMON.index("send")
 REPORT = ("abort", *(field.name for field in fields(AbortReport)))
 PACKETS = (*PacketStreams._fields, "slice", "buffer_bytes")
 DIRECT = (*Segment._fields, "even", "regions")
@@ -35,10 +34,14 @@ CHANNEL = ("slots", "head", "tail", "peer", "link_clock", "link_ns_per_mib")
 
 
 def common_arguments(symmetric: Sequence[int], report: int, fingerprint: int, rank: int, divisor: int) -> list[int]:
-    """``CommonArguments``, without what :func:`fill_common` sets for each call."""
-    words = [*symmetric, *NONE]
-    fill_common(words, len(symmetric), report=report, fingerprint=fingerprint, rank=rank, divisor=divisor)
-    return words
+    """``CommonArguments``, without what :func:`fill_call` sets for each call."""
+    given = {"report": report, "fingerprint": fingerprint, "rank": rank, "divisor": divisor}
+    return [*symmetric, *(given.get(name, 0) for name in COMMON)]
+
+
+def common_words(n: int) -> int:
+    """Words of the ``CommonArguments``."""
+    return n + len(COMMON)
 
 
 def fingerprint_at(n: int) -> int:
@@ -46,10 +49,14 @@ def fingerprint_at(n: int) -> int:
     return n + COMMON.index("fingerprint")
 
 
-def fill_common(args: ctypes.Array[ctypes.c_uint64] | list[int], n: int, **words: int) -> None:
-    """Set some words of the ``CommonArguments`` that a kernel's arguments begin with, by their names."""
-    for name, value in words.items():
-        args[n + AT[name]] = value
+def fill_call(args: ctypes.Array[ctypes.c_uint64], n: int, timeout_ns: int, buffers: tuple[int, ...]) -> None:
+    """Set what differs from call to call in the ``CommonArguments`` that a kernel's arguments begin with.
+
+    Args:
+        buffers: from ``send`` to ``destination_bytes``.
+    """
+    args[n + TIMEOUT_AT] = timeout_ns
+    args[n + BUFFERS_AT : n + len(COMMON)] = [*buffers]
 
 
 def words_are(

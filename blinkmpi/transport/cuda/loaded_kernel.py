@@ -1,4 +1,4 @@
-"""Compiled kernels, and a kernel with its launch shape and its arguments."""
+"""Compiled kernels, and a kernel with its launch shape and its arguments: of one call, or what many calls share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 from ...program.call import Call
 from ...program.ir import Program
+from ...program.template import Template
 from ..network.endpoints import Endpoints
-from .codegen import arithmetic, direct_source, kinds_of, packets_source, row_words, stages_source
+from .codegen import arithmetic, direct_source, item_bytes, kinds_of, packets_source, row_words, scale, stages_source
 from .device import Gpu, Kernel
 from .kernel_layout import fingerprint_at
 from .packets import PROTOCOLS
@@ -93,27 +95,68 @@ def load_kernel(
 
 def copied(loaded: LoadedKernel) -> LoadedKernel:
     """The same kernel with arguments of its own."""
-    packed = type(loaded.args).from_buffer_copy(loaded.args)
-    return LoadedKernel(
-        loaded.kernel, loaded.grid, loaded.block, packed, _pointers(packed), loaded.protocol, loaded.text,
-        loaded.table, loaded.endpoints, loaded.begin, loaded.then,
-    )  # fmt: skip
+    own: LoadedKernel = object.__new__(LoadedKernel)
+    own.__dict__.update(loaded.__dict__)
+    own.args = packed = type(loaded.args).from_buffer_copy(loaded.args)
+    own.params = _pointers(packed)
+    if loaded.then:
+        own.then = copied(loaded.then)
+    return own
 
 
-def numbering(parts: Sequence[LoadedKernel], n: int) -> Callable[[int], None]:
-    """What adds a number to the fingerprints that the kernels of a call compare.
-
-    So two calls alike are not taken for each other where a rank has left one out, or replays graphs in another order.
-    """
-    at = fingerprint_at(n)
-    said = [(part.args, part.args[at]) for part in parts]
-
-    def add(number: int) -> None:
-        for args, call in said:
-            args[at] = (call + number) & MASK
-
-    return add
+def for_call(loaded: LoadedKernel, n: int, text: str) -> LoadedKernel:
+    """The same kernel for another call among ``n`` ranks."""
+    own = copied(loaded)
+    own.text = text
+    own.args[fingerprint_at(n)] = fingerprint(f"{own.protocol} {text}")
+    return own
 
 
 def _pointers(packed: ctypes.Array[ctypes.c_uint64]) -> ctypes.Array[ctypes.c_void_p]:
     return ONE(ctypes.addressof(packed))
+
+
+@dataclass(frozen=True)
+class LoadedTemplate:
+    """What calls share that differ in their counts: kernel and table, ready on this GPU.
+
+    ``kernel`` has their arguments but for what :meth:`words` gives, which begin at word ``begin``; it is None at a rank
+    without stages. ``stages`` has the tree of each stage, and what its offsets are: 2 is the tree's offset in its
+    block, 3 that in the vector of all blocks, 4 none.
+    """
+
+    template: Template
+    kernel: LoadedKernel | None
+    begin: int
+    stages: tuple[tuple[int, int, int], ...]
+    scale: int  # the kernels' elements in one of the call's
+    item_bytes: int
+
+    @classmethod
+    def of(cls, template: Template, rank: int, kernel: LoadedKernel | None = None, begin: int = 0) -> Self:
+        """For a rank's stages."""
+        kinds = {0: 2, 1: 3, None: 4}
+        stages = tuple((s.tree, kinds[s.local], kinds[s.store]) for s in template.program.of(rank))
+        return cls(template, kernel, begin, stages, times := scale(template.call), item_bytes(template.call)[0] * times)
+
+    def sized(self, call: Call, text: str) -> LoadedKernel | None:
+        """The kernel with the arguments for a call."""
+        if self.kernel is None:
+            return None
+        own, words = for_call(self.kernel, call.n, text), self.words(call)
+        own.args[self.begin : self.begin + len(words)] = [*words]
+        return own
+
+    def words(self, call: Call) -> list[int]:
+        """What the kernel's arguments say of a call's count: COUNT, CHUNK, OWN and STORE of each stage."""
+        times, item = self.scale, self.item_bytes
+        cut, chunks = self.template.cut(call)
+        found = {
+            tree: (length * times, chunks[length] * times, first * item, (start + first) * item, -1)
+            for tree, start, first, length in cut
+        }
+        words: list[int] = []
+        for tree, own, store in self.stages:
+            span = found[tree]
+            words += span[0], span[1], span[own], span[store]
+        return words

@@ -1,4 +1,4 @@
-"""The tables of ``stages.cu`` on the device, and those that serve calls of many counts.
+"""The tables of ``stages.cu`` on the device.
 
 A table lives as long as somebody holds it: a kernel that is kept, or a bound call. Then its memory is used again for
 another table, when the work that was on the GPU by then is through; nothing is freed while the communicator lives.
@@ -11,13 +11,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from ...program.call import Call
-from ...program.template import Template
-from .codegen import item_bytes, scale
-from .device import Gpu, Kernel
-from .kernel_layout import spans_for
+from .device import Gpu
 
 SMALLEST = 4096  # bytes of a table
 
@@ -77,42 +73,3 @@ class TableMemory:
         for at in self._all:
             self._gpu.free(at)
         self._all.clear()
-
-
-@dataclass(frozen=True)
-class LoadedTemplate:
-    """What calls share that differ in their counts: kernel and table, ready on this GPU.
-
-    ``kernel`` and ``table`` are None at a rank without stages. ``stages`` has the tree of each stage, and what its
-    offsets are: 2 is the tree's offset in its block, 3 that in the vector of all blocks, 4 none. The kernel takes
-    ``spans`` of them.
-    """
-
-    template: Template
-    kernel: Kernel | None
-    table: Table | None
-    rows: int
-    stages: tuple[tuple[int, int, int], ...]
-    spans: int
-
-    @classmethod
-    def of(cls, template: Template, rank: int, kernel: Kernel | None, table: Table | None, rows: int) -> Self:
-        """For a rank's stages."""
-        kinds = {0: 2, 1: 3, None: 4}
-        stages = tuple((s.tree, kinds[s.local], kinds[s.store]) for s in template.program.of(rank))
-        return cls(template, kernel, table, rows, stages, spans_for(len(stages)))
-
-    def words(self, call: Call) -> list[int]:
-        """What the kernel's arguments say of a call's count: COUNT, CHUNK, OWN and STORE of each stage."""
-        times = scale(call)
-        item = item_bytes(call)[0] * times
-        cut, chunks = self.template.cut(call)
-        found = {
-            tree: (length * times, chunks[length] * times, first * item, (start + first) * item, -1)
-            for tree, start, first, length in cut
-        }
-        words: list[int] = []
-        for tree, own, store in self.stages:
-            span = found[tree]
-            words += span[0], span[1], span[own], span[store]
-        return words

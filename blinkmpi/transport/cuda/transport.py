@@ -22,20 +22,13 @@ from ...program.partition import NodePart
 from ...program.reduction import dtype_of
 from ...program.template import Sizes, Template
 from ...util.together import Comm, gathered
-from .codegen import (
-    PACKET_THREADS,
-    STAGE_THREADS,
-    WORKERS,
-    packet_threads,
-    table,
-    widths,
-)
+from .codegen import PACKET_THREADS, STAGE_THREADS, WORKERS, packet_threads, table, widths
 from .device import Gpu
 from .direct_segments import Segment, longest_segment, segment, spread
 from .failure_report import AbortReport
 from .host_slots import HostSlots
-from .kernel_layout import SPAN_WORDS, SPANS, common_arguments, fill_common, spans_for
-from .loaded_kernel import KernelCache, LoadedKernel, copied, fingerprint, load_kernel, numbering
+from .kernel_layout import SPAN_WORDS, SPANS, common_arguments, common_words, fill_call, fingerprint_at, spans_for
+from .loaded_kernel import MASK, KernelCache, LoadedKernel, LoadedTemplate, fingerprint, for_call, load_kernel
 from .memory_layout import (
     ANNOUNCED_AT,
     HOST_BYTES,
@@ -51,7 +44,7 @@ from .memory_layout import (
 from .network_channels import NetworkBuffers, endpoints_of
 from .packets import LL16, PROTOCOLS, Codec, PacketStreams, fits, ll_buffers, longest_slice, streams
 from .regions import Regions
-from .stage_tables import LoadedTemplate, Table, TableMemory
+from .stage_tables import Table, TableMemory
 from .symmetric_memory import MAX_CLOCKS, REPORT_WORDS, SymmetricMemory
 
 DIRECT_CTAS, PACKET_CTAS = 128, 48
@@ -101,6 +94,7 @@ class CudaTransport:
         self.tables = TableMemory(gpu, self._last_stream)
         self._captured: set[Table] = set()  # which graphs may name: nobody knows how long they live
         self.kernels = KernelCache(gpu, self.n)
+        self._by_packets: dict[tuple[str, str, str], LoadedKernel] = {}  # by protocol, type and operation
 
     # ---- before a call
 
@@ -135,7 +129,7 @@ class CudaTransport:
             return self._load_stages(program, text, ctas, in_host_memory, emulated, part)
         if protocol == "direct":
             return self._load_direct(call, text, ctas)
-        return self._load_packets(call, protocol, text, ctas)
+        return self.load_packets(call, protocol, text, ctas)
 
     def fits(self, program: Program, ctas: int = 0, in_host_memory: Collection[int] = ()) -> bool:
         """Whether symmetric memory has room for a program's slots."""
@@ -169,19 +163,18 @@ class CudaTransport:
             return str(error)
         rows = table(program, self.rank, groups_of, places, self.symmetric)
         if not len(rows):
-            return LoadedTemplate.of(template, self.rank, None, None, 0)
-        kernel = self.kernels.stages(program, self.rank, spans_for(len(program.of(self.rank))))
-        return LoadedTemplate.of(template, self.rank, kernel, self.tables.put(rows.tobytes()), len(rows))
+            return LoadedTemplate.of(template, self.rank)
+        spans = spans_for(len(program.of(self.rank)))
+        kernel, on_device = self.kernels.stages(program, self.rank, spans), self.tables.put(rows.tobytes())
+        divide = program.call.n if program.call.op == "avg" else 0
+        args = [*self._common("", "slots", divide), on_device.at]
+        length = len(args) + SPAN_WORDS * spans
+        loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", "", on_device, length)
+        return LoadedTemplate.of(template, self.rank, loaded, len(args))
 
     def load_sized(self, loaded: LoadedTemplate, call: Call, text: str) -> LoadedKernel:
         """The kernel of a call of a template; nothing is compiled, allocated or copied."""
-        if loaded.kernel is None or loaded.table is None:
-            return self._idle(call, text)
-        divide = call.n if call.op == "avg" else 0
-        args = [*self._common(text, "slots", divide), loaded.table.at]
-        room = len(args) + SPAN_WORDS * loaded.spans
-        args += loaded.words(call)
-        return load_kernel(loaded.kernel, loaded.rows, STAGE_THREADS, args, "slots", text, loaded.table, room)
+        return loaded.sized(call, text) or self._idle(call, text)
 
     def _load_stages(
         self,
@@ -247,19 +240,27 @@ class CudaTransport:
         grid = max(1, min(ctas or DIRECT_CTAS, self.max_ctas, MAX_CTAS, -(-longest // (16 * WORKERS))))
         return load_kernel(kernel, grid, WORKERS, args, "direct", text)
 
-    def _load_packets(self, call: Call, protocol: str, text: str, ctas: int) -> LoadedKernel:
+    def load_packets(self, call: Call, protocol: str, text: str, ctas: int) -> LoadedKernel:
+        """The kernel of a call over packets: one of another count with this one's arguments, if there was one."""
         packets = PROTOCOLS[protocol]
         if not fits(call, protocol):
             raise DeviceError(f"{protocol} cannot carry {text}: too long, or blocks of several lengths; use slots")
-        mine = streams(call, self.rank, two_shot=packets.two_shot)
-        threads = packet_threads(self.n, packets.codec)
-        kernel = self.kernels.packets(call, protocol)
-        divide = self.n if call.op == "avg" else 0
-        units = longest_slice(call, two_shot=packets.two_shot)
-        most = min(ctas or (PACKET_CTAS if packets.codec is LL16 else self.max_ctas), self.max_ctas)
-        grid = max(1, min(most, -(-packets.codec.positions(units) // threads)))
-        args = [*self._common(text, protocol, divide), *self._packets(mine, units, packets.codec)]
-        return load_kernel(kernel, grid, threads, args, protocol, text)
+        codec, two_shot = packets.codec, packets.two_shot
+        mine, units = streams(call, self.rank, two_shot=two_shot), longest_slice(call, two_shot=two_shot)
+        key = protocol, call.dtype, call.op
+        known = self._by_packets.get(key)
+        if known is None:
+            self.gpu.use()
+            divide = self.n if call.op == "avg" else 0
+            args = [*self._common("", protocol, divide), *self._packets(mine, units, codec)]
+            kernel, threads = self.kernels.packets(call, protocol), packet_threads(self.n, codec)
+            known = self._by_packets[key] = load_kernel(kernel, 1, threads, args, protocol, "")
+        loaded = for_call(known, self.n, text)
+        most = min(ctas or (PACKET_CTAS if codec is LL16 else self.max_ctas), self.max_ctas)
+        loaded.grid = max(1, min(most, -(-codec.positions(units) // loaded.block)))
+        begin = common_words(self.n)
+        loaded.args[begin : begin + len(mine) + 1] = [*mine, units]
+        return loaded
 
     def _packets(self, mine: PacketStreams, units: int, codec: Codec) -> list[int]:
         """The arguments of ``packets`` behind the common ones."""
@@ -290,8 +291,8 @@ class CudaTransport:
         *,
         final: int = 0,
         final_bytes: int = 0,
-    ) -> LoadedKernel:
-        """The same kernel with this rank's buffers among its arguments.
+    ) -> None:
+        """Put this rank's buffers among the arguments of a kernel.
 
         Args:
             send, recv: addresses of the buffers, 0 where the call has none.
@@ -300,40 +301,38 @@ class CudaTransport:
                 know nothing of it.
             final_bytes: the result's.
         """
-        own, n = copied(loaded), self.n
-        args = own.args
-        refs = (send_ref, recv_ref) if loaded.protocol == "direct" else (0, 0)  # telling the peers costs a fence
-        fill_common(args, n, timeout_ns=int(timeout_s * 1e9), send=send, recv=recv + loaded.begin)
-        fill_common(args, n, send_ref=refs[0], recv_ref=refs[1], destination=final, destination_bytes=final_bytes)
-        if loaded.protocol == "direct":
+        args, n, direct = loaded.args, self.n, loaded.protocol == "direct"
+        refs = (send_ref, recv_ref) if direct else (0, 0)  # telling the peers costs a fence
+        fill_call(args, n, int(timeout_s * 1e9), (send, recv + loaded.begin, *refs, final, final_bytes))
+        if direct:
             args[len(args) - 2 * n : len(args)] = [*self.regions.seen_at(send_ref), *self.regions.seen_at(recv_ref)]
         if loaded.then:
-            own.then = self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
-        return own
+            self.fill(loaded.then, recv, recv, recv_ref, recv_ref, timeout_s)
 
     def starter(self, loaded: LoadedKernel, stream: int, holder: object) -> Callable[..., None]:
         """What puts a filled call on a stream and returns at once; valid while the transport is.
 
-        It is given a number, which must be alike on all ranks.
+        It is given a number, alike on all ranks, which is added to the fingerprints that the kernels compare: so two
+        calls alike are not taken for each other where a rank has left one out, or replays graphs in another order.
 
         Args:
             holder: keeps the stream alive: the next call, on another one, asks for it.
         """
         parts = [loaded, loaded.then] if loaded.then else [loaded]
-        launches = [p.kernel.launcher(p.grid, p.block, stream, p.params, p.text) for p in parts]
+        at = fingerprint_at(self.n)
+        launches = [(p.args, p.args[at], p.kernel.launcher(p.grid, p.block, stream, p.params, p.text)) for p in parts]
         tables = [p.table for p in parts if p.table]
-        add = numbering(parts, self.n)
 
         def start(number: int = 0, _keep: LoadedKernel = loaded) -> None:  # it has the arguments
             with ORDER:
-                add(number)
                 if not LAST or LAST[0] != stream:
                     self._follow(stream)
                     LAST[:] = [stream, holder]
                 if tables and self.gpu.capturing(stream):
                     self._captured.update(tables)
                 self.calls += len(launches)
-                for launch in launches:
+                for args, said, launch in launches:
+                    args[at] = (said + number) & MASK
                     launch()
 
         return start

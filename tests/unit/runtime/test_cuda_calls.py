@@ -137,7 +137,8 @@ def test_a_reduce_scatter_in_place_is_copied_where_a_block_would_overlap_its_fin
     counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everywhere else its result stands in the own block first, and goes to the front."""
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(empty=lambda *_: SimpleNamespace(data=Data)))
+    fake = SimpleNamespace(empty=lambda *_: SimpleNamespace(data=Data), ndarray=type(None))
+    monkeypatch.setitem(sys.modules, "cupy", fake)
     overlapping = any(0 < sum(counts[:r]) < counts[r] for r in range(3))
     whole, count = Cai((sum(counts),)), sum(counts)
     for rank in range(3):

@@ -278,7 +278,7 @@ def test_what_does_not_fit_takes_a_table_for_each_count() -> None:
 
     def work(context: CudaContext, gpu: CountingGpu, calls: CudaCalls) -> None:
         assert context._templates is not None
-        context._templates._say = lambda text, level: said.append(text)
+        context._templates._say = lambda text, level: said.append(text())
         context.transport.symmetric_bytes = slots_at(4) + (16 << 10)
         with pytest.raises(DeviceError, match="bytes of slots"):
             allreduce(calls, 1 << 20)

@@ -25,6 +25,7 @@ from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.codegen import StageKind, kinds_of, table, widths
 from blinkmpi.transport.cuda.device import kernel_source
 from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS, SPAN_WORDS
+from blinkmpi.transport.cuda.loaded_kernel import LoadedTemplate
 from blinkmpi.transport.cuda.memory_layout import (
     HEAD_BYTES,
     HOST_BYTES,
@@ -35,7 +36,6 @@ from blinkmpi.transport.cuda.memory_layout import (
     slots_at,
     stages_of,
 )
-from blinkmpi.transport.cuda.stage_tables import LoadedTemplate
 
 STAGES = kernel_source("stages.cu")
 MACHINES = {
@@ -152,8 +152,7 @@ class MadeTemplate:
         for rank in range(n):
             *symmetric, _ = world.mapped(rank)
             rows.append(table(program, rank, groups_of, places, symmetric))
-            loaded.append(LoadedTemplate.of(template, rank, None, None, len(rows[-1])))
-            assert loaded[-1].spans >= len(loaded[-1].stages)
+            loaded.append(LoadedTemplate.of(template, rank))
         return cls(program, rows, loaded)
 
     def call(self, call: Call, sends: list[Array | None]) -> Made:
