@@ -21,7 +21,7 @@ from tests.campaign.jobs import Result
 from tests.campaign.steps import Mix, settings
 from tests.harness import ENVIRONMENT
 
-JOB_S = 45.0  # that a job makes calls, at most
+JOB_S, GPU_JOB_S = 45.0, 120.0  # that a job makes calls, at most: on GPUs it takes longer to start
 CROWDED_S = 15.0  # that ranks call which share GPUs
 CROWDS = (3, 8)
 RANKS = (2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8)
@@ -63,7 +63,8 @@ def run(seed: int, args: argparse.Namespace) -> list[Result]:
         elif what == "crowded":
             result = jobs.crowded(one, ranks, min(CROWDED_S, left))
         else:
-            result = calls(what, one, ranks, min(JOB_S, args.seconds / 4, left), mount, args)
+            most = GPU_JOB_S if args.gpus else JOB_S
+            result = calls(what, one, ranks, min(most, args.seconds / 4, left), mount, args)
         results.append(result)
         say(result)
     return results

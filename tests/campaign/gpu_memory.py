@@ -50,7 +50,7 @@ class GpuBuffer:
         start, nbytes = MARGIN + skew * kind.itemsize, count * kind.itemsize
         total = start + nbytes + MARGIN
         self._whole = cp.empty(total, "uint8") if pool is None else pool.take(total)
-        self._whole[:start] = self._whole[start + nbytes :] = UNTOUCHED
+        self._host = np.full(total, UNTOUCHED, np.uint8)  # the same as it was written or read last
         self._start, self._stop = start, start + nbytes
         self._bytes = self._whole[start : start + nbytes]
         if memory == "torch":
@@ -60,16 +60,18 @@ class GpuBuffer:
             self.given = self._bytes.view(dtype)
 
     def write(self, data: Array) -> None:
-        if data.size:
-            self._bytes.set(np.ascontiguousarray(data).view(np.uint8))
+        self._host[:] = UNTOUCHED
+        self._host[self._start : self._stop] = np.ascontiguousarray(data).view(np.uint8)
+        self._whole.set(self._host)
         cupy().cuda.Stream.null.synchronize()  # a stream that does not block would not wait for it
 
     def read(self) -> Array:
-        return np.asarray(self._bytes.get().view(dtype_of(self._dtype)))
+        self._whole.get(out=self._host)
+        return self._host[self._start : self._stop].view(dtype_of(self._dtype))
 
     def intact(self) -> bool:
-        before, behind = self._whole[: self._start], self._whole[self._stop :]
-        return bool((before == UNTOUCHED).all() and (behind == UNTOUCHED).all())
+        self._whole.get(out=self._host)
+        return bool((self._host[: self._start] == UNTOUCHED).all() and (self._host[self._stop :] == UNTOUCHED).all())
 
 
 class Stream:

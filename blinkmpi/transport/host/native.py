@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ...util.cache_folder import cache_dir
@@ -77,10 +78,10 @@ def build() -> tuple[Path | None, str]:
     if compiler is None:
         return None, "no C compiler (cc, gcc, clang) on PATH"
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True)
+        path = Path(shutil.which(compiler) or compiler)
+        name = _version(path, path.stat().st_mtime_ns) or compiler
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"{compiler} --version failed: {error}"
-    name = version.stdout.splitlines()[0] if version.stdout else compiler
     texts = [file.read_text() for file in SOURCES]
     key = hashlib.sha256("\n".join([*texts, name, *FLAGS, _cpu()]).encode()).hexdigest()[:16]
     folder = cache_dir()
@@ -101,6 +102,13 @@ def build() -> tuple[Path | None, str]:
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"compiling the executor in {folder} failed: {error}"
     return target, name
+
+
+@cache
+def _version(compiler: Path, _changed: int) -> str:
+    """What a compiler calls itself; asked once, because to start a process takes a large one a tenth of a second."""
+    told = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    return told.splitlines()[0] if told else ""
 
 
 def _is_whole(path: Path) -> bool:

@@ -96,19 +96,24 @@ def test_a_forked_child_neither_answers_nor_ends_the_service(me: JobProcess) -> 
     assert not isinstance(python_stacks.ask(me), str)
 
 
+def becomes(process: JobProcess, state: str) -> bool:
+    """Whether a process is in this state soon; one that starts waits for the disk now and then."""
+    until = time.monotonic() + 5
+    while processes.state(process) != state and time.monotonic() < until:
+        time.sleep(0.01)
+    return processes.state(process) == state
+
+
 def test_processes_are_told_apart(me: JobProcess) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         found = JobProcess(me.host, me.boot, child.pid, start_time(child.pid) or 0)
         processes.learn({5: found, 6: JobProcess("far", "another", child.pid, found.start)})
-        assert processes.state(processes.KNOWN[5]) == "running"
+        assert becomes(processes.KNOWN[5], "running")
         assert processes.state(processes.KNOWN[6]) == ""
         assert "another machine" in str(python_stacks.ask(processes.KNOWN[6]))
         os.kill(child.pid, signal.SIGSTOP)
-        until = time.monotonic() + 5
-        while processes.state(found) != "stopped" and time.monotonic() < until:
-            time.sleep(0.01)
-        assert processes.state(found) == "stopped"
+        assert becomes(found, "stopped")
         assert stacks_of([5], processes.KNOWN) == ""  # it could not answer
     finally:
         child.kill()
