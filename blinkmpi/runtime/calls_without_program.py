@@ -32,7 +32,7 @@ class EntryCall:
     def start(self, seq: int) -> None:
         """Announce the call."""
         self.seq = seq
-        self.host.announce(seq, self.announcement)
+        self.host.records.announce(seq, self.announcement, self.timeout_s)
 
     def test(self) -> bool:
         """Whether all ranks have announced it; then this completes it."""

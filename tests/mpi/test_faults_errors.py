@@ -17,7 +17,7 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, MismatchError, PeerLost, RemoteError
 from blinkmpi.runtime.collectives import Invocation
-from blinkmpi.transport.announcement import ON_GPU, Called
+from blinkmpi.transport.announcement import ON_GPU, Called, Numbers
 from tests.harness import mpi
 from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, fault_tolerance, finish, run_case, said, say, start_case
 
@@ -25,7 +25,43 @@ pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
 start = partial(start_case, __file__)
 
 
-# ---------------------------------------------------------------- a peer that waits on its GPU
+# ---------------------------------------------------------------- a peer that waits on its GPU, or goes on
+
+
+@pytest.mark.parametrize("then", ["on_gpu", "on_host"])
+@pytest.mark.parametrize("first", ["exchange", "barrier"])
+@mpi(ranks=(2, 3), timeout=60)
+def test_a_record_is_used_again_when_all_have_read_it(comm: MPI.Intracomm, first: str, then: str) -> None:
+    """A call on a stream waits for nobody: rank 0 is two calls on while others still look at what it called."""
+    with blinkmpi.Communicator(comm, timeout=30) as ours:
+        dispatcher, host = ours._blink, ours.context.host
+        wait = host._wait
+
+        def late(seq: int, timeout_s: float) -> None:
+            wait(seq, timeout_s)
+            time.sleep(0.3)
+
+        def on_gpu(count: int) -> None:
+            called = Called(f"allreduce({count} x float32, op sum){ON_GPU}")
+            dispatcher.seq += 1
+            host.records.announce_elsewhere(dispatcher.seq, *host.records.encode(called), 30.0)
+
+        for parity in range(2):
+            if comm.rank:
+                host._wait = late  # type: ignore[method-assign]
+            dispatcher.seq += 1
+            if first == "exchange":
+                told = host.exchange(dispatcher.seq, Numbers((comm.rank, 7)), 30.0)
+                assert told == tuple((r, 7) for r in range(comm.size))
+            else:
+                host.barrier(dispatcher.seq, Called("it"), 30.0)
+            host._wait = wait  # type: ignore[method-assign]
+            on_gpu(8 + parity)
+            if then == "on_gpu":
+                on_gpu(80 + parity)
+            else:
+                ours.Allreduce(MPI.IN_PLACE, x := np.full(800 + parity, comm.rank))
+                assert (x == sum(range(comm.size))).all()
 
 
 @mpi(ranks=(2, 3), timeout=60)
@@ -36,7 +72,7 @@ def test_a_host_call_beside_a_gpu_call_ends_the_communicator_for_both(comm: MPI.
     began = time.monotonic()
     if comm.rank == 0:  # as a call on GPU memory does
         called = Called(f"allreduce(8 x float32, op sum){ON_GPU}")
-        host.announce_elsewhere(1, *host.encode(called))
+        host.records.announce_elsewhere(1, *host.records.encode(called), 30.0)
         while (error := host.peers.mismatch_so_far(1, called.text)) is None:
             assert time.monotonic() - began < 10, "nothing is heard of the other call"
             time.sleep(0.01)

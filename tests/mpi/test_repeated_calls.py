@@ -91,10 +91,10 @@ def test_one_rank_may_take_other_buffers(comm: MPI.Intracomm) -> None:
 def test_a_repeated_call_is_one_call_of_c(comm: MPI.Intracomm) -> None:
     """But where the call before the last was another one: then the record has to be written first."""
     with blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
-        host = ours._dispatcher().host
+        records = ours._dispatcher().host.records
         written: list[int] = []
-        before = host.write_record
-        host.write_record = lambda seq, *more: written.append(seq) or before(seq, *more)  # type: ignore[method-assign, func-returns-value]
+        before = records.write
+        records.write = lambda seq, *more: written.append(seq) or before(seq, *more)  # type: ignore[method-assign, func-returns-value]
         x, y, other = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32), np.empty(7)
         for i in range(6):
             x[:] = i

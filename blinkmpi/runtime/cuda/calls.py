@@ -127,7 +127,7 @@ class EmptyCall(EntryCall):
 
     def start(self, seq: int) -> None:
         """Announce it."""
-        self.host.announce_elsewhere(seq, *self.host.encode(self.announcement))
+        self.host.records.announce_elsewhere(seq, *self.host.records.encode(self.announcement), self.timeout_s)
 
     def test(self) -> bool:
         """It has completed."""
@@ -165,7 +165,7 @@ class CudaCall:
         self._launch = context.transport.starter(kernel, stream, holder)
         self._before, self._after = _before(ready), _copies(ready.after)
         self._keep = (holder, ready) if self._before or self._after else (holder,)
-        self._fingerprint, self._record = self.host.encode(called)
+        self._fingerprint, self._record = self.host.records.encode(called)
         self._report = context.transport.report
         self._plain = search is None and not context.here and not self._before and not self._after
 
@@ -176,7 +176,7 @@ class CudaCall:
         if self._report[1]:  # a kernel has aborted
             raise self.failure()
         if self._plain:
-            self.host.announce_elsewhere(seq, self._fingerprint, self._record)
+            self.host.records.announce_elsewhere(seq, self._fingerprint, self._record, self.timeout_s)
             self._launch(self._number)
             return
         with self.context.gpu.entered():
@@ -185,7 +185,7 @@ class CudaCall:
             elif self.context.here:
                 self._run_between_nodes()
             else:
-                self.host.announce_elsewhere(seq, self._fingerprint, self._record)
+                self.host.records.announce_elsewhere(seq, self._fingerprint, self._record, self.timeout_s)
                 self._put_on_stream()
 
     def run(self, seq: int) -> None:
@@ -286,7 +286,7 @@ class CudaCall:
 
     def _search_chunk(self, search: ChunkSearch) -> None:
         """Make the call while its chunk is still looked for: wait for it, and tell each other how long it took."""
-        self.host.announce_elsewhere(self.seq, self._fingerprint, self._record)
+        self.host.records.announce_elsewhere(self.seq, self._fingerprint, self._record, self.timeout_s)
         with self.context.gpu.timed(self.stream) as seconds:
             self._put_on_stream()
         self.wait()

@@ -74,7 +74,7 @@ class HostCall:
         owns: bool,
     ) -> None:
         self.transport, self.program, self.called, self.timeout_s = transport, program, called, timeout_s
-        self.fingerprint, self.record = transport.encode(called)
+        self.fingerprint, self.record = transport.records.encode(called)
         self.reusable = not owns
         self.buffers: HostBuffers | None = None
         if program.executor == "numpy":
@@ -112,7 +112,7 @@ class HostCall:
             ctypes.memmove(*copy)
         status = self._run(self._at, self._rows, seq)
         if status == UNTOLD:  # the call before the last one was another one
-            self.transport.write_record(seq, self.fingerprint, self.record)
+            self.transport.records.write(seq, self.fingerprint, self.record, self.timeout_s)
             status = self._run(self._at, self._rows, seq)
         if status:
             self._finish(OUTCOMES[status], begun=True)
@@ -126,10 +126,10 @@ class HostCall:
             ctypes.memmove(*copy)
         self.program.endpoints.start(seq << SEQ_BITS)
         if self.program.executor == "numpy":
-            self.transport.announce(seq, self.called)
+            self.transport.records.announce(seq, self.called, self.timeout_s)
             self.struct.seq, self.struct.base, self.struct.phase = seq, seq << SEQ_BITS, 0
             return
-        self.transport.write_record(seq, self.fingerprint, self.record)
+        self.transport.records.write(seq, self.fingerprint, self.record, self.timeout_s)
         self.transport.native.code.blink_begin(self._at, seq)  # type: ignore[union-attr]
 
     def test(self) -> bool:

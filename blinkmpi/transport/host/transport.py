@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from ...errors import BlinkError, MismatchError
 from ...program.ir import Program
-from ..announcement import Announcement, Called, Numbers, encode, encode_failure
+from ..announcement import Announcement, Called, Numbers, encode_failure
 from ..control_pages import BODY
 from ..interface import PeerDelegates, Refused
 from ..liveness import Peers
@@ -30,6 +30,7 @@ from .capabilities import agree_on_cma, agree_on_executor
 from .host_call import OUTCOMES, HostBuffers, HostCall
 from .host_program import ExecutorName, HostProgram, load, place, progress_of, resolve
 from .numpy_executor import Outcome, Turn, barrier_numpy, repeat, step_numpy
+from .own_records import OwnRecords
 from .shared_window import ARENA_BYTES, SharedWindow
 from .single_copy import Helper
 
@@ -71,8 +72,7 @@ class HostTransport:
         self.executor: ExecutorName = "c" if self.native else "numpy"
         self.window = SharedWindow(comm, node, arena_bytes)
         self.pages = self.window.pages
-        self._fence, self._announced, self._finished = self.pages.fence, self.pages.announced, self.pages.finished
-        self._written = [0, 0]  # this rank's fingerprints of its last calls of even and of odd number
+        self.records = OwnRecords(self.pages, self._repeat)
         several = min(comm.allgather(node.size)) < comm.size
         self.messages = NodeMessages(comm, self.pages) if several else None
         if several:
@@ -110,33 +110,7 @@ class HostTransport:
         """Bind a program to buffers and a deadline; see :class:`HostCall`."""
         return HostCall(self, program, called, buffers, timeout_s, owns=owns)
 
-    # ---- announcements
-
-    @staticmethod
-    def encode(announcement: Announcement) -> tuple[int, bytes]:
-        """The fingerprint of an announcement, and its body for a record."""
-        return encode(announcement, BODY)
-
-    def write_record(self, seq: int, fingerprint: int, body: bytes) -> None:
-        """Write what this rank is about to announce of call ``seq``, unless its record says so already."""
-        if self._written[seq & 1] != fingerprint:
-            self._written[seq & 1] = fingerprint
-            self.pages.write(self.pages.record(self.rank, seq), body, fingerprint)
-
-    def announce(self, seq: int, announcement: Announcement) -> None:
-        """Say which call this rank enters."""
-        self.write_record(seq, *self.encode(announcement))
-        if self.pages.fence:
-            self.pages.fence()  # the record comes before the number, which the peers read first
-        self.pages.announced[self.rank] = seq
-
-    def announce_elsewhere(self, seq: int, fingerprint: int, body: bytes) -> None:
-        """Say which call this rank enters, whose ranks wait for one another elsewhere: on their GPUs."""
-        if self._written[seq & 1] != fingerprint:
-            self.write_record(seq, fingerprint, body)
-        if self._fence:
-            self._fence()
-        self._announced[self.rank] = self._finished[self.rank] = seq
+    # ---- calls without a program
 
     def barrier(self, seq: int, announcement: Announcement, timeout_s: float) -> None:
         """Wait until every rank has announced call ``seq``, and compare what they announced; a call of its own.
@@ -145,18 +119,18 @@ class HostTransport:
             Refused: MismatchError if the announcements differ, the same on every rank; RemoteError if a rank failed.
             PeerDelegates: if MPI must do the call. CollectiveTimeout, PeerLost: the transport is dead.
         """
-        self.announce(seq, announcement)
+        self.records.announce(seq, announcement, timeout_s)
         self.wait_for_all(seq, timeout_s)
 
     def wait_for_all(self, seq: int, timeout_s: float) -> None:
         """The second half of :meth:`barrier`."""
         self._wait(seq, timeout_s)
-        self.compare(seq, self._written[seq & 1])
+        self.compare(seq, self.records.fingerprint(seq))
         self.pages.finished[self.rank] = seq
 
     def exchange(self, seq: int, said: Numbers, timeout_s: float) -> tuple[tuple[int, ...], ...]:
         """Every rank's numbers, at most NUMBERS each, as call ``seq`` of its own; raises as :meth:`barrier`."""
-        self.announce(seq, said)
+        self.records.announce(seq, said, timeout_s)
         self._wait(seq, timeout_s)
         found = [self.peers.announced(r, seq) for r in range(self.n)]
         numbers = [a.values for a in found if isinstance(a, Numbers) and a.collective == said.collective]
@@ -392,5 +366,5 @@ class HostTransport:
         self.helper.close()
         if self.messages:
             self.messages.close()
-        del self._announced, self._finished  # which lie in the window
+        del self.records  # whose pages lie in the window
         self.window.close()

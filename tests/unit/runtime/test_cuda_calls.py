@@ -223,7 +223,8 @@ class Stage:
             owing=lambda what: dict.fromkeys((1, 2), what),
         )
         context: Any = SimpleNamespace(gpu=self, transport=self, here=())
-        host: Any = SimpleNamespace(peers=peers, raise_abort=lambda seq: None, encode=lambda called: (0, b""))
+        records = SimpleNamespace(encode=lambda called: (0, b""))
+        host: Any = SimpleNamespace(peers=peers, raise_abort=lambda seq: None, records=records)
         calls = CudaCalls(context, host, SimpleNamespace())  # type: ignore[arg-type]
         ready = Prepared(Call("broadcast", 2, (1,), "int8", "", 0), None, None)
         self.call = CudaCall(calls, SimpleNamespace(), Called("a call"), ready, 0, None, None, 9.0)  # type: ignore[arg-type]

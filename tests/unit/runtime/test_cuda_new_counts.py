@@ -105,9 +105,8 @@ def with_calls(work: Callable[[CudaContext, CountingGpu, CudaCalls], Any], n: in
         context = CudaContext(comm, gpu, topology, plan, emulated=False, say=lambda text, level: None)  # type: ignore[arg-type]
         if comm.rank != 1:
             return None
-        host: Any = SimpleNamespace(
-            encode=lambda called: encode(called, 1000), announce_elsewhere=lambda *_: None, peers=None
-        )
+        records = SimpleNamespace(encode=lambda called: encode(called, 1000), announce_elsewhere=lambda *_: None)
+        host: Any = SimpleNamespace(records=records, peers=None)
         if "direct" in algo or "rs_ag" in algo:  # of registered buffers
             regions: Any = SimpleNamespace(ref=lambda at, nbytes: 1 << 48, seen_at=lambda ref: [0] * n)
             context.transport.regions = regions
