@@ -14,6 +14,8 @@ from blinkmpi.errors import ArgumentError, BlinkError, CollectiveTimeout, Mismat
 from blinkmpi.runtime import dispatch
 from blinkmpi.runtime.collectives import ALLREDUCE, Invocation
 from blinkmpi.runtime.inspection import choice
+from blinkmpi.transport.announcement import Called
+from blinkmpi.transport.host.transport import HostTransport
 from tests.harness import mpi
 from tests.mpi.test_conformance import OURS
 
@@ -283,6 +285,32 @@ def test_buffers_live_as_long_as_their_call(comm: MPI.Intracomm) -> None:
             assert (recv == 3).all()
             assert watch() is None, f"a finished call keeps its buffers ({np.dtype(dtype)})"
             gc.enable()
+
+
+class OnStream:
+    """A bound call that is made elsewhere, as one on GPU memory is."""
+
+    def __init__(self, begun: MPI.Request, host: HostTransport) -> None:
+        self._begun, self._host = begun, host
+        self.seq, self.behind = 0, False
+
+    def start(self, seq: int) -> None:
+        self.seq, self.behind = seq, self._begun.Test()
+        self._host.records.announce_elsewhere(seq, *self._host.records.encode(Called("it")), 20.0)
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_a_call_that_is_started_gets_its_number_behind_those_that_were_begun(comm: MPI.Intracomm) -> None:
+    """``Start`` of a call on GPU memory, while the progress thread makes a call on host memory."""
+    with blinkmpi.Communicator(comm, timeout=20) as ours:
+        x, dispatcher = np.ones(1 << 19), ours._blink
+        for _ in range(20):
+            request = ours.Iallreduce(MPI.IN_PLACE, x)
+            bound = OnStream(request, dispatcher.host)
+            dispatcher.launch(bound)  # type: ignore[arg-type]
+            assert bound.behind, "the call on the host is still under way"
+            numbers = comm.allgather(bound.seq)
+            assert set(numbers) == {dispatcher.seq}, numbers
 
 
 @mpi(ranks=(2,))
