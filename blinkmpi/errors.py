@@ -26,6 +26,12 @@ class ArgumentError(BlinkError, ValueError):
     """A call got a bad value: count, root, op, buffer layout."""
 
 
+class NoPackingError(ArgumentError):
+    """A planning method that was asked for by name finds nothing on this machine; ``why`` says the reason alone."""
+
+    why = ""
+
+
 class BufferTypeError(BlinkError, TypeError):
     """A call got a buffer or element type that cannot take part."""
 

@@ -7,7 +7,7 @@ the methods that fit until one meets the bound. ``METHODS`` says which module is
 from fractions import Fraction
 from typing import cast
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, NoPackingError
 from ..topology.model import Topology
 from .blink import few, groups, hybrid, ilp, mwu
 from .bounds.certify import trivial
@@ -76,6 +76,7 @@ def pack(
 
     Raises:
         ArgumentError: for an unknown collective or method, a root that is no rank, or an impossible option.
+        NoPackingError: where the method that was asked for finds nothing, with the reason.
         TopologyError: if no links join the ranks, or the topology is not one.
     """
     _check_call(topology, collective, root)
@@ -94,7 +95,10 @@ def pack(
 
 
 def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str, ...]:
-    """The methods that ``auto`` chooses from for ``collective`` on this machine, its own choice first."""
+    """The methods that ``auto`` chooses from for ``collective`` on this machine, its own choice first.
+
+    Some may find nothing: :func:`pack` then raises NoPackingError.
+    """
     _check_call(topology, collective, root)
     memory = shared_memory(topology)
     if topology.n == 1 or collective == "barrier":
@@ -121,12 +125,14 @@ def extra_methods(topology: Topology, collective: str, *, root: int = 0) -> tupl
 def _on_links(problem: Problem, method: str) -> Packing:
     """The best of the candidates, or the method asked for; stops at the first that meets the bound."""
     best: tuple[str, Solution] | None = None
+    why: list[str] = []
     for name in _wanted(problem, method):
         close = best is not None and best[1].rate >= CLOSE * problem.bound
         if METHODS[name].costly and problem.n > COSTLY_RANKS and close:
             continue
         found = METHODS[name].plan(problem)
-        if found is None:
+        if isinstance(found, str):
+            why.append(found)
             continue
         used = _used(problem, found)
         if best is None or found.rate > best[1].rate:
@@ -134,9 +140,10 @@ def _on_links(problem: Problem, method: str) -> Packing:
         if used.met(found.rate):
             break
     if best is None:
-        raise ArgumentError(
-            f"method {method!r} finds no {problem.collective} plan on {problem.fabric.topology.name}; choose another"
-        )
+        where = f"{problem.collective} on {problem.fabric.topology.name}"
+        error = NoPackingError(f"{where}: method {method!r} finds nothing ({'; '.join(why)}); choose another")
+        error.why = "; ".join(why)
+        raise error
     return finished(problem, *best)
 
 

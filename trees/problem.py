@@ -135,13 +135,14 @@ class Method(NamedTuple):
     """A planning method.
 
     ``fits`` is 0 where the method cannot plan the problem, else its priority: the automatic choice tries low numbers
-    first. ``plan`` returns None where it fails nevertheless. A method that is not ``auto`` runs only if it is asked for
-    by name; :func:`.pack.methods` lists one that is ``costly`` only where it is the automatic choice.
+    first. ``plan`` returns why there is no solution, in words, where it fails nevertheless. A method that is not
+    ``auto`` runs only if it is asked for by name; :func:`.pack.methods` lists one that is ``costly`` only where it is
+    the automatic choice.
     """
 
     scheme: str
     why: str
     fits: Callable[[Problem], int]
-    plan: Callable[[Problem], Solution | None]
+    plan: Callable[[Problem], Solution | str]
     auto: bool = True
     costly: bool = False

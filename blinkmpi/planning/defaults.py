@@ -5,6 +5,8 @@ an argument overrides them.
 """
 
 import itertools
+from collections import Counter
+from fractions import Fraction
 from typing import Literal
 
 from msgspec.structs import replace
@@ -112,7 +114,8 @@ def host_rules(
 ) -> list[Rule]:
     """The rows for one collective: MPI below the measured size (if it may), the first scheme from there on."""
     packings = [p for p in plan.packings if p.collective == packed_as(collective)]
-    schemes = _schemes(plan, collective)
+    best = best_schemes(plan, collective)
+    schemes = [best[-1], *(s for s in _schemes(plan, collective) if s != best[-1])]
     memory = packings[0].multicast
     chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
     small = SMALLEST if memory and mpi and plan.n > 1 and collective in MPI_BELOW_BYTES else 0
@@ -132,15 +135,37 @@ def host_rules(
         why = f"MPI was faster in trials {trials}" if small > SMALLEST else "nothing was tried"
         rules.insert(0, Rule(collective, 0, "mpi", reason=f"default: below {small} bytes {why}"))
     if not wanted:
-        return rules
-    allowed = _allowed(topology, collective, wanted, [*schemes, "mpi"])
+        return [*rules, *_own_rows(rules, best)]
+    allowed = _allowed(topology, collective, wanted, [*_schemes(plan, collective), "mpi"])
     kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0], chunk, depth)]
     lowest = min(r.min_bytes for r in kept)
     return [replace(r, min_bytes=0 if r.min_bytes == lowest else r.min_bytes, reason="BLINKMPI_ALGO") for r in kept]
 
 
+def best_schemes(plan: Plan, collective: Collective) -> dict[int, str]:
+    """By root the scheme of its fastest packing; -1 is the one of most roots. ``hybrid`` has to be asked for."""
+    rates: dict[int, dict[str, Fraction]] = {}
+    for p in plan.packings:
+        if p.collective == packed_as(collective) and p.scheme != "hybrid":
+            rates.setdefault(p.root, {})[p.scheme] = Fraction(0) if p.multicast else p.rate  # as the ranks share cores
+    best = {root: max(some, key=lambda scheme: some[scheme]) for root, some in rates.items()}  # the first of equals
+    if collective in CARRIED:
+        return {-1: plan.schemes(collective)[0]}
+    return {**best, -1: Counter(best.values()).most_common(1)[0][0]}
+
+
+def _own_rows(rows: list[Rule], best: dict[int, str]) -> list[Rule]:
+    """The same rows for the roots that are better served by another scheme."""
+    others = ((root, scheme) for root, scheme in best.items() if root >= 0 and scheme != best[-1])
+    return [
+        replace(row, root=root, scheme=scheme if row.scheme == best[-1] else row.scheme)
+        for root, scheme in others
+        for row in rows
+    ]
+
+
 def _schemes(plan: Plan, collective: Collective) -> list[str]:
-    """The schemes for a collective, in the plan's order: those that every root has, for a row serves them all."""
+    """The schemes for a collective, in the plan's order: those that every root has, for one that is asked for."""
     roots: dict[str, set[int]] = {}
     for p in plan.packings:
         if p.collective == packed_as(collective):
@@ -204,7 +229,8 @@ def gpu_rules(
     plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], gpus: Gpus
 ) -> list[Rule]:
     """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
-    schemes = _schemes(plan, collective)
+    best = best_schemes(plan, collective)
+    schemes = [best[-1], *(s for s in _schemes(plan, collective) if s != best[-1])]
     protocols = [protocol for protocol in PROTOCOLS if protocol not in LL128 or by_nvlink(plan, topology, collective)]
     chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
     ctas = NODE_CTAS if gpus == "nodes" else 0
@@ -221,7 +247,8 @@ def gpu_rules(
     if not wanted:
         if collective in CARRIED:
             return [replace(r, reason=UNTRIED) for r in rows]
-        return [replace(r, reason=EXPECTED if r.protocol in LL128 and plan.n > 2 else TRIED) for r in rows]
+        rows = [replace(r, reason=EXPECTED if r.protocol in LL128 and plan.n > 2 else TRIED) for r in rows]
+        return [*rows, *_own_rows(rows, best)]
     if collective == "alltoall":
         protocols = [protocol for protocol in protocols if protocol != "direct"]
     there = [*schemes, *(f"onehop/{protocol}" for protocol in protocols if onehop)]

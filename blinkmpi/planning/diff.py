@@ -12,7 +12,7 @@ from itertools import pairwise
 from ..trees.tree import Packing
 from ..util.codec import Value
 from .explain import shares
-from .plan import Plan
+from .plan import Plan, Rule
 
 DETAILS = ("limit", "tree ", "load ")  # how the rows begin that say how, not how much
 Key = tuple[str, int, str]
@@ -95,7 +95,7 @@ def _loads(p: Packing) -> Counter[tuple[int, int]]:
 
 def _rules(one: Plan, other: Plan) -> list[PlanDifference]:
     """The selection table, row by row."""
-    tables = [{(r.collective, r.min_bytes): r for r in plan.rules} for plan in (one, other)]
+    tables = [{(r.collective, _where(r)): r for r in plan.rules} for plan in (one, other)]
     found = []
     for key in [*tables[0], *(k for k in tables[1] if k not in tables[0])]:
         texts = [
@@ -103,8 +103,14 @@ def _rules(one: Plan, other: Plan) -> list[PlanDifference]:
             for r in (table.get(key) for table in tables)
         ]
         if texts[0] != texts[1]:
-            found.append(PlanDifference(key[0], f"from {key[1]} bytes", *texts))
+            found.append(PlanDifference(key[0], key[1], *texts))
     return found
+
+
+def _where(rule: Rule) -> str:
+    """The calls that a row is for."""
+    root = f", root {rule.root}" if rule.root >= 0 else ""
+    return f"from {rule.min_bytes} bytes{root}{', registered buffers' if rule.registered else ''}"
 
 
 def _gbps(mbps: Fraction | int) -> str:

@@ -20,7 +20,7 @@ from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
 from ..util.codec import Document, Value
 from ..util.text import plural, size_text, time_text
-from .plan import Plan, Rule
+from .plan import PassedOver, Plan, Rule
 from .selection import choose, program_for
 
 FORMAT_VERSION = 2
@@ -54,7 +54,8 @@ class Explanation(Document, frozen=True):
     """Everything there is to say about one call.
 
     ``scheme`` is what runs; ``mpi`` is MPI's own collective, and ``chosen`` is None then. ``others`` are the schemes
-    that do not run, fastest prediction first. ``live`` are lines about the running job.
+    that do not run, fastest prediction first, ``passed_over`` the methods that have no packing here. ``live`` are lines
+    about the running job.
     """
 
     KIND: ClassVar = "explanation"
@@ -71,6 +72,7 @@ class Explanation(Document, frozen=True):
     chosen: PricedScheme | None
     others: tuple[PricedScheme, ...]
     live: tuple[str, ...] = ()
+    passed_over: tuple[PassedOver, ...] = ()
 
     def text(self) -> str:
         """For a terminal of 100 columns."""
@@ -85,6 +87,8 @@ class Explanation(Document, frozen=True):
             lines += self._chosen(self.chosen)
         for i, other in enumerate(self.others):
             lines += _field("not chosen" if i == 0 else "", self._other(other))
+        for method, why in dict.fromkeys((one.method, one.why) for one in self.passed_over):
+            lines += _field("no packing", f"{method}: {why}")
         for i, line in enumerate(self.live):
             lines += _field("this job" if i == 0 else "", line)
         return "\n".join(lines)
@@ -141,7 +145,7 @@ def explanation(
     return Explanation(
         machine=topology.name, collective=call.collective, ranks=call.n, root=call.root, nbytes=call.nbytes,
         dtype=call.dtype, op=call.op, scheme=rule.scheme, reason=rule.reason, chosen=chosen, others=others,
-        live=tuple(live),
+        live=tuple(live), passed_over=plan.passed_over_for(call.collective, call.root),
     )  # fmt: skip
 
 

@@ -29,14 +29,15 @@ MIN_CHUNK_BYTES = 4096
 CHUNKS_PER_SPAN = 8
 
 
-class Rule(Value, frozen=True):
+class Rule(Value, frozen=True, omit_defaults=True):
     """From ``min_bytes`` of the call's vector on, use ``scheme``; ``mpi`` is MPI's own collective.
 
     ``chunk_bytes`` is the largest slot, ``depth`` the slots of a channel. ``protocol`` is how a chunk travels: through
     ``slots``; between processes of a node by ``cma``, one copy out of the sender's buffer; between GPUs one hop apart
     as packets of 16 (``ll16``) or 128 bytes (``ll128``) in one or two shots, ``direct`` between registered buffers, or
     as a reduce-scatter and an allgather (``rs_ag``). ``ctas`` is the number of thread groups of a GPU (0: the
-    protocol's default). Rows for ``registered`` buffers stand beside those for any.
+    protocol's default). Rows for ``registered`` buffers stand beside those for any, and rows for one ``root``, for
+    which another scheme is the best, beside those for all (-1).
     """
 
     collective: Collective
@@ -48,10 +49,20 @@ class Rule(Value, frozen=True):
     protocol: ProtocolName = "slots"
     ctas: int = 0
     registered: bool = False
+    root: int = -1
 
 
-class Plan(Document, frozen=True, dict=True):
-    """All packings of a job and the selection table."""
+class PassedOver(Value, frozen=True):
+    """A method that has no packing here, and why."""
+
+    collective: Collective
+    root: int
+    method: str
+    why: str
+
+
+class Plan(Document, frozen=True, dict=True, omit_defaults=True):
+    """All packings of a job and the selection table; what was ``passed_over`` is for people."""
 
     KIND: ClassVar = "plan"
     VERSION: ClassVar = FORMAT_VERSION
@@ -60,6 +71,7 @@ class Plan(Document, frozen=True, dict=True):
     n: int
     packings: tuple[Packing, ...]
     rules: tuple[Rule, ...]
+    passed_over: tuple[PassedOver, ...] = ()
 
     def packing(self, collective: str, root: int, scheme: str) -> Packing:
         """The packing for a collective (``root`` counts for rooted ones alone) and scheme.
@@ -68,7 +80,9 @@ class Plan(Document, frozen=True, dict=True):
             PlanError: if the plan has none, naming what it has.
         """
         if collective in CARRIED:
-            return carried(collective, [self.packing("scatter", r, scheme) for r in range(self.n)])
+            of_root = [self.schemes("scatter", r) for r in range(self.n)]
+            names = [scheme if scheme in some or not some else some[0] for some in of_root]
+            return carried(collective, [self.packing("scatter", r, name) for r, name in enumerate(names)])
         for p in self.packings:
             if p.collective == collective and p.scheme == scheme and p.root in (-1, root):
                 return p
@@ -83,33 +97,45 @@ class Plan(Document, frozen=True, dict=True):
         """Schemes that this plan can run for a collective, in the plan's order."""
         if collective in CARRIED:
             rooted = [self.schemes("scatter", r) for r in range(self.n)]
-            return tuple(scheme for scheme in rooted[0] if all(scheme in schemes for schemes in rooted))
+            return tuple(s for s in rooted[0] if all(s in schemes for schemes in rooted)) or rooted[0][:1]
         able = (p.scheme for p in self.packings if p.collective == collective and p.root in (-1, root))
         return tuple(dict.fromkeys(able))
 
-    def rule(self, collective: str, nbytes: int, *, registered: bool = False) -> Rule:
+    def passed_over_for(self, collective: Collective, root: int = -1) -> tuple[PassedOver, ...]:
+        """The methods without a packing for a collective and root."""
+        packed = packed_as(collective)
+        return tuple(one for one in self.passed_over if one.collective == packed and one.root in (-1, root))
+
+    def rule(self, collective: str, nbytes: int, *, root: int = -1, registered: bool = False) -> Rule:
         """The row of the selection table for a vector of ``nbytes``; those for registered buffers come first there."""
-        rows = self._rows.get((collective, registered)) or self._rows.get((collective, False), [])
-        for row in rows:
+        rows = self.rows(collective, root)
+        for row in rows.get(registered) or rows.get(False, []):
             if row.min_bytes <= nbytes:
                 return row
         raise PlanError(f"the plan for {self.machine} has no rule for {collective} of {nbytes} bytes; plan again")
 
+    def rows(self, collective: str, root: int = -1) -> dict[bool, list[Rule]]:
+        """The rows for a collective and root by ``registered``, the largest ``min_bytes`` first.
+
+        If there are rows for this root, they are all that it has.
+        """
+        return self._rows.get((collective, root)) or self._rows.get((collective, -1), {})
+
     @cached_property
-    def _rows(self) -> dict[tuple[str, bool], list[Rule]]:
-        """The table by collective and ``registered``, the largest ``min_bytes`` first."""
-        rows: dict[tuple[str, bool], list[Rule]] = {}
+    def _rows(self) -> dict[tuple[str, int], dict[bool, list[Rule]]]:
+        rows: dict[tuple[str, int], dict[bool, list[Rule]]] = {}
         for rule in sorted(self.rules, key=lambda r: -r.min_bytes):
-            rows.setdefault((rule.collective, rule.registered), []).append(rule)
+            rows.setdefault((rule.collective, rule.root), {}).setdefault(rule.registered, []).append(rule)
         for collective in CARRIED:
-            if not rows.get((collective, False)) and (schemes := self.schemes(collective)):  # an older plan has none
+            if (collective, -1) not in rows and (schemes := self.schemes(collective)):  # an older plan has none
                 why = f"this plan has no row for {collective}: as a scatter"
                 found = [
                     replace(row, collective=collective, reason=why)
-                    for row in rows.get(("scatter", False), [])
+                    for row in rows.get(("scatter", -1), {}).get(False, [])
                     if (row.scheme, row.protocol) == (schemes[0], "slots")
                 ]
-                rows[collective, False] = [*found[:-1], *(replace(row, min_bytes=0) for row in found[-1:])]
+                found = [*found[:-1], *(replace(row, min_bytes=0) for row in found[-1:])]
+                rows[collective, -1] = {False: found}
         return rows
 
     def _consistent(self) -> Self:
@@ -136,6 +162,8 @@ class Plan(Document, frozen=True, dict=True):
         for i, r in enumerate(self.rules):
             if min(r.min_bytes, r.chunk_bytes, r.depth, r.ctas) < 0:
                 raise PlanError(f"rules[{i}], {r.collective}: a number below 0; plan again")
+            if not -1 <= r.root < self.n:
+                raise PlanError(f"rules[{i}], {r.collective}: root {r.root} in a plan of {self.n} ranks; plan again")
         return self
 
     def check(self, topology: Topology) -> Plan:
@@ -154,7 +182,9 @@ class Plan(Document, frozen=True, dict=True):
             verify(p, topology)
         for r in self.rules:
             packed = packed_as(r.collective)
-            if r.scheme != "mpi" and r.scheme not in {p.scheme for p in self.packings if p.collective == packed}:
+            roots = (-1, r.root) if r.root >= 0 else None  # None: any
+            there = (p for p in self.packings if p.collective == packed and (roots is None or p.root in roots))
+            if r.scheme != "mpi" and r.scheme not in {p.scheme for p in there}:
                 raise PlanError(
                     f"rule for {r.collective} from {r.min_bytes} bytes names scheme {r.scheme!r}, "
                     "which has no packing; plan again"

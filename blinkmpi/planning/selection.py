@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from ..errors import SettingsError
+from ..errors import NoPackingError, SettingsError
 from ..program.call import Call, collective_named
 from ..program.check import check
 from ..program.ir import Program
@@ -17,7 +17,7 @@ from ..trees import extra_methods, methods, pack
 from ..trees.tree import CARRIED, COLLECTIVES, ROOTED, Collective, Packing, packed_as
 from ..util.text import quoted
 from .defaults import Gpus, gpu_rules, host_rules
-from .plan import PACKETS, Plan, Rule, chunk_for
+from .plan import PACKETS, PassedOver, Plan, Rule, chunk_for
 
 
 def make_plan(
@@ -37,6 +37,7 @@ def make_plan(
         TopologyError: if the machine is not connected. SettingsError: for an impossible ``algo``.
     """
     packings: dict[tuple[str, int, str], Packing] = {}
+    passed: list[PassedOver] = []
     through = any(c in CARRIED for c in collectives)  # which takes the scatters of all roots
     for collective in dict.fromkeys(map(packed_as, collectives)):
         some = roots is not None and not (through and collective == "scatter")
@@ -44,10 +45,16 @@ def make_plan(
             at = max(root, 0)
             extra = gpus and "hybrid" in extra_methods(topology, collective, root=at)
             for method in (*methods(topology, collective, root=at), *(["hybrid"] if extra else [])):
-                packing = pack(topology, collective, root=at, method=method)
-                packings.setdefault((collective, packing.root, packing.scheme), packing)
+                try:
+                    packing = pack(topology, collective, root=at, method=method)
+                except NoPackingError as nothing:
+                    passed.append(PassedOver(collective, root, method, nothing.why))
+                    continue
+                key = collective, packing.root, packing.scheme
+                if key not in packings or packings[key].rate < packing.rate:  # two methods may be of one scheme
+                    packings[key] = packing
     wanted = parse_algo(algo)
-    plan = Plan(topology.name, topology.fingerprint, topology.n, tuple(packings.values()), ())
+    plan = Plan(topology.name, topology.fingerprint, topology.n, tuple(packings.values()), (), tuple(passed))
     rules: list[Rule] = []
     for c in collectives:
         asked = wanted.get(c, ())
@@ -83,15 +90,16 @@ def choose(
         mpi: whether MPI's own collective may carry it.
         fits: whether a protocol of packets can carry a call; one that cannot is passed over.
     """
-    rule = plan.rule(call.collective, call.nbytes, registered=registered)
+    rule = plan.rule(call.collective, call.nbytes, root=call.root, registered=registered)
+    by_kind = plan.rows(call.collective, call.root)
     if rule.scheme == "mpi" and not mpi:
-        rows = [r for r in plan.rules if r.collective == call.collective and r.scheme != "mpi"]
+        rows = [r for kind in by_kind.values() for r in kind if r.scheme != "mpi"]
         rule = min(rows, key=lambda r: r.min_bytes) if rows else rule
     uneven = rule.protocol == "direct" and not call.even and call.collective != "reduce_scatter"
     if uneven or (rule.protocol in PACKETS and not fits(call, rule.protocol)):
         passed = (*PACKETS, "direct") if uneven else PACKETS
-        rows = [r for r in plan.rules if r.collective == call.collective and r.protocol not in passed]
-        rows = [r for r in rows if r.registered == registered] or [r for r in rows if not r.registered]
+        left = {kind: [r for r in rows if r.protocol not in passed] for kind, rows in by_kind.items()}
+        rows = left.get(registered) or left.get(False, [])
         forced = replace(rule, protocol="slots")  # by an algo= that leaves no other
         rule = min(rows or [forced], key=lambda r: r.min_bytes)
     return rule

@@ -13,6 +13,7 @@ from itertools import accumulate, chain
 from math import lcm
 from typing import TypeVar
 
+from ..exact.arborescences import MAX_RANKS
 from ..problem import Problem, Solution
 from ..tree import AGAINST, ALONG, Edge, Tree
 from . import between_boxes
@@ -115,8 +116,8 @@ def fits(problem: Problem) -> int:
     return int(bool(problem.boxes) and not problem.by_paths)
 
 
-def plan(problem: Problem) -> Solution | None:
-    """Trees for a cluster; None where its ports or boxes are of a kind that this method cannot plan."""
+def plan(problem: Problem) -> Solution | str:
+    """Trees for a cluster, or why its ports or boxes are of a kind that this method cannot plan."""
     boxes, collective, root = problem.boxes, problem.collective, problem.root
     both = collective in ALONG and collective in AGAINST
     if both:
@@ -125,26 +126,24 @@ def plan(problem: Problem) -> Solution | None:
         part = between_boxes.shares(boxes, collective, root)
         found = between_boxes.one_way(boxes, collective, root, part, between_boxes.one_way_rate(boxes, part))
     assembled = assemble(boxes, found, both=both)
-    return Solution(*assembled) if assembled else None
+    return assembled if isinstance(assembled, str) else Solution(*assembled)
 
 
-def assemble(
-    boxes: Sequence[Box], streams: Sequence[Stream], *, both: bool
-) -> tuple[tuple[Tree, ...], Fraction] | None:
-    """Spanning trees for the streams and their total in MB/s; None where planes of the network separate the rails.
+def assemble(boxes: Sequence[Box], streams: Sequence[Stream], *, both: bool) -> tuple[tuple[Tree, ...], Fraction] | str:
+    """Spanning trees for the streams and their total in MB/s, or why there are none.
 
     All streams are slowed down by one factor where the links inside a box cannot carry them.
     """
     if len({tuple(p.plane for p in b.ports) for b in boxes}) > 1 and len({p.plane for b in boxes for p in b.ports}) > 1:
-        return None
+        return "the ports of the boxes lie in different planes of the network"
+    if any(b.m > MAX_RANKS for b in boxes):
+        return f"a box has more than {MAX_RANKS} ranks"
     room = {c for b in boxes for p in b.ports for c in (p.out, p.into)}
     unit = lcm(*{c.denominator for c in room} | {s.size.denominator for s in streams})
     ports = PortAssignment(boxes, streams, [int(s.size * unit) for s in streams], unit, both)
     if not ports.ok:
-        return None
+        return "what enters or leaves a box does not fit its ports, as planes of the network separate them"
     spread = box_trees(boxes, _entering(boxes, streams, ports, unit), both=both)
-    if spread is None:
-        return None
     return _trees(boxes, streams, ports, unit, spread), sum((s.size for s in streams), Fraction(0)) * spread.factor
 
 

@@ -11,7 +11,7 @@ from math import lcm
 
 import numpy as np
 
-from ..exact.arborescences import MAX_RANKS, best_arborescences, pack_spanning_trees
+from ..exact.arborescences import best_arborescences, pack_spanning_trees
 from ..graph.cuts import out_cuts, strength, subset_sums
 from ..graph.logical import LogicalGraph, WeightedTree, place, split_switches
 from ..patterns.stars import star
@@ -84,13 +84,11 @@ def rerooted(tree: Tree, root: int) -> tuple[Edge, ...]:
     return tuple(edges)
 
 
-def box_trees(boxes: Sequence[Box], supplies: Sequence[Supply], *, both: bool) -> BoxTrees | None:
-    """Trees for the supply of every rank; all supplies shrink by one factor where a box cannot carry them.
+def box_trees(boxes: Sequence[Box], supplies: Sequence[Supply], *, both: bool) -> BoxTrees:
+    """Trees for the supply of every rank of boxes of at most ``MAX_RANKS`` ranks.
 
-    None where a box has more than ``MAX_RANKS`` ranks.
+    All supplies shrink by one factor where a box cannot carry them.
     """
-    if any(b.m > MAX_RANKS for b in boxes):
-        return None
     keys = [(b.m, tuple(b.inner.arcs.items()), s) for b, s in zip(boxes, supplies, strict=True)]
     distinct = dict(zip(keys, zip(boxes, supplies, strict=True), strict=True))
     logical = {key: split_switches(b.inner) if b.m > 1 else None for key, (b, _) in distinct.items()}

@@ -28,8 +28,8 @@ def fits(problem: Problem) -> int:
     return 4 if sized and problem.oriented.flat else 0
 
 
-def plan(problem: Problem) -> Solution | None:
-    """Trees that meet the bound; None where splitting the switches in closed form loses some of it."""
+def plan(problem: Problem) -> Solution | str:
+    """Trees that meet the bound, or why there are none."""
     f, collective, root, bound = problem.oriented, problem.collective, problem.root, problem.bound
     for rails in (False, True) if len(f.topology.nodes) > 1 else (False,):
         g = logical_graph(f, rails=rails)
@@ -43,7 +43,7 @@ def plan(problem: Problem) -> Solution | None:
         else:
             supply = [int(units * scale) if r == root else 0 for r in range(f.n)]
         return Solution(place(pack_arborescences(cap, supply), g, Fraction(1, scale)), bound)
-    return None
+    return "switches that are split in closed form do not carry the bound"
 
 
 def _rate(f: Fabric, g: LogicalGraph, collective: str, root: int) -> Fraction:

@@ -157,20 +157,20 @@ def fits(problem: Problem) -> int:
     return 5 if 1 < problem.n <= MOST_RANKS and not problem.by_paths else 0
 
 
-def plan(problem: Problem) -> Solution | None:
+def plan(problem: Problem) -> Solution | str:
     """The best packing of the linear program, exact where its basis can be solved again in integers."""
     key = ("columns", problem.collective, problem.root)
     if key not in problem.fabric.memo:
         problem.fabric.memo[key] = _search(problem)
-    found: Solution | None = problem.fabric.memo[key]
+    found: Solution | str = problem.fabric.memo[key]
     return found
 
 
-def _search(problem: Problem) -> Solution | None:
+def _search(problem: Problem) -> Solution | str:
     master, weights, y = _solved(MasterProblem(problem))
     trees = _weighted(master, weights, y)
     if not trees:
-        return None
+        return "the linear program has no exact solution within the links"
     rate = sum((t.weight for t in trees), Fraction(0))
     _tighten(master, weights, y)
     if master.both and not problem.met(rate):

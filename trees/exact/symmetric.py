@@ -82,19 +82,19 @@ def fits(problem: Problem) -> int:
     return int(whole and translations(problem.oriented) is not None)
 
 
-def plan(problem: Problem) -> Solution | None:
-    """Trees from every rank at the full speed of its links; None where no shortest-path template reaches it.
+def plan(problem: Problem) -> Solution | str:
+    """Trees from every rank at the full speed of its links, or why no template reaches it.
 
     An AllReduce loads the edges of a tree both ways, which halves the weights.
     """
     f, both = problem.oriented, problem.collective == "allreduce"
     group = translations(f)
     if group is None or (both and not f.even):
-        return None
+        return "some links are slower in one direction"
     speed = {v: c for (u, v), c in f.arcs.items() if u == 0}  # a direction is known by where it leads from rank 0
     picks = _balanced(f, group, speed)
     if picks is None:
-        return None
+        return "shortest paths alone do not use all links alike"
     order, pieces, unit = picks
     edges = {arc: Edge(*arc, arc) for arc in f.arcs}
     each = Fraction(sum(speed.values()), f.n - 1) / (2 if both else 1)

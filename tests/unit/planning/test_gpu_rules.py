@@ -210,4 +210,7 @@ def test_uneven_nodes_have_a_row_for_every_root(collective: str) -> None:
     plan = make_plan(uneven)
     for root in range(4):
         call = even_call(collective, 4, 1000, root=root)
-        assert program_for(plan, call, choose(plan, call)).scheme == "cluster"
+        rule = choose(plan, call)
+        assert program_for(plan, call, rule).scheme == rule.scheme
+        there = [p for p in plan.packings if (p.collective, p.root) == (collective, root)]
+        assert plan.packing(collective, root, rule.scheme).rate == max(p.rate for p in there)
