@@ -1,7 +1,7 @@
 """Make packings of spanning trees (TreeGen): ``pack`` chooses the links, tries the methods, returns the best, verified.
 
-It takes NVLink or xGMI where they join the ranks, the shared memory of CPU ranks, else PCIe and host links. It tries
-the methods that fit until one meets the bound. ``METHODS`` says which module is which method.
+It takes NVLink or xGMI where they join the ranks, the shared memory of CPU ranks, else all links. It tries the methods
+that fit until one meets the bound. ``METHODS`` says which module is which method.
 """
 
 from fractions import Fraction
@@ -134,10 +134,9 @@ def _on_links(problem: Problem, method: str) -> Packing:
         if isinstance(found, str):
             why.append(found)
             continue
-        used = _used(problem, found)
         if best is None or found.rate > best[1].rate:
             best = name, found
-        if used.met(found.rate):
+        if problem.met(found.rate) if found.fabric is None else found.rate == problem.bound:
             break
     if best is None:
         where = f"{problem.collective} on {problem.fabric.topology.name}"

@@ -135,7 +135,12 @@ def host_rules(
         why = f"MPI was faster in trials {trials}" if small > SMALLEST else "nothing was tried"
         rules.insert(0, Rule(collective, 0, "mpi", reason=f"default: below {small} bytes {why}"))
     if not wanted:
-        return [*rules, *_own_rows(rules, best)]
+        own = [
+            replace(row, root=root, scheme=scheme if row.scheme == best[-1] else row.scheme)
+            for root, scheme in _others(best)
+            for row in rules
+        ]
+        return [*rules, *own]
     allowed = _allowed(topology, collective, wanted, [*_schemes(plan, collective), "mpi"])
     kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0], chunk, depth)]
     lowest = min(r.min_bytes for r in kept)
@@ -154,14 +159,9 @@ def best_schemes(plan: Plan, collective: Collective) -> dict[int, str]:
     return {**best, -1: Counter(best.values()).most_common(1)[0][0]}
 
 
-def _own_rows(rows: list[Rule], best: dict[int, str]) -> list[Rule]:
-    """The same rows for the roots that are better served by another scheme."""
-    others = ((root, scheme) for root, scheme in best.items() if root >= 0 and scheme != best[-1])
-    return [
-        replace(row, root=root, scheme=scheme if row.scheme == best[-1] else row.scheme)
-        for root, scheme in others
-        for row in rows
-    ]
+def _others(best: dict[int, str]) -> list[tuple[int, str]]:
+    """The roots that are better served by another scheme than most."""
+    return [(root, scheme) for root, scheme in best.items() if root >= 0 and scheme != best[-1]]
 
 
 def _schemes(plan: Plan, collective: Collective) -> list[str]:
@@ -234,21 +234,27 @@ def gpu_rules(
     protocols = [protocol for protocol in PROTOCOLS if protocol not in LL128 or by_nvlink(plan, topology, collective)]
     chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
     ctas = NODE_CTAS if gpus == "nodes" else 0
-    onehop = gpus == "onehop" and schemes[0] == "onehop" and plan.n > 1 and collective in PACKETS_BELOW
-    rows = [
-        Rule(collective, at, scheme, chunk, depth, "", protocol, ctas, registered)
-        for registered in ((False, True) if onehop else (False,))
-        for at, scheme, protocol in (
-            _one_hop(collective, plan.n, registered=registered, lines=LL128[0] in protocols)
-            if onehop
-            else [(0, schemes[0], SLOTS)]
-        )
-    ]
+    onehop = gpus == "onehop" and "onehop" in schemes and plan.n > 1 and collective in PACKETS_BELOW
+
+    def rows_for(scheme: str, root: int = -1) -> list[Rule]:
+        """With ``scheme`` for what packets do not carry; packets always take one hop."""
+        whole = scheme == "onehop"
+        rows = []
+        for registered in (False, True) if onehop and whole else (False,):
+            found: list[tuple[int, str, ProtocolName]] = [(0, scheme, SLOTS)]
+            if onehop:
+                one_hop = _one_hop(collective, plan.n, registered=registered, lines=LL128[0] in protocols)
+                short = [row for row in one_hop if row[2] in PACKETS]
+                found = one_hop if whole else [*short, (one_hop[len(short)][0], scheme, SLOTS)]
+            for at, by, protocol in found:
+                why = EXPECTED if (onehop and not whole) or (protocol in LL128 and plan.n > 2) else TRIED
+                why = UNTRIED if collective in CARRIED else why
+                rows.append(Rule(collective, at, by, chunk, depth, why, protocol, ctas, registered, root))
+        return rows
+
+    rows = rows_for(best[-1])
     if not wanted:
-        if collective in CARRIED:
-            return [replace(r, reason=UNTRIED) for r in rows]
-        rows = [replace(r, reason=EXPECTED if r.protocol in LL128 and plan.n > 2 else TRIED) for r in rows]
-        return [*rows, *_own_rows(rows, best)]
+        return rows + [row for root, scheme in _others(best) for row in rows_for(scheme, root)]
     if collective == "alltoall":
         protocols = [protocol for protocol in protocols if protocol != "direct"]
     there = [*schemes, *(f"onehop/{protocol}" for protocol in protocols if onehop)]

@@ -175,12 +175,12 @@ def shared_memory(topology: Topology) -> int | None:
 
 
 def choose_links(topology: Topology, collective: str, root: int) -> Fabric:
-    """The links to use: NVLink or xGMI if they join the ranks, else PCIe and host links, else everything.
+    """The links to use: NVLink or xGMI if they join the ranks, else all.
 
     Raises:
         TopologyError: if no links join the ranks; the message names the parts.
     """
-    for kinds in (FAST, SLOW, topology.kinds()):
+    for kinds in (FAST, topology.kinds()):
         found = fabric(topology, kinds)
         if found.arcs and found.serves(collective, root):
             return found

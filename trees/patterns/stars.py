@@ -6,7 +6,7 @@ They are optimal where all pairs are equally well connected; elsewhere the packi
 from collections.abc import Mapping
 from fractions import Fraction
 
-from ..graph.fabric import Arc, Path
+from ..graph.fabric import FAST, SLOW, Arc, Path, fabric
 from ..graph.loads import link_loads, scaled
 from ..graph.logical import LogicalGraph
 from ..problem import Problem, Solution
@@ -16,18 +16,37 @@ MANY_RANKS = 64  # a cluster of more ranks is left to other methods
 
 
 def fits(problem: Problem) -> int:
-    """All pairs of ranks are joined; the first choice where they are joined with equal capacity."""
-    large = problem.n > MANY_RANKS and problem.boxes
-    if large or problem.logical is None or not planes(problem.logical):
+    """All pairs of ranks are joined; the first choice where they are joined with equal capacity.
+
+    Where PCIe or host links join all pairs, and NVLink some, stars on the slow links are the last choice: few bytes
+    take one hop.
+    """
+    if problem.n > MANY_RANKS and problem.boxes:
         return 0
-    return 1 if uniform(problem.logical) else 3
+    if problem.logical is not None and planes(problem.logical):
+        return 1 if uniform(problem.logical) else 3
+    return 8 if _on_slow_links(problem) is not None else 0
 
 
 def plan(problem: Problem) -> Solution:
     """Stars at the best rate that the links carry."""
-    assert problem.logical is not None
-    trees = onehop(problem.n, problem.collective, problem.root, planes(problem.logical))
-    return Solution(*scaled(trees, link_loads(problem.collective, trees), problem.fabric.arcs))
+    taken: Problem | None = problem
+    if problem.logical is None or not planes(problem.logical):
+        taken = _on_slow_links(problem)
+    assert taken is not None
+    assert taken.logical is not None
+    trees = onehop(taken.n, taken.collective, taken.root, planes(taken.logical))
+    rated = scaled(trees, link_loads(taken.collective, trees), taken.fabric.arcs)
+    return Solution(*rated, fabric=None if taken is problem else taken.fabric)
+
+
+def _on_slow_links(problem: Problem) -> Problem | None:
+    """The problem on PCIe and host links alone, if some others are beside them, and these join all pairs."""
+    slow = fabric(problem.fabric.topology, SLOW)
+    if not slow.arcs or not set(FAST) & set(problem.fabric.kinds):
+        return None
+    part = Problem(slow, problem.collective, problem.root)
+    return part if part.logical is not None and planes(part.logical) else None
 
 
 def planes(g: LogicalGraph) -> list[tuple[Fraction, dict[Arc, Path]]]:

@@ -3,17 +3,24 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from blinkmpi.planning.explain import Explanation, explanation
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.call import Call
-from blinkmpi.topology import Topology
+from blinkmpi.topology import Topology, machine, modify
+from blinkmpi.trees import pack
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES, ROOTED
 from tests.unit.planning.rails import rails
 from tests.unit.trees.packings import even_call
 
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
+
+
+def drawn(name: str) -> Topology:
+    """One of the machines that were drawn at random."""
+    return Topology.from_json((MACHINES / f"{name}.json").read_text())
 
 
 def calls(n: int) -> list[Call]:
@@ -41,7 +48,7 @@ def the_best_is_taken(plan: Plan, topology: Topology) -> None:
 @pytest.mark.parametrize("name", ["two-unequal-switches", "three-unlike-boxes"])
 def test_roots_take_different_schemes(name: str) -> None:
     """One scheme for all roots runs at down to 44 % of what the plan has for some of them."""
-    topology = Topology.from_json((MACHINES / f"{name}.json").read_text())
+    topology = drawn(name)
     plan = make_plan(topology)
     own = [rule for rule in plan.rules if rule.root >= 0]
     assert own
@@ -68,3 +75,42 @@ def test_a_plan_that_passes_nothing_over_has_no_word_of_it() -> None:
     text = make_plan(rails(2, 2)).to_json()
     assert "passed_over" not in text
     assert '"root": -1' in text, "of packings"
+
+
+# ---------------------------------------------------------------- several kinds of links
+
+
+BRIDGES = modify(drawn("pcie-with-nvlink-bridges"), gpus="0-3")
+ISLANDS = drawn("nvlink-islands-on-pcie")
+
+
+@pytest.mark.parametrize(
+    ("topology", "collective", "mbps", "on_pcie"),
+    [
+        (BRIDGES, "allreduce", 63_000, 21_000),
+        (BRIDGES, "allgather", 126_000, 42_000),
+        (modify(machine("dgx-1v"), gpus="0,1,2,7"), "allreduce", 15_750, 10_500),
+        (ISLANDS, "allreduce", 15_750, 8_750),
+        (ISLANDS, "scatter", 157_500, 17_500),
+    ],
+)
+def test_nvlink_that_joins_some_ranks_is_used_beside_what_joins_all(
+    topology: Topology, collective: str, mbps: int, on_pcie: int
+) -> None:
+    slow = replace(topology, links=tuple(k for k in topology.links if k.kind != "nvlink"))
+    assert pack(slow, collective).rate == on_pcie
+    packing = pack(topology, collective)
+    assert (packing.rate, packing.bound) == (mbps, mbps)
+    assert {"nvlink", "pcie"} <= set(packing.links.split("+"))
+
+
+def test_packets_take_one_hop_over_pcie_and_long_vectors_all_links() -> None:
+    plan = make_plan(BRIDGES, gpus="onehop")
+    for collective in ("allreduce", "broadcast", "scatter"):
+        rows = [rule for rule in plan.rules if rule.collective == collective]
+        assert [row.scheme for row in rows if row.protocol != "slots"] == ["onehop"] * (len(rows) - 1)
+        assert plan.packing(collective, 0, "onehop").links == "pcie"
+        assert not any(row.protocol.startswith("ll128") for row in rows), "a line stays whole on NVLink alone"
+        long = plan.packing(collective, 0, rows[-1].scheme)
+        assert long.optimal
+        assert "nvlink" in long.links
