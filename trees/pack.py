@@ -47,6 +47,8 @@ METHODS: dict[str, Method] = {
                     arborescences_by_flow.fits, arborescences_by_flow.plan, costly=True),
     "columns": Method("columns", "a linear program over trees whose edges are cheapest paths",
                       column_generation.fits, column_generation.plan, costly=True),
+    "pairs": Method("pairs", "a linear program over pairs of trees, one to a root and another from it",
+                    column_generation.fits_pairs, column_generation.plan_pairs, costly=True),
     # Only if asked for by name: Blink's own stages, limits on trees, and baselines.
     "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan, auto=False),
     "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan, auto=False),
@@ -119,7 +121,7 @@ def extra_methods(topology: Topology, collective: str, *, root: int = 0) -> tupl
     if topology.n == 1 or collective == "barrier" or shared_memory(topology) is not None:
         return ()
     problem = Problem(choose_links(topology, collective, root), collective, root)
-    return tuple(name for name, m in METHODS.items() if not m.auto and m.fits(problem))
+    return tuple(name for name, m in METHODS.items() if not m.auto and _turn(problem, name))
 
 
 def _on_links(problem: Problem, method: str) -> Packing:
@@ -161,15 +163,20 @@ def _used(problem: Problem, found: Solution) -> Problem:
 
 def _candidates(problem: Problem) -> tuple[str, ...]:
     """Methods that ``auto`` may take for the problem, in the order in which to try them."""
-    turns = {name: m.fits(problem) for name, m in METHODS.items() if m.auto}
+    turns = {name: _turn(problem, name) for name, m in METHODS.items() if m.auto}
     return tuple(sorted((name for name, turn in turns.items() if turn), key=lambda name: turns[name]))
+
+
+def _turn(problem: Problem, name: str) -> int:
+    """When to try a method; 0 if it cannot plan the problem."""
+    return METHODS[name].fits(problem) if name == "pairs" or not problem.pairs_only else 0
 
 
 def _wanted(problem: Problem, method: str) -> tuple[str, ...]:
     """All candidates for ``auto``, else the one method asked for."""
     if method == "auto":
         return _candidates(problem)
-    able = tuple(name for name, m in METHODS.items() if m.fits(problem))
+    able = tuple(name for name in METHODS if _turn(problem, name))
     return (_checked(method, able, problem.collective, problem.fabric.topology),)
 
 
@@ -184,7 +191,7 @@ def _without_bytes(t: Topology, collective: str, root: int, method: str, memory:
             links, tree = "memory", star_tree(t.n, memory)
         else:
             fabric = choose_links(t, collective, 0)
-            links, tree = "+".join(fabric.kinds), chains.shallow(fabric.two_way, 0)
+            links, tree = "+".join(fabric.kinds), chains.shallow(fabric, 0)
     return _packing(t, collective, root, name, links, ((tree,), Fraction(1), trivial(why)), why)
 
 

@@ -73,6 +73,11 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
         return oriented(self.fabric, self.collective)
 
     @cached_property
+    def pairs_only(self) -> bool:
+        """Whether this is an AllReduce on links that do not join the ranks by the same way there and back."""
+        return self.collective == "allreduce" and len(self.oriented.reached(0) & set(range(self.n))) < self.n
+
+    @cached_property
     def boxes(self) -> tuple[Box, ...]:
         """The boxes of a cluster; empty where the fabric is not one."""
         return boxes_of(self.fabric, self.collective)

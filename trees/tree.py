@@ -8,7 +8,8 @@ collective      trees                              load that a tree of weight w 
 =============== ================================== ===========================================
 broadcast       spanning, all from one root        w along each edge
 reduce          spanning, all from one root        w against each edge
-allreduce       spanning, any roots                w along and w against each edge
+allreduce       spanning, any roots                w along and w against each edge; or w along each edge
+                                                   of a tree from the root and of another one to it
 allgather       spanning, each rank roots rate/n   w along each edge
 reduce_scatter  spanning, each rank roots rate/n   w against each edge
 gather          path root -> one source            w against each edge
@@ -67,17 +68,41 @@ def depth_of(root: int, arcs: Iterable[tuple[int, int]]) -> int:
     return max(level.values())
 
 
-class Tree(Value, frozen=True):
-    """Edges away from ``root``, parents before children."""
+class Tree(Value, frozen=True, omit_defaults=True):
+    """Edges away from ``root``, parents before children.
+
+    Partial results come to the root against them; in an AllReduce they may take another tree, ``up``, whose edges point
+    to the root, children before parents.
+    """
 
     root: int
     edges: tuple[Edge, ...]
     weight: Fraction
+    up: tuple[Edge, ...] = ()
+
+    @property
+    def upward(self) -> tuple[Edge, ...]:
+        """The edges on which partial results come to the root, children before parents."""
+        return self.up or tuple(Edge(e.dst, e.src, e.path[::-1]) for e in reversed(self.edges))
+
+    def paths(self, src: int, dst: int, *, up: bool) -> list[tuple[int, ...]]:
+        """The ways on which bytes go from one rank to another: on an edge to the root and on one from it.
+
+        Args:
+            up: whether that to the root comes first.
+        """
+        down = [e.path for e in self.edges if (e.src, e.dst) == (src, dst)]
+        if self.up:
+            rising = [e.path for e in self.up if (e.src, e.dst) == (src, dst)]
+        else:
+            rising = [e.path[::-1] for e in self.edges if (e.dst, e.src) == (src, dst)]
+        return [*rising, *down] if up else [*down, *rising]
 
     @property
     def depth(self) -> int:
-        """Hops from the root to the farthest rank."""
-        return depth_of(self.root, ((e.src, e.dst) for e in self.edges))
+        """Hops between the root and the farthest rank."""
+        down = depth_of(self.root, ((e.src, e.dst) for e in self.edges))
+        return max(down, depth_of(self.root, ((e.dst, e.src) for e in reversed(self.up))))
 
     def children(self, rank: int) -> tuple[int, ...]:
         """Ascending children of ``rank``."""

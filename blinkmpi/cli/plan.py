@@ -206,7 +206,8 @@ def report(packing: Packing, seconds: float | None = None) -> dict[str, Any]:
     """What ``plan --json`` says about one collective."""
     p = packing
     trees = [
-        {"root": tree.root, "edges": [[e.src, e.dst] for e in tree.edges], "depth": tree.depth,
+        {"root": tree.root, "edges": [[e.src, e.dst] for e in tree.edges],
+         **({"up": [[e.src, e.dst] for e in tree.up]} if tree.up else {}), "depth": tree.depth,
          "weight_gbps": float(tree.weight / 1000), "share": f"{share.numerator}/{share.denominator}"}
         for tree, share in zip(p.trees, shares(p), strict=True)
     ]  # fmt: skip

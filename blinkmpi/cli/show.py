@@ -181,9 +181,12 @@ def _spread(s: Spread) -> str:
 
 
 def edges_text(tree: Tree) -> str:
-    """``0>1,3  1>5``: each parent with its children."""
+    """``0>1,3  1>5``: each parent with its children; ``up 5>1  1,3>0``: each parent with those that send to it."""
     parents = groupby(tree.edges, key=lambda e: e.src)
-    return "  ".join(f"{src}>{','.join(str(e.dst) for e in edges)}" for src, edges in parents) or "none"
+    down = "  ".join(f"{src}>{','.join(str(e.dst) for e in edges)}" for src, edges in parents) or "none"
+    parents = groupby(tree.up, key=lambda e: e.dst)
+    up = "  ".join(f"{','.join(str(e.src) for e in edges)}>{dst}" for dst, edges in parents)
+    return f"{down}  up {up}" if up else down
 
 
 def simulation(facts: Mapping[str, str], rows: Sequence[tuple[str, float]], more: int) -> RenderableType:

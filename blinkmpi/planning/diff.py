@@ -78,16 +78,19 @@ def _trees(p: Packing) -> Mapping[str, Fraction]:
     """Root and edges of a tree, as people read them, to its share of the vector."""
     found: Counter[str] = Counter()
     for tree, share in zip(p.trees, shares(p), strict=True):
-        edges = " ".join(f"{e.src}>{e.dst}" for e in sorted(tree.edges, key=lambda e: (e.src, e.dst)))
-        found[f"{tree.root}: {edges}"] += share  # type: ignore[assignment]
+        down, up = (
+            " ".join(f"{e.src}>{e.dst}" for e in sorted(edges, key=lambda e: (e.src, e.dst)))
+            for edges in (tree.edges, tree.up)
+        )
+        found[f"{tree.root}: {down}{f' up {up}' if up else ''}"] += share  # type: ignore[assignment]
     return dict(found)  # type: ignore[arg-type]
 
 
 def _loads(p: Packing) -> Counter[tuple[int, int]]:
-    """MB/s that the trees put on every hop, away from the roots."""
+    """MB/s that the trees put on every hop, on the way that their edges point."""
     found: Counter[tuple[int, int]] = Counter()
     for tree in p.trees:
-        for edge in tree.edges:
+        for edge in (*tree.edges, *tree.up):
             for hop in pairwise(edge.path):
                 found[hop] += tree.weight  # type: ignore[assignment]
     return found

@@ -159,6 +159,12 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
                         raise PlanError(f"{where}: trees[{j}]: {e.src}->{e.dst} by {quoted(e.path)} is no edge to a "
                                         "rank that the tree does not have yet, parents first; plan again")  # fmt: skip
                     reached.add(e.dst)
+                above = {tree.root}
+                for e in reversed(tree.up):
+                    if e.dst not in above or e.src in above or not 0 <= e.src < self.n or len(e.path) < 2:
+                        raise PlanError(f"{where}: trees[{j}].up: {e.src}->{e.dst} by {quoted(e.path)} is no edge from "
+                                        "a rank that the tree does not have yet, parents last; plan again")  # fmt: skip
+                    above.add(e.src)
         for i, r in enumerate(self.rules):
             if min(r.min_bytes, r.chunk_bytes, r.depth, r.ctas) < 0:
                 raise PlanError(f"rules[{i}], {r.collective}: a number below 0; plan again")

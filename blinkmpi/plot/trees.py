@@ -90,13 +90,14 @@ def _title(figure: Figure, p: Packing, t: Topology, drawn: int) -> None:
         return
     method = p.reason.partition(":")[0]
     facts = f"{rate:.4g} GB/s, {gap_text(rate, bound, p.optimal)}; {count}{some}, method {method}, over {p.links}"
+    facts += "; dashed: to the root" if any(tree.up for tree in p.trees) else ""
     figure.text(0.02, lines[1], facts, fontsize=11, color=DARK)
     proof = textwrap.shorten(f"bound {bound:.4g} GB/s: {p.certificate.text}", 150, placeholder=" ...")
     figure.text(0.02, lines[2], proof, fontsize=9.5, color="#666666")
 
 
 def _unused(packing: Packing, arcs: dict[tuple[int, int], int]) -> set[frozenset[int]]:
-    used = {frozenset(hop) for tree in packing.trees for e in tree.edges for hop in pairwise(e.path)}
+    used = {frozenset(hop) for tree in packing.trees for e in (*tree.edges, *tree.up) for hop in pairwise(e.path)}
     return {frozenset(arc) for arc in arcs} - used
 
 
@@ -140,23 +141,24 @@ def _machine(
 def _trees(
     axes: Axes, trees: Sequence[Tree], paint: Sequence[str], spots: Sequence[Position], *, small: bool = False
 ) -> None:
-    """Each edge a curve with an arrow away from the root; side by side where trees share a link."""
+    """Each edge a curve with an arrow to where its bytes go, dashed on the way up; side by side on a shared link."""
     from matplotlib.collections import LineCollection, PolyCollection
 
     most = max(float(tree.weight) for tree in trees)
-    crowd = min(1.0, sqrt(40 / max(1, sum(len(tree.edges) for tree in trees))))
-    sharing: dict[frozenset[int], list[tuple[int, int, int]]] = {}
-    for i, tree in enumerate(trees):
-        for e in tree.edges:
-            sharing.setdefault(frozenset((e.src, e.dst)), []).append((i, e.src, e.dst))
+    ways = [[(False, e) for e in tree.edges] + [(True, e) for e in tree.up] for tree in trees]
+    crowd = min(1.0, sqrt(40 / max(1, sum(map(len, ways)))))
+    sharing: dict[frozenset[int], list[tuple[int, bool, int, int]]] = {}
+    for i, some in enumerate(ways):
+        for up, e in some:
+            sharing.setdefault(frozenset((e.src, e.dst)), []).append((i, up, e.src, e.dst))
     lines: list[Points] = []
     heads: list[Points] = []
-    widths, colours = [], []
+    widths, colours, styles = [], [], []
     for i, tree in enumerate(trees):
         thick = (1.2 + 2.6 * float(tree.weight) / most) * (0.55 if small else 1.0)
-        for e in tree.edges:
+        for up, e in ways[i]:
             users = sharing[frozenset((e.src, e.dst))]
-            lane = users.index((i, e.src, e.dst)) - (len(users) - 1) / 2
+            lane = users.index((i, up, e.src, e.dst)) - (len(users) - 1) / 2
             sign = 1 if e.src < e.dst else -1
             line = curve([spots[v] for v in e.path], lane * sign, crowd=len(users))
             size = spots[e.dst].size * (0.5 if small else 0.34) * (0.7 + 0.5 * float(tree.weight) / most)
@@ -164,7 +166,10 @@ def _trees(
             heads.append(arrow_head(line, size))
             widths.append(thick * spots[0].scale * crowd)
             colours.append(paint[i])
-    axes.add_collection(LineCollection(lines, colors=colours, linewidths=widths, zorder=2, capstyle="butt"))
+            styles.append("dashed" if up else "solid")
+    axes.add_collection(
+        LineCollection(lines, colors=colours, linewidths=widths, linestyles=styles, zorder=2, capstyle="butt")
+    )
     axes.add_collection(PolyCollection(heads, facecolors=colours, edgecolors="none", zorder=3))
 
 

@@ -152,17 +152,16 @@ class _Model:
             channel = self.program.channels[c]
             width = (accumulator_of if channel.partial else dtype_of)(self.program.call.dtype).itemsize
             for rank in channel.readers:
-                links = self._path(channel.tree, stage.rank, rank)
+                links = self._path(channel.tree, stage.rank, rank, partial=channel.partial)
                 links = [k for k in links if kind in (None, k.kind)]
                 booked = tuple(self._on(link, width * stage.count, stage.count) for link in links)
                 found.append(_Transfer(booked, max((LATENCY[k.kind] for k in links), default=0.0), (reader[c, rank],)))
         return tuple(found)
 
-    def _path(self, number: int, src: int, dst: int) -> list[Link]:
-        """The links from ``src`` to ``dst`` along (or against) an edge of tree ``number``."""
+    def _path(self, number: int, src: int, dst: int, *, partial: bool) -> list[Link]:
+        """The links from ``src`` to ``dst`` on an edge of tree ``number``: of partial results, one to the root."""
         trees = self._packing.trees
-        paths = [e.path if e.src == src else e.path[::-1] for e in (trees[number].edges if number < len(trees) else ())
-                 if {e.src, e.dst} == {src, dst}]  # fmt: skip
+        paths = trees[number].paths(src, dst, up=partial) if number < len(trees) else []
         if not paths:
             raise PlanError(f"the program sends from rank {src} to {dst} on tree {number}, which has no such edge; "
                             "lower the call from this packing")  # fmt: skip

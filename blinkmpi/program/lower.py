@@ -231,10 +231,11 @@ class _Builder:
         self, number: int, tree: Tree, length: int, local: int, store: int, *, turn: bool = False
     ) -> dict[int, int]:
         """Reduce towards the root. Returns the root's channels down, by reader, if ``turn``."""
-        to_parent = {e.dst: self._channel(number, e.dst, (e.src,), partial=True) for e in reversed(tree.edges)}
+        upward = tree.upward
+        to_parent = {e.src: self._channel(number, e.src, (e.dst,), partial=True) for e in upward}
         down = self._outs(number, tree, tree.root) if turn else {}
-        for rank in (*(e.dst for e in reversed(tree.edges)), tree.root):
-            children = tree.children(rank)
+        for rank in (*(e.src for e in upward), tree.root):
+            children = sorted(e.src for e in upward if e.dst == rank)
             operands = sorted([(rank, -1), *((child, i) for i, child in enumerate(children))])
             root = rank == tree.root
             ins, fold = tuple(to_parent[child] for child in children), tuple(i for _, i in operands)

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.topology import machine, modify
+from blinkmpi.topology.model import Device, Link, Topology
 from tests.conformance import COLLECTIVES, PLANNED, Case, cases, expected, inputs, mistakes, same
 from tests.conformance_calls import before, call
 from tests.harness import mpi
@@ -61,6 +62,20 @@ def test_collective(comm: MPI.Intracomm, collective: str) -> None:
         for scheme in ours_schemes(comm, name):
             with blinkmpi.Communicator(comm, algo=f"{name}:{scheme}") as ours:
                 run_all(ours, some)
+
+
+@mpi(ranks=(3, 4), timeout=90)
+def test_trees_to_a_root_that_differ_from_those_from_it(comm: MPI.Intracomm) -> None:
+    """A ring of links that lead one way."""
+    n = comm.size
+    links = tuple(Link(r, (r + 1) % n, "nvlink", 1, 25_000) for r in range(n))
+    ring = Topology("ring", tuple(Device("gpu", 0, r) for r in range(n)), (), links)
+    for executor in ("auto", "numpy"):
+        with blinkmpi.Communicator(comm, topology=ring, executor=executor) as ours:
+            assert ours.plans.rule("allreduce", 1 << 20).scheme == "pairs"
+            ours.Barrier()
+            for collective in ("allreduce", "scan", "alltoall", "reduce"):
+                run_all(ours, list(cases(collective, n, full=False)))
 
 
 def ours_schemes(comm: MPI.Intracomm, collective: str) -> tuple[str, ...]:

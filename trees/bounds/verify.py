@@ -15,7 +15,7 @@ from ..graph.edge_table import WORTH_IT, EdgeTable
 from ..graph.fabric import Fabric, capacity_across, capacity_leaving, fabric, name_of
 from ..graph.loads import core_loads, link_loads
 from ..patterns.shared_memory import core_rates
-from ..tree import AGAINST, ALONG, COLLECTIVES, PER_RANK, ROOTED, Certificate, Packing, Tree
+from ..tree import AGAINST, ALONG, COLLECTIVES, PER_RANK, ROOTED, Certificate, Edge, Packing, Tree
 from .prices import FAR, cheapest
 
 REMEDY = "plan again with blinkmpi.trees.pack"
@@ -45,7 +45,7 @@ def _fail(packing: Packing, what: str) -> NoReturn:
 
 def _proved_at_once(p: Packing, f: Fabric) -> bool:
     """Check trees and links of a large packing by arrays; where this finds a fault, the loops below name it."""
-    if p.multicast or p.collective in ("gather", "scatter", "barrier") or not f.arcs:
+    if p.multicast or p.collective in ("gather", "scatter", "barrier") or not f.arcs or any(t.up for t in p.trees):
         return False
     if sum(len(t.edges) for t in p.trees) < WORTH_IT:
         return False
@@ -77,36 +77,47 @@ def _check_tree(p: Packing, f: Fabric, where: str, tree: Tree) -> None:
         _fail(p, f"{where} has weight {tree.weight}, expected more than 0")
     if not 0 <= tree.root < p.n or (p.collective in ROOTED and tree.root != p.root):
         _fail(p, f"{where} has root {tree.root}, expected {p.root if p.collective in ROOTED else f'0..{p.n - 1}'}")
-    reached = {tree.root}
-    for e in tree.edges:
-        if e.src not in reached:
-            _fail(p, f"{where} edge {e.src}->{e.dst}: {e.src} is not reached yet, expected parents before children")
-        if e.dst in reached or not 0 <= e.dst < p.n:
-            _fail(p, f"{where} edge {e.src}->{e.dst}: expected a rank of 0..{p.n - 1} that the tree does not have yet")
-        reached.add(e.dst)
-        inside = e.path[1:-1]
-        if len(e.path) < 2 or e.path[0] != e.src or e.path[-1] != e.dst:
-            _fail(p, f"{where} edge {e.src}->{e.dst}: path {e.path} must begin and end with the edge's ranks")
-        if any(v < p.n for v in inside) or len(set(e.path)) < len(e.path):
-            _fail(p, f"{where} edge {e.src}->{e.dst}: path {e.path} may cross switches alone, each once")
-        _check_path(p, f, where, e.path)
+    if tree.up and (p.collective != "allreduce" or p.multicast):
+        _fail(p, f"{where} has another tree up, which is for an allreduce over links")
+    along, against = p.collective in ALONG or p.collective == "barrier", p.collective in AGAINST and not tree.up
+    hops = [(e.src, e.dst, e) for e in tree.edges]
+    reached = _check_edges(p, f, where, tree.root, hops, along=along, against=against)
     if p.collective in ("gather", "scatter"):
         if any(a.dst != b.src for a, b in pairwise(tree.edges)):
             _fail(p, f"{where} must be a path from the root to one rank, got {[(e.src, e.dst) for e in tree.edges]}")
-    elif len(reached) < p.n:
+        reached = set(range(p.n))
+    elif tree.up:
+        hops = [(e.dst, e.src, e) for e in reversed(tree.up)]
+        reached &= _check_edges(p, f, f"{where} up", tree.root, hops, along=True, against=False)
+    if len(reached) < p.n:
         _fail(p, f"{where} does not reach ranks {sorted(set(range(p.n)) - reached)}, expected all {p.n}")
 
 
-def _check_path(p: Packing, f: Fabric, where: str, path: tuple[int, ...]) -> None:
-    for a, b in pairwise(path):
-        needed = []
-        if p.collective not in AGAINST or p.collective in ALONG:
-            needed.append((a, b))
-        if p.collective in AGAINST or p.collective == "barrier":
-            needed.append((b, a))
-        for arc in needed:
-            if arc not in f.arcs:
-                _fail(p, f"{where} uses link {arc[0]}->{arc[1]}, which is not among the {p.links or 'no'} links")
+def _check_edges(
+    p: Packing, f: Fabric, where: str, root: int, hops: list[tuple[int, int, Edge]], *, along: bool, against: bool
+) -> set[int]:
+    """Check edges and the links that they use; returns the ranks that they join to the root.
+
+    Args:
+        hops: parent, child and edge, parents before children.
+        along, against: the directions in which bytes cross the paths of the edges.
+    """
+    reached = {root}
+    for parent, child, e in hops:
+        if parent not in reached:
+            _fail(p, f"{where} edge {e.src}->{e.dst}: {parent} is not reached yet, expected parents before children")
+        if child in reached or not 0 <= child < p.n:
+            _fail(p, f"{where} edge {e.src}->{e.dst}: expected a rank of 0..{p.n - 1} that the tree does not have yet")
+        reached.add(child)
+        if len(e.path) < 2 or e.path[0] != e.src or e.path[-1] != e.dst:
+            _fail(p, f"{where} edge {e.src}->{e.dst}: path {e.path} must begin and end with the edge's ranks")
+        if any(v < p.n for v in e.path[1:-1]) or len(set(e.path)) < len(e.path):
+            _fail(p, f"{where} edge {e.src}->{e.dst}: path {e.path} may cross switches alone, each once")
+        for a, b in pairwise(e.path):
+            for wanted, arc in ((along, (a, b)), (against, (b, a))):
+                if wanted and arc not in f.arcs:
+                    _fail(p, f"{where} uses link {arc[0]}->{arc[1]}, which is not among the {p.links or 'no'} links")
+    return reached
 
 
 def _check_sums(p: Packing) -> None:
@@ -130,7 +141,7 @@ def _check_sums(p: Packing) -> None:
 def _check_links(p: Packing, f: Fabric) -> None:
     for (u, v), load in sorted(link_loads(p.collective, p.trees).items()):
         if load > f.arcs[u, v]:
-            users = [i for i, t in enumerate(p.trees) if any({u, v} <= set(e.path) for e in t.edges)]
+            users = [i for i, t in enumerate(p.trees) if any({u, v} <= set(e.path) for e in (*t.edges, *t.up))]
             _fail(p, f"link {u}->{v} carries {load} MB/s of trees {users}, expected at most {f.arcs[u, v]}")
 
 

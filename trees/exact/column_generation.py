@@ -1,8 +1,10 @@
-"""Method ``columns``: column generation, a linear program over trees, priced by cheapest arborescences.
+"""Methods ``columns`` and ``pairs``: column generation, a linear program over trees priced by cheapest arborescences.
 
 The edges of a tree are the cheapest paths through switches, so no switch is split, links may be unequal both ways, and
 switches may be wired to switches. Only the basis comes from the solver's floats: weights and prices are solved again in
 integers (:mod:`.rational`), and the prices become the certificate where cuts are not tight (:mod:`~..bounds.prices`).
+
+``pairs`` is for an AllReduce on links of unequal directions: its columns are a tree to a root and another one from it.
 """
 
 from collections.abc import Sequence
@@ -31,20 +33,23 @@ EPSILON = 1e-9
 VIOLATION = 1e-9  # of the bound
 GRAIN = 10**6
 Floats = NDArray[np.float64]
+INEXACT = "the linear program has no exact solution within the links"
 
 
 class Column(NamedTuple):
-    """A tree: its paths in order, and how often it uses each arc (by number)."""
+    """A tree: its paths in order, how often it uses each arc (by number), and the paths of another tree to its root."""
 
     root: int
     paths: tuple[Path, ...]
     arcs: tuple[int, ...]
+    up: tuple[Path, ...] = ()
 
 
 class MasterProblem:
     """The trees found so far and the linear program over them.
 
-    ``pairs`` is for the bound of AllReduce alone: one tree up and another one down, with the same root.
+    Args:
+        pairs: for an AllReduce: one tree up and another one down, with the same root.
     """
 
     def __init__(self, problem: Problem, *, pairs: bool = False) -> None:
@@ -85,17 +90,20 @@ class MasterProblem:
 
     def _pair(self, metric: CheapestPaths) -> tuple[Column, float]:
         """The cheapest pair of a tree up and a tree down with the same root."""
-        best: tuple[float, int, list[tuple[int, int]]] | None = None
+        best: tuple[float, int, list[int], list[int]] | None = None
+        towards = np.ascontiguousarray(metric.cost.T)
         for root in range(self.problem.n):
-            down = arborescence(metric.cost, root)
-            up = arborescence(np.ascontiguousarray(metric.cost.T), root)
-            hops = [(p, v) for v, p in enumerate(down) if v != root] + [(v, p) for v, p in enumerate(up) if v != root]
-            total = sum(float(metric.cost[hop]) for hop in hops)
+            down, up = arborescence(metric.cost, root), arborescence(towards, root)
+            total = sum(float(metric.cost[p, v]) for v, p in enumerate(down) if v != root)
+            total += sum(float(metric.cost[v, p]) for v, p in enumerate(up) if v != root)
             if best is None or total < best[0]:
-                best = total, root, hops
+                best = total, root, down, up
         assert best is not None
-        paths = tuple(metric.path(u, v) for u, v in best[2])
-        return Column(best[1], paths, tuple(sorted(self.number[arc] for p in paths for arc in pairwise(p)))), best[0]
+        total, root, down, up = best
+        paths = tuple(metric.path(u, v) for u, v in ordered(root, down))
+        rising = tuple(metric.path(v, u) for u, v in reversed(ordered(root, up)))
+        used = sorted(self.number[arc] for path in (*paths, *rising) for arc in pairwise(path))
+        return Column(root, paths, tuple(used), rising), total
 
     def _add(self, column: Column) -> int:
         if column in self._known:
@@ -157,6 +165,29 @@ def fits(problem: Problem) -> int:
     return 5 if 1 < problem.n <= MOST_RANKS and not problem.by_paths else 0
 
 
+def fits_pairs(problem: Problem) -> int:
+    """An AllReduce on links of unequal directions, up to the same size."""
+    return 6 if problem.collective == "allreduce" and fits(problem) and not problem.fabric.even else 0
+
+
+def plan_pairs(problem: Problem) -> Solution | str:
+    """The best packing of pairs of trees, and the bound of AllReduce with it."""
+    master, weights, y = _pairs(problem)
+    trees = _weighted(master, weights, y)
+    if not trees:
+        return INEXACT
+    return Solution(trees, sum((t.weight for t in trees), Fraction(0)))
+
+
+def _pairs(problem: Problem) -> tuple[MasterProblem, Floats, Floats]:
+    """The linear program over pairs of trees, solved; its prices are taken as the bound."""
+    if "pairs" not in problem.fabric.memo:
+        problem.fabric.memo["pairs"] = found = _solved(MasterProblem(problem, pairs=True))
+        _tighten(*found)
+    solved: tuple[MasterProblem, Floats, Floats] = problem.fabric.memo["pairs"]
+    return solved
+
+
 def plan(problem: Problem) -> Solution | str:
     """The best packing of the linear program, exact where its basis can be solved again in integers."""
     key = ("columns", problem.collective, problem.root)
@@ -170,11 +201,11 @@ def _search(problem: Problem) -> Solution | str:
     master, weights, y = _solved(MasterProblem(problem))
     trees = _weighted(master, weights, y)
     if not trees:
-        return "the linear program has no exact solution within the links"
+        return INEXACT
     rate = sum((t.weight for t in trees), Fraction(0))
     _tighten(master, weights, y)
     if master.both and not problem.met(rate):
-        _tighten(*_solved(MasterProblem(problem, pairs=True)))
+        _pairs(problem)
     return Solution(trees, rate)
 
 
@@ -260,12 +291,17 @@ def _even(owners: Ints, weights: Sequence[Fraction]) -> list[Fraction]:
 
 def _trees(master: MasterProblem, columns: Sequence[Column], weights: Sequence[Fraction]) -> tuple[Tree, ...]:
     trees = [
-        Tree(c.root, tuple(Edge(p[0], p[-1], p) for p in c.paths), w * master.f.unit)
+        Tree(c.root, _edges(c.paths), w * master.f.unit, _edges(c.up))
         for c, w in zip(columns, weights, strict=True)
         if w
     ]
-    assert all(load <= master.f.arcs[arc] for arc, load in link_loads("broadcast", trees).items())
-    return tuple(sorted(trees, key=lambda t: (t.root, -t.weight, [e.path for e in t.edges])))
+    kind = "allreduce" if master.pairs else "broadcast"
+    assert all(load <= master.f.arcs[arc] for arc, load in link_loads(kind, trees).items())
+    return tuple(sorted(trees, key=lambda t: (t.root, -t.weight, [e.path for e in (*t.edges, *t.up)])))
+
+
+def _edges(paths: Sequence[Path]) -> tuple[Edge, ...]:
+    return tuple(Edge(path[0], path[-1], path) for path in paths)
 
 
 def _certificate(master: MasterProblem, weights: Floats, y: Floats) -> Certificate | None:

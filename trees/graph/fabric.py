@@ -141,8 +141,7 @@ class Fabric(msgspec.Struct, frozen=True, dict=True):
             return everybody <= self.reached(root)
         if collective in ("reduce", "gather"):
             return everybody <= self.backwards.reached(root)
-        there = self.two_way if collective in ("allreduce", "barrier") else self
-        return everybody <= there.reached(0) and everybody <= there.backwards.reached(0)
+        return everybody <= self.reached(0) and everybody <= self.backwards.reached(0)
 
 
 def fabric(topology: Topology, kinds: Iterable[str]) -> Fabric:
@@ -184,13 +183,10 @@ def choose_links(topology: Topology, collective: str, root: int) -> Fabric:
         found = fabric(topology, kinds)
         if found.arcs and found.serves(collective, root):
             return found
-    whole = fabric(topology, topology.kinds())
-    loose = whole.two_way if collective in ("allreduce", "barrier") else whole
-    names = " | ".join(name_of(topology, part) for part in loose.parts())
-    both = " in both directions" if loose is not whole else ""
+    names = " | ".join(name_of(topology, part) for part in fabric(topology, topology.kinds()).parts())
     raise TopologyError(
-        f"{topology.name}: {collective} needs links that join all {topology.n} ranks{both}, but they fall into "
-        f"{names}; add the missing links or take a subset of devices that is connected"
+        f"{topology.name}: {collective} needs links that join all {topology.n} ranks, but they fall into {names}; add "
+        "the missing links or take a subset of devices that is connected"
     )
 
 

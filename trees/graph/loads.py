@@ -25,13 +25,12 @@ def link_loads(collective: str, trees: Iterable[Tree]) -> dict[Arc, Fraction]:
     loads: dict[Arc, int] = {}
     for tree in trees:
         weight = tree.weight.numerator * (scale // tree.weight.denominator)
-        for edge in tree.edges:
-            if collective in ALONG:
-                for arc in pairwise(edge.path):
-                    loads[arc] = loads.get(arc, 0) + weight
-            if collective in AGAINST:
-                for arc in pairwise(edge.path[::-1]):
-                    loads[arc] = loads.get(arc, 0) + weight
+        paths = [edge.path for edge in tree.edges] if collective in ALONG else []
+        if collective in AGAINST:
+            paths += [edge.path for edge in tree.up] or [edge.path[::-1] for edge in tree.edges]
+        for path in paths:
+            for arc in pairwise(path):
+                loads[arc] = loads.get(arc, 0) + weight
     return {arc: Fraction(load, scale) for arc, load in loads.items()}
 
 

@@ -178,13 +178,11 @@ class CudaContext:
 
     def _paths(self, program: Program, rule: Rule) -> list[tuple[int, ...]]:
         """The vertices that every channel passes."""
-        packing = self.plans.packing(program.call.collective, program.call.root, rule.scheme)
-        paths = [{(e.src, e.dst): e.path for e in tree.edges} for tree in packing.trees]
+        trees = self.plans.packing(program.call.collective, program.call.root, rule.scheme).trees
         found = []
-        for channel in program.channels:
-            ends = (channel.writer, channel.readers[0])
-            path = next(p for tree in (paths[channel.tree % len(paths)], *paths) for p in (_path(tree, ends),) if p)
-            found.append(path)
+        for c in program.channels:
+            near = itertools.chain((trees[c.tree % len(trees)],), trees)
+            found.append(next(p for tree in near for p in tree.paths(c.writer, c.readers[0], up=c.partial)))
         return found
 
     def _in_host_memory(self, program: Program, rule: Rule) -> tuple[int, ...]:
@@ -360,11 +358,3 @@ def _choice(text: str, rule: Rule, loaded: LoadedKernel) -> str:
     where = f"{loaded.grid} groups of {loaded.block} threads, {loaded.kernel.registers} registers"
     chunk = f", chunks of {rule.chunk_bytes} B at most" if rule.protocol == "slots" else ""
     return f"{text}: {rule.scheme}, {rule.protocol}{chunk}, {where}; {rule.reason}"
-
-
-def _path(tree: dict[tuple[int, int], tuple[int, ...]], ends: tuple[int, int]) -> tuple[int, ...] | None:
-    """The path of an edge of a tree, or of the one that leads back along it."""
-    if ends in tree:
-        return tree[ends]
-    back = tree.get((ends[1], ends[0]))
-    return tuple(reversed(back)) if back else None

@@ -55,6 +55,8 @@ def random_packing(collective: Collective, n: int, rng: random.Random, *, root: 
     else:
         anywhere = collective not in ROOTED
         trees = [random_tree(n, rng.randrange(n) if anywhere else root, rng) for _ in range(rng.randint(1, 4))]
+        if collective == "allreduce":
+            trees = [replace(t, up=random_tree(n, t.root, rng).upward) if rng.random() < 0.5 else t for t in trees]
     return packing(collective, n, trees, root=root if collective in ROOTED else -1)
 
 
