@@ -206,8 +206,9 @@ def report(packing: Packing, seconds: float | None = None) -> dict[str, Any]:
     """What ``plan --json`` says about one collective."""
     p = packing
     trees = [
-        {"root": tree.root, "edges": [[e.src, e.dst] for e in tree.edges],
-         **({"up": [[e.src, e.dst] for e in tree.up]} if tree.up else {}), "depth": tree.depth,
+        {"root": tree.root, "edges": [[e.src, e.dst] for e in tree.edges], "paths": [e.path for e in tree.edges],
+         **({"up": [[e.src, e.dst] for e in tree.up], "up_paths": [e.path for e in tree.up]} if tree.up else {}),
+         "depth": tree.depth,
          "weight_gbps": float(tree.weight / 1000), "share": f"{share.numerator}/{share.denominator}"}
         for tree, share in zip(p.trees, shares(p), strict=True)
     ]  # fmt: skip

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,21 @@ def test_plan_reports_rate_bound_and_trees(blink: Any, flags: str, rate: float, 
         assert all(src in reached[: i + 1] for i, (src, _) in enumerate(tree["edges"]))
     assert found["certificate"]["text"]
     assert found["seconds"] < 1
+
+
+@pytest.mark.parametrize("text", ["dgx-a100:2 --collective allgather", "pcie-8 --collective allreduce"])
+def test_loads_can_be_worked_out_from_the_report(blink: Any, text: str) -> None:
+    found = report(blink, text)
+    topology = machine(text.split()[0])
+    room = {(k.src, k.dst): k.mbps / 1000 for k in topology.links}
+    loads: Counter[tuple[int, int]] = Counter()
+    for tree in found["trees"]:
+        assert [[path[0], path[-1]] for path in tree["paths"]] == tree["edges"]
+        up = tree.get("up_paths") or [path[::-1] for path in tree["paths"]]
+        for path in (*tree["paths"], *(up if found["collective"] == "allreduce" else ())):
+            for hop in pairwise(path):
+                loads[hop] += tree["weight_gbps"]
+    assert max(load / room[hop] for hop, load in loads.items()) == pytest.approx(1)
 
 
 def test_the_report_has_its_format_and_rootless_collectives_have_root_minus_one(blink: Any) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import combinations
 
+import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import pack
 from blinkmpi.trees.bounds.certify import certify, quick
+from blinkmpi.trees.bounds.prices import cheapest
 from blinkmpi.trees.graph import cuts, cuts_by_flow
 from blinkmpi.trees.graph.cuts import min_cut, ratio_cut
 from blinkmpi.trees.graph.fabric import fabric
@@ -164,3 +166,46 @@ def test_certificate_reads_like_a_sentence() -> None:
     links += [Link(a, b, "nvlink", 1, 25000) for a, b in ((2, 3), (3, 2))]
     t = Topology("path", tuple(Device("gpu", 0, i + 4) for i in range(4)), (), tuple(links))
     assert pack(t, "broadcast").certificate.text == "GPU 7 | GPUs 4,5,6: 1 nvlink lane, 25 GB/s"
+
+
+# ---------------------------------------------------------------- prices, by networkx
+
+
+def cheapest_by_networkx(t: Topology, prices: Mapping[tuple[int, int], int], collective: str, root: int) -> Fraction:
+    """The cost of the cheapest trees, by shortest paths and arborescences that share no code with ours."""
+    links = nx.DiGraph()
+    links.add_nodes_from(range(t.n))
+    links.add_weighted_edges_from((k.src, k.dst, prices.get((k.src, k.dst), 0)) for k in t.links)
+    hops = nx.DiGraph()
+    for u in range(t.n):
+        for v in set(range(t.n)) - {u}:
+            between = links.subgraph([u, v, *range(t.n, t.n + len(t.switches))])  # ranks do not forward
+            if nx.has_path(between, u, v):
+                hops.add_edge(u, v, weight=nx.shortest_path_length(between, u, v, weight="weight"))
+
+    def tree(graph: nx.DiGraph, top: int) -> int:
+        """By the heaviest branching of what is left of a lot; minimum_spanning_arborescence of 3.6 misses some."""
+        left = nx.DiGraph()
+        left.add_weighted_edges_from((u, v, 1000 - cost) for u, v, cost in graph.edges(data="weight") if v != top)
+        found = nx.maximum_branching(left)
+        assert found.number_of_edges() == t.n - 1
+        return int(sum(1000 - weight for *_, weight in found.edges(data="weight")))
+
+    towards = hops.reverse()
+    match collective:
+        case "broadcast" | "reduce":
+            return Fraction(tree(hops if collective == "broadcast" else towards, root))
+        case "allgather" | "reduce_scatter":
+            return Fraction(sum(tree(hops if collective == "allgather" else towards, r) for r in range(t.n)), t.n)
+    return Fraction(min(tree(hops, r) + tree(towards, r) for r in range(t.n)))
+
+
+@given(machines(most=6, symmetric=False, switches=3), st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_cheapest_trees_cost_what_networkx_says(t: Topology, data: st.DataObject) -> None:
+    """What prices prove, they prove by this cost; ours finds prices and checks them by one function."""
+    f = fabric(t, ["nvlink"])
+    prices = {arc: data.draw(st.integers(0, 9)) for arc in f.arcs}
+    collective = data.draw(st.sampled_from(("broadcast", "reduce", "allgather", "reduce_scatter", "allreduce")))
+    root = data.draw(st.integers(0, t.n - 1))
+    assert cheapest(f, collective, root, prices) == cheapest_by_networkx(t, prices, collective, root)
