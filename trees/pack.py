@@ -10,11 +10,12 @@ from typing import cast
 from ..errors import ArgumentError, NoPackingError
 from ..topology.model import Topology
 from .blink import few, groups, hybrid, ilp, mwu
-from .bounds.certify import trivial
+from .bounds.certify import prices_certificate, trivial
 from .bounds.verify import verify
 from .cluster import assembly
 from .exact import arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.fabric import choose_links, shared_memory
+from .graph.turning import turned, turning
 from .patterns import chains, rings, stars
 from .patterns.shared_memory import CHAINED, share_memory, star_tree
 from .problem import Method, MethodOptions, Problem, Solution
@@ -58,6 +59,8 @@ METHODS: dict[str, Method] = {
     "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits,
                      lambda t: hybrid.plan(t, lambda part: _on_links(part, "auto")), auto=False),
 }  # fmt: skip
+BACKWARDS = {"reduce": "broadcast", "reduce_scatter": "allgather", "gather": "scatter"}
+Arguments = tuple[str, str, int, MethodOptions]  # method, collective, root
 ProvedTrees = tuple[tuple[Tree, ...], Fraction, Certificate]  # with their rate
 MEMORY_WHY = {
     "chain": METHODS["chain"].why,
@@ -132,7 +135,7 @@ def _on_links(problem: Problem, method: str) -> Packing:
         close = best is not None and best[1].rate >= CLOSE * problem.bound
         if METHODS[name].costly and problem.n > COSTLY_RANKS and close:
             continue
-        found = METHODS[name].plan(problem)
+        found = _planned(problem, name)
         if isinstance(found, str):
             why.append(found)
             continue
@@ -146,6 +149,46 @@ def _on_links(problem: Problem, method: str) -> Packing:
         error.why = "; ".join(why)
         raise error
     return finished(problem, *best)
+
+
+def _planned(problem: Problem, name: str) -> Solution | str:
+    """What a method finds, once for a problem."""
+    memo: dict[Arguments, Solution | str] = problem.fabric.memo.setdefault("planned", {})
+    key = name, problem.collective, problem.root, problem.options
+    if key not in memo:
+        like = _by_symmetry(problem, name) if METHODS[name].costly else None
+        memo[key] = like or METHODS[name].plan(problem)
+    return memo[key]
+
+
+def _by_symmetry(problem: Problem, name: str) -> Solution | None:
+    """What the method finds for a like problem, if that is the best for this one, too; None if there is none.
+
+    A reduce is a broadcast backwards where links are equally fast both ways, and so on. Roots that a symmetry of the
+    machine moves onto one another have like trees.
+    """
+    f, root = problem.fabric, problem.root
+    collective = BACKWARDS.get(problem.collective, problem.collective) if f.even else problem.collective
+    turns = ((r, turning(f, r, root)) for r in range(root if problem.collective in ROOTED else 0))
+    start, image = next(((r, image) for r, image in turns if image), (root, None))
+    if (collective, start) == (problem.collective, root):
+        return None
+    other = Problem(f, collective, start, problem.options)
+    found = _planned(other, name)
+    if isinstance(found, str) or found.fabric is not None:
+        return None
+    if other.certificate.kind == "prices":
+        moved = {(u, v): price for u, v, price in other.certificate.parts}
+        if image is not None:
+            moved = {(image[u], image[v]): price for (u, v), price in moved.items()}
+        if collective != problem.collective:
+            moved = {arc[::-1]: price for arc, price in moved.items()}
+        proof = prices_certificate(f, problem.collective, root, moved)
+        if proof is not None:
+            problem.tighten(proof)
+    if not problem.met(found.rate):
+        return None
+    return found if image is None else found._replace(trees=turned(found.trees, image))
 
 
 def finished(problem: Problem, name: str, found: Solution) -> Packing:

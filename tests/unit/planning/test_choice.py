@@ -12,8 +12,8 @@ from blinkmpi.program.call import Call
 from blinkmpi.topology import Topology, machine, modify
 from blinkmpi.trees import pack
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES, ROOTED
-from tests.unit.planning.rails import rails
 from tests.unit.trees.packings import even_call
+from tests.unit.trees.rails import rails
 
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
 

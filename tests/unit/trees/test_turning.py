@@ -1,0 +1,69 @@
+"""Symmetries of a machine: what is planned for one root is turned onto the others."""
+
+import sys
+from itertools import product
+
+import pytest
+
+from blinkmpi.topology import machine, modify
+from blinkmpi.topology.model import Topology
+from blinkmpi.trees import pack, verify
+from blinkmpi.trees.graph.fabric import fabric
+from blinkmpi.trees.graph.turning import turned, turning
+from blinkmpi.trees.problem import Problem, Solution
+from tests.unit.trees.rails import rails
+
+
+@pytest.mark.parametrize("topology", [rails(3, 4), machine("dgx-a100:2"), machine("mi250:2"), machine("hgx-h100")])
+def test_a_turn_keeps_all_links(topology: Topology) -> None:
+    f = fabric(topology, topology.kinds())
+    found = 0
+    for start, to in product(range(topology.n), repeat=2):
+        image = turning(f, start, to)
+        if image is None:
+            continue
+        found += 1
+        assert image[start] == to
+        assert sorted(image) == sorted(image.values()) == sorted(f.vertices)
+        assert {(image[u], image[v]): c for (u, v), c in f.arcs.items()} == f.arcs
+    assert found >= topology.n * len(topology.nodes)
+
+
+def test_what_looks_different_is_not_turned() -> None:
+    slow = rails(3, 4, slow=5)
+    f = fabric(slow, slow.kinds())
+    assert all(turning(f, start, 5) is None for start in set(range(12)) - {5})
+    assert turning(f, 5, 5) is not None
+    apart = modify(machine("dgx-1v"), gpus="0-4")
+    assert turning(fabric(apart, ["nvlink"]), 0, 4) is None
+
+
+def test_a_packing_is_planned_once_for_all_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    methods = sys.modules["blinkmpi.trees.pack"].METHODS  # the package has a function of this name
+    flows = methods["flows"]
+
+    def plan(problem: Problem) -> Solution | str:
+        asked.append((problem.collective, problem.root))
+        return flows.plan(problem)
+
+    monkeypatch.setitem(methods, "flows", flows._replace(plan=plan))
+    topology = rails(4, 5)
+    for collective in ("reduce", "broadcast"):
+        for root in range(topology.n):
+            packing = pack(topology, collective, root=root)
+            assert packing.optimal
+            assert {tree.root for tree in packing.trees} == {root}
+            assert verify(packing, topology) == packing
+    assert asked == [("broadcast", 0)]
+
+
+def test_turned_trees_are_the_same_trees() -> None:
+    topology = rails(3, 4)
+    packing = pack(topology, "broadcast", root=2)
+    image = turning(fabric(topology, topology.kinds()), 2, 7)
+    assert image is not None
+    back = {there: here for here, there in image.items()}
+    moved = turned(packing.trees, image)
+    assert {tree.root for tree in moved} == {7}
+    assert turned(moved, back) == packing.trees
