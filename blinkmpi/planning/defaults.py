@@ -5,15 +5,18 @@ an argument overrides them.
 """
 
 import itertools
+import math
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
 from msgspec.structs import replace
 
 from ..errors import SettingsError
+from ..program.cost_model import LATENCY
 from ..topology.model import Topology
-from ..trees.tree import CARRIED, Collective, packed_as
+from ..trees.tree import CARRIED, Collective, Packing, packed_as
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -23,8 +26,9 @@ PROTOCOLS = (*PACKETS, "direct", "slots")  # between GPUs over one hop
 TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on two GPUs"
 UNTRIED = "default: as a scatter, not tried on GPUs"
 LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
-# (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md
+# (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md. Of links, the fewest slots.
 LINK_SLOTS = (128 * KIB, 4)
+MOST_LINK_SLOTS, SPARE_SLOTS = 16, 1.5  # the second: times as many as would do if no tree waited for another
 MEMORY_SLOTS = (512 * KIB, 4)
 # Shorter vectors on shared memory are left to MPI's own collective, as we call it (non-blocking, with a deadline),
 # where the ranks cannot read one another's memory or NumPy runs the steps: for 2 ranks, for more.
@@ -118,6 +122,8 @@ def host_rules(
     schemes = [best[-1], *(s for s in _schemes(plan, collective) if s != best[-1])]
     memory = packings[0].multicast
     chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
+    if not memory and plan.n > 1:
+        depth = max(link_slots(p, topology, chunk) for p in packings)
     small = SMALLEST if memory and mpi and plan.n > 1 and collective in MPI_BELOW_BYTES else 0
     if mpi and len(topology.nodes) > 1:
         small = MPI_BELOW_BYTES_ACROSS.get(collective, 0)
@@ -157,6 +163,29 @@ def best_schemes(plan: Plan, collective: Collective) -> dict[int, str]:
     if collective in CARRIED:
         return {-1: plan.schemes(collective)[0]}
     return {**best, -1: Counter(best.values()).most_common(1)[0][0]}
+
+
+def link_slots(packing: Packing, topology: Topology, chunk_bytes: int) -> int:
+    """Slots of a channel that keep the trees of a packing at their rates: bandwidth times delay.
+
+    A slot is free again when its chunk has come to the reader and from there to all that it passes it on to.
+    """
+    links = {(k.src, k.dst): (LATENCY[k.kind], chunk_bytes / (k.mbps * 1e6)) for k in topology.links}
+
+    def seconds(path: Sequence[int]) -> float:
+        hops = [links[hop] for hop in itertools.pairwise(path)]
+        return max(latency for latency, _ in hops) + max(transfer for _, transfer in hops)
+
+    most = 0.0
+    for tree in packing.trees:
+        for edges in (tree.edges, tree.upward) if packing.collective == "allreduce" else (tree.edges,):
+            took = [(e.src, e.dst, seconds(e.path)) for e in edges]
+            onward: dict[int, float] = {}
+            for src, _, s in took:
+                onward[src] = max(s, onward.get(src, 0.0))
+            cycle = max((s + onward.get(dst, 0.0) for _, dst, s in took), default=0.0)
+            most = max(most, float(tree.weight) * 1e6 * cycle / chunk_bytes)
+    return LINK_SLOTS[1] if most <= LINK_SLOTS[1] else min(MOST_LINK_SLOTS, math.ceil(SPARE_SLOTS * most))
 
 
 def _others(best: dict[int, str]) -> list[tuple[int, str]]:

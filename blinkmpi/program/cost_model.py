@@ -3,6 +3,7 @@ that share a memory (Blink section 4). Pure: no MPI, no GPU, no clock.
 """
 
 import heapq
+import itertools
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -19,8 +20,10 @@ from .reduction import accumulator_of, dtype_of
 # 4.0-9.6 us). Memory: a flag between two processes that poll with sched_yield, measured at 1 us with a core each.
 LATENCY = {"nvlink": 2e-6, "xgmi": 2e-6, "pcie": 5e-6, "host": 5e-6, "net": 10e-6, "memory": 1e-6}
 
-# How much is simulated before extrapolating: chunk hops in all, chunks of a stage, fills of a channel's slots.
+# How much is simulated before extrapolating: chunk hops in all, chunks of a stage, fills of a channel's slots. It is
+# doubled, a few times at most, until the last two slopes of time over size differ by less than a part.
 EVENTS, MAX_CHUNKS, FILLS = 24_000, 128, 4
+DOUBLINGS, STEADY = 4, 0.01
 
 
 class Price(Value, frozen=True):
@@ -52,9 +55,9 @@ def price(program: Program, packing: Packing, topology: Topology) -> Price:
     leaves for another node then crosses the links of the network. As in the bounds, what a rank only copies from its
     own send to its own receive buffer is free: in place it need not.
 
-    Vectors of more than :data:`MAX_CHUNKS` chunks in a stage (fewer where there are many stages) are simulated at two
-    smaller sizes and extrapolated along the line through both: the pipeline is in its steady state there. The result is
-    never below the work of the busiest link.
+    Vectors of more than :data:`MAX_CHUNKS` chunks in a stage (fewer where there are many stages) are simulated at
+    smaller sizes, until the pipeline is in its steady state, and extrapolated along the last line. The result is never
+    below the work of the busiest link.
 
     Raises:
         PlanError: if the program does not fit the packing, or a path uses a link that the machine does not have.
@@ -66,12 +69,7 @@ def price(program: Program, packing: Packing, topology: Topology) -> Price:
         return Price(2 * depth * hop, 0.0, ())
     longest = max(-(-stage.count // step) for stage, step in zip(program.stages, model.steps, strict=True))
     limit = max(FILLS * program.depth, min(MAX_CHUNKS, EVENTS // max(1, model.hops)))
-    if longest <= limit:
-        seconds = model.play(1.0)
-    else:
-        part = limit / longest
-        full, half = model.play(part), model.play(part / 2)
-        seconds = full + (full - half) * 2 * (1 - part) / part
+    seconds = model.play(1.0) if longest <= limit else _extrapolated(model, limit / longest)
     busy = tuple((*key, model.load[key]) for key in sorted(model.load))
     seconds = max([seconds, *(row[3] for row in busy)])
     return Price(seconds, program.call.nbytes / seconds / 1e9 if seconds else 0.0, busy)
@@ -225,6 +223,19 @@ class _Model:
             for j in (i, *self.sources[i]):
                 advance(j)
         return now
+
+
+def _extrapolated(model: _Model, part: float) -> float:
+    """Seconds for the whole, from this part of it and less, or from more until the pipeline is in its steady state."""
+    quarter, half = model.play(part / 4), model.play(part / 2)
+    before = (half - quarter) / (part / 4)
+    for doubling in itertools.count():
+        full = model.play(part)
+        slope = (full - half) / (part / 2)
+        if abs(slope - before) <= STEADY * slope or doubling == DOUBLINGS or 2 * part >= 1:
+            break
+        half, before, part = full, slope, 2 * part
+    return full + slope * (1 - part)
 
 
 def _on_cores(packing: Packing, topology: Topology) -> bool:

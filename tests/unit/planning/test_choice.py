@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from blinkmpi.planning.defaults import LINK_SLOTS, MOST_LINK_SLOTS
 from blinkmpi.planning.explain import Explanation, explanation
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.call import Call
+from blinkmpi.program.cost_model import price
+from blinkmpi.program.lower import lower
 from blinkmpi.topology import Topology, machine, modify
 from blinkmpi.trees import pack
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES, ROOTED
@@ -114,3 +117,25 @@ def test_packets_take_one_hop_over_pcie_and_long_vectors_all_links() -> None:
         long = plan.packing(collective, 0, rows[-1].scheme)
         assert long.optimal
         assert "nvlink" in long.links
+
+
+# ---------------------------------------------------------------- slots
+
+
+@pytest.mark.parametrize(("topology", "part"), [(rails(3, 2), 0.97), (machine("dgx-a100:4"), 0.9)])
+def test_slots_hold_what_a_link_carries_until_they_are_free(topology: Topology, part: float) -> None:
+    """Bandwidth times delay: with four slots of 128 KiB a broadcast over a network reaches two thirds of its rate."""
+    plan = make_plan(topology, collectives=("broadcast", "allgather"), roots=(0,))
+    call = even_call("broadcast", topology.n, 1 << 26)
+    rule = choose(plan, call)
+    assert LINK_SLOTS[1] < rule.depth <= MOST_LINK_SLOTS
+    packing = plan.packing("broadcast", 0, rule.scheme)
+
+    def reached(depth: int) -> float:
+        program = lower(packing, call, chunk_bytes=rule.chunk_bytes, depth=depth)
+        return price(program, packing, topology).algbw / float(packing.rate / 1000)
+
+    assert reached(rule.depth) > part
+    assert reached(LINK_SLOTS[1]) < 0.7
+    blocks = choose(plan, even_call("allgather", topology.n, 1 << 20))
+    assert blocks.depth == LINK_SLOTS[1], "many trees share the links, and each needs less"

@@ -3,6 +3,7 @@
 import random
 import time
 from fractions import Fraction
+from itertools import combinations
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from blinkmpi.errors import ArgumentError, BufferTypeError, PlanError
 from blinkmpi.planning.plan import chunk_for
+from blinkmpi.program import cost_model
 from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.check import check
 from blinkmpi.program.cost_model import LATENCY, Price, price
@@ -241,3 +243,20 @@ def test_no_price_is_below_the_busiest_link_or_the_longest_path(seed: int, n: in
     used = {t.depth for t in found.trees}
     assert got.seconds >= got.busiest
     assert got.seconds >= 2 * min(used) * LATENCY["nvlink"]
+
+
+@pytest.mark.parametrize("seed", [16, 25])
+def test_the_line_is_drawn_where_the_pipeline_is_steady(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On irregular machines the first chunks are slower or faster than the others for long."""
+    rng = random.Random(seed)
+    n = rng.choice((16, 24, 32))
+    arcs = {(rng.randrange(v), v): rng.randint(1, 4) for v in range(1, n)}
+    arcs |= {pair: rng.randint(1, 4) for pair in combinations(range(n), 2) if rng.random() < 3 / n}
+    links = tuple(Link(a, b, "nvlink", c, 25_000) for (u, v), c in arcs.items() for a, b in ((u, v), (v, u)))
+    irregular = Topology("irregular", tuple(Device("gpu", 0, r) for r in range(n)), (), links)
+    found = pack(irregular, "allreduce")
+    program = lower(found, call_of("allreduce", n, 1 << 24), chunk_bytes=128 << 10, depth=4)
+    guessed = price(program, found, irregular).seconds
+    monkeypatch.setattr(cost_model, "EVENTS", 1 << 30)
+    monkeypatch.setattr(cost_model, "MAX_CHUNKS", 1 << 30)
+    assert guessed == pytest.approx(price(program, found, irregular).seconds, rel=0.015)
