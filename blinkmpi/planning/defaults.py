@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ..errors import SettingsError
 from ..program.cost_model import LATENCY
 from ..topology.model import Topology
-from ..trees.tree import CARRIED, Collective, Packing, packed_as
+from ..trees.tree import AGAINST, ALONG, CARRIED, Collective, Packing, packed_as
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -178,7 +178,8 @@ def link_slots(packing: Packing, topology: Topology, chunk_bytes: int) -> int:
 
     most = 0.0
     for tree in packing.trees:
-        for edges in (tree.edges, tree.upward) if packing.collective == "allreduce" else (tree.edges,):
+        down = [tree.edges] if packing.collective in ALONG else []
+        for edges in (*down, *([tree.upward] if packing.collective in AGAINST else [])):
             took = [(e.src, e.dst, seconds(e.path)) for e in edges]
             onward: dict[int, float] = {}
             for src, _, s in took:

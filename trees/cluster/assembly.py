@@ -126,6 +126,9 @@ def plan(problem: Problem) -> Solution | str:
         part = between_boxes.shares(boxes, collective, root)
         found = between_boxes.one_way(boxes, collective, root, part, between_boxes.one_way_rate(boxes, part))
     assembled = assemble(boxes, found, both=both)
+    if isinstance(assembled, str) and collective in ("broadcast", "reduce") and len({len(b.ports) for b in boxes}) == 1:
+        source = next(b for b, box in enumerate(boxes) if root in box.vertices[: box.m])
+        assembled = assemble(boxes, between_boxes.on_rails(boxes, source, root), both=both)
     return assembled if isinstance(assembled, str) else Solution(*assembled)
 
 

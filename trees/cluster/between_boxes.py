@@ -3,7 +3,8 @@
 A stream is a part of the vector with a root rank. Its box tree is a star from the root's box, or from a hub to which
 the root's box sends it. Stars alone are optimal where every box can send its share to all others; hubs forward what a
 box cannot send more than once. Where all ports are alike, rooted collectives get one tree a port instead, in which the
-boxes fan out in turn. All of these meet every cut that separates whole boxes:
+boxes fan out in turn; where ports lead to networks of their own, a few trees each (:func:`on_rails`). All but these
+meet every cut that separates whole boxes:
 
 * rate * (1 - share) enters each box, rate * share leaves it at least once, rate * (boxes - 1) leaves all of them;
 * AllReduce: half the ports of all boxes over (boxes - 1), and no box carries more than its ports.
@@ -14,6 +15,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from .boxes import Box
+
+FAN = 2  # children of a box on one rail
 
 
 class Stream(NamedTuple):
@@ -92,28 +95,44 @@ def _alike(boxes: Sequence[Box]) -> bool:
 
 
 def _disjoint(boxes: Sequence[Box], source: int, root: int, rate: Fraction) -> list[Stream]:
-    """One tree a port: every box fans out in one or two of them, with all of its ports, and is a leaf in the others.
+    """One tree a port: every box fans out with all of its ports, in one or two of the trees."""
+    trees = _box_trees(len(boxes), source, len(boxes[source].ports))
+    return [Stream(source, root, rail, rate / len(trees), source, arcs) for rail, arcs in enumerate(trees)]
 
-    So the trees are few, and their depth is logarithmic in the number of boxes.
+
+def on_rails(boxes: Sequence[Box], source: int, root: int) -> list[Stream]:
+    """Trees for a rooted collective on rails that no switch joins: a few for each port, which take it in every box."""
+    trees = _box_trees(len(boxes), source, min(FAN, len(boxes) - 1))
+    streams: list[Stream] = []
+    for rail, own in enumerate(boxes[source].ports):
+        others = (box.ports[rail] for b, box in enumerate(boxes) if b != source)
+        size = min(own.out, *(min(p.out, p.into) for p in others))
+        streams += [Stream(source, root, rail, size / len(trees), source, arcs) for arcs in trees]
+    return streams
+
+
+def _box_trees(count: int, source: int, width: int) -> list[tuple[tuple[int, int], ...]]:
+    """So many trees of boxes, in which each box has at most ``width`` children, together: it is a leaf in most.
+
+    So their depth is logarithmic in the number of boxes.
     """
-    others = [b for b in range(len(boxes)) if b != source]
-    width = len(boxes[source].ports)
+    others = [b for b in range(count) if b != source]
     slots = [b for b in others for _ in range(width)]
     each = len(others) - 1  # edges of a tree from boxes that do not leave the source
-    streams: list[Stream] = []
-    for rail in range(width):
+    trees = []
+    for number in range(width):
         room: dict[int, int] = {}
-        for b in slots[rail * each : (rail + 1) * each]:
+        for b in slots[number * each : (number + 1) * each]:
             room[b] = room.get(b, 0) + 1
         inner = sorted(room, key=lambda b: (-room[b], b))
-        arcs = [(source, inner[0])]
-        waiting = [*inner[1:], *(b for b in others if b not in room)]
+        waiting = [*inner, *(b for b in others if b not in room)]
+        arcs = [(source, waiting.pop(0))]
         for _, parent in arcs:
             for child in waiting[: room.get(parent, 0)]:
                 arcs.append((parent, child))
             del waiting[: room.get(parent, 0)]
-        streams.append(Stream(source, root, rail, rate / width, source, tuple(arcs)))
-    return streams
+        trees.append(tuple(arcs))
+    return trees
 
 
 def both_ways(boxes: Sequence[Box], rate: Fraction) -> list[Stream]:

@@ -12,6 +12,7 @@ from blinkmpi.errors import PlanError, TopologyError
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import Packing, pack, verify
+from tests.unit.trees.rails import rails
 
 TREES = ("broadcast", "reduce", "allgather", "reduce_scatter", "allreduce")
 
@@ -167,3 +168,24 @@ def test_malformed_machines(links: tuple[Link, ...], words: str, collective: str
     with pytest.raises(TopologyError, match=words.replace("|", r"\|")):
         pack(t, collective)
     assert time.process_time() - start < 1
+
+
+# ---------------------------------------------------------------- rails that no switch joins
+
+
+@pytest.mark.parametrize(
+    ("boxes", "each", "slow"), [(2, 2, -1), (2, 4, 1), (3, 2, 3), (4, 8, -1), (5, 3, -1), (8, 8, 9), (16, 8, -1)]
+)
+def test_a_rooted_collective_on_rails_takes_a_few_trees_of_each(boxes: int, each: int, slow: int) -> None:
+    """At the bound, soon, and not deep; the rails of a box are joined inside it alone."""
+    topology = rails(boxes, each, slow=slow)
+    start = time.process_time()
+    for collective, root in (("broadcast", 0), ("reduce", topology.n - 1)):
+        packing = pack(topology, collective, root=root, method="cluster")
+        assert packing.optimal
+        assert packing.depth <= 2 * boxes.bit_length()
+        for tree in packing.trees:
+            across = [e for e in tree.edges if e.src // each != e.dst // each]
+            assert len(across) == boxes - 1
+            assert len({e.src % each for e in across} | {e.dst % each for e in across}) == 1
+    assert time.process_time() - start < 2

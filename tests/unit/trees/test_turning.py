@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from blinkmpi.topology import machine, modify
-from blinkmpi.topology.model import Topology
+from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees import pack, verify
 from blinkmpi.trees.graph.fabric import fabric
 from blinkmpi.trees.graph.turning import turned, turning
@@ -48,7 +48,10 @@ def test_a_packing_is_planned_once_for_all_roots(monkeypatch: pytest.MonkeyPatch
         return flows.plan(problem)
 
     monkeypatch.setitem(methods, "flows", flows._replace(plan=plan))
-    topology = rails(4, 5)
+    n, steps = 18, (1, 5)
+    ends = [(r, (r + step) % n) for r in range(n) for step in steps]
+    links = tuple(Link(a, b, "nvlink", 1, 25_000) for u, v in ends for a, b in ((u, v), (v, u)))
+    topology = Topology("circulant", tuple(Device("gpu", 0, r) for r in range(n)), (), links)
     for collective in ("reduce", "broadcast"):
         for root in range(topology.n):
             packing = pack(topology, collective, root=root)
