@@ -142,7 +142,7 @@ def test_plan_diff_needs_no_machine(blink: Any, files: Path) -> None:
 
 
 def test_plan_diff_says_equal_roots_once(blink: Any, tmp_path: Path) -> None:
-    for name, made in (("a", machine("dgx-1v")), ("b", machine("dgx-1v").scale("nvlink", 2))):
+    for name, made in (("a", machine("dgx-1v")), ("b", machine("dgx-1v").scale("nvlink", 0.5))):
         (tmp_path / name).write_text(make_plan(made, collectives=["reduce"]).to_json())
     _, out, _ = blink(f"plan --diff {tmp_path / 'a'} {tmp_path / 'b'}")
     assert "reduce from 0,1,2,3,4,5,6,7   trees: rate" in out
