@@ -120,7 +120,7 @@ def _step(rng: random.Random, number: int, mix: Mix) -> Step:
         fault = rng.choices(list(names), list(names.values()))[0]
         healthy = (_call(rng, mix, mix.n, how="blocking", most=1 << 20),)  # afterwards
         return Step(number, "fault", comm, (healthy,), (), late, fault, rng.randrange(mix.n), draw)
-    weights = (60, 25, 0, 1, 10) if mix.gpus else (60, 25, 6, 2, 0)  # GPUs keep one order for all communicators
+    weights = (60, 25, 0, 2, 10) if mix.gpus else (60, 25, 6, 2, 0)  # GPUs keep one order for all communicators
     what = rng.choices(("calls", "requests", "threads", "children", "graph"), weights)[0]
     if what == "children":
         groups, colours = _families(rng, mix)

@@ -15,7 +15,7 @@ HOST_DEVICES = (1, 3, 11, 13)  # DLPack: CPU, CUDA host, ROCm host, CUDA managed
 
 
 def on_device(obj: Any) -> bool:
-    """Whether an object shows memory of a GPU: the one place that decides it."""
+    """Whether an object shows memory of a GPU, also by DLPack alone, which :func:`device_buffer` does not read."""
     if isinstance(obj, np.ndarray):
         return False
     torch = sys.modules.get("torch")
