@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from msgspec.structs import replace
 
 from ...errors import ArgumentError, BufferTypeError, DeviceError
 from ...program.memory import DeviceArray

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -26,15 +27,12 @@ class FakeCopies(staging.PinnedCopies):
 
     def __init__(self) -> None:
         self.copied, self.broken = 0, False
+        self._cupy, self._streams = MagicMock(), {}
+        self._runtime = self._cupy.cuda.runtime
+        self._runtime.streamIsCapturing.return_value = False
 
     def room(self, nbytes: int) -> np.ndarray[Any, Any]:
         return np.full(nbytes, 0xEE, np.uint8)
-
-    def located(self, array: DeviceArray, name: str) -> DeviceArray:
-        return array
-
-    def for_later(self, array: DeviceArray) -> DeviceArray:
-        return array
 
     def _copy(self, to: int, source: int, nbytes: int, kind: int, array: DeviceArray) -> None:
         if self.broken:
@@ -53,13 +51,14 @@ def staged(comm: MPI.Intracomm, body: Callable[[blinkmpi.Communicator, FakeCopie
     """Run a body on a Communicator whose GPU memory is the fake one."""
     fake = FakeCopies()
     kept, staging.copies = staging.copies, lambda: fake  # type: ignore[assignment]
+    device_of, staging.device_of = staging.device_of, lambda at: 0 if at > FAR else None  # type: ignore[attr-defined]
     try:
         with blinkmpi.Communicator(comm, **options) as ours:
             body(ours, fake)
             ours.Barrier()
         wait_for_all()
     finally:
-        staging.copies = kept
+        staging.copies, staging.device_of = kept, device_of  # type: ignore[attr-defined]
 
 
 def wait_for_all() -> None:
