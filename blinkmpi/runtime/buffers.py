@@ -10,7 +10,6 @@ for all: a list of counts, or a tuple ``(counts, displacements)``. What is legal
 datatypes, ``MPI.BOTTOM``) comes out as :class:`DelegatedToMPI`, and the call goes to MPI.
 """
 
-import ctypes
 import operator
 import sys
 from dataclasses import dataclass
@@ -25,18 +24,11 @@ from ..errors import ArgumentError, BufferTypeError
 from ..program.memory import Buffer
 from ..program.reduction import DTYPES, NAMES, Array, dtype_of
 from .cuda.buffers import HOST_DEVICES, device_buffer
+from .dlpack import header
 
 OPS: dict[str, MPI.Op] = {
     "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "land": MPI.LAND, "lor": MPI.LOR,
     "lxor": MPI.LXOR, "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR,
-}  # fmt: skip
-DLPACK_TYPES = {
-    **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
-    **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
-    **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
-    **{(5, bits): f"complex{bits}" for bits in (64, 128)},
-    (4, 16): "bfloat16", (10, 8): "float8_e4m3fn", (12, 8): "float8_e5m2", (6, 8): "bool",
-    (2, 128): "longdouble", (5, 256): "clongdouble",
 }  # fmt: skip
 
 
@@ -326,17 +318,8 @@ def _from_dlpack(obj: Any, name: str) -> Array:
         memory: Any = _memory(obj)
     except BufferError as error:
         raise ArgumentError(f"{name}: {error}; pass a contiguous tensor") from error
-    get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
-    get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    kind = get_name(memory.obj)
-    tensor = get_pointer(memory.obj, kind) + (32 if kind == b"dltensor_versioned" else 0)
-    code, bits = (ctypes.c_uint8 * 2).from_address(tensor + 20)
-    lanes = ctypes.c_uint16.from_address(tensor + 22).value
-    if (code, lanes) == (2, 2):  # two floats: how older exporters say complex
-        code, bits, lanes = 5, 2 * bits, 1
-    label = DLPACK_TYPES.get((code, bits))
-    if label is None or lanes != 1:
+    label = header(memory.obj).dtype
+    if label is None:
         raise DelegatedToMPI(f"{name} has a DLPack element type that NumPy lacks")
     dtype = dtype_of(label) if label in DTYPES else np.dtype(label)
     return np.asarray(memoryview(memory)).view(dtype)

@@ -9,7 +9,7 @@ on the calling rank, before MPI sees an address.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple
 
@@ -19,12 +19,7 @@ from mpi4py import MPI
 from ..errors import BufferTypeError, FallbackError
 from .cuda import staging
 from .cuda.aware import known
-from .cuda.buffers import on_device
-
-HOST = frozenset({
-    np.ndarray, type(None), bool, int, float, str, bytes, bytearray, memoryview, MPI.Datatype, MPI.Op, MPI.Status,
-    MPI.Info, MPI.buffer, type(MPI.IN_PLACE), type(MPI.BOTTOM), type(MPI.BUFFER_AUTOMATIC),
-})  # fmt: skip  # types of arguments that are no GPU memory, whatever they hold
+from .cuda.buffers import device_parts, lies_on_device
 
 
 class Ends(NamedTuple):
@@ -83,23 +78,15 @@ def guard(own: Callable[..., Any]) -> Callable[..., Any]:
         pairs=", ".join(f"'{p}': {p}" for p in parameters),
         names=", ".join(parameters),
     )
-    space = {**defaults, "own": own, "on_gpu": _on_gpu, "with_gpu_memory": _with_gpu_memory, "ndarray": np.ndarray}
+    space = {
+        **defaults,
+        "own": own,
+        "on_gpu": lies_on_device,
+        "with_gpu_memory": _with_gpu_memory,
+        "ndarray": np.ndarray,
+    }
     exec(text, space)
     return wraps(own)(space[own.__name__])
-
-
-def _on_gpu(spec: Any) -> bool:
-    """Whether an argument, a buffer or a specification of some, shows memory of a GPU."""
-    return next(_buffers(spec), None) is not None
-
-
-def _buffers(spec: Any) -> Iterator[Any]:
-    """The parts of an argument that lie on a GPU."""
-    if isinstance(spec, list | tuple):
-        for part in spec:
-            yield from _buffers(part)
-    elif type(spec) not in HOST and on_device(spec):
-        yield spec
 
 
 def _with_gpu_memory(own: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -110,7 +97,7 @@ def _with_gpu_memory(own: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     takes, said = known(MPI)
     if takes:
         for argument in arguments.values():
-            for buffer in _buffers(argument):
+            for buffer in device_parts(argument):
                 staging.settle(buffer)
         return own(*arguments.values())
     if name not in STAGED:

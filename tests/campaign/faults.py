@@ -201,6 +201,8 @@ class Faults:
         xp = self._arrays(on_gpu)
         x, y = xp.ones(count), xp.empty(count)
         child = comm.Dup()
+        child.Allreduce(x, y)  # compiles the kernel, however long that takes
+        y[...] = 0
         if self.rank == victim:
             time.sleep(limit + own.uniform(0.4, 0.8))
 

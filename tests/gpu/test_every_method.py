@@ -10,7 +10,7 @@ from blinkmpi.errors import BufferTypeError
 from blinkmpi.runtime.cuda.aware import known
 from blinkmpi.transport.cuda.device import cupy
 from tests.every_call import collectives, make_collective, walk_collectives, walk_point_to_point
-from tests.every_method import COUNT, Fake
+from tests.every_method import COUNT, ByDLPack, Fake
 from tests.gpu.helpers import at_least, sizes, spinner
 from tests.harness import mpi
 
@@ -35,6 +35,10 @@ def test_every_collective_is_right_or_refused(comm: MPI.Intracomm) -> None:
             if of is ours:
                 own = {name for name in outcomes if name in vars(Collectives)}
                 assert {name for name in own if outcomes[name] != "right"} == set()
+                by_dlpack = walk_collectives(
+                    ours, lambda array: ByDLPack(cp.asarray(array)), lambda got: cp.asnumpy(got.array)
+                )
+                assert by_dlpack == outcomes
             if known(MPI)[0]:
                 assert set(outcomes.values()) == {"right"}
         total = cp.zeros(1)

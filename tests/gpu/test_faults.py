@@ -153,7 +153,17 @@ def test_ranks_that_disagree_all_get_an_error(comm: MPI.Intracomm) -> None:
 
         return both
 
+    def reduces(ours: blinkmpi.Communicator) -> None:
+        """The first takes no data of the gather that its peer makes in its place, and then is a call ahead."""
+        for root in (0, n - 1, 0):
+            ours.Reduce(x[:100], y[:100] if ours.rank == root else None, root=root)
+
+    def gather_first(ours: blinkmpi.Communicator) -> None:
+        ours.Gather(x[:100], None, root=0)
+        reduces(ours)
+
     pairs: dict[str, tuple[Call, Call]] = {
+        "one call more": (gather_first, reduces),
         "root": (broadcast(n - 1), broadcast(0)),
         "count": (right(99), right()),
         "count of slots": (right(BIG - 1), right(BIG)),

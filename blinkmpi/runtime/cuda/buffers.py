@@ -2,20 +2,30 @@
 
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
+from mpi4py import MPI
 
 from ...errors import ArgumentError, BufferTypeError
 from ...program.memory import Buffer, DeviceArray
 from ...program.reduction import DTYPES, NAMES, dtype_of
+from ...transport.cuda.device import device_of, why_none
+from ..dlpack import header
 
 BYTES = {name: dtype_of(name).itemsize for name in DTYPES}
 HOST_DEVICES = (1, 3, 11, 13)  # DLPack: CPU, CUDA host, ROCm host, CUDA managed
+ON_HOST = frozenset({
+    np.ndarray, type(None), bool, int, float, str, bytes, bytearray, memoryview, MPI.Datatype, MPI.Op, MPI.Status,
+    MPI.Info, MPI.buffer, type(MPI.IN_PLACE), type(MPI.BOTTOM), type(MPI.BUFFER_AUTOMATIC),
+})  # fmt: skip  # types of arguments that are no GPU memory, whatever they hold
+CUDA_DEVICE = 2  # DLPack's number
+LEGACY_STREAM = 1  # what DLPack and the CUDA array interface call CUDA's default stream, whose address is 0
 
 
 def on_device(obj: Any) -> bool:
-    """Whether an object shows memory of a GPU, also by DLPack alone, which :func:`device_buffer` does not read."""
+    """Whether an object shows memory of a GPU."""
     if isinstance(obj, np.ndarray):
         return False
     torch = sys.modules.get("torch")
@@ -26,11 +36,16 @@ def on_device(obj: Any) -> bool:
 
 def _by_dlpack(obj: Any) -> bool:
     """Whether an object says through DLPack alone that its memory is a device's."""
+    return _dlpack_device(obj) not in (None, *HOST_DEVICES)
+
+
+def _dlpack_device(obj: Any) -> int | None:
+    """The type of the device on which an object's memory lies, by DLPack; None where it does not say."""
     ask = getattr(obj, "__dlpack_device__", None)
     try:
-        return ask is not None and ask()[0] not in HOST_DEVICES
+        return None if ask is None else int(ask()[0])
     except Exception:  # whoever reads the buffer finds it, and says so
-        return False
+        return None
 
 
 def _of_cupy(obj: Any) -> bool:
@@ -39,11 +54,30 @@ def _of_cupy(obj: Any) -> bool:
 
 def lies_on_device(spec: Any) -> bool:
     """Whether a buffer specification, of whatever kind, shows memory of a GPU."""
-    return any(map(on_device, spec if isinstance(spec, list | tuple) else (spec,)))
+    if isinstance(spec, list | tuple) and spec and type(spec[0]) is type(MPI.BOTTOM):
+        kinds = (kind for part in spec for kind in (part if isinstance(part, list | tuple) else [part]))
+        return any(map(_begins_on_device, kinds))
+    return next(device_parts(spec), None) is not None
+
+
+def device_parts(spec: Any) -> Iterator[Any]:
+    """The parts of a buffer specification that lie on a GPU."""
+    if isinstance(spec, list | tuple):
+        for part in spec:
+            yield from device_parts(part)
+    elif type(spec) not in ON_HOST and on_device(spec):
+        yield spec
+
+
+def _begins_on_device(kind: Any) -> bool:
+    """Whether a datatype of addresses, as MPI.BOTTOM has it, begins with one on a GPU."""
+    if not isinstance(kind, MPI.Datatype) or kind.is_predefined or not {"cupy", "torch"} & set(sys.modules):
+        return False
+    return not why_none() and device_of(kind.Get_true_extent()[0]) is not None
 
 
 def device_buffer(obj: Any, name: str, writable: bool) -> Buffer | None:
-    """A view of GPU memory: CuPy, torch, or whatever has ``__cuda_array_interface__``; None for what has not."""
+    """A view of GPU memory: CuPy, torch, whatever has the CUDA array interface or DLPack; None for other memory."""
     if isinstance(obj, np.ndarray):
         return None
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
@@ -61,8 +95,8 @@ def device_buffer(obj: Any, name: str, writable: bool) -> Buffer | None:
         label = str(obj.dtype).removeprefix("torch.")
         return _buffer(obj.data_ptr(), obj.numel(), label, stream, obj, name, obj.device.index or 0)
     face = getattr(obj, "__cuda_array_interface__", None)
-    if face is None:  # or only through DLPack
-        return None
+    if face is None:
+        return _from_dlpack(obj, name, writable) if _dlpack_device(obj) == CUDA_DEVICE else None
     dtype, shape = np.dtype(face["typestr"]), tuple(face["shape"])
     strides, count = face.get("strides"), math.prod(shape)
     dense = tuple(dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -72,7 +106,24 @@ def device_buffer(obj: Any, name: str, writable: bool) -> Buffer | None:
     if writable and read_only:
         raise ArgumentError(f"{name} is read-only, and this call writes into it; pass a writable array")
     stream = face.get("stream") or 0
-    return _buffer(at, count, dtype, 0 if stream == 1 else stream, obj, name)
+    return _buffer(at, count, dtype, 0 if stream == LEGACY_STREAM else stream, obj, name)
+
+
+def _from_dlpack(obj: Any, name: str, writable: bool) -> Buffer:
+    """A view through DLPack, behind the producer's work: it is told that the legacy default stream consumes."""
+    try:
+        capsule = obj.__dlpack__(stream=LEGACY_STREAM)
+    except BufferError as error:
+        raise ArgumentError(f"{name}: {error}; pass a contiguous array of basic elements") from error
+    of = header(capsule)
+    if not of.contiguous:
+        raise ArgumentError(
+            f"{name} is not contiguous (shape {of.shape}, strides {of.strides}); pass a contiguous copy"
+        )
+    if writable and of.read_only:
+        raise ArgumentError(f"{name} is read-only, and this call writes into it; pass a writable array")
+    label = of.dtype or "unknown"
+    return _buffer(of.ptr, of.size, label, 0, (obj, capsule), name, of.device)
 
 
 def _buffer(at: int, count: int, dtype: Any, stream: int, owner: Any, name: str, device: int = -1) -> Buffer:

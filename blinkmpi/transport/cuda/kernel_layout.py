@@ -84,7 +84,8 @@ def equals(values: dict[str, int]) -> str:
 
 def macros(n: int) -> str:
     """What the kernels take from Python."""
-    taken = {"N": n, "MAX_RANKS": memory.MAX_RANKS, "MAX_CTAS": memory.MAX_CTAS, "OFFSET_BITS": OFFSET_BITS}
+    taken = {"N": n, "MAX_RANKS": memory.MAX_RANKS, "MAX_CTAS": memory.MAX_CTAS, "OFFSET_BITS": OFFSET_BITS,
+             "ANNOUNCED": memory.ANNOUNCED}  # fmt: skip
     return "".join(f"#define {name} {value}\n" for name, value in taken.items())
 
 
@@ -97,7 +98,7 @@ def common_layout(n: int) -> str:
         + equals({code: getattr(report, code) for code in codes})
         + equals({
             "sizeof(Announcement)": memory.LINE,
-            "OFFSET_OF(Announcement, word)": 0,
+            "OFFSET_OF(Announcement, last)": 0,
             "OFFSET_OF(SymmetricHeader, announced)": memory.ANNOUNCED_AT,
             f"(sizeof(SymmetricHeader) <= {memory.HEAD_BYTES})": 1,
         })

@@ -16,7 +16,11 @@ MAX_RANKS = 16  # of a node: the header has a line for each
 MAX_CTAS = 256  # of a call by ``direct``
 LINE = 128
 HEAD_BYTES = 64 << 10
-ANNOUNCED_AT = 256  # in the header: a line for each peer's announcement
+ANNOUNCED_AT = 256  # in the header: a line for each peer's announcements
+# Of how many last calls a line has the announcement. A peer that waits for nobody, as a sender may, can be ahead of the
+# rank that compares: of two ranks by two calls (it has sent the next one's data, and announced the one after), of more
+# ranks by more, through each other.
+ANNOUNCED = 8
 FLAG_BYTES = 1 << 20
 SETS, SHOTS = 2, 2  # of LL buffers: two sets that take turns, each with buffers for both shots
 LL16_BUFFER_BYTES = 256 << 10  # of one source's packets, in one shot of one set: half of it is data

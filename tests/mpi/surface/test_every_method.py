@@ -1,7 +1,9 @@
 """No method of mpi4py's leads GPU memory to an MPI that does not take it. The GPU memory here is nobody's memory."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,10 +13,10 @@ import blinkmpi
 from blinkmpi.collectives import Collectives
 from blinkmpi.errors import BlinkError, BufferTypeError
 from blinkmpi.guarded import GUARDED, MAKERS
-from blinkmpi.runtime.cuda.buffers import lies_on_device
+from blinkmpi.runtime.cuda import buffers
 from blinkmpi.runtime.guard import BUFFERS, NAMES
 from tests.every_call import walk_collectives, walk_point_to_point
-from tests.every_method import COUNT, KINDS, Fake, FakeByDLPack, buffers_of, calls, making_objects, taking_buffers
+from tests.every_method import COUNT, KINDS, ByDLPack, Fake, buffers_of, calls, making_objects, taking_buffers
 from tests.harness import mpi
 
 
@@ -73,7 +75,7 @@ def test_every_method_refuses_gpu_memory_that_it_cannot_carry(comm: MPI.Intracom
             for name, signature in taking_buffers(kind).items():
                 own = isinstance(of, blinkmpi.Communicator) and name in vars(Collectives)
                 for arguments in calls(signature, n, on_gpu, on_host):
-                    if n == 1 and name in ("Exscan", "Iexscan") and not lies_on_device(arguments["sendbuf"]):
+                    if n == 1 and name in ("Exscan", "Iexscan") and not buffers.lies_on_device(arguments["sendbuf"]):
                         continue  # rank 0 receives nothing
                     with pytest.raises(BlinkError) as raised:  # on every rank: there its own, elsewhere that one
                         finished(getattr(of, name)(**arguments))
@@ -88,13 +90,46 @@ def test_every_method_refuses_gpu_memory_that_it_cannot_carry(comm: MPI.Intracom
 
 @mpi(ranks=(1,))
 def test_gpu_memory_that_only_dlpack_shows_is_refused_too(comm: MPI.Intracomm) -> None:
+    dlpack = ByDLPack(np.ones(4, np.float32))
     with blinkmpi.Communicator(comm) as ours:
-        for buffer in (FakeByDLPack(), [FakeByDLPack(), 4, MPI.FLOAT]):
+        for buffer in (dlpack, [dlpack, 4, MPI.FLOAT]):
             for name in ("Send", "Send_init", "Bcast", "Ibcast"):
                 with pytest.raises(BufferTypeError, match="pass"):
                     finished(getattr(ours, name)(buffer, 0))
             with pytest.raises(BufferTypeError, match="pass"):  # user's operations are MPI's alone
                 ours.Allreduce(buffer, buffer, MPI.MAXLOC)
+
+
+@mpi(ranks=(1,))
+def test_addresses_of_gpu_memory_in_datatypes_are_refused(comm: MPI.Intracomm) -> None:
+    """MPI.BOTTOM with a datatype of addresses; here those of a NumPy array pass for a GPU's."""
+    x = np.arange(4, dtype=np.float32)
+    kind = MPI.Datatype.Create_struct([4], [MPI.Get_address(x)], [MPI.FLOAT]).Commit()
+    device_of = mock.Mock(side_effect=lambda at: 0 if at == x.ctypes.data else None)
+    y = np.zeros_like(x)
+    elsewhere = MPI.Datatype.Create_struct([4], [MPI.Get_address(y)], [MPI.FLOAT]).Commit()
+    calls: list[Callable[[], object]] = [
+        lambda: ours.Alltoallw((MPI.BOTTOM, ([1], [0]), [kind]), (MPI.BOTTOM, ([1], [0]), [elsewhere])),
+        lambda: ours.Ialltoallw((MPI.BOTTOM, ([1], [0]), [elsewhere]), (MPI.BOTTOM, ([1], [0]), [kind])),
+        lambda: ours.Sendrecv([MPI.BOTTOM, 1, elsewhere], 0, 0, [MPI.BOTTOM, 1, kind], 0),
+        lambda: ours.Allreduce([MPI.BOTTOM, 1, kind], y),
+        lambda: ours.Bcast([MPI.BOTTOM, 1, kind]),
+    ]
+    with (
+        blinkmpi.Communicator(comm) as ours,
+        mock.patch.multiple(buffers, device_of=device_of, why_none=lambda: ""),
+        mock.patch.dict(sys.modules, cupy=mock.MagicMock(ndarray=type("ndarray", (), {}))),
+    ):
+        for call in calls:
+            with pytest.raises(BufferTypeError, match="pass"):
+                finished(call())
+        ours.Sendrecv([MPI.BOTTOM, 1, elsewhere], 0, 0, [y, 4, MPI.FLOAT], 0)  # of which none is on a GPU
+    assert not y.any()
+    assert (x == np.arange(4)).all()
+    ours = blinkmpi.Communicator(comm)
+    ours.Alltoallw((MPI.BOTTOM, ([1], [0]), [kind]), (MPI.BOTTOM, ([1], [0]), [elsewhere]))
+    assert (x == y).all()
+    ours.Free()
 
 
 @mpi(ranks=(1,))

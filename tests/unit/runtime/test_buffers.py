@@ -2,6 +2,7 @@
 
 import array
 import ctypes
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError
+from blinkmpi.program.memory import DeviceArray
 from blinkmpi.program.reduction import DTYPES, dtype_of
 from blinkmpi.runtime.buffers import (
     OPS,
@@ -42,6 +44,9 @@ class Tensor:
     def __dlpack__(self, **options: Any) -> Any:
         if self.old and options:
             raise TypeError("unexpected keyword argument 'max_version'")
+        if self.device == 2:
+            assert options == {"stream": 1}, "CUDA's default stream"
+            options = {}
         return self.data.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -95,6 +100,20 @@ def test_dlpack_shares_memory_and_keeps_it(old: bool) -> None:
     assert view.tolist() == [9, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bool", "complex128", "uint8"])
+def test_dlpack_alone_shows_gpu_memory(dtype: str) -> None:
+    x = np.zeros((3, 4), dtype)
+    buffer = read(Tensor(x, device=2), writable=True)
+    assert isinstance(buffer.array, DeviceArray)
+    assert (buffer.dtype, buffer.count, buffer.array.ptr) == (dtype, 12, x.ctypes.data)
+    assert (buffer.array.device, buffer.array.stream) == (0, 0)
+    part = read([Tensor(x, device=2), (5, 2), dtype_of(dtype).char], writable=True).array
+    assert (part.ptr, part.size) == (x.ctypes.data + 2 * x.itemsize, 5)
+    references = sys.getrefcount(x)
+    del buffer, part
+    assert sys.getrefcount(x) < references, "the capsules keep the memory, and nothing else does"
+
+
 @pytest.mark.parametrize(("spec", "writable", "kind", "text"), [
     (X[::2], False, ValueError, r"not contiguous \(shape \(6,\), strides \(16,\)\); pass np.ascontiguousarray"),
     (np.zeros((4, 4))[:, :2], True, ValueError, "and copy the result back"),
@@ -106,7 +125,9 @@ def test_dlpack_shares_memory_and_keeps_it(old: bool) -> None:
     ("text", False, TypeError, "is a str"),
     (np.array([None]), False, TypeError, "Python objects"),
     (X.astype(">f8"), False, TypeError, r"foreign byte order \(>f8\); pass buf\.astype"),
-    (Tensor(X, device=2), False, TypeError, "neither host memory nor CUDA's"),
+    (Tensor(X, device=4), False, TypeError, "neither host memory nor CUDA's"),
+    (Tensor(np.zeros((4, 4))[:, ::2], device=2), False, ValueError, "contiguous copy"),
+    (Tensor(np.zeros(4, ">f4"), device=2), False, ValueError, "basic elements"),
 ])  # fmt: skip
 def test_what_is_no_buffer_is_a_typed_error_with_the_remedy(
     spec: Any, writable: bool, kind: type[Exception], text: str

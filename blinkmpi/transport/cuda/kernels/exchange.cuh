@@ -32,7 +32,7 @@ template <class Codec> struct Exchange {
   i64 packs, step, begin, end;  // packs of a stream; positions of a thread: begin, begin + step, ... below end
 
   __device__ __forceinline__ explicit Exchange(const PacketArguments& arguments) : a(arguments) {
-    announced = &a.c.symmetric[a.c.rank]->announced[threadIdx.x < N ? threadIdx.x : 0].word;
+    announced = &a.c.symmetric[a.c.rank]->announced[threadIdx.x < N ? threadIdx.x : 0].last;
     seen = load_relaxed(announced);  // for await_buffers: this load overlaps with that of the call's number
     seq = announce(a.c);
     flag = (u32)seq ? (u32)seq : ~0u;  // the call before has the same flag then, but the other set

@@ -1,7 +1,8 @@
 // The structs that kernels share with the host and with other ranks: headers of symmetric memory, reports, arguments.
 //
 // kernel_layout.py has their offsets too, and asserts at the end of every source that both agree.
-// Macros from codegen.py: N ranks (of at most MAX_RANKS), MAX_CTAS of a call by the protocol `direct`.
+// Macros from codegen.py: N ranks (of at most MAX_RANKS), MAX_CTAS of a call by the protocol `direct`,
+// ANNOUNCED: how many calls back a peer's announcement can be read.
 
 #include "types.cuh"
 
@@ -9,9 +10,10 @@
 #define OFFSET_OF(type, member) __INTADDR__(&((type*)0)->member)
 
 struct Announcement {  // what a peer calls; one line of 128 bytes, written by that peer alone
-  u64 word;                // (number of the call << 32) | fingerprint
+  u64 last;                // (number of the call << 32) | fingerprint
   u64 send_ref, recv_ref;  // where its registered buffers are, as in CommonArguments; `direct` only
-  u64 pad[13];
+  u64 words[ANNOUNCED];    // the same word of the last calls, by number modulo ANNOUNCED
+  u64 pad[5];
 };
 
 struct SymmetricHeader {  // the head of every rank's symmetric memory, which all ranks have mapped

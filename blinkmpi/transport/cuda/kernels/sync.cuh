@@ -79,7 +79,7 @@ __device__ __forceinline__ bool await_flag(const CommonArguments& c, const u64* 
 // the call is aborted. Returns whether there is nothing more to wait for.
 __device__ __forceinline__ bool poll_announcement(const CommonArguments& c, int peer, u64 seq, Deadline& d, bool& ok) {
   // The acquire pairs with the fence_system of announce.
-  const u64 seen = load_acquire(&c.symmetric[c.rank]->announced[peer].word);
+  const u64 seen = load_acquire(&c.symmetric[c.rank]->announced[peer].words[seq % ANNOUNCED]);
   if ((int)((u32)(seen >> 32) - (u32)seq) < 0) {
     const int why = poll_deadline(d, c);
     if (why) ok = broadcast_abort(c, why, seq, peer, ANNOUNCEMENT, 0, seq, seen >> 32);
@@ -131,7 +131,9 @@ __device__ __forceinline__ u64 announce(const CommonArguments& c) {
       // acquire of await_announcement. Without references peers read nothing of ours that the word would publish.
       fence_system();
     }
-    store_relaxed(&line->word, (seq << 32) | (u32)c.fingerprint);
+    const u64 word = (seq << 32) | (u32)c.fingerprint;
+    store_relaxed(&line->words[seq % ANNOUNCED], word);
+    store_relaxed(&line->last, word);  // of which nothing but the number is read
   }
   if (threadIdx.x == blockDim.x - 1) {
     // Orders this CTA's load of `seq`, before the barrier above, before its count. The last CTA to count stores the new
