@@ -23,7 +23,7 @@ from mpi4py.util import dtlib
 from ..errors import ArgumentError, BufferTypeError
 from ..program.memory import Buffer
 from ..program.reduction import DTYPES, NAMES, Array, dtype_of
-from .cuda.buffers import HOST_DEVICES, device_buffer
+from .cuda.buffers import HOST_DEVICES, device_buffer, on_device
 from .dlpack import header
 
 OPS: dict[str, MPI.Op] = {
@@ -228,7 +228,7 @@ def hold(spec: Any) -> tuple[Any, list[MPI.Datatype]]:
 
 
 def _still(obj: Any) -> Any:
-    if isinstance(obj, np.ndarray) or not hasattr(obj, "__dlpack_device__"):
+    if isinstance(obj, np.ndarray) or not hasattr(obj, "__dlpack_device__") or on_device(obj):
         return obj
     try:
         return _from_dlpack(obj, "buffer")

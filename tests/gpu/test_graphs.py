@@ -123,7 +123,7 @@ def test_graphs_that_overlap_are_right_or_an_error(comm: MPI.Intracomm, count: i
         stream.synchronize()
     if any(errors):
         assert {"DeviceError", "PeerLost", "CollectiveTimeout", "MismatchError"} >= set(filter(None, errors)), errors
-        assert "DeviceError" in errors, errors
+        assert {"DeviceError", "MismatchError"} & set(errors), errors  # by who sees it first: this GPU, or a peer
     comm.Barrier()
     with contextlib.suppress(BlinkError):
         ours.Free()

@@ -90,12 +90,15 @@ def test_every_method_refuses_gpu_memory_that_it_cannot_carry(comm: MPI.Intracom
 
 @mpi(ranks=(1,))
 def test_gpu_memory_that_only_dlpack_shows_is_refused_too(comm: MPI.Intracomm) -> None:
-    dlpack = ByDLPack(np.ones(4, np.float32))
+    dlpack, kind = ByDLPack(np.ones(4, np.float32)), MPI.FLOAT.Create_vector(2, 1, 2).Commit()
     with blinkmpi.Communicator(comm) as ours:
         for buffer in (dlpack, [dlpack, 4, MPI.FLOAT]):
             for name in ("Send", "Send_init", "Bcast", "Ibcast"):
                 with pytest.raises(BufferTypeError, match="pass"):
                     finished(getattr(ours, name)(buffer, 0))
+            for name in ("Bcast", "Ibcast"):
+                with pytest.raises(BufferTypeError, match="MPI's alone"):
+                    finished(getattr(ours, name)([dlpack, 1, kind]))
             with pytest.raises(BufferTypeError, match="pass"):  # user's operations are MPI's alone
                 ours.Allreduce(buffer, buffer, MPI.MAXLOC)
 
