@@ -37,8 +37,8 @@ class AbortReport:
             return MismatchError(
                 f"GPU call {self.seq}: rank {me} called {text}, rank {peer} something else "
                 "(collective, count, type, op, root, or a registered buffer here and a plain one there), now or in an "
-                "earlier call; call the same on every rank, and let graphs on several streams run one after another, in "
-                "one order everywhere. The communicator is dead"
+                "earlier call; call the same on every rank, and let graphs of several streams run one after another, "
+                "in one order everywhere. The communicator is dead"
             )
         if self.code == OVERLAP:
             return DeviceError(
