@@ -13,6 +13,7 @@ from .blink import few, groups, hybrid, ilp, mwu
 from .bounds.certify import prices_certificate, trivial
 from .bounds.verify import verify
 from .cluster import assembly
+from .deadline import SECONDS, late, within
 from .exact import arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.fabric import choose_links, shared_memory
 from .graph.turning import turned, turning
@@ -32,7 +33,7 @@ def _fits_chain(problem: Problem) -> int:
     return LAST if last_resort or len(f.hops) == f.n * (f.n - 1) else 0
 
 
-COSTLY_RANKS = 48  # beyond, what comes this close to the bound is not searched further
+COSTLY_RANKS = 64  # beyond, what comes this close to the bound is not searched further
 CLOSE = Fraction(98, 100)
 LAST = 9
 # All methods for links: scheme, description, and the module that plans.
@@ -69,8 +70,9 @@ MEMORY_WHY = {
 
 
 def pack(
-    topology: Topology, collective: str, *, root: int = 0, method: str = "auto", options: MethodOptions | None = None
-) -> Packing:
+    topology: Topology, collective: str, *, root: int = 0, method: str = "auto", options: MethodOptions | None = None,
+    seconds: float = SECONDS,
+) -> Packing:  # fmt: skip
     """Plan ``collective`` (one of ``tree.COLLECTIVES``) on this machine.
 
     One rank gets the trivial packing: a tree without edges of weight 1, and rate and bound 1 MB/s, which stand for
@@ -78,6 +80,7 @@ def pack(
 
     Args:
         options: limits and settings of the methods that are asked for by name.
+        seconds: after which a search ends with the best that it has found, whose gap to the bound is stated.
 
     Raises:
         ArgumentError: for an unknown collective or method, a root that is no rank, or an impossible option.
@@ -95,7 +98,8 @@ def pack(
         plan = _packing(topology, collective, root, name, "memory", proved, MEMORY_WHY[name])
     else:
         options = (options or MethodOptions()).check()
-        plan = _on_links(Problem(choose_links(topology, collective, root), collective, root, options), method)
+        with within(seconds):
+            plan = _on_links(Problem(choose_links(topology, collective, root), collective, root, options), method)
     return verify(plan, topology)
 
 
@@ -131,9 +135,10 @@ def _on_links(problem: Problem, method: str) -> Packing:
     """The best of the candidates, or the method asked for; stops at the first that meets the bound."""
     best: tuple[str, Solution] | None = None
     why: list[str] = []
-    for name in _wanted(problem, method):
+    wanted = _wanted(problem, method)
+    for name in sorted(wanted, key=lambda name: METHODS[name].costly) if late() else wanted:
         close = best is not None and best[1].rate >= CLOSE * problem.bound
-        if METHODS[name].costly and problem.n > COSTLY_RANKS and close:
+        if METHODS[name].costly and best is not None and (late() or (problem.n > COSTLY_RANKS and close)):
             continue
         found = _planned(problem, name)
         if isinstance(found, str):
@@ -155,10 +160,13 @@ def _planned(problem: Problem, name: str) -> Solution | str:
     """What a method finds, once for a problem."""
     memo: dict[Arguments, Solution | str] = problem.fabric.memo.setdefault("planned", {})
     key = name, problem.collective, problem.root, problem.options
-    if key not in memo:
-        like = _by_symmetry(problem, name) if METHODS[name].costly else None
-        memo[key] = like or METHODS[name].plan(problem)
-    return memo[key]
+    if key in memo:
+        return memo[key]
+    like = _by_symmetry(problem, name) if METHODS[name].costly or name == "cluster" else None
+    found = like or METHODS[name].plan(problem)
+    if not late():  # else more time may find a better one
+        memo[key] = found
+    return found
 
 
 def _by_symmetry(problem: Problem, name: str) -> Solution | None:
@@ -244,6 +252,7 @@ def _packing(t: Topology, collective: str, root: int, name: str, links: str, pro
     reason = f"{name}: {why}"
     if certificate.kind != "trivial":
         reason += "; " + ("meets the bound" if rate == bound else f"{float(100 * rate / bound):.1f} % of the bound")
+        reason += ", when the time for planning (BLINKMPI_PLAN_SECONDS) was over" if rate < bound and late() else ""
     return Packing(
         collective=cast(Collective, collective), root=root if collective in ROOTED else -1, n=t.n,
         scheme=METHODS[name].scheme if name in METHODS else name, links=links, trees=trees, rate=rate, bound=bound,

@@ -12,6 +12,7 @@ import msgspec
 from ..errors import ArgumentError
 from .bounds.certify import certify, quick
 from .cluster.boxes import Box, boxes_of, oriented
+from .deadline import late
 from .graph.cuts import MAX_VERTICES
 from .graph.fabric import Fabric
 from .graph.logical import LogicalGraph, logical_graph
@@ -97,9 +98,12 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
     def certificate(self) -> Certificate:
         """The best bound of these links."""
         memo, key = self.fabric.memo, ("bound", self.collective, self.root)
-        if key not in memo:
-            memo[key] = certify(self.fabric, self.collective, self.root)
-        return cast(Certificate, memo[key])
+        if key in memo:
+            return cast(Certificate, memo[key])
+        found = certify(self.fabric, self.collective, self.root)
+        if not late():  # else more time may find a better one
+            memo[key] = found
+        return found
 
     def tighten(self, found: Certificate) -> None:
         """Use ``found`` as the certificate from now on if its bound is smaller."""

@@ -29,6 +29,7 @@ from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..trees.tree import COLLECTIVES
 from ..util.codec import plain
+from ..util.settings import read
 from ..util.text import brief, parse_size, plural, size_text, time_text
 from . import doctor as cli_doctor
 from . import launch as cli_launch
@@ -206,7 +207,8 @@ def _command(args: argparse.Namespace, topology: Topology, *, live: bool) -> int
 
 def _explain(args: argparse.Namespace, topology: Topology, by_mpi: bool) -> int:
     call = _call(args, topology)
-    plan = make_plan(topology, mpi=by_mpi, collectives=[call.collective], roots=[max(call.root, 0)])
+    seconds = read().plan_s
+    plan = make_plan(topology, mpi=by_mpi, collectives=[call.collective], roots=[max(call.root, 0)], seconds=seconds)
     found = explanation(plan, topology, call)
     print(found.to_json() if args.json else found.text(), end="" if args.json else "\n")
     return 0
@@ -214,7 +216,7 @@ def _explain(args: argparse.Namespace, topology: Topology, by_mpi: bool) -> int:
 
 def _simulate(args: argparse.Namespace, topology: Topology) -> int:
     call = _call(args, topology)
-    plan = make_plan(topology, collectives=[call.collective], roots=[max(call.root, 0)])
+    plan = make_plan(topology, collectives=[call.collective], roots=[max(call.root, 0)], seconds=read().plan_s)
     packing = plan.packing(call.collective, call.root, choose(plan, call).scheme)
     program = program_for(plan, call, choose(plan, call))
     cost = price(program, packing, topology)

@@ -20,6 +20,7 @@ from ..topology.model import MOST_MBPS, Topology
 from ..trees import COLLECTIVES, MethodOptions, Packing, extra_methods, pack, pareto
 from ..trees.cluster.hierarchy import hierarchy
 from ..util.codec import plain
+from ..util.settings import read
 from ..util.text import DIGITS, parse_size, quoted
 from .output import show, write
 
@@ -96,7 +97,7 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
 
         check_target(args.plot)
     if args.output:
-        write(args.output, make_plan(topology, mpi=mpi).to_json())
+        write(args.output, make_plan(topology, mpi=mpi, seconds=read().plan_s).to_json())
         if args.collective is None and not args.json:
             return 0
     wanted = [collective_named(args.collective)] if args.collective else [c for c in COLLECTIVES if c != "barrier"]
@@ -169,7 +170,7 @@ def _planned(
     for collective in wanted:
         start = time.perf_counter()
         try:
-            packing = pack(topology, collective, root=root, method=method, options=options)
+            packing = pack(topology, collective, root=root, method=method, options=options, seconds=read().plan_s)
         except ArgumentError as error:
             if len(wanted) == 1 or method == "auto":
                 raise

@@ -162,6 +162,7 @@ def best_schemes(plan: Plan, collective: Collective) -> dict[int, str]:
     best = {root: max(some, key=lambda scheme: some[scheme]) for root, some in rates.items()}  # the first of equals
     if collective in CARRIED:
         return {-1: plan.schemes(collective)[0]}
+    best |= {turn.root: best[turn.like] for turn in plan.turns if turn.like in best}
     return {**best, -1: Counter(best.values()).most_common(1)[0][0]}
 
 

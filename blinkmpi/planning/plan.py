@@ -15,6 +15,7 @@ from ..errors import PlanError
 from ..program.call import Call
 from ..topology.model import MOST_DEVICES, MOST_MBPS, Topology
 from ..trees import verify
+from ..trees.graph.turning import is_symmetry, turned_packing
 from ..trees.tree import CARRIED, Collective, Packing, carried, packed_as
 from ..util.codec import Document, Value
 from ..util.text import brief, quoted
@@ -61,8 +62,19 @@ class PassedOver(Value, frozen=True):
     why: str
 
 
+class Turn(Value, frozen=True):
+    """A symmetry of the machine that moves each vertex v to ``image[v]``: ``root`` is planned for as ``like`` is."""
+
+    root: int
+    like: int
+    image: tuple[int, ...]
+
+
 class Plan(Document, frozen=True, dict=True, omit_defaults=True):
-    """All packings of a job and the selection table; what was ``passed_over`` is for people."""
+    """All packings of a job and the selection table; what was ``passed_over`` is for people.
+
+    A root that a symmetry makes of another one (``turns``) has that one's packings, turned, and that one's rows.
+    """
 
     KIND: ClassVar = "plan"
     VERSION: ClassVar = FORMAT_VERSION
@@ -72,6 +84,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
     packings: tuple[Packing, ...]
     rules: tuple[Rule, ...]
     passed_over: tuple[PassedOver, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
     def packing(self, collective: str, root: int, scheme: str) -> Packing:
         """The packing for a collective (``root`` counts for rooted ones alone) and scheme.
@@ -83,9 +96,16 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
             of_root = [self.schemes("scatter", r) for r in range(self.n)]
             names = [scheme if scheme in some or not some else some[0] for some in of_root]
             return carried(collective, [self.packing("scatter", r, name) for r, name in enumerate(names)])
+        if (collective, root, scheme) in self._turned:
+            return self._turned[collective, root, scheme]
+        turn = self._turns.get(root)
         for p in self.packings:
-            if p.collective == collective and p.scheme == scheme and p.root in (-1, root):
-                return p
+            if p.collective == collective and p.scheme == scheme:
+                if p.root in (-1, root):
+                    return p
+                if turn and p.root == turn.like:
+                    self._turned[collective, root, scheme] = found = turned_packing(p, turn.image)
+                    return found
         have = sorted({f"{p.scheme} (root {p.root})" if p.root >= 0 else p.scheme for p in self.packings
                        if p.collective == collective})  # fmt: skip
         raise PlanError(
@@ -98,13 +118,26 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
         if collective in CARRIED:
             rooted = [self.schemes("scatter", r) for r in range(self.n)]
             return tuple(s for s in rooted[0] if all(s in schemes for schemes in rooted)) or rooted[0][:1]
-        able = (p.scheme for p in self.packings if p.collective == collective and p.root in (-1, root))
+        able = (p.scheme for p in self.packings if p.collective == collective and p.root in (-1, self.planned_as(root)))
         return tuple(dict.fromkeys(able))
 
     def passed_over_for(self, collective: Collective, root: int = -1) -> tuple[PassedOver, ...]:
         """The methods without a packing for a collective and root."""
         packed = packed_as(collective)
-        return tuple(one for one in self.passed_over if one.collective == packed and one.root in (-1, root))
+        roots = -1, self.planned_as(root)
+        return tuple(one for one in self.passed_over if one.collective == packed and one.root in roots)
+
+    def planned_as(self, root: int) -> int:
+        """The root whose packings serve this one."""
+        return self._turns[root].like if root in self._turns else root
+
+    @cached_property
+    def _turns(self) -> dict[int, Turn]:
+        return {turn.root: turn for turn in self.turns}
+
+    @cached_property
+    def _turned(self) -> dict[tuple[str, int, str], Packing]:
+        return {}
 
     def rule(self, collective: str, nbytes: int, *, root: int = -1, registered: bool = False) -> Rule:
         """The row of the selection table for a vector of ``nbytes``; those for registered buffers come first there."""
@@ -119,7 +152,8 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
 
         If there are rows for this root, they are all that it has.
         """
-        return self._rows.get((collective, root)) or self._rows.get((collective, -1), {})
+        own = self._rows.get((collective, root)) or self._rows.get((collective, self.planned_as(root)))
+        return own or self._rows.get((collective, -1), {})
 
     @cached_property
     def _rows(self) -> dict[tuple[str, int], dict[bool, list[Rule]]]:
@@ -165,6 +199,10 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
                         raise PlanError(f"{where}: trees[{j}].up: {e.src}->{e.dst} by {quoted(e.path)} is no edge from "
                                         "a rank that the tree does not have yet, parents last; plan again")  # fmt: skip
                     above.add(e.src)
+        for i, turn in enumerate(self.turns):
+            planned = turn.like not in self._turns and 0 <= turn.like < self.n <= len(turn.image)
+            if not planned or turn.image[turn.like] != turn.root or sorted(turn.image) != list(range(len(turn.image))):
+                raise PlanError(f"turns[{i}]: rank {turn.like} does not become rank {turn.root}; plan again")
         for i, r in enumerate(self.rules):
             if min(r.min_bytes, r.chunk_bytes, r.depth, r.ctas) < 0:
                 raise PlanError(f"rules[{i}], {r.collective}: a number below 0; plan again")
@@ -184,11 +222,14 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
                 f"does not fit {topology.name} ({topology.n} ranks, fingerprint {topology.fingerprint}); "
                 "plan again for this machine"
             )
+        for turn in self.turns:
+            if not is_symmetry(topology, turn.image):
+                raise PlanError(f"turns: what moves rank {turn.like} to {turn.root} is no symmetry; plan again")
         for p in self.packings:
             verify(p, topology)
         for r in self.rules:
             packed = packed_as(r.collective)
-            roots = (-1, r.root) if r.root >= 0 else None  # None: any
+            roots = (-1, self.planned_as(r.root)) if r.root >= 0 else None  # None: any
             there = (p for p in self.packings if p.collective == packed and (roots is None or p.root in roots))
             if r.scheme != "mpi" and r.scheme not in {p.scheme for p in there}:
                 raise PlanError(

@@ -14,15 +14,19 @@ from ..program.ir import Program
 from ..program.lower import lower
 from ..topology.model import Topology
 from ..trees import extra_methods, methods, pack
+from ..trees.deadline import SECONDS, within
+from ..trees.graph.fabric import shared_memory
+from ..trees.graph.turning import like_roots
 from ..trees.tree import CARRIED, COLLECTIVES, ROOTED, Collective, Packing, packed_as
 from ..util.text import quoted
 from .defaults import Gpus, gpu_rules, host_rules
-from .plan import PACKETS, PassedOver, Plan, Rule, chunk_for
+from .plan import PACKETS, PassedOver, Plan, Rule, Turn, chunk_for
 
 
 def make_plan(
     topology: Topology, *, algo: str = "", mpi: bool = False, gpus: Gpus = "",
     collectives: Sequence[Collective] = (*COLLECTIVES, *CARRIED), roots: Sequence[int] | None = None,
+    seconds: float = SECONDS,
 ) -> Plan:  # fmt: skip
     """Pack for every collective and root, and fill the selection table.
 
@@ -32,34 +36,64 @@ def make_plan(
         gpus: where GPUs run it: ``onehop`` if each reaches every other over one hop, ``slots`` if the machine's links
             are only emulated, which slots alone do; ``nodes`` if they lie on several.
         collectives, roots: pack for these alone, where one answer is wanted and not a whole plan.
+        seconds: after which searches end with the best that they have found.
 
     Raises:
         TopologyError: if the machine is not connected. SettingsError: for an impossible ``algo``.
     """
-    packings: dict[tuple[str, int, str], Packing] = {}
-    passed: list[PassedOver] = []
-    through = any(c in CARRIED for c in collectives)  # which takes the scatters of all roots
-    for collective in dict.fromkeys(map(packed_as, collectives)):
-        some = roots is not None and not (through and collective == "scatter")
-        for root in (roots if some else range(topology.n)) if collective in ROOTED else (-1,):  # type: ignore[union-attr]
-            at = max(root, 0)
-            extra = gpus and "hybrid" in extra_methods(topology, collective, root=at)
-            for method in (*methods(topology, collective, root=at), *(["hybrid"] if extra else [])):
-                try:
-                    packing = pack(topology, collective, root=at, method=method)
-                except NoPackingError as nothing:
-                    passed.append(PassedOver(collective, root, method, nothing.why))
-                    continue
-                key = collective, packing.root, packing.scheme
-                if key not in packings or packings[key].rate < packing.rate:  # two methods may be of one scheme
-                    packings[key] = packing
+    if roots is None or any(c in CARRIED for c in collectives):  # which take the scatters of all roots
+        alike = like_roots(topology) if shared_memory(topology) is None else {}
+        roots = [root for root in range(topology.n) if root not in alike]
+        turns = tuple(Turn(root, like, image) for root, (like, image) in alike.items())
+    else:
+        turns = ()
+    with within(seconds):
+        packings, passed = _packings(topology, gpus, collectives, roots)
     wanted = parse_algo(algo)
-    plan = Plan(topology.name, topology.fingerprint, topology.n, tuple(packings.values()), (), tuple(passed))
+    plan = Plan(topology.name, topology.fingerprint, topology.n, packings, (), passed, turns)
     rules: list[Rule] = []
     for c in collectives:
         asked = wanted.get(c, ())
         rules += gpu_rules(plan, topology, c, asked, gpus) if gpus else host_rules(plan, topology, c, asked, mpi)
     return replace(plan, rules=tuple(rules)).check(topology)
+
+
+def _packings(
+    topology: Topology, gpus: Gpus, collectives: Sequence[Collective], roots: Sequence[int]
+) -> tuple[tuple[Packing, ...], tuple[PassedOver, ...]]:
+    """The packings of all methods, the best of each scheme, and what found none.
+
+    Where time is short, it is spent on every collective before other roots get any.
+    """
+    packings: dict[tuple[str, int, str], Packing] = {}
+    passed: list[PassedOver] = []
+    calls = _calls(collectives, roots)
+    first = dict(reversed(calls))
+    for collective, root in sorted(calls, key=lambda call: first[call[0]] != call[1]):
+        at = max(root, 0)
+        extra = gpus and "hybrid" in extra_methods(topology, collective, root=at)
+        for method in (*methods(topology, collective, root=at), *(["hybrid"] if extra else [])):
+            try:
+                packing = pack(topology, collective, root=at, method=method)
+            except NoPackingError as nothing:
+                passed.append(PassedOver(collective, root, method, nothing.why))
+                continue
+            key = collective, packing.root, packing.scheme
+            if key not in packings or packings[key].rate < packing.rate:  # two methods may be of one scheme
+                packings[key] = packing
+    order = {call: i for i, call in enumerate(calls)}
+    return (
+        tuple(sorted(packings.values(), key=lambda p: order[p.collective, p.root])),
+        tuple(sorted(passed, key=lambda p: order[p.collective, p.root])),
+    )
+
+
+def _calls(collectives: Sequence[Collective], roots: Sequence[int]) -> list[tuple[Collective, int]]:
+    """Collectives that are packed, and their roots; -1 for those without."""
+    calls: list[tuple[Collective, int]] = []
+    for collective in dict.fromkeys(map(packed_as, collectives)):
+        calls += [(collective, root) for root in (roots if collective in ROOTED else [-1])]
+    return calls
 
 
 def parse_algo(text: str) -> dict[str, tuple[str, ...]]:

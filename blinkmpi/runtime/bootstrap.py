@@ -149,7 +149,8 @@ def agree_on_plan(
         if given is not None:
             return read_plan(given).to_json()
         algo = options.algo if options.algo is not None else settings.algo
-        plan = make_plan(machine, algo=algo, mpi=not options.deterministic and not gpus, gpus=gpus)
+        mpi, seconds = not options.deterministic and not gpus, settings.plan_s
+        plan = make_plan(machine, algo=algo, mpi=mpi, gpus=gpus, seconds=seconds)
         measured = tuned.read(table) if table is not None and not algo else None
         return (tuned.taken(plan, measured, machine) if measured is not None else plan).to_json()
 

@@ -16,7 +16,7 @@ from .codec import Value
 from .text import brief, quoted, whole_number
 
 PREFIX = "BLINKMPI_"
-TIMEOUT_S, WARN_AFTER_S = 1800.0, 30.0
+TIMEOUT_S, WARN_AFTER_S, PLAN_S = 1800.0, 30.0, 5.0
 LONGEST_S = 1e9  # of a timeout: in nanoseconds it fits into 64 bits
 LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES = 256 << 10, 1 << 40
 MOST_CTAS = 1024
@@ -29,6 +29,7 @@ KNOWN = {
     "GRAPH_FILE": "take the plan from this file",
     "GRAPH_DUMP_FILE": "write the plan, as JSON",
     "ALGO": "schemes per collective: allreduce:chain;broadcast:^mpi",
+    "PLAN_SECONDS": "seconds after which planning ends with the best so far, whose gap is stated (default 5)",
     "TIMEOUT": "seconds without progress after which a collective fails (default 1800)",
     "WARN_AFTER": "seconds after which a wait is warned of, and again after each 2 of it; 0: never (default 30)",
     "EXECUTOR": "auto, c or numpy: what executes programs on CPU ranks",
@@ -55,6 +56,7 @@ class Settings(Value, frozen=True):
     graph_file: str = ""
     graph_dump_file: str = ""
     algo: str = ""
+    plan_s: float = PLAN_S
     timeout_s: float = TIMEOUT_S
     warn_after_s: float = WARN_AFTER_S
     executor: str = "auto"
@@ -92,6 +94,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         debug=debug,
         **{name.lower(): ours.get(name, "") for name in texts},
+        plan_s=_number(ours, "PLAN_SECONDS", PLAN_S, most=LONGEST_S),
         timeout_s=_number(ours, "TIMEOUT", TIMEOUT_S, most=LONGEST_S),
         warn_after_s=0.0 if never else _number(ours, "WARN_AFTER", WARN_AFTER_S, most=LONGEST_S),
         executor=executor,

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from ..exact.arborescences import MAX_RANKS
 from ..problem import Problem, Solution
-from ..tree import AGAINST, ALONG, Edge, Tree
-from . import between_boxes
+from ..tree import AGAINST, ALONG, ROOTED, Edge, Tree
+from . import between_boxes, rails
 from .between_boxes import Stream
 from .boxes import Box
 from .inside_boxes import BoxTrees, box_trees
@@ -126,9 +126,15 @@ def plan(problem: Problem) -> Solution | str:
         part = between_boxes.shares(boxes, collective, root)
         found = between_boxes.one_way(boxes, collective, root, part, between_boxes.one_way_rate(boxes, part))
     assembled = assemble(boxes, found, both=both)
-    if isinstance(assembled, str) and collective in ("broadcast", "reduce") and len({len(b.ports) for b in boxes}) == 1:
-        source = next(b for b, box in enumerate(boxes) if root in box.vertices[: box.m])
-        assembled = assemble(boxes, between_boxes.on_rails(boxes, source, root), both=both)
+    if isinstance(assembled, str) and len({len(b.ports) for b in boxes}) == 1:
+        if both:
+            found = rails.both_ways(boxes)
+        elif collective in ROOTED:
+            source = next(b for b, box in enumerate(boxes) if root in box.vertices[: box.m])
+            found = between_boxes.on_rails(boxes, source, root)
+        else:
+            found = rails.one_way(boxes, part)
+        assembled = assemble(boxes, found, both=both)
     return assembled if isinstance(assembled, str) else Solution(*assembled)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from ..graph.cuts import HUGE, has, inner, out_cuts, strength, subset_sums, truncate
 from ..graph.fabric import Arc, Ints
 from ..graph.logical import WeightedTree, recentre
-from ..graph.max_flow import MaxFlow
+from .orientation import divided
 
 MAX_RANKS = 16
 
@@ -146,18 +146,4 @@ def orient(cap: Ints, root: int, trees: int) -> Ints:
     y, _ = truncate(-(within + trees))
     entering = {v: -value for v, value in zip(others, y, strict=True)}
     entering[root] = int(undirected.sum()) - sum(entering.values())
-    pairs = np.argwhere(undirected).tolist()
-    flow = MaxFlow(n + len(pairs) + 2)
-    source, sink = n + len(pairs), n + len(pairs) + 1
-    halves: dict[Arc, int] = {}
-    for i, (u, v) in enumerate(pairs):
-        flow.arc(source, n + i, int(cap[u, v]))
-        halves[u, v] = flow.arc(n + i, v, int(cap[u, v]))
-        halves[v, u] = flow.arc(n + i, u, int(cap[u, v]))
-    for v, amount in sorted(entering.items()):
-        flow.arc(v, sink, amount)
-    flow.run(source, sink)
-    directed = np.zeros_like(cap)
-    for arc, number in halves.items():
-        directed[arc] = flow.used(number)
-    return directed
+    return divided(cap, [entering[v] for v in range(n)])

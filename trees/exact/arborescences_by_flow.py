@@ -10,47 +10,78 @@ from fractions import Fraction
 
 import numpy as np
 
+from ..deadline import late
 from ..graph import cuts_by_flow
 from ..graph.fabric import Arc, Fabric, Ints, capacity_across
-from ..graph.logical import LogicalGraph, WeightedTree, logical_graph, place
+from ..graph.logical import LogicalGraph, WeightedTree, logical_graph, place, recentre
 from ..problem import Problem, Solution
-from ..tree import PER_RANK, ROOTED
+from ..tree import PER_RANK
 from .arborescences import MAX_RANKS
+from .orientation import directed
 
 MOST_RANKS = {True: 256, False: 64}  # by whether there is one root; takes half a minute at most
 LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
+OUT_OF_TIME = "there was no time for it"
 
 
 def fits(problem: Problem) -> int:
-    """Collectives whose bytes go one way, on graphs too large for :mod:`.edmonds`."""
-    one_way = problem.collective in ("broadcast", "reduce", "allgather", "reduce_scatter")
-    sized = one_way and MAX_RANKS < problem.n <= MOST_RANKS[problem.collective in ROOTED]
-    return 4 if sized and problem.oriented.flat else 0
+    """All but paths, on graphs too large for :mod:`.edmonds`."""
+    sized = MAX_RANKS < problem.n <= MOST_RANKS[problem.collective not in PER_RANK]
+    return 4 if sized and not problem.by_paths and problem.oriented.flat else 0
 
 
 def plan(problem: Problem) -> Solution | str:
-    """Trees that meet the bound, or why there are none."""
+    """Trees that meet the bound, as many as there is time for, or why there are none."""
     f, collective, root, bound = problem.oriented, problem.collective, problem.root, problem.bound
     for rails in (False, True) if len(f.topology.nodes) > 1 else (False,):
+        if late():
+            return OUT_OF_TIME
         g = logical_graph(f, rails=rails)
         units = bound / g.mbps
-        scale = (units / f.n if collective in PER_RANK else units).denominator
-        cap = g.matrix() * scale
-        if int(cap.sum()) + units * scale > LIMIT or _rate(f, g, collective, root) != bound:
+        each = units / f.n if collective in PER_RANK else units
+        cap = g.matrix() * each.denominator
+        if int(cap.sum()) + units * each.denominator > LIMIT:
             continue
-        if collective in PER_RANK:
-            supply = [int(units * scale / f.n)] * f.n
-        else:
-            supply = [int(units * scale) if r == root else 0 for r in range(f.n)]
-        return Solution(place(pack_arborescences(cap, supply), g, Fraction(1, scale)), bound)
+        both = collective == "allreduce"
+        way = _directed(f, g, cap, each.numerator) if both else cap if _rate(f, g, collective, root) == bound else None
+        if way is None:
+            continue
+        roots = range(f.n) if collective in PER_RANK else [f.n - 1 if both else root]
+        grown = pack_arborescences(way, [each.numerator if r in roots else 0 for r in range(f.n)])
+        trees = [recentre(t) for t in grown] if both else _alike(grown, roots)
+        placed = place(trees, g, Fraction(1, each.denominator), both_ways=both)
+        rate = sum((t.weight for t in placed), Fraction(0))
+        return Solution(placed, rate) if rate else OUT_OF_TIME
     return "switches that are split in closed form do not carry the bound"
+
+
+def _alike(trees: list[WeightedTree], roots: Sequence[int]) -> list[WeightedTree]:
+    """The trees, with equal weight from each root, where growing them took too long."""
+    least = min(sum(t.weight for t in trees if t.root == r) for r in roots)
+    rest, kept = dict.fromkeys(roots, least), list[WeightedTree]()
+    for tree in trees:
+        weight = min(tree.weight, rest[tree.root])
+        rest[tree.root] -= weight
+        if weight:
+            kept.append(tree._replace(weight=weight))
+    return kept
+
+
+def _directed(f: Fabric, g: LogicalGraph, cap: Ints, weight: int) -> Ints | None:
+    """The capacities for trees that are used both ways, of this total weight; None if they do not fit."""
+    return directed(_fabric(f, g), cap, weight) if np.array_equal(cap, cap.T) else None
+
+
+def _fabric(f: Fabric, g: LogicalGraph) -> Fabric:
+    """The logical arcs as a fabric between ranks."""
+    cap = g.matrix()
+    return Fabric(f.topology, f.kinds, {(int(u), int(v)): int(cap[u, v]) for u, v in np.argwhere(cap)})
 
 
 def _rate(f: Fabric, g: LogicalGraph, collective: str, root: int) -> Fraction:
     """The best rate of the logical arcs, in MB/s."""
-    cap = g.matrix()
-    arcs = {(int(u), int(v)): int(cap[u, v]) for u, v in np.argwhere(cap)}
-    logical = Fabric(f.topology, f.kinds, arcs)
+    logical = _fabric(f, g)
+    arcs = logical.arcs
     if collective in PER_RANK:
         side = cuts_by_flow.ratio_side(logical, None, {0}, reverse=False)
         return Fraction(capacity_across(arcs, side) * f.n, len(side)) * g.mbps
@@ -100,11 +131,16 @@ class ResidualNetwork:
 
 
 def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
-    """Pack trees of total weight ``supply[v]`` rooted at each rank v; feasible as in :mod:`.arborescences`."""
+    """Pack trees of total weight ``supply[v]`` rooted at each rank v; feasible as in :mod:`.arborescences`.
+
+    Fewer of them if the time is over.
+    """
     net, roots, need = ResidualNetwork(cap, supply), list(supply), sum(supply)
     trees: list[WeightedTree] = []
     while need:
         tree = _grow_one(net, roots, need)
+        if tree is None:
+            break
         for arc in tree.arcs:
             net.left[net.at[arc]] -= tree.weight
         net.left[net.first_supply + tree.root] -= tree.weight
@@ -114,8 +150,8 @@ def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
     return trees
 
 
-def _grow_one(net: ResidualNetwork, roots: list[int], need: int) -> WeightedTree:
-    """One tree, shallow arcs first; it loses weight where no arc keeps it."""
+def _grow_one(net: ResidualNetwork, roots: list[int], need: int) -> WeightedTree | None:
+    """One tree, shallow arcs first; it loses weight where no arc keeps it. None if the time is over."""
     root = max(range(net.n), key=lambda v: (roots[v], -v))
     weight, level, arcs = roots[root], {root: 0}, list[Arc]()
     used = [net.first_supply + root]
@@ -123,6 +159,8 @@ def _grow_one(net: ResidualNetwork, roots: list[int], need: int) -> WeightedTree
     for u, v in net.at:
         near.setdefault(u, []).append(v)
     while len(level) < net.n:
+        if late():
+            return None
         fresh = ((u, v) for u in level for v in near.get(u, ()) if v not in level)
         options = [(level[u], int(left), (u, v)) for u, v in fresh if (left := net.left[net.at[u, v]])]
         best: tuple[int, Arc] | None = None

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..bounds.certify import prices_certificate
 from ..bounds.prices import CheapestPaths, arborescence
+from ..deadline import late
 from ..graph.fabric import Ints, Path
 from ..graph.loads import link_loads
 from ..graph.logical import WeightedTree, ordered, recentre
@@ -181,19 +182,24 @@ def plan_pairs(problem: Problem) -> Solution | str:
 
 def _pairs(problem: Problem) -> tuple[MasterProblem, Floats, Floats]:
     """The linear program over pairs of trees, solved; its prices are taken as the bound."""
-    if "pairs" not in problem.fabric.memo:
-        problem.fabric.memo["pairs"] = found = _solved(MasterProblem(problem, pairs=True))
-        _tighten(*found)
-    solved: tuple[MasterProblem, Floats, Floats] = problem.fabric.memo["pairs"]
-    return solved
+    memo: dict[Any, Any] = problem.fabric.memo
+    if "pairs" in memo:
+        solved: tuple[MasterProblem, Floats, Floats] = memo["pairs"]
+        return solved
+    found = _solved(MasterProblem(problem, pairs=True))
+    _tighten(*found)
+    if not late():
+        memo["pairs"] = found
+    return found
 
 
 def plan(problem: Problem) -> Solution | str:
     """The best packing of the linear program, exact where its basis can be solved again in integers."""
     key = ("columns", problem.collective, problem.root)
-    if key not in problem.fabric.memo:
-        problem.fabric.memo[key] = _search(problem)
-    found: Solution | str = problem.fabric.memo[key]
+    memo: dict[Any, Any] = problem.fabric.memo
+    found: Solution | str = memo.get(key) or _search(problem)
+    if not late():
+        memo[key] = found
     return found
 
 
@@ -204,7 +210,7 @@ def _search(problem: Problem) -> Solution | str:
         return INEXACT
     rate = sum((t.weight for t in trees), Fraction(0))
     _tighten(master, weights, y)
-    if master.both and not problem.met(rate):
+    if master.both and not problem.met(rate) and not late():
         _pairs(problem)
     return Solution(trees, rate)
 
@@ -246,7 +252,7 @@ def _converge(master: MasterProblem, best: Floats) -> tuple[Floats, Floats, Floa
                 bound, centre = float(master.room @ point) / cost, point / cost
             if new:
                 break
-        if not new or weights[-1] >= bound * (1 - VIOLATION):
+        if not new or weights[-1] >= bound * (1 - VIOLATION) or late():
             break
         master.forget(y, found[2])
         found = master.solve()
@@ -260,7 +266,8 @@ def _weighted(master: MasterProblem, weights: Floats, y: Floats) -> tuple[Tree, 
     uses, owners = master.matrix(columns), master.owners(columns)
     slack = master.room - uses @ weights[support]
     met = owners[owners @ weights[support] <= weights[-1] * (1 + 1e-7)]  # the other roots have more than they need
-    for tight in (slack <= 1e-7 * master.room, (slack <= 1e-7 * master.room) & (y > EPSILON)):
+    full = slack <= 1e-7 * master.room
+    for tight in () if late() else (full, full & (y > EPSILON)):
         rows = np.concatenate([uses[tight], met])
         last = np.concatenate([np.zeros((int(tight.sum()), 1), np.int64), -np.ones((len(met), 1), np.int64)])
         exact = solve(np.concatenate([rows, last], axis=1), [*master.room[tight].tolist(), *[0] * len(met)])
@@ -315,7 +322,8 @@ def _certificate(master: MasterProblem, weights: Floats, y: Floats) -> Certifica
     sums[0, len(paid) :] = 1
     found: list[Certificate] = []
     rounded = [Fraction(v / y.max()).limit_denominator(1000) for v in y[paid].tolist()]
-    for values in (solve(np.concatenate([rows, sums]), [0] * len(rows) + [1]), rounded):
+    exact = None if late() else solve(np.concatenate([rows, sums]), [0] * len(rows) + [1])
+    for values in (exact, rounded):
         if values is not None and min(values) >= 0:
             found += _priced(master, dict(zip(paid.tolist(), values, strict=False)))
     return min(found, key=lambda c: c.capacity_mbps / c.divisor, default=None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..deadline import late
 from .fabric import Fabric
 from .max_flow import MaxFlow
 
@@ -73,7 +74,7 @@ def min_cut_side(f: Fabric, root: int, *, reverse: bool) -> set[int]:
     nothing = [0] * f.n
     best, side = -1, set[int]()
     for sink in range(f.n):
-        if sink != root:
+        if sink != root and (best < 0 or not late()):
             value, cut = net.run(1, nothing, nothing, root, sink)
             if best < 0 or value < best:
                 best, side = value, cut()
@@ -92,7 +93,7 @@ def ratio_side(f: Fabric, root: int | None, start: set[int], *, reverse: bool) -
     ratio = Fraction(net.leaving(side), sum(v < f.n for v in side))
     nothing = [0] * f.n
     for sink in range(f.n) if root is None else [root]:
-        while True:
+        while root is not None or not late():  # paths need the exact value, which takes one sink
             supply = [ratio.numerator] * f.n
             value, cut = net.run(ratio.denominator, supply, nothing, net.source, sink)
             if value == f.n * ratio.numerator:
@@ -111,37 +112,45 @@ def partition(f: Fabric, start: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     net = CutNetwork(f)
     at = {v: i for i, v in enumerate(f.vertices)}
     classes = [{at[v] for v in part} for part in start]
-    while True:
+    while not late():
         ratio = Fraction(sum(map(net.leaving, classes)), len(classes) - 1)
-        value, found = _truncate(net, ratio)
-        if value + ratio.numerator >= 0:
-            return [tuple(sorted(_vertices(f, side))) for side in classes]
-        classes = found
+        values, tights = greedy(net, ratio.numerator, ratio.denominator)
+        if not values or sum(values) + ratio.numerator >= 0:
+            break
+        # Merged classes may share switches; each is cut again for its own ranks.
+        classes = [_tighten(net, {u for u in c if u < net.n}) for c in sorted(tights, key=min)]
+    return [tuple(sorted(_vertices(f, side))) for side in classes]
 
 
-def _truncate(net: CutNetwork, ratio: Fraction) -> tuple[int, list[set[int]]]:
-    """The greedy of :func:`.cuts.truncate` for ``leaving - ratio``, times the ratio's denominator."""
+def greedy(net: CutNetwork, less: int, scale: int) -> tuple[list[int], list[set[int]]]:
+    """The greedy of :func:`.cuts.truncate` for ``scale * leaving - less``: the largest y with y(X) at most that.
+
+    Returns:
+        y, whose every value is the largest that those before it allow, and the sets that are tight, merged; nothing
+        if the time is over.
+    """
     y: list[int] = []
     tights: list[set[int]] = []
     n = net.n
-    most = int(net.cap.sum()) * ratio.denominator + 1
+    most = int(net.cap.sum()) * scale + 1
     for v in range(n):
+        if late():
+            return [], []
         supply = [max(0, x) for x in y] + [0] * (n - v)
         demand = [max(0, -x) for x in y] + [0] + [most] * (n - v - 1)
         supply[v] = most + sum(supply)
-        value, cut = net.run(ratio.denominator, supply, demand, net.source, net.sink)
+        value, cut = net.run(scale, supply, demand, net.source, net.sink)
         side = cut() - {net.source}
         if v not in side:  # nothing but the arc to v was cut
             raise AssertionError("the source's side of a cut lost its rank")
-        y.append(value - sum(supply[:v]) - ratio.numerator)
+        y.append(value - sum(supply[:v]) - less)
         ranks = {u for u in side if u < n}
         for other in [c for c in tights if not ranks.isdisjoint(c)]:
             tights.remove(other)
             side |= other
             ranks |= {u for u in other if u < n}
         tights.append(side)
-    # Merged classes may share switches; each is cut again for its own ranks.
-    return sum(y), [_tighten(net, {u for u in c if u < n}) for c in sorted(tights, key=min)]
+    return y, tights
 
 
 def _tighten(net: CutNetwork, ranks: set[int]) -> set[int]:

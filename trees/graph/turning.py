@@ -4,14 +4,17 @@ Boxes and the ranks inside them are counted on, around, and switches follow: a s
 switches have gone. Every turn is checked on all links, so a packing that is turned is as good as the one that was made.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ..tree import Edge, Tree
-from .fabric import Fabric
+from ...topology.model import Topology
+from ..tree import Edge, Packing, Tree
+from .fabric import Fabric, fabric
 
 ROUNDS = 8  # of switches whose neighbours are switches
+MOST_TRIED = 4  # ranks that a rank is compared with
 
 
 def turning(f: Fabric, start: int, to: int) -> dict[int, int] | None:
@@ -66,3 +69,38 @@ def turned(trees: Sequence[Tree], image: dict[int, int]) -> tuple[Tree, ...]:
         return tuple(Edge(image[e.src], image[e.dst], tuple(image[v] for v in e.path)) for e in edges)
 
     return tuple(replace(t, root=image[t.root], edges=moved(t.edges), up=moved(t.up)) for t in trees)
+
+
+def like_roots(t: Topology) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """The ranks that a symmetry of all links makes of an earlier one: that rank, and where every vertex goes."""
+    f = fabric(t, tuple(dict.fromkeys(k.kind for k in t.links)))
+    found: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for root in range(t.n):
+        for start in [r for r in range(root) if r not in found][:MOST_TRIED]:
+            turn = turning(f, start, root)
+            image = tuple(turn.get(v, v) for v in range(t.n + len(t.switches))) if turn else ()
+            if turn and is_symmetry(t, image):
+                found[root] = start, image
+                break
+    return found
+
+
+def is_symmetry(t: Topology, image: Sequence[int]) -> bool:
+    """Whether moving every vertex v to ``image[v]`` leaves all devices, switches and links as they are."""
+    if sorted(image) != list(range(t.n + len(t.switches))) or sorted(image[: t.n]) != list(range(t.n)):
+        return False
+    kinds = [d.kind for d in t.devices] + [s.kind for s in t.switches]
+    links = Counter((k.src, k.dst, k.kind, k.lanes, k.lane_mbps) for k in t.links)
+    moved = Counter((image[k.src], image[k.dst], k.kind, k.lanes, k.lane_mbps) for k in t.links)
+    return links == moved and all(kinds[image[v]] == kind for v, kind in enumerate(kinds))
+
+
+def turned_packing(p: Packing, image: Sequence[int]) -> Packing:
+    """The packing for the root that a symmetry makes of this one's."""
+    proof = p.certificate
+    parts = tuple(tuple(sorted(image[v] for v in part)) for part in proof.parts)
+    if proof.kind == "prices":
+        parts = tuple(sorted((image[part[0]], image[part[1]], part[2]) for part in proof.parts))
+    proof = replace(proof, parts=parts, text=f"as from rank {p.root}, where it is {proof.text}")
+    trees = turned(p.trees, dict(enumerate(image)))
+    return replace(p, root=image[p.root], trees=trees, certificate=proof)

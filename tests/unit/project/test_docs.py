@@ -197,6 +197,7 @@ def test_settings_are_all_documented() -> None:
     defaults = settings.Settings()
     assert rows["BLINKMPI_DEBUG"] == defaults.debug
     assert float(rows["BLINKMPI_TIMEOUT"]) == defaults.timeout_s
+    assert float(rows["BLINKMPI_PLAN_SECONDS"]) == defaults.plan_s
     assert rows["BLINKMPI_EXECUTOR"] == defaults.executor
     assert int(rows["BLINKMPI_BUFFSIZE"]) == defaults.buffer_bytes
     assert " ".join(settings.LEVELS) in text_of("docs/settings.md")

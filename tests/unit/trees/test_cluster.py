@@ -189,3 +189,27 @@ def test_a_rooted_collective_on_rails_takes_a_few_trees_of_each(boxes: int, each
             assert len(across) == boxes - 1
             assert len({e.src % each for e in across} | {e.dst % each for e in across}) == 1
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(("boxes", "each", "slow"), [(2, 4, 0), (3, 3, 4), (8, 8, 5), (16, 8, 1), (4, 4, -1)])
+def test_a_slow_card_leaves_the_other_rails_their_rate(boxes: int, each: int, slow: int) -> None:
+    topology = rails(boxes, each, slow=slow)
+    start = time.process_time()
+    for collective in ("allgather", "reduce_scatter"):
+        packing = pack(topology, collective, method="cluster")
+        assert packing.optimal
+        for tree in packing.trees:
+            across = [e for e in tree.edges if e.src // each != e.dst // each]
+            assert len({e.src % each for e in across} | {e.dst % each for e in across}) == 1
+    packing = pack(topology, "allreduce", method="cluster")
+    assert packing.rate >= Fraction(94, 100) * packing.bound
+    assert time.process_time() - start < 5
+
+
+def test_streams_that_no_exact_corner_gives_are_a_little_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = rails(3, 3, slow=4)
+    monkeypatch.setattr("blinkmpi.trees.cluster.rails.solve", lambda *_: None)
+    for collective in ("allgather", "allreduce"):
+        packing = pack(topology, collective, method="cluster")
+        assert verify(packing, topology) == packing
+        assert packing.rate >= Fraction(94, 100) * packing.bound

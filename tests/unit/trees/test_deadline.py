@@ -1,0 +1,113 @@
+"""Planning that has no time left: valid packings with their gap, at once, and nothing of it is kept for later."""
+
+import time
+from itertools import combinations, product
+
+import pytest
+from msgspec.structs import replace
+
+from blinkmpi.errors import SettingsError
+from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.topology import machine, modify
+from blinkmpi.topology.model import Device, Link, Switch, Topology
+from blinkmpi.trees import pack, verify
+from blinkmpi.trees.deadline import SECONDS, late, within
+from blinkmpi.trees.tree import COLLECTIVES
+from blinkmpi.util.settings import read
+from tests.unit.trees.packings import even_call
+from tests.unit.trees.rails import rails
+
+NO_TIME = 1e-9
+
+
+def torus(side: int, *, dead: bool) -> Topology:
+    at = list(product(range(side), repeat=2))
+    pairs = {tuple(sorted((at.index((x, y)), at.index(to)))) for x, y in at
+             for to in (((x + 1) % side, y), (x, (y + 1) % side))}  # fmt: skip
+    ends = sorted(pairs)[int(dead) :]
+    links = tuple(Link(a, b, "nvlink", 1, 25_000) for u, v in ends for a, b in ((u, v), (v, u)))
+    return Topology(f"torus {side}x{side}", tuple(Device("gpu", 0, r) for r in range(side * side)), (), links)
+
+
+def two_switches(n: int) -> Topology:
+    """Ranks on two unequal switches that are joined: no method but ``columns`` splits them."""
+    links = [Link(r, n + (r % 3 > 0), "nvlink", 1 + r % 2, 10_000) for r in range(n)]
+    links += [Link(n, n + 1, "nvlink", 5, 10_000)]
+    both = tuple(k for link in links for k in (link, replace(link, src=link.dst, dst=link.src)))
+    return Topology("two switches", tuple(Device("gpu", 0, r) for r in range(n)), (Switch("nvswitch", 0),) * 2, both)
+
+
+MACHINES = {
+    "torus 5x5 less a link": torus(5, dead=True),
+    "two switches": two_switches(18),
+    "rails, one slow card": rails(4, 5, slow=3),
+    "two boxes": machine("mi250:2"),
+    "part of a box": modify(machine("dgx-1v"), gpus="0,1,4,5,6"),
+}
+
+
+def test_the_setting() -> None:
+    assert (read({"X": "y"}).plan_s, read({"BLINKMPI_PLAN_SECONDS": "0.25"}).plan_s) == (SECONDS, 0.25)
+    for text in ("0", "-1", "soon"):
+        with pytest.raises(SettingsError, match="BLINKMPI_PLAN_SECONDS"):
+            read({"BLINKMPI_PLAN_SECONDS": text})
+
+
+def test_within_nests() -> None:
+    assert not late()
+    with within(NO_TIME):
+        assert late()
+        with within(60.0):
+            assert late(), "the outer one is over"
+    with within(60.0):
+        assert not late()
+        with within(NO_TIME):
+            assert late()
+        assert not late()
+    assert not late()
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_without_time_packings_are_valid_and_state_their_gap(name: str) -> None:
+    topology = MACHINES[name]
+    for collective in COLLECTIVES:
+        since = time.perf_counter()
+        found = pack(topology, collective, root=1, seconds=NO_TIME)
+        seconds = time.perf_counter() - since
+        assert verify(found, topology) == found
+        assert 0 < found.rate <= found.bound
+        if found.rate < found.bound:
+            assert "% of the bound, when the time for planning (BLINKMPI_PLAN_SECONDS) was over" in found.reason
+        assert seconds < 5, (collective, seconds)
+        better = pack(topology, collective, root=1, seconds=60)
+        assert better.rate >= found.rate
+        assert better.optimal, "what was found without time is not kept"
+        assert "BLINKMPI_PLAN_SECONDS" not in better.reason
+
+
+@pytest.mark.parametrize("name", ["torus 5x5 less a link", "rails, one slow card"])
+def test_without_time_a_whole_plan_serves_every_call(name: str) -> None:
+    topology = MACHINES[name]
+    plan = make_plan(topology, seconds=NO_TIME)
+    for collective in ("broadcast", "allreduce", "gather", "alltoall"):
+        op = "sum" if collective == "allreduce" else ""
+        call = even_call(collective, topology.n, 4096, op=op, root=topology.n - 1)
+        program_for(plan, call, choose(plan, call))  # which is checked
+
+
+@pytest.mark.parametrize("side", [5, 6])
+def test_an_allreduce_on_many_ranks_is_grown_like_other_trees(side: int) -> None:
+    found = pack(torus(side, dead=True), "allreduce")
+    assert found.optimal
+    assert found.scheme == "trees"
+    assert len(found.trees) < side * side
+
+
+def test_allreduces_on_random_graphs_meet_the_bound() -> None:
+    for step, n in product((2, 5), (17, 22)):
+        pairs = [(u, v) for u, v in combinations(range(n), 2) if (u * u + v * step) % 7 < 2 or v == u + 1]
+        links = tuple(Link(a, b, "nvlink", 1 + (u + v) % 3, 25_000) for u, v in pairs for a, b in ((u, v), (v, u)))
+        topology = Topology("drawn", tuple(Device("gpu", 0, r) for r in range(n)), (), links)
+        found = pack(topology, "allreduce")
+        assert found.optimal
+        assert found.scheme == "trees"
