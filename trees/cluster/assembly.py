@@ -34,8 +34,11 @@ class PortAssignment:
         self.boxes, self.streams, self.sizes = boxes, streams, sizes
         self.moved: dict[tuple[int, int, int], Pieces] = {}
         self._widths = [len(box.ports) for box in boxes]
-        leaving, self.entering = self._loads()
         self.ok = True
+        if any(s.ways for s in streams):
+            self.entering = self._take_ways(unit)
+            return
+        leaving, self.entering = self._loads()
         for b, box in enumerate(boxes):
             into, out = [int(p.into * unit) for p in box.ports], [int(p.out * unit) for p in box.ports]
             if both:
@@ -49,6 +52,17 @@ class PortAssignment:
         """The ports of box ``at`` by which a stream leaves for box ``target``, or enters if ``target`` is ``at``."""
         found = self.moved.get((stream, at, target))
         return found or [(self.sizes[stream], self.streams[stream].rail % self._widths[at])]
+
+    def _take_ways(self, unit: int) -> list[list[int]]:
+        """Give every stream the ports that it brings; returns what enters by each port."""
+        entering = [[0] * width for width in self._widths]
+        for i, s in enumerate(self.streams):
+            for (a, b), pieces in s.ways:
+                self.moved[i, a, b] = [(int(size * unit), leave) for size, leave, _ in pieces]
+                self.moved[i, b, b] = [(int(size * unit), enter) for size, _, enter in pieces]
+                for size, enter in self.moved[i, b, b]:
+                    entering[b][enter] += size
+        return entering
 
     def _loads(self) -> tuple[list[list[int]], list[list[int]]]:
         """The load of every port of every box, out and in, if every stream keeps to its rail."""
@@ -126,15 +140,18 @@ def plan(problem: Problem) -> Solution | str:
         part = between_boxes.shares(boxes, collective, root)
         found = between_boxes.one_way(boxes, collective, root, part, between_boxes.one_way_rate(boxes, part))
     assembled = assemble(boxes, found, both=both)
-    if isinstance(assembled, str) and len({len(b.ports) for b in boxes}) == 1:
+    apart = len({p.plane for b in boxes for p in b.ports}) > 1
+    if isinstance(assembled, str) and apart and collective in ROOTED and len({len(b.ports) for b in boxes}) == 1:
+        source = next(b for b, box in enumerate(boxes) if root in box.vertices[: box.m])
+        assembled = assemble(boxes, between_boxes.on_rails(boxes, source, root), both=both)
+    if apart and (isinstance(assembled, str) or not problem.met(assembled[1])):
         if both:
             found = rails.both_ways(boxes)
-        elif collective in ROOTED:
-            source = next(b for b, box in enumerate(boxes) if root in box.vertices[: box.m])
-            found = between_boxes.on_rails(boxes, source, root)
         else:
-            found = rails.one_way(boxes, part)
-        assembled = assemble(boxes, found, both=both)
+            found = rails.from_root(boxes, root) if collective in ROOTED else rails.from_all(boxes, part)
+        other = assemble(boxes, found, both=both)
+        if isinstance(assembled, str) or (not isinstance(other, str) and other[1] > assembled[1]):
+            assembled = other
     return assembled if isinstance(assembled, str) else Solution(*assembled)
 
 
@@ -143,12 +160,14 @@ def assemble(boxes: Sequence[Box], streams: Sequence[Stream], *, both: bool) -> 
 
     All streams are slowed down by one factor where the links inside a box cannot carry them.
     """
-    if len({tuple(p.plane for p in b.ports) for b in boxes}) > 1 and len({p.plane for b in boxes for p in b.ports}) > 1:
+    unlike = len({tuple(p.plane for p in b.ports) for b in boxes}) > 1
+    if unlike and len({p.plane for b in boxes for p in b.ports}) > 1 and not any(s.ways for s in streams):
         return "the ports of the boxes lie in different planes of the network"
     if any(b.m > MAX_RANKS for b in boxes):
         return f"a box has more than {MAX_RANKS} ranks"
     room = {c for b in boxes for p in b.ports for c in (p.out, p.into)}
-    unit = lcm(*{c.denominator for c in room} | {s.size.denominator for s in streams})
+    sizes = {s.size for s in streams} | {piece[0] for s in streams for _, pieces in s.ways for piece in pieces}
+    unit = lcm(*{c.denominator for c in room | sizes})
     ports = PortAssignment(boxes, streams, [int(s.size * unit) for s in streams], unit, both)
     if not ports.ok:
         return "what enters or leaves a box does not fit its ports, as planes of the network separate them"

@@ -19,6 +19,10 @@ from .boxes import Box
 FAN = 2  # children of a box on one rail
 
 
+# For each arc of the box tree the sizes, in their order, that take a port of either box.
+Ways = tuple[tuple[tuple[int, int], tuple[tuple[Fraction, int, int], ...]], ...]
+
+
 class Stream(NamedTuple):
     """Bytes of rank ``root`` in box ``box``; ``rail`` is the port to prefer, ``hub`` the box that fans out."""
 
@@ -28,6 +32,7 @@ class Stream(NamedTuple):
     size: Fraction
     hub: int
     tree: tuple[tuple[int, int], ...] = ()  # a box tree of its own instead of a star
+    ways: Ways = ()  # the ports that it takes, instead of those of its rail
 
     def arcs(self, boxes: int) -> Sequence[tuple[int, int]]:
         """The box tree, parents before children."""

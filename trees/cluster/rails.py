@@ -1,12 +1,14 @@
-"""Streams for collectives of all ranks on rails that no switch joins, some of whose ports may be slower than others.
+"""Streams on rails that no switch joins, some of whose ports may be slower than others, or missing.
 
-What a box sends goes by the same rail to all others, so a slow port slows its rail down for everybody. A linear program
-says how much every box sends by each rail: few unknowns, however many ranks there are. Its basis is solved again in
-integers (:mod:`..exact.rational`).
+A stream leaves a box for another one by rails of which both have a port, for each target by other ones if need be. A
+linear program says how large the streams are and which rails they take: few unknowns, however many ranks there are.
+Streams are stars from the box in which they begin; those of rooted collectives also from other boxes, their hubs. The
+program's basis is solved again in integers (:mod:`..exact.rational`).
 """
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate, product
 from math import floor, lcm
 from typing import NamedTuple
 
@@ -14,92 +16,149 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from ..deadline import late
 from ..exact.rational import solve
 from ..graph.fabric import Ints
-from .between_boxes import Stream
+from .between_boxes import Stream, Ways
 from .boxes import Box
 
 EPSILON = 1e-9
 GRAIN = 10**9
+MOST_EXACT = 600  # unknowns that are solved again in integers: a second
 Floats = NDArray[np.float64]
+Way = tuple[int, int, int]  # from a box to a box by a plane of the network
+Star = tuple[int, int]  # the box in which a stream begins, and its hub
 
 
 class _Program(NamedTuple):
-    """``uses @ x <= room`` and ``equal @ x == 0``; x is what each box sends by each rail, then the rate."""
+    """``uses @ x <= room`` and ``equal @ x == 0``: sizes of stars, the ways that each takes to each box, the rate."""
 
+    stars: list[Star]
+    ways: list[tuple[int, Way]]  # with the number of the star
     uses: Ints
     room: list[int]
     equal: Ints
+    unit: int  # in which MB/s are counted
 
 
-def one_way(boxes: Sequence[Box], part: Sequence[Fraction]) -> list[Stream]:
-    """AllGather: what the ranks of each box have to send, ``part`` of the vector, goes by rails that have room."""
-    rails, streams = len(boxes[0].ports), list[Stream]()
-    for b, (box, sizes) in enumerate(zip(boxes, _solved(boxes, part), strict=True)):
-        left, each = list(sizes), sum(sizes, Fraction(0)) / box.m
-        rest = [each] * box.m
-        own = [(i, i) for i in range(min(box.m, rails))]  # the rank's own rail first
-        for i, rail in [*own, *((i, rail) for i in range(box.m) for rail in range(rails))]:
-            if size := min(rest[i], left[rail]):
-                streams.append(Stream(b, box.vertices[i], rail, size, b))
-                rest[i] -= size
-                left[rail] -= size
+def from_root(boxes: Sequence[Box], root: int) -> list[Stream]:
+    """Broadcast: the root's box sends a part to every hub, which sends it on."""
+    source = next(b for b, box in enumerate(boxes) if root in box.vertices[: box.m])
+    program = _program(boxes, [(source, hub) for hub in range(len(boxes))], None, both=False)
+    return [Stream(source, root, 0, size, hub, ways=ways) for (_, hub), size, ways in _solved(boxes, program)]
+
+
+def from_all(boxes: Sequence[Box], part: Sequence[Fraction]) -> list[Stream]:
+    """AllGather: ``part`` of the vector begins in each box, as much at each of its ranks."""
+    streams = []
+    for (b, _), size, ways in _solved(boxes, _program(boxes, [(b, b) for b in range(len(boxes))], part, both=False)):
+        each = size / boxes[b].m
+        for i, rank in enumerate(boxes[b].vertices[: boxes[b].m]):
+            streams.append(Stream(b, rank, 0, each, b, ways=_cut(ways, i * each, (i + 1) * each)))
     return streams
 
 
 def both_ways(boxes: Sequence[Box]) -> list[Stream]:
-    """AllReduce: stars from the ports of each box."""
-    return [
-        Stream(b, boxes[b].ports[rail].rank, rail, size, b)
-        for b, sizes in enumerate(_solved(boxes, None))
-        for rail, size in enumerate(sizes)
-        if size
+    """AllReduce: stars from the ports by which a box sends to the first other one."""
+    streams = []
+    for (b, _), _, ways in _solved(boxes, _program(boxes, [(b, b) for b in range(len(boxes))], None, both=True)):
+        start = Fraction(0)
+        for size, port, _ in ways[0][1]:
+            own = _cut(ways, start, start + size)
+            streams.append(Stream(b, boxes[b].ports[port].rank, 0, size, b, ways=own))
+            start += size
+    return streams
+
+
+def _cut(ways: Ways, start: Fraction, stop: Fraction) -> Ways:
+    """What lies between two places of a star."""
+    found = []
+    for arc, pieces in ways:
+        ends = list(accumulate(size for size, _, _ in pieces))
+        inside = []
+        for end, (size, leave, enter) in zip(ends, pieces, strict=True):
+            if (part := min(end, stop) - max(end - size, start)) > 0:
+                inside.append((part, leave, enter))
+        found.append((arc, tuple(inside)))
+    return tuple(found)
+
+
+def arcs_of(star: Star, boxes: int) -> list[tuple[int, int]]:
+    """The boxes that a star joins, parents before children."""
+    origin, hub = star
+    first = [(origin, hub)] if hub != origin else []
+    return first + [(hub, b) for b in range(boxes) if b not in star]
+
+
+def _program(boxes: Sequence[Box], stars: list[Star], part: Sequence[Fraction] | None, *, both: bool) -> _Program:
+    """The program in integers.
+
+    Args:
+        part: of the vector that begins in each box, one star each; None where only the sum counts.
+    """
+    count = len(boxes)
+    ports = {(b, port.plane): port for b, box in enumerate(boxes) for port in box.ports}
+    planes = sorted({plane for _, plane in ports})
+    ways = [
+        (k, (a, b, plane))
+        for k, star in enumerate(stars)
+        for (a, b), plane in product(arcs_of(star, count), planes)
+        if (a, plane) in ports and (b, plane) in ports
     ]
+    unit = lcm(*(c.denominator for port in ports.values() for c in (port.into, port.out)))
+    size = len(stars) + len(ways) + 1
+    row_of = {end: i for i, end in enumerate(ports)}
+    uses = np.zeros((len(ports) * (1 if both else 2), size), np.int64)
+    for i, (_, (a, b, plane)) in enumerate(ways, len(stars)):
+        uses[row_of[a, plane], i] = 1
+        uses[row_of[b, plane] + (0 if both else len(ports)), i] = 1
+    out = [int((min(p.out, p.into) if both else p.out) * unit) for p in ports.values()]
+    room = out if both else [*out, *(int(p.into * unit) for p in ports.values())]
+    arcs = {
+        (k, arc): i for i, (k, arc) in enumerate((k, arc) for k, s in enumerate(stars) for arc in arcs_of(s, count))
+    }
+    shares = [Fraction(1)] if part is None else list(part)
+    equal = np.zeros((len(arcs) + len(shares), size), np.int64)
+    for (k, _), i in arcs.items():
+        equal[i, k] = -1
+    for i, (k, (a, b, _)) in enumerate(ways, len(stars)):
+        equal[arcs[k, (a, b)], i] = 1
+    for b, share in enumerate(shares):
+        row = equal[len(arcs) + b]
+        row[range(len(stars)) if part is None else b] = share.denominator
+        row[-1] = -share.numerator
+    return _Program(stars, ways, uses, room, equal, unit)
 
 
-def _solved(boxes: Sequence[Box], part: Sequence[Fraction] | None) -> list[list[Fraction]]:
-    """MB/s that each box sends by each rail, to every other box; ``part`` is None for an AllReduce."""
-    count, rails = len(boxes), len(boxes[0].ports)
-    program, unit = _program(boxes, part)
-    aim = np.zeros(count * rails + 1)
+def _solved(boxes: Sequence[Box], program: _Program) -> list[tuple[Star, Fraction, Ways]]:
+    """The stars of the best solution, their sizes in MB/s, and the ports that they take."""
+    size = len(program.stars) + len(program.ways) + 1
+    aim = np.zeros(size)
     aim[-1] = -1
     found = linprog(
         aim, A_ub=program.uses, b_ub=program.room, A_eq=program.equal, b_eq=np.zeros(len(program.equal)), method="highs"
     )
     assert found.x is not None, found.message  # nothing sent is a solution
     x = _exact(program, found.x) or _lowered(program, found.x)
-    return [[Fraction(x[b * rails + r]) / unit for r in range(rails)] for b in range(count)]
-
-
-def _program(boxes: Sequence[Box], part: Sequence[Fraction] | None) -> tuple[_Program, int]:
-    """The program in integers, and how many of its units are one MB/s."""
-    count, rails = len(boxes), len(boxes[0].ports)
-    ports = [(b, r, port) for b, box in enumerate(boxes) for r, port in enumerate(box.ports)]
-    unit = lcm(*(c.denominator for *_, port in ports for c in (port.into, port.out)))
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for b, r, port in ports:
-        leaving = [0] * (count * rails + 1)
-        leaving[b * rails + r] = count - 1
-        entering = [int(i % rails == r and i // rails != b) for i in range(count * rails)] + [0]
-        if part is None:
-            rows.append([x + y for x, y in zip(leaving, entering, strict=True)])
-            room.append(int(min(port.into, port.out) * unit))
-        else:
-            rows += [leaving, entering]
-            room += [int(port.out * unit), int(port.into * unit)]
-    equal = []
-    for b, share in enumerate(part if part is not None else [Fraction(1)]):
-        sent = [part is None or i // rails == b for i in range(count * rails)]
-        equal.append([int(x) * share.denominator for x in sent] + [-share.numerator])
-    return _Program(np.array(rows, np.int64), room, np.array(equal, np.int64)), unit
+    number = [{port.plane: k for k, port in enumerate(box.ports)} for box in boxes]
+    taken: list[dict[tuple[int, int], list[tuple[Fraction, int, int]]]] = [{} for _ in program.stars]
+    for (k, (a, b, plane)), amount in zip(program.ways, x[len(program.stars) :], strict=False):
+        if amount:
+            taken[k].setdefault((a, b), []).append((amount / program.unit, number[a][plane], number[b][plane]))
+    return [
+        (star, x[k] / program.unit, tuple((arc, tuple(pieces)) for arc, pieces in taken[k].items()))
+        for k, star in enumerate(program.stars)
+        if x[k]
+    ]
 
 
 def _exact(program: _Program, x: Floats) -> list[Fraction] | None:
-    """The corner at which the solver stopped, in fractions; None if it is none."""
+    """The corner at which the solver stopped, in fractions; None if it is none, or too large."""
     room = np.array(program.room, float)
     support = np.flatnonzero(x > EPSILON * x.max())
     tight = np.flatnonzero(room - program.uses @ x <= EPSILON * room.max())
+    if len(support) > MOST_EXACT or late():
+        return None
     rows = np.concatenate([program.uses[tight], program.equal])[:, support]
     found = solve(rows, [*(program.room[i] for i in tight), *[0] * len(program.equal)])
     if found is None or min(found) < 0:
@@ -112,13 +171,21 @@ def _exact(program: _Program, x: Floats) -> list[Fraction] | None:
 
 
 def _lowered(program: _Program, x: Floats) -> list[Fraction]:
-    """The solver's floats a little lower, with the parts of the boxes as they must be."""
+    """The solver's floats a little lower, with the parts of the boxes, and the ways of each star, as they must be."""
     values = [Fraction(floor(max(v, 0.0) * (1 - 1 / GRAIN) * GRAIN), GRAIN) for v in x.tolist()]
-    rates = [
-        sum((int(c) * v for c, v in zip(row[:-1], values, strict=False)), Fraction(0)) / int(-row[-1])
-        for row in program.equal
-    ]
-    for row, rate in zip(program.equal, rates, strict=True):
-        for i in np.flatnonzero(row[:-1]).tolist():
-            values[i] *= min(rates) / rate
-    return [*values[:-1], min(rates)]
+    stars = len(program.stars)
+    for row in program.equal[np.flatnonzero(program.equal[:, -1] == 0)]:  # a star takes what its narrowest arc carries
+        (k,) = np.flatnonzero(row[:stars])
+        values[k] = min(values[k], sum((values[i] for i in np.flatnonzero(row[stars:]) + stars), Fraction(0)))
+    whole = program.equal[np.flatnonzero(program.equal[:, -1])]
+    rates = [sum((int(row[i]) * values[i] for i in range(stars)), Fraction(0)) / int(-row[-1]) for row in whole]
+    for row, rate in zip(whole, rates, strict=True):
+        for i in np.flatnonzero(row[:stars]).tolist():
+            values[i] *= min(rates) / rate if rate else 0
+    for row in program.equal[np.flatnonzero(program.equal[:, -1] == 0)]:
+        (k,) = np.flatnonzero(row[:stars])
+        rest = values[k]
+        for i in (np.flatnonzero(row[stars:]) + stars).tolist():
+            values[i] = min(rest, values[i])
+            rest -= values[i]
+    return values

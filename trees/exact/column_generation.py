@@ -94,6 +94,8 @@ class MasterProblem:
         best: tuple[float, int, list[int], list[int]] | None = None
         towards = np.ascontiguousarray(metric.cost.T)
         for root in range(self.problem.n):
+            if best is not None and late():
+                break
             down, up = arborescence(metric.cost, root), arborescence(towards, root)
             total = sum(float(metric.cost[p, v]) for v, p in enumerate(down) if v != root)
             total += sum(float(metric.cost[v, p]) for v, p in enumerate(up) if v != root)
@@ -167,8 +169,9 @@ def fits(problem: Problem) -> int:
 
 
 def fits_pairs(problem: Problem) -> int:
-    """An AllReduce on links of unequal directions, up to the same size."""
-    return 6 if problem.collective == "allreduce" and fits(problem) and not problem.fabric.even else 0
+    """An AllReduce on links of unequal directions, up to the same size; on any where trees there do not lead back."""
+    sized = fits(problem) or problem.pairs_only  # which no other method plans
+    return 6 if problem.collective == "allreduce" and sized and not problem.fabric.even else 0
 
 
 def plan_pairs(problem: Problem) -> Solution | str:
@@ -225,6 +228,8 @@ def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:
     """Solve the program to its optimum; returns weights and prices."""
     y = 1.0 / master.room
     for _ in range(WARM_ROUNDS):  # multiplicative weights give a pool to begin with
+        if master.columns and late():
+            break
         before = len(master.columns)
         master.price(y)
         for column in master.columns[before:]:
