@@ -164,13 +164,13 @@ def _planned(problem: Problem, name: str) -> Solution | str:
         return memo[key]
     like = _by_symmetry(problem, name) if METHODS[name].costly or name == "cluster" else None
     found = like or METHODS[name].plan(problem)
-    if not late():  # else more time may find a better one
+    if not late() or (not isinstance(found, str) and problem.met(found.rate)):  # else more time may find a better one
         memo[key] = found
     return found
 
 
 def _by_symmetry(problem: Problem, name: str) -> Solution | None:
-    """What the method finds for a like problem, if that is the best for this one, too; None if there is none.
+    """What the method finds for a like problem, if that is the best for this one, too, or all that time allows.
 
     A reduce is a broadcast backwards where links are equally fast both ways, and so on. Roots that a symmetry of the
     machine moves onto one another have like trees.
@@ -194,7 +194,7 @@ def _by_symmetry(problem: Problem, name: str) -> Solution | None:
         proof = prices_certificate(f, problem.collective, root, moved)
         if proof is not None:
             problem.tighten(proof)
-    if not problem.met(found.rate):
+    if not problem.met(found.rate) and not late():
         return None
     return found if image is None else found._replace(trees=turned(found.trees, image))
 
