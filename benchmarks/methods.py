@@ -49,7 +49,7 @@ def main() -> int:
         RESULT.parent.mkdir(exist_ok=True)
         RESULT.write_text(json.dumps(run(), indent=1) + "\n")
     found = json.loads(RESULT.read_text())
-    PAGE.write_text(with_tables(PAGE.read_text(), found))
+    PAGE.write_text(with_tables(PAGE.read_text(), tables(found)))
     return 0
 
 
@@ -140,9 +140,13 @@ def fewest_of(t: Topology, collective: str) -> dict[str, Any]:
     return {"machine": t.name, "collective": collective, **found, "at_least": result.least, "proof": result.proof}
 
 
-def with_tables(page: str, found: dict[str, Any]) -> str:
+def tables(found: dict[str, Any]) -> dict[str, str]:
+    """The page's tables by their names."""
+    return {"methods": method_table(found), "fronts": front_table(found), "fewest": fewest_table(found)}
+
+
+def with_tables(page: str, tables: dict[str, str]) -> str:
     """The page with what stands between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->`` written anew."""
-    tables = {"methods": method_table(found), "fronts": front_table(found), "fewest": fewest_table(found)}
     for name, table in tables.items():
         head, begin, rest = page.partition(f"<!-- {name}: begin -->\n")
         _, end, tail = rest.partition(f"<!-- {name}: end -->")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="not in a checkout: 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("treegen_random", "drawn_machines"):
+    for name in ("treegen_random", "drawn_machines", "methods"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import treegen_random  # type: ignore[import-not-found]
 
@@ -60,3 +60,8 @@ def test_refusals_are_judged_by_reachability(bench: ModuleType) -> None:
     assert not bench.possible(cut, "broadcast", 0)
     assert bench.possible(cut, "broadcast", 1) == bench.possible(cut, "scatter", 1)
     assert not bench.possible(cut, "allreduce", 0)
+
+
+def test_the_page_is_what_the_results_say(bench: ModuleType) -> None:
+    page = bench.PAGE.read_text()
+    assert bench.with_tables(page, {"random": bench.table(json.loads(bench.RESULT.read_text()))}) == page
