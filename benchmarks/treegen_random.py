@@ -94,8 +94,8 @@ def table(found: dict[str, Any]) -> str:
     names = {"optimal": "at the bound", "close": "within 5 %", "below": "below", "refused": "impossible"}
     names |= {"wrongly refused": "wrongly refused", "crashed": "crashed"}
     lines = [
-        f"{found['all']['machines']} machines, {found['all']['calls']} calls, {found['plan_seconds']:g} s for each, "
-        f"{found['processes']} processes side by side on {found['hardware']['cores_available']} cores of "
+        f"{found['all']['machines']} machines, {found['all']['calls']} calls of {found['plan_seconds']:g} s at most, "
+        f"{found['processes']} at a time.\nMachine: {found['hardware']['cores_available']} cores of "
         f"{found['hardware']['cpu']}. Code: {(found['commit'] or 'unknown')[:12]}.\n",
         f"| family | machines | ranks, at most | {' | '.join(names.values())} | slowest, s |",
         "|---|---:|---:|" + "---:|" * (len(names) + 1),
