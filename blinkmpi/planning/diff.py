@@ -47,7 +47,17 @@ def plan_differences(one: Plan, other: Plan) -> tuple[PlanDifference, ...]:
 
 
 def _packings(plan: Plan) -> dict[Key, Packing]:
-    return {(p.collective, p.root, p.scheme): p for p in plan.packings}
+    """By collective, root and scheme; of all roots, also of those that are turned."""
+    like: dict[int, list[int]] = {}
+    for turn in plan.turns:
+        like.setdefault(turn.like, []).append(turn.root)
+    found = {
+        (p.collective, root, p.scheme): plan.packing(p.collective, root, p.scheme)
+        for p in plan.packings
+        for root in (p.root, *like.get(p.root, ()))
+    }
+    order: list[str] = list(dict.fromkeys(p.collective for p in plan.packings))
+    return dict(sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
 
 
 def _facts(p: Packing) -> str:

@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.errors import PlanError
+from blinkmpi.planning.diff import plan_differences
 from blinkmpi.planning.explain import explanation
 from blinkmpi.planning.plan import Plan, Turn
 from blinkmpi.planning.selection import choose, make_plan, program_for
@@ -102,3 +103,11 @@ def test_symmetries_keep_kinds_of_links() -> None:
         replace(k, kind="pcie") if (k.src, k.dst) == (0, topology.links[0].dst) else k for k in topology.links
     )
     assert not is_symmetry(replace(topology, links=links), image)
+
+
+def test_a_difference_is_told_of_every_root() -> None:
+    topology = MACHINES["rails"]
+    slower = make_plan(topology.scale("net", 0.5), collectives=("broadcast",))
+    rates = [d.collective for d in plan_differences(make_plan(topology, collectives=("broadcast",)), slower)
+             if d.what == "cluster: rate"]  # fmt: skip
+    assert rates == [f"broadcast from {root}" for root in range(topology.n)]
