@@ -17,9 +17,12 @@ _end: ContextVar[float] = ContextVar("the end of the time for planning", default
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Plan within so many seconds, or within what is left of the time given further out."""
-    token = _end.set(min(_end.get(), time.monotonic() + seconds))
+def within(seconds: float | None) -> Iterator[None]:
+    """Plan within so many seconds, but no longer than is given further out; None: so long, or :data:`SECONDS`."""
+    outer = _end.get()
+    if seconds is None:
+        seconds = SECONDS if outer == math.inf else math.inf
+    token = _end.set(min(outer, time.monotonic() + seconds))
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from .blink import few, groups, hybrid, ilp, mwu
 from .bounds.certify import prices_certificate, trivial
 from .bounds.verify import verify
 from .cluster import assembly
-from .deadline import SECONDS, late, within
+from .deadline import late, within
 from .exact import arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.fabric import choose_links, shared_memory
 from .graph.turning import turned, turning
@@ -71,7 +71,7 @@ MEMORY_WHY = {
 
 def pack(
     topology: Topology, collective: str, *, root: int = 0, method: str = "auto", options: MethodOptions | None = None,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
 ) -> Packing:  # fmt: skip
     """Plan ``collective`` (one of ``tree.COLLECTIVES``) on this machine.
 
@@ -80,7 +80,8 @@ def pack(
 
     Args:
         options: limits and settings of the methods that are asked for by name.
-        seconds: after which a search ends with the best that it has found, whose gap to the bound is stated.
+        seconds: after which a search ends with the best that it has found, whose gap to the bound is stated; by default
+            what is left of a plan's time, else ``deadline.SECONDS``.
 
     Raises:
         ArgumentError: for an unknown collective or method, a root that is no rank, or an impossible option.

@@ -67,6 +67,15 @@ def test_within_nests() -> None:
     assert not late()
 
 
+def test_a_plan_may_take_longer_than_one_search_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BLINKMPI_PLAN_SECONDS above the default is what its searches have."""
+    monkeypatch.setattr("blinkmpi.trees.deadline.SECONDS", NO_TIME)
+    topology = torus(5, dead=True)
+    assert "PLAN_SECONDS" in pack(topology, "allgather").reason
+    plan = make_plan(topology, collectives=("allgather",), seconds=60)
+    assert max(p.rate / p.bound for p in plan.packings) == 1
+
+
 @pytest.mark.parametrize("name", MACHINES)
 def test_without_time_packings_are_valid_and_state_their_gap(name: str) -> None:
     topology = MACHINES[name]
