@@ -149,7 +149,7 @@ def plan(problem: Problem) -> Solution | str:
             found = rails.both_ways(boxes)
         else:
             found = rails.from_root(boxes, root) if collective in ROOTED else rails.from_all(boxes, part)
-        other = assemble(boxes, found, both=both)
+        other = assemble(boxes, found, both=both) if found else "two boxes have no plane of the network in common"
         if isinstance(assembled, str) or (not isinstance(other, str) and other[1] > assembled[1]):
             assembled = other
     return assembled if isinstance(assembled, str) else Solution(*assembled)

@@ -2,8 +2,9 @@
 
 A stream leaves a box for another one by rails of which both have a port, for each target by other ones if need be. A
 linear program says how large the streams are and which rails they take: few unknowns, however many ranks there are.
-Streams are stars from the box in which they begin; those of rooted collectives also from other boxes, their hubs. The
-program's basis is solved again in integers (:mod:`..exact.rational`).
+Streams are stars from the box in which they begin; those of rooted collectives also from other boxes, their hubs. Of
+several ports of a box on one rail the last one is taken. The program's basis is solved again in integers
+(:mod:`..exact.rational`).
 """
 
 from collections.abc import Sequence
@@ -131,7 +132,9 @@ def _program(boxes: Sequence[Box], stars: list[Star], part: Sequence[Fraction] |
 
 
 def _solved(boxes: Sequence[Box], program: _Program) -> list[tuple[Star, Fraction, Ways]]:
-    """The stars of the best solution, their sizes in MB/s, and the ports that they take."""
+    """The stars of the best solution, their sizes in MB/s, and the ports that they take.
+
+    There are none if two boxes have no rail in common."""
     size = len(program.stars) + len(program.ways) + 1
     aim = np.zeros(size)
     aim[-1] = -1
@@ -139,6 +142,8 @@ def _solved(boxes: Sequence[Box], program: _Program) -> list[tuple[Star, Fractio
         aim, A_ub=program.uses, b_ub=program.room, A_eq=program.equal, b_eq=np.zeros(len(program.equal)), method="highs"
     )
     assert found.x is not None, found.message  # nothing sent is a solution
+    if found.x[-1] <= EPSILON * max(program.room):
+        return []
     x = _exact(program, found.x) or _lowered(program, found.x)
     number = [{port.plane: k for k, port in enumerate(box.ports)} for box in boxes]
     taken: list[dict[tuple[int, int], list[tuple[Fraction, int, int]]]] = [{} for _ in program.stars]

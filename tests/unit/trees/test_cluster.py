@@ -1,6 +1,7 @@
 """Clusters: whole boxes over their ports, up to a thousand ranks, equal or not, with slow cards and unequal boxes."""
 
 import time
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from blinkmpi.errors import PlanError, TopologyError
+from blinkmpi.errors import NoPackingError, PlanError, TopologyError
+from blinkmpi.planning.selection import make_plan
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import Packing, pack, verify
@@ -223,3 +225,29 @@ def test_streams_that_no_exact_corner_gives_are_a_little_lower(monkeypatch: pyte
         packing = pack(topology, collective, method="cluster")
         assert verify(packing, topology) == packing
         assert packing.rate >= Fraction(94, 100) * packing.bound
+
+
+def on_planes(*planes: Sequence[int]) -> Topology:
+    """Boxes of two GPUs around an NVSwitch; each box has a card on each of its planes."""
+    boxes, n, links = len(planes), 2 * len(planes), list[Link]()
+    for box, own in enumerate(planes):
+        ends = [(2 * box + i, n + box, "nvlink", 6) for i in range(2)]
+        ends += [(2 * box + i % 2, n + boxes + plane, "net", 1) for i, plane in enumerate(own)]
+        for u, v, kind, lanes in ends:
+            links += [Link(u, v, kind, lanes, 25_000), Link(v, u, kind, lanes, 25_000)]  # type: ignore[arg-type]
+    switches = [Switch("nvswitch", box) for box in range(boxes)] + [Switch("net", -1)] * (1 + max(map(max, planes)))
+    devices = tuple(Device("gpu", box, i) for box, i in product(range(boxes), range(2)))
+    return Topology(f"planes {planes}", devices, tuple(switches), tuple(links))
+
+
+@pytest.mark.parametrize(
+    "planes", [([0], [0, 1], [1]), ([0], [1], [0, 1]), ([0], [0], [0, 1], [1]), ([0, 1], [0, 1], [1, 2], [2, 0])]
+)
+def test_boxes_that_share_no_plane_are_joined_through_others(planes: tuple[Sequence[int], ...]) -> None:
+    topology = on_planes(*planes)
+    for collective, root in product(("broadcast", "reduce", "allgather", "reduce_scatter", "allreduce"), (0, 5)):
+        assert pack(topology, collective, root=root).optimal
+    if planes == ([0], [0, 1], [1]):
+        with pytest.raises(NoPackingError, match="no plane of the network in common"):
+            pack(topology, "allgather", method="cluster")
+    make_plan(topology)
