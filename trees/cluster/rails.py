@@ -134,7 +134,8 @@ def _program(boxes: Sequence[Box], stars: list[Star], part: Sequence[Fraction] |
 def _solved(boxes: Sequence[Box], program: _Program) -> list[tuple[Star, Fraction, Ways]]:
     """The stars of the best solution, their sizes in MB/s, and the ports that they take.
 
-    There are none if two boxes have no rail in common."""
+    There are none if two boxes have no rail in common.
+    """
     size = len(program.stars) + len(program.ways) + 1
     aim = np.zeros(size)
     aim[-1] = -1

@@ -21,7 +21,9 @@ def turning(f: Fabric, start: int, to: int) -> dict[int, int] | None:
     """Where every vertex goes so that rank ``start`` goes to ``to`` and all links fit; None if counting on does not."""
     if _rates(f, start) != _rates(f, to):
         return None
-    boxes = [f.topology.ranks_of(node) for node in f.topology.nodes]
+    if "ranks of boxes" not in f.memo:
+        f.memo["ranks of boxes"] = [f.topology.ranks_of(node) for node in f.topology.nodes]
+    boxes: list[tuple[int, ...]] = f.memo["ranks of boxes"]
     size = len(boxes[0])
     if any(len(box) != size for box in boxes):
         return None
@@ -43,7 +45,9 @@ def _rates(f: Fabric, rank: int) -> list[tuple[int, int]]:
 def _follow(f: Fabric, image: dict[int, int]) -> bool:
     """Add the switches, as far as their neighbours say where they go; whether they all have a place of their own."""
     switches = [v for v in f.vertices if v >= f.n]
-    near = {s: {v: (f.arcs.get((s, v), 0), f.arcs.get((v, s), 0)) for v in _around(f, s)} for s in switches}
+    near = f.memo.setdefault("around switches", {})
+    for s in switches if not near else ():
+        near[s] = {v: (f.arcs.get((s, v), 0), f.arcs.get((v, s), 0)) for v in _around(f, s)}
     for _ in range(ROUNDS):
         left = [s for s in switches if s not in image]
         free = set(switches) - set(image.values())
@@ -51,8 +55,11 @@ def _follow(f: Fabric, image: dict[int, int]) -> bool:
             return True
         for s in left:
             known = {(image[v], rates) for v, rates in near[s].items() if v in image}
-            fitting = [t for t in free if known <= set(near[t].items()) and len(near[t]) == len(near[s])]
-            if known and len(fitting) == 1:
+            if not known:
+                continue
+            beside = free & _around(f, min(known)[0])  # it goes beside where its neighbour has gone
+            fitting = [t for t in beside if known <= near[t].items() and len(near[t]) == len(near[s])]
+            if len(fitting) == 1:
                 image[s] = fitting[0]
                 free.discard(fitting[0])
     return all(s in image for s in switches)
