@@ -7,6 +7,8 @@ that fit until one meets the bound. ``METHODS`` says which module is which metho
 from fractions import Fraction
 from typing import cast
 
+from msgspec.structs import replace
+
 from ..errors import ArgumentError, NoPackingError
 from ..topology.model import Topology
 from .blink import few, groups, hybrid, ilp, mwu
@@ -17,7 +19,7 @@ from .deadline import late, within
 from .exact import arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.fabric import choose_links, shared_memory
 from .graph.turning import turned, turning
-from .patterns import chains, rings, stars
+from .patterns import chains, rings, shallow, stars
 from .patterns.shared_memory import CHAINED, share_memory, star_tree
 from .problem import Method, MethodOptions, Problem, Solution
 from .tree import COLLECTIVES, ROOTED, Certificate, Collective, Packing, Tree
@@ -55,6 +57,7 @@ METHODS: dict[str, Method] = {
     "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan, auto=False),
     "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan, auto=False),
     "few": Method("few", "few or shallow trees", mwu.fits, few.plan, auto=False),
+    "shallow": Method("shallow", "trees of least depth", shallow.fits, shallow.plan, auto=False),
     "rings": Method("rings", "rings, as NCCL builds them", rings.fits, rings.plan, auto=False),
     "groups": Method("groups", "fully connected groups, one after another", groups.fits, groups.plan, auto=False),
     "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits,
@@ -205,7 +208,8 @@ def finished(problem: Problem, name: str, found: Solution) -> Packing:
     used = _used(problem, found)
     links, why = "+".join(used.fabric.kinds), found.why or METHODS[name].why
     proved = found.trees, found.rate, used.proof(found.rate)
-    return _packing(used.fabric.topology, problem.collective, problem.root, name, links, proved, why)
+    packing = _packing(used.fabric.topology, problem.collective, problem.root, name, links, proved, why)
+    return replace(packing, scheme=found.scheme) if found.scheme else packing
 
 
 def _used(problem: Problem, found: Solution) -> Problem:

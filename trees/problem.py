@@ -25,7 +25,7 @@ class MethodOptions(msgspec.Struct, frozen=True):
     Attributes:
         epsilon: ``mwu`` stops within this fraction of the best rate.
         loss: the fraction of its rate that ``mwu+ilp`` may give up for fewer trees.
-        max_trees, max_depth: limits of ``few``.
+        max_trees, max_depth: limits of ``few``; the second is one of ``shallow`` too.
         nbytes, switch_seconds: the vector size that ``hybrid`` plans for, and the delay before its slow links start.
     """
 
@@ -132,12 +132,16 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
 
 
 class Solution(NamedTuple):
-    """Trees and their rate in MB/s; ``why`` replaces the method's text, ``fabric`` the problem's fabric."""
+    """Trees and their rate in MB/s.
+
+    ``why`` and ``scheme`` replace the method's text and scheme, ``fabric`` the problem's fabric.
+    """
 
     trees: tuple[Tree, ...]
     rate: Fraction
     why: str = ""
     fabric: Fabric | None = None
+    scheme: str = ""
 
 
 class Method(NamedTuple):

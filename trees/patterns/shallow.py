@@ -1,0 +1,98 @@
+"""Method ``shallow``: the best trees of at most so many hops, for vectors whose time is mostly latency.
+
+Where a graph has few such trees, a linear program takes the best of all; elsewhere each root has one tree of least
+depth. Blink's packings look at rates alone; section 3.2.1 of the paper gives up rate for fewer trees, this for depth.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import islice
+
+from msgspec.structs import replace
+
+from ..exact.enumeration import all_arborescences
+from ..exact.weights import best_weights, placed, reweighted
+from ..graph.loads import link_loads, scaled
+from ..graph.logical import Capacities, SpanningTree, capacities_of
+from ..problem import Problem, Solution
+from ..tree import PER_RANK, Tree
+from . import chains
+
+MOST_TREES = 4_000  # that the linear program chooses from
+MOST_RANKS = 32  # with a tree from each rank; beyond, plans would grow by more than they gain
+LOSS = Fraction(1, 20)  # of the rate, for fewer trees
+
+
+def fits(problem: Problem) -> int:
+    """Collectives of trees."""
+    return int(not problem.by_paths and (problem.collective not in PER_RANK or problem.n <= MOST_RANKS))
+
+
+def plan(problem: Problem) -> Solution | str:
+    """Trees of at most ``max_depth`` hops, by default the least depth that there is."""
+    star = least_trees(problem)
+    least = max(tree.depth for tree in star)
+    depth = problem.options.max_depth or least
+    if depth < least:
+        return f"no trees of at most {depth} hops reach all ranks"
+    shapes = _all_trees(problem, depth)
+    if shapes and problem.collective not in PER_RANK:
+        caps = capacities(problem)
+        weights = _fewer(caps, shapes, best_weights(caps, shapes))
+        trees, rate = placed(caps, shapes, weights)
+        return Solution(trees, rate, f"the best {len(trees)} trees of at most {depth} hops", scheme=scheme_of(depth))
+    if depth > least:
+        return f"too many trees of at most {depth} hops to choose from"
+    trees, rate = scaled(star, link_loads(problem.collective, star), problem.fabric.arcs)
+    return Solution(trees, rate, f"trees of {least} hops, the least depth", scheme=scheme_of(least))
+
+
+def scheme_of(depth: int) -> str:
+    """The name of the scheme of trees of at most this many hops."""
+    return f"depth-{depth}"
+
+
+def least_trees(problem: Problem) -> list[Tree]:
+    """One tree of least depth for each root, of equal weights; for an AllReduce from the best root alone."""
+    f, n = problem.oriented, problem.n
+    if problem.collective in PER_RANK:
+        return [replace(chains.shallow(f, root), weight=Fraction(1, n)) for root in range(n)]
+    roots = range(n) if problem.collective == "allreduce" else (problem.root,)
+    return [min((chains.shallow(f, root) for root in roots), key=lambda tree: (tree.depth, tree.root))]
+
+
+def capacities(problem: Problem) -> Capacities:
+    """The capacities that the trees of a problem share."""
+    assert problem.logical is not None
+    return capacities_of(problem.logical, -1 if problem.collective == "allreduce" else problem.root)
+
+
+def _all_trees(problem: Problem, depth: int) -> list[SpanningTree]:
+    """All trees that a packing may use of at most this depth, or none where there are too many of them."""
+    if problem.logical is None:
+        return []
+    found = list(islice(_distinct(capacities(problem), depth), MOST_TREES + 1))
+    return found if len(found) <= MOST_TREES else []
+
+
+def _distinct(caps: Capacities, depth: int) -> Iterator[SpanningTree]:
+    """Trees away from the root; for an AllReduce from every root, each undirected tree once."""
+    known: set[frozenset[frozenset[int]]] = set()
+    for root in range(caps.n) if caps.root < 0 else (caps.root,):
+        for shape in all_arborescences(list(caps.number), caps.n, root, depth):
+            edges = frozenset(map(frozenset, shape.arcs))
+            if edges not in known:
+                known.add(edges)
+                yield shape
+
+
+def _fewer(caps: Capacities, shapes: Sequence[SpanningTree], best: dict[int, Fraction]) -> dict[int, Fraction]:
+    """Without the lightest trees, as long as the rest can carry nearly as much."""
+    rate = sum(best.values())
+    while len(best) > 1:
+        lightest = min(best, key=lambda i: (best[i], -i))
+        fewer = reweighted(caps, shapes, [i for i in sorted(best) if i != lightest])
+        if sum(fewer.values()) < (1 - LOSS) * rate:
+            break
+        best = fewer
+    return best
