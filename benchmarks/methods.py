@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkmpi.bench.environment import commit, hardware
-from blinkmpi.planning.plan import chunk_for
+from blinkmpi.planning.plan import Rule, chunk_for
 from blinkmpi.program.call import Call
 from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
@@ -119,7 +119,8 @@ def predicted(packing: Packing, t: Topology, nbytes: int) -> float:
     count = nbytes // 4 // (t.n if packing.collective == "allgather" else 1)
     op, root = "sum" if packing.collective == "allreduce" else "", packing.root if packing.collective in ROOTED else -1
     call = Call(packing.collective, t.n, (count,), "float32", op, root)
-    program = lower(packing, call, chunk_bytes=chunk_for(packing, call, SLOT_BYTES), depth=SLOTS)
+    chunk = chunk_for(packing, call, Rule(packing.collective, 0, packing.scheme, SLOT_BYTES, SLOTS))
+    program = lower(packing, call, chunk_bytes=chunk, depth=SLOTS)
     return price(program, packing, t).algbw
 
 

@@ -21,7 +21,7 @@ from .graph.fabric import choose_links, shared_memory
 from .graph.turning import turned, turning
 from .patterns import chains, rings, shallow, stars
 from .patterns.shared_memory import CHAINED, share_memory, star_tree
-from .problem import Method, MethodOptions, Problem, Solution
+from .problem import BACKWARDS, Method, MethodOptions, Problem, Solution
 from .tree import COLLECTIVES, ROOTED, Certificate, Collective, Packing, Tree
 
 
@@ -63,7 +63,6 @@ METHODS: dict[str, Method] = {
     "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits,
                      lambda t: hybrid.plan(t, lambda part: _on_links(part, "auto")), auto=False),
 }  # fmt: skip
-BACKWARDS = {"reduce": "broadcast", "reduce_scatter": "allgather", "gather": "scatter"}
 Arguments = tuple[str, str, int, MethodOptions]  # method, collective, root
 ProvedTrees = tuple[tuple[Tree, ...], Fraction, Certificate]  # with their rate
 MEMORY_WHY = {

@@ -18,6 +18,8 @@ from .graph.fabric import Fabric
 from .graph.logical import LogicalGraph, logical_graph
 from .tree import Certificate, Tree
 
+BACKWARDS = {"reduce": "broadcast", "reduce_scatter": "allgather", "gather": "scatter"}  # on reversed links
+
 
 class MethodOptions(msgspec.Struct, frozen=True):
     """Options of the methods that are asked for by name; each reads its own.

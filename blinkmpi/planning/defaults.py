@@ -8,26 +8,28 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Literal
 
 from msgspec.structs import replace
 
 from ..errors import SettingsError
-from ..program.cost_model import LATENCY
+from ..program.estimate import Estimate
 from ..topology.model import Topology
-from ..trees.tree import AGAINST, ALONG, CARRIED, Collective, Packing, packed_as
+from ..trees.tree import CARRIED, Collective, Packing, packed_as
+from .by_size import Choice, fastest
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
 Gpus = Literal["", "onehop", "slots", "nodes"]
 SLOTS: ProtocolName = "slots"
 PROTOCOLS = (*PACKETS, "direct", "slots")  # between GPUs over one hop
+BY_MODEL = "default: the fastest by the cost model"
 TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on two GPUs"
 UNTRIED = "default: as a scatter, not tried on GPUs"
 LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md. Of links, the fewest slots.
 LINK_SLOTS = (128 * KIB, 4)
+LINK_CHUNKS = tuple(4 * KIB << i for i in range(7))  # to 256 KiB
 MOST_LINK_SLOTS, SPARE_SLOTS = 16, 1.5  # the second: times as many as would do if no tree waited for another
 MEMORY_SLOTS = (512 * KIB, 4)
 # Shorter vectors on shared memory are left to MPI's own collective, as we call it (non-blocking, with a deadline),
@@ -116,83 +118,86 @@ def by_slots(plan: Plan) -> Plan:
 def host_rules(
     plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], mpi: bool
 ) -> list[Rule]:
-    """The rows for one collective: MPI below the measured size (if it may), the first scheme from there on."""
+    """The rows for one collective: MPI below the measured size (if it may), the fastest schemes from there on."""
     packings = [p for p in plan.packings if p.collective == packed_as(collective)]
-    best = best_schemes(plan, collective)
-    schemes = [best[-1], *(s for s in _schemes(plan, collective) if s != best[-1])]
     memory = packings[0].multicast
-    chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
-    if not memory and plan.n > 1:
-        depth = max(link_slots(p, topology, chunk) for p in packings)
     small = SMALLEST if memory and mpi and plan.n > 1 and collective in MPI_BELOW_BYTES else 0
     if mpi and len(topology.nodes) > 1:
         small = MPI_BELOW_BYTES_ACROSS.get(collective, 0)
-    reason = "" if len(schemes) > 1 else f"the one scheme for {collective} here"
-    rules = [Rule(collective, small, schemes[0], chunk, depth, reason)]
-    if memory and collective in CMA_BYTES:
-        first, end = CMA_BYTES[collective][plan.n > 2]
-        why = "default: {} were faster in trials on one machine"
-        rules = [replace(rules[0], reason=why.format(f"below {first} bytes slots"))]
-        rules.append(replace(rules[0], min_bytes=first, protocol="cma", reason="one copy, from process to process"))
-        if end is not None:
-            rules.append(replace(rules[0], min_bytes=end, reason=why.format(f"from {end} bytes slots")))
+    there = _schemes(plan, collective)
+    allowed = _allowed(topology, collective, wanted, [*there, "mpi"]) if wanted else there
+    rules: list[Rule] = []
+    for root, choices in _choices(plan, topology, collective, [s for s in allowed if s != "mpi"] or there).items():
+        rules += _host_rows(collective, root, choices, small, memory=memory, large=plan.n > 2, several=len(there) > 1)
     if small:
         trials = "on one machine" if len(topology.nodes) == 1 else "on two hosts made of one machine"
         why = f"MPI was faster in trials {trials}" if small > SMALLEST else "nothing was tried"
         rules.insert(0, Rule(collective, 0, "mpi", reason=f"default: below {small} bytes {why}"))
     if not wanted:
-        own = [
-            replace(row, root=root, scheme=scheme if row.scheme == best[-1] else row.scheme)
-            for root, scheme in _others(best)
-            for row in rules
-        ]
-        return [*rules, *own]
-    allowed = _allowed(topology, collective, wanted, [*_schemes(plan, collective), "mpi"])
-    kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0], chunk, depth)]
-    lowest = min(r.min_bytes for r in kept)
-    return [replace(r, min_bytes=0 if r.min_bytes == lowest else r.min_bytes, reason="BLINKMPI_ALGO") for r in kept]
+        return rules
+    kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0])]
+    lowest = {root: min(r.min_bytes for r in kept if r.root == root) for root in {r.root for r in kept}}
+    return [replace(r, min_bytes=0 if r.min_bytes == lowest[r.root] else r.min_bytes, reason="BLINKMPI_ALGO")
+            for r in kept]  # fmt: skip
 
 
-def best_schemes(plan: Plan, collective: Collective) -> dict[int, str]:
-    """By root the scheme of its fastest packing; -1 is the one of most roots. ``hybrid`` has to be asked for."""
-    rates: dict[int, dict[str, Fraction]] = {}
-    for p in plan.packings:
-        if p.collective == packed_as(collective) and p.scheme != "hybrid":
-            rates.setdefault(p.root, {})[p.scheme] = Fraction(0) if p.multicast else p.rate  # as the ranks share cores
-    best = {root: max(some, key=lambda scheme: some[scheme]) for root, some in rates.items()}  # the first of equals
+def _host_rows(
+    collective: Collective, root: int, choices: Sequence[Choice], small: int, *, memory: bool, large: bool,
+    several: bool,
+) -> list[Rule]:  # fmt: skip
+    """The rows from ``small`` bytes on, for one root or (-1) for most of them."""
+    if memory and collective in CMA_BYTES:
+        _, scheme, chunk, depth, _ = choices[0]
+        first, end = CMA_BYTES[collective][large]
+        why = "default: {} were faster in trials on one machine"
+        slots = Rule(collective, small, scheme, chunk, depth, why.format(f"below {first} bytes slots"), root=root)
+        rows = [slots, replace(slots, min_bytes=first, protocol="cma", reason="one copy, from process to process")]
+        if end is not None:
+            rows.append(replace(slots, min_bytes=end, reason=why.format(f"from {end} bytes slots")))
+        return rows
+    why = BY_MODEL if several else f"the one scheme for {collective} here"
+    return [
+        Rule(collective, max(small, choice.min_bytes), choice.scheme, choice.chunk_bytes, choice.depth, why, root=root,
+             least_chunk_bytes=choice.least_chunk_bytes)
+        for i, choice in enumerate(choices)
+        if i == 0 or choices[i - 1].min_bytes > small
+    ]  # fmt: skip
+
+
+def _choices(
+    plan: Plan, topology: Topology, collective: Collective, schemes: Sequence[str]
+) -> dict[int, tuple[Choice, ...]]:
+    """The fastest of some schemes for each size, of most roots (-1) and of those for which others are."""
     if collective in CARRIED:
-        return {-1: plan.schemes(collective)[0]}
-    best |= {turn.root: best[turn.like] for turn in plan.turns if turn.like in best}
-    return {**best, -1: Counter(best.values()).most_common(1)[0][0]}
+        memory = any(p.multicast for p in plan.packings)
+        return {-1: (Choice(0, plan.schemes(collective)[0], *(MEMORY_SLOTS if memory else LINK_SLOTS)),)}
+    by_root: dict[int, list[Packing]] = {}
+    for p in plan.packings:
+        if p.collective == packed_as(collective) and p.scheme in schemes:
+            by_root.setdefault(p.root, []).append(p)
+    estimated = plan.n > 1 and all(d.kind == "gpu" for d in topology.devices)
+    found: dict[int, tuple[Choice, ...]] = {}
+    for root, packings in by_root.items():
+        if estimated:
+            found[root] = tuple(fastest(packings, topology, link_slots, LINK_SLOTS))
+            continue
+        best = max(packings, key=lambda p: 0 if p.multicast else p.rate)  # the first of equals
+        slots = MEMORY_SLOTS if best.multicast else (LINK_SLOTS[0], slots_for(Estimate(best, topology), LINK_SLOTS[0]))
+        found[root] = (Choice(0, best.scheme, *slots),)
+    found |= {turn.root: found[turn.like] for turn in plan.turns if turn.like in found}
+    usual = Counter(found.values()).most_common(1)[0][0]
+    return {-1: usual, **{root: own for root, own in found.items() if root >= 0 and own != usual}}
 
 
-def link_slots(packing: Packing, topology: Topology, chunk_bytes: int) -> int:
-    """Slots of a channel that keep the trees of a packing at their rates: bandwidth times delay.
+def link_slots(estimate: Estimate) -> list[tuple[int, int]]:
+    """The slots that trees on links may have."""
+    return [(chunk, slots_for(estimate, chunk)) for chunk in LINK_CHUNKS]
 
-    A slot is free again when its chunk has come to the reader and from there to all that it passes it on to.
-    """
-    links = {(k.src, k.dst): (LATENCY[k.kind], chunk_bytes / (k.mbps * 1e6)) for k in topology.links}
 
-    def seconds(path: Sequence[int]) -> float:
-        hops = [links[hop] for hop in itertools.pairwise(path)]
-        return max(latency for latency, _ in hops) + max(transfer for _, transfer in hops)
-
-    most = 0.0
-    for tree in packing.trees:
-        down = [tree.edges] if packing.collective in ALONG else []
-        for edges in (*down, *([tree.upward] if packing.collective in AGAINST else [])):
-            took = [(e.src, e.dst, seconds(e.path)) for e in edges]
-            onward: dict[int, float] = {}
-            for src, _, s in took:
-                onward[src] = max(s, onward.get(src, 0.0))
-            cycle = max((s + onward.get(dst, 0.0) for _, dst, s in took), default=0.0)
-            most = max(most, float(tree.weight) * 1e6 * cycle / chunk_bytes)
+def slots_for(estimate: Estimate, chunk_bytes: int) -> int:
+    """Slots of a channel that keep the trees of a packing at their rates."""
+    most = estimate.slots(chunk_bytes)
     return LINK_SLOTS[1] if most <= LINK_SLOTS[1] else min(MOST_LINK_SLOTS, math.ceil(SPARE_SLOTS * most))
-
-
-def _others(best: dict[int, str]) -> list[tuple[int, str]]:
-    """The roots that are better served by another scheme than most."""
-    return [(root, scheme) for root, scheme in best.items() if root >= 0 and scheme != best[-1]]
 
 
 def _schemes(plan: Plan, collective: Collective) -> list[str]:
@@ -260,32 +265,39 @@ def gpu_rules(
     plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], gpus: Gpus
 ) -> list[Rule]:
     """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
-    best = best_schemes(plan, collective)
-    schemes = [best[-1], *(s for s in _schemes(plan, collective) if s != best[-1])]
+    there = _schemes(plan, collective)
+    by_root = _choices(plan, topology, collective, there)
     protocols = [protocol for protocol in PROTOCOLS if protocol not in LL128 or by_nvlink(plan, topology, collective)]
     chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
     ctas = NODE_CTAS if gpus == "nodes" else 0
-    onehop = gpus == "onehop" and "onehop" in schemes and plan.n > 1 and collective in PACKETS_BELOW
+    onehop = gpus == "onehop" and "onehop" in there and plan.n > 1 and collective in PACKETS_BELOW
+    whole = onehop and _meets_bound(plan, collective, "onehop")
+    best = "onehop" if whole else by_root[-1][0].scheme
+    schemes = [best, *(s for s in there if s != best)]
 
-    def rows_for(scheme: str, root: int = -1) -> list[Rule]:
-        """With ``scheme`` for what packets do not carry; packets always take one hop."""
-        whole = scheme == "onehop"
+    def rows_for(root: int, choices: Sequence[Choice]) -> list[Rule]:
+        """With the fastest schemes for what packets do not carry; packets always take one hop."""
         rows = []
-        for registered in (False, True) if onehop and whole else (False,):
-            found: list[tuple[int, str, ProtocolName]] = [(0, scheme, SLOTS)]
+        for registered in (False, True) if whole else (False,):
+            found: list[tuple[int, str, ProtocolName, int]] = [
+                (choice.min_bytes, choice.scheme, SLOTS, min(choice.least_chunk_bytes, chunk)) for choice in choices
+            ]
             if onehop:
                 one_hop = _one_hop(collective, plan.n, registered=registered, lines=LL128[0] in protocols)
-                short = [row for row in one_hop if row[2] in PACKETS]
-                found = one_hop if whole else [*short, (one_hop[len(short)][0], scheme, SLOTS)]
-            for at, by, protocol in found:
+                trials = [(*row, 0) for row in one_hop]
+                packets = [row for row in trials if row[2] in PACKETS]
+                end = trials[len(packets)][0]
+                rest = [(max(at, end), *row) for i, (at, *row) in enumerate(found) if not i or found[i - 1][0] > end]
+                found = trials if whole else [*packets, *rest]
+            for at, by, protocol, least in found:
                 why = EXPECTED if (onehop and not whole) or (protocol in LL128 and plan.n > 2) else TRIED
-                why = UNTRIED if collective in CARRIED else why
-                rows.append(Rule(collective, at, by, chunk, depth, why, protocol, ctas, registered, root))
+                why = UNTRIED if collective in CARRIED else why if onehop else BY_MODEL
+                rows.append(Rule(collective, at, by, chunk, depth, why, protocol, ctas, registered, root, least))
         return rows
 
-    rows = rows_for(best[-1])
+    rows = rows_for(-1, by_root[-1])
     if not wanted:
-        return rows + [row for root, scheme in _others(best) for row in rows_for(scheme, root)]
+        return rows if whole else [row for root, choices in by_root.items() for row in rows_for(root, choices)]
     if collective == "alltoall":
         protocols = [protocol for protocol in protocols if protocol != "direct"]
     there = [*schemes, *(f"onehop/{protocol}" for protocol in protocols if onehop)]
@@ -302,3 +314,10 @@ def gpu_rules(
         replace(r, min_bytes=0 if r.min_bytes == lowest[r.registered] else r.min_bytes, reason="BLINKMPI_ALGO")
         for r in forced
     ]
+
+
+def _meets_bound(plan: Plan, collective: Collective, scheme: str) -> bool:
+    """Whether no packing for any root is faster than that of a scheme."""
+    packings = [p for p in plan.packings if p.collective == packed_as(collective)]
+    own = {p.root: p.rate for p in packings if p.scheme == scheme}
+    return all(p.rate <= own.get(p.root, 0) for p in packings if p.scheme != "hybrid")

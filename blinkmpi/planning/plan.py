@@ -33,7 +33,8 @@ CHUNKS_PER_SPAN = 8
 class Rule(Value, frozen=True, omit_defaults=True):
     """From ``min_bytes`` of the call's vector on, use ``scheme``; ``mpi`` is MPI's own collective.
 
-    ``chunk_bytes`` is the largest slot, ``depth`` the slots of a channel. ``protocol`` is how a chunk travels: through
+    ``chunk_bytes`` is the largest slot, ``depth`` the slots of a channel; short vectors have smaller chunks, but none
+    below ``least_chunk_bytes`` (0: :data:`MIN_CHUNK_BYTES`). ``protocol`` is how a chunk travels: through
     ``slots``; between processes of a node by ``cma``, one copy out of the sender's buffer; between GPUs one hop apart
     as packets of 16 (``ll16``) or 128 bytes (``ll128``) in one or two shots, ``direct`` between registered buffers, or
     as a reduce-scatter and an allgather (``rs_ag``). ``ctas`` is the number of thread groups of a GPU (0: the
@@ -51,6 +52,7 @@ class Rule(Value, frozen=True, omit_defaults=True):
     ctas: int = 0
     registered: bool = False
     root: int = -1
+    least_chunk_bytes: int = 0
 
 
 class PassedOver(Value, frozen=True):
@@ -204,7 +206,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
             if not planned or turn.image[turn.like] != turn.root or sorted(turn.image) != list(range(len(turn.image))):
                 raise PlanError(f"turns[{i}]: rank {turn.like} does not become rank {turn.root}; plan again")
         for i, r in enumerate(self.rules):
-            if min(r.min_bytes, r.chunk_bytes, r.depth, r.ctas) < 0:
+            if min(r.min_bytes, r.chunk_bytes, r.depth, r.ctas, r.least_chunk_bytes) < 0:
                 raise PlanError(f"rules[{i}], {r.collective}: a number below 0; plan again")
             if not -1 <= r.root < self.n:
                 raise PlanError(f"rules[{i}], {r.collective}: root {r.root} in a plan of {self.n} ranks; plan again")
@@ -242,10 +244,10 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
         return self
 
 
-def chunk_for(packing: Packing, call: Call, chunk_bytes: int) -> int:
-    """The slot size for a call: at most ``chunk_bytes``, and small enough that a span has several chunks."""
+def chunk_for(packing: Packing, call: Call, rule: Rule) -> int:
+    """The slot size for a call: at most the rule's, and small enough that a span has several chunks."""
     if packing.multicast:
-        return chunk_bytes  # ranks take turns on cores: longer steps win over finer pipelines
+        return rule.chunk_bytes  # ranks take turns on cores: longer steps win over finer pipelines
     spans = max(1, len(packing.trees) // (call.n if call.collective == "alltoall" else 1))
     want = call.nbytes // (spans * CHUNKS_PER_SPAN)
-    return max(min(chunk_bytes, MIN_CHUNK_BYTES), min(chunk_bytes, 1 << max(0, want.bit_length())))
+    return min(rule.chunk_bytes, max(rule.least_chunk_bytes or MIN_CHUNK_BYTES, 1 << max(0, want.bit_length())))

@@ -14,13 +14,17 @@ from ..program.ir import Program
 from ..program.lower import lower
 from ..topology.model import Topology
 from ..trees import extra_methods, methods, pack
-from ..trees.deadline import SECONDS, within
+from ..trees.deadline import SECONDS, late, within
 from ..trees.graph.fabric import shared_memory
 from ..trees.graph.turning import like_roots
+from ..trees.patterns.shallow import is_shallow
+from ..trees.problem import MethodOptions
 from ..trees.tree import CARRIED, COLLECTIVES, ROOTED, Collective, Packing, packed_as
 from ..util.text import quoted
 from .defaults import Gpus, gpu_rules, host_rules
 from .plan import PACKETS, PassedOver, Plan, Rule, Turn, chunk_for
+
+MOST_DEPTHS = 4  # limits on the hops of trees that are tried
 
 
 def make_plan(
@@ -55,37 +59,73 @@ def make_plan(
     for c in collectives:
         asked = wanted.get(c, ())
         rules += gpu_rules(plan, topology, c, asked, gpus) if gpus else host_rules(plan, topology, c, asked, mpi)
-    return replace(plan, rules=tuple(rules)).check(topology)
+    chosen = {(packed_as(rule.collective), rule.scheme) for rule in rules}
+    kept = [p for p in packings if not is_shallow(p) or (p.collective, p.scheme) in chosen]
+    return replace(plan, packings=tuple(kept), rules=tuple(rules)).check(topology)
 
 
 def _packings(
     topology: Topology, gpus: Gpus, collectives: Sequence[Collective], roots: Sequence[int]
 ) -> tuple[tuple[Packing, ...], tuple[PassedOver, ...]]:
-    """The packings of all methods, the best of each scheme, and what found none.
+    """All packings for some collectives and roots, and what found none.
 
     Where time is short, it is spent on every collective before other roots get any.
     """
-    packings: dict[tuple[str, int, str], Packing] = {}
+    packings: list[Packing] = []
     passed: list[PassedOver] = []
     calls = _calls(collectives, roots)
     first = dict(reversed(calls))
     for collective, root in sorted(calls, key=lambda call: first[call[0]] != call[1]):
-        at = max(root, 0)
-        extra = gpus and "hybrid" in extra_methods(topology, collective, root=at)
-        for method in (*methods(topology, collective, root=at), *(["hybrid"] if extra else [])):
-            try:
-                packing = pack(topology, collective, root=at, method=method)
-            except NoPackingError as nothing:
-                passed.append(PassedOver(collective, root, method, nothing.why))
-                continue
-            key = collective, packing.root, packing.scheme
-            if key not in packings or packings[key].rate < packing.rate:  # two methods may be of one scheme
-                packings[key] = packing
+        found, none = all_packings(topology, collective, max(root, 0), gpus)
+        packings += found
+        passed += none
     order = {call: i for i, call in enumerate(calls)}
     return (
-        tuple(sorted(packings.values(), key=lambda p: order[p.collective, p.root])),
+        tuple(sorted(packings, key=lambda p: order[p.collective, p.root])),
         tuple(sorted(passed, key=lambda p: order[p.collective, p.root])),
     )
+
+
+def all_packings(
+    topology: Topology, collective: Collective, root: int, gpus: Gpus = ""
+) -> tuple[list[Packing], list[PassedOver]]:
+    """The packings of all methods for one collective and root, the best of each scheme, and what found none."""
+    found: dict[str, Packing] = {}
+    passed: list[PassedOver] = []
+    names = methods(topology, collective, root=root)
+    extra = extra_methods(topology, collective, root=root)
+    host_path = gpus not in ("slots", "nodes") and "hybrid" in extra
+    for method in (*names, *(["hybrid"] if host_path else [])):
+        try:
+            packing = pack(topology, collective, root=root, method=method)
+        except NoPackingError as nothing:
+            passed.append(PassedOver(collective, root if collective in ROOTED else -1, method, nothing.why))
+            continue
+        if packing.scheme not in found or found[packing.scheme].rate < packing.rate:  # two methods may be of one scheme
+            found[packing.scheme] = packing
+    if "shallow" in extra and found and not late():
+        found |= {p.scheme: p for p in _shallower(topology, collective, root, list(found.values()))}
+    return list(found.values()), passed
+
+
+def _shallower(topology: Topology, collective: Collective, root: int, there: Sequence[Packing]) -> list[Packing]:
+    """Packings of shallower trees than those there are, for short vectors; none that another one beats."""
+    found: list[Packing] = []
+    fastest = max(p.rate for p in there)
+    least, enough = min(p.depth for p in there), min(p.depth for p in there if p.rate == fastest)
+    limit: int | None = None
+    for _ in range(MOST_DEPTHS if least > 1 else 0):
+        try:
+            options = MethodOptions(max_depth=limit)
+            packing = pack(topology, collective, root=root, method="shallow", options=options)
+        except NoPackingError:  # too many trees of so many hops to choose from: deeper ones have a method of their own
+            break
+        if not any(p.depth <= packing.depth and p.rate >= packing.rate for p in (*there, *found)):
+            found.append(packing)
+        limit = (limit or packing.depth) + 1
+        if limit >= enough:
+            break
+    return found
 
 
 def _calls(collectives: Sequence[Collective], roots: Sequence[int]) -> list[tuple[Collective, int]]:
@@ -149,7 +189,7 @@ def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0, no
         PlanError: if the plan lacks the packing. The program is checked before it is returned.
     """
     packing = plan.packing(call.collective, call.root, rule.scheme)
-    chunk_bytes = chunk_for(packing, call, rule.chunk_bytes)
+    chunk_bytes = chunk_for(packing, call, rule)
     program = lower(packing, call, chunk_bytes=chunk_bytes, depth=rule.depth)
     if budget_bytes and program.channels:
         slots = [0] * call.n

@@ -16,9 +16,15 @@ from .ir import Program, Stage
 from .reduction import accumulator_of, dtype_of
 
 # Seconds that a chunk needs from one rank to the next besides its transfer: write, flag, poll.
-# NVLink, PCIe, network: as a ring's step in NCCL's tuning tables (src/graph/tuning.cc, hwLat: 1.9-3.4, 2.5-5.7 and
-# 4.0-9.6 us). Memory: a flag between two processes that poll with sched_yield, measured at 1 us with a core each.
-LATENCY = {"nvlink": 2e-6, "xgmi": 2e-6, "pcie": 5e-6, "host": 5e-6, "net": 10e-6, "memory": 1e-6}
+# NVLink: measured on two H200 (benchmarks/results/message-cost-gpu-np2.json). xGMI, PCIe, network: as a ring's step in
+# NCCL's tuning tables (src/graph/tuning.cc, hwLat: 1.9-3.4, 2.5-5.7 and 4.0-9.6 us). Memory: a flag between two
+# processes that poll with sched_yield, measured at 1 us with a core each.
+LATENCY = {"nvlink": 2.6e-6, "xgmi": 2e-6, "pcie": 5e-6, "host": 5e-6, "net": 10e-6, "memory": 1e-6}
+
+# Seconds that a message keeps its sender busy besides its bytes, so that the next one waits: on a GPU the threads of a
+# step, for their fence and flag; else the rank. Measured for NVLink, memory and MPI (benchmarks/results/message-cost-*);
+# expected to be the same for xGMI, PCIe and the host's path as for NVLink.
+MESSAGE = {"nvlink": 1e-6, "xgmi": 1e-6, "pcie": 1e-6, "host": 1e-6, "net": 4e-6, "memory": 0.1e-6}
 
 # How much is simulated before extrapolating: chunk hops in all, chunks of a stage, fills of a channel's slots. It is
 # doubled, a few times at most, until the last two slopes of time over size differ by less than a part.
@@ -48,7 +54,8 @@ def price(program: Program, packing: Packing, topology: Topology) -> Price:
 
     On links: a chunk crosses the path of its tree edge (against it on the way up); each link serves chunks one after
     another at its rate, in order of arrival, and passes a chunk on as it comes in (cut-through), so the slowest link
-    decides. A slot is free again when its chunk has been passed on. Folding itself costs nothing.
+    decides. A slot is free again when its chunk has been passed on. Folding itself costs nothing. A message keeps its
+    sender busy (:data:`MESSAGE`): the threads of its stage, or, towards another node, the rank's one that calls MPI.
 
     Where ranks share a memory, work is on the cores: a step passes its bytes through its rank's core, once for a copy
     and m - 1 times for a fold of m operands, at the rate of the rank's link to the memory, one step at a time; what
@@ -81,9 +88,11 @@ class _Transfer(NamedTuple):
     links: tuple[tuple[int, float], ...]
     latency: float
     sinks: tuple[int, ...]  # stages that read it
+    sender: tuple[int, float]  # who is busy with the message, by number, and for how many seconds
 
 
 Key = tuple[int, int, str]
+Sender = tuple[str, int]  # a stage, or the rank that calls MPI
 
 
 class _Model:
@@ -95,7 +104,7 @@ class _Model:
         self._links: dict[tuple[int, int], list[Link]] = defaultdict(list)
         for link in topology.links:
             self._links[link.src, link.dst].append(link)
-        self._numbers: dict[Key, int] = {}
+        self._numbers: dict[Key | Sender, int] = {}
         self._packing, self._topology = packing, topology
         self.steps = [program.chunk_of(stage) for stage in program.stages]
         reader = {(c, stage.rank): i for i, stage in enumerate(program.stages) for c in stage.ins}
@@ -134,12 +143,13 @@ class _Model:
         width = (accumulator_of if partial else dtype_of)(call.dtype).itemsize
         passes = max(1, len(stage.fold) - 1)
         work = self._on(core, passes * width * stage.count, stage.count)
+        sender = work[0], MESSAGE["memory"]
         several = not self._packing.multicast  # who reads what is written once need not be the end of an edge
         away = [x for x in self._crossings(stage, reader, kind="net") if x.links] if several else []
         if len(away) == 1 == len(self.sinks[i]):  # to the network alone, after the core
-            return (_Transfer((work, *away[0].links), away[0].latency, away[0].sinks),)
+            return (_Transfer((work, *away[0].links), away[0].latency, away[0].sinks, (work[0], MESSAGE["net"])),)
         sinks = tuple(sink for sink in self.sinks[i] if not any(sink in x.sinks for x in away))
-        return (_Transfer((work,), LATENCY["memory"], sinks), *away)
+        return (_Transfer((work,), LATENCY["memory"], sinks, sender), *away)
 
     def _crossings(
         self, stage: Stage, reader: dict[tuple[int, int], int], kind: LinkKind | None = None
@@ -153,8 +163,17 @@ class _Model:
                 links = self._path(channel.tree, stage.rank, rank, partial=channel.partial)
                 links = [k for k in links if kind in (None, k.kind)]
                 booked = tuple(self._on(link, width * stage.count, stage.count) for link in links)
-                found.append(_Transfer(booked, max((LATENCY[k.kind] for k in links), default=0.0), (reader[c, rank],)))
+                latency = max((LATENCY[k.kind] for k in links), default=0.0)
+                found.append(_Transfer(booked, latency, (reader[c, rank],), self._sender(stage, links)))
         return tuple(found)
+
+    def _sender(self, stage: Stage, links: list[Link]) -> tuple[int, float]:
+        """Who is busy with a message on these links, and how long: a step signals all its readers at once."""
+        kinds = {k.kind for k in links}
+        name = ("mpi", stage.rank) if "net" in kinds else ("stage", id(stage))
+        seconds = max((MESSAGE[kind] for kind in kinds), default=0.0)
+        readers = 1 if "net" in kinds else sum(len(self.program.channels[c].readers) for c in stage.outs)
+        return self._numbers.setdefault(name, len(self._numbers)), seconds / readers
 
     def _path(self, number: int, src: int, dst: int, *, partial: bool) -> list[Link]:
         """The links from ``src`` to ``dst`` on an edge of tree ``number``: of partial results, one to the root."""
@@ -196,6 +215,18 @@ class _Model:
             count += 1
             heapq.heappush(heap, (tail + transfer.latency if last else start, count, i, t, hop + 1, size, tail))
 
+        def send(i: int, t: int, size: float) -> None:
+            """Let a chunk into the first link of transfer ``t`` of stage ``i``, as soon as its sender is free."""
+            nonlocal count
+            sender, seconds = self.transfers[i][t].sender
+            start = max(now, free[sender])
+            free[sender] = start + seconds
+            if start > now:
+                count += 1
+                heapq.heappush(heap, (start, count, i, t, 0, size, 0.0))
+            else:
+                cross(i, t, 0, size, 0.0)
+
         def done(i: int) -> int:
             """Chunks that stage ``i`` is finished with, so that the slots it read are free."""
             return min(landed[i], default=issued[i])
@@ -207,7 +238,7 @@ class _Model:
                 size = min(self.steps[i], sizes[i] - issued[i] * self.steps[i])
                 issued[i] += 1
                 for t in range(len(self.transfers[i])):
-                    cross(i, t, 0, size, 0.0)
+                    send(i, t, size)
 
         for i in range(len(sizes)):
             advance(i)

@@ -61,7 +61,7 @@ def choice(
     main = context.main
     rule, chunk = main.rule(call), 0
     if rule.scheme != "mpi":
-        chunk = chunk_for(main.plans.packing(call.collective, call.root, rule.scheme), call, rule.chunk_bytes)
+        chunk = chunk_for(main.plans.packing(call.collective, call.root, rule.scheme), call, rule)
     name = "cuda" if context.gpus else context.host.executor
     return {
         "scheme": rule.scheme,

@@ -26,7 +26,10 @@ def all_arborescences(arcs: Sequence[Arc], n: int, root: int, max_depth: int) ->
         elif depth < max_depth:
             open_to = {v: [(u, v) for u in near[v] if u in level] for v in sorted(rest)}
             ready = [v for v, ways in open_to.items() if ways]
-            for size in range(len(ready), 0, -1):
+            if depth + 1 == max_depth and len(ready) < len(rest):
+                return
+            fewest = len(rest) if depth + 1 == max_depth else 1
+            for size in range(len(ready), fewest - 1, -1):
                 for some in combinations(ready, size):
                     for ways in product(*(open_to[v] for v in some)):
                         yield from below(some, rest - set(some), depth + 1, (*done, *ways))

@@ -50,7 +50,7 @@ def exact_weights(
     caps: Capacities, shapes: Sequence[SpanningTree], weights: Mapping[int, float | Fraction]
 ) -> dict[int, Fraction]:
     """The nearest fractions of small denominator, all scaled down alike if they do not fit."""
-    exact = {i: Fraction(w).limit_denominator(DENOMINATOR) for i, w in weights.items()}
+    exact = {i: Fraction(w).limit_denominator(DENOMINATOR) for i, w in weights.items() if w > 0}
     exact = {i: w for i, w in sorted(exact.items()) if w > 0}
     loads: dict[int, Fraction] = {}
     for i, w in exact.items():

@@ -14,12 +14,13 @@ from ..exact.enumeration import all_arborescences
 from ..exact.weights import best_weights, placed, reweighted
 from ..graph.loads import link_loads, scaled
 from ..graph.logical import Capacities, SpanningTree, capacities_of
-from ..problem import Problem, Solution
-from ..tree import PER_RANK, Tree
+from ..problem import BACKWARDS, Problem, Solution
+from ..tree import PER_RANK, Packing, Tree
 from . import chains
 
-MOST_TREES = 4_000  # that the linear program chooses from
+MOST_TREES, LISTED_RANKS = 4_000, 12  # that the linear program chooses from; beyond so many ranks they are not listed
 MOST_RANKS = 32  # with a tree from each rank; beyond, plans would grow by more than they gain
+NAME = "depth-"  # of the schemes, before the number of hops
 LOSS = Fraction(1, 20)  # of the rate, for fewer trees
 
 
@@ -30,6 +31,16 @@ def fits(problem: Problem) -> int:
 
 def plan(problem: Problem) -> Solution | str:
     """Trees of at most ``max_depth`` hops, by default the least depth that there is."""
+    f, collective = problem.fabric, problem.collective
+    alike = BACKWARDS.get(collective, collective) if f.even else collective
+    key = NAME, alike, problem.root, problem.options.max_depth
+    if key not in f.memo:
+        f.memo[key] = _plan(problem)
+    found: Solution | str = f.memo[key]
+    return found
+
+
+def _plan(problem: Problem) -> Solution | str:
     star = least_trees(problem)
     least = max(tree.depth for tree in star)
     depth = problem.options.max_depth or least
@@ -47,9 +58,14 @@ def plan(problem: Problem) -> Solution | str:
     return Solution(trees, rate, f"trees of {least} hops, the least depth", scheme=scheme_of(least))
 
 
+def is_shallow(packing: Packing) -> bool:
+    """Whether a packing is of this method."""
+    return packing.scheme.startswith(NAME)
+
+
 def scheme_of(depth: int) -> str:
     """The name of the scheme of trees of at most this many hops."""
-    return f"depth-{depth}"
+    return f"{NAME}{depth}"
 
 
 def least_trees(problem: Problem) -> list[Tree]:
@@ -69,7 +85,7 @@ def capacities(problem: Problem) -> Capacities:
 
 def _all_trees(problem: Problem, depth: int) -> list[SpanningTree]:
     """All trees that a packing may use of at most this depth, or none where there are too many of them."""
-    if problem.logical is None:
+    if problem.logical is None or problem.n > LISTED_RANKS:
         return []
     found = list(islice(_distinct(capacities(problem), depth), MOST_TREES + 1))
     return found if len(found) <= MOST_TREES else []
@@ -77,9 +93,13 @@ def _all_trees(problem: Problem, depth: int) -> list[SpanningTree]:
 
 def _distinct(caps: Capacities, depth: int) -> Iterator[SpanningTree]:
     """Trees away from the root; for an AllReduce from every root, each undirected tree once."""
+    arcs = list(caps.number)
+    if caps.root >= 0:
+        yield from all_arborescences(arcs, caps.n, caps.root, depth)
+        return
     known: set[frozenset[frozenset[int]]] = set()
-    for root in range(caps.n) if caps.root < 0 else (caps.root,):
-        for shape in all_arborescences(list(caps.number), caps.n, root, depth):
+    for root in range(caps.n):
+        for shape in all_arborescences(arcs, caps.n, root, depth):
             edges = frozenset(map(frozenset, shape.arcs))
             if edges not in known:
                 known.add(edges)

@@ -65,7 +65,7 @@ class Templates:
         packing = self._packings.get(which)
         if packing is None:
             packing = self._packings[which] = self._plans.packing(call.collective, call.root, rule.scheme)
-        return (*which, call.dtype, call.op, chunk_for(packing, call, rule.chunk_bytes), rule.depth), packing
+        return (*which, call.dtype, call.op, chunk_for(packing, call, rule), rule.depth), packing
 
     def _template(self, key: Key, packing: Packing, call: Call, rule: Rule) -> Template | str:
         found = self._templates.find(key)

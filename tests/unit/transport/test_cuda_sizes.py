@@ -80,7 +80,7 @@ def test_the_most_elements_take_the_groups_of_their_own_table(name: str) -> None
             rule = Rule(collective, 0, scheme, 64 << 10, 4)
             call = even_call(collective, plan.n, 1 << 18)
             packing = plan.packing(collective, 0, scheme)
-            template = Template(packing, call, chunk_bytes=chunk_for(packing, call, rule.chunk_bytes), depth=4)
+            template = Template(packing, call, chunk_bytes=chunk_for(packing, call, rule), depth=4)
             sends: list[Any] = [None] * plan.n
             own = made(world, program_for(plan, call, rule), sends, ctas=132)
             shared = MadeTemplate.of(world, template, Sizes.of(call), ctas=132).call(call, sends)

@@ -1,0 +1,148 @@
+"""Is the plan's choice the fastest one? ``python benchmarks/choice.py [--machines dgx-1v ...]``.
+
+For every collective on some machines, and vectors of 4 KiB to 1 GiB, it prices the row of the selection table that the
+call takes, and every other scheme that a plan could hold, each with the chunks that the cost model's closed form finds
+best for it. Prices are the simulator's. Writes ``results/choice.json``: a row for each call, with the seconds of every
+scheme and how much longer the choice takes than the fastest; then a table of ``docs/treegen.md``. ``--page`` writes the
+table alone.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from drawn_machines import drawn
+from methods import PAGE, head, with_tables
+
+from blinkmpi.planning.by_size import SIZES, fastest
+from blinkmpi.planning.defaults import LINK_SLOTS, link_slots
+from blinkmpi.planning.plan import Rule, chunk_for
+from blinkmpi.planning.selection import all_packings, choose, make_plan
+from blinkmpi.program.call import REDUCTIONS, Call
+from blinkmpi.program.cost_model import price
+from blinkmpi.program.lower import lower
+from blinkmpi.topology.importers import load
+from blinkmpi.topology.model import Topology
+from blinkmpi.trees.tree import ROOTED, Collective, Packing
+
+RESULT = Path(__file__).resolve().parent / "results" / "choice.json"
+MACHINES = (
+    "dgx-1p", "dgx-1v", "dgx-1v/0,1,2,3,4,5,6", "dgx-1v/1,4,5,6", "dgx-1v/0,2,3,5,6,7", "dgx-2", "dgx-a100", "hgx-h200",
+    "pcie-8", "mi250", "dgx-1p:2", "dgx-1v:2", "dgx-a100:2", "dgx-a100:4", "hgx-h100:2", "~torus:5", "~irregular:3",
+    "~bridges:4", "~unlike_boxes:2", "~rail_boxes:7", "~dragonfly:6", "~asymmetric:12",
+)  # fmt: skip
+COLLECTIVES: tuple[Collective, ...] = (
+    "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter",
+)  # fmt: skip
+NEAR = 1.03
+
+
+def machine_of(name: str) -> Topology:
+    """A machine of the catalogue, some of its GPUs after a slash; or one that is drawn: ``~family:seed``."""
+    if name.startswith("~"):
+        family, _, seed = name[1:].partition(":")
+        return drawn(family, int(seed))
+    spec, _, gpus = name.partition("/")
+    t = load(spec)
+    return t.subset([int(g) for g in gpus.split(",")]) if gpus else t
+
+
+def call_of(collective: Collective, n: int, nbytes: int) -> Call:
+    """A call of float32 on a vector of about ``nbytes``."""
+    elements = nbytes // 4
+    if collective == "reduce_scatter":
+        counts = (max(1, elements // n),) * n
+    else:
+        counts = (max(1, elements // (n if collective in ("allgather", "gather", "scatter") else 1)),)
+    op = "sum" if collective in REDUCTIONS else ""
+    return Call(collective, n, counts, "float32", op, 0 if collective in ROOTED else -1)
+
+
+def seconds(packing: Packing, t: Topology, call: Call, rule: Rule) -> float:
+    """The simulator's prediction for a packing by a rule."""
+    program = lower(packing, call, chunk_bytes=chunk_for(packing, call, rule), depth=rule.depth)
+    return price(program, packing, t).seconds
+
+
+def offers(packings: Sequence[Packing], t: Topology, call: Call) -> Iterator[tuple[str, float]]:
+    """Each scheme and its time, with its own best chunks."""
+    for packing in packings:
+        choices = fastest([packing], t, link_slots, LINK_SLOTS)
+        _, scheme, chunk, depth, least = next(c for c in choices if c.min_bytes <= call.nbytes)
+        yield scheme, seconds(packing, t, call, Rule(call.collective, 0, scheme, chunk, depth, least_chunk_bytes=least))
+
+
+def judged(job: tuple[str, Collective]) -> list[dict[str, Any]]:
+    """All sizes of one collective on a machine."""
+    name, collective = job
+    t = machine_of(name)
+    begin = time.perf_counter()
+    plan = make_plan(t, collectives=(collective,), roots=(0,))
+    planned = time.perf_counter() - begin
+    packings, _ = all_packings(t, collective, 0)
+    rows = []
+    for nbytes in SIZES:
+        call = call_of(collective, t.n, nbytes)
+        rule = choose(plan, call)
+        taken = seconds(plan.packing(collective, call.root, rule.scheme), t, call, rule)
+        others = dict(offers(packings, t, call))
+        least = min(taken, *others.values())
+        rows.append({
+            "machine": name, "ranks": t.n, "collective": collective, "bytes": nbytes, "chosen": rule.scheme,
+            "chunk_bytes": rule.chunk_bytes, "seconds": taken, "fastest": least, "longer": taken / least,
+            "schemes": others, "planning_seconds": round(planned, 3),
+        })  # fmt: skip
+    return rows
+
+
+def table(found: dict[str, Any]) -> str:
+    """A line for each machine."""
+    lines = [
+        f"{len(found['rows'])} calls, {found['near']} within 3 % of the fastest scheme.\n"
+        f"Code: {(found['commit'] or 'unknown')[:12]}.\n",
+        "| machine | ranks | calls | within 3 % | most above the fastest | broadcast | allreduce | allgather |",
+        "|---|---:|---:|---:|---:|---|---|---|",
+    ]
+    for name in dict.fromkeys(row["machine"] for row in found["rows"]):
+        rows = [row for row in found["rows"] if row["machine"] == name]
+        worst = max(row["longer"] for row in rows)
+        near = sum(row["longer"] <= NEAR for row in rows)
+        schemes = [" ".join(dict.fromkeys(row["chosen"] for row in rows if row["collective"] == c))
+                   for c in ("broadcast", "allreduce", "allgather")]  # fmt: skip
+        start = f"| {name.removeprefix('~')} | {rows[0]['ranks']} | {len(rows)} | {near} | {100 * worst - 100:.0f} %"
+        lines.append(f"{start} | {' | '.join(schemes)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Price everything, write the file and the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--machines", nargs="*", default=list(MACHINES), metavar="M")
+    parser.add_argument("--collectives", nargs="*", default=list(COLLECTIVES), choices=COLLECTIVES, metavar="C")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("-o", dest="output", type=Path, default=RESULT, metavar="FILE")
+    parser.add_argument("--page", action="store_true", help="write the page from the file that is there")
+    args = parser.parse_args(argv)
+    if not args.page:
+        rows: list[dict[str, Any]] = []
+        with ProcessPoolExecutor(args.jobs) as pool:
+            for some in pool.map(judged, [(m, c) for m in args.machines for c in args.collectives]):
+                rows += some
+                for row in some:
+                    if row["longer"] > NEAR:
+                        print(json.dumps(row), flush=True)
+        near = sum(row["longer"] <= NEAR for row in rows)
+        args.output.write_text(json.dumps({**head("choice"), "near": near, "rows": rows}, indent=1) + "\n")
+        print(f"{near} of {len(rows)} calls are within 3 % of the fastest scheme")
+    if args.output == RESULT:
+        PAGE.write_text(with_tables(PAGE.read_text(), {"choice": table(json.loads(RESULT.read_text()))}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
