@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ..errors import SettingsError
 from ..program.cost_model import LATENCY
 from ..topology.model import Topology
-from ..trees.tree import AGAINST, ALONG, CARRIED, Collective, Packing, packed_as
+from ..trees.tree import AGAINST, ALONG, MAY_BE_CARRIED, Collective, Packing
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -117,7 +117,8 @@ def host_rules(
     plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], mpi: bool
 ) -> list[Rule]:
     """The rows for one collective: MPI below the measured size (if it may), the first scheme from there on."""
-    packings = [p for p in plan.packings if p.collective == packed_as(collective)]
+    packed = plan.packed_as(collective)
+    packings = [p for p in plan.packings if p.collective == packed]
     best = best_schemes(plan, collective)
     schemes = [best[-1], *(s for s in _schemes(plan, collective) if s != best[-1])]
     memory = packings[0].multicast
@@ -156,11 +157,12 @@ def host_rules(
 def best_schemes(plan: Plan, collective: Collective) -> dict[int, str]:
     """By root the scheme of its fastest packing; -1 is the one of most roots. ``hybrid`` has to be asked for."""
     rates: dict[int, dict[str, Fraction]] = {}
+    packed = plan.packed_as(collective)
     for p in plan.packings:
-        if p.collective == packed_as(collective) and p.scheme != "hybrid":
+        if p.collective == packed and p.scheme != "hybrid":
             rates.setdefault(p.root, {})[p.scheme] = Fraction(0) if p.multicast else p.rate  # as the ranks share cores
     best = {root: max(some, key=lambda scheme: some[scheme]) for root, some in rates.items()}  # the first of equals
-    if collective in CARRIED:
+    if packed != collective:
         return {-1: plan.schemes(collective)[0]}
     best |= {turn.root: best[turn.like] for turn in plan.turns if turn.like in best}
     return {**best, -1: Counter(best.values()).most_common(1)[0][0]}
@@ -198,8 +200,9 @@ def _others(best: dict[int, str]) -> list[tuple[int, str]]:
 def _schemes(plan: Plan, collective: Collective) -> list[str]:
     """The schemes for a collective, in the plan's order: those that every root has, for one that is asked for."""
     roots: dict[str, set[int]] = {}
+    packed = plan.packed_as(collective)
     for p in plan.packings:
-        if p.collective == packed_as(collective):
+        if p.collective == packed:
             roots.setdefault(p.scheme, set()).add(p.root)
     everybody = set().union(*roots.values())
     return [scheme for scheme, have in roots.items() if have == everybody] or list(roots)
@@ -251,7 +254,8 @@ def _one_hop(collective: str, n: int, *, registered: bool, lines: bool) -> list[
 def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
     """Whether NVLink alone carries the one-hop trees of a collective."""
     kinds = {(link.src, link.dst): link.kind for link in topology.links}
-    packings = [p for p in plan.packings if (p.collective, p.scheme) == (packed_as(collective), "onehop")]
+    wanted = plan.packed_as(collective), "onehop"
+    packings = [p for p in plan.packings if (p.collective, p.scheme) == wanted]
     paths = [edge.path for p in packings for tree in p.trees for edge in tree.edges]
     return all(kinds[hop] == "nvlink" for path in paths for hop in itertools.pairwise(path))
 
@@ -279,7 +283,7 @@ def gpu_rules(
                 found = one_hop if whole else [*short, (one_hop[len(short)][0], scheme, SLOTS)]
             for at, by, protocol in found:
                 why = EXPECTED if (onehop and not whole) or (protocol in LL128 and plan.n > 2) else TRIED
-                why = UNTRIED if collective in CARRIED else why
+                why = UNTRIED if collective in MAY_BE_CARRIED else why
                 rows.append(Rule(collective, at, by, chunk, depth, why, protocol, ctas, registered, root))
         return rows
 
