@@ -74,7 +74,7 @@ class Shares(NamedTuple):
     amounts: list[float]  # of ``more``: parts of what the pair exchanges
 
 
-class MasterProblem:
+class PathProgram:
     """The paths found so far, from the ranks that stand for all, and the linear program over them."""
 
     def __init__(self, f: Fabric) -> None:
@@ -183,7 +183,7 @@ def fits(problem: Problem) -> int:
 
 def plan(problem: Problem) -> Solution:
     """The best paths of the linear program, exact where its basis can be solved again in integers."""
-    master = MasterProblem(problem.fabric)
+    master = PathProgram(problem.fabric)
     weights, prices = master.draw()
     best = None
     for _ in range(ROUNDS):
@@ -204,7 +204,7 @@ def plan(problem: Problem) -> Solution:
     return Solution(*_packed(master, shares, _amounts(master, shares)))
 
 
-def _shares(master: MasterProblem, weights: Floats) -> Shares:
+def _shares(master: PathProgram, weights: Floats) -> Shares:
     ways: list[list[tuple[float, Path]]] = [[] for _ in master.pairs]
     for path, weight in zip(master.paths, weights.tolist(), strict=False):  # the last paths may have come too late
         if weight > TINY * weights.max():
@@ -216,7 +216,7 @@ def _shares(master: MasterProblem, weights: Floats) -> Shares:
     return Shares(first, [path for _, _, path in more], [i for i, _, _ in more], [amount for _, amount, _ in more])
 
 
-def _amounts(master: MasterProblem, shares: Shares) -> list[Fraction]:
+def _amounts(master: PathProgram, shares: Shares) -> list[Fraction]:
     """The shares of further paths, exactly as the full links say, else rounded."""
     rounded = [Fraction(int(amount * GRAIN), GRAIN) for amount in shares.amounts]
     if late() or not rounded:
@@ -244,7 +244,7 @@ def _sums(shares: Shares, amounts: Sequence[Fraction]) -> list[Fraction]:
     return sums
 
 
-def _packed(master: MasterProblem, shares: Shares, amounts: Sequence[Fraction]) -> tuple[tuple[Tree, ...], Fraction]:
+def _packed(master: PathProgram, shares: Shares, amounts: Sequence[Fraction]) -> tuple[tuple[Tree, ...], Fraction]:
     """The paths, and where the symmetries move them, at the best rate that the links carry."""
     n = master.f.n
     rest = [1 - total for total in _sums(shares, amounts)]
@@ -261,7 +261,7 @@ def _edges(path: Path, n: int) -> tuple[Edge, ...]:
     return tuple(Edge(path[a], path[b], path[a : b + 1]) for a, b in pairwise(at))
 
 
-def _tighten(problem: Problem, master: MasterProblem, shares: Shares, prices: Floats) -> None:
+def _tighten(problem: Problem, master: PathProgram, shares: Shares, prices: Floats) -> None:
     """Use the bound of the prices: exact, as all paths of a pair cost the same, or rounded."""
     paid = np.flatnonzero(prices > EPSILON * prices.max())
     values = (prices[paid] / prices.max()).tolist()
