@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from scipy.optimize import linprog
 from scipy.sparse import lil_array
 
+from blinkmpi.cli.main import main
 from blinkmpi.errors import NoPackingError, PlanError
 from blinkmpi.planning.explain import explanation
 from blinkmpi.planning.plan import Plan, chunk_for
@@ -161,11 +162,13 @@ def test_a_plan_runs_it_and_explains_it(t: Topology) -> None:
         assert t.n == 1 or "no trees can be faster" in told.text()
 
 
-def test_many_ranks_go_along_the_scatters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_ranks_go_along_the_scatters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(pack.__globals__, "MOST_ALL_TO_ALL", 7)
     assert methods(DGX, "alltoall") == ()
     with pytest.raises(NoPackingError, match="scatters"):
         pack(DGX, "alltoall")
+    assert main(["plan", "dgx-1v"]) == 0
+    assert "not by this method: alltoall" in capsys.readouterr().out
     for plan in (make_plan(DGX), make_plan(DGX, collectives=("alltoall",))):
         call = call_of("alltoall", 8, 1000)
         rule = choose(plan, call)
