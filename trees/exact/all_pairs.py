@@ -36,7 +36,8 @@ ROUNDS = 100
 EPSILON = 1e-9
 TINY = 1e-6  # a smaller part of the largest weight is none; as a part of the mean price, it is what work costs
 MOST_EXACT = 400  # equations that are solved in integers
-GRAIN = 10**6
+GRAIN = 10**9  # of shares and prices that are rounded
+MOST_SCALE = 10**12  # of prices to integers
 Floats = NDArray[np.float64]
 
 
@@ -265,8 +266,7 @@ def _tighten(problem: Problem, master: PathProgram, shares: Shares, prices: Floa
     """Use the bound of the prices: exact, as all paths of a pair cost the same, or rounded."""
     paid = np.flatnonzero(prices > EPSILON * prices.max())
     values = (prices[paid] / prices.max()).tolist()
-    tries = [[Fraction(v).limit_denominator(d) for v in values] for d in (1000, GRAIN)]
-    tries.append([Fraction(round(v * GRAIN), GRAIN) for v in values])
+    tries = [[Fraction(v).limit_denominator(1000) for v in values], [Fraction(round(v * GRAIN), GRAIN) for v in values]]
     if not late() and len(shares.more) <= MOST_EXACT:
         change = master.rows(shares.more).toarray() - master.rows(shares.first)[:, shares.pair].toarray()
         equal = np.unique(change[paid].T, axis=0)
@@ -275,7 +275,7 @@ def _tighten(problem: Problem, master: PathProgram, shares: Shares, prices: Floa
     for some in tries:
         by_class = {int(k): value * int(master.symmetry.times[k]) for k, value in zip(paid, some, strict=True)}
         scale = lcm(*(value.denominator for value in some))
-        if scale > GRAIN**2:
+        if scale > MOST_SCALE:
             continue
         priced = {arc: int(by_class[k] * scale) for arc, k in master.symmetry.class_of.items() if by_class.get(k)}
         proof = prices_certificate(problem.fabric, problem.collective, problem.root, priced)
