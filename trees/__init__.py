@@ -5,7 +5,7 @@
 ``problem``    what a method gets (fabric, collective, root, options) and what it returns
 ``graph/``     the capacitated graph: link selection, switch splitting, cuts, maximum flows, loads of trees
 ``bounds/``    ``certify`` finds the best possible rate and its certificate, ``verify`` proves a packing
-``exact/``     methods that meet the bound: Edmonds' arborescences, Cayley graphs, column generation, and LP weights
+``exact/``     methods that meet the bound: Edmonds' arborescences, Cayley graphs, linear programs over trees or paths
 ``blink/``     the paper's methods: multiplicative weights, fewer trees by integer programs, hybrid links, groups
 ``patterns/``  fixed patterns: one-hop stars, chains, NCCL's rings, one shared memory
 ``cluster/``   several boxes on a network: spanning trees over all of them, and the three-phase hierarchy

@@ -32,3 +32,8 @@ def within(seconds: float | None) -> Iterator[None]:
 def late() -> bool:
     """Whether the time is over."""
     return time.monotonic() >= _end.get()
+
+
+def left() -> float:
+    """Seconds until the time is over; infinite where there is no limit."""
+    return _end.get() - time.monotonic()

@@ -16,7 +16,7 @@ from .bounds.certify import prices_certificate, trivial
 from .bounds.verify import verify
 from .cluster import assembly
 from .deadline import late, within
-from .exact import arborescences_by_flow, column_generation, edmonds, symmetric
+from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.fabric import choose_links, shared_memory
 from .graph.turning import turned, turning
 from .patterns import chains, rings, shallow, stars
@@ -38,6 +38,8 @@ def _fits_chain(problem: Problem) -> int:
 COSTLY_RANKS = 64  # beyond, what comes this close to the bound is not searched further
 CLOSE = Fraction(98, 100)
 LAST = 9
+MOST_ALL_TO_ALL = 128  # ranks, each with a path to every other one
+UNPACKED = "so many ranks have no paths of their own for it, and a plan takes those of all scatters"
 # All methods for links: scheme, description, and the module that plans.
 METHODS: dict[str, Method] = {
     "cluster": Method("cluster", "whole boxes exchange over their ports, trees inside each box do the rest",
@@ -53,6 +55,8 @@ METHODS: dict[str, Method] = {
                       column_generation.fits, column_generation.plan, costly=True),
     "pairs": Method("pairs", "a linear program over pairs of trees, one to a root and another from it",
                     column_generation.fits_pairs, column_generation.plan_pairs, costly=True),
+    "paths": Method("paths", "a linear program over paths between all pairs of ranks",
+                    all_pairs.fits, all_pairs.plan, costly=True),
     # Only if asked for by name: Blink's own stages, limits on trees, and baselines.
     "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan, auto=False),
     "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan, auto=False),
@@ -92,6 +96,8 @@ def pack(
     """
     _check_call(topology, collective, root)
     memory = shared_memory(topology)
+    if collective == "alltoall" and topology.n > MOST_ALL_TO_ALL:
+        raise _nothing(collective, topology, method, [UNPACKED])
     if topology.n == 1 or collective == "barrier":
         plan = _without_bytes(topology, collective, root, method, memory)
     elif memory is not None:
@@ -113,12 +119,14 @@ def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str,
     """
     _check_call(topology, collective, root)
     memory = shared_memory(topology)
+    if collective == "alltoall" and topology.n > MOST_ALL_TO_ALL:
+        return ()
     if topology.n == 1 or collective == "barrier":
         return ("direct",) if memory is not None else ("exact",)
     if memory is not None:
         return ("direct", "chain") if collective in CHAINED else ("direct",)
     names = _candidates(Problem(choose_links(topology, collective, root), collective, root))
-    if len(names) == 1:
+    if len(names) < 2:
         return names
     chosen = pack(topology, collective, root=root).scheme
     names = tuple(name for name in names if not METHODS[name].costly or METHODS[name].scheme == chosen)
@@ -152,11 +160,15 @@ def _on_links(problem: Problem, method: str) -> Packing:
         if problem.met(found.rate) if found.fabric is None else found.rate == problem.bound:
             break
     if best is None:
-        where = f"{problem.collective} on {problem.fabric.topology.name}"
-        error = NoPackingError(f"{where}: method {method!r} finds nothing ({'; '.join(why)}); choose another")
-        error.why = "; ".join(why)
-        raise error
+        raise _nothing(problem.collective, problem.fabric.topology, method, why or [UNPACKED])
     return finished(problem, *best)
+
+
+def _nothing(collective: str, t: Topology, method: str, why: list[str]) -> NoPackingError:
+    reasons = "; ".join(why)
+    error = NoPackingError(f"{collective} on {t.name}: method {method!r} finds nothing ({reasons}); choose another")
+    error.why = reasons
+    return error
 
 
 def _planned(problem: Problem, name: str) -> Solution | str:
@@ -224,6 +236,8 @@ def _candidates(problem: Problem) -> tuple[str, ...]:
 
 def _turn(problem: Problem, name: str) -> int:
     """When to try a method; 0 if it cannot plan the problem."""
+    if problem.collective == "alltoall" and name not in ("onehop", "paths", "hybrid"):
+        return 0
     return METHODS[name].fits(problem) if name == "pairs" or not problem.pairs_only else 0
 
 

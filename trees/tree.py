@@ -14,20 +14,22 @@ allgather       spanning, each rank roots rate/n   w along each edge
 reduce_scatter  spanning, each rank roots rate/n   w against each edge
 gather          path root -> one source            w against each edge
 scatter         path root -> one destination       w along each edge
+alltoall        path source -> one destination     w along each edge
 barrier         spanning, one tree                 none
 =============== ================================== ===========================================
 
 ``rate`` and ``bound`` are bytes of the user's vector per second in MB/s, where
 the vector is the largest buffer of the call (n blocks for allgather,
-reduce_scatter, gather and scatter). Weights are MB/s too, as exact fractions:
+reduce_scatter, gather, scatter and alltoall). Weights are MB/s too, as exact fractions:
 
 * broadcast, reduce, allreduce: the weights sum to ``rate``;
 * allgather, reduce_scatter: the weights of one root's trees sum to ``rate / n``;
 * gather, scatter: the weights of the paths to one rank sum to ``rate / n``; the
-  root's own block does not travel.
+  root's own block does not travel;
+* alltoall: the weights of the paths from each rank to each other one sum to ``rate / n``.
 
-Three collectives have no trees of their own and go along those of every root's scatter (:func:`carried`): an alltoall
-is a scatter from every rank at once, a scan and an exscan go from each rank to the next one.
+Scan and exscan have no trees of their own and go along those of every root's scatter (:func:`carried`), from each rank
+to the next one. So does an alltoall of so many ranks that it is not packed: it is a scatter from every rank at once.
 
 Pure data; nothing here searches. :mod:`.pack` makes packings, :mod:`.bounds.verify` proves them.
 """
@@ -44,11 +46,13 @@ Collective = Literal[
 ]  # fmt: skip
 COLLECTIVES: tuple[Collective, ...] = (
     "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier",
+    "alltoall",
 )  # fmt: skip  # those that are packed
-CARRIED: tuple[Collective, ...] = ("alltoall", "scan", "exscan")  # along the scatters' trees
+CARRIED: tuple[Collective, ...] = ("scan", "exscan")  # along the scatters' trees
+MAY_BE_CARRIED: tuple[Collective, ...] = ("alltoall", *CARRIED)
 ROOTED: frozenset[str] = frozenset({"broadcast", "reduce", "gather", "scatter"})
-ALONG: frozenset[str] = frozenset({"broadcast", "allreduce", "allgather", "scatter"})  # bytes flow away from the root
-AGAINST: frozenset[str] = frozenset({"reduce", "allreduce", "reduce_scatter", "gather"})  # bytes flow to the root
+ALONG: frozenset[str] = frozenset({"broadcast", "allreduce", "allgather", "scatter", "alltoall"})  # from the root on
+AGAINST: frozenset[str] = frozenset({"reduce", "allreduce", "reduce_scatter", "gather"})  # to the root
 PER_RANK: frozenset[str] = frozenset({"allgather", "reduce_scatter"})  # every rank roots rate / n
 
 
@@ -155,13 +159,13 @@ class Packing(Value, frozen=True):
         return max((tree.depth for tree in self.trees), default=0)
 
 
-def packed_as(collective: Collective) -> Collective:
+def packed_as(collective: str) -> str:
     """The collective along whose trees another one goes; mostly itself."""
     return "scatter" if collective in CARRIED else collective
 
 
 def carried(collective: Collective, scatters: Sequence[Packing]) -> Packing:
-    """The trees of one of :data:`CARRIED`.
+    """The trees of one of :data:`MAY_BE_CARRIED`.
 
     Args:
         scatters: a scatter's packing for each root, by root.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, NoPackingError
 from ..planning.explain import shares
 from ..planning.selection import make_plan
 from ..planning.subsets import COLLECTIVES as COMPARED
@@ -172,7 +172,7 @@ def _planned(
         try:
             packing = pack(topology, collective, root=root, method=method, options=options, seconds=read().plan_s)
         except ArgumentError as error:
-            if len(wanted) == 1 or method == "auto":
+            if len(wanted) == 1 or (method == "auto" and not isinstance(error, NoPackingError)):
                 raise
             left_out[collective] = str(error)
         else:

@@ -12,7 +12,7 @@ from ..trees.tree import COLLECTIVES
 from ..util.cache_folder import cache_dir, keep
 from ..util.text import parse_size
 
-TUNED = tuple(c for c in COLLECTIVES if c != "barrier")
+TUNED = tuple(c for c in COLLECTIVES if c not in ("barrier", "alltoall"))
 
 
 def add_tune(sub: Any) -> None:

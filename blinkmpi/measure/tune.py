@@ -24,7 +24,7 @@ from ..runtime.inspection import call_of
 from ..transport.cuda.device import cupy
 from ..transport.cuda.packets import PROTOCOLS as PACKETS
 from ..transport.cuda.packets import fits
-from ..trees.tree import CARRIED, Collective
+from ..trees.tree import MAY_BE_CARRIED, Collective
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = tuple(1 << k for k in range(10, 31, 2))
@@ -73,7 +73,7 @@ def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[R
         for packets in PACKETS:
             if fits(call, packets) and (nvlink or packets not in LL128):
                 yield replace(base, protocol=packets)
-        if registered and call.collective not in CARRIED:
+        if registered and call.collective not in MAY_BE_CARRIED:
             for ctas in CTAS:
                 if ctas * 4 * KIB <= nbytes or ctas == CTAS[0]:
                     yield replace(base, protocol="direct", ctas=ctas)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ..errors import SettingsError
 from ..program.estimate import Estimate
 from ..topology.model import Topology
-from ..trees.tree import CARRIED, Collective, Packing, packed_as
+from ..trees.tree import MAY_BE_CARRIED, Collective, Packing
 from .by_size import Choice, fastest
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
@@ -119,7 +119,8 @@ def host_rules(
     plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], mpi: bool
 ) -> list[Rule]:
     """The rows for one collective: MPI below the measured size (if it may), the fastest schemes from there on."""
-    packings = [p for p in plan.packings if p.collective == packed_as(collective)]
+    packed = plan.packed_as(collective)
+    packings = [p for p in plan.packings if p.collective == packed]
     memory = packings[0].multicast
     small = SMALLEST if memory and mpi and plan.n > 1 and collective in MPI_BELOW_BYTES else 0
     if mpi and len(topology.nodes) > 1:
@@ -168,12 +169,13 @@ def _choices(
     plan: Plan, topology: Topology, collective: Collective, schemes: Sequence[str]
 ) -> dict[int, tuple[Choice, ...]]:
     """The fastest of some schemes for each size, of most roots (-1) and of those for which others are."""
-    if collective in CARRIED:
+    packed = plan.packed_as(collective)
+    if packed != collective:
         memory = any(p.multicast for p in plan.packings)
         return {-1: (Choice(0, plan.schemes(collective)[0], *(MEMORY_SLOTS if memory else LINK_SLOTS)),)}
     by_root: dict[int, list[Packing]] = {}
     for p in plan.packings:
-        if p.collective == packed_as(collective) and p.scheme in schemes:
+        if p.collective == packed and p.scheme in schemes:
             by_root.setdefault(p.root, []).append(p)
     estimated = plan.n > 1 and all(d.kind == "gpu" for d in topology.devices)
     found: dict[int, tuple[Choice, ...]] = {}
@@ -203,8 +205,9 @@ def slots_for(estimate: Estimate, chunk_bytes: int) -> int:
 def _schemes(plan: Plan, collective: Collective) -> list[str]:
     """The schemes for a collective, in the plan's order: those that every root has, for one that is asked for."""
     roots: dict[str, set[int]] = {}
+    packed = plan.packed_as(collective)
     for p in plan.packings:
-        if p.collective == packed_as(collective):
+        if p.collective == packed:
             roots.setdefault(p.scheme, set()).add(p.root)
     everybody = set().union(*roots.values())
     return [scheme for scheme, have in roots.items() if have == everybody] or list(roots)
@@ -256,7 +259,8 @@ def _one_hop(collective: str, n: int, *, registered: bool, lines: bool) -> list[
 def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
     """Whether NVLink alone carries the one-hop trees of a collective."""
     kinds = {(link.src, link.dst): link.kind for link in topology.links}
-    packings = [p for p in plan.packings if (p.collective, p.scheme) == (packed_as(collective), "onehop")]
+    wanted = plan.packed_as(collective), "onehop"
+    packings = [p for p in plan.packings if (p.collective, p.scheme) == wanted]
     paths = [edge.path for p in packings for tree in p.trees for edge in tree.edges]
     return all(kinds[hop] == "nvlink" for path in paths for hop in itertools.pairwise(path))
 
@@ -291,7 +295,7 @@ def gpu_rules(
                 found = trials if whole else [*packets, *rest]
             for at, by, protocol, least in found:
                 why = EXPECTED if (onehop and not whole) or (protocol in LL128 and plan.n > 2) else TRIED
-                why = UNTRIED if collective in CARRIED else why if onehop else BY_MODEL
+                why = UNTRIED if collective in MAY_BE_CARRIED else why if onehop else BY_MODEL
                 rows.append(Rule(collective, at, by, chunk, depth, why, protocol, ctas, registered, root, least))
         return rows
 
@@ -318,6 +322,7 @@ def gpu_rules(
 
 def _meets_bound(plan: Plan, collective: Collective, scheme: str) -> bool:
     """Whether no packing for any root is faster than that of a scheme."""
-    packings = [p for p in plan.packings if p.collective == packed_as(collective)]
+    packed = plan.packed_as(collective)
+    packings = [p for p in plan.packings if p.collective == packed]
     own = {p.root: p.rate for p in packings if p.scheme == scheme}
     return all(p.rate <= own.get(p.root, 0) for p in packings if p.scheme != "hybrid")

@@ -16,7 +16,7 @@ from ..program.call import Call
 from ..topology.model import MOST_DEVICES, MOST_MBPS, Topology
 from ..trees import verify
 from ..trees.graph.turning import is_symmetry, turned_packing
-from ..trees.tree import CARRIED, Collective, Packing, carried, packed_as
+from ..trees.tree import MAY_BE_CARRIED, Collective, Packing, carried, packed_as
 from ..util.codec import Document, Value
 from ..util.text import brief, quoted
 
@@ -94,7 +94,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
         Raises:
             PlanError: if the plan has none, naming what it has.
         """
-        if collective in CARRIED:
+        if collective in MAY_BE_CARRIED and self.packed_as(collective) == "scatter":
             of_root = [self.schemes("scatter", r) for r in range(self.n)]
             names = [scheme if scheme in some or not some else some[0] for some in of_root]
             return carried(collective, [self.packing("scatter", r, name) for r, name in enumerate(names)])
@@ -117,15 +117,24 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
 
     def schemes(self, collective: str, root: int = -1) -> tuple[str, ...]:
         """Schemes that this plan can run for a collective, in the plan's order."""
-        if collective in CARRIED:
+        if collective in MAY_BE_CARRIED and self.packed_as(collective) == "scatter":
             rooted = [self.schemes("scatter", r) for r in range(self.n)]
             return tuple(s for s in rooted[0] if all(s in schemes for schemes in rooted)) or rooted[0][:1]
         able = (p.scheme for p in self.packings if p.collective == collective and p.root in (-1, self.planned_as(root)))
         return tuple(dict.fromkeys(able))
 
+    def packed_as(self, collective: str) -> str:
+        """The collective along whose trees another one goes here; mostly itself.
+
+        An alltoall of many ranks, or in an older plan, goes along the scatters of all roots, as a scan always does.
+        """
+        if collective == "alltoall" and not any(p.collective == "alltoall" for p in self.packings):
+            return "scatter"
+        return packed_as(collective)
+
     def passed_over_for(self, collective: Collective, root: int = -1) -> tuple[PassedOver, ...]:
         """The methods without a packing for a collective and root."""
-        packed = packed_as(collective)
+        packed = self.packed_as(collective)
         roots = -1, self.planned_as(root)
         return tuple(one for one in self.passed_over if one.collective == packed and one.root in roots)
 
@@ -162,7 +171,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
         rows: dict[tuple[str, int], dict[bool, list[Rule]]] = {}
         for rule in sorted(self.rules, key=lambda r: -r.min_bytes):
             rows.setdefault((rule.collective, rule.root), {}).setdefault(rule.registered, []).append(rule)
-        for collective in CARRIED:
+        for collective in MAY_BE_CARRIED:
             if (collective, -1) not in rows and (schemes := self.schemes(collective)):  # an older plan has none
                 why = f"this plan has no row for {collective}: as a scatter"
                 found = [
@@ -230,7 +239,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
         for p in self.packings:
             verify(p, topology)
         for r in self.rules:
-            packed = packed_as(r.collective)
+            packed = self.packed_as(r.collective)
             roots = (-1, self.planned_as(r.root)) if r.root >= 0 else None  # None: any
             there = (p for p in self.packings if p.collective == packed and (roots is None or p.root in roots))
             if r.scheme != "mpi" and r.scheme not in {p.scheme for p in there}:

@@ -4,6 +4,7 @@ The selection table's defaults are in :mod:`.defaults`; ``BLINKMPI_ALGO`` or an 
 """
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -19,7 +20,7 @@ from ..trees.graph.fabric import shared_memory
 from ..trees.graph.turning import like_roots
 from ..trees.patterns.shallow import is_shallow
 from ..trees.problem import MethodOptions
-from ..trees.tree import CARRIED, COLLECTIVES, ROOTED, Collective, Packing, packed_as
+from ..trees.tree import CARRIED, COLLECTIVES, MAY_BE_CARRIED, ROOTED, Collective, Packing, packed_as
 from ..util.text import quoted
 from .defaults import Gpus, gpu_rules, host_rules
 from .plan import PACKETS, PassedOver, Plan, Rule, Turn, chunk_for
@@ -45,7 +46,7 @@ def make_plan(
     Raises:
         TopologyError: if the machine is not connected. SettingsError: for an impossible ``algo``.
     """
-    if roots is None or any(c in CARRIED for c in collectives):  # which take the scatters of all roots
+    if roots is None or set(MAY_BE_CARRIED) & set(collectives):  # which may take the scatters of all roots
         alike = like_roots(topology) if shared_memory(topology) is None else {}
         roots = [root for root in range(topology.n) if root not in alike]
         turns = tuple(Turn(root, like, image) for root, (like, image) in alike.items())
@@ -59,7 +60,7 @@ def make_plan(
     for c in collectives:
         asked = wanted.get(c, ())
         rules += gpu_rules(plan, topology, c, asked, gpus) if gpus else host_rules(plan, topology, c, asked, mpi)
-    chosen = {(packed_as(rule.collective), rule.scheme) for rule in rules}
+    chosen = {(plan.packed_as(rule.collective), rule.scheme) for rule in rules}
     kept = [p for p in packings if not is_shallow(p) or (p.collective, p.scheme) in chosen]
     return replace(plan, packings=tuple(kept), rules=tuple(rules)).check(topology)
 
@@ -73,7 +74,8 @@ def _packings(
     """
     packings: list[Packing] = []
     passed: list[PassedOver] = []
-    calls = _calls(collectives, roots)
+    unpacked = "alltoall" in collectives and not methods(topology, "alltoall")
+    calls = _calls([c for c in collectives if c != "alltoall"] + ["scatter"] if unpacked else collectives, roots)
     first = dict(reversed(calls))
     for collective, root in sorted(calls, key=lambda call: first[call[0]] != call[1]):
         found, none = all_packings(topology, collective, max(root, 0), gpus)
@@ -131,7 +133,7 @@ def _shallower(topology: Topology, collective: Collective, root: int, there: Seq
 def _calls(collectives: Sequence[Collective], roots: Sequence[int]) -> list[tuple[Collective, int]]:
     """Collectives that are packed, and their roots; -1 for those without."""
     calls: list[tuple[Collective, int]] = []
-    for collective in dict.fromkeys(map(packed_as, collectives)):
+    for collective in dict.fromkeys(cast(Collective, packed_as(c)) for c in collectives):
         calls += [(collective, root) for root in (roots if collective in ROOTED else [-1])]
     return calls
 

@@ -9,6 +9,8 @@ gather          ratio cut over the sets S without the root
 scatter         the same against the arcs
 allreduce       Tutte 1961, Nash-Williams 1961: k classes of ranks exchange at least k - 1 tree edges, each of
                 which carries the vector once each way: 2 (k - 1) rate <= sum of capacities out of the classes
+alltoall        S sends a block from each rank to each of the others, rate * |S| (n - |S|) / n <= capacity out of S; or
+                equal prices on all links; method ``paths`` finds better prices where these are not the best bound
 =============== ========================================================================================
 
 Graphs of up to 18 vertices are solved over all subsets at once (:mod:`~..graph.cuts`), larger ones by maximum flows and
@@ -49,6 +51,8 @@ def certify(f: Fabric, collective: str, root: int) -> Certificate:
     """The best bound for ``collective``, which must be possible on this fabric: ``capacity_mbps / divisor``."""
     if collective == "barrier":
         return trivial("a barrier moves no bytes")
+    if collective == "alltoall":
+        return _all_pairs(f)
     if len(f.vertices) > cuts.MAX_VERTICES:
         return _by_flows(f, collective, root)
     if collective == "allreduce":
@@ -101,6 +105,16 @@ def quick(f: Fabric, collective: str, root: int) -> Certificate:
     assert best is not None
     some = set(f.vertices) - best[2].vertices if best[1] else set(best[2].vertices)
     return _cut(f, some, away=away) if whole_vector else _ratio(f, some, outward=away)
+
+
+def _all_pairs(f: Fabric) -> Certificate:
+    """The best of a few cuts for an alltoall, and of equal prices on all links."""
+    sides = [(side, outward) for side in _likely(f) if 0 < side.ranks < f.n for outward in (True, False)]
+    side, outward = min(sides, key=lambda s: Fraction(s[0].out if s[1] else s[0].into, s[0].ranks * (f.n - s[0].ranks)))
+    cut = _ratio(f, set(side.vertices) if outward else set(_rest(f, side)), outward=True, to_each=True)
+    priced = prices_certificate(f, "alltoall", -1, dict.fromkeys(f.arcs, 1))
+    assert priced is not None
+    return min(cut, priced, key=lambda c: c.capacity_mbps / c.divisor)
 
 
 def _quick_partition(f: Fabric, likely: list[CutSide]) -> Certificate:
@@ -156,12 +170,17 @@ def _cut(f: Fabric, side: set[int], *, away: bool) -> Certificate:
     return Certificate("cut", parts, capacity, Fraction(1), text)
 
 
-def _ratio(f: Fabric, side: set[int], *, outward: bool) -> Certificate:
+def _ratio(f: Fabric, side: set[int], *, outward: bool, to_each: bool = False) -> Certificate:
+    """Blocks of one side leave it, or enter it; in an alltoall one ``to_each`` rank of the other side."""
     rest = set(f.vertices) - side
     parts = (tuple(sorted(side)), tuple(sorted(rest)))
     source = side if outward else rest
     blocks = sum(v < f.n for v in side)
-    text = f"{_sides(f.topology, parts)}: {_crossing(f, [source], Fraction(1))} for {blocks} of {f.n} blocks"
+    what = f"{blocks} of {f.n} blocks"
+    if to_each:
+        what = f"{blocks} x {f.n - blocks} blocks of 1/{f.n}"
+        blocks *= f.n - blocks
+    text = f"{_sides(f.topology, parts)}: {_crossing(f, [source], Fraction(1))} for {what}"
     return Certificate("ratio-cut", parts, Fraction(capacity_across(f.arcs, source)), Fraction(blocks, f.n), text)
 
 
@@ -183,7 +202,7 @@ def prices_certificate(f: Fabric, collective: str, root: int, prices: Mapping[Ar
         return None
     text = (
         f"prices on {len(prices)} of {len(f.arcs)} links: together {capacity} MB/s, "
-        f"and no trees cost less than {cost} for each unit of the rate"
+        f"and no {'paths' if collective == 'alltoall' else 'trees'} cost less than {cost} for each unit of the rate"
     )
     parts = tuple((u, v, price) for (u, v), price in sorted(prices.items()))
     return Certificate("prices", parts, Fraction(capacity), cost, text)

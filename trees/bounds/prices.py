@@ -8,6 +8,7 @@ cuts do not, for example at a switch with more capacity in than out.
 broadcast, reduce           the cheapest arborescence from the root (reduce: against the arcs)
 allgather, reduce_scatter   the mean over the ranks of the cheapest arborescence from each
 allreduce                   the least, over the ranks, of the cheapest arborescences to it and from it together
+alltoall                    the mean over the ranks of the cheapest paths to all others, which may lead through ranks
 =========================== ===================================================================================
 """
 
@@ -25,9 +26,14 @@ FAR = 1 << 58  # more than all prices together
 
 
 class CheapestPaths:
-    """The cheapest path between every two ranks through switches alone, for prices in the order of ``f.arcs``."""
+    """The cheapest path between every two ranks, for prices in the order of ``f.arcs``.
 
-    def __init__(self, f: Fabric, prices: Costs, *, both_ways: bool = False) -> None:
+    Args:
+        both_ways: price links in both directions.
+        relay: paths may lead through other ranks, not through switches alone.
+    """
+
+    def __init__(self, f: Fabric, prices: Costs, *, both_ways: bool = False, relay: bool = False) -> None:
         self.f = f
         at = {v: i for i, v in enumerate(f.vertices)}
         size = len(at)
@@ -39,7 +45,7 @@ class CheapestPaths:
             way = np.minimum(way + way.T, far)
         self._next = np.full((size, size), -1, np.int64)
         self._next[tails, heads] = heads
-        for w in range(f.n, size):
+        for w in range(0 if relay else f.n, size):
             through = way[:, w, None] + way[None, w, :]
             shorter = through < way
             way = np.where(shorter, through, way)
@@ -137,8 +143,10 @@ def cheapest(f: Fabric, collective: str, root: int, prices: Mapping[Arc, int]) -
     Args:
         f: the links as they are, in whichever direction the trees point.
     """
-    metric = CheapestPaths(f, np.array([prices.get(arc, 0) for arc in f.arcs], np.int64))
-    cost, ranks = metric.cost, range(f.n)
+    by_link = np.array([prices.get(arc, 0) for arc in f.arcs], np.int64)
+    cost, ranks = CheapestPaths(f, by_link, relay=collective == "alltoall").cost, range(f.n)
+    if collective == "alltoall":
+        return Fraction(sum(c for i, row in enumerate(cost.tolist()) for j, c in enumerate(row) if i != j), f.n)
     towards = np.ascontiguousarray(cost.T)
     if collective in ("broadcast", "reduce"):
         return Fraction(tree_cost(cost if collective == "broadcast" else towards, root))

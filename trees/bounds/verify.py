@@ -18,6 +18,7 @@ from ..patterns.shared_memory import core_rates
 from ..tree import AGAINST, ALONG, COLLECTIVES, PER_RANK, ROOTED, Certificate, Edge, Packing, Tree
 from .prices import FAR, cheapest
 
+PATHS = ("gather", "scatter", "alltoall")
 REMEDY = "plan again with blinkmpi.trees.pack"
 
 
@@ -45,7 +46,7 @@ def _fail(packing: Packing, what: str) -> NoReturn:
 
 def _proved_at_once(p: Packing, f: Fabric) -> bool:
     """Check trees and links of a large packing by arrays; where this finds a fault, the loops below name it."""
-    if p.multicast or p.collective in ("gather", "scatter", "barrier") or not f.arcs or any(t.up for t in p.trees):
+    if p.multicast or p.collective in (*PATHS, "barrier") or not f.arcs or any(t.up for t in p.trees):
         return False
     if sum(len(t.edges) for t in p.trees) < WORTH_IT:
         return False
@@ -82,7 +83,7 @@ def _check_tree(p: Packing, f: Fabric, where: str, tree: Tree) -> None:
     along, against = p.collective in ALONG or p.collective == "barrier", p.collective in AGAINST and not tree.up
     hops = [(e.src, e.dst, e) for e in tree.edges]
     reached = _check_edges(p, f, where, tree.root, hops, along=along, against=against)
-    if p.collective in ("gather", "scatter"):
+    if p.collective in PATHS:
         if any(a.dst != b.src for a, b in pairwise(tree.edges)):
             _fail(p, f"{where} must be a path from the root to one rank, got {[(e.src, e.dst) for e in tree.edges]}")
         reached = set(range(p.n))
@@ -121,6 +122,16 @@ def _check_edges(
 
 
 def _check_sums(p: Packing) -> None:
+    if p.n > 1 and p.collective == "alltoall":
+        _check_pairs(p)
+    else:
+        _check_ranks(p)
+    if p.rate > p.bound:
+        _fail(p, f"rate {p.rate} MB/s is above its bound {p.bound}")
+
+
+def _check_ranks(p: Packing) -> None:
+    """Check what the trees carry together: all of them, those of every root, or those to every rank."""
     sums: dict[int, Fraction] = {}
     by_end = p.collective in ("gather", "scatter")
     for tree in p.trees:
@@ -134,8 +145,18 @@ def _check_sums(p: Packing) -> None:
                 _fail(p, f"{kind} rank {rank} carry {sums.get(rank, 0)} MB/s, expected rate / n = {wanted}")
     elif sum(sums.values()) != p.rate:
         _fail(p, f"the weights sum to {sum(sums.values())} MB/s, but its rate is {p.rate}")
-    if p.rate > p.bound:
-        _fail(p, f"rate {p.rate} MB/s is above its bound {p.bound}")
+
+
+def _check_pairs(p: Packing) -> None:
+    """Check what the paths of an alltoall carry from each rank to each other one."""
+    sums = {(src, dst): Fraction(0) for src in range(p.n) for dst in range(p.n) if src != dst}
+    for i, tree in enumerate(p.trees):
+        if not tree.edges:
+            _fail(p, f"tree {i} must be a path from rank {tree.root} to another one, got no edge")
+        sums[tree.root, tree.edges[-1].dst] += tree.weight
+    for (src, dst), total in sums.items():
+        if total != p.rate / p.n:
+            _fail(p, f"paths from rank {src} to rank {dst} carry {total} MB/s, expected rate / n = {p.rate / p.n}")
 
 
 def _check_links(p: Packing, f: Fabric) -> None:
@@ -200,8 +221,9 @@ def _crossing(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction
         _fail(p, f"certificate has root {p.root} on the wrong side: {name_of(f.topology, first)} are parts[0]")
     if c.kind == "cut":
         return Fraction(capacity_across(f.arcs, rest)), Fraction(1)
-    outward = p.collective in ("allgather", "gather")
-    return Fraction(capacity_across(f.arcs, first if outward else rest)), Fraction(len(ranks[0]), p.n)
+    outward = p.collective in ("allgather", "gather", "alltoall")
+    blocks = len(ranks[0]) * (len(ranks[1]) if p.collective == "alltoall" else 1)
+    return Fraction(capacity_across(f.arcs, first if outward else rest)), Fraction(blocks, p.n)
 
 
 def _prices(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction]:
@@ -212,7 +234,10 @@ def _prices(p: Packing, f: Fabric, c: Certificate) -> tuple[Fraction, Fraction]:
     capacity = sum(f.arcs[u, v] * price for (u, v), price in prices.items())
     if capacity >= FAR or sum(prices.values()) * p.n >= FAR:
         _fail(p, "certificate has prices that do not fit 58 bits")
-    return Fraction(capacity), cheapest(f, p.collective, p.root, {(u, v): price for (u, v), price in prices.items()})
+    cost = cheapest(f, p.collective, p.root, {(u, v): price for (u, v), price in prices.items()})
+    if not cost:
+        _fail(p, "certificate has prices at which what the rate needs may cost nothing")
+    return Fraction(capacity), cost
 
 
 def _copies(p: Packing, t: Topology, c: Certificate) -> tuple[Fraction, Fraction]:
@@ -225,6 +250,8 @@ def _copies(p: Packing, t: Topology, c: Certificate) -> tuple[Fraction, Fraction
     passes = Fraction(len(ranks))  # each of these cores touches the whole vector once
     if p.collective == "allreduce":
         passes = Fraction(2 * len(ranks) - 1)
+    elif p.collective == "alltoall":
+        passes = Fraction(len(ranks) * 2 * (p.n - 1), p.n)
     elif p.collective in ("gather", "scatter"):
         passes = sum((Fraction(p.n - 1 if r == p.root else 1, p.n) for r in ranks), Fraction(0))
     rates = core_rates(t, memory)

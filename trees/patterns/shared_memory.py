@@ -8,6 +8,7 @@ once, and every rank but the one that produced a result reads that result.
 broadcast       min B                          a star: one slot that all read
 allgather       min B                          a star per rank
 gather, scatter n B(root)/(n-1), n B(v)        the root's core handles every block that travels
+alltoall        min n B/(2(n-1))               every core handles all blocks that it sends or receives
 reduce          min B                          one chain; ``direct`` shares the work in parallel
 reduce_scatter  min B                          one chain per rank; ``direct`` is n B / (2(n-1))
 allreduce       min over S of B(S)/(2|S|-1)    n chains, exact for unequal cores; ``direct`` has stars
@@ -49,7 +50,7 @@ def copies(topology: Topology, rates: dict[int, int], collective: str, root: int
     elif collective in ("gather", "scatter"):
         groups = [((r,), Fraction(n - 1 if r == root else 1, n)) for r in range(n)]
     else:
-        groups = [((slowest,), Fraction(1))]
+        groups = [((slowest,), Fraction(2 * (n - 1), n) if collective == "alltoall" else Fraction(1))]
     return min((copies_certificate(topology, rates, *g) for g in groups), key=lambda c: c.capacity_mbps / c.divisor)
 
 
@@ -88,6 +89,8 @@ def _stars(n: int, memory: int, collective: str, root: int) -> list[Tree]:
         return [_tree(root, star(n, root), memory, Fraction(1))]
     if collective in ("gather", "scatter"):
         return [_tree(root, [(root, v)], memory, Fraction(1, n)) for v in range(n) if v != root]
+    if collective == "alltoall":
+        return [_tree(r, [(r, v)], memory, Fraction(1, n)) for r in range(n) for v in range(n) if v != r]
     if collective != "reduce":
         return [_tree(r, star(n, r), memory, Fraction(1, n)) for r in range(n)]
     if n == 2:

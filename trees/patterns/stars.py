@@ -76,8 +76,9 @@ def onehop(n: int, collective: str, root: int, ways: list[tuple[Fraction, dict[A
     """
     trees: list[Tree] = []
     for share, hops in ways:
-        if collective in ("gather", "scatter"):
-            shapes = [(root, [(root, v)]) for v in range(n) if v != root]
+        if collective in ("gather", "scatter", "alltoall"):
+            sources = range(n) if collective == "alltoall" else [root]
+            shapes = [(r, [(r, v)]) for r in sources for v in range(n) if v != r]
             weight = share / n
         elif collective in ("broadcast", "reduce"):
             shapes = [(root, [(root, i), *star(n, i, leave_out=root)]) for i in range(n) if i != root]

@@ -106,7 +106,7 @@ def test_one_line_about_a_plan() -> None:
 def test_shares_add_up_to_one_for_every_block(collective: str) -> None:
     topology = machine("dgx-1v")
     found = pack(topology, collective, root=0)
-    blocks = {"allgather": 8, "reduce_scatter": 8, "gather": 7, "scatter": 7}.get(collective, 1)
+    blocks = {"allgather": 8, "reduce_scatter": 8, "gather": 7, "scatter": 7, "alltoall": 56}.get(collective, 1)
     parts = shares(found)
     assert sum(parts, Fraction(0)) == blocks
     assert len(parts) == len(found.trees)

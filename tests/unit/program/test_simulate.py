@@ -104,7 +104,7 @@ def test_bad_buffers_are_errors_that_name_the_rank() -> None:
 
 def priced(found: Packing, topology: Topology, nbytes: int, *, depth: int = 4, dtype: str = "float32") -> Price:
     size = {"float32": 4, "float16": 2}[dtype]
-    blocks = topology.n if found.collective in ("allgather", "gather", "scatter") else 1
+    blocks = topology.n if found.collective in ("allgather", "gather", "scatter", "alltoall") else 1
     counts: tuple[int, ...] = (nbytes // size // blocks,)
     if found.collective == "reduce_scatter":
         counts = (nbytes // size // topology.n,) * topology.n
@@ -167,7 +167,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize("collective", ["broadcast", "reduce", "allreduce", "allgather", "reduce_scatter"])
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "alltoall"])
 @pytest.mark.parametrize(("name", "gpus"), EXACT)
 def test_large_vectors_approach_the_rate_and_never_beat_the_bound(
     name: str, gpus: str | None, collective: Collective

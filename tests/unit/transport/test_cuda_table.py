@@ -18,7 +18,7 @@ from blinkmpi.transport.cuda.codegen import scale, table
 from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS
 from blinkmpi.transport.cuda.loaded_kernel import fingerprint
 from blinkmpi.transport.cuda.memory_layout import LINE, SYMMETRIC_BYTES, groups, most_stages, place, stages_of
-from blinkmpi.trees.tree import CARRIED, Collective
+from blinkmpi.trees.tree import MAY_BE_CARRIED, Collective
 from tests.unit.transport.table_emulator import (
     CHANNEL,
     MACHINES,
@@ -41,7 +41,7 @@ TYPES = ("float32", "bfloat16", "int8", "float64", "complex64")
 def pairs(plan: Plan) -> list[tuple[Any, str]]:
     """Every (collective, scheme) that moves something."""
     found = [(p.collective, p.scheme) for p in plan.packings if p.collective != "barrier"]
-    return list(dict.fromkeys([*found, *((c, scheme) for c in CARRIED for scheme in plan.schemes(c))]))
+    return list(dict.fromkeys([*found, *((c, scheme) for c in MAY_BE_CARRIED for scheme in plan.schemes(c))]))
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -209,7 +209,7 @@ def program(collective: Collective, n: int, scheme: str, *, count: int = 1 << 20
     return program_for(plan, even_call(collective, n, count), Rule(collective, 0, scheme, chunk, 4))
 
 
-@pytest.mark.parametrize("collective", [*REAL, *CARRIED])
+@pytest.mark.parametrize("collective", [*REAL, *MAY_BE_CARRIED])
 def test_groups_fill_a_gpu_and_no_more(collective: Collective) -> None:
     lowered = program(collective, 8, "onehop")
     stages = {r: [stage.tree for stage in lowered.of(r)] for r in range(8)}
@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_said_with_its_size() -> None:
         place(multicast, groups(multicast, 132), 4, 4, SYMMETRIC_BYTES)
 
 
-@pytest.mark.parametrize("collective", [*REAL, *CARRIED])
+@pytest.mark.parametrize("collective", [*REAL, *MAY_BE_CARRIED])
 @pytest.mark.parametrize("n", [2, 8])
 def test_the_largest_gpu_has_flags_enough(collective: Collective, n: int) -> None:
     """Each pair of ranks has a fixed number of flag lines, whatever the plan."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
 from blinkmpi.program.reduction import Array, accumulator_of, dtype_of
 from blinkmpi.topology.model import Device, Link, Topology
-from blinkmpi.trees.tree import CARRIED, ROOTED, Certificate, Collective, Edge, Packing, Tree, carried
+from blinkmpi.trees.tree import MAY_BE_CARRIED, ROOTED, Certificate, Collective, Edge, Packing, Tree, carried
 
 
 def tree(root: int, edges: str, weight: int = 1) -> Tree:
@@ -43,7 +43,7 @@ def random_path(n: int, root: int, end: int, rng: random.Random) -> Tree:
 
 def random_packing(collective: Collective, n: int, rng: random.Random, *, root: int = 0) -> Packing:
     """Trees as the collective wants them, with random shapes, roots and weights."""
-    if collective in CARRIED:
+    if collective in MAY_BE_CARRIED:
         return carried(collective, [random_packing("scatter", n, rng, root=r) for r in range(n)])
     trees: list[Tree] = []
     if collective in ("gather", "scatter"):

@@ -1,0 +1,283 @@
+"""Method ``paths``: an alltoall as a maximum concurrent flow between all ranks, by a linear program over paths.
+
+Ranks and switches pass bytes on. A few rounds of multiplicative weights draw the first paths; then the prices of the
+program ask for cheaper ones until there are none, and prove the bound. A second program takes short paths on fast links
+at that rate. Where symmetries move a rank onto others, its paths serve those too, and the links that they move onto one
+another are one row. Only the basis comes from the solver's floats: shares and prices are solved again in integers
+(:mod:`.rational`).
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+from math import inf, lcm
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bounds.certify import prices_certificate
+from ..bounds.prices import CheapestPaths
+from ..deadline import late, left
+from ..graph.fabric import Arc, Fabric, Ints, Path
+from ..graph.loads import link_loads, scaled
+from ..graph.turning import turned, turning
+from ..problem import Problem, Solution
+from ..tree import Edge, Tree
+from .rational import solve
+from .symmetric import translations
+
+MOST_PAIRS = 64 * 63  # whose linear program takes seconds; symmetries leave fewer
+FEW_PAIRS = 1024  # the second program is solved for so many
+MANY_ROWS = 1000  # from here on, interior points are faster than the simplex
+DRAWS = 5
+STEP = 0.7  # the logarithm by which the fullest links' price grows from one draw to the next
+ROUNDS = 100
+EPSILON = 1e-9
+TINY = 1e-6  # a smaller part of the largest weight is none; as a part of the mean price, it is what work costs
+MOST_EXACT = 400  # equations that are solved in integers
+GRAIN = 10**9  # of shares and prices that are rounded
+MOST_SCALE = 10**12  # of prices to integers
+Floats = NDArray[np.float64]
+
+
+class Symmetry(NamedTuple):
+    """Symmetries of a fabric that leave no rank in its place, but for the identity, which is among them.
+
+    Attributes:
+        images: where each symmetry moves every vertex.
+        sources: the ranks that stand for all.
+        class_of: for every link the number of its class, of those that are moved onto one another.
+        times: by class, how often a path and its images use each of these links where the path uses one.
+    """
+
+    images: tuple[dict[int, int], ...]
+    sources: tuple[int, ...]
+    class_of: dict[Arc, int]
+    times: Ints
+
+
+class Optimum(NamedTuple):
+    """A solved program: weights of the paths, the rate of every pair, prices of the classes, worth of the pairs."""
+
+    weights: Floats
+    rate: float
+    prices: Floats
+    worth: Floats
+
+
+class Shares(NamedTuple):
+    """The paths in use: the heaviest of every pair, further ones with the number of their pair, and their shares."""
+
+    first: list[Path]
+    more: list[Path]
+    pair: list[int]
+    amounts: list[float]  # of ``more``: parts of what the pair exchanges
+
+
+class PathProgram:
+    """The paths found so far, from the ranks that stand for all, and the linear program over them."""
+
+    def __init__(self, f: Fabric) -> None:
+        self.f, self.symmetry = f, symmetry(f)
+        ends = ((s, t) for s in self.symmetry.sources for t in range(f.n) if t != s)
+        self.pairs = {pair: i for i, pair in enumerate(ends)}
+        room = {k: f.arcs[arc] // f.unit for arc, k in self.symmetry.class_of.items()}
+        self.room = np.array([room[k] for k in range(len(room))], np.int64)
+        fastest = max(f.arcs.values())
+        self.work = {(u, v): fastest / c + (v < f.n) for (u, v), c in f.arcs.items()}  # 1 for the step at a rank
+        self.paths: dict[Path, int] = {}
+
+    def cheapest(self, prices: Floats) -> list[Path]:
+        """The cheapest path of every pair, of equally cheap ones that of least work."""
+        by_link = np.array([(prices * self.symmetry.times)[self.symmetry.class_of[arc]] for arc in self.f.arcs])
+        work = np.array([self.work[arc] for arc in self.f.arcs])
+        metric = CheapestPaths(self.f, by_link + TINY * by_link.mean() * work / work.max(), relay=True)
+        return [metric.path(s, t) for s, t in self.pairs]
+
+    def add(self, paths: Sequence[Path]) -> int:
+        """Take paths into the program; return how many are new."""
+        before = len(self.paths)
+        for path in paths:
+            self.paths.setdefault(path, len(self.paths))
+        return len(self.paths) - before
+
+    def rows(self, paths: Sequence[Path]) -> Any:
+        """What a path and its images put on one link of each class, as a sparse matrix."""
+        from scipy.sparse import csr_matrix
+
+        used = [self.symmetry.class_of[arc] for path in paths for arc in pairwise(path)]
+        columns = np.repeat(np.arange(len(paths)), [len(path) - 1 for path in paths])
+        return csr_matrix((self.symmetry.times[used], (used, columns)), shape=(len(self.room), len(paths)))
+
+    def draw(self) -> tuple[Floats, Floats]:
+        """Find paths at prices that follow their loads: how often each was found, and the last prices."""
+        prices = 1.0 / self.room
+        found: list[Path] = []
+        for _ in range(DRAWS):
+            paths = self.cheapest(prices)
+            found += paths
+            self.add(paths)
+            if late():
+                break
+            load = self.rows(paths).sum(axis=1).A1 / self.room
+            prices = prices * np.exp(STEP * load / load.max())
+        times = np.bincount([self.paths[path] for path in found], minlength=len(self.paths))
+        return times.astype(float), prices
+
+    def solve(self, *, rate: float = 0.0) -> Optimum | None:
+        """The best rate of these paths, or the least work at a given ``rate``; None where time does not allow."""
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_matrix, hstack
+
+        count, paths = len(self.pairs), list(self.paths)
+        loads = hstack([self.rows(paths), csr_matrix((len(self.room), 1))], format="csr")
+        own = [self.pairs[path[0], path[-1]] for path in paths]
+        sums = csr_matrix((np.ones(len(paths)), (own, range(len(paths)))), shape=(count, len(paths)))
+        aim = np.array([self._work(path) if rate else 0.0 for path in paths] + [0.0 if rate else -1.0])
+        found = linprog(
+            aim, A_ub=loads, b_ub=self.room.astype(float),
+            A_eq=hstack([sums, csr_matrix(-np.ones((count, 1)))], format="csr"), b_eq=np.zeros(count),
+            bounds=[(0, None)] * len(paths) + [(rate, None)],
+            method="highs-ipm" if count + len(self.room) > MANY_ROWS else "highs-ds",
+            options={} if left() == inf else {"time_limit": max(left(), EPSILON)},
+        )  # fmt: skip
+        if found.status != 0:
+            return None
+        x: Floats = np.asarray(found.x)
+        prices, worth = -np.asarray(found.ineqlin.marginals), np.asarray(found.eqlin.marginals)
+        return Optimum(x[:-1], float(x[-1]), prices, worth)
+
+    def _work(self, path: Path) -> float:
+        """How long a path keeps its links busy, and a step for each rank that it comes to."""
+        return sum(self.work[arc] for arc in pairwise(path))
+
+
+def symmetry(f: Fabric) -> Symmetry:
+    """The translations of a fabric, else what counts on from rank 0 on; kept, as :func:`fits` asks for it, too."""
+    if "all pairs" in f.memo:
+        known: Symmetry = f.memo["all pairs"]
+        return known
+    group = translations(f)
+    turns = () if group else (turning(f, 0, rank) for rank in range(1, f.n))
+    images = [{v: v for v in f.vertices}, *(turn for turn in turns if turn)]
+    if group is not None:
+        images = [dict(enumerate(row)) for row in group.sums.tolist()]
+    class_of: dict[Arc, int] = {}
+    times: list[int] = []
+    for u, v in f.arcs:
+        if (u, v) not in class_of:
+            alike = {(image[u], image[v]) for image in images}
+            class_of |= dict.fromkeys(alike, len(times))
+            times.append(len(images) // len(alike))
+    sources = tuple(r for r in range(f.n) if r == min(image[r] for image in images))
+    f.memo["all pairs"] = found = Symmetry(tuple(images), sources, class_of, np.array(times, np.int64))
+    return found
+
+
+def fits(problem: Problem) -> int:
+    """An alltoall, up to the size that a linear program solves in seconds."""
+    if problem.collective != "alltoall" or problem.n < 2:
+        return 0
+    return 5 if len(symmetry(problem.fabric).sources) * (problem.n - 1) <= MOST_PAIRS else 0
+
+
+def plan(problem: Problem) -> Solution:
+    """The best paths of the linear program, exact where its basis can be solved again in integers."""
+    master = PathProgram(problem.fabric)
+    weights, prices = master.draw()
+    best = None
+    for _ in range(ROUNDS):
+        found = None if late() else master.solve()
+        if found is None:
+            break
+        best, weights, prices = found, found.weights, found.prices
+        paths = master.cheapest(prices)
+        cost = master.rows(paths).T @ prices
+        missing = [path for path, c, most in zip(paths, cost, found.worth, strict=True) if c < most - EPSILON]
+        if not master.add(missing):
+            break
+    if best is not None and len(master.pairs) <= FEW_PAIRS and not late():
+        shortest = master.solve(rate=best.rate * (1 - EPSILON))
+        weights = weights if shortest is None else shortest.weights
+    shares = _shares(master, weights)
+    _tighten(problem, master, shares, prices)
+    return Solution(*_packed(master, shares, _amounts(master, shares)))
+
+
+def _shares(master: PathProgram, weights: Floats) -> Shares:
+    ways: list[list[tuple[float, Path]]] = [[] for _ in master.pairs]
+    for path, weight in zip(master.paths, weights.tolist(), strict=False):  # the last paths may have come too late
+        if weight > TINY * weights.max():
+            ways[master.pairs[path[0], path[-1]]].append((weight, path))
+    for some in ways:
+        some.sort(key=lambda way: (-way[0], len(way[1]), way[1]))
+    more = [(i, w / sum(weight for weight, _ in some), path) for i, some in enumerate(ways) for w, path in some[1:]]
+    first = [some[0][1] for some in ways]
+    return Shares(first, [path for _, _, path in more], [i for i, _, _ in more], [amount for _, amount, _ in more])
+
+
+def _amounts(master: PathProgram, shares: Shares) -> list[Fraction]:
+    """The shares of further paths, exactly as the full links say, else rounded."""
+    rounded = [Fraction(int(amount * GRAIN), GRAIN) for amount in shares.amounts]
+    if late() or not rounded:
+        return rounded
+    first, more = master.rows(shares.first), master.rows(shares.more)
+    whole = first.sum(axis=1).A1  # with the shares below, what a rate of 1 puts on the links
+    change = more.toarray() - first[:, shares.pair].toarray()
+    load = (whole + change @ np.array(shares.amounts)) / master.room
+    full = load >= load.max() * (1 - TINY)
+    rows = np.unique(np.column_stack([change, whole, master.room])[full], axis=0)
+    if len(rows) > MOST_EXACT:
+        return rounded
+    # change x + whole = room / rate: the unknowns are x and 1 / rate
+    exact = solve(np.column_stack([rows[:, :-2], -rows[:, -1]]), (-rows[:, -2]).tolist())
+    if exact is None or min(exact) < 0:
+        return rounded
+    return exact[:-1] if max(_sums(shares, exact)) <= 1 else rounded
+
+
+def _sums(shares: Shares, amounts: Sequence[Fraction]) -> list[Fraction]:
+    """What the further paths of each pair carry together."""
+    sums = [Fraction(0)] * len(shares.first)
+    for pair, amount in zip(shares.pair, amounts, strict=False):
+        sums[pair] += amount
+    return sums
+
+
+def _packed(master: PathProgram, shares: Shares, amounts: Sequence[Fraction]) -> tuple[tuple[Tree, ...], Fraction]:
+    """The paths, and where the symmetries move them, at the best rate that the links carry."""
+    n = master.f.n
+    rest = [1 - total for total in _sums(shares, amounts)]
+    used = [*zip(shares.first, rest, strict=True), *zip(shares.more, amounts, strict=True)]
+    one = [Tree(path[0], _edges(path, n), share / n) for path, share in used if share]
+    trees = [tree for image in master.symmetry.images for tree in turned(one, image)]
+    trees.sort(key=lambda t: (t.root, t.edges[-1].dst, -t.weight, [e.path for e in t.edges]))
+    return scaled(trees, link_loads("alltoall", trees), master.f.arcs)
+
+
+def _edges(path: Path, n: int) -> tuple[Edge, ...]:
+    """The hops of a path: what lies between two ranks."""
+    at = [i for i, v in enumerate(path) if v < n]
+    return tuple(Edge(path[a], path[b], path[a : b + 1]) for a, b in pairwise(at))
+
+
+def _tighten(problem: Problem, master: PathProgram, shares: Shares, prices: Floats) -> None:
+    """Use the bound of the prices: exact, as all paths of a pair cost the same, or rounded."""
+    paid = np.flatnonzero(prices > EPSILON * prices.max())
+    values = (prices[paid] / prices.max()).tolist()
+    tries = [[Fraction(v).limit_denominator(1000) for v in values], [Fraction(round(v * GRAIN), GRAIN) for v in values]]
+    if not late() and len(shares.more) <= MOST_EXACT:
+        change = master.rows(shares.more).toarray() - master.rows(shares.first)[:, shares.pair].toarray()
+        equal = np.unique(change[paid].T, axis=0)
+        exact = solve(np.vstack([equal, np.ones((1, len(paid)), np.int64)]), [0] * len(equal) + [1])
+        tries += [exact] if exact and min(exact) >= 0 else []
+    for some in tries:
+        by_class = {int(k): value * int(master.symmetry.times[k]) for k, value in zip(paid, some, strict=True)}
+        scale = lcm(*(value.denominator for value in some))
+        if scale > MOST_SCALE:
+            continue
+        priced = {arc: int(by_class[k] * scale) for arc, k in master.symmetry.class_of.items() if by_class.get(k)}
+        proof = prices_certificate(problem.fabric, problem.collective, problem.root, priced)
+        if proof is not None:
+            problem.tighten(proof)
