@@ -1,6 +1,6 @@
 """What a message costs besides its bytes: ``mpirun -np 2 python benchmarks/message_cost.py [--gpus] [-o FILE]``.
 
-Vectors of a few kilobytes cross from rank 0 to rank 1 through slots of one channel, in chunks of several sizes. The time
+Vectors of some kilobytes cross from rank 0 to rank 1 through slots of one channel, in chunks of several sizes. The time
 of one chunk more, in a stream of them, is the chunk's bytes over a rate and a time that has nothing to do with bytes:
 the message's. It is what a step of a schedule keeps its rank (or, on a GPU, its thread groups) busy for. The difference
 between an AllReduce and a Broadcast of one small chunk is the time of one hop more, from rank to rank.

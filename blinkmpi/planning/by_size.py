@@ -15,7 +15,7 @@ MOST_EDGES = 60_000  # of a packing that is estimated
 
 
 class Choice(NamedTuple):
-    """From so many bytes on, the scheme, and the bytes and number of its slots, which may be smaller down to a least."""
+    """From so many bytes on, the scheme, and the bytes and number of its slots; chunks of at least so many bytes."""
 
     min_bytes: int
     scheme: str

@@ -29,7 +29,7 @@ UNTRIED = "default: as a scatter, not tried on GPUs"
 LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md. Of links, the fewest slots.
 LINK_SLOTS = (128 * KIB, 4)
-LINK_CHUNKS = tuple(4 * KIB << i for i in range(7))  # to 256 KiB
+LINK_CHUNKS = tuple(4 * KIB << i for i in range(8))  # to 512 KiB; within a node to LINK_SLOTS[0]
 MOST_LINK_SLOTS, SPARE_SLOTS = 16, 1.5  # the second: times as many as would do if no tree waited for another
 MEMORY_SLOTS = (512 * KIB, 4)
 # Shorter vectors on shared memory are left to MPI's own collective, as we call it (non-blocking, with a deadline),
@@ -125,11 +125,12 @@ def host_rules(
     small = SMALLEST if memory and mpi and plan.n > 1 and collective in MPI_BELOW_BYTES else 0
     if mpi and len(topology.nodes) > 1:
         small = MPI_BELOW_BYTES_ACROSS.get(collective, 0)
+    several = len({p.scheme for p in packings}) > 1
     there = _schemes(plan, collective)
     allowed = _allowed(topology, collective, wanted, [*there, "mpi"]) if wanted else there
     rules: list[Rule] = []
     for root, choices in _choices(plan, topology, collective, [s for s in allowed if s != "mpi"] or there).items():
-        rules += _host_rows(collective, root, choices, small, memory=memory, large=plan.n > 2, several=len(there) > 1)
+        rules += _host_rows(collective, root, choices, small, memory=memory, large=plan.n > 2, several=several)
     if small:
         trials = "on one machine" if len(topology.nodes) == 1 else "on two hosts made of one machine"
         why = f"MPI was faster in trials {trials}" if small > SMALLEST else "nothing was tried"
@@ -193,7 +194,8 @@ def _choices(
 
 def link_slots(estimate: Estimate) -> list[tuple[int, int]]:
     """The slots that trees on links may have."""
-    return [(chunk, slots_for(estimate, chunk)) for chunk in LINK_CHUNKS]
+    largest = LINK_CHUNKS[-1] if estimate.crosses else LINK_SLOTS[0]
+    return [(chunk, slots_for(estimate, chunk)) for chunk in LINK_CHUNKS if chunk <= largest]
 
 
 def slots_for(estimate: Estimate, chunk_bytes: int) -> int:
@@ -291,7 +293,11 @@ def gpu_rules(
                 trials = [(*row, 0) for row in one_hop]
                 packets = [row for row in trials if row[2] in PACKETS]
                 end = trials[len(packets)][0]
-                rest = [(max(at, end), *row) for i, (at, *row) in enumerate(found) if not i or found[i - 1][0] > end]
+                rest = [
+                    (max(at, end), by, protocol, least)
+                    for i, (at, by, protocol, least) in enumerate(found)
+                    if not i or found[i - 1][0] > end
+                ]
                 found = trials if whole else [*packets, *rest]
             for at, by, protocol, least in found:
                 why = EXPECTED if (onehop and not whole) or (protocol in LL128 and plan.n > 2) else TRIED

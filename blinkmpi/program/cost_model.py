@@ -22,8 +22,8 @@ from .reduction import accumulator_of, dtype_of
 LATENCY = {"nvlink": 2.6e-6, "xgmi": 2e-6, "pcie": 5e-6, "host": 5e-6, "net": 10e-6, "memory": 1e-6}
 
 # Seconds that a message keeps its sender busy besides its bytes, so that the next one waits: on a GPU the threads of a
-# step, for their fence and flag; else the rank. Measured for NVLink, memory and MPI (benchmarks/results/message-cost-*);
-# expected to be the same for xGMI, PCIe and the host's path as for NVLink.
+# step, for their fence and flag; else the rank. Measured for NVLink, memory and MPI (message-cost-*.json of
+# benchmarks/results); expected to be the same for xGMI, PCIe and the host's path as for NVLink.
 MESSAGE = {"nvlink": 1e-6, "xgmi": 1e-6, "pcie": 1e-6, "host": 1e-6, "net": 4e-6, "memory": 0.1e-6}
 
 # How much is simulated before extrapolating: chunk hops in all, chunks of a stage, fills of a channel's slots. It is
@@ -251,6 +251,8 @@ class _Model:
             for j in self.transfers[i][t].sinks:
                 inputs[j][i] += 1
                 advance(j)
+                for k in () if self.transfers[j] else self.sources[j]:  # it is done with what it has read
+                    advance(k)
             for j in (i, *self.sources[i]):
                 advance(j)
         return now

@@ -67,6 +67,7 @@ class Estimate:
             for arc, slowness in hop.by.arcs:
                 work[arc] += part * slowness
             messages[hop.src] += hop.by.call
+        self.crosses = any(hop.by.call for hop in hops)  # to other nodes
         longest = max((hop.by.message for hop in hops), default=0.0)
         busiest = max(work.values(), default=0.0)
         self.step = _most([Cost(max([longest, *messages.values()])), Cost(0.0, busiest)])
@@ -118,10 +119,10 @@ class Estimate:
             came = [Cost(way.fixed + by.latency + call, way.each + transfer) for way in ways.get(src, (Cost(),))]
             ways[dst] = _most([*ways[dst], *came]) if dst in ways else came
         ends = []
-        for tree, rising, falling, wait in zip(packing.trees, up, down, waits, strict=True):
-            there = rising.get(tree.root, [Cost()])
-            longest = _most([Cost(), *(way for ways in falling.values() for way in ways)])
-            ends += [a + b + wait for a in there for b in longest]
+        for i, packed in enumerate(packing.trees):
+            there = up[i].get(packed.root, [Cost()])
+            longest = _most([Cost(), *(way for ways in down[i].values() for way in ways)])
+            ends += [a + b + waits[i] for a in there for b in longest]
         return _most(ends)
 
     def _cycle(self, hops: Sequence[_Hop]) -> list[Cost]:

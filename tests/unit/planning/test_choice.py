@@ -1,4 +1,4 @@
-"""Every collective goes from every root by the best packing of the plan; methods that find nothing are named."""
+"""Every collective goes from every root by the fastest packing of the plan; methods that find nothing are named."""
 
 import sys
 from pathlib import Path
@@ -31,8 +31,9 @@ def calls(n: int) -> list[Call]:
     """A call of every collective from every root."""
     names = (*COLLECTIVES, *CARRIED)
     return [
-        even_call(name, n, 1000, root=max(root, 0))
+        even_call(name, n, count, root=max(root, 0))
         for name in names
+        for count in (1000, 1 << 20)
         for root in (range(n) if name in ROOTED else (-1,))
     ]
 
@@ -41,13 +42,13 @@ def the_best_is_taken(plan: Plan, topology: Topology) -> None:
     for call in calls(topology.n):
         rule = choose(plan, call)
         program_for(plan, call, rule)  # which is checked
+        said = explanation(plan, topology, call)
+        assert said.scheme == rule.scheme
         if call.collective in CARRIED:
             continue
-        taken = plan.packing(call.collective, call.root, rule.scheme)
-        roots = -1, plan.planned_as(call.root)
-        there = [p.rate for p in plan.packings if p.collective == call.collective and p.root in roots]
-        assert taken.rate == max(there), (call, rule)
-        assert explanation(plan, topology, call).scheme == rule.scheme
+        assert said.chosen is not None
+        for other in said.others:
+            assert said.chosen.seconds <= 1.15 * other.seconds, (call, rule, other)
 
 
 @pytest.mark.parametrize("name", ["two-unequal-switches", "three-unlike-boxes"])
@@ -55,9 +56,9 @@ def test_roots_take_different_schemes(name: str) -> None:
     """One scheme for all roots runs at down to 44 % of what the plan has for some of them."""
     topology = drawn(name)
     plan = make_plan(topology)
-    own = [rule for rule in plan.rules if rule.root >= 0]
+    own = {(rule.collective, rule.root) for rule in plan.rules if rule.root >= 0}
     assert own
-    assert {rule.root for rule in own} < set(range(topology.n))
+    assert len(own) < 4 * topology.n, "most have the same"
     the_best_is_taken(Plan.from_json(plan.to_json()), topology)
 
 
@@ -115,10 +116,12 @@ def test_packets_take_one_hop_over_pcie_and_long_vectors_all_links() -> None:
     plan = make_plan(BRIDGES, gpus="onehop")
     for collective in ("allreduce", "broadcast", "scatter"):
         rows = [rule for rule in plan.rules if rule.collective == collective]
-        assert [row.scheme for row in rows if row.protocol != "slots"] == ["onehop"] * (len(rows) - 1)
+        packets = [row for row in rows if row.protocol != "slots"]
+        assert packets == rows[: len(packets)]
+        assert {row.scheme for row in packets} == {"onehop"}
         assert plan.packing(collective, 0, "onehop").links == "pcie"
         assert not any(row.protocol.startswith("ll128") for row in rows), "a line stays whole on NVLink alone"
-        long = plan.packing(collective, 0, rows[-1].scheme)
+        long = plan.packing(collective, 0, max(rows, key=lambda row: row.min_bytes).scheme)
         assert long.optimal
         assert "nvlink" in long.links
 
@@ -132,14 +135,15 @@ def test_slots_hold_what_a_link_carries_until_they_are_free(topology: Topology, 
     plan = make_plan(topology, collectives=("broadcast", "allgather"), roots=(0,))
     call = even_call("broadcast", topology.n, 1 << 26)
     rule = choose(plan, call)
-    assert LINK_SLOTS[1] < rule.depth <= MOST_LINK_SLOTS
+    assert rule.chunk_bytes * rule.depth > LINK_SLOTS[0] * LINK_SLOTS[1]
+    assert rule.depth <= MOST_LINK_SLOTS
     packing = plan.packing("broadcast", 0, rule.scheme)
 
-    def reached(depth: int) -> float:
-        program = lower(packing, call, chunk_bytes=rule.chunk_bytes, depth=depth)
+    def reached(chunk: int, depth: int) -> float:
+        program = lower(packing, call, chunk_bytes=chunk, depth=depth)
         return price(program, packing, topology).algbw / float(packing.rate / 1000)
 
-    assert reached(rule.depth) > part
-    assert reached(LINK_SLOTS[1]) < 0.7
+    assert reached(rule.chunk_bytes, rule.depth) > part
+    assert reached(*LINK_SLOTS) < 0.7
     blocks = choose(plan, even_call("allgather", topology.n, 1 << 20))
     assert blocks.depth == LINK_SLOTS[1], "many trees share the links, and each needs less"

@@ -191,7 +191,8 @@ def test_emulated_and_irregular_machines_take_slots() -> None:
         make_plan(machine("dgx-1v"), gpus="onehop", collectives=("allreduce",)),
         make_plan(H200, gpus="slots", collectives=("allreduce",)),
     ):
-        assert [(r.min_bytes, r.protocol, r.registered) for r in plan.rules] == [(0, "slots", False)]
+        assert {(r.protocol, r.registered) for r in plan.rules} == {("slots", False)}
+        assert plan.rules[-1].min_bytes == 0
 
 
 # ---------------------------------------------------------------- other schemes for other roots
