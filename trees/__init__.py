@@ -8,12 +8,12 @@
 ``exact/``     methods that meet the bound: Edmonds' arborescences, Cayley graphs, linear programs over trees or paths
 ``blink/``     the paper's methods: multiplicative weights, fewer trees by integer programs, hybrid links, groups
 ``patterns/``  fixed patterns: one-hop stars, chains, NCCL's rings, one shared memory
-``cluster/``   several boxes on a network: spanning trees over all of them, and the three-phase hierarchy
+``cluster/``   several boxes on a network: spanning trees over all of them
 
 Everything here is a pure function of a :class:`~blinkmpi.topology.model.Topology`; no MPI, no GPU, no I/O.
 """
 
-from .blink.pareto import choose_by_size, fewest, pareto
+from .blink.pareto import fewest, pareto
 from .bounds.verify import verify
 from .pack import extra_methods, methods, pack
 from .problem import MethodOptions
@@ -21,5 +21,5 @@ from .tree import AGAINST, ALONG, COLLECTIVES, ROOTED, Certificate, Collective, 
 
 __all__ = [
     "AGAINST", "ALONG", "COLLECTIVES", "ROOTED", "Certificate", "Collective", "Edge", "MethodOptions", "Packing",
-    "Tree", "choose_by_size", "extra_methods", "fewest", "methods", "pack", "pareto", "verify",
+    "Tree", "extra_methods", "fewest", "methods", "pack", "pareto", "verify",
 ]  # fmt: skip

@@ -18,7 +18,6 @@ from ..planning.subsets import PCIE_MBPS, Allocations, Subset, by_size, summary,
 from ..program.call import collective_named
 from ..topology.model import MOST_MBPS, Topology
 from ..trees import COLLECTIVES, MethodOptions, Packing, extra_methods, pack, pareto
-from ..trees.cluster.hierarchy import hierarchy
 from ..util.codec import plain
 from ..util.settings import read
 from ..util.text import DIGITS, parse_size, quoted
@@ -61,7 +60,7 @@ KNOBS = {
     "epsilon": KnobFlag("--epsilon", fraction, ("mwu", "mwu+ilp"), "stop within this part of the best rate: 1/20"),
     "loss": KnobFlag("--loss", fraction, ("mwu+ilp",), "the part of the rate to give up for fewer trees: 0.05"),
     "max_trees": KnobFlag("--max-trees", whole, ("few",), "at most so many trees"),
-    "max_depth": KnobFlag("--max-depth", whole, ("few",), "trees of at most so many hops"),
+    "max_depth": KnobFlag("--max-depth", whole, ("few", "shallow"), "trees of at most so many hops"),
     "nbytes": KnobFlag("--bytes", parse_size, ("hybrid",), "the vector to split between two kinds of links"),
     "switch_seconds": KnobFlag("--switch-seconds", fraction, ("hybrid",), "how long the slow links take to start"),
 }
@@ -75,7 +74,6 @@ def add_plan(command: argparse.ArgumentParser) -> None:
         used = f"{knob.what} ({', '.join(knob.methods)})"
         command.add_argument(knob.flag, dest=name, metavar=knob.flag.rpartition("-")[2].upper()[:1], help=used)
     command.add_argument("--pareto", action="store_true", help="the front of few, shallow and fast packings")
-    command.add_argument("--hierarchy", action="store_true", help="Blink's three phases over several boxes")
     command.add_argument("--plot", metavar="FILE", help="draw machine and trees: .svg, .png or .pdf")
 
 
@@ -87,8 +85,6 @@ def add_subsets(command: argparse.ArgumentParser) -> None:
 
 def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
     """Plan one collective or all, print, write, draw."""
-    if args.hierarchy:
-        return _hierarchy(args, topology)
     if (args.pareto or args.plot) and not args.collective:
         raise ArgumentError(f"{'--pareto' if args.pareto else '--plot'} is for one collective; add --collective")
     method, options = _method(args)
@@ -118,28 +114,6 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
         show(cli_show.packing(found[0][0], found[0][1], topology))
     else:
         show(cli_show.packings(found, topology, left_out))
-    return 0
-
-
-def _hierarchy(args: argparse.Namespace, topology: Topology) -> int:
-    """Plan reduce in each box, exchange between boxes, broadcast in each; print, write."""
-    others = {"--pareto": args.pareto, "--plot": args.plot, "--method": args.method != "auto"}
-    others |= {knob.flag: getattr(args, name) is not None for name, knob in KNOBS.items()}
-    if wrong := [flag for flag, given in others.items() if given]:
-        raise ArgumentError(f"--hierarchy is a method of its own; leave out {', '.join(wrong)}")
-    start = time.perf_counter()
-    found = hierarchy(topology, collective=collective_named(args.collective or "allreduce"), root=args.root)
-    seconds = time.perf_counter() - start
-    if args.output:
-        write(args.output, found.to_json())
-    if args.json:
-        head = {"format": "blinkmpi.plan-report", "version": 1, "machine": topology.name, "seconds": seconds}
-        rates = {"rate_gbps": float(found.rate / 1000), "bound_gbps": float(found.bound / 1000)}
-        print(json.dumps({**head, **rates, "optimal": found.optimal, "hierarchy": plain(found)}, indent=1))
-        return 0
-    from . import show as cli_show
-
-    show(cli_show.hierarchy(found, topology, seconds))
     return 0
 
 

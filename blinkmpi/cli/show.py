@@ -14,7 +14,6 @@ from ..planning.explain import gap_text, shares
 from ..planning.subsets import Spread, Subset, by_size, summary
 from ..topology.model import Topology
 from ..topology.show import table_of
-from ..trees.cluster.phases import Hierarchy
 from ..trees.tree import Packing, Tree
 from ..util.text import plural, time_text
 
@@ -59,28 +58,6 @@ def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
         table.add_row(str(i), str(share), weight, str(tree.depth), str(tree.root), edges_text(tree))
     where = f" from rank {p.root}" if p.root >= 0 else ""
     title = Text(f"{p.collective}{where}, {plural(p.n, 'rank')} on {topology.name}\n", "bold")
-    return Group(title, head, Text(), table)
-
-
-def hierarchy(h: Hierarchy, topology: Topology, seconds: float) -> RenderableType:
-    """The three phases: the shares with their roots, the trees in each box, rate and limit."""
-    rate, bound = float(h.rate / 1000), float(h.bound / 1000)
-    head = Table.grid(padding=(0, 2))
-    gap = "equal to the bound: no three phases can be faster" if h.optimal else f"{rate / bound:.1%} of the bound"
-    head.add_row("rate", Text(f"{rate:.4g} GB/s, {gap}", "green" if h.optimal else "yellow"))
-    head.add_row("bound", f"{bound:.4g} GB/s: {h.limit}")
-    for i, box in enumerate(h.boxes):
-        trees = sum(len(p.trees) for p in box.packings)
-        kinds = ", ".join(sorted({p.links for p in box.packings} - {""})) or "no links"
-        loads = len({share.roots[i] for share in h.shares})
-        head.add_row(f"box {box.node}", f"{plural(len(box.ranks), 'rank')}, {trees} trees over {kinds}, {loads} roots")
-    head.add_row("planned in", time_text(seconds))
-    table = table_of(">share", ">part", ">GB/s", "root in each box, hub first...")
-    for i, share in enumerate(h.shares):
-        roots = [share.roots[share.hub], *(r for at, r in enumerate(share.roots) if at != share.hub)]
-        names = " <> ".join(topology.vertex_label(r) for r in roots)
-        table.add_row(str(i), str(share.fraction), f"{float(share.fraction * h.rate / 1000):.4g}", names)
-    title = Text(f"{h.collective} in three phases, {plural(h.n, 'rank')} on {topology.name}\n", "bold")
     return Group(title, head, Text(), table)
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from ..errors import SettingsError
+from ..program.call import Call
 from ..program.estimate import Estimate
 from ..topology.model import Topology
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing
@@ -125,9 +126,9 @@ def host_rules(
     small = SMALLEST if memory and mpi and plan.n > 1 and collective in MPI_BELOW_BYTES else 0
     if mpi and len(topology.nodes) > 1:
         small = MPI_BELOW_BYTES_ACROSS.get(collective, 0)
-    several = len({p.scheme for p in packings}) > 1
-    there = _schemes(plan, collective)
-    allowed = _allowed(topology, collective, wanted, [*there, "mpi"]) if wanted else there
+    there = [*dict.fromkeys(p.scheme for p in packings)]
+    several = len(there) > 1
+    allowed = _allowed(topology, collective, wanted, [*_schemes(plan, collective), "mpi"]) if wanted else there
     rules: list[Rule] = []
     for root, choices in _choices(plan, topology, collective, [s for s in allowed if s != "mpi"] or there).items():
         rules += _host_rows(collective, root, choices, small, memory=memory, large=plan.n > 2, several=several)
@@ -159,11 +160,10 @@ def _host_rows(
         return rows
     why = BY_MODEL if several else f"the one scheme for {collective} here"
     return [
-        Rule(collective, max(small, choice.min_bytes), choice.scheme, choice.chunk_bytes, choice.depth, why, root=root,
-             least_chunk_bytes=choice.least_chunk_bytes)
+        _row(collective, choice._replace(min_bytes=max(small, choice.min_bytes)), why, root)
         for i, choice in enumerate(choices)
         if i == 0 or choices[i - 1].min_bytes > small
-    ]  # fmt: skip
+    ]
 
 
 def _choices(
@@ -190,6 +190,18 @@ def _choices(
     found |= {turn.root: found[turn.like] for turn in plan.turns if turn.like in found}
     usual = Counter(found.values()).most_common(1)[0][0]
     return {-1: usual, **{root: own for root, own in found.items() if root >= 0 and own != usual}}
+
+
+def rule_of(packing: Packing, topology: Topology, call: Call) -> Rule:
+    """The row for one call and packing over links: the chunks that are the best ones by the cost model."""
+    choices = fastest([packing], topology, link_slots, LINK_SLOTS)
+    return _row(call.collective, next(choice for choice in choices if choice.min_bytes <= call.nbytes))
+
+
+def _row(collective: Collective, choice: Choice, reason: str = BY_MODEL, root: int = -1) -> Rule:
+    least = choice.least_chunk_bytes
+    at, scheme, chunk, depth = choice[:4]
+    return Rule(collective, at, scheme, chunk, depth, reason, root=root, least_chunk_bytes=least)
 
 
 def link_slots(estimate: Estimate) -> list[tuple[int, int]]:
@@ -272,7 +284,7 @@ def gpu_rules(
 ) -> list[Rule]:
     """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
     there = _schemes(plan, collective)
-    by_root = _choices(plan, topology, collective, there)
+    by_root = _choices(plan, topology, collective, [p.scheme for p in plan.packings])
     protocols = [protocol for protocol in PROTOCOLS if protocol not in LL128 or by_nvlink(plan, topology, collective)]
     chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
     ctas = NODE_CTAS if gpus == "nodes" else 0

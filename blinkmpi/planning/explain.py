@@ -20,6 +20,7 @@ from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
 from ..util.codec import Document, Value
 from ..util.text import plural, size_text, time_text
+from .defaults import rule_of
 from .plan import PassedOver, Plan, Rule
 from .selection import choose, program_for
 
@@ -134,7 +135,7 @@ def explanation(
     """Look up how ``call`` runs by ``plan`` on ``topology``, and price every scheme that could run it."""
     rule = rule or choose(plan, call)
     priced = {
-        scheme: _priced(plan, topology, call, _rule_for(plan, rule, scheme))
+        scheme: _priced(plan, topology, call, _rule_for(plan, topology, call, rule, scheme))
         for scheme in plan.schemes(call.collective, call.root)
     }
     chosen = priced.pop(rule.scheme, None)
@@ -159,10 +160,12 @@ def explain(plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = N
     return explanation(plan, topology, call, rule=rule, live=live).text()
 
 
-def _rule_for(plan: Plan, chosen: Rule, scheme: str) -> Rule:
-    """How ``scheme`` would be run: as the table does elsewhere, or with the chunks of its largest vectors."""
+def _rule_for(plan: Plan, topology: Topology, call: Call, chosen: Rule, scheme: str) -> Rule:
+    """How ``scheme`` would be run: as the table does elsewhere, or with the chunks that are the best ones for it."""
     if scheme == chosen.scheme:
         return chosen
+    if chosen.least_chunk_bytes:  # by the cost model
+        return rule_of(plan.packing(call.collective, call.root, scheme), topology, call)
     rows = [r for r in plan.rules if r.collective == chosen.collective and r.chunk_bytes]
     row = next((r for r in reversed(rows) if r.scheme == scheme), rows[-1] if rows else None)
     if row is None:

@@ -1,4 +1,4 @@
-"""The Pareto front of packings between few, shallow and fast, and the choice from it by size (Blink section 3.2.1).
+"""The Pareto front of packings between few, shallow and fast (Blink section 3.2.1).
 
 A packing is on the front if no other one found has as few trees, as little depth and as high a rate. :mod:`.few` finds
 them: for every limit on depth that matters, the best packings of 1, 2, ... trees.
@@ -14,7 +14,7 @@ from ..graph.fabric import choose_links
 from ..graph.logical import Capacities, SpanningTree
 from ..pack import finished
 from ..problem import Problem, Solution
-from ..tree import AGAINST, ALONG, Packing
+from ..tree import Packing
 from . import few, mwu
 from .pool import least_depth
 
@@ -49,25 +49,6 @@ def front(packings: Sequence[Packing]) -> tuple[Packing, ...]:
         if not any(q.depth <= p.depth and q.rate >= p.rate for q in kept):
             kept.append(p)
     return tuple(kept)
-
-
-def seconds(packing: Packing, nbytes: int, *, hop_seconds: float = 2e-6, tree_seconds: float = 1e-6) -> float:
-    """The predicted time for ``nbytes``: first chunk through the deepest tree, stream, start of trees.
-
-    Args:
-        hop_seconds: from one rank to the next besides the transfer.
-        tree_seconds: to start one more tree.
-    """
-    both = packing.collective in ALONG and packing.collective in AGAINST
-    hops = packing.depth * (2 if both else 1)
-    return hops * hop_seconds + nbytes / (float(packing.rate) * 1e6) + len(packing.trees) * tree_seconds
-
-
-def choose_by_size(
-    packings: Sequence[Packing], nbytes: int, *, hop_seconds: float = 2e-6, tree_seconds: float = 1e-6
-) -> Packing:
-    """The packing that takes least time for ``nbytes``; the first of equals."""
-    return min(packings, key=lambda p: seconds(p, nbytes, hop_seconds=hop_seconds, tree_seconds=tree_seconds))
 
 
 def _candidates(problem: Problem, search: bool) -> Iterator[Solution]:

@@ -9,7 +9,7 @@ import pytest
 
 from blinkmpi.topology.model import Topology
 
-FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "planner"
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="not in a checkout: an archive has no benchmarks")
 
 

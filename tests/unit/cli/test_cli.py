@@ -18,7 +18,6 @@ from blinkmpi.program.interpreter import run
 from blinkmpi.topology.importers import modify
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
-from blinkmpi.trees.cluster.hierarchy import Hierarchy
 from blinkmpi.util.launcher import RANK_VARIABLES
 from tests import harness
 
@@ -324,20 +323,3 @@ def test_an_error_of_the_live_machine_is_printed_once_and_is_the_jobs_code() -> 
     outcome = harness.run_command(2, words, timeout=60, cwd=harness.ROOT)
     assert outcome.rc == 2, outcome
     assert (outcome.output).count("blinkmpi: error: cpu:2: cannot take devices [0, 9]") == 1
-
-
-def test_plan_shows_the_three_phases_over_several_boxes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    target = tmp_path / "phases.json"
-    words = ["plan", "dgx-1v:2", "--gpus", "0-2,8-12", "--collective", "allreduce", "--hierarchy"]
-    assert cli.main([*words, "-o", str(target)]) == 0
-    text = capsys.readouterr().out
-    assert "three phases, 8 ranks" in text
-    assert "box 0" in text
-    assert "box 1" in text
-    assert cli.main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["rate_gbps"] <= found["bound_gbps"]
-    assert found["hierarchy"]["boxes"][0]["ranks"] == [0, 1, 2]
-    assert Hierarchy.from_json(target.read_text()).rate == Fraction(found["hierarchy"]["rate"])
-    assert cli.main([*words, "--pareto"]) == 2
-    assert "leave out --pareto" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def seconds_of(found: Packing, t: Topology, nbytes: int) -> float:
 
 @pytest.mark.parametrize(("t", "gain"), [
     (DGX, 1.4), (modify(DGX, gpus="0-6"), 1.5), (modify(DGX, gpus="1,4,5,6"), 1.05), (torus(4, dead=False), 1.45),
-    (torus(4, dead=True), 1.4), (machine("mi250"), 1.3), (machine("pcie-8:2"), 1.3),
+    (torus(4, dead=True), 1.4), (machine("mi250"), 1.3), (machine("pcie-8:2"), 1.25),
 ], ids=["8", "7", "4", "torus", "less a link", "mi250", "pcie"])  # fmt: skip
 def test_it_is_faster_than_the_scatters_of_all_roots_at_once(t: Topology, gain: float) -> None:
     found = pack(t, "alltoall")
@@ -160,7 +160,7 @@ def test_a_plan_runs_it_and_explains_it(t: Topology) -> None:
         told = explanation(plan, t, call)
         assert told.chosen is not None
         assert told.chosen.rate_gbps == float(packing.rate / 1000)
-        assert t.n == 1 or "no trees can be faster" in told.text()
+        assert t.n == 1 or not packing.optimal or "no trees can be faster" in told.text()
 
 
 def test_many_ranks_go_along_the_scatters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

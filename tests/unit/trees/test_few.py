@@ -16,16 +16,18 @@ from hypothesis import strategies as st
 from networkx.algorithms.isomorphism import numerical_edge_match
 
 from blinkmpi.errors import ArgumentError
+from blinkmpi.program.estimate import Estimate
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees import pack
 from blinkmpi.trees.blink import few
-from blinkmpi.trees.blink.pareto import choose_by_size, fewest, front, pareto, seconds
+from blinkmpi.trees.blink.pareto import fewest, front, pareto
 from blinkmpi.trees.exact.enumeration import all_spanning_trees
 from blinkmpi.trees.exact.weights import best_weights
 from blinkmpi.trees.graph.fabric import FAST, fabric
 from blinkmpi.trees.graph.logical import capacities_of, split_switches
 from blinkmpi.trees.problem import MethodOptions
+from blinkmpi.trees.tree import Packing
 from tests.unit.trees.test_certify import machines
 
 LANE = {"dgx-1v": 25_000, "dgx-1p": 20_000}
@@ -165,16 +167,21 @@ def test_the_front_is_one(collective: str) -> None:
     assert front(found) == found
 
 
-def test_choice_by_size() -> None:
-    found = pareto(machine("dgx-1v"), "broadcast")
-    small, large = choose_by_size(found, 1_000), choose_by_size(found, 10**9)
-    assert (len(small.trees), small.depth) == (1, 2)
+def test_the_cost_model_takes_shallow_trees_for_short_vectors_and_the_rate_for_long_ones() -> None:
+    dgx = machine("dgx-1v")
+    found = pareto(dgx, "broadcast")
+    estimates = [Estimate(p, dgx) for p in found]
+
+    def taken(nbytes: int) -> Packing:
+        seconds = [estimate.seconds(nbytes, 64 << 10, 8) for estimate in estimates]
+        return found[seconds.index(min(seconds))]
+
+    small, large = taken(1_000), taken(10**9)
+    assert small.depth == 2
+    assert len(small.trees) <= 2
     assert large.rate == large.bound
-    counts = [choose_by_size(found, 10**k).rate for k in range(3, 10)]
-    assert counts == sorted(counts)
-    assert seconds(small, 10**6, hop_seconds=1.0, tree_seconds=5.0) == pytest.approx(7.0, abs=0.1)
-    twice = pareto(machine("dgx-1p").subset([0, 1, 2]), "allreduce")[0]
-    assert seconds(twice, 0, hop_seconds=1.0, tree_seconds=0.0) == 2 * twice.depth
+    rates = [taken(10**k).rate for k in range(3, 10)]
+    assert rates == sorted(rates)
 
 
 def test_weights_are_exact() -> None:
@@ -187,7 +194,7 @@ def test_weights_are_exact() -> None:
 
 def test_the_page_is_what_the_results_say() -> None:
     """No number of docs/treegen.md was typed."""
-    methods = runpy.run_path(str(Path(__file__).resolve().parents[3] / "benchmarks" / "methods.py"))
+    methods = runpy.run_path(str(Path(__file__).resolve().parents[3] / "benchmarks" / "planner" / "methods.py"))
     page = methods["PAGE"].read_text()
     found = json.loads(methods["RESULT"].read_text())
     assert methods["with_tables"](page, methods["tables"](found)) == page

@@ -1,4 +1,4 @@
-"""Is the plan's choice the fastest one? ``python benchmarks/choice.py [--machines dgx-1v ...]``.
+"""Is the plan's choice the fastest one? ``python benchmarks/planner/choice.py [--machines dgx-1v ...]``.
 
 For every collective on some machines, and vectors of 4 KiB to 1 GiB, it prices the row of the selection table that the
 call takes, and every other scheme that a plan could hold, each with the chunks that the cost model's closed form finds
@@ -19,8 +19,8 @@ from typing import Any
 from drawn_machines import drawn
 from methods import PAGE, head, with_tables
 
-from blinkmpi.planning.by_size import SIZES, fastest
-from blinkmpi.planning.defaults import LINK_SLOTS, link_slots
+from blinkmpi.planning.by_size import SIZES
+from blinkmpi.planning.defaults import rule_of
 from blinkmpi.planning.plan import Rule, chunk_for
 from blinkmpi.planning.selection import all_packings, choose, make_plan
 from blinkmpi.program.call import REDUCTIONS, Call
@@ -30,7 +30,7 @@ from blinkmpi.topology.importers import load
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees.tree import ROOTED, Collective, Packing
 
-RESULT = Path(__file__).resolve().parent / "results" / "choice.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "choice.json"
 MACHINES = (
     "dgx-1p", "dgx-1v", "dgx-1v/0,1,2,3,4,5,6", "dgx-1v/1,4,5,6", "dgx-1v/0,2,3,5,6,7", "dgx-2", "dgx-a100", "hgx-h200",
     "pcie-8", "mi250", "dgx-1p:2", "dgx-1v:2", "dgx-a100:2", "dgx-a100:4", "hgx-h100:2", "~torus:5", "~irregular:3",
@@ -72,9 +72,7 @@ def seconds(packing: Packing, t: Topology, call: Call, rule: Rule) -> float:
 def offers(packings: Sequence[Packing], t: Topology, call: Call) -> Iterator[tuple[str, float]]:
     """Each scheme and its time, with its own best chunks."""
     for packing in packings:
-        choices = fastest([packing], t, link_slots, LINK_SLOTS)
-        _, scheme, chunk, depth, least = next(c for c in choices if c.min_bytes <= call.nbytes)
-        yield scheme, seconds(packing, t, call, Rule(call.collective, 0, scheme, chunk, depth, least_chunk_bytes=least))
+        yield packing.scheme, seconds(packing, t, call, rule_of(packing, t, call))
 
 
 def judged(job: tuple[str, Collective]) -> list[dict[str, Any]]:

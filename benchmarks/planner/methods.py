@@ -1,4 +1,4 @@
-"""Compare all planning methods, and write the tables of docs/treegen.md: ``python benchmarks/methods.py``.
+"""Compare all planning methods, and write the tables of docs/treegen.md: ``python benchmarks/planner/methods.py``.
 
 Plans for DGX-1 machines by every method, times each, predicts a call with the cost model, and writes
 ``results/treegen-methods.json``; then the tables between the marks in the page. ``--page`` writes the page alone.
@@ -25,7 +25,7 @@ from blinkmpi.trees.pack import extra_methods, methods, pack
 from blinkmpi.trees.problem import MethodOptions
 from blinkmpi.trees.tree import ROOTED, Packing
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "treegen-methods.json"
 PAGE = ROOT / "docs" / "treegen.md"
 MACHINES = ("dgx-1v", "dgx-1p")

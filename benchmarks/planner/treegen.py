@@ -1,4 +1,4 @@
-"""Time the planner on all kinds of machines: ``python benchmarks/treegen.py [--max-gpus N] [--max-seconds S]``.
+"""Time the planner on all kinds of machines: ``python benchmarks/planner/treegen.py [--max-gpus N] [--max-seconds S]``.
 
 Plans every row in a process of its own, verified, and writes ``results/treegen.json`` and ``results/treegen.svg``: time
 beside that of a fixed loop (so that a slow machine can be told from slow code), trees, depth, rate, bound, peak memory.
@@ -28,7 +28,7 @@ from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees.pack import pack
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "treegen.json"
 COLLECTIVES = ("allgather", "broadcast", "allreduce")
 LANE_MBPS = 25_000

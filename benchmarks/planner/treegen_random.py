@@ -1,4 +1,4 @@
-"""Plan for machines drawn at random: ``python benchmarks/treegen_random.py [--machines 1000] [--seed 1]``.
+"""Plan for machines drawn at random: ``python benchmarks/planner/treegen_random.py [--machines 1000] [--seed 1]``.
 
 Every collective on every machine, from a random root, within the time that planning may take. Each packing is proved
 by ``pack`` itself; a machine that is refused is looked at with networkx. Writes ``results/treegen-random.json``: sums
@@ -26,7 +26,7 @@ from blinkmpi.trees.deadline import SECONDS
 from blinkmpi.trees.pack import pack
 from blinkmpi.trees.tree import ROOTED
 
-RESULT = Path(__file__).resolve().parent / "results" / "treegen-random.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "treegen-random.json"
 COLLECTIVES = ("broadcast", "reduce", "allgather", "reduce_scatter", "gather", "scatter", "allreduce")
 SMALL, CLOSE = 64, 0.95  # ranks up to which the bound is to be met, and how close to it larger machines are
 SLACK_S = 2.0  # behind the deadline: what is found must still be proved
