@@ -26,6 +26,7 @@ from .defaults import Gpus, gpu_rules, host_rules
 from .plan import PACKETS, PassedOver, Plan, Rule, Turn, chunk_for
 
 MOST_DEPTHS = 4  # limits on the hops of trees that are tried
+ALL_SCHEMES_RANKS = 16  # beyond, a plan holds only what its table names
 
 
 def make_plan(
@@ -61,7 +62,8 @@ def make_plan(
         asked = wanted.get(c, ())
         rules += gpu_rules(plan, topology, c, asked, gpus) if gpus else host_rules(plan, topology, c, asked, mpi)
     chosen = {(plan.packed_as(rule.collective), rule.scheme) for rule in rules}
-    kept = [p for p in packings if not is_shallow(p) or (p.collective, p.scheme) in chosen]
+    spare = plan.n <= ALL_SCHEMES_RANKS
+    kept = [p for p in packings if (p.collective, p.scheme) in chosen or (spare and not is_shallow(p))]
     return replace(plan, packings=tuple(kept), rules=tuple(rules)).check(topology)
 
 
