@@ -16,6 +16,9 @@ from ..errors import SettingsError
 from ..program.call import Call
 from ..program.estimate import Estimate
 from ..topology.model import Topology
+from ..trees.deadline import late
+from ..trees.graph.fabric import fabric
+from ..trees.problem import BACKWARDS
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing
 from .by_size import Choice, fastest
 from .plan import PACKETS, Plan, ProtocolName, Rule
@@ -182,7 +185,7 @@ def _choices(
     found: dict[int, tuple[Choice, ...]] = {}
     for root, packings in by_root.items():
         if estimated:
-            found[root] = tuple(fastest(packings, topology, link_slots, LINK_SLOTS))
+            found[root] = _fastest(packings, topology)
             continue
         best = max(packings, key=lambda p: 0 if p.multicast else p.rate)  # the first of equals
         slots = MEMORY_SLOTS if best.multicast else (LINK_SLOTS[0], slots_for(Estimate(best, topology), LINK_SLOTS[0]))
@@ -190,6 +193,19 @@ def _choices(
     found |= {turn.root: found[turn.like] for turn in plan.turns if turn.like in found}
     usual = Counter(found.values()).most_common(1)[0][0]
     return {-1: usual, **{root: own for root, own in found.items() if root >= 0 and own != usual}}
+
+
+def _fastest(packings: Sequence[Packing], topology: Topology) -> tuple[Choice, ...]:
+    """The choices by the cost model; where links are equally fast both ways, a reduce takes those of a broadcast."""
+    links = fabric(topology, topology.kinds())
+    collective, root = packings[0].collective, packings[0].root
+    alike = BACKWARDS.get(collective, collective) if links.even else collective
+    key = "by size", alike, root, tuple((p.scheme, p.rate, len(p.trees), p.depth) for p in packings)
+    known: tuple[Choice, ...] | None = links.memo.get(key)
+    found = known or tuple(fastest(packings, topology, link_slots, LINK_SLOTS))
+    if not late():  # else there was no time for estimates
+        links.memo[key] = found
+    return found
 
 
 def rule_of(packing: Packing, topology: Topology, call: Call) -> Rule:
