@@ -31,7 +31,8 @@ def _fits_chain(problem: Problem) -> int:
     f = problem.oriented
     if problem.n > stars.MANY_RANKS:
         return LAST
-    last_resort = not any(m.fits(problem) for m in METHODS.values() if m.auto and not m.costly and m.scheme != "chain")
+    quick = (m for name, m in METHODS.items() if m.auto and name != "chain" and not _costly(problem, name))
+    last_resort = not any(m.fits(problem) for m in quick)
     return LAST if last_resort or len(f.hops) == f.n * (f.n - 1) else 0
 
 
@@ -44,19 +45,20 @@ UNPACKED = "so many ranks have no paths of their own for it, and a plan takes th
 METHODS: dict[str, Method] = {
     "cluster": Method("cluster", "whole boxes exchange over their ports, trees inside each box do the rest",
                       assembly.fits, assembly.plan),
-    "symmetric": Method("symmetric", "one shallow template, turned to every rank", symmetric.fits, symmetric.plan),
-    "exact": Method("trees", "trees grown to the capacity of the links", edmonds.fits, edmonds.plan),
+    "symmetric": Method("symmetric", "shallow templates, turned to every rank", symmetric.fits, symmetric.plan),
+    "exact": Method("trees", "trees grown to the capacity of the links", edmonds.fits, edmonds.plan,
+                    costly=9),
     "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", stars.fits, stars.plan),
     "chain": Method("chain", "chains in depth-first order, which cross a switch link at most once each way",
                     _fits_chain, chains.plan),
     "flows": Method("trees", "trees grown to the capacity of the links, a maximum flow for each edge",
-                    arborescences_by_flow.fits, arborescences_by_flow.plan, costly=True),
+                    arborescences_by_flow.fits, arborescences_by_flow.plan, costly=1),
     "columns": Method("columns", "a linear program over trees whose edges are cheapest paths",
-                      column_generation.fits, column_generation.plan, costly=True),
+                      column_generation.fits, column_generation.plan, costly=1),
     "pairs": Method("pairs", "a linear program over pairs of trees, one to a root and another from it",
-                    column_generation.fits_pairs, column_generation.plan_pairs, costly=True),
+                    column_generation.fits_pairs, column_generation.plan_pairs, costly=1),
     "paths": Method("paths", "a linear program over paths between all pairs of ranks",
-                    all_pairs.fits, all_pairs.plan, costly=True),
+                    all_pairs.fits, all_pairs.plan, costly=1),
     # Only if asked for by name: Blink's own stages, limits on trees, and baselines.
     "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan, auto=False),
     "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan, auto=False),
@@ -125,11 +127,12 @@ def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str,
         return ("direct",) if memory is not None else ("exact",)
     if memory is not None:
         return ("direct", "chain") if collective in CHAINED else ("direct",)
-    names = _candidates(Problem(choose_links(topology, collective, root), collective, root))
+    problem = Problem(choose_links(topology, collective, root), collective, root)
+    names = _candidates(problem)
     if len(names) < 2:
         return names
     chosen = pack(topology, collective, root=root).scheme
-    names = tuple(name for name in names if not METHODS[name].costly or METHODS[name].scheme == chosen)
+    names = tuple(name for name in names if METHODS[name].scheme == chosen or not _costly(problem, name))
     return tuple(sorted(names, key=lambda name: METHODS[name].scheme != chosen))
 
 
@@ -147,9 +150,9 @@ def _on_links(problem: Problem, method: str) -> Packing:
     best: tuple[str, Solution] | None = None
     why: list[str] = []
     wanted = _wanted(problem, method)
-    for name in sorted(wanted, key=lambda name: METHODS[name].costly) if late() else wanted:
+    for name in sorted(wanted, key=lambda name: _costly(problem, name)) if late() else wanted:
         close = best is not None and best[1].rate >= CLOSE * problem.bound
-        if METHODS[name].costly and best is not None and (late() or (problem.n > COSTLY_RANKS and close)):
+        if _costly(problem, name) and best is not None and (late() or (problem.n > COSTLY_RANKS and close)):
             continue
         found = _planned(problem, name)
         if isinstance(found, str):
@@ -177,7 +180,7 @@ def _planned(problem: Problem, name: str) -> Solution | str:
     key = name, problem.collective, problem.root, problem.options
     if key in memo:
         return memo[key]
-    like = _by_symmetry(problem, name) if METHODS[name].costly or name == "cluster" else None
+    like = _by_symmetry(problem, name) if _costly(problem, name) or name == "cluster" else None
     found = like or METHODS[name].plan(problem)
     if not late() or (not isinstance(found, str) and problem.met(found.rate)):  # else more time may find a better one
         memo[key] = found
@@ -239,6 +242,11 @@ def _turn(problem: Problem, name: str) -> int:
     if problem.collective == "alltoall" and name not in ("onehop", "paths", "hybrid"):
         return 0
     return METHODS[name].fits(problem) if name == "pairs" or not problem.pairs_only else 0
+
+
+def _costly(problem: Problem, name: str) -> bool:
+    """Whether a method may take seconds for trees on so many ranks; paths of a flow are found soon."""
+    return 0 < METHODS[name].costly <= problem.n and not problem.by_paths
 
 
 def _wanted(problem: Problem, method: str) -> tuple[str, ...]:

@@ -152,8 +152,8 @@ class Method(NamedTuple):
 
     ``fits`` is 0 where the method cannot plan the problem, else its priority: the automatic choice tries low numbers
     first. ``plan`` returns why there is no solution, in words, where it fails nevertheless. A method that is not
-    ``auto`` runs only if it is asked for by name; :func:`.pack.methods` lists one that is ``costly`` only where it is
-    the automatic choice.
+    ``auto`` runs only if it is asked for by name. ``costly`` is the number of ranks from which on a method may take
+    seconds, 0 if it never does: there :func:`.pack.methods` lists it only where it is the automatic choice.
     """
 
     scheme: str
@@ -161,4 +161,4 @@ class Method(NamedTuple):
     fits: Callable[[Problem], int]
     plan: Callable[[Problem], Solution | str]
     auto: bool = True
-    costly: bool = False
+    costly: int = 0

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from ..bounds.certify import prices_certificate
 from ..bounds.prices import CheapestPaths
 from ..deadline import late, left
-from ..graph.fabric import Arc, Fabric, Ints, Path
+from ..graph.fabric import Fabric, Path
 from ..graph.loads import link_loads, scaled
-from ..graph.turning import turned, turning
+from ..graph.symmetry import symmetry
+from ..graph.turning import turned
 from ..problem import Problem, Solution
 from ..tree import Edge, Tree
 from .rational import solve
-from .symmetric import translations
 
 MOST_PAIRS = 64 * 63  # whose linear program takes seconds; symmetries leave fewer
 FEW_PAIRS = 1024  # the second program is solved for so many
@@ -39,22 +39,6 @@ MOST_EXACT = 400  # equations that are solved in integers
 GRAIN = 10**9  # of shares and prices that are rounded
 MOST_SCALE = 10**12  # of prices to integers
 Floats = NDArray[np.float64]
-
-
-class Symmetry(NamedTuple):
-    """Symmetries of a fabric that leave no rank in its place, but for the identity, which is among them.
-
-    Attributes:
-        images: where each symmetry moves every vertex.
-        sources: the ranks that stand for all.
-        class_of: for every link the number of its class, of those that are moved onto one another.
-        times: by class, how often a path and its images use each of these links where the path uses one.
-    """
-
-    images: tuple[dict[int, int], ...]
-    sources: tuple[int, ...]
-    class_of: dict[Arc, int]
-    times: Ints
 
 
 class Optimum(NamedTuple):
@@ -151,28 +135,6 @@ class PathProgram:
     def _work(self, path: Path) -> float:
         """How long a path keeps its links busy, and a step for each rank that it comes to."""
         return sum(self.work[arc] for arc in pairwise(path))
-
-
-def symmetry(f: Fabric) -> Symmetry:
-    """The translations of a fabric, else what counts on from rank 0 on; kept, as :func:`fits` asks for it, too."""
-    if "all pairs" in f.memo:
-        known: Symmetry = f.memo["all pairs"]
-        return known
-    group = translations(f)
-    turns = () if group else (turning(f, 0, rank) for rank in range(1, f.n))
-    images = [{v: v for v in f.vertices}, *(turn for turn in turns if turn)]
-    if group is not None:
-        images = [dict(enumerate(row)) for row in group.sums.tolist()]
-    class_of: dict[Arc, int] = {}
-    times: list[int] = []
-    for u, v in f.arcs:
-        if (u, v) not in class_of:
-            alike = {(image[u], image[v]) for image in images}
-            class_of |= dict.fromkeys(alike, len(times))
-            times.append(len(images) // len(alike))
-    sources = tuple(r for r in range(f.n) if r == min(image[r] for image in images))
-    f.memo["all pairs"] = found = Symmetry(tuple(images), sources, class_of, np.array(times, np.int64))
-    return found
 
 
 def fits(problem: Problem) -> int:

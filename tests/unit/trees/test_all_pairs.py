@@ -25,9 +25,9 @@ from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees import Packing, methods, pack, verify
 from blinkmpi.trees.deadline import within
-from blinkmpi.trees.exact.all_pairs import symmetry
 from blinkmpi.trees.graph.fabric import Fabric, choose_links, fabric
 from blinkmpi.trees.graph.loads import link_loads
+from blinkmpi.trees.graph.symmetry import symmetry
 from blinkmpi.trees.tree import carried
 from tests.unit.trees.packings import call_of, reference, sends_of
 from tests.unit.trees.test_certify import machines

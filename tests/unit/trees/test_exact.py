@@ -18,9 +18,9 @@ from blinkmpi.trees import pack, verify
 from blinkmpi.trees.bounds.prices import arborescence
 from blinkmpi.trees.exact import arborescences, arborescences_by_flow
 from blinkmpi.trees.exact.rational import solve
-from blinkmpi.trees.exact.symmetric import translations
 from blinkmpi.trees.graph.cuts import min_cut, ratio_cut
 from blinkmpi.trees.graph.fabric import fabric
+from blinkmpi.trees.graph.symmetry import translations
 from tests.unit.trees.test_certify import machines
 
 # ---------------------------------------------------------------- linear programs
