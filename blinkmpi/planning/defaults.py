@@ -196,10 +196,14 @@ def _choices(
 
 
 def _fastest(packings: Sequence[Packing], topology: Topology) -> tuple[Choice, ...]:
-    """The choices by the cost model; where links are equally fast both ways, a reduce takes those of a broadcast."""
+    """The choices by the cost model.
+
+    Where links are equally fast both ways, a reduce takes those of a broadcast; not between nodes, where one rank sends
+    its messages one after another.
+    """
     links = fabric(topology, topology.kinds())
     collective, root = packings[0].collective, packings[0].root
-    alike = BACKWARDS.get(collective, collective) if links.even else collective
+    alike = BACKWARDS.get(collective, collective) if links.even and len(topology.nodes) == 1 else collective
     key = "by size", alike, root, tuple((p.scheme, p.rate, len(p.trees), p.depth) for p in packings)
     known: tuple[Choice, ...] | None = links.memo.get(key)
     found = known or tuple(fastest(packings, topology, link_slots, LINK_SLOTS))
@@ -228,8 +232,7 @@ def link_slots(estimate: Estimate) -> list[tuple[int, int]]:
 
 def slots_for(estimate: Estimate, chunk_bytes: int) -> int:
     """Slots of a channel that keep the trees of a packing at their rates."""
-    most = estimate.slots(chunk_bytes)
-    return LINK_SLOTS[1] if most <= LINK_SLOTS[1] else min(MOST_LINK_SLOTS, math.ceil(SPARE_SLOTS * most))
+    return min(MOST_LINK_SLOTS, max(LINK_SLOTS[1], math.ceil(SPARE_SLOTS * estimate.slots(chunk_bytes))))
 
 
 def _schemes(plan: Plan, collective: Collective) -> list[str]:
