@@ -12,6 +12,7 @@ KIB = 1 << 10
 SIZES = tuple(4 * KIB << step for step in range(0, 20, 2))  # 4 KiB to 1 GiB
 WORTH = 0.99  # of the time of the choice for the next larger size: below, another one is taken
 MOST_EDGES = 60_000  # of a packing that is estimated
+MANY_RANKS, FAR_LESS = 16, 4
 
 
 class Choice(NamedTuple):
@@ -68,9 +69,14 @@ def fastest(packings: Sequence[Packing], topology: Topology, slots: Slots, other
 
 
 def contenders(packings: Iterable[Packing]) -> list[Packing]:
-    """The packings for which no other one, on the same kinds of links, has a rate as high and trees as shallow."""
+    """The packings for which no other one, on the same kinds of links, has a rate as high and trees as shallow.
+
+    Between many ranks of several nodes, a packing of far less rate than another one sends far more messages there: it is
+    slower at every size.
+    """
     kept: list[Packing] = []
     for p in sorted(packings, key=lambda p: (-p.rate, p.depth, len(p.trees))):
-        if not any(q.links == p.links and q.depth <= p.depth for q in kept):
+        crowded = p.n > MANY_RANKS and "net" in p.links.split("+") and kept and p.rate < kept[0].rate / FAR_LESS
+        if not crowded and not any(q.links == p.links and q.depth <= p.depth for q in kept):
             kept.append(p)
     return kept
