@@ -69,14 +69,15 @@ def fastest(packings: Sequence[Packing], topology: Topology, slots: Slots, other
 
 
 def contenders(packings: Iterable[Packing]) -> list[Packing]:
-    """The packings for which no other one, on the same kinds of links, has a rate as high and trees as shallow.
+    """The packings that no other one, on the same kinds of links, beats in rate, depth and number of trees.
 
-    Between many ranks of several nodes, a packing of far less rate than another one sends far more messages there: it is
-    slower at every size.
+    Between many ranks of several nodes, a packing of far less rate than another one sends far more messages there, and
+    is slower at every size.
     """
     kept: list[Packing] = []
     for p in sorted(packings, key=lambda p: (-p.rate, p.depth, len(p.trees))):
         crowded = p.n > MANY_RANKS and "net" in p.links.split("+") and kept and p.rate < kept[0].rate / FAR_LESS
-        if not crowded and not any(q.links == p.links and q.depth <= p.depth for q in kept):
+        same = [q for q in kept if q.links == p.links]
+        if not crowded and not any(q.depth <= p.depth and len(q.trees) <= len(p.trees) for q in same):
             kept.append(p)
     return kept
