@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from ..program.call import BLOCKED, REDUCTIONS, Call
+from ..program.cost_model import price
 from ..program.estimate import Estimate
+from ..program.lower import lower
 from ..topology.model import Topology
 from ..trees.deadline import late
 from ..trees.tree import Packing
@@ -13,6 +16,7 @@ SIZES = tuple(4 * KIB << step for step in range(0, 20, 2))  # 4 KiB to 1 GiB
 WORTH = 0.99  # of the time of the choice for the next larger size: below, another one is taken
 MOST_EDGES = 60_000  # of a packing that is estimated
 MANY_RANKS, FAR_LESS = 16, 4
+CLOSE, PLAYED_EDGES = 1.5, 600
 
 
 class Choice(NamedTuple):
@@ -29,13 +33,19 @@ Slots = Callable[[Estimate], Sequence[tuple[int, int]]]
 
 
 class _Contender(NamedTuple):
-    scheme: str
+    packing: Packing
     estimate: Estimate
     slots: Sequence[tuple[int, int]]
+    more: float = 0.0  # seconds that the simulator predicts above the estimate
+
+    @property
+    def scheme(self) -> str:
+        """Its scheme."""
+        return self.packing.scheme
 
     def seconds(self, nbytes: int, choice: Choice) -> float:
         """Seconds with the slots of a choice."""
-        return self.estimate.seconds(nbytes, choice.chunk_bytes, choice.depth)
+        return self.estimate.seconds(nbytes, choice.chunk_bytes, choice.depth) + self.more
 
     def best(self, nbytes: int) -> tuple[float, Choice]:
         """The least seconds, and the slots that give them; the smallest of equals."""
@@ -56,7 +66,7 @@ def fastest(packings: Sequence[Packing], topology: Topology, slots: Slots, other
         best = max(packings, key=lambda p: p.rate)  # the first of equals
         return [Choice(0, best.scheme, *otherwise)]
     estimates = [Estimate(p, topology) for p in able]
-    field = {p.scheme: _Contender(p.scheme, e, slots(e)) for p, e in zip(able, estimates, strict=True)}
+    field = _played([_Contender(p, e, slots(e)) for p, e in zip(able, estimates, strict=True)], topology)
     found: list[Choice] = []
     for nbytes in reversed(SIZES):
         seconds, choice = min((one.best(nbytes) for one in field.values()), key=lambda offer: offer[0])
@@ -68,15 +78,42 @@ def fastest(packings: Sequence[Packing], topology: Topology, slots: Slots, other
     return found
 
 
+def _played(some: Sequence[_Contender], topology: Topology) -> dict[str, _Contender]:
+    """By scheme; those that are close to one another for the shortest vectors with what the simulator says of these.
+
+    A vector of one chunk for each tree is played in no time, if the trees are few.
+    """
+    shortest = SIZES[0]
+    least = min(one.best(shortest)[0] for one in some)
+    close = [one for one in some if one.best(shortest)[0] < CLOSE * least]
+    small = all(sum(len(tree.edges) for tree in one.packing.trees) <= PLAYED_EDGES for one in close)
+    field = {one.scheme: one for one in some}
+    for one in close if len(close) > 1 and small else ():
+        seconds, choice = one.best(shortest)
+        call = _call(one.packing, shortest)
+        program = lower(one.packing, call, chunk_bytes=choice.chunk_bytes, depth=choice.depth)
+        field[one.scheme] = one._replace(more=price(program, one.packing, topology).seconds - seconds)
+    return field
+
+
+def _call(packing: Packing, nbytes: int) -> Call:
+    """A call of float32 on a vector of about ``nbytes``."""
+    collective, n = packing.collective, packing.n
+    counts: tuple[int, ...] = (max(1, nbytes // 4 // (n if collective in BLOCKED else 1)),)
+    op = "sum" if collective in REDUCTIONS else ""
+    return Call(collective, n, counts * (n if collective == "reduce_scatter" else 1), "float32", op, packing.root)
+
+
 def contenders(packings: Iterable[Packing]) -> list[Packing]:
     """The packings that no other one, on the same kinds of links, beats in rate, depth and number of trees.
 
-    Between many ranks of several nodes, a packing of far less rate than another one sends far more messages there, and
-    is slower at every size.
+    Between many ranks of several nodes, a packing of a tree for each rank with far less rate than another one sends far
+    more messages from node to node, and is slower at every size.
     """
     kept: list[Packing] = []
     for p in sorted(packings, key=lambda p: (-p.rate, p.depth, len(p.trees))):
-        crowded = p.n > MANY_RANKS and "net" in p.links.split("+") and kept and p.rate < kept[0].rate / FAR_LESS
+        many = p.n > MANY_RANKS and len(p.trees) >= p.n and "net" in p.links.split("+")
+        crowded = many and kept and p.rate < kept[0].rate / FAR_LESS
         same = [q for q in kept if q.links == p.links]
         if not crowded and not any(q.depth <= p.depth and len(q.trees) <= len(p.trees) for q in same):
             kept.append(p)
