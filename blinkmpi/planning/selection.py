@@ -98,7 +98,7 @@ def all_packings(
     passed: list[PassedOver] = []
     names = methods(topology, collective, root=root)
     extra = extra_methods(topology, collective, root=root)
-    host_path = gpus not in ("slots", "nodes") and "hybrid" in extra
+    host_path = gpus != "nodes" and "hybrid" in extra
     for method in (*names, *(["hybrid"] if host_path else [])):
         try:
             packing = pack(topology, collective, root=root, method=method)

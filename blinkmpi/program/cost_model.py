@@ -4,7 +4,7 @@ that share a memory (Blink section 4). Pure: no MPI, no GPU, no clock.
 
 import heapq
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from ..errors import PlanError
@@ -24,7 +24,9 @@ LATENCY = {"nvlink": 2.6e-6, "xgmi": 2e-6, "pcie": 5e-6, "host": 5e-6, "net": 10
 # Seconds that a message keeps its sender busy besides its bytes, so that the next one waits: on a GPU the threads of a
 # step, for their fence and flag; else the rank. Measured for NVLink, memory and MPI (message-cost-*.json of
 # benchmarks/results); expected to be the same for xGMI, PCIe and the host's path as for NVLink.
+# The CTAs of a GPU's kernel, about as many, share its stages, and those of one stage take turns at its chunks.
 MESSAGE = {"nvlink": 1e-6, "xgmi": 1e-6, "pcie": 1e-6, "host": 1e-6, "net": 4e-6, "memory": 0.1e-6}
+CTAS = 64
 
 # How much is simulated before extrapolating: chunk hops in all, chunks of a stage, fills of a channel's slots. It is
 # doubled, a few times at most, until the last two slopes of time over size differ by less than a part.
@@ -55,7 +57,7 @@ def price(program: Program, packing: Packing, topology: Topology) -> Price:
     On links: a chunk crosses the path of its tree edge (against it on the way up); each link serves chunks one after
     another at its rate, in order of arrival, and passes a chunk on as it comes in (cut-through), so the slowest link
     decides. A slot is free again when its chunk has been passed on. Folding itself costs nothing. A message keeps its
-    sender busy (:data:`MESSAGE`): the threads of its stage, or, towards another node, the rank's one that calls MPI.
+    sender busy (:data:`MESSAGE`): one CTA of its stage, or, towards another node, the rank's thread that calls MPI.
 
     Where ranks share a memory, work is on the cores: a step passes its bytes through its rank's core, once for a copy
     and m - 1 times for a fold of m operands, at the rate of the rank's link to the memory, one step at a time; what
@@ -107,6 +109,8 @@ class _Model:
         self._numbers: dict[Key | Sender, int] = {}
         self._packing, self._topology = packing, topology
         self.steps = [program.chunk_of(stage) for stage in program.stages]
+        stages = Counter(stage.rank for stage in program.stages)
+        self._ctas = ctas_of_a_stage(max(stages.values(), default=1))
         reader = {(c, stage.rank): i for i, stage in enumerate(program.stages) for c in stage.ins}
         writer = {c: i for i, stage in enumerate(program.stages) for c in stage.outs}
         self.sources = [tuple(writer[c] for c in stage.ins) for stage in program.stages]
@@ -170,10 +174,11 @@ class _Model:
     def _sender(self, stage: Stage, links: list[Link]) -> tuple[int, float]:
         """Who is busy with a message on these links, and how long: a step signals all its readers at once."""
         kinds = {k.kind for k in links}
-        name = ("mpi", stage.rank) if "net" in kinds else ("stage", id(stage))
-        seconds = max((MESSAGE[kind] for kind in kinds), default=0.0)
-        readers = 1 if "net" in kinds else sum(len(self.program.channels[c].readers) for c in stage.outs)
-        return self._numbers.setdefault(name, len(self._numbers)), seconds / readers
+        if "net" in kinds:
+            return self._numbers.setdefault(("mpi", stage.rank), len(self._numbers)), MESSAGE["net"]
+        seconds = max((MESSAGE[kind] for kind in kinds), default=0.0) / self._ctas
+        readers = sum(len(self.program.channels[c].readers) for c in stage.outs)
+        return self._numbers.setdefault(("stage", id(stage)), len(self._numbers)), seconds / readers
 
     def _path(self, number: int, src: int, dst: int, *, partial: bool) -> list[Link]:
         """The links from ``src`` to ``dst`` on an edge of tree ``number``: of partial results, one to the root."""
@@ -256,6 +261,11 @@ class _Model:
             for j in (i, *self.sources[i]):
                 advance(j)
         return now
+
+
+def ctas_of_a_stage(stages: int) -> int:
+    """About how many CTAs each of so many stages of a GPU has."""
+    return max(1, CTAS // stages)
 
 
 def _extrapolated(model: _Model, part: float) -> float:

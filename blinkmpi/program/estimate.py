@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..topology.model import LinkKind, Topology
 from ..trees.graph.fabric import Arc
 from ..trees.tree import AGAINST, ALONG, Edge, Packing
-from .cost_model import LATENCY, MESSAGE
+from .cost_model import LATENCY, MESSAGE, ctas_of_a_stage
 
 
 class Cost(NamedTuple):
@@ -68,7 +68,12 @@ class Estimate:
                 work[arc] += part * slowness
             messages[hop.src] += hop.by.call
         self.crosses = any(hop.by.call for hop in hops)  # to other nodes
-        longest = max((hop.by.message for hop in hops), default=0.0)
+        of_rank: dict[int, set[tuple[int, bool]]] = defaultdict(set)
+        for hop in hops:
+            of_rank[hop.src].add((hop.tree, hop.level[0]))
+            of_rank[hop.dst].add((hop.tree, hop.level[0]))
+        ctas = ctas_of_a_stage(max(map(len, of_rank.values()), default=1))
+        longest = max((hop.by.call or hop.by.message / ctas for hop in hops), default=0.0)
         busiest = max(work.values(), default=0.0)
         self.step = _most([Cost(max([longest, *messages.values()])), Cost(0.0, busiest)])
         self.cycle = self._cycle(hops)
@@ -78,9 +83,11 @@ class Estimate:
         steps = max(1, -int(-nbytes * self.largest // chunk_bytes))
         part = nbytes / steps
         each = max(cost.of(part) for cost in self.step)
-        if steps > depth:
-            each = max(each, *(cost.of(part) / depth for cost in self.cycle))
-        return max(cost.of(part) for cost in self.fill) + (steps - 1) * each
+        more = (steps - 1) * each
+        if steps > depth:  # the others find a slot that is free again
+            cycle = max(cost.of(part) for cost in self.cycle)
+            more = max(more, (depth - 1) * each + (steps - depth) / depth * cycle)
+        return max(cost.of(part) for cost in self.fill) + more
 
     def slots(self, chunk_bytes: int) -> float:
         """How many slots of ``chunk_bytes`` each tree needs so that its first rank never waits: bandwidth times delay.

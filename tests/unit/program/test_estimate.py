@@ -2,7 +2,7 @@
 
 import pytest
 
-from blinkmpi.program.cost_model import MESSAGE, price
+from blinkmpi.program.cost_model import LATENCY, MESSAGE, ctas_of_a_stage, price
 from blinkmpi.program.estimate import Estimate
 from blinkmpi.program.lower import lower
 from blinkmpi.topology import Topology, machine, modify
@@ -33,7 +33,7 @@ def test_it_is_close_to_the_simulator_for_the_chunks_that_it_prefers(t: Topology
     for nbytes in (4 * KIB, 64 * KIB, 1024 * KIB, 64 * 1024 * KIB):
         best = min((estimate.seconds(nbytes, chunk * KIB, 8), chunk * KIB) for chunk in (4, 16, 64, 128))[1]
         about, exact = both(found, t, nbytes, best)
-        assert 0.7 < about / exact < 1.2, (nbytes, best, about, exact)
+        assert 0.7 < about / exact < 1.3, (nbytes, best, about, exact)
 
 
 @pytest.mark.parametrize("spec", ["dgx-1v:2", "dgx-a100:2"])
@@ -51,9 +51,10 @@ def test_one_hop_takes_a_latency_its_bytes_and_a_message_for_each_further_chunk(
     found = pack(pair, "broadcast")
     for nbytes, chunk in ((4096, 4096), (65536, 1024)):
         about, exact = both(found, pair, nbytes, chunk)
-        assert about == pytest.approx(exact, rel=0.01)
-    short = both(found, pair, 65536, 1024)[0]
-    assert short > 63 * MESSAGE["nvlink"]
+        assert about == pytest.approx(exact, rel=0.05)
+    program = lower(found, even_call("broadcast", 2, 1 << 18), chunk_bytes=256, depth=8)
+    (stages,) = {sum(stage.rank == rank for stage in program.stages) for rank in range(2)}
+    assert price(program, found, pair).seconds > 4095 * MESSAGE["nvlink"] / ctas_of_a_stage(stages)
 
 
 def test_slots_are_bandwidth_times_delay() -> None:
@@ -69,4 +70,5 @@ def test_the_simulator_goes_on_where_a_rank_only_reads() -> None:
     found = pack(star, "reduce", method="shallow")
     call = even_call("reduce", 4, 1 << 20, op="sum")
     program = lower(found, call, chunk_bytes=4 * KIB, depth=2)
-    assert price(program, found, star).seconds > 0.9 * (1 << 22) / (4 * KIB) / len(found.trees) * MESSAGE["nvlink"]
+    chunks = (1 << 22) / (4 * KIB) / len(found.trees)
+    assert price(program, found, star).seconds > chunks / 2 * LATENCY["nvlink"], "with two slots"
