@@ -33,6 +33,7 @@ MOST_COLUMNS = 6  # for each row of the program
 EPSILON = 1e-9
 VIOLATION = 1e-9  # of the bound
 GRAIN = 10**6
+HUGE = 1e100  # a price that the trees of a few rounds may not exceed
 Floats = NDArray[np.float64]
 INEXACT = "the linear program has no exact solution within the links"
 
@@ -235,6 +236,8 @@ def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:
         for column in master.columns[before:]:
             arcs = list(column.arcs)
             np.multiply.at(y, arcs, 1 + 0.5 * master.room.min() / master.room[arcs])
+            if y.max() > HUGE:  # only ratios count
+                y /= y.max()
     weights, y, _ = _converge(master, y)
     return master, weights, y
 
