@@ -114,7 +114,8 @@ def by_slots(plan: Plan) -> Plan:
             rule = replace(rule, reason=f"default: below {floor} bytes MPI was faster in trials on one machine")
         elif rule.min_bytes < floor or rule.protocol == "cma":
             rule = replace(rule, min_bytes=max(rule.min_bytes, floor), protocol="slots", reason=why)
-        if not any((r.collective, r.min_bytes) == (rule.collective, rule.min_bytes) for r in rules):
+        which = rule.collective, rule.root, rule.min_bytes
+        if not any((r.collective, r.root, r.min_bytes) == which for r in rules):
             rules.append(rule)
     return replace(plan, rules=tuple(rules))
 
@@ -133,12 +134,11 @@ def host_rules(
     several = len(there) > 1
     allowed = _allowed(topology, collective, wanted, [*_schemes(plan, collective), "mpi"]) if wanted else there
     rules: list[Rule] = []
+    trials = "on one machine" if len(topology.nodes) == 1 else "on two hosts made of one machine"
+    why = f"MPI was faster in trials {trials}" if small > SMALLEST else "nothing was tried"
     for root, choices in _choices(plan, topology, collective, [s for s in allowed if s != "mpi"] or there).items():
+        rules += [Rule(collective, 0, "mpi", reason=f"default: below {small} bytes {why}", root=root)] if small else []
         rules += _host_rows(collective, root, choices, small, memory=memory, large=plan.n > 2, several=several)
-    if small:
-        trials = "on one machine" if len(topology.nodes) == 1 else "on two hosts made of one machine"
-        why = f"MPI was faster in trials {trials}" if small > SMALLEST else "nothing was tried"
-        rules.insert(0, Rule(collective, 0, "mpi", reason=f"default: below {small} bytes {why}"))
     if not wanted:
         return rules
     kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0])]

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.planning.by_size import SIZES, contenders, fastest
-from blinkmpi.planning.defaults import LINK_SLOTS, link_slots, rule_of
+from blinkmpi.planning.defaults import LINK_SLOTS, by_slots, link_slots, rule_of
 from blinkmpi.planning.plan import Plan, chunk_for
 from blinkmpi.planning.selection import all_packings, choose, make_plan
 from blinkmpi.program.call import Call
@@ -12,7 +12,7 @@ from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
 from blinkmpi.topology import Topology, machine, modify
 from blinkmpi.trees.deadline import within
-from blinkmpi.trees.tree import Collective
+from blinkmpi.trees.tree import ROOTED, Collective
 from tests.unit.trees.packings import even_call
 
 DGX = machine("dgx-1v")
@@ -86,3 +86,15 @@ def test_schemes_that_are_asked_for_are_taken_for_all_sizes() -> None:
     some = make_plan(DGX, collectives=("broadcast",), roots=(0,), algo="broadcast:^hybrid")
     assert "hybrid" not in {rule.scheme for rule in some.rules}
     assert len({rule.scheme for rule in some.rules}) > 1
+
+
+def test_every_root_has_a_row_for_every_size() -> None:
+    """Also where ranks cannot read one another's memory, and where some root has rows of its own."""
+    t = modify(DGX, gpus="0,3,4")
+    plan = make_plan(t, mpi=True)
+    assert any(rule.root >= 0 for rule in plan.rules)
+    for one in (plan, by_slots(plan)):
+        for collective in ("broadcast", "reduce", "gather", "scatter", "allreduce"):
+            for root in range(3) if collective in ROOTED else (-1,):
+                for nbytes in (0, 3, 1 << 10, 1 << 20, 1 << 30):
+                    assert one.rule(collective, nbytes, root=root).min_bytes <= nbytes

@@ -216,3 +216,4 @@ def test_uneven_nodes_have_a_row_for_every_root(collective: str) -> None:
         assert program_for(plan, call, rule).scheme == rule.scheme
         there = [p for p in plan.packings if (p.collective, p.root) == (collective, plan.planned_as(root))]
         assert plan.packing(collective, root, rule.scheme).rate == max(p.rate for p in there)
+        assert make_plan(uneven, mpi=True).rule(collective, 64, root=root).scheme == "mpi"
