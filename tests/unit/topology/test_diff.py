@@ -17,7 +17,9 @@ from blinkmpi.planning.selection import make_plan
 from blinkmpi.plot.machine import draw_machine
 from blinkmpi.topology import from_gpus, machine, names
 from blinkmpi.topology.diff import Difference, differences
+from blinkmpi.topology.model import Topology
 from blinkmpi.topology.probe import probe
+from blinkmpi.trees.tree import Collective
 from tests.unit.cli.test_cli import blink as blink
 from tests.unit.topology.test_gather import on_ranks
 from tests.unit.topology.test_probe import DATA, recorded, recording
@@ -73,9 +75,14 @@ def test_what_one_alone_has_is_said() -> None:
 
 def plan_of(spec: str, **change: Any) -> Plan:
     made = machine(spec)
-    return make_plan(
-        made.drop_link(*change["drop"]) if "drop" in change else made, collectives=["broadcast"], roots=[0]
-    )
+    return trees_of(made.drop_link(*change["drop"]) if "drop" in change else made, "broadcast", roots=[0])
+
+
+def trees_of(made: Topology, collective: Collective, **options: Any) -> Plan:
+    """A plan of one scheme, whose table has one row."""
+    plan = make_plan(made, collectives=[collective], algo=f"{collective}:trees", **options)
+    rules = tuple(replace(rule, min_bytes=0, root=-1) for rule in plan.rules[-1:])
+    return replace(plan, packings=tuple(p for p in plan.packings if p.scheme == "trees"), rules=rules)
 
 
 def test_equal_plans_do_not_differ() -> None:
@@ -143,7 +150,7 @@ def test_plan_diff_needs_no_machine(blink: Any, files: Path) -> None:
 
 def test_plan_diff_says_equal_roots_once(blink: Any, tmp_path: Path) -> None:
     for name, made in (("a", machine("dgx-1v")), ("b", machine("dgx-1v").scale("nvlink", 0.5))):
-        (tmp_path / name).write_text(make_plan(made, collectives=["reduce"]).to_json())
+        (tmp_path / name).write_text(trees_of(made, "reduce").to_json())
     _, out, _ = blink(f"plan --diff {tmp_path / 'a'} {tmp_path / 'b'}")
     assert "reduce from 0,1,2,3,4,5,6,7   trees: rate" in out
 

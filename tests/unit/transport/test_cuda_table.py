@@ -39,8 +39,9 @@ TYPES = ("float32", "bfloat16", "int8", "float64", "complex64")
 
 
 def pairs(plan: Plan) -> list[tuple[Any, str]]:
-    """Every (collective, scheme) that moves something."""
+    """Every (collective, scheme) that moves something and that every root has."""
     found = [(p.collective, p.scheme) for p in plan.packings if p.collective != "barrier"]
+    found = [(c, scheme) for c, scheme in found if all(scheme in plan.schemes(c, root) for root in range(plan.n))]
     return list(dict.fromkeys([*found, *((c, scheme) for c in MAY_BE_CARRIED for scheme in plan.schemes(c))]))
 
 
