@@ -55,6 +55,13 @@ def steps(n: int, high: str) -> list[Step]:
     others = ("all_gather", "reduce_scatter", "broadcast", "reduce")
     found += [Step(f"{name}-gpu-np{n}", f"{name} {sweep} --compare nccl", 2) for name in others]
     found += [Step(f"{name}-gpu-graph-np{n}", f"{name} {sweep} --compare nccl -G 4", 2) for name in others]
+    everything, halves = ("all_reduce", *others), f"{sweep} -d bfloat16 --compare nccl"
+    found += [Step(f"{name}-bfloat16-gpu-graph-np{n}", f"{name} {halves} -G 4", 2) for name in everything]
+    found += [Step(f"{name}-bfloat16-gpu-np{n}", f"{name} {halves}", 2) for name in everything]
+    for dtype, kind in (("float", ""), ("bfloat16", "bfloat16-")):  # buffers that peers cannot reach
+        plain = f"all_reduce {sweep} -d {dtype} --compare nccl -R 0"
+        found.append(Step(f"all_reduce-{kind}plain-gpu-graph-np{n}", f"{plain} -G 4", 2))
+        found.append(Step(f"all_reduce-{kind}plain-gpu-np{n}", plain, 2))
     return found
 
 

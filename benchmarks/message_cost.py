@@ -108,7 +108,8 @@ def measured(world: Any, *, gpus: bool) -> tuple[list[dict[str, Any]], dict[str,
     import blinkmpi
 
     comm = blinkmpi.Communicator(world)
-    plan = comm.plans
+    comm.plan("broadcast")
+    plan = comm.plan("allreduce")
     machine = None if gpus else comm.machine  # a CPU machine's rates are measured anew each time
     facts = jobs.rank_facts(sys.modules["mpi4py.MPI"], comm)
     facts["device"] = comm.gpu.name if gpus and comm.gpu else "cpu"

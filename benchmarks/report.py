@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import report_text as texts  # noqa: E402
-from benchmarks.report_gpu import emulated_file, gpu_file, gpu_summary, nodes_file  # noqa: E402
+from benchmarks.report_gpu import emulated_file, gpu_file, gpu_summary, host_time_file, nodes_file  # noqa: E402
 from benchmarks.report_host import ablation_file, call_cost_file, host_file, host_summary, several_hosts  # noqa: E402
 from benchmarks.report_rows import blocks, on_gpu  # noqa: E402
 from blinkmpi.bench.document import with_current_names  # noqa: E402
@@ -60,7 +60,7 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """The page."""
     if not results:
         return texts.HEAD + texts.EMPTY
-    kinds = ("emulated", "hosts", "nodes", "call_cost", "ablation")
+    kinds = ("emulated", "hosts", "nodes", "call_cost", "ablation", "host_time")
     groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name, document in results:
         kind = next((kind for kind in kinds if document.get(kind)), "gpu" if on_gpu(document) else "host")
@@ -79,6 +79,7 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
         *section("call_cost", texts.CALL_COST_LEGEND, call_cost_file),
         *section("ablation", texts.ABLATION_LEGEND, ablation_file),
         *section("gpu", texts.GPU_LEGEND, gpu_file, gpu_summary(groups.get("gpu", []))),
+        *section("host_time", texts.HOST_TIME_LEGEND, host_time_file),
         *section("nodes", texts.NODES_LEGEND, nodes_file),
         *section("emulated", texts.EMULATED_LEGEND, emulated_file),
     ]

@@ -39,12 +39,13 @@ def _mode(document: dict[str, Any]) -> str:
 
 def gpu_summary(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
     means = (">out of place: below 1 MiB", ">from 1 MiB", ">in place: below 1 MiB", ">from 1 MiB")
-    lines = [*table_head("collective", ">GPUs", "mode", "beside", *means, ">wrong values", "file")]
+    lines = [*table_head("collective", "type", ">GPUs", "mode", "beside", *means, ">wrong values", "file")]
     for name, document in results:
         for _, rows in blocks(document):
             for peer in peers_of(document) or [NONE]:
                 found = [mean(rows, place, peer, small=small) for place, _ in PLACES for small in (True, False)]
-                cells = [label_with_mark(document, rows), str(document["blinkmpi"]["ranks"]), _mode(document)]
+                types = ", ".join(dict.fromkeys(str(row.get("type")) for row in rows))
+                cells = [label_with_mark(document, rows), types, str(document["blinkmpi"]["ranks"]), _mode(document)]
                 cells += [label_of(peer), *map(ratio_text, found), wrong_text(rows), link_to(name)]
                 lines.append(line(cells))
     return "\n".join(lines)
@@ -84,6 +85,26 @@ def _gpu_table(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str
         cells += [us_text(own.get("predicted_us")), us_text(own.get("bound_us")), wrong_text([row])]
         lines.append(line(cells))
     return lines
+
+
+def host_time_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/host_time.py wrote."""
+    gpu = document["blinkmpi"]["gpu"]
+    versions = ", ".join(f"{key} {value}" for key, value in gpu.items() if key != "name" and value)
+    lines = [f"### {name}", "", f"- GPUs: {document['blinkmpi']['ranks']} x {gpu['name']}, {versions}"]
+    lines += fact_lines(document, command="host_time.py")
+    theirs, rows = "NCCL group", document["results"]
+    ways = [way for way in rows[0]["again_us"] if way != theirs]
+    cells = [cell for way in ways for cell in (f">{way}", ">ratio", ">new", ">ratio")]
+    lines += ["", *table_head("type", ">size", ">NCCL", ">new", *cells, ">wrong")]
+    for row in rows:
+        again, new = row["again_us"], row["new_us"]
+        found = [row["dtype"], exact_size_text(row["bytes"]), us_text(again[theirs]), us_text(new[theirs])]
+        for way in ways:
+            for us in (again, new):
+                found += [us_text(us[way]), ratio_text(us[theirs] / us[way])] if way in us else [NONE, NONE]
+        lines.append(line([*found, str(row["wrong"])]))
+    return "\n".join(lines)
 
 
 def nodes_file(name: str, document: dict[str, Any]) -> str:

@@ -47,6 +47,13 @@ Allreduces of tiny float32 tensors of as many different lengths, one after anoth
 mpi4py in the same job. Times are microseconds per call; ratio is mpi4py's time divided by ours.
 """
 
+HOST_TIME_LEGEND = """
+## Host time of GPU calls
+
+Microseconds that the host needs to put an AllReduce in place on its stream: of the same tensor again and again, and
+(new) of tensors that no call has seen yet. Ratio is NCCL's time, by torch's process group, divided by ours.
+"""
+
 ABLATION_LEGEND = """
 ## Mechanisms
 

@@ -23,7 +23,7 @@ from .runtime.context import Context, copy_of, free
 from .runtime.cuda.buffers import device_array
 from .runtime.cuda.context import CudaContext
 from .runtime.dispatch import Dispatcher
-from .runtime.entering import enter, enter_group
+from .runtime.entering import enter, enter_group, plan
 from .runtime.process_exit import end_job_on_error
 from .topology import Topology
 from .transport.cuda.device import Gpu
@@ -45,6 +45,8 @@ class Communicator(Collectives, GuardedIntracomm):
         algo: overrides of the selection table, as in ``BLINKMPI_ALGO``.
         max_ctas: CTAs of a kernel at most (default: the GPU's multiprocessors but 32, ``BLINKMPI_MAX_CTAS``), which
             leaves room for the model's kernels and for NCCL's.
+        stream: ``current``: calls on GPU memory are only put on the current stream of CuPy or torch, as NCCL's and
+            torch's own are; by default the host waits for the result, unless a call says ``stream=``.
 
     Raises:
         BlinkError: on every rank, if any rank cannot take part.
@@ -71,10 +73,11 @@ class Communicator(Collectives, GuardedIntracomm):
         executor: str | None = None,
         algo: str | None = None,
         max_ctas: int | None = None,
+        stream: str | None = None,
     ) -> None:
         if comm is None:
             raise ArgumentError("Communicator() needs a communicator; pass MPI.COMM_WORLD")
-        options = Options(topology, plan, timeout, strict, deterministic, executor, algo, max_ctas)
+        options = Options(topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream)
         try:
             self._blink = Dispatcher(self, options)
         except BaseException as error:
@@ -125,7 +128,7 @@ class Communicator(Collectives, GuardedIntracomm):
 
     @property
     def plans(self) -> Plan:
-        """Every packing of this job and the selection table."""
+        """The packings and the selection table of the calls so far: rank 0 plans for one when it is first made."""
         return self.context.main.plans
 
     @property
@@ -150,6 +153,10 @@ class Communicator(Collectives, GuardedIntracomm):
         well. Meanwhile what goes wrong is logged within two seconds.
         """
         self._dispatcher().check()
+
+    def plan(self, collective: str, root: int = 0) -> Plan:
+        """Plan for a collective (and root) now, and not in its first call; collective. Returns what is planned."""
+        return plan(self._dispatcher(), collective, root)
 
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe and plan again, and go on with the new plan; collective. Returns what differs, as ``plan --diff``."""

@@ -15,7 +15,7 @@ from .cluster.boxes import Box, boxes_of, oriented
 from .deadline import late
 from .graph.cuts import MAX_VERTICES
 from .graph.fabric import Fabric
-from .graph.logical import LogicalGraph, logical_graph
+from .graph.logical import Capacities, LogicalGraph, capacities_of, logical_graph
 from .tree import Certificate, Tree
 
 BACKWARDS = {"reduce": "broadcast", "reduce_scatter": "allgather", "gather": "scatter"}  # on reversed links
@@ -89,6 +89,12 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
     def logical(self) -> LogicalGraph | None:
         """The graph between ranks, switches split away; None where switches are wired to switches."""
         return logical_graph(self.oriented) if self.oriented.flat else None
+
+    @cached_property
+    def capacities(self) -> Capacities:
+        """The capacities that trees between ranks share, where there is a logical graph."""
+        assert self.logical is not None
+        return capacities_of(self.logical, -1 if self.collective == "allreduce" else self.root)
 
     @cached_property
     def likely(self) -> Certificate:

@@ -23,12 +23,12 @@ from blinkmpi.planning.by_size import SIZES
 from blinkmpi.planning.defaults import rule_of
 from blinkmpi.planning.plan import Rule, chunk_for
 from blinkmpi.planning.selection import all_packings, choose, make_plan
-from blinkmpi.program.call import REDUCTIONS, Call
+from blinkmpi.program.call import Call, call_of_bytes
 from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
 from blinkmpi.topology.importers import load
 from blinkmpi.topology.model import Topology
-from blinkmpi.trees.tree import ROOTED, Collective, Packing
+from blinkmpi.trees.tree import Collective, Packing
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "choice.json"
 MACHINES = (
@@ -50,17 +50,6 @@ def machine_of(name: str) -> Topology:
     spec, _, gpus = name.partition("/")
     t = load(spec)
     return t.subset([int(g) for g in gpus.split(",")]) if gpus else t
-
-
-def call_of(collective: Collective, n: int, nbytes: int) -> Call:
-    """A call of float32 on a vector of about ``nbytes``."""
-    elements = nbytes // 4
-    if collective == "reduce_scatter":
-        counts = (max(1, elements // n),) * n
-    else:
-        counts = (max(1, elements // (n if collective in ("allgather", "gather", "scatter") else 1)),)
-    op = "sum" if collective in REDUCTIONS else ""
-    return Call(collective, n, counts, "float32", op, 0 if collective in ROOTED else -1)
 
 
 def seconds(packing: Packing, t: Topology, call: Call, rule: Rule) -> float:
@@ -85,7 +74,7 @@ def judged(job: tuple[str, Collective]) -> list[dict[str, Any]]:
     packings, _ = all_packings(t, collective, 0)
     rows = []
     for nbytes in SIZES:
-        call = call_of(collective, t.n, nbytes)
+        call = call_of_bytes(collective, t.n, max(nbytes, 4 * t.n))
         rule = choose(plan, call)
         taken = seconds(plan.packing(collective, call.root, rule.scheme), t, call, rule)
         others = dict(offers(packings, t, call))

@@ -198,6 +198,7 @@ class _Bench:
             self.gpu = GpuTimer(cupy(), ours, self.calls, unalign=self.args.unalign, symmetric=symmetric)
             self.buffers = self.gpu.buffers
         if first or self.args.executor is not None:
+            ours.plan(self.options.collective, max(self.calls[0].root, 0))
             self._header(ours, first=first)
         for call in self.calls:
             with nullcontext() if self.gpu is None else self.gpu.stream:

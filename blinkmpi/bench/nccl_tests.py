@@ -1,9 +1,8 @@
 """nccl-tests' names of types, operations and collectives, and how it rounds a size to a call."""
 
 from ..errors import BufferTypeError
-from ..program.call import BLOCKED, REDUCTIONS, Call
-from ..program.reduction import dtype_of
-from ..trees.tree import ROOTED, Collective
+from ..program.call import Call, call_of_bytes
+from ..trees.tree import Collective
 from ..util.text import quoted
 
 # nccl-tests' name of each element type, in its order.
@@ -21,15 +20,8 @@ TEST_NAMES: dict[Collective, str] = {
 
 def call_of_size(collective: Collective, n: int, nbytes: int, dtype: str, op: str, root: int) -> Call:
     """The call of ``n`` ranks whose largest buffer has ``nbytes``, rounded down as nccl-tests does it."""
-    itemsize = dtype_of(dtype).itemsize
-    count = nbytes // itemsize
-    if collective in BLOCKED:
-        count //= n
-    if collective in ("allgather", "reduce_scatter"):
-        count &= -(16 // itemsize)
-    counts = (count,) * (n if collective == "reduce_scatter" else 1)
-    op, root = op if collective in REDUCTIONS else "", root if collective in ROOTED else -1
-    return Call(collective, n, counts, dtype, op, root)
+    aligned = 16 if collective in ("allgather", "reduce_scatter") else 1
+    return call_of_bytes(collective, n, nbytes, dtype=dtype, op=op, root=root, aligned=aligned)
 
 
 def type_name(dtype: str) -> str:

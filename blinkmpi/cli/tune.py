@@ -31,6 +31,7 @@ def tune(args: argparse.Namespace, world: Any) -> int:
     """Measure on all ranks."""
     from ..communicator import Communicator
     from ..measure.tune import tune as measure
+    from ..transport.cuda.device import kernels_digest
 
     names = [collective_named(c) for c in args.collectives] or list(TUNED)
     size, end = parse_size(args.begin), parse_size(args.end)
@@ -49,9 +50,13 @@ def tune(args: argparse.Namespace, world: Any) -> int:
             path = Path(args.output) if args.output else file_of(cache_dir(), gpus.gpu.name, gpus.machine)
             fresh = TunedTable(
                 gpus.gpu.name, gpus.machine.n, gpus.machine.name, datetime.date.today().isoformat(),
-                dict(gpus.gpu.versions), (),
+                dict(gpus.gpu.versions), (), kernels_digest(),
             )  # fmt: skip
-            keep(path, (read(path) or fresh).joined(rules).to_json())
+            before = read(path)
+            if before is not None and before.kernels != fresh.kernels:
+                print(f"what {path} had was measured with other kernels, and is dropped", file=sys.stderr)
+                before = None
+            keep(path, (before or fresh).joined(rules).to_json())
             for r in rules:
                 print(f"{r.collective:15} from {r.min_bytes:>10} B {'registered' if r.registered else 'any':10} "
                       f"{r.scheme}/{r.protocol} chunk {r.chunk_bytes} ctas {r.ctas or 'default'}")  # fmt: skip

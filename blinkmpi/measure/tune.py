@@ -57,6 +57,7 @@ def tune(
     found: list[Rule] = []
     trial = _Trial(comm, gpus, max(sizes), dtype, say)
     for collective in collectives:
+        comm.plan(collective)
         for registered in (False, True):
             found += rows(choices(sizes, partial(trial.measured, collective, registered)), registered=registered)
     trial.close()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ..program.call import BLOCKED, REDUCTIONS, Call
+from ..program.call import call_of_bytes
 from ..program.cost_model import price
 from ..program.estimate import Estimate
 from ..program.lower import lower
@@ -90,18 +90,11 @@ def _played(some: Sequence[_Contender], topology: Topology) -> dict[str, _Conten
     field = {one.scheme: one for one in some}
     for one in close if len(close) > 1 and small else ():
         seconds, choice = one.best(shortest)
-        call = _call(one.packing, shortest)
-        program = lower(one.packing, call, chunk_bytes=choice.chunk_bytes, depth=choice.depth)
-        field[one.scheme] = one._replace(more=price(program, one.packing, topology).seconds - seconds)
+        p = one.packing
+        call = call_of_bytes(p.collective, p.n, max(shortest, 4 * p.n), root=p.root)
+        program = lower(p, call, chunk_bytes=choice.chunk_bytes, depth=choice.depth)
+        field[one.scheme] = one._replace(more=price(program, p, topology).seconds - seconds)
     return field
-
-
-def _call(packing: Packing, nbytes: int) -> Call:
-    """A call of float32 on a vector of about ``nbytes``."""
-    collective, n = packing.collective, packing.n
-    counts: tuple[int, ...] = (max(1, nbytes // 4 // (n if collective in BLOCKED else 1)),)
-    op = "sum" if collective in REDUCTIONS else ""
-    return Call(collective, n, counts * (n if collective == "reduce_scatter" else 1), "float32", op, packing.root)
 
 
 def contenders(packings: Iterable[Packing]) -> list[Packing]:

@@ -180,7 +180,7 @@ def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedSch
     return PricedScheme(
         scheme=packing.scheme, links=packing.links, trees=len(packing.trees), depth=packing.depth,
         rate_gbps=float(packing.rate / 1000), bound_gbps=float(packing.bound / 1000), optimal=packing.optimal,
-        chunk_bytes=program.chunk * slot_width(call), slots=program.depth, protocol=rule.protocol,
+        chunk_bytes=program.chunk * slot_width(call, program.channels), slots=program.depth, protocol=rule.protocol,
         seconds=cost.seconds, algbw=cost.algbw, busbw=cost.algbw * call.bus_factor, busiest=_busiest(cost, topology),
         reason=packing.reason, shares=tuple(map(str, shares(packing))), certificate=packing.certificate.text,
     )  # fmt: skip

@@ -132,6 +132,22 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
             return "scatter"
         return packed_as(collective)
 
+    def joined(self, part: Plan, collective: Collective, root: int) -> Plan:
+        """With a plan for one more collective and root (-1: it has none), whose rows are that root's from then on."""
+        have = {(p.collective, p.root, p.scheme) for p in self.packings}
+        rules = [row for row in part.rules if row.collective not in {r.collective for r in self.rules}]
+        if not any(row.collective == collective for row in rules) and root >= 0:
+            rows = [replace(row, root=root) for kind in part.rows(collective, root).values() for row in kind]
+            known = [replace(row, root=root) for kind in self.rows(collective, root).values() for row in kind]
+            rules += rows if rows != known else []
+        return replace(
+            self,
+            packings=(*self.packings, *(p for p in part.packings if (p.collective, p.root, p.scheme) not in have)),
+            rules=(*self.rules, *rules),
+            passed_over=tuple(dict.fromkeys((*self.passed_over, *part.passed_over))),
+            turns=tuple(dict.fromkeys((*self.turns, *part.turns))),
+        )
+
     def passed_over_for(self, collective: Collective, root: int = -1) -> tuple[PassedOver, ...]:
         """The methods without a packing for a collective and root."""
         packed = self.packed_as(collective)

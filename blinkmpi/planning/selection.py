@@ -16,7 +16,6 @@ from ..program.lower import lower
 from ..topology.model import Topology
 from ..trees import extra_methods, methods, pack
 from ..trees.deadline import SECONDS, late, within
-from ..trees.graph.fabric import shared_memory
 from ..trees.graph.turning import like_roots
 from ..trees.patterns.shallow import is_shallow
 from ..trees.problem import MethodOptions
@@ -26,12 +25,13 @@ from .defaults import Gpus, gpu_rules, host_rules
 from .plan import PACKETS, PassedOver, Plan, Rule, Turn, chunk_for
 
 MOST_DEPTHS = 4  # limits on the hops of trees that are tried
+ALL_COLLECTIVES: tuple[Collective, ...] = (*COLLECTIVES, *CARRIED)
 ALL_SCHEMES_RANKS = 16  # beyond, a plan holds only what its table names
 
 
 def make_plan(
     topology: Topology, *, algo: str = "", mpi: bool = False, gpus: Gpus = "",
-    collectives: Sequence[Collective] = (*COLLECTIVES, *CARRIED), roots: Sequence[int] | None = None,
+    collectives: Sequence[Collective] = ALL_COLLECTIVES, roots: Sequence[int] | None = None,
     seconds: float = SECONDS,
 ) -> Plan:  # fmt: skip
     """Pack for every collective and root, and fill the selection table.
@@ -48,11 +48,10 @@ def make_plan(
         TopologyError: if the machine is not connected. SettingsError: for an impossible ``algo``.
     """
     if roots is None or set(MAY_BE_CARRIED) & set(collectives):  # which may take the scatters of all roots
-        alike = like_roots(topology) if shared_memory(topology) is None else {}
-        roots = [root for root in range(topology.n) if root not in alike]
-        turns = tuple(Turn(root, like, image) for root, (like, image) in alike.items())
-    else:
-        turns = ()
+        roots = range(topology.n)
+    alike = like_roots(topology)
+    turns = tuple(Turn(root, *alike[root]) for root in roots if root in alike)
+    roots = list(dict.fromkeys(alike[root][0] if root in alike else root for root in roots))
     with within(seconds):
         packings, passed = _packings(topology, gpus, collectives, roots)
     wanted = parse_algo(algo)

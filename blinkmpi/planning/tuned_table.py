@@ -25,7 +25,7 @@ FORMAT_VERSION = 2
 
 
 class TunedTable(Document, frozen=True):
-    """Measured rows. ``measured`` is a date, ``versions`` what they were measured with."""
+    """Measured rows. ``measured`` is a date, ``versions`` and the digest of the ``kernels`` what with."""
 
     KIND: ClassVar = "table"
     VERSION: ClassVar = FORMAT_VERSION
@@ -35,6 +35,7 @@ class TunedTable(Document, frozen=True):
     measured: str
     versions: dict[str, str]
     rules: tuple[Rule, ...]
+    kernels: str = ""
 
     def joined(self, newer: Sequence[Rule]) -> TunedTable:
         """With other rows for the collectives that ``newer`` names."""
@@ -67,11 +68,12 @@ def read(path: Path) -> TunedTable | None:
 
 
 def taken(plan: Plan, table: TunedTable, machine: Topology) -> Plan:
-    """The plan with the table's rows in place of its own, for the collectives that the table has.
+    """The plan with the table's rows in place of its own, for the collectives that both have.
 
     Raises:
         PlanError: if a row names a scheme that the plan lacks.
     """
-    names = {r.collective for r in table.rules}
+    names, planned = {r.collective for r in table.rules}, {r.collective for r in plan.rules}
     rules = [r for r in plan.rules if r.collective not in names]
-    return msgspec.structs.replace(plan, rules=(*rules, *table.rules)).check(machine)
+    rules += [r for r in table.rules if r.collective in planned]
+    return msgspec.structs.replace(plan, rules=tuple(rules)).check(machine)

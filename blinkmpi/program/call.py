@@ -1,7 +1,7 @@
 """A collective call as all ranks must agree on it: which collective, how many elements of what type, by which root."""
 
 from ..errors import SettingsError
-from ..trees.tree import CARRIED, COLLECTIVES, Collective
+from ..trees.tree import CARRIED, COLLECTIVES, ROOTED, Collective
 from ..util.codec import Value
 from ..util.text import quoted
 from .reduction import dtype_of
@@ -104,6 +104,20 @@ class Call(Value, frozen=True):
         if self.collective in ("reduce", "gather"):
             return rank == self.root
         return self.collective != "barrier" and (self.collective != "broadcast" or rank != self.root)
+
+
+def call_of_bytes(
+    collective: Collective, n: int, nbytes: int, *, dtype: str = "float32", op: str = "sum", root: int = 0,
+    aligned: int = 1,
+) -> Call:  # fmt: skip
+    """The call of ``n`` ranks whose largest buffer has ``nbytes``, in blocks that ``aligned`` bytes divide."""
+    itemsize = dtype_of(dtype).itemsize
+    count = nbytes // itemsize // (n if collective in BLOCKED else 1)
+    count -= count % max(1, aligned // itemsize)
+    counts = (count,) * (n if collective == "reduce_scatter" else 1)
+    return Call(
+        collective, n, counts, dtype, op if collective in REDUCTIONS else "", root if collective in ROOTED else -1
+    )
 
 
 def collective_named(name: str) -> Collective:

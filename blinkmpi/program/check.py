@@ -129,6 +129,8 @@ def _check_stage(program: Program, i: int, stage: Stage) -> None:
     if any(program.channels[c].partial != partial for c in stage.outs):
         values = "partial" if partial else "final"
         raise PlanError(f"stage {i}: way {stage.way} writes {values} values; its channels disagree")
+    if any(program.channels[c].operands for c in stage.outs) and (stage.fold != (-1,) or not partial):
+        raise PlanError(f"stage {i}: writes what it has folded into a channel of operands; lower the call again")
     if stage.final != (stage.way == "turn"):
         raise PlanError(f"stage {i}: a fold is final at the turn and nowhere else, got way {stage.way}")
 

@@ -11,7 +11,6 @@ from ..errors import PlanError
 from ..topology.model import Link, LinkKind, Topology
 from ..trees.tree import Packing
 from ..util.codec import Value
-from .call import REDUCTIONS
 from .ir import Program, Stage
 from .reduction import accumulator_of, dtype_of
 
@@ -143,8 +142,8 @@ class _Model:
     def _work(self, i: int, core: Link, reader: dict[tuple[int, int], int]) -> tuple[_Transfer, ...]:
         """What stage ``i`` costs its rank's core, and the network where its chunks go to other nodes."""
         stage, call = self.program.stages[i], self.program.call
-        partial = call.collective in REDUCTIONS and stage.way != "down"
-        width = (accumulator_of if partial else dtype_of)(call.dtype).itemsize
+        folds = len(stage.fold) > 1 or any(self.program.channels[c].wide for c in (*stage.ins, *stage.outs))
+        width = (accumulator_of if folds else dtype_of)(call.dtype).itemsize
         passes = max(1, len(stage.fold) - 1)
         work = self._on(core, passes * width * stage.count, stage.count)
         sender = work[0], MESSAGE["memory"]
@@ -162,7 +161,7 @@ class _Model:
         found = []
         for c in stage.outs:
             channel = self.program.channels[c]
-            width = (accumulator_of if channel.partial else dtype_of)(self.program.call.dtype).itemsize
+            width = (accumulator_of if channel.wide else dtype_of)(self.program.call.dtype).itemsize
             for rank in channel.readers:
                 links = self._path(channel.tree, stage.rank, rank, partial=channel.partial)
                 links = [k for k in links if kind in (None, k.kind)]

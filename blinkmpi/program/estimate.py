@@ -23,8 +23,8 @@ class Cost(NamedTuple):
     fixed: float = 0.0
     each: float = 0.0
 
-    def __add__(self, other: object) -> "Cost":
-        assert isinstance(other, Cost)
+    def then(self, other: "Cost") -> "Cost":
+        """This and after it another one."""
         return Cost(self.fixed + other.fixed, self.each + other.each)
 
     def of(self, nbytes: float) -> float:
@@ -129,7 +129,7 @@ class Estimate:
         for i, packed in enumerate(packing.trees):
             there = up[i].get(packed.root, [Cost()])
             longest = _most([Cost(), *(way for ways in down[i].values() for way in ways)])
-            ends += [a + b + waits[i] for a in there for b in longest]
+            ends += [a.then(b).then(waits[i]) for a in there for b in longest]
         return _most(ends)
 
     def _cycle(self, hops: Sequence[_Hop]) -> list[Cost]:
@@ -142,7 +142,7 @@ class Estimate:
         found = []
         for hop, cost in zip(hops, costs, strict=True):
             after = onward.get((hop.tree, hop.level[0], hop.dst)) or onward.get((hop.tree, False, hop.dst))
-            found.append(cost + after if after else cost)
+            found.append(cost.then(after) if after else cost)
         return _most(found)
 
 

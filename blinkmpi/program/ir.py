@@ -31,12 +31,22 @@ FORMAT_VERSION = 2
 
 
 class Channel(Value, frozen=True):
-    """A ring of slots. ``partial`` values travel in the accumulator type, others in the call's type."""
+    """A ring of slots.
+
+    ``partial`` values are on their way to where the fold is complete. They travel in the accumulator type, unless they
+    are ``operands``: elements of a send buffer as they are. All others travel in the call's type.
+    """
 
     tree: int
     writer: int
     readers: tuple[int, ...]
     partial: bool = False
+    operands: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """Whether values travel in the accumulator type."""
+        return self.partial and not self.operands
 
 
 class Stage(Value, frozen=True):

@@ -9,12 +9,12 @@ before it, and passes on that of itself, too, chunk by chunk.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from ..errors import PlanError
 from ..trees.tree import Edge, Packing, Tree
-from .call import BLOCKED, REDUCTIONS, Call
+from .call import BLOCKED, Call
 from .ir import Channel, Program, Stage
 from .reduction import accumulator_of, dtype_of
 
@@ -25,7 +25,7 @@ def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int) -> Prog
     """Lower ``call`` along the trees of ``packing``.
 
     Args:
-        chunk_bytes: size of a slot; partial results of 16-bit types take float32's room in it.
+        chunk_bytes: size of a slot; where partial results of 16-bit types travel, they take float32's room in it.
         depth: slots of each channel.
 
     Raises:
@@ -46,14 +46,14 @@ def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int) -> Prog
         else:
             for blocks, trees in _jobs(packing, call):
                 builder.job(blocks, trees)
-    chunk = max(1, chunk_bytes // slot_width(call))
+    chunk = max(1, chunk_bytes // slot_width(call, builder.channels))
     return Program(call, packing.scheme, chunk, depth, tuple(builder.channels), tuple(builder.stages))
 
 
-def slot_width(call: Call) -> int:
-    """Bytes of an element in a slot, which has room for the accumulator of a reduction."""
-    reduces = call.collective in REDUCTIONS
-    return max(dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize if reduces else 0)
+def slot_width(call: Call, channels: Iterable[Channel]) -> int:
+    """Bytes of an element in a slot, which has room for the accumulator if partial results travel."""
+    wide = any(channel.wide for channel in channels)
+    return (accumulator_of if wide else dtype_of)(call.dtype).itemsize
 
 
 def spans(count: int, weights: Sequence[Fraction], align: int) -> list[tuple[int, int]]:
@@ -213,8 +213,10 @@ class _Builder:
         elif kind == "scatter":
             self._path(number, _vertices(tree), length, inside, first)
 
-    def _channel(self, tree: int, writer: int, readers: tuple[int, ...], *, partial: bool = False) -> int:
-        self.channels.append(Channel(tree, writer, readers, partial))
+    def _channel(
+        self, tree: int, writer: int, readers: tuple[int, ...], *, partial: bool = False, operands: bool = False
+    ) -> int:
+        self.channels.append(Channel(tree, writer, readers, partial, operands))
         return len(self.channels) - 1
 
     def _outs(self, number: int, tree: Tree, rank: int) -> dict[int, int]:
@@ -232,7 +234,10 @@ class _Builder:
     ) -> dict[int, int]:
         """Reduce towards the root. Returns the root's channels down, by reader, if ``turn``."""
         upward = tree.upward
-        to_parent = {e.src: self._channel(number, e.src, (e.dst,), partial=True) for e in upward}
+        inner = {e.dst for e in upward}
+        to_parent = {
+            e.src: self._channel(number, e.src, (e.dst,), partial=True, operands=e.src not in inner) for e in upward
+        }
         down = self._outs(number, tree, tree.root) if turn else {}
         for rank in (*(e.src for e in upward), tree.root):
             children = sorted(e.src for e in upward if e.dst == rank)

@@ -23,7 +23,6 @@ from ..program.memory import Buffer, DeviceArray, address, overlap
 from ..program.reduction import FLOATS, NARROW, Array, check_op, dtype_of
 from ..trees.tree import Collective
 from .buffers import DelegatedToMPI, in_place, op_name, parse
-from .cuda.buffers import stream_address
 
 
 class Copy(NamedTuple):
@@ -222,45 +221,6 @@ def in_mpi(call: Call) -> bool:
     if call.op == "avg" or (call.op in ("min", "max") and call.dtype in FLOATS):
         return False
     return dtype_of(call.dtype).itemsize >= 4 or call.dtype == "bool"
-
-
-def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] | None:
-    """What makes two calls the same but for the content of their buffers; None where an argument is no simple one.
-
-    A C-contiguous NumPy array is identified by its address, whether it is read-only, bytes and type; a CuPy array
-    by address, elements and type, and by the stream, which without ``stream`` is CuPy's current one.
-    """
-    key: list[Any] = [prepare]
-    cupy, device = sys.modules.get("cupy"), False
-    device_array = cupy.ndarray if cupy is not None else None
-    for arg in args:
-        kind = type(arg)
-        if kind is np.ndarray:
-            if not arg.flags.c_contiguous:
-                return None
-            memory = MPI.buffer(arg)  # a quarter of what __array_interface__ takes
-            key += memory.address, memory.readonly, memory.nbytes, arg.dtype
-        elif kind is device_array:
-            if not arg._c_contiguous:  # which arg.flags.c_contiguous is, in a sixth of the time
-                return None
-            key += arg.data.ptr, arg.size, arg.dtype.num
-            device = True
-        elif arg is None or kind is int or kind is str:
-            key.append(arg)
-        elif kind is MPI.Op:
-            key.append(arg.handle)
-        elif arg is MPI.IN_PLACE:
-            key.append("in place")
-        else:
-            return None
-    if stream is not None:
-        try:
-            key += stream_address(stream), False
-        except ArgumentError:  # which is raised when the call is bound, and the peers are told
-            return None
-    elif device:
-        key += cupy.cuda.get_current_stream().ptr, True  # type: ignore[union-attr]
-    return tuple(key)
 
 
 def check_root(root: int, n: int) -> None:

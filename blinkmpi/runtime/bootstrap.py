@@ -6,7 +6,9 @@ in; nothing here imports MPI.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from numbers import Real
 from pathlib import Path
 
@@ -15,9 +17,13 @@ import msgspec
 from ..errors import ArgumentError, MismatchError, PlanError, SettingsError, TopologyError
 from ..planning import tuned_table as tuned
 from ..planning.defaults import Gpus
+from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import Plan
-from ..planning.selection import make_plan
+from ..planning.selection import ALL_COLLECTIVES, make_plan, parse_algo
+from ..planning.tuned_table import TunedTable
 from ..topology import Topology, load
+from ..transport.cuda.device import kernels_digest
+from ..trees.tree import Collective
 from ..util.files import read_file
 from ..util.settings import LONGEST_S, MOST_CTAS, Settings, log, read
 from ..util.text import brief, quoted
@@ -40,6 +46,7 @@ class Options:
     executor: str | None = None
     algo: str | None = None
     max_ctas: int | None = None
+    stream: str | None = None
     nodes: tuple[int, ...] = ()  # of a child: which virtual node each rank is in
 
     def check(self) -> None:
@@ -48,6 +55,8 @@ class Options:
             check_timeout(self.timeout_s)
         if self.max_ctas is not None and not (isinstance(self.max_ctas, int) and 0 < self.max_ctas <= MOST_CTAS):
             raise ArgumentError(f"max_ctas={self.max_ctas!r}: expected a number of 1 to {MOST_CTAS}")
+        if self.stream not in (None, "current"):
+            raise ArgumentError(f"stream={self.stream!r}: expected None or 'current'; name other streams in each call")
         if self.executor is not None and self.executor not in EXECUTORS:
             raise ArgumentError(f"executor={self.executor!r}: expected one of {', '.join(EXECUTORS)}")
 
@@ -56,7 +65,12 @@ class Options:
         machine = self.topology.fingerprint if isinstance(self.topology, Topology) else self.topology
         plan = digest(self.plan) if isinstance(self.plan, Plan) else self.plan
         parts: dict[str, object] = {"topology": machine, "plan": plan, "executor": self.executor, "algo": self.algo}
-        parts |= {"max_ctas": self.max_ctas, "strict": self.strict or None, "deterministic": self.deterministic or None}
+        parts |= {
+            "max_ctas": self.max_ctas,
+            "stream": self.stream,
+            "strict": self.strict or None,
+            "deterministic": self.deterministic or None,
+        }
         return ", ".join(f"{k}={v}" for k, v in parts.items() if v is not None) or "no arguments"
 
 
@@ -134,28 +148,49 @@ def given_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
 
 def agree_on_plan(
     comm: Comm, machine: Topology, options: Options, settings: Settings, gpus: Gpus = "", table: Path | None = None
-) -> Plan:
-    """Rank 0 packs (or reads) the plan, everybody checks it.
+) -> PlanOnDemand:
+    """The plan that the user gave, read by rank 0 and checked by everybody, or one that rank 0 makes as calls come.
+
+    A barrier is planned for at once, and so is what ``algo`` names: links that do not join all ranks, and schemes that
+    there are not, are errors here. All is, if the plan is to be written to a file.
 
     Args:
         gpus: see :func:`.selection.make_plan`.
         table: where measured rows for this machine may lie; ``algo`` wins over them.
     """
+    algo = options.algo if options.algo is not None else settings.algo
+    given = options.plan or settings.graph_file or None
 
-    def make() -> str:
-        given = options.plan or settings.graph_file or None
+    @cache
+    def measured() -> TunedTable | None:
+        found = tuned.read(table) if table is not None and not algo else None
+        if found is not None and found.kernels != kernels_digest():
+            text = f"the tuned table {table} is not used: it was measured with other kernels; run blinkmpi tune again"
+            log(settings, "WARN", text)
+            return None
+        return found
+
+    def planned(collectives: Sequence[Collective] = ALL_COLLECTIVES, roots: Sequence[int] | None = None) -> Plan:
+        mpi, seconds = not options.deterministic and not gpus, settings.plan_s
+        plan = make_plan(machine, algo=algo, mpi=mpi, gpus=gpus, collectives=collectives, roots=roots, seconds=seconds)
+        rows = measured()
+        return tuned.taken(plan, rows, machine) if rows is not None else plan
+
+    def part(collective: Collective, root: int) -> Plan:
+        by_rs_ag = gpus == "onehop" and collective == "allreduce"  # which takes the trees of a reduce-scatter, too
+        return planned((collective, "reduce_scatter") if by_rs_ag else (collective,), (root,))
+
+    def whole() -> str:
         if isinstance(given, Plan):
             return given.to_json()
-        if given is not None:
-            return read_plan(given).to_json()
-        algo = options.algo if options.algo is not None else settings.algo
-        mpi, seconds = not options.deterministic and not gpus, settings.plan_s
-        plan = make_plan(machine, algo=algo, mpi=mpi, gpus=gpus, seconds=seconds)
-        measured = tuned.read(table) if table is not None and not algo else None
-        return (tuned.taken(plan, measured, machine) if measured is not None else plan).to_json()
+        return (read_plan(given) if given is not None else planned()).to_json()
 
-    text = from_root(comm, make)
-    return together(comm, lambda: Plan.from_json(text, source="plan from rank 0").check(machine))
+    if given is not None or settings.graph_dump_file:
+        text = from_root(comm, whole)
+        plan = together(comm, lambda: Plan.from_json(text, source="plan from rank 0").check(machine))
+        return PlanOnDemand(comm, machine, plan)
+    plans = PlanOnDemand(comm, machine, part)
+    return plans.with_parts((collective, 0) for collective in ("barrier", *parse_algo(algo)))
 
 
 def dump_files(comm: Comm, settings: Settings, machine: Topology, plan: Plan) -> None:

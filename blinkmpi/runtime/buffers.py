@@ -11,7 +11,6 @@ datatypes, ``MPI.BOTTOM``) comes out as :class:`DelegatedToMPI`, and the call go
 """
 
 import operator
-import sys
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -23,8 +22,8 @@ from mpi4py.util import dtlib
 from ..errors import ArgumentError, BufferTypeError
 from ..program.memory import Buffer
 from ..program.reduction import DTYPES, NAMES, Array, dtype_of
-from .cuda.buffers import HOST_DEVICES, device_buffer, on_device
-from .dlpack import header
+from ..util.dlpack import header
+from .cuda.buffers import HOST_DEVICES, check_shown, device_buffer, on_device, tensor_types
 
 OPS: dict[str, MPI.Op] = {
     "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "land": MPI.LAND, "lor": MPI.LOR,
@@ -295,8 +294,8 @@ def _array(obj: Any, name: str, writable: bool) -> Array:
 
 def _other(obj: Any, name: str) -> Array:
     """A view of what is no buffer for Python: tensors."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(obj, torch.Tensor):
+    if isinstance(obj, tensor_types()[:1]):
+        check_shown(obj, name)
         obj = obj.detach()
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
         if obj.__dlpack_device__()[0] in HOST_DEVICES:

@@ -51,6 +51,28 @@ class EntryCall:
         self.wait()
 
 
+class EmptyCall(EntryCall):
+    """A call on GPU memory of no elements: nothing to wait for."""
+
+    reusable = False
+    captured = False
+
+    def start(self, seq: int) -> None:
+        """Announce it."""
+        self.host.records.announce_elsewhere(seq, *self.host.records.encode(self.announcement), self.timeout_s)
+
+    def test(self) -> bool:
+        """It has completed."""
+        return True
+
+    def wait(self) -> None:
+        """It has completed."""
+
+    def pending(self) -> EmptyCall:
+        """What a request waits for."""
+        return self
+
+
 class RefusedCall(EntryCall):
     """A call that this rank cannot make, so that no rank makes it."""
 

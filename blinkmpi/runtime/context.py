@@ -16,6 +16,7 @@ from mpi4py import MPI
 from ..errors import BlinkError, CollectiveTimeout, DeviceError, FallbackError, PeerLost
 from ..planning.defaults import Gpus, by_slots
 from ..planning.diff import PlanDifference, plan_differences
+from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import Plan, Rule
 from ..planning.selection import choose, program_for
 from ..planning.tuned_table import file_of
@@ -121,7 +122,7 @@ class Context:
             free(self._node_comm, error)
             raise
         if self.rank == 0:
-            text = f"{self.n} ranks on {self.machine.name} ({self.plans.fingerprint}); {self.host.executor_reason}"
+            text = f"{self.n} ranks on {self.machine.name} ({self.machine.fingerprint}); {self.host.executor_reason}"
             log(self.settings, "INFO", text)
             if self._no_cma and self.host.native and not self.settings.cma_disable:
                 log(self.settings, "WARN", f"two copies where one would do: {self._no_cma}")
@@ -151,9 +152,9 @@ class Context:
         net = partial(with_net, rates=net_rates(probed))
         self.gpus, self.why_no_gpus = open_gpus(
             self.together, self.node, place, self.machine if self.emulated else None, net, self._gpu_plans,
-            self.settings, self._say, self.options.max_ctas or self.settings.max_ctas,
+            self.settings, self.say, self.options.max_ctas or self.settings.max_ctas,
         )  # fmt: skip
-        self.plans = self._host_plans()
+        self.planned = self._host_plans()
         found = self.gpus or self
         dump_files(self.together, self.settings, found.machine, found.plans)
 
@@ -180,17 +181,20 @@ class Context:
             self.host.close()
             raise FallbackError(f"strict=True: {why}")
         if self._no_cma:
-            self.plans = by_slots(self.plans)
+            self.planned.change(by_slots)
 
-    def _host_plans(self) -> Plan:
+    def _host_plans(self) -> PlanOnDemand:
         """The plan for host memory; on a job with GPUs, what the user says of plans is about those."""
         options, settings = self.options, self.settings
         if self.gpus:
-            options, settings = replace(options, algo="", plan=None), msgspec.structs.replace(settings, graph_file="")
+            options = replace(options, algo="", plan=None)
+            settings = msgspec.structs.replace(settings, graph_file="", graph_dump_file="")
         plans = agree_on_plan(self.together, self.machine, options, settings)
-        return by_slots(plans) if self._no_cma else plans
+        if self._no_cma:
+            plans.change(by_slots)
+        return plans
 
-    def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> Plan:
+    def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> PlanOnDemand:
         table = None if emulated or not self.one_node else file_of(cache_dir(), gpu.name, machine)
         links: Gpus = "slots" if emulated else "onehop" if self.one_node else "nodes"
         return agree_on_plan(self.together, machine, self.options, self.settings, links, table)
@@ -198,6 +202,7 @@ class Context:
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe the machine again and plan; collective, and no call may be under way. Returns what is different."""
         before, self.rendezvous.what = self.main.plans, "replan()"
+        parts, host_parts = (self.gpus.planned.parts if self.gpus else []), self.planned.parts
         given = self.options.topology or self.settings.topo_file or None
         probed = gather(self.together, self.node, measure=given is None)
         if given is None:
@@ -208,8 +213,8 @@ class Context:
             if found is not None:
                 found = with_net(applied(self.together, found, facts, cache_dir()), net_rates(probed))
             machine = found if given is None and found is not None else self.gpus.machine
-            self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, self.gpus.emulated))
-        self.plans = self._host_plans()
+            self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, self.gpus.emulated).with_parts(parts))
+        self.planned = self._host_plans().with_parts(host_parts)
         changes = plan_differences(before, self.main.plans)
         for change in changes if self.rank == 0 else ():
             text = f"{change.collective} {change.what}: {change.one or 'none'} -> {change.other or 'none'}"
@@ -233,14 +238,19 @@ class Context:
             raise DeviceError(f"this job has no GPUs: {self.why_no_gpus}")
         return self.gpus
 
-    def rule(self, call: Call, *, blocking: bool = True) -> Rule:
-        """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike."""
-        return choose(self.plans, call, mpi=blocking and in_mpi(call))
+    @property
+    def plans(self) -> Plan:
+        """The plan for host memory, as far as calls have needed it."""
+        return self.planned.plan
 
-    def program(self, call: Call, rule: Rule) -> Program:
+    def rule(self, call: Call, *, blocking: bool = True, plan: Plan | None = None) -> Rule:
+        """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike."""
+        return choose(plan or self.plans, call, mpi=blocking and in_mpi(call))
+
+    def program(self, call: Call, rule: Rule, plan: Plan | None = None) -> Program:
         """The checked program of a call."""
         nodes = () if self.one_node else self.nodes
-        return program_for(self.plans, call, rule, budget_bytes=self.host.arena_bytes, nodes=nodes)
+        return program_for(plan or self.plans, call, rule, budget_bytes=self.host.arena_bytes, nodes=nodes)
 
     def maker(self, call: Call, rule: Rule) -> Callable[[], Program]:
         """What makes the program of a call whenever it is asked for."""
@@ -260,6 +270,7 @@ class Context:
     def close(self) -> None:
         """Free everything; collective."""
         self.rendezvous.what, self.rendezvous.give_up = "free()", lambda error: end_job_at_exit(str(error))
+        self.rendezvous.check = lambda: None  # it looks at what is being closed
         if self.gpus is not None:
             self.gpus.close(collectively=True)
             self.gpus = None
@@ -276,7 +287,7 @@ class Context:
             self._logged.add(text)
             log(self.settings, level, text)
 
-    def _say(self, text: Callable[[], str], level: str) -> None:
+    def say(self, text: Callable[[], str], level: str) -> None:
         """Log a text once, on rank 0; it is not made unless it is wanted."""
         if self.rank == 0 and self.settings.wants(level):
             self.log_once(text(), level)

@@ -31,14 +31,15 @@ from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..util.lru import LRU
 from ..util.settings import log
-from .arguments import Prepared, Unsettled, key_of
+from .arguments import Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
+from .call_keys import key_of, signature_of
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
 from .cuda.buffers import lies_on_device, stream_address
-from .cuda.calls import CudaCalls
+from .cuda.calls import CudaCall, CudaCalls
 from .cuda.watch import watch
 from .entering import enter
 from .process_exit import LOST, UNCAUGHT, follow_launcher, in_child
@@ -57,8 +58,10 @@ class Dispatcher:
         self.context = Context(comm, options, part)
         if self.context.settings.end_with_launcher and self.context.n > 1:
             follow_launcher()
+        self.enqueues = options.stream == "current"  # whether calls on GPU memory return before they are through
         self.dead: BaseException | None = None
         self.context.rendezvous.give_up = self.die
+        self.context.rendezvous.check = lambda: self.host.raise_abort(self.seq)
         self.seq = 0  # the number of the last call
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
@@ -77,7 +80,7 @@ class Dispatcher:
     # ---- making calls
 
     def call(self, method: CollectiveMethod, args: tuple[Any, ...], timeout_s: float | None, stream: Any) -> None:
-        """Make a blocking call; with ``stream``, only put it there."""
+        """Make a blocking call; with ``stream``, or on the current one if calls are so made, only put it there."""
         if self.thread.busy:
             self.thread.drain()
         known = timeout_s is None and not (method.exchanges or method.settles)
@@ -91,7 +94,7 @@ class Dispatcher:
             self.check_alive()
         self.seq += 1
         try:
-            if stream is None:
+            if stream is None and not (self.enqueues and isinstance(bound, CudaCall)):
                 bound.run(self.seq)
             else:
                 bound.start(self.seq)
@@ -153,6 +156,9 @@ class Dispatcher:
             raise ready
         if self.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
             return None
+        self.thread.drain()
+        if isinstance(ready := settled(self, ready, method.name, self.context.timeout_s), Exception):
+            raise ready
         bound = self.cuda.bind(ready, stream, self.context.timeout_s)
         return Persistent(lambda: self.launch(bound), lambda: self.wait(bound), bound.test, args)
 
@@ -167,10 +173,16 @@ class Dispatcher:
         self, invocation: Invocation, timeout_s: float | None, stream: Any, key: tuple[Any, ...] | None
     ) -> BoundCall:
         """A call with these arguments, which is kept if it can be made again; it refuses what cannot be made."""
+        signature = signature_of(key, invocation.args) if key is not None and self.cuda is not None else None
+        if signature is not None:
+            elsewhere: BoundCall | None = self._guarded(partial(self.cuda.elsewhere, signature))  # type: ignore[union-attr]
+            if elsewhere is not None:
+                self.calls.put(key, elsewhere)  # type: ignore[arg-type]
+                return elsewhere
         deadline = self._deadline(timeout_s)
         ready = settled(self, self._prepare(invocation, timeout_s, stream), invocation.name, deadline)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
-            bound: BoundCall = self._guarded(partial(self.cuda.bind, ready, stream, deadline))
+            bound: BoundCall = self._guarded(partial(self.cuda.bind, ready, stream, deadline, signature))
         else:
             bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=key is None)
         if key is not None and bound.reusable:
@@ -214,7 +226,8 @@ class Dispatcher:
                 rule = self.context.rule(call, blocking=blocking)
                 if rule.scheme != "mpi":
                     program = self.host.load(self.context.maker(call, rule), rule.protocol)
-                self._log_choice(call, rule, program)
+                how = f"{rule.scheme}, {program}" if program is not None else "MPI's own"
+                self.context.say(partial("{}: {}; {}".format, describe(call), how, rule.reason), "INFO")
             found = rule, program
             self.programs.put((call, blocking), found)
         return found
@@ -277,8 +290,8 @@ class Dispatcher:
 
     def _delegate(self, invocation: Invocation, timeout_s: float | None) -> None:
         """Make MPI's collective in a call that another rank delegated; all ranks have entered it."""
-        why, announcement = "another rank's arguments are MPI's", Delegated(invocation.name)
-        call = MpiCall(self.context, invocation, announcement, self._deadline(timeout_s), why, entered=True)
+        said, deadline = Delegated(invocation.name), self._deadline(timeout_s)
+        call = MpiCall(self.context, invocation, said, deadline, "another rank's arguments are MPI's", entered=True)
         self._guarded(lambda: call.run(self.seq))
 
     def launch(self, bound: BoundCall) -> None:
@@ -302,23 +315,13 @@ class Dispatcher:
             self.die(fatal)
             raise
 
-    # ---- what is said of a call
-
-    def _log_choice(self, call: Call, rule: Rule, program: HostProgram | None) -> None:
-        """One log line per distinct call."""
-        if self.context.rank == 0 and self.context.settings.wants("INFO"):
-            how = "MPI's own"
-            if program is not None:
-                slots = "chunks by cma" if program.cma else f"x {program.depth} slots"
-                chunk = f"{program.chunk_bytes} B {slots}, {program.executor} executor"
-                how = f"{rule.scheme}, {program.trees} trees, {chunk}"
-            self.context.log_once(f"{describe(call)}: {how}; {rule.reason}", "INFO")
-
     # ---- another plan, other buffers
 
     def forget(self) -> None:
         """Bind every call anew: buffers were registered, or the plan is another one."""
         self.calls.clear()
+        if self.cuda is not None:
+            self.cuda.by_signature.clear()
 
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe the machine again, plan, and go on with the new plan; collective. Returns what is different."""
@@ -392,8 +395,5 @@ class Dispatcher:
             return
         if context.rank == min(set(range(context.n)).difference(missing)):
             who = self.host.peers.states(missing)
-            log(
-                context.settings,
-                "WARN",
-                f"rank {context.rank} ends the job, or MPI_Finalize would wait for ever: {who}",
-            )
+            text = f"rank {context.rank} ends the job, or MPI_Finalize would wait for ever: {who}"
+            log(context.settings, "WARN", text)

@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mpi4py import MPI
 
+from ..errors import ArgumentError
+from ..planning.on_demand import Part
+from ..planning.plan import Plan
+from ..program.call import collective_named
 from ..transport.announcement import Called
 from ..transport.network.exchanges import Rendezvous, meet
 from ..util.together import attempt, result_of
@@ -42,6 +46,18 @@ def enter(dispatcher: Dispatcher, what: str, prepare: Callable[[], T]) -> T:
     dispatcher.wait(call)
     context.rendezvous.what, context.rendezvous.met = what, True
     return result_of(done)
+
+
+def plan(dispatcher: Dispatcher, collective: str, root: int) -> Plan:
+    """Plan for the calls of a collective and root before the first; collective."""
+    context = dispatcher.context
+
+    def asked() -> Part:
+        if not 0 <= root < context.n:
+            raise ArgumentError(f"plan(root={root}): expected a rank, 0 to {context.n - 1}; pass one of these")
+        return collective_named(collective), root
+
+    return context.main.planned.with_parts([enter(dispatcher, f"plan({collective!r}, {root})", asked)]).plan
 
 
 def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 from ..planning.explain import explain as explain_plan
 from ..planning.explain import plan_line
 from ..planning.plan import chunk_for
-from ..program.call import BLOCKED, REDUCTIONS, Call, collective_named
+from ..program.call import Call, call_of_bytes, collective_named
 from ..program.cost_model import price
-from ..program.reduction import dtype_of
-from ..trees.tree import ROOTED, Collective
 from .buffers import delegated_because, op_name
 from .context import Context
 
@@ -39,13 +37,15 @@ def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: A
             f"emulated: the trees of {context.machine.name} on CPU ranks; times are predictions for that machine"
         )
     main = context.main
-    return explain_plan(main.plans, main.machine, call, rule=main.rule(call), live=live)
+    plan = main.planned.about(call.collective, call.root)
+    return explain_plan(plan, main.machine, call, rule=main.rule(call, plan=plan), live=live)
 
 
 def plan_text(context: Context, collective: str, root: int) -> str:
     """The packing that large vectors take, in one line: trees, rate, bound."""
-    name, plans = collective_named(collective), context.main.plans
-    scheme = plans.rule(name, 1 << 62).scheme
+    name = collective_named(collective)
+    plans = context.main.planned.about(name, root)
+    scheme = plans.rule(name, 1 << 62, root=root).scheme
     if scheme == "mpi":
         return f"{name}: MPI's own, by BLINKMPI_ALGO"
     return plan_line(plans.packing(name, root, scheme))
@@ -59,9 +59,10 @@ def choice(
         return {"scheme": "mpi", "executor": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
     call = call_of(context.n, collective, nbytes, dtype, op, root)
     main = context.main
-    rule, chunk = main.rule(call), 0
+    plan = main.planned.about(call.collective, call.root)
+    rule, chunk = main.rule(call, plan=plan), 0
     if rule.scheme != "mpi":
-        chunk = chunk_for(main.plans.packing(call.collective, call.root, rule.scheme), call, rule)
+        chunk = chunk_for(plan.packing(call.collective, call.root, rule.scheme), call, rule)
     name = "cuda" if context.gpus else context.host.executor
     return {
         "scheme": rule.scheme,
@@ -82,17 +83,13 @@ def predict(
         return None, None
     call = call_of(context.n, collective, nbytes, dtype, op, root)
     main = context.main
-    rule = context.rule(call, blocking=False) if main is context else main.rule(call)
-    packing = main.plans.packing(call.collective, call.root, rule.scheme)
+    plan = main.planned.about(call.collective, call.root)
+    rule = context.rule(call, blocking=False, plan=plan) if main is context else main.rule(call, plan=plan)
+    packing = plan.packing(call.collective, call.root, rule.scheme)
     bound = call.nbytes / float(packing.bound * 10**6) if packing.bound else None
-    return price(main.program(call, rule), packing, main.machine).seconds, bound
+    return price(main.program(call, rule, plan), packing, main.machine).seconds, bound
 
 
 def call_of(n: int, collective: str, nbytes: int, dtype: str, op: Any, root: int) -> Call:
     """The call of ``n`` ranks that moves ``nbytes`` in its largest buffer."""
-    kind: Collective = collective_named(collective)
-    count = nbytes // dtype_of(dtype).itemsize
-    name = op_name(op)
-    blocks = count // n if kind in BLOCKED else count
-    counts = (blocks,) * (n if kind == "reduce_scatter" else 1)
-    return Call(kind, n, counts, dtype, name if kind in REDUCTIONS else "", root if kind in ROOTED else -1)
+    return call_of_bytes(collective_named(collective), n, nbytes, dtype=dtype, op=op_name(op), root=root)

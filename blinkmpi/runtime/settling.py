@@ -1,17 +1,23 @@
-"""Calls whose ranks tell one another lengths before they can be made: the exchange, and what comes of it."""
+"""What the ranks settle before a call can be made: lengths that they tell one another, and its part of the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from ..transport.announcement import NUMBERS, Numbers
+from ..transport.announcement import NUMBERS, ON_GPU, Called, Numbers
 from ..transport.interface import PeerDelegates, Refused
 from .arguments import Prepared, Unsettled
 from .buffers import DelegatedToMPI
+from .calls_without_program import EntryCall
+from .collectives import describe
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
+
+T = TypeVar("T")
 
 
 class DelegatedByPeer(DelegatedToMPI):
@@ -25,17 +31,7 @@ def exchange(
     found: list[tuple[int, ...]] = [()] * dispatcher.context.n
     for at in range(0, len(numbers), NUMBERS):
         said = Numbers(tuple(numbers[at : at + NUMBERS]), collective)
-        dispatcher.check_alive()
-        dispatcher.seq += 1
-        try:
-            told = dispatcher.host.exchange(dispatcher.seq, said, timeout_s)
-        except Refused as refused:
-            raise refused.error from None
-        except PeerDelegates:
-            raise
-        except BaseException as fatal:
-            dispatcher.die(fatal)
-            raise
+        told = _numbered(dispatcher, partial(dispatcher.host.exchange, said=said, timeout_s=timeout_s))
         found = [(*before, *now) for before, now in zip(found, told, strict=True)]
     return tuple(found)
 
@@ -43,13 +39,17 @@ def exchange(
 def settled(
     dispatcher: Dispatcher, ready: Prepared | Unsettled | Exception, collective: str, timeout_s: float
 ) -> Prepared | Exception:
-    """A call whose lengths are known, if need be after an exchange; or an error that the peers have to learn of.
+    """A call whose lengths and plan are known; or an error that the peers have to learn of.
 
     Raises:
-        MismatchError, RemoteError, CollectiveTimeout, PeerLost: which all ranks know.
+        BlinkError: which all ranks know.
     """
-    if not isinstance(ready, Unsettled):
-        return ready
+    if isinstance(ready, Unsettled):
+        ready = _with_lengths(dispatcher, ready, collective, timeout_s)
+    return _planned(dispatcher, ready, timeout_s) if isinstance(ready, Prepared) else ready
+
+
+def _with_lengths(dispatcher: Dispatcher, ready: Unsettled, collective: str, timeout_s: float) -> Prepared | Exception:
     try:
         rows = exchange(dispatcher, ready.numbers, timeout_s, collective)
     except PeerDelegates:
@@ -59,3 +59,46 @@ def settled(
         return ready.settle(rows)
     except Exception as error:
         return error
+
+
+def _planned(dispatcher: Dispatcher, ready: Prepared, timeout_s: float) -> Prepared | Exception:
+    """A call that the plan has trees for: rank 0 makes them now, if it is the first of its collective and root."""
+    context, call = dispatcher.context, ready.call
+    plans = context.cuda().planned if ready.on_device else context.planned
+    if not call.total or not plans.lacks(call.collective, call.root):
+        return ready
+    what = f"{describe(call)}{ON_GPU if ready.on_device else ''}, to be planned first"
+    try:
+        _numbered(dispatcher, EntryCall(context.host, Called(what), timeout_s).run)
+    except PeerDelegates:
+        dispatcher.seq -= 1
+        return DelegatedByPeer("another rank's arguments are MPI's")
+    began = time.monotonic()
+    try:
+        with context.rendezvous.doing(f"planning of {describe(call)}", timeout_s):
+            plans.add(call.collective, call.root)
+    except Exception:  # which all ranks know
+        raise
+    except BaseException as interrupt:
+        dispatcher.die(interrupt)
+        raise
+    seconds = time.monotonic() - began
+    context.say(lambda: f"planned for {describe(call)} and the like in {seconds:.3f} s", "INFO")
+    return ready
+
+
+def _numbered(dispatcher: Dispatcher, call: Callable[[int], T]) -> T:
+    """Make a call that has the next number; what it raises kills the communicator, unless all ranks know it."""
+    dispatcher.check_alive()
+    dispatcher.seq += 1
+    try:
+        done = call(dispatcher.seq)
+        dispatcher.host.raise_abort(dispatcher.seq)  # the others may have given it up before this rank came
+        return done
+    except Refused as refused:
+        raise refused.error from None
+    except PeerDelegates:
+        raise
+    except BaseException as fatal:
+        dispatcher.die(fatal)
+        raise

@@ -52,8 +52,8 @@ class Faults:
         self.doer, self.box = doer, box
         self.world, self.rank, self.n = doer.world, doer.world.rank, doer.world.size
         self.pids = self.world.allgather(os.getpid())
+        machine, plans = doer.comms[0].machine, doer.comms[0].plan("allreduce")
         if self.rank == 0:
-            machine, plans = doer.comms[0].machine, doer.comms[0].plans
             (box / "topology").write_bytes(machine.to_json().encode())
             (box / "plan").write_bytes(plans.to_json().encode())
             table = tuned_table.TunedTable("a GPU", self.n, machine.name, "2026-11-22", {}, plans.rules)

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from blinkmpi.planning.on_demand import PlanOnDemand
 from blinkmpi.planning.selection import make_plan
 from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
 from blinkmpi.program.reduction import DTYPES
@@ -70,8 +71,8 @@ def sources(n: int, dtypes: Iterable[str]) -> list[Source]:
         comm.size = n
         for protocol in ALGOS:
             algo = ";".join(f"{c}:onehop/{protocol}" for c in reductions) if protocol else ""
-            plan = make_plan(topology, gpus="onehop", algo=algo)
-            context = CudaContext(comm, NotingGpu(noted), topology, plan, emulated=False, say=lambda *_: None)  # type: ignore[arg-type]
+            plans = PlanOnDemand(comm, topology, make_plan(topology, gpus="onehop", algo=algo))
+            context = CudaContext(comm, NotingGpu(noted), topology, plans, emulated=False, say=lambda *_: None)  # type: ignore[arg-type]
             for call, registered in itertools.product(calls(n, dtypes), (True, False)):
                 context.kernel(call, "", registered)
 

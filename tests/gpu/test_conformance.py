@@ -91,7 +91,7 @@ def test_protocols_and_schemes(comm: MPI.Intracomm) -> None:
     pairs = FEW if comm.size == SIZES[-1] else FEW[:1]
     some = {c: chosen(c, comm.size, pairs) for c in COLLECTIVES}
     with blinkmpi.Communicator(comm) as ours:
-        schemes = {name: ours.plans.schemes(name, 0) for name in NAMES}
+        schemes = {name: ours.plan(name).schemes(name, 0) for name in NAMES}
     for protocol in PROTOCOLS:
         names = [name for name in NAMES if name not in SCANS and (name, protocol) != ("alltoall", "direct")]
         with blinkmpi.Communicator(comm, algo=";".join(f"{name}:onehop/{protocol}" for name in names)) as ours:
@@ -151,7 +151,7 @@ def test_an_emulated_machine(comm: MPI.Intracomm) -> None:
     told = modify(machine("dgx-1v"), gpus=DGX1[comm.size])
     with blinkmpi.Communicator(comm, topology=told) as ours:
         assert ours.context.cuda().emulated
-        hybrid = [name for name in NAMES if "hybrid" in ours.plans.schemes(name, 0)]
+        hybrid = [name for name in NAMES if "hybrid" in ours.plan(name).schemes(name, 0)]
         pools = Pools(ours, registered=False)
         for collective in COLLECTIVES:
             run_all(ours, pools, chosen(collective, comm.size, FEW[:1]), skew=1)

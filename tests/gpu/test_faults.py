@@ -3,6 +3,7 @@
 This file is also the program of a rank: ``python tests/gpu/test_faults.py CASE [ARGUMENT...]``.
 """
 
+import itertools
 import os
 import re
 import signal
@@ -177,6 +178,8 @@ def test_ranks_that_disagree_all_get_an_error(comm: MPI.Intracomm) -> None:
     }
     for what, (odd, even) in pairs.items():
         ours = blinkmpi.Communicator(comm, timeout=15)
+        for name, root in itertools.product(("allreduce", "broadcast", "reduce", "gather"), (0, n - 1)):
+            ours.plan(name, root)  # in a first call all meet on the host
         since = time.monotonic()
         with pytest.raises(BlinkError) as caught:
             (odd if last else even)(ours)

@@ -334,3 +334,35 @@ def test_tensors_of_torch(comm: MPI.Intracomm) -> None:
         with pytest.raises(ArgumentError, match="contiguous"):
             ours.Allreduce(x.view(512, -1).t(), y)
         assert ours.allreduce(1) == n
+
+
+@mpi(ranks=RANKS, timeout=60)
+def test_calls_on_the_current_stream_return_at_once(comm: MPI.Intracomm) -> None:
+    """As torch's and NCCL's do: of CuPy arrays and torch tensors, first calls and repeated ones, new tensors too."""
+    torch = pytest.importorskip("torch")
+    cp, spin, n = cupy(), spinner(), comm.size
+    with pytest.raises(ArgumentError, match="expected None or 'current'"):
+        blinkmpi.Communicator(comm, stream="mine")  # type: ignore[arg-type]
+    with blinkmpi.Communicator(comm, stream="current") as ours:
+        assert ours.gpu is not None
+        torch.cuda.set_device(ours.gpu.device)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream), cp.cuda.ExternalStream(stream.cuda_stream):
+            for count in (1000, 1 << 18):
+                ours.Allreduce(MPI.IN_PLACE, torch.zeros(count, device="cuda"))
+                for turn in range(6):
+                    x = torch.full((count,), float(comm.rank + turn), device="cuda")
+                    y = cp.full(count, comm.rank + turn, "float32")
+                    stream.synchronize()
+                    spin(cp.cuda.ExternalStream(stream.cuda_stream), 3000)
+                    for _ in range(3):
+                        ours.Allreduce(MPI.IN_PLACE, x)
+                        ours.Allreduce(MPI.IN_PLACE, y)
+                    assert not stream.query(), "the host did not wait"
+                    want = n**2 * (n * turn + n * (n - 1) / 2)
+                    assert bool((x == want).all())
+                    assert bool((y == want).all())
+        z = torch.ones(100, dtype=torch.complex64, device="cuda")
+        for odd in (z.conj(), z.conj().imag):
+            with pytest.raises(ArgumentError):
+                ours.Allreduce(MPI.IN_PLACE, odd)

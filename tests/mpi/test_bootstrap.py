@@ -225,7 +225,7 @@ def test_a_dev_shm_as_small_as_dockers(mib: int) -> None:
     small = f'mount -t tmpfs -o size={mib}m tmpfs /dev/shm && exec "$@"'
     if subprocess.run([*mount, small, "bash", "true"], capture_output=True, timeout=20).returncode:
         pytest.skip("namespaces are forbidden here")
-    program = Path(__file__).with_name("shared_memory_full.py")
+    program = Path(__file__).with_name("programs") / "shared_memory_full.py"
     command = [*mount, small, "bash", mpirun(), "-np", "4", sys.executable, str(program)]
     done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=100)
     said = done.stdout + done.stderr

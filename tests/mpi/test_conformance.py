@@ -72,7 +72,7 @@ def test_trees_to_a_root_that_differ_from_those_from_it(comm: MPI.Intracomm) -> 
     ring = Topology("ring", tuple(Device("gpu", 0, r) for r in range(n)), (), links)
     for executor in ("auto", "numpy"):
         with blinkmpi.Communicator(comm, topology=ring, executor=executor) as ours:
-            assert ours.plans.rule("allreduce", 1 << 20).scheme == "pairs"
+            assert ours.plan("allreduce").rule("allreduce", 1 << 20).scheme == "pairs"
             ours.Barrier()
             for collective in ("allreduce", "scan", "alltoall", "reduce"):
                 run_all(ours, list(cases(collective, n, full=False)))
@@ -81,4 +81,4 @@ def test_trees_to_a_root_that_differ_from_those_from_it(comm: MPI.Intracomm) -> 
 def ours_schemes(comm: MPI.Intracomm, collective: str) -> tuple[str, ...]:
     """Every scheme that shared memory offers for a collective."""
     with blinkmpi.Communicator(comm, algo=OURS) as ours:
-        return ours.plans.schemes(collective, 0)
+        return ours.plan(collective).schemes(collective, 0)

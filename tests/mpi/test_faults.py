@@ -119,8 +119,7 @@ def case_exported(method: str, root: str, timeout: str, signal_name: str) -> Non
     algo = "broadcast:direct;allgather:direct;allreduce:direct"
     with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), algo=algo, executor="c") as comm:
         context = comm.context
-        rules = tuple(r for r in context.plans.rules if r.protocol == "cma")
-        context.plans = replace(context.plans, rules=rules)
+        context.planned.change(lambda plan: replace(plan, rules=tuple(r for r in plan.rules if r.protocol == "cma")))
         vector = np.ones(64 << 20, np.float32)
         arguments = (vector, int(root)) if method == "Bcast" else (MPI.IN_PLACE, vector)
         getattr(comm, method)(*arguments)

@@ -15,14 +15,41 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, MismatchError, PeerLost, RemoteError
+from blinkmpi.errors import (
+    ArgumentError,
+    BlinkError,
+    BufferTypeError,
+    CollectiveTimeout,
+    MismatchError,
+    PeerLost,
+    RemoteError,
+)
 from blinkmpi.runtime.collectives import Invocation
+from blinkmpi.topology import machine, modify
 from blinkmpi.transport.announcement import ON_GPU, Called, Numbers
 from tests.harness import mpi
 from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, fault_tolerance, finish, run_case, said, say, start_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
 start = partial(start_case, __file__)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@mpi(ranks=(3,), timeout=60)
+def test_a_rank_that_comes_late_and_finds_all_it_needs_hears_it_too(comm: MPI.Intracomm, executor: str) -> None:
+    """The root of the only tree has the sum at once; but its peers have raised."""
+    star = modify(machine("dgx-1v"), gpus="0,3,4")
+    x = np.ones(8)
+    for victim in range(comm.size):
+        ours = blinkmpi.Communicator(comm, topology=star, algo="allreduce:trees", executor=executor)
+        ours.Allreduce(x, np.empty(8))
+        comm.Barrier()
+        if comm.rank == victim:
+            time.sleep(1.2)
+        with pytest.raises(CollectiveTimeout):
+            ours.Allreduce(x, np.empty(8), timeout=0.4)
+        ours.Free()
+        comm.Barrier()
 
 
 # ---------------------------------------------------------------- a peer that waits on its GPU, or goes on

@@ -15,6 +15,7 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import CollectiveTimeout, MismatchError, PeerLost, RemoteError, SettingsError
 from blinkmpi.topology import machine
+from blinkmpi.transport.host.shared_window import SharedWindow
 from tests.conformance import COLLECTIVES, cases
 from tests.harness import mpi
 from tests.mpi.test_conformance import OURS, run_all
@@ -58,6 +59,24 @@ def test_bits_are_the_same_every_time(comm: MPI.Intracomm) -> None:
     assert len(set(comm.allgather(hash(results[0])))) <= comm.size  # string hashes differ by process
     everybody = comm.allgather(results[0])
     assert len(set(everybody)) == 1
+
+
+@mpi(ranks=(4,), timeout=60)
+def test_free_waits_for_a_slow_rank(comm: MPI.Intracomm) -> None:
+    """Its messages are closed by then, and nobody looks at them any more."""
+    for nodes in ("2+2", "3+1"):
+        ours = split(comm, nodes)
+        total = np.empty(1000)
+        ours.Allreduce(np.ones(1000), total)
+        closed = SharedWindow.close
+
+        def late(window: SharedWindow, closed: Callable[[SharedWindow], None] = closed) -> None:
+            time.sleep(0.8 if comm.rank == 1 else 0.0)
+            closed(window)
+
+        with mock.patch.object(SharedWindow, "close", late):
+            ours.Free()
+        assert (total == comm.size).all()
 
 
 @mpi(ranks=(4,), timeout=60)

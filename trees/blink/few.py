@@ -19,7 +19,6 @@ from ..exact.weights import best_weights, fewest_for, most_with, placed, reweigh
 from ..graph.fabric import name_of
 from ..graph.logical import Capacities, SpanningTree
 from ..problem import Problem, Solution
-from . import mwu
 from .pool import pool
 
 Weights = dict[int, Fraction]
@@ -31,7 +30,7 @@ CUT_RANKS = 12
 
 def plan(problem: Problem) -> Solution:
     """The best rate with at most ``max_trees`` trees of at most ``max_depth`` hops; the fewest trees at that rate."""
-    caps, options = mwu.capacities_for(problem), problem.options
+    caps, options = problem.capacities, problem.options
     shapes, complete = candidates(caps, options.max_depth)
     best = best_weights(caps, shapes)
     ceiling = rate_of(best)
@@ -199,7 +198,7 @@ def fewest(problem: Problem) -> FewestTrees:
     A cut proves it where the rate needs as many arcs into some set of ranks as there are trees; otherwise the integer
     program over all spanning trees proves it if it ends.
     """
-    caps = mwu.capacities_for(problem)
+    caps = problem.capacities
     trees, rate = optimal_trees(problem.oriented, problem.collective, problem.root)
     goal = rate / caps.logical.mbps
     cut, least = narrowest(caps, goal)

@@ -32,7 +32,7 @@ def plan(problem: Problem) -> Solution:
     Raises:
         PlanError: if the protocol leaves too many trees to choose from.
     """
-    caps = mwu.capacities_for(problem)
+    caps = problem.capacities
     groups = divide(problem.n, set(caps.number))
     shapes: dict[SpanningTree, None] = {}
     for shape in protocol(caps, groups):

@@ -15,7 +15,7 @@ NODES = 2_000
 
 def plan(problem: Problem) -> Solution:
     """The trees of multiplicative weights, reduced to the fewest."""
-    caps = mwu.capacities_for(problem)
+    caps = problem.capacities
     shapes, weights = mwu.packed(caps, float(problem.options.epsilon))
     rate = sum(weights.values(), Fraction(0))
     target = (1 - problem.options.loss) * rate

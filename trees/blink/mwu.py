@@ -15,7 +15,7 @@ from ..exact.arborescences import MAX_RANKS
 from ..exact.enumeration import centred
 from ..exact.weights import placed
 from ..graph.fabric import Arc
-from ..graph.logical import Capacities, SpanningTree, capacities_of, ordered
+from ..graph.logical import Capacities, SpanningTree, ordered
 from ..problem import Problem, Solution
 
 Lengths = list[list[float]]  # of the arc from u to v, infinite where there is none
@@ -30,15 +30,9 @@ def fits(problem: Problem) -> int:
 
 def plan(problem: Problem) -> Solution:
     """Trees within ``epsilon`` of the best rate of the logical graph."""
-    caps = capacities_for(problem)
+    caps = problem.capacities
     shapes, weights = packed(caps, float(problem.options.epsilon))
     return Solution(*placed(caps, shapes, weights))
-
-
-def capacities_for(problem: Problem) -> Capacities:
-    """The capacities of a problem that :func:`fits`."""
-    assert problem.logical is not None
-    return capacities_of(problem.logical, -1 if problem.collective == "allreduce" else problem.root)
 
 
 def packed(caps: Capacities, epsilon: float) -> tuple[list[SpanningTree], dict[int, Fraction]]:

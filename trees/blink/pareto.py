@@ -15,7 +15,7 @@ from ..graph.logical import Capacities, SpanningTree
 from ..pack import finished
 from ..problem import Problem, Solution
 from ..tree import Packing
-from . import few, mwu
+from . import few
 from .pool import least_depth
 
 NODES = 50
@@ -52,7 +52,7 @@ def front(packings: Sequence[Packing]) -> tuple[Packing, ...]:
 
 
 def _candidates(problem: Problem, search: bool) -> Iterator[Solution]:
-    caps = mwu.capacities_for(problem)
+    caps = problem.capacities
     best = few.fewest(problem).planned
     yield best
     shapes, complete = few.candidates(caps, None)

@@ -19,14 +19,14 @@ from ..tree import PER_RANK
 from .arborescences import MAX_RANKS
 from .orientation import directed
 
-MOST_RANKS = {True: 256, False: 64}  # by whether there is one root; takes half a minute at most
+MOST_RANKS = 256
 LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
 OUT_OF_TIME = "there was no time for it"
 
 
 def fits(problem: Problem) -> int:
     """All but paths, on graphs too large for :mod:`.edmonds`."""
-    sized = MAX_RANKS < problem.n <= MOST_RANKS[problem.collective not in PER_RANK]
+    sized = MAX_RANKS < problem.n <= MOST_RANKS
     return 4 if sized and not problem.by_paths and problem.oriented.flat else 0
 
 

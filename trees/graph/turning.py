@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ...topology.model import Topology
 from ..tree import Edge, Packing, Tree
-from .fabric import Fabric, fabric
+from .fabric import Fabric, fabric, shared_memory
 
 ROUNDS = 8  # of switches whose neighbours are switches
 MOST_TRIED = 4  # ranks that a rank is compared with
@@ -79,9 +79,18 @@ def turned(trees: Sequence[Tree], image: dict[int, int]) -> tuple[Tree, ...]:
 
 
 def like_roots(t: Topology) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """The ranks that a symmetry of all links makes of an earlier one: that rank, and where every vertex goes."""
+    """The ranks that a symmetry of all links makes of an earlier one: that rank, and where every vertex goes.
+
+    None where ranks share memory, whose trees are found at once.
+    """
+    if shared_memory(t) is not None:
+        return {}
     f = fabric(t, tuple(dict.fromkeys(k.kind for k in t.links)))
+    if "like roots" in f.memo:
+        known: dict[int, tuple[int, tuple[int, ...]]] = f.memo["like roots"]
+        return known
     found: dict[int, tuple[int, tuple[int, ...]]] = {}
+    f.memo["like roots"] = found
     for root in range(t.n):
         for start in [r for r in range(root) if r not in found][:MOST_TRIED]:
             turn = turning(f, start, root)

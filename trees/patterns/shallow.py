@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ..exact.enumeration import all_arborescences
 from ..exact.weights import best_weights, placed, reweighted
 from ..graph.loads import link_loads, scaled
-from ..graph.logical import Capacities, SpanningTree, capacities_of
+from ..graph.logical import Capacities, SpanningTree
 from ..problem import BACKWARDS, Problem, Solution
 from ..tree import PER_RANK, Packing, Tree
 from . import chains
@@ -41,21 +41,21 @@ def plan(problem: Problem) -> Solution | str:
 
 
 def _plan(problem: Problem) -> Solution | str:
-    star = least_trees(problem)
+    star = _least_trees(problem)
     least = max(tree.depth for tree in star)
     depth = problem.options.max_depth or least
     if depth < least:
         return f"no trees of at most {depth} hops reach all ranks"
     shapes = _all_trees(problem, depth)
     if shapes and problem.collective not in PER_RANK:
-        caps = capacities(problem)
+        caps = problem.capacities
         weights = _fewer(caps, shapes, best_weights(caps, shapes))
         trees, rate = placed(caps, shapes, weights)
-        return Solution(trees, rate, f"the best {len(trees)} trees of at most {depth} hops", scheme=scheme_of(depth))
+        return Solution(trees, rate, f"the best {len(trees)} trees of at most {depth} hops", scheme=_scheme_of(depth))
     if depth > least:
         return f"too many trees of at most {depth} hops to choose from"
     trees, rate = scaled(star, link_loads(problem.collective, star), problem.fabric.arcs)
-    return Solution(trees, rate, f"trees of {least} hops, the least depth", scheme=scheme_of(least))
+    return Solution(trees, rate, f"trees of {least} hops, the least depth", scheme=_scheme_of(least))
 
 
 def is_shallow(packing: Packing) -> bool:
@@ -63,12 +63,12 @@ def is_shallow(packing: Packing) -> bool:
     return packing.scheme.startswith(NAME)
 
 
-def scheme_of(depth: int) -> str:
+def _scheme_of(depth: int) -> str:
     """The name of the scheme of trees of at most this many hops."""
     return f"{NAME}{depth}"
 
 
-def least_trees(problem: Problem) -> list[Tree]:
+def _least_trees(problem: Problem) -> list[Tree]:
     """One tree of least depth for each root, of equal weights; for an AllReduce from the best root alone."""
     f, n = problem.oriented, problem.n
     if problem.collective in PER_RANK:
@@ -77,17 +77,11 @@ def least_trees(problem: Problem) -> list[Tree]:
     return [min((chains.shallow(f, root) for root in roots), key=lambda tree: (tree.depth, tree.root))]
 
 
-def capacities(problem: Problem) -> Capacities:
-    """The capacities that the trees of a problem share."""
-    assert problem.logical is not None
-    return capacities_of(problem.logical, -1 if problem.collective == "allreduce" else problem.root)
-
-
 def _all_trees(problem: Problem, depth: int) -> list[SpanningTree]:
     """All trees that a packing may use of at most this depth, or none where there are too many of them."""
     if problem.logical is None or problem.n > LISTED_RANKS:
         return []
-    found = list(islice(_distinct(capacities(problem), depth), MOST_TREES + 1))
+    found = list(islice(_distinct(problem.capacities, depth), MOST_TREES + 1))
     return found if len(found) <= MOST_TREES else []
 
 

@@ -18,13 +18,15 @@ from ...errors import BlinkError, CollectiveTimeout, DeviceError, MismatchError,
 from ...planning.chunk_search import ChunkSearch
 from ...program.memory import DeviceArray, address
 from ...transport.announcement import ON_GPU, Called
-from ...transport.cuda.loaded_kernel import MASK, LoadedKernel
+from ...transport.cuda.loaded_kernel import MASK, LoadedKernel, copied
 from ...transport.host.native import SEQ_BITS
 from ...transport.host.transport import LOOK_SECONDS, HostTransport
 from ...transport.interface import BoundCall, PeerDelegates, Refused
 from ...transport.network.endpoints import Endpoints
+from ...util.lru import LRU
 from ..arguments import Copy, Prepared
-from ..calls_without_program import EntryCall
+from ..call_keys import Signature
+from ..calls_without_program import EmptyCall
 from ..collectives import describe
 from ..requests import ProgressThread, Request
 from .buffers import stream_address
@@ -35,6 +37,7 @@ from .watch import forget
 if TYPE_CHECKING:
     from ..dispatch import Dispatcher
 
+SIGNATURES = 1024  # of calls that others are made of
 HELD = 64  # started calls whose own memory is kept
 GRACE_S = 1.0  # after which a peer whose process has ended counts as lost, if its part is still owed
 SPREAD = 0x9E3779B1  # odd, so that histories that differ once never meet again through equal calls
@@ -50,13 +53,29 @@ class CudaCalls:
         self.operands = OperandsInFlight(context.gpu)
         self.last: CudaCall | None = None  # the one that was started last
         self.held: deque[CudaCall] = deque(maxlen=HELD)  # whose memory may still be read when they are forgotten
+        self.by_signature: LRU[tuple[Any, ...], CudaCall] = LRU(SIGNATURES)  # a call of each, which others are made of
         self._history = 0  # of the calls so far, in 32 bits
 
-    def bind(self, ready: Prepared, stream: Any, timeout_s: float) -> CudaCall | EmptyCall:
+    def elsewhere(self, signature: Signature) -> CudaCall | None:
+        """A call that an earlier one differs from in the addresses of its buffers alone; None if there is none."""
+        like, places = self.by_signature.find(signature.common), signature.places
+        if like is None:
+            return None
+        one, other = places[0], places[-1]
+        if one[0] != other[0] and one[0] < sum(other) and other[0] < sum(one):
+            return None  # they overlap, which is refused where arguments are read
+        if any(self.context.gpu.why_not_here(at) for at, _ in places):
+            return None
+        return like.elsewhere(places)
+
+    def bind(
+        self, ready: Prepared, stream: Any, timeout_s: float, signature: Signature | None = None
+    ) -> CudaCall | EmptyCall:
         """A call with everything settled but the moment.
 
         Args:
             stream: CuPy's, torch's or an address; None for the stream that the buffers were made on.
+            signature: if others may be made of it.
         """
         text = describe(ready.call)
         called = Called(f"{text}{ON_GPU}")
@@ -64,11 +83,15 @@ class CudaCalls:
             return EmptyCall(self.host, called, timeout_s)
         context = self.context
         holder = context.gpu.current_stream() if stream is None else stream  # keeps the stream alive
-        address = stream_address(stream)
+        told = stream_address(stream)
         with context.gpu.entered():
-            on = context.stream_of(ready) if address is None else address
+            on = context.stream_of(ready) if told is None else told
             kernel, search = context.fill(ready, text, on, timeout_s)
-            return CudaCall(self, kernel, called, ready, on, holder, search, timeout_s)
+            bound = CudaCall(self, kernel, called, ready, on, holder, search, timeout_s)
+        alike = {b.stream for b in (ready.send, ready.recv) if isinstance(b, DeviceArray)}
+        if signature is not None and (told is not None or len(alike) == 1) and bound.moves_to(ready, signature.places):
+            self.by_signature.put(signature.common, bound)
+        return bound
 
     def request(self, bound: CudaCall | EmptyCall, operands: tuple[Any, ...]) -> MPI.Request:
         """The request of a call that was started, whose operands live until it is through."""
@@ -119,28 +142,6 @@ class CudaCalls:
         return max(self._dispatcher.exchange(int(seconds * 1e9))) * 1e-9
 
 
-class EmptyCall(EntryCall):
-    """A call of no elements: nothing to wait for."""
-
-    reusable = False
-    captured = False
-
-    def start(self, seq: int) -> None:
-        """Announce it."""
-        self.host.records.announce_elsewhere(seq, *self.host.records.encode(self.announcement), self.timeout_s)
-
-    def test(self) -> bool:
-        """It has completed."""
-        return True
-
-    def wait(self) -> None:
-        """It has completed."""
-
-    def pending(self) -> BoundCall:
-        """What a request waits for."""
-        return self
-
-
 class CudaCall:
     """A bound call on a stream: see :class:`...transport.interface.BoundCall`."""
 
@@ -168,6 +169,34 @@ class CudaCall:
         self._fingerprint, self._record = self.host.records.encode(called)
         self._report = context.transport.report
         self._plain = search is None and not context.here and not self._before and not self._after
+        self._places: list[int | None] = []  # which of the user's buffers is sent, which received
+        self._registered: list[bool] = []  # whether they are
+
+    def moves_to(self, ready: Prepared, places: Sequence[tuple[int, int]]) -> bool:
+        """Whether :meth:`elsewhere` can make others of it, which was called with buffers at ``places``."""
+        buffers, at = (ready.send, ready.recv), [at for at, _ in places]
+        fixed = not self._plain or ready.final is not None or ready.plain
+        if fixed or any(not isinstance(b, DeviceArray) or b.ptr not in at for b in buffers if b is not None):
+            return False
+        self._places = [None if b is None else at.index(address(b)) for b in buffers]
+        self._registered = [self._ref(which, places) > 0 for which in self._places]
+        return True
+
+    def elsewhere(self, places: Sequence[tuple[int, int]]) -> CudaCall | None:
+        """The same call of other buffers; None if these are registered and its own are not, or the other way round."""
+        refs = [self._ref(which, places) for which in self._places]
+        if [ref > 0 for ref in refs] != self._registered:
+            return None
+        other = object.__new__(CudaCall)
+        other.__dict__.update(self.__dict__)
+        other.kernel, transport = copied(self.kernel), self.context.transport
+        send, recv = (0 if which is None else places[which][0] for which in self._places)
+        transport.fill(other.kernel, send, recv, refs[0], refs[1], self.timeout_s)
+        other._launch = transport.starter(other.kernel, self.stream, self._keep[0])
+        return other
+
+    def _ref(self, which: int | None, places: Sequence[tuple[int, int]]) -> int:
+        return 0 if which is None else self.context.transport.regions.ref(*places[which])
 
     def start(self, seq: int) -> None:
         """Announce the call and put it on its stream; between nodes, see it through."""

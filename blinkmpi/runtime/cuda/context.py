@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import BlinkError, BufferTypeError
 from ...planning.chunk_search import ChunkSearch
+from ...planning.on_demand import PlanOnDemand
 from ...planning.plan import Plan, Rule
 from ...planning.selection import choose, program_for
 from ...program.call import Call
@@ -59,7 +60,7 @@ class CudaContext:
         comm: Comm,
         gpu: Gpu,
         machine: Topology,
-        plans: Plan,
+        plans: PlanOnDemand,
         *,
         emulated: bool,
         say: Callable[[Callable[[], str], str], None],
@@ -68,7 +69,7 @@ class CudaContext:
         crossing: str = "",
         max_ctas: int = 0,
     ) -> None:
-        self.gpu, self.machine, self.plans, self.emulated, self.here = gpu, machine, plans, emulated, here
+        self.gpu, self.machine, self.planned, self.emulated, self.here = gpu, machine, plans, emulated, here
         self.crossing = crossing
         self.transport = CudaTransport(comm, gpu, names=here, aware=aware, max_ctas=max_ctas)
         self.rank = here[comm.rank] if here else comm.rank
@@ -83,13 +84,18 @@ class CudaContext:
 
     # ---- the choice
 
-    def rule(self, call: Call, *, registered: bool = True) -> Rule:
-        """The row of the table that a call takes."""
-        return choose(self.plans, call, registered=registered, fits=fits)
+    @property
+    def plans(self) -> Plan:
+        """The plan, as far as calls have needed it."""
+        return self.planned.plan
 
-    def program(self, call: Call, rule: Rule) -> Program:
+    def rule(self, call: Call, *, registered: bool = True, plan: Plan | None = None) -> Rule:
+        """The row of the table that a call takes."""
+        return choose(plan or self.plans, call, registered=registered, fits=fits)
+
+    def program(self, call: Call, rule: Rule, plan: Plan | None = None) -> Program:
         """The checked program of a call; ``direct`` and packets carry the same trees without slots."""
-        return program_for(self.plans, call, rule)
+        return program_for(plan or self.plans, call, rule)
 
     def chunk_search(self, call: Call, *, registered: bool) -> ChunkSearch | None:
         """What looks for the chunk of a call; None where the chunk is measured already, or does not matter."""
@@ -174,7 +180,7 @@ class CudaContext:
         def on_host(program: Program, rule: Rule) -> bool:
             return bool(self._in_host_memory(program, rule))
 
-        return Templates(self.transport, self.plans, on_host, self._say)
+        return Templates(self.transport, self.planned, on_host, self._say)
 
     def _paths(self, program: Program, rule: Rule) -> list[tuple[int, ...]]:
         """The vertices that every channel passes."""
@@ -214,9 +220,9 @@ class CudaContext:
 
         return emulated
 
-    def take(self, machine: Topology, plans: Plan) -> None:
+    def take(self, machine: Topology, plans: PlanOnDemand) -> None:
         """Go on with another plan; what was loaded for the old one is of no more use."""
-        self.machine, self.plans = machine, plans
+        self.machine, self.planned = machine, plans
         self._templates = self._new_templates()
         self._kernels.clear()
         self._searches = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...transport.cuda.device import Gpu
 
-CALLS, NBYTES = 64, 4 << 20  # after so many calls, or bytes that they have moved, an event is recorded
+CALLS, NBYTES = 64, 32 << 20  # after so many calls, or bytes that they have moved, an event is recorded
 
 
 class OperandsInFlight:
@@ -22,6 +22,7 @@ class OperandsInFlight:
         self._gpu = gpu
         self._newest: list[Any] = []
         self._nbytes = 0
+        self._torch_streams: dict[int, Any] = {}  # torch's objects of streams, by address
         self._pending: deque[tuple[Any, list[Any]]] = deque()  # events, and what may be dropped behind them
 
     def keep(self, operands: tuple[Any, ...], nbytes: int, stream: int) -> None:
@@ -37,7 +38,9 @@ class OperandsInFlight:
             self._newest.pop()
             return
         if nbytes >= NBYTES and (torch := sys.modules.get("torch")) is not None:
-            on = torch.cuda.ExternalStream(stream, device=self._gpu.device)
+            on = self._torch_streams.get(stream)
+            if on is None:
+                on = self._torch_streams[stream] = torch.cuda.ExternalStream(stream, device=self._gpu.device)
             for operand in operands:
                 if isinstance(operand, torch.Tensor):
                     operand.record_stream(on)

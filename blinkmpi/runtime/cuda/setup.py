@@ -5,7 +5,7 @@ from collections.abc import Callable
 from mpi4py import MPI
 
 from ...errors import BlinkError, DeviceError, RemoteError, TopologyError
-from ...planning.plan import Plan
+from ...planning.on_demand import PlanOnDemand
 from ...topology import Topology
 from ...topology.gather import gather_gpus
 from ...topology.gpu import GpuFacts
@@ -28,7 +28,7 @@ def open_gpus(
     place: tuple[int, int],
     given: Topology | None,
     net: Callable[[Topology], Topology],
-    plan: Callable[[Topology, Gpu, bool], Plan],
+    plan: Callable[[Topology, Gpu, bool], PlanOnDemand],
     settings: Settings,
     say: Callable[[Callable[[], str], str], None],
     max_ctas: int,

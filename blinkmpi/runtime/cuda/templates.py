@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from ...errors import PlanError
-from ...planning.plan import Plan, Rule, chunk_for
+from ...planning.on_demand import PlanOnDemand
+from ...planning.plan import Rule, chunk_for
 from ...program.call import Call
 from ...program.ir import Program
 from ...program.template import Sizes, Template
@@ -27,7 +28,7 @@ class Templates:
     def __init__(
         self,
         transport: CudaTransport,
-        plans: Plan,
+        plans: PlanOnDemand,
         on_host: Callable[[Program, Rule], bool],
         say: Callable[[Callable[[], str], str], None],
     ) -> None:
@@ -64,7 +65,7 @@ class Templates:
         which = rule.scheme, call.collective, call.root
         packing = self._packings.get(which)
         if packing is None:
-            packing = self._packings[which] = self._plans.packing(call.collective, call.root, rule.scheme)
+            packing = self._packings[which] = self._plans.plan.packing(call.collective, call.root, rule.scheme)
         return (*which, call.dtype, call.op, chunk_for(packing, call, rule), rule.depth), packing
 
     def _template(self, key: Key, packing: Packing, call: Call, rule: Rule) -> Template | str:

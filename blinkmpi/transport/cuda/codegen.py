@@ -43,12 +43,12 @@ class StageKind:
     outs: int
     stores: bool
     final: bool
-    in_partial: bool
-    out_partial: bool
+    in_wide: int  # by position among the channels that are reduced: a mask of those with partial results
+    out_wide: bool
 
     def __str__(self) -> str:
-        flags = (self.stores, self.final, self.in_partial, self.out_partial)
-        return f"{self.ins}, {self.own_at}, {self.outs}, " + ", ".join(str(f).lower() for f in flags)
+        stores, final, out = (str(flag).lower() for flag in (self.stores, self.final, self.out_wide))
+        return f"{self.ins}, {self.own_at}, {self.outs}, {stores}, {final}, {self.in_wide}, {out}"
 
 
 def reduces(call: Call) -> bool:
@@ -128,9 +128,14 @@ def kind_of(program: Program, stage: Stage) -> StageKind:
         outs=len(stage.outs),
         stores=stage.store is not None,
         final=stage.final and program.call.op == "avg",
-        in_partial=wide and any(program.channels[c].partial for c in stage.ins),
-        out_partial=wide and any(program.channels[c].partial for c in stage.outs),
+        in_wide=sum(1 << i for i, c in enumerate(ordered_ins(stage)) if wide and program.channels[c].wide),
+        out_wide=wide and any(program.channels[c].wide for c in stage.outs),
     )
+
+
+def ordered_ins(stage: Stage) -> list[int]:
+    """The channels that a stage reduces, in the order in which it does."""
+    return [stage.ins[i] for i in stage.fold if i >= 0]
 
 
 def kinds_of(program: Program, rank: int) -> list[StageKind]:
@@ -169,7 +174,7 @@ def table(
     for index, (stage, cta, many) in enumerate(stages_of(program, rank, groups_of)):
         span += cta == 0  # as many as this rank has stages
         chunk = program.chunk_of(stage)
-        ins = [stage.ins[i] for i in stage.fold if i >= 0]
+        ins = ordered_ins(stage)
         in_bytes = places[ins[0]].slot_bytes if ins else 0
         out_bytes = places[stage.outs[0]].slot_bytes if stage.outs else 0
         row = [

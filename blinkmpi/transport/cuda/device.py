@@ -5,6 +5,7 @@ CuPy is imported when a GPU is asked for, never before.
 
 import contextlib
 import ctypes
+import hashlib
 import importlib
 import mmap
 import re
@@ -360,3 +361,10 @@ def kernel_source(name: str) -> str:
         return INCLUDE.sub(lambda found: text(found[1]), (KERNELS / file).read_text(encoding="utf-8"))
 
     return text(name)
+
+
+@cache
+def kernels_digest() -> str:
+    """A few characters that differ if the kernels' sources do."""
+    files = sorted(path for path in KERNELS.iterdir() if path.suffix in (".cu", ".cuh"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]

@@ -147,13 +147,14 @@ def place(
         for stage in program.stages
         for c in (*stage.ins, *stage.outs)
     }
+    wide = any(channel.wide for channel in program.channels)  # then all that a stage reduces have slots of one size
     networks, network_lines = [0] * n, [0] * n
     places = []
     for c, channel in enumerate(program.channels):
         if len(channel.readers) != 1:
             raise ArgumentError("a GPU's memory does not multicast: plan for a machine of GPUs, not for shared memory")
         (reader,), writer, many = channel.readers, channel.writer, groups_of[channel.tree]
-        size = _up(chunk_of[c] * (partial if channel.partial else item))
+        size = _up(chunk_of[c] * (partial if channel.partial and wide else item))
         if c in network:
             heads = network_lines[reader] * LINE
             places.append(

@@ -61,7 +61,7 @@ def endpoints_of(
         for c in (*stage.ins, *stage.outs):
             if c not in part.far:
                 continue
-            kind = (accumulator_of if program.channels[c].partial else dtype_of)(program.call.dtype)
+            kind = (accumulator_of if program.channels[c].wide else dtype_of)(program.call.dtype)
             chunk, at, far = program.chunk_of(stage) * kind.itemsize, places[c], part.far[c]
             for cta in range(many):
                 first = at.slots + cta * program.depth * at.slot_bytes

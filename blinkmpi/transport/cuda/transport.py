@@ -334,6 +334,7 @@ class CudaTransport:
                 for args, said, launch in launches:
                     args[at] = (said + number) & MASK
                     launch()
+                    args[at] = said  # for who copies them
 
         return start
 

@@ -38,7 +38,7 @@ class ChannelLayout:
         self.strides: list[int] = []
         for c, channel in enumerate(program.channels):
             w = channel.writer
-            stride = (program.chunk * (partial_itemsize if channel.partial else itemsize) + LINE - 1) // LINE * LINE
+            stride = (program.chunk * (partial_itemsize if channel.wide else itemsize) + LINE - 1) // LINE * LINE
             self.heads.append(pages.head(w, written[w]))
             self.slots.append(window.arena(w) + used[w])
             self.strides.append(stride)

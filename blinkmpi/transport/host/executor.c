@@ -82,9 +82,10 @@ const int64_t blink_call_offsets[] = {FIELDS(OFFSET) sizeof(call_t)};
 /* A stage's row: these words, then the operands in order of folding (-1: the own one), the inputs, the heads of what
  * others read from this rank's buffers, the outputs (head, slots, number of readers, their tails). A row without
  * operands only waits until its readers have read. */
-enum row { COUNT, LOCAL, STORE, FINAL, IN_PARTIAL, OUT_PARTIAL, OPERANDS, INPUTS, OUTPUTS, DONE_CHUNKS, CHUNK, HEADS, HEADER };
-/* An input: head or 0, slots, my tail, writer's rank or -1, the word with its buffer's address, the offset there. */
-enum input { IN_HEAD, IN_SLOTS, IN_TAIL, IN_WRITER, IN_BUFFER, IN_OFFSET, IN };
+enum row { COUNT, LOCAL, STORE, FINAL, OUT_WIDE, OUT_STRIDE, OPERANDS, INPUTS, OUTPUTS, DONE_CHUNKS, CHUNK, HEADS, HEADER };
+/* An input: head or 0, slots, my tail, writer's rank, the word with its buffer's address, the offset there; or, if it
+ * comes through slots, -1, whether its elements are those of partial results, and the bytes of a slot. */
+enum input { IN_HEAD, IN_SLOTS, IN_TAIL, IN_WRITER, IN_BUFFER, IN_OFFSET, IN, IN_WIDE = IN_BUFFER, IN_STRIDE = IN_OFFSET };
 const int64_t blink_constants[] = {SEQ_BITS, SEND, RECV, TURN, DONE_CHUNKS, HEADER, IN, RUNNING, UNTOLD};
 
 static int64_t now_ns(void) {
@@ -116,7 +117,7 @@ void blink_export(const call_t *j) {
 /* ---- one step: fold a chunk of every operand into store and slots */
 
 typedef struct { /* a row, decoded */
-  int64_t count, chunk, final, out_partial, in_partial, nops, nins, nheads, nouts;
+  int64_t count, chunk, final, out_wide, out_stride, nops, nins, nheads, nouts;
   char *local, *store;
   int64_t *fold, *ins, *heads, *outs;
 } stage_t;
@@ -124,7 +125,7 @@ typedef struct { /* a row, decoded */
 static int64_t *decode(const call_t *j, int64_t *p, stage_t *c) {
   c->local = p[LOCAL] < 0 ? NULL : j->send + p[LOCAL];
   c->store = p[STORE] < 0 ? NULL : j->recv + p[STORE];
-  c->count = p[COUNT], c->final = p[FINAL], c->in_partial = p[IN_PARTIAL], c->out_partial = p[OUT_PARTIAL];
+  c->count = p[COUNT], c->final = p[FINAL], c->out_wide = p[OUT_WIDE], c->out_stride = p[OUT_STRIDE];
   c->nops = p[OPERANDS], c->nins = p[INPUTS], c->nouts = p[OUTPUTS], c->chunk = p[CHUNK], c->nheads = p[HEADS];
   c->fold = p + HEADER;
   c->ins = c->fold + c->nops;
@@ -136,6 +137,8 @@ static int64_t *decode(const call_t *j, int64_t *p, stage_t *c) {
 }
 
 static int exported(const int64_t *in) { return in[IN_WRITER] >= 0; }
+static int wide_in(const int64_t *in) { return !exported(in) && in[IN_WIDE]; }
+static char *slot_in(const int64_t *in, int64_t slot) { return (char *)in[IN_SLOTS] + slot * in[IN_STRIDE]; }
 
 /* Copy n bytes, from byte `at` of a stage's span on, out of the writer's buffer. */
 static int pull(call_t *j, const int64_t *in, int64_t at, char *to, int64_t n) {
@@ -169,17 +172,17 @@ static int read_ahead(call_t *j, const stage_t *c, int64_t first, int64_t n, int
 static int step(call_t *j, const stage_t *c, int64_t k) {
   const int64_t first = k * c->chunk, n = c->count - first < c->chunk ? c->count - first : c->chunk;
   const int64_t slot = k % j->depth, wide = j->item != j->acc;
-  const int64_t in_item = c->in_partial ? j->acc : j->item, out_item = c->out_partial ? j->acc : j->item;
-  const int64_t in_slot = slot * ((j->chunk * in_item + 63) & ~63), out_slot = slot * ((j->chunk * out_item + 63) & ~63);
+  const int64_t out_item = c->out_wide ? j->acc : j->item, out_slot = slot * c->out_stride;
   char buffer[BLOCK * 8] __attribute__((aligned(64)));
   char wider[BLOCK * 8] __attribute__((aligned(64)));
   char out16[BLOCK * 2] __attribute__((aligned(64)));
 
-  if (c->nops == 1 && !(wide && (c->in_partial || c->out_partial)) && !(c->final && j->divide)) { /* plain copy */
-    const int64_t *in = c->fold[0] < 0 ? NULL : c->ins + IN * c->fold[0];
+  const int64_t *const only = c->nops == 1 && c->fold[0] >= 0 ? c->ins + IN * c->fold[0] : NULL;
+  if (c->nops == 1 && !(wide && (c->out_wide || (only && wide_in(only)))) && !(c->final && j->divide)) { /* plain copy */
+    const int64_t *const in = only;
     const size_t bytes = (size_t)(n * j->item);
     char *const store = c->store ? c->store + first * j->item : NULL;
-    const char *from = !in ? c->local + first * j->item : (char *)in[IN_SLOTS] + in_slot;
+    const char *from = !in ? c->local + first * j->item : slot_in(in, slot);
     if (in && exported(in)) {
       char *const to = store ? store : (char *)c->outs[1] + out_slot;
       if (!pull(j, in, first * j->item, to, (int64_t)bytes)) return 0;
@@ -206,10 +209,10 @@ static int step(call_t *j, const stage_t *c, int64_t k) {
     char *const acc = !direct ? buffer : slot0 ? slot0 : store;
     for (int64_t i = 0; i < c->nops; i++) {
       const int64_t *in = c->fold[i] < 0 ? NULL : c->ins + IN * c->fold[i];
-      const int64_t item = !in || exported(in) ? j->item : in_item;
+      const int64_t item = in && wide_in(in) ? j->acc : j->item;
       const char *x = !in        ? c->local + (first + at) * item
                       : exported(in) ? pieces + (c->fold[i] * piece + at - from) * item
-                                 : (char *)in[IN_SLOTS] + in_slot + at * item;
+                                 : slot_in(in, slot) + at * item;
       if (wide && item == j->item) {
         widen((int)j->dtype, (float *)(i ? wider : buffer), (const uint16_t *)x, m);
         x = i ? wider : buffer;
@@ -223,13 +226,13 @@ static int step(call_t *j, const stage_t *c, int64_t k) {
       value = buffer;
     }
     const char *rounded = value;
-    if (wide && !(c->out_partial && !c->store)) {
+    if (wide && !(c->out_wide && !c->store)) {
       narrow((int)j->dtype, (uint16_t *)out16, (const float *)value, m);
       rounded = out16;
     }
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
       if (o || !direct)
-        copy((char *)p[1] + out_slot + at * out_item, c->out_partial ? value : rounded, (size_t)(m * out_item), 0);
+        copy((char *)p[1] + out_slot + at * out_item, c->out_wide ? value : rounded, (size_t)(m * out_item), 0);
     if (store && store != value) copy(store, rounded, (size_t)(m * j->item), (int)j->stream);
   }
   return 1;
@@ -373,7 +376,7 @@ int blink_execute(call_t *j, int64_t *rows) {
     const int state = idle_call(&wait, j);
     if (state != DONE) return state;
   }
-  if (j->cma && get(j->abort)) return ABORTED; /* what was read may be of a rank that had left the call */
+  if (get(j->abort)) return ABORTED; /* this rank may come late, or have read of one that had left the call */
   set(j->calls + j->rank * j->stride + FINISHED, j->seq);
   return DONE;
 }

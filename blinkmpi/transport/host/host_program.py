@@ -43,6 +43,10 @@ class HostProgram:
     depth: int
     through_slots: HostProgram | None = None  # for a call in which some rank's buffer cannot be read
 
+    def __str__(self) -> str:
+        slots = "chunks by cma" if self.cma else f"x {self.depth} slots"
+        return f"{self.trees} trees, {self.chunk_bytes} B {slots}, {self.executor} executor"
+
 
 def load(
     make: Callable[[], Program], window: SharedWindow, library: native.Native | None, helper: Helper, *, cma: bool
@@ -59,9 +63,9 @@ def load(
     item, acc = dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize
     stages, codes, exported = program.of(rank), resolved.codes, resolved.exported
     rows = rows_of(program, resolved.layout, window, exported, item)
-    partial = any(program.channels[c].partial for stage in stages for c in (*stage.ins, *stage.outs))
+    rounds = any(program.channels[c].wide for stage in stages for c in (*stage.ins, *stage.outs))
     folds = any(len(stage.fold) > 1 or stage.final for stage in stages)
-    in_c = library is not None and (codes is not None or not (folds or (item != acc and partial)))
+    in_c = library is not None and (codes is not None or not (folds or (item != acc and rounds)))
     struct = native.CallStruct()
     struct.dtype, struct.op = codes or (0, 0)
     struct.stages, struct.item, struct.acc = len(rows.stages), item, acc
@@ -147,7 +151,7 @@ def endpoints_of(part: NodePart, layout: ChannelLayout, window: SharedWindow) ->
         for c in (*stage.ins, *stage.outs):
             if c not in part.far:
                 continue
-            kind = (accumulator_of if program.channels[c].partial else dtype_of)(program.call.dtype)
+            kind = (accumulator_of if program.channels[c].wide else dtype_of)(program.call.dtype)
             chunk, total = program.chunk_of(stage) * kind.itemsize, stage.count * kind.itemsize
             starts = [layout.slots[c] + k * layout.strides[c] for k in range(program.depth)]
             slots = [window.bytes[at : at + chunk] for at in starts]

@@ -62,12 +62,11 @@ def _row(
 ) -> None:
     """The row that does a stage's work."""
     address, rank = window.pages.address, window.pages.rank
-    partial_in = any(program.channels[c].partial for c in stage.ins)
-    partial_out = any(program.channels[c].partial for c in stage.outs)
     heads = [address + 8 * layout.heads[c] for c in stage.outs if c in exported]
     slots = [c for c in stage.outs if c not in exported]
     row = [stage.count, *(-1 if at is None else at * itemsize for at in (stage.local, stage.store)), int(stage.final)]
-    row += [int(partial_in), int(partial_out), len(stage.fold), len(stage.ins), len(slots), 0]
+    row += [int(program.channels[slots[0]].wide), layout.strides[slots[0]]] if slots else [0, 0]
+    row += [len(stage.fold), len(stage.ins), len(slots), 0]
     row += [program.chunk_of(stage), len(heads), *stage.fold]
     for c in stage.ins:
         head, tail = address + 8 * layout.heads[c], address + 8 * layout.tails[c][rank]
@@ -76,7 +75,7 @@ def _row(
             word = address + writer * CONTROL + 8 * (SEND_WORD if buffer == "send" else RECV_WORD)
             row += [0 if buffer == "send" else head, 0, tail, writer, word, offset * itemsize]
         else:
-            row += [head, address + layout.slots[c], tail, -1, 0, 0]
+            row += [head, address + layout.slots[c], tail, -1, int(program.channels[c].wide), layout.strides[c]]
     row += heads
     for c in slots:
         row += [address + 8 * layout.heads[c], address + layout.slots[c], *_tails(c, layout, window)]

@@ -43,7 +43,7 @@ class NumpyStage:
         self.k = self.base = 0
 
         def slots(c: int) -> list[Array]:
-            kind = self.acc if program.channels[c].partial else self.dtype
+            kind = self.acc if program.channels[c].wide else self.dtype
             starts = [layout.slots[c] + i * layout.strides[c] for i in range(program.depth)]
             return [window.bytes[at : at + program.chunk * kind.itemsize].view(kind) for at in starts]
 

@@ -47,7 +47,7 @@ def exported_channels(program: Program) -> dict[int, ExportedChunks]:
         if stage.local is not None and not stage.ins:
             found.update(dict.fromkeys(stage.outs, ExportedChunks("send", stage.local)))
         elif stage.store is not None:
-            kept = [c for c in stage.outs if not (wide and program.channels[c].partial)]
+            kept = [c for c in stage.outs if not (wide and program.channels[c].wide)]
             found.update(dict.fromkeys(kept, ExportedChunks("recv", stage.store)))
     return found
 

@@ -209,6 +209,8 @@ class HostTransport:
             call.left = [step for step in steps if step.k < step.chunks]
             struct.phase = native.RUNNING
         outcome, moved = step_numpy(call.left)
+        if outcome is Outcome.DONE and self.pages.abort[0]:  # as executor.c
+            return Outcome.ABORTED, moved
         if outcome is Outcome.DONE and (self.messages is None or call.program.endpoints.finished):
             self.pages.finished[self.rank] = struct.seq
         return outcome, moved

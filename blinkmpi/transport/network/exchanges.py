@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,18 @@ class Rendezvous:
     def __init__(self, what: str, timeout_s: float, slow: SlowWaits) -> None:
         self.what, self.timeout_s, self.slow = what, timeout_s, slow
         self.give_up: Callable[[BaseException], object] = lambda _: None  # told of what ended an exchange
+        self.check: Callable[[], object] = lambda: None  # raises what has ended it on another rank
         self.met = False  # whether all have come to the first exchange
+
+    @contextmanager
+    def doing(self, what: str, timeout_s: float) -> Iterator[None]:
+        """While the ranks, which have met, do this: who is stopped meanwhile has ``timeout_s`` to go on."""
+        before = self.what, self.timeout_s, self.met
+        self.what, self.timeout_s, self.met = what, timeout_s, True
+        try:
+            yield
+        finally:
+            self.what, self.timeout_s, self.met = before
 
 
 class BoundedComm:
@@ -171,6 +183,7 @@ class BoundedComm:
             self._answers = True
             open_service()
         rendezvous = self.rendezvous
+        rendezvous.check()
         if gone:
             raise PeerLost(f"{rendezvous.what}: {self._words(gone)}start the job again")
         late = waited_s >= rendezvous.timeout_s

@@ -106,11 +106,18 @@ def test_without_a_peer_there_are_no_ratios(files: Any, tmp_path: Path, capsys: 
 
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="not in a checkout: an archive has no results")
-def test_every_result_of_the_repository_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("files", "beside"), [
+    ("*-np[248].json", "MPI"), ("all_reduce*gpu-*np2.json", "NCCL"), ("reduce*gpu-np*.json", "NCCL"),
+])  # fmt: skip
+def test_results_of_the_repository_can_be_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], files: str, beside: str
+) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install blinkmpi[plot]")
-    some = sorted(str(path) for path in RESULTS.glob("*-np*.json"))[:6]
-    assert some
-    assert "MPI" in drawn(some, tmp_path / "a.svg", capsys)
+    others = ("call-cost", "helper-thread", "message-cost", "emulated", "host-time")
+    some = sorted(str(path) for path in RESULTS.glob(files) if not path.name.startswith(others))
+    some = [path for path in some if beside == "NCCL" or "gpu" not in path][:6]
+    assert len(some) > 3
+    assert beside in drawn(some, tmp_path / "a.svg", capsys)
 
 
 @pytest.mark.parametrize(("content", "message"), [

@@ -135,6 +135,32 @@ def test_a_channel_without_reader_and_one_with_a_wrong_writer_are_found() -> Non
             check(msgspec.structs.replace(program, channels=(changed, *program.channels[1:])))
 
 
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "reduce_scatter"])
+def test_what_is_not_folded_yet_travels_in_the_calls_type(collective: Collective) -> None:
+    """Only a rank that has folded sends partial results; a channel of operands behind a fold is refused."""
+    trees = [tree(r, "0-1 1-2") if r == 0 else tree(r, {1: "1-0 1-2", 2: "2-1 1-0"}[r]) for r in range(3)]
+    root = 0 if collective == "reduce" else -1
+    found = packing(collective, 3, trees[:1] if root == 0 else trees, root=root)
+    call = call_of(collective, 3, 96, dtype="bfloat16", root=0)
+    program = check(lower(found, call, chunk_bytes=64, depth=2))
+    folding = {c: len(stage.fold) > 1 for stage in program.stages for c in stage.outs if stage.way == "up"}
+    assert {c: program.channels[c].wide for c in folding} == folding
+    assert set(folding.values()) == {True, False}
+    wrong = next(c for c in folding if folding[c])
+    channels = list(program.channels)
+    channels[wrong] = msgspec.structs.replace(channels[wrong], operands=True)
+    with pytest.raises(PlanError, match="into a channel of operands"):
+        check(msgspec.structs.replace(program, channels=tuple(channels)))
+
+
+def test_a_star_of_halves_has_chunks_of_halves() -> None:
+    """Nothing wide travels, so a slot holds as many elements as its bytes do."""
+    found = packing("allreduce", 3, [tree(0, "0-1 0-2")])
+    program = lower(found, call_of("allreduce", 3, 5000, dtype="bfloat16"), chunk_bytes=1024, depth=2)
+    assert not any(channel.wide for channel in program.channels)
+    assert program.chunk == 512
+
+
 def test_chunk_and_depth_must_be_positive() -> None:
     with pytest.raises(PlanError, match=r"chunk 0 and depth 2 must be at least 1"):
         check(msgspec.structs.replace(allreduce_of_three(), chunk=0))

@@ -128,11 +128,13 @@ def test_one_chunk_over_one_link_takes_its_bytes_and_the_latency() -> None:
     assert got.algbw == pytest.approx(4000 / got.seconds / 1e9)
 
 
-def test_a_reduce_goes_against_the_edges_and_halves_travel_as_float32() -> None:
-    line = machine_of(2, "0-1", mbps=10_000)
-    found = packing("reduce", 2, [tree(0, "0-1", 10_000)], root=0)
-    assert priced(found, line, MIB).busy[0][:2] == (1, 0)
-    assert priced(found, line, MIB, dtype="float16").busiest == pytest.approx(2 * priced(found, line, MIB).busiest)
+def test_a_reduce_goes_against_the_edges_and_partial_sums_of_halves_travel_as_float32() -> None:
+    """Rank 2 sends its operand as it is, rank 1 what it has folded."""
+    line = machine_of(3, "0-1 1-2", mbps=10_000)
+    found = packing("reduce", 3, [tree(0, "0-1 1-2", 10_000)], root=0)
+    whole, halves = (priced(found, line, MIB, dtype=dtype).busy for dtype in ("float32", "float16"))
+    assert [row[:2] for row in whole] == [(1, 0), (2, 1)]
+    assert [row[3] for row in halves] == pytest.approx([2 * whole[0][3], whole[1][3]])
 
 
 def test_a_path_through_a_switch_is_cut_through_and_its_slowest_link_decides() -> None:

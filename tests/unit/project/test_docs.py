@@ -248,15 +248,15 @@ def test_the_layers_are_those_of_the_import_contract() -> None:
     assert [re.findall(r"`(\w+)`", row[0]) for row in table("docs/design.md", "package")] == [r for r in rows if r]
 
 
-def test_every_room_has_a_paragraph_that_names_its_files() -> None:
-    section = text_of("docs/design.md").partition("## The rooms")[2].partition("\n## ")[0]
+def test_every_package_has_a_paragraph_that_names_its_files() -> None:
+    section = text_of("docs/design.md").partition("## The packages")[2].partition("\n## ")[0]
     paragraphs = {p.partition("`**")[0]: p for p in section.split("\n\n**`")[1:]}
     package = ROOT / "blinkmpi"
     assert set(paragraphs) == {p.name for p in package.iterdir() if (p / "__init__.py").exists()} | {"communicator"}
-    for room, text in paragraphs.items():
-        files = [str(file) for file in (package / room).resolve().rglob("*")]
+    for name_of, text in paragraphs.items():
+        files = [str(file) for file in (package / name_of).resolve().rglob("*")]
         for name in re.findall(r"`([\w/]+\.(?:py|c|h|cu|cuh)|\w+/)`", text):
-            assert any(file.endswith(f"/{name.rstrip('/')}") for file in files), f"{room}: there is no {name}"
+            assert any(file.endswith(f"/{name.rstrip('/')}") for file in files), f"{name_of}: there is no {name}"
 
 
 # ---------------------------------------------------------------- links and names

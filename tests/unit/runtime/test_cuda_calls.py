@@ -23,8 +23,9 @@ from blinkmpi.planning.selection import make_plan, program_for
 from blinkmpi.program.call import Call
 from blinkmpi.program.memory import DeviceArray, overlap
 from blinkmpi.runtime import arguments as calls
-from blinkmpi.runtime.arguments import Prepared, key_of
+from blinkmpi.runtime.arguments import Prepared
 from blinkmpi.runtime.buffers import parse
+from blinkmpi.runtime.call_keys import key_of
 from blinkmpi.runtime.cuda import calls as cuda_calls
 from blinkmpi.runtime.cuda.aware import agree, claimed, ladder, words
 from blinkmpi.runtime.cuda.buffers import device_buffer, stream_address

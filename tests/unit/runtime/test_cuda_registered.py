@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from blinkmpi.errors import BlinkError, BufferTypeError, RemoteError
+from blinkmpi.planning.on_demand import PlanOnDemand
 from blinkmpi.planning.selection import make_plan
 from blinkmpi.program.memory import DeviceArray
 from blinkmpi.runtime.cuda.context import CudaContext
@@ -37,7 +38,8 @@ def each(work: Callable[[CudaContext, Gpu, int], Any]) -> list[Any]:
 
     def one(comm: Any, _: Any) -> Any:
         comm.size, gpu = 2, Gpu()
-        return work(CudaContext(comm, gpu, H200, PLAN, emulated=False, say=lambda *_: None), gpu, comm.rank)  # type: ignore[arg-type]
+        plans = PlanOnDemand(comm, H200, PLAN)
+        return work(CudaContext(comm, gpu, H200, plans, emulated=False, say=lambda *_: None), gpu, comm.rank)  # type: ignore[arg-type]
 
     found = on_ranks([0, 0], one)
     for result in found:

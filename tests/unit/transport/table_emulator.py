@@ -240,8 +240,9 @@ class Cta:
                 dtype
             )
 
-        in_type, out_type = (wide if partial else element for partial in (kind.in_partial, kind.out_partial))
-        operands = [in_slot(c, row["IN_BYTES"], in_type) for c in self.ins]
+        out_type = wide if kind.out_wide else element
+        in_types = [wide if kind.in_wide >> i & 1 else element for i in range(kind.ins)]
+        operands = [in_slot(c, row["IN_BYTES"], kind_in) for c, kind_in in zip(self.ins, in_types, strict=True)]
         if kind.own_at >= 0:
             operands.insert(kind.own_at, part(self.call.sends[self.rank], row["OWN"]))
         value = operands[0].astype(wide)

@@ -140,7 +140,7 @@ def test_stages_of_every_generation(arch: str, name: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_operation_of_every_type(dtype: str) -> None:
     wide = accumulator_of(dtype) != dtype_of(dtype)
-    kinds = [StageKind(2, 1, 1, stores=True, final=True, in_partial=wide, out_partial=False)]
+    kinds = [StageKind(2, 1, 1, stores=True, final=True, in_wide=3 if wide else 0, out_wide=False)]
     ops = allowed(dtype)
     calls = [Call("allreduce", 4, (1000,), dtype, op) for op in ops]
     found = all_compiled([stages_source(call, kinds, 64, 4) for call in calls], "sm_90")
@@ -174,7 +174,7 @@ def test_a_kernel_of_another_layout_does_not_compile(
 ) -> None:
     """What Python knows of the kernels' structs is asserted when they are compiled."""
     call = Call("allreduce", 4, (1000,), "float32", "sum")
-    kind = StageKind(2, 1, 1, stores=True, final=True, in_partial=False, out_partial=False)
+    kind = StageKind(2, 1, 1, stores=True, final=True, in_wide=0, out_wide=False)
     monkeypatch.setattr(module, name, wrong)
     source = {
         "direct": lambda: direct_source(call, 4),

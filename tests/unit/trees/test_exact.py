@@ -1,5 +1,6 @@
 """Exact methods: linear programs over trees, translations of symmetric machines, and trees grown by flows."""
 
+import random
 from fractions import Fraction
 from itertools import product
 
@@ -252,3 +253,18 @@ def test_two_boxes_of_dies_split_rail_by_rail() -> None:
     packing = pack(machine("mi250:2"), "allgather")
     assert packing.optimal
     assert len(packing.trees) <= 90
+
+
+@pytest.mark.parametrize("collective", ["allgather", "reduce_scatter"])
+def test_every_rank_roots_trees_at_the_bound_on_irregular_graphs_beyond_64_ranks(collective: str) -> None:
+    """Chains, which other methods leave there, reach half of it."""
+    rng = random.Random(80)
+    lanes: dict[tuple[int, int], int] = {}
+    for u, v in [*((i, (i + 1) % 72) for i in range(72)), *(tuple(rng.sample(range(72), 2)) for _ in range(144))]:
+        lanes[u, v] = lanes[v, u] = rng.randint(1, 4)
+    links = tuple(Link(u, v, "nvlink", k, 25_000) for (u, v), k in lanes.items())
+    t = Topology("irregular", tuple(Device("gpu", 0, i) for i in range(72)), (), links)
+    packing = pack(t, collective, seconds=60)
+    assert packing.optimal, packing.reason
+    assert pack(t, collective, method="chain").rate < packing.rate / 1.5
+    assert packing.depth < 10

@@ -52,13 +52,16 @@ __device__ __forceinline__ u64 reserve(u64* clock, u64 start, u64 ns) {
 }
 
 // What a kind of stage has in common for its three roles. INS channels are reduced in their order, with the own operand
-// (if OWN_AT >= 0) at position OWN_AT.
-template <int INS_, int OWN_AT_, int OUTS_, bool STORES_, bool FINAL_, bool IN_PARTIAL, bool OUT_PARTIAL> struct Kind {
+// (if OWN_AT >= 0) at position OWN_AT. Those in the mask IN_WIDE bring partial results, the others elements of T.
+template <int INS_, int OWN_AT_, int OUTS_, bool STORES_, bool FINAL_, u64 IN_WIDE_, bool OUT_WIDE_> struct Kind {
   static constexpr int INS = INS_, OWN_AT = OWN_AT_, OUTS = OUTS_, OPERANDS = INS + (OWN_AT >= 0);
   static constexpr int UNROLL = OPERANDS <= 1 ? 8 : OPERANDS <= 2 ? 4 : OPERANDS <= 4 ? 2 : 1;
   static constexpr bool STORES = STORES_, FINAL = FINAL_;
-  static constexpr bool IN_WIDE = WIDE && IN_PARTIAL, OUT_WIDE = WIDE && OUT_PARTIAL;
+  static constexpr bool OUT_WIDE = WIDE && OUT_WIDE_;
+  static constexpr u64 IN_WIDE = WIDE ? IN_WIDE_ : 0;
   static constexpr bool LATE_LOADS = IN_WIDE && INS * E > 32;  // all operands at once would not fit the registers
+  static constexpr bool COPIES = OPERANDS == 1 && !FINAL && !IN_WIDE && !OUT_WIDE;
+  static __device__ constexpr bool wide(int i) { return IN_WIDE >> i & 1; }
 };
 
 // The chunks of a CTA. Round j moves chunk k through slot j % depth.
@@ -140,8 +143,8 @@ template <class K, int U>
 __device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk<K>& x, i64 p, i64 step, bool fast) {
   const i64 n = x.elements;
   Pack mine[U];
-  Pack thin[U][!K::IN_WIDE && K::INS ? K::INS : 1];
-  Partial wide[U][K::IN_WIDE && K::INS ? K::INS : 1];
+  Pack thin[U][K::INS ? K::INS : 1];
+  Partial wide[U][K::IN_WIDE && !K::LATE_LOADS ? K::INS : 1];
 #pragma unroll
   for (int u = 0; u < U; u++) {
     const i64 q = p + u * step;
@@ -150,7 +153,7 @@ __device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk
 #pragma unroll
     for (int i = 0; i < K::INS; i++) {
       if (K::LATE_LOADS) continue;
-      if (K::IN_WIDE) wide[u][i] = load_partial(x.in[i] + q * (i64)sizeof(Partial));
+      if (K::wide(i)) wide[u][K::IN_WIDE ? i : 0] = load_partial(x.in[i] + q * (i64)sizeof(Partial));
       else thin[u][i] = load_pack(x.in[i] + q * 16);
     }
   }
@@ -160,7 +163,7 @@ __device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk
     const int bytes = (int)((n - q * E < E ? n - q * E : E) * (i64)sizeof(T));
     Partial sum;
     Pack y;
-    if (K::OPERANDS == 1 && !WIDE && !K::FINAL) {
+    if (K::COPIES) {
       y = K::OWN_AT >= 0 ? mine[u] : thin[u][0];
     } else {
 #pragma unroll
@@ -168,8 +171,9 @@ __device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk
         const int i = K::OWN_AT >= 0 && o > K::OWN_AT ? o - 1 : o;
         Partial operand;
         if (o == K::OWN_AT) operand = widened(mine[u]);
-        else if (K::LATE_LOADS) operand = load_partial(x.in[i] + q * (i64)sizeof(Partial));
-        else if (K::IN_WIDE) operand = wide[u][i];
+        else if (K::LATE_LOADS && K::wide(i)) operand = load_partial(x.in[i] + q * (i64)sizeof(Partial));
+        else if (K::LATE_LOADS) operand = widened(load_pack(x.in[i] + q * 16));
+        else if (K::wide(i)) operand = wide[u][K::IN_WIDE ? i : 0];
         else operand = widened(thin[u][i]);
         if (o) accumulate(sum, operand);
         else sum = operand;

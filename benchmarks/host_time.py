@@ -1,0 +1,145 @@
+"""Host time of GPU calls that are only enqueued: ``mpirun -np 2 python benchmarks/host_time.py -o FILE``.
+
+An AllReduce in place on CuPy arrays and on torch tensors, of ours and of torch's NCCL group, in the same processes and
+in turn: how long the host needs to put one on its stream. Calls of the same tensor again and again, and calls of
+tensors that no call has seen yet, at other addresses. Writes each number as the largest of all ranks' medians.
+"""
+
+import argparse
+import itertools
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import jobs
+
+SIZES = tuple(1 << exponent for exponent in range(10, 27, 2))  # bytes
+ITEM = {"float32": 4, "bfloat16": 2}
+CALLS, REPEATS, FRESH = 50, 9, 48  # enqueued at a time, which no queue of launches keeps waiting; times; new tensors
+WARMUP = 20  # calls, after which the chunks of this size are found
+MICRO = 1e6
+
+
+def process_group(world: Any, torch: Any, device: int) -> Any:
+    """torch's group of all ranks, over NCCL."""
+    port = world.bcast(free_port() if world.rank == 0 else None)
+    where = f"tcp://127.0.0.1:{port}"
+    ids = {"device_id": torch.device("cuda", device)}
+    torch.distributed.init_process_group("nccl", init_method=where, rank=world.rank, world_size=world.size, **ids)
+    return torch.distributed
+
+
+def free_port() -> int:
+    """A port that nobody uses."""
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return int(tried.getsockname()[1])
+
+
+Call = Callable[[Any], object]  # of a tensor
+
+
+def host_us(world: Any, stream: Any, call: Call, tensor: Any) -> float:
+    """Microseconds of the host for a call of the same tensor again."""
+    found = []
+    for _ in range(REPEATS):
+        stream.synchronize()
+        world.Barrier()
+        begin = time.perf_counter()
+        for _ in range(CALLS):
+            call(tensor)
+        found.append((time.perf_counter() - begin) / CALLS * MICRO)
+    stream.synchronize()
+    return float(max(world.allgather(statistics.median(found))))
+
+
+def new_us(world: Any, stream: Any, call: Call, tensors: Sequence[Any]) -> float:
+    """Microseconds of the host for the first call of each tensor."""
+    found = []
+    for tensor in tensors:
+        stream.synchronize()
+        world.Barrier()
+        begin = time.perf_counter()
+        call(tensor)
+        found.append((time.perf_counter() - begin) * MICRO)
+    stream.synchronize()
+    return float(max(world.allgather(statistics.median(found))))
+
+
+def measured(world: Any, mpi: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A row for each type and size, and the facts of the job."""
+    import cupy
+    import torch
+
+    from blinkmpi import Communicator
+
+    told, current = Communicator(world), Communicator(world, stream="current")
+    if told.gpu is None:
+        raise SystemExit(f"no GPUs: {told.context.why_no_gpus}")
+    torch.cuda.set_device(told.gpu.device)
+    group = process_group(world, torch, told.gpu.device)
+    stream = torch.cuda.Stream()
+    on_cupy = cupy.cuda.ExternalStream(stream.cuda_stream)
+    ways: dict[str, Call] = {
+        "torch, stream=": lambda t: told.Allreduce(mpi.IN_PLACE, t, stream=stream),
+        "torch, current stream": lambda t: current.Allreduce(mpi.IN_PLACE, t),
+        "NCCL group": lambda t: group.all_reduce(t),
+        "CuPy, stream=": lambda t: told.Allreduce(mpi.IN_PLACE, t, stream=on_cupy),
+    }
+    rows: list[dict[str, Any]] = []
+    for dtype, nbytes in itertools.product(("float32", "bfloat16"), SIZES):
+        row: dict[str, Any] = {"dtype": dtype, "bytes": nbytes, "again_us": {}, "new_us": {}}
+        with torch.cuda.stream(stream), on_cupy:
+            for name, call in ways.items():
+                if name.startswith("CuPy") and dtype != "float32":  # which CuPy does not have
+                    continue
+                new = torch.zeros((FRESH + 1, nbytes // ITEM[dtype]), dtype=getattr(torch, dtype), device="cuda")
+                tensors = [*map(cupy.from_dlpack, new)] if name.startswith("CuPy") else [*new]
+                for _ in range(WARMUP):
+                    call(tensors[0])
+                row["again_us"][name] = host_us(world, stream, call, tensors[0])
+                row["new_us"][name] = new_us(world, stream, call, tensors[1:])
+                new.fill_(world.rank + 1.0)
+                call(tensors[1])
+                right = bool((new[1] == world.size * (world.size + 1) / 2).all())
+                row["wrong"] = row.get("wrong", 0) + world.allreduce(int(not right))
+        rows.append(row)
+        if world.rank == 0:
+            times = (f"{name} {us:.1f} (new {row['new_us'][name]:.1f})" for name, us in row["again_us"].items())
+            print(f"{dtype} {nbytes}: {', '.join(times)} us", flush=True)
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    facts = {"gpu": {"name": told.gpu.name, **told.gpu.versions, "torch": torch.__version__, "NCCL": nccl}}
+    facts |= jobs.rank_facts(mpi, told)
+    group.destroy_process_group()
+    current.Free()
+    told.Free()
+    return rows, facts
+
+
+def main() -> None:
+    """Measure, and let rank 0 write."""
+    from mpi4py import MPI
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-o", "--output", help="write the result as JSON under this name, or one beside it if taken")
+    options = parser.parse_args()
+    began, world = datetime.now().astimezone(), MPI.COMM_WORLD
+    rows, facts = measured(world, MPI)
+    if world.rank == 0 and options.output:
+        head = {"host_time": {"calls": CALLS, "repeats": REPEATS, "new_tensors": FRESH}, "env": facts["env"]}
+        what = {"collective": "allreduce", "op": "sum", "compare": ["nccl"], "memory": "gpu"}
+        statistic = "median over repeats, and over new tensors, of a rank's time per call; the largest of all ranks"
+        found = jobs.document(head, rows, [], began, ranks=world.size, statistic=statistic, **what, **facts)
+        jobs.write(options.output, found)
+    if any(row["wrong"] for row in rows):
+        raise SystemExit("wrong sums")
+
+
+if __name__ == "__main__":
+    main()
