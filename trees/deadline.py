@@ -9,11 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from fractions import Fraction
 
 from ..util.settings import PLAN_S
 
 SECONDS = PLAN_S  # where nobody says otherwise
+TRIAL = 0.1  # of its time, for which work is not judged by its pace
+SLACK = 1.2  # times its time, that work may seem to need: it does not go on at one pace
 _end: ContextVar[float] = ContextVar("the end of the time for planning", default=math.inf)
+_others: ContextVar[bool] = ContextVar("whether another method waits for what time is left", default=False)
 
 
 @contextmanager
@@ -27,6 +31,27 @@ def within(seconds: float | None) -> Iterator[None]:
         yield
     finally:
         _end.reset(token)
+
+
+@contextmanager
+def others_wait(wait: bool) -> Iterator[None]:
+    """While other methods wait for what time is left, or not."""
+    token = _others.set(wait)
+    try:
+        yield
+    finally:
+        _others.reset(token)
+
+
+def hopeless(part: Fraction, since: float) -> bool:
+    """Whether work will not be done in time at its pace, so that those who wait should have what is left.
+
+    Args:
+        part: what is done of it.
+        since: when it began, by ``time.monotonic``.
+    """
+    used, whole = time.monotonic() - since, _end.get() - since
+    return _others.get() and whole * TRIAL < used and whole * SLACK * float(part) < used
 
 
 def late() -> bool:

@@ -15,13 +15,13 @@ from .blink import few, groups, hybrid, ilp, mwu
 from .bounds.certify import prices_certificate, trivial
 from .bounds.verify import verify
 from .cluster import assembly
-from .deadline import late, within
+from .deadline import late, others_wait, within
 from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.fabric import choose_links, shared_memory
 from .graph.turning import turned, turning
 from .patterns import chains, rings, shallow, stars
 from .patterns.shared_memory import CHAINED, share_memory, star_tree
-from .problem import BACKWARDS, Method, MethodOptions, Problem, Solution
+from .problem import BACKWARDS, OUT_OF_TIME, Method, MethodOptions, Problem, Solution
 from .tree import COLLECTIVES, ROOTED, Certificate, Collective, Packing, Tree
 
 
@@ -150,11 +150,15 @@ def _on_links(problem: Problem, method: str) -> Packing:
     best: tuple[str, Solution] | None = None
     why: list[str] = []
     wanted = _wanted(problem, method)
+    waiting = sum(_costly(problem, name) for name in wanted)
     for name in sorted(wanted, key=lambda name: _costly(problem, name)) if late() else wanted:
         close = best is not None and best[1].rate >= CLOSE * problem.bound
-        if _costly(problem, name) and best is not None and (late() or (problem.n > COSTLY_RANKS and close)):
-            continue
-        found = _planned(problem, name)
+        if _costly(problem, name):
+            waiting -= 1
+            if best is not None and (late() or (problem.n > COSTLY_RANKS and close)):
+                continue
+        with others_wait(waiting > 0):
+            found = _planned(problem, name)
         if isinstance(found, str):
             why.append(found)
             continue
@@ -182,7 +186,8 @@ def _planned(problem: Problem, name: str) -> Solution | str:
         return memo[key]
     like = _by_symmetry(problem, name) if _costly(problem, name) or name == "cluster" else None
     found = like or METHODS[name].plan(problem)
-    if not late() or (not isinstance(found, str) and problem.met(found.rate)):  # else more time may find a better one
+    cut, met = (found == OUT_OF_TIME, False) if isinstance(found, str) else (found.cut, problem.met(found.rate))
+    if met or not (cut or late()):  # else more time may find a better one
         memo[key] = found
     return found
 

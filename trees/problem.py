@@ -18,6 +18,7 @@ from .graph.fabric import Fabric
 from .graph.logical import Capacities, LogicalGraph, capacities_of, logical_graph
 from .tree import Certificate, Tree
 
+OUT_OF_TIME = "there was no time for it"
 BACKWARDS = {"reduce": "broadcast", "reduce_scatter": "allgather", "gather": "scatter"}  # on reversed links
 
 
@@ -143,7 +144,8 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
 class Solution(NamedTuple):
     """Trees and their rate in MB/s.
 
-    ``why`` and ``scheme`` replace the method's text and scheme, ``fabric`` the problem's fabric.
+    ``why`` and ``scheme`` replace the method's text and scheme, ``fabric`` the problem's fabric. With more time, one
+    that is ``cut`` might be better.
     """
 
     trees: tuple[Tree, ...]
@@ -151,6 +153,7 @@ class Solution(NamedTuple):
     why: str = ""
     fabric: Fabric | None = None
     scheme: str = ""
+    cut: bool = False
 
 
 class Method(NamedTuple):

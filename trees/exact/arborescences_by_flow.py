@@ -5,23 +5,23 @@ nor the super-source, keeps enough for the remaining trees: with the tree's own 
 from u and the super-source to v. A test that fails yields a cut, and the cut gives the weight to try next.
 """
 
+import time
 from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 
-from ..deadline import late
+from ..deadline import hopeless, late
 from ..graph import cuts_by_flow
 from ..graph.fabric import Arc, Fabric, Ints, capacity_across
 from ..graph.logical import LogicalGraph, WeightedTree, logical_graph, place, recentre
-from ..problem import Problem, Solution
+from ..problem import OUT_OF_TIME, Problem, Solution
 from ..tree import PER_RANK
 from .arborescences import MAX_RANKS
 from .orientation import directed
 
 MOST_RANKS = 256
 LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
-OUT_OF_TIME = "there was no time for it"
 
 
 def fits(problem: Problem) -> int:
@@ -51,7 +51,7 @@ def plan(problem: Problem) -> Solution | str:
         trees = [recentre(t) for t in grown] if both else _alike(grown, roots)
         placed = place(trees, g, Fraction(1, each.denominator), both_ways=both)
         rate = sum((t.weight for t in placed), Fraction(0))
-        return Solution(placed, rate) if rate else OUT_OF_TIME
+        return Solution(placed, rate, cut=rate < bound) if rate else OUT_OF_TIME
     return "switches that are split in closed form do not carry the bound"
 
 
@@ -133,11 +133,12 @@ class ResidualNetwork:
 def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
     """Pack trees of total weight ``supply[v]`` rooted at each rank v; feasible as in :mod:`.arborescences`.
 
-    Fewer of them if the time is over.
+    Fewer of them if the time is over, or will be before all are packed and another method waits for it.
     """
     net, roots, need = ResidualNetwork(cap, supply), list(supply), sum(supply)
+    whole, since = need, time.monotonic()
     trees: list[WeightedTree] = []
-    while need:
+    while need and not hopeless(Fraction(whole - need, whole), since):
         tree = _grow_one(net, roots, need)
         if tree is None:
             break
