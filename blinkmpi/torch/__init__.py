@@ -1,0 +1,70 @@
+"""PyTorch: a backend ``blink`` of ``torch.distributed``, and hooks for those who keep their own process group.
+
+``dist.init_process_group("blink")`` needs no import of this package: torch (2.5 and newer) finds it by an entry point.
+Importing it registers the backend and the rendezvous ``mpi://``, and touches neither MPI nor a GPU (docs/pytorch.md).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from .describe import explain
+    from .fsdp import AllGather, ReduceScatter
+    from .group import BlinkGroup
+    from .hook import ddp_hook
+    from .start import setenv
+
+__all__ = ["AllGather", "BlinkGroup", "ReduceScatter", "ddp_hook", "explain", "register", "setenv"]
+
+HOMES = {
+    "AllGather": "fsdp",
+    "BlinkGroup": "group",
+    "ReduceScatter": "fsdp",
+    "ddp_hook": "hook",
+    "explain": "describe",
+    "setenv": "start",
+}
+
+
+def found_by_torch() -> None:
+    """What torch calls when it is imported, by the entry point: nothing may go wrong here that would end that."""
+    try:
+        register()
+    except Exception as error:
+        warnings.warn(f"blinkmpi could not register its backend with torch: {error!r}", stacklevel=2)
+
+
+def register() -> None:
+    """Make the backend ``blink`` and the rendezvous ``mpi://`` known to torch. Safe to call twice."""
+    if not dist.is_available() or hasattr(dist.Backend, "BLINK"):
+        return
+    dist.Backend.register_backend("blink", _create, extended_api=True, devices=["cpu", "cuda"])
+    dist.register_rendezvous_handler("mpi", _rendezvous)
+
+
+def _create(options: Any, backend_options: Any = None) -> Any:
+    from .start import create
+
+    return create(options, backend_options)
+
+
+def _rendezvous(url: str, **settings: Any) -> Any:
+    from .start import rendezvous
+
+    return rendezvous(url, **settings)
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for, and with it MPI."""
+    if name in HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f".{HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+found_by_torch()

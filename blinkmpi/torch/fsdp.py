@@ -1,0 +1,64 @@
+"""The collectives of FSDP2 for models whose process group stays another one (torch 2.9 and newer).
+
+``model.set_custom_all_gather(blinkmpi.torch.AllGather(comm))`` and ``model.set_custom_reduce_scatter(...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+
+from .collectives import NO_SECONDS, TensorCollectives
+from .operands import Tensor
+from .work import Work
+
+
+class CallOptions(NamedTuple):
+    """What torch would say of a call, by its names."""
+
+    asyncOp: bool  # noqa: N815
+    reduceOp: Any = None  # noqa: N815
+    timeout: timedelta = NO_SECONDS
+
+
+class _OnCommunicator(TensorCollectives):
+    """Calls on tensors by a Communicator that no process group owns.
+
+    Args:
+        comm: a Communicator of the ranks that share the model's parameters, in their order.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self.comm, self.rank_here, self.timeout_s = comm, comm.rank, -1.0
+
+    def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> Tensor:
+        """Memory for a call."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+def _work(made: Work, asynchronous: bool) -> Work | None:
+    if asynchronous:
+        return made
+    made.wait()
+    return None
+
+
+class AllGather(_OnCommunicator):
+    """For ``set_custom_all_gather``."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Work | None:
+        """Collect everybody's tensor in one; ``group`` is torch's and not used."""
+        return _work(self.all_gather_single(output_tensor, input_tensor, CallOptions(async_op)), async_op)
+
+
+class ReduceScatter(_OnCommunicator):
+    """For ``set_custom_reduce_scatter``."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> Work | None:
+        """Reduce a tensor of one block for each rank; each gets its own."""
+        return _work(self.reduce_scatter_single(output_tensor, input_tensor, CallOptions(async_op, op)), async_op)

@@ -1,0 +1,186 @@
+"""``BlinkGroup``: the process group behind ``dist.init_process_group("blink")``.
+
+torch (2.4 to 2.13, and newer ones still) takes a subclass of ``ProcessGroup`` as it is, in place of its own. What it
+does not override, point-to-point above all, torch sends to the backend that is registered for the tensor's device:
+gloo's, on sockets of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import BlinkError
+from .collectives import TensorCollectives
+from .operands import Tensor, only
+from .work import Work
+
+CPU = torch.device("cpu")
+_compiled: list[type] = []  # whose methods torch.compile does not look into
+
+
+class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
+    """A process group whose collectives are a Communicator's.
+
+    Args:
+        store: torch's, of this group alone.
+        timeout: of its calls, where they have none of their own.
+        open_comm: makes the Communicator; collective, called by the first collective at the latest.
+        name: torch's name of the group.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, open_comm: Callable[[], Any], name: str = ""
+    ) -> None:
+        super().__init__(rank, size)
+        self.store, self.rank_here, self.timeout_s = store, rank, timeout.total_seconds()
+        self._open, self._name, self._description, self._sequence = open_comm, name, "undefined", 0
+        self._end: weakref.finalize[Any, Any] | None = None
+        if dist.is_gloo_available():
+            gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
+            self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+        if "torch._dynamo" in sys.modules:
+            hide_from_compiler()
+
+    @cached_property
+    def comm(self) -> Any:
+        """The Communicator; collective when it is first asked for."""
+        comm = self._open()
+        self._end = weakref.finalize(self, _forget, comm)
+        return comm
+
+    # ---- who it is
+
+    def getBackendName(self) -> str:
+        """What ``dist.get_backend`` says."""
+        return "blink"
+
+    def setGroupName(self, name: str) -> None:
+        """Torch's name of the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """Torch's name of the group."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        """What torch's user calls it."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        """What torch's user calls it."""
+        return self._description
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Torch counts calls by this; ours are counted by the Communicator."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        dispatcher = None if "comm" not in self.__dict__ else self.comm._blink
+        return 0 if dispatcher is None else int(dispatcher.seq)
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.timeout_s = timeout.total_seconds()
+
+    set_timeout = _set_default_timeout
+
+    # ---- point-to-point
+
+    def send(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> Any:
+        """Send a tensor to a rank, over gloo; one on a GPU by way of host memory."""
+        tensor = only(tensors, "send")
+        if not tensor.is_cuda:
+            return super().send(list(tensors), peer, tag)
+        return super().send([tensor.cpu()], peer, tag)
+
+    def recv(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> Any:
+        """Receive what a rank sends."""
+        tensor = only(tensors, "recv")
+        if not tensor.is_cuda:
+            return super().recv(list(tensors), peer, tag)
+        return self._received(tensor, lambda memory: super(BlinkGroup, self).recv([memory], peer, tag))
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Any:
+        """Receive what any rank sends."""
+        tensor = only(tensors, "recv")
+        if not tensor.is_cuda:
+            return super().recv_anysource(list(tensors), tag)
+        return self._received(tensor, lambda memory: super(BlinkGroup, self).recv_anysource([memory], tag))
+
+    def _received(self, tensor: Tensor, begin: Callable[[Tensor], Any]) -> Work:
+        memory = torch.empty_like(tensor, device="cpu")
+        return Received(begin(memory), tensor, memory)
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        """Calls follow one another without it."""
+
+    def _end_coalescing(self, device: Any = None) -> Work:
+        return Work(())
+
+    # ---- the end
+
+    def shutdown(self) -> None:
+        """Free the Communicator; collective."""
+        if self._end is not None and self._end.detach() is not None:
+            self.comm.Free()
+
+    def abort(self) -> None:
+        """End the calls of all ranks at once, without waiting for them."""
+        if "comm" in self.__dict__:
+            self.comm._dispatcher().die(BlinkError(f"rank {self.rank_here} aborted the group {self._name}"))
+
+
+class Received(Work):
+    """A message for GPU memory that comes by way of host memory.
+
+    Args:
+        work: gloo's.
+        tensor: where it shall be; copied there by ``wait``.
+    """
+
+    def __init__(self, work: Any, tensor: Tensor, memory: Tensor) -> None:
+        super().__init__([tensor])
+        self._work, self._memory = work, memory
+
+    def is_completed(self) -> bool:
+        """Whether the message is here."""
+        return bool(self._work.is_completed())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the message and copy it, on the current stream."""
+        self._work.wait(*(() if timeout is None else (timeout,)))
+        self.outputs[0].copy_(self._memory)
+        return True
+
+    def source_rank(self) -> int:
+        """Who sent it."""
+        return int(self._work._source_rank())
+
+    _source_rank = source_rank
+
+
+def _forget(comm: Any) -> None:
+    """A group that nobody has shut down: its peers may have gone, so nothing is waited for."""
+    dispatcher = comm._blink
+    if dispatcher is not None and dispatcher.dead is None:
+        dispatcher.dead = BlinkError("its process group was forgotten; call dist.destroy_process_group()")
+
+
+def hide_from_compiler() -> None:
+    """Keep torch.compile from looking into our methods when compiled code calls them; they are not torch's code."""
+    if BlinkGroup in _compiled:
+        return
+    _compiled.append(BlinkGroup)
+    for name, method in vars(TensorCollectives).items():
+        if callable(method) and not name.startswith("__"):
+            setattr(BlinkGroup, name, torch.compiler.disable(method))

@@ -1,0 +1,167 @@
+"""What a collective of ours reads and writes, made of torch's tensors: flat views, and temporaries where there is none.
+
+Reductions need the element type; what only moves goes as bytes, so any type does. A tensor in host memory becomes a
+NumPy array over the same memory, a tensor on a GPU stays a tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..errors import ArgumentError, BufferTypeError
+from ..program.reduction import DTYPES, dtype_of
+
+Tensor = Any  # torch.Tensor; torch's own annotations are not followed
+After = Callable[[], object] | None
+
+KINDS = dist.ReduceOp.RedOpType if hasattr(dist.ReduceOp, "RedOpType") else dist.ReduceOp
+OPS = {
+    KINDS.SUM: "sum",
+    KINDS.AVG: "avg",
+    KINDS.PRODUCT: "prod",
+    KINDS.MIN: "min",
+    KINDS.MAX: "max",
+    KINDS.BAND: "band",
+    KINDS.BOR: "bor",
+    KINDS.BXOR: "bxor",
+}
+OF_BOOL = {"sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor"}
+TYPES = {getattr(torch, name): dtype_of(name) for name in DTYPES if hasattr(torch, name)}
+
+
+class Reduction:
+    """An operation as torch names it.
+
+    Attributes:
+        op: ours.
+        factor: what each operand is multiplied with first (PREMUL_SUM), or None.
+    """
+
+    __slots__ = ("factor", "op")
+
+    def __init__(self, options: Any) -> None:
+        given = getattr(options, "reduceOp", options)
+        given = KINDS.SUM if given is None else given
+        kind = getattr(given, "op", given)
+        self.factor = None
+        if kind in OPS:
+            self.op = OPS[kind]
+        elif kind == KINDS.PREMUL_SUM:
+            self.op, self.factor = "sum", given.__getstate__()[1]
+        else:
+            known = ", ".join(kind.name for kind in OPS)
+            raise ArgumentError(f"reduce op {given!r}: expected one of {known}, PREMUL_SUM; reduce in another way")
+
+    def of(self, dtype: Any) -> str:
+        """Our operation for elements of a type: torch counts with bools as if they were bits."""
+        return OF_BOOL.get(self.op, self.op) if dtype is torch.bool else self.op
+
+    def scaled(self, tensor: Tensor) -> Tensor:
+        """The operand: the tensor itself, or a multiple of it in memory of its own."""
+        return tensor if self.factor is None else tensor * self.factor
+
+
+def only(tensors: Any, what: str) -> Any:
+    """The one item of a list (torch's interface is from the time of several devices a process)."""
+    if not isinstance(tensors, list | tuple):
+        return tensors
+    if len(tensors) != 1:
+        raise ArgumentError(f"{what}: {len(tensors)} tensors; expected one for each rank, in a list of one")
+    return tensors[0]
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The elements one after another, as they are shown: a view where that is how they lie, else a copy."""
+    if tensor.layout is not torch.strided:
+        raise BufferTypeError(f"a tensor of layout {tensor.layout}: dense ones are reduced and moved; pass .to_dense()")
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.reshape(-1)
+
+
+def writable(tensor: Tensor) -> tuple[Tensor, After]:
+    """Where a result may be written, and what brings it to its place: nothing, if it is written there."""
+    whole = flat(tensor)
+    if whole.data_ptr() == tensor.data_ptr() and tensor.is_contiguous():
+        return whole, None
+    kept = tensor.detach()
+    return whole, lambda: kept.copy_(whole.view(kept.shape))
+
+
+def typed(whole: Tensor) -> Any:
+    """A flat tensor for a reduction."""
+    if whole.is_cuda:
+        return whole
+    if whole.dtype not in TYPES:
+        raise BufferTypeError(f"element type {whole.dtype} is not reduced; convert the tensor first")
+    return _array(whole, TYPES[whole.dtype])
+
+
+def raw(whole: Tensor) -> Any:
+    """A flat tensor as bytes, for what only moves."""
+    return whole.view(torch.uint8) if whole.is_cuda else _array(whole, np.dtype(np.uint8))
+
+
+def _array(whole: Tensor, dtype: np.dtype[Any]) -> Any:
+    """The memory of a tensor, which must outlive the array: ``tensor.numpy()`` would forbid torch to resize it."""
+    size = nbytes(whole)
+    if not size:
+        return np.empty(0, dtype)
+    return np.frombuffer((ctypes.c_char * size).from_address(whole.data_ptr()), dtype)
+
+
+def nbytes(tensor: Tensor) -> int:
+    """The bytes of its elements."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of some tensors one after another, as a tensor: a view if they lie like that, else a copy."""
+    views = [flat(tensor).view(torch.uint8) for tensor in tensors]
+    return views[0] if len(views) == 1 else _together(views) if _in_a_row(views) else torch.cat(views)
+
+
+def unpacking(tensors: Sequence[Tensor]) -> tuple[Tensor, After]:
+    """Memory for the bytes of some tensors one after another, and what brings them from there to their places."""
+    kept = [tensor.detach() for tensor in tensors]
+    if all(tensor.is_contiguous() for tensor in kept):
+        views = [tensor.reshape(-1).view(torch.uint8) for tensor in kept]
+        if _in_a_row(views):
+            return _together(views), None
+    sizes = [nbytes(tensor) for tensor in kept]
+    whole = torch.empty(sum(sizes), dtype=torch.uint8, device=kept[0].device)
+
+    def bring() -> None:
+        for tensor, part in zip(kept, whole.split(sizes), strict=True):
+            if part.numel():
+                tensor.copy_(_as(part, tensor))
+
+    return whole, bring
+
+
+def _as(part: Tensor, like: Tensor) -> Tensor:
+    """Bytes as elements of another tensor's type and shape."""
+    if part.storage_offset() % like.element_size():
+        part = part.clone()
+    return part.view(like.dtype).view(like.shape)
+
+
+def _in_a_row(views: Sequence[Tensor]) -> bool:
+    """Whether tensors of bytes lie one behind the other in one allocation."""
+    at, storage = views[0].data_ptr(), views[0].untyped_storage().data_ptr()
+    for view in views:
+        if view.data_ptr() != at or view.untyped_storage().data_ptr() != storage:
+            return False
+        at += view.numel()
+    return True
+
+
+def _together(views: Sequence[Tensor]) -> Tensor:
+    return views[0].as_strided((sum(view.numel() for view in views),), (1,))

@@ -1,0 +1,137 @@
+"""How a job becomes process groups: under mpirun and srun by MPI, under torchrun by torch's store."""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from mpi4py import MPI
+
+from ..communicator import Communicator
+from ..errors import ArgumentError
+from .group import BlinkGroup
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_world: list[weakref.ref[BlinkGroup]] = []  # the default group, of which the others are parts
+
+
+def create(options: Any, backend_options: Any = None) -> BlinkGroup:
+    """A process group, for torch.
+
+    Args:
+        options: torch's: store, rank, size, timeout, name, ranks in the default group (none: it is that).
+        backend_options: keyword arguments of the Communicator, as a dict, or None.
+    """
+    keywords = dict(backend_options or {})
+    rank, size, timeout = options.group_rank, options.group_size, options.timeout
+    ranks = list(options.global_ranks_in_group)
+    keywords = {"timeout": timeout.total_seconds(), **keywords}
+    keywords["deterministic"] = (
+        True  # torch lets a blocking call meet others that are not, MPI's own collectives do not
+    )
+    by_mpi = started_by_mpi(rank, size) if not ranks else _by_mpi()
+    if not by_mpi:
+        open_comm: Callable[[], Any] = partial(_by_store, options.store, rank, size, keywords)
+    elif ranks:
+        open_comm = partial(_part, ranks)
+    else:
+        open_comm = partial(Communicator, MPI.COMM_WORLD, **keywords)
+    group = BlinkGroup(options.store, rank, size, timeout, open_comm, str(options.group_id))
+    if not ranks:
+        _world[:] = [weakref.ref(group)]
+        assert group.comm is not None  # all ranks are here now
+    return group
+
+
+def started_by_mpi(rank: int, size: int) -> bool:
+    """Whether MPI knows all ranks of the job.
+
+    Raises:
+        ArgumentError: if it knows some, or in another order.
+    """
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) == (rank, size):
+        return True
+    if world.size == 1:
+        return False
+    raise ArgumentError(
+        f"torch says rank {rank} of {size}, MPI says rank {world.rank} of {world.size}; start a process for each rank "
+        'by mpirun or srun and pass init_method="mpi://", or start the job by torchrun alone'
+    )
+
+
+def _by_mpi() -> bool:
+    default = _default()
+    return default is not None and isinstance(default.comm, Communicator)
+
+
+def _default() -> BlinkGroup | None:
+    return _world[0]() if _world else None
+
+
+def _part(ranks: list[int]) -> Any:
+    """The Communicator of some ranks; collective for them."""
+    default = _default()
+    if default is None:
+        raise ArgumentError("the default group is gone; make groups of its ranks before dist.destroy_process_group()")
+    world = default.comm.Get_group()
+    members = world.Incl(ranks)
+    try:
+        return default.comm.Create_group(members)
+    finally:
+        members.Free()
+        world.Free()
+
+
+def _by_store(store: Any, rank: int, size: int, keywords: dict[str, Any]) -> Any:
+    from ..store_communicator import StoreCommunicator
+
+    return StoreCommunicator(dist.PrefixStore("blinkmpi", store), rank, size, **keywords)
+
+
+def rendezvous(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """``init_method="mpi://"``: rank and size are MPI's, and the store is one that rank 0 opens."""
+    world = MPI.COMM_WORLD
+    host = socket.getfqdn() if _spread(world) else "localhost"
+    port = 0
+    store = None
+    if world.rank == 0:
+        store = dist.TCPStore(host, 0, world.size, True, wait_for_workers=False)
+        port = store.port
+    host, port = world.bcast((host, port))
+    if store is None:
+        store = dist.TCPStore(host, port, world.size, False)
+    yield store, world.rank, world.size
+    raise RuntimeError("a job that MPI started does not change its size")
+
+
+def _spread(world: MPI.Intracomm) -> bool:
+    """Whether the ranks are on several machines."""
+    return len(set(world.allgather(socket.gethostname()))) > 1
+
+
+def setenv() -> None:
+    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from MPI, as torchrun does.
+
+    For programs and frameworks that use ``env://``. What is set already stays, so under torchrun it does nothing.
+    Otherwise collective: all ranks of the job call it.
+    """
+    if all(name in os.environ for name in VARIABLES):
+        return
+    world = MPI.COMM_WORLD
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    where = None
+    if world.rank == 0:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            where = socket.getfqdn() if node.size < world.size else "localhost", free.getsockname()[1]
+    host, port = world.bcast(where)
+    found = world.rank, world.size, node.rank, node.size, host, port
+    node.Free()
+    for name, value in zip(VARIABLES, found, strict=True):
+        os.environ.setdefault(name, str(value))

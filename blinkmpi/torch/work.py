@@ -1,0 +1,187 @@
+"""``Work``: what torch gets for a collective, to wait for it, ask it, or hang more work on it.
+
+What it waits for depends on where the tensors lie: nothing for a call that is through, a request for one in host
+memory, an event for one on a GPU, where waiting makes the current stream wait and not the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import CollectiveTimeout
+from .operands import After, Tensor
+
+POLL_S = 2e-4
+OLDER = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 7)
+_alive: set[Work] = set()  # before 2.7 torch holds only the C++ half of an object that Python has made
+
+
+class Work(dist._Work):  # type: ignore[misc]
+    """A call that is through.
+
+    Args:
+        outputs: the tensors that hold its results.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.outputs = list(outputs)
+        self._error: BaseException | None = None
+
+    def is_completed(self) -> bool:
+        """Whether the result is there, or an error."""
+        return True
+
+    def is_success(self) -> bool:
+        """Whether it ended without an error."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """The error, if it ended with one."""
+        return self._error
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the result, on a GPU for the current stream only; raises the call's own error.
+
+        Args:
+            timeout: how long the host waits at most; none, or zero: as long as the group's own deadline lets it.
+        """
+        return True
+
+    def synchronize(self) -> None:
+        """As :meth:`wait`."""
+        self.wait()
+
+    def result(self) -> list[Tensor]:
+        """The tensors that hold the results, or will."""
+        return self.outputs
+
+    def get_future(self) -> Any:
+        """A future of the tensors. In host memory it waits for them first: so errors keep their type."""
+        self.wait()
+        future = torch.futures.Future()
+        future.set_result(self.outputs)
+        return future
+
+
+class HostWork(Work):
+    """A call in host memory that is under way.
+
+    Args:
+        request: MPI's way to wait for it.
+        operands: what must live until it is through.
+        after: what is left to do with the result on this rank.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor], request: Any, operands: Sequence[Tensor], after: After) -> None:
+        super().__init__(outputs)
+        self._request, self._operands, self._after = request, operands, after
+        if OLDER:
+            _alive.add(self)
+
+    def is_completed(self) -> bool:
+        """Whether the result is there, or an error."""
+        return self._request is None or self._ended(self._request.Test)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the result."""
+        seconds = timeout.total_seconds() if timeout else 0.0
+        until = time.monotonic() + seconds
+        while seconds > 0 and not self.is_completed():
+            if time.monotonic() > until:
+                raise CollectiveTimeout(f"wait({seconds} s): the call is still under way; wait longer")
+            time.sleep(POLL_S)
+        if self._request is not None:
+            self._ended(self._request.Wait)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _ended(self, look: Callable[[], bool]) -> bool:
+        """Whether the call has ended, by the request's ``Test`` or ``Wait``; then nothing is left to do."""
+        try:
+            if not look():
+                return False
+            if self._after is not None:
+                self._after()
+        except BaseException as error:
+            self._error = error
+        self._request, self._operands, self._after = None, (), None
+        _alive.discard(self)
+        return True
+
+
+class DeviceWork(Work):
+    """A call on a GPU that a stream runs.
+
+    Args:
+        stream: torch's stream on which it is.
+        event: recorded behind it there, or None if that is the stream on which it was asked for.
+        operands: what must live until it is through; given back by the first ``wait``, or left to ``stream``.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor], stream: Any, event: Any, operands: Sequence[Tensor]) -> None:
+        super().__init__(outputs)
+        self.stream, self._event, self._operands = stream, event, list(operands)
+        if OLDER and event is not None:
+            _alive.add(self)
+
+    def is_completed(self) -> bool:
+        """Whether the stream has come behind the call."""
+        return bool(self._event.query() if self._event is not None else self.stream.query())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Make the current stream wait; with a timeout the host waits, too."""
+        if self._event is not None:
+            torch.cuda.current_stream(self.stream.device).wait_event(self._event)
+            self._operands.clear()  # what the current stream does next, freeing them too, comes behind the call
+            _alive.discard(self)
+        seconds = timeout.total_seconds() if timeout else 0.0
+        until = time.monotonic() + seconds
+        while seconds > 0 and not self.is_completed():
+            if time.monotonic() > until:
+                raise CollectiveTimeout(f"wait({seconds} s): the call is still under way; wait longer")
+            time.sleep(POLL_S)
+        return True
+
+    def get_future(self) -> Any:
+        """A future of the tensors, which is there at once; who asks for them has its stream wait."""
+        future = torch.futures.Future(devices=[self.stream.device])
+        with torch.cuda.stream(self.stream):
+            future.set_result(self.outputs)
+        return future
+
+    def __del__(self) -> None:
+        """Nobody waited: the allocator is told which stream still uses the memory."""
+        for tensor in getattr(self, "_operands", ()):
+            tensor.record_stream(self.stream)
+
+
+class Several(Work):
+    """Some calls that torch's user made as one."""
+
+    def __init__(self, works: Sequence[Work], outputs: Sequence[Tensor]) -> None:
+        super().__init__(outputs)
+        self._works = list(works)
+
+    def is_completed(self) -> bool:
+        """Whether all are through."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether all ended without an error."""
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        """The first error."""
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all."""
+        return all(work.wait(timeout) for work in self._works)

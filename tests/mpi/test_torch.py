@@ -1,0 +1,293 @@
+"""The backend ``blink`` of torch.distributed under mpirun, in host memory."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import pytest
+from mpi4py import MPI
+
+from tests.harness import mpi
+
+torch = pytest.importorskip("torch")
+dist = torch.distributed
+
+
+@contextlib.contextmanager
+def job(backend: str = "blink", **settings: Any) -> Iterator[Any]:
+    """The default group, for the time of a test."""
+    import blinkmpi.torch  # noqa: F401
+
+    torch.set_num_threads(1)
+    dist.init_process_group(backend, init_method="mpi://", **settings)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def each(n: int, make: Callable[[int], Any]) -> list[Any]:
+    return [make(r) for r in range(n)]
+
+
+SUMMED = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "int16", "complex64", "float8_e4m3fn")
+MOVED = (*SUMMED, "bool", "uint16", "float8_e8m0fnu", "complex128")
+
+
+def values(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
+    """Small whole numbers, exact in every type."""
+    count = 1
+    for length in shape:
+        count *= length
+    return ((torch.arange(count) + seed) % 3).to(torch.float32).to(getattr(torch, dtype)).reshape(shape)
+
+
+@mpi(ranks=(1, 2, 3, 4), timeout=120)
+def test_every_collective(comm: MPI.Intracomm) -> None:
+    rank, n = comm.rank, comm.size
+    with job():
+        assert dist.get_backend() == "blink"
+        for dtype in [d for d in MOVED if hasattr(torch, d)]:
+            for shape in ((), (1,), (5, 3), (0,), (257,)):
+                for asynchronous in (False, True):
+                    moving(dtype, shape, rank, n, asynchronous)
+        for dtype in [d for d in SUMMED if hasattr(torch, d)]:
+            for shape in ((), (1,), (5, 3), (0,), (257,)):
+                for asynchronous in (False, True):
+                    reducing(dtype, shape, rank, n, asynchronous)
+        objects: list[Any] = [None] * n
+        dist.all_gather_object(objects, {"rank": rank})
+        assert objects == [{"rank": r} for r in range(n)]
+        mine = ["a", 2] if rank == n - 1 else [None, None]
+        dist.broadcast_object_list(mine, src=n - 1)
+        assert mine == ["a", 2]
+        dist.barrier()
+
+
+def done(work: Any) -> None:
+    if work is not None:
+        work.wait()
+        assert work.is_completed()
+
+
+def same(one: Any, other: Any) -> bool:
+    seen = torch.uint8 if one.element_size() == 1 and one.dtype.is_floating_point else None
+    if seen is not None:
+        return bool(torch.equal(one.view(seen), other.view(seen)))
+    return one.dtype is other.dtype and bool((one == other).all())
+
+
+def moving(dtype: str, shape: tuple[int, ...], rank: int, n: int, asynchronous: bool) -> None:
+    every = each(n, lambda r: values(dtype, shape, r))
+    x = every[rank].clone()
+    done(dist.broadcast(x, src=n - 1, async_op=asynchronous))
+    assert same(x, every[n - 1]), (dtype, shape)
+
+    found = [torch.empty_like(every[0]) for _ in range(n)]
+    done(dist.all_gather(found, every[rank], async_op=asynchronous))
+    assert all(map(same, found, every)), (dtype, shape)
+
+    if shape:
+        whole = torch.empty((n * shape[0], *shape[1:]), dtype=every[0].dtype)
+        done(dist.all_gather_into_tensor(whole, every[rank], async_op=asynchronous))
+        assert same(whole, torch.cat(every)), (dtype, shape)
+
+        parts = [values(dtype, shape, 10 * rank + r) for r in range(n)]
+        wanted = [values(dtype, shape, 10 * r + rank) for r in range(n)]
+        whole = torch.empty_like(whole)
+        done(dist.all_to_all_single(whole, torch.cat(parts), async_op=asynchronous))
+        assert same(whole, torch.cat(wanted)), (dtype, shape)
+        found = [torch.empty_like(part) for part in parts]
+        done(dist.all_to_all(found, parts, async_op=asynchronous))
+        assert all(map(same, found, wanted)), (dtype, shape)
+
+    root = n // 2
+    found = [torch.empty_like(every[0]) for _ in range(n)] if rank == root else None
+    done(dist.gather(every[rank], found, dst=root, async_op=asynchronous))
+    assert found is None or all(map(same, found, every)), (dtype, shape)
+    x = torch.empty_like(every[0])
+    done(dist.scatter(x, every if rank == root else None, src=root, async_op=asynchronous))
+    assert same(x, every[rank]), (dtype, shape)
+
+
+def reducing(dtype: str, shape: tuple[int, ...], rank: int, n: int, asynchronous: bool) -> None:
+    every = each(n, lambda r: values(dtype, shape, r))
+    kind = every[0].dtype
+    total = sum(x.to(torch.complex128 if kind.is_complex else torch.float64) for x in every).to(kind)
+    x = every[rank].clone()
+    done(dist.all_reduce(x, async_op=asynchronous))
+    assert same(x, total), (dtype, shape)
+
+    root = n - 1
+    x = every[rank].clone()
+    done(dist.reduce(x, dst=root, async_op=asynchronous))
+    assert same(x, total if rank == root else every[rank]), (dtype, shape)
+
+    blocks = [values(dtype, shape, 7 * rank + r) for r in range(n)]
+    exact = torch.complex128 if kind.is_complex else torch.float64
+    mine = sum(values(dtype, shape, 7 * r + rank).to(exact) for r in range(n)).to(kind)
+    x = torch.empty_like(every[0])
+    done(dist.reduce_scatter(x, blocks, async_op=asynchronous))
+    assert same(x, mine), (dtype, shape)
+    if shape:
+        x = torch.empty_like(every[0])
+        done(dist.reduce_scatter_tensor(x, torch.cat(blocks), async_op=asynchronous))
+        assert same(x, mine), (dtype, shape)
+
+
+@mpi(ranks=(2, 3), timeout=120)
+def test_operations_and_layouts(comm: MPI.Intracomm) -> None:
+    rank, n = comm.rank, comm.size
+    with job():
+        for op, wanted in (
+            (dist.ReduceOp.AVG, (n - 1) / 2 + 1),
+            (dist.ReduceOp.MIN, 1),
+            (dist.ReduceOp.MAX, n),
+            (dist.ReduceOp.PRODUCT, float(torch.arange(1, n + 1).prod())),
+            (dist._make_nccl_premul_sum(0.5), n * (n + 1) / 4),
+        ):
+            x = torch.full((7,), float(rank + 1))
+            dist.all_reduce(x, op)
+            assert (x == wanted).all(), op
+            y = torch.empty(3)
+            dist.reduce_scatter_tensor(y, torch.full((3 * n,), float(rank + 1)), op)
+            assert (y == wanted).all(), op
+        for op, wanted_bits in ((dist.ReduceOp.BAND, 0), (dist.ReduceOp.BOR, 2**n - 1), (dist.ReduceOp.BXOR, 2**n - 1)):
+            bits = torch.tensor([1 << rank])
+            dist.all_reduce(bits, op)
+            assert bits.item() == wanted_bits, op
+        flags = torch.tensor([rank == 0, True, False])
+        dist.all_reduce(flags)
+        assert flags.tolist() == [True, True, False]
+        dist.all_reduce(flags := torch.tensor([rank == 0, True]), dist.ReduceOp.MIN)
+        assert flags.tolist() == [n == 1, True]
+
+        for layout in (
+            lambda t: t.t(),
+            lambda t: t[::2],
+            lambda t: t[:, 1:3],
+        ):
+            whole = torch.arange(20.0).reshape(4, 5) + rank
+            x, before = layout(whole), layout(torch.arange(20.0).reshape(4, 5))
+            dist.all_reduce(x)
+            assert (x == n * before + n * (n - 1) / 2).all()
+            dist.broadcast(x, src=0)
+            rows = torch.empty(2 * 4, n)[::2].t()
+            dist.all_gather_into_tensor(rows, torch.full((1, 4), float(rank)))
+            assert (rows == torch.arange(float(n))[:, None]).all()
+
+        different = [torch.empty(r + 1, 2) for r in range(n)]
+        dist.all_gather(different, torch.full((rank + 1, 2), float(rank)))
+        assert all((x == r).all() for r, x in enumerate(different))
+        mine = torch.empty(rank + 1)
+        dist.reduce_scatter(mine, [torch.full((r + 1,), float(r)) for r in range(n)])
+        assert (mine == n * rank).all()
+        out = torch.empty(n * (rank + 1), 2)
+        splits = [r + 1 for r in range(n)]
+        sent = torch.cat([torch.full((r + 1, 2), float(rank)) for r in range(n)])
+        dist.all_to_all_single(out, sent, [rank + 1] * n, splits)
+        assert (out == torch.arange(float(n)).repeat_interleave(rank + 1)[:, None]).all()
+
+        block = torch.zeros(n, 3)
+        block[rank] = rank
+        dist.all_gather_into_tensor(block, block[rank])  # in place, as FSDP has it
+        assert (block == torch.arange(float(n))[:, None]).all()
+        with dist._coalescing_manager():
+            some = [torch.full((k,), float(rank)) for k in (3, 1, 4)]
+            for x in some:
+                dist.all_reduce(x)
+        assert all((x == n * (n - 1) / 2).all() for x in some)
+
+
+@mpi(ranks=(2, 4), timeout=120)
+def test_messages_and_groups(comm: MPI.Intracomm) -> None:
+    rank, n = comm.rank, comm.size
+    with job() as world:
+        right, left = (rank + 1) % n, (rank - 1) % n
+        x, y = torch.full((1000,), float(rank)), torch.empty(1000)
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, y, left)])
+        for work in works:
+            work.wait()
+        assert (y == left).all()
+        if rank == 0:
+            dist.send(x, 1, tag=3)
+        elif rank == 1:
+            assert dist.recv(y, tag=3) == 0
+            assert (y == 0).all()
+
+        even = dist.new_group(list(range(0, n, 2)))
+        backwards = dist.new_group(list(range(n))[::-1]) if n == 2 else world
+        if rank % 2 == 0:
+            z = torch.ones(3)
+            dist.all_reduce(z, group=even)
+            assert (z == n // 2).all()
+            from blinkmpi.torch import explain
+
+            assert "allreduce" in explain(even)
+        z = torch.tensor([float(rank)])
+        dist.broadcast(z, src=n - 1, group=backwards)
+        assert z.item() == n - 1
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (n // 2, 2), mesh_dim_names=("a", "b"))
+        z = torch.tensor([float(rank)])
+        dist.all_reduce(z, group=mesh.get_group("b"))
+        assert z.item() == (rank // 2 * 2) * 2 + 1
+
+
+@mpi(ranks=(2, 3), timeout=120)
+def test_errors_reach_every_rank(comm: MPI.Intracomm) -> None:
+    from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, MismatchError, RemoteError
+
+    rank, n = comm.rank, comm.size
+    with job():
+        x = torch.ones(5)
+        with pytest.raises(MismatchError):
+            dist.all_reduce(torch.ones(5 + rank))
+        for wrong, kind in (
+            (lambda: dist.all_reduce(torch.ones(5).to_sparse()), BufferTypeError),
+            (
+                lambda: dist.all_to_all_single(torch.empty(5), torch.ones(5), [1] * (n + 1), [1] * (n + 1)),
+                ArgumentError,
+            ),
+        ):
+            with pytest.raises(kind if rank == 1 else RemoteError):
+                wrong() if rank == 1 else dist.all_reduce(x)
+        dist.all_reduce(x)
+        assert (x == n).all(), "and the group lives on"
+        work = dist.all_reduce(torch.ones(5 + rank), async_op=True)
+        with pytest.raises(BlinkError):
+            work.wait()
+        with pytest.raises(BlinkError):
+            work.get_future()
+
+
+@mpi(ranks=(2, 3), timeout=120)
+def test_a_rank_that_comes_too_late_is_named(comm: MPI.Intracomm) -> None:
+    from blinkmpi.errors import CollectiveTimeout, PeerLost
+
+    rank = comm.rank
+    with job(timeout=timedelta(seconds=1)):
+        dist.all_reduce(torch.ones(5))
+        if rank == 1:
+            time.sleep(2.5)
+        with pytest.raises((CollectiveTimeout, PeerLost), match="rank 1"):
+            dist.all_reduce(torch.ones(5))
+
+
+@mpi(ranks=(2,), timeout=120)
+def test_setenv_gives_what_torchrun_would(comm: MPI.Intracomm) -> None:
+    from blinkmpi.torch.start import VARIABLES, setenv
+
+    with mock.patch.dict(os.environ):
+        for name in VARIABLES:
+            os.environ.pop(name, None)
+        setenv()
+        assert [os.environ[name] for name in VARIABLES[:4]] == [str(comm.rank), "2", str(comm.rank), "2"]
+        dist.init_process_group("blink")
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        assert (x == 2).all()
+        dist.destroy_process_group()

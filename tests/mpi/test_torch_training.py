@@ -1,0 +1,189 @@
+"""What people train with, on backend ``blink``: the same weights as on gloo."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from tests.harness import mpi
+from tests.mpi.test_torch import job
+
+torch = pytest.importorskip("torch")
+dist, nn = torch.distributed, torch.nn
+STEPS = 4
+Weights = list[Any]
+
+
+def network() -> Any:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, 8))
+
+
+def plain_network() -> Any:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+
+
+def train(model: Any, optimizer: Any, rank: int, steps: int = STEPS) -> None:
+    torch.manual_seed(100 + rank)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (model(torch.randn(6, 16)) - torch.randn(6, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+
+
+def of(model: Any) -> Weights:
+    """All parameters, whole."""
+    found = []
+    for p in model.parameters():
+        whole = p.detach()
+        found.append((whole.full_tensor() if hasattr(whole, "full_tensor") else whole).clone())
+    return found
+
+
+def ddp(rank: int) -> Weights:
+    model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=0.002)
+    train(model, torch.optim.SGD(model.parameters(), 0.1), rank)
+    return of(model)
+
+
+def compiled_ddp(rank: int) -> Weights:
+    model = nn.parallel.DistributedDataParallel(plain_network())
+    compiled = torch.compile(model, backend="aot_eager")
+    train(compiled, torch.optim.SGD(model.parameters(), 0.1), rank)
+    return of(model)
+
+
+def zero(rank: int) -> Weights:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = nn.parallel.DistributedDataParallel(network())
+    train(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01), rank)
+    return of(model)
+
+
+def join(rank: int) -> Weights:
+    from torch.distributed.algorithms.join import Join
+
+    model = nn.parallel.DistributedDataParallel(plain_network())
+    with Join([model]):
+        train(model, torch.optim.SGD(model.parameters(), 0.1), rank, STEPS + rank)
+    return of(model)
+
+
+def fsdp2(rank: int) -> Weights:
+    from torch.distributed.fsdp import fully_shard
+
+    model = plain_network()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    train(model, torch.optim.Adam(model.parameters(), lr=0.01), rank)
+    return of(model)
+
+
+def fsdp1(rank: int) -> Weights:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(plain_network(), device_id=torch.device("cpu"))
+    train(model, torch.optim.SGD(model.parameters(), 0.1), rank)
+    with FullyShardedDataParallel.summon_full_params(model):
+        return [p.detach().clone() for p in model.parameters()]
+
+
+def dtensor(rank: int) -> Weights:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    n = dist.get_world_size()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (n,))
+    torch.manual_seed(3)
+    a, b = torch.randn(5, 7), torch.randn(7, 4 * n)
+    left, right = distribute_tensor(a, mesh, [Replicate()]), distribute_tensor(b, mesh, [Shard(0)])
+    product = (left.redistribute(mesh, [Shard(1)]) @ right).redistribute(mesh, [Replicate()])
+    moved = distribute_tensor(b, mesh, [Shard(0)]).redistribute(mesh, [Shard(1)])
+    assert torch.equal(moved.full_tensor(), b)
+    return [product.to_local(), moved.full_tensor()]
+
+
+TRAININGS: dict[str, Callable[[int], Weights]] = {
+    f.__name__: f for f in (ddp, compiled_ddp, zero, join, fsdp2, fsdp1, dtensor)
+}
+
+
+@pytest.mark.parametrize("name", sorted(TRAININGS))
+@mpi(ranks=(2,), timeout=180)
+def test_the_weights_are_those_of_gloo(comm: MPI.Intracomm, name: str) -> None:
+    found = {}
+    for backend in ("gloo", "blink"):
+        with job(backend):
+            found[backend] = TRAININGS[name](comm.rank)
+    assert found["gloo"], "weights to compare"
+    for one, other in zip(found["gloo"], found["blink"], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@mpi(ranks=(2,), timeout=120)
+def test_a_checkpoint(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    from torch.distributed import checkpoint
+
+    with job():
+        x, y = torch.full((10,), 3.0), torch.zeros(10)
+        checkpoint.save({"x": x}, checkpoint_id=tmp_path / "made")
+        checkpoint.load(state := {"x": y}, checkpoint_id=tmp_path / "made")
+        assert (state["x"] == 3).all()
+        dist.barrier()
+        if comm.rank == 0:
+            shutil.rmtree(tmp_path / "made")
+
+
+@mpi(ranks=(2,), timeout=120)
+def test_the_hook_beside_gloo(comm: MPI.Intracomm) -> None:
+    from blinkmpi.torch import ddp_hook
+
+    weights = {}
+    with job("gloo"), blinkmpi.Communicator(comm) as ours:
+        for hooked in (False, True):
+            model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=0.002)
+            if hooked:
+                model.register_comm_hook(None, ddp_hook(ours))
+            train(model, torch.optim.SGD(model.parameters(), 0.1), comm.rank)
+            weights[hooked] = of(model)
+    for one, other in zip(weights[False], weights[True], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@mpi(ranks=(2, 3), timeout=120)
+def test_an_error_in_backward_keeps_its_type(comm: MPI.Intracomm) -> None:
+    """A rank leaves out its backward pass: the others hear of it there, not as a RuntimeError of torch's."""
+    from blinkmpi.errors import BlinkError
+
+    with job():
+        model = nn.parallel.DistributedDataParallel(plain_network())
+        loss = model(torch.ones(6, 16)).sum()
+        with pytest.raises(BlinkError):
+            dist.all_reduce(torch.ones(3)) if comm.rank == 1 else loss.backward()
+
+
+@mpi(ranks=(2,), timeout=120)
+def test_fsdp2_with_collectives_of_ours_beside_gloo(comm: MPI.Intracomm) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    from blinkmpi.torch import AllGather, ReduceScatter
+
+    weights = {}
+    with job("gloo"), blinkmpi.Communicator(comm) as ours:
+        for custom in (False, True):
+            model = fully_shard(plain_network())
+            if custom:
+                model.set_custom_all_gather(AllGather(ours))
+                model.set_custom_reduce_scatter(ReduceScatter(ours))
+            train(model, torch.optim.Adam(model.parameters(), lr=0.01), comm.rank)
+            weights[custom] = of(model)
+    for one, other in zip(weights[False], weights[True], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
