@@ -1,7 +1,7 @@
 """blinkmpi: collectives that use every link a machine really has.
 
-``Communicator`` takes the place of an mpi4py communicator. Importing this
-package only defines names: no MPI, no GPU, no probing.
+``Communicator`` takes the place of an mpi4py communicator, and ``StoreCommunicator`` serves
+processes that MPI did not start. Importing this package only defines names: no MPI, no GPU, no probing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .communicator import Communicator
+    from .store_communicator import StoreCommunicator
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,14 +41,19 @@ __all__ = [
     "PlanError",
     "RemoteError",
     "SettingsError",
+    "StoreCommunicator",
     "TopologyError",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the Communicator (and with it MPI) when it is first asked for."""
+    """Load a communicator's class (and with it MPI) when it is first asked for."""
     if name == "Communicator":
         from .communicator import Communicator
 
         return Communicator
+    if name == "StoreCommunicator":
+        from .store_communicator import StoreCommunicator
+
+        return StoreCommunicator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

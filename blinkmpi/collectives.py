@@ -1,17 +1,14 @@
-"""The collectives of a Communicator, with mpi4py's signatures and keyword-only ``timeout=`` and ``stream=``."""
+"""The collectives of a communicator, with mpi4py's signatures and keyword-only ``timeout=`` and ``stream=``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from mpi4py import MPI
 
 from .errors import ArgumentError
 from .runtime import collectives as mpi
-from .runtime.buffers import mpi_op
-from .runtime.collectives import CollectiveMethod, Invocation
+from .runtime.collectives import CollectiveMethod
 from .runtime.dispatch import Dispatcher
 
 Op = MPI.Op | str
@@ -20,10 +17,11 @@ Seconds = float | None
 SUM, NO_INFO = MPI.SUM, MPI.INFO_NULL
 
 
-class Collectives(MPI.Intracomm):
-    """The collectives of a communicator that has a dispatcher; without one they are MPI's own."""
+class Collectives:
+    """The collectives of what has a dispatcher."""
 
     _blink: Dispatcher | None = None
+    _made_by = ""  # how another object of the class is made
 
     # ---- collectives (MPI 4.1, chapter 6)
 
@@ -215,54 +213,44 @@ class Collectives(MPI.Intracomm):
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: MPI.Info = NO_INFO, *, stream: Any = None
     ) -> MPI.Prequest:
         """An :meth:`Allreduce` that ``Start`` begins and ``Wait`` completes, any number of times."""
-        return self._persist(mpi.ALLREDUCE, (sendbuf, recvbuf, op), stream, partial(super().Allreduce_init, info=info))
+        return self._persist(mpi.ALLREDUCE, (sendbuf, recvbuf, op), info, stream)
 
     def Bcast_init(self, buf: Any, root: int = 0, info: MPI.Info = NO_INFO, *, stream: Any = None) -> MPI.Prequest:
         """As :meth:`Allreduce_init`, for :meth:`Bcast`."""
-        return self._persist(mpi.BCAST, (buf, root), stream, partial(super().Bcast_init, info=info))
+        return self._persist(mpi.BCAST, (buf, root), info, stream)
 
     def Allgather_init(
         self, sendbuf: Any, recvbuf: Any, info: MPI.Info = NO_INFO, *, stream: Any = None
     ) -> MPI.Prequest:
         """As :meth:`Allreduce_init`, for :meth:`Allgather`."""
-        return self._persist(mpi.ALLGATHER, (sendbuf, recvbuf), stream, partial(super().Allgather_init, info=info))
+        return self._persist(mpi.ALLGATHER, (sendbuf, recvbuf), info, stream)
 
     def Reduce_scatter_block_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: MPI.Info = NO_INFO, *, stream: Any = None
     ) -> MPI.Prequest:
         """As :meth:`Allreduce_init`, for :meth:`Reduce_scatter_block`."""
-        own = partial(super().Reduce_scatter_block_init, info=info)
-        return self._persist(mpi.BLOCKS, (sendbuf, recvbuf, op), stream, own)
+        return self._persist(mpi.BLOCKS, (sendbuf, recvbuf, op), info, stream)
 
     # ---- three ways to make a call
 
     def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
-        if self._blink is not None:
-            self._blink.call(method, args, timeout, stream)
-        elif self._initialised():
-            self._dispatcher()  # which says that it is freed
-        else:
-            Invocation(method, args).begin(self).Wait()
+        self._dispatcher().call(method, args, timeout, stream)
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
-        if self._initialised():
-            return self._dispatcher().start(method, args, timeout, stream)
-        return Invocation(method, args).begin(self)
+        return self._dispatcher().start(method, args, timeout, stream)
 
-    def _persist(
-        self, method: CollectiveMethod, args: Args, stream: Any, own: Callable[..., MPI.Prequest]
-    ) -> MPI.Prequest:
-        """A persistent call: ours on GPU memory, MPI's own on the host's."""
-        held = self._dispatcher().persist(method, args, stream) if self._initialised() else None
-        return own(*(mpi_op(arg) if isinstance(arg, str) else arg for arg in args)) if held is None else held
+    def _persist(self, method: CollectiveMethod, args: Args, info: MPI.Info, stream: Any) -> MPI.Prequest:
+        held = self._dispatcher().persist(method, args, stream)
+        assert held is not None, "MPI has such calls on host memory, and then this is not called"
+        return held
 
     def _initialised(self) -> bool:
-        """Whether this is more than a plain communicator (mpi4py makes such objects without calling __init__)."""
+        """Whether this has, or had, a dispatcher (mpi4py makes objects without calling __init__)."""
         return "_blink" in self.__dict__
 
     def _dispatcher(self) -> Dispatcher:
         dispatcher: Dispatcher | None = self.__dict__.get("_blink")
         if dispatcher is None:
             state = "freed" if self._initialised() else "not initialised"
-            raise ArgumentError(f"this communicator is {state}; make one with blinkmpi.Communicator(comm)")
+            raise ArgumentError(f"this communicator is {state}; make one with {self._made_by}")
         return dispatcher

@@ -8,30 +8,35 @@ GPU memory reaches an MPI only where that takes it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, cast
 
 from mpi4py import MPI
 
-from .collectives import Collectives
-from .errors import ArgumentError, BlinkError, PeerLost
+from .collectives import Args, Collectives, Seconds
+from .errors import ArgumentError, PeerLost
 from .guarded import GuardedIntracomm
-from .planning.diff import PlanDifference
+from .planned import Planned
 from .planning.plan import Plan
-from .runtime import inspection
+from .runtime import collectives as mpi
 from .runtime.bootstrap import Options
-from .runtime.context import Context, copy_of, free
-from .runtime.cuda.buffers import device_array
-from .runtime.cuda.context import CudaContext
+from .runtime.buffers import mpi_op
+from .runtime.collectives import CollectiveMethod, Invocation
 from .runtime.dispatch import Dispatcher
-from .runtime.entering import enter, enter_group, plan
+from .runtime.entering import enter, enter_group
 from .runtime.process_exit import end_job_on_error
+from .runtime.ranks.mpi import MpiRanks, copy_of, free
 from .topology import Topology
-from .transport.cuda.device import Gpu
 
-T = TypeVar("T")
+PERSISTENT = {
+    mpi.ALLREDUCE: "Allreduce_init",
+    mpi.BCAST: "Bcast_init",
+    mpi.ALLGATHER: "Allgather_init",
+    mpi.BLOCKS: "Reduce_scatter_block_init",
+}
 
 
-class Communicator(Collectives, GuardedIntracomm):
+class Communicator(Planned, GuardedIntracomm):
     """A communicator of all ranks of ``comm`` (which is duplicated), with blinkmpi's collectives.
 
     Args:
@@ -51,6 +56,8 @@ class Communicator(Collectives, GuardedIntracomm):
     Raises:
         BlinkError: on every rank, if any rank cannot take part.
     """
+
+    _made_by = "blinkmpi.Communicator(comm)"
 
     def __new__(cls, comm: MPI.Intracomm | None = None, *, timeout: float | None = None, **_: Any) -> Communicator:
         """Duplicate ``comm``; without one (as mpi4py itself calls it) make an empty, uninitialised object."""
@@ -79,98 +86,33 @@ class Communicator(Collectives, GuardedIntracomm):
             raise ArgumentError("Communicator() needs a communicator; pass MPI.COMM_WORLD")
         options = Options(topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream)
         try:
-            self._blink = Dispatcher(self, options)
+            self._blink = Dispatcher(partial(MpiRanks, self), options)
         except BaseException as error:
             free(self, error)
             raise
 
-    # ---- registered buffers on GPUs
+    # ---- making calls: MPI's own, where mpi4py has made the object without calling __init__
 
-    def empty(self, shape: Any, dtype: Any = "float32") -> Any:
-        """A CuPy array that all ranks reach, so that long vectors move without a copy on the way; collective.
+    def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
+        if self._blink is not None:
+            self._blink.call(method, args, timeout, stream)
+        elif self._initialised():
+            self._dispatcher()  # which says that it is freed
+        else:
+            Invocation(method, args).begin(self).Wait()
 
-        Its memory lives until :meth:`deregister` or :meth:`Free`. BlinkError on every rank without GPUs or memory.
-        """
-        gpus, _ = self._registering("empty()", lambda: None)
-        return gpus.empty(shape, dtype)
+    def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
+        if self._initialised():
+            return super()._start(method, args, timeout, stream)
+        return Invocation(method, args).begin(self)
 
-    def register(self, array: Any) -> None:
-        """Make a GPU array reachable by all ranks; collective: every rank brings one. Keeps it alive."""
-        gpus, device = self._registering("register()", lambda: device_array(array))
-        gpus.register(device)
-
-    def deregister(self, array: Any) -> None:
-        """Undo :meth:`register` or :meth:`empty`; collective, when the work on it is done."""
-        gpus, device = self._registering("deregister()", lambda: device_array(array))
-        gpus.deregister(device)
-
-    def _registering(self, what: str, read: Callable[[], T]) -> tuple[CudaContext, T]:
-        """Where buffers are registered, and what ``read`` gives, if it does on all ranks; calls are then bound anew.
-
-        DeviceError without GPUs.
-        """
-        self._dispatcher().check_alive()
-        self._dispatcher().forget()
-        cuda = self.context.cuda()
-        return cuda, enter(self._dispatcher(), what, read)
-
-    # ---- what this job is, and how calls run on it
-
-    @property
-    def context(self) -> Context:
-        """What its calls run on, for benchmarks and tests (``runtime.inspection`` asks it)."""
-        return self._dispatcher().context
-
-    @property
-    def machine(self) -> Topology:
-        """The machine of this job, as found or as given: of its GPUs, if every rank has one."""
-        return self.context.main.machine
-
-    @property
-    def plans(self) -> Plan:
-        """The packings and the selection table of the calls so far: rank 0 plans for one when it is first made."""
-        return self.context.main.plans
-
-    @property
-    def gpu(self) -> Gpu | None:
-        """This rank's GPU, if every rank has one."""
-        return self.context.gpus.gpu if self.context.gpus else None
-
-    @property
-    def strict(self) -> bool:
-        """Whether a fallback to something slower is an error."""
-        return self.context.options.strict
-
-    @property
-    def executor(self) -> str:
-        """What executes our programs on the ranks of this job, and what was found out about it."""
-        return inspection.executor(self.context)
-
-    def check(self) -> None:
-        """Raise what went wrong on this rank since the last call, in calls on streams and in replays of graphs. Local.
-
-        A graph's replay is no call of ours: after a loop of replays, and a synchronisation, this tells whether all is
-        well. Meanwhile what goes wrong is logged within two seconds.
-        """
-        self._dispatcher().check()
-
-    def plan(self, collective: str, root: int = 0) -> Plan:
-        """Plan for a collective (and root) now, and not in its first call; collective. Returns what is planned."""
-        return plan(self._dispatcher(), collective, root)
-
-    def replan(self) -> tuple[PlanDifference, ...]:
-        """Probe and plan again, and go on with the new plan; collective. Returns what differs, as ``plan --diff``."""
-        return self._dispatcher().replan()
-
-    def explain(
-        self, collective: str, nbytes: int = 1 << 20, *, dtype: str = "float32", op: Any = "sum", root: int = 0
-    ) -> str:
-        """Say which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
-        return inspection.explain(self.context, collective, nbytes, dtype=dtype, op=op, root=root)
-
-    def plan_line(self, collective: str, root: int = 0) -> str:
-        """The packing that large vectors take, in one line: trees, rate, bound."""
-        return inspection.plan_text(self.context, collective, root)
+    def _persist(self, method: CollectiveMethod, args: Args, info: MPI.Info, stream: Any) -> MPI.Prequest:
+        """A persistent call: ours on GPU memory, MPI's own on the host's."""
+        held = self._dispatcher().persist(method, args, stream) if self._initialised() else None
+        if held is not None:
+            return held
+        own: Callable[..., MPI.Prequest] = getattr(super(Collectives, self), PERSISTENT[method])
+        return own(*(mpi_op(arg) if isinstance(arg, str) else arg for arg in args), info=info)
 
     # ---- communicators from this one
 
@@ -232,17 +174,6 @@ class Communicator(Collectives, GuardedIntracomm):
         if self != MPI.COMM_NULL:
             self.Free()
 
-    def __enter__(self) -> Communicator:
-        """Use as a context manager: ``with Communicator(MPI.COMM_WORLD) as comm``."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
-        """Free; after an error only locally, since the peers may be elsewhere."""
-        dispatcher = self.__dict__.get("_blink")
-        if dispatcher is not None and error is not None and dispatcher.dead is None:
-            dispatcher.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
-        self.free()
-
     def _end(self, own: Callable[[], None]) -> None:
         """Give back what is ours, then what is MPI's, by ``own``."""
         if self._initialised():
@@ -268,7 +199,7 @@ class Communicator(Collectives, GuardedIntracomm):
             return cast(MPI.Intracomm, comm)
         child = MPI.Intracomm.__new__(Communicator, comm)
         try:
-            child._blink = Dispatcher(child, *self.context.child(comm))
+            child._blink = Dispatcher(partial(MpiRanks, child), *self.context.child(comm))
         except BaseException as error:
             free(child, error)
             raise

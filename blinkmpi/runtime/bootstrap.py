@@ -147,8 +147,9 @@ def given_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
 
 
 def agree_on_plan(
-    comm: Comm, machine: Topology, options: Options, settings: Settings, gpus: Gpus = "", table: Path | None = None
-) -> PlanOnDemand:
+    comm: Comm, machine: Topology, options: Options, settings: Settings, gpus: Gpus = "", table: Path | None = None,
+    *, mpi: bool = True,
+) -> PlanOnDemand:  # fmt: skip
     """The plan that the user gave, read by rank 0 and checked by everybody, or one that rank 0 makes as calls come.
 
     A barrier is planned for at once, and so is what ``algo`` names: links that do not join all ranks, and schemes that
@@ -157,6 +158,7 @@ def agree_on_plan(
     Args:
         gpus: see :func:`.selection.make_plan`.
         table: where measured rows for this machine may lie; ``algo`` wins over them.
+        mpi: whether MPI has collectives of its own among these ranks, to which short vectors in host memory may go.
     """
     algo = options.algo if options.algo is not None else settings.algo
     given = options.plan or settings.graph_file or None
@@ -171,8 +173,10 @@ def agree_on_plan(
         return found
 
     def planned(collectives: Sequence[Collective] = ALL_COLLECTIVES, roots: Sequence[int] | None = None) -> Plan:
-        mpi, seconds = not options.deterministic and not gpus, settings.plan_s
-        plan = make_plan(machine, algo=algo, mpi=mpi, gpus=gpus, collectives=collectives, roots=roots, seconds=seconds)
+        short, seconds = mpi and not options.deterministic and not gpus, settings.plan_s
+        plan = make_plan(
+            machine, algo=algo, mpi=short, gpus=gpus, collectives=collectives, roots=roots, seconds=seconds
+        )
         rows = measured()
         return tuned.taken(plan, rows, machine) if rows is not None else plan
 

@@ -141,7 +141,7 @@ class MpiCall(EntryCall):
         try:
             if why and (error := fallback_error(self.context, self.invocation.name, why)):
                 raise error
-            request = self.invocation.begin(self.context.private)
+            request = self.invocation.begin(self.context.mpi.private)
         except Exception as error:  # strict, on every rank; or MPI wants other arguments: it has not begun
             raise Refused(error) from error
         self._complete(request)

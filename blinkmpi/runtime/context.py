@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 from mpi4py import MPI
 
-from ..errors import BlinkError, CollectiveTimeout, DeviceError, FallbackError, PeerLost
+from ..errors import BlinkError, DeviceError, FallbackError, PlanError
 from ..planning.defaults import Gpus, by_slots
 from ..planning.diff import PlanDifference, plan_differences
 from ..planning.on_demand import PlanOnDemand
@@ -30,7 +30,7 @@ from ..topology.probe import probe
 from ..transport import python_stacks
 from ..transport.cuda.device import Gpu
 from ..transport.host.transport import HostTransport
-from ..transport.network.exchanges import BoundedComm, Rendezvous, duplicate, introduce
+from ..transport.network.bounded import Rendezvous
 from ..transport.slow_waits import SlowWaits
 from ..util.cache_folder import cache_dir
 from ..util.settings import log
@@ -43,52 +43,29 @@ from .bootstrap import (
     given_machine,
     own_settings,
     settle,
-    virtual_node,
 )
 from .cuda.context import CudaContext
 from .cuda.setup import open_gpus
-from .process_exit import end_job_at_exit
-
-DEAD = (CollectiveTimeout, PeerLost)  # after which MPI's objects are left as they are
-
-
-def free(comm: MPI.Intracomm, error: BaseException) -> None:
-    """Free what was being made, unless some rank is missing: then MPI still works on it, and the job ends."""
-    if isinstance(error, DEAD):
-        end_job_at_exit(str(error))
-    else:
-        comm.Free()
-
-
-def copy_of(comm: MPI.Intracomm, timeout_s: object) -> MPI.Intracomm:
-    """A duplicate of a communicator of the user's; its ranks must all come within the deadline."""
-    rendezvous = Rendezvous("Communicator()", first_deadline(timeout_s), SlowWaits(own_settings()))
-    try:
-        return duplicate(MPI.Intracomm(comm), rendezvous)
-    except DEAD as error:
-        end_job_at_exit(str(error))
-        raise
+from .ranks.interface import Ranks
+from .ranks.mpi import DEAD, MpiRanks
+from .ranks.store import INSTEAD
 
 
 class Context:
     """Machine, plans, GPUs and transport of one communicator.
 
-    ``private`` carries our own messages and the calls that we hand to MPI, in their order; the user's calls that never
-    come here run on the Communicator itself, at the same time if they like.
-
     Args:
-        comm: the Communicator.
+        meet: brings the ranks together.
         options: what the user said when making it.
         part: what a parent knows of the machine.
     """
 
-    def __init__(self, comm: MPI.Intracomm, options: Options, part: Topology | None = None) -> None:
-        self.public = MPI.Intracomm(comm)  # the Communicator's own handle, without its class
+    def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, part: Topology | None = None) -> None:
         self.slow = SlowWaits(own_settings())
         self.rendezvous = Rendezvous("Communicator()", first_deadline(options.timeout_s), self.slow)
-        self.private = duplicate(self.public, self.rendezvous)
-        self.together = BoundedComm(self.private, self.rendezvous)
-        self.rank, self.n = self.private.rank, self.private.size
+        self.ranks = meet(self.rendezvous)
+        self.together = self.ranks.together
+        self.rank, self.n = self.together.rank, self.together.size
         self.options = options
         self.host: HostTransport  # opened at the end of the bootstrap
         self.gpus: CudaContext | None = None
@@ -98,20 +75,19 @@ class Context:
         self._logged: set[str] = set()
         python_stacks.open_service()
         try:
-            introduce(self.together)
+            self.ranks.introduce()
             self.settings = self.slow.settings = settle(self.together, options)
             self.timeout_s = self.rendezvous.timeout_s = float(options.timeout_s or self.settings.timeout_s)
             self._bootstrap(part)
             self.rendezvous.what, self.rendezvous.met = "a first call of its kind", False
         except Exception as error:
             python_stacks.close_service()
-            free(self.private, error)
+            self.ranks.give_up(error)
             raise
 
     def _bootstrap(self, part: Topology | None) -> None:
         """Find the machine (``part`` is what a parent knows of it), plan, and open the transports."""
-        self._node_comm, place = self._split_by_node()
-        self.node = BoundedComm(self._node_comm, self.rendezvous)
+        self.node, place = self.ranks.of_node(self.options, self.settings)
         try:
             self._find_machine(part, place)
             self._open_host()
@@ -119,7 +95,6 @@ class Context:
             if self.gpus is not None:  # our own errors are those of all ranks, but for these
                 self.gpus.close(collectively=isinstance(error, BlinkError) and not isinstance(error, DEAD))
                 self.gpus = None
-            free(self._node_comm, error)
             raise
         if self.rank == 0:
             text = f"{self.n} ranks on {self.machine.name} ({self.machine.fingerprint}); {self.host.executor_reason}"
@@ -128,18 +103,6 @@ class Context:
                 log(self.settings, "WARN", f"two copies where one would do: {self._no_cma}")
             if self.host.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.host.arena_bytes} bytes of slots a rank")
-
-    def _split_by_node(self) -> tuple[MPI.Intracomm, tuple[int, int]]:
-        """The ranks that share memory with this one, as far as the user lets them; its place on its machine."""
-        virtual = virtual_node(self.rank, self.n, self.options, self.settings)
-        self.together.Barrier()  # which has a deadline; MPI's own splits have none
-        node = MPI.Intracomm(self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank))
-        place = node.rank, node.size
-        if virtual is None:
-            return node, place
-        part = MPI.Intracomm(node.Split(virtual, self.rank))
-        node.Free()
-        return part, place
 
     def _find_machine(self, part: Topology | None, place: tuple[int, int]) -> None:
         """Probe the machine, or take the given one, and plan for its GPUs and its CPU ranks."""
@@ -189,7 +152,7 @@ class Context:
         if self.gpus:
             options = replace(options, algo="", plan=None)
             settings = msgspec.structs.replace(settings, graph_file="", graph_dump_file="")
-        plans = agree_on_plan(self.together, self.machine, options, settings)
+        plans = agree_on_plan(self.together, self.machine, options, settings, mpi=self.has_mpi)
         if self._no_cma:
             plans.change(by_slots)
         return plans
@@ -239,13 +202,34 @@ class Context:
         return self.gpus
 
     @property
+    def has_mpi(self) -> bool:
+        """Whether MPI has collectives of its own among these ranks."""
+        return isinstance(self.ranks, MpiRanks)
+
+    @property
+    def mpi(self) -> MpiRanks:
+        """MPI's communicators of these ranks; PlanError where there are none."""
+        if not isinstance(self.ranks, MpiRanks):
+            raise PlanError(f"MPI did not start these processes, so it has no collective of them; {INSTEAD}")
+        return self.ranks
+
+    @property
     def plans(self) -> Plan:
         """The plan for host memory, as far as calls have needed it."""
         return self.planned.plan
 
     def rule(self, call: Call, *, blocking: bool = True, plan: Plan | None = None) -> Rule:
-        """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike."""
-        return choose(plan or self.plans, call, mpi=blocking and in_mpi(call))
+        """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike.
+
+        PlanError for a given plan that leaves a call to an MPI which cannot make it.
+        """
+        rule = choose(plan or self.plans, call, mpi=self.has_mpi and blocking and in_mpi(call))
+        if rule.scheme == "mpi" and not self.has_mpi:
+            raise PlanError(
+                f"the plan leaves {call.collective} to MPI, which did not start these processes; give a plan with a "
+                f"scheme for it, or {INSTEAD}"
+            )
+        return rule
 
     def program(self, call: Call, rule: Rule, plan: Plan | None = None) -> Program:
         """The checked program of a call."""
@@ -258,7 +242,7 @@ class Context:
 
     def child(self, comm: MPI.Comm) -> tuple[Options, Topology | None]:
         """For a communicator of some of our ranks: its options, and its part of the machine."""
-        mine, theirs = self.public.Get_group(), comm.Get_group()
+        mine, theirs = self.mpi.public.Get_group(), comm.Get_group()
         ranks = list(MPI.Group.Translate_ranks(theirs, list(range(comm.size)), mine))
         mine.Free()
         theirs.Free()
@@ -269,15 +253,14 @@ class Context:
 
     def close(self) -> None:
         """Free everything; collective."""
-        self.rendezvous.what, self.rendezvous.give_up = "free()", lambda error: end_job_at_exit(str(error))
+        self.rendezvous.what, self.rendezvous.give_up = "free()", self.ranks.abandon
         self.rendezvous.check = lambda: None  # it looks at what is being closed
         if self.gpus is not None:
             self.gpus.close(collectively=True)
             self.gpus = None
         self.host.close()
         python_stacks.close_service()
-        self._node_comm.Free()
-        self.private.Free()
+        self.ranks.close()
 
     # ---- the log
 

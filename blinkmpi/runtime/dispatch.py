@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI, run
+from mpi4py import MPI
 
 from ..errors import ArgumentError, BufferTypeError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..planning.diff import PlanDifference
@@ -29,8 +29,8 @@ from ..transport.host.host_call import HostBuffers
 from ..transport.host.host_program import HostProgram
 from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
+from ..transport.network.bounded import Rendezvous
 from ..util.lru import LRU
-from ..util.settings import log
 from .arguments import Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
@@ -42,8 +42,10 @@ from .cuda.buffers import lies_on_device, stream_address
 from .cuda.calls import CudaCall, CudaCalls
 from .cuda.watch import watch
 from .entering import enter
-from .process_exit import LOST, UNCAUGHT, follow_launcher, in_child
-from .requests import Persistent, ProgressThread, Request
+from .process_exit import follow_launcher
+from .ranks.interface import Ranks
+from .ranks.store import NO_MPI
+from .requests import Persistent, ProgressThread, Request, persistent_on_host
 from .settling import DelegatedByPeer, exchange, settled
 
 BOUND_CALLS = 4096  # calls that are kept to be made again
@@ -52,10 +54,10 @@ PROGRAMS = 4096  # programs that are kept for other buffers
 
 
 class Dispatcher:
-    """Makes the calls of one communicator."""
+    """Makes the calls of one communicator; the arguments are those of its :class:`Context`."""
 
-    def __init__(self, comm: MPI.Intracomm, options: Options, part: Topology | None = None) -> None:
-        self.context = Context(comm, options, part)
+    def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, part: Topology | None = None) -> None:
+        self.context = Context(meet, options, part)
         if self.context.settings.end_with_launcher and self.context.n > 1:
             follow_launcher()
         self.enqueues = options.stream == "current"  # whether calls on GPU memory return before they are through
@@ -123,7 +125,7 @@ class Dispatcher:
         if isinstance(ready, DelegatedOp):  # on every rank
             if error := fallback_error(self.context, invocation.name, str(ready)):
                 raise error
-            return invocation.begin(self.context.public)
+            return invocation.begin(self.context.mpi.public)
         held = invocation
         if isinstance(ready, DelegatedToMPI):
             try:
@@ -150,12 +152,15 @@ class Dispatcher:
         raise ready  # as MPI does, and the peers learn of it
 
     def persist(self, method: CollectiveMethod, args: tuple[Any, ...], stream: Any) -> Persistent | None:
-        """A call on GPU memory to be started many times; None if its buffers lie in host memory."""
+        """A call to be started many times; None if its buffers lie in host memory, and MPI has such calls."""
         ready = self._prepare(Invocation(method, args), None, stream)
-        if isinstance(ready, Exception) and not isinstance(ready, DelegatedToMPI) and any(map(lies_on_device, args)):
-            raise ready
-        if self.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
+        ours = not self.context.has_mpi
+        if isinstance(ready, Exception) and not isinstance(ready, DelegatedToMPI):
+            if ours or any(map(lies_on_device, args)):
+                raise ready
             return None
+        if self.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
+            return persistent_on_host(partial(self.start, method, args, None, None)) if ours else None
         self.thread.drain()
         if isinstance(ready := settled(self, ready, method.name, self.context.timeout_s), Exception):
             raise ready
@@ -256,6 +261,8 @@ class Dispatcher:
         except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # of an exchange: all ranks know
             raise
         except DelegatedToMPI as why:
+            if not context.has_mpi:
+                return BufferTypeError(f"{method.name}: {why}, {NO_MPI}")
             return type(why)(*why.args)  # without the traceback, whose frames keep the user's buffers
         except Exception as error:
             return error
@@ -379,21 +386,4 @@ class Dispatcher:
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:
-        """At Python's end: MPI_Finalize waits for every rank and every call, so end the job if one does not come."""
-        if UNCAUGHT.is_set() or MPI.Is_finalized() or in_child():
-            return  # the job is being ended, has come together already, or is not this process's
-        context = self.context
-        missing = self.host.leave(context.timeout_s)
-        if self.host.peers.lost():
-            LOST.set()
-        if not missing and not context.open_mpi_call:
-            return
-        run.set_abort_status(1)
-        if not missing:
-            left_open = f"MPI's own {context.open_mpi_call} was left open"
-            log(context.settings, "WARN", f"rank {context.rank} ends the job: {left_open}")
-            return
-        if context.rank == min(set(range(context.n)).difference(missing)):
-            who = self.host.peers.states(missing)
-            text = f"rank {context.rank} ends the job, or MPI_Finalize would wait for ever: {who}"
-            log(context.settings, "WARN", text)
+        self.context.ranks.leave(self.context)

@@ -17,7 +17,8 @@ from ..planning.on_demand import Part
 from ..planning.plan import Plan
 from ..program.call import collective_named
 from ..transport.announcement import Called
-from ..transport.network.exchanges import Rendezvous, meet
+from ..transport.network.bounded import Rendezvous
+from ..transport.network.exchanges import meet
 from ..util.together import attempt, result_of
 from .calls_without_program import EntryCall, RefusedCall
 
@@ -63,13 +64,13 @@ def plan(dispatcher: Dispatcher, collective: str, root: int) -> Plan:
 def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group) -> None:
     """As :func:`enter`, for the ranks of ``group``, of which this is one; the others take no part."""
     dispatcher.check_alive()
-    context, mine = dispatcher.context, dispatcher.context.public.Get_group()
+    context, mine = dispatcher.context, dispatcher.context.mpi.public.Get_group()
     ranks = [int(r) for r in MPI.Group.Translate_ranks(group, list(range(group.size)), mine)]
     mine.Free()
     if MPI.UNDEFINED in ranks or context.rank not in ranks:
         return  # which is MPI's to refuse
     try:
-        meet(context.private, ranks, Rendezvous(what, context.timeout_s, context.slow))
+        meet(context.mpi.private, ranks, Rendezvous(what, context.timeout_s, context.slow))
     except BaseException as fatal:
         dispatcher.die(fatal)
         raise

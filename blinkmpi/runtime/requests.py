@@ -85,12 +85,12 @@ class Request(MPI.Grequest):
 
 
 class Persistent(MPI.Prequest):
-    """A call on GPU memory that is started again and again with the same buffers (MPI 4.1, section 6.13).
+    """A call of ours that is started again and again with the same buffers (MPI 4.1, section 6.13).
 
     To MPI itself it is a null request: functions of several requests (``Startall``) do not know it.
 
-    ``Start`` enqueues it on its stream and returns; ``Wait`` returns when the result is there. A call that needs no
-    waiting on the host may be started again at once: its stream keeps the order.
+    On GPU memory ``Start`` enqueues it on its stream and returns; ``Wait`` returns when the result is there. A call
+    that needs no waiting on the host may be started again at once: its stream keeps the order.
     """
 
     def __new__(cls, *_: object) -> Persistent:
@@ -113,6 +113,29 @@ class Persistent(MPI.Prequest):
 
         self._operands = None
         self.Start = self.Wait = gone  # type: ignore[method-assign, assignment]
+
+
+def persistent_on_host(begin: Callable[[], MPI.Request]) -> Persistent:
+    """A persistent call on host memory, each start of which is the non-blocking call that ``begin`` begins."""
+    under_way: list[MPI.Request] = []
+
+    def start() -> None:
+        if under_way:
+            raise ArgumentError("this persistent call was started and not completed; Wait for it first")
+        under_way.append(begin())
+
+    def wait() -> None:
+        while under_way:
+            under_way.pop().Wait()
+
+    def test() -> bool:
+        request = under_way.pop() if under_way else None
+        if request is None or request.Test():
+            return True
+        under_way.append(request)
+        return False
+
+    return Persistent(start, wait, test, begin)
 
 
 class ProgressThread:

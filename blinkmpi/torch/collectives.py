@@ -166,7 +166,7 @@ class TensorCollectives:
             return enqueue(put, call.outputs, call.memory, call.after, apart=apart)
         if apart:
             request = getattr(comm, f"I{call.name.lower()}")(*call.args, timeout=seconds)
-            return HostWork(call.outputs, request, call.memory, call.after)
+            return HostWork(call.outputs, request, call.after)
         getattr(comm, call.name)(*call.args, timeout=seconds)
         if call.after is not None:
             call.after()

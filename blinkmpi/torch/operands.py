@@ -110,11 +110,13 @@ def raw(whole: Tensor) -> Any:
 
 
 def _array(whole: Tensor, dtype: np.dtype[Any]) -> Any:
-    """The memory of a tensor, which must outlive the array: ``tensor.numpy()`` would forbid torch to resize it."""
+    """A view of a tensor's memory that keeps it alive; ``tensor.numpy()`` would also forbid torch to resize it."""
     size = nbytes(whole)
     if not size:
         return np.empty(0, dtype)
-    return np.frombuffer((ctypes.c_char * size).from_address(whole.data_ptr()), dtype)
+    memory: Any = (ctypes.c_char * size).from_address(whole.data_ptr())
+    memory.owner = whole
+    return np.frombuffer(memory, dtype)
 
 
 def nbytes(tensor: Tensor) -> int:

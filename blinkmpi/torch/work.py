@@ -75,13 +75,12 @@ class HostWork(Work):
 
     Args:
         request: MPI's way to wait for it.
-        operands: what must live until it is through.
         after: what is left to do with the result on this rank.
     """
 
-    def __init__(self, outputs: Sequence[Tensor], request: Any, operands: Sequence[Tensor], after: After) -> None:
+    def __init__(self, outputs: Sequence[Tensor], request: Any, after: After) -> None:
         super().__init__(outputs)
-        self._request, self._operands, self._after = request, operands, after
+        self._request, self._after = request, after
         if OLDER:
             _alive.add(self)
 
@@ -112,7 +111,7 @@ class HostWork(Work):
                 self._after()
         except BaseException as error:
             self._error = error
-        self._request, self._operands, self._after = None, (), None
+        self._request = self._after = None
         _alive.discard(self)
         return True
 

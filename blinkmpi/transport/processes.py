@@ -7,6 +7,7 @@ processes that the same launcher started on this machine can be told by the rank
 import os
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -51,8 +52,13 @@ def own() -> JobProcess:
 def learn(found: dict[int, JobProcess]) -> None:
     """Note which process each rank is; called while they live, so that those of this machine can be told."""
     KNOWN.update(found)
+    see(found.values())
+
+
+def see(found: Iterable[JobProcess]) -> None:
+    """Note which of some processes, which live, are of this machine."""
     boot = own().boot
-    VISIBLE.update(p for p in found.values() if p.boot == boot and start_time(p.pid) == p.start != 0)
+    VISIBLE.update(p for p in found if p.boot == boot and start_time(p.pid) == p.start != 0)
 
 
 def state(process: JobProcess | None) -> str:

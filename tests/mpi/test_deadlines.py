@@ -21,7 +21,8 @@ from blinkmpi.errors import BufferTypeError, CollectiveTimeout, PeerLost, Remote
 from blinkmpi.runtime import context
 from blinkmpi.runtime.entering import enter
 from blinkmpi.transport.network import exchanges
-from blinkmpi.transport.network.exchanges import BoundedComm, Rendezvous
+from blinkmpi.transport.network.bounded import REMEMBERED, Rendezvous
+from blinkmpi.transport.network.exchanges import BoundedComm
 from blinkmpi.transport.processes import VISIBLE
 from blinkmpi.transport.python_stacks import CAME_TO
 from blinkmpi.transport.slow_waits import SlowWaits
@@ -273,9 +274,9 @@ def test_exchanges_bring_what_mpis_own_bring(comm: MPI.Intracomm) -> None:
         assert ours.allgather(mine) == comm.allgather(mine)
         for root in range(comm.size):
             assert ours.bcast(mine, root) == comm.bcast(mine, root)
-    for _ in range(exchanges.REMEMBERED + 9):
+    for _ in range(REMEMBERED + 9):
         BoundedComm(comm, Rendezvous("a test", 20, SlowWaits())).Barrier()
-    assert len(CAME_TO) == exchanges.REMEMBERED
+    assert len(CAME_TO) == REMEMBERED
     ours.Barrier()
     other = ours.Dup()
     assert MPI.Comm.Compare(comm, other) == MPI.CONGRUENT

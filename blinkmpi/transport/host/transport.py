@@ -21,8 +21,8 @@ from ..announcement import Announcement, Called, Numbers, encode_failure
 from ..control_pages import BODY
 from ..interface import PeerDelegates, Refused
 from ..liveness import Peers
+from ..network.bounded import Bounded
 from ..network.endpoints import Endpoints
-from ..network.exchanges import BoundedComm
 from ..network.messages import NodeMessages
 from ..slow_waits import SlowWaits
 from . import native
@@ -57,8 +57,8 @@ class HostTransport:
 
     def __init__(
         self,
-        comm: BoundedComm,
-        node: BoundedComm,
+        comm: Bounded,
+        node: Bounded,
         *,
         executor: str = "auto",
         arena_bytes: int = ARENA_BYTES,

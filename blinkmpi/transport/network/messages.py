@@ -19,8 +19,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ..control_pages import BODY, RECORD, ControlPages
+from .bounded import Bounded
 from .endpoints import Endpoints
-from .exchanges import BoundedComm
 
 CALLS_TAG, ABORT_TAG, FIRST_CHUNK_TAG = 1, 2, 3  # those of chunks begin at FIRST_CHANNEL
 CALLS_BYTES = 64 << 10
@@ -56,7 +56,7 @@ class NodeMessages:
         comm: all ranks; a copy of it carries the messages.
     """
 
-    def __init__(self, comm: BoundedComm, pages: ControlPages) -> None:
+    def __init__(self, comm: Bounded, pages: ControlPages) -> None:
         self.comm = comm.Dup()
         self._ranks = comm
         self.pages = pages

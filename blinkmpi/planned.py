@@ -1,0 +1,132 @@
+"""What a communicator of ours has besides its collectives, whatever has brought its ranks together.
+
+It registers buffers on GPUs, and says what its job is, how calls run on it, and why.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+from .collectives import Collectives
+from .errors import BlinkError
+from .planning.diff import PlanDifference
+from .planning.plan import Plan
+from .runtime import entering, inspection
+from .runtime.context import Context
+from .runtime.cuda.buffers import device_array
+from .runtime.cuda.context import CudaContext
+from .topology import Topology
+from .transport.cuda.device import Gpu
+
+T = TypeVar("T")
+
+
+class Planned(Collectives):
+    """A communicator whose collectives run on our plans."""
+
+    # ---- registered buffers on GPUs
+
+    def empty(self, shape: Any, dtype: Any = "float32") -> Any:
+        """A CuPy array that all ranks reach, so that long vectors move without a copy on the way; collective.
+
+        Its memory lives until :meth:`deregister` or :meth:`Free`. BlinkError on every rank without GPUs or memory.
+        """
+        gpus, _ = self._registering("empty()", lambda: None)
+        return gpus.empty(shape, dtype)
+
+    def register(self, array: Any) -> None:
+        """Make a GPU array reachable by all ranks; collective: every rank brings one. Keeps it alive."""
+        gpus, device = self._registering("register()", lambda: device_array(array))
+        gpus.register(device)
+
+    def deregister(self, array: Any) -> None:
+        """Undo :meth:`register` or :meth:`empty`; collective, when the work on it is done."""
+        gpus, device = self._registering("deregister()", lambda: device_array(array))
+        gpus.deregister(device)
+
+    def _registering(self, what: str, read: Callable[[], T]) -> tuple[CudaContext, T]:
+        """Where buffers are registered, and what ``read`` gives, if it does on all ranks; calls are then bound anew.
+
+        DeviceError without GPUs.
+        """
+        self._dispatcher().check_alive()
+        self._dispatcher().forget()
+        cuda = self.context.cuda()
+        return cuda, entering.enter(self._dispatcher(), what, read)
+
+    # ---- what this job is, and how calls run on it
+
+    @property
+    def context(self) -> Context:
+        """What its calls run on, for benchmarks and tests (``runtime.inspection`` asks it)."""
+        return self._dispatcher().context
+
+    @property
+    def machine(self) -> Topology:
+        """The machine of this job, as found or as given: of its GPUs, if every rank has one."""
+        return self.context.main.machine
+
+    @property
+    def plans(self) -> Plan:
+        """The packings and the selection table of the calls so far: rank 0 plans for one when it is first made."""
+        return self.context.main.plans
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """This rank's GPU, if every rank has one."""
+        return self.context.gpus.gpu if self.context.gpus else None
+
+    @property
+    def strict(self) -> bool:
+        """Whether a fallback to something slower is an error."""
+        return self.context.options.strict
+
+    @property
+    def executor(self) -> str:
+        """What executes our programs on the ranks of this job, and what was found out about it."""
+        return inspection.executor(self.context)
+
+    def check(self) -> None:
+        """Raise what went wrong on this rank since the last call, in calls on streams and in replays of graphs. Local.
+
+        A graph's replay is no call of ours: after a loop of replays, and a synchronisation, this tells whether all is
+        well. Meanwhile what goes wrong is logged within two seconds.
+        """
+        self._dispatcher().check()
+
+    def plan(self, collective: str, root: int = 0) -> Plan:
+        """Plan for a collective (and root) now, and not in its first call; collective. Returns what is planned."""
+        return entering.plan(self._dispatcher(), collective, root)
+
+    def replan(self) -> tuple[PlanDifference, ...]:
+        """Probe and plan again, and go on with the new plan; collective. Returns what differs, as ``plan --diff``."""
+        return self._dispatcher().replan()
+
+    def explain(
+        self, collective: str, nbytes: int = 1 << 20, *, dtype: str = "float32", op: Any = "sum", root: int = 0
+    ) -> str:
+        """Say which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
+        return inspection.explain(self.context, collective, nbytes, dtype=dtype, op=op, root=root)
+
+    def plan_line(self, collective: str, root: int = 0) -> str:
+        """The packing that large vectors take, in one line: trees, rate, bound."""
+        return inspection.plan_text(self.context, collective, root)
+
+    # ---- the end
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give everything back, if that is not done; collective, unless the communicator is dead (then local)."""
+
+    def __enter__(self) -> Self:
+        """Use as a context manager, which frees at its end."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        """Free; after an error only locally, since the peers may be elsewhere."""
+        dispatcher = self.__dict__.get("_blink")
+        if dispatcher is not None and error is not None and dispatcher.dead is None:
+            dispatcher.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
+        self.free()

@@ -1,0 +1,38 @@
+"""``Ranks``: how the ranks of a communicator meet, and how they part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ...transport.network.bounded import Bounded
+from ...util.settings import Settings
+from ..bootstrap import Options
+
+if TYPE_CHECKING:
+    from ..context import Context
+
+
+class Ranks(Protocol):
+    """The ranks of a communicator, among which nothing else is sent."""
+
+    @property
+    def together(self) -> Bounded:
+        """All of them."""
+
+    def introduce(self) -> None:
+        """Tell each other who the processes are; collective, and before anything else."""
+
+    def of_node(self, options: Options, settings: Settings) -> tuple[Bounded, tuple[int, int]]:
+        """Those that share memory with this one, as far as the user lets them; its place on its machine; collective."""
+
+    def give_up(self, error: BaseException) -> None:
+        """Give back what is there, because a communicator cannot be made; collective, unless a rank is missing."""
+
+    def abandon(self, error: BaseException) -> None:
+        """A rank is missing while the others part: see to it that this process can end."""
+
+    def leave(self, context: Context) -> None:
+        """At Python's end, in a process whose communicator is dead: see to it that this process can end."""
+
+    def close(self) -> None:
+        """Part; collective."""

@@ -1,0 +1,106 @@
+"""Ranks that MPI's launcher has started: duplicates of their communicator, and the end of their job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpi4py import MPI, run
+
+from ...errors import CollectiveTimeout, PeerLost
+from ...transport.network.bounded import Bounded, Rendezvous
+from ...transport.network.exchanges import BoundedComm, duplicate, introduce
+from ...transport.slow_waits import SlowWaits
+from ...util.settings import Settings, log
+from ..bootstrap import Options, first_deadline, own_settings, virtual_node
+from ..process_exit import LOST, UNCAUGHT, end_job_at_exit, in_child
+
+if TYPE_CHECKING:
+    from ..context import Context
+
+DEAD = (CollectiveTimeout, PeerLost)  # after which MPI's objects are left as they are
+
+
+def free(comm: MPI.Intracomm, error: BaseException) -> None:
+    """Free what was being made, unless some rank is missing: then MPI still works on it, and the job ends."""
+    if isinstance(error, DEAD):
+        end_job_at_exit(str(error))
+    else:
+        comm.Free()
+
+
+def copy_of(comm: MPI.Intracomm, timeout_s: object) -> MPI.Intracomm:
+    """A duplicate of a communicator of the user's; its ranks must all come within the deadline."""
+    rendezvous = Rendezvous("Communicator()", first_deadline(timeout_s), SlowWaits(own_settings()))
+    try:
+        return duplicate(MPI.Intracomm(comm), rendezvous)
+    except DEAD as error:
+        end_job_at_exit(str(error))
+        raise
+
+
+class MpiRanks:
+    """The ranks of a Communicator.
+
+    ``private`` carries our own messages and the calls that we hand to MPI, in their order; the user's calls that never
+    come here run on the Communicator itself, ``public``, at the same time if they like.
+
+    Args:
+        comm: the Communicator.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, rendezvous: Rendezvous) -> None:
+        self.public = MPI.Intracomm(comm)  # the Communicator's own handle, without its class
+        self.private = duplicate(self.public, rendezvous)
+        self.together = BoundedComm(self.private, rendezvous)
+        self._node: MPI.Intracomm | None = None
+
+    def introduce(self) -> None:
+        """Tell each other who the processes are."""
+        introduce(self.together)
+
+    def of_node(self, options: Options, settings: Settings) -> tuple[Bounded, tuple[int, int]]:
+        """The ranks that share memory with this one, as the launcher sees it; a virtual node is a part of them."""
+        virtual = virtual_node(self.together.rank, self.together.size, options, settings)
+        self.together.Barrier()  # which has a deadline; MPI's own splits have none
+        node = MPI.Intracomm(self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.together.rank))
+        place = node.rank, node.size
+        if virtual is not None:
+            whole, node = node, MPI.Intracomm(node.Split(virtual, self.together.rank))
+            whole.Free()
+        self._node = node
+        return BoundedComm(node, self.together.rendezvous), place
+
+    def give_up(self, error: BaseException) -> None:
+        """Free what was being made."""
+        if self._node is not None:
+            free(self._node, error)
+        free(self.private, error)
+
+    def abandon(self, error: BaseException) -> None:
+        """End the job with this process."""
+        end_job_at_exit(str(error))
+
+    def leave(self, context: Context) -> None:
+        """MPI_Finalize waits for every rank and every call, so end the job if one does not come."""
+        if UNCAUGHT.is_set() or MPI.Is_finalized() or in_child():
+            return  # the job is being ended, has come together already, or is not this process's
+        missing = context.host.leave(context.timeout_s)
+        if context.host.peers.lost():
+            LOST.set()
+        if not missing and not context.open_mpi_call:
+            return
+        run.set_abort_status(1)
+        if not missing:
+            left_open = f"MPI's own {context.open_mpi_call} was left open"
+            log(context.settings, "WARN", f"rank {context.rank} ends the job: {left_open}")
+            return
+        if context.rank == min(set(range(context.n)).difference(missing)):
+            who = context.host.peers.states(missing)
+            text = f"rank {context.rank} ends the job, or MPI_Finalize would wait for ever: {who}"
+            log(context.settings, "WARN", text)
+
+    def close(self) -> None:
+        """Free the duplicates."""
+        if self._node is not None:
+            self._node.Free()
+        self.private.Free()

@@ -1,0 +1,100 @@
+"""``StoreCommunicator``: our collectives among processes that MPI did not start, such as those of ``torchrun``.
+
+They run on one node and share a key-value store, over which they meet; calls then go through shared memory, or between
+GPUs, as a Communicator's do. mpi4py is still needed, for its datatypes, operations and requests; each process is an MPI
+of its own, and nothing is sent by MPI.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from mpi4py import MPI
+
+from .errors import ArgumentError
+from .planned import Planned
+from .planning.plan import Plan
+from .runtime.bootstrap import Options
+from .runtime.dispatch import Dispatcher
+from .runtime.ranks.store import INSTEAD, StoreRanks
+from .topology import Topology
+from .transport.network.store import Store
+
+METHODS = ("set", "get", "check", "add")  # of a store
+
+
+class StoreCommunicator(Planned):
+    """A communicator of ``size`` processes of one node; each makes one, with a rank of its own.
+
+    Processes may make several with one store. Those of one size are told apart by their number, so their processes must
+    make them in one order, and groups of one size but of different processes need a ``name`` each, or a store each (as
+    torch's ``PrefixStore`` makes them).
+
+    Args:
+        store: has the methods ``set``, ``get``, ``check`` and ``add`` of torch's stores, and perhaps ``delete_key``.
+        name: of these processes, where other groups of as many use the store.
+        topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream: as for a Communicator.
+
+    Raises:
+        TopologyError: on every rank, if the processes do not run on one node.
+        BlinkError: on every rank, if any rank cannot take part.
+    """
+
+    _made_by = "blinkmpi.StoreCommunicator(store, rank, size)"
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        name: str = "",
+        topology: Topology | str | None = None,
+        plan: Plan | str | None = None,
+        timeout: float | None = None,
+        strict: bool = False,
+        deterministic: bool = False,
+        executor: str | None = None,
+        algo: str | None = None,
+        max_ctas: int | None = None,
+        stream: str | None = None,
+    ) -> None:
+        missing = [method for method in METHODS if not callable(getattr(store, method, None))]
+        if missing:
+            raise ArgumentError(
+                f"StoreCommunicator({store!r}, ...): it has no method {missing[0]}(); pass a store such as torch's "
+                "TCPStore"
+            )
+        if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
+            raise ArgumentError(f"StoreCommunicator(rank={rank!r}, size={size!r}): expected integers, 0 <= rank < size")
+        self.rank, self.size = rank, size
+        options = Options(topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream)
+        self._blink = Dispatcher(partial(StoreRanks, store, rank, size, name), options)
+
+    def Get_rank(self) -> int:
+        """This process, as mpi4py has it."""
+        return self.rank
+
+    def Get_size(self) -> int:
+        """How many there are, as mpi4py has it."""
+        return self.size
+
+    def Free(self) -> None:
+        """Give everything back; collective, unless the communicator is dead (then local). Safe to call twice."""
+        dispatcher, self._blink = self._blink, None
+        if dispatcher is not None:
+            dispatcher.close()
+
+    def free(self) -> None:
+        """As :meth:`Free`."""
+        self.Free()
+
+    if not TYPE_CHECKING:  # which would take every name for one that is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what else there is, where MPI's communicators have more."""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(MPI.Intracomm, name):
+                text = f"a StoreCommunicator has no {name}(), because MPI did not start its processes; {INSTEAD}"
+            raise AttributeError(text)
