@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from tests.harness import mpi
-from tests.mpi.test_torch import job
+from tests.torch.test_backend import job
 
 torch = pytest.importorskip("torch")
 dist, nn = torch.distributed, torch.nn

@@ -1,0 +1,31 @@
+"""The examples with PyTorch, started both ways: the weights are equal and the network has learnt."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT, run_command
+
+pytest.importorskip("torch")
+EXAMPLES = ("train_torch.py", "train_fsdp.py")
+SETTINGS = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_under_mpirun(example: str) -> None:
+    outcome = run_command(2, [sys.executable, f"examples/{example}"], timeout=120, env=SETTINGS, cwd=ROOT)
+    assert outcome.rc == 0, outcome.output
+    assert "passed" in outcome.output
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_under_torchrun(example: str) -> None:
+    command = [str(Path(sys.prefix, "bin", "torchrun")), "--nproc-per-node", "2", f"examples/{example}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **SETTINGS}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
