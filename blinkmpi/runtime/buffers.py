@@ -226,11 +226,18 @@ def hold(spec: Any) -> tuple[Any, list[MPI.Datatype]]:
     return [own.get(i, _still(part)) for i, part in enumerate(spec)], list(own.values())
 
 
+def detached(spec: Any) -> Any:
+    """A specification whose torch tensors say nothing of gradients: those that do, give their memory to nobody."""
+    if type(spec) in (list, tuple):
+        return type(spec)(map(detached, spec))
+    return spec.detach() if isinstance(spec, tensor_types()[:1]) and spec.requires_grad else spec
+
+
 def _still(obj: Any) -> Any:
     if isinstance(obj, np.ndarray) or not hasattr(obj, "__dlpack_device__") or on_device(obj):
         return obj
     try:
-        return _from_dlpack(obj, "buffer")
+        return _from_dlpack(detached(obj), "buffer")
     except DelegatedToMPI:
         return obj
 

@@ -15,7 +15,7 @@ from ..errors import BufferTypeError
 from ..program.call import Call
 from . import arguments, block_arguments
 from .arguments import Prepared, Unsettled
-from .buffers import hold, mpi_op
+from .buffers import detached, hold, mpi_op
 from .cuda.buffers import lies_on_device
 
 
@@ -69,7 +69,7 @@ class Invocation:
                     f"{self.name} with these arguments is MPI's alone, and this MPI would crash on GPU memory; "
                     "pass NumPy copies, or an operation and types that blinkmpi has"
                 )
-        return self.method.mpi(comm, *(mpi_op(a) if isinstance(a, str) else a for a in self.args))
+        return self.method.mpi(comm, *(mpi_op(a) if isinstance(a, str) else detached(a) for a in self.args))
 
 
 @lru_cache(maxsize=4096)
