@@ -138,12 +138,15 @@ def plans_while_one_dies(store: Any, rank: int, size: int) -> None:
 # ---------------------------------------------------------------- not there, or late
 
 
-def test_a_process_that_never_comes() -> None:
-    ended = run(N, never_comes)
+@pytest.mark.parametrize("later_s", [0.0, 0.1, 0.2])
+def test_a_process_that_never_comes(later_s: float) -> None:
+    """Nor is one that gave up a moment before, and has ended since, taken for the missing one."""
+    ended = run(N, never_comes, arguments={"later_s": later_s})
     failed(ended, OTHERS, "CollectiveTimeout", 5, f"rank {VICTIM} has not come to the store", "BLINKMPI_TIMEOUT")
 
 
-def never_comes(store: Any, rank: int, size: int) -> None:
+def never_comes(store: Any, rank: int, size: int, later_s: float) -> None:
+    time.sleep(later_s * rank)
     if rank != VICTIM:
         attempt(lambda: blinkmpi.StoreCommunicator(store, rank, size, timeout=2))
 

@@ -37,15 +37,21 @@ class OperandsInFlight:
         if self._gpu.capturing(stream):  # no event of a captured stream can be asked
             self._newest.pop()
             return
-        if nbytes >= NBYTES and (torch := sys.modules.get("torch")) is not None:
+        if nbytes >= NBYTES and (tensors := tensors_among(operands)):
             on = self._torch_streams.get(stream)
             if on is None:
+                torch: Any = sys.modules["torch"]
                 on = self._torch_streams[stream] = torch.cuda.ExternalStream(stream, device=self._gpu.device)
-            for operand in operands:
-                if isinstance(operand, torch.Tensor):
-                    operand.record_stream(on)
-            self._newest[-1] = tuple(o for o in operands if not isinstance(o, torch.Tensor))
+            for tensor in tensors:
+                tensor.record_stream(on)
+            self._newest[-1] = tuple(o for o in operands if not any(o is t for t in tensors))
         self._pending.append((self._gpu.mark(stream), self._newest))
         self._newest, self._nbytes = [], 0
         while self._pending and self._gpu.idle(self._pending[0][0]):
             self._pending.popleft()
+
+
+def tensors_among(operands: tuple[Any, ...]) -> list[Any]:
+    """Those that are torch's; a torch without CUDA, or one still being imported, has none."""
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return [o for o in operands if isinstance(o, kind)] if kind is not None else []

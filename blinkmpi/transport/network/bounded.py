@@ -104,8 +104,8 @@ class Bounded(ABC):
         """Who the other ranks are, as far as that is known."""
 
     @abstractmethod
-    def _abandon(self, begun: Begun, memory: object, error: BaseException) -> None:
-        """Give up what is not done."""
+    def _abandon(self, begun: Begun, memory: object, error: BaseException) -> BaseException:
+        """Give up what is not done; returns the error to raise: another rank's, if that is why this one waited."""
 
     # ---- waiting
 
@@ -124,8 +124,10 @@ class Bounded(ABC):
         try:
             self._poll(begun)
         except BaseException as error:
-            self._abandon(begun, memory, error)
-            self.rendezvous.give_up(error)
+            reason = self._abandon(begun, memory, error)
+            self.rendezvous.give_up(reason)
+            if reason is not error:
+                raise reason from error
             raise
         self.rendezvous.met = self.rendezvous.met or peers is None
         if self._answers:  # while it waited; who has given up goes on answering

@@ -94,8 +94,9 @@ class BoundedComm(Bounded):
             lost = f"{self.rendezvous.what}: {self._words(self._ended())}{error}; start the job again"
             raise PeerLost(lost) from error
 
-    def _abandon(self, begun: Begun, memory: object, error: BaseException) -> None:
+    def _abandon(self, begun: Begun, memory: object, error: BaseException) -> BaseException:
         ABANDONED.append((begun, memory))
+        return error
 
 
 def introduce(comm: BoundedComm) -> None:

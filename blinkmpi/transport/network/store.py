@@ -69,6 +69,7 @@ class StoreWork:
     def __init__(self, work: Callable[[StoreWork], list[bytes]]) -> None:
         self.result: list[bytes] = []
         self.given_up: BaseException | None = None  # set by who will not wait any longer, and why
+        self.earlier: BaseException | None = None  # why another rank had given up before
         self._error: BaseException | None = None
         self._done = threading.Event()
         threading.Thread(target=self._run, args=(work,), name="blinkmpi-store", daemon=True).start()
@@ -178,7 +179,7 @@ class StoreComm(Bounded):
             self._await([self._key(turn, "all")], work)
             return msgspec.msgpack.decode(self._ask("get", self._key(turn, "all")), type=list[bytes])
         except GivenUp:
-            self._tell(work.given_up)
+            work.earlier = self._tell(work.given_up)
             raise
 
     def _collect(self, turn: int, work: StoreWork) -> list[bytes]:
@@ -205,19 +206,27 @@ class StoreComm(Bounded):
 
     def _look_around(self) -> None:
         """Learn of those who have come to the first exchange; raise the error of one that has given up."""
-        if self._ask("check", [self._key("given-up")]):
-            rank, failure = msgspec.msgpack.decode(self._ask("get", self._key("given-up")), type=tuple[int, Failure])
-            kind = CollectiveTimeout if failure.name == CollectiveTimeout.__name__ else PeerLost
-            raise kind(f"{failure.message} (found by rank {rank}; rank {self.rank} left, too)")
+        if (error := self._given_up()) is not None:
+            raise error
         unknown = [r for r in range(self.size) if r != self.rank and r not in self._known]
         come = [r for r in unknown if self._ask("check", [self._key(1, r)])]
         self._learn({r: _introduction(self._ask("get", self._key(1, r))) for r in come})
 
-    def _tell(self, error: BaseException | None) -> None:
-        """Tell those who still wait, or come later, that this rank has given up, unless somebody has said so."""
+    def _given_up(self) -> BaseException | None:
+        """The error with which another rank has given up."""
         if not self._ask("check", [self._key("given-up")]):
+            return None
+        rank, failure = msgspec.msgpack.decode(self._ask("get", self._key("given-up")), type=tuple[int, Failure])
+        kind = CollectiveTimeout if failure.name == CollectiveTimeout.__name__ else PeerLost
+        return kind(f"{failure.message} (found by rank {rank}; rank {self.rank} left, too)")
+
+    def _tell(self, error: BaseException | None) -> BaseException | None:
+        """Tell those who still wait, or come later, that this rank has given up, unless another has: returns why."""
+        earlier = self._given_up()
+        if earlier is None:
             failure = Failure(type(error).__name__, str(error) or type(error).__name__)
             self._ask("set", self._key("given-up"), msgspec.msgpack.encode((self.rank, failure)))
+        return earlier
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """Ask the store, which may take its time.
@@ -270,11 +279,12 @@ class StoreComm(Bounded):
         silent = f"the key-value store has not answered for {silent_s:.1f} s; " if silent_s > SILENT_S else ""
         return silent or super()._words(ranks)
 
-    def _abandon(self, begun: Begun, memory: object, error: BaseException) -> None:
-        """End the work, which tells the others why."""
+    def _abandon(self, begun: Begun, memory: object, error: BaseException) -> BaseException:
+        """End the work, which tells the others why, or finds that one of them has said so already."""
         assert isinstance(begun, StoreWork), "what it waits for is its own"
         begun.given_up = error
         begun.ended(TELL_S)
+        return begun.earlier if begun.earlier is not None and isinstance(error, CollectiveTimeout | PeerLost) else error
 
     # ---- the end
 

@@ -85,6 +85,14 @@ def test_a_graphs_operands_are_its_owners() -> None:
     assert not gpu.marks
 
 
+def test_a_torch_without_cuda_is_not_asked_for_streams() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this torch has CUDA")
+    kept = OperandsInFlight(FakeGpu())  # type: ignore[arg-type]
+    kept.keep((Array(), "sum"), NBYTES, 5)
+
+
 def test_torch_is_told_of_the_stream_of_a_long_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
 
