@@ -2,12 +2,15 @@
 
 As in :mod:`.arborescences`, a tree may take the arc (u, v) with weight w while every set X that holds v, and neither u
 nor the super-source, keeps enough for the remaining trees: with the tree's own arcs lowered by w, that much must flow
-from u and the super-source to v. A test that fails yields a cut, and the cut gives the weight to try next.
+from u and the super-source to v. A test that fails yields a cut, and the cut gives the weight to try next; it is kept,
+since it bounds that of other arcs, too, which then need no test. Nor do those that short paths prove.
 """
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +25,7 @@ from .orientation import directed
 
 MOST_RANKS = 256
 LIMIT = (1 << 31) - 1  # scipy's flows have 32 bits
+MOST_CUTS = 64  # that are kept
 
 
 def fits(problem: Problem) -> int:
@@ -99,12 +103,18 @@ class ResidualNetwork:
         self.tails = np.concatenate([tails, source[: self.n], [self.n + 1] * (self.n + 1)])
         self.heads = np.concatenate([heads, np.arange(self.n), np.arange(self.n + 1)])
         self.left = np.concatenate([cap[tails, heads], np.array(supply, np.int64), np.zeros(self.n + 1, np.int64)])
-        self.at = {(int(u), int(v)): i for i, (u, v) in enumerate(zip(tails, heads, strict=True))}
+        self.number = np.full(cap.shape, -1)
+        self.number[tails, heads] = np.arange(len(tails))
         self.first_supply = len(tails)
         self.first_open = len(tails) + self.n
         self.order = np.lexsort((self.heads, self.tails))
         self.starts = np.searchsorted(self.tails[self.order], np.arange(self.n + 3)).astype(np.int32)
         self._columns = self.heads[self.order].astype(np.int32)
+        self.cuts: deque[Cut] = deque(maxlen=MOST_CUTS)
+
+    def arc(self, number: int) -> Arc:
+        """The ranks at its ends."""
+        return int(self.tails[number]), int(self.heads[number])
 
     def test(self, left: Ints, need: int, u: int, v: int) -> tuple[int, Ints]:
         """How much flows to ``v`` from ``u`` and the super-source, at most ``need``; the sink's side of the cut."""
@@ -124,10 +134,35 @@ class ResidualNetwork:
         outside[breadth_first_order(rest, self.n + 1, return_predecessors=False)] = False
         return int(found.flow_value), outside
 
-    def entering(self, left: Ints, side: Ints) -> int:
-        """The capacity that enters the vertices of ``side``."""
-        crossing = side[self.heads[: self.first_open]] & ~side[self.tails[: self.first_open]]
-        return int(left[: self.first_open][crossing].sum())
+    def surely(self, left: Ints, need: int, u: int, v: int) -> bool:
+        """Whether paths of at most two arcs between ranks bring ``need`` to ``v``, as :meth:`test` would find.
+
+        They share no arc: those from ``u``, and from any root that could supply all, by way of each rank to ``v``.
+        """
+        cap = np.zeros((self.n, self.n), np.int64)
+        cap[self.tails[: self.first_supply], self.heads[: self.first_supply]] = left[: self.first_supply]
+        supply = left[self.first_supply : self.first_open].copy()
+        supply[u] = need
+        at_ranks = supply + cap[supply >= need].sum(0)
+        return int(supply[v] + np.minimum(cap[:, v], at_ranks).sum()) >= need
+
+    def keep_cut(self, side: Ints) -> "Cut":
+        """Keep the cut with these vertices on the sink's side."""
+        tails, heads = self.tails[: self.first_open], self.heads[: self.first_open]
+        self.cuts.append(Cut(side, side[heads] & ~side[tails]))
+        return self.cuts[-1]
+
+    def limit(self, cut: "Cut", own: Ints, need: int) -> int:
+        """The largest weight that the cut leaves to a tree with the arcs ``own`` and one more across it."""
+        crossing = int(cut.arcs[own].sum())
+        return (int(self.left[: self.first_open][cut.arcs].sum()) - need) // crossing if crossing else need
+
+
+class Cut(NamedTuple):
+    """Vertices on the sink's side of a cut, and the arcs that enter it, supplies among them."""
+
+    side: Ints
+    arcs: Ints
 
 
 def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
@@ -142,8 +177,8 @@ def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
         tree = _grow_one(net, roots, need)
         if tree is None:
             break
-        for arc in tree.arcs:
-            net.left[net.at[arc]] -= tree.weight
+        for u, v in tree.arcs:
+            net.left[net.number[u, v]] -= tree.weight
         net.left[net.first_supply + tree.root] -= tree.weight
         roots[tree.root] -= tree.weight
         need -= tree.weight
@@ -154,41 +189,56 @@ def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
 def _grow_one(net: ResidualNetwork, roots: list[int], need: int) -> WeightedTree | None:
     """One tree, shallow arcs first; it loses weight where no arc keeps it. None if the time is over."""
     root = max(range(net.n), key=lambda v: (roots[v], -v))
-    weight, level, arcs = roots[root], {root: 0}, list[Arc]()
-    used = [net.first_supply + root]
-    near: dict[int, list[int]] = {}
-    for u, v in net.at:
-        near.setdefault(u, []).append(v)
-    while len(level) < net.n:
+    weight, arcs, used = roots[root], list[Arc](), [net.first_supply + root]
+    level = np.full(net.n, -1)
+    level[root] = 0
+    while (level < 0).any():
         if late():
             return None
-        fresh = ((u, v) for u in level for v in near.get(u, ()) if v not in level)
-        options = [(level[u], int(left), (u, v)) for u, v in fresh if (left := net.left[net.at[u, v]])]
-        best: tuple[int, Arc] | None = None
-        for _, room, arc in sorted(options, key=lambda g: (g[1] < weight, *g)):
-            limit = _limit(net, used, min(weight, room), need, arc, best[0] if best else 0)
-            if best is None or limit > best[0]:
-                best = limit, arc
-            if limit == weight:
+        own = np.array(used, np.int64)
+        most, best = 0, -1
+        for i, room in _options(net, level, weight, own, need):
+            if room > most:
+                limit = _limit(net, own, min(weight, room), need, net.arc(i), most)
+                most, best = (limit, i) if limit > most else (most, best)
+            if most == weight:
                 break
-        assert best is not None
-        assert best[0] > 0
-        weight, (u, v) = best
+        assert most > 0
+        weight, (u, v) = most, net.arc(best)
         level[v] = level[u] + 1
         arcs.append((u, v))
-        used.append(net.at[u, v])
+        used.append(best)
     return WeightedTree(root, tuple(arcs), weight)
 
 
-def _limit(net: ResidualNetwork, used: list[int], weight: int, need: int, arc: Arc, enough: int) -> int:
+def _options(net: ResidualNetwork, level: Ints, weight: int, own: Ints, need: int) -> Iterator[tuple[int, int]]:
+    """The arcs that may go on from a tree, and what capacity and known cuts leave to them, in the order to try.
+
+    Those that keep the weight come first, shallow ones before deep ones; of the others, those that keep the most.
+    """
+    joined, left = level >= 0, net.left[: net.first_supply]
+    tails, heads = net.tails[: net.first_supply], net.heads[: net.first_supply]
+    found = np.flatnonzero(joined[tails] & ~joined[heads] & (left > 0))
+    room = left[found].copy()
+    for cut in net.cuts:
+        limit = net.limit(cut, own, need)
+        if limit < weight:
+            across = cut.arcs[found]
+            room[across] = np.minimum(room[across], limit)
+    narrow = room < weight
+    order = np.lexsort((found, room, np.where(narrow, -room, level[tails[found]]), narrow))
+    return zip(found[order].tolist(), room[order].tolist(), strict=True)
+
+
+def _limit(net: ResidualNetwork, own: Ints, weight: int, need: int, arc: Arc, enough: int) -> int:
     """The largest weight up to ``weight`` with which the tree may take ``arc``; 0 if not above ``enough``."""
-    own = np.array(used, np.int64)
     while weight > enough:
         left = net.left.copy()
         left[own] -= weight
+        if net.surely(left, need, *arc):
+            return weight
         value, side = net.test(left, need, *arc)
         if value >= need:
             return weight
-        crossing = int((side[net.heads[own]] & ~side[net.tails[own]]).sum())
-        weight = (net.entering(net.left, side) - need) // crossing if crossing else 0
+        weight = net.limit(net.keep_cut(side), own, need)
     return 0

@@ -1,0 +1,261 @@
+"""Training by DDP over each library in turn: ``mpirun -np 2 python benchmarks/training/measure.py -o NAME``.
+
+Copies of one model are trained side by side, each by ``DistributedDataParallel`` over another library: on CPU ranks
+torch's group of backend blink, its group of gloo, and MPI's own Allreduce (in a communication hook); with ``--gpu``
+backend blink, NCCL's group, and NCCL's group with ``blinkmpi.torch.ddp_hook``. They take their steps in turn, so what
+the machine does beside them meets all. A step without communication (``no_sync``) is one of the turn. A row has a
+step's time, what communication adds to it (exposed), and what communication takes alone, with nothing to hide behind.
+A number is the largest of all ranks' medians. The copies must end with the same weights.
+
+``--gradients`` also records when each gradient is ready; ``figure.py`` simulates other machines from that.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks import jobs
+
+DTYPES = ("float32", "bfloat16")
+MILLI = 1e3
+WARMUP, REPEATS = 3, 11
+RATE = 1e-3  # of learning
+NONE = "no communication"
+
+
+class Way(NamedTuple):
+    """A library that averages gradients: DDP's group, its hook if it has one, and a call that sums one tensor."""
+
+    name: str
+    group: Any
+    hook: Callable[[Any, Any], Any] | None
+    total: Callable[[Any], object]
+
+
+def ways_of(torch: Any, mpi: Any, *, gpu: bool) -> list[Way]:
+    """What is compared, on the ranks of this job; the first is ours."""
+    dist, blink = torch.distributed, torch.distributed.group.WORLD
+
+    def by(group: Any) -> Callable[[Any], object]:
+        return lambda x: dist.all_reduce(x, group=group)
+
+    ours = Way("blink", blink, None, by(blink))
+    if gpu:
+        from blinkmpi.torch import ddp_hook
+
+        nccl = dist.new_group(backend="nccl")
+        comm = blink.comm
+        stream = torch.cuda.current_stream()
+        return [ours, Way("nccl", nccl, None, by(nccl)),
+                Way("hook", nccl, ddp_hook(comm), lambda x: comm.Allreduce(None, x, stream=stream))]  # fmt: skip
+    gloo, world = dist.new_group(backend="gloo"), mpi.COMM_WORLD
+
+    def summed(x: Any) -> None:
+        world.Allreduce(mpi.IN_PLACE, x.numpy())
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]
+        buffer, future = bucket.buffer(), torch.futures.Future()
+        summed(buffer.div_(world.size))
+        future.set_result(buffer)
+        return future
+
+    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    found = [ours, Way("gloo", gloo, None, by(gloo)), Way("mpi", gloo, hook, summed)]
+    return found
+
+
+class Copy:
+    """A copy of the model, trained over one library."""
+
+    def __init__(self, torch: Any, workload: Any, way: Way, dtype: Any, device: Any) -> None:
+        torch.manual_seed(0)
+        model = workload.model().to(device, dtype)
+        self.ddp = torch.nn.parallel.DistributedDataParallel(
+            model, process_group=way.group, gradient_as_bucket_view=True
+        )
+        if way.hook is not None:
+            self.ddp.register_comm_hook(None, way.hook)
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=RATE)
+
+    def step(self, batch: Sequence[Any], *, alone: bool = False) -> None:
+        """One step; alone without communication, and with nothing learnt."""
+        self.optimizer.param_groups[0]["lr"] = 0.0 if alone else RATE
+        with self.ddp.no_sync() if alone else nullcontext():
+            self.ddp(*batch).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def bucket_bytes(self) -> list[int]:
+        """The gradients that DDP averages together, as it has arranged them after the first step."""
+        told = self.ddp._get_ddp_logging_data()
+        sizes = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
+        return [int(size) for size in sizes.split(",")]
+
+
+class Gradients(NamedTuple):
+    """When gradients were ready: (elements, milliseconds since the step began), and when backward began."""
+
+    backward_ms: float
+    ready: list[tuple[int, float]]
+
+
+def gradients(torch: Any, copy: Copy, batch: Sequence[Any], *, gpu: bool) -> Gradients:
+    """The medians of some steps without communication."""
+    model, found = copy.ddp.module, list[list[tuple[int, float]]]()
+    begins: list[float] = []
+    marks: list[tuple[int, Any]] = []
+
+    def now() -> Any:
+        if not gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    handles = [p.register_post_accumulate_grad_hook(lambda q: marks.append((q.numel(), now())))
+               for p in model.parameters()]  # fmt: skip
+    for _ in range(WARMUP + REPEATS):
+        marks.clear()
+        begin = now()
+        loss = model(*batch)
+        middle = now()
+        loss.backward()
+        model.zero_grad()
+        if gpu:
+            torch.cuda.synchronize()
+
+        def since(mark: Any, begin: Any = begin) -> float:
+            return float(begin.elapsed_time(mark) if gpu else (mark - begin) * MILLI)
+
+        begins.append(since(middle))
+        found.append([(count, since(mark)) for count, mark in marks])
+    for handle in handles:
+        handle.remove()
+    kept = found[WARMUP:]
+    ready = [(row[0][0], statistics.median(ms for _, ms in row)) for row in zip(*kept, strict=True)]
+    return Gradients(statistics.median(begins[WARMUP:]), ready)
+
+
+def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways: list[Way], *,
+             repeats: int, with_gradients: bool) -> dict[str, Any]:  # fmt: skip
+    """The row of a model."""
+    world, gpu = mpi.COMM_WORLD, device.type == "cuda"
+    wait = torch.cuda.synchronize if gpu else lambda: None
+    batch = workload.batch(world.rank, device, dtype)
+    copies = {way.name: Copy(torch, workload, way, dtype, device) for way in ways}
+    turn = [(NONE, copies[ways[0].name], True), *((name, copy, False) for name, copy in copies.items())]
+    times: dict[str, list[float]] = {name: [] for name, _, _ in turn}
+
+    def timed(name: str, call: Callable[[], object]) -> None:
+        wait()
+        world.Barrier()
+        begin = time.perf_counter()
+        call()
+        wait()
+        times.setdefault(name, []).append((time.perf_counter() - begin) * MILLI)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            for name, copy, alone in turn:
+                timed(name, lambda copy=copy, alone=alone: copy.step(batch, alone=alone))  # type: ignore[misc]
+
+    steps(WARMUP)
+    times.clear()
+    steps(repeats)
+    ours = copies[ways[0].name]
+    buckets = ours.bucket_bytes()
+    difference = {name: world.allreduce(apart(ours, copy), mpi.MAX) for name, copy in copies.items()}
+    seen = gradients(torch, ours, batch, gpu=gpu) if with_gradients else None
+    parameters = sum(p.numel() for p in ours.ddp.parameters())
+    buffers = [torch.zeros(size // dtype.itemsize, dtype=dtype, device=device) for size in buckets]
+
+    def total(way: Way) -> None:
+        for buffer in buffers:
+            way.total(buffer)
+
+    for _ in range(WARMUP + repeats):
+        for way in ways:
+            timed(f"{way.name} alone", lambda way=way: total(way))  # type: ignore[misc]
+    ms = {name: max(world.allgather(statistics.median(some[-repeats:]))) for name, some in times.items()}
+    row: dict[str, Any] = {
+        "model": workload.name, "dtype": str(dtype).removeprefix("torch."), "batch": workload.about,
+        "parameters": parameters, "bucket_bytes": buckets, "compute_ms": ms[NONE], "libraries": {},
+    }  # fmt: skip
+    for way in ways:
+        step, alone = ms[way.name], ms[f"{way.name} alone"]
+        exposed = step - ms[NONE]
+        row["libraries"][way.name] = {
+            "step_ms": step, "exposed_ms": exposed, "share": exposed / step, "communication_ms": alone,
+            "overlap": 1 - exposed / alone, "weights_differ_by": difference[way.name],
+        }  # fmt: skip
+    if seen is not None:
+        row["gradients"] = {"backward_ms": seen.backward_ms, "ready": seen.ready}
+    return row
+
+
+def apart(one: Copy, other: Copy) -> float:
+    """The largest difference of a weight, as part of the largest weight of its tensor."""
+    pairs = zip(one.ddp.parameters(), other.ddp.parameters(), strict=True)
+    return max(float((a - b).detach().abs().max() / a.detach().abs().max().clamp(min=1e-6)) for a, b in pairs)
+
+
+def shown(row: dict[str, Any]) -> str:
+    """A row as a line."""
+    parts = [f"{name} {one['step_ms']:.1f} ms (exposed {one['exposed_ms']:.1f}, alone {one['communication_ms']:.1f})"
+             for name, one in row["libraries"].items()]  # fmt: skip
+    return f"{row['model']} {row['dtype']}: compute {row['compute_ms']:.1f} ms; {'; '.join(parts)}"
+
+
+def main() -> None:
+    """Measure, and let rank 0 write."""
+    import torch
+    from mpi4py import MPI
+
+    import blinkmpi.torch  # noqa: F401
+    from benchmarks.training.models import workloads
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--gpu", action="store_true", help="models on GPUs, beside NCCL")
+    parser.add_argument("--models", nargs="+", choices=list(workloads(gpu=False)), metavar="M")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"], metavar="T")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--gradients", action="store_true", help="record when each gradient is ready, too")
+    parser.add_argument("-o", "--output", help="write the result as JSON under this name, or one beside it if taken")
+    options = parser.parse_args()
+    began, world = datetime.now().astimezone(), MPI.COMM_WORLD
+    torch.set_num_threads(1)
+    device = torch.device("cuda", world.rank % torch.cuda.device_count()) if options.gpu else torch.device("cpu")
+    if options.gpu:
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("blink", init_method="mpi://")
+    ways, rows = ways_of(torch, MPI, gpu=options.gpu), []
+    there = workloads(gpu=options.gpu)
+    for name in options.models or there:
+        for dtype in options.dtypes:
+            row = measured(torch, MPI, there[name], getattr(torch, dtype), device, ways,
+                           repeats=options.repeats, with_gradients=options.gradients)  # fmt: skip
+            rows.append(row)
+            if world.rank == 0:
+                print(shown(row), flush=True)
+    comm = torch.distributed.group.WORLD.comm
+    facts = {"torch": torch.__version__, **jobs.rank_facts(MPI, comm)}
+    if options.gpu:
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        facts["gpu"] = {"name": comm.gpu.name, **comm.gpu.versions, "NCCL": nccl}
+    torch.distributed.destroy_process_group()
+    if world.rank == 0 and options.output:
+        head = {"training": {"repeats": options.repeats, "threads": 1}, "env": facts["env"]}
+        statistic = "median over steps of a rank's time; the largest of all ranks"
+        jobs.write(options.output, jobs.document(head, rows, [], began, ranks=world.size, statistic=statistic,
+                                                 memory="gpu" if options.gpu else "host", **facts))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
