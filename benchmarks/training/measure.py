@@ -90,7 +90,7 @@ class Copy:
         with self.ddp.no_sync() if alone else nullcontext():
             self.ddp(*batch).backward()
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=False)  # gradients stay where DDP has put them
 
     def bucket_bytes(self) -> list[int]:
         """The gradients that DDP averages together, as it has arranged them after the first step."""
