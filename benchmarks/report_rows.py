@@ -42,7 +42,7 @@ def facts_of(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"{hardware.get('cores_available', 'unknown')} cores available to rank 0",
         f"{memory / 2**30:.1f} GiB" if memory else "unknown memory",
         f"Linux {hardware.get('kernel', 'unknown')} {hardware.get('architecture', '')}".strip(),
-        f"{hosts} host{'' if hosts == 1 else 's'}",
+        *([f"{hosts} host{'' if hosts == 1 else 's'}"] if hosts else []),
     ])  # fmt: skip
     yield "versions", ", ".join(f"{k} {v}" for k, v in versions.items() if v) or "unknown"
     commit = ours.get("commit")

@@ -47,6 +47,23 @@ Allreduces of tiny float32 tensors of as many different lengths, one after anoth
 mpi4py in the same job. Times are microseconds per call; ratio is mpi4py's time divided by ours.
 """
 
+TORCH_LEGEND = """
+## torch.distributed
+
+Collectives of `torch.distributed` on backend `blink` and on another one, on the same tensors of the same processes in
+turn. Times are microseconds per call; ratio is the other backend's time divided by ours.
+"""
+
+TRAINING_LEGEND = """
+## Training
+
+Steps of DDP over each library in turn, on copies of one model ([how](../benchmarks/README.md#training)). Times are in
+milliseconds: a step; the same step without communication (compute); what communication adds to it (exposed); and all
+AllReduces of a step with nothing beside them (alone). Overlap is the part of those that the step hides. Ratios are a
+library's time divided by ours. `mpi` is plain mpi4py in a communication hook. Weights apart is how far all weights end
+from ours (Euclidean, as part of their length): sums of more than two ranks may round differently.
+"""
+
 HOST_TIME_LEGEND = """
 ## Host time of GPU calls
 

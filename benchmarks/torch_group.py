@@ -31,6 +31,8 @@ Call = Callable[[Any], object]  # of a process group
 def calls(torch: Any, n: int, dtype: Any, count: int, device: Any) -> dict[str, tuple[Call, Callable[[], bool]]]:
     """Each collective on buffers of ``count`` elements, and whether its result is right after a call with ones."""
     dist = torch.distributed
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the older names warn in every call
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     x = torch.zeros(count, dtype=dtype, device=device)
     part = torch.zeros(max(count // n, 1), dtype=dtype, device=device)
     whole = torch.zeros(part.numel() * n, dtype=dtype, device=device)
@@ -50,8 +52,8 @@ def calls(torch: Any, n: int, dtype: Any, count: int, device: Any) -> dict[str, 
     for name, call, source, result, wanted in (
         ("all_reduce", lambda g: dist.all_reduce(x, group=g), x, x, n),
         ("broadcast", lambda g: dist.broadcast(x, 0, group=g), x, x, 1),
-        ("all_gather", lambda g: dist.all_gather_into_tensor(whole, part, group=g), part, whole, 1),
-        ("reduce_scatter", lambda g: dist.reduce_scatter_tensor(part, whole, group=g), whole, part, n),
+        ("all_gather", lambda g: gather(whole, part, group=g), part, whole, 1),
+        ("reduce_scatter", lambda g: scatter(part, whole, group=g), whole, part, n),
     ):
         found[name] = call, after(call, source, result, wanted)
     return found

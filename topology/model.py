@@ -126,6 +126,14 @@ class Topology(Document, frozen=True, dict=True):
         switch = self.switches[vertex - self.n]
         return switch.name or f"{switch.kind} {vertex - self.n}"
 
+    @property
+    def renumbered(self) -> str:
+        """Which devices the ranks are, where their numbers differ: ``ranks 0 to 2 are GPU 0, GPU 1, GPU 4``."""
+        if len(self.nodes) > 1 or all(d.index == r for r, d in enumerate(self.devices)):
+            return ""
+        names = ", ".join(d.label for d in self.devices)
+        return f"ranks 0 to {self.n - 1} are {names}" if self.n > 1 else f"rank 0 is {names}"
+
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits over what planning depends on: kinds, nodes, links; not over names or uuids."""

@@ -153,7 +153,7 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
         _, end, tail = rest.partition(f"<!-- {name}: end -->")
         if not begin or not end:
             marks = f"<!-- {name}: begin --> and <!-- {name}: end -->"
-            raise SystemExit(f"{PAGE.name} has no marks for {name}; add {marks}")
+            raise SystemExit(f"the page has no marks for {name}; add {marks}")
         page = f"{head}{begin}{table}{end}{tail}"
     return page
 

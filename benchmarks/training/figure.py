@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.planner.methods import head  # noqa: E402
+from benchmarks.planner.methods import head, with_tables  # noqa: E402
 from blinkmpi.errors import TopologyError  # noqa: E402
 from blinkmpi.planning.defaults import rule_of  # noqa: E402
 from blinkmpi.planning.plan import chunk_for  # noqa: E402
@@ -36,6 +36,7 @@ from blinkmpi.trees.tree import Packing  # noqa: E402
 MACHINE = "dgx-1v"
 RESULTS = ROOT / "benchmarks" / "results"
 SOURCE, RESULT, PICTURE = RESULTS / "training-np2.json", RESULTS / "training-sets.json", RESULTS / "training-sets.svg"
+PAGE = ROOT / "docs" / "pytorch.md"
 FEWEST = 3  # GPUs: of two, there is no choice
 BATCH = 32  # images of a GPU
 # Images a second of one V100 in training ResNet-50 v1.5 with PyTorch 21.03, as NVIDIA publishes them:
@@ -94,7 +95,7 @@ def priced(packing: Packing, part: Topology) -> Seconds:
         call = Call("allreduce", part.n, (nbytes // 4,), "float32", "sum")
         rule = rule_of(packing, part, call)
         chunk = chunk_for(packing, call, rule)
-        return price(lower(packing, call, chunk_bytes=chunk, depth=rule.slots), packing, part).seconds
+        return price(lower(packing, call, chunk_bytes=chunk, depth=rule.depth), packing, part).seconds
 
     return seconds
 
@@ -116,8 +117,11 @@ def of_set(whole: Topology, some: Allocations, rows: Sequence[dict[str, Any]]) -
 
     def times(measured: dict[str, Any], step_s: float) -> dict[str, float]:
         line = timeline(measured, step_s)
-        return {"compute_ms": step_s * 1e3, "trees_ms": step_seconds(line, ours) * 1e3,
-                "rings_ms": step_seconds(line, rings) * 1e3}  # fmt: skip
+        found = {"compute_ms": step_s * 1e3}
+        for name, allreduce in (("trees", ours), ("rings", rings)):
+            found[f"{name}_ms"] = step_seconds(line, allreduce) * 1e3
+            found[f"{name}_behind_ms"] = (step_s + sum(allreduce(nbytes) for nbytes, _ in line.buckets)) * 1e3
+        return found
 
     for measured in rows:
         if measured["model"] == "resnet50":
@@ -126,9 +130,9 @@ def of_set(whole: Topology, some: Allocations, rows: Sequence[dict[str, Any]]) -
     return row
 
 
-def saved(one: dict[str, float]) -> float:
-    """The part of a step's time that trees save."""
-    return 1 - one["trees_ms"] / one["rings_ms"]
+def saved(one: dict[str, float], what: str = "ms") -> float:
+    """The part of a step's time that trees save; ``behind_ms`` where communication begins when computing has ended."""
+    return 1 - one[f"trees_{what}"] / one[f"rings_{what}"]
 
 
 def draw(rows: Sequence[dict[str, Any]], models: Sequence[str], path: Path) -> None:
@@ -167,23 +171,32 @@ def draw(rows: Sequence[dict[str, Any]], models: Sequence[str], path: Path) -> N
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """What the sets have in common, as text."""
-    alone = [1 - row["trees_ms"] / row["rings_ms"] for row in rows]
-    lines = [f"AllReduce of {rows[0]['bytes'] / 1e6:.1f} MB: {statistics.mean(alone):.0%} less time in the mean of "
-             f"{len(rows)} sets, {max(alone):.0%} at most; {sum(r['rings_on'] == 'PCIe' for r in rows)} sets have no "
-             "ring of NVLinks"]  # fmt: skip
-    for name in V100_IMAGES_PER_S:
-        steps = [saved(row["published"][name]) for row in rows]
-        lines.append(f"ResNet-50, {name}, {BATCH} images: {statistics.mean(steps):.1%} of a step saved in the mean, "
-                     f"{max(steps):.1%} at most")  # fmt: skip
+    """What the sets have in common, as a table for the page."""
+
+    def of(name: str, parts: Sequence[float], about: str) -> str:
+        return f"| {name} | {statistics.mean(parts):.1%} | {max(parts):.1%} | {about} |"
+
+    lines = ["| what | less time, mean of the sets | at most | |", "|---|---:|---:|---|"]
+    without = sum(row["rings_on"] == "PCIe" for row in rows)
+    about = f"{len(rows)} sets, {without} of them with no ring of NVLinks"
+    lines.append(of(f"an AllReduce of {rows[0]['bytes'] / 1e6:.0f} MB", [1 - row["trees_ms"] / row["rings_ms"]
+                                                                      for row in rows], about))  # fmt: skip
+    for name, rate in V100_IMAGES_PER_S.items():
+        for what, how in (("ms", "averaging beside computing, as DDP does"), ("behind_ms", "averaging behind it")):
+            steps = [saved(row["published"][name], what) for row in rows]
+            about = f"{BATCH} images a GPU at {rate} a second; {how}"
+            lines.append(of(f"a step of ResNet-50, {name}", steps, about))
     for model in rows[0]["steps"]:
-        best = max((saved(row["steps"][model][k]), ms) for row in rows for k, ms in enumerate(STEPS_MS))
-        lines.append(f"{model}: at most {best[0]:.0%} saved, at {best[1]} ms of computing")
-    return "\n".join(lines)
+        by_time = [[saved(row["steps"][model][k]) for row in rows] for k in range(len(STEPS_MS))]
+        best = max(range(len(STEPS_MS)), key=lambda k: max(by_time[k]))
+        lines.append(
+            of(f"a step of {model}", by_time[best], f"if it computes for {STEPS_MS[best]} ms; beside computing")
+        )
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Simulate, write the file and the picture."""
+    """Simulate, write the file, the picture and the table of the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--source", type=Path, default=SOURCE, metavar="FILE", help="of measure.py --gradients")
     parser.add_argument("--plot", action="store_true", help="draw from the file that is there")
@@ -198,7 +211,7 @@ def main() -> None:
         found = {**head("training-sets"), **facts, "rows": simulated(rows)}
         RESULT.write_text(json.dumps(found, indent=1) + "\n")
     rows = json.loads(RESULT.read_text())["rows"]
-    print(summary(rows))
+    PAGE.write_text(with_tables(PAGE.read_text(), {"training-sets": summary(rows)}))
     draw(rows, list(rows[0]["steps"]), PICTURE)
 
 

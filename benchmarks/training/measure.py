@@ -201,9 +201,12 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
 
 
 def apart(one: Copy, other: Copy) -> float:
-    """The largest difference of a weight, as part of the largest weight of its tensor."""
-    pairs = zip(one.ddp.parameters(), other.ddp.parameters(), strict=True)
-    return max(float((a - b).detach().abs().max() / a.detach().abs().max().clamp(min=1e-6)) for a, b in pairs)
+    """The length of the difference of all weights, as part of their length."""
+    pairs = [(a.detach(), b.detach()) for a, b in zip(one.ddp.parameters(), other.ddp.parameters(), strict=True)]
+    return (
+        float(sum(float((a - b).square().sum()) for a, b in pairs) / sum(float(a.square().sum()) for a, _ in pairs))
+        ** 0.5
+    )
 
 
 def shown(row: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 One column for each thing that was measured (collective, type, operation, ranks); files and executors that measured the
 same thing share a column. The results of a sweep are drawn against nodes or ranks (:mod:`.sweep.plot_scaling`), or as
-the files of its runs if it has only one number of these. matplotlib is an extra: ``pip install blinkmpi[plot]``.
+the files of its runs if it has only one number of these. matplotlib is an extra: ``pip install 'blinkmpi[plot]'``.
 """
 
 from __future__ import annotations

@@ -45,6 +45,8 @@ def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
     """One collective with all its trees."""
     rate, bound = float(p.rate / 1000), float(p.bound / 1000)
     head = Table.grid(padding=(0, 2))
+    if topology.renumbered:
+        head.add_row("ranks", topology.renumbered.removeprefix("ranks "))
     head.add_row("scheme", f"{p.scheme}: {p.reason.partition(': ')[2] or p.reason}")
     if p.certificate.kind != "trivial":
         gap = gap_text(rate, bound, p.optimal)
@@ -52,11 +54,14 @@ def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
         head.add_row("bound", f"{bound:.4g} GB/s: {p.certificate.text}")
     head.add_row("links", p.links or "none")
     head.add_row("planned in", time_text(seconds))
-    table = table_of(">tree", ">share", ">GB/s", ">depth", ">root", "edges, away from the root...")
+    what, names = "rank", [str(r) for r in range(p.n)]
+    if topology.renumbered:  # as pictures and the bound name them
+        what, names = topology.devices[0].kind.upper(), [str(d.index) for d in topology.devices]
+    table = table_of(">tree", ">share", ">GB/s", ">depth", f">root {what}", f"edges between {what}s, from the root...")
     for i, (tree, share) in enumerate(zip(p.trees, shares(p), strict=True)):
         weight = "-" if p.certificate.kind == "trivial" else f"{float(tree.weight / 1000):.4g}"
-        table.add_row(str(i), str(share), weight, str(tree.depth), str(tree.root), edges_text(tree))
-    where = f" from rank {p.root}" if p.root >= 0 else ""
+        table.add_row(str(i), str(share), weight, str(tree.depth), names[tree.root], edges_text(tree, names))
+    where = f" from {what} {names[p.root]}" if p.root >= 0 else ""
     title = Text(f"{p.collective}{where}, {plural(p.n, 'rank')} on {topology.name}\n", "bold")
     return Group(title, head, Text(), table)
 
@@ -157,12 +162,16 @@ def _spread(s: Spread) -> str:
     return f"{s.least:.3g} / {s.mean:.3g} / {s.most:.3g}"
 
 
-def edges_text(tree: Tree) -> str:
-    """``0>1,3  1>5``: each parent with its children; ``up 5>1  1,3>0``: each parent with those that send to it."""
+def edges_text(tree: Tree, names: Sequence[str]) -> str:
+    """``0>1,3  1>5``: each parent with its children; ``up 5>1  1,3>0``: each parent with those that send to it.
+
+    Args:
+        names: of the ranks.
+    """
     parents = groupby(tree.edges, key=lambda e: e.src)
-    down = "  ".join(f"{src}>{','.join(str(e.dst) for e in edges)}" for src, edges in parents) or "none"
+    down = "  ".join(f"{names[src]}>{','.join(names[e.dst] for e in edges)}" for src, edges in parents) or "none"
     parents = groupby(tree.up, key=lambda e: e.dst)
-    up = "  ".join(f"{','.join(str(e.src) for e in edges)}>{dst}" for dst, edges in parents)
+    up = "  ".join(f"{','.join(names[e.src] for e in edges)}>{names[dst]}" for dst, edges in parents)
     return f"{down}  up {up}" if up else down
 
 

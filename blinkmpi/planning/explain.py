@@ -56,7 +56,7 @@ class Explanation(Document, frozen=True):
 
     ``scheme`` is what runs; ``mpi`` is MPI's own collective, and ``chosen`` is None then. ``others`` are the schemes
     that do not run, fastest prediction first, ``passed_over`` the methods that have no packing here. ``live`` are lines
-    about the running job.
+    about the running job. ``renumbered`` says which GPUs the ranks are, where their numbers differ.
     """
 
     KIND: ClassVar = "explanation"
@@ -74,6 +74,7 @@ class Explanation(Document, frozen=True):
     others: tuple[PricedScheme, ...]
     live: tuple[str, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()
+    renumbered: str = ""
 
     def text(self) -> str:
         """For a terminal of 100 columns."""
@@ -81,6 +82,7 @@ class Explanation(Document, frozen=True):
         what = "barrier" if self.collective == "barrier" else what
         where = f", root {self.root}" if self.root >= 0 else ""
         lines = [f"{what}{where}, {plural(self.ranks, 'rank')} on {self.machine}", ""]
+        lines += _field("ranks", self.renumbered.removeprefix("ranks ")) if self.renumbered else []
         if self.chosen is None:
             lines += _field("runs as", "MPI's own collective")
             lines += _field("why", self.reason or "the selection table sends calls of this size there")
@@ -146,7 +148,7 @@ def explanation(
     return Explanation(
         machine=topology.name, collective=call.collective, ranks=call.n, root=call.root, nbytes=call.nbytes,
         dtype=call.dtype, op=call.op, scheme=rule.scheme, reason=rule.reason, chosen=chosen, others=others,
-        live=tuple(live), passed_over=plan.passed_over_for(call.collective, call.root),
+        live=tuple(live), passed_over=plan.passed_over_for(call.collective, call.root), renumbered=topology.renumbered,
     )  # fmt: skip
 
 

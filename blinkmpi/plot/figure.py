@@ -1,6 +1,6 @@
 """What all pictures share: a figure, its colours, and the file that it is written to.
 
-matplotlib is imported inside the functions that draw, since it is an extra: ``pip install blinkmpi[plot]``.
+matplotlib is imported inside the functions that draw, since it is an extra: ``pip install 'blinkmpi[plot]'``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ArgumentError(f"pictures need matplotlib ({error}); pip install blinkmpi[plot]") from error
+        raise ArgumentError(f"pictures need matplotlib ({error}); pip install 'blinkmpi[plot]'") from error
     return Figure(figsize=(width, height))
 
 

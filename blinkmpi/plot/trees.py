@@ -1,6 +1,6 @@
 """Pictures: a machine with its trees, and the speed-ups of its subsets (Blink, theoretical speed-ups).
 
-matplotlib is imported inside the functions that draw, since it is an extra: ``pip install blinkmpi[plot]``. The
+matplotlib is imported inside the functions that draw, since it is an extra: ``pip install 'blinkmpi[plot]'``. The
 layout is :mod:`.layout`'s.
 """
 

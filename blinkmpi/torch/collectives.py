@@ -95,9 +95,9 @@ class TensorCollectives:
         return self._make("allgather", opts, lambda: _allgather(only(outputs, "allgather"), only(inputs, "allgather")))
 
     def allgather_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
-        """As :meth:`allgather`, for some tensors: ``outputs[i][r]`` is tensor i of rank r."""
-        rows = [list(row) for row in (zip(*outputs, strict=True) if len(outputs) != len(inputs) else outputs)]
-        works = [self.allgather([row], [one], opts) for row, one in zip(rows, inputs, strict=True)]
+        """As :meth:`allgather`, for some tensors: ``outputs[r][i]`` is tensor i of rank r."""
+        rows = zip(*outputs, strict=True)
+        works = [self.allgather([list(row)], [one], opts) for row, one in zip(rows, inputs, strict=True)]
         return Several(works, [tensor for row in outputs for tensor in row])
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:

@@ -128,6 +128,23 @@ def test_the_weights_are_those_of_gloo(comm: MPI.Intracomm, name: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("level", ["INFO", "DETAIL"])
+@mpi(ranks=(2,), timeout=120)
+def test_with_torchs_own_debugging(comm: MPI.Intracomm, level: str) -> None:
+    """What TORCH_DISTRIBUTED_DEBUG sets: torch then logs more, and with DETAIL would wrap groups of its own."""
+    before, found = dist.get_debug_level(), {}
+    for wanted in (before, getattr(dist.DebugLevel, level)):
+        dist.set_debug_level(wanted)
+        try:
+            with job() as group:
+                assert dist.get_backend(group) == "blink"
+                found[wanted] = ddp(comm.rank)
+        finally:
+            dist.set_debug_level(before)
+    for one, other in zip(*found.values(), strict=True):
+        assert torch.equal(one, other)
+
+
 @mpi(ranks=(2,), timeout=120)
 def test_a_checkpoint(comm: MPI.Intracomm, tmp_path: Path) -> None:
     from torch.distributed import checkpoint

@@ -1,12 +1,33 @@
 """torch's test cases with our backend; imported by the program that starts them and by every process that they start.
 
-``BACKEND``, ``WORLD_SIZE`` and ``TEMP_DIR`` must be set before.
+``TestBlink`` are torch's tests as they are. Of FSDP and DTensor the wheel of torch has the bases, with what they
+compare, but not the tests; so these are ours on those bases. ``BACKEND``, ``WORLD_SIZE`` and ``TEMP_DIR`` must be set
+before.
 """
 
+import itertools
+import os
 import unittest
+from collections.abc import Iterator
 
 import torch
-from torch.testing._internal.common_distributed import DistTestCases
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing import assert_close
+from torch.testing._internal import common_fsdp
+from torch.testing._internal.common_distributed import DistTestCases, MultiProcessTestCase
+from torch.testing._internal.common_fsdp import (
+    DEVICEInitMode,
+    FSDPInitMode,
+    FSDPTestMixin,
+    FSDPTestModel,
+    NestedWrappedModule,
+    TransformerWithSharedParams,
+    check_sharded_parity,
+)
+from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, MLPModule
 
 import blinkmpi.torch  # noqa: F401
 
@@ -18,6 +39,9 @@ from torch.testing._internal.distributed.distributed_test import (  # noqa: E402
     TestDistBackend,
 )
 
+BACKEND, RANKS = os.environ["BACKEND"], int(os.environ["WORLD_SIZE"])
+common_fsdp.DISTRIBUTED_BACKEND = BACKEND
+
 
 class TestBlink(TestDistBackend, DistributedTest._DistTestBase):
     """What torch asks of any backend: collectives, messages, groups, objects, DDP."""
@@ -27,6 +51,164 @@ class TestBlink(TestDistBackend, DistributedTest._DistTestBase):
         self._spawn_processes()
 
 
-del TestDistBackend  # a case without tests of its own
-ALL: tuple[type[unittest.TestCase], ...] = (TestBlink,)
+class TestFSDP(FSDPTestMixin, MultiProcessTestCase):
+    """FSDP against DDP by torch's own comparison, and FSDP2 against gradients that are averaged one by one."""
+
+    @property
+    def world_size(self) -> int:
+        return RANKS
+
+    @property
+    def init_method(self) -> str:
+        return f"file://{self.file_name}"
+
+    @property
+    def destroy_pg_upon_exit(self) -> bool:
+        return False
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        return dist.distributed_c10d._get_default_group()
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+
+    def _parity(self, model: type[FSDPTestModel], strategy: ShardingStrategy, **options: object) -> None:
+        self._test_fsdp_parity(
+            model, FSDPInitMode.RECURSIVE, DEVICEInitMode.DEVICE_BEFORE, sharding_strategy=strategy, **options
+        )
+
+    def test_fsdp_full_shard(self) -> None:
+        self._parity(NestedWrappedModule, ShardingStrategy.FULL_SHARD)
+
+    def test_fsdp_full_shard_orig_params(self) -> None:
+        self._parity(NestedWrappedModule, ShardingStrategy.FULL_SHARD, use_orig_params=True)
+
+    def test_fsdp_shard_grad_op(self) -> None:
+        self._parity(NestedWrappedModule, ShardingStrategy.SHARD_GRAD_OP)
+
+    def test_fsdp_no_shard(self) -> None:
+        self._parity(NestedWrappedModule, ShardingStrategy.NO_SHARD)
+
+    def test_fsdp_transformer(self) -> None:
+        self._parity(TransformerWithSharedParams, ShardingStrategy.FULL_SHARD)
+
+    def _fully_sharded(self, steps: int = 3, **options: object) -> None:
+        torch.manual_seed(42)
+        reference = torch.nn.Sequential(*(common_fsdp.MLP(16) for _ in range(3)))
+        model = torch.nn.Sequential(*(common_fsdp.MLP(16) for _ in range(3)))
+        model.load_state_dict(reference.state_dict())
+        for layer in model:
+            fully_shard(layer, **options)
+        fully_shard(model, **options)
+        optimizers = [torch.optim.Adam(m.parameters(), lr=1e-2) for m in (reference, model)]
+        torch.manual_seed(42 + self.rank)
+        for _ in range(steps):
+            x = torch.randn(4, 16)
+            losses = [m(x).sum() for m in (reference, model)]
+            for loss in losses:
+                loss.backward()
+            for p in reference.parameters():
+                dist.all_reduce(p.grad)
+                p.grad.div_(self.world_size)
+            check_sharded_parity(self, reference, model)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            assert_close(losses[0], losses[1])
+        check_sharded_parity(self, reference, model)
+
+    def test_fully_shard(self) -> None:
+        self._fully_sharded()
+
+    def test_fully_shard_keeps_parameters(self) -> None:
+        self._fully_sharded(reshard_after_forward=False)
+
+    def test_fully_shard_mixed_precision(self) -> None:
+        torch.manual_seed(1)
+        model = common_fsdp.MLP(16)
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+        model(torch.randn(4, 16)).sum().backward()
+        for p in model.parameters():
+            assert bool(p.grad.full_tensor().isfinite().all())
+
+
+class TestDTensor(DTensorTestBase):
+    """Tensors spread over ranks, by torch's own comparison."""
+
+    @property
+    def world_size(self) -> int:
+        return RANKS
+
+    @property
+    def device_type(self) -> str:
+        return "cpu"
+
+    def init_pg(self, eager_init: bool, backend: str | None = None) -> None:
+        dist.init_process_group(
+            BACKEND, world_size=self.world_size, rank=self.rank, init_method=f"file://{self.file_name}"
+        )
+
+    def _meshes(self) -> Iterator[dist.DeviceMesh]:
+        self.init_pg(eager_init=False)
+        yield self.build_device_mesh()
+        self.destroy_pg()
+
+    def test_redistribute(self) -> None:
+        for mesh in self._meshes():
+            for shape in ((8, 12), (5, 7), (1, 3)):
+                whole = torch.arange(float(shape[0] * shape[1])).view(shape)
+                for src, dst in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2):
+                    there = distribute_tensor(whole, mesh, [src]).redistribute(mesh, [dst])
+                    assert_close(there.full_tensor(), whole)
+                    assert_close(there.to_local(), distribute_tensor(whole, mesh, [dst]).to_local())
+
+    def test_partial(self) -> None:
+        for mesh in self._meshes():
+            for shape, dst in itertools.product(((8, 12), (5, 7)), (Shard(0), Shard(1), Replicate())):
+                mine = torch.full(shape, float(self.rank + 1))
+                there = DTensor.from_local(mine, mesh, [Partial()]).redistribute(mesh, [dst])
+                total = self.world_size * (self.world_size + 1) / 2
+                assert_close(there.full_tensor(), torch.full(shape, total))
+
+    def test_partial_reductions(self) -> None:
+        for mesh in self._meshes():
+            ranks = torch.arange(1.0, self.world_size + 1)
+            for name, total in (("max", ranks.max()), ("min", ranks.min()), ("avg", ranks.mean())):
+                mine = torch.full((4,), float(self.rank + 1))
+                there = DTensor.from_local(mine, mesh, [Partial(name)]).redistribute(mesh, [Replicate()])
+                assert_close(there.to_local(), total.expand(4))
+
+    def test_operators(self) -> None:
+        for mesh in self._meshes():
+            torch.manual_seed(3)
+            a, b = torch.randn(12, 8), torch.randn(8, 16)
+            self._test_op(mesh, torch.mm, a, b)
+            self._test_op(mesh, torch.add, a, torch.randn(12, 8))
+            self._test_op(mesh, torch.nn.functional.softmax, a, dim=1)
+            self._test_op(mesh, torch.sum, a)
+            self._test_op(mesh, torch.transpose, a, 0, 1)
+
+    def test_tensor_parallel(self) -> None:
+        for mesh in self._meshes():
+            torch.manual_seed(5)
+            alone, spread = MLPModule("cpu"), MLPModule("cpu")
+            spread.load_state_dict(alone.state_dict())
+            parallelize_module(spread, mesh, {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
+            optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, spread)]
+            for _ in range(3):
+                x = torch.randn(6, 10)
+                outputs = [m(x) for m in (alone, spread)]
+                assert_close(outputs[0], outputs[1])
+                for out, optimizer in zip(outputs, optimizers, strict=True):
+                    out.sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            for one, other in zip(alone.parameters(), spread.parameters(), strict=True):
+                assert_close(one, other.full_tensor() if isinstance(other, DTensor) else other)
+
+
+del TestDistBackend, DTensorTestBase  # cases without tests of their own
+ALL: tuple[type[unittest.TestCase], ...] = (TestBlink, TestFSDP, TestDTensor)
 torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 """The commands: what they print, what they write, how they fail."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -44,6 +45,25 @@ def report(blink: Any, text: str) -> dict[str, Any]:
     assert (code, err) == (0, "")
     found: dict[str, Any] = json.loads(out)
     return found
+
+
+@pytest.mark.parametrize("command", ["plan {} --collective broadcast --root 3", "explain {} --bytes 1M"])
+def test_ranks_of_a_part_are_named_as_the_machines_gpus(blink: Any, command: str) -> None:
+    code, out, err = blink(command.format("dgx-1v --gpus 0,1,2,4,5,6"))
+    assert (code, err) == (0, "")
+    assert "ranks       0 to 5 are GPU 0, GPU 1, GPU 2, GPU 4, GPU 5, GPU 6" in " ".join(out.splitlines())
+    if command.startswith("plan"):
+        assert "broadcast from GPU 4" in out
+        trees = re.findall(r"^ +\d+ +\S+ +\S+ +\d+ +(\d) +(\S.*)$", out, re.MULTILINE)
+        assert trees, out
+        assert {root for root, _ in trees} == {"4"}
+        assert set(re.findall(r"\d", " ".join(edges for _, edges in trees))) == set("012456")
+
+
+def test_ranks_of_a_whole_machine_need_no_other_names(blink: Any) -> None:
+    _, out, _ = blink("plan dgx-1v --collective broadcast --root 3")
+    assert "broadcast from rank 3" in out
+    assert "are GPU" not in out
 
 
 @pytest.mark.parametrize(("flags", "rate", "most"), [

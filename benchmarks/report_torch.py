@@ -1,0 +1,44 @@
+"""The sections of the performance page about PyTorch: collectives of process groups, and training."""
+
+from typing import Any
+
+from benchmarks.report_rows import NONE, exact_size_text, fact_lines, line, ratio_text, table_head, us_text
+
+
+def torch_group_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/torch_group.py wrote: a line for each size, a pair of columns for each type."""
+    rows = document["results"]
+    types = list(dict.fromkeys(row["dtype"] for row in rows))
+    other = next(name for row in rows if "us" in row for name in row["us"] if name != "blink")
+    heads = [cell for dtype in types for cell in (f">{dtype}: ours", f">{other}", ">ratio")]
+    lines = [f"### {name}", "", *fact_lines(document, command="torch_group.py"), ""]
+    lines += table_head("collective", ">size", *heads, ">wrong")
+    by_size: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in rows:
+        by_size.setdefault((row["collective"], row["bytes"]), {})[row["dtype"]] = row
+    for (collective, nbytes), found in by_size.items():
+        cells, wrong = [collective, exact_size_text(nbytes)], 0
+        for dtype in types:
+            us = found.get(dtype, {}).get("us", {})
+            both = "blink" in us and other in us
+            cells += [us_text(us.get("blink")), us_text(us.get(other))]
+            cells.append(ratio_text(us[other] / us["blink"]) if both else NONE)
+            wrong += found.get(dtype, {}).get("wrong", {}).get("blink", 0)
+        lines.append(line([*cells, str(wrong)]))
+    return "\n".join(lines)
+
+
+def training_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/training/measure.py wrote: a line for each model and library."""
+    lines = [f"### {name}", "", *fact_lines(document, command="training/measure.py"), ""]
+    lines += table_head("model", "type", "a rank's batch", ">parameters", "library", ">step", ">compute", ">exposed",
+                        ">alone", ">overlap", ">step: ratio", ">alone: ratio", ">weights apart")  # fmt: skip
+    for row in document["results"]:
+        ours = row["libraries"]["blink"]
+        for library, one in row["libraries"].items():
+            cells = [row["model"], row["dtype"], row["batch"], f"{row['parameters'] / 1e6:.1f} M", library]
+            cells += [f"{ms:.1f}" for ms in (one["step_ms"], row["compute_ms"], one["exposed_ms"])]
+            cells += [f"{one['communication_ms']:.1f}", f"{one['overlap']:.0%}" if one["overlap"] > 0 else "none"]
+            cells += [ratio_text(one[key] / ours[key]) for key in ("step_ms", "communication_ms")]
+            lines.append(line([*cells, f"{one['weights_differ_by']:.0e}"]))
+    return "\n".join(lines)
