@@ -67,7 +67,7 @@ def test_rows_without_a_time_or_size_are_left_out() -> None:
 @pytest.fixture
 def files(tmp_path: Path) -> Any:
     """Write documents; give their names."""
-    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install blinkmpi[plot]")
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'blinkmpi[plot]'")
 
     def write(*found: dict[str, Any]) -> list[str]:
         names = []
@@ -112,7 +112,7 @@ def test_without_a_peer_there_are_no_ratios(files: Any, tmp_path: Path, capsys: 
 def test_results_of_the_repository_can_be_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], files: str, beside: str
 ) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install blinkmpi[plot]")
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'blinkmpi[plot]'")
     others = ("call-cost", "helper-thread", "message-cost", "emulated", "host-time")
     some = sorted(str(path) for path in RESULTS.glob(files) if not path.name.startswith(others))
     some = [path for path in some if beside == "NCCL" or "gpu" not in path][:6]

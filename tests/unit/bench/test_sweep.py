@@ -269,7 +269,7 @@ def test_schemes_on_one_number_of_ranks_have_no_curve(make: Any) -> None:
     ('ranks_per_node = 2\nschemes = ["auto", "chain"]', ("against size", "chain", "all_reduce float sum, 2 ranks")),
 ])  # fmt: skip
 def test_a_sweep_is_drawn(make: Any, capsys: pytest.CaptureFixture[str], text: str, words: tuple[str, ...]) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install blinkmpi[plot]")
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'blinkmpi[plot]'")
     one = make(text)
     assert one.run() == 0
     picture = one.folder / "p.svg"

@@ -59,7 +59,7 @@ def test_a_process_that_takes_too_long_or_fails_is_told(bench: ModuleType, monke
 
 
 def test_the_file_and_the_picture(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install blinkmpi[plot]")
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'blinkmpi[plot]'")
     file = tmp_path / "treegen.json"
     flags = ["--families", "DGX-1P", "random", "--collectives", "allgather", "--max-gpus", "8", "-o", str(file)]
     assert bench.main(flags) == 0

@@ -23,7 +23,7 @@ MACHINES = ("dgx-1v", "dgx-1v:2", "dgx-a100", "dgx-a100:2", "dgx-a100:9", "pcie-
 
 @pytest.fixture(autouse=True)
 def _drawing() -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install blinkmpi[plot]")
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'blinkmpi[plot]'")
 
 
 def torus(side: int) -> Topology:
@@ -128,7 +128,7 @@ def test_the_figure_of_speed_ups(tmp_path: Path) -> None:
 def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     t = machine("dgx-1v")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ArgumentError, match=r"pip install blinkmpi\[plot\]"):
+    with pytest.raises(ArgumentError, match=r"pip install 'blinkmpi\[plot\]'"):
         draw_packing(pack(t, "broadcast"), t, str(tmp_path / "x.svg"))
 
 
