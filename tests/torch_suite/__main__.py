@@ -16,8 +16,11 @@ import tempfile
 import time
 import unittest
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from benchmarks import jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300  # for one test
@@ -95,12 +98,12 @@ def main() -> int:
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks (%(default)s)")
     parser.add_argument("-k", dest="pattern", default="*", help="names of tests, as a shell pattern")
     parser.add_argument("--backend", default="blink", help="another one, to compare")
-    parser.add_argument("-o", "--output", type=Path, help="write every test's outcome as JSON")
+    parser.add_argument("-o", "--output", help="write every test's outcome as JSON under this name, or one beside it")
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.here:
         return run_here(args.pattern, args.here)
-    found: dict[str, Any] = {"torch": torch.__version__, "backend": args.backend, "ranks": {}}
+    began, found = datetime.now().astimezone(), list[dict[str, Any]]()
     for n in args.ranks.split(","):
         with tempfile.TemporaryDirectory() as folder:
             for name in ("barrier", "test_dir", "init_dir"):
@@ -112,10 +115,11 @@ def main() -> int:
             rows = json.loads(made.read_text()) if made.exists() else [{"test": "all", "outcome": "failed"}]
         counts = Counter(row["outcome"] for row in rows)
         print(f"{n} ranks: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
-        found["ranks"][n] = {"counts": counts, "tests": rows}
+        found.append({"ranks": int(n), "counts": counts, "tests": rows})
     if args.output:
-        args.output.write_text(json.dumps(found, indent=1) + "\n")
-    return int(any(one["counts"].get("failed") for one in found["ranks"].values()))
+        head = {"torch_suite": {"torch": torch.__version__, "backend": args.backend, "tests": args.pattern}}
+        jobs.write(args.output, jobs.document(head, found, [], began))
+    return int(any(one["counts"].get("failed") for one in found))
 
 
 if __name__ == "__main__":
