@@ -9,6 +9,7 @@ chunk ``i`` of the send buffer of the rank at which the reference is used. A val
 there. Pure data.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from ..errors import PlanError
@@ -88,8 +89,8 @@ class Flow(Value, frozen=True, dict=True):
         return tuple(found)
 
     def _given(
-        self, reference: int, rank: int, where: str, found: "list[frozenset[Contribution]] | tuple[frozenset[Contribution], ...]"
-    ) -> frozenset[Contribution]:  # fmt: skip
+        self, reference: int, rank: int, where: str, found: Sequence[frozenset[Contribution]]
+    ) -> frozenset[Contribution]:
         if reference >= 0:
             return found[reference]
         if ~reference >= self.goal.given[rank]:
