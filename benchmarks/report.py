@@ -27,7 +27,7 @@ __all__ = ["ReportError", "blocks", "main", "read", "render"]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 # Files that begin so hold no times of collectives: they are for docs/treegen.md, docs/design.md and tests/campaign.
-APART = ("treegen", "campaign", "choice", "message-cost")
+APART = ("treegen", "campaign", "choice", "message-cost", "lang")
 
 
 class ReportError(Exception):
