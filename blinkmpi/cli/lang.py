@@ -26,8 +26,8 @@ def add_lang(sub: Any) -> None:
 def lang(args: argparse.Namespace) -> int:
     """Judge a file; 0 if it is proved, 1 if it is wrong."""
     from ..errors import ArgumentError
-    from ..lang.xml import load_xml
-    from ..lang.xml_check import judge
+    from ..lang.xml.check import judge
+    from ..lang.xml.file import load_xml
 
     if args.slots is not None and args.slots < 1:
         raise ArgumentError(f"--slots {args.slots}: a connection holds at least one message; write 1 or more")

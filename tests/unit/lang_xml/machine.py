@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkmpi.lang.flow import Goal
-from blinkmpi.lang.xml import XmlAlgorithm, XmlStep
+from blinkmpi.lang.xml.file import XmlAlgorithm, XmlStep
 
 SENDING = ("s", "rcs", "rrs", "rrcs")
 RECEIVING = ("r", "rcs", "rrc", "rrs", "rrcs")

@@ -20,9 +20,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from blinkmpi.lang.flow import Flow, Goal
-from blinkmpi.lang.xml import SLOTS, XmlAlgorithm, XmlBlock, XmlStep, parse_xml, write_xml
-from blinkmpi.lang.xml_check import XmlReport, judge
-from blinkmpi.lang.xml_export import export
+from blinkmpi.lang.xml.check import XmlReport, judge
+from blinkmpi.lang.xml.export import export
+from blinkmpi.lang.xml.file import SLOTS, XmlAlgorithm, XmlBlock, XmlStep, parse_xml, write_xml
 from tests.unit.lang_xml.flows import MAKERS
 from tests.unit.lang_xml.machine import Machine
 

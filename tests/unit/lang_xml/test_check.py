@@ -6,9 +6,9 @@ import pytest
 
 from blinkmpi.errors import PlanError
 from blinkmpi.lang.flow import Flow
-from blinkmpi.lang.xml import XmlAlgorithm, XmlBlock, XmlGpu, XmlStep, parse_xml, write_xml
-from blinkmpi.lang.xml_check import XmlReport, flow_of, judge
-from blinkmpi.lang.xml_export import export
+from blinkmpi.lang.xml.check import XmlReport, flow_of, judge
+from blinkmpi.lang.xml.export import export
+from blinkmpi.lang.xml.file import XmlAlgorithm, XmlBlock, XmlGpu, XmlStep, parse_xml, write_xml
 from tests.unit.lang_xml.flows import ring_allreduce
 
 Blocks = Sequence[tuple[int, int, int, Sequence[str]]]  # send, recv, channel, steps

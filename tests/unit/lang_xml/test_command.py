@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from blinkmpi.cli.main import main
-from blinkmpi.lang.xml import XmlAlgorithm, write_xml
-from blinkmpi.lang.xml_check import XmlReport
-from blinkmpi.lang.xml_export import export
+from blinkmpi.lang.xml.check import XmlReport
+from blinkmpi.lang.xml.export import export
+from blinkmpi.lang.xml.file import XmlAlgorithm, write_xml
 from tests.unit.lang_xml.flows import ring_allgather, ring_allreduce
 from tests.unit.lang_xml.test_check import EXCHANGE, OTHER, file
 

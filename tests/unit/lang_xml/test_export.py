@@ -5,9 +5,9 @@ from msgspec.structs import replace
 
 from blinkmpi.errors import PlanError
 from blinkmpi.lang.flow import Flow, Node
-from blinkmpi.lang.xml import SLOTS, XmlAlgorithm, parse_xml, write_xml
-from blinkmpi.lang.xml_check import flow_of, judge
-from blinkmpi.lang.xml_export import export, replicated
+from blinkmpi.lang.xml.check import flow_of, judge
+from blinkmpi.lang.xml.export import export, replicated
+from blinkmpi.lang.xml.file import SLOTS, XmlAlgorithm, parse_xml, write_xml
 from tests.unit.lang_xml.flows import (
     MAKERS,
     Values,

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blinkmpi.lang import xml_values
 from blinkmpi.lang.flow import goal_of
-from blinkmpi.lang.xml_export import export
+from blinkmpi.lang.xml import values
+from blinkmpi.lang.xml.export import export
 from tests.unit.lang_xml.flows import ring_allreduce
 from tests.unit.lang_xml.machine import Machine
 from tests.unit.lang_xml.mutations import MUTATIONS, PEER, campaign, main
@@ -26,7 +26,7 @@ def test_proved_or_refused_for_a_true_reason(seed: int) -> None:
 
 
 def test_a_checker_that_sees_no_races_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xml_values.Execution, "_race", lambda *_: None)
+    monkeypatch.setattr(values.Execution, "_race", lambda *_: None)
     _, wrong = campaign(180, 11)
     assert any("proved, and wrong" in text for text in wrong)
 
@@ -39,7 +39,7 @@ def test_a_checker_that_sees_races_everywhere_is_caught(monkeypatch: pytest.Monk
         now[self.block[i]] = number
         return now
 
-    monkeypatch.setattr(xml_values._Clocks, "step", forgetful)
+    monkeypatch.setattr(values._Clocks, "step", forgetful)
     with pytest.raises(AssertionError, match="the exporter's file is not proved"):
         campaign(1, 11)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from blinkmpi.errors import FormatError
-from blinkmpi.lang.xml import XmlStep, load_xml, parse_xml, write_xml
-from blinkmpi.lang.xml_export import export
+from blinkmpi.lang.xml.export import export
+from blinkmpi.lang.xml.file import XmlStep, load_xml, parse_xml, write_xml
 from tests.unit.lang_xml.flows import MAKERS
 
 STEP = '<step s="0" type="{type}" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>'

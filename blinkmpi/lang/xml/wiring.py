@@ -8,12 +8,12 @@ when they read a file (Azure/msccl-executor-nccl, ``msccl_parser.cc``) is refuse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..errors import PlanError
-from ..program.call import BLOCKED
-from ..trees.tree import ROOTED
-from ..util.codec import Value
-from .flow import Goal, goal_of
-from .xml import RECEIVES, SENDS, Place, XmlAlgorithm, XmlGpu, XmlStep
+from ...errors import PlanError
+from ...program.call import BLOCKED
+from ...trees.tree import ROOTED
+from ...util.codec import Value
+from ..flow import Goal, goal_of
+from .file import RECEIVES, SENDS, Place, XmlAlgorithm, XmlGpu, XmlStep
 
 Connection = tuple[int, int, int]  # sender, receiver, channel
 

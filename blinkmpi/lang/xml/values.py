@@ -4,7 +4,7 @@ Two accesses of a chunk of a GPU, one of them a write, are a race if nothing ord
 a dependency, nor a message (slots are no order: an executor may have more of them). A vector clock for each thread
 block decides that. A file without races has one meaning, so one order is enough. Pure functions.
 
-The values are those of :mod:`.flow`: a message that arrives is a copy on its GPU, a reduction is a fold of what was
+The values are those of :mod:`..flow`: a message that arrives is a copy on its GPU, a reduction is a fold of what was
 there and what comes, a copy within a GPU is no value of its own.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .flow import Contribution, Flow, Goal, Node, _several
-from .xml import RECEIVES, SENDS, XmlAlgorithm
-from .xml_wiring import Fault, Wiring
+from ..flow import Contribution, Flow, Goal, Node, _several
+from .file import RECEIVES, SENDS, XmlAlgorithm
+from .wiring import Fault, Wiring
 
 UNWRITTEN = 0  # the value of what was never written
 Key = tuple[int, int]  # (buffer, chunk) of a GPU's memory, one for each place
@@ -105,7 +105,7 @@ class Execution:
     """All steps of a file, run once in an order that is possible.
 
     Args:
-        order: from :func:`.xml_order.order`.
+        order: from :func:`.order.order`.
         goal: what each GPU's input holds; None for a custom collective.
     """
 
@@ -201,7 +201,7 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class XmlResults:
     """What an execution leaves in the outputs that are wanted: wrong places, the steps that took part, and the flow."""
 
     faults: tuple[Fault, ...]
@@ -209,7 +209,7 @@ class Results:
     flow: Flow
 
 
-def results(execution: Execution, goal: Goal) -> Results:
+def results(execution: Execution, goal: Goal) -> XmlResults:
     """Follow the values in the outputs back to the inputs, and compare them with what is wanted there."""
     trace = execution.trace
     wanted = [(r, c) for r, of in enumerate(goal.wanted) for c, want in enumerate(of) if want]
@@ -250,7 +250,7 @@ def results(execution: Execution, goal: Goal) -> Results:
         tuple(_reference(values.get((r, c)), names) for c in range(len(of))) for r, of in enumerate(goal.wanted)
     )
     used = frozenset(trace.steps[value] for value in live)
-    return Results(faults, used, Flow(goal, tuple(nodes), outputs))
+    return XmlResults(faults, used, Flow(goal, tuple(nodes), outputs))
 
 
 def _reference(value: int | None, names: dict[int, int]) -> int | None:

@@ -1,4 +1,4 @@
-"""MSCCL's XML (MSCCL-IR) as values: what each thread block of each GPU does, step by step. :mod:`.xml_check` judges it.
+"""MSCCL's XML (MSCCL-IR) as values: what each thread block of each GPU does, step by step. :mod:`.check` judges it.
 
 The format is what MSCCL's compiler writes and its executors read (the parser of Azure/msccl-executor-nccl). A file is a
 collective on chunks: a GPU has an input, an output and a scratch buffer, and thread blocks that run at once. A thread
@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from ..errors import FormatError
-from ..util.codec import Value
-from ..util.files import read_file
-from ..util.text import brief, quoted
+from ...errors import FormatError
+from ...util.codec import Value
+from ...util.files import read_file
+from ...util.text import brief, quoted
 
 Place = tuple[str, int]  # buffer ``i``, ``o`` or ``s``, and the first chunk
 

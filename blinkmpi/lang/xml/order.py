@@ -8,7 +8,7 @@ look alike, so a file that can end for one part ends for any number. Pure functi
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .xml_wiring import Wiring
+from .wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """From one sequence of moves to thread blocks of MSCCL's XML: fuse, share out, and add the dependencies.
 
-The sequence is a run of the file (:mod:`.xml_export`): each message is sent right before it is received. A step that
+The sequence is a run of the file (:mod:`.export`): each message is sent right before it is received. A step that
 receives is fused with a later one that sends the same value on, which moves that message forward; only as far as on
 each connection messages are received in the order in which they are sent, and no more than two are under way. So the
 sequence stays a run of the file, for connections of two slots.
@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 
-from .flow import Goal
-from .xml import READS, WRITES, Place, XmlBlock, XmlGpu, XmlStep
-from .xml_values import Key
+from ..flow import Goal
+from .file import READS, WRITES, Place, XmlBlock, XmlGpu, XmlStep
+from .values import Key
 
 UNDER_WAY = 2  # messages on a connection; every executor holds as many
 FUSED = {"r": "rcs", "rrc": "rrcs"}
@@ -35,7 +35,7 @@ class Move:
 
 
 @dataclass(slots=True)
-class _Block:
+class _BlockDraft:
     """A thread block in the making; ``waits`` are (block, index of its move), by move."""
 
     send: int
@@ -147,10 +147,10 @@ def _compact(moves: Sequence[Move], n: int) -> list[Move]:
 # ---------------------------------------------------------------- thread blocks
 
 
-def _shared_out(own: Sequence[Move], pairs: dict[tuple[int, int], int]) -> list[_Block]:
+def _shared_out(own: Sequence[Move], pairs: dict[tuple[int, int], int]) -> list[_BlockDraft]:
     """One thread block for each connection, or for two that are fused; what is local goes with its last message."""
     senders = {(channel, send): recv for (channel, recv), send in pairs.items()}
-    blocks: dict[tuple[int, int, int], _Block] = {}
+    blocks: dict[tuple[int, int, int], _BlockDraft] = {}
     home: dict[Place, tuple[int, int, int]] = {}
     for move in own:
         if move.recv >= 0:
@@ -161,11 +161,11 @@ def _shared_out(own: Sequence[Move], pairs: dict[tuple[int, int], int]) -> list[
             name = home.get(move.dst, (move.channel, -1, -1)) if move.dst is not None else (move.channel, -1, -1)
         if move.dst is not None:
             home[move.dst] = name
-        blocks.setdefault(name, _Block(name[1], name[2], name[0])).moves.append(move)
+        blocks.setdefault(name, _BlockDraft(name[1], name[2], name[0])).moves.append(move)
     return [blocks[name] for name in sorted(blocks)]
 
 
-def _depend(own: Sequence[Move], blocks: Sequence[_Block], rank: int, key: Keys) -> None:
+def _depend(own: Sequence[Move], blocks: Sequence[_BlockDraft], rank: int, key: Keys) -> None:
     """Find what each move must wait for in other thread blocks: who wrote what it reads or writes, who reads it."""
     number = {id(move): (b, i) for b, block in enumerate(blocks) for i, move in enumerate(block.moves)}
     writer: dict[Key, tuple[int, int]] = {}
@@ -208,7 +208,7 @@ def _accessed(move: Move, rank: int, key: Keys) -> tuple[list[Key], list[Key]]:
     return src + (dst if move.type == "re" else []), dst
 
 
-def _finished(blocks: Sequence[_Block]) -> tuple[XmlBlock, ...]:
+def _finished(blocks: Sequence[_BlockDraft]) -> tuple[XmlBlock, ...]:
     """Steps with their numbers; whoever waits for several steps has a nop for each but the last."""
     numbers: dict[tuple[int, int], int] = {}
     for b, block in enumerate(blocks):

@@ -1,4 +1,4 @@
-"""Judge MSCCL's XML: structure, order, races and results; what is proved is a :class:`~.flow.Flow`.
+"""Judge MSCCL's XML: structure, order, races and results; what is proved is a :class:`~blinkmpi.lang.flow.Flow`.
 
 ``blinkmpi lang check`` prints the report. Each part needs the one before it: only a file of sound structure has an
 order, only one that can end has values, and only one without races has one result. Pure functions.
@@ -6,15 +6,15 @@ order, only one that can end has values, and only one without races has one resu
 
 from typing import ClassVar
 
-from ..errors import PlanError
-from ..trees.tree import ROOTED
-from ..util.codec import Document
-from ..util.text import plural
-from .flow import Flow, Goal, _several
-from .xml import SLOTS, XmlAlgorithm
-from .xml_order import cycle, cycle_text, order, slots_needed
-from .xml_values import Execution, Results, custom_goal, results
-from .xml_wiring import Fault, Wiring, goal_of_file, wire
+from ...errors import PlanError
+from ...trees.tree import ROOTED
+from ...util.codec import Document
+from ...util.text import plural
+from ..flow import Flow, Goal, _several
+from .file import SLOTS, XmlAlgorithm
+from .order import cycle, cycle_text, order, slots_needed
+from .values import Execution, XmlResults, custom_goal, results
+from .wiring import Fault, Wiring, goal_of_file, wire
 
 KINDS = ("structure", "deadlock", "race", "read", "result")  # of faults, in the order in which they are looked for
 
@@ -61,7 +61,7 @@ def judge(algorithm: XmlAlgorithm, *, source: str = "", slots: int | None = None
     """
     wiring, faults = wire(algorithm)
     allowed, needed = slots or SLOTS[algorithm.protocol], None
-    found: list[tuple[bool, Execution, Results]] = []
+    found: list[tuple[bool, Execution, XmlResults]] = []
     root = algorithm.root
     if wiring is not None:
         needed = slots_needed(wiring)
@@ -126,7 +126,7 @@ def _deadlock(wiring: Wiring, allowed: int, needed: int | None) -> list[Fault]:
 
 def _executed(
     algorithm: XmlAlgorithm, wiring: Wiring, steps: list[int], *, in_place: bool
-) -> tuple[Execution, Results]:
+) -> tuple[Execution, XmlResults]:
     """Run a file; where it does not say its root, for the rank for which the fewest places are wrong."""
     if algorithm.collective == "custom":
         execution = Execution(algorithm, wiring, steps, None, in_place=in_place)
@@ -134,7 +134,7 @@ def _executed(
     roots = [algorithm.root]
     if algorithm.collective in ROOTED and algorithm.root < 0:
         roots = list(range(len(algorithm.gpus)))
-    tried: list[tuple[Execution, Results]] = []
+    tried: list[tuple[Execution, XmlResults]] = []
     for root in roots:
         goal = goal_of_file(algorithm, root)
         assert goal is not None
@@ -143,7 +143,7 @@ def _executed(
     return min(tried, key=lambda pair: len(pair[0].unwritten) + len(pair[1].faults))
 
 
-def _faults(found: list[tuple[bool, Execution, Results]]) -> list[Fault]:
+def _faults(found: list[tuple[bool, Execution, XmlResults]]) -> list[Fault]:
     """What is wrong in the calls out of place and in place; results only where no race leaves them open."""
     faults: dict[Fault, list[bool]] = {}
     for in_place, execution, result in found:

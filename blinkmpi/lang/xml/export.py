@@ -1,8 +1,8 @@
-"""A :class:`~.flow.Flow` as MSCCL's XML: places for its values, and one sequence of steps, then thread blocks.
+"""A flow as MSCCL's XML: places for its values, and one sequence of steps, which :mod:`.fuse` makes thread blocks of.
 
 **One sequence.** The values are worked through in the order of the flow, and each message is sent right before it is
 received. Every thread block keeps that order, every dependency points back in it. So the sequence itself is a run of
-the file in which no connection ever holds more than one message, and nothing can deadlock. :mod:`.xml_fuse` then joins
+the file in which no connection ever holds more than one message, and nothing can deadlock. :mod:`.fuse` then joins
 steps that receive with steps that send on, only as long as a connection holds two messages at most.
 
 **Places.** A value that is an output is made in its place, any other one in scratch of its own, which is written once.
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ..errors import PlanError
-from ..program.call import BLOCKED
-from ..util.text import quoted
-from .flow import Flow, Node
-from .xml import COLLECTIVES_OF_XML, SLOTS, Place, XmlAlgorithm
-from .xml_fuse import Move, gpus_of
-from .xml_values import Key, keys_of
+from ...errors import PlanError
+from ...program.call import BLOCKED
+from ...util.text import quoted
+from ..flow import Flow, Node
+from .file import COLLECTIVES_OF_XML, SLOTS, Place, XmlAlgorithm
+from .fuse import Move, gpus_of
+from .values import Key, keys_of
 
 MOST_COUNT = 64  # chunks of a step; executors take 71
 Ends = dict[int, list[Place]]  # a node: the places of its rank's output that get it
@@ -30,7 +30,7 @@ def export(
     flow: Flow, *, name: str, protocol: str = "Simple", in_place: bool = False, channels: int = 1, instances: int = 1,
     min_bytes: int = 0, max_bytes: int = 0,
 ) -> XmlAlgorithm:  # fmt: skip
-    """Make MSCCL's XML of what a flow computes; :func:`.xml.write_xml` makes its text.
+    """Make MSCCL's XML of what a flow computes; :func:`.file.write_xml` makes its text.
 
     Args:
         channels: among which parts of the flow that have nothing to do with each other are dealt out.
