@@ -10,7 +10,7 @@ there. Pure data.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 from ..errors import PlanError
 from ..program.call import BLOCKED, REDUCTIONS
@@ -137,6 +137,7 @@ def goal_of(collective: str, n: int, chunks: int, root: int = -1) -> Goal:
                         f"{', '.join(sorted(ROOTED))} alone, and at least one of each")  # fmt: skip
     everyone, blocks = range(n), n if collective in BLOCKED else 1
 
+    @cache  # every rank wants the same
     def fold(chunk: int, ranks: range) -> tuple[Contribution, ...]:
         return tuple((r, chunk) for r in ranks)
 

@@ -44,6 +44,7 @@ MOST_XML_BYTES = 64 << 20
 MOST_GPUS = 4096
 MOST_CHUNKS = 1 << 20  # of a buffer
 MOST_MOVES = 1 << 23  # chunks that all steps move together
+MOST_WANTED = 1 << 26  # contributions in the outputs of all GPUs
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -199,11 +200,15 @@ def _algorithm(algo: ET.Element, source: str) -> XmlAlgorithm:
     if moves > MOST_MOVES:
         raise FormatError(f"{source}: its steps move {moves} chunks; more than {MOST_MOVES} are not read")
     largest = max(max(gpu.inputs, gpu.outputs) for gpu in gpus)
+    chunks = _int(algo, "nchunksperloop", here, 1, MOST_CHUNKS, default=largest)
+    if chunks * count * count > MOST_WANTED:
+        raise FormatError(f"{here} ngpus={count} nchunksperloop={chunks}: results of that size are not checked; "
+                          f"expected ngpus^2 nchunksperloop up to {MOST_WANTED}")  # fmt: skip
     return XmlAlgorithm(
         name=algo.get("name", ""),
         collective=collective,
         protocol=protocol,
-        chunks=_int(algo, "nchunksperloop", here, 1, MOST_CHUNKS, default=largest),
+        chunks=chunks,
         channels=_int(algo, "nchannels", here, 0),
         root=_int(algo, "root", here, -1, count - 1, default=-1),
         in_place=in_place,

@@ -129,6 +129,14 @@ def test_a_file_that_moves_too_much_is_refused() -> None:
         parse_xml(many)
 
 
+def test_a_file_whose_results_are_too_many_is_refused() -> None:
+    gpus = "".join(f'<gpu id="{g}" i_chunks="1" o_chunks="1" s_chunks="0"/>' for g in range(100))
+    text = f"{GOOD[: GOOD.index('  <gpu')]}{gpus}</algo>".replace('ngpus="2"', 'ngpus="100"')
+    assert len(parse_xml(text).gpus) == 100
+    with pytest.raises(FormatError, match="nchunksperloop=10000: results of that size are not checked"):
+        parse_xml(text.replace('nchunksperloop="1"', 'nchunksperloop="10000"'))
+
+
 def test_a_file_is_loaded_from_its_path(tmp_path: Path) -> None:
     path = tmp_path / "two.xml"
     path.write_text(GOOD)
