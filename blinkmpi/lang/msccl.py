@@ -33,6 +33,7 @@ from .msccl_collectives import (
     ReduceScatter,
     valued,
 )
+from .xml.check import flow_of
 from .xml.export import export
 from .xml.file import SLOTS, write_xml
 
@@ -115,6 +116,12 @@ class MSCCLProgram:
                     buffers[Buffer.input][index] = started
                     where, at = collective.get_buffer_index(rank, Buffer.input, index)
                     buffers[where][at] = started
+            for buffer, places in buffers.items():
+                for index, content in enumerate(places):
+                    if content is not None and content.value is None:
+                        where = f"{_name(buffer)}[{index}] of rank {rank}"
+                        raise PlanError(f"{_line()}: {type(collective).__name__} has a chunk in {where} at the start; put "
+                                        "chunks into the input alone")  # fmt: skip
 
     def __enter__(self) -> "MSCCLProgram":
         if _programs:
@@ -370,4 +377,5 @@ def XML() -> None:
         prog.flow(), name=prog.name, protocol=prog.protocol, in_place=in_place, channels=prog.channels,
         instances=prog.instances,
     )  # fmt: skip
+    flow_of(made, source=prog.name)
     print(write_xml(made), end="")

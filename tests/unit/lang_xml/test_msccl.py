@@ -220,6 +220,26 @@ def test_a_custom_collective_is_checked_by_its_own_check(capsys: pytest.CaptureF
     assert capsys.readouterr().out == ""
 
 
+def test_chunks_start_in_the_input() -> None:
+    class Elsewhere(Collective):
+        def init_buffers(self) -> list[dict[Any, list[Any]]]:
+            return [{Buffer.input: [None], Buffer.output: [Chunk(r, 0)]} for r in range(self.num_ranks)]
+
+    with pytest.raises(PlanError, match=r"Elsewhere has a chunk in output\[0\] of rank 0 at the start"):
+        MSCCLProgram("", fully_connected(2), Elsewhere(2, 1, False), 1)
+
+
+def test_a_copy_in_place_goes_to_the_senders_block(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in MSCCLang: the input of an allgather in place is a block of the output, and the sender says which one."""
+
+    def body() -> None:
+        for r in range(2):
+            chunk(r, Buffer.input, 0).copy(1 - r, Buffer.input, 0)
+
+    program(AllGather(2, 1, True), body)
+    assert printed(capsys).proved
+
+
 def test_reduced_chunks_compare_by_what_is_in_them() -> None:
     one, other = Chunk(0, 1), Chunk(1, 1)
     assert one.reduce(-1, other) == other.reduce(2, one) == ReduceChunk(7, [other, one])
