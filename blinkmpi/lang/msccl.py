@@ -119,9 +119,8 @@ class MSCCLProgram:
             for buffer, places in buffers.items():
                 for index, content in enumerate(places):
                     if content is not None and content.value is None:
-                        where = f"{_name(buffer)}[{index}] of rank {rank}"
-                        raise PlanError(f"{_line()}: {type(collective).__name__} has a chunk in {where} at the start; put "
-                                        "chunks into the input alone")  # fmt: skip
+                        what = f"{type(collective).__name__} has a chunk in {_name(buffer)}[{index}] of rank {rank}"
+                        raise PlanError(f"{_line()}: {what} at the start; put chunks into the input alone")
 
     def __enter__(self) -> "MSCCLProgram":
         if _programs:
