@@ -115,13 +115,13 @@ class Flow(Value, frozen=True, dict=True):
                 if not want:
                     continue
                 if reference is None:
-                    raise PlanError(f"rank {rank}: nothing writes chunk {chunk} of its output; wanted {several(want)}")
+                    raise PlanError(f"rank {rank}: nothing writes chunk {chunk} of its output; wanted {_several(want)}")
                 where = self.nodes[reference].where if reference >= 0 else ""
                 got = self._given(reference, rank, where, found)
                 if got != frozenset(want):
                     raise PlanError(
-                        f"rank {rank}: chunk {chunk} of its output is {several(tuple(sorted(got)))}"
-                        f"{f' (from {where})' if where else ''}; wanted {several(want)}"
+                        f"rank {rank}: chunk {chunk} of its output is {_several(tuple(sorted(got)))}"
+                        f"{f' (from {where})' if where else ''}; wanted {_several(want)}"
                     )
         return self
 
@@ -176,8 +176,7 @@ def _named(contribution: Contribution) -> str:
     return f"rank {rank}'s chunk {chunk}"
 
 
-def several(contributions: tuple[Contribution, ...], most: int = 4) -> str:
-    """``rank 0's chunk 1 + rank 1's chunk 1 + 6 more``, for messages."""
+def _several(contributions: tuple[Contribution, ...], most: int = 4) -> str:
     if not contributions:
         return "nothing"
     text = " + ".join(map(_named, contributions[:most]))
