@@ -74,6 +74,9 @@ def _text(report: Any) -> Any:
             table.add_row(f" {title}", Text("not known", "dim"))
         else:
             table.add_row(f" {title}", _first(wrong, "red") if wrong else Text(good))
+    if report.proved and report.slots_by_chunk > report.slots:
+        text = f"{report.slots_by_chunk} messages, where chunks are so large that each is a message of its own"
+        table.add_row(" long vectors", Text(text, "yellow"))
     if not stopped:
         table.add_row(" unused", _first(report.unused, "yellow") if report.unused else Text("no step"))
     if report.computes:

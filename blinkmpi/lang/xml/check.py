@@ -26,6 +26,8 @@ class XmlReport(Document, frozen=True):
         root: of a collective that has one: the file's, or the rank for which the fewest places are wrong.
         slots: messages that a connection is taken to hold.
         slots_needed: the fewest with which all steps can end; None if no number is enough, or the structure is wrong.
+        slots_by_chunk: the fewest where chunks are so large that each takes a slot of its own. A file that needs more
+            of these than ``slots`` may be proved all the same; it is for short vectors alone.
         unused: steps of which nothing reaches a result.
         computes: for a custom collective, what is in each place of the outputs.
     """
@@ -46,6 +48,7 @@ class XmlReport(Document, frozen=True):
     steps: int
     slots: int
     slots_needed: int | None
+    slots_by_chunk: int | None
     proved: bool
     faults: tuple[Fault, ...]
     unused: tuple[str, ...]
@@ -91,6 +94,7 @@ def judge(algorithm: XmlAlgorithm, *, source: str = "", slots: int | None = None
         steps=algorithm.steps,
         slots=allowed,
         slots_needed=needed,
+        slots_by_chunk=None if wiring is None else slots_needed(wiring, by_chunk=True),
         proved=flow is not None,
         faults=tuple(faults),
         unused=unused,

@@ -111,21 +111,28 @@ def _choose(moves: Sequence[Move]) -> list[tuple[int, int]]:
 
 
 def _in_order(moves: Sequence[Move], when: dict[int, int]) -> dict[int, int]:
-    """Those of the couples whose message neither passes another one nor fills its connection, sent as early as this."""
+    """Those of the couples whose message neither passes another one nor fills its connection, sent as early as this.
+
+    A long message goes in pieces. It may be sent on early only where all who pass it on work at the same time: they
+    follow each other in the sequence, each on a rank of its own.
+    """
     kept: dict[int, int] = {}
     sent: dict[tuple[int, int, int], list[int]] = {}  # on each connection, in the order in which they are received
-    received: dict[tuple[int, int, int], list[int]] = {}
+    passed: dict[int, set[int]] = {}  # a move that receives: the ranks that have worked on its message at its time
     for i, move in enumerate(moves):
-        if move.type == "s":
-            connection = (move.rank, move.send, move.channel)
-            out, into = sent.setdefault(connection, []), received.setdefault(connection, [])
-            early = when.get(i, i)
-            if early < max(out[-1:], default=0) or early < max(into[-UNDER_WAY : 1 - UNDER_WAY], default=0):
-                early = i
-            if early < i:
-                kept[i] = early
-            out.append(early)
-            into.append(i + 1)
+        if move.type != "s":
+            continue
+        out = sent.setdefault((move.rank, move.send, move.channel), [])
+        early = when.get(i, i)
+        before = [k for k in out[-UNDER_WAY:] if k + 1 > early]  # received after that
+        under_way = sum(moves[k].count for k in before) + move.count
+        together = early == i - 1 and not before and move.send not in passed[early]
+        if early < i and ((out and early < kept.get(out[-1], out[-1])) or (under_way > UNDER_WAY and not together)):
+            early = i
+        if early < i:
+            kept[i] = early
+        passed[i + 1] = {move.rank, move.send} | (passed[i - 1] if early == i - 1 else set())
+        out.append(i)
     return kept
 
 

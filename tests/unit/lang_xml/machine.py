@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from blinkmpi.lang.flow import Goal
@@ -168,3 +169,25 @@ class Machine:
             for chunk, want in enumerate(of)
             if want
         )
+
+
+def by_chunk(algorithm: XmlAlgorithm) -> XmlAlgorithm:
+    """The same file with a step for each chunk."""
+    gpus = []
+    for gpu in algorithm.gpus:
+        last = []  # of each thread block, the number of the last piece of each step
+        for block in gpu.blocks:
+            counts = [step.count for step in block.steps]
+            last.append([sum(counts[: s + 1]) - 1 for s in range(len(counts))])
+        blocks = []
+        for block in gpu.blocks:
+            steps = []
+            for step in block.steps:
+                for c in range(step.count):
+                    src, dst = (None if p is None else (p[0], p[1] + c) for p in (step.src, step.dst))
+                    waits = step.depid >= 0 and c == 0
+                    depid, deps = (step.depid, last[step.depid][step.deps]) if waits else (-1, -1)
+                    steps.append(XmlStep(step.type, src, dst, 1, depid, deps, step.awaited and c == step.count - 1))
+            blocks.append(replace(block, steps=tuple(steps)))
+        gpus.append(replace(gpu, blocks=tuple(blocks)))
+    return replace(algorithm, gpus=tuple(gpus))

@@ -8,7 +8,7 @@ from blinkmpi.lang.flow import Contribution, Flow, Goal, Node
 from blinkmpi.lang.xml.check import judge
 from blinkmpi.lang.xml.export import export, replicated
 from blinkmpi.lang.xml.file import parse_xml, write_xml
-from tests.unit.lang_xml.machine import Machine
+from tests.unit.lang_xml.machine import Machine, by_chunk
 from tests.unit.lang_xml.test_export import folds
 
 
@@ -40,10 +40,28 @@ def drawn(seed: int) -> Flow:
     return Flow(Goal("custom", n, chunks, -1, (chunks,) * n, wanted), tuple(nodes), tuple(map(tuple, outputs))).prove()
 
 
+def widened(flow: Flow, width: int) -> Flow:
+    """The same of chunks that are ``width`` chunks each, side by side: steps of a ``cnt``."""
+
+    def wide(reference: int, j: int) -> int:
+        return reference * width + j if reference >= 0 else ~(~reference * width + j)
+
+    piece = range(width)
+    nodes = [Node(n.rank, tuple(wide(r, j) for r in n.operands), n.where) for n in flow.nodes for j in piece]
+    outputs = tuple(tuple(None if r is None else wide(r, j) for r in row for j in piece) for row in flow.outputs)
+    wanted = tuple(
+        tuple(tuple((r, c * width + j) for r, c in want) for want in row for j in piece) for row in flow.goal.wanted
+    )
+    given = tuple(g * width for g in flow.goal.given)
+    goal = Goal("custom", flow.goal.n, flow.goal.chunks * width, -1, given, wanted)
+    return Flow(goal, tuple(nodes), outputs).prove()
+
+
 @pytest.mark.parametrize("block", range(8))
 def test_any_flow_goes_round(block: int) -> None:
     for seed in range(block * 40, block * 40 + 40):
-        flow, rng = drawn(seed), random.Random(seed)
+        rng = random.Random(seed)
+        flow = widened(drawn(seed), rng.choice((1, 1, 2, 3, 5)))
         in_place, channels, instances = rng.random() < 0.5, rng.randint(1, 3), rng.randint(1, 2)
         made = export(flow, name=str(seed), in_place=in_place, channels=channels, instances=instances)
         assert parse_xml(write_xml(made)) == made
@@ -52,9 +70,11 @@ def test_any_flow_goes_round(block: int) -> None:
         assert again is not None
         whole = replicated(flow, instances)
         assert report.slots_needed in (1, 2), seed
+        assert report.slots_by_chunk in (1, 2), seed
         for rank, (mine, theirs) in enumerate(zip(folds(whole), folds(again), strict=True)):
             for chunk, want in enumerate(mine):
                 assert want is None or theirs[chunk] == want, (seed, rank, chunk)
-        machine = Machine(made, whole.goal, in_place=in_place, slots=2, seed=seed)
+        ran = by_chunk(made) if rng.random() < 0.5 else made
+        machine = Machine(ran, whole.goal, in_place=in_place, slots=2, seed=seed)
         assert machine.run(), seed
         assert machine.right(), seed

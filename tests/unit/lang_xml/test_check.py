@@ -10,6 +10,7 @@ from blinkmpi.lang.xml.check import XmlReport, flow_of, judge
 from blinkmpi.lang.xml.export import export
 from blinkmpi.lang.xml.file import XmlAlgorithm, XmlBlock, XmlGpu, XmlStep, parse_xml, write_xml
 from tests.unit.lang_xml.flows import ring_allreduce
+from tests.unit.lang_xml.machine import Machine, by_chunk
 
 Blocks = Sequence[tuple[int, int, int, Sequence[str]]]  # send, recv, channel, steps
 
@@ -179,6 +180,19 @@ def test_the_slots_that_are_enough_are_found(depth: int) -> None:
     text = judged(made, slots=1)[0].faults[0].text
     assert text.startswith(f"steps wait for each other where a connection holds 1 message; with {depth} they do not: ")
     assert "whose receipt frees a slot" in text
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_long_messages_may_need_a_slot_for_each_chunk(count: int) -> None:
+    """Both send all of a message before they receive: enough slots for its chunks, or a wait for ever."""
+    steps = [f"s i0 x{count}", f"rrc i0 o0 x{count}"]
+    made = file("allreduce", [(1, 1, 0, steps)], [(0, 0, 0, steps)], chunks=count)
+    report, flow = judged(made)
+    assert flow is not None
+    assert (report.slots_needed, report.slots_by_chunk) == (1, count)
+    for slots in range(1, count + 1):
+        assert Machine(made, flow.goal, in_place=False, slots=slots).run()
+        assert Machine(by_chunk(made), flow.goal, in_place=False, slots=slots).run() == (slots == count)
 
 
 def test_protocols_hold_different_numbers_of_messages() -> None:

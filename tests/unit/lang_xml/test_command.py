@@ -57,6 +57,13 @@ def test_a_deadlock_that_more_slots_undo(path: Path, capsys: pytest.CaptureFixtu
     assert check(path, made, "--slots", "3")[0] == 0
 
 
+def test_a_file_for_short_vectors_alone(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ["s i0 x3", "rrc i0 o0 x3"]
+    assert check(path, file("allreduce", [(1, 1, 0, steps)], [(0, 0, 0, steps)], chunks=3))[0] == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "long vectors 3 messages, where chunks are so large that each is a message of its own" in out
+
+
 def test_many_faults_are_cut_short(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(path, file("allreduce", [], [], chunks=4))[0] == 1
     out = capsys.readouterr().out

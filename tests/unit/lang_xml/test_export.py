@@ -17,7 +17,7 @@ from tests.unit.lang_xml.flows import (
     ring_allreduce,
     step_ring_allreduce,
 )
-from tests.unit.lang_xml.machine import Machine
+from tests.unit.lang_xml.machine import Machine, by_chunk
 
 SHAPES = [(1, 1), (2, 1), (1, 2), (3, 2)]
 Fold = tuple[object, ...]  # nested: folds of (rank, chunk)
@@ -56,6 +56,7 @@ def test_what_is_exported_computes_the_same(name: str, channels: int, instances:
     assert folds(again) == folds(replicated(flow, instances))
     assert report.unused == ()
     assert report.slots_needed in (1, 2)
+    assert report.slots_by_chunk in (1, 2)
     assert {channel for gpu in made.gpus for channel in [b.channel for b in gpu.blocks]} <= set(range(made.channels))
     assert export(again, name=name, in_place=in_place).collective == made.collective
 
@@ -66,7 +67,8 @@ def test_what_is_exported_runs(name: str, in_place: bool) -> None:
     flow = MAKERS[name]()
     made = export(flow, name=name, in_place=in_place, channels=2, instances=2)
     for seed in range(4):
-        machine = Machine(made, replicated(flow, 2).goal, in_place=in_place, slots=2, seed=seed)
+        ran = by_chunk(made) if seed % 2 else made
+        machine = Machine(ran, replicated(flow, 2).goal, in_place=in_place, slots=2, seed=seed)
         assert machine.run()
         assert machine.right()
         assert not machine.noise_read
@@ -98,6 +100,23 @@ def test_neighbours_are_one_step() -> None:
     steps = [step for gpu in made.gpus for block in gpu.blocks for step in block.steps]
     assert {step.count for step in steps if step.type in "sr"} == {5}
     assert {step.type for step in steps if step.count == 1} <= {"nop", "cpy"}
+
+
+def test_long_messages_are_passed_on_where_all_work_at_the_same_time() -> None:
+    """Around a ring and further, a rank would have to pass on the first chunks of a message before it has the last."""
+    v = Values("allgather", 3, 6)
+    for source in range(3):
+        values = [v.given(source, c) for c in range(6)]
+        for c in range(6):
+            v.give(source, source * 6 + c, values[c])
+        for k in range(1, 6):  # twice around; what the second turn brings is taken
+            values = [v.make((source + k) % 3, value) for value in values]
+            for c, value in enumerate(values):
+                v.give((source + k) % 3, source * 6 + c, value)
+    made = export(v.flow(), name="twice around")
+    steps = [step for gpu in made.gpus for block in gpu.blocks for step in block.steps]
+    assert {step.count for step in steps if step.type == "rcs"} == {6}
+    assert judge(made)[0].slots_by_chunk in (1, 2)
 
 
 def test_a_thread_block_has_one_peer_on_each_side() -> None:
