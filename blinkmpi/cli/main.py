@@ -1,4 +1,5 @@
-"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | doctor | bench | tune | launch | plot``.
+"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | doctor | bench | tune | launch | plot``,
+and ``lang`` for chunk programs.
 
 With TOPOLOGY, a machine of the catalogue or a file, a command needs no MPI. Without it, the command asks the ranks that
 ``mpirun`` started (this process alone without ``mpirun``). Rank 0 prints, and its exit code is the job's.
@@ -32,6 +33,7 @@ from ..util.codec import plain
 from ..util.settings import read
 from ..util.text import brief, parse_size, plural, size_text, time_text
 from . import doctor as cli_doctor
+from . import lang as cli_lang
 from . import launch as cli_launch
 from . import plan as cli_trees
 from . import topo as cli_topo
@@ -64,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return cli_launch.launch(args)
         if args.command == "tune":
             return cli_tune.tune(args, _world())
+        if args.command == "lang":
+            return cli_lang.lang(args)
         if args.command == "plot":
             from ..bench.plot_sizes import draw
 
@@ -88,7 +92,7 @@ def _for_all_ranks(words: Sequence[str]) -> bool:
             args = _parser(with_bench="bench" in words[:1]).parse_args(words)
         except SystemExit:
             return False
-    alone = args.command in ("launch", "plot") or (args.command == "plan" and args.diff)
+    alone = args.command in ("launch", "plot", "lang") or (args.command == "plan" and args.diff)
     return args.command in ("bench", "doctor", "tune") or (not alone and args.topology is None)
 
 
@@ -132,6 +136,7 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
     cli_doctor.add_doctor(sub)
     cli_tune.add_tune(sub)
     cli_launch.add_launch(sub)
+    cli_lang.add_lang(sub)
     what = "draw what bench measured: time, bus bandwidth and ratios against size"
     picture = sub.add_parser("plot", help=what, description=what)
     picture.add_argument("results", nargs="+", metavar="RESULT", help="files that bench -J wrote")

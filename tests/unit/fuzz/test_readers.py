@@ -17,6 +17,9 @@ from blinkmpi.bench.sweep import file as sweep_file
 from blinkmpi.bench.sweep import results
 from blinkmpi.bench.sweep.file import Resources, Sweep, expand
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError, PlanError, SettingsError, TopologyError
+from blinkmpi.lang.xml.check import judge
+from blinkmpi.lang.xml.export import export
+from blinkmpi.lang.xml.file import XmlAlgorithm, load_xml, parse_xml, write_xml
 from blinkmpi.launch import hostfile
 from blinkmpi.launch.hostfile import Host
 from blinkmpi.planning import tuned_table
@@ -33,6 +36,7 @@ from blinkmpi.topology.measured import Measured, with_measured
 from blinkmpi.util.files import read_file
 from tests.harness import ROOT
 from tests.unit.fuzz.mutators import many, promised, spoilt, spoilt_json
+from tests.unit.lang_xml.flows import halving_doubling, ring_allgather
 
 RING = machine("dgx-1v").subset([0, 1, 2, 3])
 PLAN = make_plan(RING, roots=[0], collectives=["broadcast", "allreduce", "allgather"])
@@ -110,6 +114,12 @@ def good_measured(found: Measured) -> None:
         with_measured(at, found).check()
 
 
+def good_xml(found: XmlAlgorithm) -> None:
+    assert parse_xml(write_xml(found)) == found
+    report, flow = judge(found)
+    assert (flow is None) == bool(report.faults)
+
+
 def good_results(found: dict[str, Any]) -> None:
     results.tables(found["runs"])
 
@@ -117,6 +127,8 @@ def good_results(found: dict[str, Any]) -> None:
 TOPOLOGIES = (*(machine(name).to_json().encode() for name in ("dgx-1v", "hgx-h200", "cpu:3", "dgx-1p:2")),
               *files("tests/data/nccl-topo-h200x8.xml", "tests/data/nvidia-smi-topo-m-h200x8.txt"))  # fmt: skip
 TABLES, LINKS = files("benchmarks/tables/tuned-*.json"), files("benchmarks/tables/links-*.json")
+CHUNKS = tuple(write_xml(export(flow, name="xml", in_place=True)).encode()
+               for flow in (halving_doubling(4), ring_allgather(3)))  # fmt: skip
 READERS = {
     "topology": Reader(load, (TopologyError, FormatError), TOPOLOGIES, good_machine),
     "hostfile": Reader(hostfile.read, (FormatError,), files("hostfiles/*"), good_hosts),
@@ -124,6 +136,7 @@ READERS = {
     "plan": Reader(read_plan, (PlanError, FormatError), (PLAN.to_json().encode(),), good_plan),
     "program": Reader(read_program, (FormatError, PlanError), (PROGRAM.to_json().encode(),), good_program),
     "table": Reader(lambda path: tuned_table.read(Path(path)), (SettingsError, FormatError), TABLES, good_table),
+    "xml": Reader(load_xml, (FormatError,), CHUNKS, good_xml),
     "measured": Reader(read_measured, (TopologyError, FormatError), LINKS, good_measured),
 }
 each = pytest.mark.parametrize("name", list(READERS))

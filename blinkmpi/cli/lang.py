@@ -1,0 +1,95 @@
+"""``blinkmpi lang check FILE``: judge a chunk program that others wrote. Only rank 0 runs this; no MPI, no machine."""
+
+import argparse
+from typing import Any
+
+from ..util.text import plural
+from .output import show
+
+SHOWN = 5  # faults of a kind, and unused steps, that are printed; --json has all
+
+
+def add_lang(sub: Any) -> None:
+    """Add the command's parser."""
+    what = "chunk programs: prove or refuse what others wrote"
+    parser = sub.add_parser("lang", help=what, description=what)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    what = "say what MSCCL's XML computes, or what is wrong with it"
+    check = actions.add_parser("check", help=what, description=what)
+    check.add_argument("file", metavar="FILE", help="MSCCL's XML")
+    check.add_argument(
+        "--slots", type=int, metavar="N", help="messages that a connection holds; default: Simple 2, LL 8"
+    )
+    check.add_argument("--json", action="store_true", help="print JSON, with every fault")
+
+
+def lang(args: argparse.Namespace) -> int:
+    """Judge a file; 0 if it is proved, 1 if it is wrong."""
+    from ..errors import ArgumentError
+    from ..lang.xml.check import judge
+    from ..lang.xml.file import load_xml
+
+    if args.slots is not None and args.slots < 1:
+        raise ArgumentError(f"--slots {args.slots}: a connection holds at least one message; write 1 or more")
+    report, _ = judge(load_xml(args.file), source=args.file, slots=args.slots)
+    if args.json:
+        print(report.to_json(), end="")
+    else:
+        show(_text(report))
+    return 0 if report.proved else 1
+
+
+def _text(report: Any) -> Any:
+    """A heading, one row for each thing that was looked at, and the verdict."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    calls = [word for word, there in (("out of place", report.out_of_place), ("in place", report.in_place)) if there]
+    root = f" from rank {report.root}" if report.root >= 0 else ""
+    name = f"{report.source}: {report.name or 'no name'}"
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(" collective", f"{report.collective}{root} of {plural(report.ranks, 'rank')}, {' and '.join(calls)}")
+    table.add_row(" size", f"{plural(report.chunks, 'chunk')}, {plural(report.blocks, 'thread block')}, "
+                  f"{plural(report.steps, 'step')}, protocol {report.protocol}")  # fmt: skip
+    kinds = {fault.kind for fault in report.faults}
+    # What is looked at in turn; each is known only if what is before it is right.
+    held = plural(report.slots, "message")
+    rows = [
+        ("structure", {"structure"}, "sound", ""),
+        ("order", {"deadlock"}, f"no deadlock: {report.slots_needed} of the {held} that a connection holds are enough",
+         "structure"),
+        ("races", {"race"}, "none", "deadlock"),
+        ("reads", {"read"}, "only what was written before", "race"),
+        ("results", {"result"}, "as " + report.collective + " wants them", "race"),
+    ]  # fmt: skip
+    stopped = ""
+    for title, own, good, needs in rows:
+        if needs in kinds:
+            stopped = needs
+        wrong = [fault.text for fault in report.faults if fault.kind in own]
+        if stopped:
+            table.add_row(f" {title}", Text("not known", "dim"))
+        else:
+            table.add_row(f" {title}", _first(wrong, "red") if wrong else Text(good))
+    if report.proved and report.slots_by_chunk > report.slots:
+        text = f"{report.slots_by_chunk} messages, where chunks are so large that each is a message of its own"
+        table.add_row(" long vectors", Text(text, "yellow"))
+    if not stopped:
+        table.add_row(" unused", _first(report.unused, "yellow") if report.unused else Text("no step"))
+    if report.computes:
+        table.add_row(" computes", _first(report.computes, ""))
+    verdict = Text("refused: " + plural(len(report.faults), "fault"), "bold red")
+    if report.proved:
+        verdict = Text("proved", "bold green")
+    return Group(Text(name, "bold"), table, verdict)
+
+
+def _first(texts: Any, colour: str) -> Any:
+    """The first lines, and how many more there are."""
+    from rich.text import Text
+
+    more = [f"and {len(texts) - SHOWN} more; see --json"] if len(texts) > SHOWN else []
+    return Text("\n".join([*texts[:SHOWN], *more]), colour)

@@ -1,0 +1,184 @@
+"""``Flow``: what an algorithm computes, by value: which chunks are folded on which rank, and where the results end.
+
+Whatever an algorithm is written in becomes a flow: a program in Python (:mod:`.trace`) or a file of MSCCL's
+(:mod:`.xml`). A flow has no buffers, only values, so nothing can be overwritten or read too early; :meth:`Flow.prove`
+says whether it computes its collective, and :mod:`.lower` makes a Program of it.
+
+A **reference** is an integer: ``i >= 0`` is the value of ``nodes[i]``, on whatever rank it is, and ``~i`` (below 0) is
+chunk ``i`` of the send buffer of the rank at which the reference is used. A value that is used on another rank is sent
+there. Pure data.
+"""
+
+from collections.abc import Sequence
+from functools import cache, cached_property
+
+from ..errors import PlanError
+from ..program.call import BLOCKED, REDUCTIONS
+from ..trees.tree import ROOTED
+from ..util.codec import Value
+
+Contribution = tuple[int, int]  # (rank, chunk of its send buffer)
+
+
+class Goal(Value, frozen=True):
+    """What a collective gives and wants, in chunks.
+
+    Args:
+        collective: one of ours, or ``custom``.
+        n: ranks.
+        chunks: pieces of equal length of the vector, or of each block where a call has blocks.
+        root: or -1.
+        given: chunks of each rank's send buffer.
+        wanted: for each rank and each chunk of its receive buffer, what must be folded there, in ascending order; none
+            where nothing need be written.
+    """
+
+    collective: str
+    n: int
+    chunks: int
+    root: int
+    given: tuple[int, ...]
+    wanted: tuple[tuple[tuple[Contribution, ...], ...], ...]
+
+
+class Node(Value, frozen=True):
+    """A value: its operands folded on ``rank``, in this order; one operand is a copy of a value, mostly from elsewhere.
+
+    ``where`` is the place in the user's program, ``ring.py:7``, for messages.
+    """
+
+    rank: int
+    operands: tuple[int, ...]
+    where: str = ""
+
+
+class Flow(Value, frozen=True, dict=True):
+    """Values, each after those that it is made of, and the references that the chunks of the receive buffers get.
+
+    ``outputs[rank][chunk]`` is None where nothing is written.
+    """
+
+    goal: Goal
+    nodes: tuple[Node, ...]
+    outputs: tuple[tuple[int | None, ...], ...]
+
+    @cached_property
+    def contributions(self) -> tuple[frozenset[Contribution], ...]:
+        """What is folded in each node.
+
+        Raises:
+            PlanError: for a reference to nothing, a contribution that is folded twice, a fold in what reduces nothing.
+        """
+        goal, found = self.goal, list[frozenset[Contribution]]()
+        reduces = goal.collective in REDUCTIONS or goal.collective == "custom"
+        for i, node in enumerate(self.nodes):
+            if not 0 <= node.rank < goal.n or not node.operands or max(node.operands) >= i:
+                raise PlanError(
+                    f"{node.where}: value {i} on rank {node.rank} is made of {node.operands}; expected values before "
+                    f"it, on one of {goal.n} ranks"
+                )
+            if len(node.operands) > 1 and not reduces:
+                raise PlanError(f"{node.where}: a reduction in {goal.collective}, which reduces nothing")
+            value = self._given(node.operands[0], node.rank, node.where, found)
+            for reference in node.operands[1:]:
+                part = self._given(reference, node.rank, node.where, found)
+                if not value.isdisjoint(part):
+                    raise PlanError(f"{node.where}: {_named(min(value & part))} is folded twice on rank {node.rank}")
+                value |= part
+            found.append(value)
+        return tuple(found)
+
+    def _given(
+        self, reference: int, rank: int, where: str, found: Sequence[frozenset[Contribution]]
+    ) -> frozenset[Contribution]:
+        if reference >= 0:
+            return found[reference]
+        if ~reference >= self.goal.given[rank]:
+            raise PlanError(
+                f"{where}: chunk {~reference} of rank {rank}'s input; it has {self.goal.given[rank]} chunks"
+            )
+        return frozenset({(rank, ~reference)})
+
+    def prove(self) -> "Flow":
+        """Return the flow if every receive buffer gets what its collective says.
+
+        Raises:
+            PlanError: naming the rank, the chunk, what it gets and what it should.
+        """
+        found = self.contributions
+        if [len(o) for o in self.outputs] != [len(w) for w in self.goal.wanted]:
+            raise PlanError(
+                f"outputs of {[len(o) for o in self.outputs]} chunks; expected {[len(w) for w in self.goal.wanted]}"
+            )
+        for rank, (references, wanted) in enumerate(zip(self.outputs, self.goal.wanted, strict=True)):
+            for chunk, (reference, want) in enumerate(zip(references, wanted, strict=True)):
+                if not want:
+                    continue
+                if reference is None:
+                    raise PlanError(f"rank {rank}: nothing writes chunk {chunk} of its output; wanted {_several(want)}")
+                where = self.nodes[reference].where if reference >= 0 else ""
+                got = self._given(reference, rank, where, found)
+                if got != frozenset(want):
+                    raise PlanError(
+                        f"rank {rank}: chunk {chunk} of its output is {_several(tuple(sorted(got)))}"
+                        f"{f' (from {where})' if where else ''}; wanted {_several(want)}"
+                    )
+        return self
+
+
+def goal_of(collective: str, n: int, chunks: int, root: int = -1) -> Goal:
+    """What a collective of ours gives and wants.
+
+    Raises:
+        PlanError: for what is no such collective, or sizes below 1.
+    """
+    if n < 1 or chunks < 1 or (root in range(n)) != (collective in ROOTED):
+        raise PlanError(f"{collective} of {n} ranks, {chunks} chunks, root {root}: expected a rank as root of "
+                        f"{', '.join(sorted(ROOTED))} alone, and at least one of each")  # fmt: skip
+    everyone, blocks = range(n), n if collective in BLOCKED else 1
+
+    @cache  # every rank wants the same
+    def fold(chunk: int, ranks: range) -> tuple[Contribution, ...]:
+        return tuple((r, chunk) for r in ranks)
+
+    def wanted(rank: int) -> list[tuple[Contribution, ...]]:
+        there = rank == root
+        match collective:
+            case "allreduce" | "reduce":
+                return [fold(c, everyone) if collective == "allreduce" or there else () for c in range(chunks)]
+            case "broadcast":
+                return [() if there else ((root, c),) for c in range(chunks)]
+            case "allgather" | "gather":
+                full = collective == "allgather" or there
+                return [((r, c),) if full else () for r in everyone for c in range(chunks)]
+            case "scatter":
+                return [((root, rank * chunks + c),) for c in range(chunks)]
+            case "reduce_scatter":
+                return [fold(rank * chunks + c, everyone) for c in range(chunks)]
+            case "alltoall":
+                return [((r, rank * chunks + c),) for r in everyone for c in range(chunks)]
+            case "scan" | "exscan":
+                return [fold(c, range(rank + (collective == "scan"))) for c in range(chunks)]
+        raise PlanError(f"{collective}: no collective that an algorithm can be written for")
+
+    def given(rank: int) -> int:
+        if collective in ("broadcast", "scatter") and rank != root:
+            return 0
+        return chunks if collective in ("allgather", "gather") else blocks * chunks
+
+    return Goal(
+        collective, n, chunks, root, tuple(given(r) for r in everyone), tuple(tuple(wanted(r)) for r in everyone)
+    )
+
+
+def _named(contribution: Contribution) -> str:
+    rank, chunk = contribution
+    return f"rank {rank}'s chunk {chunk}"
+
+
+def _several(contributions: tuple[Contribution, ...], most: int = 4) -> str:
+    if not contributions:
+        return "nothing"
+    text = " + ".join(map(_named, contributions[:most]))
+    more = len(contributions) - most
+    return f"{text} + {more} more" if more > 0 else text
