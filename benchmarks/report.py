@@ -28,16 +28,7 @@ __all__ = ["ReportError", "blocks", "main", "read", "render"]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 # Files that begin so hold no times of collectives: they are for other pages and for tests.
-APART = (
-    "treegen",
-    "campaign",
-    "choice",
-    "message-cost",
-    "training-sets",
-    "torch-suite",
-    "torch-versions",
-    "lang-mutations",
-)
+APART = ("treegen", "campaign", "choice", "message-cost", "training-sets", "torch-suite", "torch-versions", "lang")
 
 
 class ReportError(Exception):

@@ -25,7 +25,8 @@ COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
 def environment(version: str) -> Path:
     """The Python of an environment with this torch and what the tests need."""
     folder = f".venv-torch-{version}"
-    subprocess.run(["make", f"VENV={folder}", f"TORCH=torch=={version}", f"{folder}/.has-test"], cwd=ROOT, check=True)
+    variables = f"VENV={folder}", f"TORCH=torch=={version}", "TORCH_INDEX=https://pypi.org/simple"
+    subprocess.run(["make", *variables, f"{folder}/.has-test"], cwd=ROOT, check=True)
     return ROOT / folder / "bin" / "python"
 
 
