@@ -68,6 +68,18 @@ def test_every_collective(comm: MPI.Intracomm) -> None:
         dist.barrier()
 
 
+@mpi(ranks=(2, 3), timeout=60)
+def test_several_tensors_of_unlike_shapes_are_gathered_together(comm: MPI.Intracomm) -> None:
+    """torch has one list for each rank, of one tensor for each input; with two inputs on two ranks, either would fit."""
+    with job():
+        for count in (1, 2, 3):
+            mine = [values("float32", (i + 1,) * (i + 1), comm.rank + i) for i in range(count)]
+            found = [[torch.empty_like(x) for x in mine] for _ in range(comm.size)]
+            dist.all_gather_coalesced(found, mine)
+            for r, row in enumerate(found):
+                assert all(same(x, values("float32", tuple(x.shape), r + i)) for i, x in enumerate(row))
+
+
 def done(work: Any) -> None:
     if work is not None:
         work.wait()
