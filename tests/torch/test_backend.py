@@ -70,7 +70,7 @@ def test_every_collective(comm: MPI.Intracomm) -> None:
 
 @mpi(ranks=(2, 3), timeout=60)
 def test_several_tensors_of_unlike_shapes_are_gathered_together(comm: MPI.Intracomm) -> None:
-    """torch has one list for each rank, of one tensor for each input; with two inputs on two ranks, either would fit."""
+    """torch has a list for each rank, of a tensor for each input; two inputs on two ranks would fit both ways."""
     with job():
         for count in (1, 2, 3):
             mine = [values("float32", (i + 1,) * (i + 1), comm.rank + i) for i in range(count)]
