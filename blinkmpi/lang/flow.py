@@ -83,7 +83,7 @@ class Flow(Value, frozen=True, dict=True):
             for reference in node.operands[1:]:
                 part = self._given(reference, node.rank, node.where, found)
                 if not value.isdisjoint(part):
-                    raise PlanError(f"{node.where}: {_named(min(value & part))} is folded twice on rank {node.rank}")
+                    raise PlanError(f"{node.where}: {named(min(value & part))} is folded twice on rank {node.rank}")
                 value |= part
             found.append(value)
         return tuple(found)
@@ -170,7 +170,7 @@ def goal_of(collective: str, n: int, chunks: int, root: int = -1) -> Goal:
     )
 
 
-def _named(contribution: Contribution) -> str:
+def named(contribution: Contribution) -> str:
     rank, chunk = contribution
     return f"rank {rank}'s chunk {chunk}"
 
@@ -178,6 +178,6 @@ def _named(contribution: Contribution) -> str:
 def _several(contributions: tuple[Contribution, ...], most: int = 4) -> str:
     if not contributions:
         return "nothing"
-    text = " + ".join(map(_named, contributions[:most]))
+    text = " + ".join(map(named, contributions[:most]))
     more = len(contributions) - most
     return f"{text} + {more} more" if more > 0 else text

@@ -1,0 +1,117 @@
+"""``Algorithm``: a proved program over chunks, as a value with a file of its own, and what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Self
+
+from ..errors import ArgumentError, FormatError, PlanError
+from ..program.call import Call
+from ..program.ir import Program
+from ..program.reduction import Array
+from ..util.codec import Document
+from ..util.files import read_file
+from ..util.text import brief, quoted
+from .flow import Flow, goal_of
+from .interpreter import interpret
+from .lower import Lowering
+
+FORMAT_VERSION = 1
+SCHEME = "lang:"  # in front of an algorithm's name, where it stands beside the schemes of a plan
+
+
+class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
+    """How a collective of so many ranks is done, proved: every result is what the collective says.
+
+    ``inplace`` says for which kind of calls it was written; it does the same in both. It is meant for calls whose
+    vector has at least ``min_bytes`` and at most ``max_bytes`` (0: any number).
+    """
+
+    KIND: ClassVar = "algorithm"
+    VERSION: ClassVar = FORMAT_VERSION
+    name: str
+    flow: Flow
+    inplace: bool = False
+    min_bytes: int = 0
+    max_bytes: int = 0
+
+    @property
+    def collective(self) -> str:
+        """The collective, or ``custom``."""
+        return self.flow.goal.collective
+
+    @property
+    def n(self) -> int:
+        """The number of ranks."""
+        return self.flow.goal.n
+
+    @property
+    def scheme(self) -> str:
+        """What a plan calls it."""
+        return SCHEME + self.name
+
+    def _consistent(self) -> Self:
+        goal = self.flow.goal
+        if goal.collective != "custom" and goal != goal_of(goal.collective, goal.n, goal.chunks, goal.root):
+            raise PlanError(f"{quoted(self.name)}: its goal is not that of {goal.collective} of {goal.n} ranks in "
+                            f"{goal.chunks} chunks; make it again")  # fmt: skip
+        if not self.name or min(self.min_bytes, self.max_bytes) < 0:
+            raise PlanError(f"name {quoted(self.name)}, {self.min_bytes} to {self.max_bytes} bytes: expected a name, "
+                            "and numbers from 0 on")  # fmt: skip
+        try:
+            self.flow.prove()
+        except PlanError as error:
+            raise PlanError(f"{self.name}: {error}") from error
+        return self
+
+    @cached_property
+    def _lowering(self) -> Lowering:
+        return Lowering(self.flow)
+
+    def program(self, call: Call, *, chunk_bytes: int = 128 << 10, depth: int = 4, multicast: bool = False) -> Program:
+        """The proved program of a call.
+
+        Args:
+            chunk_bytes, depth: of slots.
+            multicast: whether all readers of a value read one slot, as ranks can that share a memory.
+
+        Raises:
+            PlanError: for a call of another collective, root or number of ranks.
+        """
+        return self._lowering.program(
+            call, scheme=self.scheme, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast
+        )
+
+    def interpret(self, sends: Sequence[Array | None], op: str = "sum") -> list[list[Array | None]]:
+        """Run it on NumPy arrays, one for each rank, in as many equal parts as its input has chunks.
+
+        Returns:
+            For each rank the chunks of its output, None where nothing is written.
+        """
+        return interpret(self.flow, sends, op)
+
+    def save(self, path: str | Path) -> None:
+        """Write its file, which :func:`load` reads.
+
+        Raises:
+            ArgumentError: if it cannot be written.
+        """
+        try:
+            Path(path).write_text(self.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(f"cannot write {quoted(str(path))}: {error.strerror}; correct the path") from error
+
+
+def read_algorithm(path: str | Path) -> Algorithm:
+    """Read what :meth:`Algorithm.save` wrote, and prove it.
+
+    Raises:
+        FormatError: if it cannot be read, or is no such file. PlanError: for one that is wrong.
+    """
+    try:
+        text = read_file(path)
+    except OSError as error:
+        raise FormatError(f"cannot read {quoted(str(path))}: {error.strerror}; correct the path") from error
+    return Algorithm.from_json(text, source=brief(str(path)))
