@@ -6,14 +6,17 @@
 ``algorithms``   ``Algorithm``: the value, and what can be asked of it
 ``lower``        makes a Program of it; ``stages`` its channels and stages
 ``interpreter``  runs it on NumPy
+``library``      those that have names
+``packed``       trees of a packing as an Algorithm, and as Python text
 """
 
 from .algorithms import SCHEME, Algorithm
 from .flow import goal_of
 from .trace import BufferName as Buffer
 from .trace import Ref, chunk
-from .written import CustomCollective, Written, algorithm, custom
+from .written import CustomCollective, Written, algorithm, custom, load
 
 __all__ = [
-    "SCHEME", "Algorithm", "Buffer", "CustomCollective", "Ref", "Written", "algorithm", "chunk", "custom", "goal_of"
+    "SCHEME", "Algorithm", "Buffer", "CustomCollective", "Ref", "Written", "algorithm", "chunk", "custom", "goal_of",
+    "load",
 ]  # fmt: skip

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
 
 from ..errors import ArgumentError, FormatError, PlanError
-from ..program.call import Call
+from ..program.call import BLOCKED, Call, call_of_bytes, collective_named
+from ..program.cost_model import Price, price
 from ..program.ir import Program
 from ..program.reduction import Array
+from ..program.routes import cheapest_routes
+from ..topology.model import Topology
 from ..util.codec import Document
 from ..util.files import read_file
-from ..util.text import brief, quoted
+from ..util.text import brief, plural, quoted, size_text
 from .flow import Flow, goal_of
 from .interpreter import interpret
 from .lower import Lowering
@@ -84,6 +89,59 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
             call, scheme=self.scheme, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast
         )
 
+    def simulate(
+        self, topology: Topology, nbytes: int, *, dtype: str = "float32", chunk_bytes: int = 128 << 10, depth: int = 4
+    ) -> Price:
+        """Predict the time of a call whose largest buffer has ``nbytes``; chunks go by the cheapest routes.
+
+        Raises:
+            PlanError: if the machine has other ranks, or no way between two that send to each other.
+        """
+        goal = self.flow.goal
+        if topology.n != goal.n:
+            raise PlanError(f"{self.name} is for {goal.n} ranks, {topology.name} has {topology.n}; make it for these")
+        self._lowering  # noqa: B018 (raises for a custom collective)
+        call = call_of_bytes(collective_named(goal.collective), goal.n, nbytes, dtype=dtype, root=max(goal.root, 0))
+        multicast = shares_memory(topology)
+        program = self.program(call, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast)
+        return price(program, cheapest_routes(program.channels, topology, multicast=multicast), topology)
+
+    def explain(self) -> str:
+        """What it is and does, for a terminal: messages, bytes and steps."""
+        goal = self.flow.goal
+        where = f" from or to rank {goal.root}" if goal.root >= 0 else ""
+        lines = [f"{self.name}: {goal.collective}{where} of {plural(goal.n, 'rank')}, {self._pieces()}, proved"]
+        if self.min_bytes or self.max_bytes:
+            most = f"at most {size_text(self.max_bytes)}" if self.max_bytes else "any length above"
+            lines.append(f"  for        vectors of at least {size_text(self.min_bytes)}, {most}")
+        sent, folds, longest = self._traffic()
+        each = Fraction(1, goal.chunks * (goal.n if goal.collective in BLOCKED else 1))
+        most_sent = max(sent.values(), default=0)
+        lines.append(f"  messages   {sum(sent.values())} of a chunk, {most_sent} from the rank that sends the most")
+        if goal.collective != "custom":
+            lines.append(f"  bytes      that rank sends {most_sent * each} of the vector")
+        lines.append(f"  steps      {longest} messages follow one another")
+        if folds:
+            lines.append(f"  folds      {folds} of two operands")
+        return "\n".join(lines)
+
+    def _pieces(self) -> str:
+        goal = self.flow.goal
+        return plural(goal.chunks, "chunk") + (" a block" if goal.collective in BLOCKED else "")
+
+    def _traffic(self) -> tuple[Counter[int], int, int]:
+        """Messages by the rank that sends, folds of two, and the longest chain of messages."""
+        flow = self.flow
+        sent: Counter[int] = Counter()
+        steps: list[int] = []
+        for node in flow.nodes:
+            far = [o for o in node.operands if o >= 0 and flow.nodes[o].rank != node.rank]
+            sent.update(flow.nodes[o].rank for o in far)
+            steps.append(max((steps[o] + (o in far) for o in node.operands if o >= 0), default=0))
+        for rank, outputs in enumerate(flow.outputs):  # results may lie elsewhere
+            sent.update(flow.nodes[o].rank for o in outputs if o is not None and o >= 0 and flow.nodes[o].rank != rank)
+        return sent, sum(len(node.operands) - 1 for node in flow.nodes), max(steps, default=0)
+
     def interpret(self, sends: Sequence[Array | None], op: str = "sum") -> list[list[Array | None]]:
         """Run it on NumPy arrays, one for each rank, in as many equal parts as its input has chunks.
 
@@ -102,6 +160,11 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
             Path(path).write_text(self.to_json(), encoding="utf-8")
         except OSError as error:
             raise ArgumentError(f"cannot write {quoted(str(path))}: {error.strerror}; correct the path") from error
+
+
+def shares_memory(topology: Topology) -> bool:
+    """Whether all ranks share one memory, in which a slot may have several readers."""
+    return len(topology.nodes) == 1 and topology.memory_of(topology.nodes[0]) is not None
 
 
 def read_algorithm(path: str | Path) -> Algorithm:
