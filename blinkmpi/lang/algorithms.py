@@ -57,7 +57,8 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
         """What a plan calls it."""
         return SCHEME + self.name
 
-    def _consistent(self) -> Self:
+    def check(self) -> Self:
+        """Prove it and return self; PlanError if it is wrong."""
         goal = self.flow.goal
         if goal.collective != "custom" and goal != goal_of(goal.collective, goal.n, goal.chunks, goal.root):
             raise PlanError(f"{quoted(self.name)}: its goal is not that of {goal.collective} of {goal.n} ranks in "
@@ -70,6 +71,8 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
         except PlanError as error:
             raise PlanError(f"{self.name}: {error}") from error
         return self
+
+    _consistent = check
 
     @cached_property
     def _lowering(self) -> Lowering:
@@ -98,13 +101,23 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
             PlanError: if the machine has other ranks, or no way between two that send to each other.
         """
         goal = self.flow.goal
-        if topology.n != goal.n:
-            raise PlanError(f"{self.name} is for {goal.n} ranks, {topology.name} has {topology.n}; make it for these")
-        self._lowering  # noqa: B018 (raises for a custom collective)
+        if goal.collective == "custom":
+            raise PlanError(f"{self.name}: a custom collective has no call, which has a time; interpret() runs it")
         call = call_of_bytes(collective_named(goal.collective), goal.n, nbytes, dtype=dtype, root=max(goal.root, 0))
+        return self.price(call, topology, chunk_bytes=chunk_bytes, depth=depth)
+
+    def price(self, call: Call, topology: Topology, *, chunk_bytes: int, depth: int) -> Price:
+        """Predict the time of a call; see :meth:`simulate`."""
+        if topology.n != self.n:
+            raise PlanError(f"{self.name} is for {self.n} ranks, {topology.name} has {topology.n}; make it for these")
         multicast = shares_memory(topology)
         program = self.program(call, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast)
         return price(program, cheapest_routes(program.channels, topology, multicast=multicast), topology)
+
+    def summary(self) -> str:
+        """Its messages in a few words."""
+        sent, _, longest = self._traffic()
+        return f"an algorithm of {sent.total()} messages of a chunk, {longest} after one another"
 
     def explain(self) -> str:
         """What it is and does, for a terminal: messages, bytes and steps."""
@@ -117,7 +130,7 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
         sent, folds, longest = self._traffic()
         each = Fraction(1, goal.chunks * (goal.n if goal.collective in BLOCKED else 1))
         most_sent = max(sent.values(), default=0)
-        lines.append(f"  messages   {sum(sent.values())} of a chunk, {most_sent} from the rank that sends the most")
+        lines.append(f"  messages   {sent.total()} of a chunk, {most_sent} from the rank that sends the most")
         if goal.collective != "custom":
             lines.append(f"  bytes      that rank sends {most_sent * each} of the vector")
         lines.append(f"  steps      {longest} messages follow one another")

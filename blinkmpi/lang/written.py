@@ -94,7 +94,7 @@ class Written:
         finally:
             collected(token)
         made = Algorithm(self.name, tracer.flow(), self.inplace, self.min_bytes, self.max_bytes)
-        return made._consistent()
+        return made.check()
 
     def _goal(self, n: int, root: int, bound: inspect.BoundArguments) -> Goal:
         chunks = self.chunks

@@ -6,16 +6,18 @@ in; nothing here imports MPI.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from numbers import Real
 from pathlib import Path
 
 import msgspec
 
 from ..errors import ArgumentError, MismatchError, PlanError, SettingsError, TopologyError
+from ..lang.algorithms import Algorithm
 from ..planning import tuned_table as tuned
+from ..planning.algorithms import check_algorithms, named_in, with_algorithms
 from ..planning.defaults import Gpus
 from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import Plan
@@ -48,6 +50,7 @@ class Options:
     max_ctas: int | None = None
     stream: str | None = None
     nodes: tuple[int, ...] = ()  # of a child: which virtual node each rank is in
+    algorithms: tuple[Algorithm, ...] = ()
 
     def check(self) -> None:
         """Raise ArgumentError for a value that no rank could use."""
@@ -70,6 +73,7 @@ class Options:
             "stream": self.stream,
             "strict": self.strict or None,
             "deterministic": self.deterministic or None,
+            "algorithms": " ".join(f"{a.name}#{short_hash(a.to_json())}" for a in self.algorithms) or None,
         }
         return ", ".join(f"{k}={v}" for k, v in parts.items() if v is not None) or "no arguments"
 
@@ -82,6 +86,7 @@ def settle(comm: Comm, options: Options) -> Settings:
 
     def own() -> Settings:
         options.check()
+        check_algorithms(options.algorithms, comm.size)
         return read()
 
     mine = together(comm, own)
@@ -160,7 +165,11 @@ def agree_on_plan(
         table: where measured rows for this machine may lie; ``algo`` wins over them.
         mpi: whether MPI has collectives of its own among these ranks, to which short vectors in host memory may go.
     """
-    algo = options.algo if options.algo is not None else settings.algo
+    algo, asked = named_in(options.algo if options.algo is not None else settings.algo, options.algorithms, machine.n)
+    if gpus and asked:
+        names = ", ".join(made.scheme for made in asked.values())
+        raise SettingsError(f"BLINKMPI_ALGO names {names}: algorithms run on host memory alone, and this job's ranks "
+                            "have GPUs; leave them out, or hide the GPUs (CUDA_VISIBLE_DEVICES=)")  # fmt: skip
     given = options.plan or settings.graph_file or None
 
     @cache
@@ -192,9 +201,16 @@ def agree_on_plan(
     if given is not None or settings.graph_dump_file:
         text = from_root(comm, whole)
         plan = together(comm, lambda: Plan.from_json(text, source="plan from rank 0").check(machine))
-        return PlanOnDemand(comm, machine, plan)
-    plans = PlanOnDemand(comm, machine, part)
+        return _with_algorithms(PlanOnDemand(comm, machine, plan), options, asked, gpus)
+    plans = _with_algorithms(PlanOnDemand(comm, machine, part), options, asked, gpus)
     return plans.with_parts((collective, 0) for collective in ("barrier", *parse_algo(algo)))
+
+
+def _with_algorithms(plans: PlanOnDemand, options: Options, asked: Mapping[str, Algorithm], gpus: Gpus) -> PlanOnDemand:
+    """Rows for the algorithms of this communicator; they run on host memory."""
+    if not gpus and (options.algorithms or asked):
+        plans.change(partial(with_algorithms, algorithms=options.algorithms, asked=asked))
+    return plans
 
 
 def dump_files(comm: Comm, settings: Settings, machine: Topology, plan: Plan) -> None:
@@ -222,7 +238,12 @@ def check_timeout(seconds: float) -> None:
 
 def digest(plan: Plan) -> str:
     """A few characters that differ if two plans do."""
-    return f"{plan.machine}#{hashlib.blake2b(plan.to_json().encode(), digest_size=6).hexdigest()}"
+    return f"{plan.machine}#{short_hash(plan.to_json())}"
+
+
+def short_hash(text: str) -> str:
+    """12 hex digits."""
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def differences(one: Settings, other: Settings) -> str:
