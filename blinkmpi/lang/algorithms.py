@@ -15,42 +15,66 @@ from ..program.cost_model import Price, price
 from ..program.ir import Program
 from ..program.reduction import Array
 from ..program.routes import cheapest_routes
-from ..topology.model import Topology
+from ..topology.model import MOST_DEVICES, Topology
 from ..util.codec import Document
 from ..util.files import read_file
 from ..util.text import brief, plural, quoted, size_text
-from .flow import Flow, goal_of
+from .flow import Contribution, Flow, Goal, Node, goal_of
 from .interpreter import interpret
 from .lower import Lowering
 
 FORMAT_VERSION = 1
+MOST_CONTRIBUTIONS = 1 << 24  # to the outputs of all ranks
 SCHEME = "lang:"  # in front of an algorithm's name, where it stands beside the schemes of a plan
 
 
 class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
     """How a collective of so many ranks is done, proved: every result is what the collective says.
 
-    ``inplace`` says for which kind of calls it was written; it does the same in both. It is meant for calls whose
-    vector has at least ``min_bytes`` and at most ``max_bytes`` (0: any number).
+    Its chunks, values and outputs are those of its flow (:class:`.flow.Flow`); ``given`` and ``wanted`` are those of a
+    custom collective's goal, and follow from the others for all else. ``inplace`` says for which kind of calls it was
+    written; it does the same in both. It is meant for calls whose vector has at least ``min_bytes`` and at most
+    ``max_bytes`` (0: any number).
     """
 
     KIND: ClassVar = "algorithm"
     VERSION: ClassVar = FORMAT_VERSION
     name: str
-    flow: Flow
+    collective: str
+    n: int
+    chunks: int
+    nodes: tuple[Node, ...]
+    outputs: tuple[tuple[int | None, ...], ...]
+    root: int = -1
+    given: tuple[int, ...] = ()
+    wanted: tuple[tuple[tuple[Contribution, ...], ...], ...] = ()
     inplace: bool = False
     min_bytes: int = 0
     max_bytes: int = 0
 
-    @property
-    def collective(self) -> str:
-        """The collective, or ``custom``."""
-        return self.flow.goal.collective
+    @classmethod
+    def of(cls, name: str, flow: Flow, *, inplace: bool = False, min_bytes: int = 0, max_bytes: int = 0) -> Self:
+        """The algorithm of a flow, proved.
 
-    @property
-    def n(self) -> int:
-        """The number of ranks."""
-        return self.flow.goal.n
+        Raises:
+            PlanError: if the flow is wrong.
+        """
+        goal = flow.goal
+        own = (goal.given, goal.wanted) if goal.collective == "custom" else ((), ())
+        made = cls(
+            name, goal.collective, goal.n, goal.chunks, flow.nodes, flow.outputs, goal.root, *own, inplace, min_bytes,
+            max_bytes,
+        )  # fmt: skip
+        return made.check()
+
+    @cached_property
+    def flow(self) -> Flow:
+        """What it computes."""
+        if self.collective == "custom":
+            goal = Goal("custom", self.n, self.chunks, self.root, self.given, self.wanted)
+        else:
+            goal = goal_of(self.collective, self.n, self.chunks, self.root)
+        return Flow(goal, self.nodes, self.outputs)
 
     @property
     def scheme(self) -> str:
@@ -59,17 +83,20 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
 
     def check(self) -> Self:
         """Prove it and return self; PlanError if it is wrong."""
-        goal = self.flow.goal
-        if goal.collective != "custom" and goal != goal_of(goal.collective, goal.n, goal.chunks, goal.root):
-            raise PlanError(f"{quoted(self.name)}: its goal is not that of {goal.collective} of {goal.n} ranks in "
-                            f"{goal.chunks} chunks; make it again")  # fmt: skip
         if not self.name or min(self.min_bytes, self.max_bytes) < 0:
             raise PlanError(f"name {quoted(self.name)}, {self.min_bytes} to {self.max_bytes} bytes: expected a name, "
                             "and numbers from 0 on")  # fmt: skip
+        where = brief(self.name)
+        if not 1 <= self.n <= MOST_DEVICES or self.chunks < 1 or self.n * self.n * self.chunks > MOST_CONTRIBUTIONS:
+            raise PlanError(f"{where}: {quoted(self.n)} ranks, {quoted(self.chunks)} chunks: expected at least one of "
+                            f"each, at most {MOST_DEVICES} ranks, and fewer chunks of many ranks")  # fmt: skip
+        if (self.collective == "custom") != bool(self.given or self.wanted):
+            raise PlanError(f"{where}: a custom collective says what is given and wanted, and no other; got "
+                            f"{quoted(self.collective)}")  # fmt: skip
         try:
             self.flow.prove()
         except PlanError as error:
-            raise PlanError(f"{self.name}: {error}") from error
+            raise PlanError(f"{where}: {error}") from error
         return self
 
     _consistent = check

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ArgumentError, FormatError, PlanError
+from ..errors import ArgumentError, FormatError
 from ..program.call import collective_named
 from ..trees.tree import ROOTED
 from ..util.text import quoted
@@ -35,13 +35,7 @@ class CustomCollective(NamedTuple):
         """
         given = tuple(self.given(n, rank) for rank in range(n))
         wanted = tuple(tuple(tuple(sorted(want)) for want in self.wanted(n, rank)) for rank in range(n))
-        for rank, outputs in enumerate(wanted):
-            for i, want in enumerate(outputs):
-                for source, part in want:
-                    if not 0 <= source < n or not 0 <= part < given[source]:
-                        raise PlanError(f"rank {rank} wants chunk {part} of rank {source} in chunk {i} of its output; "
-                                        f"the ranks give {given} chunks")  # fmt: skip
-        return Goal("custom", n, chunks, -1, given, wanted)
+        return Goal("custom", n, chunks, -1, given, wanted).checked()
 
 
 def custom(
@@ -93,8 +87,9 @@ class Written:
             self.body(*bound.args, **bound.kwargs)
         finally:
             collected(token)
-        made = Algorithm(self.name, tracer.flow(), self.inplace, self.min_bytes, self.max_bytes)
-        return made.check()
+        return Algorithm.of(
+            self.name, tracer.flow(), inplace=self.inplace, min_bytes=self.min_bytes, max_bytes=self.max_bytes
+        )
 
     def _goal(self, n: int, root: int, bound: inspect.BoundArguments) -> Goal:
         chunks = self.chunks

@@ -74,7 +74,7 @@ def check_algorithms(algorithms: Sequence[Algorithm], n: int) -> None:
         if one.n != n or one.collective == "custom":
             raise ArgumentError(f"algorithms: {one.name} is for {one.collective} of {one.n} ranks, the job has {n}; "
                                 "make it for these")  # fmt: skip
-        key = one.collective, one.flow.goal.root, one.name
+        key = one.collective, one.root, one.name
         if key in names:
             raise ArgumentError(f"algorithms: two are called {one.name}; name= one of them otherwise")
         names.add(key)
@@ -89,7 +89,7 @@ def with_algorithms(plan: Plan, algorithms: Sequence[Algorithm], asked: Mapping[
     memory = any(p.multicast for p in plan.packings)
     rules = list(plan.rules)
     for one in dict.fromkeys((*algorithms, *asked.values())):
-        collective, root = cast(Collective, one.collective), one.flow.goal.root
+        collective, root = cast(Collective, one.collective), one.root
         rows = plan.rows(collective, root).get(False, [])
         if not rows:
             continue

@@ -100,7 +100,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
         if not scheme.startswith(SCHEME):
             return None
         for one in self.algorithms:
-            if (one.collective, one.scheme) == (collective, scheme) and one.flow.goal.root in (-1, root):
+            if (one.collective, one.scheme) == (collective, scheme) and one.root in (-1, root):
                 return one
         have = sorted(one.scheme for one in self.algorithms if one.collective == collective)
         raise PlanError(
@@ -110,7 +110,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
 
     def written(self, collective: str, root: int = -1) -> tuple[str, ...]:
         """The schemes that are algorithms for a collective."""
-        some = (one for one in self.algorithms if one.collective == collective and one.flow.goal.root in (-1, root))
+        some = (one for one in self.algorithms if one.collective == collective and one.root in (-1, root))
         return tuple(one.scheme for one in some)
 
     def packing(self, collective: str, root: int, scheme: str) -> Packing:

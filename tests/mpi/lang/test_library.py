@@ -28,7 +28,7 @@ def calls(collective: str, n: int) -> list[Case]:
 
 
 @pytest.mark.parametrize("executor", ["auto", "numpy"])
-@mpi(ranks=(2, 3, 4, 8), timeout=200)
+@mpi(ranks=(1, 2, 3, 4, 8), timeout=200)
 def test_every_algorithm_of_the_library(comm: MPI.Intracomm, executor: str) -> None:
     for made in of_ranks(comm.size):
         with blinkmpi.Communicator(comm, algorithms=[made], executor=executor) as ours:

@@ -23,7 +23,7 @@ from tests.unit.trees.packings import call_of, random_packing, reference, sends_
 
 def without_lines(made: Algorithm) -> Algorithm:
     nodes = tuple(msgspec.structs.replace(node, where="") for node in made.flow.nodes)
-    return msgspec.structs.replace(made, flow=msgspec.structs.replace(made.flow, nodes=nodes))
+    return msgspec.structs.replace(made, nodes=nodes)
 
 
 @given(collective=st.sampled_from(COLLECTIVES), n=st.integers(1, 5), seed=st.integers(0, 2**32))

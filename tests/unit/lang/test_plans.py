@@ -108,16 +108,13 @@ def test_a_plan_with_a_wrong_algorithm_is_refused() -> None:
         renamed.check(CPUS)
     with pytest.raises(PlanError, match=r"algorithms\[0\], ring: 3 ranks, in a plan of 4 ranks"):
         Plan.from_json(msgspec.structs.replace(mine, algorithms=(library.ring(3),)).to_json())
-    lied = msgspec.structs.replace(library.ring(4).flow, outputs=library.ring(4).flow.outputs[::-1])
-    wrong = msgspec.structs.replace(mine, algorithms=(msgspec.structs.replace(library.ring(4), flow=lied),))
+    outputs = library.ring(4).outputs[::-1]
+    turned = msgspec.structs.replace(library.ring(4), outputs=outputs)
+    wrong = msgspec.structs.replace(mine, algorithms=(turned,))
     assert Plan.from_json(wrong.to_json()) == wrong, "outputs may lie on other ranks: they are sent there"
-    short = msgspec.structs.replace(lied, outputs=((None,) * 4, *lied.outputs[1:]))
+    lacking = msgspec.structs.replace(turned, outputs=((None,) * 4, *outputs[1:]))
     with pytest.raises(PlanError, match="ring: rank 0: nothing writes chunk 0 of its output"):
-        Plan.from_json(
-            msgspec.structs.replace(
-                mine, algorithms=(msgspec.structs.replace(library.ring(4), flow=short),)
-            ).to_json()
-        )  # fmt: skip
+        Plan.from_json(msgspec.structs.replace(mine, algorithms=(lacking,)).to_json())
 
 
 def test_names_are_read_out_of_an_algo_text() -> None:
