@@ -1,5 +1,7 @@
 """Algorithms in plans: which calls take them, what a plan proves of them, and what is said of them."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,8 +14,10 @@ from blinkmpi.planning.explain import explain, explanation
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.call import call_of_bytes
+from blinkmpi.runtime.bootstrap import Options, agree_on_plan
 from blinkmpi.topology import machine
 from blinkmpi.trees.tree import Collective
+from blinkmpi.util.settings import Settings
 
 CPUS = machine("cpu:4")
 DGX = machine("dgx-1v")
@@ -115,6 +119,33 @@ def test_a_plan_with_a_wrong_algorithm_is_refused() -> None:
     lacking = msgspec.structs.replace(turned, outputs=((None,) * 4, *outputs[1:]))
     with pytest.raises(PlanError, match="ring: rank 0: nothing writes chunk 0 of its output"):
         Plan.from_json(msgspec.structs.replace(mine, algorithms=(lacking,)).to_json())
+
+
+class Alone:
+    """The one rank of a job."""
+
+    rank, size = 0, 1
+
+    def allgather(self, sendobj: Any, /) -> list[Any]:
+        return [sendobj]
+
+    def bcast(self, obj: Any, root: int = 0, /) -> Any:
+        return obj
+
+
+def test_jobs_on_gpus_refuse_algorithms_in_their_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    settings, why = Settings(debug="WARN"), "calls on GPU memory take no algorithms; leave them out"
+    planned = with_algorithms(make_plan(CPUS, collectives=["allreduce"]), [library.ring(4)], {})
+    with pytest.raises(
+        PlanError, match=f"the plan gives allreduce to lang:ring, and this job's ranks have GPUs: {why}"
+    ):
+        agree_on_plan(Alone(), CPUS, Options(plan=planned), settings, "slots")
+    with pytest.raises(SettingsError, match=f"BLINKMPI_ALGO names lang:ring, .*: {why}"):
+        agree_on_plan(Alone(), CPUS, Options(algo="allreduce:lang:ring"), settings, "slots")
+    given = Options(algorithms=(library.ring(4),))
+    assert agree_on_plan(Alone(), CPUS, Options(plan=planned), settings).plan == planned
+    assert agree_on_plan(Alone(), DGX.subset([0, 1, 2, 3]), given, settings, "slots").plan.algorithms == ()
+    assert f"algorithms= is for calls on host memory: {why}" in capsys.readouterr().err
 
 
 def test_names_are_read_out_of_an_algo_text() -> None:
