@@ -288,6 +288,9 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
             roots = (-1, self.planned_as(r.root)) if r.root >= 0 else None  # None: any
             there = (p for p in self.packings if p.collective == packed and (roots is None or p.root in roots))
             named = self.algorithm(r.collective, r.root, r.scheme)
+            if named is not None and r.protocol != "slots":
+                raise PlanError(f"rule for {r.collective} from {r.min_bytes} bytes: {r.scheme} by {r.protocol}; "
+                                "algorithms go by slots")  # fmt: skip
             if named is None and r.scheme != "mpi" and r.scheme not in {p.scheme for p in there}:
                 raise PlanError(
                     f"rule for {r.collective} from {r.min_bytes} bytes names scheme {r.scheme!r}, "

@@ -15,7 +15,8 @@ from tests.conformance import Case, cases
 from tests.harness import mpi
 from tests.mpi.test_conformance import run_all
 from tests.mpi.test_nodes import split
-from tests.unit.lang.algorithms import of_ranks
+from tests.unit.lang.algorithms import COLLECTIVES, by_chance, of_ranks
+from tests.unit.trees.packings import call_of
 
 CALLS = {"allreduce": ("allreduce",), "allgather": ("allgather", "allgatherv"), "alltoall": ("alltoall", "alltoallv")}
 
@@ -43,6 +44,22 @@ def test_between_nodes(comm: MPI.Intracomm) -> None:
         executor = ("auto", "numpy")[turn % 2]
         with split(comm, nodes[turn % 2], algorithms=[made], executor=executor) as ours:
             run_all(ours, calls(made.collective, comm.size))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@mpi(ranks=(3, 4), timeout=120)
+def test_algorithms_by_chance(comm: MPI.Intracomm, seed: int) -> None:
+    """All collectives, with values that go round about, and several uses of one on its own rank."""
+    n = comm.size
+    drawn = [by_chance(collective, n, 2 + seed, seed, at=0) for collective in COLLECTIVES]
+    channels = [c for made in drawn for c in made.program(call_of(made.collective, n, 500, root=0)).channels]
+    assert any(c.writer in c.readers for c in channels)
+    some = [case for collective in COLLECTIVES for case in cases(collective, n, full=False)]
+    some = [case for case in some if case.root == 0 and (case.dtype == "int16" or case.collective != "allreduce")]
+    with blinkmpi.Communicator(comm, algorithms=drawn, executor=("auto", "numpy")[seed % 2]) as ours:
+        run_all(ours, some)
+    with split(comm, {3: "1+2", 4: "2+2"}[n], algorithms=drawn, executor=("auto", "numpy")[seed % 2]) as ours:
+        run_all(ours, some)
 
 
 def scheme_of(comm: blinkmpi.Communicator, nbytes: int, collective: str = "allreduce") -> str:

@@ -17,8 +17,8 @@ from blinkmpi.program.check import check
 from blinkmpi.program.in_place import check_in_place
 from blinkmpi.program.interpreter import run
 from blinkmpi.program.ir import Channel, Program, Stage
-from blinkmpi.trees.tree import ROOTED, Collective
-from tests.unit.lang.algorithms import of_ranks
+from blinkmpi.trees.tree import Collective
+from tests.unit.lang.algorithms import COLLECTIVES, by_chance, of_ranks
 from tests.unit.lang.any_order import run_in_place
 from tests.unit.trees.packings import call_of, reference, sends_of
 
@@ -48,51 +48,13 @@ def test_every_algorithm_of_the_library_equals_numpy(n: int) -> None:
         agrees(made, call_of(made.collective, n, 40, uneven=True))
 
 
-COLLECTIVES: tuple[Collective, ...] = (
-    "allreduce", "reduce", "broadcast", "allgather", "gather", "scatter", "reduce_scatter", "alltoall", "scan", "exscan"
-)  # fmt: skip
-
-
-def anyhow(collective: Collective, n: int, chunks: int, seed: int) -> Algorithm:
-    """An algorithm by chance: every result is folded somewhere, in any order, and goes there by other ranks."""
-    rng = random.Random(seed)
-    root = rng.randrange(n)
-
-    @lang.algorithm(collective, chunks=chunks, root=root)
-    def by_chance(_: int) -> None:
-        goal = lang.goal_of(collective, n, chunks, root if collective in ROOTED else -1)
-        known: dict[tuple[tuple[int, int], ...], list[lang.Ref]] = {}
-        places = [(r, i, want) for r, wants in enumerate(goal.wanted) for i, want in enumerate(wants) if want]
-        for r, i, want in rng.sample(places, len(places)):
-            if want in known and rng.random() < 0.5:
-                at = rng.choice(known[want])
-            else:
-                order = rng.sample(want, len(want))
-                at = chunk(order[0][0], "input", order[0][1])
-                at = at.copy(rng.randrange(n) if rng.random() < 0.3 else at.rank, "work")
-                for source, part in order[1:]:
-                    other = chunk(source, "input", part)
-                    if rng.random() < 0.2:
-                        other = other.copy(rng.randrange(n), "on the way")
-                    if rng.random() < 0.5:
-                        at = other.copy(other.rank, "work").reduce(at)
-                    else:
-                        at.reduce(other)
-            for _hop in range(rng.choice([0, 0, 1, 2])):
-                at = at.copy(rng.randrange(n), "on the way")
-            known.setdefault(want, []).append(at)
-            at.copy(r, "output", i)
-
-    return by_chance(n)
-
-
 @given(collective=st.sampled_from(COLLECTIVES), n=st.integers(1, 6), chunks=st.integers(1, 5),
        count=st.sampled_from([0, 1, 7, 100, 1003]), uneven=st.booleans(), seed=st.integers(0, 2**32))  # fmt: skip
 @settings(max_examples=300, deadline=None)
 def test_whatever_is_written_becomes_a_right_program(
     collective: Collective, n: int, chunks: int, count: int, uneven: bool, seed: int
 ) -> None:
-    made = anyhow(collective, n, chunks, seed)
+    made = by_chance(collective, n, chunks, seed)
     call = call_of(collective, n, count, root=made.flow.goal.root, uneven=uneven)
     agrees(made, call, seed % 1000)
     assert Algorithm.from_json(made.to_json()) == made
@@ -200,7 +162,7 @@ def test_one_stage_reads_an_input_and_others_of_its_rank_have_it_from_there(mult
 @given(n=st.integers(2, 5), chunks=st.integers(1, 4), seed=st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_written_is_right_in_place(n: int, chunks: int, seed: int) -> None:
-    made = anyhow("allreduce", n, chunks, seed)
+    made = by_chance("allreduce", n, chunks, seed)
     program = made.program(Call("allreduce", n, (301,), "int64", "sum"), chunk_bytes=64 * 8, depth=1)
     for order in range(5):
         buffers = [np.arange(301, dtype=np.int64) * (r + 1) for r in range(n)]

@@ -110,6 +110,9 @@ def test_a_plan_with_a_wrong_algorithm_is_refused() -> None:
     renamed = msgspec.structs.replace(mine, algorithms=(library.all_pairs(4),))
     with pytest.raises(PlanError, match="no 'lang:ring' for allreduce, root -1; it has lang:all_pairs: choose one"):
         renamed.check(CPUS)
+    by_cma = msgspec.structs.replace(mine, rules=tuple(msgspec.structs.replace(r, protocol="cma") for r in mine.rules))
+    with pytest.raises(PlanError, match="lang:ring by cma; algorithms go by slots"):
+        by_cma.check(CPUS)
     with pytest.raises(PlanError, match=r"algorithms\[0\], ring: 3 ranks, in a plan of 4 ranks"):
         Plan.from_json(msgspec.structs.replace(mine, algorithms=(library.ring(3),)).to_json())
     outputs = library.ring(4).outputs[::-1]
