@@ -10,6 +10,7 @@
 ``packed``       trees of a packing as an Algorithm, and as Python text
 """
 
+from . import library
 from .algorithms import SCHEME, Algorithm
 from .flow import goal_of
 from .trace import BufferName as Buffer
@@ -18,5 +19,5 @@ from .written import CustomCollective, Written, algorithm, custom, load
 
 __all__ = [
     "SCHEME", "Algorithm", "Buffer", "CustomCollective", "Ref", "Written", "algorithm", "chunk", "custom", "goal_of",
-    "load",
+    "library", "load",
 ]  # fmt: skip

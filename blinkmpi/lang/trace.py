@@ -10,6 +10,7 @@ place was overwritten since, a chunk that was never written, a contribution that
 missing or wrong. Nothing here knows counts, types or machines.
 """
 
+import operator
 import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -103,33 +104,32 @@ class Tracer:
         Raises:
             PlanError: for a rank, a buffer or chunks that there are not.
         """
-        n = self.goal.n
-        if not isinstance(rank, int) or not 0 <= rank < n:
-            raise PlanError(f"{where}: rank {quoted(rank)}; expected one of 0..{n - 1}")
+        at, first, count = _whole(rank), _whole(index), _whole(size)
+        if at is None or not 0 <= at < self.goal.n:
+            raise PlanError(f"{where}: rank {quoted(rank)}; expected one of 0..{self.goal.n - 1}")
         if not isinstance(buffer, str) or not buffer:
             raise PlanError(f'{where}: buffer {quoted(buffer)}; expected "input", "output" or a name for scratch')
-        if not isinstance(index, int) or not isinstance(size, int) or index < 0 or size < 1:
+        if first is None or count is None or first < 0 or count < 1:
             raise PlanError(f"{where}: chunk {quoted(index)}, size {quoted(size)}; expected numbers, from 0 and 1 on")
         most = self._sizes.get(buffer)
-        if most is not None and index + size > most:
+        if most is not None and first + count > most:
             raise PlanError(
-                f"{where}: {_range(index, size)} of rank {rank}'s {buffer}, which has {most}; use a name of scratch "
+                f"{where}: {_range(first, count)} of rank {at}'s {buffer}, which has {most}; use a name of scratch "
                 "for other places, or more chunks"
             )
-        return [self._place(rank, buffer, i) for i in range(index, index + size)]
+        return [self._place(at, buffer, i) for i in range(first, first + count)]
 
     def target(self, of: "Ref", rank: object, buffer: str | None, index: int | None, where: str) -> list[_Place]:
         """Where a copy goes: without buffer and index to the same place, in scratch without index to its end."""
+        there = self.places(rank, of.buffer, 0, 1, where)[0].rank
         index = None if index == -1 else index
         if buffer is None and index is None:
-            self.places(rank, of.buffer, 0, 1, where)  # the rank is one
-            return [place._replace(rank=rank) for place in of._places]  # type: ignore[arg-type]
+            return [place._replace(rank=there) for place in of._places]
         name = of.buffer if buffer is None else buffer
         if index is None and name in ("input", "output"):
             raise PlanError(f"{where}: a copy to {name} without an index; say which chunk")
-        if index is None and isinstance(rank, int):
-            index = self._scratch.get((rank, name), 0)
-        return self.places(rank, name, index, of.size, where)
+        first = self._scratch.get((there, name), 0) if index is None else index
+        return self.places(there, name, first, of.size, where)
 
     def read(self, places: Sequence[_Place], where: str) -> "Ref":
         """A reference to what places hold.
@@ -250,7 +250,7 @@ class Ref:
         places = tracer.target(self, dst, buffer, index, where)
         if tuple(places) == self._places:
             return self
-        contents = [tracer.copied(content, self.rank, dst, where) for content in self._contents]
+        contents = [tracer.copied(content, self.rank, places[0].rank, where) for content in self._contents]
         return tracer.write(places, contents, where)
 
     def reduce(self, other: "Ref", sendtb: int = -1, recvtb: int = -1, ch: int = -1) -> "Ref":
@@ -350,6 +350,14 @@ def _where() -> str:
     while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
         frame = frame.f_back
     return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _whole(number: object) -> int | None:
+    """A whole number of any type, such as NumPy's; None for anything else."""
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _range(index: int, size: int) -> str:

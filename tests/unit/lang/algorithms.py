@@ -12,11 +12,11 @@ NODES = (library.two_step, library.hierarchical, library.islands)  # take ranks 
 WRITTEN = tuple(value for value in vars(library).values() if isinstance(value, Written))
 
 
-def of_ranks(n: int) -> Iterator[Algorithm]:
-    """All that there are for ``n`` ranks; on nodes of every size."""
+def of_ranks(n: int, *, inner: bool = False) -> Iterator[Algorithm]:
+    """All that there are for ``n`` ranks; on nodes of every size, or but for those of one rank and of all (inner)."""
     for written in WRITTEN:
         if written in NODES:
-            yield from (written(n, k) for k in range(1, n + 1) if n % k == 0)
+            yield from (written(n, k) for k in range(1 + inner, n + 1 - inner) if n % k == 0)
         elif written.ranks is None or n in written.ranks:
             yield written(n)
 

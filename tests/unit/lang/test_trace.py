@@ -4,6 +4,7 @@ import linecache
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from blinkmpi import lang
@@ -83,6 +84,15 @@ def test_in_place_a_block_has_two_names(collective: str) -> None:
                         chunk(r, "output", 0, 2).reduce(chunk(other, "input", 2 * r, 2))
 
     assert twice_named(3).collective == collective
+
+
+def test_numbers_may_be_numpys() -> None:
+    @lang.algorithm("broadcast", chunks=2, inplace=True)
+    def star(n: int) -> None:
+        for r in np.arange(1, n):
+            chunk(np.int64(0), "input", np.uint8(0), np.int16(2)).copy(r)
+
+    assert lang.Algorithm.from_json(star(3).to_json()) == star(3)
 
 
 def test_split_group_and_where_a_chunk_belongs() -> None:
@@ -231,6 +241,7 @@ def test_a_missing_and_a_wrong_result_say_rank_chunk_got_and_wanted() -> None:
 
 
 @pytest.mark.parametrize(("use", "match"), [
+    (lambda: chunk(0.5, "input", 0), r"rank 0.5; expected one of"),  # type: ignore[arg-type]
     (lambda: chunk(2, "input", 0), r"rank 2; expected one of 0\.\.1"),
     (lambda: chunk(0, "input", 2), "chunk 2 of rank 0's input, which has 2"),
     (lambda: chunk(0, "input", 1, 2), r"chunks 1\.\.2 of rank 0's input"),
