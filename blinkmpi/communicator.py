@@ -7,7 +7,7 @@ GPU memory reaches an MPI only where that takes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from mpi4py import MPI
 from .collectives import Args, Collectives, Seconds
 from .errors import ArgumentError, PeerLost
 from .guarded import GuardedIntracomm
+from .lang.algorithms import Algorithm
 from .planned import Planned
 from .planning.plan import Plan
 from .runtime import collectives as mpi
@@ -52,6 +53,7 @@ class Communicator(Planned, GuardedIntracomm):
             leaves room for the model's kernels and for NCCL's.
         stream: ``current``: calls on GPU memory are only put on the current stream of CuPy or torch, as NCCL's and
             torch's own are; by default the host waits for the result, unless a call says ``stream=``.
+        algorithms: of this many ranks, which calls on host memory of their sizes take (:mod:`blinkmpi.lang`).
 
     Raises:
         BlinkError: on every rank, if any rank cannot take part.
@@ -81,10 +83,14 @@ class Communicator(Planned, GuardedIntracomm):
         algo: str | None = None,
         max_ctas: int | None = None,
         stream: str | None = None,
+        algorithms: Sequence[Algorithm] = (),
     ) -> None:
         if comm is None:
             raise ArgumentError("Communicator() needs a communicator; pass MPI.COMM_WORLD")
-        options = Options(topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream)
+        options = Options(
+            topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream,
+            algorithms=tuple(algorithms),
+        )  # fmt: skip
         try:
             self._blink = Dispatcher(partial(MpiRanks, self), options)
         except BaseException as error:

@@ -7,12 +7,14 @@ of its own, and nothing is sent by MPI.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
 
 from .errors import ArgumentError
+from .lang.algorithms import Algorithm
 from .planned import Planned
 from .planning.plan import Plan
 from .runtime.bootstrap import Options
@@ -34,7 +36,8 @@ class StoreCommunicator(Planned):
     Args:
         store: has the methods ``set``, ``get``, ``check`` and ``add`` of torch's stores, and perhaps ``delete_key``.
         name: of these processes, where other groups of as many use the store.
-        topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream: as for a Communicator.
+        topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream, algorithms: as for a
+            Communicator.
 
     Raises:
         TopologyError: on every rank, if the processes do not run on one node.
@@ -59,6 +62,7 @@ class StoreCommunicator(Planned):
         algo: str | None = None,
         max_ctas: int | None = None,
         stream: str | None = None,
+        algorithms: Sequence[Algorithm] = (),
     ) -> None:
         missing = [method for method in METHODS if not callable(getattr(store, method, None))]
         if missing:
@@ -69,7 +73,10 @@ class StoreCommunicator(Planned):
         if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
             raise ArgumentError(f"StoreCommunicator(rank={rank!r}, size={size!r}): expected integers, 0 <= rank < size")
         self.rank, self.size = rank, size
-        options = Options(topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream)
+        options = Options(
+            topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream,
+            algorithms=tuple(algorithms),
+        )  # fmt: skip
         self._blink = Dispatcher(partial(StoreRanks, store, rank, size, name), options)
 
     def Get_rank(self) -> int:

@@ -38,6 +38,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Literal
 
+from ..errors import PlanError
 from ..util.codec import Value
 
 Collective = Literal[
@@ -157,6 +158,22 @@ class Packing(Value, frozen=True):
     def depth(self) -> int:
         """Hops of the deepest tree."""
         return max((tree.depth for tree in self.trees), default=0)
+
+    def route(self, tree: int, src: int, dst: int, *, partial: bool) -> tuple[int, ...]:
+        """The vertices from ``src`` to ``dst`` on an edge of a tree: of partial results, one to the root.
+
+        Raises:
+            PlanError: if the tree has no such edge.
+        """
+        paths = self.trees[tree].paths(src, dst, up=partial) if tree < len(self.trees) else []
+        if not paths:
+            raise PlanError(f"the program sends from rank {src} to {dst} on tree {tree}, which has no such edge; "
+                            "lower the call from this packing")  # fmt: skip
+        return paths[0]
+
+    def crossed(self) -> frozenset[int]:
+        """All vertices that the trees' edges cross."""
+        return frozenset(v for tree in self.trees for e in tree.edges for v in e.path)
 
 
 def packed_as(collective: str) -> str:

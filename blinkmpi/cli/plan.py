@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ArgumentError, NoPackingError
+from ..lang.packed import python_of
 from ..planning.explain import shares
 from ..planning.selection import make_plan
 from ..planning.subsets import COLLECTIVES as COMPARED
@@ -75,6 +76,7 @@ def add_plan(command: argparse.ArgumentParser) -> None:
         command.add_argument(knob.flag, dest=name, metavar=knob.flag.rpartition("-")[2].upper()[:1], help=used)
     command.add_argument("--pareto", action="store_true", help="the front of few, shallow and fast packings")
     command.add_argument("--plot", metavar="FILE", help="draw machine and trees: .svg, .png or .pdf")
+    command.add_argument("--lang", action="store_true", help="print the trees as a program that blinkmpi.lang runs")
 
 
 def add_subsets(command: argparse.ArgumentParser) -> None:
@@ -85,8 +87,11 @@ def add_subsets(command: argparse.ArgumentParser) -> None:
 
 def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
     """Plan one collective or all, print, write, draw."""
-    if (args.pareto or args.plot) and not args.collective:
-        raise ArgumentError(f"{'--pareto' if args.pareto else '--plot'} is for one collective; add --collective")
+    for flag in ("pareto", "plot", "lang"):
+        if getattr(args, flag) and not args.collective:
+            raise ArgumentError(f"--{flag} is for one collective; add --collective")
+    if args.lang and (args.pareto or args.json):
+        raise ArgumentError("--lang prints one program; leave --pareto and --json out")
     method, options = _method(args)
     if args.plot:
         from ..plot.figure import check_target
@@ -103,6 +108,9 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
         from ..plot.trees import draw_packing
 
         draw_packing(found[0][0], topology, args.plot)
+    if args.lang:
+        print(python_of(found[0][0]), end="")
+        return 0
     if args.json:
         _print_json(topology, found, front, one=bool(args.collective), left_out=left_out)
         return 0

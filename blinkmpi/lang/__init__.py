@@ -1,1 +1,23 @@
-"""Collectives that users write, as programs over chunks: written in Python or read from XML, proved, then run."""
+"""Collectives that users write, as programs over chunks: written in Python or read from XML, proved, then run.
+
+``trace``        the language: chunk(), copy, reduce
+``written``      ``@algorithm``: from a function to an Algorithm
+``flow``         what an algorithm computes, by value, and its proof
+``algorithms``   ``Algorithm``: the value, and what can be asked of it
+``lower``        makes a Program of it; ``stages`` its channels and stages
+``interpreter``  runs it on NumPy
+``library``      those that have names
+``packed``       trees of a packing as an Algorithm, and as Python text
+"""
+
+from . import library
+from .algorithms import SCHEME, Algorithm
+from .flow import goal_of
+from .trace import BufferName as Buffer
+from .trace import Ref, chunk
+from .written import CustomCollective, Written, algorithm, custom, load
+
+__all__ = [
+    "SCHEME", "Algorithm", "Buffer", "CustomCollective", "Ref", "Written", "algorithm", "chunk", "custom", "goal_of",
+    "library", "load",
+]  # fmt: skip

@@ -40,6 +40,23 @@ class Goal(Value, frozen=True):
     given: tuple[int, ...]
     wanted: tuple[tuple[tuple[Contribution, ...], ...], ...]
 
+    def checked(self) -> "Goal":
+        """Return the goal if its contributions are there.
+
+        Raises:
+            PlanError: naming rank and chunk.
+        """
+        if len(self.given) != self.n or len(self.wanted) != self.n or min(self.given, default=-1) < 0:
+            raise PlanError(f"{self.collective} of {self.n} ranks: given {len(self.given)} and wanted "
+                            f"{len(self.wanted)}; expected one of each rank, of at least 0 chunks")  # fmt: skip
+        for rank, outputs in enumerate(self.wanted):
+            for i, want in enumerate(outputs):
+                for source, part in want:
+                    if not 0 <= source < self.n or not 0 <= part < self.given[source]:
+                        raise PlanError(f"rank {rank} wants chunk {part} of rank {source} in chunk {i} of its output; "
+                                        f"expected one of the {self.n} ranks' chunks")  # fmt: skip
+        return self
+
 
 class Node(Value, frozen=True):
     """A value: its operands folded on ``rank``, in this order; one operand is a copy of a value, mostly from elsewhere.
@@ -69,7 +86,7 @@ class Flow(Value, frozen=True, dict=True):
         Raises:
             PlanError: for a reference to nothing, a contribution that is folded twice, a fold in what reduces nothing.
         """
-        goal, found = self.goal, list[frozenset[Contribution]]()
+        goal, found = self.goal.checked(), list[frozenset[Contribution]]()
         reduces = goal.collective in REDUCTIONS or goal.collective == "custom"
         for i, node in enumerate(self.nodes):
             if not 0 <= node.rank < goal.n or not node.operands or max(node.operands) >= i:
@@ -83,7 +100,7 @@ class Flow(Value, frozen=True, dict=True):
             for reference in node.operands[1:]:
                 part = self._given(reference, node.rank, node.where, found)
                 if not value.isdisjoint(part):
-                    raise PlanError(f"{node.where}: {_named(min(value & part))} is folded twice on rank {node.rank}")
+                    raise PlanError(f"{node.where}: {named(min(value & part))} is folded twice on rank {node.rank}")
                 value |= part
             found.append(value)
         return tuple(found)
@@ -91,8 +108,10 @@ class Flow(Value, frozen=True, dict=True):
     def _given(
         self, reference: int, rank: int, where: str, found: Sequence[frozenset[Contribution]]
     ) -> frozenset[Contribution]:
-        if reference >= 0:
+        if 0 <= reference < len(found):
             return found[reference]
+        if reference >= 0:
+            raise PlanError(f"{where or 'outputs'}: value {reference}; there are {len(found)}")
         if ~reference >= self.goal.given[rank]:
             raise PlanError(
                 f"{where}: chunk {~reference} of rank {rank}'s input; it has {self.goal.given[rank]} chunks"
@@ -116,7 +135,7 @@ class Flow(Value, frozen=True, dict=True):
                     continue
                 if reference is None:
                     raise PlanError(f"rank {rank}: nothing writes chunk {chunk} of its output; wanted {_several(want)}")
-                where = self.nodes[reference].where if reference >= 0 else ""
+                where = self.nodes[reference].where if 0 <= reference < len(self.nodes) else ""
                 got = self._given(reference, rank, where, found)
                 if got != frozenset(want):
                     raise PlanError(
@@ -171,7 +190,7 @@ def goal_of(collective: str, n: int, chunks: int, root: int = -1) -> Goal:
     )
 
 
-def _named(contribution: Contribution) -> str:
+def named(contribution: Contribution) -> str:
     rank, chunk = contribution
     return f"rank {rank}'s chunk {chunk}"
 
@@ -179,6 +198,6 @@ def _named(contribution: Contribution) -> str:
 def _several(contributions: tuple[Contribution, ...], most: int = 4) -> str:
     if not contributions:
         return "nothing"
-    text = " + ".join(map(_named, contributions[:most]))
+    text = " + ".join(map(named, contributions[:most]))
     more = len(contributions) - most
     return f"{text} + {more} more" if more > 0 else text

@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from ..errors import SettingsError
+from ..lang.algorithms import SCHEME
 from ..program.call import Call
 from ..program.estimate import Estimate
 from ..topology.model import Topology
@@ -109,6 +110,9 @@ def by_slots(plan: Plan) -> Plan:
     why = "the ranks cannot read one another's memory"
     rules: list[Rule] = []
     for rule in plan.rules:
+        if rule.scheme.startswith(SCHEME):  # by slots anyway, and where somebody wants it
+            rules.append(rule)
+            continue
         mpi = any(r.scheme == "mpi" and r.collective == rule.collective for r in plan.rules)
         floor = MPI_BELOW_BYTES.get(rule.collective, (0, 0))[plan.n > 2] if mpi else 0
         if rule.scheme == "mpi" and floor:

@@ -13,6 +13,7 @@ from typing import ClassVar
 import msgspec
 
 from ..errors import PlanError
+from ..lang.algorithms import SCHEME, Algorithm
 from ..program.call import BLOCKED, Call
 from ..program.cost_model import Price, price
 from ..program.lower import slot_width
@@ -20,7 +21,7 @@ from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
 from ..util.codec import Document, Value
 from ..util.text import plural, size_text, time_text
-from .defaults import rule_of
+from .defaults import LINK_SLOTS, rule_of
 from .plan import PassedOver, Plan, Rule
 from .selection import choose, program_for
 
@@ -49,6 +50,7 @@ class PricedScheme(Value, frozen=True):
     shares: tuple[str, ...]
     certificate: str
     protocol: str = "slots"
+    written: str = ""  # what an algorithm says of itself
 
 
 class Explanation(Document, frozen=True):
@@ -97,7 +99,7 @@ class Explanation(Document, frozen=True):
         return "\n".join(lines)
 
     def _chosen(self, it: PricedScheme) -> list[str]:
-        lines = _field("runs as", f"{it.scheme}: {trees_text(it.trees, it.depth)}{_over(it.links)}")
+        lines = _field("runs as", f"{it.scheme}: {_what(it)}")
         lines += _field("why", "; ".join(filter(None, (self.reason, it.reason))))
         if it.algbw:
             if it.bound_gbps:
@@ -122,7 +124,7 @@ class Explanation(Document, frozen=True):
     def _other(self, it: PricedScheme) -> str:
         text = f"{it.scheme}: {time_text(it.seconds)} predicted"
         if self.chosen is None or not self.chosen.seconds:
-            return f"{text}, {trees_text(it.trees, it.depth)}, rate {it.rate_gbps:.4g} GB/s"
+            return f"{text}, {_what(it)}" + (f", rate {it.rate_gbps:.4g} GB/s" if it.rate_gbps else "")
         ratio = it.seconds / self.chosen.seconds
         if ratio >= 1.005:
             return f"{text}, {ratio:.3g}x slower"
@@ -138,7 +140,7 @@ def explanation(
     rule = rule or choose(plan, call)
     priced = {
         scheme: _priced(plan, topology, call, _rule_for(plan, topology, call, rule, scheme))
-        for scheme in plan.schemes(call.collective, call.root)
+        for scheme in (*plan.schemes(call.collective, call.root), *plan.written(call.collective, call.root))
     }
     chosen = priced.pop(rule.scheme, None)
     if chosen is None and rule.scheme != "mpi":
@@ -166,6 +168,8 @@ def _rule_for(plan: Plan, topology: Topology, call: Call, chosen: Rule, scheme: 
     """How ``scheme`` would be run: as the table does elsewhere, or with the chunks that are the best ones for it."""
     if scheme == chosen.scheme:
         return chosen
+    if scheme.startswith(SCHEME):
+        return Rule(chosen.collective, 0, scheme, *LINK_SLOTS)
     if chosen.least_chunk_bytes:  # by the cost model
         return rule_of(plan.packing(call.collective, call.root, scheme), topology, call)
     rows = [r for r in plan.rules if r.collective == chosen.collective and r.chunk_bytes]
@@ -176,6 +180,9 @@ def _rule_for(plan: Plan, topology: Topology, call: Call, chosen: Rule, scheme: 
 
 
 def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedScheme:
+    made = plan.algorithm(call.collective, call.root, rule.scheme)
+    if made is not None:
+        return _priced_algorithm(made, topology, call, rule)
     packing = plan.packing(call.collective, call.root, rule.scheme)
     program = program_for(plan, call, rule)
     cost = price(program, packing, topology)
@@ -186,6 +193,21 @@ def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedSch
         seconds=cost.seconds, algbw=cost.algbw, busbw=cost.algbw * call.bus_factor, busiest=_busiest(cost, topology),
         reason=packing.reason, shares=tuple(map(str, shares(packing))), certificate=packing.certificate.text,
     )  # fmt: skip
+
+
+def _priced_algorithm(made: Algorithm, topology: Topology, call: Call, rule: Rule) -> PricedScheme:
+    cost = made.price(call, topology, chunk_bytes=rule.chunk_bytes, depth=rule.depth)
+    return PricedScheme(
+        scheme=made.scheme, links="", trees=0, depth=0, rate_gbps=0.0, bound_gbps=0.0, optimal=False,
+        chunk_bytes=rule.chunk_bytes, slots=rule.depth, seconds=cost.seconds, algbw=cost.algbw,
+        busbw=cost.algbw * call.bus_factor, busiest=_busiest(cost, topology), reason="", shares=(),
+        certificate="none is worked out for what users write", written=made.summary(),
+    )  # fmt: skip
+
+
+def _what(it: PricedScheme) -> str:
+    """What a scheme is made of."""
+    return it.written or f"{trees_text(it.trees, it.depth)}{_over(it.links)}"
 
 
 def _busiest(cost: Price, topology: Topology) -> str:

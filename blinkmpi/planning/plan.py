@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, Self
 from msgspec.structs import replace
 
 from ..errors import PlanError
+from ..lang.algorithms import SCHEME, Algorithm
 from ..program.call import Call
 from ..topology.model import MOST_DEVICES, MOST_MBPS, Topology
 from ..trees import verify
@@ -75,7 +76,8 @@ class Turn(Value, frozen=True):
 class Plan(Document, frozen=True, dict=True, omit_defaults=True):
     """All packings of a job and the selection table; what was ``passed_over`` is for people.
 
-    A root that a symmetry makes of another one (``turns``) has that one's packings, turned, and that one's rows.
+    ``algorithms`` are those that users wrote; a row of the scheme ``lang:NAME`` takes one. A root that a symmetry makes
+    of another one (``turns``) has that one's packings, turned, and that one's rows.
     """
 
     KIND: ClassVar = "plan"
@@ -87,6 +89,29 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
     rules: tuple[Rule, ...]
     passed_over: tuple[PassedOver, ...] = ()
     turns: tuple[Turn, ...] = ()
+    algorithms: tuple[Algorithm, ...] = ()
+
+    def algorithm(self, collective: str, root: int, scheme: str) -> Algorithm | None:
+        """The algorithm that a scheme is; None for a scheme of packings.
+
+        Raises:
+            PlanError: for one that the plan has not.
+        """
+        if not scheme.startswith(SCHEME):
+            return None
+        for one in self.algorithms:
+            if (one.collective, one.scheme) == (collective, scheme) and one.root in (-1, root):
+                return one
+        have = sorted(one.scheme for one in self.algorithms if one.collective == collective)
+        raise PlanError(
+            f"the plan for {self.machine} has no {scheme!r} for {collective}, root {root}; it has "
+            f"{', '.join(have) or 'none'}: choose one of these or pass algorithms=[...]"
+        )
+
+    def written(self, collective: str, root: int = -1) -> tuple[str, ...]:
+        """The schemes that are algorithms for a collective."""
+        some = (one for one in self.algorithms if one.collective == collective and one.root in (-1, root))
+        return tuple(one.scheme for one in some)
 
     def packing(self, collective: str, root: int, scheme: str) -> Packing:
         """The packing for a collective (``root`` counts for rooted ones alone) and scheme.
@@ -146,6 +171,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
             rules=(*self.rules, *rules),
             passed_over=tuple(dict.fromkeys((*self.passed_over, *part.passed_over))),
             turns=tuple(dict.fromkeys((*self.turns, *part.turns))),
+            algorithms=tuple(dict.fromkeys((*self.algorithms, *part.algorithms))),
         )
 
     def passed_over_for(self, collective: Collective, root: int = -1) -> tuple[PassedOver, ...]:
@@ -230,6 +256,9 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
             planned = turn.like not in self._turns and 0 <= turn.like < self.n <= len(turn.image)
             if not planned or turn.image[turn.like] != turn.root or sorted(turn.image) != list(range(len(turn.image))):
                 raise PlanError(f"turns[{i}]: rank {turn.like} does not become rank {turn.root}; plan again")
+        for i, one in enumerate(self.algorithms):
+            if one.check().n != self.n:
+                raise PlanError(f"algorithms[{i}], {one.name}: {one.n} ranks, in a plan of {self.n} ranks; plan again")
         for i, r in enumerate(self.rules):
             if min(r.min_bytes, r.chunk_bytes, r.depth, r.ctas, r.least_chunk_bytes) < 0:
                 raise PlanError(f"rules[{i}], {r.collective}: a number below 0; plan again")
@@ -258,7 +287,11 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
             packed = self.packed_as(r.collective)
             roots = (-1, self.planned_as(r.root)) if r.root >= 0 else None  # None: any
             there = (p for p in self.packings if p.collective == packed and (roots is None or p.root in roots))
-            if r.scheme != "mpi" and r.scheme not in {p.scheme for p in there}:
+            named = self.algorithm(r.collective, r.root, r.scheme)
+            if named is not None and r.protocol != "slots":
+                raise PlanError(f"rule for {r.collective} from {r.min_bytes} bytes: {r.scheme} by {r.protocol}; "
+                                "algorithms go by slots")  # fmt: skip
+            if named is None and r.scheme != "mpi" and r.scheme not in {p.scheme for p in there}:
                 raise PlanError(
                     f"rule for {r.collective} from {r.min_bytes} bytes names scheme {r.scheme!r}, "
                     "which has no packing; plan again"

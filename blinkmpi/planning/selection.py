@@ -4,11 +4,13 @@ The selection table's defaults are in :mod:`.defaults`; ``BLINKMPI_ALGO`` or an 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 from msgspec.structs import replace
 
 from ..errors import NoPackingError, SettingsError
+from ..lang.algorithms import Algorithm
 from ..program.call import Call, collective_named
 from ..program.check import check
 from ..program.ir import Program
@@ -21,6 +23,7 @@ from ..trees.patterns.shallow import is_shallow
 from ..trees.problem import MethodOptions
 from ..trees.tree import CARRIED, COLLECTIVES, MAY_BE_CARRIED, ROOTED, Collective, Packing, packed_as
 from ..util.text import quoted
+from .algorithms import chunk_of_algorithm
 from .defaults import Gpus, gpu_rules, host_rules
 from .plan import PACKETS, PassedOver, Plan, Rule, Turn, chunk_for
 
@@ -182,18 +185,27 @@ def choose(
     return rule
 
 
-def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0, nodes: Sequence[int] = ()) -> Program:
+def program_for(
+    plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0, nodes: Sequence[int] = (), multicast: bool = False
+) -> Program:
     """Lower ``call`` by ``rule``; slots shrink so that no rank's take more than ``budget_bytes`` (0: no limit).
 
     Args:
         nodes: the node of each rank, if they lie on several; a chunk has a slot on both sides of a channel between two.
+        multicast: whether an algorithm's values may have one slot for all readers.
 
     Raises:
-        PlanError: if the plan lacks the packing. The program is checked before it is returned.
+        PlanError: if the plan lacks the packing or algorithm. The program is checked before it is returned.
     """
-    packing = plan.packing(call.collective, call.root, rule.scheme)
-    chunk_bytes = chunk_for(packing, call, rule)
-    program = lower(packing, call, chunk_bytes=chunk_bytes, depth=rule.depth)
+    made = plan.algorithm(call.collective, call.root, rule.scheme)
+    if made is not None:
+        chunk_bytes = chunk_of_algorithm(made, call, rule, multicast=multicast)
+        lowered: Callable[[int], Program] = partial(_by_algorithm, made, call, rule.depth, multicast)
+    else:
+        packing = plan.packing(call.collective, call.root, rule.scheme)
+        chunk_bytes = chunk_for(packing, call, rule)
+        lowered = partial(_by_packing, packing, call, rule.depth)
+    program = lowered(chunk_bytes)
     if budget_bytes and program.channels:
         slots = [0] * call.n
         for channel in program.channels:
@@ -203,5 +215,13 @@ def program_for(plan: Plan, call: Call, rule: Rule, *, budget_bytes: int = 0, no
         busiest = max(slots)
         room = budget_bytes // (busiest * rule.depth) - 128
         if room < chunk_bytes:
-            program = lower(packing, call, chunk_bytes=max(64, room // 64 * 64), depth=rule.depth)
+            program = lowered(max(64, room // 64 * 64))
     return check(program)
+
+
+def _by_packing(packing: Packing, call: Call, depth: int, chunk_bytes: int) -> Program:
+    return lower(packing, call, chunk_bytes=chunk_bytes, depth=depth)
+
+
+def _by_algorithm(made: Algorithm, call: Call, depth: int, multicast: bool, chunk_bytes: int) -> Program:
+    return made.program(call, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from ..errors import PlanError
 from ..topology.model import Link, LinkKind, Topology
-from ..trees.tree import Packing
 from ..util.codec import Value
 from .ir import Program, Stage
 from .reduction import accumulator_of, dtype_of
+from .routes import Routes
 
 # Seconds that a chunk needs from one rank to the next besides its transfer: write, flag, poll.
 # NVLink: measured on two H200 (benchmarks/results/message-cost-gpu-np2.json). xGMI, PCIe, network: as a ring's step in
@@ -50,8 +50,9 @@ class Price(Value, frozen=True):
         return max((row[3] for row in self.busy), default=0.0)
 
 
-def price(program: Program, packing: Packing, topology: Topology) -> Price:
-    """Predict the time of ``program``, which was lowered from ``packing``, on ``topology``.
+def price(program: Program, routes: Routes, topology: Topology) -> Price:
+    """Predict the time of ``program`` on ``topology``, with the routes of the packing from which it was lowered, or
+    those of an algorithm's.
 
     On links: a chunk crosses the path of its tree edge (against it on the way up); each link serves chunks one after
     another at its rate, in order of arrival, and passes a chunk on as it comes in (cut-through), so the slowest link
@@ -68,11 +69,11 @@ def price(program: Program, packing: Packing, topology: Topology) -> Price:
     below the work of the busiest link.
 
     Raises:
-        PlanError: if the program does not fit the packing, or a path uses a link that the machine does not have.
+        PlanError: if the program does not fit the routes, or a path uses a link that the machine does not have.
     """
-    model = _Model(program, packing, topology)
+    model = _Model(program, routes, topology)
     if not program.stages:  # a barrier: up and down one tree
-        depth = max((tree.depth for tree in packing.trees), default=0)
+        depth = routes.depth
         hop = max((LATENCY[k.kind] for k in topology.links), default=0.0)
         return Price(2 * depth * hop, 0.0, ())
     longest = max(-(-stage.count // step) for stage, step in zip(program.stages, model.steps, strict=True))
@@ -99,14 +100,14 @@ Sender = tuple[str, int]  # a stage, or the rank that calls MPI
 class _Model:
     """The stages of a program as a network of queues."""
 
-    def __init__(self, program: Program, packing: Packing, topology: Topology) -> None:
+    def __init__(self, program: Program, routes: Routes, topology: Topology) -> None:
         self.program = program
         self.load: dict[Key, float] = defaultdict(float)  # seconds of work on each link for the whole call
         self._links: dict[tuple[int, int], list[Link]] = defaultdict(list)
         for link in topology.links:
             self._links[link.src, link.dst].append(link)
         self._numbers: dict[Key | Sender, int] = {}
-        self._packing, self._topology = packing, topology
+        self._routes, self._topology = routes, topology
         self.steps = [program.chunk_of(stage) for stage in program.stages]
         stages = Counter(stage.rank for stage in program.stages)
         self._ctas = ctas_of_a_stage(max(stages.values(), default=1))
@@ -117,7 +118,7 @@ class _Model:
             tuple(sorted(reader[c, r] for c in stage.outs for r in program.channels[c].readers))
             for stage in program.stages
         ]
-        cores = {r: self._core(r) for r in range(topology.n)} if _on_cores(packing, topology) else {}
+        cores = {r: self._core(r) for r in range(topology.n)} if _on_cores(routes, topology) else {}
         if cores:
             working = ((i, stage) for i, stage in enumerate(program.stages))
             self.transfers = [self._work(i, cores[s.rank], reader) if s.ins or s.outs else () for i, s in working]
@@ -147,7 +148,7 @@ class _Model:
         passes = max(1, len(stage.fold) - 1)
         work = self._on(core, passes * width * stage.count, stage.count)
         sender = work[0], MESSAGE["memory"]
-        several = not self._packing.multicast  # who reads what is written once need not be the end of an edge
+        several = not self._routes.multicast  # who reads what is written once need not be the end of an edge
         away = [x for x in self._crossings(stage, reader, kind="net") if x.links] if several else []
         if len(away) == 1 == len(self.sinks[i]):  # to the network alone, after the core
             return (_Transfer((work, *away[0].links), away[0].latency, away[0].sinks, (work[0], MESSAGE["net"])),)
@@ -181,15 +182,11 @@ class _Model:
 
     def _path(self, number: int, src: int, dst: int, *, partial: bool) -> list[Link]:
         """The links from ``src`` to ``dst`` on an edge of tree ``number``: of partial results, one to the root."""
-        trees = self._packing.trees
-        paths = trees[number].paths(src, dst, up=partial) if number < len(trees) else []
-        if not paths:
-            raise PlanError(f"the program sends from rank {src} to {dst} on tree {number}, which has no such edge; "
-                            "lower the call from this packing")  # fmt: skip
+        path = self._routes.route(number, src, dst, partial=partial)
         hops = []
-        for a, b in zip(paths[0], paths[0][1:], strict=False):
+        for a, b in itertools.pairwise(path):
             links = self._links[a, b]
-            links = [k for k in links if k.kind in self._packing.links] or links
+            links = [k for k in links if k.kind in self._routes.links] or links
             if not links:
                 raise PlanError(f"{self._topology.name} has no link {a}->{b}, which tree {number} uses; plan again")
             hops.append(max(links, key=lambda k: k.mbps))
@@ -225,7 +222,7 @@ class _Model:
             sender, seconds = self.transfers[i][t].sender
             start = max(now, free[sender])
             free[sender] = start + seconds
-            if start > now:
+            if start > now or not self.transfers[i][t].links:  # none: to the rank itself
                 count += 1
                 heapq.heappush(heap, (start, count, i, t, 0, size, 0.0))
             else:
@@ -280,7 +277,7 @@ def _extrapolated(model: _Model, part: float) -> float:
     return full + slope * (1 - part)
 
 
-def _on_cores(packing: Packing, topology: Topology) -> bool:
-    """Whether the packing's bytes go through a memory that ranks share."""
+def _on_cores(routes: Routes, topology: Topology) -> bool:
+    """Whether the bytes go through a memory that ranks share."""
     memories = {topology.n + j for j, s in enumerate(topology.switches) if s.kind == "memory"}
-    return packing.multicast or any(v in memories for tree in packing.trees for e in tree.edges for v in e.path)
+    return routes.multicast or not memories.isdisjoint(routes.crossed())

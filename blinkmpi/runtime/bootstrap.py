@@ -8,14 +8,16 @@ in; nothing here imports MPI.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from numbers import Real
 from pathlib import Path
 
 import msgspec
 
 from ..errors import ArgumentError, MismatchError, PlanError, SettingsError, TopologyError
+from ..lang.algorithms import SCHEME, Algorithm
 from ..planning import tuned_table as tuned
+from ..planning.algorithms import check_algorithms, named_in, with_algorithms
 from ..planning.defaults import Gpus
 from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import Plan
@@ -31,6 +33,7 @@ from ..util.together import Comm, from_root, together
 
 MOST_PLAN_BYTES = 1 << 29  # of its file: 128 ranks take half of it
 
+ON_HOSTS = "calls on GPU memory take no algorithms; leave them out, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
 EXECUTORS = ("auto", "c", "numpy")
 
 
@@ -48,6 +51,7 @@ class Options:
     max_ctas: int | None = None
     stream: str | None = None
     nodes: tuple[int, ...] = ()  # of a child: which virtual node each rank is in
+    algorithms: tuple[Algorithm, ...] = ()
 
     def check(self) -> None:
         """Raise ArgumentError for a value that no rank could use."""
@@ -70,6 +74,7 @@ class Options:
             "stream": self.stream,
             "strict": self.strict or None,
             "deterministic": self.deterministic or None,
+            "algorithms": " ".join(f"{a.name}#{short_hash(a.to_json())}" for a in self.algorithms) or None,
         }
         return ", ".join(f"{k}={v}" for k, v in parts.items() if v is not None) or "no arguments"
 
@@ -82,6 +87,7 @@ def settle(comm: Comm, options: Options) -> Settings:
 
     def own() -> Settings:
         options.check()
+        check_algorithms(options.algorithms, comm.size)
         return read()
 
     mine = together(comm, own)
@@ -160,7 +166,12 @@ def agree_on_plan(
         table: where measured rows for this machine may lie; ``algo`` wins over them.
         mpi: whether MPI has collectives of its own among these ranks, to which short vectors in host memory may go.
     """
-    algo = options.algo if options.algo is not None else settings.algo
+    algo, asked = named_in(options.algo if options.algo is not None else settings.algo, options.algorithms, machine.n)
+    if gpus and asked:
+        names = ", ".join(made.scheme for made in asked.values())
+        raise SettingsError(f"BLINKMPI_ALGO names {names}, and this job's ranks have GPUs: {ON_HOSTS}")
+    if gpus and options.algorithms and comm.rank == 0:
+        log(settings, "WARN", f"algorithms= is for calls on host memory: {ON_HOSTS}")
     given = options.plan or settings.graph_file or None
 
     @cache
@@ -191,10 +202,24 @@ def agree_on_plan(
 
     if given is not None or settings.graph_dump_file:
         text = from_root(comm, whole)
-        plan = together(comm, lambda: Plan.from_json(text, source="plan from rank 0").check(machine))
-        return PlanOnDemand(comm, machine, plan)
-    plans = PlanOnDemand(comm, machine, part)
-    return plans.with_parts((collective, 0) for collective in ("barrier", *parse_algo(algo)))
+        plan = together(comm, lambda: _for(gpus, Plan.from_json(text, source="plan from rank 0").check(machine)))
+        plans = PlanOnDemand(comm, machine, plan)
+    else:
+        plans = PlanOnDemand(comm, machine, part)
+    forced = {} if given is not None else parse_algo(algo)  # where a scheme is named, it is meant
+    named = {kind for kind, schemes in forced.items() if not all(scheme.startswith("^") for scheme in schemes)}
+    free = [one for one in options.algorithms if one.collective not in named]
+    if not gpus and (free or asked):
+        plans.change(partial(with_algorithms, algorithms=free, asked=asked))
+    return plans.with_parts((collective, 0) for collective in ("barrier", *forced))
+
+
+def _for(gpus: Gpus, plan: Plan) -> Plan:
+    """A plan that these ranks can take; PlanError for one with algorithms in its table, where they have GPUs."""
+    row = next((row for row in plan.rules if row.scheme.startswith(SCHEME)), None)
+    if gpus and row is not None:
+        raise PlanError(f"the plan gives {row.collective} to {row.scheme}, and this job's ranks have GPUs: {ON_HOSTS}")
+    return plan
 
 
 def dump_files(comm: Comm, settings: Settings, machine: Topology, plan: Plan) -> None:
@@ -222,7 +247,12 @@ def check_timeout(seconds: float) -> None:
 
 def digest(plan: Plan) -> str:
     """A few characters that differ if two plans do."""
-    return f"{plan.machine}#{hashlib.blake2b(plan.to_json().encode(), digest_size=6).hexdigest()}"
+    return f"{plan.machine}#{short_hash(plan.to_json())}"
+
+
+def short_hash(text: str) -> str:
+    """12 hex digits."""
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def differences(one: Settings, other: Settings) -> str:

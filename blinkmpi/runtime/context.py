@@ -14,6 +14,7 @@ import msgspec
 from mpi4py import MPI
 
 from ..errors import BlinkError, DeviceError, FallbackError, PlanError
+from ..planning.algorithms import for_part
 from ..planning.defaults import Gpus, by_slots
 from ..planning.diff import PlanDifference, plan_differences
 from ..planning.on_demand import PlanOnDemand
@@ -234,7 +235,9 @@ class Context:
     def program(self, call: Call, rule: Rule, plan: Plan | None = None) -> Program:
         """The checked program of a call."""
         nodes = () if self.one_node else self.nodes
-        return program_for(plan or self.plans, call, rule, budget_bytes=self.host.arena_bytes, nodes=nodes)
+        return program_for(
+            plan or self.plans, call, rule, budget_bytes=self.host.arena_bytes, nodes=nodes, multicast=self.one_node
+        )
 
     def maker(self, call: Call, rule: Rule) -> Callable[[], Program]:
         """What makes the program of a call whenever it is asked for."""
@@ -249,7 +252,10 @@ class Context:
         part = self.machine.subset(ranks) if self.one_node else None
         apart = not self.one_node or self.options.nodes or self.settings.nodes  # the setting is about the whole job
         nodes = tuple(self.nodes[r] for r in ranks) if apart else ()
-        return replace(self.options, topology=part if self.emulated else None, plan=None, nodes=nodes), part
+        algo = self.settings.algo if self.options.algo is None else self.options.algo
+        algo, algorithms = for_part(algo, self.options.algorithms, len(ranks))
+        options = replace(self.options, plan=None, nodes=nodes, algo=algo, algorithms=algorithms)
+        return replace(options, topology=part if self.emulated else None), part
 
     def close(self) -> None:
         """Free everything; collective."""

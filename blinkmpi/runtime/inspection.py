@@ -6,6 +6,7 @@ here stands what only the live job can add.
 
 from typing import Any
 
+from ..planning.algorithms import chunk_of_algorithm
 from ..planning.explain import explain as explain_plan
 from ..planning.explain import plan_line
 from ..planning.plan import chunk_for
@@ -48,6 +49,8 @@ def plan_text(context: Context, collective: str, root: int) -> str:
     scheme = plans.rule(name, 1 << 62, root=root).scheme
     if scheme == "mpi":
         return f"{name}: MPI's own, by BLINKMPI_ALGO"
+    if (made := plans.algorithm(name, root, scheme)) is not None:
+        return f"{name}: {scheme}, {made.summary()}"
     return plan_line(plans.packing(name, root, scheme))
 
 
@@ -61,7 +64,9 @@ def choice(
     main = context.main
     plan = main.planned.about(call.collective, call.root)
     rule, chunk = main.rule(call, plan=plan), 0
-    if rule.scheme != "mpi":
+    if (made := plan.algorithm(call.collective, call.root, rule.scheme)) is not None:
+        chunk = chunk_of_algorithm(made, call, rule, multicast=context.one_node)
+    elif rule.scheme != "mpi":
         chunk = chunk_for(plan.packing(call.collective, call.root, rule.scheme), call, rule)
     name = "cuda" if context.gpus else context.host.executor
     return {
@@ -85,6 +90,8 @@ def predict(
     main = context.main
     plan = main.planned.about(call.collective, call.root)
     rule = context.rule(call, blocking=False, plan=plan) if main is context else main.rule(call, plan=plan)
+    if (made := plan.algorithm(call.collective, call.root, rule.scheme)) is not None:
+        return made.price(call, main.machine, chunk_bytes=rule.chunk_bytes, depth=rule.depth).seconds, None
     packing = plan.packing(call.collective, call.root, rule.scheme)
     bound = call.nbytes / float(packing.bound * 10**6) if packing.bound else None
     return price(main.program(call, rule, plan), packing, main.machine).seconds, bound

@@ -51,7 +51,11 @@ def test_every_collective(store: Any, rank: int, size: int, executor: str) -> No
 @sharing_a_store((3,))
 def test_another_machine_and_schemes_by_name(store: Any, rank: int, size: int) -> None:
     some = [case for name in ("allreduce", "broadcast", "alltoall") for case in cases(name, size, full=False)]
-    for arguments in ({"topology": "cpu:3"}, {"algo": "allreduce:chain", "deterministic": True}):
+    for arguments in (
+        {"topology": "cpu:3"},
+        {"algo": "allreduce:chain", "deterministic": True},
+        {"algo": "allreduce:lang:ring;alltoall:lang:bruck_alltoall"},
+    ):
         with blinkmpi.StoreCommunicator(store, rank, size, **arguments) as comm:
             run_all(comm, some)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from blinkmpi import lang
 from blinkmpi.cli import main as cli
 from blinkmpi.errors import PlanError
 from blinkmpi.planning.plan import Plan
@@ -155,6 +156,14 @@ def test_a_method_plans_what_it_can_of_all_collectives(blink: Any) -> None:
     assert blink("plan dgx-1v --method magic")[0] == 2
 
 
+def test_a_plan_as_a_program_runs(blink: Any, tmp_path: Path) -> None:
+    code, out, _ = blink("plan dgx-1v --collective allreduce --lang")
+    assert code == 0
+    (tmp_path / "mine.py").write_text(out)
+    made = lang.load(f"{tmp_path}/mine.py:trees", 8)
+    assert made.simulate(machine("dgx-1v"), 1 << 28).algbw > 60
+
+
 @pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
 def test_the_front_is_one(blink: Any, collective: str) -> None:
     found = report(blink, f"dgx-1p --collective {collective} --pareto")
@@ -279,6 +288,8 @@ def test_simulate_prints_bars_and_does_not_run_large_vectors(blink: Any) -> None
     ("plan dgx-1v --collective bcast --max-trees 2 --loss 0.1", "--loss is for method mwu+ilp, not for those"),
     ("plan dgx-1v --pareto", "--pareto is for one collective"),
     ("plan dgx-1v --plot x.svg", "--plot is for one collective"),
+    ("plan dgx-1v --lang", "--lang is for one collective"),
+    ("plan dgx-1v --collective bcast --lang --json", "--lang prints one program; leave --pareto and --json out"),
     ("plan dgx-1v --collective gather --pareto", "--pareto: few and shallow trees for gather"),
     ("plan cpu:4 --collective bcast --pareto", "--pareto: few and shallow trees for broadcast on cpu:4"),
     ("plan dgx-1v --collective bcast --plot x.doc", "cannot draw 'x.doc': expected a name that ends in .svg"),

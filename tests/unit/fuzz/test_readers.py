@@ -9,25 +9,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blinkmpi import lang
 from blinkmpi.bench.sweep import file as sweep_file
 from blinkmpi.bench.sweep import results
 from blinkmpi.bench.sweep.file import Resources, Sweep, expand
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError, PlanError, SettingsError, TopologyError
+from blinkmpi.lang import Algorithm, library
+from blinkmpi.lang.algorithms import read_algorithm
 from blinkmpi.lang.xml.check import judge
 from blinkmpi.lang.xml.export import export
 from blinkmpi.lang.xml.file import XmlAlgorithm, load_xml, parse_xml, write_xml
 from blinkmpi.launch import hostfile
 from blinkmpi.launch.hostfile import Host
 from blinkmpi.planning import tuned_table
+from blinkmpi.planning.algorithms import with_algorithms
 from blinkmpi.planning.diff import plan_differences
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.planning.tuned_table import TunedTable, taken
-from blinkmpi.program.call import Call
+from blinkmpi.program.call import Call, call_of_bytes
 from blinkmpi.program.check import check
 from blinkmpi.program.ir import Program
 from blinkmpi.runtime.bootstrap import read_plan
@@ -39,9 +44,16 @@ from tests.unit.fuzz.mutators import many, promised, spoilt, spoilt_json
 from tests.unit.lang_xml.flows import halving_doubling, ring_allgather
 
 RING = machine("dgx-1v").subset([0, 1, 2, 3])
-PLAN = make_plan(RING, roots=[0], collectives=["broadcast", "allreduce", "allgather"])
+PLAN = with_algorithms(
+    make_plan(RING, roots=[0], collectives=["broadcast", "allreduce", "allgather"]), [library.bruck_allgather(4)], {}
+)
 CALL = Call("allreduce", 4, (1 << 16,), "float32", "sum")
 PROGRAM = program_for(PLAN, CALL, choose(PLAN, CALL))
+FORWARD = lang.algorithm(
+    lang.custom(given=lambda n, rank: 1, wanted=lambda n, rank: [[(rank - 1, 0)]] if rank else []),
+    chunks=1,
+    name="next",
+)(lambda n: [lang.chunk(r - 1, "input", 0).copy(r, "output", 0) for r in range(1, n)])
 HERE = Resources(nodes=2, slots=4, gpus=False)
 
 
@@ -98,6 +110,16 @@ def good_program(found: Program) -> None:
     promised(lambda: check(found), PlanError, line=False)
 
 
+def good_algorithm(found: Algorithm) -> None:
+    assert Algorithm.from_json(found.to_json()) == found.check()
+    if found.collective == "custom":
+        found.interpret([np.ones(count) for count in found.given])
+        return
+    found.explain()
+    call = call_of_bytes(found.flow.goal.collective, found.n, 1000, root=found.root)  # type: ignore[arg-type]
+    assert found.program(call).call == call
+
+
 def good_table(found: TunedTable) -> None:
     assert TunedTable.from_json(found.to_json()) == found
     promised(lambda: taken(PLAN, found, RING), PlanError, line=False)
@@ -126,6 +148,7 @@ def good_results(found: dict[str, Any]) -> None:
 
 TOPOLOGIES = (*(machine(name).to_json().encode() for name in ("dgx-1v", "hgx-h200", "cpu:3", "dgx-1p:2")),
               *files("tests/data/nccl-topo-h200x8.xml", "tests/data/nvidia-smi-topo-m-h200x8.txt"))  # fmt: skip
+ALGORITHMS = tuple(made.to_json().encode() for made in (library.ring(3), library.bruck_alltoall(4), FORWARD(3)))
 TABLES, LINKS = files("benchmarks/tables/tuned-*.json"), files("benchmarks/tables/links-*.json")
 CHUNKS = tuple(write_xml(export(flow, name="xml", in_place=True)).encode()
                for flow in (halving_doubling(4), ring_allgather(3)))  # fmt: skip
@@ -135,6 +158,7 @@ READERS = {
     "sweep": Reader(sweep_file.load, (ArgumentError, FormatError), files("benchmarks/sweeps/*.toml"), good_sweep),
     "plan": Reader(read_plan, (PlanError, FormatError), (PLAN.to_json().encode(),), good_plan),
     "program": Reader(read_program, (FormatError, PlanError), (PROGRAM.to_json().encode(),), good_program),
+    "algorithm": Reader(read_algorithm, (FormatError, PlanError), ALGORITHMS, good_algorithm),
     "table": Reader(lambda path: tuned_table.read(Path(path)), (SettingsError, FormatError), TABLES, good_table),
     "xml": Reader(load_xml, (FormatError,), CHUNKS, good_xml),
     "measured": Reader(read_measured, (TopologyError, FormatError), LINKS, good_measured),

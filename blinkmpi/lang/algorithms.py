@@ -1,0 +1,220 @@
+"""``Algorithm``: a proved program over chunks, as a value with a file of its own, and what can be asked of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Self
+
+from ..errors import ArgumentError, FormatError, PlanError
+from ..program.call import BLOCKED, Call, call_of_bytes, collective_named
+from ..program.cost_model import Price, price
+from ..program.ir import Program
+from ..program.reduction import Array
+from ..program.routes import cheapest_routes
+from ..topology.model import MOST_DEVICES, Topology
+from ..util.codec import Document
+from ..util.files import read_file
+from ..util.text import brief, plural, quoted, size_text
+from .flow import Contribution, Flow, Goal, Node, goal_of
+from .interpreter import interpret
+from .lower import Lowering
+
+FORMAT_VERSION = 1
+MOST_CONTRIBUTIONS = 1 << 24  # to the outputs of all ranks
+SCHEME = "lang:"  # in front of an algorithm's name, where it stands beside the schemes of a plan
+
+
+class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
+    """How a collective of so many ranks is done, proved: every result is what the collective says.
+
+    Its chunks, values and outputs are those of its flow (:class:`.flow.Flow`); ``given`` and ``wanted`` are those of a
+    custom collective's goal, and follow from the others for all else. ``inplace`` says for which kind of calls it was
+    written; it does the same in both. It is meant for calls whose vector has at least ``min_bytes`` and at most
+    ``max_bytes`` (0: any number).
+    """
+
+    KIND: ClassVar = "algorithm"
+    VERSION: ClassVar = FORMAT_VERSION
+    name: str
+    collective: str
+    n: int
+    chunks: int
+    nodes: tuple[Node, ...]
+    outputs: tuple[tuple[int | None, ...], ...]
+    root: int = -1
+    given: tuple[int, ...] = ()
+    wanted: tuple[tuple[tuple[Contribution, ...], ...], ...] = ()
+    inplace: bool = False
+    min_bytes: int = 0
+    max_bytes: int = 0
+
+    @classmethod
+    def of(cls, name: str, flow: Flow, *, inplace: bool = False, min_bytes: int = 0, max_bytes: int = 0) -> Self:
+        """The algorithm of a flow, proved.
+
+        Raises:
+            PlanError: if the flow is wrong.
+        """
+        goal = flow.goal
+        own = (goal.given, goal.wanted) if goal.collective == "custom" else ((), ())
+        made = cls(
+            name, goal.collective, goal.n, goal.chunks, flow.nodes, flow.outputs, goal.root, *own, inplace, min_bytes,
+            max_bytes,
+        )  # fmt: skip
+        return made.check()
+
+    @cached_property
+    def flow(self) -> Flow:
+        """What it computes."""
+        if self.collective == "custom":
+            goal = Goal("custom", self.n, self.chunks, self.root, self.given, self.wanted)
+        else:
+            goal = goal_of(self.collective, self.n, self.chunks, self.root)
+        return Flow(goal, self.nodes, self.outputs)
+
+    @property
+    def scheme(self) -> str:
+        """What a plan calls it."""
+        return SCHEME + self.name
+
+    def check(self) -> Self:
+        """Prove it and return self; PlanError if it is wrong."""
+        if not self.name or min(self.min_bytes, self.max_bytes) < 0:
+            raise PlanError(f"name {quoted(self.name)}, {self.min_bytes} to {self.max_bytes} bytes: expected a name, "
+                            "and numbers from 0 on")  # fmt: skip
+        where = brief(self.name)
+        if not 1 <= self.n <= MOST_DEVICES or self.chunks < 1 or self.n * self.n * self.chunks > MOST_CONTRIBUTIONS:
+            raise PlanError(f"{where}: {quoted(self.n)} ranks, {quoted(self.chunks)} chunks: expected at least one of "
+                            f"each, at most {MOST_DEVICES} ranks, and fewer chunks of many ranks")  # fmt: skip
+        if (self.collective == "custom") != bool(self.given or self.wanted):
+            raise PlanError(f"{where}: a custom collective says what is given and wanted, and no other; got "
+                            f"{quoted(self.collective)}")  # fmt: skip
+        try:
+            self.flow.prove()
+        except PlanError as error:
+            raise PlanError(f"{where}: {error}") from error
+        return self
+
+    _consistent = check
+
+    @cached_property
+    def _lowering(self) -> Lowering:
+        return Lowering(self.flow)
+
+    def program(self, call: Call, *, chunk_bytes: int = 128 << 10, depth: int = 4, multicast: bool = False) -> Program:
+        """The proved program of a call.
+
+        Args:
+            chunk_bytes, depth: of slots.
+            multicast: whether all readers of a value read one slot, as ranks can that share a memory.
+
+        Raises:
+            PlanError: for a call of another collective, root or number of ranks.
+        """
+        return self._lowering.program(
+            call, scheme=self.scheme, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast
+        )
+
+    def simulate(
+        self, topology: Topology, nbytes: int, *, dtype: str = "float32", chunk_bytes: int = 128 << 10, depth: int = 4
+    ) -> Price:
+        """Predict the time of a call whose largest buffer has ``nbytes``; chunks go by the cheapest routes.
+
+        Raises:
+            PlanError: if the machine has other ranks, or no way between two that send to each other.
+        """
+        goal = self.flow.goal
+        if goal.collective == "custom":
+            raise PlanError(f"{self.name}: a custom collective has no call, which has a time; interpret() runs it")
+        call = call_of_bytes(collective_named(goal.collective), goal.n, nbytes, dtype=dtype, root=max(goal.root, 0))
+        return self.price(call, topology, chunk_bytes=chunk_bytes, depth=depth)
+
+    def price(self, call: Call, topology: Topology, *, chunk_bytes: int, depth: int) -> Price:
+        """Predict the time of a call; see :meth:`simulate`."""
+        if topology.n != self.n:
+            raise PlanError(f"{self.name} is for {self.n} ranks, {topology.name} has {topology.n}; make it for these")
+        multicast = shares_memory(topology)
+        program = self.program(call, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast)
+        return price(program, cheapest_routes(program.channels, topology, multicast=multicast), topology)
+
+    def summary(self) -> str:
+        """Its messages in a few words."""
+        sent, _, longest = self._traffic()
+        return f"an algorithm of {sent.total()} messages of a chunk, {longest} after one another"
+
+    def explain(self) -> str:
+        """What it is and does, for a terminal: messages, bytes and steps."""
+        goal = self.flow.goal
+        where = f" from or to rank {goal.root}" if goal.root >= 0 else ""
+        lines = [f"{self.name}: {goal.collective}{where} of {plural(goal.n, 'rank')}, {self._pieces()}, proved"]
+        if self.min_bytes or self.max_bytes:
+            most = f"at most {size_text(self.max_bytes)}" if self.max_bytes else "any length above"
+            lines.append(f"  for        vectors of at least {size_text(self.min_bytes)}, {most}")
+        sent, folds, longest = self._traffic()
+        each = Fraction(1, goal.chunks * (goal.n if goal.collective in BLOCKED else 1))
+        most_sent = max(sent.values(), default=0)
+        lines.append(f"  messages   {sent.total()} of a chunk, {most_sent} from the rank that sends the most")
+        if goal.collective != "custom":
+            lines.append(f"  bytes      that rank sends {most_sent * each} of the vector")
+        lines.append(f"  steps      {longest} messages follow one another")
+        if folds:
+            lines.append(f"  folds      {folds} of two operands")
+        return "\n".join(lines)
+
+    def _pieces(self) -> str:
+        goal = self.flow.goal
+        return plural(goal.chunks, "chunk") + (" a block" if goal.collective in BLOCKED else "")
+
+    def _traffic(self) -> tuple[Counter[int], int, int]:
+        """Messages by the rank that sends, folds of two, and the longest chain of messages."""
+        flow = self.flow
+        sent: Counter[int] = Counter()
+        steps: list[int] = []
+        for node in flow.nodes:
+            far = [o for o in node.operands if o >= 0 and flow.nodes[o].rank != node.rank]
+            sent.update(flow.nodes[o].rank for o in far)
+            steps.append(max((steps[o] + (o in far) for o in node.operands if o >= 0), default=0))
+        for rank, outputs in enumerate(flow.outputs):  # results may lie elsewhere
+            sent.update(flow.nodes[o].rank for o in outputs if o is not None and o >= 0 and flow.nodes[o].rank != rank)
+        return sent, sum(len(node.operands) - 1 for node in flow.nodes), max(steps, default=0)
+
+    def interpret(self, sends: Sequence[Array | None], op: str = "sum") -> list[list[Array | None]]:
+        """Run it on NumPy arrays, one for each rank, in as many equal parts as its input has chunks.
+
+        Returns:
+            For each rank the chunks of its output, None where nothing is written.
+        """
+        return interpret(self.flow, sends, op)
+
+    def save(self, path: str | Path) -> None:
+        """Write its file, which :func:`load` reads.
+
+        Raises:
+            ArgumentError: if it cannot be written.
+        """
+        try:
+            Path(path).write_text(self.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(f"cannot write {quoted(str(path))}: {error.strerror}; correct the path") from error
+
+
+def shares_memory(topology: Topology) -> bool:
+    """Whether all ranks share one memory, in which a slot may have several readers."""
+    return len(topology.nodes) == 1 and topology.memory_of(topology.nodes[0]) is not None
+
+
+def read_algorithm(path: str | Path) -> Algorithm:
+    """Read what :meth:`Algorithm.save` wrote, and prove it.
+
+    Raises:
+        FormatError: if it cannot be read, or is no such file. PlanError: for one that is wrong.
+    """
+    try:
+        text = read_file(path)
+    except OSError as error:
+        raise FormatError(f"cannot read {quoted(str(path))}: {error.strerror}; correct the path") from error
+    return Algorithm.from_json(text, source=brief(str(path)))

@@ -1,0 +1,161 @@
+"""``@lang.algorithm``: a function of the number of ranks becomes an :class:`Algorithm` for each number."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import runpy
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import ArgumentError, FormatError
+from ..program.call import collective_named
+from ..trees.tree import ROOTED
+from ..util.text import quoted
+from .algorithms import Algorithm, read_algorithm
+from .flow import Contribution, Goal, goal_of
+from .trace import Tracer, collected, collecting
+
+Chunks = int | Callable[..., int]
+READERS: dict[str, Callable[[str], Algorithm]] = {".json": read_algorithm}  # of files, by their suffix
+
+
+class CustomCollective(NamedTuple):
+    """A collective of the user's own: see :func:`custom`."""
+
+    given: Callable[[int, int], int]
+    wanted: Callable[[int, int], Sequence[Sequence[Contribution]]]
+
+    def goal(self, n: int, chunks: int) -> Goal:
+        """What it gives and wants among ``n`` ranks.
+
+        Raises:
+            PlanError: for contributions that there are not.
+        """
+        given = tuple(self.given(n, rank) for rank in range(n))
+        wanted = tuple(tuple(tuple(sorted(want)) for want in self.wanted(n, rank)) for rank in range(n))
+        return Goal("custom", n, chunks, -1, given, wanted).checked()
+
+
+def custom(
+    *, given: Callable[[int, int], int], wanted: Callable[[int, int], Sequence[Sequence[Contribution]]]
+) -> CustomCollective:
+    """A collective by what it begins and ends with. It can be proved and interpreted, but no Communicator calls it.
+
+    Args:
+        given: of the number of ranks and a rank: chunks of that rank's input.
+        wanted: of the same: for each chunk of that rank's output, the (rank, chunk) of what is folded in it.
+    """
+    return CustomCollective(given, wanted)
+
+
+class Written:
+    """A function of the number of ranks; called, it gives an Algorithm. Made by :func:`algorithm`."""
+
+    def __init__(
+        self, body: Callable[..., object], collective: str | CustomCollective, chunks: Chunks, *, inplace: bool,
+        ranks: Collection[int] | None, name: str, min_bytes: int, max_bytes: int, root: int,
+    ) -> None:  # fmt: skip
+        functools.update_wrapper(self, body)
+        self.body, self.collective, self.chunks, self.inplace = body, collective, chunks, inplace
+        self.ranks, self.name, self.min_bytes, self.max_bytes, self.root = ranks, name, min_bytes, max_bytes, root
+
+    def __repr__(self) -> str:
+        return f"<lang.algorithm {self.name}>"
+
+    def __call__(self, n: int, *args: Any, **params: Any) -> Algorithm:
+        """Trace, prove and freeze it for ``n`` ranks.
+
+        Raises:
+            ArgumentError: for a number of ranks or parameters that it is not for.
+            PlanError: naming the line of the program, or the result that is missing or wrong.
+        """
+        if not isinstance(n, int) or n < 1 or (self.ranks is not None and n not in self.ranks):
+            some = "" if self.ranks is None else f" of {sorted(self.ranks)}"
+            raise ArgumentError(f"{self.name}({n!r}): expected a number of ranks{some}")
+        try:
+            bound = inspect.signature(self.body).bind(n, *args, **params)
+        except TypeError as error:
+            raise ArgumentError(f"{self.name}{(n, *args)}: {error}; give its parameters") from error
+        bound.apply_defaults()
+        root = int(bound.arguments.get("root", self.root))
+        goal = self._goal(n, root, bound)
+        tracer = Tracer(goal, inplace=self.inplace)
+        token = collecting(tracer)
+        try:
+            self.body(*bound.args, **bound.kwargs)
+        finally:
+            collected(token)
+        return Algorithm.of(
+            self.name, tracer.flow(), inplace=self.inplace, min_bytes=self.min_bytes, max_bytes=self.max_bytes
+        )
+
+    def _goal(self, n: int, root: int, bound: inspect.BoundArguments) -> Goal:
+        chunks = self.chunks
+        if callable(chunks):
+            several = len(inspect.signature(chunks).parameters) > 1
+            chunks = chunks(*bound.args, **bound.kwargs) if several else chunks(n)
+        if not isinstance(chunks, int) or chunks < 1:
+            raise ArgumentError(f"{self.name}: chunks={quoted(chunks)}; expected a number of at least 1")
+        if isinstance(self.collective, CustomCollective):
+            return self.collective.goal(n, chunks)
+        return goal_of(self.collective, n, chunks, root if self.collective in ROOTED else -1)
+
+
+def algorithm(
+    collective: str | CustomCollective, *, chunks: Chunks, inplace: bool = False, ranks: Collection[int] | None = None,
+    name: str | None = None, min_bytes: int = 0, max_bytes: int | None = None, root: int = 0,
+) -> Callable[[Callable[..., object]], Written]:  # fmt: skip
+    """Turn a function of the number of ranks, and of parameters, into one that gives an :class:`Algorithm`.
+
+    Args:
+        collective: MPI's, NCCL's or our name of it, or one made by :func:`custom`.
+        chunks: equal parts of the vector, or of each rank's block where a call has blocks: a number, or a function of
+            the number of ranks, or of all the arguments.
+        inplace: whether ``output`` is another name of ``input``, in which results then are; an allgather's input is
+            the rank's block of the output, a reduce_scatter's output the rank's block of the input.
+        ranks: the numbers of ranks that it is for, if not any.
+        name: in plans; the function's own, if not given.
+        min_bytes, max_bytes: the vectors that it is meant for.
+        root: of a rooted collective; a parameter of the function that is called ``root`` wins.
+    """
+    kind = collective_named(collective) if isinstance(collective, str) else collective
+
+    def decorate(body: Callable[..., object]) -> Written:
+        return Written(
+            body, kind, chunks, inplace=inplace, ranks=ranks, name=name or body.__name__, min_bytes=min_bytes,
+            max_bytes=max_bytes or 0, root=root,
+        )  # fmt: skip
+
+    return decorate
+
+
+def load(source: str, *args: Any, **params: Any) -> Algorithm:
+    """An algorithm from a file: one that :meth:`Algorithm.save` wrote, or a function in a Python file.
+
+    Args:
+        source: ``ring.json``, or ``mine.py:ring``, which is run.
+        args, params: of the function, the number of ranks first: ``load("mine.py:ring", 8)``.
+
+    Raises:
+        ArgumentError: for a file of another kind, or without that function. FormatError: for one that cannot be read.
+        PlanError: for an algorithm that is wrong.
+    """
+    path, _, name = source.rpartition(":") if ".py:" in source else (source, "", "")
+    suffix = Path(path).suffix
+    if suffix in READERS and not (args or params):
+        return READERS[suffix](path)
+    if suffix != ".py" or not name or not args:
+        kinds = ", ".join(f"x{kind}" for kind in READERS)
+        raise ArgumentError(
+            f"load({quoted(source)}{''.join(f', {arg!r}' for arg in args)}): expected a file ({kinds}) alone, or a "
+            "function of a Python file with its number of ranks, as in load('x.py:ring', 8)"
+        )
+    try:
+        found = runpy.run_path(path).get(name)
+    except OSError as error:
+        raise FormatError(f"cannot read {quoted(path)}: {error.strerror}; correct the path") from error
+    if not isinstance(found, Written):
+        raise ArgumentError(f"{quoted(path)} has no algorithm {quoted(name)}; decorate it with @lang.algorithm(...)")
+    return found(*args, **params)
