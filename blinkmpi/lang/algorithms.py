@@ -22,6 +22,9 @@ from ..util.text import brief, plural, quoted, size_text
 from .flow import Contribution, Flow, Goal, Node, goal_of
 from .interpreter import interpret
 from .lower import Lowering
+from .xml.check import flow_of
+from .xml.export import export
+from .xml.file import load_xml, write_xml
 
 FORMAT_VERSION = 1
 MOST_CONTRIBUTIONS = 1 << 24  # to the outputs of all ranks
@@ -190,6 +193,24 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
         """
         return interpret(self.flow, sends, op)
 
+    def to_xml(self, *, protocol: str = "Simple", channels: int = 1, instances: int = 1) -> str:
+        """MSCCL's XML of it, for calls in place or not, as it was written; proved once more as a file.
+
+        Args:
+            protocol: Simple, LL or LL128.
+            channels: among which parts that have nothing to do with each other are dealt out.
+            instances: pieces into which each chunk is cut; each goes its way on channels of its own.
+
+        Raises:
+            PlanError: if MSCCL has no such collective or protocol.
+        """
+        made = export(
+            self.flow, name=self.name, protocol=protocol, in_place=self.inplace, channels=channels,
+            instances=instances, min_bytes=self.min_bytes, max_bytes=self.max_bytes,
+        )  # fmt: skip
+        flow_of(made, source=self.name)
+        return write_xml(made)
+
     def save(self, path: str | Path) -> None:
         """Write its file, which :func:`load` reads.
 
@@ -218,3 +239,16 @@ def read_algorithm(path: str | Path) -> Algorithm:
     except OSError as error:
         raise FormatError(f"cannot read {quoted(str(path))}: {error.strerror}; correct the path") from error
     return Algorithm.from_json(text, source=brief(str(path)))
+
+
+def read_xml(path: str | Path) -> Algorithm:
+    """Read MSCCL's XML, and prove it.
+
+    Raises:
+        FormatError: if it cannot be read, or is no such file. PlanError: for one that is wrong.
+    """
+    found = load_xml(path)
+    return Algorithm.of(
+        found.name, flow_of(found, source=brief(str(path))), inplace=not found.out_of_place, min_bytes=found.min_bytes,
+        max_bytes=found.max_bytes,
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import PlanError
+from .algorithms import Algorithm
 from .flow import Flow, Goal, Node, goal_of
 from .msccl_collectives import (
     NAMED,
@@ -33,9 +34,7 @@ from .msccl_collectives import (
     ReduceScatter,
     valued,
 )
-from .xml.check import flow_of
-from .xml.export import export
-from .xml.file import SLOTS, write_xml
+from .xml.file import SLOTS
 
 __all__ = [
     "XML", "AllGather", "AllReduce", "AllToAll", "Buffer", "Check", "Chunk", "Collective", "MSCCLProgram",
@@ -153,6 +152,24 @@ class MSCCLProgram:
         nodes = [self._nodes[old] for old in sorted(live)]
         kept = tuple(Node(n.rank, tuple(number.get(o, o) for o in n.operands), n.where) for n in nodes)
         return Flow(goal, kept, tuple(tuple(map(named, row)) for row in outputs))
+
+    def algorithm(self) -> Algorithm:
+        """The program as a value that runs on ranks: ``Communicator(comm, algorithms=[program.algorithm()])``.
+
+        Raises:
+            PlanError: if the program is wrong, as :func:`Check`.
+        """
+        self.check()
+        same = self.buffers[0].get(Buffer.output) is self.buffers[0][Buffer.input]
+        in_place = same or (self.collective.inplace and type(self.collective) in NAMED.values())
+        return Algorithm.of(self.name, self.flow(), inplace=in_place)
+
+    def check(self) -> None:
+        """Prove the program, a custom one by its collective's own ``check``."""
+        if self.collective.check(self) is False:
+            raise PlanError(
+                f"{_line()}: {self.name}: the check of {type(self.collective).__name__} says that it is wrong"
+            )
 
     def content(self, rank: int, buffer: Any, index: int) -> Any:
         """What is in a place; None where nothing was written."""
@@ -356,9 +373,7 @@ def Check() -> bool:
     Raises:
         PlanError: if it is wrong, naming the place and the line that made what is there.
     """
-    prog = _current()
-    if prog.collective.check(prog) is False:
-        raise PlanError(f"{_line()}: {prog.name}: the check of {type(prog.collective).__name__} says that it is wrong")
+    _current().check()
     return True
 
 
@@ -369,12 +384,5 @@ def XML() -> None:
         PlanError: if the program is wrong, as :func:`Check`.
     """
     prog = _current()
-    Check()
-    same = prog.buffers[0].get(Buffer.output) is prog.buffers[0][Buffer.input]
-    in_place = same or (prog.collective.inplace and type(prog.collective) in NAMED.values())
-    made = export(
-        prog.flow(), name=prog.name, protocol=prog.protocol, in_place=in_place, channels=prog.channels,
-        instances=prog.instances,
-    )  # fmt: skip
-    flow_of(made, source=prog.name)
-    print(write_xml(made), end="")
+    algorithm = prog.algorithm()
+    print(algorithm.to_xml(protocol=prog.protocol, channels=prog.channels, instances=prog.instances), end="")

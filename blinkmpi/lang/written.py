@@ -13,12 +13,12 @@ from ..errors import ArgumentError, FormatError
 from ..program.call import collective_named
 from ..trees.tree import ROOTED
 from ..util.text import quoted
-from .algorithms import Algorithm, read_algorithm
+from .algorithms import Algorithm, read_algorithm, read_xml
 from .flow import Contribution, Goal, goal_of
 from .trace import Tracer, collected, collecting
 
 Chunks = int | Callable[..., int]
-READERS: dict[str, Callable[[str], Algorithm]] = {".json": read_algorithm}  # of files, by their suffix
+READERS: dict[str, Callable[[str], Algorithm]] = {".json": read_algorithm, ".xml": read_xml}  # by files' suffix
 
 
 class CustomCollective(NamedTuple):
@@ -132,10 +132,10 @@ def algorithm(
 
 
 def load(source: str, *args: Any, **params: Any) -> Algorithm:
-    """An algorithm from a file: one that :meth:`Algorithm.save` wrote, or a function in a Python file.
+    """An algorithm from a file: one that :meth:`Algorithm.save` wrote, MSCCL's XML, or a function in a Python file.
 
     Args:
-        source: ``ring.json``, or ``mine.py:ring``, which is run.
+        source: ``ring.json``, ``ring.xml``, or ``mine.py:ring``, which is run.
         args, params: of the function, the number of ranks first: ``load("mine.py:ring", 8)``.
 
     Raises:
