@@ -230,7 +230,8 @@ def _origins(content: Content) -> list[tuple[int, int]]:
 _programs: list[MSCCLProgram] = []  # the one whose block is being run
 
 
-def _current() -> MSCCLProgram:
+def current() -> MSCCLProgram:
+    """The program that is being written; PlanError outside of one."""
     if not _programs:
         raise PlanError(f"{_line()}: outside of a program; write it in a block of with MSCCLProgram(...)")
     return _programs[0]
@@ -360,7 +361,7 @@ def _reference(prog: MSCCLProgram, rank: int, buffer: Any, index: int, size: int
 
 def chunk(rank: int, buffer: Any, index: int, size: int = 1) -> PlaceReference | None:
     """A reference to ``size`` chunks of a buffer; None if nothing was written there."""
-    prog = _current()
+    prog = current()
     if rank not in range(prog.num_ranks):
         raise PlanError(f"{_line()}: rank {rank}; the program has ranks 0..{prog.num_ranks - 1}")
     made = _reference(prog, rank, buffer, index, size)
@@ -373,7 +374,7 @@ def Check() -> bool:
     Raises:
         PlanError: if it is wrong, naming the place and the line that made what is there.
     """
-    _current().check()
+    current().check()
     return True
 
 
@@ -383,6 +384,6 @@ def XML() -> None:
     Raises:
         PlanError: if the program is wrong, as :func:`Check`.
     """
-    prog = _current()
+    prog = current()
     algorithm = prog.algorithm()
     print(algorithm.to_xml(protocol=prog.protocol, channels=prog.channels, instances=prog.instances), end="")

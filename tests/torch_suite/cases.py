@@ -76,8 +76,9 @@ class TestFSDP(FSDPTestMixin, MultiProcessTestCase):
 
     def _parity(self, model: type[FSDPTestModel], strategy: ShardingStrategy, **options: object) -> None:
         self._test_fsdp_parity(
-            model, FSDPInitMode.RECURSIVE, DEVICEInitMode.DEVICE_BEFORE, sharding_strategy=strategy, **options
-        )
+            model, FSDPInitMode.RECURSIVE, DEVICEInitMode.DEVICE_BEFORE, sharding_strategy=strategy,
+            device_id=torch.device("cpu"), **options,
+        )  # fmt: skip
 
     def test_fsdp_full_shard(self) -> None:
         self._parity(NestedWrappedModule, ShardingStrategy.FULL_SHARD)

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from blinkmpi.errors import PlanError
+from blinkmpi.lang import Algorithm, msccl
 from blinkmpi.lang.xml.check import judge
 from blinkmpi.lang.xml.file import parse_xml
 
@@ -57,6 +58,18 @@ def run(words: str) -> str:
     with mock.patch.object(sys, "argv", [str(path), *args]), contextlib.redirect_stdout(out):
         exec(compile(text, str(path), "exec"), {"__name__": "__main__"})
     return out.getvalue()
+
+
+def programs(words: str) -> list[Algorithm]:
+    """The algorithms of which a program prints XML."""
+    found: list[Algorithm] = []
+
+    def collect() -> None:
+        found.append(msccl.current().algorithm())
+
+    with mock.patch.object(msccl, "XML", collect):
+        run(words)
+    return found
 
 
 @pytest.mark.parametrize("words", RIGHT)
