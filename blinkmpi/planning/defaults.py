@@ -69,7 +69,7 @@ CMA_BYTES: dict[str, tuple[tuple[int, int | None], tuple[int, int | None]]] = {
     "allgather": ((32 * KIB, None), (128 * KIB, 8 * MIB)),
     "gather": ((32 * KIB, 64 * MIB), (128 * KIB, 64 * MIB)),
     "scatter": ((32 * KIB, None), (128 * KIB, None)),
-    "alltoall": ((64 * KIB, None), (64 * KIB, None)),
+    "alltoall": ((128 * KIB, None), (128 * KIB, None)),
 }
 
 GPU_SLOTS = (32 * KIB, 4)
