@@ -46,7 +46,8 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         if dist.is_gloo_available():
             gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
             self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
-            self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)  # torch 2.15 asks it for the group's name
+            if hasattr(self, "_set_default_backend"):  # 2.15 asks it for the group's name; 2.4 has none
+                self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         if "torch._dynamo" in sys.modules:
             hide_from_compiler()
 

@@ -1,6 +1,8 @@
 """The backend ``blink`` of torch.distributed under mpirun, in host memory."""
 
 import contextlib
+import functools
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,12 @@ def job(backend: str = "blink", **settings: Any) -> Iterator[Any]:
         yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
+
+
+def needs(module: str, name: str) -> pytest.MarkDecorator:
+    """A test for versions of torch that have this."""
+    found = functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), importlib.import_module(module))
+    return pytest.mark.skipif(found is None, reason=f"torch {torch.__version__} has no {module}.{name}")
 
 
 def each(n: int, make: Callable[[int], Any]) -> list[Any]:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT, run_command
+from tests.torch.test_backend import needs
 
 pytest.importorskip("torch")
-EXAMPLES = ("train_torch.py", "train_fsdp.py")
+FSDP2 = needs("torch.distributed.fsdp", "fully_shard")
+EXAMPLES = ("train_torch.py", pytest.param("train_fsdp.py", marks=FSDP2))
 SETTINGS = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from tests.harness import mpi
-from tests.torch.test_backend import job
+from tests.torch.test_backend import job, needs
 
 torch = pytest.importorskip("torch")
 dist, nn = torch.distributed, torch.nn
@@ -114,9 +114,10 @@ def dtensor(rank: int) -> Weights:
 TRAININGS: dict[str, Callable[[int], Weights]] = {
     f.__name__: f for f in (ddp, compiled_ddp, zero, join, fsdp2, fsdp1, dtensor)
 }
+NEEDS = {"fsdp2": needs("torch.distributed.fsdp", "fully_shard"), "dtensor": needs("torch.distributed.tensor", "Shard")}
 
 
-@pytest.mark.parametrize("name", sorted(TRAININGS))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=NEEDS.get(name, ())) for name in sorted(TRAININGS)])
 @mpi(ranks=(2,), timeout=180)
 def test_the_weights_are_those_of_gloo(comm: MPI.Intracomm, name: str) -> None:
     found = {}
@@ -187,6 +188,7 @@ def test_an_error_in_backward_keeps_its_type(comm: MPI.Intracomm) -> None:
             dist.all_reduce(torch.ones(3)) if comm.rank == 1 else loss.backward()
 
 
+@needs("torch.distributed.fsdp", "FSDPModule.set_custom_all_gather")
 @mpi(ranks=(2,), timeout=120)
 def test_fsdp2_with_collectives_of_ours_beside_gloo(comm: MPI.Intracomm) -> None:
     from torch.distributed.fsdp import fully_shard
