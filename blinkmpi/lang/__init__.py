@@ -8,6 +8,8 @@
 ``interpreter``  runs it on NumPy
 ``library``      those that have names
 ``packed``       trees of a packing as an Algorithm, and as Python text
+``xml/``         MSCCL's XML: read, judged, and made of a flow
+``msccl``        MSCCLang's own names, for programs of msccl-tools as they are
 """
 
 from . import library
