@@ -82,13 +82,16 @@ class GpuMachine(NamedTuple):
     reason: str = ""
 
 
-def gather_gpus(comm: MessagingComm, node_comm: Comm, facts: GpuFacts | Exception | str) -> GpuMachine:
+def gather_gpus(
+    comm: MessagingComm, node_comm: Comm, facts: GpuFacts | Exception | str, *, per_gpu: int = 1
+) -> GpuMachine:
     """Find the machine that the ranks' GPUs make; collective, with one result on all ranks.
 
     Args:
         node_comm: as for :func:`gather`.
         facts: what :func:`.probe.probe` gave for this rank's GPU; or the error with which it failed, which becomes an
             error on all ranks; or, in words, why this rank has no GPU.
+        per_gpu: how many ranks may share a GPU.
 
     Raises:
         RemoteError: another rank's probe failed; the message names it and holds its error.
@@ -109,7 +112,8 @@ def gather_gpus(comm: MessagingComm, node_comm: Comm, facts: GpuFacts | Exceptio
         return GpuMachine(None, f"{who} GPU: {next(iter(without.values()))}")
     gpus = [found for found in everybody if isinstance(found, GpuFacts)]
     nodes, hosts = nodes_of(processes), [process.host for process in processes]
-    made = attempt(lambda: from_gpus(gpus, nodes=nodes, hosts=hosts))  # the same facts everywhere, the same result
+    # the same facts everywhere, the same result
+    made = attempt(lambda: from_gpus(gpus, nodes=nodes, hosts=hosts, per_gpu=per_gpu))
     failure = failure_of(made)
     results = comm.allgather(str(failure) if isinstance(made, Exception) else f"fingerprint {made.fingerprint}")
     if len(set(results)) > 1:

@@ -14,6 +14,7 @@ from .machines import NET_MBPS, NVLINK_MBPS, PCIE_X16, QPI_LANES, QPI_MBPS
 from .model import Connection, Device, Link, LinkKind, Origin, Switch, Topology, Unnumbered
 
 ASSUMED_GEN = 3
+SHARED_MBPS = 100_000  # between ranks that share a GPU: a guess that nothing but tests depends on
 FABRIC_READY = ("completed", "not supported")  # before the third NVSwitch generation there is no fabric state
 
 
@@ -52,23 +53,31 @@ class TopologyBuilder:
 
 
 def from_gpus(
-    facts: Sequence[GpuFacts], *, nodes: Sequence[int] | None = None, hosts: Sequence[str] | None = None
+    facts: Sequence[GpuFacts],
+    *,
+    nodes: Sequence[int] | None = None,
+    hosts: Sequence[str] | None = None,
+    per_gpu: int = 1,
 ) -> Topology:
     """One machine from the GPU of every rank, in rank order.
 
     Args:
         nodes: the node of each rank, numbered from 0 in order of appearance; None: all on one.
         hosts: the host name of each rank.
+        per_gpu: how many ranks may share a GPU. The ranks of a node where they do are joined by its memory alone.
 
     Raises:
-        TopologyError: for two ranks on one GPU, a GPU in MIG mode, or an NVLink of unknown version.
+        TopologyError: for more ranks on one GPU, a GPU in MIG mode, or an NVLink of unknown version.
     """
     at = list(nodes) if nodes is not None else [0] * len(facts)
     build = TopologyBuilder(facts, at)
-    _refuse(build)
+    _refuse(build, per_gpu)
     for node in sorted(set(at)):
-        _nvswitch(build, node)
-        _direct(build, node)
+        if any(len(ranks) > 1 for ranks in _gpus(build, build.on(node))):
+            _shared(build, node)
+        else:
+            _nvswitch(build, node)
+            _direct(build, node)
     for node in sorted(set(at)):
         _pcie(build, node)
     if len(set(at)) > 1:
@@ -76,21 +85,49 @@ def from_gpus(
     return _topology(build, hosts or [""] * len(facts))
 
 
-def _refuse(b: TopologyBuilder) -> None:
+def _refuse(b: TopologyBuilder, per_gpu: int) -> None:
     """Raise TopologyError for GPUs that no plan can serve."""
-    seen: dict[object, int] = {}
     for rank, f in enumerate(b.facts):
         if f.mig is True:
             raise TopologyError(
                 f"{b.who(rank)} is in MIG mode: its instances have neither NVLink nor peer access; "
                 "switch it off (nvidia-smi -i ... -mig 0) or take another GPU"
             )
-        for key in (f.uuid, None if isinstance(f.bus, Unknown) else (b.nodes[rank], f.bus)):
-            if isinstance(key, str | tuple) and seen.setdefault(key, rank) != rank:
-                raise TopologyError(
-                    f"{b.who(seen[key])} and rank {rank} are on the same GPU; give every rank its own "
-                    "(srun --gpus-per-task=1 --gpu-bind=none, or one rank per GPU in the launcher)"
-                )
+    for ranks in _gpus(b, range(len(b.facts))):
+        if len(ranks) > per_gpu:
+            allowed = f"; BLINKMPI_RANKS_PER_GPU allows {per_gpu}" if per_gpu > 1 else ""
+            raise TopologyError(
+                f"{b.who(ranks[0])} and {_ranks(ranks[1:])} are on the same GPU{allowed}; give every rank its own "
+                "(srun --gpus-per-task=1 --gpu-bind=none, or one rank per GPU in the launcher), or, for tests without "
+                f"speed, set BLINKMPI_RANKS_PER_GPU={len(ranks)}"
+            )
+
+
+def _gpus(b: TopologyBuilder, among: Iterable[int]) -> list[list[int]]:
+    """These ranks by GPU; a GPU of unknown id is taken for one of its own."""
+    found: list[list[int]] = []
+    seen: dict[object, list[int]] = {}
+    for rank in among:
+        uuid, bus = b.facts[rank].uuid, b.facts[rank].bus
+        keys: list[object] = [uuid] if isinstance(uuid, str) else []
+        keys += [(b.nodes[rank], bus)] if isinstance(bus, str) else []
+        ranks = next((seen[key] for key in keys if key in seen), [])
+        if not ranks:
+            found.append(ranks)
+        ranks.append(rank)
+        seen.update(dict.fromkeys(keys, ranks))
+    return found
+
+
+def _shared(b: TopologyBuilder, node: int) -> None:
+    """Connect the ranks of a node whose GPUs have several of them by one switch, in place of NVLinks."""
+    key = ("nvswitch", (node, 0))
+    b.switches[key] = Switch("nvswitch", node, "shared GPU memory")
+    for rank in b.on(node):
+        b.connect(("gpu", rank), key, "nvlink", 1, SHARED_MBPS, "table")
+    for ranks in _gpus(b, b.on(node)):
+        if len(ranks) > 1:
+            b.remark(f"share a GPU and take turns on it; {SHARED_MBPS / 1000:g} GB/s assumed, for tests", *ranks)
 
 
 def _usable(b: TopologyBuilder, rank: int) -> list[NvLink]:
@@ -271,14 +308,23 @@ def _topology(b: TopologyBuilder, hosts: Sequence[str]) -> Topology:
     found = Topology(
         name=name + (f" on {len(set(b.nodes))} nodes" if several else ""),
         devices=tuple(
-            Device("gpu", node, index, _text(f.name), host, _text(f.uuid), _text(f.bus))
-            for f, node, host, index in zip(b.facts, b.nodes, hosts, _indices(b), strict=True)
+            Device("gpu", node, index, _text(f.name), host, uuid, _text(f.bus))
+            for f, node, host, index, uuid in zip(b.facts, b.nodes, hosts, _indices(b), _uuids(b), strict=True)
         ),
         switches=tuple(switches),
         links=tuple(links),
         source="; ".join([head, *(["NVLink rates from the table"] if nvlink else []), *b.remarks]),
     ).check()
     return found.subset(range(n)).check()  # without switches that lead nowhere
+
+
+def _uuids(b: TopologyBuilder) -> list[str]:
+    """The id of each rank's GPU; where ranks share one, ``/1`` follows that of the second, and so on."""
+    found = [_text(f.uuid) for f in b.facts]
+    for ranks in _gpus(b, range(len(b.facts))):
+        for number, rank in enumerate(ranks[1:], 1):
+            found[rank] += f"/{number}" if found[rank] else ""
+    return found
 
 
 def _indices(b: TopologyBuilder) -> list[int]:

@@ -66,7 +66,7 @@ def _gathered(world: MessagingComm, node: Comm) -> tuple[Any, GpuFacts | str, To
     """This rank's GPU, its facts, and the machine; None for the GPU, and why, if some rank has none; collective."""
     gpu = own_gpu(node.rank) if not read().gpu_disable and Nvml().buses() else "NVML shows none"
     facts = gpu if isinstance(gpu, str) else probe(gpu.bus_id)
-    found, reason = gather_gpus(world, node, facts)
+    found, reason = gather_gpus(world, node, facts, per_gpu=read().ranks_per_gpu)
     if found is None or isinstance(gpu, str):
         return None, reason, gather(world, node)
     return gpu, facts, found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ..runtime.cuda.aware import OWN, claimed, words
 from ..topology.gpu import GpuFacts, Unknown, known
 from ..topology.gpu_topology import FABRIC_READY
-from ..util.text import plural, ranks_text
+from ..util.text import plural, ranks_text, whole_number
 from .report import Finding, Findings, RankFacts, SelfTest, fail, groups, not_applicable, ok, warn
 
 BIND = "srun --gpus-per-node=8 --gpu-bind=none (newer Slurm: also --tres-bind=gres/gpu:none)"
@@ -50,7 +50,9 @@ def _binding(seen: Sequence[RankFacts]) -> Findings:
         taken.setdefault(f.uuid if isinstance(f.uuid, str) else (seen[rank].place, str(f.bus)), []).append(rank)
     shared = [(ranks, dict(mine)[ranks[0]]) for ranks in taken.values() if len(ranks) > 1]
     for ranks, f in shared:
-        yield fail("binding", f"{ranks_text(ranks)} share {f.label}", f"one rank per GPU: fewer ranks, or {BIND}")
+        allowed = len(ranks) <= (whole_number(seen[ranks[0]].environment.get("BLINKMPI_RANKS_PER_GPU", "")) or 1)
+        said = warn if allowed else fail
+        yield said("binding", f"{ranks_text(ranks)} share {f.label}", f"one rank per GPU: fewer ranks, or {BIND}")
     if not shared:
         yield ok("binding", f"{plural(len(mine), 'rank')}, each on a GPU of its own")
     for ranks in groups(seen, lambda s: s.place).values():

@@ -173,7 +173,7 @@ class Context:
             self.machine = probed
         if self.gpus is not None:
             facts = probe(self.gpus.gpu.bus_id)
-            found = gather_gpus(self.together, self.node, facts).topology
+            found = gather_gpus(self.together, self.node, facts, per_gpu=self.settings.ranks_per_gpu).topology
             if found is not None:
                 found = with_net(applied(self.together, found, facts, cache_dir()), net_rates(probed))
             machine = found if given is None and found is not None else self.gpus.machine

@@ -21,6 +21,7 @@ LONGEST_S = 1e9  # of a timeout: in nanoseconds it fits into 64 bits
 LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES = 256 << 10, 1 << 40
 MOST_CTAS = 1024
 MOST_RANKS = 1 << 16  # of a virtual node
+MOST_RANKS_PER_GPU = 64
 LEVELS = ("NONE", "VERSION", "WARN", "INFO", "TRACE")
 KNOWN = {
     "DEBUG": f"how much to log on stderr: {' '.join(LEVELS)}",
@@ -36,6 +37,7 @@ KNOWN = {
     "CMA_DISABLE": "1: ranks do not read one another's memory",
     "CMA_NTHREADS": "1 or 2: threads that read long vectors where half of the ranks only wait (default 2)",
     "GPU_DISABLE": "1: GPUs are not used, and arrays in GPU memory are refused",
+    "RANKS_PER_GPU": "ranks that may share a GPU and take turns on it (default 1; for tests)",
     "CUDA_AWARE": "1 or 0: MPI takes GPU memory, or does not, whatever it says itself",
     "MAX_CTAS": "CTAs of a kernel at most, so that other kernels have room (default: the GPU's SMs but 32)",
     "BUFFSIZE": "bytes of shared memory for slots per rank",
@@ -64,6 +66,7 @@ class Settings(Value, frozen=True):
     cma_disable: bool = False
     cma_threads: int = 2
     gpu_disable: bool = False
+    ranks_per_gpu: int = 1
     cuda_aware: bool | None = None
     max_ctas: int = 0
     end_with_launcher: bool = True
@@ -102,6 +105,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         cma_disable=_switch(ours, "CMA_DISABLE"),
         cma_threads=_choice(ours, "CMA_NTHREADS", (1, 2), 2),
         gpu_disable=_switch(ours, "GPU_DISABLE"),
+        ranks_per_gpu=int(_number(ours, "RANKS_PER_GPU", 1, least=1, most=MOST_RANKS_PER_GPU)),
         cuda_aware=_switch(ours, "CUDA_AWARE") if ours.get("CUDA_AWARE") else None,
         max_ctas=int(_number(ours, "MAX_CTAS", 0, least=1, most=MOST_CTAS)),
         end_with_launcher=_switch(ours, "END_WITH_LAUNCHER", "1"),

@@ -1,5 +1,6 @@
 """Take a GPU for each rank, if every rank has one, and find out together what they make."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from mpi4py import MPI
@@ -13,6 +14,7 @@ from ...topology.measured import applied
 from ...topology.network_rate import MessagingComm
 from ...topology.probe import probe
 from ...transport.cuda.device import Gpu, cupy, device_count, why_none
+from ...transport.cuda.memory_layout import default_max_ctas
 from ...util.cache_folder import cache_dir
 from ...util.settings import Settings, log
 from ...util.together import Comm
@@ -50,12 +52,12 @@ def open_gpus(
     facts: GpuFacts | Exception | str = "BLINKMPI_GPU_DISABLE is set" if settings.gpu_disable else why_none()
     if not facts:
         try:
-            gpu = Gpu(choose_device(*place))
+            gpu = Gpu(choose_device(*place, settings.ranks_per_gpu))
             facts = probe(gpu.bus_id)
         except BlinkError as error:
             gpu, facts = None, str(error)
     try:
-        found, reason = gather_gpus(comm, node, facts)
+        found, reason = gather_gpus(comm, node, facts, per_gpu=settings.ranks_per_gpu)
     except TopologyError as error:  # the same on all ranks: two of them on one GPU, say
         found, reason = None, str(error)
     if gpu is None or found is None:
@@ -70,6 +72,9 @@ def open_gpus(
     here = tuple(node.allgather(comm.rank)) if several else ()
     plans = plan(machine, gpu, emulated)
     context, refused = None, ""
+    sharing = max(Counter((d.host, d.bus) for d in found.devices).values())
+    if sharing > 1 and not max_ctas:
+        max_ctas = max(1, default_max_ctas(gpu.sms) // sharing)  # so that the kernels of all fit beside one another
     try:
         context = CudaContext(
             node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here, aware=aware,
@@ -91,7 +96,7 @@ def open_gpus(
     return context, ""
 
 
-def choose_device(local_rank: int, local_size: int) -> int:
+def choose_device(local_rank: int, local_size: int, per_gpu: int) -> int:
     """Which of the GPUs that this process sees is its own: by its place on the node, unless the user chose one.
 
     Raises:
@@ -101,8 +106,8 @@ def choose_device(local_rank: int, local_size: int) -> int:
         count, current = device_count(), int(cupy().cuda.runtime.getDevice())
         if count == 1 or current:  # isolated by the launcher, or chosen by the user
             CHOSEN.append(current)
-        elif local_rank < count:
-            CHOSEN.append(local_rank)
+        elif local_size <= count * per_gpu:
+            CHOSEN.append(local_rank % count)
         else:
             raise DeviceError(f"{local_size} ranks on a node, of whose GPUs this process sees {count}; "
                               "start one rank per GPU")  # fmt: skip

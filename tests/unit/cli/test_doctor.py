@@ -130,6 +130,9 @@ def one_down(facts: GpuFacts) -> GpuFacts:
     (alike(environment={"NCCL_P2P_DISABLE": "1"}), "environment", "warn", "through host memory", "unset"),
     (with_facts(lambda _: recorded("nvml-h200x8")[0], 2), "binding", "fail",
      "ranks 0, 2 share NVIDIA H200 at 0000:00:06.0", "one rank per GPU"),
+    ([replace(s, environment={"BLINKMPI_RANKS_PER_GPU": "2"})
+      for s in with_facts(lambda _: recorded("nvml-h200x8")[0], 2)],
+     "binding", "warn", "ranks 0, 2 share NVIDIA H200", "one rank per GPU"),
     ([replace(s, gpus_here=(str(s.gpu.bus),)) for s in gpu_job() if s.gpu], "isolation", "fail",
      "see their own GPU alone", "--tres-bind=gres/gpu:none"),
     ([replace(s, environment={"CUDA_VISIBLE_DEVICES": str(s.rank)}) for s in gpu_job()], "isolation", "warn",

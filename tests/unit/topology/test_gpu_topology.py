@@ -100,6 +100,19 @@ def test_what_no_plan_can_serve_is_refused(change: Callable[[Any], list[GpuFacts
         from_gpus(change(recorded("nvml-h200x8")))
 
 
+def test_ranks_may_share_gpus_where_the_user_says_so() -> None:
+    one, other = recorded("nvml-h200x8")[:2]
+    made = from_gpus([one, other, one, other, one], per_gpu=3)
+    assert {pair for pair in nvlinks(made) if max(pair) < 5} == set(), "through a switch alone"
+    assert [s.name for s in made.switches if s.kind == "nvswitch"] == ["shared GPU memory"]
+    assert [d.uuid for d in made.devices] == [
+        one.uuid, other.uuid, f"{one.uuid}/1", f"{other.uuid}/1", f"{one.uuid}/2",
+    ]  # fmt: skip
+    assert "ranks 0,2,4: share a GPU and take turns on it" in made.source
+    with pytest.raises(TopologyError, match=r"BLINKMPI_RANKS_PER_GPU allows 2; .* BLINKMPI_RANKS_PER_GPU=3"):
+        from_gpus([one, other, one, other, one], per_gpu=2)
+
+
 def test_equal_bus_ids_on_two_nodes_are_two_gpus() -> None:
     one, other = recorded("nvml-h200x8")[:2]
     made = from_gpus([one, changed(other, bus=one.bus)], nodes=[0, 1], hosts=["a", "b"])
