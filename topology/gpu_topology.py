@@ -127,7 +127,8 @@ def _shared(b: TopologyBuilder, node: int) -> None:
         b.connect(("gpu", rank), key, "nvlink", 1, SHARED_MBPS, "table")
     for ranks in _gpus(b, b.on(node)):
         if len(ranks) > 1:
-            b.remark(f"share a GPU and take turns on it; {SHARED_MBPS / 1000:g} GB/s assumed, for tests", *ranks)
+            where = b.facts[ranks[0]].label
+            b.remark(f"share {where}, taking turns; {SHARED_MBPS / 1000:g} GB/s assumed, for tests", *ranks)
 
 
 def _usable(b: TopologyBuilder, rank: int) -> list[NvLink]:

@@ -108,7 +108,7 @@ def test_ranks_may_share_gpus_where_the_user_says_so() -> None:
     assert [d.uuid for d in made.devices] == [
         one.uuid, other.uuid, f"{one.uuid}/1", f"{other.uuid}/1", f"{one.uuid}/2",
     ]  # fmt: skip
-    assert "ranks 0,2,4: share a GPU and take turns on it" in made.source
+    assert "ranks 0,2,4: share NVIDIA H200 at " in made.source
     with pytest.raises(TopologyError, match=r"BLINKMPI_RANKS_PER_GPU allows 2; .* BLINKMPI_RANKS_PER_GPU=3"):
         from_gpus([one, other, one, other, one], per_gpu=2)
 
