@@ -1,4 +1,6 @@
-"""The backend ``blink`` of torch.distributed under mpirun, in host memory."""
+"""The backend ``blink`` of torch.distributed under mpirun, on torch's default device: the CPU, or in
+tests/gpu/test_torch.py a GPU.
+"""
 
 import contextlib
 import functools
@@ -251,7 +253,9 @@ def test_messages_and_groups(comm: MPI.Intracomm) -> None:
         z = torch.tensor([float(rank)])
         dist.broadcast(z, src=n - 1, group=backwards)
         assert z.item() == n - 1
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (n // 2, 2), mesh_dim_names=("a", "b"))
+        mesh = torch.distributed.device_mesh.init_device_mesh(
+            torch.get_default_device().type, (n // 2, 2), mesh_dim_names=("a", "b")
+        )
         z = torch.tensor([float(rank)])
         dist.all_reduce(z, group=mesh.get_group("b"))
         assert z.item() == (rank // 2 * 2) * 2 + 1

@@ -1,4 +1,8 @@
-"""What people train with, on backend ``blink``: the same weights as on gloo."""
+"""What people train with, on backend ``blink``: the same weights as on gloo.
+
+Models and data are on torch's default device, which tests/gpu/test_torch.py makes a GPU, and begin with the same
+numbers on all devices.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -18,21 +22,28 @@ STEPS = 4
 Weights = list[Any]
 
 
-def network() -> Any:
+def here(made: Any) -> Any:
+    """A tensor or module on the default device."""
+    return made.to(torch.get_default_device())
+
+
+def network(*, normalized: bool = True) -> Any:
     torch.manual_seed(7)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, 8))
+    with torch.device("cpu"):
+        middle = [nn.BatchNorm1d(32)] if normalized else []
+        return here(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), *middle, nn.Linear(32, 8)))
 
 
 def plain_network() -> Any:
-    torch.manual_seed(7)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+    return network(normalized=False)
 
 
 def train(model: Any, optimizer: Any, rank: int, steps: int = STEPS) -> None:
     torch.manual_seed(100 + rank)
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = (model(torch.randn(6, 16)) - torch.randn(6, 8)).square().mean()
+        given, wanted = (here(torch.randn(6, width, device="cpu")) for width in (16, 8))
+        loss = (model(given) - wanted).square().mean()
         loss.backward()
         optimizer.step()
 
@@ -91,7 +102,7 @@ def fsdp2(rank: int) -> Weights:
 def fsdp1(rank: int) -> Weights:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    model = FullyShardedDataParallel(plain_network(), device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(plain_network(), device_id=torch.get_default_device())
     train(model, torch.optim.SGD(model.parameters(), 0.1), rank)
     with FullyShardedDataParallel.summon_full_params(model):
         return [p.detach().clone() for p in model.parameters()]
@@ -101,9 +112,9 @@ def dtensor(rank: int) -> Weights:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     n = dist.get_world_size()
-    mesh = dist.device_mesh.init_device_mesh("cpu", (n,))
+    mesh = dist.device_mesh.init_device_mesh(torch.get_default_device().type, (n,))
     torch.manual_seed(3)
-    a, b = torch.randn(5, 7), torch.randn(7, 4 * n)
+    a, b = (here(torch.randn(shape, device="cpu")) for shape in ((5, 7), (7, 4 * n)))
     left, right = distribute_tensor(a, mesh, [Replicate()]), distribute_tensor(b, mesh, [Shard(0)])
     product = (left.redistribute(mesh, [Shard(1)]) @ right).redistribute(mesh, [Replicate()])
     moved = distribute_tensor(b, mesh, [Shard(0)]).redistribute(mesh, [Shard(1)])
