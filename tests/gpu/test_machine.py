@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.topology.probe import probe_all
-from tests.gpu.helpers import GPUS, at_least, sizes
+from tests.gpu.helpers import DEVICES, GPUS, at_least, sizes
 from tests.harness import Job, run_ranks
 
 pytestmark = [pytest.mark.gpu, at_least(1)]
@@ -29,7 +29,7 @@ def devices(comm: MPI.Intracomm, uuids: list[str]) -> None:
         assert [device.uuid for device in ours.machine.devices] == uuids
 
 
-@pytest.mark.parametrize("visible", [v for n, some in VISIBLE.items() if n <= GPUS for v in some] or ["0"])
+@pytest.mark.parametrize("visible", [v for n, some in VISIBLE.items() if n <= DEVICES for v in some] or ["0"])
 def test_visible_devices_are_joined_by_uuid(visible: str) -> None:
     numbers = [int(text) for text in visible.split(",")]
     every = [facts.uuid for facts in probe_all()]
@@ -47,6 +47,7 @@ def doctor(n: int, env: dict[str, str]) -> tuple[int, dict[str, dict[str, str]]]
     return outcome.rc, {line["check"]: line for line in found["lines"]}
 
 
+@pytest.mark.skipif(GPUS > DEVICES, reason="BLINKMPI_RANKS_PER_GPU lets ranks share GPUs")
 @at_least(2)
 def test_doctor_finds_a_healthy_job_and_wrong_ones() -> None:
     n = sizes(2, 3, 4, 8)[-1]

@@ -50,6 +50,7 @@ def gpu(ranks: tuple[int, ...], timeout: float = 180.0) -> Callable[[Callable[..
             with on_gpu():
                 body(comm, **params)
 
+        run.__module__ = __name__  # where the ranks find it
         return mpi(ranks=ranks, timeout=timeout)(run)
 
     return decorate
