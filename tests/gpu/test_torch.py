@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from mpi4py import MPI
@@ -19,6 +20,7 @@ dist = torch.distributed
 
 RANKS = sizes(2, 3, 4)
 COUNT = 3 << 20  # elements of a vector that takes a while
+SUMMED = ("float32", "bfloat16", "int64", "float8_e4m3fn")  # a kernel each for every length and collective
 TOLERANCE = 1e-4  # between a GPU's matrix products and a CPU's, after a few steps
 
 pytestmark = [
@@ -56,10 +58,16 @@ def gpu(ranks: tuple[int, ...], timeout: float = 180.0) -> Callable[[Callable[..
     return decorate
 
 
-test_every_collective = gpu(RANKS, 400)(test_backend.test_every_collective.body)  # type: ignore[attr-defined]
 test_operations_and_layouts = gpu(RANKS)(test_backend.test_operations_and_layouts.body)  # type: ignore[attr-defined]
 test_errors_reach_every_rank = gpu(RANKS[:1])(test_backend.test_errors_reach_every_rank.body)  # type: ignore[attr-defined]
 test_messages_and_groups = gpu(sizes(2, 4))(test_backend.test_messages_and_groups.body)  # type: ignore[attr-defined]
+
+
+@gpu(RANKS, 300)
+def test_every_collective(comm: MPI.Intracomm) -> None:
+    moved = (*SUMMED, "bool", "complex128")
+    with mock.patch.object(test_backend, "SUMMED", SUMMED), mock.patch.object(test_backend, "MOVED", moved):
+        test_backend.test_every_collective.body(comm)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", sorted(test_training.TRAININGS))
