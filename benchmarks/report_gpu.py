@@ -137,14 +137,15 @@ def emulated_file(name: str, document: dict[str, Any]) -> str:
         "date": ours.get("date") or "unknown",
     }
     lines = [f"### {name}", "", *(f"- {label}: {text}" for label, text in facts.items())]
-    rates = (">size", ">plan", ">bound", ">ours", ">share", ">NCCL", ">ratio")
+    rates = (">size", ">plan", ">bound", ">ours", ">share", ">NCCL (not paced)", ">ratio")
     lines += [*failures(document), "", *table_head("GPUs", *rates, "NCCL's graphs", ">wrong")]
     for row in document["results"]:
         own, theirs = row["ours"], row["nccl"]
         rates = [row["planned_GBps"], row["bound_GBps"], own["GBps"]]
         cells = [row["gpus"], exact_size_text(row["size"]), *(f"{rate:.1f}" for rate in rates), f"{row['share']:.2f}"]
         graphs = [f"{p['channels']} x {p['pattern']} {p['path']}" for p in (theirs or {}).get("patterns", [])]
-        cells += [NONE, NONE] if theirs is None else [f"{theirs['GBps']:.1f}", ratio_text(row["ratio"])]
+        above = "> " * (theirs is not None and theirs["GBps"] > row["bound_GBps"])
+        cells += [NONE, NONE] if theirs is None else [f"{above}{theirs['GBps']:.1f}", ratio_text(row["ratio"])]
         wrong = wrong_count(found["wrong"] for found in (own, theirs) if found is not None)
         cells += [", ".join(graphs) or NONE, wrong]
         lines.append(line(cells))
