@@ -29,7 +29,8 @@ Gpus = Literal["", "onehop", "slots", "nodes"]
 SLOTS: ProtocolName = "slots"
 PROTOCOLS = (*PACKETS, "direct", "slots")  # between GPUs over one hop
 BY_MODEL = "default: the fastest by the cost model"
-TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on two GPUs"
+TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on fewer GPUs"
+MOST_TRIED = 4  # GPUs of one machine
 UNTRIED = "default: as a scatter, not tried on GPUs"
 LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
 # (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md. Of links, the fewest slots.
@@ -336,7 +337,8 @@ def gpu_rules(
                 ]
                 found = trials if whole else [*packets, *rest]
             for at, by, protocol, least in found:
-                why = EXPECTED if (onehop and not whole) or (protocol in LL128 and plan.n > 2) else TRIED
+                tried = whole and plan.n <= (2 if protocol in LL128 else MOST_TRIED)
+                why = TRIED if tried or not onehop else EXPECTED
                 why = UNTRIED if collective in MAY_BE_CARRIED else why if onehop else BY_MODEL
                 rows.append(Rule(collective, at, by, chunk, depth, why, protocol, ctas, registered, root, least))
         return rows
