@@ -59,7 +59,7 @@ def draw(found: dict[str, Any], folder: Path) -> None:
         axes.plot([p["chunk"] for p in tried], [p["gbps"] for p in tried], color=COLOURS[0], linestyle="none",
                   marker="o", label="tried, in this order")  # fmt: skip
         for i, p in enumerate(tried):
-            axes.annotate(str(i + 1), (p["chunk"], p["gbps"]), xytext=(0, 6 + 9 * (i % 2)), fontsize=8, ha="center",
+            axes.annotate(str(i + 1), (p["chunk"], p["gbps"]), xytext=(0, 6 + 9 * (i % 3)), fontsize=8, ha="center",
                           textcoords="offset points", color=COLOURS[0])  # fmt: skip
         axes.plot([row["chunk"]], [row["gbps"]], color=COLOURS[1], marker="*", markersize=13, linestyle="none",
                   label="settled on")  # fmt: skip

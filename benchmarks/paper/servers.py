@@ -57,12 +57,12 @@ def draw(found: dict[str, Any], folder: Path) -> None:
     rows = found["rows"]
     places = range(len(rows))
     axes.bar([x - 0.2 for x in places], [r["rings_at_most_gbps"] for r in rows], 0.4, color=GREY, zorder=2,
-             label="rings: the network's bound")  # fmt: skip
+             label="rings: at most, by the network")  # fmt: skip
     axes.bar([x + 0.2 for x in places], [r["gbps"] for r in rows], 0.4, color=COLOURS[0], zorder=2,
-             label="trees over both servers, simulated")  # fmt: skip
+             label="trees over both servers")  # fmt: skip
     axes.set_xticks(list(places), [f"{r['gbits']}" for r in rows])
     axes.set_xlabel("Gbit/s of each server's network card")
-    axes.set_ylabel("GB/s")
+    axes.set_ylabel("GB/s, simulated")
     axes.set_title(f"AllReduce of {found['nbytes'] // MIB} MiB, 3 + 5 GPUs of two DGX-1V", fontsize=10, loc="left")
     axes.legend(fontsize=8, frameon=False, loc="upper left")
     bare(axes, "y")
