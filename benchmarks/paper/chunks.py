@@ -58,9 +58,13 @@ def draw(found: dict[str, Any], folder: Path) -> None:
                   label="every power of two")  # fmt: skip
         axes.plot([p["chunk"] for p in tried], [p["gbps"] for p in tried], color=COLOURS[0], linestyle="none",
                   marker="o", label="tried, in this order")  # fmt: skip
+        turns: dict[int, list[str]] = {}
         for i, p in enumerate(tried):
-            axes.annotate(str(i + 1), (p["chunk"], p["gbps"]), xytext=(0, 6 + 9 * (i % 3)), fontsize=8, ha="center",
-                          textcoords="offset points", color=COLOURS[0])  # fmt: skip
+            turns.setdefault(p["chunk"], []).append(str(i + 1))
+        rates = {p["chunk"]: p["gbps"] for p in tried}
+        for place, chunk in enumerate(sorted(turns)):
+            axes.annotate(",".join(turns[chunk]), (chunk, rates[chunk]), xytext=(0, -16 if place % 2 else 9), fontsize=8,
+                          ha="center", textcoords="offset points", color=COLOURS[0])  # fmt: skip
         axes.plot([row["chunk"]], [row["gbps"]], color=COLOURS[1], marker="*", markersize=13, linestyle="none",
                   label="settled on")  # fmt: skip
         axes.set_xscale("log", base=2)
