@@ -63,8 +63,9 @@ def draw(found: dict[str, Any], folder: Path) -> None:
             turns.setdefault(p["chunk"], []).append(str(i + 1))
         rates = {p["chunk"]: p["gbps"] for p in tried}
         for place, chunk in enumerate(sorted(turns)):
-            axes.annotate(",".join(turns[chunk]), (chunk, rates[chunk]), xytext=(0, -16 if place % 2 else 9), fontsize=8,
-                          ha="center", textcoords="offset points", color=COLOURS[0])  # fmt: skip
+            away = (0, -16 if place % 2 else 9)
+            axes.annotate(",".join(turns[chunk]), (chunk, rates[chunk]), xytext=away, textcoords="offset points",
+                          fontsize=8, ha="center", color=COLOURS[0])  # fmt: skip
         axes.plot([row["chunk"]], [row["gbps"]], color=COLOURS[1], marker="*", markersize=13, linestyle="none",
                   label="settled on")  # fmt: skip
         axes.set_xscale("log", base=2)

@@ -68,8 +68,9 @@ def nccl_rings(part: Topology, collective: str) -> RingsOf:
     try:
         packing = pack(part, collective, method="rings")
     except TopologyError:
-        share = part.n / (2 * (part.n - 1)) if collective == "allreduce" else 1
-        rate = PCIE_MBPS * 1e6 * share
+        rate = PCIE_MBPS * 1e6
+        if collective == "allreduce":
+            rate = rate * part.n / (2 * (part.n - 1))
         return RingsOf("PCIe", rate / 1e9, lambda nbytes: nbytes / rate)
     return RingsOf("NVLink", float(packing.rate) / 1000, lambda nbytes: seconds_of(packing, part, nbytes))
 

@@ -53,6 +53,14 @@ def test_the_sets_are_those_that_the_paper_counts() -> None:
             assert sum(row["machine"] == name for row in stored(figure)["rows"]) == count
 
 
+def test_trees_gain_most_where_no_ring_joins_a_set_and_nothing_on_the_whole_machine() -> None:
+    for report in stored("speedup")["machines"].values():
+        rows = report["subsets"]
+        assert max(rows, key=lambda row: row["speedup"]["allreduce"])["rings"] == 0
+        assert set(rows[-1]["speedup"].values()) == {1}
+        assert len(rows[-1]["gpus"]) == 8
+
+
 def test_simulated_rates_do_not_exceed_what_the_links_allow() -> None:
     for row in stored("throughput")["rows"]:
         for cell in (row["broadcast"], row["allreduce"]):
