@@ -13,6 +13,7 @@
 #   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
+#   make paper   the figures of the Blink paper anew: results, pictures, docs/paper.md (FIGURE=trees for one)
 #   make wheel   dist/*.whl
 #   make clean   remove what the other targets made
 #
@@ -28,6 +29,7 @@ comma := ,
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ON ?= cpu
+FIGURE ?= all
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
@@ -41,7 +43,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test check gpu test-hosts mpi4py-suite torch-suite campaign wheel clean
+.PHONY: demo test check gpu test-hosts mpi4py-suite torch-suite campaign paper wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -76,6 +78,9 @@ torch-suite: $(VENV)/.has-test
 build/$(MPI4PY): | $(VENV)/.has-test
 	$(PIP) download --no-deps --no-binary mpi4py --dest build $(subst mpi4py-,mpi4py==,$(MPI4PY))
 	tar -xf build/$(MPI4PY).tar.gz -C build
+
+paper: $(VENV)/.has-test
+	$(BIN)/python -m benchmarks.paper $(FIGURE)
 
 wheel: $(VENV)/.has-test
 	rm -rf build dist

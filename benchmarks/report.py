@@ -28,7 +28,8 @@ __all__ = ["ReportError", "blocks", "main", "read", "render"]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 # Files that begin so hold no times of collectives: they are for other pages and for tests.
-APART = ("treegen", "campaign", "choice", "message-cost", "training-sets", "torch-suite", "torch-versions", "lang")
+APART = ("treegen", "campaign", "choice", "message-cost", "training-sets", "torch-suite", "torch-versions", "lang",
+         "paper")  # fmt: skip
 
 
 class ReportError(Exception):

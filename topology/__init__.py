@@ -4,6 +4,7 @@
 ``machines``      the catalogue of known machines
 ``importers``     a user's words to a topology; ``nccl`` and ``nvidia_smi`` read and write other formats
 ``probe``         asks NVML and /sys about a GPU; ``gpu`` holds the facts, ``gpu_topology`` makes a machine of them
+``visible``       which GPUs of the live machine a process may take
 ``gather``        finds the live machine over a communicator; ``network_rate`` measures the network between nodes
 ``measured``      what ``blinkmpi topo --measure`` found out about the links
 ``diff, show``    compare two machines; print one

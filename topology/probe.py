@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TopologyError
-from .gpu import GpuFacts, Report, bus_id, device_of, facts_of
+from .gpu import GpuFacts, Report, Unknown, bus_id, device_of, facts_of
 
 SYS = Path("/sys")
 PCI_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -83,6 +83,25 @@ class Nvml:
             return {"buses": [bus_id(_text(nvml.nvmlDeviceGetPciInfo(h).busId)) for h in handles]}
 
         return list(_session(work).get("buses", []))
+
+    def users(self) -> dict[str, int | Unknown]:
+        """How many processes compute on each GPU that NVML counts, by PCI id, or why that is not known; empty where
+        there is no NVML.
+        """
+
+        def on(nvml: Any, handle: Any) -> int | dict[str, str]:
+            try:
+                return len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+            except nvml.NVMLError as error:
+                return {"nvml_error": _named(error)}
+
+        def work(nvml: Any) -> Report:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            return {bus_id(_text(nvml.nvmlDeviceGetPciInfo(h).busId)): on(nvml, h) for h in handles}
+
+        found = _session(work)
+        counts = {bus: number for bus, number in found.items() if bus != "nvml_error"}
+        return {bus: Unknown(n["nvml_error"]) if isinstance(n, Mapping) else n for bus, n in counts.items()}
 
     def why_not(self) -> str:
         """Why NVML does not answer at all; empty if it does."""

@@ -19,19 +19,13 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.paper.simulated import nccl_rings, seconds_of  # noqa: E402
 from benchmarks.planner.methods import head, with_tables  # noqa: E402
-from blinkmpi.errors import TopologyError  # noqa: E402
-from blinkmpi.planning.defaults import rule_of  # noqa: E402
-from blinkmpi.planning.plan import chunk_for  # noqa: E402
 from blinkmpi.planning.subsets import PCIE_MBPS, Allocations, connected  # noqa: E402
 from blinkmpi.plot.figure import COLOURS, new_figure, save  # noqa: E402
-from blinkmpi.program.call import Call  # noqa: E402
-from blinkmpi.program.cost_model import price  # noqa: E402
-from blinkmpi.program.lower import lower  # noqa: E402
 from blinkmpi.topology.machines import machine  # noqa: E402
 from blinkmpi.topology.model import Topology  # noqa: E402
 from blinkmpi.trees.pack import pack  # noqa: E402
-from blinkmpi.trees.tree import Packing  # noqa: E402
 
 MACHINE = "dgx-1v"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -79,25 +73,8 @@ def step_seconds(line: Timeline, allreduce: Seconds) -> float:
 
 def libraries(part: Topology) -> tuple[Seconds, Seconds, str]:
     """AllReduce by our plan and by NCCL's rings, and what the rings run on."""
-    ours = priced(pack(part, "allreduce"), part)
-    try:
-        return ours, priced(pack(part, "allreduce", method="rings"), part), "NVLink"
-    except TopologyError:
-        rate = PCIE_MBPS * 1e6 * part.n / (2 * (part.n - 1))
-        return ours, lambda nbytes: nbytes / rate, "PCIe"
-
-
-def priced(packing: Packing, part: Topology) -> Seconds:
-    """The cost model's seconds along a packing, in the chunks that it finds best."""
-
-    @cache
-    def seconds(nbytes: int) -> float:
-        call = Call("allreduce", part.n, (nbytes // 4,), "float32", "sum")
-        rule = rule_of(packing, part, call)
-        chunk = chunk_for(packing, call, rule)
-        return price(lower(packing, call, chunk_bytes=chunk, depth=rule.depth), packing, part).seconds
-
-    return seconds
+    packing, rings = pack(part, "allreduce"), nccl_rings(part, "allreduce")
+    return cache(lambda nbytes: seconds_of(packing, part, nbytes)), cache(rings.seconds), rings.links
 
 
 def simulated(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | doctor | bench | tune | launch | plot``,
-and ``lang`` for chunk programs.
+"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | advise | doctor | bench | tune | launch |
+plot``, and ``lang`` for chunk programs.
 
 With TOPOLOGY, a machine of the catalogue or a file, a command needs no MPI. Without it, the command asks the ranks that
 ``mpirun`` started (this process alone without ``mpirun``). Rank 0 prints, and its exit code is the job's.
@@ -32,6 +32,7 @@ from ..trees.tree import COLLECTIVES
 from ..util.codec import plain
 from ..util.settings import read
 from ..util.text import brief, parse_size, plural, size_text, time_text
+from . import advise as cli_advise
 from . import doctor as cli_doctor
 from . import lang as cli_lang
 from . import launch as cli_launch
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return cli_topo.plan_diff(args)
         if args.topology is None:
             return _live(args)
-        return _command(args, _changed(args, load(args.topology)), live=False)
+        return _command(args, _changed(args, load(args.topology)), ranks=0)
     except BlinkError as error:
         return _fail(error)
     except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
@@ -108,6 +109,7 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
         ("explain", "say how a call runs, and why"),
         ("simulate", "run a call in this process and predict its time"),
         ("subsets", "list every part of a machine that a job may get, trees beside rings"),
+        ("advise", "say which GPUs to ask a scheduler for, the best sets first"),
     ):
         command = sub.add_parser(name, help=what, description=what, parents=[machine])
         if name in ("topo", "plan", "subsets"):
@@ -123,6 +125,8 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
             cli_topo.add_plan_diff(command)
         if name == "subsets":
             cli_trees.add_subsets(command)
+        if name == "advise":
+            cli_advise.add_advise(command)
         if name in ("explain", "simulate"):
             command.add_argument("--bytes", default="64M", help="largest buffer of the call; K M G are 2^10 2^20 2^30")
             command.add_argument("--dtype", default="float32", help="element type, by NumPy's or nccl-tests' name")
@@ -181,7 +185,7 @@ def _live(args: argparse.Namespace) -> int:
 
     def answer() -> int:
         try:
-            return _command(args, topology, live=True)
+            return _command(args, topology, ranks=world.size)
         except BlinkError as error:
             return _fail(error)
 
@@ -196,8 +200,8 @@ def _fail(error: BlinkError) -> int:
     return 2
 
 
-def _command(args: argparse.Namespace, topology: Topology, *, live: bool) -> int:
-    by_mpi = live and all(device.kind == "cpu" for device in topology.devices)
+def _command(args: argparse.Namespace, topology: Topology, *, ranks: int) -> int:
+    by_mpi = ranks > 0 and all(device.kind == "cpu" for device in topology.devices)
     match args.command:
         case "topo":
             return cli_topo.topo(args, topology)
@@ -205,6 +209,8 @@ def _command(args: argparse.Namespace, topology: Topology, *, live: bool) -> int
             return cli_trees.plan(args, topology, mpi=by_mpi)
         case "subsets":
             return cli_trees.subsets(args, topology)
+        case "advise":
+            return cli_advise.advice(args, topology, ranks=ranks)
         case "explain":
             return _explain(args, topology, by_mpi)
     return _simulate(args, topology)

@@ -10,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ..doctor.report import Report
+from ..planning.advice import Advice
 from ..planning.explain import gap_text, shares
 from ..planning.subsets import Spread, Subset, by_size, summary
 from ..topology.model import Topology
 from ..topology.show import table_of
 from ..trees.tree import Packing, Tree
-from ..util.text import plural, time_text
+from ..util.text import plural, spans, time_text
 
 BAR = 30
 
@@ -105,6 +106,35 @@ def subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int) -> Rend
     below = f" Speed-up of trees over rings; over PCIe at {pcie_mbps / 1000:g} GB/s without: min / mean / max"
     note = " alike: choices of GPUs that look the same; rings: one-way, no two share a lane; mean: geometric"
     return Group(Text(title, "bold"), table, Text(below, "bold"), sums, Text(note, "dim"))
+
+
+def advice(found: Advice, topology: Topology, why: str) -> RenderableType:
+    """One row for each class of sets, the best first."""
+    table = table_of("GPUs", ">alike", ">allreduce", ">of best", ">rings", ">broadcast", ">rings", "over")
+    best = found.choices[0].rates[0]
+    for c in found.choices:
+        (reduce, cast), (around, along) = (
+            [f"{float(r / 1000):.4g}" for r in mbps] or ["-", "-"] for mbps in (c.rates, c.rings)
+        )
+        part = Text(f"{float(c.rates[0] / best):.0%}", "green" if c.rates[0] == best else "")
+        links = c.links if c.ring_links in ("", c.links) else f"{c.links}; rings {c.ring_links}"
+        table.add_row(gpus_text(c.gpus, topology), str(c.alike), reduce, part, around, cast, along, links)
+    head = f"{found.take} of {plural(len(found.free), 'GPU')} of {topology.name}: the best sets first, GB/s"
+    notes = [
+        f" chosen from {gpus_text(found.free, topology)}" + (f" ({why})" if why else ""),
+        " alike: sets whose links look the same; the first of them is shown; rings: as NCCL builds them",
+    ]
+    if found.apart:
+        notes.append(f" {plural(found.apart, 'set')} more that no links join")
+    return Group(Text(head, "bold"), table, *(Text(note, "dim") for note in notes))
+
+
+def gpus_text(ranks: Sequence[int], topology: Topology) -> str:
+    """GPUs by the numbers that they have on their nodes: ``1,4,5,6``, or, of several nodes, ``0-3@0 0-3@1``."""
+    if len(topology.nodes) == 1:
+        return ",".join(str(topology.devices[r].index) for r in ranks)
+    nodes = groupby(ranks, key=lambda r: topology.devices[r].node)
+    return " ".join(f"{','.join(spans(topology.devices[r].index for r in some))}@{node}" for node, some in nodes)
 
 
 def compared(names: Sequence[str], heads: Sequence[str], rows: Sequence[tuple[str, ...]]) -> RenderableType:

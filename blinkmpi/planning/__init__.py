@@ -8,4 +8,5 @@
 ``chunk_search`` finds the chunk of long calls on GPUs while a job runs
 ``diff``         compares two plans
 ``subsets``      compares trees with rings on every part of a machine
+``advice``       the sets of GPUs of one size, best first
 """

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import combinations, groupby
 from statistics import geometric_mean
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, TopologyError
-from ..topology.model import Topology
+from ..topology.model import SwitchKind, Topology
 from ..trees import extra_methods, fewest, pack
 from ..trees.graph.fabric import Fabric, choose_links, fabric
 from ..util.codec import Value
@@ -24,6 +24,9 @@ PCIE_MBPS = 10_000  # what a ring over the PCIe of a DGX-1 reaches
 MAX_RANKS = 10
 
 Ints = NDArray[np.int64]
+# Of a vertex: its colour; of each neighbour the MB/s to it and from it, and its colour.
+Signature = tuple[int, tuple[tuple[int, int, int], ...]]
+SWITCHES = get_args(SwitchKind)
 
 
 class Allocations(NamedTuple):
@@ -150,31 +153,36 @@ class ColouredGraph(NamedTuple):
     """Capacities between vertices, and for each vertex what isomorphic graphs must agree on."""
 
     capacities: Ints
-    colours: tuple[object, ...]
+    colours: tuple[Signature, ...]
 
 
 def coloured(f: Fabric) -> ColouredGraph:
     """Colours of ranks and switches, refined by their neighbours' as often as that tells more apart."""
     cap = f.matrix() * f.unit
-    size = len(cap)
-    colours: list[object] = ["rank" if v < f.n else f.topology.switches[v - f.n].kind for v in f.vertices]
+    rows = cap.tolist()
+    joined = [
+        [(w, out, rows[w][v]) for w, out in enumerate(row) if w != v and (out or rows[w][v])]
+        for v, row in enumerate(rows)
+    ]
+    colours = [0 if v < f.n else 1 + SWITCHES.index(f.topology.switches[v - f.n].kind) for v in f.vertices]
     while True:
-        near = [
-            (colours[v], tuple(sorted((cap[v, w], cap[w, v], colours[w]) for w in range(size) if w != v)))
-            for v in range(size)
+        near: list[Signature] = [
+            (colours[v], tuple(sorted((out, back, colours[w]) for w, out, back in some)))
+            for v, some in enumerate(joined)
         ]
-        order = {signature: i for i, signature in enumerate(sorted(set(near), key=repr))}
-        finer: list[object] = [order[signature] for signature in near]
-        if len(set(finer)) == len(set(colours)):
+        order = {signature: i for i, signature in enumerate(sorted(set(near)))}
+        finer = [order[signature] for signature in near]
+        if len(order) == len(set(colours)):
             return ColouredGraph(cap, tuple(near))
         colours = finer
 
 
 def isomorphic(a: ColouredGraph, b: ColouredGraph) -> bool:
     """Whether some renaming of vertices turns one graph into the other, capacities kept."""
-    if sorted(a.colours, key=repr) != sorted(b.colours, key=repr):
+    if sorted(a.colours) != sorted(b.colours):
         return False
     size = len(a.colours)
+    ours, theirs = a.capacities.tolist(), b.capacities.tolist()
 
     def extend(chosen: list[int]) -> bool:
         v = len(chosen)
@@ -185,8 +193,9 @@ def isomorphic(a: ColouredGraph, b: ColouredGraph) -> bool:
     def fits(v: int, w: int, chosen: list[int]) -> bool:
         if a.colours[v] != b.colours[w]:
             return False
-        pairs = ((a.capacities[v, u], a.capacities[u, v]) for u in range(v))
-        return all((b.capacities[w, x], b.capacities[x, w]) == p for p, x in zip(pairs, chosen, strict=True))
+        return all(
+            theirs[w][x] == ours[v][u] and theirs[x][w] == ours[u][v] for u, x in zip(range(v), chosen, strict=True)
+        )
 
     return extend([])
 

@@ -11,3 +11,11 @@ int nvmlDeviceGetName(void *h, char *s, unsigned n) { strncpy(s, "Stub GPU", n);
 int nvmlDeviceGetNvLinkState(void *h, unsigned l, unsigned *a) { *a = l != 1; return l < 3 ? 0 : 2; }
 int nvmlDeviceGetNvLinkVersion(void *h, unsigned l, unsigned *v) { *v = 6; return 0; }
 int nvmlDeviceGetP2PStatus(void *a, void *b, int i, int *s) { *s = i == 2 ? 5 : 0; return i == 0 || i == 2 ? 0 : 2; }
+int nvmlDeviceGetPciInfo_v3(void *h, char *info) { strcpy(info + 36, (long)h == 1 ? "00000000:1A:00.0" : "00000000:3D:00.0"); return 0; }
+// The first GPU does not say who computes on it; on the second one are two processes.
+int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, void *all) {
+  if ((long)h == 1) return 3;
+  if (*n < 2) { *n = 2; return 7; }
+  *n = 2;
+  return 0;
+}

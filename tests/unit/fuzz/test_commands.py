@@ -28,6 +28,7 @@ COMMANDS = {
     "plan --gpus": ("plan", "FILE", "--collective", "reduce", "--gpus", "1,0", "--scale", "nvlink=1/3"),
     "explain": ("explain", "FILE", "--bytes", "1M"),
     "simulate": ("simulate", "FILE", "--collective", "allgather", "--bytes", "64K"),
+    "advise": ("advise", "FILE", "--take", "2", "--json"),
     "plan --diff": ("plan", "--diff", "FILE", "PLAN"),
 }
 

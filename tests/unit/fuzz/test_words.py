@@ -14,6 +14,7 @@ from blinkmpi.planning.selection import parse_algo
 from blinkmpi.program.call import collective_named
 from blinkmpi.topology import load, machine
 from blinkmpi.topology.importers import modify, parse_gpus
+from blinkmpi.topology.visible import available
 from blinkmpi.util.launcher import launched_rank, launched_size
 from blinkmpi.util.settings import KNOWN, PREFIX, Settings, read
 from blinkmpi.util.text import parse_size
@@ -61,6 +62,22 @@ def test_what_a_scheduler_says(data: st.DataObject, job: dict[str, str]) -> None
         assert found.ranks >= len(found.hosts) > 0
     elif isinstance(found, FormatError):
         assert any(name in str(found) for name in said) or "/nowhere" in str(found) or "hostfile" in str(found)
+
+
+GIVEN = (
+    {"CUDA_VISIBLE_DEVICES": "3,GPU-0,-1"}, {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    {"SLURM_JOB_GPUS": "0-2,7"}, {"SLURM_STEP_GPUS": "1"},
+)  # fmt: skip
+
+
+@many
+@given(data=st.data(), job=st.sampled_from(GIVEN))
+def test_which_gpus_a_process_was_given(data: st.DataObject, job: dict[str, str]) -> None:
+    said = {name: data.draw(st.just(text) | spoilt_text((text,))) for name, text in job.items()}
+    found = promised(lambda: available(BOX, said, dict), ArgumentError)
+    if not isinstance(found, BlinkError):
+        assert list(found.ranks) == sorted(set(found.ranks))
+        assert all(0 <= rank < BOX.n for rank in found.ranks)
 
 
 SETTINGS = {"DEBUG": "INFO", "TIMEOUT": "1.5", "BUFFSIZE": "8388608", "NODES": "4+4", "CMA_NTHREADS": "2",

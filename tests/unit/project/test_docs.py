@@ -121,7 +121,8 @@ def run_on_ranks(n: int, command: str) -> str:
 @pytest.mark.mpi_skip
 def test_the_examples_of_the_readme_run() -> None:
     rows = table("README.md", "command")
-    assert [row[0].strip("`") for row in rows] == ["topo", "plan", "subsets", "explain", "simulate", "doctor", "bench"]
+    names = ["topo", "plan", "subsets", "advise", "explain", "simulate", "doctor", "bench"]
+    assert [row[0].strip("`") for row in rows] == names
     for row in rows:
         command = row[2].strip("`")
         if ranks := MPIRUN.fullmatch(command):

@@ -295,6 +295,18 @@ def test_nvml_is_asked_rightly_through_a_stub_library(tmp_path: Path) -> None:
     assert absent.nvlinks.reason.startswith("NVMLError_NotFound")
 
 
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_nvml_says_who_computes_on_a_gpu_or_why_not(tmp_path: Path) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, DATA / "nvml-stub.c"], check=True)
+    ask = "from blinkmpi.topology.probe import Nvml; print(Nvml().users())"
+    done = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    refused = "Unknown(reason='NVMLError_NotSupported: Not Supported')"
+    assert done.stdout == f"{{'0000:1a:00.0': {refused}, '0000:3d:00.0': 2}}\n", done.stderr
+    assert Nvml().users() == {} or not Nvml().why_not()
+
+
 def test_a_library_that_cannot_be_loaded_is_a_reason(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("this is no library")
     why, facts, _ = answers_of({"LD_LIBRARY_PATH": str(tmp_path)})
