@@ -52,7 +52,7 @@ test: $(VENV)/.has-test
 	$(BIN)/python -m pytest
 
 docs: $(VENV)/.has-docs
-	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
 
 check: $(VENV)/.has-test
 	$(BIN)/python -m pytest -m lint

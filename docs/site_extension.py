@@ -3,10 +3,12 @@
 - A page that no toctree names comes at the end of the one of ``internals.md``.
 - Links to pages outside of ``docs/`` lead to their copies on the site (``OUTSIDE``).
 - The rows of a table that begin with a name in backticks have an anchor: ``settings.md#blinkmpi-timeout``.
+- A class that duplicates what it gets in ``__new__`` shows the signature of its ``__init__``.
 - In the gallery, a command that draws a picture is followed by that picture, drawn as the site is made.
 """
 
 import contextlib
+import inspect
 import io
 import os
 import re
@@ -17,6 +19,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.util.inspect import stringify_signature
 
 from blinkmpi.cli.main import main
 
@@ -36,6 +39,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx; before its collectors (priority 500) look at a page."""
     app.connect("source-read", lead_to_copies)
     app.connect("source-read", list_the_rest)
+    app.connect("autodoc-process-signature", of_init)
     app.connect("doctree-read", anchor_rows, priority=400)
     app.connect("doctree-read", draw_pictures, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -74,6 +78,16 @@ def anchor_rows(app: Sphinx, page: nodes.document) -> None:
         first.parent.append(nodes.reference("", "#", refid=anchor, classes=["headerlink"]))
         if name == "settings" and text.startswith("BLINKMPI_"):
             app.env.domains.standard_domain.note_object("envvar", text, anchor, location=row)
+
+
+def of_init(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str, None] | None:
+    """The signature of a class that has both ``__new__`` and ``__init__``: autodoc would take the first."""
+    if what != "class" or not {"__new__", "__init__"} <= vars(thing).keys():
+        return None
+    first, *rest = inspect.signature(thing.__init__).parameters.values()
+    return stringify_signature(inspect.Signature(rest), unqualified_typehints=True), None
 
 
 def draw_pictures(app: Sphinx, page: nodes.document) -> None:
