@@ -28,11 +28,13 @@ release = version = blinkmpi.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_extension"]
 myst_heading_anchors = 4  # links to headings as on GitHub
 highlight_language = "none"  # of blocks that name no language
-maximum_signature_line_length = 100
+maximum_signature_line_length = 240
+toc_object_entries_show_parents = "hide"
 
 autodoc_mock_imports = ["torch"]  # installed or not, the same page; ours only, nothing of torch is shown
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True  # MPI.SUM has no readable form
 napoleon_numpy_docstring = False
 
 html_theme = "pydata_sphinx_theme"
@@ -48,4 +50,4 @@ html_theme_options = {
     "footer_end": [],
     "secondary_sidebar_items": ["page-toc"],
 }
-html_sidebars = {"performance": [], "gallery": [], "coming_from": []}
+html_sidebars = {"gallery": [], "coming_from": []}

@@ -113,4 +113,4 @@ def picture_of(command: str, folder: Path) -> nodes.image:
         code = main(words)
     if code != 0:
         raise ExtensionError(f"gallery: {command} ended with {code}: {said.getvalue()}; correct the command")
-    return nodes.image(uri=os.path.relpath(path, ROOT / "docs"), alt=f"the picture that `{command}` draws")
+    return nodes.image(uri=os.path.relpath(path, ROOT / "docs"), alt=f"the picture that `{command}` draws", classes=["drawn"])

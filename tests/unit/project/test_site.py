@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
@@ -40,6 +41,8 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, as ``make docs`` builds it."""
+    if find_spec("sphinx") is None:
+        pytest.fail("sphinx is not installed here: pip install -e '.[test]'", pytrace=False)
     folder = tmp_path_factory.mktemp("site")
     argv = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(folder / "doctrees"), str(DOCS)]
     done = subprocess.run([*argv, str(folder / "html")], cwd=ROOT, capture_output=True, text=True, timeout=240)
