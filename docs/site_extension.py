@@ -86,7 +86,7 @@ def of_init(
     """The signature of a class that has both ``__new__`` and ``__init__``: autodoc would take the first."""
     if what != "class" or not {"__new__", "__init__"} <= vars(thing).keys():
         return None
-    first, *rest = inspect.signature(thing.__init__).parameters.values()
+    _, *rest = inspect.signature(thing.__init__).parameters.values()
     return stringify_signature(inspect.Signature(rest), unqualified_typehints=True), None
 
 
@@ -113,4 +113,6 @@ def picture_of(command: str, folder: Path) -> nodes.image:
         code = main(words)
     if code != 0:
         raise ExtensionError(f"gallery: {command} ended with {code}: {said.getvalue()}; correct the command")
-    return nodes.image(uri=os.path.relpath(path, ROOT / "docs"), alt=f"the picture that `{command}` draws", classes=["drawn"])
+    return nodes.image(
+        uri=os.path.relpath(path, ROOT / "docs"), alt=f"the picture that `{command}` draws", classes=["drawn"]
+    )
