@@ -5,8 +5,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -102,6 +103,27 @@ def test_every_setting_error_and_picture_has_its_place(site: Path, pages: dict[P
     drawn = [url.rpartition("/")[2] for url in pages[site / "gallery.html"].loads if url.endswith(".svg")]
     assert len(commands) >= 12
     assert drawn == [*commands, "ring.svg"]
+
+
+def test_a_page_that_no_list_names_comes_last(tmp_path: Path) -> None:
+    listed = "# How it works\n\n```{toctree}\n:hidden:\n\ndesign\n```\n"
+    for name, text in (("index", ""), ("design", ""), ("new", ""), ("internals", listed), ("guide", listed)):
+        (tmp_path / f"{name}.md").write_text(text)
+    app = SimpleNamespace(srcdir=tmp_path, config=SimpleNamespace(root_doc="index"))
+    for name, expected in (("internals", listed.replace("design", "design\nguide\ninternals\nnew")), ("guide", listed)):
+        source = [listed]
+        extension().list_the_rest(app, name, source)
+        assert source == [expected]
+
+
+def extension() -> ModuleType:
+    """The site's own extension of Sphinx, which is no module of a package."""
+    spec = spec_from_file_location("site_extension", DOCS / "site_extension.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def error_names() -> set[str]:
