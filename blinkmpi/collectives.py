@@ -18,7 +18,21 @@ SUM, NO_INFO = MPI.SUM, MPI.INFO_NULL
 
 
 class Collectives:
-    """The collectives of what has a dispatcher."""
+    """The collectives of what has a dispatcher.
+
+    Below, n is the number of ranks and m a number of elements, the same on all ranks. Buffers are mpi4py's: arrays of
+    any shape whose elements are contiguous, on the host or on GPUs, or its buffer specifications; ``sendbuf`` may be
+    ``MPI.IN_PLACE``. ``op`` is an ``MPI.Op`` or a name (``"sum"``, ``"avg"``). ``timeout`` is in seconds without
+    progress, ``stream`` one of CuPy or torch, or its address; the call is then only put there.
+
+    Raises:
+        ArgumentError, BufferTypeError: before data moves, where the arguments are wrong; the other ranks get a
+            RemoteError (on GPUs a MismatchError).
+        MismatchError: on every rank, if the ranks make different calls.
+        CollectiveTimeout, PeerLost: on every rank, if one does not come, or is gone.
+        DeviceError: on GPUs, by the call that waits, or by a later one.
+        FallbackError: where ``strict=True`` and only MPI can make the call.
+    """
 
     _blink: Dispatcher | None = None
     _made_by = ""  # how another object of the class is made
@@ -26,7 +40,7 @@ class Collectives:
     # ---- collectives (MPI 4.1, chapter 6)
 
     def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None) -> None:
-        """Send the root's buffer to all."""
+        """Send the root's m elements to all, in the same buffer."""
         self._call(mpi.BCAST, (buf, root), timeout, stream)
 
     def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
@@ -36,7 +50,7 @@ class Collectives:
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
-        """Fold all buffers into the root's."""
+        """Fold everybody's m elements into the m of the root's ``recvbuf``; elsewhere that is not read."""
         self._call(mpi.REDUCE, (sendbuf, recvbuf, op, root), timeout, stream)
 
     def Ireduce(
@@ -48,7 +62,7 @@ class Collectives:
     def Allreduce(
         self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
-        """Fold all buffers into everybody's."""
+        """Fold everybody's m elements into the m of every ``recvbuf``: the same bits on all ranks."""
         self._call(mpi.ALLREDUCE, (sendbuf, recvbuf, op), timeout, stream)
 
     def Iallreduce(
@@ -58,7 +72,7 @@ class Collectives:
         return self._start(mpi.ALLREDUCE, (sendbuf, recvbuf, op), timeout, stream)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None) -> None:
-        """Collect everybody's block at the root."""
+        """Collect everybody's m elements in the n m of the root's ``recvbuf``, those of rank i from i m on."""
         self._call(mpi.GATHER, (sendbuf, recvbuf, root), timeout, stream)
 
     def Igather(
@@ -70,7 +84,7 @@ class Collectives:
     def Scatter(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
-        """Give each rank its block of the root's buffer."""
+        """Give rank i the m elements from i m on of the root's n m."""
         self._call(mpi.SCATTER, (sendbuf, recvbuf, root), timeout, stream)
 
     def Iscatter(
@@ -80,7 +94,7 @@ class Collectives:
         return self._start(mpi.SCATTER, (sendbuf, recvbuf, root), timeout, stream)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> None:
-        """Collect everybody's block everywhere."""
+        """Collect everybody's m elements in the n m of every ``recvbuf``, those of rank i from i m on."""
         self._call(mpi.ALLGATHER, (sendbuf, recvbuf), timeout, stream)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
@@ -90,7 +104,7 @@ class Collectives:
     def Reduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
-        """Fold all buffers, give each rank one of ``size`` equal blocks.
+        """Fold everybody's n m elements, and give rank i the m from i m on.
 
         In place the result lies at the front of ``recvbuf``; what lies behind it stays (on GPUs, it has no meaning).
         """
@@ -164,7 +178,7 @@ class Collectives:
         return self._start(mpi.ALLGATHERV, (sendbuf, recvbuf), timeout, stream)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> None:
-        """Send a block to each rank, receive one from each."""
+        """Send rank i the m of the n m elements from i m on, and receive m from each rank, in order."""
         self._call(mpi.ALLTOALL, (sendbuf, recvbuf), timeout, stream)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, timeout: Seconds = None) -> MPI.Request:
@@ -180,7 +194,7 @@ class Collectives:
         return self._start(mpi.ALLTOALLV, (sendbuf, recvbuf), timeout, stream)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None) -> None:
-        """Fold the buffers of all ranks up to one's own."""
+        """Fold the m elements of all ranks up to one's own, this one included."""
         self._call(mpi.SCAN, (sendbuf, recvbuf, op), timeout, stream)
 
     def Iscan(
@@ -190,7 +204,7 @@ class Collectives:
         return self._start(mpi.SCAN, (sendbuf, recvbuf, op), timeout, stream)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None) -> None:
-        """Fold the buffers of all ranks before one's own; the first rank's ``recvbuf`` is left alone."""
+        """Fold the m elements of all ranks before one's own; the first rank's ``recvbuf`` is left alone."""
         self._call(mpi.EXSCAN, (sendbuf, recvbuf, op), timeout, stream)
 
     def Iexscan(

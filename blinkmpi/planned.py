@@ -31,13 +31,24 @@ class Planned(Collectives):
     def empty(self, shape: Any, dtype: Any = "float32") -> Any:
         """A CuPy array that all ranks reach, so that long vectors move without a copy on the way; collective.
 
-        Its memory lives until :meth:`deregister` or :meth:`Free`. BlinkError on every rank without GPUs or memory.
+        Its memory lives until :meth:`deregister` or :meth:`Free`.
+
+        Args:
+            shape: of the array, the same number of bytes on all ranks.
+            dtype: of its elements.
+
+        Raises:
+            DeviceError: on every rank, without GPUs or memory.
         """
         gpus, _ = self._registering("empty()", lambda: None)
         return gpus.empty(shape, dtype)
 
     def register(self, array: Any) -> None:
-        """Make a GPU array reachable by all ranks; collective: every rank brings one. Keeps it alive."""
+        """Make a GPU array reachable by all ranks; collective: every rank brings one. Keeps it alive.
+
+        Raises:
+            DeviceError: for memory that cannot be shared; the other ranks get a RemoteError, and none keeps anything.
+        """
         gpus, device = self._registering("register()", lambda: device_array(array))
         gpus.register(device)
 
@@ -97,17 +108,33 @@ class Planned(Collectives):
         self._dispatcher().check()
 
     def plan(self, collective: str, root: int = 0) -> Plan:
-        """Plan for a collective (and root) now, and not in its first call; collective. Returns what is planned."""
+        """Plan for a collective (and root) now, and not in its first call; collective.
+
+        Returns:
+            What is planned so far.
+        """
         return entering.plan(self._dispatcher(), collective, root)
 
     def replan(self) -> tuple[PlanDifference, ...]:
-        """Probe and plan again, and go on with the new plan; collective. Returns what differs, as ``plan --diff``."""
+        """Probe and plan again, and go on with the new plan; collective.
+
+        Returns:
+            What differs, as ``blinkmpi plan --diff`` prints it.
+        """
         return self._dispatcher().replan()
 
     def explain(
         self, collective: str, nbytes: int = 1 << 20, *, dtype: str = "float32", op: Any = "sum", root: int = 0
     ) -> str:
-        """Say which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
+        """Say which scheme a call takes, why, how fast it could be, and what was rejected. Local.
+
+        Args:
+            collective: by MPI's name or nccl-tests': ``allreduce``, ``Allreduce``, ``all_reduce``.
+            nbytes: of the call's largest buffer.
+            dtype: by NumPy's name, or ``bfloat16``.
+            op: an ``MPI.Op`` or a name.
+            root: of a rooted collective.
+        """
         return inspection.explain(self.context, collective, nbytes, dtype=dtype, op=op, root=root)
 
     def plan_line(self, collective: str, root: int = 0) -> str:

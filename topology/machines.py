@@ -150,6 +150,9 @@ def machine(spec: str) -> Topology:
 
     ``K`` is a count of boxes, but for ``cpu``: ``cpu:K`` is K ranks on one node, which share its memory.
 
+    >>> machine("dgx-a100:2").n, machine("cpu:4").n
+    (16, 4)
+
     Raises:
         TopologyError: for an unknown name, with the nearest one, or a bad count.
     """

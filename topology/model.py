@@ -36,8 +36,14 @@ Unnumbered = tuple[str, object]  # a vertex before it has a number: ("gpu", rank
 class Device(Value, frozen=True):
     """One GPU or CPU process; its rank is its position in ``Topology.devices``.
 
-    ``index`` is its number on its own machine, which a subset keeps, so that
-    people read "GPU 4" whatever its rank is.
+    Attributes:
+        kind: ``gpu`` or ``cpu``.
+        node: the number of its machine, from 0.
+        index: its number on its own machine, which a subset keeps, so that people read "GPU 4" whatever its rank is.
+        name: the model, such as ``V100-SXM2-16GB``; empty where it is not known, as all that follow.
+        host: the machine's name.
+        uuid: the GPU's, as the driver says it.
+        bus: the GPU's PCI id.
     """
 
     kind: DeviceKind
@@ -57,7 +63,10 @@ class Device(Value, frozen=True):
 class Switch(Value, frozen=True):
     """A vertex that forwards bytes between devices, but never copies them (except ``memory``).
 
-    ``node`` is -1 for a switch between the nodes.
+    Attributes:
+        kind: ``nvswitch``, ``pcie``, ``host`` (a socket), ``memory`` (what the CPU ranks of a node share) or ``net``.
+        node: the number of its machine; -1 for a switch between the nodes.
+        name: what people call it, such as ``PLX 0``.
     """
 
     kind: SwitchKind
@@ -66,7 +75,16 @@ class Switch(Value, frozen=True):
 
 
 class Link(Value, frozen=True):
-    """One direction of a connection: ``lanes`` units of ``lane_mbps`` MB/s each."""
+    """One direction of a connection: ``lanes`` units of ``lane_mbps`` MB/s each.
+
+    Attributes:
+        src: the vertex at its beginning: a rank, or n + j for switch j.
+        dst: the vertex at its end.
+        kind: ``nvlink``, ``xgmi``, ``pcie``, ``host`` (between sockets), ``memory`` or ``net``.
+        lanes: parallel units, at least 1.
+        lane_mbps: MB/s of one of them, an integer of at least 1.
+        origin: where the rate comes from: ``table``, ``probe`` or ``measured``.
+    """
 
     src: int
     dst: int
@@ -93,7 +111,20 @@ class Connection(NamedTuple):
 
 
 class Topology(Document, frozen=True, dict=True):
-    """A machine, or the part of it that a job has."""
+    """A machine, or the part of it that a job has; ``to_json`` and ``from_json`` write and read its file.
+
+    >>> from blinkmpi.topology import machine
+    >>> part = machine("dgx-1v").subset([1, 4, 5, 6])
+    >>> part.name, part.n, part.kinds()
+    ('dgx-1v[1,4,5,6]', 4, ('host', 'nvlink', 'pcie'))
+
+    Attributes:
+        name: in messages and pictures.
+        devices: n of them; their position is their rank.
+        switches: switch j is vertex n + j.
+        links: each direction for itself.
+        source: where all this comes from, for people.
+    """
 
     KIND: ClassVar = "topology"
     VERSION: ClassVar = FORMAT_VERSION

@@ -86,6 +86,11 @@ def pack(
     One rank gets the trivial packing: a tree without edges of weight 1, and rate and bound 1 MB/s, which stand for
     "no byte travels"; a barrier has the same numbers on a real tree. A collective without a root has ``root`` -1.
 
+    >>> from blinkmpi.topology import machine
+    >>> packing = pack(machine("dgx-1v").subset([1, 4, 5, 6]), "allreduce")
+    >>> len(packing.trees), packing.depth, packing.rate, packing.optimal
+    (2, 2, Fraction(50000, 1), True)
+
     Args:
         options: limits and settings of the methods that are asked for by name.
         seconds: after which a search ends with the best that it has found, whose gap to the bound is stated; by default

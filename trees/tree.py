@@ -58,7 +58,13 @@ PER_RANK: frozenset[str] = frozenset({"allgather", "reduce_scatter"})  # every r
 
 
 class Edge(Value, frozen=True):
-    """A hop between two ranks and the vertices that it crosses, both ends included."""
+    """A hop between two ranks.
+
+    Attributes:
+        src: the rank that sends.
+        dst: the rank that receives.
+        path: the vertices that it crosses, both ends included.
+    """
 
     src: int
     dst: int
@@ -78,6 +84,12 @@ class Tree(Value, frozen=True, omit_defaults=True):
 
     Partial results come to the root against them; in an AllReduce they may take another tree, ``up``, whose edges point
     to the root, children before parents.
+
+    Attributes:
+        root: the rank at its root.
+        edges: n - 1 of them.
+        weight: what it carries, in MB/s of the vector, an exact fraction; weight / rate is its share of the vector.
+        up: other edges for the way to the root; empty where ``edges`` are used both ways.
     """
 
     root: int
@@ -133,8 +145,19 @@ class Certificate(Value, frozen=True):
 class Packing(Value, frozen=True):
     """Weighted trees for one collective, with rate, bound and certificate.
 
-    ``multicast`` says that the ranks share one memory: the way down is one slot that all ranks read, so a
-    tree's shape matters on its way up alone.
+    Attributes:
+        collective: what it is for.
+        root: of the collective; -1 for one without a root.
+        n: how many ranks.
+        scheme: what made it, as ``explain`` and ``BLINKMPI_ALGO`` name it.
+        links: the kinds of links that it uses.
+        trees: with weights whose sum is the rate.
+        rate: MB/s of the vector that the trees carry, an exact fraction.
+        bound: MB/s that no trees on these links exceed, an exact fraction.
+        certificate: why that is a bound.
+        multicast: whether the ranks share one memory: the way down is one slot that all ranks read, so a tree's shape
+            matters on its way up alone.
+        reason: why it was made so, for people.
     """
 
     collective: Collective

@@ -109,6 +109,17 @@ def algorithm(
 ) -> Callable[[Callable[..., object]], Written]:  # fmt: skip
     """Turn a function of the number of ranks, and of parameters, into one that gives an :class:`Algorithm`.
 
+    >>> from blinkmpi.lang import algorithm, chunk
+    >>> @algorithm("broadcast", chunks=1)
+    ... def star(n):
+    ...     for rank in range(n):
+    ...         chunk(0, "input", 0).copy(rank, "output", 0)
+    >>> print(star(4).explain())
+    star: broadcast from or to rank 0 of 4 ranks, 1 chunk, proved
+      messages   3 of a chunk, 3 from the rank that sends the most
+      bytes      that rank sends 3 of the vector
+      steps      1 messages follow one another
+
     Args:
         collective: MPI's, NCCL's or our name of it, or one made by :func:`custom`.
         chunks: equal parts of the vector, or of each rank's block where a call has blocks: a number, or a function of

@@ -60,7 +60,7 @@ def split(fast: Fraction, slow: Fraction, *, nbytes: int = 0, switch_seconds: Fr
     """The parts of a vector of ``nbytes`` for links of two rates in MB/s; the slow ones start later.
 
     >>> split(Fraction(3), Fraction(1), nbytes=8_000_000, switch_seconds=Fraction(1))
-    Split(fast=Fraction(27, 32), slow=Fraction(5, 32), seconds=Fraction(9, 4))
+    VectorSplit(fast=Fraction(27, 32), slow=Fraction(5, 32), seconds=Fraction(9, 4))
     """
     size = Fraction(nbytes, 10**6)  # MB
     if not switch_seconds:

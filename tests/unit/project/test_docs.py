@@ -275,6 +275,8 @@ def test_links_and_paths_lead_somewhere(name: str) -> None:
         if fragment:
             headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
             anchors = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+            rows = re.findall(r"^\| `([^`\s]+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors |= {re.sub(r"[^a-z0-9]+", "-", row.lower()).strip("-") for row in rows}  # docs/site_extension.py
             assert fragment in anchors, f"{name}: {target}; there are {sorted(anchors)}"
     for path in re.findall(r"`([a-z_]+/[\w./-]*)`", text):
         top = path.partition("/")[0]
