@@ -352,9 +352,9 @@ def check_layout(world: World, call: Made) -> None:
     for rank, rows in enumerate(call.rows):
         for numbers in rows.tolist():
             for row, c, slot_bytes in [
-                (row.row, c, row.row[name])
-                for row in Row.of_cta(world, call, rank, 1, numbers)
-                for name, channels in (("IN_BYTES", row.ins), ("OUT_BYTES", row.outs))
+                (one.row, c, one.row[name])
+                for one in Row.of_cta(world, call, rank, 1, numbers)
+                for name, channels in (("IN_BYTES", one.ins), ("OUT_BYTES", one.outs))
                 for c in channels
             ]:
                 owner, slots = world.where(rank, c["slots"])
