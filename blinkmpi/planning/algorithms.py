@@ -11,10 +11,12 @@ from ..errors import ArgumentError, PlanError, SettingsError
 from ..lang import library
 from ..lang.algorithms import SCHEME, Algorithm
 from ..lang.written import Written
-from ..program.call import Call, collective_named
+from ..program.call import Call, call_of_bytes, collective_named
+from ..program.routes import cheapest_routes
+from ..topology.model import Topology
 from ..trees.tree import Collective
 from ..util.text import quoted
-from .defaults import LINK_SLOTS, MEMORY_SLOTS
+from .defaults import LINK_SLOTS, MEMORY_SLOTS, Gpus, ctas_of, slots_of
 from .plan import CHUNKS_PER_SPAN, MIN_CHUNK_BYTES, Plan, Rule
 
 
@@ -80,37 +82,56 @@ def check_algorithms(algorithms: Sequence[Algorithm], n: int) -> None:
         names.add(key)
 
 
-def with_algorithms(plan: Plan, algorithms: Sequence[Algorithm], asked: Mapping[str, Algorithm]) -> Plan:
+def with_algorithms(
+    plan: Plan, algorithms: Sequence[Algorithm], asked: Mapping[str, Algorithm], gpus: Gpus = ""
+) -> Plan:  # fmt: skip
     """The plan with algorithms; calls of their sizes take them, and all calls of a collective those that are asked for.
 
-    Only collectives that the plan has rows for get new ones.
+    Only collectives that the plan has rows for get new ones: for any buffers, and for registered ones, where these have
+    rows of their own.
+
+    Args:
+        gpus: as for :func:`.selection.make_plan`.
     """
     everyone = tuple(dict.fromkeys((*plan.algorithms, *algorithms, *asked.values())))
-    memory = any(p.multicast for p in plan.packings)
+    chunk, depth = slots_of(gpus) if gpus else MEMORY_SLOTS if any(p.multicast for p in plan.packings) else LINK_SLOTS
+    ctas = ctas_of(gpus)
     rules = list(plan.rules)
     for one in dict.fromkeys((*algorithms, *asked.values())):
         collective, root = cast(Collective, one.collective), one.root
-        rows = plan.rows(collective, root).get(False, [])
-        if not rows:
-            continue
         if one.collective in asked:
             if asked[one.collective] is not one:
                 continue
             first, last, why = 0, 0, "BLINKMPI_ALGO"
         else:
             first, last, why = one.min_bytes, one.max_bytes, "an algorithm of this communicator's"
-        chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
-        own = Rule(collective, first, one.scheme, chunk, depth, why, root=root)
-        known = [r for r in rules if (r.collective, r.root) == (collective, root) and not r.registered]
-        before = sorted(known or (replace(row, root=root) for row in rows), key=lambda row: row.min_bytes)
-        kept = [row for row in before if row.min_bytes < first]
-        if last:
-            after = [row for row in before if row.min_bytes <= last + 1][-1:]
-            kept += [replace(row, min_bytes=last + 1) for row in after]
-            kept += [row for row in before if row.min_bytes > last + 1]
-        rules = [r for r in rules if r not in known]
-        rules += sorted([*kept, own], key=lambda row: row.min_bytes)
+        for registered, rows in plan.rows(collective, root).items():
+            own = Rule(collective, first, one.scheme, chunk, depth, why, ctas=ctas, registered=registered, root=root)
+            known = [r for r in rules if (r.collective, r.root, r.registered) == (collective, root, registered)]
+            before = sorted(known or (replace(row, root=root) for row in rows), key=lambda row: row.min_bytes)
+            kept = [row for row in before if row.min_bytes < first]
+            if last:
+                after = [row for row in before if row.min_bytes <= last + 1][-1:]
+                kept += [replace(row, min_bytes=last + 1) for row in after]
+                kept += [row for row in before if row.min_bytes > last + 1]
+            rules = [r for r in rules if r not in known]
+            rules += sorted([*kept, own], key=lambda row: row.min_bytes)
     return replace(plan, rules=tuple(rules), algorithms=everyone)
+
+
+def check_ways(plan: Plan, machine: Topology) -> Plan:
+    """The plan, if each of its algorithms sends along ways that a machine of GPUs has.
+
+    Raises:
+        PlanError: naming the algorithm and two ranks.
+    """
+    for one in plan.algorithms:
+        call = call_of_bytes(cast(Collective, one.collective), one.n, 1 << 20, root=max(one.root, 0))
+        try:
+            cheapest_routes(one.program(call).channels, machine)
+        except PlanError as error:
+            raise PlanError(f"{one.name}: {error}") from error
+    return plan
 
 
 def chunk_of_algorithm(made: Algorithm, call: Call, rule: Rule, *, multicast: bool) -> int:

@@ -295,6 +295,16 @@ def _one_hop(collective: str, n: int, *, registered: bool, lines: bool) -> list[
     return rows
 
 
+def slots_of(gpus: Gpus) -> tuple[int, int]:
+    """The largest slot in bytes between GPUs, and the slots of a channel."""
+    return NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
+
+
+def ctas_of(gpus: Gpus) -> int:
+    """The CTAs of a kernel ``slots``; 0 for as many as there may be."""
+    return NODE_CTAS if gpus == "nodes" else 0
+
+
 def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
     """Whether NVLink alone carries the one-hop trees of a collective."""
     kinds = {(link.src, link.dst): link.kind for link in topology.links}
@@ -311,8 +321,7 @@ def gpu_rules(
     there = _schemes(plan, collective)
     by_root = _choices(plan, topology, collective, [p.scheme for p in plan.packings])
     protocols = [protocol for protocol in PROTOCOLS if protocol not in LL128 or by_nvlink(plan, topology, collective)]
-    chunk, depth = NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
-    ctas = NODE_CTAS if gpus == "nodes" else 0
+    (chunk, depth), ctas = slots_of(gpus), ctas_of(gpus)
     onehop = gpus == "onehop" and "onehop" in there and plan.n > 1 and collective in PACKETS_BELOW
     whole = onehop and _meets_bound(plan, collective, "onehop")
     best = "onehop" if whole else by_root[-1][0].scheme

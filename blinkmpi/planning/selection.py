@@ -10,7 +10,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from ..errors import NoPackingError, SettingsError
-from ..lang.algorithms import Algorithm
+from ..lang.algorithms import SCHEME, Algorithm
 from ..program.call import Call, collective_named
 from ..program.check import check
 from ..program.ir import Program
@@ -180,6 +180,7 @@ def choose(
         passed = (*PACKETS, "direct") if uneven else PACKETS
         left = {kind: [r for r in rows if r.protocol not in passed] for kind, rows in by_kind.items()}
         rows = left.get(registered) or left.get(False, [])
+        rows = [r for r in rows if not r.scheme.startswith(SCHEME)]  # which take calls of their sizes alone
         forced = replace(rule, protocol="slots")  # by an algo= that leaves no other
         rule = min(rows or [forced], key=lambda r: r.min_bytes)
     return rule

@@ -108,6 +108,24 @@ def order_of(program: Program) -> list[int]:
         ) from error
 
 
+def check_sorted(program: Program) -> None:
+    """Prove that every stage stands behind those that it reads from.
+
+    Then executors that run one stage's chunk after another's cannot wait for one another, however the stages are dealt
+    out among them, if each keeps to the order of (chunk, place in the program): in this one order, each step stands
+    behind all that it waits for.
+
+    Raises:
+        PlanError: naming both stages.
+    """
+    writer = {c: i for i, stage in enumerate(program.stages) for c in stage.outs}
+    for i, stage in enumerate(program.stages):
+        for c in stage.ins:
+            if writer[c] >= i:
+                raise PlanError(f"stage {i} stands before stage {writer[c]}, whose channel {c} it reads; sort the "
+                                "stages of this program")  # fmt: skip
+
+
 def _check_spans(program: Program, writers: dict[int, int]) -> None:
     for i, stage in enumerate(program.stages):
         for j in sorted({writers[c] for c in stage.ins}):

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from ..errors import ArgumentError, MismatchError, PlanError, SettingsError, TopologyError
-from ..lang.algorithms import SCHEME, Algorithm
+from ..lang.algorithms import Algorithm
 from ..planning import tuned_table as tuned
-from ..planning.algorithms import check_algorithms, named_in, with_algorithms
+from ..planning.algorithms import check_algorithms, check_ways, named_in, with_algorithms
 from ..planning.defaults import Gpus
 from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import Plan
@@ -33,7 +33,6 @@ from ..util.together import Comm, from_root, together
 
 MOST_PLAN_BYTES = 1 << 29  # of its file: 128 ranks take half of it
 
-ON_HOSTS = "calls on GPU memory take no algorithms; leave them out, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
 EXECUTORS = ("auto", "c", "numpy")
 
 
@@ -167,11 +166,6 @@ def agree_on_plan(
         mpi: whether MPI has collectives of its own among these ranks, to which short vectors in host memory may go.
     """
     algo, asked = named_in(options.algo if options.algo is not None else settings.algo, options.algorithms, machine.n)
-    if gpus and asked:
-        names = ", ".join(made.scheme for made in asked.values())
-        raise SettingsError(f"BLINKMPI_ALGO names {names}, and this job's ranks have GPUs: {ON_HOSTS}")
-    if gpus and options.algorithms and comm.rank == 0:
-        log(settings, "WARN", f"algorithms= is for calls on host memory: {ON_HOSTS}")
     given = options.plan or settings.graph_file or None
 
     @cache
@@ -202,24 +196,18 @@ def agree_on_plan(
 
     if given is not None or settings.graph_dump_file:
         text = from_root(comm, whole)
-        plan = together(comm, lambda: _for(gpus, Plan.from_json(text, source="plan from rank 0").check(machine)))
+        plan = together(comm, lambda: Plan.from_json(text, source="plan from rank 0").check(machine))
         plans = PlanOnDemand(comm, machine, plan)
     else:
         plans = PlanOnDemand(comm, machine, part)
     forced = {} if given is not None else parse_algo(algo)  # where a scheme is named, it is meant
     named = {kind for kind, schemes in forced.items() if not all(scheme.startswith("^") for scheme in schemes)}
     free = [one for one in options.algorithms if one.collective not in named]
-    if not gpus and (free or asked):
-        plans.change(partial(with_algorithms, algorithms=free, asked=asked))
+    if free or asked:
+        plans.change(partial(with_algorithms, algorithms=free, asked=asked, gpus=gpus))
+    if gpus:
+        check_ways(plans.plan, machine)
     return plans.with_parts((collective, 0) for collective in ("barrier", *forced))
-
-
-def _for(gpus: Gpus, plan: Plan) -> Plan:
-    """A plan that these ranks can take; PlanError for one with algorithms in its table, where they have GPUs."""
-    row = next((row for row in plan.rules if row.scheme.startswith(SCHEME)), None)
-    if gpus and row is not None:
-        raise PlanError(f"the plan gives {row.collective} to {row.scheme}, and this job's ranks have GPUs: {ON_HOSTS}")
-    return plan
 
 
 def dump_files(comm: Comm, settings: Settings, machine: Topology, plan: Plan) -> None:

@@ -65,7 +65,7 @@ def choice(
     plan = main.planned.about(call.collective, call.root)
     rule, chunk = main.rule(call, plan=plan), 0
     if (made := plan.algorithm(call.collective, call.root, rule.scheme)) is not None:
-        chunk = chunk_of_algorithm(made, call, rule, multicast=context.one_node)
+        chunk = chunk_of_algorithm(made, call, rule, multicast=context.one_node and not context.gpus)
     elif rule.scheme != "mpi":
         chunk = chunk_for(plan.packing(call.collective, call.root, rule.scheme), call, rule)
     name = "cuda" if context.gpus else context.host.executor

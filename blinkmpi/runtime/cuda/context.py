@@ -19,6 +19,7 @@ from ...program.ir import Program
 from ...program.memory import DeviceArray, address
 from ...program.partition import part_of
 from ...program.reduction import NAMES, dtype_of
+from ...program.routes import cheapest_routes
 from ...topology import Topology
 from ...transport.cuda.device import Gpu
 from ...transport.cuda.direct_segments import in_blocks
@@ -183,8 +184,12 @@ class CudaContext:
         return Templates(self.transport, self.planned, on_host, self._say)
 
     def _paths(self, program: Program, rule: Rule) -> list[tuple[int, ...]]:
-        """The vertices that every channel passes."""
-        trees = self.plans.packing(program.call.collective, program.call.root, rule.scheme).trees
+        """The vertices that every channel passes; its rank alone, if it writes and reads one."""
+        call = program.call
+        if self.plans.algorithm(call.collective, call.root, rule.scheme) is not None:
+            routes = cheapest_routes(program.channels, self.machine)
+            return [routes.paths[c.writer, c.readers[0]] for c in program.channels]
+        trees = self.plans.packing(call.collective, call.root, rule.scheme).trees
         found = []
         for c in program.channels:
             near = itertools.chain((trees[c.tree % len(trees)],), trees)
@@ -216,6 +221,8 @@ class CudaContext:
 
         def emulated(channel: int) -> tuple[int, int]:
             hops = list(itertools.pairwise(paths[channel]))
+            if not hops:
+                return 0, 0
             return self.transport.link_clock(order[hops[0]]), NS_PER_MIB // min(rates[hop] for hop in hops)
 
         return emulated

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from ...errors import PlanError
+from ...lang.algorithms import SCHEME
 from ...planning.on_demand import PlanOnDemand
 from ...planning.plan import Rule, chunk_for
 from ...program.call import Call
@@ -39,6 +40,9 @@ class Templates:
 
     def load(self, call: Call, rule: Rule, text: str) -> LoadedKernel | None:
         """The kernel of a call; None if it has to be loaded for itself, because there is no template or no room."""
+        if rule.scheme.startswith(SCHEME):
+            self._each_count(call, rule, "consecutive chunks of an algorithm are joined by their lengths")
+            return None
         key, packing = self._key(call, rule)
         sizes = Sizes.of(call)
         whole_key = key, sizes, rule.ctas
@@ -52,12 +56,17 @@ class Templates:
             self._loaded.put(whole_key, found)
         if isinstance(found, LoadedTemplate):
             return self._transport.load_sized(found, call, text)
-        text = f"{call.collective} by {rule.scheme}: every new count makes a table of its own: {found}"
-        self._say(lambda: text, "INFO")
+        self._each_count(call, rule, found)
         return None
+
+    def _each_count(self, call: Call, rule: Rule, why: str) -> None:
+        text = f"{call.collective} by {rule.scheme}: every new count makes a table of its own: {why}"
+        self._say(lambda: text, "INFO")
 
     def serves(self, call: Call, rule: Rule) -> bool:
         """Whether there is a template for a call, if there is room."""
+        if rule.scheme.startswith(SCHEME):
+            return False
         key, packing = self._key(call, rule)
         return isinstance(self._template(key, packing, call, rule), Template)
 

@@ -3,7 +3,8 @@
 The source does not contain trees, only the kinds of stages that a rank has
 (how many channels are reduced, the position of the own operand, how many are
 written): few per plan, each compiled with its loops unrolled. Addresses, spans
-and chunks are in the table, one row per CTA.
+and chunks are in the table, one row per CTA, or several, where a rank has
+more stages than the GPU has room for CTAs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +14,15 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import DeviceError
 from ...program.call import REDUCTIONS, Call
+from ...program.check import check_sorted
 from ...program.ir import Program, Stage
 from ...program.partition import RemoteEnd
 from ...program.reduction import accumulator_of, dtype_of
 from . import kernel_layout
 from .device import kernel_source
-from .kernel_layout import BEFORE_CHANNELS, CHANNEL
+from .kernel_layout import BEFORE_CHANNELS, CHANNEL, ROW
 from .memory_layout import LINE, ChannelPlace, stages_of
 from .packets import LL16, Codec, PacketProtocol
 
@@ -32,6 +35,7 @@ ELEMENTS = {
 WORKERS = 448  # threads of a CTA that move data
 STAGE_THREADS = WORKERS + 64  # in stages.cu: with a warp that waits, and a warp that raises flags
 PACKET_THREADS = 256
+ROWS_BYTES = 40 << 10  # of the rows of a CTA, at most: they are in shared memory, of which a kernel has 48 KiB
 
 
 @dataclass(frozen=True)
@@ -100,14 +104,20 @@ def direct_source(call: Call, n: int) -> str:
     return _source("direct.cu", call, n, {"WORKERS": WORKERS}, kernel_layout.direct_layout(n))
 
 
-def stages_source(call: Call, kinds: Sequence[StageKind], row_words: int, n: int, spans: int = 0) -> str:
+def stages_source(
+    call: Call, kinds: Sequence[StageKind], row_words: int, n: int, spans: int = 0, rows: int = 1
+) -> str:  # fmt: skip
     """Source of the kernel ``stages`` for these kinds of stages, on a node with ``n`` ranks.
 
     Args:
         spans: how many are among the arguments; 0 if the table has them.
+        rows: of a CTA.
     """
-    cases = " ".join(f"case {i}: run_stage<Kind<{kind}>>(a.c, row, seq, s); break;" for i, kind in enumerate(kinds))
-    macros: dict[str, str | int] = {"WORKERS": WORKERS, "ROW_WORDS": row_words, "STAGE_KINDS": cases, "SPANS": spans}
+    run = "run_stage<Kind<{}>>(a.c, row, seq, s)" if rows == 1 else "ok = run_round<Kind<{}>>(a.c, row, x, seq, s)"
+    cases = " ".join(f"case {i}: {run.format(kind)}; break;" for i, kind in enumerate(kinds))
+    macros: dict[str, str | int] = {
+        "WORKERS": WORKERS, "ROWS": rows, "ROW_WORDS": row_words, "STAGE_KINDS": cases, "SPANS": spans
+    }  # fmt: skip
     return _source("stages.cu", call, n, macros, kernel_layout.stages_layout(n, STAGE_THREADS, spans))
 
 
@@ -149,6 +159,30 @@ def row_words(program: Program, rank: int) -> int:
     return -(-(BEFORE_CHANNELS + len(CHANNEL) * links) // 32) * 32
 
 
+def rows_of(program: Program, rank: int, groups_of: dict[int, int], ctas: int) -> int:
+    """How many rows a CTA of a rank has, if it has at most ``ctas`` of them."""
+    return -(-len(stages_of(program, rank, groups_of)) // ctas) or 1
+
+
+def check_rows(program: Program, groups_of: dict[int, int], ctas: int) -> None:
+    """Prove, of the whole program, that its ranks may run it on ``ctas`` CTAs each; the same on every rank.
+
+    Raises:
+        PlanError: if CTAs of several rows could wait for one another (:func:`...program.check.check_sorted`).
+        DeviceError: for more rows than a CTA has room for.
+    """
+    for rank in range(program.call.n):
+        if (rows := rows_of(program, rank, groups_of, ctas)) == 1:
+            continue
+        check_sorted(program)
+        if (need := 8 * rows * row_words(program, rank)) > ROWS_BYTES:
+            raise DeviceError(
+                f"a rank has {len(program.of(rank))} stages in {program.call.collective} by {program.scheme}, {rows} "
+                f"for each of {ctas} groups of threads: {need} bytes of them, of at most {ROWS_BYTES}; choose a scheme "
+                "with fewer trees (BLINKMPI_ALGO), or an algorithm of fewer chunks"
+            )
+
+
 def table(
     program: Program,
     rank: int,
@@ -159,8 +193,12 @@ def table(
     emulated: Callable[[int], tuple[int, int]] | None = None,
     network: Mapping[int, RemoteEnd] = MappingProxyType({}),
     network_at: tuple[int, int] = (0, 0),
+    ctas: int = 1 << 62,
 ) -> NDArray[np.int64]:
-    """The rows of a rank, one per CTA.
+    """The rows of a rank: [CTA][words of its rows].
+
+    With more rows than ``ctas``, each CTA has every ``ctas``-th, in the order of the program's stages, and empty rows
+    behind them.
 
     Args:
         symmetric: addresses of the ranks' symmetric memory here; ``host``: of the slots in host memory.
@@ -196,4 +234,7 @@ def table(
                 head, tail = symmetric[at.reader] + at.heads + cta * LINE, symmetric[at.writer] + at.tails + cta * LINE
             row += [slots + ring, head, tail, peer, clock, ns]
         rows.append(row + [0] * (words - len(row)))
-    return np.array(rows, np.int64).reshape(-1, words)
+    each, many = rows_of(program, rank, groups_of, ctas), min(len(rows), ctas)
+    empty = [int(name in ("CHUNK", "STRIDE", "DEPTH")) for name in ROW]  # no chunk
+    rows += [empty + [0] * (words - len(empty))] * (each * many - len(rows))
+    return np.array(rows, np.int64).reshape(each, many, words).swapaxes(0, 1).reshape(many, each * words)

@@ -51,11 +51,11 @@ class KernelCache:
         self._gpu, self._n = gpu, n
         self._known: dict[tuple[object, ...], Kernel] = {}
 
-    def stages(self, program: Program, rank: int, spans: int = 0) -> Kernel:
-        """``stages`` for a rank's part of a program, with so many spans among the arguments."""
+    def stages(self, program: Program, rank: int, spans: int = 0, rows: int = 1) -> Kernel:
+        """``stages`` for a rank's part of a program, with so many spans among the arguments and rows of a CTA."""
         call, kinds, words = program.call, kinds_of(program, rank), row_words(program, rank)
-        source = partial(stages_source, call, kinds, words, self._n, spans)
-        return self._compiled("stages", (*arithmetic(call), *kinds, words, spans), source)
+        source = partial(stages_source, call, kinds, words, self._n, spans, rows)
+        return self._compiled("stages", (*arithmetic(call), *kinds, words, spans, rows), source)
 
     def packets(self, call: Call, protocol: str) -> Kernel:
         """``packets`` for a protocol."""

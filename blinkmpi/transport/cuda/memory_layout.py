@@ -80,11 +80,10 @@ def most_stages(program: Program) -> int:
 def groups(program: Program, ctas: int, host_channels: Collection[int] = ()) -> dict[int, int]:
     """CTAs for each tree's stages, in proportion to what they move; no rank has more than ``ctas`` of them.
 
+    A rank with more stages than that has one for each, as if there were as many CTAs.
+
     Args:
         host_channels: those that take the host path: their trees get more CTAs, because each access takes longer.
-
-    Raises:
-        DeviceError: if a rank has more stages than that.
     """
     spans: dict[int, int] = {}
     chunks: dict[int, int] = {}
@@ -98,15 +97,10 @@ def groups(program: Program, ctas: int, host_channels: Collection[int] = ()) -> 
         spans[tree] *= HOST_SHARE
     taken = dict.fromkeys(spans, 1)
     used = {rank: sum(of.values()) for rank, of in stages.items()}
-    if used and max(used.values()) > ctas:
-        raise DeviceError(
-            f"a rank has {max(used.values())} stages in {program.call.collective} by {program.scheme}, the GPU room "
-            f"for {ctas} groups of threads; choose a scheme with fewer trees (BLINKMPI_ALGO)"
-        )
     open_trees = set(spans)
     while open_trees:
         tree = max(open_trees, key=lambda t: (spans[t] / taken[t], -t))
-        if taken[tree] < chunks[tree] and all(used[r] + of.get(tree, 0) <= ctas for r, of in stages.items()):
+        if taken[tree] < chunks[tree] and all(used[r] + of[tree] <= ctas for r, of in stages.items() if tree in of):
             taken[tree] += 1
             for rank, of in stages.items():
                 used[rank] += of.get(tree, 0)
@@ -181,6 +175,24 @@ def place(
             "choose smaller chunks, fewer trees"
         )
     return places
+
+
+def laid_out(
+    program: Program, ctas: int, item: int, partial: int, symmetric_bytes: int, host_channels: Collection[int] = ()
+) -> tuple[dict[int, int], list[ChannelPlace]]:
+    """As :func:`groups` and :func:`place`; with fewer CTAs, if slots or flags of so many do not fit.
+
+    Raises:
+        DeviceError: if those of one CTA for each stage do not.
+    """
+    while True:
+        groups_of = groups(program, ctas, host_channels)
+        try:
+            return groups_of, place(program, groups_of, item, partial, symmetric_bytes, host_channels)
+        except DeviceError:
+            if max(groups_of.values()) == 1:
+                raise
+            ctas //= 2
 
 
 def _flags(taken: list[int], by: int, many: int) -> int:

@@ -22,7 +22,7 @@ from ...program.partition import NodePart
 from ...program.reduction import dtype_of
 from ...program.template import Sizes, Template
 from ...util.together import Comm, gathered
-from .codegen import PACKET_THREADS, STAGE_THREADS, WORKERS, packet_threads, table, widths
+from .codegen import PACKET_THREADS, STAGE_THREADS, WORKERS, check_rows, packet_threads, rows_of, table, widths
 from .device import Gpu
 from .direct_segments import Segment, longest_segment, segment, spread
 from .failure_report import AbortReport
@@ -38,6 +38,7 @@ from .memory_layout import (
     SYMMETRIC_BYTES,
     default_max_ctas,
     groups,
+    laid_out,
     most_stages,
     place,
 )
@@ -152,11 +153,13 @@ class CudaTransport:
         """
         self.gpu.use()
         program = template.at(sizes.largest(template.call))
-        many = most_stages(program)
+        many, ctas = most_stages(program), self._ctas(ctas, program)
         if many and not spans_for(many):
             return f"a rank has {many} stages, the arguments of a kernel room for {SPANS[-1]}"
+        if many > ctas:
+            return f"a rank has {many} stages, and {ctas} groups of threads"
         try:
-            groups_of = groups(program, self._ctas(ctas, program))
+            groups_of = groups(program, ctas)
             room = template.slots(sizes)
             places = place(program, groups_of, *widths(program.call), self.symmetric_bytes, room=room)
         except DeviceError as error:
@@ -177,29 +180,28 @@ class CudaTransport:
         return loaded.sized(call, text) or self._idle(call, text)
 
     def _load_stages(
-        self,
-        program: Program,
-        text: str,
-        ctas: int,
-        in_host_memory: Collection[int],
-        emulated: Callable[[int], tuple[int, int]] | None,
-        part: NodePart | None,
-    ) -> LoadedKernel:
-        call, far = program.call, part.far if part else {}
-        groups_of = groups(program, self._ctas(ctas, program), in_host_memory)  # of the whole: alike on all nodes
+        self, program: Program, text: str, ctas: int, in_host_memory: Collection[int],
+        emulated: Callable[[int], tuple[int, int]] | None, part: NodePart | None,
+    ) -> LoadedKernel:  # fmt: skip
+        call, far, size = program.call, part.far if part else {}, (*widths(program.call), self.symmetric_bytes)
+        ctas = self._ctas(ctas, program)
         if part:
-            program, in_host_memory = (
-                part.program,
-                [i for i, c in enumerate(part.numbers) if c in in_host_memory and i not in far],
-            )
-        places = place(program, groups_of, *widths(call), self.symmetric_bytes, in_host_memory, far, self.n)
+            groups_of = groups(program, ctas, in_host_memory)  # of the whole: alike on all nodes
+            check_rows(program, groups_of, ctas)
+            in_host_memory = [i for i, c in enumerate(part.numbers) if c in in_host_memory and i not in far]
+            program = part.program
+            places = place(program, groups_of, *size, in_host_memory, far, self.n)
+        else:
+            groups_of, places = laid_out(program, ctas, *size, in_host_memory)
+            check_rows(program, groups_of, ctas)
         host = self._host().address if in_host_memory else 0
         buffers = self._network_buffers() if far else None
         ends = (buffers.flags, buffers.slots) if buffers else (0, 0)
-        rows = table(program, self.rank, groups_of, places, self.symmetric, host, emulated, far, ends)
+        rows = table(program, self.rank, groups_of, places, self.symmetric, host, emulated, far, ends, ctas)
         if not len(rows):  # this rank has nothing to do, but it counts the call
             return self._idle(call, text)
-        kernel, on_device = self.kernels.stages(program, self.rank), self.tables.put(rows.tobytes())
+        each = rows_of(program, self.rank, groups_of, ctas)
+        kernel, on_device = self.kernels.stages(program, self.rank, rows=each), self.tables.put(rows.tobytes())
         divide = call.n if call.op == "avg" else 0
         args = [*self._common(text, "slots", divide), on_device.at]
         loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", text, on_device)
@@ -281,17 +283,9 @@ class CudaTransport:
     # ---- a call
 
     def fill(
-        self,
-        loaded: LoadedKernel,
-        send: int,
-        recv: int,
-        send_ref: int,
-        recv_ref: int,
-        timeout_s: float,
-        *,
-        final: int = 0,
-        final_bytes: int = 0,
-    ) -> None:
+        self, loaded: LoadedKernel, send: int, recv: int, send_ref: int, recv_ref: int, timeout_s: float, *,
+        final: int = 0, final_bytes: int = 0,
+    ) -> None:  # fmt: skip
         """Put this rank's buffers among the arguments of a kernel.
 
         Args:

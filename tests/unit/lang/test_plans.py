@@ -9,18 +9,20 @@ from blinkmpi import lang
 from blinkmpi.errors import PlanError, SettingsError
 from blinkmpi.lang import Algorithm, library
 from blinkmpi.planning.algorithms import for_part, named_in, with_algorithms
-from blinkmpi.planning.defaults import by_slots
+from blinkmpi.planning.defaults import GPU_SLOTS, NODE_CTAS, NODE_SLOTS, by_slots
 from blinkmpi.planning.explain import explain, explanation
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import choose, make_plan, program_for
-from blinkmpi.program.call import call_of_bytes
+from blinkmpi.program.call import Call, call_of_bytes
 from blinkmpi.runtime.bootstrap import Options, agree_on_plan
 from blinkmpi.topology import machine
 from blinkmpi.trees.tree import Collective
 from blinkmpi.util.settings import Settings
+from tests.unit.trees.packings import machine_of
 
 CPUS = machine("cpu:4")
 DGX = machine("dgx-1v")
+HGX = machine("hgx-h200")
 
 
 def sized(least: int, most: int, name: str = "sized") -> Algorithm:
@@ -136,19 +138,45 @@ class Alone:
         return obj
 
 
-def test_jobs_on_gpus_refuse_algorithms_in_their_plans(capsys: pytest.CaptureFixture[str]) -> None:
-    settings, why = Settings(debug="WARN"), "calls on GPU memory take no algorithms; leave them out"
-    planned = with_algorithms(make_plan(CPUS, collectives=["allreduce"]), [library.ring(4)], {})
-    with pytest.raises(
-        PlanError, match=f"the plan gives allreduce to lang:ring, and this job's ranks have GPUs: {why}"
-    ):
-        agree_on_plan(Alone(), CPUS, Options(plan=planned), settings, "slots")
-    with pytest.raises(SettingsError, match=f"BLINKMPI_ALGO names lang:ring, .*: {why}"):
-        agree_on_plan(Alone(), CPUS, Options(algo="allreduce:lang:ring"), settings, "slots")
-    given = Options(algorithms=(library.ring(4),))
-    assert agree_on_plan(Alone(), CPUS, Options(plan=planned), settings).plan == planned
-    assert agree_on_plan(Alone(), DGX.subset([0, 1, 2, 3]), given, settings, "slots").plan.algorithms == ()
-    assert f"algorithms= is for calls on host memory: {why}" in capsys.readouterr().err
+def test_jobs_on_gpus_take_algorithms() -> None:
+    """Given, asked for, and in a plan; for any buffers and for registered ones."""
+    settings, four, ring = Settings(), HGX.subset([0, 1, 2, 3]), library.ring(4)
+    given, asked = Options(algorithms=(sized(1 << 20, 1 << 24),)), Options(algo="allreduce:lang:ring")
+    plan = agree_on_plan(Alone(), four, given, settings, "onehop").with_parts([("allreduce", -1)]).plan
+    usual = make_plan(four, collectives=["allreduce", "reduce_scatter"], gpus="onehop")
+    assert {r.registered for r in usual.rules} == {False, True}
+    for registered in (False, True):
+        own = [plan.rule("allreduce", nbytes, registered=registered) for nbytes in (1 << 20, 1 << 24)]
+        assert {(r.scheme, r.protocol, r.chunk_bytes, r.depth) for r in own} == {("lang:sized", "slots", *GPU_SLOTS)}
+        for nbytes in (0, (1 << 20) - 1, (1 << 24) + 1, 1 << 30):
+            row, before = (p.rule("allreduce", nbytes, registered=registered) for p in (plan, usual))
+            assert (row.scheme, row.protocol) == (before.scheme, before.protocol)
+    plan = agree_on_plan(Alone(), four, asked, settings, "onehop").with_parts([("allreduce", -1)]).plan
+    assert {r.scheme for r in plan.rules if r.collective == "allreduce"} == {"lang:ring"}
+    made = with_algorithms(make_plan(four, collectives=["allreduce"], gpus="nodes"), [ring], {}, "nodes").check(four)
+    assert {(r.chunk_bytes, r.depth, r.ctas) for r in made.rules} == {(*NODE_SLOTS, NODE_CTAS)}
+    assert agree_on_plan(Alone(), four, Options(plan=made), settings, "nodes").plan == made
+
+
+def test_a_call_that_packets_do_not_fit_takes_no_algorithm_for_other_sizes() -> None:
+    four = HGX.subset([0, 1, 2, 3])
+    large = msgspec.structs.replace(library.bruck_allgather(4), min_bytes=1 << 20)
+    plan = with_algorithms(make_plan(four, collectives=["allgather"], gpus="onehop"), [large], {}, "onehop")
+    uneven = Call("allgather", 4, (1, 2, 3, 4), "float32")
+    rule = choose(plan, uneven, fits=lambda call, protocol: False)
+    assert (rule.scheme, rule.protocol) == ("onehop", "slots")
+    assert choose(plan, call_of_bytes("allgather", 4, 1 << 21)).scheme == "lang:bruck_allgather"
+
+
+def test_ways_that_a_machine_of_gpus_lacks_are_an_error_as_the_communicator_is_made() -> None:
+    """On the host all ranks share a memory."""
+    line, settings = machine_of(3, "0-1 1-2"), Settings()
+    given = Options(algorithms=(library.all_pairs(3),))
+    with pytest.raises(PlanError, match=r"all_pairs: .* has no way from rank 0 to 2 but over other ranks; copy the"):
+        agree_on_plan(Alone(), line, given, settings, "slots")
+    assert agree_on_plan(Alone(), machine("cpu:3"), given, settings).plan.algorithms == given.algorithms
+    ring = Options(algo="allreduce:lang:ring")
+    assert agree_on_plan(Alone(), machine_of(3, "0-1 1-2 2-0"), ring, settings, "slots").plan.algorithms
 
 
 def test_names_are_read_out_of_an_algo_text() -> None:

@@ -2,7 +2,8 @@
 
 An order is legal if the kernel's waits allow it: a CTA works on a chunk when its flags have come; each flag that it
 then raises lands at any later time, those of one word in their order; a rank begins its next call when its own CTAs
-are done, whatever the others do. Every rank has mapped every rank's symmetric memory at addresses of its own.
+are done, whatever the others do. A CTA of several rows takes them in turn. Every rank has mapped every rank's
+symmetric memory at addresses of its own.
 """
 
 import re
@@ -22,7 +23,7 @@ from blinkmpi.program.ir import Program
 from blinkmpi.program.reduction import Array, accumulator_of, combine, dtype_of, finish
 from blinkmpi.program.template import Sizes, Template
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda.codegen import StageKind, kinds_of, table, widths
+from blinkmpi.transport.cuda.codegen import StageKind, check_rows, kinds_of, row_words, table, widths
 from blinkmpi.transport.cuda.device import kernel_source
 from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS, SPAN_WORDS
 from blinkmpi.transport.cuda.loaded_kernel import LoadedTemplate
@@ -32,6 +33,7 @@ from blinkmpi.transport.cuda.memory_layout import (
     LINE,
     LL16_AT,
     groups,
+    laid_out,
     place,
     slots_at,
     stages_of,
@@ -104,6 +106,7 @@ class Made:
     recvs: list[Array | None]
     rows: list[Any]
     kinds: list[list[StageKind]]
+    words: list[int]  # of a row, by rank
 
 
 def made(
@@ -116,17 +119,27 @@ def made(
     host_channels: Sequence[int] = (),
 ) -> Made:
     """Lay a program out as the transport does; ``host_channels`` take the host path."""
-    call = program.call
-    groups_of = groups(program, ctas, host_channels)
-    places = place(program, groups_of, *widths(call), world.symmetric_bytes, host_channels)
+    call, ranks = program.call, range(program.call.n)
+    groups_of, places = laid_out(program, ctas, *widths(call), world.symmetric_bytes, host_channels)
+    check_rows(program, groups_of, ctas)
     rows = []
-    for rank in range(call.n):
+    for rank in ranks:
         *symmetric, host = world.mapped(rank)
-        rows.append(table(program, rank, groups_of, places, symmetric, host))
-        assert len(rows[-1]) == len(stages_of(program, rank, groups_of)) <= ctas
+        rows.append(table(program, rank, groups_of, places, symmetric, host, ctas=ctas))
+        assert len(rows[-1]) == min(len(stages_of(program, rank, groups_of)), ctas)
     sends = [None if s is None else s.copy() for s in sends]
-    recvs = sends if in_place else received(call)
-    return Made(program, sends, recvs, rows, [kinds_of(program, r) for r in range(call.n)])
+    recvs = in_place_of(call, sends) if in_place else received(call)
+    return Made(
+        program, sends, recvs, rows, [kinds_of(program, r) for r in ranks], [row_words(program, r) for r in ranks]
+    )
+
+
+def in_place_of(call: Call, sends: list[Array | None]) -> list[Array | None]:
+    """Where reductions in place leave their results: a reduce-scatter in the rank's own block."""
+    if call.collective != "reduce_scatter":
+        return sends
+    blocks = [call.block(r) for r in range(call.n)]
+    return [None if s is None else s[at : at + count] for s, (at, count) in zip(sends, blocks, strict=True)]
 
 
 def received(call: Call) -> list[Array | None]:
@@ -165,13 +178,22 @@ class MadeTemplate:
             filled[:, first : last + 1] = words[filled[:, ROW.index("SPAN")]]
             rows.append(filled)
         kinds = [kinds_of(self.program, rank) for rank in range(call.n)]
+        words_of = [row_words(self.program, rank) for rank in range(call.n)]
         program = replace(self.program, call=call)
-        return Made(program, [None if s is None else s.copy() for s in sends], received(call), rows, kinds)
+        return Made(program, [None if s is None else s.copy() for s in sends], received(call), rows, kinds, words_of)
 
 
 @dataclass
-class Cta:
-    """A CTA of ``stages``: which chunks it has moved, and which of its flags have landed."""
+class Turns:
+    """Whose turn it is among the rows of a CTA: by round, then by row."""
+
+    rows: list[int]
+    taken: int = 0
+
+
+@dataclass
+class Row:
+    """A row of a CTA of ``stages``: which chunks it has moved, and which of its flags have landed."""
 
     world: World
     call: Made
@@ -181,8 +203,20 @@ class Cta:
     kind: StageKind
     ins: list[dict[str, int]]
     outs: list[dict[str, int]]
+    number: int = 0  # in the CTA
+    turns: Turns = field(default_factory=lambda: Turns([]))
     worked: int = 0
     landed: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of_cta(cls, world: World, call: Made, rank: int, seq: int, numbers: Sequence[int]) -> list[Self]:
+        """The rows of a CTA, without those that only fill its place in the table."""
+        words = call.words[rank]
+        rows = [cls.of(world, call, rank, seq, numbers[at : at + words]) for at in range(0, len(numbers), words)]
+        turns = Turns([i for j in range(max(r.rounds for r in rows)) for i, r in enumerate(rows) if j < r.rounds])
+        for i, row in enumerate(rows):
+            row.number, row.turns = i, turns
+        return [row for row in rows if row.rounds or any(c["slots"] for c in (*row.ins, *row.outs))]
 
     @classmethod
     def of(cls, world: World, call: Made, rank: int, seq: int, numbers: Sequence[int]) -> Self:
@@ -206,7 +240,9 @@ class Cta:
 
     def may_work(self, entered: Sequence[int]) -> bool:
         """Whether the waiting warp would let the workers go on."""
-        if self.worked == self.rounds or any(entered[c["peer"]] < self.seq for c in (*self.ins, *self.outs)):
+        if self.worked == self.rounds or self.turns.rows[self.turns.taken] != self.number:
+            return False
+        if any(entered[c["peer"]] < self.seq for c in (*self.ins, *self.outs)):
             return False
         want = (self.seq << 24) + self.worked + 1
         heads = all(self.world.flag(self.rank, c["head"])[0] >= want for c in self.ins)
@@ -255,6 +291,7 @@ class Cta:
         if kind.stores:
             part(self.call.recvs[self.rank], row["STORE"])[:] = value.astype(element)
         self.worked += 1
+        self.turns.taken += 1
 
     def land(self, which: int) -> bool:
         """Let one flag come one chunk further, if it has been raised."""
@@ -273,7 +310,7 @@ class Deadlock(AssertionError):
 def execute(world: World, calls: list[Made], rng: np.random.Generator, *, seq: int = 0) -> None:
     """Run calls one after another on every rank; some ranks and flags are slow, until nothing else can go on."""
     n, entered = world.n, [seq] * world.n
-    live: list[list[Cta]] = [[] for _ in range(n)]
+    live: list[list[Row]] = [[] for _ in range(n)]
     postponed: set[tuple[int, int]] = set()
     stuck = False
 
@@ -281,16 +318,17 @@ def execute(world: World, calls: list[Made], rng: np.random.Generator, *, seq: i
         while not live[rank] and entered[rank] - seq < len(calls):
             call = calls[entered[rank] - seq]
             entered[rank] += 1
-            live[rank] = [Cta.of(world, call, rank, entered[rank], row.tolist()) for row in call.rows[rank]]
+            ctas = call.rows[rank].tolist()
+            live[rank] = [row for cta in ctas for row in Row.of_cta(world, call, rank, entered[rank], cta)]
             yield True
-        for cta in live[rank]:
-            if cta.may_work(entered):
-                cta.work()
+        for row in live[rank]:
+            if row.may_work(entered):
+                row.work()
                 yield True
-            for which in range(len(cta.landed)):
+            for which in range(len(row.landed)):
                 if (rank, which) not in postponed:
-                    yield cta.land(which)
-        live[rank] = [cta for cta in live[rank] if not cta.done]
+                    yield row.land(which)
+        live[rank] = [row for row in live[rank] if not row.done]
 
     while any(live) or min(entered) - seq < len(calls):
         slow = set(np.flatnonzero(rng.random(n) < 0.4).tolist())
@@ -313,15 +351,17 @@ def check_layout(world: World, call: Made) -> None:
     ends: Counter[tuple[int, int, int]] = Counter()
     for rank, rows in enumerate(call.rows):
         for numbers in rows.tolist():
-            cta = Cta.of(world, call, rank, 1, numbers)
-            for c, slot_bytes in [
-                *((c, cta.row["IN_BYTES"]) for c in cta.ins), *((c, cta.row["OUT_BYTES"]) for c in cta.outs)
-            ]:  # fmt: skip
+            for row, c, slot_bytes in [
+                (one.row, c, one.row[name])
+                for one in Row.of_cta(world, call, rank, 1, numbers)
+                for name, channels in (("IN_BYTES", one.ins), ("OUT_BYTES", one.outs))
+                for c in channels
+            ]:
                 owner, slots = world.where(rank, c["slots"])
-                ends[owner, slots, slots + slot_bytes * cta.row["DEPTH"]] += 1
+                ends[owner, slots, slots + slot_bytes * row["DEPTH"]] += 1
                 assert slots % LINE == 0
                 assert owner == world.n or slots >= slots_at(world.n)
-                assert slots + slot_bytes * cta.row["DEPTH"] <= world.memory[owner].size
+                assert slots + slot_bytes * row["DEPTH"] <= world.memory[owner].size
                 for flag in (c["head"], c["tail"]):
                     owner, at = world.where(rank, flag)
                     ends[owner, at, at + LINE] += 1
