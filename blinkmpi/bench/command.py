@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError
+from ..lang.algorithms import Algorithm
+from ..lang.source import algorithm_for, check_asked
 from ..program.call import Call
 from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..transport.cuda.device import cupy
+from ..util.together import from_root
 from . import environment as meta
 from .document import document, write_new
 from .layout import Buffers, Layout
@@ -50,8 +53,8 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
     """Run the benchmark on all ranks of ``comm``; the exit status.
 
     Args:
-        make_communicator: called as ``(comm, topology=..., executor=..., timeout=..., algo=...)``, the last two
-            only if given.
+        make_communicator: called as ``(comm, topology=..., executor=..., timeout=..., algo=..., algorithms=...)``,
+            the last three only if given.
 
     Raises:
         BlinkError: on every rank, for bad flags or a collective that failed.
@@ -62,12 +65,16 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
         from ..communicator import Communicator
 
         make_communicator = Communicator
+    keywords: dict[str, Any] = {}
+    if args.algorithm is not None:
+        made = _algorithm(args, comm)
+        keywords = {"algo": f"{made.collective}:{made.scheme}", "algorithms": [made]}
     options = read(args, comm.Get_size())
     topology = _topology(args, comm.Get_size())
     _check_output(args)
     bench = _Bench(args, options, comm, MPI, topology)
     asked = {"timeout": args.timeout, "algo": args.algo}
-    keywords = {name: value for name, value in asked.items() if value is not None}
+    keywords |= {name: value for name, value in asked.items() if value is not None}
     cycles: Iterable[int] = range(args.run_cycles) if args.run_cycles else count()
     for cycle in cycles:
         for executor in options.executors:
@@ -76,6 +83,19 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
             ours.Free()
     bench.close()
     return bench.finish()
+
+
+def _algorithm(args: argparse.Namespace, comm: Any) -> Algorithm:
+    """The algorithm of ``--algorithm``, which rank 0 reads; the flags then ask for its collective and root.
+
+    Raises:
+        ArgumentError: on every rank, for one of another collective or root.
+    """
+    text = from_root(comm, lambda: algorithm_for(args.algorithm, comm.Get_size()).to_json())
+    made = Algorithm.from_json(text, source="algorithm from rank 0")
+    check_asked(made, args.collective, args.root)
+    args.collective, args.root = made.collective, max(made.root, 0)
+    return made
 
 
 def _topology(args: argparse.Namespace, n: int) -> Topology | None:

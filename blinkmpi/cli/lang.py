@@ -1,6 +1,8 @@
-"""``blinkmpi lang check FILE``: judge a chunk program that others wrote. Only rank 0 runs this; no MPI, no machine."""
+"""``blinkmpi lang check FILE``: prove a chunk program, or say what is wrong. Only rank 0 runs this; it needs no MPI."""
 
 import argparse
+import json
+from pathlib import Path
 from typing import Any
 
 from ..util.text import plural
@@ -11,12 +13,13 @@ SHOWN = 5  # faults of a kind, and unused steps, that are printed; --json has al
 
 def add_lang(sub: Any) -> None:
     """Add the command's parser."""
-    what = "chunk programs: prove or refuse what others wrote"
+    what = "chunk programs: prove them, or say what is wrong with them"
     parser = sub.add_parser("lang", help=what, description=what)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    what = "say what MSCCL's XML computes, or what is wrong with it"
+    what = "say what a file of a chunk program computes, or what is wrong with it"
     check = actions.add_parser("check", help=what, description=what)
-    check.add_argument("file", metavar="FILE", help="MSCCL's XML")
+    check.add_argument("file", metavar="FILE", help="x.xml (MSCCL's), x.py, x.py:NAME or x.json")
+    check.add_argument("--ranks", type=int, metavar="N", help="the number of ranks to prove a Python file for")
     check.add_argument(
         "--slots", type=int, metavar="N", help="messages that a connection holds; default: Simple 2, LL 8"
     )
@@ -26,17 +29,54 @@ def add_lang(sub: Any) -> None:
 def lang(args: argparse.Namespace) -> int:
     """Judge a file; 0 if it is proved, 1 if it is wrong."""
     from ..errors import ArgumentError
+
+    path = args.file.rpartition(":")[0] if ".py:" in args.file else args.file
+    if Path(path).suffix != ".xml" and args.slots is not None:
+        raise ArgumentError("--slots is for MSCCL's XML, whose connections hold so many messages; leave it out")
+    if Path(path).suffix in (".py", ".json"):
+        return _written(args, python=Path(path).suffix == ".py")
+    return _xml(args)
+
+
+def _xml(args: argparse.Namespace) -> int:
+    """Judge MSCCL's XML."""
+    from ..errors import ArgumentError
     from ..lang.xml.check import judge
     from ..lang.xml.file import load_xml
 
     if args.slots is not None and args.slots < 1:
         raise ArgumentError(f"--slots {args.slots}: a connection holds at least one message; write 1 or more")
     report, _ = judge(load_xml(args.file), source=args.file, slots=args.slots)
+    if args.ranks not in (None, report.ranks):
+        raise ArgumentError(f"--ranks {args.ranks}: {args.file} is for {report.ranks} ranks; leave --ranks out")
     if args.json:
         print(report.to_json(), end="")
     else:
         show(_text(report))
     return 0 if report.proved else 1
+
+
+def _written(args: argparse.Namespace, *, python: bool) -> int:
+    """Prove what a Python file makes, or what :meth:`Algorithm.save` wrote."""
+    from rich.text import Text
+
+    from ..errors import ArgumentError, PlanError
+    from ..lang import load
+    from ..lang.source import algorithm_for
+
+    if python and args.ranks is None:
+        raise ArgumentError(f"--ranks: for how many is it to be proved? {args.file} is a function of that; write "
+                            "--ranks 8")  # fmt: skip
+    try:
+        made = algorithm_for(args.file, args.ranks) if args.ranks is not None else load(args.file)
+    except PlanError as error:
+        if args.json:
+            print(json.dumps({"format": "blinkmpi.refusal", "version": 1, "source": args.file, "fault": str(error)}))
+        else:
+            show(Text.assemble(f"{error}\n", ("refused", "bold red")))
+        return 1
+    print(made.to_json() if args.json else made.explain(), end="" if args.json else "\n")
+    return 0
 
 
 def _text(report: Any) -> Any:
