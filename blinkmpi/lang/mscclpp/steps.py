@@ -21,7 +21,7 @@ class Range(NamedTuple):
         return range(int(self.start), int(self.start + self.length))
 
 
-class Move(NamedTuple):
+class PlanMove(NamedTuple):
     """``targets`` = the sum of the ``operands``, piece by piece.
 
     Args:
@@ -61,7 +61,7 @@ class PlanStep(NamedTuple):
     block: int
     place: str
     name: str
-    moves: tuple[Move, ...] = ()
+    moves: tuple[PlanMove, ...] = ()
     signals: tuple[Signal, ...] = ()
     waits: tuple[Await, ...] = ()
     flushes: tuple[tuple[int, int], ...] = ()  # (thread, port channel)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..flow import Contribution
 from ..xml.wiring import Fault
 from .seen import Process, Seen
-from .steps import PACKETS, Await, Count, Move, PlanStep, Range, Signal
+from .steps import PACKETS, Await, Count, PlanMove, PlanStep, Range, Signal
 from .wiring import PlanWiring
 
 Place = tuple[int, str, int]  # GPU, buffer, piece
@@ -46,7 +46,7 @@ class Packet(NamedTuple):
     phase: int
 
 
-class _Block:
+class _RunningBlock:
     """A thread block where it stands."""
 
     def __init__(self, steps: tuple[PlanStep, ...]) -> None:
@@ -106,7 +106,7 @@ class PlanRun:
         self._total, self._by_block = self._count_signals()
         self._proxies: dict[Process, Seen] = {}
         self._moves = 0
-        self._blocks = [_Block(steps) for steps in wiring.blocks if steps]
+        self._blocks = [_RunningBlock(steps) for steps in wiring.blocks if steps]
         self.stuck = self._go()
 
     def key(self, gpu: int, buffer: str, piece: int) -> Place:
@@ -142,7 +142,7 @@ class PlanRun:
                     going = True
         return [block.steps[block.at] for block in self._blocks if block.at < len(block.steps)]
 
-    def _ready(self, block: _Block, step: PlanStep) -> bool:
+    def _ready(self, block: _RunningBlock, step: PlanStep) -> bool:
         if step.barrier >= 0:
             return self._meets(block, step)
         for wait in step.waits:
@@ -169,7 +169,7 @@ class PlanRun:
                 if r.buffer == PACKETS:
                     yield from ((r.gpu, PACKETS, piece) for piece in r.pieces())
 
-    def _meets(self, block: _Block, step: PlanStep) -> bool:
+    def _meets(self, block: _RunningBlock, step: PlanStep) -> bool:
         """At a barrier: whether all have come; then all go on together."""
         there = [
             b for b in self._blocks
@@ -188,7 +188,7 @@ class PlanRun:
                 other.at += 1
         return True
 
-    def _step(self, block: _Block, step: PlanStep) -> None:
+    def _step(self, block: _RunningBlock, step: PlanStep) -> None:
         block.at += 1
         if step.name == "nop":
             block.meet()
@@ -204,7 +204,7 @@ class PlanRun:
             if seen is not None:
                 block.thread(thread).join(seen)
 
-    def _signal(self, block: _Block, signal: Signal) -> None:
+    def _signal(self, block: _RunningBlock, signal: Signal) -> None:
         seen = block.thread(signal.thread).copy()
         if signal.port >= 0:  # the proxy does it after what it has moved
             seen.join(self._proxies.get((block.process[0], -1 - signal.port), Seen()))
@@ -213,7 +213,7 @@ class PlanRun:
         self._signals[signal.counter].append((signal, seen, block.process))
         self._without[signal.counter].append(self._total[signal.counter] - left)
 
-    def _await(self, block: _Block, wait: Await) -> None:
+    def _await(self, block: _RunningBlock, wait: Await) -> None:
         block.waits[wait.counter] += 1
         number = block.waits[wait.counter] - self.wiring.initial.get(wait.counter, 0)
         seen = block.thread(wait.thread)
@@ -223,7 +223,7 @@ class PlanRun:
 
     # ---- what is moved
 
-    def _move(self, block: _Block, step: PlanStep, move: Move) -> None:
+    def _move(self, block: _RunningBlock, step: PlanStep, move: PlanMove) -> None:
         behind = block.seen if move.port < 0 else block.thread(move.thread)
         process, phase = block.process, block.phase
         if move.port >= 0:
@@ -249,7 +249,7 @@ class PlanRun:
             for r in move.targets:
                 self._store(step, r, lane, seen, process, phase, packets, value)
 
-    def _note_early(self, step: PlanStep, move: Move, behind: Seen) -> None:
+    def _note_early(self, step: PlanStep, move: PlanMove, behind: Seen) -> None:
         """Buffers of a GPU that may not have begun; packets find their way by their flags."""
         for r in (*move.operands, *move.targets):
             if r.gpu != step.gpu and r.buffer != PACKETS and r.gpu not in behind.begun:
@@ -257,7 +257,15 @@ class PlanRun:
                 self.early.setdefault(f"gpu {step.gpu} {r.gpu}", f"{step.place} ({step.name}) {what}")
 
     def _load(
-        self, step: PlanStep, move: Move, r: Range, lane: int, seen: Seen, process: Process, phase: int, packets: bool
+        self,
+        step: PlanStep,
+        move: PlanMove,
+        r: Range,
+        lane: int,
+        seen: Seen,
+        process: Process,
+        phase: int,
+        packets: bool,
     ) -> tuple[Packet | None, int]:
         """The value at a place; and the packet, if it was waited for."""
         piece = r.pieces()[lane]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..xml.wiring import Fault
 from .file import FOLDS, NAMES, PUTS, SYNCS, UNREAD, MscclppPlan, PlanBuffer, PlanOperation
-from .steps import PACKETS, Await, Count, Move, PlanStep, Range, Signal
+from .steps import PACKETS, Await, Count, PlanMove, PlanStep, Range, Signal
 
 ROUNDS = 2  # of a pipeline that are looked at
 MOST_PIECES = 1 << 20  # of all buffers
@@ -241,7 +241,7 @@ class _Reader:
 
     # ---- what is moved
 
-    def _moves(self, op: PlanOperation) -> Iterator[Move]:
+    def _moves(self, op: PlanOperation) -> Iterator[PlanMove]:
         """What an operation moves, in chunks."""
         packets = op.name.endswith("pkt")
         src, dst = list(op.src_buff), list(op.dst_buff)
@@ -254,12 +254,14 @@ class _Reader:
             source = self._range(op, src[0], packets=True)
             for i, buffer in enumerate(dst):
                 number = self._peer_channel(op, i, buffer) if port else -1
-                yield Move((source,), (self._range(op, buffer, packets=True),), port=number, thread=i if port else -1)
+                yield PlanMove(
+                    (source,), (self._range(op, buffer, packets=True),), port=number, thread=i if port else -1
+                )
         elif op.name == "glres":
             reads, writes = self._group(src[0]), self._group(dst[0])
-            yield Move(tuple(reads), tuple(writes))
+            yield PlanMove(tuple(reads), tuple(writes))
         elif op.name == "gstore":
-            yield Move((self._range(op, src[0]),), tuple(self._group(dst[0])))
+            yield PlanMove((self._range(op, src[0]),), tuple(self._group(dst[0])))
         elif op.name in FOLDS:
             from_peers = [False] + [op.name in ("rre", "rres")] * (len(src) - 1)
             local = 2 if op.name in ("recpkt", "recspkt") else 1
@@ -268,7 +270,7 @@ class _Reader:
             for buffer, far in zip((*src, *dst), (*from_peers, *(i >= local for i in range(len(dst)))), strict=True):
                 if (buffer.buffer_id >= 0) != far:
                     raise _Wrong(f"{'a local' if far else 'a remote'} buffer; expected the other kind")
-            yield Move(
+            yield PlanMove(
                 tuple(self._range(op, b, packets=packets and i > 0) for i, b in enumerate(src)),
                 tuple(self._range(op, b, packets=packets and i > 0) for i, b in enumerate(dst)),
             )
@@ -276,9 +278,9 @@ class _Reader:
             if len(src) != 1 or len(dst) != 1 or max(src[0].buffer_id, dst[0].buffer_id) >= 0:
                 raise _Wrong("expected one local source and one local target")
             source = self._range(op, src[0], packets=op.name == "upkt")
-            yield Move((source,), (self._range(op, dst[0], packets=op.name == "cpkt"),))
+            yield PlanMove((source,), (self._range(op, dst[0], packets=op.name == "cpkt"),))
 
-    def _puts(self, op: PlanOperation, src: Sequence[PlanBuffer], dst: Sequence[PlanBuffer]) -> Iterator[Move]:
+    def _puts(self, op: PlanOperation, src: Sequence[PlanBuffer], dst: Sequence[PlanBuffer]) -> Iterator[PlanMove]:
         port, get, packets = op.channel_type == "port", op.name == "get", op.name == "ppkt"
         if len(src) != len(dst):
             raise _Wrong(f"{len(src)} sources and {len(dst)} targets; expected pairs")
@@ -298,7 +300,7 @@ class _Reader:
                 what = f"gpu {self._gpu} tb {self._block}: a get from chunk {a.index} to chunk {b.index}"
                 self.warnings.append(f"{what}: MSCCL++'s executor (1f5f065) takes each index for the other side")
             number = self._peer_channel(op, i, far) if port else -1
-            yield Move(
+            yield PlanMove(
                 (self._range(op, a, packets=packets and port),), (self._range(op, b, packets=packets),),
                 waits=not (packets and port), port=number, thread=i if port else -1,
             )  # fmt: skip

@@ -1,7 +1,7 @@
 """A machine that runs execution plans on numbers, for tests alone: two threads a block, in an order by chance.
 
-It knows nothing of the checker's orders: each thread does its elements of an operation by itself, and a ``nop`` is where
-the threads of a block meet. Proxies of port channels are not there.
+It knows nothing of the checker's orders: each thread does its elements of an operation by itself, and a ``nop`` is
+where the threads of a block meet. Proxies of port channels are not there.
 """
 
 import random
@@ -44,7 +44,7 @@ class _Machine:
             self._thread(g, b, t) for g, gpu in enumerate(self.plan["gpus"])
             for b in range(len(gpu["threadblocks"])) for t in range(THREADS)
         ]  # fmt: skip
-        waits: dict[int, Any] = {i: None for i in range(len(threads))}  # what each waits for
+        waits: dict[int, Any] = dict.fromkeys(range(len(threads)))  # what each waits for
         while waits:
             ready = [i for i, wait in waits.items() if wait is None or wait()]
             if not ready:

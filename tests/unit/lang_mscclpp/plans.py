@@ -110,7 +110,8 @@ def in_turns() -> Json:
             {"name": "barrier", "barrier_id": 0, "num_threadblocks": 2},
         ]  # fmt: skip
         second = [
-            {"name": "sem_acquire", "semaphore_ids": [0]}, NOP, op("copy", [local("s", 0)], [local("o", 1 - g)], "none"),
+            {"name": "sem_acquire", "semaphore_ids": [0]}, NOP,
+            op("copy", [local("s", 0)], [local("o", 1 - g)], "none"),
             {"name": "barrier", "barrier_id": 0, "num_threadblocks": 2},
         ]  # fmt: skip
         return [first, second]
