@@ -24,7 +24,6 @@ from blinkmpi.errors import TopologyError  # noqa: E402
 from blinkmpi.planning.defaults import rule_of  # noqa: E402
 from blinkmpi.planning.plan import chunk_for  # noqa: E402
 from blinkmpi.planning.subsets import PCIE_MBPS, Allocations, connected  # noqa: E402
-from blinkmpi.plot.figure import COLOURS, new_figure, save  # noqa: E402
 from blinkmpi.program.call import Call  # noqa: E402
 from blinkmpi.program.cost_model import price  # noqa: E402
 from blinkmpi.program.lower import lower  # noqa: E402
@@ -32,6 +31,7 @@ from blinkmpi.topology.machines import machine  # noqa: E402
 from blinkmpi.topology.model import Topology  # noqa: E402
 from blinkmpi.trees.pack import pack  # noqa: E402
 from blinkmpi.trees.tree import Packing  # noqa: E402
+from blinkmpi.util.figure import COLOURS, new_figure, save  # noqa: E402
 
 MACHINE = "dgx-1v"
 RESULTS = ROOT / "benchmarks" / "results"

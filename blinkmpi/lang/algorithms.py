@@ -193,6 +193,21 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
         """
         return interpret(self.flow, sends, op)
 
+    def plot(self, path: str, *, chunk: int | None = None) -> None:
+        """Draw its messages, ranks one above another and steps to the right, a colour for each chunk.
+
+        Args:
+            path: of the picture: .svg, .png or .pdf.
+            chunk: of the input, to draw its way alone.
+
+        Raises:
+            ArgumentError: for a file that cannot be written, no such chunk, too many messages, or without matplotlib
+                (``pip install 'blinkmpi[plot]'``).
+        """
+        from .picture import draw_algorithm  # an extra, which is imported where a picture is made
+
+        draw_algorithm(self, path, chunk=chunk)
+
     def to_xml(self, *, protocol: str = "Simple", channels: int = 1, instances: int = 1) -> str:
         """MSCCL's XML of it, for calls in place or not, as it was written; proved once more as a file.
 
