@@ -9,9 +9,10 @@ from ..bench.verification import count_wrong, fill
 from ..errors import ArgumentError
 from ..lang.algorithms import Algorithm, shares_memory
 from ..lang.source import algorithm_for, check_asked
-from ..planning.algorithms import with_algorithms
+from ..planning.algorithms import chunk_of_algorithm, with_algorithms
+from ..planning.defaults import LINK_SLOTS, MEMORY_SLOTS
 from ..planning.explain import explanation, link_text
-from ..planning.plan import Plan
+from ..planning.plan import Plan, Rule
 from ..planning.selection import choose, make_plan, program_for
 from ..program.call import REDUCTIONS, Call, collective_named
 from ..program.cost_model import price
@@ -57,21 +58,24 @@ def explain(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
 
 def simulate(args: argparse.Namespace, topology: Topology) -> int:
     """Run the call on every rank's data, if it is short, and predict its time; 1 if a result is wrong."""
-    made = _algorithm(args, topology)
+    made = _algorithm(args, topology, custom=True)
     call = _call(args, topology, made)
-    plan = _plan(topology, call, made, mpi=False)
-    rule = choose(plan, call)
     if made is None:
+        plan = _plan(topology, call, made, mpi=False)
+        rule = choose(plan, call)
         packing = plan.packing(call.collective, call.root, rule.scheme)
         program, bound = program_for(plan, call, rule), packing.bound
         cost, scheme = price(program, packing, topology), packing.scheme
     else:
-        multicast = shares_memory(topology)
-        program, bound = program_for(plan, call, rule, multicast=multicast), None
+        multicast, bound = shares_memory(topology), None
+        chunk_bytes, depth = MEMORY_SLOTS if multicast else LINK_SLOTS
+        rule = Rule(call.collective, 0, made.scheme, chunk_bytes, depth)
+        chunk_bytes = chunk_of_algorithm(made, call, rule, multicast=multicast)
+        program = made.program(call, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast)
         routes = cheapest_routes(program.channels, topology, multicast=multicast)
         cost, scheme = price(program, routes, topology), made.scheme
     small = 0 < call.nbytes <= RUN_BYTES
-    wrong = _run(program) if small else None
+    wrong = _run(program, made) if small else None
     if args.json:
         busy = [{"src": s, "dst": d, "kind": k, "seconds": t} for s, d, k, t in cost.busy]
         body = {"format": "blinkmpi.simulation", "version": 1, "machine": topology.name, "call": plain(call),
@@ -109,8 +113,10 @@ def _plan(topology: Topology, call: Call, made: Algorithm | None, *, mpi: bool) 
     return plan if made is None else with_algorithms(plan, (), {call.collective: made}, why="--algorithm")
 
 
-def _run(program: Program) -> int:
+def _run(program: Program, made: Algorithm | None) -> int:
     """Run ``program`` on every rank's data; the number of wrong elements."""
+    if made is not None and made.collective == "custom":
+        return _run_custom(program, made)
     import numpy as np
 
     call = program.call
@@ -122,8 +128,30 @@ def _run(program: Program) -> int:
     return sum(count_wrong(call, r, got) for r, got in enumerate(results) if got is not None)
 
 
-def _algorithm(args: argparse.Namespace, topology: Topology) -> Algorithm | None:
+def _run_custom(program: Program, made: Algorithm) -> int:
+    """As :func:`_run`, for a collective that the algorithm defines: on zeros and ones, compared chunk by chunk."""
+    import numpy as np
+
+    call, goal = program.call, made.flow.goal
+    width, dtype = call.counts[0], dtype_of(call.dtype)
+    data = [np.arange(call.send_length(r), dtype=np.int64) * 7 // (r + 3) % 2 for r in range(call.n)]
+    results = run(program, [one.astype(dtype) if one.size else None for one in data])
+    folds = {"prod": np.multiply.reduce, "min": np.minimum.reduce, "max": np.maximum.reduce}.get(call.op, np.add.reduce)
+    wrong = 0
+    for rank, outputs in enumerate(goal.wanted):
+        for i, want in enumerate(outputs):
+            if want and (got := results[rank]) is not None:
+                parts = [data[r][c * width : (c + 1) * width] for r, c in want]
+                expected = folds(parts).astype(dtype)
+                wrong += int((got[i * width : (i + 1) * width] != expected).sum())
+    return wrong
+
+
+def _algorithm(args: argparse.Namespace, topology: Topology, *, custom: bool = False) -> Algorithm | None:
     """What ``--algorithm`` names; it says which collective is called, and from which root.
+
+    Args:
+        custom: whether it may be one of the user's own.
 
     Raises:
         ArgumentError: for one that is no algorithm of a call, or for another collective or root than the flags say.
@@ -131,12 +159,17 @@ def _algorithm(args: argparse.Namespace, topology: Topology) -> Algorithm | None
     if args.algorithm is None:
         return None
     made = algorithm_for(args.algorithm, topology.n)
-    check_asked(made, args.collective, args.root)
+    if made.collective != "custom" or not custom:
+        check_asked(made, args.collective, args.root)
     return made
 
 
 def _call(args: argparse.Namespace, topology: Topology, made: Algorithm | None) -> Call:
     """The call that the flags describe."""
+    if made is not None and made.collective == "custom":
+        if args.op not in ("sum", "prod", "min", "max"):
+            raise ArgumentError(f"op {args.op!r}: expected sum, prod, min or max for a collective of one's own")
+        return made.call_of_bytes(parse_size(args.bytes), dtype=dtype_named(args.dtype), op=args.op)
     collective = collective_named(args.collective or "allreduce") if made is None else cast(Collective, made.collective)
     root = args.root if made is None else max(made.root, 0)
     if not 0 <= root < topology.n:

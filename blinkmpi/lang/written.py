@@ -38,7 +38,7 @@ class CustomCollective(NamedTuple):
 def custom(
     *, given: Callable[[int, int], int], wanted: Callable[[int, int], Sequence[Sequence[Contribution]]]
 ) -> CustomCollective:
-    """A collective by what it begins and ends with. It can be proved and interpreted, but no Communicator calls it.
+    """A collective by what it begins and ends with, which ``Communicator.Custom`` runs.
 
     Args:
         given: of the number of ranks and a rank: chunks of that rank's input.

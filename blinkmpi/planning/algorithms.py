@@ -71,7 +71,10 @@ def check_algorithms(algorithms: Sequence[Algorithm], n: int) -> None:
         if not isinstance(one, Algorithm):
             raise ArgumentError(f"algorithms: {one!r} is none; pass what a function with @lang.algorithm gives for "
                                 "your number of ranks, such as ring(8)")  # fmt: skip
-        if one.n != n or one.collective == "custom":
+        if one.collective == "custom":
+            raise ArgumentError(f"algorithms: {one.name} is for a collective of its own, which no method of MPI's "
+                                "calls; leave it out, and call comm.Custom(algorithm, sendbuf, recvbuf)")  # fmt: skip
+        if one.n != n:
             raise ArgumentError(f"algorithms: {one.name} is for {one.collective} of {one.n} ranks, the job has {n}; "
                                 "make it for these")  # fmt: skip
         key = one.collective, one.root, one.name
@@ -122,7 +125,7 @@ def chunk_of_algorithm(made: Algorithm, call: Call, rule: Rule, *, multicast: bo
     """The slot size for a call: at most the rule's, and small enough that a span has several chunks."""
     if multicast:
         return rule.chunk_bytes  # ranks take turns on cores: longer steps win over finer pipelines
-    want = call.nbytes // (max(made.flow.goal.given) * CHUNKS_PER_SPAN)
+    want = call.nbytes // (max(1, *made.flow.goal.given) * CHUNKS_PER_SPAN)
     return min(rule.chunk_bytes, max(MIN_CHUNK_BYTES, 1 << max(0, want.bit_length())))
 
 
