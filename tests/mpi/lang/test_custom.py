@@ -65,7 +65,7 @@ def run_each(comm: blinkmpi.Communicator, count: int, dtype: str, op: str = "sum
             assert (recv[i * count : (i + 1) * count] == folded).all(), (made.name, rank, i)
 
 
-@mpi(ranks=(2, 4), timeout=60)
+@mpi(ranks=(2, 4), timeout=120)
 def test_custom_collectives(comm: MPI.Intracomm) -> None:
     for executor in ("auto", "numpy"):
         with blinkmpi.Communicator(comm, executor=executor) as ours:
@@ -75,17 +75,17 @@ def test_custom_collectives(comm: MPI.Intracomm) -> None:
     if comm.size == 4:
         with split(comm, "1+3") as ours:
             run_each(ours, 5000, "float32")
+        what_does_not_fit_is_refused_on_every_rank(comm)
 
 
-@mpi(ranks=(3,), timeout=60)
-def test_what_does_not_fit_is_refused_on_every_rank(comm: MPI.Intracomm) -> None:
+def what_does_not_fit_is_refused_on_every_rank(comm: MPI.Intracomm) -> None:
     n, rank = comm.size, comm.rank
     data, room = np.ones(6, np.float32), np.zeros(9, np.float32)
     own = (ArgumentError, BufferTypeError, RemoteError)
     with blinkmpi.Communicator(comm) as ours:
         for algorithm, send, recv, text in (
             (library.ring(n), data, data.copy(), "expected an algorithm of a collective that lang.custom"),
-            (stencil(n + 1), data, room, "stencil is for 4 ranks, the communicator has 3"),
+            (stencil(n + 1), data, room, "stencil is for 5 ranks, the communicator has 4"),
             (stencil(n), np.ones(7, np.float32), room, "has 7 elements, no multiple of its 2 chunks"),
             (stencil(n), data, np.zeros(6, np.float32), "2 chunks of 3 x float32 and 3 chunks of 2 x float32"),
             (stencil(n), data, np.zeros(9, np.int32), "2 chunks of 3 x float32 and 3 chunks of 3 x int32"),
@@ -98,9 +98,9 @@ def test_what_does_not_fit_is_refused_on_every_rank(comm: MPI.Intracomm) -> None
                 ours.Custom(algorithm if rank == 1 else stencil(n), send if rank == 1 else data, recv)
         with pytest.raises(own, match="avg"):
             ours.Custom(stencil(n), data, room, "avg")
+        send = np.ones(2, np.float32) if rank == 0 else None
         with pytest.raises(own, match=r"the ranks' chunks have 1 x float32, 2 x float32|no multiple"):
-            send = {0: np.ones(2, np.float32), 1: None, 2: None}[rank]
-            ours.Custom(pair(n), send, np.zeros(2, np.float32) if rank == 2 else None)
+            ours.Custom(pair(n), send, np.zeros(2, np.float32) if rank == n - 1 else None)
         run_each(ours, 10, "float32")
     with blinkmpi.Communicator(comm) as ours, pytest.raises(MismatchError, match="stencil#"):
         ours.Custom(stencil(n), data[: 4 if rank == 2 else 6], room[: 6 if rank == 2 else 9])
