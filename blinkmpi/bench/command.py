@@ -17,12 +17,11 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..lang.algorithms import Algorithm
-from ..lang.source import algorithm_for, check_asked
+from ..lang.source import algorithm_from_root, check_asked
 from ..program.call import Call
 from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..transport.cuda.device import cupy
-from ..util.together import from_root
 from . import environment as meta
 from .document import document, write_new
 from .layout import Buffers, Layout
@@ -91,8 +90,7 @@ def _algorithm(args: argparse.Namespace, comm: Any) -> Algorithm:
     Raises:
         ArgumentError: on every rank, for one of another collective or root.
     """
-    text = from_root(comm, lambda: algorithm_for(args.algorithm, comm.Get_size()).to_json())
-    made = Algorithm.from_json(text, source="algorithm from rank 0")
+    made = algorithm_from_root(comm, args.algorithm)
     check_asked(made, args.collective, args.root)
     args.collective, args.root = made.collective, max(made.root, 0)
     return made

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ArgumentError, BlinkError, FormatError
 from ..program.call import collective_named
 from ..util.text import brief, quoted
+from ..util.together import Comm, from_root
 from .algorithms import Algorithm, read_algorithm, read_xml
 from .written import Written
 
@@ -70,6 +71,12 @@ def algorithm_for(source: str, n: int) -> Algorithm:
         raise ArgumentError(f"{quoted(source)}: {brief(made.name)} is for {made.n} ranks, and there are {n}; make it "
                             "for these, or take as many")  # fmt: skip
     return made
+
+
+def algorithm_from_root(comm: Comm, source: str) -> Algorithm:
+    """The algorithm of a file for the ranks of ``comm``, which rank 0 reads; collective, errors on every rank."""
+    text = from_root(comm, lambda: algorithm_for(source, comm.size).to_json())
+    return Algorithm.from_json(text, source="algorithm from rank 0")
 
 
 def check_asked(made: Algorithm, collective: str | None, root: int) -> None:

@@ -23,7 +23,6 @@ from ..program.reduction import DTYPES, Array, check_op
 from ..trees.tree import Collective
 from ..util.text import plural
 from .arguments import Copy, Prepared, Unsettled, check_apart, check_equal, check_root, leaf, memory_like
-from .bootstrap import ON_HOSTS
 from .buffers import Blocks, in_place, op_name, parse, parse_blocks
 
 Memory = Array | DeviceArray
@@ -127,7 +126,9 @@ def custom(rank: int, n: int, algorithm: Any, sendbuf: Any, recvbuf: Any, op: An
     there = [(b, k) for b, k in ((send, gives), (recv, gets)) if b is not None]
     for buffer, _ in there:
         if isinstance(buffer.array, DeviceArray):
-            raise BufferTypeError(f"Custom: {ON_HOSTS}")
+            raise BufferTypeError(
+                "Custom() of GPU memory: custom collectives run on host memory alone; pass NumPy copies"
+            )
     if len({(b.count // k, b.dtype) for b, k in there}) > 1:
         text = " and ".join(f"{plural(k, 'chunk')} of {b.count // k} x {b.dtype}" for b, k in there)
         raise ArgumentError(f"Custom: rank {rank}'s buffers have {text}; make the chunks equal")
