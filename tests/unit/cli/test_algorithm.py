@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from blinkmpi.cli import calls
 from blinkmpi.cli import main as cli
 from blinkmpi.errors import ArgumentError, FormatError
 from blinkmpi.lang import library
 from blinkmpi.lang.source import algorithm_for
+from blinkmpi.program.interpreter import run
 from blinkmpi.topology import machine
 from blinkmpi.util.launcher import RANK_VARIABLES
 
@@ -28,6 +30,14 @@ to_next = lang.custom(given=lambda n, rank: 1, wanted=lambda n, rank: [[(rank - 
 def forward(n):
     for r in range(1, n):
         chunk(r - 1, "input", 0).copy(r, "output", 0)
+"""
+STENCIL = """
+near = lang.custom(given=lambda n, rank: 2, wanted=lambda n, rank: [[(rank, 0), ((rank + 1) % n, 1)], []])
+
+@lang.algorithm(near, chunks=1)
+def stencil(n):
+    for r in range(n):
+        chunk(r, "input", 0).copy(r, "sum", 0).reduce(chunk((r + 1) % n, "input", 1)).copy(r, "output", 0)
 """
 
 
@@ -75,6 +85,28 @@ def test_the_collective_and_root_are_the_algorithms(folder: Path, capsys: pytest
     assert "not chosen" in out
 
 
+@pytest.mark.parametrize("op", ["sum", "prod", "max"])
+def test_a_custom_collective_is_simulated_and_compared(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    Path("stencil.py").write_text(HEAD + STENCIL)
+    code, out, err = blink(capsys, f"simulate dgx-1v --bytes 96K --algorithm stencil.py --op {op} --json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["scheme"], found["wrong"], found["call"]["collective"]) == ("lang:stencil", 0, "custom")
+    assert found["seconds"] > 0
+
+    def spoiled(*args: Any) -> Any:
+        results = run(*args)
+        results[1][5] += 1
+        return results
+
+    monkeypatch.setattr(calls, "run", spoiled)
+    code, out, _ = blink(capsys, f"simulate dgx-1v --bytes 96K --algorithm stencil.py --op {op}")
+    assert code == 1
+    assert "1 ELEMENTS WRONG" in out
+
+
 def test_of_a_python_file_its_own_algorithm_is_taken(folder: Path) -> None:
     assert algorithm_for("star.py", 3).name == "star", "not all_pairs, which it imports"
     assert algorithm_for("star.py:all_pairs", 3) == library.all_pairs(3)
@@ -87,7 +119,6 @@ def test_of_a_python_file_its_own_algorithm_is_taken(folder: Path) -> None:
     [
         ("two.py", "'two.py' has 2 algorithms; choose one of forward, star, as in two.py:forward"),
         ("two.py:star2", "'two.py' has no algorithm 'star2'; choose one of forward, star"),
-        ("two.py:forward", "forward is for a collective of its own, which has no size"),
         ("ring.xml", "'ring.xml': ring is for 4 ranks, and there are 3; make it for these"),
         ("star.txt", "'star.txt': expected a file of an algorithm: x.json, x.xml, x.py or x.py:NAME"),
         ("no.py", "cannot read 'no.py': No such file or directory; correct the path"),
@@ -115,6 +146,8 @@ def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], sourc
 
 def test_flags_that_contradict_it_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
+        ("explain cpu:4 --algorithm two.py:forward", "forward is for a collective of its own, which has no size"),
+        ("simulate cpu:4 --algorithm two.py:forward --op avg", "expected sum, prod, min or max"),
         ("simulate cpu:4 --algorithm ring.xml --collective broadcast", "ring is for allreduce, not broadcast"),
         ("explain cpu:4 --algorithm star.py --root 2", "star is for root 1, not 2"),
     ):
