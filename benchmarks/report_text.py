@@ -34,9 +34,9 @@ takes. Means are geometric, below 1 MiB and from 1 MiB on.
 EMULATED_LEGEND = """
 ## Emulated machines
 
-Allreduce (float32, sum) on GPUs that are joined by NVSwitch and play parts of another machine; nothing here was measured
-on that machine. Rates are bytes of the vector per second, in GB/s. Plan is the planner's rate, share is ours as a part
-of it, ratio is ours by NCCL's: more than 1 means that blinkmpi is faster.
+Allreduce (float32, sum) on GPUs that are joined by NVSwitch and play parts of another machine; nothing here was
+measured on that machine. Rates are bytes of the vector per second, in GB/s. Plan is the planner's rate, share is ours
+as a part of it, ratio is ours by NCCL's: more than 1 means that blinkmpi is faster.
 
 **The two are not limited alike.** Ours is paced in the kernel, link by link. NCCL only chooses its rings and trees by a
 topology file that says that the GPUs are wired so; their bytes then go as fast as the real machine lets them, which is

@@ -9,10 +9,12 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-from .collectives import Collectives
+from .collectives import SUM, Collectives
 from .errors import BlinkError
+from .lang.algorithms import Algorithm
 from .planning.diff import PlanDifference
 from .planning.plan import Plan
+from .runtime import collectives as mpi
 from .runtime import entering, inspection
 from .runtime.context import Context
 from .runtime.cuda.buffers import device_array
@@ -25,6 +27,30 @@ T = TypeVar("T")
 
 class Planned(Collectives):
     """A communicator whose collectives run on our plans."""
+
+    # ---- collectives of the user's own
+
+    def Custom(
+        self, algorithm: Algorithm, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, timeout: float | None = None
+    ) -> None:
+        """Run a collective that MPI has not, made by ``lang.custom``; collective.
+
+        Args:
+            algorithm: the same on all ranks, for as many ranks.
+            sendbuf, recvbuf: as many equal chunks as this rank gives and gets; None for none. Never in place. What the
+                algorithm does not want in ``recvbuf`` stays.
+            op: where chunks are folded.
+
+        Raises:
+            ArgumentError, BufferTypeError: on every rank, for arguments that do not fit on one, and for GPU arrays.
+        """
+        some = False
+        if isinstance(algorithm, Algorithm):
+            self.context.customs[algorithm.identity] = algorithm
+            goal = algorithm.flow.goal
+            some = not all(given or made for given, made in zip(goal.given, goal.wanted, strict=True))
+        method = mpi.CUSTOM_OF_SOME if some else mpi.CUSTOM
+        self._call(method, (algorithm, sendbuf, recvbuf, op), timeout, None)
 
     # ---- registered buffers on GPUs
 

@@ -43,8 +43,8 @@ from ..util.codec import Value
 
 Collective = Literal[
     "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier",
-    "alltoall", "scan", "exscan",
-]  # fmt: skip
+    "alltoall", "scan", "exscan", "custom",
+]  # fmt: skip  # custom: one that an algorithm of the user's defines
 COLLECTIVES: tuple[Collective, ...] = (
     "broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "barrier",
     "alltoall",

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from blinkmpi.plot.figure import COLOURS, new_figure, plain_log_axes, save
 from blinkmpi.topology.machines import machine
 from blinkmpi.trees.pack import pack
+from blinkmpi.util.figure import COLOURS, new_figure, plain_log_axes, save
 from blinkmpi.util.text import size_text, time_text
 
 from .simulated import result, seconds_of

@@ -4,11 +4,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from blinkmpi.plot.figure import COLOURS, bare, new_figure, save
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees import MethodOptions, pack
 from blinkmpi.trees.tree import Packing
+from blinkmpi.util.figure import COLOURS, bare, new_figure, save
 
 from .simulated import GREY, MIB, result, seconds_of
 

@@ -9,10 +9,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from blinkmpi.plot.figure import COLOURS, bare, new_figure, save
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees.pack import pack
+from blinkmpi.util.figure import COLOURS, bare, new_figure, save
 
 from .simulated import GREY, MIB, result, seconds_of
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError
+from ..lang.algorithms import Algorithm
+from ..lang.source import algorithm_from_root, check_asked
 from ..program.call import Call
 from ..topology.importers import load, modify
 from ..topology.model import Topology
@@ -50,8 +52,8 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
     """Run the benchmark on all ranks of ``comm``; the exit status.
 
     Args:
-        make_communicator: called as ``(comm, topology=..., executor=..., timeout=..., algo=...)``, the last two
-            only if given.
+        make_communicator: called as ``(comm, topology=..., executor=..., timeout=..., algo=..., algorithms=...)``,
+            the last three only if given.
 
     Raises:
         BlinkError: on every rank, for bad flags or a collective that failed.
@@ -62,12 +64,16 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
         from ..communicator import Communicator
 
         make_communicator = Communicator
+    keywords: dict[str, Any] = {}
+    if args.algorithm is not None:
+        made = _algorithm(args, comm)
+        keywords = {"algo": f"{made.collective}:{made.scheme}", "algorithms": [made]}
     options = read(args, comm.Get_size())
     topology = _topology(args, comm.Get_size())
     _check_output(args)
     bench = _Bench(args, options, comm, MPI, topology)
     asked = {"timeout": args.timeout, "algo": args.algo}
-    keywords = {name: value for name, value in asked.items() if value is not None}
+    keywords |= {name: value for name, value in asked.items() if value is not None}
     cycles: Iterable[int] = range(args.run_cycles) if args.run_cycles else count()
     for cycle in cycles:
         for executor in options.executors:
@@ -76,6 +82,18 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
             ours.Free()
     bench.close()
     return bench.finish()
+
+
+def _algorithm(args: argparse.Namespace, comm: Any) -> Algorithm:
+    """The algorithm of ``--algorithm``, which rank 0 reads; the flags then ask for its collective and root.
+
+    Raises:
+        ArgumentError: on every rank, for one of another collective or root.
+    """
+    made = algorithm_from_root(comm, args.algorithm)
+    check_asked(made, args.collective, args.root)
+    args.collective, args.root = made.collective, max(made.root, 0)
+    return made
 
 
 def _topology(args: argparse.Namespace, n: int) -> Topology | None:

@@ -88,6 +88,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--gpus", metavar="LIST", help="devices of --topology, such as 1,4,5,6")
     add("--executor", metavar="LIST", help="one block of rows for each of auto, c, numpy (comma list)")
     add("--algo", metavar="TEXT", help="choice of schemes, as BLINKMPI_ALGO")
+    what = "run an algorithm of one's own: x.py, x.py:NAME, x.xml (MSCCL's) or x.json (docs/lang.md)"
+    add("--algorithm", metavar="FILE", help=what)
     add("--predict", action="store_true", help="add the predicted time and the bound")
     add("--format", choices=("nccl", "osu"), default="nccl", help="row format")
     add("--json", action="store_true", help="print the JSON instead of rows")
@@ -123,6 +125,8 @@ def read(args: argparse.Namespace, n: int) -> BenchOptions:
     Raises:
         ArgumentError, BufferTypeError, SettingsError: naming the flag and what it may be.
     """
+    if args.algorithm is not None and args.algo is not None:
+        raise ArgumentError("--algorithm and --algo both say what calls take; leave one out")
     for flag, given in (("--hostfile", args.hostfile), ("--launcher", args.launcher), ("--dry-run", args.dry_run)):
         if given:
             raise ArgumentError(f"{flag} goes with --sweep alone; leave it out, or give --sweep FILE")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
-from ..plot.figure import COLOURS, DARK, check_target, headed, look_of, new_figure, plain_log_axes, save
+from ..util.figure import COLOURS, DARK, check_target, headed, look_of, new_figure, plain_log_axes, save
 from ..util.files import read_json
 from ..util.text import brief, plural, quoted, size_text
 from .document import with_current_names

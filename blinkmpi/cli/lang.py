@@ -1,6 +1,8 @@
-"""``blinkmpi lang check FILE``: judge a chunk program that others wrote. Only rank 0 runs this; no MPI, no machine."""
+"""``blinkmpi lang check FILE``: prove a chunk program, or say what is wrong. Only rank 0 runs this; it needs no MPI."""
 
 import argparse
+import json
+from pathlib import Path
 from typing import Any
 
 from ..util.text import plural
@@ -11,12 +13,13 @@ SHOWN = 5  # faults of a kind, and unused steps, that are printed; --json has al
 
 def add_lang(sub: Any) -> None:
     """Add the command's parser."""
-    what = "chunk programs: prove or refuse what others wrote"
+    what = "chunk programs: prove them, or say what is wrong with them"
     parser = sub.add_parser("lang", help=what, description=what)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    what = "say what MSCCL's XML computes, or what is wrong with it"
+    what = "say what a file of a chunk program computes, or what is wrong with it"
     check = actions.add_parser("check", help=what, description=what)
-    check.add_argument("file", metavar="FILE", help="MSCCL's XML")
+    check.add_argument("file", metavar="FILE", help="x.xml (MSCCL's), x.json (MSCCL++'s, or saved), x.py, x.py:NAME")
+    check.add_argument("--ranks", type=int, metavar="N", help="the number of ranks to prove a Python file for")
     check.add_argument(
         "--slots", type=int, metavar="N", help="messages that a connection holds; default: Simple 2, LL 8"
     )
@@ -26,12 +29,55 @@ def add_lang(sub: Any) -> None:
 def lang(args: argparse.Namespace) -> int:
     """Judge a file; 0 if it is proved, 1 if it is wrong."""
     from ..errors import ArgumentError
+
+    path = args.file.rpartition(":")[0] if ".py:" in args.file else args.file
+    if Path(path).suffix != ".xml" and args.slots is not None:
+        raise ArgumentError("--slots is for MSCCL's XML, whose connections hold so many messages; leave it out")
+    if Path(path).suffix == ".json" and _is_mscclpp(path):
+        return _mscclpp(args)
+    if Path(path).suffix in (".py", ".json"):
+        return _written(args, python=Path(path).suffix == ".py")
+    return _xml(args)
+
+
+def _is_mscclpp(path: str) -> bool:
+    """Whether a file can be read, and is MSCCL++'s; what cannot be read is told later."""
+    from ..lang.mscclpp.file import is_mscclpp
+    from ..util.files import read_file
+
+    try:
+        return is_mscclpp(read_file(path))
+    except OSError:
+        return False
+
+
+def _mscclpp(args: argparse.Namespace) -> int:
+    """Judge MSCCL++'s execution plan."""
+    from ..errors import ArgumentError
+    from ..lang.mscclpp.check import judge_mscclpp
+    from ..lang.mscclpp.file import load_mscclpp
+
+    report = judge_mscclpp(load_mscclpp(args.file), source=args.file)
+    if args.ranks not in (None, report.ranks):
+        raise ArgumentError(f"--ranks {args.ranks}: {args.file} is for {report.ranks} ranks; leave --ranks out")
+    if args.json:
+        print(report.to_json(), end="")
+    else:
+        show(_plan_text(report))
+    return 0 if report.proved else 1
+
+
+def _xml(args: argparse.Namespace) -> int:
+    """Judge MSCCL's XML."""
+    from ..errors import ArgumentError
     from ..lang.xml.check import judge
     from ..lang.xml.file import load_xml
 
     if args.slots is not None and args.slots < 1:
         raise ArgumentError(f"--slots {args.slots}: a connection holds at least one message; write 1 or more")
     report, _ = judge(load_xml(args.file), source=args.file, slots=args.slots)
+    if args.ranks not in (None, report.ranks):
+        raise ArgumentError(f"--ranks {args.ranks}: {args.file} is for {report.ranks} ranks; leave --ranks out")
     if args.json:
         print(report.to_json(), end="")
     else:
@@ -39,25 +85,94 @@ def lang(args: argparse.Namespace) -> int:
     return 0 if report.proved else 1
 
 
-def _text(report: Any) -> Any:
-    """A heading, one row for each thing that was looked at, and the verdict."""
+def _written(args: argparse.Namespace, *, python: bool) -> int:
+    """Prove what a Python file makes, or what :meth:`Algorithm.save` wrote."""
+    from rich.text import Text
+
+    from ..errors import ArgumentError, PlanError
+    from ..lang import load
+    from ..lang.source import algorithm_for
+
+    if python and args.ranks is None:
+        raise ArgumentError(f"--ranks: for how many is it to be proved? {args.file} is a function of that; write "
+                            "--ranks 8")  # fmt: skip
+    try:
+        made = algorithm_for(args.file, args.ranks) if args.ranks is not None else load(args.file)
+    except PlanError as error:
+        if args.json:
+            print(json.dumps({"format": "blinkmpi.refusal", "version": 1, "source": args.file, "fault": str(error)}))
+        else:
+            show(Text.assemble(f"{error}\n", ("refused", "bold red")))
+        return 1
+    print(made.to_json() if args.json else made.explain(), end="" if args.json else "\n")
+    return 0
+
+
+def _plan_text(report: Any) -> Any:
+    """What was found in an execution plan: a heading, one row for each thing that was looked at, and the verdict."""
+    from rich.text import Text
+
+    calls = "in place" if report.in_place else "out of place"
+    rows: list[tuple[str, Any]] = [
+        ("collective", f"{report.collective} of {plural(report.ranks, 'rank')}, {calls}"),
+        ("size", f"{plural(report.chunks, 'chunk')}, {plural(report.blocks, 'thread block')}, "
+                 f"{plural(report.operations, 'operation')}, protocol {report.protocol}"),
+    ]  # fmt: skip
+    of_kind = {kind: [f.text for f in report.faults if f.kind == kind] for kind in {f.kind for f in report.faults}}
+    looked = (
+        ("structure", "structure", "sound"), ("signals", "signal", "as many as waits"),
+        ("order", "deadlock", "all end"), ("races", "race", "none"),
+        ("reads", "read", "only what was written before"),
+        ("results", "result", f"as {report.collective} wants them" if not report.computes else "not defined"),
+    )  # fmt: skip
+    for title, kind, good in looked:
+        if kind in of_kind:
+            rows.append((title, _first(of_kind[kind], "red")))
+        elif "structure" in of_kind or (kind == "result" and {"deadlock", "race"} & of_kind.keys()):
+            rows.append((title, Text("not known", "dim")))
+        else:
+            rows.append((title, good))
+    if "structure" not in of_kind:
+        rows.append(("unused", _first(report.unused, "yellow") if report.unused else "no operation"))
+    if report.warnings:
+        rows.append(("to look at", _first(report.warnings, "yellow")))
+    if report.computes:
+        rows.append(("computes", _first(report.computes, "")))
+    return _judged(f"{report.source}: {report.name or 'no name'}", rows, report)
+
+
+def _judged(name: str, rows: Any, report: Any) -> Any:
+    """A table of what was looked at, and the verdict."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    calls = [word for word, there in (("out of place", report.out_of_place), ("in place", report.in_place)) if there]
-    root = f" from rank {report.root}" if report.root >= 0 else ""
-    name = f"{report.source}: {report.name or 'no name'}"
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row(" collective", f"{report.collective}{root} of {plural(report.ranks, 'rank')}, {' and '.join(calls)}")
-    table.add_row(" size", f"{plural(report.chunks, 'chunk')}, {plural(report.blocks, 'thread block')}, "
-                  f"{plural(report.steps, 'step')}, protocol {report.protocol}")  # fmt: skip
+    for title, value in rows:
+        table.add_row(f" {title}", value)
+    verdict = Text("refused: " + plural(len(report.faults), "fault"), "bold red")
+    if report.proved:
+        verdict = Text("proved", "bold green")
+    return Group(Text(name, "bold"), table, verdict)
+
+
+def _text(report: Any) -> Any:
+    """What was found in MSCCL's XML: a heading, one row for each thing that was looked at, and the verdict."""
+    from rich.text import Text
+
+    calls = [word for word, there in (("out of place", report.out_of_place), ("in place", report.in_place)) if there]
+    root = f" from rank {report.root}" if report.root >= 0 else ""
+    rows: list[tuple[str, Any]] = [
+        ("collective", f"{report.collective}{root} of {plural(report.ranks, 'rank')}, {' and '.join(calls)}"),
+        ("size", f"{plural(report.chunks, 'chunk')}, {plural(report.blocks, 'thread block')}, "
+                 f"{plural(report.steps, 'step')}, protocol {report.protocol}"),
+    ]  # fmt: skip
     kinds = {fault.kind for fault in report.faults}
     # What is looked at in turn; each is known only if what is before it is right.
     held = plural(report.slots, "message")
-    rows = [
+    looked = [
         ("structure", {"structure"}, "sound", ""),
         ("order", {"deadlock"}, f"no deadlock: {report.slots_needed} of the {held} that a connection holds are enough",
          "structure"),
@@ -66,25 +181,22 @@ def _text(report: Any) -> Any:
         ("results", {"result"}, "as " + report.collective + " wants them", "race"),
     ]  # fmt: skip
     stopped = ""
-    for title, own, good, needs in rows:
+    for title, own, good, needs in looked:
         if needs in kinds:
             stopped = needs
         wrong = [fault.text for fault in report.faults if fault.kind in own]
         if stopped:
-            table.add_row(f" {title}", Text("not known", "dim"))
+            rows.append((title, Text("not known", "dim")))
         else:
-            table.add_row(f" {title}", _first(wrong, "red") if wrong else Text(good))
+            rows.append((title, _first(wrong, "red") if wrong else Text(good)))
     if report.proved and report.slots_by_chunk > report.slots:
         text = f"{report.slots_by_chunk} messages, where chunks are so large that each is a message of its own"
-        table.add_row(" long vectors", Text(text, "yellow"))
+        rows.append(("long vectors", Text(text, "yellow")))
     if not stopped:
-        table.add_row(" unused", _first(report.unused, "yellow") if report.unused else Text("no step"))
+        rows.append(("unused", _first(report.unused, "yellow") if report.unused else Text("no step")))
     if report.computes:
-        table.add_row(" computes", _first(report.computes, ""))
-    verdict = Text("refused: " + plural(len(report.faults), "fault"), "bold red")
-    if report.proved:
-        verdict = Text("proved", "bold green")
-    return Group(Text(name, "bold"), table, verdict)
+        rows.append(("computes", _first(report.computes, "")))
+    return _judged(f"{report.source}: {report.name or 'no name'}", rows, report)
 
 
 def _first(texts: Any, colour: str) -> Any:

@@ -8,7 +8,6 @@ With TOPOLOGY, a machine of the catalogue or a file, a command needs no MPI. Wit
 import argparse
 import contextlib
 import io
-import json
 import os
 import sys
 import time
@@ -16,33 +15,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from ..bench.nccl_tests import OP_NAMES, call_of_size, dtype_named
-from ..bench.verification import count_wrong, fill
 from ..errors import ArgumentError, BlinkError
-from ..planning.explain import explanation, link_text
-from ..planning.selection import choose, make_plan, program_for
-from ..program.call import REDUCTIONS, Call, collective_named
-from ..program.cost_model import price
-from ..program.interpreter import run
-from ..program.ir import Program
-from ..program.reduction import dtype_of
 from ..topology.importers import load, modify
 from ..topology.model import Topology
-from ..trees.tree import COLLECTIVES
-from ..util.codec import plain
-from ..util.settings import read
-from ..util.text import brief, parse_size, plural, size_text, time_text
+from ..util.text import brief
 from . import advise as cli_advise
+from . import calls as cli_calls
 from . import doctor as cli_doctor
 from . import lang as cli_lang
 from . import launch as cli_launch
 from . import plan as cli_trees
 from . import topo as cli_topo
 from . import tune as cli_tune
-from .output import by_rank_0, mpi, own_rank, show
+from .output import by_rank_0, mpi, own_rank
 
-RUN_BYTES = 16 << 20  # vectors up to here are really run by `simulate`, for all ranks in this process
-BUSIEST = 8
 LONGEST_ERROR = 2000  # letters; what a file of the user has in it may be longer
 
 
@@ -114,10 +100,8 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
         command = sub.add_parser(name, help=what, description=what, parents=[machine])
         if name in ("topo", "plan", "subsets"):
             command.add_argument("-o", metavar="FILE", dest="output", help=f"write the {name}'s file")
-        if name in ("plan", "explain", "simulate"):
-            default = None if name == "plan" else "allreduce"
-            command.add_argument("--collective", metavar="C", default=default, help=", ".join(COLLECTIVES))
-            command.add_argument("--root", type=int, default=0, help="for broadcast, reduce, gather, scatter")
+        if name == "plan":
+            cli_calls.add_collective(command)
         if name == "topo":
             cli_topo.add_topo(command)
         if name == "plan":
@@ -128,9 +112,7 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
         if name == "advise":
             cli_advise.add_advise(command)
         if name in ("explain", "simulate"):
-            command.add_argument("--bytes", default="64M", help="largest buffer of the call; K M G are 2^10 2^20 2^30")
-            command.add_argument("--dtype", default="float32", help="element type, by NumPy's or nccl-tests' name")
-            command.add_argument("--op", default="sum", help=", ".join(OP_NAMES))
+            cli_calls.add_call(command)
     if with_bench:
         from ..bench.command import add_parser
 
@@ -212,78 +194,5 @@ def _command(args: argparse.Namespace, topology: Topology, *, ranks: int) -> int
         case "advise":
             return cli_advise.advice(args, topology, ranks=ranks)
         case "explain":
-            return _explain(args, topology, by_mpi)
-    return _simulate(args, topology)
-
-
-def _explain(args: argparse.Namespace, topology: Topology, by_mpi: bool) -> int:
-    call = _call(args, topology)
-    seconds = read().plan_s
-    plan = make_plan(topology, mpi=by_mpi, collectives=[call.collective], roots=[max(call.root, 0)], seconds=seconds)
-    found = explanation(plan, topology, call)
-    print(found.to_json() if args.json else found.text(), end="" if args.json else "\n")
-    return 0
-
-
-def _simulate(args: argparse.Namespace, topology: Topology) -> int:
-    call = _call(args, topology)
-    plan = make_plan(topology, collectives=[call.collective], roots=[max(call.root, 0)], seconds=read().plan_s)
-    packing = plan.packing(call.collective, call.root, choose(plan, call).scheme)
-    program = program_for(plan, call, choose(plan, call))
-    cost = price(program, packing, topology)
-    small = 0 < call.nbytes <= RUN_BYTES
-    wrong = _run(program) if small else None
-    if args.json:
-        busy = [{"src": s, "dst": d, "kind": k, "seconds": t} for s, d, k, t in cost.busy]
-        body = {"format": "blinkmpi.simulation", "version": 1, "machine": topology.name, "call": plain(call),
-                "scheme": packing.scheme, "seconds": cost.seconds, "algbw": cost.algbw,
-                "busbw": cost.algbw * call.bus_factor, "busy": busy, "wrong": wrong}  # fmt: skip
-        print(json.dumps(body, indent=1))
-        return int(bool(wrong))
-    from . import show as cli_show
-
-    if small:
-        result = "every element right, against NumPy" if not wrong else f"{wrong} ELEMENTS WRONG"
-    elif call.nbytes:
-        result = f"not run: more than {size_text(RUN_BYTES)}; smaller vectors are run on every rank's data and checked"
-    else:
-        result = "nothing to compare"
-    busiest = sorted(cost.busy, key=lambda row: (-row[3], row[:2]))
-    rows = [(link_text(topology, s, d, k), t / cost.seconds) for s, d, k, t in busiest[:BUSIEST]]
-    facts = {
-        "call": f"{call.collective} of {size_text(call.nbytes)}, {call.dtype} {call.op}".rstrip(),
-        "on": f"{plural(topology.n, 'rank')} of {topology.name}, scheme {packing.scheme}",
-        "result": result,
-        "predicted": time_text(cost.seconds) if cost.seconds else "nothing travels",
-        "algbw": f"{cost.algbw:.4g} GB/s"
-        + (f" of {float(packing.bound / 1000):.4g} possible" if cost.algbw and packing.bound else ""),
-        "busbw": f"{cost.algbw * call.bus_factor:.4g} GB/s",
-    }
-    show(cli_show.simulation(facts, rows, len(cost.busy) - len(rows)))
-    return int(bool(wrong))
-
-
-def _run(program: Program) -> int:
-    """Run ``program`` on every rank's data; the number of wrong elements."""
-    import numpy as np
-
-    call = program.call
-    sends = [np.empty(call.send_count, dtype_of(call.dtype)) if call.sends(rank) else None for rank in range(call.n)]
-    for rank, data in enumerate(sends):
-        if data is not None:
-            fill(data, rank, call.dtype)
-    results = run(program, sends)
-    return sum(count_wrong(call, r, got) for r, got in enumerate(results) if got is not None)
-
-
-def _call(args: argparse.Namespace, topology: Topology) -> Call:
-    """The call that the flags describe."""
-    collective = collective_named(args.collective)
-    if not 0 <= args.root < topology.n:
-        raise ArgumentError(f"root {args.root}: {topology.name} has ranks 0..{topology.n - 1}; choose one of these")
-    if collective in REDUCTIONS and args.op not in OP_NAMES:
-        raise ArgumentError(f"op {args.op!r}: expected one of {', '.join(OP_NAMES)}; choose one of these")
-    if collective == "barrier":
-        return Call("barrier", topology.n, (0,), "int8")
-    nbytes, dtype = parse_size(args.bytes), dtype_named(args.dtype)
-    return call_of_size(collective, topology.n, nbytes, dtype, args.op, args.root)
+            return cli_calls.explain(args, topology, mpi=by_mpi)
+    return cli_calls.simulate(args, topology)

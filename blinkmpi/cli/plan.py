@@ -94,7 +94,7 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
         raise ArgumentError("--lang prints one program; leave --pareto and --json out")
     method, options = _method(args)
     if args.plot:
-        from ..plot.figure import check_target
+        from ..util.figure import check_target
 
         check_target(args.plot)
     if args.output:
@@ -207,7 +207,7 @@ def report(packing: Packing, seconds: float | None = None) -> dict[str, Any]:
 def subsets(args: argparse.Namespace, topology: Topology) -> int:
     """List the connected subsets, print, write, draw."""
     if args.plot:
-        from ..plot.figure import check_target
+        from ..util.figure import check_target
 
         check_target(args.plot)
     pcie_mbps = int(fraction(args.pcie) * 1000)

@@ -2,6 +2,7 @@
 
 ``trace``        the language: chunk(), copy, reduce
 ``written``      ``@algorithm``: from a function to an Algorithm
+``source``       algorithms from files, whatever they are written in
 ``flow``         what an algorithm computes, by value, and its proof
 ``algorithms``   ``Algorithm``: the value, and what can be asked of it
 ``lower``        makes a Program of it; ``stages`` its channels and stages
@@ -15,9 +16,10 @@
 from . import library
 from .algorithms import SCHEME, Algorithm
 from .flow import goal_of
+from .source import load
 from .trace import BufferName as Buffer
 from .trace import Ref, chunk
-from .written import CustomCollective, Written, algorithm, custom, load
+from .written import CustomCollective, Written, algorithm, custom
 
 __all__ = [
     "SCHEME", "Algorithm", "Buffer", "CustomCollective", "Ref", "Written", "algorithm", "chunk", "custom", "goal_of",

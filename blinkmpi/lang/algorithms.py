@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
@@ -13,7 +14,7 @@ from ..errors import ArgumentError, FormatError, PlanError
 from ..program.call import BLOCKED, Call, call_of_bytes, collective_named
 from ..program.cost_model import Price, price
 from ..program.ir import Program
-from ..program.reduction import Array
+from ..program.reduction import Array, dtype_of
 from ..program.routes import cheapest_routes
 from ..topology.model import MOST_DEVICES, Topology
 from ..util.codec import Document
@@ -21,7 +22,7 @@ from ..util.files import read_file
 from ..util.text import brief, plural, quoted, size_text
 from .flow import Contribution, Flow, Goal, Node, goal_of
 from .interpreter import interpret
-from .lower import Lowering
+from .lower import Lowering, custom_call
 from .xml.check import flow_of
 from .xml.export import export
 from .xml.file import load_xml, write_xml
@@ -79,6 +80,11 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
             goal = goal_of(self.collective, self.n, self.chunks, self.root)
         return Flow(goal, self.nodes, self.outputs)
 
+    @cached_property
+    def identity(self) -> str:
+        """Its name, and a few characters that differ if two algorithms do."""
+        return f"{self.name}#{hashlib.blake2b(self.to_json().encode(), digest_size=6).hexdigest()}"
+
     @property
     def scheme(self) -> str:
         """What a plan calls it."""
@@ -130,11 +136,17 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
         Raises:
             PlanError: if the machine has other ranks, or no way between two that send to each other.
         """
-        goal = self.flow.goal
-        if goal.collective == "custom":
-            raise PlanError(f"{self.name}: a custom collective has no call, which has a time; interpret() runs it")
-        call = call_of_bytes(collective_named(goal.collective), goal.n, nbytes, dtype=dtype, root=max(goal.root, 0))
+        call = self.call_of_bytes(nbytes, dtype=dtype)
         return self.price(call, topology, chunk_bytes=chunk_bytes, depth=depth)
+
+    def call_of_bytes(self, nbytes: int, *, dtype: str = "float32", op: str = "sum") -> Call:
+        """The call whose largest buffer has ``nbytes``, or a little less where chunks do not divide them."""
+        goal = self.flow.goal
+        if goal.collective != "custom":
+            kind = collective_named(goal.collective)
+            return call_of_bytes(kind, goal.n, nbytes, dtype=dtype, op=op, root=max(goal.root, 0))
+        most = max(1, *goal.given, *map(len, goal.wanted))
+        return custom_call(goal, self.identity, nbytes // dtype_of(dtype).itemsize // most, dtype, op)
 
     def price(self, call: Call, topology: Topology, *, chunk_bytes: int, depth: int) -> Price:
         """Predict the time of a call; see :meth:`simulate`."""
@@ -192,6 +204,21 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
             For each rank the chunks of its output, None where nothing is written.
         """
         return interpret(self.flow, sends, op)
+
+    def plot(self, path: str, *, chunk: int | None = None) -> None:
+        """Draw its messages, ranks one above another and steps to the right, a colour for each chunk.
+
+        Args:
+            path: of the picture: .svg, .png or .pdf.
+            chunk: of the input, to draw its way alone.
+
+        Raises:
+            ArgumentError: for a file that cannot be written, no such chunk, too many messages, or without matplotlib
+                (``pip install 'blinkmpi[plot]'``).
+        """
+        from .picture import draw_algorithm  # an extra, which is imported where a picture is made
+
+        draw_algorithm(self, path, chunk=chunk)
 
     def to_xml(self, *, protocol: str = "Simple", channels: int = 1, instances: int = 1) -> str:
         """MSCCL's XML of it, for calls in place or not, as it was written; proved once more as a file.

@@ -40,6 +40,13 @@ class Goal(Value, frozen=True):
     given: tuple[int, ...]
     wanted: tuple[tuple[tuple[Contribution, ...], ...], ...]
 
+    @property
+    def reduces(self) -> bool:
+        """Whether chunks of several ranks are folded."""
+        if self.collective == "custom":
+            return any(len(want) > 1 for outputs in self.wanted for want in outputs)
+        return self.collective in REDUCTIONS
+
     def checked(self) -> "Goal":
         """Return the goal if its contributions are there.
 

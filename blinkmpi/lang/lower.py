@@ -19,7 +19,7 @@ from functools import cache
 
 from ..errors import PlanError
 from ..program.call import REDUCTIONS, Call
-from ..program.check import check
+from ..program.check import Piece, check
 from ..program.in_place import check_in_place
 from ..program.ir import Program
 from ..program.lower import align_of, slot_width, spans
@@ -33,13 +33,9 @@ class Lowering:
     Args:
         flow: a proved one.
 
-    Raises:
-        PlanError: for a custom collective, of which there is no call.
     """
 
     def __init__(self, flow: Flow) -> None:
-        if flow.goal.collective == "custom":
-            raise PlanError("a custom collective has no call that ranks could make; interpret() runs it on NumPy")
         self.goal = flow.goal
         values = _folded_where_used(_needed(flow))
         if self.goal.collective in REDUCTIONS:
@@ -57,6 +53,7 @@ class Lowering:
             PlanError: for a call of another collective, root or number of ranks.
         """
         goal = self.goal
+        wanted = _wanted(goal, call.counts[0]) if goal.collective == "custom" else ()
         if (call.collective, call.n, call.root) != (goal.collective, goal.n, goal.root):
             raise PlanError(
                 f"{scheme} is for {goal.collective} of {goal.n} ranks, root {goal.root}, and cannot carry "
@@ -67,7 +64,7 @@ class Lowering:
             emitter.add(number, run)
         chunk = max(1, chunk_bytes // slot_width(call, emitter.channels))
         program = Program(call, scheme, chunk, depth, tuple(emitter.channels), tuple(emitter.stages))
-        return check_in_place(check(program))
+        return check_in_place(check(program, wanted=wanted))
 
     def _runs(self, call: Call) -> list[JoinedValues]:
         """The groups with their elements, neighbours as one; none that is empty."""
@@ -80,6 +77,20 @@ class Lowering:
                 joined[-1:] = [longer] if longer else [*joined[-1:], run]
             runs += joined
         return runs
+
+
+def custom_call(goal: Goal, name: str, elements: int, dtype: str, op: str) -> Call:
+    """The call of a custom collective whose chunks have so many elements; ``op`` counts if it folds."""
+    counts = elements, *goal.given, *(len(outputs) for outputs in goal.wanted)
+    return Call("custom", goal.n, counts, dtype, op if goal.reduces else "", -1, name)
+
+
+def _wanted(goal: Goal, elements: int) -> list[list[Piece]]:
+    """What each rank of a custom collective must receive."""
+    return [
+        [(i * elements, elements, tuple((r, c * elements) for r, c in want)) for i, want in enumerate(outputs) if want]
+        for outputs in goal.wanted
+    ]
 
 
 # ---------------------------------------------------------------- steps 1 to 4
@@ -250,6 +261,8 @@ class _Places:
 
     def read(self, rank: int, i: int) -> tuple[int, int]:
         """(offset, length) of a chunk of a rank's send buffer."""
+        if self.call.collective == "custom":
+            return i * self.call.counts[0], self.call.counts[0]
         block, part = divmod(i, self.goal.chunks)
         match self.call.collective:
             case "alltoall":
@@ -263,6 +276,8 @@ class _Places:
 
     def store(self, rank: int, i: int) -> tuple[int, int]:
         """(offset, length) of a chunk of a rank's receive buffer."""
+        if self.call.collective == "custom":
+            return i * self.call.counts[0], self.call.counts[0]
         block, part = divmod(i, self.goal.chunks)
         match self.call.collective:
             case "alltoall":

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from ..program.call import REDUCTIONS
 from ..program.ir import Channel, Stage
 from .flow import Goal
 
@@ -61,7 +60,7 @@ class Emitter:
         self.channels: list[Channel] = []
         self.stages: list[Stage] = []
         self._goal, self._multicast = goal, multicast
-        self._reduces = goal.collective in REDUCTIONS
+        self._reduces = goal.reduces
 
     def add(self, number: int, run: JoinedValues) -> None:
         """The stages of a run, as tree ``number``."""
@@ -96,7 +95,7 @@ class Emitter:
         """By value: an incomplete fold goes up, the one that completes it turns, what only moves goes down."""
         if not self._reduces:
             return "down"
-        if self._goal.collective in ("scan", "exscan") or folded < self._goal.n:
+        if self._goal.collective in ("scan", "exscan", "custom") or folded < self._goal.n:
             return "up"
         return "turn" if len(value.operands) > 1 or value.is_input else "down"
 

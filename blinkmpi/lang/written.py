@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import runpy
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ArgumentError, FormatError
+from ..errors import ArgumentError
 from ..program.call import collective_named
 from ..trees.tree import ROOTED
 from ..util.text import quoted
-from .algorithms import Algorithm, read_algorithm, read_xml
+from .algorithms import Algorithm
 from .flow import Contribution, Goal, goal_of
 from .trace import Tracer, collected, collecting
 
 Chunks = int | Callable[..., int]
-READERS: dict[str, Callable[[str], Algorithm]] = {".json": read_algorithm, ".xml": read_xml}  # by files' suffix
 
 
 class CustomCollective(NamedTuple):
@@ -41,7 +38,7 @@ class CustomCollective(NamedTuple):
 def custom(
     *, given: Callable[[int, int], int], wanted: Callable[[int, int], Sequence[Sequence[Contribution]]]
 ) -> CustomCollective:
-    """A collective by what it begins and ends with. It can be proved and interpreted, but no Communicator calls it.
+    """A collective by what it begins and ends with, which ``Communicator.Custom`` runs.
 
     Args:
         given: of the number of ranks and a rank: chunks of that rank's input.
@@ -140,33 +137,3 @@ def algorithm(
         )  # fmt: skip
 
     return decorate
-
-
-def load(source: str, *args: Any, **params: Any) -> Algorithm:
-    """An algorithm from a file: one that :meth:`Algorithm.save` wrote, MSCCL's XML, or a function in a Python file.
-
-    Args:
-        source: ``ring.json``, ``ring.xml``, or ``mine.py:ring``, which is run.
-        args, params: of the function, the number of ranks first: ``load("mine.py:ring", 8)``.
-
-    Raises:
-        ArgumentError: for a file of another kind, or without that function. FormatError: for one that cannot be read.
-        PlanError: for an algorithm that is wrong.
-    """
-    path, _, name = source.rpartition(":") if ".py:" in source else (source, "", "")
-    suffix = Path(path).suffix
-    if suffix in READERS and not (args or params):
-        return READERS[suffix](path)
-    if suffix != ".py" or not name or not args:
-        kinds = ", ".join(f"x{kind}" for kind in READERS)
-        raise ArgumentError(
-            f"load({quoted(source)}{''.join(f', {arg!r}' for arg in args)}): expected a file ({kinds}) alone, or a "
-            "function of a Python file with its number of ranks, as in load('x.py:ring', 8)"
-        )
-    try:
-        found = runpy.run_path(path).get(name)
-    except OSError as error:
-        raise FormatError(f"cannot read {quoted(path)}: {error.strerror}; correct the path") from error
-    if not isinstance(found, Written):
-        raise ArgumentError(f"{quoted(path)} has no algorithm {quoted(name)}; decorate it with @lang.algorithm(...)")
-    return found(*args, **params)

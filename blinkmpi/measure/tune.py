@@ -65,7 +65,7 @@ def tune(
 
 
 def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[Rule]:
-    """What could carry a call: every protocol of the one-hop scheme, and every scheme through slots."""
+    """What could carry a call: every protocol of the one-hop scheme, and every scheme and algorithm through slots."""
     nbytes = call.nbytes
     schemes = gpus.plans.schemes(call.collective, call.root)
     base = Rule(call.collective, 0, schemes[0], *GPU_SLOTS, registered=registered)
@@ -82,7 +82,7 @@ def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[R
     for scheme in schemes if nbytes >= RS_AG_TRIED_FROM and schemes[0] == "onehop" and not gpus.emulated else ():
         if scheme in scattered and scheme != "hybrid":
             yield from (replace(base, scheme=scheme, protocol="rs_ag", chunk_bytes=chunk) for chunk in CHUNKS)
-    for scheme in schemes:
+    for scheme in (*schemes, *gpus.plans.written(call.collective, call.root)):
         for chunk in CHUNKS:
             if chunk == CHUNKS[0] or chunk * 64 <= nbytes:
                 yield replace(base, scheme=scheme, chunk_bytes=chunk)

@@ -73,7 +73,10 @@ def check_algorithms(algorithms: Sequence[Algorithm], n: int) -> None:
         if not isinstance(one, Algorithm):
             raise ArgumentError(f"algorithms: {one!r} is none; pass what a function with @lang.algorithm gives for "
                                 "your number of ranks, such as ring(8)")  # fmt: skip
-        if one.n != n or one.collective == "custom":
+        if one.collective == "custom":
+            raise ArgumentError(f"algorithms: {one.name} is for a collective of its own, which no method of MPI's "
+                                "calls; leave it out, and call comm.Custom(algorithm, sendbuf, recvbuf)")  # fmt: skip
+        if one.n != n:
             raise ArgumentError(f"algorithms: {one.name} is for {one.collective} of {one.n} ranks, the job has {n}; "
                                 "make it for these")  # fmt: skip
         key = one.collective, one.root, one.name
@@ -83,8 +86,13 @@ def check_algorithms(algorithms: Sequence[Algorithm], n: int) -> None:
 
 
 def with_algorithms(
-    plan: Plan, algorithms: Sequence[Algorithm], asked: Mapping[str, Algorithm], gpus: Gpus = ""
-) -> Plan:  # fmt: skip
+    plan: Plan,
+    algorithms: Sequence[Algorithm],
+    asked: Mapping[str, Algorithm],
+    gpus: Gpus = "",
+    *,
+    why: str = "BLINKMPI_ALGO",
+) -> Plan:
     """The plan with algorithms; calls of their sizes take them, and all calls of a collective those that are asked for.
 
     Only collectives that the plan has rows for get new ones: for any buffers, and for registered ones, where these have
@@ -92,6 +100,7 @@ def with_algorithms(
 
     Args:
         gpus: as for :func:`.selection.make_plan`.
+        why: what asked for those that are asked for.
     """
     everyone = tuple(dict.fromkeys((*plan.algorithms, *algorithms, *asked.values())))
     chunk, depth = slots_of(gpus) if gpus else MEMORY_SLOTS if any(p.multicast for p in plan.packings) else LINK_SLOTS
@@ -102,11 +111,11 @@ def with_algorithms(
         if one.collective in asked:
             if asked[one.collective] is not one:
                 continue
-            first, last, why = 0, 0, "BLINKMPI_ALGO"
+            first, last, reason = 0, 0, why
         else:
-            first, last, why = one.min_bytes, one.max_bytes, "an algorithm of this communicator's"
+            first, last, reason = one.min_bytes, one.max_bytes, "an algorithm of this communicator's"
         for registered, rows in plan.rows(collective, root).items():
-            own = Rule(collective, first, one.scheme, chunk, depth, why, ctas=ctas, registered=registered, root=root)
+            own = Rule(collective, first, one.scheme, chunk, depth, reason, ctas=ctas, registered=registered, root=root)
             known = [r for r in rules if (r.collective, r.root, r.registered) == (collective, root, registered)]
             before = sorted(known or (replace(row, root=root) for row in rows), key=lambda row: row.min_bytes)
             kept = [row for row in before if row.min_bytes < first]
@@ -138,7 +147,7 @@ def chunk_of_algorithm(made: Algorithm, call: Call, rule: Rule, *, multicast: bo
     """The slot size for a call: at most the rule's, and small enough that a span has several chunks."""
     if multicast:
         return rule.chunk_bytes  # ranks take turns on cores: longer steps win over finer pipelines
-    want = call.nbytes // (max(made.flow.goal.given) * CHUNKS_PER_SPAN)
+    want = call.nbytes // (max(1, *made.flow.goal.given) * CHUNKS_PER_SPAN)
     return min(rule.chunk_bytes, max(MIN_CHUNK_BYTES, 1 << max(0, want.bit_length())))
 
 

@@ -196,7 +196,7 @@ def program_for(
         multicast: whether an algorithm's values may have one slot for all readers.
 
     Raises:
-        PlanError: if the plan lacks the packing or algorithm. The program is checked before it is returned.
+        PlanError: if the plan lacks the packing or algorithm. The program is proved before it is returned.
     """
     made = plan.algorithm(call.collective, call.root, rule.scheme)
     if made is not None:
@@ -217,11 +217,11 @@ def program_for(
         room = budget_bytes // (busiest * rule.depth) - 128
         if room < chunk_bytes:
             program = lowered(max(64, room // 64 * 64))
-    return check(program)
+    return program
 
 
 def _by_packing(packing: Packing, call: Call, depth: int, chunk_bytes: int) -> Program:
-    return lower(packing, call, chunk_bytes=chunk_bytes, depth=depth)
+    return check(lower(packing, call, chunk_bytes=chunk_bytes, depth=depth))
 
 
 def _by_algorithm(made: Algorithm, call: Call, depth: int, multicast: bool, chunk_bytes: int) -> Program:

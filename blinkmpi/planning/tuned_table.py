@@ -15,6 +15,7 @@ from typing import ClassVar
 import msgspec
 
 from ..errors import SettingsError
+from ..lang.algorithms import Algorithm
 from ..topology import Topology
 from ..util.codec import Document
 from ..util.files import read_file
@@ -25,7 +26,10 @@ FORMAT_VERSION = 2
 
 
 class TunedTable(Document, frozen=True):
-    """Measured rows. ``measured`` is a date, ``versions`` and the digest of the ``kernels`` what with."""
+    """Measured rows. ``measured`` is a date, ``versions`` and the digest of the ``kernels`` what with.
+
+    ``algorithms`` are those of users that rows name, so that a later job needs no file of them.
+    """
 
     KIND: ClassVar = "table"
     VERSION: ClassVar = FORMAT_VERSION
@@ -36,12 +40,16 @@ class TunedTable(Document, frozen=True):
     versions: dict[str, str]
     rules: tuple[Rule, ...]
     kernels: str = ""
+    algorithms: tuple[Algorithm, ...] = ()
 
-    def joined(self, newer: Sequence[Rule]) -> TunedTable:
-        """With other rows for the collectives that ``newer`` names."""
+    def joined(self, newer: Sequence[Rule], algorithms: Sequence[Algorithm] = ()) -> TunedTable:
+        """With other rows for the collectives that ``newer`` names, and of the algorithms those that rows name."""
         names = {r.collective for r in newer}
-        kept = [r for r in self.rules if r.collective not in names]
-        return msgspec.structs.replace(self, rules=(*kept, *newer))
+        rules = (*(r for r in self.rules if r.collective not in names), *newer)
+        named = {(r.collective, r.scheme) for r in rules}
+        known = [*algorithms, *(a for a in self.algorithms if a.collective not in names)]
+        kept = tuple(dict.fromkeys(a for a in known if (a.collective, a.scheme) in named))
+        return msgspec.structs.replace(self, rules=rules, algorithms=kept)
 
 
 def file_of(folder: Path, gpu: str, machine: Topology) -> Path:
@@ -76,4 +84,6 @@ def taken(plan: Plan, table: TunedTable, machine: Topology) -> Plan:
     names, planned = {r.collective for r in table.rules}, {r.collective for r in plan.rules}
     rules = [r for r in plan.rules if r.collective not in names]
     rules += [r for r in table.rules if r.collective in planned]
-    return msgspec.structs.replace(plan, rules=tuple(rules)).check(machine)
+    written = [a for a in table.algorithms if a.collective in planned]
+    algorithms = tuple(dict.fromkeys((*plan.algorithms, *written)))
+    return msgspec.structs.replace(plan, rules=tuple(rules), algorithms=algorithms).check(machine)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..topology.model import Link, Topology
 from ..trees.graph.fabric import fabric
-from .figure import DARK, SWITCH, check_target, new_figure, save
+from ..util.figure import DARK, SWITCH, check_target, new_figure, save
 from .layout import Position, curve, extent, framed, places
 
 if TYPE_CHECKING:

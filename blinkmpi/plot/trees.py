@@ -21,8 +21,8 @@ from ..topology.model import Topology
 from ..trees import Packing, Tree
 from ..trees.graph.fabric import fabric
 from ..trees.tree import PER_RANK
+from ..util.figure import COLOURS, DARK, SWITCH, bare, check_target, new_figure, save
 from ..util.text import plural
-from .figure import COLOURS, DARK, SWITCH, bare, check_target, new_figure, save
 from .layout import Points, Position, arrow_head, curve, extent, places
 from .machine import stage
 

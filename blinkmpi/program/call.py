@@ -16,6 +16,9 @@ class Call(Value, frozen=True):
     ``counts`` holds one number, the elements of the vector (broadcast, reduce, allreduce, scan, exscan) or of each
     block (allgather, gather, scatter, alltoall). Where blocks differ it holds every rank's, as it always does for
     reduce_scatter; in an alltoall, the blocks of rank 0 for each rank, then those of rank 1, and so on.
+
+    A ``custom`` collective is what the algorithm ``name`` says. Its counts are the elements of a chunk, then the chunks
+    that each rank gives, then those that each rank gets.
     """
 
     collective: Collective
@@ -24,6 +27,12 @@ class Call(Value, frozen=True):
     dtype: str
     op: str = ""
     root: int = -1
+    name: str = ""
+
+    @property
+    def reduces(self) -> bool:
+        """Whether elements of several ranks are folded."""
+        return self.collective in REDUCTIONS or bool(self.op)
 
     def block(self, rank: int) -> tuple[int, int]:
         """(start, length) of ``rank``'s block in the vector of all blocks; the whole vector if not blocked."""
@@ -50,6 +59,8 @@ class Call(Value, frozen=True):
         """Elements of the call's largest buffer: what algorithm bandwidth is counted in."""
         if self.collective == "barrier":
             return 0
+        if self.collective == "custom":
+            return self.counts[0] * max(self.counts[1:])
         if self.collective not in BLOCKED:
             return self.counts[0]
         if self.collective == "alltoall":
@@ -81,12 +92,16 @@ class Call(Value, frozen=True):
 
     def send_length(self, rank: int) -> int:
         """Elements of the send buffer of ``rank``, if it has one."""
+        if self.collective == "custom":
+            return self.counts[0] * self.counts[1 + rank]
         if self.collective == "alltoall":
             return self.n * self.counts[0] if self.even else sum(self.counts[rank * self.n : (rank + 1) * self.n])
         return self.block(rank)[1] if self.collective in ("allgather", "gather") else self.total
 
     def recv_count(self, rank: int) -> int:
         """Elements of the receive buffer of ``rank``, if it has one."""
+        if self.collective == "custom":
+            return self.counts[0] * self.counts[1 + self.n + rank]
         if self.collective == "alltoall":
             return self.n * self.counts[0] if self.even else sum(self.counts[rank :: self.n])
         if self.collective in ("scatter", "reduce_scatter"):
@@ -95,10 +110,14 @@ class Call(Value, frozen=True):
 
     def sends(self, rank: int) -> bool:
         """Whether ``rank`` has a send buffer."""
+        if self.collective == "custom":
+            return self.send_length(rank) > 0
         return self.collective != "barrier" and (self.collective not in ("broadcast", "scatter") or rank == self.root)
 
     def receives(self, rank: int) -> bool:
         """Whether ``rank`` has a receive buffer of its own (a broadcast's root has not, nor an exscan's rank 0)."""
+        if self.collective == "custom":
+            return self.recv_count(rank) > 0
         if self.collective == "exscan":
             return rank > 0
         if self.collective in ("reduce", "gather"):

@@ -4,6 +4,7 @@ Every stage is executed symbolically once, not once a byte, so the proof costs t
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from ..errors import PlanError
@@ -17,8 +18,11 @@ from .reduction import DTYPES, OPS
 Piece = tuple[int, int, tuple[tuple[int, int], ...]]  # start, length, contributions as (rank, offset in its buffer)
 
 
-def check(program: Program) -> Program:
+def check(program: Program, *, wanted: Sequence[Sequence[Piece]] = ()) -> Program:
     """Prove the program and return it.
+
+    Args:
+        wanted: of a custom collective, what each rank must receive, as :func:`expected` says it of others.
 
     Proved: stages and channels fit together, no cyclic wait (module docstring), every contribution is folded
     exactly once, every element of every receive buffer is written exactly once, with the right value.
@@ -43,7 +47,7 @@ def check(program: Program) -> Program:
         if stage.store is not None:
             stores[stage.rank].append((stage.store, stage.count, value))
     for rank in range(program.call.n):
-        _check_stores(program, rank, sorted(stores[rank]))
+        _check_stores(rank, wanted[rank] if wanted else expected(program.call, rank), sorted(stores[rank]))
     return program
 
 
@@ -52,7 +56,10 @@ def _check_call(program: Program) -> None:
     call = program.call
     every = call.n**2 if call.collective == "alltoall" else call.n  # numbers where blocks differ
     lengths = (every,) if call.collective == "reduce_scatter" else (1, every) if call.collective in BLOCKED else (1,)
-    if call.dtype not in DTYPES or call.op not in (OPS if call.collective in REDUCTIONS else ("",)):
+    if call.collective == "custom":
+        lengths = (1 + 2 * call.n,)
+    ops = OPS if call.collective in REDUCTIONS else ("", *(OPS if call.collective == "custom" else ()))
+    if call.dtype not in DTYPES or call.op not in ops:
         raise PlanError(
             f"the call is a {call.collective} of {quoted(call.dtype)}, op {quoted(call.op)}; lower it again"
         )
@@ -138,12 +145,12 @@ def _check_stage(program: Program, i: int, stage: Stage) -> None:
     operands = sorted([*range(len(stage.ins)), *([-1] if stage.local is not None else [])])
     if sorted(stage.fold) != operands or not operands or stage.count < 1:
         raise PlanError(f"stage {i}: fold {stage.fold} over {stage.count} elements must name operands {operands} once")
-    if len(operands) > 1 and program.call.collective not in REDUCTIONS:
+    if len(operands) > 1 and not program.call.reduces:
         kind = program.call.collective
         raise PlanError(f"stage {i}: folds {len(operands)} operands in a {kind}, which reduces nothing")
     if not stage.outs and stage.store is None:
         raise PlanError(f"stage {i} of rank {stage.rank}: its value goes nowhere")
-    partial = program.call.collective in REDUCTIONS and stage.way == "up"
+    partial = program.call.reduces and stage.way == "up"
     if any(program.channels[c].partial != partial for c in stage.outs):
         values = "partial" if partial else "final"
         raise PlanError(f"stage {i}: way {stage.way} writes {values} values; its channels disagree")
@@ -153,11 +160,9 @@ def _check_stage(program: Program, i: int, stage: Stage) -> None:
         raise PlanError(f"stage {i}: a fold is final at the turn and nowhere else, got way {stage.way}")
 
 
-def _check_stores(program: Program, rank: int, stores: list[Piece]) -> None:
-    at = 0
-    wanted = expected(program.call, rank)
+def _check_stores(rank: int, wanted: Sequence[Piece], stores: list[Piece]) -> None:
     for start, length, sources in wanted:
-        stop = start + length
+        at, stop = start, start + length
         while at < stop:
             if not stores or stores[0][0] != at:
                 raise PlanError(f"rank {rank}: element {at} of its result is written by no stage, or twice")
@@ -177,6 +182,8 @@ def expected(call: Call, rank: int) -> list[Piece]:
         return []
     everyone = tuple(range(call.n))
     kind = call.collective
+    if kind == "custom":
+        raise PlanError(f"what {call.name} must receive is said by its algorithm; give it to check()")
     pieces: list[Piece] = []
     if kind == "allreduce" or (kind == "reduce" and rank == call.root):
         pieces = [(0, call.counts[0], tuple((r, 0) for r in everyone))]

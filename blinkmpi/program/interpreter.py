@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ArgumentError, PlanError
-from .call import REDUCTIONS, Call
+from .call import Call
 from .check import order_of
 from .ir import Program, Stage
 from .reduction import Array, accumulator_of, check_op, dtype_of, fold
@@ -29,7 +29,7 @@ def run(program: Program, sends: Sequence[Array | None]) -> list[Array | None]:
     """
     call = program.call
     dtype, accumulator = dtype_of(call.dtype), accumulator_of(call.dtype)
-    reduces = call.collective in REDUCTIONS
+    reduces = call.reduces
     if reduces:
         check_op(call.op, call.dtype)
     _check_sends(call, sends)

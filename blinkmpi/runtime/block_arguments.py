@@ -1,4 +1,4 @@
-"""Arguments of the collectives that move a block for each rank, of a length and at a place of its own; and Alltoall.
+"""Arguments of collectives that move a block for each rank, of a length and at a place of its own; Alltoall; Custom.
 
 As :mod:`.arguments`, whose meaning of a result is the same. Programs know packed vectors alone: blocks that do not lie
 one behind another are copied to memory of our own before the call, and from there after it.
@@ -14,13 +14,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, BufferTypeError
+from ..lang.algorithms import Algorithm
+from ..lang.lower import custom_call
 from ..program.call import Call
 from ..program.memory import Buffer, DeviceArray, overlap
-from ..program.reduction import Array
+from ..program.reduction import DTYPES, Array, check_op
 from ..trees.tree import Collective
+from ..util.text import plural
 from .arguments import Copy, Prepared, Unsettled, check_apart, check_equal, check_root, leaf, memory_like
-from .buffers import Blocks, in_place, parse, parse_blocks
+from .buffers import Blocks, in_place, op_name, parse, parse_blocks
 
 Memory = Array | DeviceArray
 
@@ -103,6 +106,69 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
         return _with(ready, call)
 
     return Unsettled(send.counts, settle, ready)
+
+
+def custom(rank: int, n: int, algorithm: Any, sendbuf: Any, recvbuf: Any, op: Any) -> Prepared | Unsettled:
+    """``Custom``: what an algorithm says; every rank's chunks have the same length."""
+    if not isinstance(algorithm, Algorithm) or algorithm.collective != "custom":
+        raise ArgumentError(f"Custom({algorithm!r}): expected an algorithm of a collective that lang.custom() made; "
+                            "call the method of MPI's name for others")  # fmt: skip
+    if algorithm.n != n:
+        raise ArgumentError(f"Custom: {algorithm.name} is for {algorithm.n} ranks, the communicator has {n}; make it "
+                            f"for these, as in algorithm({n})")  # fmt: skip
+    goal = algorithm.flow.goal
+    name = op_name(op) if goal.reduces else ""
+    if name == "avg":
+        raise ArgumentError("op='avg' of a custom collective is not defined, as results fold what they name; pass sum")
+    gives, gets = goal.given[rank], len(goal.wanted[rank])
+    send = _part(sendbuf, "sendbuf", gives, rank, writable=False)
+    recv = _part(recvbuf, "recvbuf", gets, rank, writable=True)
+    there = [(b, k) for b, k in ((send, gives), (recv, gets)) if b is not None]
+    for buffer, _ in there:
+        if isinstance(buffer.array, DeviceArray):
+            raise BufferTypeError(
+                "Custom() of GPU memory: custom collectives run on host memory alone; pass NumPy copies"
+            )
+    if len({(b.count // k, b.dtype) for b, k in there}) > 1:
+        text = " and ".join(f"{plural(k, 'chunk')} of {b.count // k} x {b.dtype}" for b, k in there)
+        raise ArgumentError(f"Custom: rank {rank}'s buffers have {text}; make the chunks equal")
+    if send is not None and recv is not None:
+        check_apart(send.array, recv.array, None)
+    arrays = send.array if send is not None else None, recv.array if recv is not None else None
+    if all(g or len(w) for g, w in zip(goal.given, goal.wanted, strict=True)):
+        buffer, k = there[0]
+        if name:
+            check_op(name, buffer.dtype)
+        return Prepared(custom_call(goal, algorithm.identity, buffer.count // k, buffer.dtype, name), *arrays)
+    own = (there[0][0].count // there[0][1], DTYPES.index(there[0][0].dtype)) if there else (-1, -1)
+
+    def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
+        known = {row for row in rows if row[0] >= 0}
+        if len(known) > 1:
+            text = ", ".join(f"{count} x {DTYPES[kind]}" for count, kind in sorted(known))
+            raise ArgumentError(f"Custom: the ranks' chunks have {text}; make them equal")
+        ((count, kind),) = known or {(0, 0)}
+        if name:
+            check_op(name, DTYPES[kind])
+        return Prepared(custom_call(goal, algorithm.identity, count, DTYPES[kind], name), *arrays)
+
+    return Unsettled(own, settle, Prepared(Call("barrier", n, (0,), ""), *arrays))
+
+
+def _part(spec: Any, name: str, chunks: int, rank: int, *, writable: bool) -> Buffer | None:
+    """A buffer of so many equal chunks; None for none."""
+    if in_place(spec) and chunks == 0:
+        return None
+    if in_place(spec):
+        raise BufferTypeError(f"Custom: rank {rank}'s {name} holds {plural(chunks, 'chunk')}; pass an array, as a "
+                              "custom collective is never in place")  # fmt: skip
+    buffer = parse(spec, name=name, writable=writable)
+    if chunks == 0 and buffer.count:
+        raise ArgumentError(f"Custom: rank {rank} has no part in this as {name}; pass None")
+    if chunks and buffer.count % chunks:
+        raise ArgumentError(f"Custom: rank {rank}'s {name} has {buffer.count} elements, no multiple of its {chunks} "
+                            "chunks; correct its length")  # fmt: skip
+    return buffer if chunks else None
 
 
 def _told(

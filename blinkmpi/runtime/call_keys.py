@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import ArgumentError
+from ..lang.algorithms import Algorithm
 from .cuda.buffers import current_stream_of_torch, is_plain_tensor, stream_address, tensor_types
 
 
@@ -52,6 +53,8 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] 
             key.append(arg)
         elif kind is MPI.Op:
             key.append(arg.handle)
+        elif kind is Algorithm:
+            key.append(arg.identity)
         elif arg is MPI.IN_PLACE:
             key.append("in place")
         else:

@@ -78,6 +78,8 @@ def describe(call: Call) -> str:
     counts = call.counts
     count = counts[0] if len(counts) == 1 or call.even else list(counts)
     what = f"{count} x {call.dtype}" if call.dtype else ""
+    if call.name:
+        what = f"{call.name}, chunks of {counts[0]} x {call.dtype}"
     op, root = f", op {call.op}" if call.op else "", f", root {call.root}" if call.root >= 0 else ""
     return f"{call.collective}({what}{op}{root})"
 
@@ -91,6 +93,11 @@ def _iexscan(comm: MPI.Intracomm, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> MPI
     if recvbuf is None and comm.rank == 0:
         sendbuf, recvbuf = MPI.IN_PLACE, np.array(sendbuf) if isinstance(sendbuf, np.ndarray) else sendbuf
     return comm.Iexscan(sendbuf, recvbuf, op)
+
+
+def _no_custom(comm: MPI.Intracomm, *args: Any) -> MPI.Request:
+    raise BufferTypeError("Custom() is no collective of MPI's, and these arguments are MPI's alone; pass contiguous "
+                          "arrays of types that blinkmpi has, and an operation that it has")  # fmt: skip
 
 
 BCAST = CollectiveMethod("broadcast", arguments.broadcast, Intracomm.Ibcast)
@@ -108,4 +115,6 @@ ALLTOALL = CollectiveMethod("alltoall", block_arguments.alltoall, Intracomm.Iall
 ALLTOALLV = CollectiveMethod("alltoallv", block_arguments.alltoallv, Intracomm.Ialltoallv, settles=True)
 SCAN = CollectiveMethod("scan", arguments.scan, Intracomm.Iscan)
 EXSCAN = CollectiveMethod("exscan", arguments.exscan, _iexscan)
+CUSTOM = CollectiveMethod("custom", block_arguments.custom, _no_custom)
+CUSTOM_OF_SOME = CollectiveMethod("custom", block_arguments.custom, _no_custom, settles=True)  # some ranks have no part
 BARRIER = CollectiveMethod("barrier", arguments.barrier, Intracomm.Ibarrier)

@@ -14,8 +14,9 @@ import msgspec
 from mpi4py import MPI
 
 from ..errors import BlinkError, DeviceError, FallbackError, PlanError
+from ..lang.algorithms import Algorithm
 from ..planning.algorithms import for_part
-from ..planning.defaults import Gpus, by_slots
+from ..planning.defaults import LINK_SLOTS, MEMORY_SLOTS, Gpus, by_slots
 from ..planning.diff import PlanDifference, plan_differences
 from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import Plan, Rule
@@ -71,6 +72,7 @@ class Context:
         self.host: HostTransport  # opened at the end of the bootstrap
         self.gpus: CudaContext | None = None
         self.why_no_gpus = ""
+        self.customs: dict[str, Algorithm] = {}  # those that were called as Custom(), by their identity
         self.open_mpi_call = ""  # a collective of MPI's own that has begun and not ended
         self._no_cma = ""  # why the ranks of one node cannot read one another's memory
         self._logged: set[str] = set()
@@ -224,6 +226,9 @@ class Context:
 
         PlanError for a given plan that leaves a call to an MPI which cannot make it.
         """
+        if call.name:
+            chunk, depth = MEMORY_SLOTS if self.one_node else LINK_SLOTS
+            return Rule(call.collective, 0, self.customs[call.name].scheme, chunk, depth, "called as Custom()")
         rule = choose(plan or self.plans, call, mpi=self.has_mpi and blocking and in_mpi(call))
         if rule.scheme == "mpi" and not self.has_mpi:
             raise PlanError(
@@ -234,6 +239,9 @@ class Context:
 
     def program(self, call: Call, rule: Rule, plan: Plan | None = None) -> Program:
         """The checked program of a call."""
+        if call.name:
+            of = self.machine
+            plan = Plan(of.name, of.fingerprint, of.n, (), (), algorithms=(self.customs[call.name],))
         nodes = () if self.one_node else self.nodes
         return program_for(
             plan or self.plans, call, rule, budget_bytes=self.host.arena_bytes, nodes=nodes, multicast=self.one_node

@@ -65,7 +65,7 @@ def _planned(dispatcher: Dispatcher, ready: Prepared, timeout_s: float) -> Prepa
     """A call that the plan has trees for: rank 0 makes them now, if it is the first of its collective and root."""
     context, call = dispatcher.context, ready.call
     plans = context.cuda().planned if ready.on_device else context.planned
-    if not call.total or not plans.lacks(call.collective, call.root):
+    if not call.total or call.name or not plans.lacks(call.collective, call.root):
         return ready
     what = f"{describe(call)}{ON_GPU if ready.on_device else ''}, to be planned first"
     try:

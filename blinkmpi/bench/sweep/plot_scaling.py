@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ArgumentError
-from ...plot.figure import COLOURS, DARK, headed, look_of, new_figure, plain_log_axes, save
+from ...util.figure import COLOURS, DARK, headed, look_of, new_figure, plain_log_axes, save
 from ...util.text import plural, size_text
 from .file import node_sizes
 from .results import is_sweep, rows

@@ -1,5 +1,6 @@
 """Algorithms on real ranks: every one of the library by both executors, on several nodes, and how they are chosen."""
 
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi import lang
 from blinkmpi.errors import ArgumentError, MismatchError, RemoteError, SettingsError
-from blinkmpi.lang import chunk, library
+from blinkmpi.lang import Algorithm, chunk, library
 from blinkmpi.planning.plan import Plan
 from tests.conformance import Case, cases
 from tests.harness import mpi
@@ -28,38 +29,56 @@ def calls(collective: str, n: int) -> list[Case]:
     return few if n > 4 else found
 
 
-@pytest.mark.parametrize("executor", ["auto", "numpy"])
-@mpi(ranks=(1, 3, 4, 8), timeout=200)
-def test_every_algorithm_of_the_library(comm: MPI.Intracomm, executor: str) -> None:
-    for made in of_ranks(comm.size, inner=comm.size > 4):
-        with blinkmpi.Communicator(comm, algorithms=[made], executor=executor) as ours:
-            assert made.name in ours.explain(made.collective, 1 << 20).splitlines()[2]
-            run_all(ours, calls(made.collective, comm.size))
+def rounds(n: int) -> list[list[Algorithm]]:
+    """All algorithms for ``n`` ranks, in each round one for each collective that has some left."""
+    by_kind: dict[str, list[Algorithm]] = {}
+    for made in of_ranks(n, inner=n > 4):
+        by_kind.setdefault(made.collective, []).append(made)
+    return [[made for made in some if made is not None] for some in zip_longest(*by_kind.values())]
 
 
-@mpi(ranks=(4, 8), timeout=150)
-def test_between_nodes(comm: MPI.Intracomm) -> None:
-    nodes = {4: ("2+2", "1+3"), 8: ("4+4", "3+5")}[comm.size]
-    for turn, made in enumerate(of_ranks(comm.size, inner=comm.size > 4)):
-        executor = ("auto", "numpy")[turn % 2]
-        with split(comm, nodes[turn % 2], algorithms=[made], executor=executor) as ours:
-            run_all(ours, calls(made.collective, comm.size))
+def run_round(ours: blinkmpi.Communicator, some: list[Algorithm]) -> None:
+    for made in some:
+        assert made.name in ours.explain(made.collective, 1 << 20).splitlines()[2]
+        run_all(ours, calls(made.collective, ours.size))
 
 
-@pytest.mark.parametrize("seed", range(2))
-@mpi(ranks=(3, 4), timeout=120)
-def test_algorithms_by_chance(comm: MPI.Intracomm, seed: int) -> None:
+@mpi(ranks=(1, 3, 4, 8), timeout=250)
+def test_every_algorithm_of_the_library(comm: MPI.Intracomm) -> None:
+    """By both executors, and between nodes."""
+    nodes = {4: ("2+2", "1+3"), 8: ("4+4", "3+5")}.get(comm.size)
+    for turn, some in enumerate(rounds(comm.size)):
+        for executor in ("auto", "numpy"):
+            with blinkmpi.Communicator(comm, algorithms=some, executor=executor) as ours:
+                run_round(ours, some)
+        if nodes:
+            with split(comm, nodes[turn % 2], algorithms=some, executor=("auto", "numpy")[turn // 2 % 2]) as ours:
+                run_round(ours, some)
+
+
+@mpi(ranks=(3, 4), timeout=200)
+def test_algorithms_by_chance(comm: MPI.Intracomm) -> None:
     """All collectives, with values that go round about, and several uses of one on its own rank."""
     n = comm.size
-    drawn = [by_chance(collective, n, 2 + seed, seed, at=0) for collective in COLLECTIVES]
-    channels = [c for made in drawn for c in made.program(call_of(made.collective, n, 500, root=0)).channels]
-    assert any(c.writer in c.readers for c in channels)
-    some = [case for collective in COLLECTIVES for case in cases(collective, n, full=False)]
-    some = [case for case in some if case.root == 0 and (case.dtype == "int16" or case.collective != "allreduce")]
-    with blinkmpi.Communicator(comm, algorithms=drawn, executor=("auto", "numpy")[seed % 2]) as ours:
-        run_all(ours, some)
-    with split(comm, {3: "1+2", 4: "2+2"}[n], algorithms=drawn, executor=("auto", "numpy")[seed % 2]) as ours:
-        run_all(ours, some)
+    for seed, executor in enumerate(("auto", "numpy")):
+        drawn = [by_chance(collective, n, 2 + seed, seed, at=0) for collective in COLLECTIVES]
+        channels = [c for made in drawn for c in made.program(call_of(made.collective, n, 500, root=0)).channels]
+        assert any(c.writer in c.readers for c in channels)
+        some = [case for collective in COLLECTIVES for case in cases(collective, n, full=False)]
+        some = [case for case in some if case.root == 0 and (case.dtype == "int16" or case.collective != "allreduce")]
+        with blinkmpi.Communicator(comm, algorithms=drawn, executor=executor) as ours:
+            run_all(ours, some)
+        with split(comm, {3: "1+2", 4: "2+2"}[n], algorithms=drawn, executor=executor) as ours:
+            run_all(ours, some)
+
+
+@mpi(ranks=(4,), timeout=150)
+def test_how_algorithms_are_chosen(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    """Each of these checks by itself, in one job."""
+    an_algorithm_takes_calls_of_its_sizes(comm)
+    communicators_of_fewer_ranks_plan_as_usual(comm)
+    a_plan_carries_algorithms(comm, tmp_path)
+    what_does_not_fit_is_refused_on_every_rank(comm)
 
 
 def scheme_of(comm: blinkmpi.Communicator, nbytes: int, collective: str = "allreduce") -> str:
@@ -67,8 +86,7 @@ def scheme_of(comm: blinkmpi.Communicator, nbytes: int, collective: str = "allre
     return comm.plan(collective).rule(collective, nbytes).scheme
 
 
-@mpi(ranks=(4,), timeout=60)
-def test_an_algorithm_takes_calls_of_its_sizes(comm: MPI.Intracomm) -> None:
+def an_algorithm_takes_calls_of_its_sizes(comm: MPI.Intracomm) -> None:
     middle = lang.algorithm("allreduce", chunks=1, inplace=True, name="middle", min_bytes=1024, max_bytes=4095)
     star = middle(library.one_step.body)(comm.size)
     with blinkmpi.Communicator(comm, algorithms=[star, library.bruck_allgather(comm.size)]) as ours:
@@ -96,8 +114,7 @@ def test_a_variable_names_one_of_the_library(comm: MPI.Intracomm) -> None:
         half.Free()
 
 
-@mpi(ranks=(4,), timeout=60)
-def test_communicators_of_fewer_ranks_plan_as_usual(comm: MPI.Intracomm) -> None:
+def communicators_of_fewer_ranks_plan_as_usual(comm: MPI.Intracomm) -> None:
     mine = lang.algorithm("allreduce", chunks=1, inplace=True, name="mine")(library.one_step.body)(4)
     with blinkmpi.Communicator(comm, algorithms=[mine], algo="allreduce:lang:mine") as ours:
         three = ours.Split(comm.rank // 3)
@@ -113,8 +130,7 @@ def test_communicators_of_fewer_ranks_plan_as_usual(comm: MPI.Intracomm) -> None
         assert scheme_of(ours, 1 << 20) == "lang:mine"
 
 
-@mpi(ranks=(4,), timeout=60)
-def test_a_plan_carries_algorithms(comm: MPI.Intracomm, tmp_path: Path) -> None:
+def a_plan_carries_algorithms(comm: MPI.Intracomm, tmp_path: Path) -> None:
     path = comm.bcast(str(tmp_path / "plan.json"))
     machine = "cpu:4"
     with blinkmpi.Communicator(comm, algorithms=[library.all_pairs(4)], topology=machine) as ours:
@@ -128,8 +144,7 @@ def test_a_plan_carries_algorithms(comm: MPI.Intracomm, tmp_path: Path) -> None:
         run_all(again, list(cases("allreduce", 4, full=False)))
 
 
-@mpi(ranks=(4,), timeout=60)
-def test_what_does_not_fit_is_refused_on_every_rank(comm: MPI.Intracomm) -> None:
+def what_does_not_fit_is_refused_on_every_rank(comm: MPI.Intracomm) -> None:
     @lang.algorithm(lang.custom(given=lambda n, rank: 1, wanted=lambda n, rank: [[(rank, 0)]]), chunks=1)
     def own(n: int) -> None:
         for r in range(n):
@@ -137,7 +152,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(comm: MPI.Intracomm) -> None
 
     for arguments, kind, match in (
         ({"algorithms": [library.ring(3)]}, ArgumentError, "ring is for allreduce of 3 ranks, the job has 4; make it"),
-        ({"algorithms": [own(4)]}, ArgumentError, "own is for custom of 4 ranks"),
+        ({"algorithms": [own(4)]}, ArgumentError, "own is for a collective of its own.* call comm.Custom"),
         ({"algorithms": [library.ring]}, ArgumentError, "pass what a function with @lang.algorithm gives"),
         ({"algorithms": [library.ring(4)] * 2}, ArgumentError, "two are called ring"),
         ({"algo": "allreduce:lang:rign"}, SettingsError, "there is no algorithm 'rign'; .* ring"),

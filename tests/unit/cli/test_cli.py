@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from blinkmpi import lang
+from blinkmpi.cli import calls
 from blinkmpi.cli import main as cli
 from blinkmpi.errors import PlanError
 from blinkmpi.planning.plan import Plan
@@ -254,7 +255,7 @@ def test_simulate_notices_a_wrong_program(blink: Any, monkeypatch: pytest.Monkey
         found[1][7] += 1
         return found
 
-    monkeypatch.setattr(cli, "run", spoiled)
+    monkeypatch.setattr(calls, "run", spoiled)
     code, out, _ = blink("simulate cpu:3 --bytes 4K")
     assert code == 1
     assert "1 ELEMENTS WRONG" in out

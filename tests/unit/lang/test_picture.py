@@ -1,12 +1,13 @@
 """The picture of an algorithm: its messages in their steps, and the file."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from blinkmpi.errors import ArgumentError
 from blinkmpi.lang import library
-from blinkmpi.plot.chunks import DrawnMessage, draw_algorithm, messages_of
+from blinkmpi.lang.picture import DrawnMessage, draw_algorithm, messages_of
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "lang.md"
 
@@ -22,7 +23,7 @@ def test_a_chunk_of_a_ring_goes_round_twice() -> None:
 @pytest.mark.parametrize("chunk", [None, 0])
 def test_pictures_are_written_and_equal_ones_are_equal_files(tmp_path: Path, chunk: int | None) -> None:
     for name in ("one.svg", "two.svg"):
-        draw_algorithm(library.islands(6, 3), str(tmp_path / name), chunk=chunk)
+        library.islands(6, 3).plot(str(tmp_path / name), chunk=chunk)
     text = (tmp_path / "one.svg").read_text()
     assert text == (tmp_path / "two.svg").read_text()
     assert "islands: allreduce of 6 ranks" in text
@@ -34,6 +35,12 @@ def test_the_picture_of_the_page_is_of_its_ring(tmp_path: Path) -> None:
     text = (PAGE.parent / "ring.svg").read_text(encoding="utf-8")
     assert "ring: allreduce of 4 ranks" in text
     assert f"{len(messages_of(library.ring(4)))} messages" in text
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ArgumentError, match=r"pictures need matplotlib .*pip install 'blinkmpi\[plot\]'"):
+        library.ring(3).plot(str(tmp_path / "x.svg"))
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from blinkmpi.errors import BlinkError, FormatError, PlanError, SettingsError
+from blinkmpi.lang import library
 from blinkmpi.measure.tune import candidates, rows
+from blinkmpi.planning.algorithms import with_algorithms
 from blinkmpi.planning.chunk_search import ChunkSearch
 from blinkmpi.planning.plan import Rule
 from blinkmpi.planning.selection import make_plan
@@ -99,6 +101,29 @@ def test_a_plan_takes_the_rows_that_it_has_packings_for() -> None:
     with pytest.raises(PlanError, match="names scheme 'ring'"):
         taken(plan, table(replace(SLOTS, scheme="ring")), h200)
     assert issubclass(PlanError, BlinkError)
+
+
+def test_algorithms_are_measured_beside_the_trees_and_a_table_keeps_those_that_it_chooses() -> None:
+    told = modify(machine("hgx-h200"), gpus="0,1,2,3")
+    plan = make_plan(told, gpus="onehop", collectives=("allreduce", "allgather"))
+    ring, pairs, bruck = library.ring(4), library.all_pairs(4), library.bruck_allgather(4)
+    plan = with_algorithms(plan, [ring, pairs, bruck], {})
+    gpus = SimpleNamespace(plans=plan, machine=told, emulated=False)
+    call = Call("allreduce", 4, (1 << 22,), "float32", "sum")
+    found = [rule for rule in candidates(gpus, call, registered=False) if rule.scheme.startswith("lang:")]  # type: ignore[arg-type]
+    assert {rule.scheme for rule in found} == {"lang:ring", "lang:all_pairs"}
+    assert {rule.protocol for rule in found} == {"slots"}
+    assert len({rule.chunk_bytes for rule in found}) > 1
+
+    chosen = replace(found[0], scheme="lang:ring", reason="measured by blinkmpi tune")
+    kept = table(Rule("allgather", 0, "onehop", 64 * KIB, 4)).joined([chosen], plan.algorithms)
+    assert kept.algorithms == (ring,)
+    assert TunedTable.from_json(kept.to_json(), source="kept") == kept
+    later = taken(make_plan(told, gpus="onehop", collectives=("allreduce",)), kept, told)
+    assert later.rule("allreduce", 1 << 20).scheme == "lang:ring"
+    assert later.algorithm("allreduce", -1, "lang:ring") == ring
+    assert taken(make_plan(told, gpus="onehop", collectives=("broadcast",)), kept, told).algorithms == ()
+    assert kept.joined([SLOTS]).algorithms == (), "no row names it any more"
 
 
 # ---------------------------------------------------------------- the chunk

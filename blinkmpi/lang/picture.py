@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ArgumentError
-from ..lang import Algorithm
+from ..util.figure import COLOURS, DARK, check_target, new_figure, save
 from ..util.text import plural
-from .figure import COLOURS, DARK, check_target, new_figure, save
+from .algorithms import Algorithm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,182 @@
+"""The commands about one call: ``explain`` how it runs, ``simulate`` it. Only rank 0 runs this."""
+
+import argparse
+import json
+from typing import cast
+
+from ..bench.nccl_tests import OP_NAMES, call_of_size, dtype_named
+from ..bench.verification import count_wrong, fill
+from ..errors import ArgumentError
+from ..lang.algorithms import Algorithm, shares_memory
+from ..lang.source import algorithm_for, check_asked
+from ..planning.algorithms import chunk_of_algorithm, with_algorithms
+from ..planning.defaults import LINK_SLOTS, MEMORY_SLOTS
+from ..planning.explain import explanation, link_text
+from ..planning.plan import Plan, Rule
+from ..planning.selection import choose, make_plan, program_for
+from ..program.call import REDUCTIONS, Call, collective_named
+from ..program.cost_model import price
+from ..program.interpreter import run
+from ..program.ir import Program
+from ..program.reduction import dtype_of
+from ..program.routes import cheapest_routes
+from ..topology.model import Topology
+from ..trees.tree import COLLECTIVES, Collective
+from ..util.codec import plain
+from ..util.settings import read
+from ..util.text import parse_size, plural, size_text, time_text
+from .output import show
+
+RUN_BYTES = 16 << 20  # vectors up to here are really run by `simulate`, for all ranks in this process
+BUSIEST = 8
+ALGORITHM = "an algorithm of one's own: x.py, x.py:NAME, x.xml (MSCCL's) or x.json (docs/lang.md)"
+
+
+def add_collective(command: argparse.ArgumentParser) -> None:
+    """Which collective and root."""
+    command.add_argument("--collective", metavar="C", help=", ".join(COLLECTIVES))
+    command.add_argument("--root", type=int, default=0, help="for broadcast, reduce, gather, scatter")
+
+
+def add_call(command: argparse.ArgumentParser) -> None:
+    """The flags of a call."""
+    add_collective(command)
+    command.add_argument("--bytes", default="64M", help="largest buffer of the call; K M G are 2^10 2^20 2^30")
+    command.add_argument("--dtype", default="float32", help="element type, by NumPy's or nccl-tests' name")
+    command.add_argument("--op", default="sum", help=", ".join(OP_NAMES))
+    command.add_argument("--algorithm", metavar="FILE", help=ALGORITHM)
+
+
+def explain(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
+    """Say how the call runs, and why."""
+    made = _algorithm(args, topology)
+    call = _call(args, topology, made)
+    found = explanation(_plan(topology, call, made, mpi=mpi), topology, call)
+    print(found.to_json() if args.json else found.text(), end="" if args.json else "\n")
+    return 0
+
+
+def simulate(args: argparse.Namespace, topology: Topology) -> int:
+    """Run the call on every rank's data, if it is short, and predict its time; 1 if a result is wrong."""
+    made = _algorithm(args, topology, custom=True)
+    call = _call(args, topology, made)
+    if made is None:
+        plan = _plan(topology, call, made, mpi=False)
+        rule = choose(plan, call)
+        packing = plan.packing(call.collective, call.root, rule.scheme)
+        program, bound = program_for(plan, call, rule), packing.bound
+        cost, scheme = price(program, packing, topology), packing.scheme
+    else:
+        multicast, bound = shares_memory(topology), None
+        chunk_bytes, depth = MEMORY_SLOTS if multicast else LINK_SLOTS
+        rule = Rule(call.collective, 0, made.scheme, chunk_bytes, depth)
+        chunk_bytes = chunk_of_algorithm(made, call, rule, multicast=multicast)
+        program = made.program(call, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast)
+        routes = cheapest_routes(program.channels, topology, multicast=multicast)
+        cost, scheme = price(program, routes, topology), made.scheme
+    small = 0 < call.nbytes <= RUN_BYTES
+    wrong = _run(program, made) if small else None
+    if args.json:
+        busy = [{"src": s, "dst": d, "kind": k, "seconds": t} for s, d, k, t in cost.busy]
+        body = {"format": "blinkmpi.simulation", "version": 1, "machine": topology.name, "call": plain(call),
+                "scheme": scheme, "seconds": cost.seconds, "algbw": cost.algbw,
+                "busbw": cost.algbw * call.bus_factor, "busy": busy, "wrong": wrong}  # fmt: skip
+        print(json.dumps(body, indent=1))
+        return int(bool(wrong))
+    from . import show as cli_show
+
+    if small:
+        result = "every element right, against NumPy" if not wrong else f"{wrong} ELEMENTS WRONG"
+    elif call.nbytes:
+        result = f"not run: more than {size_text(RUN_BYTES)}; smaller vectors are run on every rank's data and checked"
+    else:
+        result = "nothing to compare"
+    busiest = sorted(cost.busy, key=lambda row: (-row[3], row[:2]))
+    rows = [(link_text(topology, s, d, k), t / cost.seconds) for s, d, k, t in busiest[:BUSIEST]]
+    facts = {
+        "call": f"{call.collective} of {size_text(call.nbytes)}, {call.dtype} {call.op}".rstrip(),
+        "on": f"{plural(topology.n, 'rank')} of {topology.name}, scheme {scheme}",
+        "result": result,
+        "predicted": time_text(cost.seconds) if cost.seconds else "nothing travels",
+        "algbw": f"{cost.algbw:.4g} GB/s"
+        + (f" of {float(bound / 1000):.4g} possible" if cost.algbw and bound else ""),
+        "busbw": f"{cost.algbw * call.bus_factor:.4g} GB/s",
+    }  # fmt: skip
+    show(cli_show.simulation(facts, rows, len(cost.busy) - len(rows)))
+    return int(bool(wrong))
+
+
+def _plan(topology: Topology, call: Call, made: Algorithm | None, *, mpi: bool) -> Plan:
+    """A plan for one call, which takes the user's algorithm if there is one."""
+    seconds = read().plan_s
+    plan = make_plan(topology, mpi=mpi, collectives=[call.collective], roots=[max(call.root, 0)], seconds=seconds)
+    return plan if made is None else with_algorithms(plan, (), {call.collective: made}, why="--algorithm")
+
+
+def _run(program: Program, made: Algorithm | None) -> int:
+    """Run ``program`` on every rank's data; the number of wrong elements."""
+    if made is not None and made.collective == "custom":
+        return _run_custom(program, made)
+    import numpy as np
+
+    call = program.call
+    sends = [np.empty(call.send_count, dtype_of(call.dtype)) if call.sends(rank) else None for rank in range(call.n)]
+    for rank, data in enumerate(sends):
+        if data is not None:
+            fill(data, rank, call.dtype)
+    results = run(program, sends)
+    return sum(count_wrong(call, r, got) for r, got in enumerate(results) if got is not None)
+
+
+def _run_custom(program: Program, made: Algorithm) -> int:
+    """As :func:`_run`, for a collective that the algorithm defines: on zeros and ones, compared chunk by chunk."""
+    import numpy as np
+
+    call, goal = program.call, made.flow.goal
+    width, dtype = call.counts[0], dtype_of(call.dtype)
+    data = [np.arange(call.send_length(r), dtype=np.int64) * 7 // (r + 3) % 2 for r in range(call.n)]
+    results = run(program, [one.astype(dtype) if one.size else None for one in data])
+    folds = {"prod": np.multiply.reduce, "min": np.minimum.reduce, "max": np.maximum.reduce}.get(call.op, np.add.reduce)
+    wrong = 0
+    for rank, outputs in enumerate(goal.wanted):
+        for i, want in enumerate(outputs):
+            if want and (got := results[rank]) is not None:
+                parts = [data[r][c * width : (c + 1) * width] for r, c in want]
+                expected = folds(parts).astype(dtype)
+                wrong += int((got[i * width : (i + 1) * width] != expected).sum())
+    return wrong
+
+
+def _algorithm(args: argparse.Namespace, topology: Topology, *, custom: bool = False) -> Algorithm | None:
+    """What ``--algorithm`` names; it says which collective is called, and from which root.
+
+    Args:
+        custom: whether it may be one of the user's own.
+
+    Raises:
+        ArgumentError: for one that is no algorithm of a call, or for another collective or root than the flags say.
+    """
+    if args.algorithm is None:
+        return None
+    made = algorithm_for(args.algorithm, topology.n)
+    if made.collective != "custom" or not custom:
+        check_asked(made, args.collective, args.root)
+    return made
+
+
+def _call(args: argparse.Namespace, topology: Topology, made: Algorithm | None) -> Call:
+    """The call that the flags describe."""
+    if made is not None and made.collective == "custom":
+        if args.op not in ("sum", "prod", "min", "max"):
+            raise ArgumentError(f"op {args.op!r}: expected sum, prod, min or max for a collective of one's own")
+        return made.call_of_bytes(parse_size(args.bytes), dtype=dtype_named(args.dtype), op=args.op)
+    collective = collective_named(args.collective or "allreduce") if made is None else cast(Collective, made.collective)
+    root = args.root if made is None else max(made.root, 0)
+    if not 0 <= root < topology.n:
+        raise ArgumentError(f"root {root}: {topology.name} has ranks 0..{topology.n - 1}; choose one of these")
+    if collective in REDUCTIONS and args.op not in OP_NAMES:
+        raise ArgumentError(f"op {args.op!r}: expected one of {', '.join(OP_NAMES)}; choose one of these")
+    if collective == "barrier":
+        return Call("barrier", topology.n, (0,), "int8")
+    nbytes, dtype = parse_size(args.bytes), dtype_named(args.dtype)
+    return call_of_size(collective, topology.n, nbytes, dtype, args.op, root)
