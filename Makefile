@@ -13,7 +13,7 @@
 #   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
-#   make wheel   dist/*.whl
+#   make wheel   dist/*.tar.gz, and dist/*.whl made from it
 #   make clean   remove what the other targets made
 #
 # PYTHON=/path/to/python3 chooses the Python, VENV=folder the environment.
@@ -79,7 +79,8 @@ build/$(MPI4PY): | $(VENV)/.has-test
 
 wheel: $(VENV)/.has-test
 	rm -rf build dist
-	$(PIP) wheel --no-deps --wheel-dir dist .
+	$(PIP) install build
+	$(BIN)/python -m build
 	rm -rf build
 
 clean:
@@ -88,7 +89,7 @@ clean:
 
 # ---- set-up: one stamp for each group of extras, so that a second run is quick
 
-$(VENV)/.has-examples: extras := mpi,examples
+$(VENV)/.has-examples: extras := mpi,examples,plot
 $(VENV)/.has-test: extras := mpi,test
 $(VENV)/.has-cuda: extras := mpi,test,cuda$(CUDA)
 $(VENV)/.has-%: setup.py pyproject.toml Makefile | $(VENV)/pyvenv.cfg
