@@ -48,7 +48,20 @@ MPI_BELOW_BYTES = {
     "gather": (64 * MIB, 64 * MIB),
     "scatter": (64 * MIB, 64 * MIB),
 }
-SMALLEST = 256  # where they can: the shortest vector of the trials, in which MPI, so called, was faster at no size
+SMALLEST = 1  # where they can: MPI, so called, was faster at no size
+# On shared memory a vector shorter than this goes in one shot: for 2 ranks, for more.
+ONE_SHOT_BELOW = {
+    "allreduce": (16 * KIB, 8 * KIB),
+    "reduce": (16 * KIB, 16 * KIB),
+    "reduce_scatter": (32 * KIB, 32 * KIB),
+    "broadcast": (64 * KIB, 64 * KIB),
+    "allgather": (32 * KIB, 64 * KIB),
+    "gather": (64 * KIB, 64 * KIB),
+    "scatter": (64 * KIB, 64 * KIB),
+    "alltoall": (64 * KIB, 64 * KIB),
+    "scan": (64 * KIB, 64 * KIB),
+    "exscan": (64 * KIB, 64 * KIB),
+}
 # The same for ranks on several nodes, from trials on two hosts of one machine, 2 and 4 ranks each.
 MPI_BELOW_BYTES_ACROSS = {
     "allreduce": 512 * KIB,
@@ -59,6 +72,7 @@ MPI_BELOW_BYTES_ACROSS = {
     "gather": 4 * MIB,
     "scatter": 64 * MIB,
 }
+NEVER: tuple[None, None] = (None, None)
 # On shared memory a vector crosses by cma, one copy and not two, from the first of these sizes on and below the second
 # (None: at every size from there on). Shorter ones cost less through slots; of longer ones slots keep two cores at
 # work, or a chunk that many read in the caches.
@@ -117,6 +131,8 @@ def by_slots(plan: Plan) -> Plan:
         floor = MPI_BELOW_BYTES.get(rule.collective, (0, 0))[plan.n > 2] if mpi else 0
         if rule.scheme == "mpi" and floor:
             rule = replace(rule, reason=f"default: below {floor} bytes MPI was faster in trials on one machine")
+        elif rule.protocol == "one_shot" and floor:
+            continue
         elif rule.min_bytes < floor or rule.protocol == "cma":
             rule = replace(rule, min_bytes=max(rule.min_bytes, floor), protocol="slots", reason=why)
         which = rule.collective, rule.root, rule.min_bytes
@@ -157,12 +173,18 @@ def _host_rows(
     several: bool,
 ) -> list[Rule]:  # fmt: skip
     """The rows from ``small`` bytes on, for one root or (-1) for most of them."""
-    if memory and collective in CMA_BYTES:
-        _, scheme, chunk, depth, _ = choices[0]
-        first, end = CMA_BYTES[collective][large]
+    if memory and collective in ONE_SHOT_BELOW:
         why = "default: {} were faster in trials on one machine"
-        slots = Rule(collective, small, scheme, chunk, depth, why.format(f"below {first} bytes slots"), root=root)
-        rows = [slots, replace(slots, min_bytes=first, protocol="cma", reason="one copy, from process to process")]
+        _, scheme, chunk, depth, _ = choices[0]
+        begin = ONE_SHOT_BELOW[collective][large]
+        first, end = CMA_BYTES.get(collective, (NEVER, NEVER))[large]
+        slots = Rule(collective, begin, scheme, chunk, depth, why.format(f"below {first} bytes slots"), root=root)
+        shot = why.format(f"below {begin} bytes whole vectors, in one meeting of the ranks,")
+        rows = [replace(slots, min_bytes=small, protocol="one_shot", reason=shot)]
+        if first is None:
+            return [*rows, replace(slots, reason=f"the one scheme for {collective} here")]
+        rows += [slots] if begin < first else []
+        rows.append(replace(slots, min_bytes=max(begin, first), protocol="cma", reason="one copy, from process to process"))
         if end is not None:
             rows.append(replace(slots, min_bytes=end, reason=why.format(f"from {end} bytes slots")))
         return rows

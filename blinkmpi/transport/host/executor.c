@@ -46,6 +46,7 @@ typedef struct {
   int64_t depth;      /* slots per channel */
   int64_t divide;     /* avg: divide the complete fold by this, else 0 */
   int64_t stream;     /* write the receive buffer past the caches */
+  int64_t one_shot;   /* slots are for calls of even and of odd number, and are filled before the announcement */
   int64_t cma;        /* whether chunks are read from their writers' buffers */
   helper_t *helper;   /* a second thread for long copies from other processes, or NULL */
   /* the shared window */
@@ -70,7 +71,7 @@ typedef struct {
   int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read */
 } call_t;
 
-#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(cma) X(helper) \
+#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(one_shot) X(cma) X(helper) \
   X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) X(pids) X(heartbeat) X(abort) X(spins) X(send) X(recv) \
   X(send_bytes) X(recv_bytes) X(print) X(seq) X(base) X(timeout_ns) X(phase) X(left) X(moved) \
   X(fault) X(faulty)
@@ -171,7 +172,7 @@ static int read_ahead(call_t *j, const stage_t *c, int64_t first, int64_t n, int
 /* Returns 0 if the memory of another process could not be read. */
 static int step(call_t *j, const stage_t *c, int64_t k) {
   const int64_t first = k * c->chunk, n = c->count - first < c->chunk ? c->count - first : c->chunk;
-  const int64_t slot = k % j->depth, wide = j->item != j->acc;
+  const int64_t slot = (k + (j->one_shot & (int64_t)j->seq)) % j->depth, wide = j->item != j->acc;
   const int64_t out_item = c->out_wide ? j->acc : j->item, out_slot = slot * c->out_stride;
   char buffer[BLOCK * 8] __attribute__((aligned(64)));
   char wider[BLOCK * 8] __attribute__((aligned(64)));
@@ -325,7 +326,7 @@ int blink_begin(call_t *j, uint64_t seq) {
   if (get(j->prints[seq & 1] + j->rank * j->stride) != j->print) return UNTOLD;
   j->seq = seq, j->base = seq << SEQ_BITS, j->phase = BEFORE;
   if (j->cma) blink_export(j);
-  set(j->calls + j->rank * j->stride + ENTERED, seq);
+  if (!j->one_shot) set(j->calls + j->rank * j->stride + ENTERED, seq); /* else when the slots are full */
   return DONE;
 }
 
@@ -336,8 +337,8 @@ int blink_begin(call_t *j, uint64_t seq) {
 int blink_execute(call_t *j, int64_t *rows) {
   flag_t *const prints = j->prints[j->seq & 1];
   j->moved = 0;
-  if (j->phase == BEFORE) { /* slots are free once everybody has finished the call before */
-    const int state = await(j, j->seq, 1);
+  if (j->phase == BEFORE) { /* slots are free once everybody has finished the call before, or, in one shot, the one before that */
+    const int state = await(j, j->seq - (uint64_t)j->one_shot, 1);
     if (state != DONE) return state;
     int64_t *p = rows;
     stage_t c;
@@ -348,6 +349,7 @@ int blink_execute(call_t *j, int64_t *rows) {
       p = next;
     }
     fill(j, rows);
+    if (j->one_shot) set(j->calls + j->rank * j->stride + ENTERED, j->seq);
     j->phase = ANNOUNCED;
   }
   if (j->phase == ANNOUNCED) {

@@ -131,6 +131,8 @@ class HostCall:
             return
         self.transport.records.write(seq, self.fingerprint, self.record, self.timeout_s)
         self.transport.native.code.blink_begin(self._at, seq)  # type: ignore[union-attr]
+        if self.struct.one_shot:  # it is announced when its slots are full
+            self.transport.attempt(self, 0.0)
 
     def test(self) -> bool:
         """Do what can be done now; returns whether the call has completed."""

@@ -64,7 +64,7 @@ def load(
     stages, codes, exported = program.of(rank), resolved.codes, resolved.exported
     rows = rows_of(program, resolved.layout, window, exported, item)
     rounds = any(program.channels[c].wide for stage in stages for c in (*stage.ins, *stage.outs))
-    folds = any(len(stage.fold) > 1 or stage.final for stage in stages)
+    folds = any(len(stage.fold) > 1 or stage.final for stage in (program.stages if program.one_shot else stages))
     in_c = library is not None and (codes is not None or not (folds or (item != acc and rounds)))
     struct = native.CallStruct()
     struct.dtype, struct.op = codes or (0, 0)
@@ -72,6 +72,7 @@ def load(
     struct.chunk, struct.depth = program.chunk, program.depth
     struct.divide = call.n if call.op == "avg" else 0
     struct.stream = 2 * call.n * call.nbytes > CACHE_BYTES  # all ranks' buffers
+    struct.one_shot = program.one_shot
     struct.cma, struct.helper = bool(exported), helper.address(program, exported)
     place(struct, window)
     mine = {at.buffer for c, at in exported.items() if program.channels[c].writer == rank}

@@ -18,6 +18,7 @@ from pathlib import Path
 from ...util.cache_folder import cache_dir
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD
+from .numpy_executor import SEQ_BITS
 
 SOURCE = Path(__file__).with_name("executor.c")
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("single_copy", "reduction")))
@@ -27,12 +28,11 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 
 # What executor.c and this package count on alike; :func:`load` compares them with the library's.
 FIELDS = (
-    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "cma", "helper",
+    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper",
     "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
     "send", "recv", "send_bytes", "recv_bytes", "print",
     "seq", "base", "timeout_ns", "phase", "left", "moved", "fault", "faulty",
 )  # fmt: skip
-SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
 RUNNING = 2  # the phase in which all ranks have entered the same call
 UNTOLD = 6  # the status of a call that this rank has to describe in its record first
