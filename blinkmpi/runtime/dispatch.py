@@ -25,8 +25,9 @@ from ..program.call import Call
 from ..program.reduction import Array
 from ..topology import Topology
 from ..transport.announcement import Called, Delegated
-from ..transport.host.host_call import HostBuffers
+from ..transport.host.host_call import HostBuffers, HostCall
 from ..transport.host.host_program import HostProgram
+from ..transport.host.repeated import RepeatedCalls
 from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.network.bounded import Rendezvous
@@ -64,7 +65,7 @@ class Dispatcher:
         self.dead: BaseException | None = None
         self.context.rendezvous.give_up = self.die
         self.context.rendezvous.check = lambda: self.host.raise_abort(self.seq)
-        self.seq = 0  # the number of the last call
+        self.repeated = RepeatedCalls(self.context.host.native)
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
         self.thread = ProgressThread()
@@ -79,10 +80,26 @@ class Dispatcher:
         """The transport of CPU ranks, on which the ranks of any call announce it."""
         return self.context.host
 
+    @property
+    def seq(self) -> int:
+        """The number of the last call."""
+        return self.repeated.seq
+
+    @seq.setter
+    def seq(self, number: int) -> None:
+        self.repeated.seq = number
+
     # ---- making calls
 
     def call(self, method: CollectiveMethod, args: tuple[Any, ...], timeout_s: float | None, stream: Any) -> None:
         """Make a blocking call; with ``stream``, or on the current one if calls are so made, only put it there."""
+        plain = timeout_s is None and stream is None
+        begun = plain and self.repeated.again(method, args)
+        if begun is True:
+            return
+        if begun:
+            self._complete(method, args, *begun)
+            return
         if self.thread.busy:
             self.thread.drain()
         known = timeout_s is None and not (method.exchanges or method.settles)
@@ -92,6 +109,7 @@ class Dispatcher:
             bound = self._bind(Invocation(method, args), timeout_s, stream, key)
         elif 2 * len(self.calls) > BOUND_CALLS:  # before, nothing is forgotten soon
             self.calls.move_to_end(key)  # type: ignore[arg-type]
+            self.repeated.shut()
         if self.dead is not None:
             self.check_alive()
         self.seq += 1
@@ -101,6 +119,9 @@ class Dispatcher:
             else:
                 bound.start(self.seq)
                 self.cuda.keep(bound, args)  # type: ignore[union-attr]
+            if plain and key is not None and isinstance(bound, HostCall) and 2 * len(self.calls) <= BOUND_CALLS:
+                self.repeated.keep(bound, method, args)
+                self.repeated.open()
         except Refused as refused:
             raise refused.error from None
         except PeerDelegates:
@@ -109,10 +130,23 @@ class Dispatcher:
             self.die(fatal)
             raise
 
+    def _complete(self, method: CollectiveMethod, args: tuple[Any, ...], bound: HostCall, seq: int, status: int) -> None:
+        """Go on with a call that C has begun and could not end by itself."""
+        try:
+            bound.go_on(seq, status)
+        except Refused as refused:
+            raise refused.error from None
+        except PeerDelegates:
+            self._delegate(Invocation(method, args), None)
+        except BaseException as fatal:
+            self.die(fatal)
+            raise
+
     def start(
         self, method: CollectiveMethod, args: tuple[Any, ...], timeout_s: float | None, stream: Any
     ) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
+        self.repeated.shut()  # until a call has waited for it
         invocation = Invocation(method, args)
         ready = self._prepare(invocation, timeout_s, stream)
         if isinstance(ready, Prepared | Unsettled) and ready.on_device and self.cuda is not None:
@@ -216,7 +250,7 @@ class Dispatcher:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
             return self.host.bind(program, called, buffers, deadline, owns=owns)
         if rule is None:
-            return EntryCall(self.host, called, deadline)
+            return self.host.entry(called, deadline) or EntryCall(self.host, called, deadline)
         return MpiCall(self.context, invocation if owns else invocation.unowned(), called, deadline)
 
     def _program(self, call: Call, blocking: bool) -> tuple[Rule | None, HostProgram | None]:
@@ -326,6 +360,7 @@ class Dispatcher:
 
     def forget(self) -> None:
         """Bind every call anew: buffers were registered, or the plan is another one."""
+        self.repeated.forget()
         self.calls.clear()
         if self.cuda is not None:
             self.cuda.by_signature.clear()
@@ -379,6 +414,7 @@ class Dispatcher:
     def die(self, error: BaseException) -> None:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""
         self.dead = self.dead or error
+        self.repeated.shut()
         if self.context.gpus is not None:
             self.context.gpus.transport.abort()
         self.host.abort(self.dead)

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -62,6 +63,11 @@ typedef struct {
   char *send, *recv;  /* the rows hold offsets into them, or -1 */
   int64_t send_bytes, recv_bytes; /* of what others read; 0: nobody does */
   uint64_t print;     /* the call's fingerprint */
+  char *body;         /* what this rank announces, for its record; NULL: Python writes it */
+  int64_t body_bytes;
+  uint64_t *elsewhere; /* the numbers of this rank's last calls of even and odd number that were made elsewhere */
+  int64_t *before, *after; /* copies before the call and after it: to, from and bytes of each */
+  int64_t befores, afters;
   /* the call under way */
   uint64_t seq, base; /* its number; the flags' value before chunk 0 */
   int64_t timeout_ns; /* without progress; negative: return as soon as nothing is ready */
@@ -73,7 +79,8 @@ typedef struct {
 
 #define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(one_shot) X(cma) X(helper) \
   X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) X(pids) X(heartbeat) X(abort) X(spins) X(send) X(recv) \
-  X(send_bytes) X(recv_bytes) X(print) X(seq) X(base) X(timeout_ns) X(phase) X(left) X(moved) \
+  X(send_bytes) X(recv_bytes) X(print) X(body) X(body_bytes) X(elsewhere) \
+  X(before) X(after) X(befores) X(afters) X(seq) X(base) X(timeout_ns) X(phase) X(left) X(moved) \
   X(fault) X(faulty)
 #define NAME(field) #field " "
 #define OFFSET(field) offsetof(call_t, field),
@@ -321,9 +328,15 @@ static int await(const call_t *j, uint64_t want, int finished) {
 int blink_barrier(const call_t *j) { return await(j, j->seq, 0); }
 
 /* Announce call `seq`. Returns UNTOLD, and has done nothing, if this rank's record of the call before last was of another
- * call: then the record has to be written first. */
+ * call, and Python has to write it: where a call may have been made elsewhere, its readers are waited for (own_records.py). */
 int blink_begin(call_t *j, uint64_t seq) {
-  if (get(j->prints[seq & 1] + j->rank * j->stride) != j->print) return UNTOLD;
+  flag_t *const record = j->prints[seq & 1] + j->rank * j->stride; /* fingerprint, length, body */
+  if (get(record) != j->print) {
+    if (!j->body || j->elsewhere[~seq & 1] == seq - 1) return UNTOLD;
+    set(record + 1, (uint64_t)j->body_bytes);
+    memcpy((char *)(record + 2), j->body, (size_t)j->body_bytes);
+    set(record, j->print);
+  }
   j->seq = seq, j->base = seq << SEQ_BITS, j->phase = BEFORE;
   if (j->cma) blink_export(j);
   if (!j->one_shot) set(j->calls + j->rank * j->stride + ENTERED, seq); /* else when the slots are full */
@@ -383,8 +396,20 @@ int blink_execute(call_t *j, int64_t *rows) {
   return DONE;
 }
 
-/* Announce call `seq` and execute it. */
-int blink_run(call_t *j, int64_t *rows, uint64_t seq) {
-  const int state = blink_begin(j, seq);
-  return state == DONE ? blink_execute(j, rows) : state;
+static void copies(const int64_t *each, int64_t n) {
+  for (; n--; each += 3) memmove((char *)each[0], (const char *)each[1], (size_t)each[2]);
 }
+
+/* Announce call `seq` and execute it, with the copies around it; those after it only if it is DONE. */
+int blink_run(call_t *j, int64_t *rows, uint64_t seq) {
+  int state = blink_begin(j, seq);
+  if (state != DONE) return state;
+  copies(j->before, j->befores);
+  state = blink_execute(j, rows);
+  if (state == DONE) copies(j->after, j->afters);
+  return state;
+}
+
+#ifdef BLINK_PYTHON
+#include "repeated_calls.h"
+#endif

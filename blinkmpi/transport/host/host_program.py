@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...program.ir import Program, Stage
+from ...program.call import Call
+from ...program.ir import ONE_SHOT, Program, Stage
 from ...program.partition import NodePart, part_of
 from ...program.reduction import accumulator_of, dtype_of
 from ..control_pages import CONTROL, LINE
@@ -46,6 +47,16 @@ class HostProgram:
     def __str__(self) -> str:
         slots = "chunks by cma" if self.cma else f"x {self.depth} slots"
         return f"{self.trees} trees, {self.chunk_bytes} B {slots}, {self.executor} executor"
+
+
+def nothing_to_move(window: SharedWindow) -> HostProgram:
+    """What C executes of a call without data: the ranks meet and compare what they announce, and that is all."""
+    struct = native.CallStruct()
+    struct.one_shot = 1
+    place(struct, window)
+    empty = Program(Call("barrier", window.pages.n, (0,), ""), ONE_SHOT, 1, 1, (), ())
+    rows = np.zeros(0, np.int64)
+    return HostProgram(lambda: empty, "c", rows, struct, Endpoints([]), [], (False, False), False, 0, 0, 1)
 
 
 def load(

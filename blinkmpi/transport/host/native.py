@@ -10,10 +10,16 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ...util.cache_folder import cache_dir
 from ...util.files import read_file
@@ -21,7 +27,7 @@ from ..control_pages import RECV_WORD, SEND_WORD
 from .numpy_executor import SEQ_BITS
 
 SOURCE = Path(__file__).with_name("executor.c")
-SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("single_copy", "reduction")))
+SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("single_copy", "reduction", "repeated_calls")))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
@@ -30,7 +36,8 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 FIELDS = (
     "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper",
     "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
-    "send", "recv", "send_bytes", "recv_bytes", "print",
+    "send", "recv", "send_bytes", "recv_bytes", "print", "body", "body_bytes", "elsewhere",
+    "before", "after", "befores", "afters",
     "seq", "base", "timeout_ns", "phase", "left", "moved", "fault", "faulty",
 )  # fmt: skip
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
@@ -55,6 +62,7 @@ class Native:
 
     code: ctypes.CDLL
     compiler: str
+    repeated: Callable[[type], tuple[int, Any, Any, Any]] | None = None  # makes the functions of repeated_calls.h
 
 
 def address(struct: CallStruct) -> int:
@@ -83,7 +91,8 @@ def build() -> tuple[Path | None, str]:
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"{compiler} --version failed: {error}"
     texts = [file.read_text() for file in SOURCES]
-    key = hashlib.sha256("\n".join([*texts, name, *FLAGS, _cpu()]).encode()).hexdigest()[:16]
+    flags = [*FLAGS, *_python_flags()]
+    key = hashlib.sha256("\n".join([*texts, name, *flags, _cpu()]).encode()).hexdigest()[:16]
     folder = cache_dir()
     target = folder / f"executor-{key}.so"
     if _is_whole(target):
@@ -92,7 +101,7 @@ def build() -> tuple[Path | None, str]:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / "executor.so"
-            command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
+            command = [compiler, *flags, "-o", str(made), str(SOURCE), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             if done.returncode != 0:
                 return None, f"{' '.join(command)} failed: {done.stderr.strip().splitlines()[-1:]}"
@@ -141,7 +150,28 @@ def load(path: Path, compiler: str) -> Native:
     library.blink_read_shared.argtypes = [ctypes.c_void_p, *library.blink_read.argtypes]
     library.blink_help.argtypes, library.blink_help.restype = [], ctypes.c_void_p
     library.blink_help_no_more.argtypes, library.blink_help_no_more.restype = [ctypes.c_void_p], None
-    return Native(library, compiler)
+    return Native(library, compiler, _repeated(library, path))
+
+
+def _python_flags() -> list[str]:
+    """What the compiler needs to know of this Python and its NumPy; nothing where Python's headers are missing."""
+    python = sysconfig.get_path("include")
+    if not Path(python, "Python.h").exists() or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return []
+    return ["-DBLINK_PYTHON", f"-I{python}", f"-I{np.get_include()}"]
+
+
+def _repeated(library: ctypes.CDLL, path: Path) -> Callable[[type], tuple[int, Any, Any, Any]] | None:
+    """What makes the functions of repeated_calls.h; None where they are missing, or are those of another Python."""
+    try:
+        version = ctypes.c_int64.in_dll(library, "blink_python").value
+    except ValueError:
+        return None
+    if version != sys.hexversion >> 16:
+        return None
+    make = ctypes.PyDLL(str(path)).blink_repeated_calls
+    make.argtypes, make.restype = [ctypes.py_object], ctypes.py_object
+    return make
 
 
 def check_layout(library: ctypes.CDLL) -> None:
