@@ -25,7 +25,6 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import jobs  # noqa: E402
 from benchmarks.jobs import PLACES, SETTINGS, load, mpirun, python_path, run_job  # noqa: E402
-from blinkmpi.bench import environment as meta  # noqa: E402
 from blinkmpi.bench.nccl_tests import TEST_NAMES, call_of_size  # noqa: E402
 from blinkmpi.program.call import REDUCTIONS, Call, collective_named  # noqa: E402
 from blinkmpi.trees.tree import ROOTED  # noqa: E402

@@ -198,7 +198,7 @@ def program_for(
     Raises:
         PlanError: if the plan lacks the packing or algorithm. The program is checked before it is returned.
     """
-    if rule.protocol == "one_shot":
+    if rule.protocol in ("one_shot", "one_shot_cma"):
         return check(one_shot(call))
     made = plan.algorithm(call.collective, call.root, rule.scheme)
     if made is not None:

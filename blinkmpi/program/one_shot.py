@@ -77,7 +77,7 @@ class _Builder:
             self._blocks(source, pieces)
 
     def _blocks(self, writer: int, blocks: list[tuple[tuple[int, ...], int, int, int]]) -> None:
-        """What a rank sends: (ranks that receive it, offset in its buffer, offset in theirs, elements) of each block."""
+        """What a rank sends: (ranks that receive it, offset in its buffer, in theirs, elements) of each block."""
         for readers, local, store, count in blocks:
             if not count:
                 continue

@@ -27,7 +27,7 @@ from ..topology import Topology
 from ..transport.announcement import Called, Delegated
 from ..transport.host.host_call import HostBuffers, HostCall
 from ..transport.host.host_program import HostProgram
-from ..transport.host.repeated import RepeatedCalls
+from ..transport.host.repeated import Found, RepeatedCalls
 from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.network.bounded import Rendezvous
@@ -50,7 +50,8 @@ from .requests import Persistent, ProgressThread, Request, persistent_on_host
 from .settling import DelegatedByPeer, exchange, settled
 
 BOUND_CALLS = 4096  # calls that are kept to be made again
-KEPT_BYTES = 64 << 10  # of memory of our own, of a call that is kept
+KEPT_BYTES = 64 << 10  # of memory of our own, of a call that is kept in any case
+ALL_KEPT_BYTES = 64 << 20  # of such memory of longer calls, all together
 PROGRAMS = 4096  # programs that are kept for other buffers
 
 
@@ -66,8 +67,10 @@ class Dispatcher:
         self.context.rendezvous.give_up = self.die
         self.context.rendezvous.check = lambda: self.host.raise_abort(self.seq)
         self.repeated = RepeatedCalls(self.context.host.native)
+        self.again = self.repeated.again
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
+        self._kept_bytes = 0  # of memory of our own, by long calls
         self.thread = ProgressThread()
         self._received: Array = np.empty(0, np.uint8)  # where calls receive that may not overwrite their operands yet
         gpus = self.context.gpus
@@ -94,12 +97,6 @@ class Dispatcher:
     def call(self, method: CollectiveMethod, args: tuple[Any, ...], timeout_s: float | None, stream: Any) -> None:
         """Make a blocking call; with ``stream``, or on the current one if calls are so made, only put it there."""
         plain = timeout_s is None and stream is None
-        begun = plain and self.repeated.again(method, args)
-        if begun is True:
-            return
-        if begun:
-            self._complete(method, args, *begun)
-            return
         if self.thread.busy:
             self.thread.drain()
         known = timeout_s is None and not (method.exchanges or method.settles)
@@ -130,8 +127,12 @@ class Dispatcher:
             self.die(fatal)
             raise
 
-    def _complete(self, method: CollectiveMethod, args: tuple[Any, ...], bound: HostCall, seq: int, status: int) -> None:
-        """Go on with a call that C has begun and could not end by itself."""
+    def go_on(self, method: CollectiveMethod, args: tuple[Any, ...], begun: Found) -> None:
+        """Make a blocking call that :attr:`again` has not made, or go on with one that it could not end by itself."""
+        if isinstance(begun, bool):
+            self.call(method, args, None, None)
+            return
+        bound, seq, status = begun
         try:
             bound.go_on(seq, status)
         except Refused as refused:
@@ -245,13 +246,22 @@ class Dispatcher:
         except Exception as error:
             return RefusedCall(self.host, error, deadline)
         called = Called(describe(ready.call))
-        owns = owns or (bool(ready.before or ready.after) and ready.call.nbytes > KEPT_BYTES)
+        owns = owns or not self._may_keep(ready)
         if program is not None:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
             return self.host.bind(program, called, buffers, deadline, owns=owns)
         if rule is None:
             return self.host.entry(called, deadline) or EntryCall(self.host, called, deadline)
         return MpiCall(self.context, invocation if owns else invocation.unowned(), called, deadline)
+
+    def _may_keep(self, ready: Prepared) -> bool:
+        """Whether a call that is kept may keep the memory of our own that it needs."""
+        if not (ready.before or ready.after) or ready.call.nbytes <= KEPT_BYTES:
+            return True
+        if self._kept_bytes + ready.call.nbytes > ALL_KEPT_BYTES:
+            return False
+        self._kept_bytes += ready.call.nbytes
+        return True
 
     def _program(self, call: Call, blocking: bool) -> tuple[Rule | None, HostProgram | None]:
         """How to make a call, by the plan's table: its rule and its program.
@@ -361,6 +371,7 @@ class Dispatcher:
     def forget(self) -> None:
         """Bind every call anew: buffers were registered, or the plan is another one."""
         self.repeated.forget()
+        self._kept_bytes = 0
         self.calls.clear()
         if self.cuda is not None:
             self.cuda.by_signature.clear()

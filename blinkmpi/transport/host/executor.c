@@ -62,6 +62,7 @@ typedef struct {
   /* the buffers */
   char *send, *recv;  /* the rows hold offsets into them, or -1 */
   int64_t send_bytes, recv_bytes; /* of what others read; 0: nobody does */
+  int64_t readable;   /* whether the others can read the buffers: it was tried when the call was first made */
   uint64_t print;     /* the call's fingerprint */
   char *body;         /* what this rank announces, for its record; NULL: Python writes it */
   int64_t body_bytes;
@@ -79,7 +80,7 @@ typedef struct {
 
 #define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(one_shot) X(cma) X(helper) \
   X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) X(pids) X(heartbeat) X(abort) X(spins) X(send) X(recv) \
-  X(send_bytes) X(recv_bytes) X(print) X(body) X(body_bytes) X(elsewhere) \
+  X(send_bytes) X(recv_bytes) X(readable) X(print) X(body) X(body_bytes) X(elsewhere) \
   X(before) X(after) X(befores) X(afters) X(seq) X(base) X(timeout_ns) X(phase) X(left) X(moved) \
   X(fault) X(faulty)
 #define NAME(field) #field " "
@@ -107,17 +108,18 @@ static int64_t now_ns(void) {
 static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
 static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
 
-static int unreadable(int64_t pid, char *buffer, int64_t bytes) {
-  char byte;
-  return bytes && (blink_read(pid, &byte, 1, buffer) || blink_read(pid, &byte, 1, buffer + bytes - 1));
-}
-
 /* Tell the others where this rank's buffers are in the call that it is about to announce; or that they cannot be read,
- * as memory of devices may not: the first and the last byte are tried. */
-void blink_export(const call_t *j) {
+ * as memory of devices may not: the first and the last byte of each are tried, all in one call of the system, when
+ * the call is made for the first time. */
+void blink_export(call_t *j) {
   flag_t *line = j->calls + j->rank * j->stride;
   const int64_t me = (int64_t)get(j->pids + j->rank * j->stride);
-  const int closed = unreadable(me, j->send, j->send_bytes) || unreadable(me, j->recv, j->recv_bytes);
+  char *ends[4];
+  int n = 0;
+  if (j->send_bytes) ends[n++] = j->send, ends[n++] = j->send + j->send_bytes - 1;
+  if (j->recv_bytes) ends[n++] = j->recv, ends[n++] = j->recv + j->recv_bytes - 1;
+  const int closed = n && !j->readable && !blink_readable(me, ends, n);
+  j->readable = !closed;
   set(line + SEND + TURN * (j->seq & 1), closed ? CLOSED : (uint64_t)j->send);
   set(line + RECV + TURN * (j->seq & 1), (uint64_t)j->recv);
 }
@@ -263,7 +265,7 @@ typedef struct {
 } idle_t;
 
 static int idle(idle_t *w, int64_t spins, flag_t *heartbeat, flag_t *abort, int64_t timeout_ns) {
-  if (w->polls++ % 64 == 0) {
+  if (++w->polls % 64 == 0 || timeout_ns < 0) { /* the first polls ask neither clock nor abort word */
     const int64_t now = now_ns();
     if (!w->since) w->since = now;
     w->waited = now - w->since;

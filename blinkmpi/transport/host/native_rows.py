@@ -76,7 +76,8 @@ def _row(
             row += [0 if buffer == "send" else head, 0, tail, writer, word, offset * itemsize]
         else:
             # in one shot the announcement says that the slot is full
-            row += [0 if program.one_shot else head, address + layout.slots[c], tail, -1, int(program.channels[c].wide), layout.strides[c]]
+            flag = 0 if program.one_shot else head
+            row += [flag, address + layout.slots[c], tail, -1, int(program.channels[c].wide), layout.strides[c]]
     row += heads
     for c in slots:
         row += [address + 8 * layout.heads[c], address + layout.slots[c], *_tails(c, layout, window)]

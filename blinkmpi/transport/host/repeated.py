@@ -1,6 +1,6 @@
 """``RepeatedCalls``: the number of a communicator's last call, and the calls that C finds and makes again by itself.
 
-Where the library was compiled without Python's headers there is the number alone, and every call is looked up in Python.
+Where the library was compiled without Python's headers there is the number alone; calls are looked up in Python.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ..control_pages import CONTROL, ControlPages
 PAGE = 4096
 SKEW = 3328  # arenas begin at different places of a page, none where a large NumPy array begins
 ARENA_BYTES = 8 << 20
-ONE_SHOT_BYTES = 160 << 10  # a rank, behind its arena: slots that are filled before a call is announced
+ONE_SHOT_BYTES = 208 << 10  # a rank, behind its arena: slots that are filled before a call is announced, of 512 peers
 MIN_ARENA_BYTES = LEAST_BUFFER_BYTES
 
 

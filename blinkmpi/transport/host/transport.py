@@ -97,9 +97,10 @@ class HostTransport:
 
         Args:
             make: gives the program; it is asked again for what is said of a call that fails.
-            protocol: ``slots`` or ``cma``, the same on every rank; cma where ``no_cma`` is empty.
+            protocol: that of the plan's rule, the same on every rank; cma where ``no_cma`` is empty.
         """
-        loaded = load(make, self.window, self.native, self.helper, cma=protocol == "cma" and not self.no_cma)
+        cma = protocol in ("cma", "one_shot_cma") and not self.no_cma
+        loaded = load(make, self.window, self.native, self.helper, cma=cma)
         loaded.struct.spins = self._spins
         if self.helper.failure:
             self.say(f"one thread reads long vectors, because a second cannot be started: {self.helper.failure}")
