@@ -44,8 +44,8 @@ SMALL_CALLS_LEGEND = """
 ## Short calls
 
 All collectives, float32 and sum, beside plain mpi4py's blocking methods on the same buffers in the same job, one call
-of each in turn between two barriers of MPI. A cell is mpi4py's time divided by ours, so more than 1 means that blinkmpi is
-faster, and in brackets our time in microseconds; a barrier stands in the first column. Ranks wait for all others in
+of each in turn between two barriers of MPI. A cell is mpi4py's time divided by ours, so more than 1 means that blinkmpi
+is faster, and in brackets our time in microseconds; a barrier stands in the first column. Ranks wait for all others in
 every call, which MPI's do only where the data demands it.
 
 What stays below 1 has these reasons. In place, alltoall, and exscan but on the last rank, first copy what others would

@@ -14,7 +14,8 @@ from ..lang.written import Written
 from ..program.call import Call, collective_named
 from ..trees.tree import Collective
 from ..util.text import quoted
-from .defaults import LINK_SLOTS, MEMORY_SLOTS
+from .defaults import LINK_SLOTS
+from .memory_rows import SLOTS as MEMORY_SLOTS
 from .plan import CHUNKS_PER_SPAN, MIN_CHUNK_BYTES, Plan, Rule
 
 

@@ -98,7 +98,8 @@ def memory_rows(collective: Collective, n: int, root: int, scheme: str, *, by_na
     """The rows of a collective of ``n`` ranks.
 
     Args:
-        by_name: whether the scheme was asked for: then no vector goes in one shot, which is no scheme of trees.
+        by_name: whether the scheme was asked for: then short vectors take slots, because one shot is no
+            scheme of trees.
         mpi: whether MPI's own may be taken where the ranks cannot do what the rows say (:func:`by_slots`).
     """
     crowded = n > MANY and collective in REDUCTIONS
@@ -117,9 +118,9 @@ def memory_rows(collective: Collective, n: int, root: int, scheme: str, *, by_na
     ]
     if by_name:
         rows = [row for row in rows if row.protocol not in ("one_shot", "one_shot_cma")]
-        rows = rows or [Rule(collective, 0, scheme, *SLOTS, WHY["slots"], root=root)]
-        rows[0] = replace(rows[0], min_bytes=0)
-        return rows
+        if rows and rows[0].protocol == "slots":
+            return [replace(rows[0], min_bytes=0), *rows[1:]]
+        return [Rule(collective, 0, scheme, *SLOTS, _why(Row(0, "slots")), root=root), *rows]
     if mpi and n > 1 and collective in MPI_BELOW_BYTES:
         reason = "in place of what the ranks of one memory cannot do"
         rows = [Rule(collective, 0, "mpi", reason=reason, root=root), replace(rows[0], min_bytes=1), *rows[1:]]

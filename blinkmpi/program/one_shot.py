@@ -7,8 +7,10 @@ all others enter call s - 1, so they are through with the slots of call s - 2. S
 is announced, and the announcement says that it does.
 """
 
+from collections.abc import Sequence
+
 from ..errors import PlanError
-from .call import BLOCKED, Call
+from .call import Call
 from .ir import ONE_SHOT, Channel, Program, Stage
 
 SLOTS = 2  # of each channel
@@ -23,27 +25,19 @@ def one_shot(call: Call) -> Program:
     if call.collective == "barrier":
         raise PlanError("a barrier moves nothing and needs no program; announce it")
     builder = _Builder(call)
-    {
-        "broadcast": builder.broadcast,
-        "scatter": builder.scatter,
-        "gather": lambda: builder.gather((call.root,)),
-        "allgather": lambda: builder.gather(range(call.n)),
-        "alltoall": builder.alltoall,
-        "reduce": lambda: builder.folds([(call.root, 0, call.counts[0], range(call.n))]),
-        "allreduce": lambda: builder.folds([(r, 0, call.counts[0], range(call.n)) for r in range(call.n)]),
-        "reduce_scatter": lambda: builder.folds([(r, *call.block(r), range(call.n)) for r in range(call.n)]),
-        "scan": lambda: builder.folds([(r, 0, call.counts[0], range(r + 1)) for r in range(call.n)]),
-        "exscan": lambda: builder.folds([(r, 0, call.counts[0], range(r)) for r in range(1, call.n)]),
-    }[call.collective]()
+    n, counts, kind = call.n, call.counts, call.collective
+    if kind in ("broadcast", "scatter", "alltoall"):
+        {"broadcast": builder.broadcast, "scatter": builder.scatter}.get(kind, builder.alltoall)()
+    elif kind in ("gather", "allgather"):
+        builder.gather((call.root,) if kind == "gather" else tuple(range(n)))
+    elif kind == "exscan":
+        builder.folds([(r, 0, counts[0], range(r)) for r in range(1, n)])
+    elif kind == "scan":
+        builder.folds([(r, 0, counts[0], range(r + 1)) for r in range(n)])
+    else:
+        builder.folds([(r, *call.block(r), range(n)) for r in ((call.root,) if kind == "reduce" else range(n))])
     longest = max((stage.count for stage in builder.stages), default=1)
     return Program(call, ONE_SHOT, longest, SLOTS, tuple(builder.channels), tuple(builder.stages))
-
-
-def slot_bytes(call: Call) -> int:
-    """Bytes that a rank of a call may write at most: what its slots of one number take, but for their alignment."""
-    if call.collective in ("scatter", "alltoall", "reduce_scatter") or call.collective not in BLOCKED:
-        return call.nbytes
-    return max(call.counts) * call.itemsize
 
 
 class _Builder:
@@ -63,11 +57,11 @@ class _Builder:
         call = self.call
         self._blocks(call.root, [((r,), start, 0, length) for r in range(call.n) for start, length in [call.block(r)]])
 
-    def gather(self, readers: range | tuple[int, ...]) -> None:
+    def gather(self, readers: tuple[int, ...]) -> None:
         """A slot of each rank, which all ``readers`` read."""
         for rank in range(self.call.n):
             start, count = self.call.block(rank)
-            self._blocks(rank, [(tuple(readers), 0, start, count)])
+            self._blocks(rank, [(readers, 0, start, count)])
 
     def alltoall(self) -> None:
         """A slot for each pair of ranks."""
@@ -76,7 +70,7 @@ class _Builder:
             pieces = [((target,), *call.piece(source, target)) for target in range(call.n)]
             self._blocks(source, pieces)
 
-    def _blocks(self, writer: int, blocks: list[tuple[tuple[int, ...], int, int, int]]) -> None:
+    def _blocks(self, writer: int, blocks: Sequence[tuple[tuple[int, ...], int, int, int]]) -> None:
         """What a rank sends: (ranks that receive it, offset in its buffer, in theirs, elements) of each block."""
         for readers, local, store, count in blocks:
             if not count:
@@ -116,5 +110,4 @@ class _Builder:
             ins = tuple(written[s, first, count] for s in sources)
             fold = tuple(-1 if s == rank else sources.index(s) for s in operands)
             own = first if rank in operands else None
-            way = "turn" if final else "up"
-            self.stages.append(Stage(rank, rank, way, count, own, ins, fold, 0, (), final))
+            self.stages.append(Stage(rank, rank, "turn" if final else "up", count, own, ins, fold, 0, (), final))

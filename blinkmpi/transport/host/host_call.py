@@ -108,7 +108,10 @@ class HostCall:
         struct.send_bytes = send.nbytes if sends and send is not None else 0
         struct.recv_bytes = recv.nbytes if receives and recv is not None else 0
         struct.print = self.fingerprint
-        struct.body, struct.body_bytes = ctypes.cast(self.record, ctypes.c_void_p).value, len(self.record)
+        struct.body, struct.body_bytes = (
+            ctypes.cast(ctypes.c_char_p(self.record), ctypes.c_void_p).value or 0,
+            len(self.record),
+        )
         struct.elsewhere = self.transport.records.elsewhere.ctypes.data
         struct.before, struct.befores = self._before.ctypes.data, len(self._before)
         struct.after, struct.afters = self._after.ctypes.data, len(self._after)

@@ -24,7 +24,7 @@ import numpy as np
 from ...util.cache_folder import cache_dir
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD
-from .numpy_executor import SEQ_BITS
+from .numpy_executor import SEQ_BITS as SEQ_BITS
 
 SOURCE = Path(__file__).with_name("executor.c")
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("single_copy", "reduction", "repeated_calls")))
