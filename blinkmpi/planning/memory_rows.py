@@ -18,7 +18,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SLOTS = (512 * KIB, 4)  # the largest slot, and the slots of a channel
 
 
-class Row(NamedTuple):
+class MemoryRow(NamedTuple):
     """From so many bytes on: how chunks travel, and how long they are at most."""
 
     min_bytes: int
@@ -26,52 +26,52 @@ class Row(NamedTuple):
     chunk_bytes: int = SLOTS[0]
 
 
-SHORT = Row(0, "one_shot")
+SHORT = MemoryRow(0, "one_shot")
 LONG_SHOT = 72 * KIB  # what goes in one shot is shorter: it must fit into the memory for that, with its alignment
 FINE = 64 * KIB  # chunks of collectives whose ranks wait for one another's: longer ones would leave cores idle
 TWO = 12 * KIB  # from here on two ranks on cores of their own gain by one copy in place of two
 MANY = 8  # of more ranks, each of which folds all vectors, shorter ones go in one shot: nothing was tried there
 # For 2 ranks, for more.
-MEMORY_ROWS: dict[str, tuple[tuple[Row, ...], tuple[Row, ...]]] = {
+MEMORY_ROWS: dict[str, tuple[tuple[MemoryRow, ...], tuple[MemoryRow, ...]]] = {
     "allreduce": (
-        (SHORT, Row(48 * KIB, "slots"), Row(512 * KIB, "cma"), Row(32 * MIB, "slots")),
-        (SHORT, Row(48 * KIB, "slots"), Row(4 * MIB, "cma"), Row(16 * MIB, "slots")),
+        (SHORT, MemoryRow(48 * KIB, "slots"), MemoryRow(512 * KIB, "cma"), MemoryRow(32 * MIB, "slots")),
+        (SHORT, MemoryRow(48 * KIB, "slots"), MemoryRow(4 * MIB, "cma"), MemoryRow(16 * MIB, "slots")),
     ),
     "reduce_scatter": (
-        (SHORT, Row(TWO, "cma")),
-        (SHORT, Row(LONG_SHOT, "slots"), Row(1 * MIB, "cma")),
+        (SHORT, MemoryRow(TWO, "cma")),
+        (SHORT, MemoryRow(LONG_SHOT, "slots"), MemoryRow(1 * MIB, "cma")),
     ),
     "reduce": (
-        (SHORT, Row(TWO, "cma"), Row(512 * KIB, "slots", FINE)),
-        (SHORT, Row(48 * KIB, "slots", FINE)),
+        (SHORT, MemoryRow(TWO, "cma"), MemoryRow(512 * KIB, "slots", FINE)),
+        (SHORT, MemoryRow(48 * KIB, "slots", FINE)),
     ),
     "broadcast": (
-        (SHORT, Row(TWO, "cma")),
-        (SHORT, Row(LONG_SHOT, "slots", FINE), Row(2 * MIB, "cma"), Row(8 * MIB, "slots")),
+        (SHORT, MemoryRow(TWO, "cma")),
+        (SHORT, MemoryRow(LONG_SHOT, "slots", FINE), MemoryRow(2 * MIB, "cma"), MemoryRow(8 * MIB, "slots")),
     ),
     "allgather": (
-        (SHORT, Row(TWO, "cma")),
-        (SHORT, Row(LONG_SHOT, "slots"), Row(1 * MIB, "cma"), Row(8 * MIB, "slots")),
+        (SHORT, MemoryRow(TWO, "cma")),
+        (SHORT, MemoryRow(LONG_SHOT, "slots"), MemoryRow(1 * MIB, "cma"), MemoryRow(8 * MIB, "slots")),
     ),
     "gather": (
-        (SHORT, Row(TWO, "cma"), Row(64 * MIB, "slots")),
-        (SHORT, Row(LONG_SHOT, "cma"), Row(64 * MIB, "slots")),
+        (SHORT, MemoryRow(TWO, "cma"), MemoryRow(64 * MIB, "slots")),
+        (SHORT, MemoryRow(LONG_SHOT, "cma"), MemoryRow(64 * MIB, "slots")),
     ),
     "scatter": (
-        (SHORT, Row(TWO, "cma")),
-        (SHORT, Row(LONG_SHOT, "cma")),
+        (SHORT, MemoryRow(TWO, "cma")),
+        (SHORT, MemoryRow(LONG_SHOT, "cma")),
     ),
     "alltoall": (
-        (SHORT, Row(TWO, "cma")),
-        (SHORT, Row(LONG_SHOT, "slots", FINE), Row(512 * KIB, "cma")),
+        (SHORT, MemoryRow(TWO, "cma")),
+        (SHORT, MemoryRow(LONG_SHOT, "slots", FINE), MemoryRow(512 * KIB, "cma")),
     ),
     "scan": (
-        (SHORT, Row(2 * TWO, "cma"), Row(256 * KIB, "slots", FINE)),
-        (SHORT, Row(LONG_SHOT, "slots", FINE)),
+        (SHORT, MemoryRow(2 * TWO, "cma"), MemoryRow(256 * KIB, "slots", FINE)),
+        (SHORT, MemoryRow(LONG_SHOT, "slots", FINE)),
     ),
     "exscan": (
-        (SHORT, Row(TWO, "one_shot_cma")),
-        (SHORT, Row(LONG_SHOT, "slots", FINE // 2)),
+        (SHORT, MemoryRow(TWO, "one_shot_cma")),
+        (SHORT, MemoryRow(LONG_SHOT, "slots", FINE // 2)),
     ),
 }
 WHY: dict[str, str] = {
@@ -120,14 +120,14 @@ def memory_rows(collective: Collective, n: int, root: int, scheme: str, *, by_na
         rows = [row for row in rows if row.protocol not in ("one_shot", "one_shot_cma")]
         if rows and rows[0].protocol == "slots":
             return [replace(rows[0], min_bytes=0), *rows[1:]]
-        return [Rule(collective, 0, scheme, *SLOTS, _why(Row(0, "slots")), root=root), *rows]
+        return [Rule(collective, 0, scheme, *SLOTS, _why(MemoryRow(0, "slots")), root=root), *rows]
     if mpi and n > 1 and collective in MPI_BELOW_BYTES:
         reason = "in place of what the ranks of one memory cannot do"
         rows = [Rule(collective, 0, "mpi", reason=reason, root=root), replace(rows[0], min_bytes=1), *rows[1:]]
     return rows
 
 
-def _why(row: Row) -> str:
+def _why(row: MemoryRow) -> str:
     return f"default: {WHY[row.protocol]} was fastest in trials on one machine"
 
 

@@ -24,7 +24,7 @@ def one_shot(call: Call) -> Program:
     """
     if call.collective == "barrier":
         raise PlanError("a barrier moves nothing and needs no program; announce it")
-    builder = _Builder(call)
+    builder = _Shots(call)
     n, counts, kind = call.n, call.counts, call.collective
     if kind in ("broadcast", "scatter", "alltoall"):
         {"broadcast": builder.broadcast, "scatter": builder.scatter}.get(kind, builder.alltoall)()
@@ -40,7 +40,7 @@ def one_shot(call: Call) -> Program:
     return Program(call, ONE_SHOT, longest, SLOTS, tuple(builder.channels), tuple(builder.stages))
 
 
-class _Builder:
+class _Shots:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.channels: list[Channel] = []

@@ -35,23 +35,21 @@ from ..util.lru import LRU
 from .arguments import Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
-from .call_keys import key_of, signature_of
+from .call_keys import KeptMemory, key_of, own_bytes, signature_of
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
-from .cuda.buffers import lies_on_device, stream_address
+from .cuda.buffers import stream_address
 from .cuda.calls import CudaCall, CudaCalls
 from .cuda.watch import watch
 from .entering import enter
 from .process_exit import follow_launcher
 from .ranks.interface import Ranks
 from .ranks.store import NO_MPI
-from .requests import Persistent, ProgressThread, Request, persistent_on_host
-from .settling import DelegatedByPeer, exchange, settled
+from .requests import Persistent, ProgressThread, Request
+from .settling import DelegatedByPeer, exchange, persist, settled
 
 BOUND_CALLS = 4096  # calls that are kept to be made again
-KEPT_BYTES = 64 << 10  # of memory of our own, of a call that is kept in any case
-ALL_KEPT_BYTES = 64 << 20  # of such memory of longer calls, all together
 PROGRAMS = 4096  # programs that are kept for other buffers
 
 
@@ -70,7 +68,7 @@ class Dispatcher:
         self.again = self.repeated.again
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
-        self._kept_bytes = 0  # of memory of our own, by long calls
+        self.kept = KeptMemory()
         self.thread = ProgressThread()
         self._received: Array = np.empty(0, np.uint8)  # where calls receive that may not overwrite their operands yet
         gpus = self.context.gpus
@@ -110,35 +108,30 @@ class Dispatcher:
         if self.dead is not None:
             self.check_alive()
         self.seq += 1
-        try:
-            if stream is None and not (self.enqueues and isinstance(bound, CudaCall)):
-                bound.run(self.seq)
-            else:
-                bound.start(self.seq)
-                self.cuda.keep(bound, args)  # type: ignore[union-attr]
-            if plain and key is not None and isinstance(bound, HostCall) and 2 * len(self.calls) <= BOUND_CALLS:
-                self.repeated.keep(bound, method, args)
-                self.repeated.open()
-        except Refused as refused:
-            raise refused.error from None
-        except PeerDelegates:
-            self._delegate(Invocation(method, args), timeout_s)
-        except BaseException as fatal:
-            self.die(fatal)
-            raise
+        if stream is None and not (self.enqueues and isinstance(bound, CudaCall)):
+            self._run(partial(bound.run, self.seq), method, args, timeout_s)
+        else:
+            self._run(partial(bound.start, self.seq), method, args, timeout_s)
+            self.cuda.keep(bound, args)  # type: ignore[union-attr]
+        if plain and key is not None and isinstance(bound, HostCall) and 2 * len(self.calls) <= BOUND_CALLS:
+            self.repeated.keep(bound, method, args)
+            self.repeated.open()
 
     def go_on(self, method: CollectiveMethod, args: tuple[Any, ...], begun: Found) -> None:
         """Make a blocking call that :attr:`again` has not made, or go on with one that it could not end by itself."""
         if isinstance(begun, bool):
             self.call(method, args, None, None)
             return
-        bound, seq, status = begun
+        self._run(partial(begun[0].go_on, *begun[1:]), method, args, None)
+
+    def _run(self, work: Callable[[], None], method: CollectiveMethod, args: Any, timeout_s: float | None) -> None:
+        """Do what makes a call, or MPI's own where a peer delegates it; see :meth:`_guarded`."""
         try:
-            bound.go_on(seq, status)
+            work()
         except Refused as refused:
             raise refused.error from None
         except PeerDelegates:
-            self._delegate(Invocation(method, args), None)
+            self._delegate(Invocation(method, args), timeout_s)
         except BaseException as fatal:
             self.die(fatal)
             raise
@@ -188,19 +181,7 @@ class Dispatcher:
 
     def persist(self, method: CollectiveMethod, args: tuple[Any, ...], stream: Any) -> Persistent | None:
         """A call to be started many times; None if its buffers lie in host memory, and MPI has such calls."""
-        ready = self._prepare(Invocation(method, args), None, stream)
-        ours = not self.context.has_mpi
-        if isinstance(ready, Exception) and not isinstance(ready, DelegatedToMPI):
-            if ours or any(map(lies_on_device, args)):
-                raise ready
-            return None
-        if self.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
-            return persistent_on_host(partial(self.start, method, args, None, None)) if ours else None
-        self.thread.drain()
-        if isinstance(ready := settled(self, ready, method.name, self.context.timeout_s), Exception):
-            raise ready
-        bound = self.cuda.bind(ready, stream, self.context.timeout_s)
-        return Persistent(lambda: self.launch(bound), lambda: self.wait(bound), bound.test, args)
+        return persist(self, method, args, stream)
 
     def exchange(self, count: int) -> tuple[int, ...]:
         """Every rank's number, for what a call must know before it can begin."""
@@ -246,22 +227,13 @@ class Dispatcher:
         except Exception as error:
             return RefusedCall(self.host, error, deadline)
         called = Called(describe(ready.call))
-        owns = owns or not self._may_keep(ready)
+        owns = owns or not self.kept.may_have(own_bytes(ready))
         if program is not None:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
             return self.host.bind(program, called, buffers, deadline, owns=owns)
         if rule is None:
             return self.host.entry(called, deadline) or EntryCall(self.host, called, deadline)
         return MpiCall(self.context, invocation if owns else invocation.unowned(), called, deadline)
-
-    def _may_keep(self, ready: Prepared) -> bool:
-        """Whether a call that is kept may keep the memory of our own that it needs."""
-        if not (ready.before or ready.after) or ready.call.nbytes <= KEPT_BYTES:
-            return True
-        if self._kept_bytes + ready.call.nbytes > ALL_KEPT_BYTES:
-            return False
-        self._kept_bytes += ready.call.nbytes
-        return True
 
     def _program(self, call: Call, blocking: bool) -> tuple[Rule | None, HostProgram | None]:
         """How to make a call, by the plan's table: its rule and its program.
@@ -329,15 +301,7 @@ class Dispatcher:
         ready = settled(self, ready, invocation.name, deadline)
         bound = self._bind_host(ready, invocation, deadline, blocking=False, owns=True)
         self.seq += 1
-        try:
-            bound.run(self.seq)
-        except Refused as refused:
-            raise refused.error from None
-        except PeerDelegates:
-            self._delegate(invocation, deadline)
-        except BaseException as fatal:
-            self.die(fatal)
-            raise
+        self._run(partial(bound.run, self.seq), invocation.method, invocation.args, deadline)
 
     def _delegate(self, invocation: Invocation, timeout_s: float | None) -> None:
         """Make MPI's collective in a call that another rank delegated; all ranks have entered it."""
@@ -371,7 +335,7 @@ class Dispatcher:
     def forget(self) -> None:
         """Bind every call anew: buffers were registered, or the plan is another one."""
         self.repeated.forget()
-        self._kept_bytes = 0
+        self.kept = KeptMemory()
         self.calls.clear()
         if self.cuda is not None:
             self.cuda.by_signature.clear()

@@ -27,7 +27,7 @@ from ..control_pages import RECV_WORD, SEND_WORD
 from .numpy_executor import SEQ_BITS as SEQ_BITS
 
 SOURCE = Path(__file__).with_name("executor.c")
-SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("single_copy", "reduction", "repeated_calls")))
+SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("call", "single_copy", "reduction", "repeated_calls")))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")

@@ -223,7 +223,7 @@ def test_the_limits_of_the_selection_table_are_documented() -> None:
         for c, sizes in memory_rows.MPI_BELOW_BYTES.items()
     }
 
-    def words(row: memory_rows.Row) -> str:
+    def words(row: memory_rows.MemoryRow) -> str:
         chunk = "" if row.chunk_bytes == memory_rows.SLOTS[0] else f" ({size_text(row.chunk_bytes)})"
         return row.protocol + chunk + (f" from {size_text(row.min_bytes)}" if row.min_bytes else "")
 
