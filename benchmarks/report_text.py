@@ -44,6 +44,20 @@ how a rate of NCCL's can be above the bound (marked >). So the ratio says what N
 no slower than the emulated one; how fast that choice would be on the emulated links was not measured.
 """
 
+SMALL_CALLS_LEGEND = """
+## Short calls
+
+All collectives, float32 and sum, beside plain mpi4py's blocking methods on the same buffers in the same job, one call
+of each in turn between two barriers of MPI. A cell is mpi4py's time divided by ours, so more than 1 means that blinkmpi
+is faster, and in brackets our time in microseconds; a barrier stands in the first column. Ranks wait for all others in
+every call, which MPI's do only where the data demands it.
+
+What stays below 1 has these reasons. In place, alltoall, and exscan but on the last rank, first copy what others would
+find overwritten; MPI exchanges block by block. Between hosts, calls that the table leaves to MPI go through its
+non-blocking collectives after the ranks have compared the call by messages, in Python: that agreement is on top of
+MPI's time, and a collective of MPI in which no deadline holds is not taken in its place.
+"""
+
 CALL_COST_LEGEND = """
 ## Cost of a call
 

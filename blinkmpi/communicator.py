@@ -100,8 +100,12 @@ class Communicator(Planned, GuardedIntracomm):
     # ---- making calls: MPI's own, where mpi4py has made the object without calling __init__
 
     def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
-        if self._blink is not None:
-            self._blink.call(method, args, timeout, stream)
+        blink = self._blink
+        if blink is not None:
+            if timeout is not None or stream is not None:
+                blink.call(method, args, timeout, stream)
+            elif (begun := blink.again(method, args)) is not True:  # what was made before is one call of C
+                blink.go_on(method, args, begun)
         elif self._initialised():
             self._dispatcher()  # which says that it is freed
         else:

@@ -10,8 +10,9 @@ from ..errors import ArgumentError
 from ..lang.algorithms import Algorithm, shares_memory
 from ..lang.source import algorithm_for, check_asked
 from ..planning.algorithms import chunk_of_algorithm, with_algorithms
-from ..planning.defaults import LINK_SLOTS, MEMORY_SLOTS
+from ..planning.defaults import LINK_SLOTS
 from ..planning.explain import explanation, link_text
+from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
 from ..planning.plan import Plan, Rule
 from ..planning.selection import choose, make_plan, program_for
 from ..program.call import REDUCTIONS, Call, collective_named

@@ -16,7 +16,8 @@ from ..program.routes import cheapest_routes
 from ..topology.model import Topology
 from ..trees.tree import Collective
 from ..util.text import quoted
-from .defaults import LINK_SLOTS, MEMORY_SLOTS, Gpus, ctas_of, slots_of
+from .defaults import LINK_SLOTS, Gpus, ctas_of, slots_of
+from .memory_rows import SLOTS as MEMORY_SLOTS
 from .plan import CHUNKS_PER_SPAN, MIN_CHUNK_BYTES, Plan, Rule
 
 

@@ -13,7 +13,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from ..errors import SettingsError
-from ..lang.algorithms import SCHEME
 from ..program.call import Call
 from ..program.estimate import Estimate
 from ..topology.model import Topology
@@ -22,6 +21,8 @@ from ..trees.graph.fabric import fabric
 from ..trees.problem import BACKWARDS
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing
 from .by_size import Choice, fastest
+from .memory_rows import MEMORY_ROWS, memory_rows
+from .memory_rows import SLOTS as MEMORY_SLOTS
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -37,20 +38,8 @@ LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a 
 LINK_SLOTS = (128 * KIB, 4)
 LINK_CHUNKS = tuple(4 * KIB << i for i in range(8))  # to 512 KiB; within a node to LINK_SLOTS[0]
 MOST_LINK_SLOTS, SPARE_SLOTS = 16, 1.5  # the second: times as many as would do if no tree waited for another
-MEMORY_SLOTS = (512 * KIB, 4)
-# Shorter vectors on shared memory are left to MPI's own collective, as we call it (non-blocking, with a deadline),
-# where the ranks cannot read one another's memory or NumPy runs the steps: for 2 ranks, for more.
-MPI_BELOW_BYTES = {
-    "allreduce": (256 * KIB, 256 * KIB),
-    "reduce_scatter": (1 * MIB, 1 * MIB),
-    "reduce": (2 * MIB, 2 * MIB),
-    "broadcast": (16 * MIB, 2 * MIB),
-    "allgather": (1 * MIB, 2 * MIB),
-    "gather": (64 * MIB, 64 * MIB),
-    "scatter": (64 * MIB, 64 * MIB),
-}
-SMALLEST = 256  # where they can: the shortest vector of the trials, in which MPI, so called, was faster at no size
-# The same for ranks on several nodes, from trials on two hosts of one machine, 2 and 4 ranks each.
+# Shorter vectors of ranks on several nodes are left to MPI's own collective, as we call it (non-blocking, with a
+# deadline): from trials on two hosts of one machine, 2 and 4 ranks each.
 MPI_BELOW_BYTES_ACROSS = {
     "allreduce": 512 * KIB,
     "reduce_scatter": 512 * KIB,
@@ -60,19 +49,6 @@ MPI_BELOW_BYTES_ACROSS = {
     "gather": 4 * MIB,
     "scatter": 64 * MIB,
 }
-# On shared memory a vector crosses by cma, one copy and not two, from the first of these sizes on and below the second
-# (None: at every size from there on). Shorter ones cost less through slots; of longer ones slots keep two cores at
-# work, or a chunk that many read in the caches.
-CMA_BYTES: dict[str, tuple[tuple[int, int | None], tuple[int, int | None]]] = {
-    "allreduce": ((512 * KIB, 32 * MIB), (4 * MIB, 16 * MIB)),
-    "reduce_scatter": ((32 * KIB, None), (1 * MIB, None)),
-    "broadcast": ((32 * KIB, None), (128 * KIB, 8 * MIB)),
-    "allgather": ((32 * KIB, None), (128 * KIB, 8 * MIB)),
-    "gather": ((32 * KIB, 64 * MIB), (128 * KIB, 64 * MIB)),
-    "scatter": ((32 * KIB, None), (128 * KIB, None)),
-    "alltoall": ((128 * KIB, None), (128 * KIB, None)),
-}
-
 GPU_SLOTS = (32 * KIB, 4)
 NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 # Between GPUs that reach one another over one hop: bytes of the whole vector where the next protocol begins, for at
@@ -106,26 +82,6 @@ CHAIN_FROM = {"allreduce": 16 * MIB}  # more than 2 ranks: one peer at a time us
 RS_AG_FROM = 64 * MIB  # registered, more than 2 ranks: results go straight to where they belong, not through slots
 
 
-def by_slots(plan: Plan) -> Plan:
-    """The plan for ranks that cannot read one another's memory: no protocol ``cma``, and longer vectors left to MPI."""
-    why = "the ranks cannot read one another's memory"
-    rules: list[Rule] = []
-    for rule in plan.rules:
-        if rule.scheme.startswith(SCHEME):  # by slots anyway, and where somebody wants it
-            rules.append(rule)
-            continue
-        mpi = any(r.scheme == "mpi" and r.collective == rule.collective for r in plan.rules)
-        floor = MPI_BELOW_BYTES.get(rule.collective, (0, 0))[plan.n > 2] if mpi else 0
-        if rule.scheme == "mpi" and floor:
-            rule = replace(rule, reason=f"default: below {floor} bytes MPI was faster in trials on one machine")
-        elif rule.min_bytes < floor or rule.protocol == "cma":
-            rule = replace(rule, min_bytes=max(rule.min_bytes, floor), protocol="slots", reason=why)
-        which = rule.collective, rule.root, rule.min_bytes
-        if not any((r.collective, r.root, r.min_bytes) == which for r in rules):
-            rules.append(rule)
-    return replace(plan, rules=tuple(rules))
-
-
 def host_rules(
     plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], mpi: bool
 ) -> list[Rule]:
@@ -133,18 +89,19 @@ def host_rules(
     packed = plan.packed_as(collective)
     packings = [p for p in plan.packings if p.collective == packed]
     memory = packings[0].multicast
-    small = SMALLEST if memory and mpi and plan.n > 1 and collective in MPI_BELOW_BYTES else 0
-    if mpi and len(topology.nodes) > 1:
-        small = MPI_BELOW_BYTES_ACROSS.get(collective, 0)
+    small = MPI_BELOW_BYTES_ACROSS.get(collective, 0) if mpi and len(topology.nodes) > 1 else 0
+    by_name = any(not scheme.startswith("^") for scheme in wanted)
     there = [*dict.fromkeys(p.scheme for p in packings)]
     several = len(there) > 1
     allowed = _allowed(topology, collective, wanted, [*_schemes(plan, collective), "mpi"]) if wanted else there
     rules: list[Rule] = []
-    trials = "on one machine" if len(topology.nodes) == 1 else "on two hosts made of one machine"
-    why = f"MPI was faster in trials {trials}" if small > SMALLEST else "nothing was tried"
+    why = f"default: below {small} bytes MPI was faster in trials on two hosts made of one machine"
     for root, choices in _choices(plan, topology, collective, [s for s in allowed if s != "mpi"] or there).items():
-        rules += [Rule(collective, 0, "mpi", reason=f"default: below {small} bytes {why}", root=root)] if small else []
-        rules += _host_rows(collective, root, choices, small, memory=memory, large=plan.n > 2, several=several)
+        if memory and collective in MEMORY_ROWS:
+            rules += memory_rows(collective, plan.n, root, choices[0].scheme, by_name=by_name, mpi=mpi)
+            continue
+        rules += [Rule(collective, 0, "mpi", reason=why, root=root)] if small else []
+        rules += _link_rows(collective, root, choices, small, several=several)
     if not wanted:
         return rules
     kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0])]
@@ -153,20 +110,10 @@ def host_rules(
             for r in kept]  # fmt: skip
 
 
-def _host_rows(
-    collective: Collective, root: int, choices: Sequence[Choice], small: int, *, memory: bool, large: bool,
-    several: bool,
-) -> list[Rule]:  # fmt: skip
+def _link_rows(
+    collective: Collective, root: int, choices: Sequence[Choice], small: int, *, several: bool
+) -> list[Rule]:
     """The rows from ``small`` bytes on, for one root or (-1) for most of them."""
-    if memory and collective in CMA_BYTES:
-        _, scheme, chunk, depth, _ = choices[0]
-        first, end = CMA_BYTES[collective][large]
-        why = "default: {} were faster in trials on one machine"
-        slots = Rule(collective, small, scheme, chunk, depth, why.format(f"below {first} bytes slots"), root=root)
-        rows = [slots, replace(slots, min_bytes=first, protocol="cma", reason="one copy, from process to process")]
-        if end is not None:
-            rows.append(replace(slots, min_bytes=end, reason=why.format(f"from {end} bytes slots")))
-        return rows
     why = BY_MODEL if several else f"the one scheme for {collective} here"
     return [
         _row(collective, choice._replace(min_bytes=max(small, choice.min_bytes)), why, root)

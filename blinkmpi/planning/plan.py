@@ -22,8 +22,9 @@ from ..util.codec import Document, Value
 from ..util.text import brief, quoted
 
 ProtocolName = Literal[
-    "slots", "cma", "ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot", "direct", "rs_ag"
-]
+    "slots", "cma", "one_shot", "one_shot_cma",
+    "ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot", "direct", "rs_ag",
+]  # fmt: skip
 PACKETS = ("ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot")  # data and flags in one
 FORMAT_VERSION = 2
 MOST_RATE = MOST_MBPS * MOST_DEVICES  # MB/s, of all links together
@@ -36,11 +37,12 @@ class Rule(Value, frozen=True, omit_defaults=True):
 
     ``chunk_bytes`` is the largest slot, ``depth`` the slots of a channel; short vectors have smaller chunks, but none
     below ``least_chunk_bytes`` (0: :data:`MIN_CHUNK_BYTES`). ``protocol`` is how a chunk travels: through
-    ``slots``; between processes of a node by ``cma``, one copy out of the sender's buffer; between GPUs one hop apart
-    as packets of 16 (``ll16``) or 128 bytes (``ll128``) in one or two shots, ``direct`` between registered buffers, or
-    as a reduce-scatter and an allgather (``rs_ag``). ``ctas`` is the number of thread groups of a GPU (0: the
-    protocol's default). Rows for ``registered`` buffers stand beside those for any, and rows for one ``root``, for
-    which another scheme is the best, beside those for all (-1).
+    ``slots``; between processes of a node by ``cma``, one copy out of the sender's buffer, or whole in the ``one_shot``
+    in which each rank announces the call, or whole by cma (``one_shot_cma``); between GPUs one hop apart as packets of
+    16 (``ll16``) or 128 bytes (``ll128``) in one or two shots, ``direct`` between registered buffers, or as a
+    reduce-scatter and an allgather (``rs_ag``). ``ctas`` is the number of thread groups of a GPU (0: the protocol's
+    default). Rows for ``registered`` buffers stand beside those for any, and rows for one ``root``, for which another
+    scheme is the best, beside those for all (-1).
     """
 
     collective: Collective

@@ -15,6 +15,7 @@ from ..program.call import Call, collective_named
 from ..program.check import check
 from ..program.ir import Program
 from ..program.lower import lower
+from ..program.one_shot import one_shot
 from ..topology.model import Topology
 from ..trees import extra_methods, methods, pack
 from ..trees.deadline import SECONDS, late, within
@@ -198,6 +199,8 @@ def program_for(
     Raises:
         PlanError: if the plan lacks the packing or algorithm. The program is proved before it is returned.
     """
+    if rule.protocol in ("one_shot", "one_shot_cma"):
+        return check(one_shot(call))
     made = plan.algorithm(call.collective, call.root, rule.scheme)
     if made is not None:
         chunk_bytes = chunk_of_algorithm(made, call, rule, multicast=multicast)

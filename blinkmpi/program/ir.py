@@ -28,6 +28,7 @@ from ..util.codec import Document, Value
 from .call import Call
 
 FORMAT_VERSION = 2
+ONE_SHOT = "one_shot"  # the scheme of programs whose slots may be filled before the call is announced (one_shot.py)
 
 
 class Channel(Value, frozen=True):
@@ -80,6 +81,11 @@ class Program(Document, frozen=True, dict=True):
     channels: tuple[Channel, ...]
     stages: tuple[Stage, ...]
     longest: int = 0
+
+    @property
+    def one_shot(self) -> bool:
+        """Whether its channels have a slot for calls of even and one for calls of odd number, and stages one chunk."""
+        return self.scheme == ONE_SHOT
 
     def of(self, rank: int) -> tuple[Stage, ...]:
         """The stages of ``rank``."""

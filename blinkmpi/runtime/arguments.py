@@ -201,6 +201,8 @@ def exscan(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str) -> P
     call = _reduction("exscan", n, (send.count,), send.dtype, name)
     if not aside and address(send.array) != address(recv.array):
         return Prepared(call, send.array, recv.array, plain=True)
+    if rank == n - 1 and isinstance(recv.array, np.ndarray):  # nobody gets its operand
+        return Prepared(call, recv.array, recv.array, plain=True)
     own = memory_like(send.array, send.count)  # the result would come before the operand was passed on
     return Prepared(call, own, recv.array, before=(Copy(own, recv.array),), plain=True)
 

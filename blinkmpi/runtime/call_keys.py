@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from ..errors import ArgumentError
 from ..lang.algorithms import Algorithm
+from .arguments import Prepared
 from .cuda.buffers import current_stream_of_torch, is_plain_tensor, stream_address, tensor_types
 
 
@@ -18,6 +19,29 @@ class Signature(NamedTuple):
 
     common: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]
+
+
+class KeptMemory:
+    """How much memory of our own the calls have that are kept to be made again."""
+
+    LITTLE = 64 << 10  # bytes of a call that is kept in any case
+    MOST = 64 << 20  # of longer calls, all together
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def may_have(self, nbytes: int) -> bool:
+        """Whether one more call may keep so much."""
+        if nbytes <= self.LITTLE:
+            return True
+        room = self._bytes + nbytes <= self.MOST
+        self._bytes += nbytes if room else 0
+        return room
+
+
+def own_bytes(ready: Prepared) -> int:
+    """Memory of our own that a call needs."""
+    return ready.call.nbytes if ready.before or ready.after else 0
 
 
 def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] | None:

@@ -16,8 +16,10 @@ from mpi4py import MPI
 from ..errors import BlinkError, DeviceError, FallbackError, PlanError
 from ..lang.algorithms import Algorithm
 from ..planning.algorithms import for_part
-from ..planning.defaults import LINK_SLOTS, MEMORY_SLOTS, Gpus, by_slots
+from ..planning.defaults import LINK_SLOTS, Gpus
 from ..planning.diff import PlanDifference, plan_differences
+from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
+from ..planning.memory_rows import by_slots
 from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import Plan, Rule
 from ..planning.selection import choose, program_for
@@ -147,7 +149,7 @@ class Context:
             self.host.close()
             raise FallbackError(f"strict=True: {why}")
         if self._no_cma:
-            self.planned.change(by_slots)
+            self.planned.change(partial(by_slots, in_c=self.host.native is not None))
 
     def _host_plans(self) -> PlanOnDemand:
         """The plan for host memory; on a job with GPUs, what the user says of plans is about those."""
@@ -157,7 +159,7 @@ class Context:
             settings = msgspec.structs.replace(settings, graph_file="", graph_dump_file="")
         plans = agree_on_plan(self.together, self.machine, options, settings, mpi=self.has_mpi)
         if self._no_cma:
-            plans.change(by_slots)
+            plans.change(partial(by_slots, in_c=self.host.native is not None))
         return plans
 
     def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> PlanOnDemand:

@@ -25,8 +25,9 @@ from ..program.call import Call
 from ..program.reduction import Array
 from ..topology import Topology
 from ..transport.announcement import Called, Delegated
-from ..transport.host.host_call import HostBuffers
+from ..transport.host.host_call import HostBuffers, HostCall
 from ..transport.host.host_program import HostProgram
+from ..transport.host.repeated import Found, RepeatedCalls
 from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.network.bounded import Rendezvous
@@ -35,22 +36,21 @@ from ..util.singleton import remove_segment_at_exit
 from .arguments import Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
-from .call_keys import key_of, signature_of
+from .call_keys import KeptMemory, key_of, own_bytes, signature_of
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
-from .cuda.buffers import lies_on_device, stream_address
+from .cuda.buffers import stream_address
 from .cuda.calls import CudaCall, CudaCalls
 from .cuda.watch import watch
 from .entering import enter
 from .process_exit import follow_launcher
 from .ranks.interface import Ranks
 from .ranks.store import NO_MPI
-from .requests import Persistent, ProgressThread, Request, persistent_on_host
-from .settling import DelegatedByPeer, exchange, settled
+from .requests import Persistent, ProgressThread, Request
+from .settling import DelegatedByPeer, exchange, persist, settled
 
 BOUND_CALLS = 4096  # calls that are kept to be made again
-KEPT_BYTES = 64 << 10  # of memory of our own, of a call that is kept
 PROGRAMS = 4096  # programs that are kept for other buffers
 
 
@@ -66,9 +66,11 @@ class Dispatcher:
         self.dead: BaseException | None = None
         self.context.rendezvous.give_up = self.die
         self.context.rendezvous.check = lambda: self.host.raise_abort(self.seq)
-        self.seq = 0  # the number of the last call
+        self.repeated = RepeatedCalls(self.context.host.native)
+        self.again = self.repeated.again
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
+        self.kept = KeptMemory()
         self.thread = ProgressThread()
         self._received: Array = np.empty(0, np.uint8)  # where calls receive that may not overwrite their operands yet
         gpus = self.context.gpus
@@ -81,10 +83,20 @@ class Dispatcher:
         """The transport of CPU ranks, on which the ranks of any call announce it."""
         return self.context.host
 
+    @property
+    def seq(self) -> int:
+        """The number of the last call."""
+        return self.repeated.seq
+
+    @seq.setter
+    def seq(self, number: int) -> None:
+        self.repeated.seq = number
+
     # ---- making calls
 
     def call(self, method: CollectiveMethod, args: tuple[Any, ...], timeout_s: float | None, stream: Any) -> None:
         """Make a blocking call; with ``stream``, or on the current one if calls are so made, only put it there."""
+        plain = timeout_s is None and stream is None
         if self.thread.busy:
             self.thread.drain()
         known = timeout_s is None and not (method.exchanges or method.settles)
@@ -94,15 +106,30 @@ class Dispatcher:
             bound = self._bind(Invocation(method, args), timeout_s, stream, key)
         elif 2 * len(self.calls) > BOUND_CALLS:  # before, nothing is forgotten soon
             self.calls.move_to_end(key)  # type: ignore[arg-type]
+            self.repeated.shut()
         if self.dead is not None:
             self.check_alive()
         self.seq += 1
+        if stream is None and not (self.enqueues and isinstance(bound, CudaCall)):
+            self._run(partial(bound.run, self.seq), method, args, timeout_s)
+        else:
+            self._run(partial(bound.start, self.seq), method, args, timeout_s)
+            self.cuda.keep(bound, args)  # type: ignore[union-attr]
+        if plain and key is not None and isinstance(bound, HostCall) and 2 * len(self.calls) <= BOUND_CALLS:
+            self.repeated.keep(bound, method, args)
+            self.repeated.open()
+
+    def go_on(self, method: CollectiveMethod, args: tuple[Any, ...], begun: Found) -> None:
+        """Make a blocking call that :attr:`again` has not made, or go on with one that it could not end by itself."""
+        if isinstance(begun, bool):
+            self.call(method, args, None, None)
+            return
+        self._run(partial(begun[0].go_on, *begun[1:]), method, args, None)
+
+    def _run(self, work: Callable[[], None], method: CollectiveMethod, args: Any, timeout_s: float | None) -> None:
+        """Do what makes a call, or MPI's own where a peer delegates it; see :meth:`_guarded`."""
         try:
-            if stream is None and not (self.enqueues and isinstance(bound, CudaCall)):
-                bound.run(self.seq)
-            else:
-                bound.start(self.seq)
-                self.cuda.keep(bound, args)  # type: ignore[union-attr]
+            work()
         except Refused as refused:
             raise refused.error from None
         except PeerDelegates:
@@ -115,6 +142,7 @@ class Dispatcher:
         self, method: CollectiveMethod, args: tuple[Any, ...], timeout_s: float | None, stream: Any
     ) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
+        self.repeated.shut()  # until a call has waited for it
         invocation = Invocation(method, args)
         ready = self._prepare(invocation, timeout_s, stream)
         if isinstance(ready, Prepared | Unsettled) and ready.on_device and self.cuda is not None:
@@ -155,19 +183,7 @@ class Dispatcher:
 
     def persist(self, method: CollectiveMethod, args: tuple[Any, ...], stream: Any) -> Persistent | None:
         """A call to be started many times; None if its buffers lie in host memory, and MPI has such calls."""
-        ready = self._prepare(Invocation(method, args), None, stream)
-        ours = not self.context.has_mpi
-        if isinstance(ready, Exception) and not isinstance(ready, DelegatedToMPI):
-            if ours or any(map(lies_on_device, args)):
-                raise ready
-            return None
-        if self.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
-            return persistent_on_host(partial(self.start, method, args, None, None)) if ours else None
-        self.thread.drain()
-        if isinstance(ready := settled(self, ready, method.name, self.context.timeout_s), Exception):
-            raise ready
-        bound = self.cuda.bind(ready, stream, self.context.timeout_s)
-        return Persistent(lambda: self.launch(bound), lambda: self.wait(bound), bound.test, args)
+        return persist(self, method, args, stream)
 
     def exchange(self, count: int) -> tuple[int, ...]:
         """Every rank's number, for what a call must know before it can begin."""
@@ -213,12 +229,12 @@ class Dispatcher:
         except Exception as error:
             return RefusedCall(self.host, error, deadline)
         called = Called(describe(ready.call))
-        owns = owns or (bool(ready.before or ready.after) and ready.call.nbytes > KEPT_BYTES)
+        owns = owns or not self.kept.may_have(own_bytes(ready))
         if program is not None:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
             return self.host.bind(program, called, buffers, deadline, owns=owns)
         if rule is None:
-            return EntryCall(self.host, called, deadline)
+            return self.host.entry(called, deadline) or EntryCall(self.host, called, deadline)
         return MpiCall(self.context, invocation if owns else invocation.unowned(), called, deadline)
 
     def _program(self, call: Call, blocking: bool) -> tuple[Rule | None, HostProgram | None]:
@@ -287,15 +303,7 @@ class Dispatcher:
         ready = settled(self, ready, invocation.name, deadline)
         bound = self._bind_host(ready, invocation, deadline, blocking=False, owns=True)
         self.seq += 1
-        try:
-            bound.run(self.seq)
-        except Refused as refused:
-            raise refused.error from None
-        except PeerDelegates:
-            self._delegate(invocation, deadline)
-        except BaseException as fatal:
-            self.die(fatal)
-            raise
+        self._run(partial(bound.run, self.seq), invocation.method, invocation.args, deadline)
 
     def _delegate(self, invocation: Invocation, timeout_s: float | None) -> None:
         """Make MPI's collective in a call that another rank delegated; all ranks have entered it."""
@@ -328,6 +336,8 @@ class Dispatcher:
 
     def forget(self) -> None:
         """Bind every call anew: buffers were registered, or the plan is another one."""
+        self.repeated.forget()
+        self.kept = KeptMemory()
         self.calls.clear()
         if self.cuda is not None:
             self.cuda.by_signature.clear()
@@ -381,6 +391,7 @@ class Dispatcher:
     def die(self, error: BaseException) -> None:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""
         self.dead = self.dead or error
+        self.repeated.shut()
         if self.context.gpus is not None:
             self.context.gpus.transport.abort()
         self.host.abort(self.dead)

@@ -1,18 +1,23 @@
-"""What the ranks settle before a call can be made: lengths that they tell one another, and its part of the plan."""
+"""What the ranks settle before a call can be made: lengths that they tell one another, and its part of the plan.
+
+Persistent calls settle it once.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..transport.announcement import NUMBERS, ON_GPU, Called, Numbers
 from ..transport.interface import PeerDelegates, Refused
 from .arguments import Prepared, Unsettled
 from .buffers import DelegatedToMPI
 from .calls_without_program import EntryCall
-from .collectives import describe
+from .collectives import CollectiveMethod, Invocation, describe
+from .cuda.buffers import lies_on_device
+from .requests import Persistent, persistent_on_host
 
 if TYPE_CHECKING:
     from .dispatch import Dispatcher
@@ -102,3 +107,20 @@ def _numbered(dispatcher: Dispatcher, call: Callable[[int], T]) -> T:
     except BaseException as fatal:
         dispatcher.die(fatal)
         raise
+
+
+def persist(dispatcher: Dispatcher, method: CollectiveMethod, args: tuple[Any, ...], stream: Any) -> Persistent | None:
+    """See :meth:`.dispatch.Dispatcher.persist`."""
+    ready = dispatcher._prepare(Invocation(method, args), None, stream)
+    ours = not dispatcher.context.has_mpi
+    if isinstance(ready, Exception) and not isinstance(ready, DelegatedToMPI):
+        if ours or any(map(lies_on_device, args)):
+            raise ready
+        return None
+    if dispatcher.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
+        return persistent_on_host(partial(dispatcher.start, method, args, None, None)) if ours else None
+    dispatcher.thread.drain()
+    if isinstance(ready := settled(dispatcher, ready, method.name, dispatcher.context.timeout_s), Exception):
+        raise ready
+    bound = dispatcher.cuda.bind(ready, stream, dispatcher.context.timeout_s)
+    return Persistent(lambda: dispatcher.launch(bound), lambda: dispatcher.wait(bound), bound.test, args)

@@ -91,22 +91,34 @@ def test_one_rank_may_take_other_buffers(comm: MPI.Intracomm) -> None:
 
 @mpi(ranks=(1, 2), timeout=60)
 def test_a_repeated_call_is_one_call_of_c(comm: MPI.Intracomm) -> None:
-    """But where the call before the last was another one: then the record has to be written first."""
+    """Found there, too; it writes the record anew where the call before the last was another one."""
     with blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
-        records = ours._dispatcher().host.records
-        written: list[int] = []
-        before = records.write
-        records.write = lambda seq, *more: written.append(seq) or before(seq, *more)  # type: ignore[method-assign, func-returns-value]
+        dispatcher = ours._dispatcher()
+        assert dispatcher.host.native is not None
+        assert dispatcher.host.native.repeated is not None, "the tests need Python's headers"
+        looked_up: list[int] = []
+        before = dispatcher.call
+        dispatcher.call = lambda *a: looked_up.append(dispatcher.seq + 1) or before(*a)  # type: ignore[method-assign, func-returns-value]
         x, y, other = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32), np.empty(7)
         for i in range(6):
             x[:] = i
             ours.Allreduce(x, y)
             assert (y == comm.size * i).all()
-        assert written == [1, 2]
         ours.Bcast(other)  # call 7
         for _ in range(3):
             ours.Allreduce(x, y)
-        assert written == [1, 2, 7, 9]
+            ours.Barrier()
+        ours.Bcast(other)
+        assert looked_up == [1, 7, 9]
+        assert dispatcher.seq == 14
+        pages = dispatcher.host.pages
+        prints = [pages.fingerprints(seq) for seq in (13, 14)]
+        assert all(len(set(each)) == 1 for each in prints)
+        assert prints[0] != prints[1]
+        ours.Ibarrier().Wait()
+        ours.Allreduce(x, y)  # behind a non-blocking call, Python looks
+        ours.Allreduce(x, y)
+        assert looked_up == [1, 7, 9, 16]
 
 
 @pytest.mark.parametrize("executor", ["c", "numpy"])

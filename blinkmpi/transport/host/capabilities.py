@@ -32,7 +32,8 @@ def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Nativ
     reasons = comm.allgather(None if loaded else why)
     missing = next((r for r in reasons if r is not None), None)
     if missing is None:
-        return loaded, f"C executor, compiled by {why}"
+        bare = "" if loaded and loaded.repeated else "; calls are looked up in Python, whose headers were not found"
+        return loaded, f"C executor, compiled by {why}{bare}"
     if wanted == "c":
         raise ArgumentError(f"executor='c', but there is none: {missing}; install a C compiler or use executor='auto'")
     return None, f"NumPy executor: {missing}"

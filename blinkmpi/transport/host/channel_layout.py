@@ -5,11 +5,14 @@ from collections.abc import Collection
 from ...errors import PlanError
 from ...program.ir import Program
 from ..control_pages import HEADS, LINE, TAILS
-from .shared_window import SharedWindow
+from .shared_window import ONE_SHOT_BYTES, SharedWindow
 
 
 class ChannelLayout:
     """Flags (indices of words) and slots (offsets in bytes) of each channel.
+
+    Calls in one shot have the slots of even and of odd numbers in the halves of their part of the memory: whatever the
+    programs, no call then writes where the one before it is still being read.
 
     Args:
         itemsize, partial_itemsize: bytes of an element, of an element of a partial result.
@@ -31,6 +34,8 @@ class ChannelLayout:
     ) -> None:
         pages = window.pages
         n = pages.n
+        counts = {c: stage.count for stage in program.stages for c in stage.outs} if program.one_shot else {}
+        first, room = (window.one_shot, ONE_SHOT_BYTES // 2) if program.one_shot else (window.arena, window.arena_bytes)
         written, read, used = [0] * n, [0] * n, [shift] * n
         self.heads: list[int] = []
         self.tails: list[dict[int, int]] = []
@@ -38,18 +43,19 @@ class ChannelLayout:
         self.strides: list[int] = []
         for c, channel in enumerate(program.channels):
             w = channel.writer
-            stride = (program.chunk * (partial_itemsize if channel.wide else itemsize) + LINE - 1) // LINE * LINE
+            each = counts.get(c, program.chunk) * (partial_itemsize if channel.wide else itemsize)
+            stride = -(-each // LINE) * LINE
             self.heads.append(pages.head(w, written[w]))
-            self.slots.append(window.arena(w) + used[w])
-            self.strides.append(stride)
+            self.slots.append(first(w) + used[w])
+            self.strides.append(room if program.one_shot else stride)
             self.tails.append({r: pages.tail(r, read[r]) for r in channel.readers})
             written[w] += 1
-            used[w] += 0 if c in exported else stride * program.depth
+            used[w] += 0 if c in exported else stride * (1 if program.one_shot else program.depth)
             for r in channel.readers:
                 read[r] += 1
         if max(written, default=0) > HEADS or max(read, default=0) > TAILS:
             raise PlanError(f"a rank would write {max(written)} and read {max(read)} channels; at most {HEADS} fit: "
                             "use a scheme with fewer trees")  # fmt: skip
-        if max(used, default=0) > window.arena_bytes:
-            raise PlanError(f"slots need {max(used)} bytes of a rank, the arena has {window.arena_bytes}: "
+        if max(used, default=0) > room:
+            raise PlanError(f"slots need {max(used)} bytes of a rank, the arena has {room}: "
                             "lower with a smaller budget_bytes")  # fmt: skip

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,49 +36,7 @@ enum { SEQ_BITS = 24 }; /* a flag is (number of the call << SEQ_BITS) + chunks *
 /* Words of line 0 of a rank's control pages (control_pages.py). */
 enum { ENTERED = 0, FINISHED = 1, SEND = 2, RECV = 3, TURN = 2 };
 
-/* A call: its program, the shared window, the buffers it is bound to, and how far it is. Every field has 8 bytes.
- * native.py mirrors it: FIELDS below are compared with its list when the library is loaded. */
-typedef struct {
-  /* the program */
-  int64_t stages;     /* number of rows */
-  int64_t dtype, op;  /* codes of reduction.h */
-  int64_t item, acc;  /* bytes of an element, of a partial result */
-  int64_t chunk;      /* elements that fit in a slot */
-  int64_t depth;      /* slots per channel */
-  int64_t divide;     /* avg: divide the complete fold by this, else 0 */
-  int64_t stream;     /* write the receive buffer past the caches */
-  int64_t cma;        /* whether chunks are read from their writers' buffers */
-  helper_t *helper;   /* a second thread for long copies from other processes, or NULL */
-  /* the shared window */
-  int64_t n, rank;
-  int64_t stride;     /* words from one rank's control pages to the next rank's */
-  flag_t *calls;      /* rank 0's line 0 */
-  flag_t *prints[2];  /* rank 0's fingerprints of calls of even and of odd number */
-  flag_t *pids;       /* rank 0's process id */
-  flag_t *heartbeat;  /* this rank's sign of life, in ns */
-  flag_t *abort;      /* not zero: some rank aborted */
-  int64_t spins;      /* polls before yielding */
-  /* the buffers */
-  char *send, *recv;  /* the rows hold offsets into them, or -1 */
-  int64_t send_bytes, recv_bytes; /* of what others read; 0: nobody does */
-  uint64_t print;     /* the call's fingerprint */
-  /* the call under way */
-  uint64_t seq, base; /* its number; the flags' value before chunk 0 */
-  int64_t timeout_ns; /* without progress; negative: return as soon as nothing is ready */
-  int64_t phase;
-  int64_t left;       /* stages that are not finished */
-  int64_t moved;      /* out: chunks done by this invocation */
-  int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read */
-} call_t;
-
-#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(cma) X(helper) \
-  X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) X(pids) X(heartbeat) X(abort) X(spins) X(send) X(recv) \
-  X(send_bytes) X(recv_bytes) X(print) X(seq) X(base) X(timeout_ns) X(phase) X(left) X(moved) \
-  X(fault) X(faulty)
-#define NAME(field) #field " "
-#define OFFSET(field) offsetof(call_t, field),
-const char blink_call_fields[] = FIELDS(NAME);
-const int64_t blink_call_offsets[] = {FIELDS(OFFSET) sizeof(call_t)};
+#include "call.h"
 
 /* A stage's row: these words, then the operands in order of folding (-1: the own one), the inputs, the heads of what
  * others read from this rank's buffers, the outputs (head, slots, number of readers, their tails). A row without
@@ -99,17 +58,18 @@ static int64_t now_ns(void) {
 static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
 static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
 
-static int unreadable(int64_t pid, char *buffer, int64_t bytes) {
-  char byte;
-  return bytes && (blink_read(pid, &byte, 1, buffer) || blink_read(pid, &byte, 1, buffer + bytes - 1));
-}
-
 /* Tell the others where this rank's buffers are in the call that it is about to announce; or that they cannot be read,
- * as memory of devices may not: the first and the last byte are tried. */
-void blink_export(const call_t *j) {
+ * as memory of devices may not: the first and the last byte of each are tried, all in one call of the system, when
+ * the call is made for the first time. */
+void blink_export(call_t *j) {
   flag_t *line = j->calls + j->rank * j->stride;
   const int64_t me = (int64_t)get(j->pids + j->rank * j->stride);
-  const int closed = unreadable(me, j->send, j->send_bytes) || unreadable(me, j->recv, j->recv_bytes);
+  char *ends[4];
+  int n = 0;
+  if (j->send_bytes) ends[n++] = j->send, ends[n++] = j->send + j->send_bytes - 1;
+  if (j->recv_bytes) ends[n++] = j->recv, ends[n++] = j->recv + j->recv_bytes - 1;
+  const int closed = n && !j->readable && !blink_readable(me, ends, n);
+  j->readable = !closed;
   set(line + SEND + TURN * (j->seq & 1), closed ? CLOSED : (uint64_t)j->send);
   set(line + RECV + TURN * (j->seq & 1), (uint64_t)j->recv);
 }
@@ -171,7 +131,7 @@ static int read_ahead(call_t *j, const stage_t *c, int64_t first, int64_t n, int
 /* Returns 0 if the memory of another process could not be read. */
 static int step(call_t *j, const stage_t *c, int64_t k) {
   const int64_t first = k * c->chunk, n = c->count - first < c->chunk ? c->count - first : c->chunk;
-  const int64_t slot = k % j->depth, wide = j->item != j->acc;
+  const int64_t slot = (k + (j->one_shot & (int64_t)j->seq)) % j->depth, wide = j->item != j->acc;
   const int64_t out_item = c->out_wide ? j->acc : j->item, out_slot = slot * c->out_stride;
   char buffer[BLOCK * 8] __attribute__((aligned(64)));
   char wider[BLOCK * 8] __attribute__((aligned(64)));
@@ -255,7 +215,7 @@ typedef struct {
 } idle_t;
 
 static int idle(idle_t *w, int64_t spins, flag_t *heartbeat, flag_t *abort, int64_t timeout_ns) {
-  if (w->polls++ % 64 == 0) {
+  if (++w->polls % 64 == 0 || timeout_ns < 0) { /* the first polls ask neither clock nor abort word */
     const int64_t now = now_ns();
     if (!w->since) w->since = now;
     w->waited = now - w->since;
@@ -320,12 +280,18 @@ static int await(const call_t *j, uint64_t want, int finished) {
 int blink_barrier(const call_t *j) { return await(j, j->seq, 0); }
 
 /* Announce call `seq`. Returns UNTOLD, and has done nothing, if this rank's record of the call before last was of another
- * call: then the record has to be written first. */
+ * call, and Python has to write it: where a call may have been made elsewhere, its readers are waited for (own_records.py). */
 int blink_begin(call_t *j, uint64_t seq) {
-  if (get(j->prints[seq & 1] + j->rank * j->stride) != j->print) return UNTOLD;
+  flag_t *const record = j->prints[seq & 1] + j->rank * j->stride; /* fingerprint, length, body */
+  if (get(record) != j->print) {
+    if (!j->body || j->elsewhere[~seq & 1] == seq - 1) return UNTOLD;
+    set(record + 1, (uint64_t)j->body_bytes);
+    memcpy((char *)(record + 2), j->body, (size_t)j->body_bytes);
+    set(record, j->print);
+  }
   j->seq = seq, j->base = seq << SEQ_BITS, j->phase = BEFORE;
   if (j->cma) blink_export(j);
-  set(j->calls + j->rank * j->stride + ENTERED, seq);
+  if (!j->one_shot) set(j->calls + j->rank * j->stride + ENTERED, seq); /* else when the slots are full */
   return DONE;
 }
 
@@ -336,8 +302,8 @@ int blink_begin(call_t *j, uint64_t seq) {
 int blink_execute(call_t *j, int64_t *rows) {
   flag_t *const prints = j->prints[j->seq & 1];
   j->moved = 0;
-  if (j->phase == BEFORE) { /* slots are free once everybody has finished the call before */
-    const int state = await(j, j->seq, 1);
+  if (j->phase == BEFORE) { /* slots are free once everybody has finished the call before, or, in one shot, the one before that */
+    const int state = await(j, j->seq - (uint64_t)j->one_shot, 1);
     if (state != DONE) return state;
     int64_t *p = rows;
     stage_t c;
@@ -348,6 +314,7 @@ int blink_execute(call_t *j, int64_t *rows) {
       p = next;
     }
     fill(j, rows);
+    if (j->one_shot) set(j->calls + j->rank * j->stride + ENTERED, j->seq);
     j->phase = ANNOUNCED;
   }
   if (j->phase == ANNOUNCED) {
@@ -381,8 +348,20 @@ int blink_execute(call_t *j, int64_t *rows) {
   return DONE;
 }
 
-/* Announce call `seq` and execute it. */
-int blink_run(call_t *j, int64_t *rows, uint64_t seq) {
-  const int state = blink_begin(j, seq);
-  return state == DONE ? blink_execute(j, rows) : state;
+static void copies(const int64_t *each, int64_t n) {
+  for (; n--; each += 3) memmove((char *)each[0], (const char *)each[1], (size_t)each[2]);
 }
+
+/* Announce call `seq` and execute it, with the copies around it; those after it only if it is DONE. */
+int blink_run(call_t *j, int64_t *rows, uint64_t seq) {
+  int state = blink_begin(j, seq);
+  if (state != DONE) return state;
+  copies(j->before, j->befores);
+  state = blink_execute(j, rows);
+  if (state == DONE) copies(j->after, j->afters);
+  return state;
+}
+
+#ifdef BLINK_PYTHON
+#include "repeated_calls.h"
+#endif

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from ...program.memory import address
 from ..announcement import Called
@@ -42,9 +43,15 @@ class HostBuffers:
         return HostBuffers(_unowned(self.send), _unowned(self.recv))
 
 
-def _copies(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[int, int, int]]:
-    """What ``memmove`` takes for each pair of arrays."""
-    return [(address(to), address(source), to.nbytes) for to, source in pairs]
+def _copies(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.int64]:
+    """What ``memmove`` takes for each pair of arrays: to, from, bytes."""
+    found = [(address(to), address(source), to.nbytes) for to, source in pairs]
+    return np.array(found, np.int64).reshape(len(found), 3)
+
+
+def _copy(pieces: NDArray[np.int64]) -> None:
+    for piece in pieces.tolist():
+        ctypes.memmove(*piece)
 
 
 def _unowned(array: Any) -> Any:
@@ -90,6 +97,7 @@ class HostCall:
         native = transport.native
         one_call = program.executor == "c" and native is not None and transport.messages is None
         self._run = native.code.blink_run if one_call and native is not None else None
+        self.alone = self._run is not None and self.reusable  # whether C may make it again by itself
         self.left: list[NumpyStage] = []  # what NumPy has still to do
 
     def _bind(self, buffers: HostBuffers) -> None:
@@ -100,6 +108,13 @@ class HostCall:
         struct.send_bytes = send.nbytes if sends and send is not None else 0
         struct.recv_bytes = recv.nbytes if receives and recv is not None else 0
         struct.print = self.fingerprint
+        struct.body, struct.body_bytes = (
+            ctypes.cast(ctypes.c_char_p(self.record), ctypes.c_void_p).value or 0,
+            len(self.record),
+        )
+        struct.elsewhere = self.transport.records.elsewhere.ctypes.data
+        struct.before, struct.befores = self._before.ctypes.data, len(self._before)
+        struct.after, struct.afters = self._after.ctypes.data, len(self._after)
         struct.timeout_ns = int(self.transport.slice_of(self.timeout_s) * 1e9)
 
     def run(self, seq: int) -> None:
@@ -108,22 +123,24 @@ class HostCall:
             self.start(seq)
             self.wait()
             return
-        for copy in self._before:
-            ctypes.memmove(*copy)
-        status = self._run(self._at, self._rows, seq)
+        self.go_on(seq, self._run(self._at, self._rows, seq))
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of its structure and of its rows."""
+        return self._at, self._rows
+
+    def go_on(self, seq: int, status: int) -> None:
+        """Complete a call that C has begun, from its status on."""
         if status == UNTOLD:  # the call before the last one was another one
             self.transport.records.write(seq, self.fingerprint, self.record, self.timeout_s)
-            status = self._run(self._at, self._rows, seq)
+            status = self._run(self._at, self._rows, seq)  # type: ignore[misc]
         if status:
             self._finish(OUTCOMES[status], begun=True)
-        else:
-            for copy in self._after:
-                ctypes.memmove(*copy)
 
     def start(self, seq: int) -> None:
         """Announce the call."""
-        for copy in self._before:
-            ctypes.memmove(*copy)
+        _copy(self._before)
         self.program.endpoints.start(seq << SEQ_BITS)
         if self.program.executor == "numpy":
             self.transport.records.announce(seq, self.called, self.timeout_s)
@@ -131,6 +148,8 @@ class HostCall:
             return
         self.transport.records.write(seq, self.fingerprint, self.record, self.timeout_s)
         self.transport.native.code.blink_begin(self._at, seq)  # type: ignore[union-attr]
+        if self.struct.one_shot:  # it is announced when its slots are full
+            self.transport.attempt(self, 0.0)
 
     def test(self) -> bool:
         """Do what can be done now; returns whether the call has completed."""
@@ -161,8 +180,7 @@ class HostCall:
             return
         if outcome is Outcome.FAULT:
             raise transport.unreadable(self)
-        for copy in self._after:
-            ctypes.memmove(*copy)
+        _copy(self._after)
 
     def _through_slots(self) -> HostCall:
         """The same call by a program that reads nobody's buffers."""
@@ -173,5 +191,6 @@ class HostCall:
         call = HostCall(
             transport, program.through_slots, self.called, HostBuffers(None, None), self.timeout_s, owns=False
         )
-        call.struct.send, call.struct.recv, call._after = self.struct.send, self.struct.recv, self._after
+        call.struct.send, call.struct.recv = self.struct.send, self.struct.recv
+        call._after, call.struct.after, call.struct.afters = self._after, self.struct.after, self.struct.afters
         return call

@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...program.ir import Program, Stage
+from ...program.call import Call
+from ...program.ir import ONE_SHOT, Program, Stage
 from ...program.partition import NodePart, part_of
 from ...program.reduction import accumulator_of, dtype_of
 from ..control_pages import CONTROL, LINE
@@ -48,6 +49,16 @@ class HostProgram:
         return f"{self.trees} trees, {self.chunk_bytes} B {slots}, {self.executor} executor"
 
 
+def nothing_to_move(window: SharedWindow) -> HostProgram:
+    """What C executes of a call without data: the ranks meet and compare what they announce, and that is all."""
+    struct = native.CallStruct()
+    struct.one_shot = 1
+    place(struct, window)
+    empty = Program(Call("barrier", window.pages.n, (0,), ""), ONE_SHOT, 1, 1, (), ())
+    rows = np.zeros(0, np.int64)
+    return HostProgram(lambda: empty, "c", rows, struct, Endpoints([]), [], (False, False), False, 0, 0, 1)
+
+
 def load(
     make: Callable[[], Program], window: SharedWindow, library: native.Native | None, helper: Helper, *, cma: bool
 ) -> HostProgram:
@@ -64,7 +75,7 @@ def load(
     stages, codes, exported = program.of(rank), resolved.codes, resolved.exported
     rows = rows_of(program, resolved.layout, window, exported, item)
     rounds = any(program.channels[c].wide for stage in stages for c in (*stage.ins, *stage.outs))
-    folds = any(len(stage.fold) > 1 or stage.final for stage in stages)
+    folds = any(len(stage.fold) > 1 or stage.final for stage in (program.stages if program.one_shot else stages))
     in_c = library is not None and (codes is not None or not (folds or (item != acc and rounds)))
     struct = native.CallStruct()
     struct.dtype, struct.op = codes or (0, 0)
@@ -72,6 +83,7 @@ def load(
     struct.chunk, struct.depth = program.chunk, program.depth
     struct.divide = call.n if call.op == "avg" else 0
     struct.stream = 2 * call.n * call.nbytes > CACHE_BYTES  # all ranks' buffers
+    struct.one_shot = program.one_shot
     struct.cma, struct.helper = bool(exported), helper.address(program, exported)
     place(struct, window)
     mine = {at.buffer for c, at in exported.items() if program.channels[c].writer == rank}

@@ -12,30 +12,37 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
+import sysconfig
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ...errors import SettingsError
 from ...util.cache_folder import cache_dir
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD
+from .numpy_executor import SEQ_BITS as SEQ_BITS
 
 SOURCE = Path(__file__).with_name("executor.c")
-SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("single_copy", "reduction")))
+SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("call", "single_copy", "reduction", "repeated_calls")))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
 
 # What executor.c and this package count on alike; :func:`load` compares them with the library's.
 FIELDS = (
-    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "cma", "helper",
+    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper",
     "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
-    "send", "recv", "send_bytes", "recv_bytes", "print",
+    "send", "recv", "send_bytes", "recv_bytes", "readable", "print", "body", "body_bytes", "elsewhere",
+    "before", "after", "befores", "afters",
     "seq", "base", "timeout_ns", "phase", "left", "moved", "fault", "faulty",
 )  # fmt: skip
-SEQ_BITS = 24  # a flag is (sequence number << SEQ_BITS) + chunks
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
 RUNNING = 2  # the phase in which all ranks have entered the same call
 UNTOLD = 6  # the status of a call that this rank has to describe in its record first
@@ -58,6 +65,7 @@ class Native:
 
     code: ctypes.CDLL
     compiler: str
+    repeated: Callable[[type], tuple[int, Any, Any, Any]] | None = None  # makes the functions of repeated_calls.h
 
 
 def address(struct: CallStruct) -> int:
@@ -90,7 +98,7 @@ def build() -> tuple[Path | None, str]:
         return None, lost
     folders, lost = _folders()
     for folder in folders:
-        target = folder / _file_name(name)
+        target = folder / _file_name(name, headers=bool(_python_flags()))
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if why := why_not(folder):
@@ -104,18 +112,26 @@ def build() -> tuple[Path | None, str]:
 
 
 def kept(compiler: str = "") -> Path | None:
-    """The library that was made for this processor from these sources, by this compiler or by any."""
+    """The library that was made for this processor and Python from these sources, by this compiler or by any."""
+    names = [_file_name(compiler, headers=bool(_python_flags()))]
+    if not compiler:  # then the headers may be missing, too, of a Python that had them elsewhere
+        names = [_file_name("", headers=True), _file_name("", headers=False)]
     for folder in _folders()[0]:
-        for path in sorted(folder.glob(_file_name(compiler))):
+        for path in (path for name in names for path in sorted(folder.glob(name))):
             if not why_not(folder) and _is_whole(path):
                 return path
     return None
 
 
-def _file_name(compiler: str) -> str:
-    """What a library is called, by all that it depends on; a pattern if the compiler is not named."""
+def _file_name(compiler: str, *, headers: bool) -> str:
+    """What a library is called, by all that it depends on; a pattern if the compiler is not named.
+
+    Args:
+        headers: whether Python's are there, without which it has no repeated_calls.h.
+    """
     made_for = _digest(*(file.read_text() for file in SOURCES), *FLAGS, _cpu())
-    return f"executor-{made_for}-{_digest(compiler) if compiler else '*'}.so"
+    python = f"py{sys.hexversion >> 16:x}-np{np.__version__}" if headers else "plain"
+    return f"executor-{made_for}-{python}-{_digest(compiler) if compiler else '*'}.so"
 
 
 def _compiler() -> tuple[list[str], str, str]:
@@ -140,7 +156,7 @@ def _compile(compiler: list[str], target: Path) -> None:
     """
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / "executor.so"
-        command = [*compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
+        command = [*compiler, *FLAGS, *_python_flags(), "-o", str(made), str(SOURCE), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode != 0:
             raise OSError(f"{shlex.join(command)}: {done.stderr.strip().splitlines()[-1:]}")
@@ -229,7 +245,28 @@ def load(path: Path, compiler: str) -> Native:
     library.blink_read_shared.argtypes = [ctypes.c_void_p, *library.blink_read.argtypes]
     library.blink_help.argtypes, library.blink_help.restype = [], ctypes.c_void_p
     library.blink_help_no_more.argtypes, library.blink_help_no_more.restype = [ctypes.c_void_p], None
-    return Native(library, compiler)
+    return Native(library, compiler, _repeated(library, path))
+
+
+def _python_flags() -> list[str]:
+    """What the compiler needs to know of this Python and its NumPy; nothing where Python's headers are missing."""
+    python = sysconfig.get_path("include")
+    if not Path(python, "Python.h").exists() or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return []
+    return ["-DBLINK_PYTHON", f"-I{python}", f"-I{np.get_include()}"]
+
+
+def _repeated(library: ctypes.CDLL, path: Path) -> Callable[[type], tuple[int, Any, Any, Any]] | None:
+    """What makes the functions of repeated_calls.h; None where they are missing, or are those of another Python."""
+    try:
+        version = ctypes.c_int64.in_dll(library, "blink_python").value
+    except ValueError:
+        return None
+    if version != sys.hexversion >> 16:
+        return None
+    make = ctypes.PyDLL(str(path)).blink_repeated_calls
+    make.argtypes, make.restype = [ctypes.py_object], ctypes.py_object
+    return make
 
 
 def check_layout(library: ctypes.CDLL) -> None:

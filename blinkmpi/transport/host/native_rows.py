@@ -75,7 +75,9 @@ def _row(
             word = address + writer * CONTROL + 8 * (SEND_WORD if buffer == "send" else RECV_WORD)
             row += [0 if buffer == "send" else head, 0, tail, writer, word, offset * itemsize]
         else:
-            row += [head, address + layout.slots[c], tail, -1, int(program.channels[c].wide), layout.strides[c]]
+            # in one shot the announcement says that the slot is full
+            flag = 0 if program.one_shot else head
+            row += [flag, address + layout.slots[c], tail, -1, int(program.channels[c].wide), layout.strides[c]]
     row += heads
     for c in slots:
         row += [address + 8 * layout.heads[c], address + layout.slots[c], *_tails(c, layout, window)]

@@ -14,6 +14,7 @@ from ..control_pages import ControlPages
 from .channel_layout import ChannelLayout
 from .shared_window import SharedWindow
 
+SEQ_BITS = 24  # a flag is (number of the call << SEQ_BITS) + chunks
 YIELD_SECONDS = 0.02  # after so long without progress, sleep instead of yielding
 SLEEP_SECONDS = 1e-4
 
@@ -41,11 +42,13 @@ class NumpyStage:
         self.words, self.fence = pages.words, pages.fence
         self.chunks = -(-stage.count // self.chunk)
         self.k = self.base = 0
+        self.one_shot, self.turn = program.one_shot, 0
 
         def slots(c: int) -> list[Array]:
             kind = self.acc if program.channels[c].wide else self.dtype
             starts = [layout.slots[c] + i * layout.strides[c] for i in range(program.depth)]
-            return [window.bytes[at : at + program.chunk * kind.itemsize].view(kind) for at in starts]
+            room = self.chunk if program.one_shot else program.chunk
+            return [window.bytes[at : at + room * kind.itemsize].view(kind) for at in starts]
 
         self.ins = [(slots(c), layout.heads[c], layout.tails[c][rank]) for c in stage.ins]
         self.outs = [(slots(c), layout.heads[c], tuple(layout.tails[c].values())) for c in stage.outs]
@@ -58,6 +61,7 @@ class NumpyStage:
     def start(self, base: int, send: Array | None, recv: Array | None) -> None:
         """Begin a call: flags count from ``base``."""
         stage, self.k, self.base = self.stage, 0, base
+        self.turn = (base >> SEQ_BITS) & self.one_shot
         self.local = None if stage.local is None or send is None else send[stage.local : stage.local + stage.count]
         self.store = None if stage.store is None or recv is None else recv[stage.store : stage.store + stage.count]
         same = self.local is not None and self.store is not None
@@ -81,7 +85,7 @@ class NumpyStage:
         if self.fence:
             self.fence()
         k, stage = self.k, self.stage
-        slot, first = k % self.depth, k * self.chunk
+        slot, first = (k + self.turn) % self.depth, k * self.chunk
         size = min(self.chunk, stage.count - first)
         local = None if self.local is None else self.local[first : first + size]
         sources = [ring[slot][:size] for ring, _, _ in self.ins]

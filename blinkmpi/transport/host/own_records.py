@@ -6,6 +6,8 @@ have entered it, so all are through with those before. A call that is made elsew
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ..announcement import Announcement, encode
 from ..control_pages import BODY, ControlPages
 from .numpy_executor import Outcome, repeat
@@ -23,8 +25,7 @@ class OwnRecords:
     def __init__(self, pages: ControlPages, wait: Repeat) -> None:
         self._pages, self._rank, self._wait = pages, pages.rank, wait
         self._fence, self._announced, self._finished = pages.fence, pages.announced, pages.finished
-        self._fingerprints = [0, 0]
-        self._elsewhere = [0, 0]  # the number of the call, if it was made elsewhere
+        self.elsewhere = np.zeros(2, np.uint64)  # the number of the call, if it was made elsewhere
 
     @staticmethod
     def encode(announcement: Announcement) -> tuple[int, bytes]:
@@ -33,13 +34,12 @@ class OwnRecords:
 
     def fingerprint(self, seq: int) -> int:
         """What this rank has written of call ``seq``."""
-        return self._fingerprints[seq & 1]
+        return int(self._pages.words[self._pages.record(self._rank, seq) // 8])
 
     def write(self, seq: int, fingerprint: int, body: bytes, timeout_s: float) -> None:
         """Write what this rank is about to announce of call ``seq``, unless its record says so already."""
-        if self._fingerprints[seq & 1] != fingerprint:
+        if self.fingerprint(seq) != fingerprint:
             self._await_readers(seq, timeout_s)
-            self._fingerprints[seq & 1] = fingerprint
             self._pages.write(self._pages.record(self._rank, seq), body, fingerprint)
 
     def announce(self, seq: int, announcement: Announcement, timeout_s: float) -> None:
@@ -52,8 +52,8 @@ class OwnRecords:
     def announce_elsewhere(self, seq: int, fingerprint: int, body: bytes, timeout_s: float) -> None:
         """Say which call this rank enters, whose ranks wait for one another elsewhere: on their GPUs."""
         self._await_readers(seq, timeout_s)
-        self._elsewhere[seq & 1] = seq
-        if self._fingerprints[seq & 1] != fingerprint:
+        self.elsewhere[seq & 1] = seq
+        if self.fingerprint(seq) != fingerprint:
             self.write(seq, fingerprint, body, timeout_s)
         if self._fence:
             self._fence()
@@ -61,7 +61,7 @@ class OwnRecords:
 
     def _await_readers(self, seq: int, timeout_s: float) -> None:
         """Wait until this node's ranks have read what this rank announced of call ``seq - 2``, if they may have not."""
-        read, elsewhere = seq - 2, self._elsewhere
+        read, elsewhere = seq - 2, self.elsewhere.tolist()
         if elsewhere[~seq & 1] != seq - 1 or elsewhere[seq & 1] >= read:
             return
         announced, finished = self._announced, self._finished

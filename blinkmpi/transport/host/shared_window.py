@@ -1,7 +1,7 @@
 """The memory that the CPU ranks of a node share: control pages of every rank of the job, a slot arena of each here.
 
 Behind the control pages (:mod:`..control_pages`) lie the arenas: the slots of the channels that a rank writes, or that
-come to it from another node.
+come to it from another node. Behind each arena lie the slots of calls in one shot (``program/one_shot.py``).
 """
 
 import atexit
@@ -24,6 +24,7 @@ from ..control_pages import CONTROL, ControlPages
 PAGE = 4096
 SKEW = 3328  # arenas begin at different places of a page, none where a large NumPy array begins
 ARENA_BYTES = 8 << 20
+ONE_SHOT_BYTES = 208 << 10  # a rank, behind its arena: slots that are filled before a call is announced, of 512 peers
 MIN_ARENA_BYTES = LEAST_BUFFER_BYTES
 
 
@@ -69,16 +70,16 @@ class SharedWindow:
     def _fit(self) -> int:
         """The largest arena for which a quarter of what /dev/shm has left is enough: others open communicators, too."""
         pages = self._comm.size * CONTROL
-        return ((free_bytes() // 4 - pages) // len(self._here) - SKEW) // PAGE * PAGE
+        return ((free_bytes() // 4 - pages) // len(self._here) - SKEW - ONE_SHOT_BYTES) // PAGE * PAGE
 
     def _reserved(self) -> mmap.mmap | None:
         """Memory for arenas of ``arena_bytes``, reserved on every node; None on all ranks if some node has no room."""
         comm, here = self._comm, self._here
-        first, each = -(-comm.size * CONTROL // PAGE) * PAGE, self.arena_bytes + SKEW
+        first, each = -(-comm.size * CONTROL // PAGE) * PAGE, self.arena_bytes + ONE_SHOT_BYTES + SKEW
         self._arenas: dict[int, int] = {r: first + i * each + SKEW for i, r in enumerate(here)}
         # the first rank of a node also looks after the pages of the ranks on other nodes
         mine = [comm.rank] if self._node.rank else [r for r in range(comm.size) if r == comm.rank or r not in here]
-        parts = [*((r * CONTROL, CONTROL) for r in mine), (self._arenas[comm.rank], self.arena_bytes)]
+        parts = [*((r * CONTROL, CONTROL) for r in mine), (self._arenas[comm.rank], self.arena_bytes + ONE_SHOT_BYTES)]
         own: list[mmap.mmap] = []
 
         def reserve() -> bool:
@@ -94,7 +95,7 @@ class SharedWindow:
 
     def _no_room(self) -> str:
         """What to say of the node that has least to spare; collective."""
-        need = self._comm.size * CONTROL + len(self._here) * (MIN_ARENA_BYTES + SKEW)
+        need = self._comm.size * CONTROL + len(self._here) * (MIN_ARENA_BYTES + ONE_SHOT_BYTES + SKEW)
         rooms = self._comm.allgather((free_bytes() - need, need, len(self._here), MPI.Get_processor_name()))
         spare, need, ranks, host = min(rooms)
         return (
@@ -106,6 +107,10 @@ class SharedWindow:
     def arena(self, rank: int) -> int:
         """Offset in ``bytes`` of the arena of ``rank``, a rank of this node."""
         return self._arenas[rank]
+
+    def one_shot(self, rank: int) -> int:
+        """Offset in ``bytes`` of the slots of ``rank`` for calls of one shot, which no other call uses."""
+        return self._arenas[rank] + self.arena_bytes
 
     def leave(self) -> None:
         """Say that this process takes part in no call any more. Python's end says so, too, but not a child's."""

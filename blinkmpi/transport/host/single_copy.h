@@ -19,6 +19,18 @@ static ssize_t read_vm(pid_t pid, char *to, size_t n, char *from) {
 #endif
 }
 
+/* Whether all of at most four bytes can be read. */
+static int blink_readable(int64_t pid, char *const *bytes, int n) {
+#if defined(__linux__)
+  char found[4];
+  struct iovec each[4];
+  for (int i = 0; i < n; i++) each[i] = (struct iovec){bytes[i], 1};
+  return process_vm_readv((pid_t)pid, &(struct iovec){found, (size_t)n}, 1, each, (unsigned long)n, 0) == n;
+#else
+  return (void)pid, (void)bytes, (void)n, 0;
+#endif
+}
+
 /* Copy n bytes from another process; returns 0 or errno. */
 int blink_read(int64_t pid, char *to, int64_t n, char *from) {
   while (n > 0) {

@@ -28,7 +28,7 @@ from ..slow_waits import SlowWaits
 from . import native
 from .capabilities import agree_on_cma, agree_on_executor
 from .host_call import OUTCOMES, HostBuffers, HostCall
-from .host_program import ExecutorName, HostProgram, load, place, progress_of, resolve
+from .host_program import ExecutorName, HostProgram, load, nothing_to_move, place, progress_of, resolve
 from .numpy_executor import Outcome, Turn, barrier_numpy, repeat, step_numpy
 from .own_records import OwnRecords
 from .shared_window import ARENA_BYTES, SharedWindow
@@ -88,6 +88,7 @@ class HostTransport:
         self._barrier = native.CallStruct()
         self._barrier.spins = self._spins = SPINS if node.size <= len(os.sched_getaffinity(0)) else CROWDED_SPINS
         place(self._barrier, self.window)
+        self._nothing: HostProgram | None = None
 
     # ---- before a call
 
@@ -96,9 +97,10 @@ class HostTransport:
 
         Args:
             make: gives the program; it is asked again for what is said of a call that fails.
-            protocol: ``slots`` or ``cma``, the same on every rank; cma where ``no_cma`` is empty.
+            protocol: that of the plan's rule, the same on every rank; cma where ``no_cma`` is empty.
         """
-        loaded = load(make, self.window, self.native, self.helper, cma=protocol == "cma" and not self.no_cma)
+        cma = protocol in ("cma", "one_shot_cma") and not self.no_cma
+        loaded = load(make, self.window, self.native, self.helper, cma=cma)
         loaded.struct.spins = self._spins
         if self.helper.failure:
             self.say(f"one thread reads long vectors, because a second cannot be started: {self.helper.failure}")
@@ -109,6 +111,15 @@ class HostTransport:
     ) -> HostCall:
         """Bind a program to buffers and a deadline; see :class:`HostCall`."""
         return HostCall(self, program, called, buffers, timeout_s, owns=owns)
+
+    def entry(self, called: Called, timeout_s: float) -> HostCall | None:
+        """A call without data that C makes alone; None where it cannot."""
+        if self.native is None or self.messages is not None:
+            return None
+        if self._nothing is None:
+            self._nothing = nothing_to_move(self.window)
+            self._nothing.struct.spins = self._spins
+        return HostCall(self, self._nothing, called, HostBuffers(None, None), timeout_s, owns=False)
 
     # ---- calls without a program
 

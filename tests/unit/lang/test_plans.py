@@ -9,8 +9,9 @@ from blinkmpi import lang
 from blinkmpi.errors import PlanError, SettingsError
 from blinkmpi.lang import Algorithm, library
 from blinkmpi.planning.algorithms import for_part, named_in, with_algorithms
-from blinkmpi.planning.defaults import GPU_SLOTS, NODE_CTAS, NODE_SLOTS, by_slots
+from blinkmpi.planning.defaults import GPU_SLOTS, NODE_CTAS, NODE_SLOTS
 from blinkmpi.planning.explain import explain, explanation
+from blinkmpi.planning.memory_rows import by_slots
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.call import Call, call_of_bytes
@@ -75,7 +76,7 @@ def test_parts_of_a_plan_keep_the_algorithms_of_the_whole() -> None:
     assert (start.rules, start.algorithms) == ((), (library.ring(4),))
     part = with_algorithms(make_plan(CPUS, collectives=["allreduce"]), [library.ring(4)], {})
     assert schemes(start.joined(part, "allreduce", -1), 1 << 20) == ["lang:ring"]
-    assert schemes(by_slots(part), 0, 1 << 20) == ["lang:ring"] * 2, "no cma is needed"
+    assert schemes(by_slots(part, in_c=True), 0, 1 << 20) == ["lang:ring"] * 2, "no cma is needed"
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall"])

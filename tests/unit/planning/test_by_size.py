@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.planning.by_size import SIZES, contenders, fastest
-from blinkmpi.planning.defaults import LINK_SLOTS, by_slots, link_slots, rule_of
+from blinkmpi.planning.defaults import LINK_SLOTS, link_slots, rule_of
+from blinkmpi.planning.memory_rows import by_slots
 from blinkmpi.planning.plan import Plan, chunk_for
 from blinkmpi.planning.selection import all_packings, choose, make_plan
 from blinkmpi.program.call import Call
@@ -93,7 +94,7 @@ def test_every_root_has_a_row_for_every_size() -> None:
     t = modify(DGX, gpus="0,3,4")
     plan = make_plan(t, mpi=True)
     assert any(rule.root >= 0 for rule in plan.rules)
-    for one in (plan, by_slots(plan)):
+    for one in (plan, by_slots(plan, in_c=True)):
         for collective in ("broadcast", "reduce", "gather", "scatter", "allreduce"):
             for root in range(3) if collective in ROOTED else (-1,):
                 for nbytes in (0, 3, 1 << 10, 1 << 20, 1 << 30):

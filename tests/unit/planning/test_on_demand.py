@@ -2,13 +2,14 @@
 
 import itertools
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blinkmpi.errors import RemoteError, TopologyError
-from blinkmpi.planning.defaults import by_slots
+from blinkmpi.planning.memory_rows import by_slots
 from blinkmpi.planning.on_demand import PlanOnDemand
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import choose, make_plan, program_for
@@ -99,7 +100,7 @@ def test_a_root_like_one_that_is_there_costs_a_turn_alone() -> None:
 def test_a_question_changes_nothing_and_hears_what_a_call_would_take() -> None:
     topology = machine("cpu:4")
     plans = on_demand(topology)
-    plans.change(by_slots)
+    plans.change(partial(by_slots, in_c=True))
     asked = plans.about("allreduce", -1)
     assert plans.lacks("allreduce", -1)
     assert not plans.plan.rules

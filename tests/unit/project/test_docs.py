@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # for the script; pytest does so itself
 
 from blinkmpi.cli import main as cli  # noqa: E402
-from blinkmpi.planning import defaults  # noqa: E402
+from blinkmpi.planning import defaults, memory_rows  # noqa: E402
 from blinkmpi.program.reduction import _ALLOWED, DTYPES, accumulator_of  # noqa: E402
 from blinkmpi.util import settings  # noqa: E402
 from blinkmpi.util.launcher import RANK_VARIABLES  # noqa: E402
@@ -221,14 +221,17 @@ def test_the_limits_of_the_selection_table_are_documented() -> None:
     rows = table("docs/design.md", "collective | without cma to MPI below, 2 ranks")
     assert {c: tuple(sizes) for c, *sizes in rows} == {
         c: tuple(size_text(n) for n in (*sizes, defaults.MPI_BELOW_BYTES_ACROSS[c]))
-        for c, sizes in defaults.MPI_BELOW_BYTES.items()
+        for c, sizes in memory_rows.MPI_BELOW_BYTES.items()
     }
-    rows = table("docs/design.md", "collective | by cma from, 2 ranks")
-    assert {c: tuple(sizes) for c, *sizes in rows} == {
-        c: tuple("" if n is None else size_text(n) for pair in sizes for n in pair)
-        for c, sizes in defaults.CMA_BYTES.items()
+
+    def words(row: memory_rows.MemoryRow) -> str:
+        chunk = "" if row.chunk_bytes == memory_rows.SLOTS[0] else f" ({size_text(row.chunk_bytes)})"
+        return row.protocol + chunk + (f" from {size_text(row.min_bytes)}" if row.min_bytes else "")
+
+    rows = table("docs/design.md", "collective | 2 ranks | more ranks")
+    assert {c: tuple(cells) for c, *cells in rows} == {
+        c: tuple(", ".join(map(words, some)) for some in both) for c, both in memory_rows.MEMORY_ROWS.items()
     }
-    assert f"shorter than {defaults.SMALLEST} bytes go to MPI" in text_of("docs/design.md")
 
 
 def test_types_and_operations_are_documented() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blinkmpi.planning.defaults import CMA_BYTES, MPI_BELOW_BYTES, SMALLEST, by_slots
+from blinkmpi.planning.memory_rows import MEMORY_ROWS, MPI_BELOW_BYTES, by_slots
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import make_plan, program_for
 from blinkmpi.program.check import check
@@ -15,8 +15,8 @@ MOVING = ("broadcast", "allgather", "gather", "scatter")
 REDUCING = ("allreduce", "reduce", "reduce_scatter")
 
 
-def plan_of(name: str, *, mpi: bool = False) -> Plan:
-    return make_plan(machine(name), mpi=mpi)
+def plan_of(name: str, *, mpi: bool = False, algo: str = "") -> Plan:
+    return make_plan(machine(name), mpi=mpi, algo=algo)
 
 
 def program_of(plan: Plan, collective: str, count: int = 1 << 16) -> Program:
@@ -61,20 +61,33 @@ def test_chunks_are_long_where_nobody_waits_for_a_part(collective: str) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("mpi", [True, False])
-def test_the_table_without_cma(n: int, mpi: bool) -> None:
+def test_the_table_with_and_without_cma(n: int, mpi: bool) -> None:
     plan = plan_of(f"cpu:{n}", mpi=mpi)
-    without = by_slots(plan)
-    assert {r.protocol for r in without.rules} == {"slots"}
-    for collective, sizes in CMA_BYTES.items():
-        first, end = sizes[n > 2]
-        assert plan.rule(collective, first).protocol == "cma"
-        assert plan.rule(collective, first - 1).protocol == "slots"
-        before, after = (plan.rule(collective, (end or first) - d).protocol for d in (1, 0))
-        assert end is None or (before, after) == ("cma", "slots")
-    for collective in (*MOVING, *REDUCING):
-        floor = MPI_BELOW_BYTES[collective][n > 2] if mpi else 0
-        assert without.rule(collective, floor).scheme == "direct"
-        if mpi:
-            assert without.rule(collective, floor - 1).scheme == plan.rule(collective, SMALLEST - 1).scheme == "mpi"
-            assert plan.rule(collective, SMALLEST).scheme == "direct"
-    assert by_slots(without) == without
+    for collective, rows in MEMORY_ROWS.items():
+        for row in rows[n > 2]:
+            rule = plan.rule(collective, row.min_bytes or 1)
+            assert (rule.scheme, rule.protocol, rule.chunk_bytes) == ("direct", row.protocol, row.chunk_bytes)
+    for in_c in (True, False):
+        without = by_slots(plan, in_c=in_c)
+        shots = {"one_shot"} if in_c else set()
+        assert {r.protocol for r in without.rules} == {"slots", *shots}
+        for collective in (*MOVING, *REDUCING):
+            end, floor = MEMORY_ROWS[collective][n > 2][1].min_bytes, MPI_BELOW_BYTES[collective][n > 2] if mpi else 0
+            assert without.rule(collective, max(floor, end)).protocol == "slots"
+            assert without.rule(collective, max(floor, end)).scheme == "direct"
+            assert without.rule(collective, 1).protocol == ("one_shot" if in_c else "slots")
+            if mpi and floor > end:
+                assert without.rule(collective, floor - 1).scheme == "mpi"
+                assert without.rule(collective, end).scheme == "mpi"
+            if mpi:
+                assert (without.rule(collective, 1).scheme == "mpi") is not in_c
+        assert by_slots(without, in_c=in_c) == without
+
+
+def test_a_scheme_that_is_asked_for_takes_no_shot() -> None:
+    for algo, scheme in (("allreduce:chain", "chain"), ("allreduce:direct", "direct")):
+        plan = plan_of("cpu:4", mpi=True, algo=algo)
+        rules = [plan.rule("allreduce", nbytes) for nbytes in (1, 64 << 10, 1 << 20)]
+        assert {(rule.scheme, rule.protocol) for rule in rules} == {(scheme, "slots")}
+    plan = plan_of("cpu:4", mpi=True, algo="allreduce:^mpi")
+    assert plan.rule("allreduce", 0).protocol == "one_shot"

@@ -1,0 +1,51 @@
+/* A call: its program, the shared window, the buffers it is bound to, and how far it is. Every field has 8 bytes.
+ * native.py mirrors it: FIELDS below are compared with its list when the library is loaded. */
+typedef struct {
+  /* the program */
+  int64_t stages;     /* number of rows */
+  int64_t dtype, op;  /* codes of reduction.h */
+  int64_t item, acc;  /* bytes of an element, of a partial result */
+  int64_t chunk;      /* elements that fit in a slot */
+  int64_t depth;      /* slots per channel */
+  int64_t divide;     /* avg: divide the complete fold by this, else 0 */
+  int64_t stream;     /* write the receive buffer past the caches */
+  int64_t one_shot;   /* slots are for calls of even and of odd number, and are filled before the announcement */
+  int64_t cma;        /* whether chunks are read from their writers' buffers */
+  helper_t *helper;   /* a second thread for long copies from other processes, or NULL */
+  /* the shared window */
+  int64_t n, rank;
+  int64_t stride;     /* words from one rank's control pages to the next rank's */
+  flag_t *calls;      /* rank 0's line 0 */
+  flag_t *prints[2];  /* rank 0's fingerprints of calls of even and of odd number */
+  flag_t *pids;       /* rank 0's process id */
+  flag_t *heartbeat;  /* this rank's sign of life, in ns */
+  flag_t *abort;      /* not zero: some rank aborted */
+  int64_t spins;      /* polls before yielding */
+  /* the buffers */
+  char *send, *recv;  /* the rows hold offsets into them, or -1 */
+  int64_t send_bytes, recv_bytes; /* of what others read; 0: nobody does */
+  int64_t readable;   /* whether the others can read the buffers: it was tried when the call was first made */
+  uint64_t print;     /* the call's fingerprint */
+  char *body;         /* what this rank announces, for its record; NULL: Python writes it */
+  int64_t body_bytes;
+  uint64_t *elsewhere; /* the numbers of this rank's last calls of even and odd number that were made elsewhere */
+  int64_t *before, *after; /* copies before the call and after it: to, from and bytes of each */
+  int64_t befores, afters;
+  /* the call under way */
+  uint64_t seq, base; /* its number; the flags' value before chunk 0 */
+  int64_t timeout_ns; /* without progress; negative: return as soon as nothing is ready */
+  int64_t phase;
+  int64_t left;       /* stages that are not finished */
+  int64_t moved;      /* out: chunks done by this invocation */
+  int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read */
+} call_t;
+
+#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(one_shot) X(cma) X(helper) \
+  X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) X(pids) X(heartbeat) X(abort) X(spins) X(send) X(recv) \
+  X(send_bytes) X(recv_bytes) X(readable) X(print) X(body) X(body_bytes) X(elsewhere) \
+  X(before) X(after) X(befores) X(afters) X(seq) X(base) X(timeout_ns) X(phase) X(left) X(moved) \
+  X(fault) X(faulty)
+#define NAME(field) #field " "
+#define OFFSET(field) offsetof(call_t, field),
+const char blink_call_fields[] = FIELDS(NAME);
+const int64_t blink_call_offsets[] = {FIELDS(OFFSET) sizeof(call_t)};

@@ -1,0 +1,69 @@
+"""Short calls on ranks that share a memory: data and announcement in one meeting, and errors as in every call."""
+
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from blinkmpi.errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError, RemoteError
+from blinkmpi.runtime.inspection import choice
+from tests.harness import mpi
+
+
+@mpi(ranks=(2, 3, 4), timeout=60)
+def test_short_calls_of_different_lengths_follow_one_another(comm: MPI.Intracomm) -> None:
+    """In one shot a rank fills its slots while a slow one may still read those of the call before."""
+    n, rank = comm.size, comm.rank
+    with blinkmpi.Communicator(comm) as ours:
+        assert choice(ours.context, "allreduce", 64)["protocol"] in ("one_shot", "slots")
+        counts = [1, 7, 4000, 16, 2, 1000, 3]
+        sends = [np.empty(count, np.int64) for count in counts]
+        sums, all_of = [np.empty_like(x) for x in sends], [np.empty(n * x.size, np.int64) for x in sends]
+        for i in range(60):
+            for x, y, z in zip(sends, sums, all_of, strict=True):
+                x[:] = i * n + rank
+                ours.Allreduce(x, y)
+                assert (y == sum(i * n + r for r in range(n))).all()
+                ours.Allgather(x, z)
+                assert (z.reshape(n, -1) == i * n + np.arange(n)[:, None]).all()
+                if (i + rank) % 7 == 0:
+                    time.sleep(0.0005)
+                ours.Bcast(x, root=i % n)
+                assert (x == i * n + i % n).all()
+
+
+@mpi(ranks=(2, 4), timeout=60)
+def test_a_call_that_c_has_begun_ends_in_the_same_errors(comm: MPI.Intracomm) -> None:
+    """Ranks that make different known calls, one that refuses, one that does not come."""
+    with blinkmpi.Communicator(comm) as ours:
+        x, y, z = np.ones(50, np.float32), np.empty(50, np.float32), np.ones(9, np.float32)
+        for _ in range(3):
+            ours.Allreduce(x, y)
+            ours.Bcast(z)
+            ours.Barrier()
+        for other in (lambda: ours.Bcast(z), ours.Barrier):
+            with pytest.raises(MismatchError, match="allreduce"):
+                other() if comm.rank == 0 else ours.Allreduce(x, y)
+            ours.Allreduce(x, y)
+            assert (y == comm.size).all()
+        with pytest.raises(ArgumentError if comm.rank == 1 else RemoteError, match="root"):
+            ours.Bcast(z, root=99 if comm.rank == 1 else 0)
+        y[:] = -1
+        with pytest.raises(BlinkError):
+            ours.Allreduce(x, y[:7] if comm.rank == 1 else y)
+        assert (y == -1).all(), "a refused call touches no data"
+        ours.Allreduce(x, y)
+        assert (y == comm.size).all()
+    late = blinkmpi.Communicator(comm, timeout=0.4)
+    for _ in range(3):
+        late.Allreduce(x, y)
+    comm.Barrier()
+    if comm.rank:
+        with pytest.raises(CollectiveTimeout, match="rank 0"):
+            late.Allreduce(x, y)
+    comm.Barrier()
+    with pytest.raises(BlinkError):
+        late.Allreduce(x, y)
+    late.Free()
