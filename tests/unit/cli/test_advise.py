@@ -1,13 +1,13 @@
 """``blinkmpi advise``: what it prints, in JSON too, and how it fails."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blinkmpi.cli import advise as cli_advise
 from blinkmpi.cli import main as cli
-from blinkmpi.errors import ArgumentError
 from blinkmpi.topology import from_gpus
 from blinkmpi.util.launcher import RANK_VARIABLES
 from tests.unit.topology.test_probe import recorded
@@ -76,34 +76,50 @@ def test_how_many_must_be_said(advise: Any) -> None:
     assert "--take" in err
 
 
-def live(monkeypatch: pytest.MonkeyPatch, **said: str) -> dict[str, Any]:
-    """The JSON for a recorded machine of which GPUs 0 and 1 are used, seen by one process, with these variables."""
+class Alone:
+    """What ``main`` needs of a world of one process."""
+
+    size, rank = 1, 0
+
+    def Split_type(self, kind: int) -> "Alone":
+        return self
+
+    def Free(self) -> None:
+        """Nothing to free."""
+
+    def bcast(self, value: Any, root: int) -> Any:
+        return value
+
+
+@pytest.fixture
+def live(advise: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command without TOPOLOGY in one process, on a recorded DGX-1V of which GPUs 0 and 1 are used."""
     box = from_gpus(recorded("nvml-dgx-1v"), hosts=["node"] * 8)
+    monkeypatch.setattr(cli, "_world", Alone)
+    monkeypatch.setattr(cli, "mpi", lambda: (SimpleNamespace(COMM_TYPE_SHARED=0), ""))
+    monkeypatch.setattr(cli.cli_topo, "live_machine", lambda world, node: box)
     monkeypatch.setattr(cli_advise.Nvml, "users", lambda _: {d.bus: int(d.index < 2) for d in box.devices})
-    for name, value in said.items():
-        monkeypatch.setenv(name, value)
-    words = ["advise", "--take", "4", "--json"]
-    args = cli._parser(with_bench=False).parse_args(words)
-    printed: list[str] = []
-    monkeypatch.setattr("builtins.print", printed.append)
-    assert cli_advise.advice(args, box, ranks=1) == 0
-    monkeypatch.undo()
-    found: dict[str, Any] = json.loads(printed[0])
-    return found
+    return advise
 
 
-@pytest.mark.usefixtures("advise")
-def test_on_the_live_machine_free_gpus_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = live(monkeypatch)
-    assert found["free"] == [2, 3, 4, 5, 6, 7]
+def test_on_the_live_machine_free_gpus_are_found(live: Any) -> None:
+    code, out, _ = live("--take 4 --json")
+    found = json.loads(out)
+    assert (code, found["free"]) == (0, [2, 3, 4, 5, 6, 7])
     assert found["choices"][0]["gpus"] == [4, 5, 6, 7]
     assert found["why_free"] == "no process runs on 6 of 8 GPUs, says NVML"
+    code, out, _ = live("--take 4")
+    assert code == 0
+    assert "chosen from 2,3,4,5,6,7 (no process runs on 6 of 8 GPUs, says NVML)" in out
+    assert json.loads(live("--take 4 --from 0-3 --json")[1])["free"] == [0, 1, 2, 3]
 
 
-@pytest.mark.usefixtures("advise")
-def test_what_the_job_was_given_counts_before_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = live(monkeypatch, SLURM_JOB_GPUS="0,1,2,3,4")
-    assert found["free"] == [0, 1, 2, 3, 4]
-    assert found["why_free"] == "SLURM_JOB_GPUS=0,1,2,3,4"
-    with pytest.raises(ArgumentError, match="cannot take 4 GPUs"):
-        live(monkeypatch, CUDA_VISIBLE_DEVICES="0,1,2")
+def test_what_the_job_was_given_counts_before_what_is_free(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1,2,3,4")
+    found = json.loads(live("--take 4 --json")[1])
+    assert (found["free"], found["why_free"]) == ([0, 1, 2, 3, 4], "SLURM_JOB_GPUS=0,1,2,3,4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    code, out, err = live("--take 4")
+    assert (code, out) == (2, "")
+    assert "cannot take 4 GPUs" in err
+    assert "3 GPUs to choose from" in err
