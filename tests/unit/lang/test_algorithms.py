@@ -11,6 +11,8 @@ from blinkmpi import lang
 from blinkmpi.errors import ArgumentError, FormatError, PlanError
 from blinkmpi.lang import Algorithm, chunk, library
 from blinkmpi.lang.flow import Node
+from blinkmpi.program.check import Piece, check
+from blinkmpi.program.interpreter import run
 from blinkmpi.topology import machine
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from tests.unit.lang.algorithms import of_ranks
@@ -193,8 +195,16 @@ def test_a_custom_collective_runs_on_numpy() -> None:
     made = with_next(3)
     got = made.interpret([np.full(4, 10**r) for r in range(3)])
     assert [[list(part) for part in rank if part is not None] for rank in got] == [[], [[110] * 4], [[101] * 4]]
-    with pytest.raises(PlanError, match="a custom collective has no call"):
-        made.simulate(machine("pcie-8").subset([0, 1, 2]), 1024)
+    assert made.simulate(machine("pcie-8").subset([0, 1, 2]), 1024).seconds > 0
+    program = made.program(made.call_of_bytes(16, dtype="int64"))
+    assert program.call.counts == (2, 1, 1, 1, 0, 1, 1)
+    ran = run(program, [np.full(2, 10**r) for r in range(3)])
+    assert [None if part is None else list(part) for part in ran] == [None, [110] * 2, [101] * 2]
+    with pytest.raises(PlanError, match=r"what with_next#\w+ must receive is said by its algorithm"):
+        check(program)
+    wanted: list[list[Piece]] = [[], [(0, 2, ((1, 0), (2, 0)))], [(0, 2, ((0, 0), (1, 0)))]]
+    with pytest.raises(PlanError, match=r"rank 2: elements 0..1 hold contributions .*, wanted"):
+        check(program, wanted=wanted)
 
 
 def test_interpreting_agrees_with_the_program() -> None:
