@@ -15,7 +15,7 @@
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
 #   make paper   the figures of the Blink paper anew: results, pictures, docs/paper.md (FIGURE=trees for one)
-#   make wheel   dist/*.whl
+#   make wheel   dist/*.tar.gz, and dist/*.whl made from it
 #   make clean   remove what the other targets made
 #
 # PYTHON=/path/to/python3 chooses the Python, VENV=folder the environment.
@@ -88,7 +88,8 @@ paper: $(VENV)/.has-test
 
 wheel: $(VENV)/.has-test
 	rm -rf build dist
-	$(PIP) wheel --no-deps --wheel-dir dist .
+	$(PIP) install build
+	$(BIN)/python -m build
 	rm -rf build
 
 clean:
@@ -97,7 +98,7 @@ clean:
 
 # ---- set-up: one stamp for each group of extras, so that a second run is quick
 
-$(VENV)/.has-examples: extras := mpi,examples
+$(VENV)/.has-examples: extras := mpi,examples,plot
 $(VENV)/.has-test: extras := mpi,test
 $(VENV)/.has-docs: extras := mpi,docs
 $(VENV)/.has-cuda: extras := mpi,test,cuda$(CUDA)

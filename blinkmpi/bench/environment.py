@@ -14,7 +14,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ENVIRONMENT = ("BLINKMPI_", "NCCL_", "OMPI_", "UCX_", "SLURM_", "CUDA_", "PRTE_MCA_", "TORCH_SYMM")
+from ..util.launcher import library_name
+
+ENVIRONMENT = (
+    "BLINKMPI_", "NCCL_", "OMPI_", "UCX_", "SLURM_", "CUDA_", "PRTE_MCA_", "MPICH_", "MPIR_CVAR_", "I_MPI_",
+    "TORCH_SYMM",
+)  # fmt: skip
 PACKAGES = ("blinkmpi", "topology", "trees", "launch")
 # The launcher's own addresses and keys, inside the prefixes above, are left out too.
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|JWT|KEY|URI", re.IGNORECASE)
@@ -105,7 +110,7 @@ def nvidia_driver() -> str | None:
 
 def mpi_library(mpi: Any) -> str:
     """What the MPI behind mpi4py's module calls itself."""
-    return str(mpi.Get_library_version()).split(",")[0].strip("\0\n ")
+    return library_name(str(mpi.Get_library_version()))
 
 
 def versions(mpi_library: str, executor: str | None, *, gpu: bool = False) -> dict[str, Any]:

@@ -91,8 +91,8 @@ def _mpi(args: argparse.Namespace) -> tuple[Launcher, Pmi, str]:
         return args.mpi, "pmix", "mpirun"
     text = version_text()
     if not text:
-        raise ArgumentError("no MPI here: mpi4py finds none, and there is no mpirun; pip install blinkmpi[mpi], "
-                            "load your site's module, or say which with --mpi")  # fmt: skip
+        raise ArgumentError("no MPI here: mpi4py finds none, and there is no mpirun; load your site's module, "
+                            "pip install 'blinkmpi[mpi]', or say which with --mpi")  # fmt: skip
     return (*mpi_of(text), find_mpirun() or "mpirun")
 
 

@@ -46,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "bench":
             from ..bench.command import run as run_bench
 
-            return run_bench(args, _world())
+            return run_bench(args, _world(args))
         if args.command == "doctor":
             return cli_doctor.doctor(args)
         if args.command == "launch":
             return cli_launch.launch(args)
         if args.command == "tune":
-            return cli_tune.tune(args, _world())
+            return cli_tune.tune(args, _world(args))
         if args.command == "lang":
             return cli_lang.lang(args)
         if args.command == "plot":
@@ -141,12 +141,14 @@ def _machine_flags() -> argparse.ArgumentParser:
     return flags
 
 
-def _world() -> Any:
+def _world(args: argparse.Namespace) -> Any:
     """The ranks that mpirun started."""
     found, why = mpi()
     if found is None:
-        raise ArgumentError(f"there is no MPI to ask about the live machine ({why}); name a TOPOLOGY such as cpu:4, "
-                            "or install one: pip install blinkmpi[mpi]")  # fmt: skip
+        what = "to start ranks with" if args.command in ("bench", "tune") else "to ask about the live machine"
+        instead = "" if args.command in ("bench", "tune") else "name a TOPOLOGY such as cpu:4, or "
+        raise ArgumentError(f"{args.command}: there is no MPI {what} ({why.strip().splitlines()[0]}); {instead}"
+                            "load your site's MPI, or pip install 'blinkmpi[mpi]'")  # fmt: skip
     return found.COMM_WORLD
 
 
@@ -156,7 +158,7 @@ def _changed(args: argparse.Namespace, topology: Topology) -> Topology:
 
 def _live(args: argparse.Namespace) -> int:
     """Gather the machine on all ranks, run the command on rank 0, and give every rank its exit code."""
-    world = _world()
+    world = _world(args)
     node = world.Split_type(mpi()[0].COMM_TYPE_SHARED)
     try:
         if args.command == "topo" and args.measure:

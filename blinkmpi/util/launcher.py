@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,15 @@ def launched_size(environ: Mapping[str, str]) -> int:
     """How many processes the launcher started; 1 without a launcher."""
     found = [whole_number(environ.get(name, "")) for name in SIZE_VARIABLES]
     return max((size for size in found if size is not None), default=1)
+
+
+def library_name(text: str) -> str:
+    """An MPI library in one line, name and version, from what it says of itself (``MPI_Get_library_version``).
+
+    Open MPI goes on after a comma, MPICH with lines about its build.
+    """
+    line = next(iter(text.strip("\0\n ").splitlines()), "").partition(",")[0]
+    return re.sub(r"^(\S+) +Version *:\s*", r"\1 ", line).strip()
 
 
 def find_mpirun() -> str | None:

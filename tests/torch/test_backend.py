@@ -1,5 +1,5 @@
 """The backend ``blink`` of torch.distributed under mpirun, on torch's default device: the CPU, or in
-tests/gpu/test_torch.py a GPU.
+tests/gpu/torch a GPU.
 """
 
 import contextlib

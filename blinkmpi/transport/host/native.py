@@ -8,13 +8,16 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ...errors import SettingsError
 from ...util.cache_folder import cache_dir
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD
@@ -73,49 +76,134 @@ def codes(dtype: str, op: str) -> tuple[int, int] | None:
 
 
 def build() -> tuple[Path | None, str]:
-    """Compile the C executor if this machine has not done so before: (library, compiler), or (None, why not)."""
-    compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
-    if compiler is None:
-        return None, "no C compiler (cc, gcc, clang) on PATH"
+    """The C executor, compiled here or kept from before: (library, compiler), or (None, why there is none).
+
+    Any number of processes may do this at once, of several jobs, users and machines that share a folder: each compiles
+    into a scratch folder and puts the whole file in place. Where the cache folder cannot be used (a home that is
+    read-only or may not be executed from, a folder that others write to) the library is kept below ``TMPDIR``.
+    Where there is no compiler, as on the compute nodes of some clusters, one that was kept for this processor serves.
+    """
+    command, name, lost = _compiler()
+    if (name or not command[0]) and (found := kept(name)):
+        return found, name or f"an earlier compiler ({lost}, but {found} is kept)"
+    if not name:
+        return None, lost
+    folders, lost = _folders()
+    for folder in folders:
+        target = folder / _file_name(name)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if why := why_not(folder):
+                raise OSError(why)
+            _compile(command, target)
+        except (OSError, subprocess.SubprocessError) as error:
+            lost = "; ".join(filter(None, (lost, f"compiling the executor in {folder} failed: {error}")))
+            continue
+        return target, f"{name}, kept in {folder}: {lost}" if lost else name
+    return None, lost
+
+
+def kept(compiler: str = "") -> Path | None:
+    """The library that was made for this processor from these sources, by this compiler or by any."""
+    for folder in _folders()[0]:
+        for path in sorted(folder.glob(_file_name(compiler))):
+            if not why_not(folder) and _is_whole(path):
+                return path
+    return None
+
+
+def _file_name(compiler: str) -> str:
+    """What a library is called, by all that it depends on; a pattern if the compiler is not named."""
+    made_for = _digest(*(file.read_text() for file in SOURCES), *FLAGS, _cpu())
+    return f"executor-{made_for}-{_digest(compiler) if compiler else '*'}.so"
+
+
+def _compiler() -> tuple[list[str], str, str]:
+    """The compiler's command and what it calls itself; without one, an empty name and the reason."""
+    command = shlex.split(os.environ.get("CC", "")) or [
+        next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), "")
+    ]
+    if not command[0]:
+        return command, "", "no C compiler (cc, gcc, clang) on PATH"
     try:
-        path = Path(shutil.which(compiler) or compiler)
-        name = _version(path, path.stat().st_mtime_ns) or compiler
+        path = Path(shutil.which(command[0]) or command[0])
+        return command, _version((str(path), *command[1:]), path.stat().st_mtime_ns) or command[0], ""
     except (OSError, subprocess.SubprocessError) as error:
-        return None, f"{compiler} --version failed: {error}"
-    texts = [file.read_text() for file in SOURCES]
-    key = hashlib.sha256("\n".join([*texts, name, *FLAGS, _cpu()]).encode()).hexdigest()[:16]
-    folder = cache_dir()
-    target = folder / f"executor-{key}.so"
-    if _is_whole(target):
-        return target, name
+        return command, "", f"{shlex.join(command)} --version failed: {error}"
+
+
+def _compile(compiler: list[str], target: Path) -> None:
+    """Compile into a scratch folder beside ``target``, seal the library by its digest, and put it in place.
+
+    Raises:
+        OSError: if the folder cannot be written, or the compiler fails.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "executor.so"
+        command = [*compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode != 0:
+            raise OSError(f"{shlex.join(command)}: {done.stderr.strip().splitlines()[-1:]}")
+        with made.open("ab") as library:
+            library.write(hashlib.sha256(made.read_bytes()).digest())
+        made.chmod(0o755)
+        os.replace(made, target)
+
+
+def _folders() -> tuple[list[Path], str]:
+    """Where libraries are kept, the first choice first; and why there is no cache folder, if there is none.
+
+    The last one is this user's in the folder for temporary files; that it really is the user's, :func:`why_not` checks.
+    """
+    found, lost = [], ""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / "executor.so"
-            command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-            if done.returncode != 0:
-                return None, f"{' '.join(command)} failed: {done.stderr.strip().splitlines()[-1:]}"
-            with made.open("ab") as library:
-                library.write(hashlib.sha256(made.read_bytes()).digest())
-            os.replace(made, target)
-    except (OSError, subprocess.SubprocessError) as error:
-        return None, f"compiling the executor in {folder} failed: {error}"
-    return target, name
+        found.append(cache_dir())
+    except SettingsError as error:
+        lost = str(error)
+    try:
+        found.append(Path(tempfile.gettempdir()) / f"blinkmpi-{os.getuid()}")
+    except FileNotFoundError as error:
+        lost = "; ".join(filter(None, (lost, str(error))))
+    return found, lost
+
+
+def why_not(path: Path) -> str:
+    """Why code from this file or folder must not, or cannot, be run; empty if it may.
+
+    Whoever can change a library can do what its user can. So it, and its folder, must be this user's or root's, and
+    nobody else may write them, but for folders like /tmp whose files only their owners replace.
+    """
+    try:
+        facts = path.stat()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if facts.st_uid not in (0, os.getuid()):
+        return f"{path} is another user's (uid {facts.st_uid})"
+    if facts.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX):
+        return f"{path} can be written by everybody (chmod o-w)"
+    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+        return f"{path} is mounted noexec"
+    return ""
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 @cache
-def _version(compiler: Path, _changed: int) -> str:
+def _version(compiler: tuple[str, ...], _changed: int) -> str:
     """What a compiler calls itself; asked once, because to start a process takes a large one a tenth of a second."""
-    told = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    told = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
     return told.splitlines()[0] if told else ""
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a kept library is what was compiled: the loader would die of SIGBUS in the middle of a shortened one.
+    """Whether a kept library may be run and is what was compiled: the loader would die of SIGBUS in a shortened one.
 
     Its last bytes, after what the loader reads, are the digest of those before.
     """
+    if why_not(path):
+        return False
     try:
         text = read_file(path)
     except OSError:

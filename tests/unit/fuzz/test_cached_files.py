@@ -2,6 +2,7 @@
 
 import os
 import pwd
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,14 @@ from tests.unit.fuzz.mutators import promised
 
 
 @pytest.fixture
-def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder for temporary files, where libraries are kept that the cache folder does not take."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path / f"blinkmpi-{os.getuid()}"
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What a compiler has made that is quicker than a real one."""
     compiler = tmp_path / "cc"
     compiler.write_text("#!/bin/sh\nwhile [ $# -gt 1 ]; do [ $1 = -o ] && seq 2000 > $2; shift; done; echo cc 1\n")
@@ -43,12 +51,76 @@ def test_a_library_that_was_cut_off_is_compiled_again(what: str, compiled: Path)
     assert compiled.stat().st_mtime_ns == kept_at, "a whole one is not made again"
 
 
-def test_a_folder_in_place_of_the_library_is_a_reason(compiled: Path) -> None:
+def test_a_folder_in_place_of_the_library_is_a_reason(compiled: Path, own: Path) -> None:
     compiled.unlink()
     compiled.mkdir()
+    elsewhere, why = native.build()
+    assert elsewhere == own / compiled.name
+    assert str(compiled.parent) in why
+    assert native.build() == (elsewhere, "cc 1"), "not made again"
+
+
+def test_a_folder_that_everybody_may_write_is_not_trusted(compiled: Path, own: Path) -> None:
+    compiled.parent.chmod(0o777)
+    elsewhere, why = native.build()
+    assert elsewhere == own / compiled.name
+    assert f"{compiled.parent} can be written by everybody" in why
+    compiled.parent.chmod(0o1777)  # like /tmp: a file that another user has put there is not taken, ours is
+    assert native.build() == (compiled, "cc 1")
+    compiled.chmod(0o777)
+    assert native.build()[0] == elsewhere
+    own.chmod(0o777)
+    compiled.unlink()
+    assert native.build() == (compiled, "cc 1")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_library_or_folder_of_another_user_is_not_loaded(compiled: Path, own: Path) -> None:
+    os.chown(compiled, 12345, -1)
+    assert native.build() == (compiled, "cc 1")
+    assert compiled.stat().st_uid == 0, "made again: root may replace it"
+    os.chown(compiled.parent, 12345, -1)
+    elsewhere, why = native.build()
+    assert elsewhere == own / compiled.name
+    assert f"{compiled.parent} is another user's (uid 12345)" in why
+    os.chown(own, 12345, -1)
     lost, why = native.build()
     assert lost is None
-    assert str(compiled.parent) in why
+    assert "uid 12345" in why
+
+
+def test_where_there_is_no_compiler_a_kept_library_serves(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(compiled.parent))
+    path, compiler = native.build()
+    assert path == compiled
+    assert "no C compiler" in compiler
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-O0"))  # one that was made otherwise does not
+    assert native.build() == (None, "no C compiler (cc, gcc, clang) on PATH")
+
+
+def test_a_wrong_compiler_is_said_whatever_is_kept(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "/no/such/cc -m64")
+    lost, why = native.build()
+    assert lost is None
+    assert why.startswith("/no/such/cc -m64 --version failed: ")
+
+
+def test_a_compiler_may_have_arguments(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"{os.environ['CC']} -m64")
+    assert native.build() == (compiled, "cc 1")
+
+
+def test_processes_that_compile_at_once_all_get_a_whole_library(compiled: Path) -> None:
+    """The fake compiler writes a page at a time; each process finds or makes a library that is whole."""
+    good = compiled.read_bytes()
+    for _ in range(3):
+        compiled.unlink()
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda _: native.build(), range(8)))
+        assert set(made) == {(compiled, "cc 1")}
+        assert compiled.read_bytes() == good
+    assert [path.name for path in compiled.parent.iterdir()] == [compiled.name], "nothing is left beside it"
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

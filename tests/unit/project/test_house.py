@@ -2,7 +2,6 @@
 
 import ast
 import runpy
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -129,23 +128,6 @@ def test_map_links_and_folders_are_equal() -> None:
 
     folders = {str(path.parent) for path in sources(*PACKAGE)}
     assert folders == set(package_dir.values()), "a folder of the package has no __init__.py"
-
-
-def test_a_build_holds_every_file_once(tmp_path: Path) -> None:
-    """Built from a copy, so that it leaves nothing in the checkout."""
-    source, out = tmp_path / "source", tmp_path / "out"
-    expected = []
-    for path in sources(*PACKAGE):
-        (source / path.parent).mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, source / path)
-        expected.append("/".join([*PACKAGE[path.parts[0]].split("."), *path.parts[1:]]))
-    for link in (ROOT / "blinkmpi").iterdir():
-        if link.is_symlink():
-            (source / "blinkmpi" / link.name).symlink_to(link.readlink())
-    for name in ("setup.py", "README.md"):
-        shutil.copy(ROOT / name, source)
-    subprocess.run([sys.executable, "setup.py", "-q", "build", "-b", str(out)], cwd=source, check=True)
-    assert sorted(str(p.relative_to(out / "lib")) for p in (out / "lib").rglob("*.*")) == sorted(expected)
 
 
 # ---------------------------------------------------------------- imports and linters
