@@ -102,12 +102,12 @@ class Planned(Collectives):
 
     @property
     def machine(self) -> Topology:
-        """The machine of this job, as found or as given: of its GPUs, if every rank has one."""
+        """The machine of this job, as found or as given; of its GPUs, if every rank has one."""
         return self.context.main.machine
 
     @property
     def plans(self) -> Plan:
-        """The packings and the selection table of the calls so far: rank 0 plans for one when it is first made."""
+        """The packings and the selection table of the calls so far; rank 0 plans for one when it is first made."""
         return self.context.main.plans
 
     @property

@@ -36,6 +36,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True  # MPI.SUM has no readable form
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # the attributes of a value as one list
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"blinkmpi {release}"

@@ -56,7 +56,7 @@ class Device(Value, frozen=True):
 
     @property
     def label(self) -> str:
-        """A readable name: ``GPU 4``, ``CPU 0``."""
+        """A readable name, such as ``GPU 4`` or ``CPU 0``."""
         return f"{self.kind.upper()} {self.index}"
 
 
@@ -159,7 +159,7 @@ class Topology(Document, frozen=True, dict=True):
 
     @property
     def renumbered(self) -> str:
-        """Which devices the ranks are, where their numbers differ: ``ranks 0 to 2 are GPU 0, GPU 1, GPU 4``."""
+        """Which devices the ranks are, where their numbers differ, as in ``ranks 0 to 2 are GPU 0, GPU 1, GPU 4``."""
         if len(self.nodes) > 1 or all(d.index == r for r, d in enumerate(self.devices)):
             return ""
         names = ", ".join(d.label for d in self.devices)
@@ -167,7 +167,7 @@ class Topology(Document, frozen=True, dict=True):
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits over what planning depends on: kinds, nodes, links; not over names or uuids."""
+        """16 hex digits over what planning depends on, which is kinds, nodes and links; not over names or uuids."""
         facts = (
             [(d.kind, d.node, d.index) for d in self.devices],
             [(s.kind, s.node) for s in self.switches],

@@ -94,6 +94,15 @@ def test_a_page_loads_nothing_from_elsewhere(pages: dict[Path, Page]) -> None:
 
 @pytest.mark.mpi_skip
 @pytest.mark.slow
+def test_no_docstring_of_a_property_is_taken_for_a_type(site: Path) -> None:
+    """Napoleon reads ``16 digits: ...`` at the start of a property's docstring as type and text; spare the colon."""
+    api = (site / "api.html").read_text(encoding="utf-8")
+    taken = re.findall(r"<dt[^>]*>Type<.*?<dd[^>]*>(.*?)</dd>", api, re.DOTALL)
+    assert not taken, taken
+
+
+@pytest.mark.mpi_skip
+@pytest.mark.slow
 def test_every_setting_error_and_picture_has_its_place(site: Path, pages: dict[Path, Page]) -> None:
     wanted = {f"blinkmpi-{name.lower().replace('_', '-')}" for name in settings.KNOWN}
     assert wanted <= pages[site / "settings.html"].ids
