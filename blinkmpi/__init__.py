@@ -21,6 +21,7 @@ from .errors import (
     RemoteError,
     SettingsError,
     TopologyError,
+    TraceError,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = [
     "SettingsError",
     "StoreCommunicator",
     "TopologyError",
+    "TraceError",
 ]
 
 

@@ -25,6 +25,14 @@ class Call(Value, frozen=True):
     op: str = ""
     root: int = -1
 
+    @property
+    def text(self) -> str:
+        """The call as people read it, and as ranks compare it."""
+        count = self.counts[0] if len(self.counts) == 1 or self.even else list(self.counts)
+        what = f"{count} x {self.dtype}" if self.dtype else ""
+        op, root = f", op {self.op}" if self.op else "", f", root {self.root}" if self.root >= 0 else ""
+        return f"{self.collective}({what}{op}{root})"
+
     def block(self, rank: int) -> tuple[int, int]:
         """(start, length) of ``rank``'s block in the vector of all blocks; the whole vector if not blocked."""
         if self.collective not in BLOCKED:

@@ -13,13 +13,16 @@ from ...program.ir import Program, Stage
 from ...program.partition import NodePart, part_of
 from ...program.reduction import accumulator_of, dtype_of
 from ..control_pages import CONTROL, LINE
+from ..events import TracedProgram
 from ..network.endpoints import Endpoint, Endpoints, tag_of
+from ..recorder import Recorder, Tally
 from . import native
 from .channel_layout import ChannelLayout
 from .native_rows import rows_of
 from .numpy_executor import NumpyStage
 from .shared_window import SharedWindow, cache_bytes
 from .single_copy import ExportedChunks, Helper, exported_channels, in_long_chunks
+from .traffic import traffic_of
 
 ExecutorName = Literal["c", "numpy"]
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
@@ -41,6 +44,8 @@ class HostProgram:
     trees: int  # how many trees it has, for the log
     chunk_bytes: int
     depth: int
+    tally: Tally  # what a call adds to the counters
+    timing: NDArray[np.int64]  # of the rows in a traced call
     through_slots: HostProgram | None = None  # for a call in which some rank's buffer cannot be read
 
     def __str__(self) -> str:
@@ -49,7 +54,13 @@ class HostProgram:
 
 
 def load(
-    make: Callable[[], Program], window: SharedWindow, library: native.Native | None, helper: Helper, *, cma: bool
+    make: Callable[[], Program],
+    window: SharedWindow,
+    library: native.Native | None,
+    helper: Helper,
+    recorder: Recorder,
+    *,
+    cma: bool,
 ) -> HostProgram:
     """Resolve a program's channels to addresses in ``window``.
 
@@ -74,6 +85,13 @@ def load(
     struct.stream = 2 * call.n * call.nbytes > CACHE_BYTES  # all ranks' buffers
     struct.cma, struct.helper = bool(exported), helper.address(program, exported)
     place(struct, window)
+    done_by = [*zip(rows.stages, rows.waits, strict=True)] if in_c else [(stage, False) for stage in stages]
+    traffic = traffic_of(part, program, rank, exported, done_by)
+    tally = recorder.tally(traffic.moved, traffic.times)
+    timing = np.zeros(native.TIMING * len(done_by), np.int64)
+    struct.tally, struct.tallies = tally.words.ctypes.data, len(tally.words) // 3
+    struct.times, struct.timed, struct.timing = tally.times.ctypes.data, len(tally.times) // 2, timing.ctypes.data
+    struct.trace, struct.program = recorder.address, recorder.add(TracedProgram(call.text, traffic.rows))
     mine = {at.buffer for c, at in exported.items() if program.channels[c].writer == rank}
     return HostProgram(
         make,
@@ -87,6 +105,8 @@ def load(
         len({channel.tree for channel in program.channels}),
         program.chunk * item,
         program.depth,
+        tally,
+        timing,
     )
 
 
