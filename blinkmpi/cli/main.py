@@ -1,5 +1,5 @@
-"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | doctor | bench | tune | launch | plot``,
-and ``lang`` for chunk programs.
+"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | doctor | bench | tune | top | launch |
+plot``, and ``lang`` for chunk programs.
 
 With TOPOLOGY, a machine of the catalogue or a file, a command needs no MPI. Without it, the command asks the ranks that
 ``mpirun`` started (this process alone without ``mpirun``). Rank 0 prints, and its exit code is the job's.
@@ -22,13 +22,16 @@ from ..errors import ArgumentError, BlinkError
 from ..planning.explain import explanation, link_text
 from ..planning.selection import choose, make_plan, program_for
 from ..program.call import REDUCTIONS, Call, collective_named
-from ..program.cost_model import price
+from ..program.cost_model import price, timeline
 from ..program.interpreter import run
 from ..program.ir import Program
 from ..program.reduction import dtype_of
+from ..program.timeline import trace_of
 from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..trees.tree import COLLECTIVES
+from ..util.chrome_trace import add as add_to_trace
+from ..util.chrome_trace import create as create_trace
 from ..util.codec import plain
 from ..util.settings import read
 from ..util.text import brief, parse_size, plural, size_text, time_text
@@ -36,12 +39,14 @@ from . import doctor as cli_doctor
 from . import lang as cli_lang
 from . import launch as cli_launch
 from . import plan as cli_trees
+from . import top as cli_top
 from . import topo as cli_topo
 from . import tune as cli_tune
 from .output import by_rank_0, mpi, own_rank, show
 
 RUN_BYTES = 16 << 20  # vectors up to here are really run by `simulate`, for all ranks in this process
 BUSIEST = 8
+TRACED, SIMULATED = 1 << 18, "simulated"  # chunks on links in a trace, and the name of its job
 LONGEST_ERROR = 2000  # letters; what a file of the user has in it may be longer
 
 
@@ -64,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return cli_doctor.doctor(args)
         if args.command == "launch":
             return cli_launch.launch(args)
+        if args.command == "top":
+            return cli_top.top(args)
         if args.command == "tune":
             return cli_tune.tune(args, _world())
         if args.command == "lang":
@@ -92,7 +99,7 @@ def _for_all_ranks(words: Sequence[str]) -> bool:
             args = _parser(with_bench="bench" in words[:1]).parse_args(words)
         except SystemExit:
             return False
-    alone = args.command in ("launch", "plot", "lang") or (args.command == "plan" and args.diff)
+    alone = args.command in ("launch", "plot", "lang", "top") or (args.command == "plan" and args.diff)
     return args.command in ("bench", "doctor", "tune") or (not alone and args.topology is None)
 
 
@@ -127,6 +134,9 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
             command.add_argument("--bytes", default="64M", help="largest buffer of the call; K M G are 2^10 2^20 2^30")
             command.add_argument("--dtype", default="float32", help="element type, by NumPy's or nccl-tests' name")
             command.add_argument("--op", default="sum", help=", ".join(OP_NAMES))
+        if name == "simulate":
+            what = "write every chunk on every link as a trace, for Perfetto or chrome://tracing"
+            command.add_argument("--trace", metavar="FILE", help=what)
     if with_bench:
         from ..bench.command import add_parser
 
@@ -135,6 +145,7 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
         sub.add_parser("bench", help="time and check collectives, beside other libraries")
     cli_doctor.add_doctor(sub)
     cli_tune.add_tune(sub)
+    cli_top.add_top(sub)
     cli_launch.add_launch(sub)
     cli_lang.add_lang(sub)
     what = "draw what bench measured: time, bus bandwidth and ratios against size"
@@ -225,6 +236,11 @@ def _simulate(args: argparse.Namespace, topology: Topology) -> int:
     packing = plan.packing(call.collective, call.root, choose(plan, call).scheme)
     program = program_for(plan, call, choose(plan, call))
     cost = price(program, packing, topology)
+    if args.trace:
+        crossings = timeline(program, packing, topology, most=TRACED)
+        title = f"{call.text} on {topology.name}, simulated"
+        create_trace(args.trace, SIMULATED)
+        add_to_trace(args.trace, SIMULATED, trace_of(crossings, topology, title))
     small = 0 < call.nbytes <= RUN_BYTES
     wrong = _run(program) if small else None
     if args.json:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..util.codec import Document, Value
-from ..util.text import size_text, time_text
+from ..util.text import amount_text, time_text
 from .counters import OTHERS, Count, Name
 
 UNKNOWN = "not measured"
@@ -91,19 +91,19 @@ class Stats(Document, frozen=True):
         return sum(each.bytes for each in self.links if each.target == self.rank)
 
     def __str__(self) -> str:
-        parts = [f"rank {self.rank} of {self.n}: {self.calls} calls, {size_text(self.sent_bytes)} sent, "
-                 f"{size_text(self.received_bytes)} received"]  # fmt: skip
+        parts = [f"rank {self.rank} of {self.n}: {self.calls} calls, {amount_text(self.sent_bytes)} sent, "
+                 f"{amount_text(self.received_bytes)} received"]  # fmt: skip
         parts.append(_table(("collective", "calls", "bytes"), [
-            (c.collective, str(c.calls), size_text(c.bytes)) for c in self.collectives
+            (c.collective, str(c.calls), amount_text(c.bytes)) for c in self.collectives
         ]))  # fmt: skip
         parts.append(_table(("protocol", "calls", "sent"), [
-            (p.protocol, str(p.calls), UNKNOWN if p.bytes is None else size_text(p.bytes)) for p in self.protocols
+            (p.protocol, str(p.calls), UNKNOWN if p.bytes is None else amount_text(p.bytes)) for p in self.protocols
         ]))  # fmt: skip
         parts.append(_table(("link", "bytes", "busy"), [
-            (_ends(k), size_text(k.bytes), _time(k.busy_s)) for k in self.links
+            (_ends(k), amount_text(k.bytes), _time(k.busy_s)) for k in self.links
         ]))  # fmt: skip
         parts.append(_table(("tree", "sent", "busy"), [
-            (tree_text(t), size_text(t.bytes), _time(t.busy_s)) for t in self.trees
+            (tree_text(t), amount_text(t.bytes), _time(t.busy_s)) for t in self.trees
         ]))  # fmt: skip
         waits = [(f"rank {w.rank}" if w.rank >= 0 else "other nodes", _time(w.wait_s)) for w in self.waits]
         parts.append(_table(("waited for", "time"), waits))
