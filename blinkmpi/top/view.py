@@ -71,11 +71,11 @@ def _communicator(number: int, now: Look, then: Look | None) -> list[RenderableT
     parts: list[RenderableType] = [Text(head + aborted, style="bold red" if aborted else "bold")]
     ranks = _table("rank", "process", "state", "calls", "calls/s", "sent", "received", "in call", "waits for")
     for each in now.ranks[:SHOWN]:
-        stats, earlier = each.stats, old.get(each.rank)
-        rate = f"{(stats.calls - earlier.calls) / seconds:.3g}" if earlier and seconds else "-"
+        own, earlier = each.stats, old.get(each.rank)
+        rate = f"{(own.calls - earlier.calls) / seconds:.3g}" if earlier and seconds else "-"
         call = f"{each.entered} {each.call}" if each.entered > each.finished else "none"
-        ranks.add_row(str(each.rank), str(each.pid), each.state, str(stats.calls), rate, amount_text(stats.sent_bytes),
-                      amount_text(stats.received_bytes), call, each.waits or "-")  # fmt: skip
+        ranks.add_row(str(each.rank), str(each.pid), each.state, str(own.calls), rate, amount_text(own.sent_bytes),
+                      amount_text(own.received_bytes), call, each.waits or "-")  # fmt: skip
     parts.append(ranks)
     if len(now.ranks) > SHOWN:
         parts.append(Text(f"  and {len(now.ranks) - SHOWN} more ranks"))

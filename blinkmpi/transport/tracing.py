@@ -9,6 +9,7 @@ of a job in which one has died. Nothing is sent for it.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import signal
@@ -16,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -48,8 +48,7 @@ class _Process:
         self.identities: dict[str, Identity] = {}
         self.communicators = 0
         self.open: list[Trace] = []
-        self.writing = False
-        self.ended = 0  # the signal that came while it wrote
+        self.writing = threading.Lock()
         self.pid = 0
 
 
@@ -124,21 +123,20 @@ class Trace:
 
     def write(self) -> None:
         """Add this rank's events to the file, once. What goes wrong is said: the calls themselves were right."""
+        with _HERE.writing:
+            self._write()
+
+    def _write(self) -> None:
         if self._written or os.getpid() != _HERE.pid:
             return
         self._written = True
         if self in _HERE.open:
             _HERE.open.remove(self)
-        _HERE.writing = True
         try:
             found = chrome_trace.add(self.path, self._identity.job, self.events(), ABOUT)
         except TraceError as error:
             self._say(f"rank {self._rank}: {error}. Its events are lost")
             return
-        finally:
-            _HERE.writing = False
-            if _HERE.ended:
-                _end(_HERE.pid, _HERE.ended, None)
         if str(found) != self.path:
             self._say(f"BLINKMPI_TRACE={self.path!r} is another job's by now; this job's events are in {str(found)!r}")
         if self._ring.dropped and self._rank == 0:
@@ -203,20 +201,44 @@ def _write_all() -> None:
     """Write what is left, at the end of the process."""
     for trace in [*_HERE.open]:
         trace.write()
+    with _HERE.writing:  # whoever else writes has done so
+        pass
 
 
 def _write_at_sigterm() -> None:
-    """Write before SIGTERM ends this process, unless the program has a handler of its own for it."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, partial(_end, _HERE.pid))
+    """Write before SIGTERM ends this process, unless the program has a handler of its own for signals.
+
+    The main thread may wait in a call of MPI for ever, and run no handler of Python; so a thread waits for the signal's
+    number, which Python writes into a pipe at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if before != -1:  # an event loop's
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+        return
+    signal.signal(signal.SIGTERM, _leave_to_thread)
+    threading.Thread(target=_end_at, args=(reader, os.getpid()), name="blinkmpi-trace", daemon=True).start()
 
 
-def _end(process: int, number: int, _frame: object) -> None:
+def _leave_to_thread(_number: int, _frame: object) -> None:
+    """End a child that has been forked, where the thread is not."""
+    if os.getpid() != _HERE.pid:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_at(reader: int, process: int) -> None:
+    """Wait for SIGTERM, write, and let it end this process. A thread's whole life."""
+    while os.read(reader, 1) != bytes([signal.SIGTERM]):
+        pass
     if os.getpid() == process:
-        if _HERE.writing:
-            _HERE.ended = number
-            return
-        _HERE.ended = 0
         _write_all()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+        ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)  # Python's own may be set by the main thread alone
+        os.kill(process, signal.SIGTERM)

@@ -122,9 +122,8 @@ def _append(file: int, path: Path, events: Iterable[str]) -> None:
         try:
             for block in _blocks(events):
                 text = (b"\n" if first else b",\n") + block
-                _write(file, text, at)
+                _write(file, text + END, at)  # whole after each write, however its writer ends
                 at, first = at + len(text), False
-            _write(file, END, at)
         except OSError:
             os.ftruncate(file, size)
             _write(file, END, size)
@@ -188,6 +187,8 @@ def _lock(file: int, path: Path) -> None:
 def _errors(path: str | Path) -> Iterator[None]:
     try:
         yield
+    except TraceError:
+        raise
     except OSError as error:
         raise TraceError(
             f"trace {str(path)!r}: cannot write it: {error.strerror}; give a path in a folder that exists and has room"

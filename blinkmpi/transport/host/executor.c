@@ -261,7 +261,6 @@ static int advance_traced(call_t *j, stage_t *c, int64_t *p, int64_t row) {
   trace_t *const t = j->trace;
   int64_t *const timing = j->timing + TIMING * row;
   if (t->waiting) waited(t, EVENT_WAIT, now_ns(), j->program, row, ((flag_t *)timing[LACKED] - j->calls) / j->stride);
-  t->waiting = 0;
   const int64_t k = p[DONE_CHUNKS], start = t->last;
   if (!advance(j, c, p)) return 0;
   if (!c->nops) return 1;
@@ -383,7 +382,9 @@ int blink_execute(call_t *j, int64_t *rows) {
   const int state = j->trace ? run_stages(j, rows, 1) : run_stages(j, rows, 0);
   if (state != DONE) return state;
   if (get(j->abort)) return ABORTED; /* this rank may come late, or have read of one that had left the call */
-  set(j->calls + j->rank * j->stride + FINISHED, j->seq);
+  flag_t *const finished = j->calls + j->rank * j->stride + FINISHED;
+  if (get(finished) == j->seq) return DONE; /* called again while messages are under way */
+  set(finished, j->seq);
   count_call(j->tally, j->tallies);
   if (j->trace) {
     count_times(j->times, j->timed, j->timing, j->stages);

@@ -30,6 +30,7 @@ static void waited(trace_t *t, int kind, int64_t now, int64_t program, int64_t r
   if (rank >= 0) *t->waits[rank] += now - t->last;
   record(t, kind, t->last, now, program, row, rank);
   t->last = now;
+  t->waiting = 0;
 }
 
 /* Add what a completed call moves to the counters: (where, bytes, calls) each. */

@@ -225,7 +225,6 @@ class HostTransport:
             return Outcome.ABORTED, moved
         if outcome is Outcome.DONE and (self.messages is None or call.program.endpoints.finished):
             self.pages.finished[self.rank] = struct.seq
-            call.program.tally.add(call.trace)
         return outcome, moved
 
     def _with_messages(self, call: HostCall, turn: Turn) -> Turn:

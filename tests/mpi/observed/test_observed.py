@@ -92,7 +92,7 @@ def test_every_call_is_counted(comm: MPI.Intracomm) -> None:
     comm.Barrier()
 
 
-@mpi(ranks=3, timeout=60, env={"BLINKMPI_NODES": "1+2", "BLINKMPI_TIMES": "1"})
+@mpi(ranks=(3,), timeout=60, env={"BLINKMPI_NODES": "1+2", "BLINKMPI_TIMES": "1"})
 def test_links_between_nodes_are_counted_by_their_ranks(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm, algo="allreduce:^mpi") as ours:
         ours.Allreduce(np.ones(COUNT), np.empty(COUNT))
@@ -104,7 +104,7 @@ def test_links_between_nodes_are_counted_by_their_ranks(comm: MPI.Intracomm) -> 
     assert any(w.rank == -1 for s in everybody for w in s.waits)
 
 
-@mpi(ranks=2, timeout=60)
+@mpi(ranks=(2,), timeout=60)
 def test_without_the_setting_times_are_not_measured(comm: MPI.Intracomm) -> None:
     with blinkmpi.Communicator(comm) as ours:
         ours.Allreduce(np.ones(COUNT), np.empty(COUNT))
@@ -122,8 +122,9 @@ def test_without_the_setting_times_are_not_measured(comm: MPI.Intracomm) -> None
 @mpi(ranks=(2, 4), timeout=60)
 def test_a_trace_has_every_chunk_of_every_rank(comm: MPI.Intracomm, executor: str) -> None:
     path = Path(f"/tmp/blinkmpi-test-{comm.bcast(os.getpid())}.json")
+    os.environ["BLINKMPI_TRACE"] = str(path)
     try:
-        with with_setting(comm, "TRACE", str(path), executor=executor, algo="allreduce:^mpi") as ours:
+        with blinkmpi.Communicator(comm, executor=executor, algo="allreduce:^mpi") as ours:
             for _ in range(2):
                 ours.Allreduce(np.ones(COUNT), np.empty(COUNT))
             with ours.Split(comm.rank % 2) as half:
@@ -132,6 +133,7 @@ def test_a_trace_has_every_chunk_of_every_rank(comm: MPI.Intracomm, executor: st
         comm.Barrier()
         events = events_of(path)
     finally:
+        del os.environ["BLINKMPI_TRACE"]
         comm.Barrier()
         if comm.rank == 0:
             path.unlink(missing_ok=True)
@@ -159,7 +161,7 @@ def test_a_trace_has_every_chunk_of_every_rank(comm: MPI.Intracomm, executor: st
         assert all(e["ts"] >= begun[e["id"]] - 50 for e in events if e["ph"] == "f")
 
 
-@mpi(ranks=2, timeout=60)
+@mpi(ranks=(2,), timeout=60)
 def test_a_trace_says_what_it_dropped(comm: MPI.Intracomm) -> None:
     path = Path(f"/tmp/blinkmpi-test-{comm.bcast(os.getpid())}.json")
     os.environ["BLINKMPI_TRACE_EVENTS"] = "16"
@@ -179,7 +181,7 @@ def test_a_trace_says_what_it_dropped(comm: MPI.Intracomm) -> None:
     assert all(a["dropped"] >= 24 for a in about)
 
 
-@mpi(ranks=2, timeout=60)
+@mpi(ranks=(2,), timeout=60)
 def test_a_trace_that_cannot_be_written_is_an_error_on_every_rank(comm: MPI.Intracomm) -> None:
     with pytest.raises(TraceError, match=r"/none/t\.json.*give a path in a folder that exists"):
         with_setting(comm, "TRACE", "/tmp/none/t.json")
@@ -191,7 +193,8 @@ def test_a_trace_that_cannot_be_written_is_an_error_on_every_rank(comm: MPI.Intr
 def test_the_events_of_the_others_are_kept_where_a_rank_dies(tmp_path: Path, how: signal.Signals) -> None:
     path = tmp_path / "t.json"
     env = {"PYTHONPATH": str(ROOT), "BLINKMPI_TRACE": str(path)}
-    with Job(3, [sys.executable, "-c", LOOP, "60"], timeout=60, env=env) as job:
+    patient = ("--prtemca", "odls_base_sigkill_timeout", "20")  # mpirun's SIGKILL comes so long after its SIGTERM
+    with Job(3, [sys.executable, "-c", LOOP, "60"], timeout=60, env=env, options=patient) as job:
         job.wait_for("ready", count=3)
         job.signal(1, how)
         job.wait()

@@ -76,7 +76,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
     def full(file: int, text: bytes, at: int) -> int:
         if text != END and room[0] <= 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        part = text if text == END else text[: room[0]]
+        part = text if text == END else text[: room[0]]  # which the file had before
         room[0] -= len(part)
         return write(file, part, at)
 
