@@ -23,6 +23,7 @@ from .errors import (
     RemoteError,
     SettingsError,
     TopologyError,
+    TraceError,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ __all__ = [
     "SettingsError",
     "StoreCommunicator",
     "TopologyError",
+    "TraceError",
 ]
 
 

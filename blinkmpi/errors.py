@@ -44,6 +44,10 @@ class SettingsError(BlinkError, ValueError):
     """An environment variable of ours holds an impossible value."""
 
 
+class TraceError(BlinkError, OSError):
+    """A trace cannot be written."""
+
+
 class MismatchError(BlinkError):
     """The ranks disagree about the call that they are in."""
 

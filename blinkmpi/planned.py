@@ -21,6 +21,7 @@ from .runtime.cuda.buffers import device_array
 from .runtime.cuda.context import CudaContext
 from .topology import Topology
 from .transport.cuda.device import Gpu
+from .transport.stats import Stats
 
 T = TypeVar("T")
 
@@ -166,6 +167,19 @@ class Planned(Collectives):
     def plan_line(self, collective: str, root: int = 0) -> str:
         """The packing that large vectors take, in one line: trees, rate, bound."""
         return inspection.plan_text(self.context, collective, root)
+
+    def stats(self) -> Stats:
+        """What this rank's calls have moved: bytes and times by link, tree and protocol, waits by peer. Local."""
+        dispatcher = self._dispatcher()
+        if dispatcher.cuda is not None:
+            dispatcher.cuda.started.settle()
+        return inspection.stats(self.context)
+
+    def gather_stats(self) -> tuple[Stats, ...]:
+        """The :meth:`stats` of every rank, in rank order; collective."""
+        entering.enter(self._dispatcher(), "gather_stats()", lambda: None)
+        found: list[Stats] = self.context.together.allgather(self.stats())
+        return tuple(found)
 
     # ---- the end
 

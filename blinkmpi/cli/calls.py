@@ -16,13 +16,16 @@ from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
 from ..planning.plan import Plan, Rule
 from ..planning.selection import choose, make_plan, program_for
 from ..program.call import REDUCTIONS, Call, collective_named
-from ..program.cost_model import price
+from ..program.cost_model import price, timeline
 from ..program.interpreter import run
 from ..program.ir import Program
 from ..program.reduction import dtype_of
-from ..program.routes import cheapest_routes
+from ..program.routes import Routes, cheapest_routes
+from ..program.timeline import trace_of
 from ..topology.model import Topology
 from ..trees.tree import COLLECTIVES, Collective
+from ..util.chrome_trace import add as add_to_trace
+from ..util.chrome_trace import create as create_trace
 from ..util.codec import plain
 from ..util.settings import read
 from ..util.text import parse_size, plural, size_text, time_text
@@ -30,6 +33,7 @@ from .output import show
 
 RUN_BYTES = 16 << 20  # vectors up to here are really run by `simulate`, for all ranks in this process
 BUSIEST = 8
+TRACED, SIMULATED = 1 << 18, "simulated"  # chunks on links in a trace, and the name of its job
 ALGORITHM = "an algorithm of one's own: x.py, x.py:NAME, x.xml (MSCCL's) or x.json (docs/lang.md)"
 
 
@@ -46,6 +50,12 @@ def add_call(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dtype", default="float32", help="element type, by NumPy's or nccl-tests' name")
     command.add_argument("--op", default="sum", help=", ".join(OP_NAMES))
     command.add_argument("--algorithm", metavar="FILE", help=ALGORITHM)
+
+
+def add_trace(command: argparse.ArgumentParser) -> None:
+    """Where a trace goes."""
+    what = "write every chunk on every link as a trace, for Perfetto or chrome://tracing"
+    command.add_argument("--trace", metavar="FILE", help=what)
 
 
 def explain(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
@@ -65,16 +75,21 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
         plan = _plan(topology, call, made, mpi=False)
         rule = choose(plan, call)
         packing = plan.packing(call.collective, call.root, rule.scheme)
+        routes: Routes
         program, bound = program_for(plan, call, rule), packing.bound
-        cost, scheme = price(program, packing, topology), packing.scheme
+        routes, scheme = packing, packing.scheme
     else:
         multicast, bound = shares_memory(topology), None
         chunk_bytes, depth = MEMORY_SLOTS if multicast else LINK_SLOTS
         rule = Rule(call.collective, 0, made.scheme, chunk_bytes, depth)
         chunk_bytes = chunk_of_algorithm(made, call, rule, multicast=multicast)
         program = made.program(call, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast)
-        routes = cheapest_routes(program.channels, topology, multicast=multicast)
-        cost, scheme = price(program, routes, topology), made.scheme
+        routes, scheme = cheapest_routes(program.channels, topology, multicast=multicast), made.scheme
+    cost = price(program, routes, topology)
+    if args.trace:
+        crossings = timeline(program, routes, topology, most=TRACED)
+        create_trace(args.trace, SIMULATED)
+        add_to_trace(args.trace, SIMULATED, trace_of(crossings, topology, f"{call.text} on {topology.name}, simulated"))
     small = 0 < call.nbytes <= RUN_BYTES
     wrong = _run(program, made) if small else None
     if args.json:

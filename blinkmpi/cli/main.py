@@ -1,5 +1,5 @@
-"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | advise | doctor | bench | tune | launch |
-plot``, and ``lang`` for chunk programs.
+"""The command line: ``blinkmpi topo | plan | explain | simulate | subsets | advise | doctor | bench | tune | top |
+launch | plot``, and ``lang`` for chunk programs.
 
 With TOPOLOGY, a machine of the catalogue or a file, a command needs no MPI. Without it, the command asks the ranks that
 ``mpirun`` started (this process alone without ``mpirun``). Rank 0 prints, and its exit code is the job's.
@@ -25,6 +25,7 @@ from . import doctor as cli_doctor
 from . import lang as cli_lang
 from . import launch as cli_launch
 from . import plan as cli_trees
+from . import top as cli_top
 from . import topo as cli_topo
 from . import tune as cli_tune
 from .output import by_rank_0, mpi, own_rank
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return cli_doctor.doctor(args)
         if args.command == "launch":
             return cli_launch.launch(args)
+        if args.command == "top":
+            return cli_top.top(args)
         if args.command == "tune":
             return cli_tune.tune(args, _world(args))
         if args.command == "lang":
@@ -79,7 +82,7 @@ def _for_all_ranks(words: Sequence[str]) -> bool:
             args = _parser(with_bench="bench" in words[:1]).parse_args(words)
         except SystemExit:
             return False
-    alone = args.command in ("launch", "plot", "lang") or (args.command == "plan" and args.diff)
+    alone = args.command in ("launch", "plot", "lang", "top") or (args.command == "plan" and args.diff)
     return args.command in ("bench", "doctor", "tune") or (not alone and args.topology is None)
 
 
@@ -113,6 +116,8 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
             cli_advise.add_advise(command)
         if name in ("explain", "simulate"):
             cli_calls.add_call(command)
+        if name == "simulate":
+            cli_calls.add_trace(command)
     if with_bench:
         from ..bench.command import add_parser
 
@@ -121,6 +126,7 @@ def _parser(*, with_bench: bool) -> argparse.ArgumentParser:
         sub.add_parser("bench", help="time and check collectives, beside other libraries")
     cli_doctor.add_doctor(sub)
     cli_tune.add_tune(sub)
+    cli_top.add_top(sub)
     cli_launch.add_launch(sub)
     cli_lang.add_lang(sub)
     what = "draw what bench measured: time, bus bandwidth and ratios against size"

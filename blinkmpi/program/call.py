@@ -34,6 +34,16 @@ class Call(Value, frozen=True):
         """Whether elements of several ranks are folded."""
         return self.collective in REDUCTIONS or bool(self.op)
 
+    @property
+    def text(self) -> str:
+        """The call as people read it, and as ranks compare it."""
+        count = self.counts[0] if len(self.counts) == 1 or self.even else list(self.counts)
+        what = f"{count} x {self.dtype}" if self.dtype else ""
+        if self.name:
+            what = f"{self.name}, chunks of {self.counts[0]} x {self.dtype}"
+        op, root = f", op {self.op}" if self.op else "", f", root {self.root}" if self.root >= 0 else ""
+        return f"{self.collective}({what}{op}{root})"
+
     def block(self, rank: int) -> tuple[int, int]:
         """(start, length) of ``rank``'s block in the vector of all blocks; the whole vector if not blocked."""
         if self.collective not in BLOCKED:

@@ -5,6 +5,7 @@ that share a memory (Blink section 4). Pure: no MPI, no GPU, no clock.
 import heapq
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import PlanError
@@ -84,6 +85,48 @@ def price(program: Program, routes: Routes, topology: Topology) -> Price:
     return Price(seconds, program.call.nbytes / seconds / 1e9 if seconds else 0.0, busy)
 
 
+class Crossing(NamedTuple):
+    """A chunk on a link, in a simulation: the link (source vertex, target vertex, kind), the stage, and when."""
+
+    link: tuple[int, int, str]
+    stage: Stage
+    chunk: int
+    start_s: float
+    end_s: float
+
+
+def timeline(program: Program, routes: Routes, topology: Topology, *, most: int) -> tuple[Crossing, ...]:
+    """Every chunk on every link, in order of the simulation of :func:`price`, of the whole call.
+
+    Args:
+        most: crossings; a call of more is refused.
+
+    Raises:
+        PlanError: as :func:`price`, and for a call of too many crossings.
+    """
+    model = _Model(program, routes, topology)
+    chunks = [-(-stage.count // step) for stage, step in zip(program.stages, model.steps, strict=True)]
+    crossings = sum(
+        count * sum(len(t.links) for t in transfers) for count, transfers in zip(chunks, model.transfers, strict=True)
+    )
+    if crossings > most:
+        raise PlanError(
+            f"{crossings} chunks cross links in this call; a trace takes {most} at most: give fewer --bytes"
+        )
+    found: list[Crossing] = []
+    counts: Counter[tuple[int, int, int]] = Counter()
+    names = {number: key for key, number in model.links.items()}
+
+    def seen(i: int, t: int, hop: int, start_s: float, end_s: float) -> None:
+        chunk = counts[i, t, hop]
+        counts[i, t, hop] += 1
+        link = names[model.transfers[i][t].links[hop][0]]
+        found.append(Crossing(link, program.stages[i], chunk, start_s, end_s))
+
+    model.play(1.0, seen)
+    return tuple(found)
+
+
 class _Transfer(NamedTuple):
     """One step's chunk to one place: the links that it crosses, as (number, seconds an element), and who gets it."""
 
@@ -94,6 +137,7 @@ class _Transfer(NamedTuple):
 
 
 Key = tuple[int, int, str]
+Seen = Callable[[int, int, int, float, float], None]
 Sender = tuple[str, int]  # a stage, or the rank that calls MPI
 
 
@@ -107,6 +151,7 @@ class _Model:
         for link in topology.links:
             self._links[link.src, link.dst].append(link)
         self._numbers: dict[Key | Sender, int] = {}
+        self.links: dict[Key, int] = {}  # numbers of links
         self._routes, self._topology = routes, topology
         self.steps = [program.chunk_of(stage) for stage in program.stages]
         stages = Counter(stage.rank for stage in program.stages)
@@ -138,7 +183,8 @@ class _Model:
         key = (link.src, link.dst, link.kind)
         seconds = nbytes / (link.mbps * 1e6)
         self.load[key] += seconds
-        return self._numbers.setdefault(key, len(self._numbers)), seconds / count
+        number = self.links[key] = self._numbers.setdefault(key, len(self._numbers))
+        return number, seconds / count
 
     def _work(self, i: int, core: Link, reader: dict[tuple[int, int], int]) -> tuple[_Transfer, ...]:
         """What stage ``i`` costs its rank's core, and the network where its chunks go to other nodes."""
@@ -192,8 +238,12 @@ class _Model:
             hops.append(max(links, key=lambda k: k.mbps))
         return hops
 
-    def play(self, part: float) -> float:
-        """Seconds until the last chunk has arrived, for the first ``part`` of every stage's span."""
+    def play(self, part: float, seen: Seen | None = None) -> float:
+        """Seconds until the last chunk has arrived, for the first ``part`` of every stage's span.
+
+        Args:
+            seen: told of each chunk on each link: stage, transfer, hop, beginning and end.
+        """
         depth = self.program.depth
         sizes = [stage.count * part for stage in self.program.stages]
         chunks = [max(1, -int(-size // step)) for size, step in zip(sizes, self.steps, strict=True)]
@@ -211,6 +261,8 @@ class _Model:
             link, cost = transfer.links[hop]
             start = max(now, free[link])
             free[link] = start + size * cost
+            if seen is not None:
+                seen(i, t, hop, start, free[link])
             tail = max(tail, free[link])
             last = hop + 1 == len(transfer.links)
             count += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from ..errors import FallbackError, PeerLost
-from ..transport.announcement import Announcement, Failed
+from ..transport.announcement import Announcement, Called, Delegated, Failed
 from ..transport.host.transport import LOOK_SECONDS, HostTransport
 from ..transport.interface import PeerDelegates, Refused
 from ..util.together import failure_of
@@ -21,17 +21,23 @@ if TYPE_CHECKING:
 
 
 class EntryCall:
-    """A call that is complete when all ranks have entered it: a barrier, or a collective of no elements."""
+    """A call that is complete when all ranks have entered it: a barrier, or a collective of no elements.
+
+    Args:
+        nbytes: of the user's call, to be counted with it; -1 for a meeting that no user has called.
+    """
 
     reusable = True
 
-    def __init__(self, host: HostTransport, announcement: Announcement, timeout_s: float) -> None:
-        self.host, self.announcement, self.timeout_s = host, announcement, timeout_s
-        self.seq = 0
+    protocol = ""  # what it counts as besides its collective
+
+    def __init__(self, host: HostTransport, announcement: Announcement, timeout_s: float, nbytes: int = -1) -> None:
+        self.host, self.announcement, self.timeout_s, self.nbytes = host, announcement, timeout_s, nbytes
+        self.seq = self.began_ns = 0
 
     def start(self, seq: int) -> None:
         """Announce the call."""
-        self.seq = seq
+        self.seq, self.began_ns = seq, time.monotonic_ns()
         self.host.records.announce(seq, self.announcement, self.timeout_s)
 
     def test(self) -> bool:
@@ -43,7 +49,18 @@ class EntryCall:
 
     def wait(self) -> None:
         """Wait for all ranks, and compare what they announced."""
+        self._enter()
+        self.completed()
+
+    def _enter(self) -> None:
         self.host.wait_for_all(self.seq, self.timeout_s)
+
+    def completed(self) -> None:
+        """Count the call."""
+        said = self.announcement
+        text = said.text if isinstance(said, Called) else said.collective if isinstance(said, Delegated) else ""
+        if text and self.nbytes >= 0:
+            self.host.recorder.completed(text, self.protocol, self.nbytes, self.seq, self.began_ns)
 
     def run(self, seq: int) -> None:
         """Start and wait."""
@@ -59,7 +76,9 @@ class EmptyCall(EntryCall):
 
     def start(self, seq: int) -> None:
         """Announce it."""
+        self.began_ns = time.monotonic_ns()
         self.host.records.announce_elsewhere(seq, *self.host.records.encode(self.announcement), self.timeout_s)
+        self.completed()
 
     def test(self) -> bool:
         """It has completed."""
@@ -104,9 +123,12 @@ class MpiCall(EntryCall):
     """MPI's own collective, under our deadline: it is begun when all ranks have entered the same call.
 
     Args:
+        nbytes: of the call's largest buffer, if that is known.
         why: the reason, if the plan's table is not.
         entered: whether all ranks have entered the call already, with a program, and one of them delegates it.
     """
+
+    protocol = "mpi"
 
     def __init__(
         self,
@@ -117,15 +139,16 @@ class MpiCall(EntryCall):
         why: str = "",
         *,
         entered: bool = False,
+        nbytes: int = 0,
     ) -> None:
-        super().__init__(context.host, announcement, timeout_s)
+        super().__init__(context.host, announcement, timeout_s, nbytes)
         self.context, self.invocation, self.why, self.entered = context, invocation, why, entered
         self.reusable = not why
 
     def start(self, seq: int) -> None:
         """Announce the call, unless that is done."""
         if self.entered:
-            self.seq = seq
+            self.seq, self.began_ns = seq, time.monotonic_ns()
         else:
             super().start(seq)
 
@@ -134,7 +157,7 @@ class MpiCall(EntryCall):
         why = self.why
         if not self.entered:
             try:
-                super().wait()
+                self._enter()
             except PeerDelegates:
                 why = why or "another rank's arguments are MPI's"
         self.host.raise_abort(self.seq)
@@ -145,6 +168,7 @@ class MpiCall(EntryCall):
         except Exception as error:  # strict, on every rank; or MPI wants other arguments: it has not begun
             raise Refused(error) from error
         self._complete(request)
+        self.completed()
 
     def _complete(self, request: MPI.Request) -> None:
         """Poll MPI's request; look after the peers now and then."""

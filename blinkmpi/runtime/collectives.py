@@ -75,13 +75,7 @@ class Invocation:
 @lru_cache(maxsize=4096)
 def describe(call: Call) -> str:
     """A call as people read it, and as ranks compare it."""
-    counts = call.counts
-    count = counts[0] if len(counts) == 1 or call.even else list(counts)
-    what = f"{count} x {call.dtype}" if call.dtype else ""
-    if call.name:
-        what = f"{call.name}, chunks of {counts[0]} x {call.dtype}"
-    op, root = f", op {call.op}" if call.op else "", f", root {call.root}" if call.root >= 0 else ""
-    return f"{call.collective}({what}{op}{root})"
+    return call.text
 
 
 def _unowned(array: np.ndarray[Any, Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 from mpi4py import MPI
 
-from ..errors import BlinkError, DeviceError, FallbackError, PlanError
+from ..errors import BlinkError, DeviceError, FallbackError, PlanError, TraceError
 from ..lang.algorithms import Algorithm
 from ..planning.algorithms import for_part
 from ..planning.defaults import LINK_SLOTS, Gpus
@@ -36,6 +36,7 @@ from ..transport.cuda.device import Gpu
 from ..transport.host.transport import HostTransport
 from ..transport.network.bounded import Rendezvous
 from ..transport.slow_waits import SlowWaits
+from ..transport.tracing import Trace, open_trace
 from ..util.cache_folder import cache_dir
 from ..util.settings import log
 from .arguments import in_mpi
@@ -73,6 +74,7 @@ class Context:
         self.options = options
         self.host: HostTransport  # opened at the end of the bootstrap
         self.gpus: CudaContext | None = None
+        self.trace: Trace | None = None
         self.why_no_gpus = ""
         self.customs: dict[str, Algorithm] = {}  # those that were called as Custom(), by their identity
         self.open_mpi_call = ""  # a collective of MPI's own that has begun and not ended
@@ -136,7 +138,9 @@ class Context:
             cma_threads=self.settings.cma_threads,
             say=self.log_once,
             slow=self.slow,
+            events=self.settings.events,
         )
+        self._open_trace()
         self._no_cma = self.host.no_cma if self.one_node else ""
         wanted = self.options.executor or self.settings.executor
         why = ""
@@ -150,6 +154,19 @@ class Context:
             raise FallbackError(f"strict=True: {why}")
         if self._no_cma:
             self.planned.change(partial(by_slots, in_c=self.host.native is not None))
+
+    def _open_trace(self) -> None:
+        """Begin to trace the calls, if the settings say so."""
+        ring = self.host.recorder.ring
+        if not self.settings.trace or ring is None:
+            return
+        try:
+            self.trace = open_trace(
+                self.together, self.node, self.settings.trace, ring, process=self.ranks.process, say=self.log_once
+            )
+        except TraceError:  # on every rank
+            self.host.close()
+            raise
 
     def _host_plans(self) -> PlanOnDemand:
         """The plan for host memory; on a job with GPUs, what the user says of plans is about those."""
@@ -274,9 +291,15 @@ class Context:
         if self.gpus is not None:
             self.gpus.close(collectively=True)
             self.gpus = None
+        self.end_trace()
         self.host.close()
         python_stacks.close_service()
         self.ranks.close()
+
+    def end_trace(self) -> None:
+        """Write this rank's part of the trace, if that is not done. Local."""
+        if self.trace is not None:
+            self.trace.write()
 
     # ---- the log
 

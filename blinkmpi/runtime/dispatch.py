@@ -234,8 +234,9 @@ class Dispatcher:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
             return self.host.bind(program, called, buffers, deadline, owns=owns)
         if rule is None:
-            return self.host.entry(called, deadline) or EntryCall(self.host, called, deadline)
-        return MpiCall(self.context, invocation if owns else invocation.unowned(), called, deadline)
+            return self.host.entry(called, deadline) or EntryCall(self.host, called, deadline, nbytes=0)
+        held = invocation if owns else invocation.unowned()
+        return MpiCall(self.context, held, called, deadline, nbytes=ready.call.nbytes)
 
     def _program(self, call: Call, blocking: bool) -> tuple[Rule | None, HostProgram | None]:
         """How to make a call, by the plan's table: its rule and its program.
@@ -395,6 +396,7 @@ class Dispatcher:
         if self.context.gpus is not None:
             self.context.gpus.transport.abort()
         self.host.abort(self.dead)
+        self.context.end_trace()
         atexit.unregister(self._at_exit)
         atexit.register(self._at_exit)
 

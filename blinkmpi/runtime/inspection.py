@@ -12,6 +12,8 @@ from ..planning.explain import plan_line
 from ..planning.plan import chunk_for
 from ..program.call import Call, call_of_bytes, collective_named
 from ..program.cost_model import price
+from ..transport.counters import counts_in
+from ..transport.stats import Stats, stats_of
 from .buffers import delegated_because, op_name
 from .context import Context
 
@@ -95,6 +97,12 @@ def predict(
     packing = plan.packing(call.collective, call.root, rule.scheme)
     bound = call.nbytes / float(packing.bound * 10**6) if packing.bound else None
     return price(main.program(call, rule, plan), packing, main.machine).seconds, bound
+
+
+def stats(context: Context) -> Stats:
+    """What this rank's calls have moved so far. Local."""
+    host = context.host
+    return stats_of(host.rank, host.n, counts_in(host.window.counters), timed=host.recorder.ring is not None)
 
 
 def call_of(n: int, collective: str, nbytes: int, dtype: str, op: Any, root: int) -> Call:

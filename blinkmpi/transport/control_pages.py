@@ -8,7 +8,9 @@ messages of :mod:`.network.messages`::
     line 1            heartbeat, in ns of the monotonic clock
     line 2            process id, its start time in ticks (so that a reused id is noticed), 1 once it has left for good
     line 3            abort word (rank 0's counts): 1 + the rank that aborted, 0 while all is well; the call of whose
-                      wait this rank has warned last, and when, in ns of the monotonic clock
+                      wait this rank has warned last, and when, in ns of the monotonic clock; for a process that is no
+                      rank (``blinkmpi top``): a number that marks such pages, how many ranks the job has, where this
+                      rank's counters lie and how many bytes they have
     lines 4..51       three records of 1 KiB (fingerprint, length, body): announcements of calls of even and of odd
                       number, then the error with which the rank aborted
     heads             one line per channel that this rank writes: chunks written
@@ -25,6 +27,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from .counters import MAGIC
+
 LINE = 64
 WORDS = LINE // 8
 SEND_WORD, RECV_WORD = 2, 3  # of line 0: where the buffers lie in even calls; in odd calls, 2 words behind
@@ -32,6 +36,7 @@ HEADS = TAILS = 512
 RECORDS = 4  # the line of the first record
 RECORD = 1024
 BODY = RECORD - 16  # bytes of a record's body
+INTRODUCTION = 3  # word of line 3
 CONTROL = LINE * (RECORDS + 3 * RECORD // LINE + HEADS + TAILS)
 
 
@@ -58,9 +63,12 @@ class ControlPages:
         self.gone: set[int] = set()  # ranks of other nodes that MPI knows to have failed
         self._visible = [False] * n
 
-    def introduce(self) -> None:
-        """Write down which process this is."""
+    def introduce(self, counters: int, counter_bytes: int) -> None:
+        """Write down which process this is, and where its counters lie."""
         self.pids[self.rank], self.starts[self.rank] = os.getpid(), start_time(os.getpid()) or 0
+        at = self.rank * CONTROL // 8 + 3 * WORDS + INTRODUCTION
+        self.words[at + 1 : at + 4] = self.n, counters, counter_bytes
+        self.words[at] = MAGIC
 
     def see(self) -> None:
         """Note whose process can be seen: another PID namespace shows other processes, or none, under a peer's id."""

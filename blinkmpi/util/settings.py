@@ -20,6 +20,7 @@ TIMEOUT_S, WARN_AFTER_S, PLAN_S = 1800.0, 30.0, 5.0
 LONGEST_S = 1e9  # of a timeout: in nanoseconds it fits into 64 bits
 LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES = 256 << 10, 1 << 40
 MOST_CTAS = 1024
+TRACE_EVENTS, LEAST_EVENTS, MOST_EVENTS = 1 << 16, 16, 1 << 24
 MOST_RANKS = 1 << 16  # of a virtual node
 MOST_RANKS_PER_GPU = 64
 LEVELS = ("NONE", "VERSION", "WARN", "INFO", "TRACE")
@@ -40,6 +41,9 @@ KNOWN = {
     "RANKS_PER_GPU": "ranks that may share a GPU and take turns on it (default 1; for tests)",
     "CUDA_AWARE": "1 or 0: MPI takes GPU memory, or does not, whatever it says itself",
     "MAX_CTAS": "CTAs of a kernel at most, so that other kernels have room (default: the GPU's SMs but 32)",
+    "TRACE": "write a trace of the calls to this file, for Perfetto or chrome://tracing",
+    "TRACE_EVENTS": "the last events that a rank keeps for it, of each communicator (default 65536)",
+    "TIMES": "1: stats() and top also say how long links and trees were busy, and who waited for whom",
     "BUFFSIZE": "bytes of shared memory for slots per rank",
     "END_WITH_LAUNCHER": "0: a rank goes on when the launcher that started it has ended (default: it ends after 1 s)",
     "CACHE_DIR": "where the compiled C executor is kept",
@@ -69,9 +73,17 @@ class Settings(Value, frozen=True):
     ranks_per_gpu: int = 1
     cuda_aware: bool | None = None
     max_ctas: int = 0
+    trace: str = ""
+    trace_events: int = TRACE_EVENTS
+    times: bool = False
     end_with_launcher: bool = True
     nodes: tuple[int, ...] = ()
     unknown: tuple[str, ...] = ()
+
+    @property
+    def events(self) -> int:
+        """Events that a rank keeps of each communicator; 0: none, and it measures no times."""
+        return self.trace_events if self.trace else LEAST_EVENTS if self.times else 0
 
     def wants(self, level: str) -> bool:
         """Whether messages of ``level`` are shown."""
@@ -93,7 +105,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     if executor not in ("auto", "c", "numpy"):
         raise SettingsError(f"BLINKMPI_EXECUTOR={quoted(executor)}: expected auto, c or numpy")
     never = ours.get("WARN_AFTER", "").strip() in ("0", "0.0")
-    texts = ("TOPO_FILE", "TOPO_DUMP_FILE", "GRAPH_FILE", "GRAPH_DUMP_FILE", "ALGO")
+    texts = ("TOPO_FILE", "TOPO_DUMP_FILE", "GRAPH_FILE", "GRAPH_DUMP_FILE", "ALGO", "TRACE")
     return Settings(
         debug=debug,
         **{name.lower(): ours.get(name, "") for name in texts},
@@ -108,6 +120,8 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         ranks_per_gpu=int(_number(ours, "RANKS_PER_GPU", 1, least=1, most=MOST_RANKS_PER_GPU)),
         cuda_aware=_switch(ours, "CUDA_AWARE") if ours.get("CUDA_AWARE") else None,
         max_ctas=int(_number(ours, "MAX_CTAS", 0, least=1, most=MOST_CTAS)),
+        trace_events=int(_number(ours, "TRACE_EVENTS", TRACE_EVENTS, least=LEAST_EVENTS, most=MOST_EVENTS)),
+        times=_switch(ours, "TIMES"),
         end_with_launcher=_switch(ours, "END_WITH_LAUNCHER", "1"),
         nodes=_sizes(ours, "NODES"),
         unknown=tuple(_hint(name) for name in sorted(ours) if name not in KNOWN),

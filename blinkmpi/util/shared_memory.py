@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ..errors import TopologyError
 from .together import Comm, agree, attempt, failure_of, from_root
 
-SHM = "/dev/shm"
+SHM, PREFIX = "/dev/shm", "blinkmpi-"
 NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 
 
@@ -42,7 +42,7 @@ def shared_memory(node: Comm, nbytes: int, parts: Sequence[tuple[int, int]]) -> 
 
 
 def _file(nbytes: int) -> str:
-    file, path = tempfile.mkstemp(prefix="blinkmpi-", dir=SHM)
+    file, path = tempfile.mkstemp(prefix=PREFIX, dir=SHM)
     try:
         os.ftruncate(file, nbytes)
     finally:

@@ -57,6 +57,14 @@ def size_text(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
+def amount_text(nbytes: int) -> str:
+    """About how much it is: ``1.64 GiB``, ``512 bytes``."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}" if nbytes < 1000 * unit else f"{nbytes / unit:.0f} {name}"
+    return f"{nbytes} bytes"
+
+
 def parse_size(text: str) -> int:
     """Read a number of bytes: ``64K``, ``1.5M``, ``4G`` (2^10, 2^20, 2^30) or a plain number.
 

@@ -31,6 +31,7 @@ from ..collectives import describe
 from ..requests import ProgressThread, Request
 from .buffers import stream_address
 from .context import CudaContext
+from .counting import StartedCalls
 from .operands import OperandsInFlight
 from .watch import forget
 
@@ -51,6 +52,7 @@ class CudaCalls:
         self.context, self.host, self._dispatcher = context, host, dispatcher
         self.thread = ProgressThread()
         self.operands = OperandsInFlight(context.gpu)
+        self.started = StartedCalls(context, host)
         self.last: CudaCall | None = None  # the one that was started last
         self.held: deque[CudaCall] = deque(maxlen=HELD)  # whose memory may still be read when they are forgotten
         self.by_signature: LRU[tuple[Any, ...], CudaCall] = LRU(SIGNATURES)  # a call of each, which others are made of
@@ -80,7 +82,7 @@ class CudaCalls:
         text = describe(ready.call)
         called = Called(f"{text}{ON_GPU}")
         if not ready.call.total:
-            return EmptyCall(self.host, called, timeout_s)
+            return EmptyCall(self.host, called, timeout_s, nbytes=0)
         context = self.context
         holder = context.gpu.current_stream() if stream is None else stream  # keeps the stream alive
         told = stream_address(stream)
@@ -166,6 +168,8 @@ class CudaCall:
         self._launch = context.transport.starter(kernel, stream, holder)
         self._before, self._after = _before(ready), _copies(ready.after)
         self._keep = (holder, ready) if self._before or self._after else (holder,)
+        self._call = ready.call
+        self._starts = calls.started.of(ready.call, kernel.protocol)
         self._fingerprint, self._record = self.host.records.encode(called)
         self._report = context.transport.report
         self._plain = search is None and not context.here and not self._before and not self._after
@@ -202,6 +206,9 @@ class CudaCall:
         """Announce the call and put it on its stream; between nodes, see it through."""
         self.seq, self._number = seq, self.calls.numbered(seq, self._fingerprint)
         self.calls.last = self
+        if not self._starts.known:
+            self._starts = self.calls.started.of(self._call, self.kernel.protocol)
+        self._starts.number += 1
         if self._report[1]:  # a kernel has aborted
             raise self.failure()
         if self._plain:
@@ -219,9 +226,13 @@ class CudaCall:
 
     def run(self, seq: int) -> None:
         """Start and wait; in a graph that is captured there is nothing to wait for."""
+        ring = self.host.recorder.ring
+        began_ns = time.monotonic_ns() if ring is not None else 0
         self.start(seq)
         if not self.captured:
             self.wait()
+            if ring is not None:
+                ring.call(self.text, seq, began_ns, time.monotonic_ns())
 
     def test(self) -> bool:
         """Whether the stream is through."""

@@ -19,6 +19,10 @@ class Ranks(Protocol):
     def together(self) -> Bounded:
         """All of them."""
 
+    @property
+    def process(self) -> int:
+        """This process's number in its job, which is its rank in the communicator that all began with."""
+
     def introduce(self) -> None:
         """Tell each other who the processes are; collective, and before anything else."""
 

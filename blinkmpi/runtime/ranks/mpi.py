@@ -54,6 +54,11 @@ class MpiRanks:
         self.together = BoundedComm(self.private, rendezvous)
         self._node: MPI.Intracomm | None = None
 
+    @property
+    def process(self) -> int:
+        """The rank in MPI's world."""
+        return MPI.COMM_WORLD.rank
+
     def introduce(self) -> None:
         """Tell each other who the processes are."""
         introduce(self.together)

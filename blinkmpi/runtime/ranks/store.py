@@ -38,6 +38,11 @@ class StoreRanks:
         rendezvous.what = "StoreCommunicator()"
         self.together = StoreComm(store, rank, size, rendezvous, name=name)
 
+    @property
+    def process(self) -> int:
+        """The rank among those of this store."""
+        return self.together.rank
+
     def introduce(self) -> None:
         """Tell each other who the processes are."""
         self.together.introduce()

@@ -12,6 +12,11 @@ typedef struct {
   int64_t one_shot;   /* slots are for calls of even and of odd number, and are filled before the announcement */
   int64_t cma;        /* whether chunks are read from their writers' buffers */
   helper_t *helper;   /* a second thread for long copies from other processes, or NULL */
+  int64_t *tally, tallies; /* what a completed call adds to the counters */
+  trace_t *trace;     /* where a traced call records, or NULL */
+  int64_t program;    /* its number in the trace */
+  int64_t *timing;    /* of a traced call's rows */
+  int64_t *times, timed; /* the counters to which that goes */
   /* the shared window */
   int64_t n, rank;
   int64_t stride;     /* words from one rank's control pages to the next rank's */
@@ -41,6 +46,7 @@ typedef struct {
 } call_t;
 
 #define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(one_shot) X(cma) X(helper) \
+  X(tally) X(tallies) X(trace) X(program) X(timing) X(times) X(timed) \
   X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) X(pids) X(heartbeat) X(abort) X(spins) X(send) X(recv) \
   X(send_bytes) X(recv_bytes) X(readable) X(print) X(body) X(body_bytes) X(elsewhere) \
   X(before) X(after) X(befores) X(afters) X(seq) X(base) X(timeout_ns) X(phase) X(left) X(moved) \

@@ -7,28 +7,17 @@
  * By the protocol `cma` a chunk that lies in its writer's buffer passes no slot: the reader copies it from there.
  */
 #define _GNU_SOURCE
-#include <sched.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define PAUSE() _mm_pause()
-#elif defined(__aarch64__)
-#define PAUSE() __asm__ __volatile__("yield")
-#else
-#define PAUSE()
-#endif
+enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5, UNTOLD = 6 };
+#include "waiting.h"
 #include "single_copy.h"
 #include "reduction.h"
-
-typedef _Atomic uint64_t flag_t;
+#include "trace.h"
 
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
 enum { PIECE_BYTES = 131072, PIECES_BYTES = 1 << 20 }; /* of an operand, of all, read ahead by cma: in the second-level */
-enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5, UNTOLD = 6 };
 enum { BEFORE = 0, ANNOUNCED = 1, RUNNING = 2 }; /* phases: slots may be in use; not all have entered; all have */
 enum { SEQ_BITS = 24 }; /* a flag is (number of the call << SEQ_BITS) + chunks */
 #define CLOSED UINT64_MAX /* in place of a buffer's address: others cannot read it */
@@ -45,18 +34,8 @@ enum row { COUNT, LOCAL, STORE, FINAL, OUT_WIDE, OUT_STRIDE, OPERANDS, INPUTS, O
 /* An input: head or 0, slots, my tail, writer's rank, the word with its buffer's address, the offset there; or, if it
  * comes through slots, -1, whether its elements are those of partial results, and the bytes of a slot. */
 enum input { IN_HEAD, IN_SLOTS, IN_TAIL, IN_WRITER, IN_BUFFER, IN_OFFSET, IN, IN_WIDE = IN_BUFFER, IN_STRIDE = IN_OFFSET };
-const int64_t blink_constants[] = {SEQ_BITS, SEND, RECV, TURN, DONE_CHUNKS, HEADER, IN, RUNNING, UNTOLD};
-
-static int64_t now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-/* Acquire pairs with release: what a rank wrote before it raised a flag (slots, buffers, records) is seen by whoever has
- * seen the flag. */
-static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
-static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
+const int64_t blink_constants[] = {SEQ_BITS, SEND, RECV, TURN, DONE_CHUNKS, HEADER, IN, RUNNING, UNTOLD, TIMING,
+  sizeof(event_t), sizeof(trace_t), EVENT_CHUNK, EVENT_WAIT, EVENT_ENTER, EVENT_CALL};
 
 /* Tell the others where this rank's buffers are in the call that it is about to announce; or that they cannot be read,
  * as memory of devices may not: the first and the last byte of each are tried, all in one call of the system, when
@@ -198,35 +177,16 @@ static int step(call_t *j, const stage_t *c, int64_t k) {
   return 1;
 }
 
-static int ready(const call_t *j, const stage_t *c, int64_t k) {
+/* The first flag that chunk k of a stage still waits for; NULL if it is ready. */
+static flag_t *lacking(const call_t *j, const stage_t *c, int64_t k) {
   const uint64_t want = j->base + (uint64_t)k + 1, ahead = c->nops ? (uint64_t)j->depth : 0;
   for (int64_t i = 0; i < c->nins; i++)
-    if (c->ins[IN * i] && get((flag_t *)c->ins[IN * i]) < want) return 0;
+    if (c->ins[IN * i] && get((flag_t *)c->ins[IN * i]) < want) return (flag_t *)c->ins[IN * i];
   if (k >= (int64_t)ahead)
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
       for (int64_t r = 0; r < p[2]; r++)
-        if (get((flag_t *)p[3 + r]) < want - ahead) return 0;
-  return 1;
-}
-
-/* Polling that spins, then yields, then sleeps, and looks at clock and abort word now and then. */
-typedef struct {
-  int64_t polls, since, waited;
-} idle_t;
-
-static int idle(idle_t *w, int64_t spins, flag_t *heartbeat, flag_t *abort, int64_t timeout_ns) {
-  if (++w->polls % 64 == 0 || timeout_ns < 0) { /* the first polls ask neither clock nor abort word */
-    const int64_t now = now_ns();
-    if (!w->since) w->since = now;
-    w->waited = now - w->since;
-    set(heartbeat, (uint64_t)now);
-    if (get(abort)) return ABORTED;
-    if (w->waited > timeout_ns) return EXPIRED; /* at once if it is negative */
-  }
-  if (w->polls < spins) PAUSE();
-  else if (w->waited < 20000000) sched_yield();
-  else nanosleep(&(struct timespec){0, 100000}, NULL);
-  return DONE;
+        if (get((flag_t *)p[3 + r]) < want - ahead) return (flag_t *)p[3 + r];
+  return NULL;
 }
 
 static int idle_call(idle_t *w, const call_t *j) { return idle(w, j->spins, j->heartbeat, j->abort, j->timeout_ns); }
@@ -250,6 +210,20 @@ static int advance(call_t *j, stage_t *c, int64_t *p) {
   return 1;
 }
 
+/* The same in a traced call; before it, the rank may have waited for the peer whose flag the row lacked. */
+static int advance_traced(call_t *j, stage_t *c, int64_t *p, int64_t row) {
+  trace_t *const t = j->trace;
+  int64_t *const timing = j->timing + TIMING * row;
+  if (t->waiting) waited(t, EVENT_WAIT, now_ns(), j->program, row, ((flag_t *)timing[LACKED] - j->calls) / j->stride);
+  const int64_t k = p[DONE_CHUNKS], start = t->last;
+  if (!advance(j, c, p)) return 0;
+  if (!c->nops) return 1;
+  t->last = now_ns();
+  timing[BUSY] += t->last - start;
+  record(t, EVENT_CHUNK, start, t->last, j->program, row, k);
+  return 1;
+}
+
 /* Fill the slots that depend on nobody: on what this rank sends, before it knows that the others send the same. The
  * user's receive buffer is not touched here. */
 static void fill(call_t *j, int64_t *rows) {
@@ -258,26 +232,36 @@ static void fill(call_t *j, int64_t *rows) {
   for (int64_t i = 0; i < j->stages; i++) {
     int64_t *next = decode(j, p, &c);
     if (c.nops && !c.nins && !c.store)
-      while (p[DONE_CHUNKS] < j->depth && p[DONE_CHUNKS] * c.chunk < c.count) advance(j, &c, p);
+      while (p[DONE_CHUNKS] < j->depth && p[DONE_CHUNKS] * c.chunk < c.count)
+        (void)(j->trace ? advance_traced(j, &c, p, i) : advance(j, &c, p));
     p = next;
   }
 }
 
 /* Wait until every rank's call number is at least `want`; a rank that has finished a call counts as having entered the
- * next one if `finished`. Returns DONE, EXPIRED or ABORTED. */
-static int await(const call_t *j, uint64_t want, int finished) {
+ * next one if `finished`. Returns DONE, EXPIRED or ABORTED; `last` is the rank that was waited for last. */
+static int await(const call_t *j, uint64_t want, int finished, int64_t *last) {
   idle_t wait = {0, 0, 0};
   for (int64_t r = 0; r < j->n;) {
     flag_t *line = j->calls + r * j->stride;
     if (get(line + ENTERED) >= want || (finished && get(line + FINISHED) + 1 >= want)) { r++; continue; }
+    if (last) *last = r;
     const int state = idle_call(&wait, j);
     if (state != DONE) return state;
   }
   return DONE;
 }
 
+/* The same in a call that may be traced. */
+static int await_traced(const call_t *j, uint64_t want, int finished) {
+  int64_t last = -1;
+  const int state = await(j, want, finished, &last);
+  if (j->trace && state == DONE && last >= 0) waited(j->trace, EVENT_ENTER, now_ns(), j->program, -1, last);
+  return state;
+}
+
 /* Wait until all ranks have entered call `seq`, which this rank has announced. Returns DONE, EXPIRED or ABORTED. */
-int blink_barrier(const call_t *j) { return await(j, j->seq, 0); }
+int blink_barrier(const call_t *j) { return await(j, j->seq, 0, NULL); }
 
 /* Announce call `seq`. Returns UNTOLD, and has done nothing, if this rank's record of the call before last was of another
  * call, and Python has to write it: where a call may have been made elsewhere, its readers are waited for (own_records.py). */
@@ -295,6 +279,34 @@ int blink_begin(call_t *j, uint64_t seq) {
   return DONE;
 }
 
+/* Run whatever stage is ready until all are finished. `traced` is a constant where this is called, so that a call that
+ * is not traced has no test of it in the loop. */
+static inline __attribute__((always_inline)) int run_stages(call_t *j, int64_t *rows, const int traced) {
+  idle_t wait = {0, 0, 0};
+  while (j->left) {
+    const int64_t before = j->moved;
+    int64_t *p = rows;
+    stage_t c;
+    for (int64_t i = 0; i < j->stages; i++) {
+      int64_t *next = decode(j, p, &c);
+      if (p[DONE_CHUNKS] * c.chunk < c.count) {
+        flag_t *const lacked = lacking(j, &c, p[DONE_CHUNKS]);
+        if (lacked && traced) j->timing[TIMING * i + LACKED] = (int64_t)lacked;
+        if (!lacked && !(traced ? advance_traced(j, &c, p, i) : advance(j, &c, p))) return FAULT;
+      }
+      p = next;
+    }
+    if (j->moved != before) {
+      wait.polls = wait.since = 0;
+      continue;
+    }
+    if (traced) j->trace->waiting = 1;
+    const int state = idle_call(&wait, j);
+    if (state != DONE) return state;
+  }
+  return DONE;
+}
+
 /* Execute the stages of this rank in the call that it has announced, until all are finished or nothing moved for the
  * timeout; calling again goes on from there (`phase` and the rows remember). `rows` holds the stages one after another.
  * Returns DONE, EXPIRED, ABORTED; DIFFER if some rank announced another call, or UNREADABLE if some rank's buffer cannot be
@@ -302,8 +314,10 @@ int blink_begin(call_t *j, uint64_t seq) {
 int blink_execute(call_t *j, int64_t *rows) {
   flag_t *const prints = j->prints[j->seq & 1];
   j->moved = 0;
+  if (j->trace && j->trace->seq != (int64_t)j->seq)
+    j->trace->seq = (int64_t)j->seq, j->trace->waiting = 0, j->trace->began = j->trace->last = now_ns();
   if (j->phase == BEFORE) { /* slots are free once everybody has finished the call before, or, in one shot, the one before that */
-    const int state = await(j, j->seq - (uint64_t)j->one_shot, 1);
+    const int state = await_traced(j, j->seq - (uint64_t)j->one_shot, 1);
     if (state != DONE) return state;
     int64_t *p = rows;
     stage_t c;
@@ -318,7 +332,7 @@ int blink_execute(call_t *j, int64_t *rows) {
     j->phase = ANNOUNCED;
   }
   if (j->phase == ANNOUNCED) {
-    const int state = await(j, j->seq, 0);
+    const int state = await_traced(j, j->seq, 0);
     if (state != DONE) return state;
     for (int64_t r = 0; r < j->n; r++)
       if (get(prints + r * j->stride) != j->print) return DIFFER;
@@ -326,25 +340,17 @@ int blink_execute(call_t *j, int64_t *rows) {
       if (get(j->calls + r * j->stride + SEND + TURN * (j->seq & 1)) == CLOSED) return UNREADABLE;
     j->phase = RUNNING;
   }
-  idle_t wait = {0, 0, 0};
-  while (j->left) {
-    const int64_t before = j->moved;
-    int64_t *p = rows;
-    stage_t c;
-    for (int64_t i = 0; i < j->stages; i++) {
-      int64_t *next = decode(j, p, &c);
-      if (p[DONE_CHUNKS] * c.chunk < c.count && ready(j, &c, p[DONE_CHUNKS]) && !advance(j, &c, p)) return FAULT;
-      p = next;
-    }
-    if (j->moved != before) {
-      wait.polls = wait.since = 0;
-      continue;
-    }
-    const int state = idle_call(&wait, j);
-    if (state != DONE) return state;
-  }
+  const int state = j->trace ? run_stages(j, rows, 1) : run_stages(j, rows, 0);
+  if (state != DONE) return state;
   if (get(j->abort)) return ABORTED; /* this rank may come late, or have read of one that had left the call */
-  set(j->calls + j->rank * j->stride + FINISHED, j->seq);
+  flag_t *const finished = j->calls + j->rank * j->stride + FINISHED;
+  if (get(finished) == j->seq) return DONE; /* called again while messages are under way */
+  set(finished, j->seq);
+  count_call(j->tally, j->tallies);
+  if (j->trace) {
+    count_times(j->times, j->timed, j->timing, j->stages);
+    record(j->trace, EVENT_CALL, j->trace->began, now_ns(), j->program, -1, -1);
+  }
   return DONE;
 }
 

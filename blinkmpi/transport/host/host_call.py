@@ -15,6 +15,7 @@ from ...program.memory import address
 from ..announcement import Called
 from .native import SEQ_BITS, UNTOLD, CallStruct
 from .numpy_executor import NumpyStage, Outcome
+from .numpy_trace import StepTrace
 
 if TYPE_CHECKING:
     from .host_program import HostProgram
@@ -99,6 +100,7 @@ class HostCall:
         self._run = native.code.blink_run if one_call and native is not None else None
         self.alone = self._run is not None and self.reusable  # whether C may make it again by itself
         self.left: list[NumpyStage] = []  # what NumPy has still to do
+        self.trace: StepTrace | None = None  # of a traced call of NumPy's
 
     def _bind(self, buffers: HostBuffers) -> None:
         struct, (sends, receives) = self.struct, self.program.exports
@@ -145,6 +147,9 @@ class HostCall:
         if self.program.executor == "numpy":
             self.transport.records.announce(seq, self.called, self.timeout_s)
             self.struct.seq, self.struct.base, self.struct.phase = seq, seq << SEQ_BITS, 0
+            ring, number = self.transport.recorder.ring, int(self.struct.program)
+            if ring is not None:
+                self.trace = StepTrace(ring, self.transport.pages, self.program.steps, number, seq)
             return
         self.transport.records.write(seq, self.fingerprint, self.record, self.timeout_s)
         self.transport.native.code.blink_begin(self._at, seq)  # type: ignore[union-attr]
@@ -180,6 +185,8 @@ class HostCall:
             return
         if outcome is Outcome.FAULT:
             raise transport.unreadable(self)
+        if self.program.executor == "numpy":  # executor.c has counted the others
+            self.program.tally.add(self.trace)
         _copy(self._after)
 
     def _through_slots(self) -> HostCall:

@@ -14,13 +14,16 @@ from ...program.ir import ONE_SHOT, Program, Stage
 from ...program.partition import NodePart, part_of
 from ...program.reduction import accumulator_of, dtype_of
 from ..control_pages import CONTROL, LINE
+from ..events import TracedProgram
 from ..network.endpoints import Endpoint, Endpoints, tag_of
+from ..recorder import Recorder, Tally
 from . import native
 from .channel_layout import ChannelLayout
 from .native_rows import rows_of
 from .numpy_executor import NumpyStage
 from .shared_window import SharedWindow, cache_bytes
 from .single_copy import ExportedChunks, Helper, exported_channels, in_long_chunks
+from .traffic import traffic_of
 
 ExecutorName = Literal["c", "numpy"]
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
@@ -42,6 +45,8 @@ class HostProgram:
     trees: int  # how many trees it has, for the log
     chunk_bytes: int
     depth: int
+    tally: Tally  # what a call adds to the counters
+    timing: NDArray[np.int64]  # of the rows in a traced call
     through_slots: HostProgram | None = None  # for a call in which some rank's buffer cannot be read
 
     def __str__(self) -> str:
@@ -49,18 +54,36 @@ class HostProgram:
         return f"{self.trees} trees, {self.chunk_bytes} B {slots}, {self.executor} executor"
 
 
-def nothing_to_move(window: SharedWindow) -> HostProgram:
+def nothing_to_move(window: SharedWindow, recorder: Recorder, collective: str) -> HostProgram:
     """What C executes of a call without data: the ranks meet and compare what they announce, and that is all."""
     struct = native.CallStruct()
     struct.one_shot = 1
     place(struct, window)
     empty = Program(Call("barrier", window.pages.n, (0,), ""), ONE_SHOT, 1, 1, (), ())
-    rows = np.zeros(0, np.int64)
-    return HostProgram(lambda: empty, "c", rows, struct, Endpoints([]), [], (False, False), False, 0, 0, 1)
+    tally, nothing = recorder.tally({("collective", collective): (0, 1)}), np.zeros(0, np.int64)
+    _count(struct, tally, nothing, recorder, TracedProgram(collective, ()))
+    return HostProgram(
+        lambda: empty, "c", nothing, struct, Endpoints([]), [], (False, False), False, 0, 0, 1, tally, nothing
+    )
+
+
+def _count(
+    struct: native.CallStruct, tally: Tally, timing: NDArray[np.int64], recorder: Recorder, traced: TracedProgram
+) -> None:
+    """Tell the C executor what a call adds to the counters, and where it records a traced one."""
+    struct.tally, struct.tallies = tally.words.ctypes.data, len(tally.words) // 3
+    struct.times, struct.timed, struct.timing = tally.times.ctypes.data, len(tally.times) // 2, timing.ctypes.data
+    struct.trace, struct.program = recorder.address, recorder.add(traced)
 
 
 def load(
-    make: Callable[[], Program], window: SharedWindow, library: native.Native | None, helper: Helper, *, cma: bool
+    make: Callable[[], Program],
+    window: SharedWindow,
+    library: native.Native | None,
+    helper: Helper,
+    recorder: Recorder,
+    *,
+    cma: bool,
 ) -> HostProgram:
     """Resolve a program's channels to addresses in ``window``.
 
@@ -86,6 +109,11 @@ def load(
     struct.one_shot = program.one_shot
     struct.cma, struct.helper = bool(exported), helper.address(program, exported)
     place(struct, window)
+    done_by = [*zip(rows.stages, rows.waits, strict=True)] if in_c else [(stage, False) for stage in stages]
+    traffic = traffic_of(part, program, rank, exported, done_by)
+    tally = recorder.tally(traffic.moved, traffic.times)
+    timing = np.zeros(native.TIMING * len(done_by), np.int64)
+    _count(struct, tally, timing, recorder, TracedProgram(call.text, traffic.rows))
     mine = {at.buffer for c, at in exported.items() if program.channels[c].writer == rank}
     return HostProgram(
         make,
@@ -99,6 +127,8 @@ def load(
         len({channel.tree for channel in program.channels}),
         program.chunk * item,
         program.depth,
+        tally,
+        timing,
     )
 
 

@@ -27,10 +27,12 @@ from ...errors import SettingsError
 from ...util.cache_folder import cache_dir
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD
+from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
 from .numpy_executor import SEQ_BITS as SEQ_BITS
 
 SOURCE = Path(__file__).with_name("executor.c")
-SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in ("call", "single_copy", "reduction", "repeated_calls")))
+HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "repeated_calls")
+SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in HEADERS))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
@@ -38,6 +40,7 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 # What executor.c and this package count on alike; :func:`load` compares them with the library's.
 FIELDS = (
     "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper",
+    "tally", "tallies", "trace", "program", "timing", "times", "timed",
     "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
     "send", "recv", "send_bytes", "recv_bytes", "readable", "print", "body", "body_bytes", "elsewhere",
     "before", "after", "befores", "afters",
@@ -46,7 +49,11 @@ FIELDS = (
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
 RUNNING = 2  # the phase in which all ranks have entered the same call
 UNTOLD = 6  # the status of a call that this rank has to describe in its record first
-CONSTANTS = (SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD)
+TIMING = 2  # words of a traced call's row
+CONSTANTS = (
+    SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD,
+    TIMING, EVENT.itemsize, ctypes.sizeof(RingStruct), CHUNK, WAIT, ENTER, CALL,
+)  # fmt: skip
 
 
 class CallStruct(ctypes.Structure):

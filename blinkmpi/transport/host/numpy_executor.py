@@ -4,7 +4,7 @@ import enum
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -67,18 +67,18 @@ class NumpyStage:
         same = self.local is not None and self.store is not None
         self.aliased = same and self.local.ctypes.data == self.store.ctypes.data  # type: ignore[union-attr]
 
-    def ready(self) -> bool:
-        """Whether chunk ``k`` can be done without waiting."""
+    def lacking(self) -> int | None:
+        """The first flag that chunk ``k`` waits for; None if it can be done now."""
         words, want = self.words, self.base + self.k + 1
         for head in self.waits_in:
             if words[head] < want:
-                return False
+                return head
         if self.k >= self.depth:
             want -= self.depth
             for tail in self.waits_out:
                 if words[tail] < want:
-                    return False
-        return True
+                    return tail
+        return None
 
     def step(self) -> None:
         """Do chunk ``k`` and raise its flags."""
@@ -160,13 +160,34 @@ def repeat(turn: Turn, pages: ControlPages, slice_s: float) -> tuple[Outcome, bo
             return outcome, ever
 
 
-def step_numpy(left: list[NumpyStage]) -> tuple[Outcome, bool]:
+class Steps(Protocol):
+    """Who makes the steps of a traced call."""
+
+    def step(self, stage: NumpyStage, /) -> None:
+        """Make a step of a stage that is ready."""
+
+    def lacks(self, stage: NumpyStage, flag: int, /) -> None:
+        """Learn that a stage is not ready, for lack of a flag."""
+
+    def idle(self) -> None:
+        """Learn that none is."""
+
+
+def step_numpy(left: list[NumpyStage], traced: Steps | None = None) -> tuple[Outcome, bool]:
     """A turn of started stages; those that are finished are taken out of ``left``."""
     moved = False
     for stage in left:
-        if stage.ready():
-            stage.step()
+        lacked = stage.lacking()
+        if lacked is None:
+            if traced is None:
+                stage.step()
+            else:
+                traced.step(stage)
             moved = True
+        elif traced is not None:
+            traced.lacks(stage, lacked)
+    if traced is not None and not moved:
+        traced.idle()
     if moved:
         left[:] = [stage for stage in left if stage.k < stage.chunks]
     return Outcome.EXPIRED if left else Outcome.DONE, moved

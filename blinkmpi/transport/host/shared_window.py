@@ -1,7 +1,8 @@
 """The memory that the CPU ranks of a node share: control pages of every rank of the job, a slot arena of each here.
 
-Behind the control pages (:mod:`..control_pages`) lie the arenas: the slots of the channels that a rank writes, or that
-come to it from another node. Behind each arena lie the slots of calls in one shot (``program/one_shot.py``).
+Behind the control pages (:mod:`..control_pages`) lie the counters (:mod:`..counters`) of the ranks here, then their
+arenas: the slots of the channels that a rank writes, or that come to it from another node. Behind each arena lie the
+slots of calls in one shot (``program/one_shot.py``).
 """
 
 import atexit
@@ -20,6 +21,7 @@ from ...util.shared_memory import SHM, shared_memory
 from ...util.text import plural, size_text
 from ...util.together import Comm, gathered
 from ..control_pages import CONTROL, ControlPages
+from ..counters import LINE_BYTES, lines_for
 
 PAGE = 4096
 SKEW = 3328  # arenas begin at different places of a page, none where a large NumPy array begins
@@ -44,6 +46,7 @@ class SharedWindow:
         self._comm, self._node = comm, node
         self._here: tuple[int, ...] = tuple(node.allgather(comm.rank))
         self._process = os.getpid()
+        self._counter_bytes = -(-lines_for(comm.size) * LINE_BYTES // PAGE) * PAGE  # of a rank
         wanted = -(-arena_bytes // PAGE) * PAGE
         self.arena_bytes = max(min(wanted, *gathered(comm, self._fit, error=TopologyError)), MIN_ARENA_BYTES)
         while (memory := self._reserved()) is None:
@@ -58,7 +61,9 @@ class SharedWindow:
             self._fences.Lock_all(MPI.MODE_NOCHECK)
         fence = self._fences.Sync if self._fences else None
         self.pages = ControlPages(self.bytes, comm.size, comm.rank, self._here, fence)
-        self.pages.introduce()
+        at, size = self._counters[comm.rank], self._counter_bytes
+        self.counters = self.bytes[at : at + size]  # this rank's
+        self.pages.introduce(at, size)
         if fence:
             fence()
         node.Barrier()
@@ -69,17 +74,20 @@ class SharedWindow:
 
     def _fit(self) -> int:
         """The largest arena for which a quarter of what /dev/shm has left is enough: others open communicators, too."""
-        pages = self._comm.size * CONTROL
+        pages = self._comm.size * CONTROL + len(self._here) * self._counter_bytes
         return ((free_bytes() // 4 - pages) // len(self._here) - SKEW - ONE_SHOT_BYTES) // PAGE * PAGE
 
     def _reserved(self) -> mmap.mmap | None:
         """Memory for arenas of ``arena_bytes``, reserved on every node; None on all ranks if some node has no room."""
         comm, here = self._comm, self._here
-        first, each = -(-comm.size * CONTROL // PAGE) * PAGE, self.arena_bytes + ONE_SHOT_BYTES + SKEW
+        counters, each = -(-comm.size * CONTROL // PAGE) * PAGE, self.arena_bytes + ONE_SHOT_BYTES + SKEW
+        self._counters = {r: counters + i * self._counter_bytes for i, r in enumerate(here)}
+        first = counters + len(here) * self._counter_bytes
         self._arenas: dict[int, int] = {r: first + i * each + SKEW for i, r in enumerate(here)}
         # the first rank of a node also looks after the pages of the ranks on other nodes
         mine = [comm.rank] if self._node.rank else [r for r in range(comm.size) if r == comm.rank or r not in here]
         parts = [*((r * CONTROL, CONTROL) for r in mine), (self._arenas[comm.rank], self.arena_bytes + ONE_SHOT_BYTES)]
+        parts.append((self._counters[comm.rank], self._counter_bytes))
         own: list[mmap.mmap] = []
 
         def reserve() -> bool:
@@ -95,7 +103,8 @@ class SharedWindow:
 
     def _no_room(self) -> str:
         """What to say of the node that has least to spare; collective."""
-        need = self._comm.size * CONTROL + len(self._here) * (MIN_ARENA_BYTES + ONE_SHOT_BYTES + SKEW)
+        slots = MIN_ARENA_BYTES + ONE_SHOT_BYTES + SKEW
+        need = self._comm.size * CONTROL + len(self._here) * (self._counter_bytes + slots)
         rooms = self._comm.allgather((free_bytes() - need, need, len(self._here), MPI.Get_processor_name()))
         spare, need, ranks, host = min(rooms)
         return (
@@ -122,7 +131,7 @@ class SharedWindow:
         if self._memory is not None:
             memory, self._memory = self._memory, None
             atexit.unregister(self.leave)
-            del self.bytes, self.pages
+            del self.bytes, self.counters, self.pages
             if self._fences:
                 self._fences.Unlock_all()
                 self._fences.Free()

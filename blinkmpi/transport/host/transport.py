@@ -19,11 +19,13 @@ from ...errors import BlinkError, MismatchError
 from ...program.ir import Program
 from ..announcement import Announcement, Called, Numbers, encode_failure
 from ..control_pages import BODY
+from ..counters import Counters
 from ..interface import PeerDelegates, Refused
 from ..liveness import Peers
 from ..network.bounded import Bounded
 from ..network.endpoints import Endpoints
 from ..network.messages import NodeMessages
+from ..recorder import Recorder
 from ..slow_waits import SlowWaits
 from . import native
 from .capabilities import agree_on_cma, agree_on_executor
@@ -50,6 +52,7 @@ class HostTransport:
         cma_threads: how many threads read long vectors where half of the ranks only wait.
         say: told, at most once, of a call that cannot take the protocol ``cma``.
         slow: when to warn of a wait.
+        events: how many events of calls are kept for a trace; 0: none.
 
     Raises:
         ArgumentError: on every rank, if ``executor='c'`` and there is no C executor.
@@ -66,12 +69,15 @@ class HostTransport:
         cma_threads: int = 2,
         say: Callable[[str], None] = lambda _: None,
         slow: SlowWaits | None = None,
+        events: int = 0,
     ) -> None:
         self.n, self.rank, self.say = comm.size, comm.rank, say
         self.native, self.executor_reason = agree_on_executor(comm, node, executor)
         self.executor: ExecutorName = "c" if self.native else "numpy"
         self.window = SharedWindow(comm, node, arena_bytes)
         self.pages = self.window.pages
+        counters = Counters(self.window.counters, n=self.n, rank=self.rank, timed=bool(events))
+        self.recorder = Recorder(counters, self.n, self.rank, events)
         self.records = OwnRecords(self.pages, self._repeat)
         several = min(comm.allgather(node.size)) < comm.size
         self.messages = NodeMessages(comm, self.pages) if several else None
@@ -88,7 +94,7 @@ class HostTransport:
         self._barrier = native.CallStruct()
         self._barrier.spins = self._spins = SPINS if node.size <= len(os.sched_getaffinity(0)) else CROWDED_SPINS
         place(self._barrier, self.window)
-        self._nothing: HostProgram | None = None
+        self._nothing: dict[str, HostProgram] = {}  # by collective
 
     # ---- before a call
 
@@ -100,7 +106,7 @@ class HostTransport:
             protocol: that of the plan's rule, the same on every rank; cma where ``no_cma`` is empty.
         """
         cma = protocol in ("cma", "one_shot_cma") and not self.no_cma
-        loaded = load(make, self.window, self.native, self.helper, cma=cma)
+        loaded = load(make, self.window, self.native, self.helper, self.recorder, cma=cma)
         loaded.struct.spins = self._spins
         if self.helper.failure:
             self.say(f"one thread reads long vectors, because a second cannot be started: {self.helper.failure}")
@@ -116,10 +122,11 @@ class HostTransport:
         """A call without data that C makes alone; None where it cannot."""
         if self.native is None or self.messages is not None:
             return None
-        if self._nothing is None:
-            self._nothing = nothing_to_move(self.window)
-            self._nothing.struct.spins = self._spins
-        return HostCall(self, self._nothing, called, HostBuffers(None, None), timeout_s, owns=False)
+        collective = called.text.partition("(")[0]
+        if collective not in self._nothing:
+            self._nothing[collective] = nothing_to_move(self.window, self.recorder, collective)
+            self._nothing[collective].struct.spins = self._spins
+        return HostCall(self, self._nothing[collective], called, HostBuffers(None, None), timeout_s, owns=False)
 
     # ---- calls without a program
 
@@ -212,6 +219,8 @@ class HostTransport:
         struct, steps, buffers = call.struct, call.program.steps, call.buffers
         if struct.phase < native.RUNNING:
             if barrier_numpy(self.pages, int(struct.seq)) is not Outcome.DONE:
+                if call.trace is not None:
+                    call.trace.late()
                 return Outcome.EXPIRED, False
             if set(self.pages.fingerprints(int(struct.seq))) != {call.fingerprint}:
                 return Outcome.DIFFER, False
@@ -219,7 +228,9 @@ class HostTransport:
                 step.start(int(struct.base), buffers.send, buffers.recv)  # type: ignore[union-attr]
             call.left = [step for step in steps if step.k < step.chunks]
             struct.phase = native.RUNNING
-        outcome, moved = step_numpy(call.left)
+            if call.trace is not None:
+                call.trace.entered()
+        outcome, moved = step_numpy(call.left, call.trace)
         if outcome is Outcome.DONE and self.pages.abort[0]:  # as executor.c
             return Outcome.ABORTED, moved
         if outcome is Outcome.DONE and (self.messages is None or call.program.endpoints.finished):
@@ -379,5 +390,6 @@ class HostTransport:
         self.helper.close()
         if self.messages:
             self.messages.close()
+        self.recorder.close()
         del self.records  # whose pages lie in the window
         self.window.close()

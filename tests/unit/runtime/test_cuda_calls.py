@@ -228,7 +228,7 @@ class Stage:
         host: Any = SimpleNamespace(peers=peers, raise_abort=lambda seq: None, records=records)
         calls = CudaCalls(context, host, SimpleNamespace())  # type: ignore[arg-type]
         ready = Prepared(Call("broadcast", 2, (1,), "int8", "", 0), None, None)
-        self.call = CudaCall(calls, SimpleNamespace(), Called("a call"), ready, 0, None, None, 9.0)  # type: ignore[arg-type]
+        self.call = CudaCall(calls, SimpleNamespace(protocol="slots"), Called("a call"), ready, 0, None, None, 9.0)  # type: ignore[arg-type]
 
     def starter(self, *_: object) -> Callable[[int], None]:
         return lambda _number: None

@@ -1,0 +1,107 @@
+"""The communicators of this user's jobs on this machine, by the shared memory that their processes have mapped.
+
+The memory is a file in /dev/shm without a name; each process that maps it holds it open, so /proc/PID/fd leads there.
+"""
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..transport.control_pages import CONTROL, INTRODUCTION, WORDS
+from ..transport.counters import MAGIC, is_counters
+from ..util.shared_memory import PREFIX, SHM
+
+MOST_RANKS = 1 << 16
+
+
+@dataclass
+class Window:
+    """The shared memory of one communicator's ranks on this machine, read only."""
+
+    memory: NDArray[np.uint8]
+    n: int
+    counters: dict[int, tuple[int, int]]  # of each rank here: where its counters lie, and how many bytes
+    file: tuple[int, int] = (0, 0)  # which file it is
+    pids: list[int] = field(default_factory=list)  # processes that map it
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        """The ranks on this machine."""
+        return tuple(self.counters)
+
+    def words(self, rank: int) -> NDArray[np.uint64]:
+        """The control pages of a rank, as words."""
+        return self.memory[rank * CONTROL : (rank + 1) * CONTROL].view(np.uint64)
+
+
+def windows(pid: int | None = None) -> list[Window]:
+    """All communicators whose memory this user may read; those of one process, if it is named. Oldest process first."""
+    found: dict[tuple[int, int], Window | None] = {}
+    for process in sorted(_processes()):
+        for path, key in _shared(process):
+            if key not in found:
+                found[key] = _read(path)
+            window = found[key]
+            if window is not None:
+                window.file = key
+            if window is not None and process not in window.pids:
+                window.pids.append(process)
+    whole = [window for window in found.values() if window is not None]
+    return [window for window in whole if pid is None or pid in window.pids]
+
+
+def _processes() -> Iterator[int]:
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal() and int(path.name) != os.getpid():
+            yield int(path.name)
+
+
+def _shared(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The files of ours that a process holds: a path that opens each, and which file it is."""
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            with contextlib.suppress(OSError):
+                if os.readlink(path).startswith(f"{SHM}/{PREFIX}"):
+                    facts = os.stat(path)
+                    yield path, (facts.st_dev, facts.st_ino)
+
+
+def _read(path: str) -> Window | None:
+    """The communicator in a file; None if there is none of this version in it."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        size = os.fstat(file).st_size
+        if size < CONTROL:
+            return None
+        memory = np.frombuffer(mmap.mmap(file, size, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(file)
+    return window_in(memory)
+
+
+def window_in(memory: NDArray[np.uint8]) -> Window | None:
+    """The communicator in shared memory; None if there is none of this version."""
+    n, counters = 0, {}
+    for rank in range(min(len(memory) // CONTROL, n or MOST_RANKS)):
+        if n and rank >= n:
+            break
+        at = rank * CONTROL + 8 * (3 * WORDS + INTRODUCTION)
+        magic, size, where, length = memory[at : at + 32].view(np.uint64).tolist()
+        if magic != MAGIC:
+            continue
+        if not 0 < size <= MOST_RANKS or where % 8 or where + length > len(memory) or size * CONTROL > len(memory):
+            return None
+        n = size
+        if is_counters(memory[where : where + length]):
+            counters[rank] = (where, length)
+    return Window(memory, n, counters) if counters else None

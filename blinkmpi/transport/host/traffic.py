@@ -1,0 +1,77 @@
+"""What a program moves on one rank, by name of a counter: pure. What it does by row, for the trace."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...program.ir import Program, Stage
+from ...program.partition import NodePart
+from ...program.reduction import accumulator_of, dtype_of
+from ..counters import Name
+from ..events import TracedRow
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """(bytes, calls) of each counter in one call; by row, the counters of its working time; the rows for the trace."""
+
+    moved: Mapping[Name, tuple[int, int]]
+    times: Sequence[Sequence[Name]]
+    rows: Sequence[TracedRow]
+
+
+def traffic_of(
+    part: NodePart, program: Program, rank: int, exported: Mapping[int, object], rows: Sequence[tuple[Stage, bool]]
+) -> Traffic:
+    """What ``rank`` moves in a call of a program.
+
+    A link leads from the rank that writes a channel to each that reads it, whatever lies between. Of trees and
+    protocols, a rank counts what it writes.
+
+    Args:
+        part: this node's part; ``program`` is the same with the chunks that are executed.
+        exported: channels that are read from their writers' buffers.
+        rows: the stage of each row, and whether the row only waits for readers.
+    """
+    call = program.call
+    tree_of = {s.tree: ("tree", call.collective, call.root, program.scheme, s.tree) for s in program.stages}
+    moved: Counter[Name] = Counter()
+
+    def width(channel: int) -> int:
+        return int((accumulator_of if program.channels[channel].wide else dtype_of)(call.dtype).itemsize)
+
+    def readers(c: int) -> tuple[int, ...]:
+        return (part.far[c].rank,) if c in part.far else program.channels[c].readers
+
+    def writer(c: int) -> int:
+        return part.far[c].rank if c in part.far else program.channels[c].writer
+
+    def protocol(c: int) -> str:
+        return "network" if c in part.far else "cma" if c in exported else "slots"
+
+    for stage in program.of(rank):
+        for c in stage.outs:
+            for reader in readers(c):
+                nbytes = stage.count * width(c)
+                moved["link", rank, reader] += nbytes
+                moved[tree_of[stage.tree]] += nbytes
+                moved["protocol", protocol(c)] += nbytes
+        for c in stage.ins:
+            moved["link", writer(c), rank] += stage.count * width(c)
+            moved["protocol", protocol(c)] += 0
+    moved["collective", call.collective] += call.nbytes
+
+    def row(stage: Stage, waits: bool) -> TracedRow:
+        item = dtype_of(call.dtype).itemsize
+        ins = () if waits else tuple(((writer(c),), part.numbers[c]) for c in stage.ins)
+        outs = tuple((readers(c), part.numbers[c]) for c in stage.outs if (c in exported) == waits)
+        chunk = program.chunk_of(stage) * item
+        return TracedRow(stage.tree, stage.way, stage.count * item, chunk, ins, outs, works=not waits)
+
+    def times(found: TracedRow) -> list[Name]:
+        links: list[Name] = [("link", source, rank) for sources, _ in found.ins for source in sources]
+        links += [("link", rank, reader) for targets, _ in found.outs for reader in targets]
+        return [tree_of[found.tree], *dict.fromkeys(links)] if found.works else []
+
+    found = [row(stage, waits) for stage, waits in rows]
+    return Traffic({name: (nbytes, 1) for name, nbytes in moved.items()}, [times(each) for each in found], found)

@@ -1,0 +1,45 @@
+/* The flags of the ranks, the clock, and how a rank waits: it spins, then yields its core, then sleeps. */
+#include <sched.h>
+#include <stdatomic.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define PAUSE() _mm_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ __volatile__("yield")
+#else
+#define PAUSE()
+#endif
+
+typedef _Atomic uint64_t flag_t;
+
+static int64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Acquire pairs with release: what a rank wrote before it raised a flag (slots, buffers, records) is seen by whoever has
+ * seen the flag. */
+static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
+static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
+
+/* Polling that spins, then yields, then sleeps, and looks at clock and abort word now and then. */
+typedef struct {
+  int64_t polls, since, waited;
+} idle_t;
+
+static int idle(idle_t *w, int64_t spins, flag_t *heartbeat, flag_t *abort, int64_t timeout_ns) {
+  if (++w->polls % 64 == 0 || timeout_ns < 0) { /* the first polls ask neither clock nor abort word */
+    const int64_t now = now_ns();
+    if (!w->since) w->since = now;
+    w->waited = now - w->since;
+    set(heartbeat, (uint64_t)now);
+    if (get(abort)) return ABORTED;
+    if (w->waited > timeout_ns) return EXPIRED; /* at once if it is negative */
+  }
+  if (w->polls < spins) PAUSE();
+  else if (w->waited < 20000000) sched_yield();
+  else nanosleep(&(struct timespec){0, 100000}, NULL);
+  return DONE;
+}
