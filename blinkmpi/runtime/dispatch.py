@@ -52,6 +52,7 @@ from .settling import DelegatedByPeer, exchange, persist, settled
 
 BOUND_CALLS = 4096  # calls that are kept to be made again
 PROGRAMS = 4096  # programs that are kept for other buffers
+Args = tuple[Any, ...]
 
 
 class Dispatcher:
@@ -94,7 +95,7 @@ class Dispatcher:
 
     # ---- making calls
 
-    def call(self, method: CollectiveMethod, args: tuple[Any, ...], timeout_s: float | None, stream: Any) -> None:
+    def call(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> None:
         """Make a blocking call; with ``stream``, or on the current one if calls are so made, only put it there."""
         plain = timeout_s is None and stream is None
         if self.thread.busy:
@@ -119,7 +120,7 @@ class Dispatcher:
             self.repeated.keep(bound, method, args)
             self.repeated.open()
 
-    def go_on(self, method: CollectiveMethod, args: tuple[Any, ...], begun: Found) -> None:
+    def go_on(self, method: CollectiveMethod, args: Args, begun: Found) -> None:
         """Make a blocking call that :attr:`again` has not made, or go on with one that it could not end by itself."""
         if isinstance(begun, bool):
             self.call(method, args, None, None)
@@ -138,9 +139,7 @@ class Dispatcher:
             self.die(fatal)
             raise
 
-    def start(
-        self, method: CollectiveMethod, args: tuple[Any, ...], timeout_s: float | None, stream: Any
-    ) -> MPI.Request:
+    def start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
         self.repeated.shut()  # until a call has waited for it
         invocation = Invocation(method, args)
@@ -181,7 +180,7 @@ class Dispatcher:
             return request
         raise ready  # as MPI does, and the peers learn of it
 
-    def persist(self, method: CollectiveMethod, args: tuple[Any, ...], stream: Any) -> Persistent | None:
+    def persist(self, method: CollectiveMethod, args: Args, stream: Any) -> Persistent | None:
         """A call to be started many times; None if its buffers lie in host memory, and MPI has such calls."""
         return persist(self, method, args, stream)
 
