@@ -104,7 +104,7 @@ class Communicator(Planned, GuardedIntracomm):
         if blink is not None:
             if timeout is not None or stream is not None:
                 blink.call(method, args, timeout, stream)
-            elif (begun := blink.again(method, args)) is not True:  # what was made before is one call of C
+            elif (begun := blink.repeated.again(method, args)) is not True:  # what was made before is one call of C
                 blink.go_on(method, args, begun)
         elif self._initialised():
             self._dispatcher()  # which says that it is freed

@@ -1,12 +1,11 @@
 """``Dispatcher`` makes the calls of a communicator: look it up or bind it, give it a number, start it, wait for it.
 
 1. Earlier non-blocking calls are waited for: calls keep their order.
-2. A call that was made before with the same arguments is found in one cache, bound to its program and buffers.
-   Otherwise its arguments are checked on this rank, and it is bound: to a program on CPU ranks, to a kernel on a GPU,
-   or to MPI's own collective. A rank whose arguments are wrong makes a call, too, by which all ranks learn of it.
-3. It takes the next number of the communicator and is started. On the way every transport compares the call with the
-   peers' before data is touched.
-4. Unless it is only put on a stream, it is waited for, under its deadline. After an error in the middle of a call the
+2. A call that was made before with the same arguments is found, bound to its program and buffers. Otherwise its
+   arguments are checked, and it is bound: to a program on CPU ranks, a kernel on a GPU, or MPI's own collective. A rank
+   whose arguments are wrong makes a call, too, by which all ranks learn of it.
+3. It takes the next number and is started; every transport compares it with the peers' before data is touched.
+4. Unless it is only put on a stream, it is waited for, under its deadline. After an error in its middle the
    communicator is dead; a call that all ranks refused together changes nothing.
 """
 
@@ -50,8 +49,7 @@ from .ranks.store import NO_MPI
 from .requests import Persistent, ProgressThread, Request
 from .settling import DelegatedByPeer, exchange, persist, settled
 
-BOUND_CALLS = 4096  # calls that are kept to be made again
-PROGRAMS = 4096  # programs that are kept for other buffers
+BOUND_CALLS = PROGRAMS = 4096  # calls that are kept to be made again; programs, for other buffers
 Args = tuple[Any, ...]
 
 
@@ -68,7 +66,6 @@ class Dispatcher:
         self.context.rendezvous.give_up = self.die
         self.context.rendezvous.check = lambda: self.host.raise_abort(self.seq)
         self.repeated = RepeatedCalls(self.context.host.native)
-        self.again = self.repeated.again
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
         self.kept = KeptMemory()
@@ -121,7 +118,7 @@ class Dispatcher:
             self.repeated.open()
 
     def go_on(self, method: CollectiveMethod, args: Args, begun: Found) -> None:
-        """Make a blocking call that :attr:`again` has not made, or go on with one that it could not end by itself."""
+        """Make a blocking call that ``repeated.again`` has not made, or go on with one that it could not end by itself."""
         if isinstance(begun, bool):
             self.call(method, args, None, None)
             return
