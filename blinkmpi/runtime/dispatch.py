@@ -118,7 +118,7 @@ class Dispatcher:
             self.repeated.open()
 
     def go_on(self, method: CollectiveMethod, args: Args, begun: Found) -> None:
-        """Make a blocking call that ``repeated.again`` has not made, or go on with one that it could not end by itself."""
+        """Make a blocking call that ``repeated`` has not made, or go on with one that it could not end by itself."""
         if isinstance(begun, bool):
             self.call(method, args, None, None)
             return
