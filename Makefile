@@ -77,7 +77,7 @@ build/$(MPI4PY): | $(VENV)/.has-test
 	$(PIP) download --no-deps --no-binary mpi4py --dest build $(subst mpi4py-,mpi4py==,$(MPI4PY))
 	tar -xf build/$(MPI4PY).tar.gz -C build
 
-wheel: $(VENV)/.has-test
+wheel: $(VENV)/pyvenv.cfg
 	rm -rf build dist
 	$(PIP) install build
 	$(BIN)/python -m build
