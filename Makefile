@@ -86,7 +86,7 @@ build/$(MPI4PY): | $(VENV)/.has-test
 paper: $(VENV)/.has-test
 	$(BIN)/python -m benchmarks.paper $(FIGURE)
 
-wheel: $(VENV)/.has-test
+wheel: $(VENV)/pyvenv.cfg
 	rm -rf build dist
 	$(PIP) install build
 	$(BIN)/python -m build
