@@ -4,8 +4,6 @@ import argparse
 import json
 from typing import cast
 
-from msgspec.structs import replace
-
 from ..bench.nccl_tests import OP_NAMES, call_of_size, dtype_named
 from ..bench.verification import count_wrong, fill
 from ..errors import ArgumentError
@@ -112,11 +110,7 @@ def _plan(topology: Topology, call: Call, made: Algorithm | None, *, mpi: bool) 
     """A plan for one call, which takes the user's algorithm if there is one."""
     seconds = read().plan_s
     plan = make_plan(topology, mpi=mpi, collectives=[call.collective], roots=[max(call.root, 0)], seconds=seconds)
-    if made is None:
-        return plan
-    plan = with_algorithms(plan, (), {call.collective: made})
-    return replace(plan, rules=tuple(replace(r, reason="--algorithm") if r.scheme == made.scheme else r
-                                     for r in plan.rules))  # fmt: skip
+    return plan if made is None else with_algorithms(plan, (), {call.collective: made}, why="--algorithm")
 
 
 def _run(program: Program, made: Algorithm | None) -> int:

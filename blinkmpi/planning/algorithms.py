@@ -83,10 +83,15 @@ def check_algorithms(algorithms: Sequence[Algorithm], n: int) -> None:
         names.add(key)
 
 
-def with_algorithms(plan: Plan, algorithms: Sequence[Algorithm], asked: Mapping[str, Algorithm]) -> Plan:
+def with_algorithms(
+    plan: Plan, algorithms: Sequence[Algorithm], asked: Mapping[str, Algorithm], *, why: str = "BLINKMPI_ALGO"
+) -> Plan:
     """The plan with algorithms; calls of their sizes take them, and all calls of a collective those that are asked for.
 
     Only collectives that the plan has rows for get new ones.
+
+    Args:
+        why: what asked for those that are asked for.
     """
     everyone = tuple(dict.fromkeys((*plan.algorithms, *algorithms, *asked.values())))
     memory = any(p.multicast for p in plan.packings)
@@ -99,11 +104,11 @@ def with_algorithms(plan: Plan, algorithms: Sequence[Algorithm], asked: Mapping[
         if one.collective in asked:
             if asked[one.collective] is not one:
                 continue
-            first, last, why = 0, 0, "BLINKMPI_ALGO"
+            first, last, reason = 0, 0, why
         else:
-            first, last, why = one.min_bytes, one.max_bytes, "an algorithm of this communicator's"
+            first, last, reason = one.min_bytes, one.max_bytes, "an algorithm of this communicator's"
         chunk, depth = MEMORY_SLOTS if memory else LINK_SLOTS
-        own = Rule(collective, first, one.scheme, chunk, depth, why, root=root)
+        own = Rule(collective, first, one.scheme, chunk, depth, reason, root=root)
         known = [r for r in rules if (r.collective, r.root) == (collective, root) and not r.registered]
         before = sorted(known or (replace(row, root=root) for row in rows), key=lambda row: row.min_bytes)
         kept = [row for row in before if row.min_bytes < first]
