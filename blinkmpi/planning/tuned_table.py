@@ -84,6 +84,6 @@ def taken(plan: Plan, table: TunedTable, machine: Topology) -> Plan:
     names, planned = {r.collective for r in table.rules}, {r.collective for r in plan.rules}
     rules = [r for r in plan.rules if r.collective not in names]
     rules += [r for r in table.rules if r.collective in planned]
-    written = [a for a in table.algorithms if a.collective in planned]
+    written = [a for a in table.algorithms if a.collective in planned and a.n == plan.n]
     algorithms = tuple(dict.fromkeys((*plan.algorithms, *written)))
     return msgspec.structs.replace(plan, rules=tuple(rules), algorithms=algorithms).check(machine)

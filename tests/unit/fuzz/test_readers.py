@@ -21,6 +21,8 @@ from blinkmpi.bench.sweep.file import Resources, Sweep, expand
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError, PlanError, SettingsError, TopologyError
 from blinkmpi.lang import Algorithm, library
 from blinkmpi.lang.algorithms import read_algorithm
+from blinkmpi.lang.mscclpp.check import MscclppReport, judge_mscclpp
+from blinkmpi.lang.mscclpp.file import MscclppPlan, load_mscclpp
 from blinkmpi.lang.xml.check import judge
 from blinkmpi.lang.xml.export import export
 from blinkmpi.lang.xml.file import XmlAlgorithm, load_xml, parse_xml, write_xml
@@ -41,6 +43,7 @@ from blinkmpi.topology.measured import Measured, with_measured
 from blinkmpi.util.files import read_file
 from tests.harness import ROOT
 from tests.unit.fuzz.mutators import many, promised, spoilt, spoilt_json
+from tests.unit.lang_mscclpp.plans import all_pairs, by_packets, by_ports, in_turns
 from tests.unit.lang_xml.flows import halving_doubling, ring_allgather
 
 RING = machine("dgx-1v").subset([0, 1, 2, 3])
@@ -142,6 +145,12 @@ def good_xml(found: XmlAlgorithm) -> None:
     assert (flow is None) == bool(report.faults)
 
 
+def good_mscclpp(found: MscclppPlan) -> None:
+    report = judge_mscclpp(found)
+    assert report.proved == (not report.faults)
+    assert MscclppReport.from_json(report.to_json()) == report
+
+
 def good_results(found: dict[str, Any]) -> None:
     results.tables(found["runs"])
 
@@ -152,6 +161,7 @@ ALGORITHMS = tuple(made.to_json().encode() for made in (library.ring(3), library
 TABLES, LINKS = files("benchmarks/tables/tuned-*.json"), files("benchmarks/tables/links-*.json")
 CHUNKS = tuple(write_xml(export(flow, name="xml", in_place=True)).encode()
                for flow in (halving_doubling(4), ring_allgather(3)))  # fmt: skip
+MSCCLPP = tuple(json.dumps(made).encode() for made in (all_pairs(2), by_packets(2), by_ports(3), in_turns()))
 READERS = {
     "topology": Reader(load, (TopologyError, FormatError), TOPOLOGIES, good_machine),
     "hostfile": Reader(hostfile.read, (FormatError,), files("hostfiles/*"), good_hosts),
@@ -161,6 +171,7 @@ READERS = {
     "algorithm": Reader(read_algorithm, (FormatError, PlanError), ALGORITHMS, good_algorithm),
     "table": Reader(lambda path: tuned_table.read(Path(path)), (SettingsError, FormatError), TABLES, good_table),
     "xml": Reader(load_xml, (FormatError,), CHUNKS, good_xml),
+    "mscclpp": Reader(load_mscclpp, (FormatError,), MSCCLPP, good_mscclpp),
     "measured": Reader(read_measured, (TopologyError, FormatError), LINKS, good_measured),
 }
 each = pytest.mark.parametrize("name", list(READERS))
