@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__" and "--rank" not in sys.argv:
     sys.path.insert(0, str(ROOT))  # this checkout; a rank takes the one of PYTHONPATH
 
+MANY_BYTES = 500 << 20  # short calls have so many more turns that they reduce so much
 SIZES = tuple(1 << k for k in range(20, 27))
 HOW = {"plain": {}, "times": {"BLINKMPI_TIMES": "1"}, "trace": {"BLINKMPI_TRACE": "{folder}/trace.json"}}
 
@@ -46,9 +47,10 @@ def rank(sizes: Sequence[int], turns: int, modes: Sequence[str], algo: str, file
     rows = []
     for nbytes in sizes:
         x, y = np.full(nbytes // 4, world.rank + 1, np.float32), np.empty(nbytes // 4, np.float32)
-        seconds = np.zeros((turns + 1, len(comms)))  # the first turn warms up
+        count = max(turns, MANY_BYTES // nbytes)
+        seconds = np.zeros((count + 1, len(comms)))  # the first turn warms up
         wrong = 0
-        for turn in range(turns + 1):
+        for turn in range(count + 1):
             for i in range(len(comms)):
                 which = (i + turn) % len(comms)
                 y.fill(-1)
@@ -118,7 +120,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("-np", type=int, default=4, dest="n", metavar="N", help="ranks (default 4)")
     add("--sizes", default=",".join(map(str, SIZES)), metavar="LIST", help="bytes (default 1 to 64 MiB)")
-    add("--turns", type=int, default=30, metavar="N", help="calls of each communicator and size (default 30)")
+    add("--turns", type=int, default=30, metavar="N", help="calls of each communicator and size, at least (default 30)")
     add("--algo", default="", help="the scheme, as BLINKMPI_ALGO (default: the plan's)")
     add("--against", type=Path, metavar="CHECKOUT", help="also measure this checkout's plain calls")
     add("--rounds", type=int, default=5, metavar="N", help="jobs of each checkout (default 5)")

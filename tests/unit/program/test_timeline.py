@@ -1,5 +1,6 @@
 """A simulated call as a trace: every link carries one chunk at a time, for as long as the prediction says."""
 
+import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -25,10 +26,10 @@ def test_links_are_busy_as_long_as_predicted() -> None:
     by_link = defaultdict(list)
     for crossing in crossings:
         by_link[crossing.link].append((crossing.start_s, crossing.end_s))
-    assert {link for link in by_link} == {row[:3] for row in cost.busy}
+    assert set(by_link) == {row[:3] for row in cost.busy}
     for *link, seconds in cost.busy:
         spans = sorted(by_link[tuple(link)])  # type: ignore[index]
-        assert all(end <= start + 1e-12 for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= start + 1e-12 for (_, end), (start, _) in itertools.pairwise(spans))
         assert sum(end - start for start, end in spans) == pytest.approx(seconds)
         assert spans[-1][1] <= cost.seconds
     with pytest.raises(PlanError, match="give fewer --bytes"):
