@@ -21,6 +21,7 @@ from benchmarks.report_gpu import emulated_file, gpu_file, gpu_summary, host_tim
 from benchmarks.report_host import ablation_file, call_cost_file, host_file, host_summary, several_hosts  # noqa: E402
 from benchmarks.report_rows import blocks, on_gpu  # noqa: E402
 from benchmarks.report_torch import torch_group_file, training_file  # noqa: E402
+from benchmarks.report_trace import LEGEND, trace_file  # noqa: E402
 from blinkmpi.bench.document import with_current_names  # noqa: E402
 
 __all__ = ["ReportError", "blocks", "main", "read", "render"]
@@ -61,7 +62,17 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """The page."""
     if not results:
         return texts.HEAD + texts.EMPTY
-    kinds = ("emulated", "hosts", "nodes", "call_cost", "ablation", "host_time", "torch_group", "training")
+    kinds = (
+        "emulated",
+        "hosts",
+        "nodes",
+        "call_cost",
+        "trace_cost",
+        "ablation",
+        "host_time",
+        "torch_group",
+        "training",
+    )
     groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name, document in results:
         kind = next((kind for kind in kinds if document.get(kind)), "gpu" if on_gpu(document) else "host")
@@ -78,6 +89,7 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
         texts.HOSTS,
         *(several_hosts(hosts) if hosts else ["Not measured."]),
         *section("call_cost", texts.CALL_COST_LEGEND, call_cost_file),
+        *section("trace_cost", LEGEND, trace_file),
         *section("ablation", texts.ABLATION_LEGEND, ablation_file),
         *section("torch_group", texts.TORCH_LEGEND, torch_group_file),
         *section("training", texts.TRAINING_LEGEND, training_file),
