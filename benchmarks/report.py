@@ -18,10 +18,16 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import report_text as texts  # noqa: E402
 from benchmarks.report_gpu import emulated_file, gpu_file, gpu_summary, host_time_file, nodes_file  # noqa: E402
-from benchmarks.report_host import ablation_file, call_cost_file, host_file, host_summary, several_hosts  # noqa: E402
+from benchmarks.report_host import (  # noqa: E402
+    ablation_file,
+    call_cost_file,
+    host_file,
+    host_summary,
+    several_hosts,
+    trace_file,
+)
 from benchmarks.report_rows import blocks, on_gpu  # noqa: E402
 from benchmarks.report_torch import torch_group_file, training_file  # noqa: E402
-from benchmarks.report_trace import LEGEND, trace_file  # noqa: E402
 from blinkmpi.bench.document import with_current_names  # noqa: E402
 
 __all__ = ["ReportError", "blocks", "main", "read", "render"]
@@ -89,7 +95,7 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
         texts.HOSTS,
         *(several_hosts(hosts) if hosts else ["Not measured."]),
         *section("call_cost", texts.CALL_COST_LEGEND, call_cost_file),
-        *section("trace_cost", LEGEND, trace_file),
+        *section("trace_cost", texts.TRACE_LEGEND, trace_file),
         *section("ablation", texts.ABLATION_LEGEND, ablation_file),
         *section("torch_group", texts.TORCH_LEGEND, torch_group_file),
         *section("training", texts.TRAINING_LEGEND, training_file),
