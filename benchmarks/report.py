@@ -25,6 +25,7 @@ from benchmarks.report_host import (  # noqa: E402
     host_summary,
     several_hosts,
     small_calls_file,
+    trace_file,
 )
 from benchmarks.report_rows import blocks, on_gpu  # noqa: E402
 from benchmarks.report_torch import torch_group_file, training_file  # noqa: E402
@@ -75,6 +76,7 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
         "nodes",
         "small_calls",
         "call_cost",
+        "trace_cost",
         "ablation",
         "host_time",
         "torch_group",
@@ -97,6 +99,7 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
         *(several_hosts(hosts) if hosts else ["Not measured."]),
         *section("small_calls", texts.SMALL_CALLS_LEGEND, small_calls_file),
         *section("call_cost", texts.CALL_COST_LEGEND, call_cost_file),
+        *section("trace_cost", texts.TRACE_LEGEND, trace_file),
         *section("ablation", texts.ABLATION_LEGEND, ablation_file),
         *section("torch_group", texts.TORCH_LEGEND, torch_group_file),
         *section("training", texts.TRAINING_LEGEND, training_file),

@@ -121,3 +121,11 @@ is through when it returns, and none is in a graph.
 In the files named ipc our MPI takes GPU memory. It maps that of the other node, which no network would let it do, so
 these are compared with nothing but our own calls on one node.
 """
+
+TRACE_LEGEND = """
+## Cost of a trace
+
+Allreduces of a plain communicator, of one that measures times, and of one that is [traced](tracing.md), call by call in
+turn. A ratio is the median over the turns of a time divided by the plain one's beside it, with its quartiles; the ratio
+of the least times is that of the calls which nothing disturbed.
+"""

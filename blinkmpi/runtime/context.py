@@ -36,7 +36,7 @@ from ..transport.cuda.device import Gpu
 from ..transport.host.transport import HostTransport
 from ..transport.network.bounded import Rendezvous
 from ..transport.slow_waits import SlowWaits
-from ..transport.tracing import Trace, open_trace
+from ..transport.tracing import CallTrace, open_trace
 from ..util.cache_folder import cache_dir
 from ..util.settings import log
 from .arguments import in_mpi
@@ -74,7 +74,7 @@ class Context:
         self.options = options
         self.host: HostTransport  # opened at the end of the bootstrap
         self.gpus: CudaContext | None = None
-        self.trace: Trace | None = None
+        self.trace: CallTrace | None = None
         self.why_no_gpus = ""
         self.customs: dict[str, Algorithm] = {}  # those that were called as Custom(), by their identity
         self.open_mpi_call = ""  # a collective of MPI's own that has begun and not ended

@@ -94,10 +94,9 @@ def counts_in(memory: NDArray[np.uint8]) -> dict[Name, Count]:
     found: dict[Name, Count] = {}
     for at in range(1, min(int(words[0, USED]), len(words))):
         length = min(int(words[at, LENGTH]), LINE_BYTES - NAME)
-        name = bytes(memory[at * LINE_BYTES + NAME :][:length])
         count = Count(*words[at, : len(Count._fields)].tolist())
         if any(count):
-            found[tuple(msgspec.json.decode(name))] = count
+            found[tuple(msgspec.json.decode(bytes(memory[at * LINE_BYTES + NAME :][:length])))] = count
     return dict(sorted(found.items(), key=lambda item: _order(item[0])))
 
 

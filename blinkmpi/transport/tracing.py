@@ -47,7 +47,7 @@ class _Process:
     def __init__(self) -> None:
         self.identities: dict[str, Identity] = {}
         self.communicators = 0
-        self.open: list[Trace] = []
+        self.open: list[CallTrace] = []
         self.writing = threading.Lock()
         self.pid = 0
 
@@ -57,13 +57,13 @@ _HERE = _Process()
 
 def open_trace(
     comm: Comm, node: Comm, path: str, ring: EventRing, *, process: int, say: Callable[[str], None]
-) -> Trace:
+) -> CallTrace:
     """Begin to trace a communicator; collective. The first of a job makes the file, in place of an older job's.
 
     Args:
         node: the ranks of this machine.
         process: this process's number in the job.
-        say: see :class:`Trace`.
+        say: see :class:`CallTrace`.
 
     Raises:
         TraceError: on every rank, if the file cannot be written.
@@ -84,10 +84,10 @@ def open_trace(
     own = together(comm, begin_here, error=TraceError)
     clock_ns: int = node.bcast(own, 0)
     identity = _HERE.identities.setdefault(path, Identity(job, origin_ns, process))
-    return Trace(path, ring, identity, label, clock_ns=clock_ns, rank=comm.rank, n=comm.size, say=say)
+    return CallTrace(path, ring, identity, label, clock_ns=clock_ns, rank=comm.rank, n=comm.size, say=say)
 
 
-class Trace:
+class CallTrace:
     """What one communicator's rank adds to its job's trace.
 
     Args:

@@ -22,7 +22,9 @@ class StepTrace:
 
     def late(self) -> None:
         """Not all ranks have entered the call."""
-        self._late = int(self._pages.announced.argmin())
+        latest = int(self._pages.announced.argmin())
+        if int(self._pages.announced[latest]) < self._seq:  # or it has come meanwhile
+            self._late = latest
 
     def entered(self) -> None:
         """All have."""

@@ -157,8 +157,6 @@ def test_a_trace_has_every_chunk_of_every_rank(comm: MPI.Intracomm, executor: st
     assert set(arrows["s"].values()) == {1}
     if executor == "numpy":  # every chunk went through a slot
         assert arrows["s"] == arrows["f"]
-        begun = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
-        assert all(e["ts"] >= begun[e["id"]] - 50 for e in events if e["ph"] == "f")
 
 
 @mpi(ranks=(2,), timeout=60)
