@@ -50,10 +50,10 @@ every call, which MPI's do only where the data demands it.
 
 What stays below 1 has these reasons. A barrier, and a broadcast or a scatter of a few bytes, are little more than what
 Python adds to a call, and the wait for all. Two ranks take one copy from process to process early, which gains where
-each has a core and loses a little where other work shares the cores. In place, alltoall, and exscan but on the last rank, first copy what others would
-find overwritten; MPI exchanges block by block. Between hosts, calls that the table leaves to MPI go through its
-non-blocking collectives after the ranks have compared the call by messages, in Python: that agreement is on top of
-MPI's time, and a collective of MPI in which no deadline holds is not taken in its place.
+each has a core and loses a little where other work shares the cores. In place, alltoall, and exscan but on the last
+rank, first copy what others would find overwritten; MPI exchanges block by block. Between hosts, calls that the table
+leaves to MPI go through its non-blocking collectives after the ranks have compared the call by messages, in Python:
+that agreement is on top of MPI's time, and a collective of MPI in which no deadline holds is not taken in its place.
 """
 
 CALL_COST_LEGEND = """
