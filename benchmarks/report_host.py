@@ -131,6 +131,7 @@ def small_calls_file(name: str, document: dict[str, Any]) -> str:
     ranks = f"{document['blinkmpi']['ranks']} ranks on {about['hosts']} host{'s' * (about['hosts'] > 1)}"
     crowded = ", more ranks than cores" if about["oversubscribed"] else ""
     lines = [f"### {name}", "", *fact_lines(document, command="small_calls.py"), f"- ranks: {ranks}{crowded}"]
+    lines.append(f"- machine's load at the end: {about['load']:.1f}; niceness of the ranks: {about['niceness']}")
     ratios = [row["ratio"] for row in rows]
     below = sum(ratio < about["goal"] for ratio in ratios)
     lines.append(f"- of {len(ratios)} rows, {below} are below {about['goal']}; the least is {ratio_text(min(ratios))}")

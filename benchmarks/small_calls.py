@@ -184,7 +184,8 @@ def layout(args: argparse.Namespace) -> tuple[int, ...]:
 def document(args: argparse.Namespace, found: dict[str, Any], began: datetime) -> dict[str, Any]:
     """The file."""
     head = {"small_calls": {"rounds": args.rounds, "iterations": args.iters, "warmup": WARMUP, "goal": GOAL,
-                            "hosts": args.hosts, "oversubscribed": args.n > found["cores"]},
+                            "hosts": args.hosts, "oversubscribed": args.n > found["cores"],
+                            "niceness": os.nice(0), "load": os.getloadavg()[0]},
             "env": found["env"]}  # fmt: skip
     statistic = "median over rounds of the median over iterations of the slowest rank's time of one call"
     return jobs.document(head, [row_of(row) for row in found["rows"]], [], began, ranks=args.n, memory="host",

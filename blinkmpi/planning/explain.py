@@ -99,19 +99,25 @@ class Explanation(Document, frozen=True):
         return "\n".join(lines)
 
     def _chosen(self, it: PricedScheme) -> list[str]:
-        lines = _field("runs as", f"{it.scheme}: {_what(it)}")
-        lines += _field("why", "; ".join(filter(None, (self.reason, it.reason))))
+        shot = it.protocol in ("one_shot", "one_shot_cma")  # by a program that is not of the scheme's trees
+        lines = _field(
+            "runs as", "one shot: whole vectors, read where they lie" if shot else f"{it.scheme}: {_what(it)}"
+        )
+        lines += _field("why", "; ".join(filter(None, (self.reason, "" if shot else it.reason))))
         if it.algbw:
             if it.bound_gbps:
                 gap = gap_text(it.rate_gbps, it.bound_gbps, it.optimal)
-                lines += _field("rate", f"{it.rate_gbps:.4g} GB/s, {gap}")
+                lines += [] if shot else _field("rate", f"{it.rate_gbps:.4g} GB/s, {gap}")
                 lines += _field("bound", f"{it.bound_gbps:.4g} GB/s: {it.certificate}")
             else:
                 lines += _field("bound", it.certificate)
-            if len(it.shares) > 1:
+            if len(it.shares) > 1 and not shot:
                 counts = Counter(it.shares)
                 lines += _field("shares", ", ".join(f"{k} x {s}" if k > 1 else s for s, k in counts.items()))
-            cma = it.protocol == "cma"  # the transport takes longer chunks where nobody waits for a part
+            cma = it.protocol in (
+                "cma",
+                "one_shot_cma",
+            )  # the transport takes longer chunks where nobody waits for a part
             protocol = "copied out of the writer's buffer (cma)" if cma else f"{it.slots} slots a channel"
             lines += _field("pipeline", f"chunks of {'at least ' * cma}{size_text(it.chunk_bytes)}, {protocol}")
             prediction = f"{time_text(it.seconds)}, algbw {it.algbw:.4g} GB/s, busbw {it.busbw:.4g} GB/s"

@@ -100,7 +100,7 @@ def test_a_root_like_one_that_is_there_costs_a_turn_alone() -> None:
 def test_a_question_changes_nothing_and_hears_what_a_call_would_take() -> None:
     topology = machine("cpu:4")
     plans = on_demand(topology)
-    plans.change(partial(by_slots, in_c=True))
+    plans.change(partial(by_slots, in_c=False))
     asked = plans.about("allreduce", -1)
     assert plans.lacks("allreduce", -1)
     assert not plans.plan.rules
