@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import jobs  # noqa: E402
 from benchmarks.jobs import FEWEST_SECONDS, PLACES, limits, load  # noqa: E402
-from benchmarks.report_rows import ms_text  # noqa: E402
+from benchmarks.pages.rows import ms_text  # noqa: E402
 from blinkmpi.bench.nccl_tests import call_of_size  # noqa: E402
 from blinkmpi.bench.verification import Wrong, fill, find_wrong, poison  # noqa: E402
 from blinkmpi.program.call import Call  # noqa: E402

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import jobs  # noqa: E402
 from benchmarks.jobs import PLACES, load, python_path, run_job  # noqa: E402
-from benchmarks.report_rows import ms_text  # noqa: E402
+from benchmarks.pages.rows import ms_text  # noqa: E402
 
 SPLITS = {2: ((1, 1),), 4: ((2, 2), (1, 3)), 8: ((4, 4), (3, 5))}
 LAUNCHER = (*jobs.LAUNCHER, *["--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"])

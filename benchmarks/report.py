@@ -16,9 +16,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
-from benchmarks import report_text as texts  # noqa: E402
-from benchmarks.report_gpu import emulated_file, gpu_file, gpu_summary, host_time_file, nodes_file  # noqa: E402
-from benchmarks.report_host import (  # noqa: E402
+from benchmarks.pages import text as texts  # noqa: E402
+from benchmarks.pages.gpu import emulated_file, gpu_file, gpu_summary, host_time_file, nodes_file  # noqa: E402
+from benchmarks.pages.host import (  # noqa: E402
     ablation_file,
     call_cost_file,
     host_file,
@@ -27,8 +27,8 @@ from benchmarks.report_host import (  # noqa: E402
     small_calls_file,
     trace_file,
 )
-from benchmarks.report_rows import blocks, on_gpu  # noqa: E402
-from benchmarks.report_torch import torch_group_file, training_file  # noqa: E402
+from benchmarks.pages.rows import blocks, on_gpu  # noqa: E402
+from benchmarks.pages.torch import torch_group_file, training_file  # noqa: E402
 from blinkmpi.bench.document import with_current_names  # noqa: E402
 
 __all__ = ["ReportError", "blocks", "main", "read", "render"]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.report_rows import NONE, exact_size_text, fact_lines, line, ratio_text, table_head, us_text
+from benchmarks.pages.rows import NONE, exact_size_text, fact_lines, line, ratio_text, table_head, us_text
 
 
 def torch_group_file(name: str, document: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.report_rows import (
+from benchmarks.pages.rows import (
     NONE,
     PLACES,
     blocks,
@@ -27,7 +27,7 @@ from benchmarks.report_rows import (
     wrong_count,
     wrong_text,
 )
-from benchmarks.report_text import HOSTS_LEGEND
+from benchmarks.pages.text import HOSTS_LEGEND
 
 
 def host_summary(results: Sequence[tuple[str, dict[str, Any]]]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.report_rows import (
+from benchmarks.pages.rows import (
     NONE,
     PLACES,
     blocks,
