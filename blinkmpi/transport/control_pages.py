@@ -33,6 +33,7 @@ LINE = 64
 WORDS = LINE // 8
 SEND_WORD, RECV_WORD = 2, 3  # of line 0: where the buffers lie in even calls; in odd calls, 2 words behind
 HEADS = TAILS = 512
+SEQ_BITS = 24  # a flag is (number of the call << SEQ_BITS) + chunks
 RECORDS = 4  # the line of the first record
 RECORD = 1024
 BODY = RECORD - 16  # bytes of a record's body

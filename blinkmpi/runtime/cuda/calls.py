@@ -18,8 +18,8 @@ from ...errors import BlinkError, CollectiveTimeout, DeviceError, MismatchError,
 from ...planning.chunk_search import ChunkSearch
 from ...program.memory import DeviceArray, address
 from ...transport.announcement import ON_GPU, Called
+from ...transport.control_pages import SEQ_BITS
 from ...transport.cuda.loaded_kernel import MASK, LoadedKernel, copied
-from ...transport.host.native import SEQ_BITS
 from ...transport.host.transport import LOOK_SECONDS, HostTransport
 from ...transport.interface import BoundCall, PeerDelegates, Refused
 from ...transport.network.endpoints import Endpoints

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ...program.memory import address
 from ..announcement import Called
-from .native import SEQ_BITS, UNTOLD, CallStruct
+from ..control_pages import SEQ_BITS
+from .native import UNTOLD, CallStruct
 from .numpy_executor import NumpyStage, Outcome
 from .numpy_trace import StepTrace
 

@@ -26,9 +26,8 @@ import numpy as np
 from ...errors import SettingsError
 from ...util.cache_folder import cache_dir
 from ...util.files import read_file
-from ..control_pages import RECV_WORD, SEND_WORD
+from ..control_pages import RECV_WORD, SEND_WORD, SEQ_BITS
 from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
-from .numpy_executor import SEQ_BITS as SEQ_BITS
 
 SOURCE = Path(__file__).with_name("executor.c")
 HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "repeated_calls")

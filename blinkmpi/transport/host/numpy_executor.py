@@ -10,11 +10,10 @@ import numpy as np
 
 from ...program.ir import Program, Stage
 from ...program.reduction import Array, accumulator_of, dtype_of, fold
-from ..control_pages import ControlPages
+from ..control_pages import SEQ_BITS, ControlPages
 from .channel_layout import ChannelLayout
 from .shared_window import SharedWindow
 
-SEQ_BITS = 24  # a flag is (number of the call << SEQ_BITS) + chunks
 YIELD_SECONDS = 0.02  # after so long without progress, sleep instead of yielding
 SLEEP_SECONDS = 1e-4
 
