@@ -174,8 +174,10 @@ def choose(
     rule = plan.rule(call.collective, call.nbytes, root=call.root, registered=registered)
     by_kind = plan.rows(call.collective, call.root)
     if rule.scheme == "mpi" and not mpi:
-        rows = [r for kind in by_kind.values() for r in kind if r.scheme != "mpi"]
-        rule = min(rows, key=lambda r: r.min_bytes) if rows else rule
+        rows = sorted((r for kind in by_kind.values() for r in kind if r.scheme != "mpi"), key=lambda r: r.min_bytes)
+        longer = [r for r in rows if r.min_bytes > rule.min_bytes]
+        if rows:  # a row for shorter vectors may be one that longer ones do not fit
+            rule = longer[0] if longer else replace(rows[-1], protocol="slots")
     uneven = rule.protocol == "direct" and not call.even and call.collective != "reduce_scatter"
     if uneven or (rule.protocol in PACKETS and not fits(call, rule.protocol)):
         passed = (*PACKETS, "direct") if uneven else PACKETS
