@@ -358,11 +358,12 @@ static void copies(const int64_t *each, int64_t n) {
   for (; n--; each += 3) memmove((char *)each[0], (const char *)each[1], (size_t)each[2]);
 }
 
-/* Announce call `seq` and execute it, with the copies around it; those after it only if it is DONE. */
+/* Announce call `seq` and execute it, with the copies around it: those before it even before it is announced, for others
+ * may then read what they make; those after it only if it is DONE. */
 int blink_run(call_t *j, int64_t *rows, uint64_t seq) {
+  copies(j->before, j->befores);
   int state = blink_begin(j, seq);
   if (state != DONE) return state;
-  copies(j->before, j->befores);
   state = blink_execute(j, rows);
   if (state == DONE) copies(j->after, j->afters);
   return state;

@@ -67,3 +67,32 @@ def test_a_call_that_c_has_begun_ends_in_the_same_errors(comm: MPI.Intracomm) ->
     with pytest.raises(BlinkError):
         late.Allreduce(x, y)
     late.Free()
+
+
+@mpi(ranks=(4,), timeout=60)
+def test_what_is_copied_first_may_be_read_at_once(comm: MPI.Intracomm) -> None:
+    """In place, others read a copy of the operand; they may as soon as they have heard of the call."""
+    n, rank = comm.size, comm.rank
+    with blinkmpi.Communicator(comm) as ours:
+        for turn in range(30):
+            count = 20_000 + 3001 * turn
+            given = [(np.arange(count * n) * 7 + rank * 1000 + turn + j).astype("int32") for j in range(3)]
+            MPI.Request.Waitall([ours.Ialltoall(MPI.IN_PLACE, x) for x in given])
+            junk = np.full(count * n, -1, "int32")  # where memory is given back too early
+            for j, x in enumerate(given):
+                own = np.arange(rank * count, (rank + 1) * count) * 7 + turn + j
+                for r, block in enumerate(np.split(x, n)):
+                    assert (block == own + r * 1000).all(), (turn, j, r)
+            assert junk[0] == -1
+
+
+@mpi(ranks=(2, 3), timeout=60, env={"BLINKMPI_CMA_DISABLE": "1"})
+def test_types_that_mpi_has_not_where_others_are_left_to_mpi(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm) as ours:
+        for count in (100, 30_000, 150_000, 2_000_000):
+            x = np.full(count, ours.rank + 1, np.float16)
+            ours.Bcast(x)
+            assert (x == 1).all()
+            y = np.zeros(count, np.float16)
+            ours.Reduce(x, y if ours.rank == 0 else None)
+            assert ours.rank or (y == ours.size).all()
