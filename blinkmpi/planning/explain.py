@@ -22,7 +22,7 @@ from ..trees.tree import Packing, Tree
 from ..util.codec import Document, Value
 from ..util.text import plural, size_text, time_text
 from .defaults import LINK_SLOTS, rule_of
-from .plan import PassedOver, Plan, Rule
+from .plan import ONE_SHOTS, PassedOver, Plan, Rule
 from .selection import choose, program_for
 
 FORMAT_VERSION = 2
@@ -99,7 +99,7 @@ class Explanation(Document, frozen=True):
         return "\n".join(lines)
 
     def _chosen(self, it: PricedScheme) -> list[str]:
-        shot = it.protocol in ("one_shot", "one_shot_cma")  # by a program that is not of the scheme's trees
+        shot = it.protocol in ONE_SHOTS  # by a program that is not of the scheme's trees
         lines = _field(
             "runs as", "one shot: whole vectors, read where they lie" if shot else f"{it.scheme}: {_what(it)}"
         )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ..lang.algorithms import SCHEME
 from ..program.call import REDUCTIONS
 from ..trees.tree import Collective
-from .plan import Plan, ProtocolName, Rule
+from .plan import ONE_SHOTS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
 SLOTS = (512 * KIB, 4)  # the largest slot, and the slots of a channel
@@ -117,7 +117,7 @@ def memory_rows(collective: Collective, n: int, root: int, scheme: str, *, by_na
         for i, row in enumerate(MEMORY_ROWS[collective][n > 2])
     ]
     if by_name:
-        rows = [row for row in rows if row.protocol not in ("one_shot", "one_shot_cma")]
+        rows = [row for row in rows if row.protocol not in ONE_SHOTS]
         if rows and rows[0].protocol == "slots":
             return [replace(rows[0], min_bytes=0), *rows[1:]]
         return [Rule(collective, 0, scheme, *SLOTS, _why(MemoryRow(0, "slots")), root=root), *rows]

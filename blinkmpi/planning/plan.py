@@ -25,6 +25,7 @@ ProtocolName = Literal[
     "slots", "cma", "one_shot", "one_shot_cma",
     "ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot", "direct", "rs_ag",
 ]  # fmt: skip
+ONE_SHOTS = ("one_shot", "one_shot_cma")  # whole vectors, and the announcement with them
 PACKETS = ("ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot")  # data and flags in one
 FORMAT_VERSION = 2
 MOST_RATE = MOST_MBPS * MOST_DEVICES  # MB/s, of all links together

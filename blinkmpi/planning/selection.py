@@ -26,7 +26,7 @@ from ..trees.tree import CARRIED, COLLECTIVES, MAY_BE_CARRIED, ROOTED, Collectiv
 from ..util.text import quoted
 from .algorithms import chunk_of_algorithm
 from .defaults import Gpus, gpu_rules, host_rules
-from .plan import PACKETS, PassedOver, Plan, Rule, Turn, chunk_for
+from .plan import ONE_SHOTS, PACKETS, PassedOver, Plan, Rule, Turn, chunk_for
 
 MOST_DEPTHS = 4  # limits on the hops of trees that are tried
 ALL_COLLECTIVES: tuple[Collective, ...] = (*COLLECTIVES, *CARRIED)
@@ -201,7 +201,7 @@ def program_for(
     Raises:
         PlanError: if the plan lacks the packing or algorithm. The program is proved before it is returned.
     """
-    if rule.protocol in ("one_shot", "one_shot_cma"):
+    if rule.protocol in ONE_SHOTS:
         return check(one_shot(call))
     made = plan.algorithm(call.collective, call.root, rule.scheme)
     if made is not None:

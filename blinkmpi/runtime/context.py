@@ -21,7 +21,7 @@ from ..planning.diff import PlanDifference, plan_differences
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
 from ..planning.memory_rows import by_slots
 from ..planning.on_demand import PlanOnDemand
-from ..planning.plan import Plan, Rule
+from ..planning.plan import ONE_SHOTS, Plan, Rule
 from ..planning.selection import choose, program_for
 from ..planning.tuned_table import file_of
 from ..program.call import Call
@@ -33,6 +33,7 @@ from ..topology.network_rate import net_rates, with_net
 from ..topology.probe import probe
 from ..transport import python_stacks
 from ..transport.cuda.device import Gpu
+from ..transport.host.host_program import HostProgram, fits
 from ..transport.host.transport import HostTransport
 from ..transport.network.bounded import Rendezvous
 from ..transport.slow_waits import SlowWaits
@@ -254,7 +255,16 @@ class Context:
                 f"the plan leaves {call.collective} to MPI, which did not start these processes; give a plan with a "
                 f"scheme for it, or {INSTEAD}"
             )
+        if rule.protocol in ONE_SHOTS:
+            cma = rule.protocol == "one_shot_cma" and not self.host.no_cma
+            if not fits(self.program(call, rule), self.host.window, self.host.native, cma=cma):
+                return self.by_slots(rule)
         return rule
+
+    @staticmethod
+    def by_slots(rule: Rule) -> Rule:
+        """A row whose vectors go along trees, through slots."""
+        return msgspec.structs.replace(rule, protocol="slots", reason="longer than one shot can be, or cannot be read")
 
     def program(self, call: Call, rule: Rule, plan: Plan | None = None) -> Program:
         """The checked program of a call."""
@@ -269,6 +279,13 @@ class Context:
     def maker(self, call: Call, rule: Rule) -> Callable[[], Program]:
         """What makes the program of a call whenever it is asked for."""
         return partial(self.program, call, rule)
+
+    def load(self, call: Call, rule: Rule) -> HostProgram:
+        """The program of a call, and how to make one that reads nobody's memory."""
+        loaded = self.host.load(self.maker(call, rule), rule.protocol)
+        if rule.protocol in ONE_SHOTS:
+            loaded.make_through_slots = self.maker(call, self.by_slots(rule))
+        return loaded
 
     def child(self, comm: MPI.Comm) -> tuple[Options, Topology | None]:
         """For a communicator of some of our ranks: its options, and its part of the machine."""

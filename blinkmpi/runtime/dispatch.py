@@ -245,7 +245,7 @@ class Dispatcher:
             if call.total:
                 rule = self.context.rule(call, blocking=blocking)
                 if rule.scheme != "mpi":
-                    program = self.host.load(self.context.maker(call, rule), rule.protocol)
+                    program = self.context.load(call, rule)
                 how = f"{rule.scheme}, {program}" if program is not None else "MPI's own"
                 self.context.say(partial("{}: {}; {}".format, describe(call), how, rule.reason), "INFO")
             found = rule, program

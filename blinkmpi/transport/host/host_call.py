@@ -194,7 +194,7 @@ class HostCall:
         """The same call by a program that reads nobody's buffers."""
         transport, program = self.transport, self.program
         if program.through_slots is None:
-            program.through_slots = transport.load(program.make)
+            program.through_slots = transport.load(program.make_through_slots or program.make)
         transport.say(f"{self.called}: slots, because a rank's buffer cannot be read by the others")
         call = HostCall(
             transport, program.through_slots, self.called, HostBuffers(None, None), self.timeout_s, owns=False

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import PlanError
 from ...program.call import Call
 from ...program.ir import ONE_SHOT, Program, Stage
 from ...program.partition import NodePart, part_of
@@ -47,7 +48,8 @@ class HostProgram:
     depth: int
     tally: Tally  # what a call adds to the counters
     timing: NDArray[np.int64]  # of the rows in a traced call
-    through_slots: HostProgram | None = None  # for a call in which some rank's buffer cannot be read
+    make_through_slots: Callable[[], Program] | None = None  # for a call in which some rank's buffer cannot be read
+    through_slots: HostProgram | None = None  # that program
 
     def __str__(self) -> str:
         slots = "chunks by cma" if self.cma else f"x {self.depth} slots"
@@ -153,6 +155,15 @@ def resolve(whole: Program, window: SharedWindow, library: native.Native | None,
     program = in_long_chunks(part.program, exported, item)
     layout = ChannelLayout(program, window, item, acc, 0 if library else NUMPY_SHIFT, exported)
     return Resolved(part, program, layout, codes, exported)
+
+
+def fits(program: Program, window: SharedWindow, library: native.Native | None, *, cma: bool) -> bool:
+    """Whether the channels of a program find room in the window; the same on every rank."""
+    try:
+        resolve(program, window, library, cma=cma)
+    except PlanError:
+        return False
+    return True
 
 
 def place(struct: native.CallStruct, window: SharedWindow) -> None:

@@ -96,3 +96,15 @@ def test_types_that_mpi_has_not_where_others_are_left_to_mpi(comm: MPI.Intracomm
             y = np.zeros(count, np.float16)
             ours.Reduce(x, y if ours.rank == 0 else None)
             assert ours.rank or (y == ours.size).all()
+
+
+@mpi(ranks=(2, 3), timeout=60)
+def test_types_that_c_has_not_go_through_slots_where_they_are_long(comm: MPI.Intracomm) -> None:
+    """Exscan of two ranks is one shot by cma at any length, and of complex numbers nothing goes by cma."""
+    with blinkmpi.Communicator(comm) as ours:
+        for count in (10, 5000, 70_000):
+            x, y = np.full(count, ours.rank + 1, np.complex64), np.zeros(count, np.complex64)
+            ours.Exscan(x, y)
+            assert ours.rank == 0 or (y == sum(range(1, ours.rank + 1))).all()
+            ours.Scan(x, y)
+            assert (y == sum(range(1, ours.rank + 2))).all()
