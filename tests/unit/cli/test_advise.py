@@ -95,7 +95,7 @@ class Alone:
 def live(advise: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The command without TOPOLOGY in one process, on a recorded DGX-1V of which GPUs 0 and 1 are used."""
     box = from_gpus(recorded("nvml-dgx-1v"), hosts=["node"] * 8)
-    monkeypatch.setattr(cli, "_world", Alone)
+    monkeypatch.setattr(cli, "_world", lambda _args: Alone())
     monkeypatch.setattr(cli, "mpi", lambda: (SimpleNamespace(COMM_TYPE_SHARED=0), ""))
     monkeypatch.setattr(cli.cli_topo, "live_machine", lambda world, node: box)
     monkeypatch.setattr(cli_advise.Nvml, "users", lambda _: {d.bus: int(d.index < 2) for d in box.devices})
