@@ -195,9 +195,9 @@ def test_the_events_of_the_others_are_kept_where_a_rank_dies(tmp_path: Path, how
     with Job(3, [sys.executable, "-c", LOOP, "60"], timeout=60, env=env, options=patient) as job:
         job.wait_for("ready", count=3)
         job.signal(1, how)
-        job.wait()
+        outcome = job.wait()
     pids = {e["pid"] for e in events_of(path) if e["ph"] == "X"}
-    assert pids >= ({0, 2} if how == signal.SIGKILL else {0, 1, 2})
+    assert pids >= ({0, 2} if how == signal.SIGKILL else {0, 1, 2}), outcome.output
 
 
 # ---------------------------------------------------------------- top
