@@ -14,6 +14,7 @@ from typing import Any
 
 from mpi4py import MPI, run
 
+from ..transport.tracing import write_all
 from ..util.settings import log
 from .bootstrap import own_settings
 
@@ -93,7 +94,8 @@ def end_with_launcher() -> None:
     """Wait until the launcher that started this process has ended, then end the process. A thread's whole life.
 
     A launcher ends after its ranks, or kills them. But a launcher that loses a host may end first, and a rank inside
-    MPI may then hang for ever (Open MPI 5, in a lock of its own). So a rank that has not ended by itself is killed.
+    MPI may then hang for ever (Open MPI 5, in a lock of its own). So a rank that has not ended by itself is killed,
+    once its part of a trace is written, for which it may be waiting behind other ranks.
     """
     try:
         name = Path(f"/proc/{LAUNCHER}/comm").read_text(encoding="utf-8").strip()
@@ -103,4 +105,5 @@ def end_with_launcher() -> None:
     if launcher >= 0:
         select.select([launcher], [], [])
         time.sleep(LEFT_SECONDS)
+        write_all()
         os.kill(os.getpid(), signal.SIGKILL)

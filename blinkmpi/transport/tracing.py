@@ -117,7 +117,7 @@ class CallTrace:
         _HERE.communicators += 1
         if _HERE.pid != os.getpid():
             _HERE.pid, _HERE.open = os.getpid(), []
-            atexit.register(_write_all)
+            atexit.register(write_all)
             _write_at_sigterm()
         _HERE.open.append(self)
 
@@ -197,7 +197,7 @@ def _about(program: TracedProgram, row: int) -> str:
     return json.dumps(said)[1:-1]
 
 
-def _write_all() -> None:
+def write_all() -> None:
     """Write what is left, at the end of the process."""
     for trace in [*_HERE.open]:
         trace.write()
@@ -239,6 +239,6 @@ def _end_at(reader: int, process: int) -> None:
     while os.read(reader, 1) != bytes([signal.SIGTERM]):
         pass
     if os.getpid() == process:
-        _write_all()
+        write_all()
         ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)  # Python's own may be set by the main thread alone
         os.kill(process, signal.SIGTERM)
