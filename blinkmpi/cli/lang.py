@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,11 @@ def _is_mscclpp(path: str) -> bool:
 
 def _mscclpp(args: argparse.Namespace) -> int:
     """Judge MSCCL++'s execution plan."""
-    from ..errors import ArgumentError
     from ..lang.mscclpp.check import judge_mscclpp
     from ..lang.mscclpp.file import load_mscclpp
 
     report = judge_mscclpp(load_mscclpp(args.file), source=args.file)
-    if args.ranks not in (None, report.ranks):
-        raise ArgumentError(f"--ranks {args.ranks}: {args.file} is for {report.ranks} ranks; leave --ranks out")
-    if args.json:
-        print(report.to_json(), end="")
-    else:
-        show(_plan_text(report))
-    return 0 if report.proved else 1
+    return _verdict(args, report, _plan_text)
 
 
 def _xml(args: argparse.Namespace) -> int:
@@ -76,12 +70,19 @@ def _xml(args: argparse.Namespace) -> int:
     if args.slots is not None and args.slots < 1:
         raise ArgumentError(f"--slots {args.slots}: a connection holds at least one message; write 1 or more")
     report, _ = judge(load_xml(args.file), source=args.file, slots=args.slots)
+    return _verdict(args, report, _text)
+
+
+def _verdict(args: argparse.Namespace, report: Any, text: Callable[[Any], Any]) -> int:
+    """Print what was found; 0 if it is proved, 1 if it is wrong."""
+    from ..errors import ArgumentError
+
     if args.ranks not in (None, report.ranks):
         raise ArgumentError(f"--ranks {args.ranks}: {args.file} is for {report.ranks} ranks; leave --ranks out")
     if args.json:
         print(report.to_json(), end="")
     else:
-        show(_text(report))
+        show(text(report))
     return 0 if report.proved else 1
 
 

@@ -7,8 +7,11 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -51,6 +54,19 @@ while True:
 def events_of(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
     return found
+
+
+@contextmanager
+def traced(comm: MPI.Intracomm, **settings: str) -> Iterator[Path]:
+    """The file of a trace of what is made meanwhile, under settings; removed at the end."""
+    path = Path(f"/tmp/blinkmpi-test-{comm.bcast(os.getpid())}.json")
+    try:
+        with mock.patch.dict(os.environ, {"BLINKMPI_TRACE": str(path), **settings}):
+            yield path
+    finally:
+        comm.Barrier()
+        if comm.rank == 0:
+            path.unlink(missing_ok=True)
 
 
 def with_setting(comm: MPI.Intracomm, name: str, value: str, **options: Any) -> blinkmpi.Communicator:
@@ -134,9 +150,7 @@ def test_without_the_setting_times_are_not_measured(comm: MPI.Intracomm) -> None
 @pytest.mark.parametrize("executor", ["auto", "numpy"])
 @mpi(ranks=(2, 4), timeout=60)
 def test_a_trace_has_every_chunk_of_every_rank(comm: MPI.Intracomm, executor: str) -> None:
-    path = Path(f"/tmp/blinkmpi-test-{comm.bcast(os.getpid())}.json")
-    os.environ["BLINKMPI_TRACE"] = str(path)
-    try:
+    with traced(comm) as path:
         with blinkmpi.Communicator(comm, executor=executor, algo="allreduce:^mpi") as ours:
             for _ in range(2):
                 ours.Allreduce(np.ones(COUNT), np.empty(COUNT))
@@ -145,11 +159,6 @@ def test_a_trace_has_every_chunk_of_every_rank(comm: MPI.Intracomm, executor: st
             stats = ours.gather_stats()
         comm.Barrier()
         events = events_of(path)
-    finally:
-        del os.environ["BLINKMPI_TRACE"]
-        comm.Barrier()
-        if comm.rank == 0:
-            path.unlink(missing_ok=True)
     slices = [e for e in events if e["ph"] == "X"]
     assert {e["pid"] for e in slices} == set(range(comm.size))
     calls = Counter((e["pid"], e["name"]) for e in slices if e["args"].get("what"))
@@ -174,19 +183,12 @@ def test_a_trace_has_every_chunk_of_every_rank(comm: MPI.Intracomm, executor: st
 
 @mpi(ranks=(2,), timeout=60)
 def test_a_trace_says_what_it_dropped(comm: MPI.Intracomm) -> None:
-    path = Path(f"/tmp/blinkmpi-test-{comm.bcast(os.getpid())}.json")
-    os.environ["BLINKMPI_TRACE_EVENTS"] = "16"
-    try:
-        with with_setting(comm, "TRACE", str(path)) as ours:
+    with traced(comm, BLINKMPI_TRACE_EVENTS="16") as path:
+        with blinkmpi.Communicator(comm) as ours:
             for _ in range(40):
                 ours.Barrier()
         comm.Barrier()
         events = events_of(path)
-    finally:
-        del os.environ["BLINKMPI_TRACE_EVENTS"]
-        comm.Barrier()
-        if comm.rank == 0:
-            path.unlink(missing_ok=True)
     about = [e["args"] for e in events if e["name"] == "blinkmpi"]
     assert [a["events"] for a in about] == [16, 16]
     assert all(a["dropped"] >= 24 for a in about)
