@@ -329,7 +329,7 @@ class Dispatcher:
             self.die(fatal)
             raise
 
-    # ---- another plan, other buffers
+    # ---- another plan, other buffers, the end
 
     def forget(self) -> None:
         """Bind every call anew: buffers were registered, or the plan is another one."""
@@ -350,8 +350,6 @@ class Dispatcher:
         self.programs.clear()
         self.forget()
         return changes
-
-    # ---- the end
 
     def check_alive(self) -> None:
         """Raise PeerLost if an earlier call left the communicator dead."""
@@ -375,12 +373,14 @@ class Dispatcher:
             self.die(self.dead)
             return
         self.seq += 1
+        failed: BaseException | None = None
         try:
             self.host.barrier(self.seq, Called("free()"), self.context.timeout_s)
         except BaseException as error:
-            error = error.error if isinstance(error, Refused) else error
-            self.die(error)
-            raise error from None
+            failed = error.error if isinstance(error, Refused) else error
+        if failed is not None:
+            self.die(failed)
+            raise failed  # out here, so that what the user's code raised before is shown too
         self.forget()
         self.programs.clear()
         self.context.close()

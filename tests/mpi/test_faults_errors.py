@@ -6,6 +6,7 @@ This file is also the program of a rank: ``python tests/mpi/test_faults_errors.p
 import re
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -295,6 +296,19 @@ def test_free_is_a_call_like_any_other(comm: MPI.Intracomm) -> None:
     ours = blinkmpi.Communicator(comm, timeout=10)
     with pytest.raises(MismatchError, match=r"rank 0: free\(\)"):
         (ours.Free if comm.rank == 0 else ours.Barrier)()
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_what_a_rank_raised_before_it_frees_is_shown_too(comm: MPI.Intracomm) -> None:
+    ours = blinkmpi.Communicator(comm)
+    with pytest.raises(MismatchError if comm.rank == 0 else PeerLost) as caught:
+        try:
+            if comm.rank == 0:
+                raise ZeroDivisionError("a mistake of the user's own")
+            ours.Barrier()
+        finally:
+            ours.Free()
+    assert comm.rank == 1 or "a mistake of the user's own" in "".join(traceback.format_exception(caught.value))
 
 
 @mpi(ranks=(3,), timeout=30)

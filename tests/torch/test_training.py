@@ -31,7 +31,8 @@ def network(*, normalized: bool = True) -> Any:
     torch.manual_seed(7)
     with torch.device("cpu"):
         middle = [nn.BatchNorm1d(32)] if normalized else []
-        return here(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), *middle, nn.Linear(32, 8)))
+        made = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), *middle, nn.Linear(32, 8))
+    return here(made)
 
 
 def plain_network() -> Any:
