@@ -300,14 +300,18 @@ def test_free_is_a_call_like_any_other(comm: MPI.Intracomm) -> None:
 
 @mpi(ranks=(2,), timeout=60)
 def test_what_a_rank_raised_before_it_frees_is_shown_too(comm: MPI.Intracomm) -> None:
-    ours = blinkmpi.Communicator(comm)
-    with pytest.raises(MismatchError if comm.rank == 0 else PeerLost) as caught:
+
+    def block() -> None:
+        ours = blinkmpi.Communicator(comm)
         try:
             if comm.rank == 0:
                 raise ZeroDivisionError("a mistake of the user's own")
             ours.Barrier()
         finally:
             ours.Free()
+
+    with pytest.raises(MismatchError if comm.rank == 0 else PeerLost) as caught:
+        block()
     assert comm.rank == 1 or "a mistake of the user's own" in "".join(traceback.format_exception(caught.value))
 
 
