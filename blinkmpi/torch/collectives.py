@@ -15,11 +15,13 @@ import torch
 
 from ..errors import ArgumentError, BlinkError
 from ..runtime.entering import enter
+from .compiler import hide
 from .operands import After, Reduction, Tensor, flat, nbytes, only, packed, raw, typed, unpacking, writable
 from .streams import enqueue
-from .work import HostWork, Several, Work
+from .work import DeviceWork, HostWork, Several, Work
 
 NO_SECONDS = timedelta(0)
+WORKS = (Work, HostWork, DeviceWork, Several)
 
 
 class Operation:
@@ -136,9 +138,13 @@ class TensorCollectives:
         return self._make("alltoall", opts, lambda: _alltoall_parts(output, input, output_splits, input_splits, n))
 
     def barrier(self, opts: Any = None) -> Work:
-        """Return when all ranks have come, and on this one's GPU what is on the current stream is done."""
+        """Return when all ranks have come, and on this one's GPU what is on the current stream is done.
+
+        What went wrong in calls on that stream is raised.
+        """
         if self.comm.gpu is not None and torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
+            self.comm.check()
         self.comm.Barrier()
         return Work(())
 
@@ -153,6 +159,7 @@ class TensorCollectives:
     def _make(self, what: str, opts: Any, prepare: Callable[[], Operation]) -> Work:
         """Make a call; if this rank's arguments cannot be read, all ranks hear of it in the call."""
         comm = self.comm
+        hide(TensorCollectives, *WORKS)
         try:
             call = prepare()
         except Exception as error:

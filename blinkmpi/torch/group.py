@@ -7,7 +7,6 @@ gloo's, on sockets of its own.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -23,7 +22,6 @@ from .operands import Tensor, only
 from .work import Work
 
 CPU = torch.device("cpu")
-_compiled: list[type] = []  # whose methods torch.compile does not look into
 
 
 class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
@@ -48,8 +46,6 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
             self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
             if hasattr(self, "_set_default_backend"):  # 2.15 asks it for the group's name; 2.4 has none
                 self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        if "torch._dynamo" in sys.modules:
-            hide_from_compiler()
 
     @cached_property
     def comm(self) -> Any:
@@ -176,13 +172,3 @@ def _forget(comm: Any) -> None:
     dispatcher = comm._blink
     if dispatcher is not None and dispatcher.dead is None:
         dispatcher.dead = BlinkError("its process group was forgotten; call dist.destroy_process_group()")
-
-
-def hide_from_compiler() -> None:
-    """Keep torch.compile from looking into our methods when compiled code calls them; they are not torch's code."""
-    if BlinkGroup in _compiled:
-        return
-    _compiled.append(BlinkGroup)
-    for name, method in vars(TensorCollectives).items():
-        if callable(method) and not name.startswith("__"):
-            setattr(BlinkGroup, name, torch.compiler.disable(method))

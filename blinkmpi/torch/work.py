@@ -6,6 +6,7 @@ memory, an event for one on a GPU, where waiting makes the current stream wait a
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -158,6 +159,8 @@ class DeviceWork(Work):
 
     def __del__(self) -> None:
         """Nobody waited: the allocator is told which stream still uses the memory."""
+        if sys.is_finalizing():  # CUDA may have gone
+            return
         for tensor in getattr(self, "_operands", ()):
             tensor.record_stream(self.stream)
 

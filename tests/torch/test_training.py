@@ -4,6 +4,7 @@ Models and data are on torch's default device, which tests/gpu/torch makes a GPU
 numbers on all devices.
 """
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -91,11 +92,12 @@ def join(rank: int) -> Weights:
 def fsdp2(rank: int) -> Weights:
     from torch.distributed.fsdp import fully_shard
 
+    mesh = dist.device_mesh.init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),))
     model = plain_network()
     for layer in model:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer)
-    fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     train(model, torch.optim.Adam(model.parameters(), lr=0.01), rank)
     return of(model)
 
@@ -139,6 +141,22 @@ def test_the_weights_are_those_of_gloo(comm: MPI.Intracomm, name: str) -> None:
     assert found["gloo"], "weights to compare"
     for one, other in zip(found["gloo"], found["blink"], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@mpi(ranks=(2,), timeout=120)
+def test_torch_compile_does_not_look_into_ours(comm: MPI.Intracomm) -> None:
+    """Also where it comes into use after the group."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    with job():
+        dist.barrier()
+        torch._logging.set_logs(dynamo=logging.INFO)
+        logging.getLogger("torch._dynamo").addHandler(handler)
+        compiled_ddp(comm.rank)
+    traced = [text for text in said if "start tracing" in text]
+    assert traced
+    assert not [text for text in traced if str(Path(blinkmpi.__file__).parent) in text]
 
 
 @pytest.mark.parametrize("level", ["INFO", "DETAIL"])
