@@ -54,6 +54,8 @@ class Communicator(Planned, GuardedIntracomm):
         stream: ``current``: calls on GPU memory are only put on the current stream of CuPy or torch, as NCCL's and
             torch's own are; by default the host waits for the result, unless a call says ``stream=``.
         algorithms: of this many ranks, which calls on host memory of their sizes take (:mod:`blinkmpi.lang`).
+        wire: ``operand``: partial results of 8- and 16-bit floats are rounded to their type on each hop of a tree,
+            which spares bytes; by default they travel as float32 and are rounded once (``accumulator``, ``BLINKMPI_WIRE``).
 
     Raises:
         BlinkError: on every rank, if any rank cannot take part.
@@ -84,12 +86,13 @@ class Communicator(Planned, GuardedIntracomm):
         max_ctas: int | None = None,
         stream: str | None = None,
         algorithms: Sequence[Algorithm] = (),
+        wire: str | None = None,
     ) -> None:
         if comm is None:
             raise ArgumentError("Communicator() needs a communicator; pass MPI.COMM_WORLD")
         options = Options(
             topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream,
-            algorithms=tuple(algorithms),
+            algorithms=tuple(algorithms), wire=wire,
         )  # fmt: skip
         try:
             self._blink = Dispatcher(partial(MpiRanks, self), options)

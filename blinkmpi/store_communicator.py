@@ -36,8 +36,8 @@ class StoreCommunicator(Planned):
     Args:
         store: has the methods ``set``, ``get``, ``check`` and ``add`` of torch's stores, and perhaps ``delete_key``.
         name: of these processes, where other groups of as many use the store.
-        topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream, algorithms: as for a
-            Communicator.
+        topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream, algorithms, wire:
+            as for a Communicator.
 
     Raises:
         TopologyError: on every rank, if the processes do not run on one node.
@@ -63,6 +63,7 @@ class StoreCommunicator(Planned):
         max_ctas: int | None = None,
         stream: str | None = None,
         algorithms: Sequence[Algorithm] = (),
+        wire: str | None = None,
     ) -> None:
         missing = [method for method in METHODS if not callable(getattr(store, method, None))]
         if missing:
@@ -75,7 +76,7 @@ class StoreCommunicator(Planned):
         self.rank, self.size = rank, size
         options = Options(
             topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream,
-            algorithms=tuple(algorithms),
+            algorithms=tuple(algorithms), wire=wire,
         )  # fmt: skip
         self._blink = Dispatcher(partial(StoreRanks, store, rank, size, name), options)
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ..errors import PlanError
 from ..lang.algorithms import SCHEME, Algorithm
 from ..program.call import Call
+from ..program.ir import Wire
 from ..topology.model import MOST_DEVICES, MOST_MBPS, Topology
 from ..trees import verify
 from ..trees.graph.turning import is_symmetry, turned_packing
@@ -80,7 +81,8 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
     """All packings of a job and the selection table; what was ``passed_over`` is for people.
 
     ``algorithms`` are those that users wrote; a row of the scheme ``lang:NAME`` takes one. A root that a symmetry makes
-    of another one (``turns``) has that one's packings, turned, and that one's rows.
+    of another one (``turns``) has that one's packings, turned, and that one's rows. ``wire`` is the type in which
+    partial results travel along trees.
     """
 
     KIND: ClassVar = "plan"
@@ -93,6 +95,7 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
     passed_over: tuple[PassedOver, ...] = ()
     turns: tuple[Turn, ...] = ()
     algorithms: tuple[Algorithm, ...] = ()
+    wire: Wire = "accumulator"
 
     def algorithm(self, collective: str, root: int, scheme: str) -> Algorithm | None:
         """The algorithm that a scheme is; None for a scheme of packings.

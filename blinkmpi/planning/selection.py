@@ -13,7 +13,7 @@ from ..errors import NoPackingError, SettingsError
 from ..lang.algorithms import SCHEME, Algorithm
 from ..program.call import Call, collective_named
 from ..program.check import check
-from ..program.ir import Program
+from ..program.ir import Program, Wire
 from ..program.lower import lower
 from ..program.one_shot import one_shot
 from ..topology.model import Topology
@@ -210,7 +210,7 @@ def program_for(
     else:
         packing = plan.packing(call.collective, call.root, rule.scheme)
         chunk_bytes = chunk_for(packing, call, rule)
-        lowered = partial(_by_packing, packing, call, rule.depth)
+        lowered = partial(_by_packing, packing, call, rule.depth, plan.wire)
     program = lowered(chunk_bytes)
     if budget_bytes and program.channels:
         slots = [0] * call.n
@@ -225,8 +225,8 @@ def program_for(
     return program
 
 
-def _by_packing(packing: Packing, call: Call, depth: int, chunk_bytes: int) -> Program:
-    return check(lower(packing, call, chunk_bytes=chunk_bytes, depth=depth))
+def _by_packing(packing: Packing, call: Call, depth: int, wire: Wire, chunk_bytes: int) -> Program:
+    return check(lower(packing, call, chunk_bytes=chunk_bytes, depth=depth, wire=wire))
 
 
 def _by_algorithm(made: Algorithm, call: Call, depth: int, multicast: bool, chunk_bytes: int) -> Program:

@@ -43,7 +43,7 @@ def run(program: Program, sends: Sequence[Array | None]) -> list[Array | None]:
             fold(call.op, operands, value, final=stage.final, n=call.n)
             if stage.way != "up":
                 value = value.astype(dtype)
-            slots.update(dict.fromkeys(stage.outs, value))
+            slots |= {c: value if program.channels[c].wide else value.astype(dtype) for c in stage.outs}
             target = recvs[stage.rank]
             if stage.store is not None and target is not None:
                 target[stage.store : stage.store + stage.count] = value

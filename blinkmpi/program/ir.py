@@ -28,6 +28,9 @@ from ..util.codec import Document, Value
 from .call import Call
 
 FORMAT_VERSION = 2
+Wire = Literal[
+    "accumulator", "operand"
+]  # the type in which partial results travel: float32 for 16-bit types, or theirs
 ONE_SHOT = "one_shot"  # the scheme of programs whose slots may be filled before the call is announced (one_shot.py)
 
 
@@ -35,7 +38,8 @@ class Channel(Value, frozen=True):
     """A ring of slots.
 
     ``partial`` values are on their way to where the fold is complete. They travel in the accumulator type, unless they
-    are ``operands``: elements of a send buffer as they are. All others travel in the call's type.
+    are ``operands``: elements of a send buffer as they are, or are ``rounded`` on every hop (:data:`Wire`). All others
+    travel in the call's type.
     """
 
     tree: int
@@ -43,11 +47,12 @@ class Channel(Value, frozen=True):
     readers: tuple[int, ...]
     partial: bool = False
     operands: bool = False
+    rounded: bool = False
 
     @property
     def wide(self) -> bool:
         """Whether values travel in the accumulator type."""
-        return self.partial and not self.operands
+        return self.partial and not (self.operands or self.rounded)
 
 
 class Stage(Value, frozen=True):

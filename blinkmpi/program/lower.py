@@ -15,18 +15,19 @@ from fractions import Fraction
 from ..errors import PlanError
 from ..trees.tree import Edge, Packing, Tree
 from .call import BLOCKED, Call
-from .ir import Channel, Program, Stage
+from .ir import Channel, Program, Stage, Wire
 from .reduction import accumulator_of, dtype_of
 
 ALIGN_BYTES = 64
 
 
-def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int) -> Program:
+def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int, wire: Wire = "accumulator") -> Program:
     """Lower ``call`` along the trees of ``packing``.
 
     Args:
         chunk_bytes: size of a slot; where partial results of 16-bit types travel, they take float32's room in it.
         depth: slots of each channel.
+        wire: the type in which partial results travel.
 
     Raises:
         PlanError: if the packing is for another collective, root or number of ranks.
@@ -37,7 +38,7 @@ def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int) -> Prog
             f"packing for {packing.collective} of {packing.n} ranks, root {packing.root}, cannot carry "
             f"{call.collective} of {call.n} ranks, root {call.root}; pack again"
         )
-    builder = _Builder(packing, call)
+    builder = _Builder(packing, call, wire)
     if call.collective != "barrier":
         if call.collective == "alltoall":
             builder.alltoall(packing)
@@ -79,7 +80,7 @@ def align_of(call: Call) -> int:
 
 
 def outline(
-    packing: Packing, call: Call, *, chunk_bytes: int, depth: int
+    packing: Packing, call: Call, *, chunk_bytes: int, depth: int, wire: Wire = "accumulator"
 ) -> tuple[Program, list[tuple[int, list[tuple[int, Fraction]]]]]:
     """What does not depend on counts: the stages of every tree, and the trees of every block with their weights.
 
@@ -88,8 +89,8 @@ def outline(
     Raises:
         PlanError: as :func:`lower`.
     """
-    program = lower(packing, call, chunk_bytes=chunk_bytes, depth=depth)
-    builder, jobs = _Builder(packing, call), _jobs(packing, call)
+    program = lower(packing, call, chunk_bytes=chunk_bytes, depth=depth, wire=wire)
+    builder, jobs = _Builder(packing, call, wire), _jobs(packing, call)
     for _, trees in jobs:
         for number, tree in trees:
             builder._tree(number, tree, 1, 0, 1)
@@ -115,8 +116,8 @@ def _jobs(packing: Packing, call: Call) -> list[tuple[int, list[tuple[int, Tree]
 class _Builder:
     """Collects channels and stages."""
 
-    def __init__(self, packing: Packing, call: Call) -> None:
-        self.multicast = packing.multicast
+    def __init__(self, packing: Packing, call: Call, wire: Wire) -> None:
+        self.multicast, self.rounded = packing.multicast, wire == "operand"
         self.call = call
         self.channels: list[Channel] = []
         self.stages: list[Stage] = []
@@ -216,7 +217,9 @@ class _Builder:
     def _channel(
         self, tree: int, writer: int, readers: tuple[int, ...], *, partial: bool = False, operands: bool = False
     ) -> int:
-        self.channels.append(Channel(tree, writer, readers, partial, operands))
+        self.channels.append(
+            Channel(tree, writer, readers, partial, operands, partial and self.rounded and not operands)
+        )
         return len(self.channels) - 1
 
     def _outs(self, number: int, tree: Tree, rank: int) -> dict[int, int]:

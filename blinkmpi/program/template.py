@@ -16,7 +16,7 @@ from ..errors import PlanError
 from ..trees.tree import Packing
 from .call import Call
 from .check import check
-from .ir import Program, Stage, chunk_of
+from .ir import Program, Stage, Wire, chunk_of
 from .lower import align_of, outline
 
 COLLECTIVES = ("broadcast", "reduce", "allreduce", "allgather", "gather", "scatter", "reduce_scatter")
@@ -73,11 +73,13 @@ class Template:
         PlanError: if ``lower`` would not lower such calls, or some block has no tree.
     """
 
-    def __init__(self, packing: Packing, call: Call, *, chunk_bytes: int, depth: int) -> None:
+    def __init__(
+        self, packing: Packing, call: Call, *, chunk_bytes: int, depth: int, wire: Wire = "accumulator"
+    ) -> None:
         if call.collective not in COLLECTIVES:
             raise PlanError(f"{call.collective} has no template; lower every call of it")
         self.call = call
-        self.program, jobs = outline(packing, call, chunk_bytes=chunk_bytes, depth=depth)
+        self.program, jobs = outline(packing, call, chunk_bytes=chunk_bytes, depth=depth, wire=wire)
         self._align = align_of(call)
         self._shares: dict[int, Fraction] = {}
         self._blocks = []

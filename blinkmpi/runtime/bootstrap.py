@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Real
 from pathlib import Path
+from typing import Literal, cast
 
-import msgspec
+from msgspec.structs import replace
 
 from ..errors import ArgumentError, MismatchError, PlanError, SettingsError, TopologyError
 from ..lang.algorithms import Algorithm
@@ -23,11 +24,12 @@ from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import Plan
 from ..planning.selection import ALL_COLLECTIVES, make_plan, parse_algo
 from ..planning.tuned_table import TunedTable
+from ..program.ir import Wire
 from ..topology import Topology, load
 from ..transport.cuda.device import kernels_digest
 from ..trees.tree import Collective
 from ..util.files import read_file
-from ..util.settings import LONGEST_S, MOST_CTAS, Settings, log, read
+from ..util.settings import LONGEST_S, MOST_CTAS, WIRES, Settings, log, read
 from ..util.text import brief, quoted
 from ..util.together import Comm, from_root, together
 
@@ -51,6 +53,7 @@ class Options:
     stream: str | None = None
     nodes: tuple[int, ...] = ()  # of a child: which virtual node each rank is in
     algorithms: tuple[Algorithm, ...] = ()
+    wire: str | None = None
 
     def check(self) -> None:
         """Raise ArgumentError for a value that no rank could use."""
@@ -60,6 +63,8 @@ class Options:
             raise ArgumentError(f"max_ctas={self.max_ctas!r}: expected a number of 1 to {MOST_CTAS}")
         if self.stream not in (None, "current"):
             raise ArgumentError(f"stream={self.stream!r}: expected None or 'current'; name other streams in each call")
+        if self.wire is not None and self.wire not in WIRES:
+            raise ArgumentError(f"wire={self.wire!r}: expected one of {', '.join(WIRES)}")
         if self.executor is not None and self.executor not in EXECUTORS:
             raise ArgumentError(f"executor={self.executor!r}: expected one of {', '.join(EXECUTORS)}")
 
@@ -73,6 +78,7 @@ class Options:
             "stream": self.stream,
             "strict": self.strict or None,
             "deterministic": self.deterministic or None,
+            "wire": self.wire,
             "algorithms": " ".join(f"{a.name}#{short_hash(a.to_json())}" for a in self.algorithms) or None,
         }
         return ", ".join(f"{k}={v}" for k, v in parts.items() if v is not None) or "no arguments"
@@ -93,7 +99,7 @@ def settle(comm: Comm, options: Options) -> Settings:
     everybody: list[tuple[Settings, str]] = comm.allgather((mine, options.describe()))
     for text in sorted({t for s, _ in everybody for t in s.unknown}) if comm.rank == 0 else ():
         log(mine, "WARN", text)
-    common = [msgspec.structs.replace(s, debug=Settings().debug, unknown=()) for s, _ in everybody]
+    common = [replace(s, debug=Settings().debug, unknown=()) for s, _ in everybody]
     for rank, settings in enumerate(common):
         if everybody[rank][1] != everybody[0][1]:
             raise MismatchError(
@@ -105,7 +111,7 @@ def settle(comm: Comm, options: Options) -> Settings:
                 f"rank {rank} has other BLINKMPI_ variables than rank 0: {differences(settings, common[0])}; "
                 "set them alike on every rank, or on rank 0 alone"
             )
-    return msgspec.structs.replace(common[0], debug=mine.debug)
+    return replace(common[0], debug=mine.debug)
 
 
 def own_settings() -> Settings:
@@ -205,6 +211,8 @@ def agree_on_plan(
     free = [one for one in options.algorithms if one.collective not in named]
     if free or asked:
         plans.change(partial(with_algorithms, algorithms=free, asked=asked, gpus=gpus))
+    if wire := cast(Wire | Literal[""], options.wire or settings.wire):
+        plans.change(partial(replace, wire=wire))
     if gpus:
         check_ways(plans.plan, machine)
     return plans.with_parts((collective, 0) for collective in ("barrier", *forced))

@@ -41,6 +41,8 @@ def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: A
         )
     main = context.main
     plan = main.planned.about(call.collective, call.root)
+    if plan.wire == "operand":
+        live.append("wire: partial results are rounded to the call's type on each hop (wire=operand)")
     return explain_plan(plan, main.machine, call, rule=main.rule(call, plan=plan), live=live)
 
 

@@ -23,6 +23,7 @@ MOST_CTAS = 1024
 TRACE_EVENTS, LEAST_EVENTS, MOST_EVENTS = 1 << 16, 16, 1 << 24
 MOST_RANKS = 1 << 16  # of a virtual node
 MOST_RANKS_PER_GPU = 64
+WIRES = ("accumulator", "operand")
 LEVELS = ("NONE", "VERSION", "WARN", "INFO", "TRACE")
 KNOWN = {
     "DEBUG": f"how much to log on stderr: {' '.join(LEVELS)}",
@@ -34,6 +35,7 @@ KNOWN = {
     "PLAN_SECONDS": "seconds after which planning ends with the best so far, whose gap is stated (default 5)",
     "TIMEOUT": "seconds without progress after which a collective fails (default 1800)",
     "WARN_AFTER": "seconds after which a wait is warned of, and again after each 2 of it; 0: never (default 30)",
+    "WIRE": "accumulator or operand: the type in which partial results of 16-bit types travel (default accumulator)",
     "EXECUTOR": "auto, c or numpy: what executes programs on CPU ranks",
     "CMA_DISABLE": "1: ranks do not read one another's memory",
     "CMA_NTHREADS": "1 or 2: threads that read long vectors where half of the ranks only wait (default 2)",
@@ -65,6 +67,7 @@ class Settings(Value, frozen=True):
     plan_s: float = PLAN_S
     timeout_s: float = TIMEOUT_S
     warn_after_s: float = WARN_AFTER_S
+    wire: str = ""
     executor: str = "auto"
     buffer_bytes: int = 8 << 20
     cma_disable: bool = False
@@ -104,6 +107,9 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
     executor = ours.get("EXECUTOR") or "auto"
     if executor not in ("auto", "c", "numpy"):
         raise SettingsError(f"BLINKMPI_EXECUTOR={quoted(executor)}: expected auto, c or numpy")
+    wire = ours.get("WIRE", "")
+    if wire not in ("", *WIRES):
+        raise SettingsError(f"BLINKMPI_WIRE={quoted(wire)}: expected {' or '.join(WIRES)}")
     never = ours.get("WARN_AFTER", "").strip() in ("0", "0.0")
     texts = ("TOPO_FILE", "TOPO_DUMP_FILE", "GRAPH_FILE", "GRAPH_DUMP_FILE", "ALGO", "TRACE")
     return Settings(
@@ -112,6 +118,7 @@ def read(environ: Mapping[str, str] | None = None) -> Settings:
         plan_s=_number(ours, "PLAN_SECONDS", PLAN_S, most=LONGEST_S),
         timeout_s=_number(ours, "TIMEOUT", TIMEOUT_S, most=LONGEST_S),
         warn_after_s=0.0 if never else _number(ours, "WARN_AFTER", WARN_AFTER_S, most=LONGEST_S),
+        wire=wire,
         executor=executor,
         buffer_bytes=int(_number(ours, "BUFFSIZE", 8 << 20, least=LEAST_BUFFER_BYTES, most=MOST_BUFFER_BYTES)),
         cma_disable=_switch(ours, "CMA_DISABLE"),

@@ -81,7 +81,8 @@ class Templates:
         found = self._templates.find(key)
         if found is None:
             try:
-                found = Template(packing, call, chunk_bytes=key[-2], depth=key[-1])
+                wire = self._plans.plan.wire
+                found = Template(packing, call, chunk_bytes=key[-2], depth=key[-1], wire=wire)
                 if self._on_host(found.program, rule):
                     found = "some channels take the host path"
             except PlanError as error:  # on every rank
