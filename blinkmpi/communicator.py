@@ -53,9 +53,9 @@ class Communicator(Planned, GuardedIntracomm):
             leaves room for the model's kernels and for NCCL's.
         stream: ``current``: calls on GPU memory are only put on the current stream of CuPy or torch, as NCCL's and
             torch's own are; by default the host waits for the result, unless a call says ``stream=``.
+        wire: ``operand`` (``BLINKMPI_WIRE``): partial results of 8- and 16-bit floats are rounded to their type on each
+            hop, which spares bytes; by default they travel as float32 and are rounded once (``accumulator``).
         algorithms: of this many ranks, which calls on host memory of their sizes take (:mod:`blinkmpi.lang`).
-        wire: ``operand``: partial results of 8- and 16-bit floats are rounded to their type on each hop of a tree,
-            which spares bytes; by default they travel as float32 and are rounded once (``accumulator``, ``BLINKMPI_WIRE``).
 
     Raises:
         BlinkError: on every rank, if any rank cannot take part.
@@ -85,8 +85,8 @@ class Communicator(Planned, GuardedIntracomm):
         algo: str | None = None,
         max_ctas: int | None = None,
         stream: str | None = None,
-        algorithms: Sequence[Algorithm] = (),
         wire: str | None = None,
+        algorithms: Sequence[Algorithm] = (),
     ) -> None:
         if comm is None:
             raise ArgumentError("Communicator() needs a communicator; pass MPI.COMM_WORLD")

@@ -36,7 +36,7 @@ class StoreCommunicator(Planned):
     Args:
         store: has the methods ``set``, ``get``, ``check`` and ``add`` of torch's stores, and perhaps ``delete_key``.
         name: of these processes, where other groups of as many use the store.
-        topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream, algorithms, wire:
+        topology, plan, timeout, strict, deterministic, executor, algo, max_ctas, stream, wire, algorithms:
             as for a Communicator.
 
     Raises:
@@ -62,8 +62,8 @@ class StoreCommunicator(Planned):
         algo: str | None = None,
         max_ctas: int | None = None,
         stream: str | None = None,
-        algorithms: Sequence[Algorithm] = (),
         wire: str | None = None,
+        algorithms: Sequence[Algorithm] = (),
     ) -> None:
         missing = [method for method in METHODS if not callable(getattr(store, method, None))]
         if missing:
