@@ -7,7 +7,6 @@ memory of the GPU. Used by benchmarks/launch_cost.py and by tests.
 import contextlib
 import ctypes
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from unittest import mock
 
 from blinkmpi.planning.on_demand import PlanOnDemand
 from blinkmpi.planning.selection import make_plan
+from blinkmpi.runtime import call_keys
 from blinkmpi.runtime import context as runtime_context
 from blinkmpi.runtime.cuda import buffers
 from blinkmpi.runtime.cuda.context import CudaContext
@@ -168,18 +168,19 @@ def fake_gpus(algo: str = "") -> Iterator[FakeDriver]:
         gpu: Any = FakeGpu(driver)
         return CudaContext(comm, gpu, topology, plans, emulated=False, say=lambda text, level: None), ""
 
+    def current_stream(*_: Any) -> int:
+        return driver["current_stream"]
+
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         driver = FakeDriver(folder)
         cupy = SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(launchKernel=driver.launch)))
         patches: Sequence[tuple[Any, str, Any]] = (
             (device, "cupy", lambda: cupy), (runtime_context, "open_gpus", open_fakes), (torch.Tensor, "is_cuda", True),
             (torch.Tensor, "get_device", lambda _: 0),
-            (buffers, "current_stream_of_torch", lambda *_: driver["current_stream"]),
+            *((module, "current_stream_of_torch", current_stream) for module in (buffers, call_keys)),
         )  # fmt: skip
         for owner, name, value in patches:
             stack.enter_context(mock.patch.object(owner, name, value))
-        for module in [m for m in sys.modules.values() if getattr(m, "current_stream_of_torch", None) is not None]:
-            stack.enter_context(mock.patch.object(module, "current_stream_of_torch", buffers.current_stream_of_torch))
         own = getattr(torch.Tensor, EXCHANGE, None)
         if own is not None:
             stack.enter_context(mock.patch.object(torch.Tensor, EXCHANGE, driver.exchange(own), create=True))
