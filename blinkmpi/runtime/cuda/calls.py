@@ -131,8 +131,9 @@ class CudaCalls:
             return
         if self.repeating is None:
             dispatcher = self._dispatcher
-            given = dispatcher.repeated, self.context, self.operands, dispatcher.enqueues, dispatcher.context.log_once
-            self.repeating = Repeating(*given)
+            why, say = self.host.executor_reason, dispatcher.context.log_once
+            given = dispatcher.repeated, self.context, self.operands, dispatcher.enqueues
+            self.repeating = Repeating(*given, why, say)
         self.repeating.keep(bound, method, operands, stream)
 
     def numbered(self, seq: int, fingerprint: int) -> int:

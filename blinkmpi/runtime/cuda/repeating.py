@@ -71,14 +71,15 @@ class Repeating:
 
     Args:
         enqueues: whether calls without a stream go on the current one, and are not waited for.
+        why: who executes programs on the host, which C's part comes with.
         say: logs a text once.
     """
 
     def __init__(
         self, repeated: RepeatedCalls, context: CudaContext, operands: OperandsInFlight, enqueues: bool,
-        say: Callable[[str], None],
+        why: str, say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._repeated, self._context, self._say = repeated, context, say
+        self._repeated, self._context, self._why, self._say = repeated, context, why, say
         self._own = (ORDER.acquire, ORDER.release, LAST, operands, int(enqueues), context.gpu.device)
 
     def keep(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> None:
@@ -86,7 +87,7 @@ class Repeating:
         if not call.places or any(len(kernel.args) > MOST_WORDS for kernel in _kernels(call.kernel)):
             return
         if not self._repeated.launches:
-            self._say("calls on streams are looked up in Python: no C library was compiled for this Python")
+            self._say(f"calls on streams are looked up in Python ({self._why})")
             return
         launch = call.launch = call.launch or Launch(call)
         self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args))

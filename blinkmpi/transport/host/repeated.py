@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .host_call import HostCall
 
 
-class Begun(Protocol):
+class Resumable(Protocol):
     """A call that C has begun and not ended."""
 
     def go_on(self, seq: int, status: int) -> None:
         """Complete it, from its number and C's status on."""
 
 
-Found = bool | tuple[Begun, int, int]  # made; not known; or begun: the call, its number and the C status
+Found = bool | tuple[Resumable, int, int]  # made; not known; or begun: the call, its number and the C status
 
 
 class _Shared(ctypes.Structure):
@@ -80,7 +80,13 @@ class RepeatedCalls:
         return self._keep_launch is not None
 
     def keep_launch(
-        self, bound: Begun, struct: int, method: object, arguments: tuple[Any, ...], stream: Any, aim: tuple[Any, ...]
+        self,
+        bound: Resumable,
+        struct: int,
+        method: object,
+        arguments: tuple[Any, ...],
+        stream: Any,
+        aim: tuple[Any, ...],
     ) -> bool:
         """Make a call on a stream known, of arrays at whatever addresses; whether it is.
 

@@ -334,7 +334,10 @@ def test_nothing_is_kept_that_should_not_be(comm: MPI.Intracomm) -> None:
 def why_python(comm: MPI.Intracomm) -> None:
     """Why calls are looked up in Python is said."""
     (x,) = tensors(1)
-    for executor, missing, said in (("numpy", False, "no C library"), ("c", True, "has no __dlpack_c_exchange_api__")):
+    for executor, missing, said in (
+        ("numpy", False, "NumPy executor, as asked"),
+        ("c", True, "has no __dlpack_c_exchange_api__"),
+    ):
         with gpu_job(comm, executor=executor) as (ours, driver), mock.patch.object(ours.context, "log_once") as log:
             patched = (
                 mock.patch.object(torch.Tensor, "__dlpack_c_exchange_api__", None) if missing else mock.MagicMock()
