@@ -1,7 +1,7 @@
 """The host's part of a call on GPU memory, without a GPU: ``mpirun -np 2 python benchmarks/launch_cost.py``.
 
 An AllReduce in place of torch tensors that is only put on a stream, by a driver that launches nothing (``fake/``), so
-that what is left is ours. Of one tensor again and again, and of tensors that no call has seen, by C and by Python alone.
+that what is left is ours. Of one tensor again and again, and of tensors that no call has seen, by C and by Python.
 Prints microseconds, for each the largest of all ranks' medians.
 """
 

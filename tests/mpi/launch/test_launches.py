@@ -53,6 +53,26 @@ def gpu_job(comm: MPI.Intracomm, algo: str = "", **options: Any) -> Iterator[tup
         yield ours, driver
 
 
+def transport_of(ours: blinkmpi.Communicator) -> Any:
+    """The transport of its GPUs."""
+    assert ours.context.gpus is not None
+    return ours.context.gpus.transport
+
+
+def operands_of(ours: blinkmpi.Communicator) -> Any:
+    """What keeps the operands of its calls."""
+    calls = ours._dispatcher().cuda
+    assert calls is not None
+    return calls.operands
+
+
+def last_of(ours: blinkmpi.Communicator) -> Any:
+    """The last call that C has launched."""
+    found = ours._dispatcher().repeated.last_launch
+    assert found is not None
+    return found[0]
+
+
 def tensors(n: int, count: int = COUNT) -> list[Any]:
     return [torch.zeros(count) for _ in range(n)]
 
@@ -87,7 +107,8 @@ def test_c_launches_what_python_launches(comm: MPI.Intracomm) -> None:
 
     def log(algo: str, executor: str, register: bool) -> tuple[list[Any], int]:
         with gpu_job(comm, f"allreduce:{algo}", executor=executor) as (ours, driver):
-            found, made, transport = [], 0, ours.context.gpus.transport
+            found: list[Any] = []
+            made, transport = 0, transport_of(ours)
             report = transport.n  # the word with the address of the report, which is real memory
             if register:
                 ours.register(slab)
@@ -270,7 +291,7 @@ def test_what_goes_wrong_is_raised_for_good(comm: MPI.Intracomm) -> None:
                     call()
                 continue
             if how == "reported":
-                ours.context.gpus.transport.report[1] = 1
+                transport_of(ours).report[1] = 1
                 with pytest.raises(BlinkError):
                     call()
             else:
@@ -298,7 +319,7 @@ def test_nothing_is_kept_that_should_not_be(comm: MPI.Intracomm) -> None:
 
     with gpu_job(comm) as (ours, _):
         x, y = tensors(2)
-        stream, op, operands = Stream(), MPI.SUM, ours._dispatcher().cuda.operands
+        stream, op, operands = Stream(), MPI.SUM, operands_of(ours)
         watched = (x, y, stream, op, Stream, torch.float32, torch.Tensor, None, ORDER, MPI.IN_PLACE)
 
         def many() -> list[int]:
@@ -324,7 +345,7 @@ def test_nothing_is_kept_that_should_not_be(comm: MPI.Intracomm) -> None:
         operands.newest.clear()
         gc.collect()
         assert ref() is None
-        launch = weakref.ref(ours._dispatcher().repeated.last_launch[0])
+        launch = weakref.ref(last_of(ours))
         assert launch() is not None
     gc.collect()
     assert launch() is None, "freed"
@@ -355,7 +376,8 @@ def test_what_a_call_costs_the_host(comm: MPI.Intracomm) -> None:
     with gpu_job(comm) as (ours, _):
         x, calls = torch.zeros(256), 1000
         fresh = [tensors(calls, 256) for _ in range(3)]
-        again, new = [], []
+        again: list[float] = []
+        new: list[float] = []
         for some in fresh:
             for times, each in ((again, [x] * calls), (new, some)):
                 for tensor in (x, x, x):
