@@ -2,7 +2,9 @@
 
 An AllReduce in place on CuPy arrays and on torch tensors, of ours and of torch's NCCL group, in the same processes and
 in turn: how long the host needs to put one on its stream. Calls of the same tensor again and again, and calls of
-tensors that no call has seen yet, at other addresses. Writes each number as the largest of all ranks' medians.
+tensors that no call has seen yet, at other addresses: each after a wait for all before it, and one behind another.
+Writes each number as the largest of all ranks' medians. Ranks that share a GPU (``BLINKMPI_RANKS_PER_GPU``) have no
+NCCL, which refuses that; its columns are then not measured.
 """
 
 import argparse
@@ -24,6 +26,7 @@ ITEM = {"float32": 4, "bfloat16": 2}
 CALLS, REPEATS, FRESH = 50, 9, 48  # enqueued at a time, which no queue of launches keeps waiting; times; new tensors
 WARMUP = 20  # calls, after which the chunks of this size are found
 MICRO = 1e6
+NCCL = "NCCL group"
 
 
 def process_group(world: Any, torch: Any, device: int) -> Any:
@@ -72,6 +75,18 @@ def new_us(world: Any, stream: Any, call: Call, tensors: Sequence[Any]) -> float
     return float(max(world.allgather(statistics.median(found))))
 
 
+def row_us(world: Any, stream: Any, call: Call, tensors: Sequence[Any]) -> float:
+    """Microseconds of the host for the first call of a tensor, among others one behind another."""
+    stream.synchronize()
+    world.Barrier()
+    begin = time.perf_counter()
+    for tensor in tensors:
+        call(tensor)
+    took = (time.perf_counter() - begin) / len(tensors) * MICRO
+    stream.synchronize()
+    return float(max(world.allgather(took)))
+
+
 def measured(world: Any, mpi: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each type and size, and the facts of the job."""
     import cupy
@@ -83,43 +98,57 @@ def measured(world: Any, mpi: Any) -> tuple[list[dict[str, Any]], dict[str, Any]
     if told.gpu is None:
         raise SystemExit(f"no GPUs: {told.context.why_no_gpus}")
     torch.cuda.set_device(told.gpu.device)
-    group = process_group(world, torch, told.gpu.device)
+    places = world.allgather((socket.gethostname(), told.gpu.bus_id))
+    group: Any = process_group(world, torch, told.gpu.device) if len({*places}) == world.size else None
     stream = torch.cuda.Stream()
     on_cupy = cupy.cuda.ExternalStream(stream.cuda_stream)
     ways: dict[str, Call] = {
         "torch, stream=": lambda t: told.Allreduce(mpi.IN_PLACE, t, stream=stream),
         "torch, current stream": lambda t: current.Allreduce(mpi.IN_PLACE, t),
-        "NCCL group": lambda t: group.all_reduce(t),
+        NCCL: lambda t: group.all_reduce(t),
         "CuPy, stream=": lambda t: told.Allreduce(mpi.IN_PLACE, t, stream=on_cupy),
     }
     rows: list[dict[str, Any]] = []
     for dtype, nbytes in itertools.product(("float32", "bfloat16"), SIZES):
-        row: dict[str, Any] = {"dtype": dtype, "bytes": nbytes, "again_us": {}, "new_us": {}}
+        row: dict[str, Any] = {"dtype": dtype, "bytes": nbytes, "again_us": {}, "new_us": {}, "row_us": {}}
         with torch.cuda.stream(stream), on_cupy:
             for name, call in ways.items():
                 if name.startswith("CuPy") and dtype != "float32":  # which CuPy does not have
                     continue
-                new = torch.zeros((FRESH + 1, nbytes // ITEM[dtype]), dtype=getattr(torch, dtype), device="cuda")
+                if name == NCCL and group is None:
+                    row["again_us"][name] = row["new_us"][name] = row["row_us"][name] = None
+                    continue
+                new = torch.zeros((2 * FRESH + 1, nbytes // ITEM[dtype]), dtype=getattr(torch, dtype), device="cuda")
                 tensors = [*map(cupy.from_dlpack, new)] if name.startswith("CuPy") else [*new]
                 for _ in range(WARMUP):
                     call(tensors[0])
                 row["again_us"][name] = host_us(world, stream, call, tensors[0])
-                row["new_us"][name] = new_us(world, stream, call, tensors[1:])
+                row["new_us"][name] = new_us(world, stream, call, tensors[1 : FRESH + 1])
+                row["row_us"][name] = row_us(world, stream, call, tensors[FRESH + 1 :])
                 new.fill_(world.rank + 1.0)
                 call(tensors[1])
                 right = bool((new[1] == world.size * (world.size + 1) / 2).all())
                 row["wrong"] = row.get("wrong", 0) + world.allreduce(int(not right))
         rows.append(row)
         if world.rank == 0:
-            times = (f"{name} {us:.1f} (new {row['new_us'][name]:.1f})" for name, us in row["again_us"].items())
-            print(f"{dtype} {nbytes}: {', '.join(times)} us", flush=True)
+            print(f"{dtype} {nbytes}: {', '.join(text_of(row, name) for name in row['again_us'])}", flush=True)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    facts = {"gpu": {"name": told.gpu.name, **told.gpu.versions, "torch": torch.__version__, "NCCL": nccl}}
+    facts: dict[str, Any] = {"ranks_per_gpu": world.size // len({*places})}
+    facts |= {"gpu": {"name": told.gpu.name, **told.gpu.versions, "torch": torch.__version__, "NCCL": nccl}}
     facts |= jobs.rank_facts(mpi, told)
-    group.destroy_process_group()
+    if group is not None:
+        group.destroy_process_group()
     current.Free()
     told.Free()
     return rows, facts
+
+
+def text_of(row: dict[str, Any], name: str) -> str:
+    """The times of a row by one way."""
+    again, new, in_row = (row[key][name] for key in ("again_us", "new_us", "row_us"))
+    if again is None:
+        return f"{name} not measured"
+    return f"{name} {again:.1f} us (new {new:.1f}, in a row {in_row:.1f})"
 
 
 def main() -> None:

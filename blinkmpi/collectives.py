@@ -248,7 +248,11 @@ class Collectives:
     # ---- three ways to make a call
 
     def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
-        self._dispatcher().call(method, args, timeout, stream)
+        blink = self._dispatcher()
+        if timeout is not None:
+            blink.call(method, args, timeout, stream)
+        elif (begun := blink.repeated.again(method, args, stream)) is not True:  # what was made before is C's
+            blink.go_on(method, args, stream, begun)
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
         return self._dispatcher().start(method, args, timeout, stream)

@@ -105,10 +105,10 @@ class Communicator(Planned, GuardedIntracomm):
     def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
         blink = self._blink
         if blink is not None:
-            if timeout is not None or stream is not None:
+            if timeout is not None:
                 blink.call(method, args, timeout, stream)
-            elif (begun := blink.repeated.again(method, args)) is not True:  # what was made before is one call of C
-                blink.go_on(method, args, begun)
+            elif (begun := blink.repeated.again(method, args, stream)) is not True:  # what was made before is C's
+                blink.go_on(method, args, stream, begun)
         elif self._initialised():
             self._dispatcher()  # which says that it is freed
         else:

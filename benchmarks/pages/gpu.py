@@ -102,7 +102,8 @@ def host_time_file(name: str, document: dict[str, Any]) -> str:
         found = [row["dtype"], exact_size_text(row["bytes"]), us_text(again[theirs]), us_text(new[theirs])]
         for way in ways:
             for us in (again, new):
-                found += [us_text(us[way]), ratio_text(us[theirs] / us[way])] if way in us else [NONE, NONE]
+                ratio = us[theirs] / us[way] if way in us and us[theirs] is not None else None
+                found += [us_text(us.get(way)), NONE if ratio is None else ratio_text(ratio)]
         lines.append(line([*found, str(row["wrong"])]))
     return "\n".join(lines)
 

@@ -40,7 +40,8 @@ from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_err
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
 from .cuda.buffers import stream_address
-from .cuda.calls import CudaCall, CudaCalls
+from .cuda.call import CudaCall
+from .cuda.calls import CudaCalls
 from .cuda.watch import watch
 from .entering import enter
 from .process_exit import follow_launcher
@@ -94,7 +95,6 @@ class Dispatcher:
 
     def call(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> None:
         """Make a blocking call; with ``stream``, or on the current one if calls are so made, only put it there."""
-        plain = timeout_s is None and stream is None
         if self.thread.busy:
             self.thread.drain()
         known = timeout_s is None and not (method.exchanges or method.settles)
@@ -112,17 +112,17 @@ class Dispatcher:
             self._run(partial(bound.run, self.seq), method, args, timeout_s)
         else:
             self._run(partial(bound.start, self.seq), method, args, timeout_s)
-            self.cuda.keep(bound, args)  # type: ignore[union-attr]
-        if plain and key is not None and isinstance(bound, HostCall) and 2 * len(self.calls) <= BOUND_CALLS:
+            self.cuda.keep(bound, args, method if key is not None else None, stream)  # type: ignore[union-attr]
+        if stream is None and key is not None and isinstance(bound, HostCall) and 2 * len(self.calls) <= BOUND_CALLS:
             self.repeated.keep(bound, method, args)
             self.repeated.open()
 
-    def go_on(self, method: CollectiveMethod, args: Args, begun: Found) -> None:
+    def go_on(self, method: CollectiveMethod, args: Args, stream: Any, begun: Found) -> None:
         """Make a blocking call that ``repeated`` has not made, or go on with one that it could not end by itself."""
         if isinstance(begun, bool):
-            self.call(method, args, None, None)
-            return
-        self._run(partial(begun[0].go_on, *begun[1:]), method, args, None)
+            self.call(method, args, None, stream)
+        else:
+            self._run(partial(begun[0].go_on, *begun[1:]), method, args, None)
 
     def _run(self, work: Callable[[], None], method: CollectiveMethod, args: Any, timeout_s: float | None) -> None:
         """Do what makes a call, or MPI's own where a peer delegates it; see :meth:`_guarded`."""

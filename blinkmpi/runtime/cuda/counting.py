@@ -7,6 +7,7 @@ Replays of a CUDA graph pass no code of ours, and are not counted.
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 from ...program.call import Call
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 KINDS = 4096  # of calls that are known at a time
 
 
-class Starts:
-    """How often one kind of call was started since the last look; ``known``: whether anybody will look again."""
+class Starts(ctypes.Structure):
+    """How often one kind of call was started since the last look; ``known``: whether anybody will look again.
 
-    __slots__ = ("known", "number")
+    launches.h counts here, too.
+    """
 
-    def __init__(self) -> None:
-        self.number, self.known = 0, True
+    _fields_ = (("number", ctypes.c_int64), ("known", ctypes.c_int64))
+
+    number: int
+    known: int
 
 
 class StartedCalls:
@@ -43,7 +47,7 @@ class StartedCalls:
         if found is None:
             if len(self._kinds) >= KINDS:
                 self._forget()
-            found = self._kinds[call, protocol] = Starts()
+            found = self._kinds[call, protocol] = Starts(0, 1)
         return found
 
     def settle(self) -> None:
@@ -58,7 +62,7 @@ class StartedCalls:
     def _forget(self) -> None:
         self.settle()
         for starts in self._kinds.values():
-            starts.known = False
+            starts.known = 0
         self._kinds.clear()
 
     def _moved(self, call: Call, protocol: str) -> dict[Name, tuple[int, int]]:

@@ -20,22 +20,22 @@ class OperandsInFlight:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._newest: list[Any] = []
+        self.newest: list[Any] = []
         self._nbytes = 0
         self._torch_streams: dict[int, Any] = {}  # torch's objects of streams, by address
         self._pending: deque[tuple[Any, list[Any]]] = deque()  # events, and what may be dropped behind them
 
     def keep(self, operands: tuple[Any, ...], nbytes: int, stream: int) -> None:
         """Keep what a call has just been given, whose kernel is on ``stream``."""
-        self._newest.append(operands)
+        self.newest.append(operands)
         self._nbytes += nbytes
-        if len(self._newest) >= CALLS or self._nbytes >= NBYTES:
+        if len(self.newest) >= CALLS or self._nbytes >= NBYTES:
             with self._gpu.entered():
                 self._mark(operands, nbytes, stream)
 
     def _mark(self, operands: tuple[Any, ...], nbytes: int, stream: int) -> None:
         if self._gpu.capturing(stream):  # no event of a captured stream can be asked
-            self._newest.pop()
+            self.newest.pop()
             return
         if nbytes >= NBYTES and (tensors := tensors_among(operands)):
             on = self._torch_streams.get(stream)
@@ -44,9 +44,9 @@ class OperandsInFlight:
                 on = self._torch_streams[stream] = torch.cuda.ExternalStream(stream, device=self._gpu.device)
             for tensor in tensors:
                 tensor.record_stream(on)
-            self._newest[-1] = tuple(o for o in operands if not any(o is t for t in tensors))
-        self._pending.append((self._gpu.mark(stream), self._newest))
-        self._newest, self._nbytes = [], 0
+            self.newest[-1] = tuple(o for o in operands if not any(o is t for t in tensors))
+        self._pending.append((self._gpu.mark(stream), self.newest))
+        self.newest, self._nbytes = [], 0
         while self._pending and self._gpu.idle(self._pending[0][0]):
             self._pending.popleft()
 

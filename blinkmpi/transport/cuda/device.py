@@ -265,6 +265,15 @@ class Gpu:
 
     # ---- streams
 
+    @cached_property
+    def functions(self) -> dict[str, int]:
+        """For who calls the driver without Python: where its functions lie, our context, and our number."""
+        names = {"launch": "cuLaunchKernel", "current": "cuCtxGetCurrent", "attribute": "cuPointerGetAttribute",
+                 "capturing": "cuStreamIsCapturing"}  # fmt: skip
+        at = {name: ctypes.cast(getattr(self.driver, symbol), ctypes.c_void_p) for name, symbol in names.items()}
+        found = {name: address.value or 0 for name, address in at.items()}
+        return {**found, "context": self._context.value or 0, "device": self.device}
+
     def current_stream(self) -> Any:
         """CuPy's current stream, as an object that keeps it alive."""
         return self._cupy.cuda.get_current_stream()

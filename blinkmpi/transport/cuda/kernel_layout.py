@@ -49,6 +49,11 @@ def fingerprint_at(n: int) -> int:
     return n + COMMON.index("fingerprint")
 
 
+def buffers_at(n: int) -> int:
+    """The word of a kernel's arguments with the address of the send buffer; behind it, what :func:`fill_call` lists."""
+    return n + BUFFERS_AT
+
+
 def fill_call(args: ctypes.Array[ctypes.c_uint64], n: int, timeout_ns: int, buffers: tuple[int, ...]) -> None:
     """Set what differs from call to call in the ``CommonArguments`` that a kernel's arguments begin with.
 
@@ -56,7 +61,7 @@ def fill_call(args: ctypes.Array[ctypes.c_uint64], n: int, timeout_ns: int, buff
         buffers: from ``send`` to ``destination_bytes``.
     """
     args[n + TIMEOUT_AT] = timeout_ns
-    args[n + BUFFERS_AT : n + len(COMMON)] = [*buffers]
+    args[buffers_at(n) : n + len(COMMON)] = [*buffers]
 
 
 def words_are(

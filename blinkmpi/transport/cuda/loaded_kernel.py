@@ -15,7 +15,7 @@ from ...program.template import Template
 from ..network.endpoints import Endpoints
 from .codegen import arithmetic, direct_source, item_bytes, kinds_of, packets_source, row_words, scale, stages_source
 from .device import Gpu, Kernel
-from .kernel_layout import fingerprint_at
+from .kernel_layout import buffers_at, fingerprint_at
 from .packets import PROTOCOLS
 from .stage_tables import Table
 
@@ -110,6 +110,28 @@ def for_call(loaded: LoadedKernel, n: int, text: str) -> LoadedKernel:
     own.text = text
     own.args[fingerprint_at(n)] = fingerprint(f"{own.protocol} {text}")
     return own
+
+
+def moving(loaded: LoadedKernel, n: int, registered: Sequence[bool], part: int = 0) -> list[tuple[int, int, int]]:
+    """What differs in the arguments of a call among ``n`` ranks if a buffer lies elsewhere: each word by as much as it.
+
+    Args:
+        registered: whether the send buffer is, and the receive buffer; they stay in their regions then.
+
+    Returns:
+        For each word: the kernel, 0 or the one behind it, 1; the word's index; and whether it moves with the send
+        buffer, 0, or the receive buffer, 1.
+    """
+    words, end = [], len(loaded.args)
+    for which in (0, 1):
+        moved = [buffers_at(n) + which]
+        if loaded.protocol == "direct" and registered[which]:  # its name, and where each rank's is mapped
+            first = end - (2 - which) * n
+            moved += [buffers_at(n) + 2 + which, *range(first, first + n)]
+        words += [(part, word, which) for word in moved]
+    if loaded.then:
+        words += [(1, word, 1) for _, word, _ in moving(loaded.then, n, (registered[1], registered[1]), 1)]
+    return words
 
 
 def _pointers(packed: ctypes.Array[ctypes.c_uint64]) -> ctypes.Array[ctypes.c_void_p]:

@@ -109,6 +109,10 @@ class Regions:
                 return (region.index + 1) << OFFSET_BITS | (at - region.begin)
         return 0
 
+    def parts(self) -> list[tuple[int, int, int]]:
+        """(begin, end, region + 1) of all that is registered, in the order of :meth:`ref`."""
+        return [(*part, region.index + 1) for region in self.known.values() for part in region.parts]
+
     def seen_at(self, ref: int) -> list[int]:
         """Where every rank's buffer is mapped here, if all have the same offset as ours."""
         if not ref:

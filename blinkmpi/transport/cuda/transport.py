@@ -9,6 +9,7 @@ Protocols: ``slots`` runs any program. Over one hop, ``ll16_one_shot``, ``ll16_t
 two kernels: a reduce-scatter by ``slots``, whose results go to all ranks by ``direct``.
 """
 
+import ctypes
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -83,7 +84,7 @@ class CudaTransport:
         self._names = names or range(comm.size)
         self.aware = aware
         self._network: NetworkBuffers | None = None  # for channels to other nodes, made when a program first wants it
-        self.calls = 0  # kernels that were started here
+        self.kernels_started = ctypes.c_int64()  # here
         self._host_slots: HostSlots | None = None
         if self.n > MAX_RANKS:
             raise DeviceError(f"{self.n} GPUs on one node: this version maps at most {MAX_RANKS}")
@@ -324,7 +325,7 @@ class CudaTransport:
                     LAST[:] = [stream, holder]
                 if tables and self.gpu.capturing(stream):
                     self._captured.update(tables)
-                self.calls += len(launches)
+                self.kernels_started.value += len(launches)
                 for args, said, launch in launches:
                     args[at] = (said + number) & MASK
                     launch()

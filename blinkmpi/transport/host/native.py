@@ -28,9 +28,10 @@ from ...util.cache_folder import cache_dir
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD, SEQ_BITS
 from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
+from . import launches
 
 SOURCE = Path(__file__).with_name("executor.c")
-HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "repeated_calls")
+HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "repeated_calls", "launches")
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in HEADERS))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
@@ -71,7 +72,7 @@ class Native:
 
     code: ctypes.CDLL
     compiler: str
-    repeated: Callable[[type], tuple[int, Any, Any, Any]] | None = None  # makes the functions of repeated_calls.h
+    repeated: Callable[[type], tuple[Any, ...]] | None = None  # makes the functions of repeated_calls.h
 
 
 def address(struct: CallStruct) -> int:
@@ -262,7 +263,7 @@ def _python_flags() -> list[str]:
     return ["-DBLINK_PYTHON", f"-I{python}", f"-I{np.get_include()}"]
 
 
-def _repeated(library: ctypes.CDLL, path: Path) -> Callable[[type], tuple[int, Any, Any, Any]] | None:
+def _repeated(library: ctypes.CDLL, path: Path) -> Callable[[type], tuple[Any, ...]] | None:
     """What makes the functions of repeated_calls.h; None where they are missing, or are those of another Python."""
     try:
         version = ctypes.c_int64.in_dll(library, "blink_python").value
@@ -270,21 +271,27 @@ def _repeated(library: ctypes.CDLL, path: Path) -> Callable[[type], tuple[int, A
         return None
     if version != sys.hexversion >> 16:
         return None
+    check_fields(library, "launch", *launches.layout())
     make = ctypes.PyDLL(str(path)).blink_repeated_calls
     make.argtypes, make.restype = [ctypes.py_object], ctypes.py_object
     return make
 
 
+def check_fields(library: ctypes.CDLL, struct: str, fields: list[str], wanted: list[int]) -> None:
+    """Raise LayoutError unless a structure has these fields at these offsets, and this size behind them."""
+    names = ctypes.c_char * (len(" ".join(fields)) + 2)
+    found = names.in_dll(library, f"blink_{struct}_fields").value.decode().split()
+    if found != fields:
+        raise LayoutError(f"executor.c has the fields {found} of {struct}_t, Python {fields}; make them equal")
+    at = list((ctypes.c_int64 * len(wanted)).in_dll(library, f"blink_{struct}_offsets"))
+    if at != wanted:
+        raise LayoutError(f"executor.c has the fields of {struct}_t at {at}, Python at {wanted}; make them equal")
+
+
 def check_layout(library: ctypes.CDLL) -> None:
     """Raise LayoutError unless the library has the fields, offsets and constants that this module lists."""
-    names = ctypes.c_char * (len(" ".join(FIELDS)) + 2)
-    fields = names.in_dll(library, "blink_call_fields").value.decode().split()
-    if fields != list(FIELDS):
-        raise LayoutError(f"executor.c has the fields {fields}, native.py {list(FIELDS)}; make them equal")
-    found = list((ctypes.c_int64 * (len(FIELDS) + 1)).in_dll(library, "blink_call_offsets"))
     wanted = [*(getattr(CallStruct, name).offset for name in FIELDS), ctypes.sizeof(CallStruct)]
-    if found != wanted:
-        raise LayoutError(f"executor.c has its fields at {found}, native.py at {wanted}; make them equal")
+    check_fields(library, "call", list(FIELDS), wanted)
     constants = tuple((ctypes.c_int64 * len(CONSTANTS)).in_dll(library, "blink_constants"))
     if constants != CONSTANTS:
         raise LayoutError(f"executor.c has the constants {constants}, native.py {CONSTANTS}; make them equal")

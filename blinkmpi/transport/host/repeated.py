@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -16,30 +16,45 @@ from .native import Native
 if TYPE_CHECKING:
     from .host_call import HostCall
 
-Found = bool | tuple["HostCall", int, int]  # made; not known; or begun: the call, its number and the C status
+
+class Resumable(Protocol):
+    """A call that C has begun and not ended."""
+
+    def go_on(self, seq: int, status: int) -> None:
+        """Complete it, from its number and C's status on."""
+
+
+Found = bool | tuple[Resumable, int, int]  # made; not known; or begun: the call, its number and the C status
 
 
 class _Shared(ctypes.Structure):
     """The first fields of ``repeated_t`` in repeated_calls.h."""
 
-    _fields_ = (("seq", ctypes.c_uint64), ("open", ctypes.c_int64))
+    _fields_ = (("seq", ctypes.c_uint64), ("open", ctypes.c_int64), ("open_gpu", ctypes.c_int64))
 
 
 class RepeatedCalls:
-    """Calls to be made again, by their method and arguments.
+    """Calls to be made again, by their method, arguments and stream.
 
-    ``again(method, arguments)`` makes a call that is known: True; False if it is not, or if calls may not be made so
-    (:meth:`shut`); otherwise what the caller has to go on with.
+    ``again(method, arguments, stream)`` makes a call that is known: True; False if it is not, or if calls may not be
+    made so (:meth:`shut`); otherwise what the caller has to go on with. A call is known by the addresses of its arrays,
+    but for those that are put on a stream: :meth:`keep_launch`.
     """
 
     def __init__(self, native: Native | None) -> None:
-        self.again: Callable[[object, tuple[Any, ...]], Found] = _unknown
+        self.again: Callable[[object, tuple[Any, ...], Any], Found] = _unknown
         self._keep: Callable[..., None] | None = None
         self._forget: Callable[[], None] | None = None
+        self._keep_launch: Callable[..., bool] | None = None
+        self._aim: Callable[..., bool] | None = None
+        self._last: Callable[[], tuple[Any, int] | None] = _none
+        self._aimed: tuple[object, ...] = ()
         if native is None or native.repeated is None:
             self._shared = _Shared()
         else:
-            at, self.again, self._keep, self._forget = native.repeated(np.ndarray)
+            at, self.again, self._keep, self._keep_launch, self._aim, self._last, self._forget = native.repeated(
+                np.ndarray
+            )
             self._shared = _Shared.from_address(at)  # which lives as long as the functions do
 
     @property
@@ -57,7 +72,41 @@ class RepeatedCalls:
 
     def shut(self) -> None:
         """Every call must come through Python: another one is under way, or nothing may be called any more."""
-        self._shared.open = 0
+        self._shared.open = self._shared.open_gpu = 0
+
+    @property
+    def launches(self) -> bool:
+        """Whether C can launch kernels."""
+        return self._keep_launch is not None
+
+    def keep_launch(
+        self,
+        bound: Resumable,
+        struct: int,
+        method: object,
+        arguments: tuple[Any, ...],
+        stream: Any,
+        aim: tuple[Any, ...],
+    ) -> bool:
+        """Make a call on a stream known, of arrays at whatever addresses; whether it is.
+
+        Args:
+            struct: the address of its LaunchStruct, which lives as long as ``bound`` does.
+            aim: what all such calls need; see ``set_launches`` in launches.h.
+        """
+        if self._keep_launch is None or self._aim is None:
+            return False
+        if aim != self._aimed:
+            self._aim(*aim)
+            self._aimed = aim
+        known = self._keep_launch(bound, struct, method, arguments, stream)
+        self._shared.open_gpu = 1
+        return known
+
+    @property
+    def last_launch(self) -> tuple[Any, int] | None:
+        """The last call that C has put on a stream, and its number; None if there is none."""
+        return self._last()
 
     def keep(self, call: HostCall, method: object, arguments: tuple[Any, ...]) -> None:
         """Make a call known, if it is one that C makes alone."""
@@ -68,7 +117,12 @@ class RepeatedCalls:
         """Know no call."""
         if self._forget is not None:
             self._forget()
+            self._aimed = ()
 
 
-def _unknown(_method: object, _arguments: tuple[Any, ...]) -> bool:
+def _unknown(_method: object, _arguments: tuple[Any, ...], _stream: Any) -> bool:
     return False
+
+
+def _none() -> None:
+    return None

@@ -26,10 +26,11 @@ from blinkmpi.runtime import arguments as calls
 from blinkmpi.runtime.arguments import Prepared
 from blinkmpi.runtime.buffers import parse
 from blinkmpi.runtime.call_keys import key_of
-from blinkmpi.runtime.cuda import calls as cuda_calls
+from blinkmpi.runtime.cuda import call as cuda_calls
 from blinkmpi.runtime.cuda.aware import agree, claimed, ladder, words
 from blinkmpi.runtime.cuda.buffers import device_buffer, stream_address
-from blinkmpi.runtime.cuda.calls import CudaCall, CudaCalls
+from blinkmpi.runtime.cuda.call import CudaCall
+from blinkmpi.runtime.cuda.calls import CudaCalls
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.announcement import Called
 from blinkmpi.transport.cuda.direct_segments import segment

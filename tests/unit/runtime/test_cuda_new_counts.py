@@ -19,7 +19,8 @@ from blinkmpi.planning.selection import make_plan
 from blinkmpi.runtime import arguments
 from blinkmpi.runtime.cuda import context as context_module
 from blinkmpi.runtime.cuda import templates
-from blinkmpi.runtime.cuda.calls import CudaCall, CudaCalls
+from blinkmpi.runtime.cuda.call import CudaCall
+from blinkmpi.runtime.cuda.calls import CudaCalls
 from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.announcement import encode
@@ -242,7 +243,7 @@ def test_kernels_compare_all_calls_so_far(algo: str, monkeypatch: pytest.MonkeyP
             """The fingerprints of a rank that makes calls of these lengths, with these numbers."""
             own = CudaCalls(context, calls.host, calls._dispatcher)
             bound = {length: allreduce(own, length) for length in (long, long + 1)}
-            own._history, found = 0, []
+            own.history.value, found = 0, []
             for length, seq in made:
                 words.clear()
                 bound[length].start(seq)

@@ -11,7 +11,8 @@ from blinkmpi.errors import ArgumentError
 from blinkmpi.runtime import arguments
 from blinkmpi.runtime.buffers import parse
 from blinkmpi.runtime.call_keys import Signature, key_of, signature_of
-from blinkmpi.runtime.cuda.calls import CudaCall, CudaCalls
+from blinkmpi.runtime.cuda.call import CudaCall
+from blinkmpi.runtime.cuda.calls import CudaCalls
 from blinkmpi.runtime.cuda.context import CudaContext
 from tests.unit.runtime.test_cuda_calls import device
 from tests.unit.runtime.test_cuda_new_counts import CountingGpu, _launches, with_calls  # noqa: F401

@@ -1,0 +1,113 @@
+"""Calls on streams that C makes again by itself, of arrays at whatever addresses: what it needs of them."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import DeviceError
+from ...transport.control_pages import CONTROL
+from ...transport.cuda.kernel_layout import fingerprint_at
+from ...transport.cuda.loaded_kernel import LoadedKernel, moving
+from ...transport.cuda.transport import LAST, ORDER
+from ...transport.host.launches import MOST_WORDS, LaunchStruct
+from ...transport.host.repeated import RepeatedCalls
+from .buffers import tensor_types
+from .context import CudaContext
+from .operands import OperandsInFlight
+
+if TYPE_CHECKING:
+    from .call import CudaCall
+
+EXCHANGE = "__dlpack_c_exchange_api__"  # of torch's tensors, from DLPack 1.3 on: how C reads them
+
+
+class Launch:
+    """A call on a stream as launches.h takes it; it keeps what that names, and nothing of the communicator's.
+
+    Args:
+        call: which was made of buffers that others may stand for (:meth:`.calls.CudaCall.moves_to`).
+    """
+
+    def __init__(self, call: CudaCall) -> None:
+        transport, gpu, records, pages = call.context.transport, call.context.gpu, call.host.records, call.host.pages
+        self.text, kernels = call.text, [call.kernel, *([call.kernel.then] if call.kernel.then else [])]
+        places = call.places
+        moves = [(part, word, places[which]) for part, word, which in
+                 moving(call.kernel, transport.n, call.registered) if places[which] is not None]  # fmt: skip
+        self._moves = np.array(moves, np.int64).reshape(len(moves), 3)
+        self._words = [bytes(kernel.args) for kernel in kernels]
+        self._keep = (kernels, call.holder, call.starts, records, pages, transport, call.calls.history, call.record)
+        numbers: dict[str, int] = {
+            **gpu.functions, "stream": call.stream, "asks": int(any(k.table for k in kernels)), "parts": len(kernels),
+            "print_at": fingerprint_at(transport.n), "moves": self._moves.ctypes.data, "moving": len(moves),
+            "nbytes": call.nbytes, "n": pages.n, "rank": pages.rank, "stride": CONTROL // 8, "calls": pages.address,
+            "prints[0]": pages.address + pages.record(0, 0), "prints[1]": pages.address + pages.record(0, 1),
+            "print": call.fingerprint, "body": _at(call.record), "body_bytes": len(call.record),
+            "elsewhere": records.elsewhere.ctypes.data, "report": ctypes.addressof(transport.report),
+            "history": ctypes.addressof(call.calls.history), "starts": ctypes.addressof(call.starts),
+            "kernels": ctypes.addressof(transport.kernels_started),
+        }  # fmt: skip
+        for part, (kernel, words) in enumerate(zip(kernels, self._words, strict=True)):
+            numbers |= {
+                f"function[{part}]": kernel.kernel.handle, f"grid[{part}]": kernel.grid, f"block[{part}]": kernel.block,
+                f"words[{part}]": _at(words), f"count[{part}]": len(kernel.args),
+            }  # fmt: skip
+        self._struct = LaunchStruct(**numbers)
+        self.address = ctypes.addressof(self._struct)
+
+    def go_on(self, seq: int, status: int) -> None:
+        """Say what became of a launch that the driver has refused."""
+        raise DeviceError(f"launch of {self.text}, call {seq}: CUDA error {status}; this process must be started again")
+
+
+class Repeating:
+    """Makes the calls of a communicator known to C.
+
+    Args:
+        enqueues: whether calls without a stream go on the current one, and are not waited for.
+        why: who executes programs on the host, which C's part comes with.
+        say: logs a text once.
+    """
+
+    def __init__(
+        self, repeated: RepeatedCalls, context: CudaContext, operands: OperandsInFlight, enqueues: bool,
+        why: str, say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._repeated, self._context, self._why, self._say = repeated, context, why, say
+        self._own = (ORDER.acquire, ORDER.release, LAST, operands, int(enqueues), context.gpu.device)
+
+    def keep(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> None:
+        """Let C make a call by itself from now on, that has just been made of these arguments, if it can be."""
+        if not call.places or any(len(kernel.args) > MOST_WORDS for kernel in _kernels(call.kernel)):
+            return
+        if not self._repeated.launches:
+            self._say(f"calls on streams are looked up in Python ({self._why})")
+            return
+        launch = call.launch = call.launch or Launch(call)
+        self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args))
+
+    def _aim(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """What C is told of the libraries, the process and the registered buffers: see ``set_launches`` there."""
+        cupy: Any = sys.modules.get("cupy")
+        tensors, torch = tensor_types(), sys.modules.get("torch")
+        exchange = getattr(tensors[0], EXCHANGE, None) if tensors else None
+        if exchange is None and any(type(arg) in tensors for arg in args):
+            version = getattr(torch, "__version__", "")
+            self._say(f"calls of torch's tensors are looked up in Python: torch {version} has no {EXCHANGE}")
+        array, stream = (cupy.ndarray, cupy.cuda.get_current_stream) if cupy is not None else (None, None)
+        parts = b"".join(struct.pack("QQq", *part) for part in self._context.transport.regions.parts())
+        return array, stream, tensors, exchange, *self._own, parts
+
+
+def _kernels(loaded: LoadedKernel) -> list[LoadedKernel]:
+    return [loaded, loaded.then] if loaded.then else [loaded]
+
+
+def _at(memory: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(memory), ctypes.c_void_p).value or 0

@@ -1,0 +1,390 @@
+"""Calls that C puts on streams, on a GPU that is none: they are what Python would launch, and nothing else is C's."""
+
+import gc
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from benchmarks.fake.gpu import FakeDriver, fake_gpus
+from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, DeviceError, PeerLost
+from blinkmpi.transport.cuda.transport import ORDER
+from tests.harness import mpi
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no DLPack exchange API"
+)
+
+COUNT = 5000
+STREAM = 5
+CALL_US, NEW_US = 25, 50  # generous: a twentieth of it on an idle machine
+
+
+def made_by_c(comm: blinkmpi.Communicator, call: Callable[[], object]) -> bool:
+    """Make a call when all ranks are through with those before it, and say whether C has made it."""
+    MPI.COMM_WORLD.Barrier()
+    return by_c(comm, call)
+
+
+def by_c(comm: blinkmpi.Communicator, call: Callable[[], object]) -> bool:
+    """Make a call, and say whether C has made it."""
+    dispatcher = comm._dispatcher()
+    call()
+    found = dispatcher.repeated.last_launch
+    return found is not None and found[1] == dispatcher.seq
+
+
+@contextmanager
+def gpu_job(comm: MPI.Intracomm, algo: str = "", **options: Any) -> Iterator[tuple[blinkmpi.Communicator, FakeDriver]]:
+    """A communicator with GPUs that are none, and their driver."""
+    with fake_gpus(algo) as driver, blinkmpi.Communicator(comm, **options) as ours:
+        driver["words"] = 16
+        yield ours, driver
+
+
+def transport_of(ours: blinkmpi.Communicator) -> Any:
+    """The transport of its GPUs."""
+    assert ours.context.gpus is not None
+    return ours.context.gpus.transport
+
+
+def operands_of(ours: blinkmpi.Communicator) -> Any:
+    """What keeps the operands of its calls."""
+    calls = ours._dispatcher().cuda
+    assert calls is not None
+    return calls.operands
+
+
+def last_of(ours: blinkmpi.Communicator) -> Any:
+    """The last call that C has launched."""
+    found = ours._dispatcher().repeated.last_launch
+    assert found is not None
+    return found[0]
+
+
+def tensors(n: int, count: int = COUNT) -> list[Any]:
+    return [torch.zeros(count) for _ in range(n)]
+
+
+ALGOS = {  # and whether the buffers of some calls are registered
+    "onehop/ll16_one_shot": False, "onehop/ll128_two_shot": True, "onehop/direct": True, "trees": False,
+    "chain/rs_ag": True,
+}  # fmt: skip
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_c_launches_what_python_launches(comm: MPI.Intracomm) -> None:
+    """The same calls by both: kernels, arguments, streams, fingerprints and numbers are the same, word by word."""
+    n, slab = comm.size, torch.zeros(40 * COUNT)
+    pieces = [slab[i * COUNT : (i + 1) * COUNT] for i in range(40)]
+    fresh = tensors(20)
+    stream = SimpleNamespace(cuda_stream=9)
+
+    def calls(ours: blinkmpi.Communicator) -> Iterator[Callable[[], None]]:
+        for i in range(8):
+            some = [pieces[2 * i], pieces[2 * i + 1]] if i < 5 else [fresh[2 * i], fresh[2 * i + 1]]
+            x, y = some
+            for _ in range(2):
+                yield partial(ours.Allreduce, x, y, stream=STREAM)
+                yield partial(ours.Allreduce, MPI.IN_PLACE, x, MPI.MAX, stream=STREAM)
+            yield partial(ours.Allreduce, y, y, "sum", stream=STREAM)
+            yield partial(ours.Bcast, y, root=n - 1, stream=stream)
+            yield partial(ours.Reduce, x, y if comm.rank == 0 else None, stream=stream)
+            yield ours.Barrier
+            yield partial(ours.Allgather, x[: COUNT // n], y[: COUNT // n * n], stream=STREAM)
+            yield partial(ours.Allreduce, x, y)
+
+    def log(algo: str, executor: str, register: bool) -> tuple[list[Any], int]:
+        with gpu_job(comm, f"allreduce:{algo}", executor=executor) as (ours, driver):
+            found: list[Any] = []
+            made, transport = 0, transport_of(ours)
+            report = transport.n  # the word with the address of the report, which is real memory
+            if register:
+                ours.register(slab)
+            for call in calls(ours):
+                before = driver["launches"]
+                made += made_by_c(ours, call)
+                for back in range(driver["launches"] - before):
+                    *shape, words = driver.last(back)
+                    words[report] = 0
+                    found.append((*shape, words))
+                found.append(ours._dispatcher().seq)
+            assert transport.kernels_started.value == driver["launches"]
+            moved = ours.stats()
+            return [*found, [c.calls for c in moved.collectives]], made
+
+    for algo, register in ALGOS.items():
+        by_python, none = log(algo, "numpy", register)
+        by_native, some = log(algo, "c", register)
+        assert none == 0
+        assert some >= 30
+        assert by_native == by_python, algo
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> None:
+    with gpu_job(comm, "allreduce:trees") as (ours, driver):
+        x, y, z, other = tensors(4)
+        allreduce = partial(ours.Allreduce, MPI.IN_PLACE, stream=STREAM)
+        assert not made_by_c(ours, partial(allreduce, x))
+        assert made_by_c(ours, partial(allreduce, x))
+        assert made_by_c(ours, partial(allreduce, y))
+        parameter = torch.nn.Parameter(x, requires_grad=False)
+        assert not made_by_c(ours, partial(allreduce, parameter)), "a new type"
+        assert made_by_c(ours, partial(allreduce, parameter))
+        driver["gil"] = 1
+        assert made_by_c(ours, partial(allreduce, x))
+        assert not driver["gil"], "the queue of launches may be full"
+        asked = driver["asked"]
+        assert made_by_c(ours, partial(allreduce, y))
+        assert driver["asked"] == asked, "of a known address the driver is not asked again"
+        driver["captured"] = 1
+        assert not made_by_c(ours, partial(allreduce, x)), "a graph may name its table"
+        driver["captured"] = 0
+        assert made_by_c(ours, partial(allreduce, x))
+        driver["context"] = 78
+        assert not made_by_c(ours, partial(allreduce, x)), "a thread that uses another GPU"
+        driver["context"] = 77
+        assert made_by_c(ours, partial(allreduce, x))
+        assert not made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=6)), (
+            "another stream, behind the first"
+        )
+        assert not made_by_c(ours, partial(allreduce, x))
+        assert made_by_c(ours, partial(allreduce, x))
+        assert not made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x)), "waited for"
+        assert not made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=STREAM, timeout=30))
+        ours.Ibarrier().Wait()
+        assert not made_by_c(ours, partial(allreduce, x)), "behind a non-blocking call, Python looks"
+        assert made_by_c(ours, partial(allreduce, x))
+        pair = torch.zeros(2 * COUNT)
+        for _ in range(2):
+            ours.Allreduce(x, y, stream=STREAM)
+        assert made_by_c(ours, partial(ours.Allreduce, pair[:COUNT], pair[COUNT:], stream=STREAM)), "side by side"
+        for bad, error, said in (
+            ((pair[:COUNT], pair[9 : 9 + COUNT]), ArgumentError, "overlap"),
+            ((x, pair[::2]), ArgumentError, "contiguous"),
+            ((x, torch.zeros(COUNT, dtype=torch.int32)), BlinkError, ""),
+            ((x, torch.zeros(COUNT - 1)), BlinkError, ""),
+            (
+                (torch.ones(COUNT, dtype=torch.complex64).conj().imag.contiguous()._neg_view(), y),
+                ArgumentError,
+                "negative",
+            ),
+        ):
+            with pytest.raises(error, match=said):
+                ours.Allreduce(*bad, stream=STREAM)
+        driver["foreign"] = z.data_ptr()
+        with pytest.raises(BufferTypeError, match="GPU 1"):
+            allreduce(z)
+        driver["foreign"] = 1
+        assert made_by_c(ours, partial(allreduce, z))
+        assert made_by_c(ours, partial(allreduce, other))
+        for host in ((x.numpy().copy(), y.numpy().copy()),):
+            with pytest.raises(ArgumentError, match="stream= is for buffers in GPU memory"):
+                ours.Allreduce(*host, stream=STREAM)
+            ours.Allreduce(*host)
+        assert made_by_c(ours, partial(allreduce, x))
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_registered_buffers_stay_in_their_regions(comm: MPI.Intracomm) -> None:
+    """Anywhere in one, without asking the driver; not on its edge; and no longer when it is deregistered."""
+    with gpu_job(comm) as (ours, driver):
+        slab, plain = torch.zeros(10 * COUNT), torch.zeros(COUNT)
+        part = slab[: 5 * COUNT]
+        ours.register(part)
+        allreduce = partial(ours.Allreduce, MPI.IN_PLACE, stream=STREAM)
+        assert not made_by_c(ours, partial(allreduce, part[:COUNT]))
+        asked = driver["asked"]
+        for i in range(1, 4):
+            assert made_by_c(ours, partial(allreduce, part[i * COUNT : (i + 1) * COUNT]))
+        assert driver["asked"] == asked
+        allreduce(plain)
+        assert made_by_c(ours, partial(allreduce, plain))
+        assert made_by_c(ours, partial(allreduce, part[:COUNT])), "both kinds are known beside each other"
+        assert not made_by_c(ours, partial(allreduce, slab[4 * COUNT + 8 : 5 * COUNT + 8])), "half of it is registered"
+        ours.deregister(part)
+        assert not made_by_c(ours, partial(allreduce, part[:COUNT]))
+        assert made_by_c(ours, partial(allreduce, slab[4 * COUNT + 8 : 5 * COUNT + 8]))
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_streams_threads_and_peers(comm: MPI.Intracomm) -> None:
+    """The current stream, where calls are enqueued; one lock of all launches; records that a peer may still read."""
+    with gpu_job(comm, stream="current") as (ours, driver):
+        x, y = tensors(2)
+        for stream in (3, 4):
+            driver["current_stream"] = stream
+            assert not made_by_c(ours, partial(ours.Allreduce, x, y))
+            for a, b in ((x, y), (y, x)):
+                assert made_by_c(ours, partial(ours.Allreduce, a, b))
+                assert driver.last()[3] == stream
+    with gpu_job(comm) as (ours, driver):
+        (x,) = tensors(1)
+        call = partial(ours.Allreduce, MPI.IN_PLACE, x, stream=STREAM)
+        for _ in range(3):
+            call()
+        before = driver["launches"]
+        with ORDER:
+            thread = threading.Thread(target=call)
+            thread.start()
+            time.sleep(0.1)
+            assert driver["launches"] == before
+        thread.join()
+        assert driver["launches"] == before + 1
+        assert made_by_c(ours, call)
+        assert not ORDER.locked()
+    with gpu_job(comm) as (ours, _):
+        (x,) = tensors(1)
+        call = partial(ours.Allreduce, MPI.IN_PLACE, x, stream=STREAM)
+        for _ in range(3):
+            call()
+        ours.Barrier()
+        call()
+        comm.Barrier()
+        if comm.rank == 0:
+            pages, seq = ours._dispatcher().host.pages, ours._dispatcher().seq
+            entered, finished = int(pages.announced[1]), int(pages.finished[1])
+            pages.announced[1], pages.finished[1] = seq - 1, seq - 2  # in the Barrier, which it has not completed
+
+            def complete() -> None:
+                time.sleep(0.2)
+                pages.announced[1], pages.finished[1] = entered, finished
+
+            thread = threading.Thread(target=complete)
+            began = time.monotonic()
+            thread.start()
+            assert not by_c(ours, call)
+            assert time.monotonic() - began > 0.15
+            thread.join()
+        comm.Barrier()
+        if comm.rank == 1:
+            call()
+        assert made_by_c(ours, call)
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_what_goes_wrong_is_raised_for_good(comm: MPI.Intracomm) -> None:
+    for how in ("freed", "reported", "driver"):
+        with fake_gpus() as driver:
+            ours = blinkmpi.Communicator(comm)
+            (x,) = tensors(1)
+            call = partial(ours.Allreduce, MPI.IN_PLACE, x, stream=STREAM)
+            for _ in range(3):
+                call()
+            ours.check()
+            comm.Barrier()
+            if how == "freed":
+                ours.Free()
+                with pytest.raises(ArgumentError, match="freed"):
+                    call()
+                continue
+            if how == "reported":
+                transport_of(ours).report[1] = 1
+                with pytest.raises(BlinkError):
+                    call()
+            else:
+                driver["error"] = 719
+                with pytest.raises(DeviceError, match=r"launch of allreduce.*CUDA error 719"):
+                    call()
+                driver["error"] = 0
+            launches = driver["launches"]
+            for _ in range(2):
+                with pytest.raises(PeerLost):
+                    call()
+            assert driver["launches"] == launches
+            assert not ORDER.locked()
+            comm.Barrier()
+            ours.free()
+
+
+@mpi(ranks=(1,), timeout=60)
+def test_nothing_is_kept_that_should_not_be(comm: MPI.Intracomm) -> None:
+    """No reference more after a thousand calls; operands while they may be in use; calls until they are forgotten."""
+
+    class Stream:
+        def __init__(self) -> None:
+            self.cuda_stream = STREAM
+
+    with gpu_job(comm) as (ours, _):
+        x, y = tensors(2)
+        stream, op, operands = Stream(), MPI.SUM, operands_of(ours)
+        watched = (x, y, stream, op, Stream, torch.float32, torch.Tensor, None, ORDER, MPI.IN_PLACE)
+
+        def many() -> list[int]:
+            for _ in range(500):
+                ours.Allreduce(x, y, op, stream=stream)
+                ours.Allreduce(MPI.IN_PLACE, y, op, stream=stream)
+            operands.newest.clear()
+            gc.collect()
+            return [sys.getrefcount(each) for each in watched]
+
+        many()
+        assert made_by_c(ours, partial(ours.Allreduce, x, y, op, stream=stream))
+        before = many()
+        after = many()
+        assert max(abs(a - b) for a, b in zip(after, before, strict=True)) < 50, "of None a few come and go"
+        assert after[:4] == before[:4]
+        fresh = tensors(1)
+        ours.Allreduce(MPI.IN_PLACE, fresh[0], stream=STREAM)
+        ours.Allreduce(MPI.IN_PLACE, x, stream=STREAM)
+        ref = weakref.ref(fresh.pop())
+        gc.collect()
+        assert ref() is not None, "the kernel may not have run"
+        operands.newest.clear()
+        gc.collect()
+        assert ref() is None
+        launch = weakref.ref(last_of(ours))
+        assert launch() is not None
+    gc.collect()
+    assert launch() is None, "freed"
+    why_python(comm)
+
+
+def why_python(comm: MPI.Intracomm) -> None:
+    """Why calls are looked up in Python is said."""
+    (x,) = tensors(1)
+    for executor, missing, said in (
+        ("numpy", False, "NumPy executor, as asked"),
+        ("c", True, "has no __dlpack_c_exchange_api__"),
+    ):
+        with gpu_job(comm, executor=executor) as (ours, driver), mock.patch.object(ours.context, "log_once") as log:
+            patched = (
+                mock.patch.object(torch.Tensor, "__dlpack_c_exchange_api__", None) if missing else mock.MagicMock()
+            )
+            with patched:
+                for _ in range(3):
+                    assert not made_by_c(ours, partial(ours.Allreduce, MPI.IN_PLACE, x, stream=STREAM))
+            assert said in log.call_args.args[0]
+            assert driver["launches"] == 3
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_what_a_call_costs_the_host(comm: MPI.Intracomm) -> None:
+    """Without the driver's part; the bound only tells C from Python, whatever the machine does beside."""
+    with gpu_job(comm) as (ours, _):
+        x, calls = torch.zeros(256), 1000
+        fresh = [tensors(calls, 256) for _ in range(3)]
+        again: list[float] = []
+        new: list[float] = []
+        for some in fresh:
+            for times, each in ((again, [x] * calls), (new, some)):
+                for tensor in (x, x, x):
+                    ours.Allreduce(MPI.IN_PLACE, tensor, stream=STREAM)
+                began = time.perf_counter()
+                for tensor in each:
+                    ours.Allreduce(MPI.IN_PLACE, tensor, stream=STREAM)
+                times.append((time.perf_counter() - began) / calls * 1e6)
+        assert min(again) < CALL_US
+        assert min(new) < NEW_US
