@@ -5,12 +5,13 @@ From trials on one machine (docs/design.md tells which). ``benchmarks/small_call
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from ..lang.algorithms import SCHEME
-from ..program.call import REDUCTIONS
+from ..program.call import REDUCTIONS, Call
 from ..trees.tree import Collective
 from .plan import ONE_SHOTS, Plan, ProtocolName, Rule
 
@@ -62,8 +63,8 @@ MEMORY_ROWS: dict[str, tuple[tuple[MemoryRow, ...], tuple[MemoryRow, ...]]] = {
         (SHORT, MemoryRow(LONG_SHOT, "cma")),
     ),
     "alltoall": (
-        (SHORT, MemoryRow(TWO, "cma")),
-        (SHORT, MemoryRow(LONG_SHOT, "slots", FINE), MemoryRow(512 * KIB, "cma")),
+        (SHORT, MemoryRow(TWO, "cma", FINE)),
+        (SHORT, MemoryRow(LONG_SHOT, "cma", FINE)),
     ),
     "scan": (
         (SHORT, MemoryRow(2 * TWO, "cma"), MemoryRow(256 * KIB, "slots", FINE)),
@@ -80,6 +81,7 @@ WHY: dict[str, str] = {
     "cma": "one copy, from process to process",
     "slots": "pipelined through slots",
 }
+IN_PLACE = "default: in place, each block leaves through a slot before another one takes its place"
 NO_CMA = "the ranks cannot read one another's memory"
 # Without C, and between nodes, shorter vectors are left to MPI's own collective as we call it (non-blocking, with a
 # deadline); without cma those that are too long for one shot. For 2 ranks, for more.
@@ -125,6 +127,21 @@ def memory_rows(collective: Collective, n: int, root: int, scheme: str, *, by_na
         reason = "in place of what the ranks of one memory cannot do"
         rows = [Rule(collective, 0, "mpi", reason=reason, root=root), replace(rows[0], min_bytes=1), *rows[1:]]
     return rows
+
+
+def in_place_row(rule: Rule, call: Call, rows: Sequence[Rule]) -> Rule:
+    """The row of an alltoall in place: through slots, as what a rank sends by cma it would have to copy first.
+
+    Args:
+        rule: the row by its size.
+        rows: all rows of the collective and root.
+    """
+    if rule.protocol != "cma":
+        return rule
+    shots = [row for row in rows if row.protocol == "one_shot"]
+    if shots and call.nbytes < LONG_SHOT:
+        return replace(shots[0], min_bytes=rule.min_bytes)
+    return replace(rule, protocol="slots", reason=IN_PLACE)
 
 
 def _why(row: MemoryRow) -> str:

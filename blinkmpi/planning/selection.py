@@ -26,6 +26,7 @@ from ..trees.tree import CARRIED, COLLECTIVES, MAY_BE_CARRIED, ROOTED, Collectiv
 from ..util.text import quoted
 from .algorithms import chunk_of_algorithm
 from .defaults import Gpus, gpu_rules, host_rules
+from .memory_rows import in_place_row
 from .plan import ONE_SHOTS, PACKETS, PassedOver, Plan, Rule, Turn, chunk_for
 
 MOST_DEPTHS = 4  # limits on the hops of trees that are tried
@@ -178,6 +179,8 @@ def choose(
         longer = [r for r in rows if r.min_bytes > rule.min_bytes]
         if rows:  # a row for shorter vectors may be one that longer ones do not fit
             rule = longer[0] if longer else replace(rows[-1], protocol="slots")
+    if call.in_place:
+        rule = in_place_row(rule, call, [row for rows in by_kind.values() for row in rows])
     uneven = rule.protocol == "direct" and not call.even and call.collective != "reduce_scatter"
     if uneven or (rule.protocol in PACKETS and not fits(call, rule.protocol)):
         passed = (*PACKETS, "direct") if uneven else PACKETS

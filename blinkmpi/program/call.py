@@ -19,6 +19,8 @@ class Call(Value, frozen=True):
 
     A ``custom`` collective is what the algorithm ``name`` says. Its counts are the elements of a chunk, then the chunks
     that each rank gives, then those that each rank gets.
+
+    ``in_place`` is said of an alltoall in host memory alone, which other chunks carry then (in_place.py).
     """
 
     collective: Collective
@@ -28,6 +30,7 @@ class Call(Value, frozen=True):
     op: str = ""
     root: int = -1
     name: str = ""
+    in_place: bool = False
 
     @property
     def reduces(self) -> bool:
@@ -42,7 +45,7 @@ class Call(Value, frozen=True):
         if self.name:
             what = f"{self.name}, chunks of {self.counts[0]} x {self.dtype}"
         op, root = f", op {self.op}" if self.op else "", f", root {self.root}" if self.root >= 0 else ""
-        return f"{self.collective}({what}{op}{root})"
+        return f"{self.collective}({what}{op}{root}{', in place' if self.in_place else ''})"
 
     def block(self, rank: int) -> tuple[int, int]:
         """(start, length) of ``rank``'s block in the vector of all blocks; the whole vector if not blocked."""

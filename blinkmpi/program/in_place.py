@@ -3,7 +3,8 @@
 A stage that stores elements must not come before another stage of its rank has read them from the send buffer. It
 comes after, chunk by chunk, if it is made of what that stage has read: then a way of channels leads from one to the
 other, all stages on it walk the same span in the same chunks, and each chunk is passed on before the next one takes
-part in it. Pure.
+part in it. An alltoall's blocks are made of nothing that was there, so each store waits until what lies at its place
+was sent (:func:`sent_before`). Pure.
 """
 
 from collections import defaultdict
@@ -17,8 +18,8 @@ from .ir import Program, Stage
 def check_in_place(program: Program) -> Program:
     """Prove, of a program that :func:`.check.check` has proved, that a call in place by it does the same.
 
-    Only reductions take in place what they overwrite, and of these an exscan's operands are copied before the call, as
-    those of an alltoall are. This holds for slots: by cma readers read the send buffer itself, as late as they like.
+    Only reductions are proved, and of these an exscan's operands are copied before the call. This holds for slots: by
+    cma readers read the send buffer itself, as late as they like.
 
     Raises:
         PlanError: naming the rank, the elements and both stages.
@@ -52,6 +53,28 @@ def check_in_place(program: Program) -> Program:
                     f"{j} has read {reader.local}.. of them in place; read them once, or copy the input first"
                 )
     return program
+
+
+def sent_before(program: Program, rank: int) -> dict[Stage, tuple[int, ...]] | None:
+    """What a rank's stages wait for besides in an alltoall in place: the channels that carry what they overwrite.
+
+    A chunk is stored when the same chunk has been written to all of these. What a rank sends of its own waits for
+    nothing but slots, so with this order of two stages the stages of all ranks still form no cycle.
+
+    Returns:
+        The channels by stage; None where a stage overwrites elements that are sent in other pieces: then the blocks
+        must be copied before the call.
+    """
+    stages = program.of(rank)
+    found: dict[Stage, tuple[int, ...]] = {}
+    for stage in stages:
+        if stage.store is None or (_is_copy(stage) and stage.local == stage.store):
+            continue
+        readers = [r for r in stages if r.local is not None and _overlap(stage.store, stage.count, r)]
+        if any(r.ins or not r.outs or (r.local, r.count) != (stage.store, stage.count) for r in readers):
+            return None
+        found[stage] = tuple(r.outs[0] for r in readers)
+    return found
 
 
 def _overlap(start: int, count: int, reader: Stage) -> bool:

@@ -69,8 +69,7 @@ def alltoall(_: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
         raise ArgumentError(f"recvbuf has {recv.count} elements, no multiple of {n} ranks; correct its length")
     call = Call("alltoall", n, (recv.count // n,), recv.dtype)
     if in_place(sendbuf):
-        own = memory_like(recv.array, recv.count)  # blocks come in before those at their places have been read
-        return Prepared(call, own, recv.array, before=(Copy(own, recv.array),))
+        return _exchanged(call, recv.array)
     send = parse(sendbuf, name="sendbuf", writable=False, blocks=n)
     check_equal(send, recv)
     check_apart(send.array, recv.array, None)
@@ -81,7 +80,8 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
     """``Alltoallv``: a block of everybody to everybody, each of its own length."""
     recv = parse_blocks(recvbuf, name="recvbuf", writable=True, n=n)
     recv.check_disjoint()
-    if in_place(sendbuf):
+    within = in_place(sendbuf)
+    if within:
         send = recv
     else:
         send = parse_blocks(sendbuf, name="sendbuf", writable=False, n=n)
@@ -92,8 +92,11 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
             f"rank {rank}: sendbuf has {send.counts[rank]} elements for rank {rank} itself, recvbuf room for "
             f"{recv.counts[rank]}; make the counts equal"
         )
-    packed, copies = _packed(send, copied=send is recv)
-    ready = _received(_some(recv.buffer), packed, recv, tuple(Copy(ours, theirs) for ours, theirs in copies))
+    packed, copies = _packed(send)
+    before = tuple(Copy(ours, theirs) for ours, theirs in copies)
+    ready = (
+        Prepared(_some(recv.buffer), packed, packed) if within else _received(_some(recv.buffer), packed, recv, before)
+    )
 
     def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
         for source, row in enumerate(rows):
@@ -103,9 +106,23 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
                     f"{recv.counts[source]} (its recvcounts are {list(recv.counts)}); make the counts equal"
                 )
         call = Call("alltoall", n, _short([count for row in rows for count in row]), recv.buffer.dtype)
+        if within:
+            after = tuple(Copy(theirs, ours) for ours, theirs in copies)
+            return replace(_exchanged(call, packed, before), after=after, plain=True)
         return _with(ready, call)
 
     return Unsettled(send.counts, settle, ready)
+
+
+def _exchanged(call: Call, blocks: Memory, before: tuple[Copy, ...] = ()) -> Prepared:
+    """An alltoall in place of blocks one behind another; ``before`` are the copies that made them so.
+
+    On a GPU it sends copies: blocks come in before those at their places have been read.
+    """
+    if not isinstance(blocks, DeviceArray):
+        return Prepared(replace(call, in_place=True), blocks, blocks, before=before)
+    own = memory_like(blocks, blocks.size)
+    return Prepared(call, own, blocks, before=(*before, Copy(own, blocks)))
 
 
 def custom(rank: int, n: int, algorithm: Any, sendbuf: Any, recvbuf: Any, op: Any) -> Prepared | Unsettled:
@@ -230,11 +247,11 @@ def _apart(blocks: Blocks, others: list[Memory], same: Memory | None) -> None:
                 check_apart(other, whole[start:stop], same)
 
 
-def _packed(blocks: Blocks, *, copied: bool = False) -> tuple[Memory, list[tuple[Memory, Memory]]]:
+def _packed(blocks: Blocks) -> tuple[Memory, list[tuple[Memory, Memory]]]:
     """The blocks one behind another: where they lie, or in memory of ours and the pieces of both (ours, the user's)."""
     array, filled = blocks.buffer.array, sorted(blocks.filled, key=lambda block: block[2])
     total = sum(blocks.counts)
-    if blocks.packed and not copied:
+    if blocks.packed:
         start = filled[0][0] if filled else 0
         return array[start : start + total], []
     own, at = memory_like(array, total), 0

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from ..errors import ArgumentError
 from ..lang.algorithms import Algorithm
+from ..transport.host.host_program import HostProgram
 from .arguments import Prepared
 from .cuda.buffers import current_stream_of_torch, is_plain_tensor, stream_address, tensor_types
 
@@ -39,9 +40,9 @@ class KeptMemory:
         return room
 
 
-def own_bytes(ready: Prepared) -> int:
-    """Memory of our own that a call needs."""
-    return ready.call.nbytes if ready.before or ready.after else 0
+def own_bytes(ready: Prepared, program: HostProgram | None = None) -> int:
+    """Memory of our own that a call needs, by a program on host memory."""
+    return ready.call.nbytes if ready.before or ready.after or (program is not None and program.aside) else 0
 
 
 def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] | None:

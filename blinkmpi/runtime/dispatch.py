@@ -225,7 +225,7 @@ class Dispatcher:
         except Exception as error:
             return RefusedCall(self.host, error, deadline)
         called = Called(describe(ready.call))
-        owns = owns or not self.kept.may_have(own_bytes(ready))
+        owns = owns or not self.kept.may_have(own_bytes(ready, program))
         if program is not None:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
             return self.host.bind(program, called, buffers, deadline, owns=owns)

@@ -18,6 +18,7 @@ enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5
 
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
 enum { PIECE_BYTES = 131072, PIECES_BYTES = 1 << 20 }; /* of an operand, of all, read ahead by cma: in the second-level */
+enum { PASSED_BYTES = 262144 };         /* of a piece that is read by cma and written past the caches */
 enum { BEFORE = 0, ANNOUNCED = 1, RUNNING = 2 }; /* phases: slots may be in use; not all have entered; all have */
 enum { SEQ_BITS = 24 }; /* a flag is (number of the call << SEQ_BITS) + chunks */
 #define CLOSED UINT64_MAX /* in place of a buffer's address: others cannot read it */
@@ -32,7 +33,9 @@ enum { ENTERED = 0, FINISHED = 1, SEND = 2, RECV = 3, TURN = 2 };
  * operands only waits until its readers have read. */
 enum row { COUNT, LOCAL, STORE, FINAL, OUT_WIDE, OUT_STRIDE, OPERANDS, INPUTS, OUTPUTS, DONE_CHUNKS, CHUNK, HEADS, HEADER };
 /* An input: head or 0, slots, my tail, writer's rank, the word with its buffer's address, the offset there; or, if it
- * comes through slots, -1, whether its elements are those of partial results, and the bytes of a slot. */
+ * comes through slots, -1, whether its elements are those of partial results, and the bytes of a slot. One without a tail
+ * is a channel of this rank's own, on whose chunks the store only waits; what is there in place of slots is its reader's
+ * tail, for which the channel waits. */
 enum input { IN_HEAD, IN_SLOTS, IN_TAIL, IN_WRITER, IN_BUFFER, IN_OFFSET, IN, IN_WIDE = IN_BUFFER, IN_STRIDE = IN_OFFSET };
 const int64_t blink_constants[] = {SEQ_BITS, SEND, RECV, TURN, DONE_CHUNKS, HEADER, IN, RUNNING, UNTOLD, TIMING,
   sizeof(event_t), sizeof(trace_t), EVENT_CHUNK, EVENT_WAIT, EVENT_ENTER, EVENT_CALL};
@@ -91,6 +94,16 @@ static int pull(call_t *j, const int64_t *in, int64_t at, char *to, int64_t n) {
 
 static _Thread_local char pieces[PIECES_BYTES] __attribute__((aligned(4096)));
 
+/* The same for a result that is to be written past the caches, as the system would not write it. */
+static int pull_past(call_t *j, const int64_t *in, int64_t at, char *to, int64_t n) {
+  for (int64_t done = 0; done < n; done += PASSED_BYTES) {
+    const int64_t m = n - done < PASSED_BYTES ? n - done : PASSED_BYTES;
+    if (!pull(j, in, at + done, pieces, m)) return 0;
+    copy(to + done, pieces, (size_t)m, 1);
+  }
+  return 1;
+}
+
 /* Elements of each operand that are read ahead from their writers' buffers; 0 if all lie in slots. */
 static int64_t piece_of(const call_t *j, const stage_t *c) {
   int any = 0;
@@ -124,7 +137,8 @@ static int step(call_t *j, const stage_t *c, int64_t k) {
     const char *from = !in ? c->local + first * j->item : slot_in(in, slot);
     if (in && exported(in)) {
       char *const to = store ? store : (char *)c->outs[1] + out_slot;
-      if (!pull(j, in, first * j->item, to, (int64_t)bytes)) return 0;
+      const int past = j->stream && to == store && !c->nouts && !j->helper;
+      if (!(past ? pull_past : pull)(j, in, first * j->item, to, (int64_t)bytes)) return 0;
       from = to;
     }
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
@@ -181,7 +195,8 @@ static int step(call_t *j, const stage_t *c, int64_t k) {
 static flag_t *lacking(const call_t *j, const stage_t *c, int64_t k) {
   const uint64_t want = j->base + (uint64_t)k + 1, ahead = c->nops ? (uint64_t)j->depth : 0;
   for (int64_t i = 0; i < c->nins; i++)
-    if (c->ins[IN * i] && get((flag_t *)c->ins[IN * i]) < want) return (flag_t *)c->ins[IN * i];
+    if (c->ins[IN * i] && get((flag_t *)c->ins[IN * i]) < want)
+      return (flag_t *)c->ins[IN * i + (c->ins[IN * i + IN_TAIL] ? IN_HEAD : IN_SLOTS)];
   if (k >= (int64_t)ahead)
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])
       for (int64_t r = 0; r < p[2]; r++)
@@ -202,7 +217,8 @@ static int advance(call_t *j, stage_t *c, int64_t *p) {
 #endif
     for (int64_t i = 0; i < c->nheads; i++) set((flag_t *)c->heads[i], flag);
     for (int64_t o = 0, *q = c->outs; o < c->nouts; o++, q += 3 + q[2]) set((flag_t *)q[0], flag);
-    for (int64_t i = 0; i < c->nins; i++) set((flag_t *)c->ins[IN * i + IN_TAIL], flag);
+    for (int64_t i = 0; i < c->nins; i++)
+      if (c->ins[IN * i + IN_TAIL]) set((flag_t *)c->ins[IN * i + IN_TAIL], flag);
   }
   p[DONE_CHUNKS] = k + 1;
   j->left -= (k + 1) * c->chunk >= c->count;

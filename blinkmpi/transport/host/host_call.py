@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +39,11 @@ class HostBuffers:
     final: Any = None
     before: Sequence[tuple[Any, Any]] = ()
     after: Sequence[tuple[Any, Any]] = ()
+
+    def aside(self) -> HostBuffers:
+        """What a call in place has by a program that overwrites what it has not sent: it sends a copy."""
+        own = np.empty(self.recv.size, self.recv.dtype)
+        return replace(self, send=own, before=[*self.before, (own, self.recv)])
 
     def unowned(self) -> HostBuffers:
         """Views of the same memory that do not keep it alive."""
@@ -85,6 +90,7 @@ class HostCall:
         self.transport, self.program, self.called, self.timeout_s = transport, program, called, timeout_s
         self.fingerprint, self.record = transport.records.encode(called)
         self.reusable = not owns
+        buffers = buffers.aside() if program.aside else buffers
         self.buffers: HostBuffers | None = None
         if program.executor == "numpy":
             self.buffers = buffers if owns else buffers.unowned()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import PlanError
 from ...program.call import Call
+from ...program.in_place import sent_before
 from ...program.ir import ONE_SHOT, Program, Stage
 from ...program.partition import NodePart, part_of
 from ...program.reduction import accumulator_of, dtype_of
@@ -29,6 +30,7 @@ from .traffic import traffic_of
 ExecutorName = Literal["c", "numpy"]
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
 CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
+ALLTOALL_PART = 3  # of an alltoall by cma those that take more than this part of them
 
 
 @dataclass
@@ -50,6 +52,7 @@ class HostProgram:
     timing: NDArray[np.int64]  # of the rows in a traced call
     make_through_slots: Callable[[], Program] | None = None  # for a call in which some rank's buffer cannot be read
     through_slots: HostProgram | None = None  # that program
+    aside: bool = False  # whether a call in place must send copies, because it would overwrite what was not sent
 
     def __str__(self) -> str:
         slots = "chunks by cma" if self.cma else f"x {self.depth} slots"
@@ -98,7 +101,8 @@ def load(
     part, program, call, rank = resolved.part, resolved.program, resolved.program.call, window.pages.rank
     item, acc = dtype_of(call.dtype).itemsize, accumulator_of(call.dtype).itemsize
     stages, codes, exported = program.of(rank), resolved.codes, resolved.exported
-    rows = rows_of(program, resolved.layout, window, exported, item)
+    after = resolved.after or {}
+    rows = rows_of(program, resolved.layout, window, exported, item, after)
     rounds = any(program.channels[c].wide for stage in stages for c in (*stage.ins, *stage.outs))
     folds = any(len(stage.fold) > 1 or stage.final for stage in (program.stages if program.one_shot else stages))
     in_c = library is not None and (codes is not None or not (folds or (item != acc and rounds)))
@@ -107,7 +111,7 @@ def load(
     struct.stages, struct.item, struct.acc = len(rows.stages), item, acc
     struct.chunk, struct.depth = program.chunk, program.depth
     struct.divide = call.n if call.op == "avg" else 0
-    struct.stream = 2 * call.n * call.nbytes > CACHE_BYTES  # all ranks' buffers
+    struct.stream = past_caches(call, single_copies=bool(exported))
     struct.one_shot = program.one_shot
     struct.cma, struct.helper = bool(exported), helper.address(program, exported)
     place(struct, window)
@@ -123,7 +127,7 @@ def load(
         np.array(rows.words, np.int64),
         struct,
         endpoints_of(part, resolved.layout, window),
-        [] if in_c else [NumpyStage(stage, program, resolved.layout, window) for stage in stages],
+        [] if in_c else [NumpyStage(stage, program, resolved.layout, window, after.get(stage, ())) for stage in stages],
         ("send" in mine, "recv" in mine),
         bool(exported),
         len({channel.tree for channel in program.channels}),
@@ -131,7 +135,20 @@ def load(
         program.depth,
         tally,
         timing,
+        aside=resolved.after is None,
     )
+
+
+def past_caches(call: Call, *, single_copies: bool) -> bool:
+    """Whether results are written past the caches: where these cannot hold the buffers of all ranks anyway.
+
+    The blocks of an alltoall by cma are not: of them the caches, which other programs use as well, hold less (from
+    trials on one machine). In place a block has just been read, so it lies in them.
+    """
+    if call.in_place:
+        return False
+    part = ALLTOALL_PART if call.collective == "alltoall" and single_copies else 1
+    return 2 * call.n * call.nbytes * part > CACHE_BYTES
 
 
 @dataclass
@@ -143,6 +160,7 @@ class Resolved:
     layout: ChannelLayout
     codes: tuple[int, int] | None  # of type and operation, as executor.c numbers them
     exported: dict[int, ExportedChunks]  # channels that are read from their writers' buffers
+    after: dict[Stage, tuple[int, ...]] | None  # :func:`.sent_before` of this rank, in a call in place
 
 
 def resolve(whole: Program, window: SharedWindow, library: native.Native | None, *, cma: bool) -> Resolved:
@@ -154,7 +172,8 @@ def resolve(whole: Program, window: SharedWindow, library: native.Native | None,
     exported = exported_channels(part.program) if cma and (codes or not call.op) else {}
     program = in_long_chunks(part.program, exported, item)
     layout = ChannelLayout(program, window, item, acc, 0 if library else NUMPY_SHIFT, exported)
-    return Resolved(part, program, layout, codes, exported)
+    after = (None if exported else sent_before(program, window.pages.rank)) if call.in_place else {}
+    return Resolved(part, program, layout, codes, exported, after)
 
 
 def fits(program: Program, window: SharedWindow, library: native.Native | None, *, cma: bool) -> bool:
@@ -192,7 +211,7 @@ def progress_of(loaded: HostProgram, resolved: Resolved, window: SharedWindow) -
     if loaded.executor == "numpy":
         return [Progress(step.stage, step.k, waits=False) for step in loaded.steps]
     item = dtype_of(resolved.program.call.dtype).itemsize
-    rows = rows_of(resolved.program, resolved.layout, window, resolved.exported, item)
+    rows = rows_of(resolved.program, resolved.layout, window, resolved.exported, item, resolved.after or {})
     done = [int(loaded.rows[at]) for at in rows.counters]
     return [Progress(*each) for each in zip(rows.stages, done, rows.waits, strict=True)]
 

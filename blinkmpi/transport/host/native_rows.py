@@ -31,8 +31,13 @@ def rows_of(
     window: SharedWindow,
     exported: Mapping[int, ExportedChunks],
     itemsize: int,
+    after: Mapping[Stage, tuple[int, ...]],
 ) -> Rows:
-    """The rows of this rank's stages; channels in ``exported`` are read from their writers' buffers."""
+    """The rows of this rank's stages; channels in ``exported`` are read from their writers' buffers.
+
+    Args:
+        after: the channels of this rank on whose chunks a stage waits (:func:`...program.in_place.sent_before`).
+    """
     rows, rank = Rows(), window.pages.rank
 
     def turn(stage: Stage) -> int:
@@ -44,7 +49,7 @@ def rows_of(
     for stage in sorted(stages, key=turn) if exported and not program.call.op else stages:
         ours = [c for c in stage.outs if c in exported]
         if len(ours) < len(stage.outs) or stage.store is not None:
-            _row(rows, stage, program, layout, window, exported, itemsize)
+            _row(rows, stage, program, layout, window, exported, itemsize, after.get(stage, ()))
         if ours:
             head = [stage.count, -1, -1, 0, 0, 0, 0, 0, len(ours), 0, program.chunk_of(stage), 0]
             _add(rows, stage, [*head, *(w for c in ours for w in (0, 0, *_tails(c, layout, window)))], waits=True)
@@ -59,6 +64,7 @@ def _row(
     window: SharedWindow,
     exported: Mapping[int, ExportedChunks],
     itemsize: int,
+    after: tuple[int, ...],
 ) -> None:
     """The row that does a stage's work."""
     address, rank = window.pages.address, window.pages.rank
@@ -66,7 +72,7 @@ def _row(
     slots = [c for c in stage.outs if c not in exported]
     row = [stage.count, *(-1 if at is None else at * itemsize for at in (stage.local, stage.store)), int(stage.final)]
     row += [int(program.channels[slots[0]].wide), layout.strides[slots[0]]] if slots else [0, 0]
-    row += [len(stage.fold), len(stage.ins), len(slots), 0]
+    row += [len(stage.fold), len(stage.ins) + len(after), len(slots), 0]
     row += [program.chunk_of(stage), len(heads), *stage.fold]
     for c in stage.ins:
         head, tail = address + 8 * layout.heads[c], address + 8 * layout.tails[c][rank]
@@ -78,6 +84,8 @@ def _row(
             # in one shot the announcement says that the slot is full
             flag = 0 if program.one_shot else head
             row += [flag, address + layout.slots[c], tail, -1, int(program.channels[c].wide), layout.strides[c]]
+    for c in after:
+        row += [address + 8 * layout.heads[c], address + 8 * min(layout.tails[c].values()), 0, -1, 0, 0]
     row += heads
     for c in slots:
         row += [address + 8 * layout.heads[c], address + layout.slots[c], *_tails(c, layout, window)]

@@ -31,9 +31,14 @@ class Outcome(enum.Enum):
 
 
 class NumpyStage:
-    """A stage with its slots as array views; ``k`` is the next chunk."""
+    """A stage with its slots as array views; ``k`` is the next chunk.
 
-    def __init__(self, stage: Stage, program: Program, layout: ChannelLayout, window: SharedWindow) -> None:
+    ``after`` are channels of this rank on whose chunks it waits, too.
+    """
+
+    def __init__(
+        self, stage: Stage, program: Program, layout: ChannelLayout, window: SharedWindow, after: tuple[int, ...] = ()
+    ) -> None:
         pages, rank = window.pages, window.pages.rank
         self.stage, self.chunk, self.depth = stage, program.chunk_of(stage), program.depth
         self.op, self.n = program.call.op, program.call.n
@@ -56,6 +61,7 @@ class NumpyStage:
         self.scratch = np.empty(program.chunk, self.acc) if wide or len(stage.fold) > 2 else None
         self.waits_in = [head for _, head, _ in self.ins]
         self.waits_out = [tail for _, _, tails in self.outs for tail in tails]
+        self.waits_own = [(layout.heads[c], min(layout.tails[c].values())) for c in after]
 
     def start(self, base: int, send: Array | None, recv: Array | None) -> None:
         """Begin a call: flags count from ``base``."""
@@ -72,6 +78,9 @@ class NumpyStage:
         for head in self.waits_in:
             if words[head] < want:
                 return head
+        for head, tail in self.waits_own:
+            if words[head] < want:
+                return tail  # for which that channel waits
         if self.k >= self.depth:
             want -= self.depth
             for tail in self.waits_out:

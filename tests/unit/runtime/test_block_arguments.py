@@ -120,16 +120,29 @@ def test_an_alltoallv_knows_the_blocks_of_all() -> None:
         calls.alltoallv(1, N, [send.astype("f8"), [1, 2, 3]], [recv, [4, 2, 0]])
 
 
-def test_alltoalls_in_place_send_copies() -> None:
+def test_alltoalls_in_place_send_from_where_they_receive() -> None:
     vector = np.arange(6, dtype="float32")
     for got in (
         calls.alltoall(0, N, MPI.IN_PLACE, vector),
         calls.alltoallv(0, N, None, vector).settle(((2,) * N,) * N),
     ):
-        assert got.call == Call("alltoall", N, (2,), "float32")
-        assert at(got.recv) == at(vector) != at(got.send)
-        made(got)
-        assert np.array_equal(got.send, vector)  # type: ignore[arg-type]
+        assert got.call == Call("alltoall", N, (2,), "float32", in_place=True)
+        assert at(got.recv) == at(got.send) == at(vector)
+        assert not got.before
+        assert not got.after
+
+
+def test_blocks_with_gaps_are_exchanged_in_one_memory_of_ours() -> None:
+    vector = np.arange(9, dtype="float32")
+    got = calls.alltoallv(0, N, None, [vector, ([2, 2, 2], [0, 3, 6])]).settle(((2,) * N,) * N)
+    assert got.call.in_place
+    assert at(got.send) == at(got.recv) != at(vector)
+    made(got)
+    assert np.array_equal(got.send, [0, 1, 3, 4, 6, 7])  # type: ignore[arg-type]
+    got.recv[:] = -1  # type: ignore[index]
+    for to, source in got.after:
+        to[:] = source  # type: ignore[index]
+    assert np.array_equal(vector, [-1, -1, 2, -1, -1, 5, -1, -1, 8])
 
 
 @pytest.mark.parametrize("make", [
