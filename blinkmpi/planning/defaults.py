@@ -49,6 +49,9 @@ MPI_BELOW_BYTES_ACROSS = {
     "gather": 4 * MIB,
     "scatter": 64 * MIB,
 }
+# Shorter ones than these go in one shot, if C runs it: one message a node, with the announcement.
+SHOT_BELOW_BYTES_ACROSS = dict.fromkeys(MEMORY_ROWS, 2 * MIB)
+SHOT_WHY = "default: data and announcement in one message from node to node"
 GPU_SLOTS = (32 * KIB, 4)
 NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 # Between GPUs that reach one another over one hop: bytes of the whole vector where the next protocol begins, for at
@@ -100,8 +103,12 @@ def host_rules(
         if memory and collective in MEMORY_ROWS:
             rules += memory_rows(collective, plan.n, root, choices[0].scheme, by_name=by_name, mpi=mpi)
             continue
-        rules += [Rule(collective, 0, "mpi", reason=why, root=root)] if small else []
-        rules += _link_rows(collective, root, choices, small, several=several)
+        shot = SHOT_BELOW_BYTES_ACROSS.get(collective, 0) if not by_name and mpi and len(topology.nodes) > 1 else 0
+        if shot:
+            scheme = choices[0].scheme
+            rules.append(Rule(collective, 0, scheme, *MEMORY_SLOTS, SHOT_WHY, "one_shot", root=root))
+        rules += [Rule(collective, shot, "mpi", reason=why, root=root)] if small > shot else []
+        rules += _link_rows(collective, root, choices, max(small, shot), several=several)
     if not wanted:
         return rules
     kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0])]

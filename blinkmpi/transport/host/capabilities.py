@@ -7,7 +7,10 @@ from pathlib import Path
 
 from ...errors import ArgumentError
 from ...util.together import Comm
+from ..network.messages import NodeMessages
+from ..network.shots import NodeShots, functions
 from . import native
+from .shared_window import MESSAGE_BYTES, SharedWindow
 
 
 def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Native | None, str]:
@@ -37,6 +40,19 @@ def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Nativ
     if wanted == "c":
         raise ArgumentError(f"executor='c', but there is none: {missing}; install a C compiler or use executor='auto'")
     return None, f"NumPy executor: {missing}"
+
+
+def open_shots(
+    comm: Comm, loaded: native.Native | None, messages: NodeMessages, window: SharedWindow
+) -> tuple[NodeShots | None, str]:
+    """The messages of calls in one shot, if C runs programs and every rank finds MPI's functions; and why not if not."""
+    if loaded is None:
+        return None, ""
+    found = functions()
+    missing = next((why for why in comm.allgather(found if isinstance(found, str) else "") if why), "")
+    if missing or isinstance(found, str):
+        return None, f"; {missing}"
+    return NodeShots(found, messages, window, MESSAGE_BYTES), ", those of short calls sent by C"
 
 
 def agree_on_cma(comm: Comm, loaded: native.Native | None, *, disabled: bool) -> str:

@@ -97,7 +97,7 @@ class HostCall:
         self._bind(buffers)
         self._at = ctypes.addressof(self.struct)
         native = transport.native
-        one_call = program.executor == "c" and native is not None and transport.messages is None
+        one_call = program.executor == "c" and native is not None and transport.by_c_alone(program)
         self._run = native.code.blink_run if one_call and native is not None else None
         self.alone = self._run is not None and self.reusable  # whether C may make it again by itself
         self.left: list[NumpyStage] = []  # what NumPy has still to do
@@ -177,15 +177,18 @@ class HostCall:
             begun: whether a slice of the deadline has passed already.
         """
         transport, seq = self.transport, int(self.struct.seq)
-        if outcome in (Outcome.EXPIRED, Outcome.ABORTED):
+        if outcome in (Outcome.EXPIRED, Outcome.ABORTED, Outcome.ELSEWHERE):
             outcome = transport.complete(self, begun=begun)
         if outcome is Outcome.DIFFER:
             transport.compare(seq, self.fingerprint)
+            raise AssertionError(f"call {seq}: C found that announcements differ, and they are the same")
         if outcome is Outcome.UNREADABLE:  # on every rank
             self._through_slots().run(seq)
             return
         if outcome is Outcome.FAULT:
             raise transport.unreadable(self)
+        if outcome is Outcome.NETWORK:
+            raise transport.network_error(seq, MPI.Exception(int(self.struct.fault)))
         if self.program.executor == "numpy":  # executor.c has counted the others
             self.program.tally.add(self.trace)
         _copy(self._after)

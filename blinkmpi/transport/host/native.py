@@ -28,9 +28,10 @@ from ...util.cache_folder import cache_dir
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD, SEQ_BITS
 from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
+from ..network.shots import NODE, NODES, PIECE_BYTES, PIECES
 
 SOURCE = Path(__file__).with_name("executor.c")
-HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "repeated_calls")
+HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "node_messages", "repeated_calls")
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in HEADERS))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
@@ -38,7 +39,7 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 
 # What executor.c and this package count on alike; :func:`load` compares them with the library's.
 FIELDS = (
-    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper",
+    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper", "nodes", "sends",
     "tally", "tallies", "trace", "program", "timing", "times", "timed",
     "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
     "send", "recv", "send_bytes", "recv_bytes", "readable", "print", "body", "body_bytes", "elsewhere",
@@ -46,12 +47,15 @@ FIELDS = (
     "seq", "base", "timeout_ns", "phase", "left", "moved", "fault", "faulty",
 )  # fmt: skip
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
-RUNNING = 2  # the phase in which all ranks have entered the same call
+RUNNING = 4  # the phase in which all ranks have entered the same call
+NETWORK, ELSEWHERE = 7, 8  # statuses: MPI failed; another node announced something else
 UNTOLD = 6  # the status of a call that this rank has to describe in its record first
+TOLD = 3  # the phase in which announcements alone cross between nodes, through Python
 TIMING = 2  # words of a traced call's row
 CONSTANTS = (
     SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD,
-    TIMING, EVENT.itemsize, ctypes.sizeof(RingStruct), CHUNK, WAIT, ENTER, CALL,
+    TIMING, EVENT.itemsize, ctypes.sizeof(RingStruct), CHUNK, WAIT, ENTER, CALL, NETWORK, ELSEWHERE, TOLD,
+    8 * len(NODES), 8 * len(NODE), PIECE_BYTES, PIECES,
 )  # fmt: skip
 
 

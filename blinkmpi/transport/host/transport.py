@@ -25,10 +25,11 @@ from ..liveness import Peers
 from ..network.bounded import Bounded
 from ..network.endpoints import Endpoints
 from ..network.messages import NodeMessages
+from ..network.shots import NodeShots
 from ..recorder import Recorder
 from ..slow_waits import SlowWaits
 from . import native
-from .capabilities import agree_on_cma, agree_on_executor
+from .capabilities import agree_on_cma, agree_on_executor, open_shots
 from .host_call import OUTCOMES, HostBuffers, HostCall
 from .host_program import ExecutorName, HostProgram, load, nothing_to_move, place, progress_of, resolve
 from .numpy_executor import Outcome, Turn, barrier_numpy, repeat, step_numpy
@@ -36,7 +37,7 @@ from .own_records import OwnRecords
 from .shared_window import ARENA_BYTES, SharedWindow
 from .single_copy import Helper
 
-SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and where not
+SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and where not, or where messages take longer
 LOOK_SECONDS = 0.2  # how often a wait looks after the peers
 LEAVE_SECONDS = 60.0  # that a rank waits at its end for the others, if the communicator is dead
 
@@ -79,11 +80,13 @@ class HostTransport:
         counters = Counters(self.window.counters, n=self.n, rank=self.rank, timed=bool(events))
         self.recorder = Recorder(counters, self.n, self.rank, events)
         self.records = OwnRecords(self.pages, self._repeat)
-        several = min(comm.allgather(node.size)) < comm.size
+        several = len(self.window.nodes) > 1
         self.messages = NodeMessages(comm, self.pages) if several else None
-        if several:
+        self.shots: NodeShots | None = None  # messages of calls in one shot
+        if self.messages is not None:
             self.no_cma = "slots alone lead to other nodes"
-            self.executor_reason += "; messages of MPI between nodes"
+            self.shots, how = open_shots(comm, self.native, self.messages, self.window)
+            self.executor_reason += f"; messages of MPI between nodes{how}"
         else:
             self.no_cma = agree_on_cma(comm, self.native, disabled=not cma)
             how = f"no cma: {self.no_cma}" if self.no_cma else "ranks read one another's memory (cma)"
@@ -92,7 +95,7 @@ class HostTransport:
         self.arena_bytes = self.window.arena_bytes
         self.peers = Peers(self.pages, comm.allgather(MPI.Get_processor_name()), slow, comm.processes())
         self._barrier = native.CallStruct()
-        self._barrier.spins = self._spins = SPINS if node.size <= len(os.sched_getaffinity(0)) else CROWDED_SPINS
+        self._barrier.spins = self._spins = SPINS if node.size <= len(os.sched_getaffinity(0)) and not several else CROWDED_SPINS
         place(self._barrier, self.window)
         self._nothing: dict[str, HostProgram] = {}  # by collective
 
@@ -106,7 +109,7 @@ class HostTransport:
             protocol: that of the plan's rule, the same on every rank; cma where ``no_cma`` is empty.
         """
         cma = protocol in ("cma", "one_shot_cma") and not self.no_cma
-        loaded = load(make, self.window, self.native, self.helper, self.recorder, cma=cma)
+        loaded = load(make, self.window, self.native, self.helper, self.recorder, self.shots, cma=cma)
         loaded.struct.spins = self._spins
         if self.helper.failure:
             self.say(f"one thread reads long vectors, because a second cannot be started: {self.helper.failure}")
@@ -120,11 +123,11 @@ class HostTransport:
 
     def entry(self, called: Called, timeout_s: float) -> HostCall | None:
         """A call without data that C makes alone; None where it cannot."""
-        if self.native is None or self.messages is not None:
+        if self.native is None or (self.messages is not None and self.shots is None):
             return None
         collective = called.text.partition("(")[0]
         if collective not in self._nothing:
-            self._nothing[collective] = nothing_to_move(self.window, self.recorder, collective)
+            self._nothing[collective] = nothing_to_move(self.window, self.recorder, collective, self.shots)
             self._nothing[collective].struct.spins = self._spins
         return HostCall(self, self._nothing[collective], called, HostBuffers(None, None), timeout_s, owns=False)
 
@@ -204,10 +207,16 @@ class HostTransport:
 
     def attempt(self, call: HostCall, slice_s: float) -> tuple[Outcome, bool]:
         """Go on with a call until nothing moved for ``slice_s``: how it is then, and whether anything moved."""
-        if call.program.executor == "c" and self.messages is None:
-            return self._execute(call, int(slice_s * 1e9) or -1)
+        if self.by_c_alone(call.program) and call.struct.phase != native.TOLD:
+            done = self._execute(call, int(slice_s * 1e9) or -1)
+            if done[0] is not Outcome.ELSEWHERE:
+                return done
         turn = partial(self._execute, call, -1) if call.program.executor == "c" else partial(self._execute_numpy, call)
         return repeat(self._with_messages(call, turn), self.pages, slice_s)
+
+    def by_c_alone(self, program: HostProgram) -> bool:
+        """Whether C executes a program, and sends what it sends to other nodes."""
+        return program.executor == "c" and (self.messages is None or bool(program.struct.one_shot))
 
     def _execute(self, call: HostCall, timeout_ns: int) -> tuple[Outcome, bool]:
         call.struct.timeout_ns = timeout_ns
@@ -265,7 +274,13 @@ class HostTransport:
         try:
             return self.messages.progress(seq) | (endpoints is not None and self.messages.move(endpoints))
         except MPI.Exception as error:
-            raise self.peers.network_error(seq, error) from error
+            raise self.network_error(seq, error) from error
+
+    def network_error(self, seq: int, error: MPI.Exception) -> BlinkError:
+        """The error for a rank of another node that MPI cannot reach any more."""
+        if self.messages is not None:
+            self.messages.poll_aborts()
+        return self.peers.network_error(seq, error)
 
     # ---- waiting
 
@@ -388,6 +403,8 @@ class HostTransport:
     def close(self) -> None:
         """Free the shared memory; collective."""
         self.helper.close()
+        if self.shots:
+            self.shots.close()
         if self.messages:
             self.messages.close()
         self.recorder.close()

@@ -22,8 +22,9 @@ from ..control_pages import BODY, RECORD, ControlPages
 from .bounded import Bounded
 from .endpoints import Endpoints
 
-CALLS_TAG, ABORT_TAG, FIRST_CHUNK_TAG = 1, 2, 3  # those of chunks begin at FIRST_CHANNEL
+CALLS_TAG, ABORT_TAG, FIRST_CHUNK_TAG, SHOT_TAG = 1, 2, 3, 4  # to 7; chunks: from FIRST_CHANNEL
 CALLS_BYTES = 64 << 10
+HEAD = 16  # bytes of it before what was announced
 POLL_ABORTS_EVERY = 16  # calls of progress(): aborts are rare
 LEFT = b"left"  # sent by a rank that leaves for good; all other bodies are errors
 
@@ -31,7 +32,8 @@ LEFT = b"left"  # sent by a rank that leaves for good; all other bodies are erro
 class _Announced(msgspec.Struct, array_like=True):
     """What the ranks of a node announced: each different announcement once, and which one each rank made.
 
-    In the message, the call's number stands before it.
+    In the message, the call's number and the length of this stand before it, because the C executor may have found that
+    a message is there (:mod:`.shots`); then MPI tells nobody else how long it is.
     """
 
     records: list[tuple[int, bytes]]  # fingerprint and body
@@ -42,7 +44,7 @@ class _Node:
     """Another node, as its first rank tells of it: a persistent receive."""
 
     def __init__(self, comm: MPI.Intracomm, first: int, ranks: list[int]) -> None:
-        self.ranks, self.status = ranks, MPI.Status()
+        self.ranks = ranks
         self.buffer = np.empty(CALLS_BYTES, np.uint8)
         self.request = comm.Recv_init(self.buffer, first, CALLS_TAG)
         self.request.Start()
@@ -95,6 +97,15 @@ class NodeMessages:
         """Whether the other nodes were sent the announcements of call ``seq``; the first rank of a node sends them."""
         return not self._others or self._sent_seq >= seq
 
+    def ranks_of(self, first: int) -> list[int]:
+        """The ranks of another node, by its first one."""
+        return self._nodes[first]
+
+    def told(self) -> dict[int, tuple[MPI.Prequest, int]]:
+        """Where each node's announcements come: the request, and the address of the number of the call in them."""
+        found = zip(self._nodes, self._others, strict=True)
+        return {first: (node.request, node.buffer.ctypes.data) for first, node in found}
+
     @property
     def leads(self) -> bool:
         """Whether this is the first rank of its node."""
@@ -113,17 +124,19 @@ class NodeMessages:
             records = [(fingerprint, body[:room]) for fingerprint, body in bodies.items()]
             announced = _Announced(records, [order.index(f) for f in fingerprints])
             self._encoded = fingerprints, msgspec.msgpack.encode(announced)
-        self._send(seq.to_bytes(8, "little") + self._encoded[1], self._nodes, CALLS_TAG)
+        head = seq.to_bytes(8, "little") + len(self._encoded[1]).to_bytes(8, "little")
+        self._send(head + self._encoded[1], self._nodes, CALLS_TAG)
         self._sent_seq = seq
         return True
 
     def _receive_announced(self, node: _Node) -> bool:
         """Write what another node's ranks announced into their pages."""
-        if not node.request.Test(node.status):
+        if not node.request.Test():
             return False
-        message = node.buffer[: node.status.Get_count(MPI.BYTE)].tobytes()
+        seq, length = node.buffer[:HEAD].view(np.uint64).tolist()
+        body = node.buffer[HEAD : HEAD + length].tobytes()
         node.request.Start()
-        pages, seq, body = self.pages, int.from_bytes(message[:8], "little"), message[8:]
+        pages = self.pages
         if body != node.last[seq % 2]:
             node.last[seq % 2] = body
             announced = msgspec.msgpack.decode(body, type=_Announced)
