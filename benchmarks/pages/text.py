@@ -52,12 +52,13 @@ of each in turn between two barriers of MPI. A cell is mpi4py's time divided by 
 is faster, and in brackets our time in microseconds; a barrier stands in the first column. Ranks wait for all others in
 every call, which MPI's do only where the data demands it.
 
-What stays below 1 has these reasons. A barrier, and a broadcast or a scatter of a few bytes, are little more than what
-Python adds to a call, and the wait for all. Two ranks take one copy from process to process early, which gains where
-each has a core and loses a little where other work shares the cores. In place, alltoall, and exscan but on the last
-rank, first copy what others would find overwritten; MPI exchanges block by block. Between hosts, calls that the table
-leaves to MPI go through its non-blocking collectives after the ranks have compared the call by messages, in Python:
-that agreement is on top of MPI's time, and a collective of MPI in which no deadline holds is not taken in its place.
+What stays below 1 has these reasons. A barrier, and a broadcast or a scatter of a few bytes, are little more than
+what Python adds to a call, and the wait for all. Two ranks take one copy from process to process early, which gains
+where each has a core and loses a little where other work shares the cores. In place, alltoall, and exscan but on the
+last rank, first copy what others would find overwritten; MPI exchanges block by block. Between hosts a call is one
+message each way, which carries the announcement, too. So a broadcast or a scatter of a few bytes waits for two
+messages where MPI's waits for one. Long vectors are folded, and sent, as a whole: where only the root wants the
+result, MPI sends parts while others are folded.
 """
 
 CALL_COST_LEGEND = """

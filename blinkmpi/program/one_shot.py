@@ -116,14 +116,14 @@ class _Shots:
         for rank, _, count, operands in folded:
             for operand in operands if count else ():
                 readers.setdefault(operand, []).append(rank)
-        for ranks, first, count in [operand for operand in readers if len(operand[0]) > 1]:
-            for r in ranks[1:]:  # whose operands the first rank of the node reads
+        for members, first, count in [operand for operand in readers if len(operand[0]) > 1]:
+            for r in members[1:]:  # whose operands the first rank of the node reads
                 known = readers.setdefault((range(r, r + 1), first, count), [])
-                known += [] if ranks[0] in known else [ranks[0]]
+                known += [] if members[0] in known else [members[0]]
         written: dict[_Operand, int] = {}
-        for operand, ranks in sorted(readers.items(), key=lambda each: len(each[0][0]) > 1):
+        for operand, them in sorted(readers.items(), key=lambda each: len(each[0][0]) > 1):
             (source, *others), first, count = operand
-            readers_of = tuple(sorted(r for r in ranks if r != source or others))
+            readers_of = tuple(sorted(r for r in them if r != source or others))
             if not readers_of:
                 continue
             self.channels.append(Channel(source, source, readers_of, partial=True, operands=not others))

@@ -1,6 +1,6 @@
 enum { PIECE_LENGTH = 32768, PIECES = 40 }; /* a message goes in pieces, short enough for MPI to send them at once */
 
-/* Another node, and all other nodes, in calls of one shot (node_messages.h); network/shots.py writes and mirrors both. */
+/* Another node, and all other nodes, in calls of one shot (node_messages.h); shots.py writes and mirrors both. */
 typedef struct {
   int64_t first;        /* its first rank, which receives for it */
   int64_t ranks, *rank; /* its ranks */
@@ -21,6 +21,7 @@ typedef struct {
   int64_t status;             /* room for one of MPI's */
   int64_t out[2];             /* what this node sends */
   int64_t *here, ranks;       /* this node's ranks */
+  int64_t aborts;             /* address of the persistent request for errors of ranks elsewhere */
   int64_t others;
   node_t *each;
 } nodes_t;

@@ -8,9 +8,9 @@ from pathlib import Path
 from ...errors import ArgumentError
 from ...util.together import Comm
 from ..network.messages import NodeMessages
-from ..network.shots import NodeShots, functions
 from . import native
 from .shared_window import MESSAGE_BYTES, SharedWindow
+from .shots import NodeShots, functions
 
 
 def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Native | None, str]:
@@ -45,7 +45,7 @@ def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Nativ
 def open_shots(
     comm: Comm, loaded: native.Native | None, messages: NodeMessages, window: SharedWindow
 ) -> tuple[NodeShots | None, str]:
-    """The messages of calls in one shot, if C runs programs and every rank finds MPI's functions; and why not if not."""
+    """Messages of calls in one shot, if C runs programs and all ranks find MPI's functions; in words, or why not."""
     if loaded is None:
         return None, ""
     found = functions()

@@ -38,7 +38,9 @@ class ChannelLayout:
         pages = window.pages
         n = pages.n
         counts = {c: stage.count for stage in program.stages for c in stage.outs} if program.one_shot else {}
-        first, room = (window.one_shot, window.one_shot_bytes // 2) if program.one_shot else (window.arena, window.arena_bytes)
+        first, room = (
+            (window.one_shot, window.one_shot_bytes // 2) if program.one_shot else (window.arena, window.arena_bytes)
+        )
         written, read, used = [0] * n, [0] * n, [shift] * n
         self.heads: list[int] = []
         self.tails: list[dict[int, int]] = []

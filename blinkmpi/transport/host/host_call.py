@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ...program.memory import address
 from ..announcement import Called
 from ..control_pages import SEQ_BITS
-from .native import UNTOLD, CallStruct
+from .host_program import progress_of, resolve
+from .native import RUNNING, UNTOLD, CallStruct
 from .numpy_executor import NumpyStage, Outcome
 from .numpy_trace import StepTrace
 
@@ -205,3 +206,32 @@ class HostCall:
         call.struct.send, call.struct.recv = self.struct.send, self.struct.recv
         call._after, call.struct.after, call.struct.afters = self._after, self.struct.after, self.struct.afters
         return call
+
+
+def owed(transport: HostTransport, call: HostCall) -> dict[int, str]:
+    """Peers that unfinished stages of this rank wait for, with the first chunk that each owes."""
+    struct, loaded = call.struct, call.program
+    if struct.phase < RUNNING:
+        return transport.peers.absent(int(struct.seq))
+    resolved = resolve(loaded.make(), transport.window, transport.native, cma=loaded.cma)
+    program, layout, exported, far = resolved.program, resolved.layout, resolved.exported, resolved.part.far
+    found: dict[int, str] = {}
+    words, depth = transport.pages.words, program.depth
+    for at in progress_of(loaded, resolved, transport.window):
+        stage, chunks = at.stage, -(-at.stage.count // program.chunk_of(at.stage))
+        if at.chunk >= chunks:
+            continue
+        where = f"chunk {at.chunk + 1} of {chunks} of tree {stage.tree}, way {stage.way}"
+        want = int(struct.base) + at.chunk + 1
+        for c in () if at.waits else stage.ins:
+            at_once = c in exported and exported[c].buffer == "send"
+            if not at_once and int(words[layout.heads[c]]) < want:
+                found.setdefault(far[c].rank if c in far else program.channels[c].writer, where)
+        for c in stage.outs:
+            for near, tail in layout.tails[c].items():
+                reader = far[c].rank if c in far else near
+                if at.waits and c in exported and int(words[tail]) < want:
+                    found.setdefault(reader, f"its reading of {where}")
+                if not at.waits and c not in exported and at.chunk >= depth and int(words[tail]) < want - depth:
+                    found.setdefault(reader, f"room for {where}")
+    return found

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from ...errors import PlanError
 from ...program.call import Call
 from ...program.ir import ONE_SHOT, Program, Stage
-from ...program.partition import ShotMessages, NodePart, messages_of, part_of
+from ...program.partition import NodePart, ShotMessages, messages_of, part_of
 from ...program.reduction import accumulator_of, dtype_of
 from ..control_pages import CONTROL, HEADS, LINE
 from ..events import TracedProgram
 from ..network.endpoints import Endpoint, Endpoints, tag_of
-from ..network.shots import NodeShots
 from ..recorder import Recorder, Tally
 from . import native
 from .channel_layout import ChannelLayout
 from .native_rows import rows_of
 from .numpy_executor import NumpyStage
 from .shared_window import MESSAGE_BYTES, SharedWindow, cache_bytes
+from .shots import NodeShots
 from .single_copy import ExportedChunks, Helper, exported_channels, in_long_chunks
 from .traffic import traffic_of
 

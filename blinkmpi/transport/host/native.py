@@ -28,7 +28,7 @@ from ...util.cache_folder import cache_dir
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD, SEQ_BITS
 from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
-from ..network.shots import NODE, NODES, PIECE_BYTES, PIECES
+from .shots import NODE, NODES, PIECE_BYTES, PIECES
 
 SOURCE = Path(__file__).with_name("executor.c")
 HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "node_messages", "repeated_calls")
@@ -39,8 +39,8 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 
 # What executor.c and this package count on alike; :func:`load` compares them with the library's.
 FIELDS = (
-    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper", "nodes", "sends",
-    "tally", "tallies", "trace", "program", "timing", "times", "timed",
+    "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper",
+    "nodes", "sends", "tally", "tallies", "trace", "program", "timing", "times", "timed",
     "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
     "send", "recv", "send_bytes", "recv_bytes", "readable", "print", "body", "body_bytes", "elsewhere",
     "before", "after", "befores", "afters",

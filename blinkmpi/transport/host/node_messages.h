@@ -134,8 +134,9 @@ static int meet_nodes(call_t *j, int64_t *rows) {
     if (x->came == j->seq) { i++; continue; }
     if (x->began == j->seq || x->rests) { /* its first piece has come; or that of a call that was refused */
       if (rest_came(j, x)) {
-        if (x->began == j->seq) entered_there(j, x), x->came = j->seq;
-        else receive(j, x, turn);
+        if (x->began != j->seq) { receive(j, x, turn); continue; }
+        if (!wait.polls && tested(j, (void *)t->aborts)) return ABORTED; /* who comes late may find that others gave up */
+        entered_there(j, x), x->came = j->seq;
         continue;
       }
     } else if (tested(j, (void *)x->receive[turn])) {
@@ -147,9 +148,11 @@ static int meet_nodes(call_t *j, int64_t *rows) {
       else if (!x->rests) receive(j, x, turn);
       continue;
     }
-    if (wait.polls % TOLD_POLLS == TOLD_POLLS - 1)
+    if (wait.polls % TOLD_POLLS == TOLD_POLLS - 1) {
+      if (tested(j, (void *)t->aborts)) return ABORTED; /* Python reads why */
       for (int64_t k = 0; k < t->others; k++)
         if (tested(j, (void *)t->each[k].told) && *t->each[k].told_seq == j->seq) return j->phase = TOLD, ELSEWHERE;
+    }
     if (j->fault) return NETWORK;
     const int state = idle_call(&wait, j);
     if (state != DONE) return state;

@@ -92,7 +92,10 @@ class SharedWindow:
         self._arenas: dict[int, int] = {r: first + i * each + SKEW for i, r in enumerate(here)}
         # the first rank of a node also looks after the pages of the ranks on other nodes
         mine = [comm.rank] if self._node.rank else [r for r in range(comm.size) if r == comm.rank or r not in here]
-        parts = [*((r * CONTROL, CONTROL) for r in mine), (self._arenas[comm.rank], self.arena_bytes + self.one_shot_bytes)]
+        parts = [
+            *((r * CONTROL, CONTROL) for r in mine),
+            (self._arenas[comm.rank], self.arena_bytes + self.one_shot_bytes),
+        ]
         parts.append((self._counters[comm.rank], self._counter_bytes))
         self._messages = first + len(here) * each
         parts.append((self._messages, 0 if self._node.rank else self._message_bytes))

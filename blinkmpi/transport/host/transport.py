@@ -25,19 +25,19 @@ from ..liveness import Peers
 from ..network.bounded import Bounded
 from ..network.endpoints import Endpoints
 from ..network.messages import NodeMessages
-from ..network.shots import NodeShots
 from ..recorder import Recorder
 from ..slow_waits import SlowWaits
 from . import native
 from .capabilities import agree_on_cma, agree_on_executor, open_shots
-from .host_call import OUTCOMES, HostBuffers, HostCall
-from .host_program import ExecutorName, HostProgram, load, nothing_to_move, place, progress_of, resolve
+from .host_call import OUTCOMES, HostBuffers, HostCall, owed
+from .host_program import ExecutorName, HostProgram, load, nothing_to_move, place
 from .numpy_executor import Outcome, Turn, barrier_numpy, repeat, step_numpy
 from .own_records import OwnRecords
 from .shared_window import ARENA_BYTES, SharedWindow
+from .shots import NodeShots
 from .single_copy import Helper
 
-SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and where not, or where messages take longer
+SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and elsewhere
 LOOK_SECONDS = 0.2  # how often a wait looks after the peers
 LEAVE_SECONDS = 60.0  # that a rank waits at its end for the others, if the communicator is dead
 
@@ -95,7 +95,9 @@ class HostTransport:
         self.arena_bytes = self.window.arena_bytes
         self.peers = Peers(self.pages, comm.allgather(MPI.Get_processor_name()), slow, comm.processes())
         self._barrier = native.CallStruct()
-        self._barrier.spins = self._spins = SPINS if node.size <= len(os.sched_getaffinity(0)) and not several else CROWDED_SPINS
+        self._barrier.spins = self._spins = (
+            SPINS if node.size <= len(os.sched_getaffinity(0)) and not several else CROWDED_SPINS
+        )
         place(self._barrier, self.window)
         self._nothing: dict[str, HostProgram] = {}  # by collective
 
@@ -202,7 +204,7 @@ class HostTransport:
     def complete(self, call: HostCall, *, begun: bool) -> Outcome:
         """Go on with a call until it is done or refused; between slices of the deadline, look after the peers."""
         return self._repeat(
-            partial(self.attempt, call), partial(self._owed, call), int(call.struct.seq), call.timeout_s, begun=begun
+            partial(self.attempt, call), partial(owed, self, call), int(call.struct.seq), call.timeout_s, begun=begun
         )
 
     def attempt(self, call: HostCall, slice_s: float) -> tuple[Outcome, bool]:
@@ -329,34 +331,6 @@ class HostTransport:
         lost = [r for r in ended if r in waits]
         if lost or waited_s >= timeout_s:
             raise self.peers.timeout_error(seq, waits, lost, waited_s)
-
-    def _owed(self, call: HostCall) -> dict[int, str]:
-        """Peers that unfinished stages of this rank wait for, with the first chunk that each owes."""
-        struct, loaded = call.struct, call.program
-        if struct.phase < native.RUNNING:
-            return self.peers.absent(int(struct.seq))
-        resolved = resolve(loaded.make(), self.window, self.native, cma=loaded.cma)
-        program, layout, exported, far = resolved.program, resolved.layout, resolved.exported, resolved.part.far
-        found: dict[int, str] = {}
-        words, depth = self.pages.words, program.depth
-        for at in progress_of(loaded, resolved, self.window):
-            stage, chunks = at.stage, -(-at.stage.count // program.chunk_of(at.stage))
-            if at.chunk >= chunks:
-                continue
-            where = f"chunk {at.chunk + 1} of {chunks} of tree {stage.tree}, way {stage.way}"
-            want = int(struct.base) + at.chunk + 1
-            for c in () if at.waits else stage.ins:
-                at_once = c in exported and exported[c].buffer == "send"
-                if not at_once and int(words[layout.heads[c]]) < want:
-                    found.setdefault(far[c].rank if c in far else program.channels[c].writer, where)
-            for c in stage.outs:
-                for near, tail in layout.tails[c].items():
-                    reader = far[c].rank if c in far else near
-                    if at.waits and c in exported and int(words[tail]) < want:
-                        found.setdefault(reader, f"its reading of {where}")
-                    if not at.waits and c not in exported and at.chunk >= depth and int(words[tail]) < want - depth:
-                        found.setdefault(reader, f"room for {where}")
-        return found
 
     def unreadable(self, call: HostCall) -> BlinkError:
         """The error for memory that could not be read in the middle of a call: its process has ended, or freed it."""

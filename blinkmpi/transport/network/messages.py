@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from ..control_pages import BODY, RECORD, ControlPages
 from .bounded import Bounded
@@ -33,7 +32,7 @@ class _Announced(msgspec.Struct, array_like=True):
     """What the ranks of a node announced: each different announcement once, and which one each rank made.
 
     In the message, the call's number and the length of this stand before it, because the C executor may have found that
-    a message is there (:mod:`.shots`); then MPI tells nobody else how long it is.
+    a message is there (``host/shots.py``); then MPI tells nobody else how long it is.
     """
 
     records: list[tuple[int, bytes]]  # fingerprint and body
@@ -48,7 +47,7 @@ class _Node:
         self.buffer = np.empty(CALLS_BYTES, np.uint8)
         self.request = comm.Recv_init(self.buffer, first, CALLS_TAG)
         self.request.Start()
-        self.last = [b"", b""]  # what was received of calls of even and of odd number: mostly the same again
+        self.last = b"", _Announced([], [])  # what was received last, and what it says
 
 
 class NodeMessages:
@@ -74,15 +73,12 @@ class NodeMessages:
         if pages.rank == pages.here[0]:
             pages.pids[self.away] = [pids[r] for r in self.away]
             self._others = [_Node(self.comm, first, ranks) for first, ranks in self._nodes.items()]
-        self._status = MPI.Status()
-        self._abort = self._receive_abort()
+        self._told = np.zeros(HEAD + RECORD, np.uint8)  # by a rank that aborts or leaves
+        self.aborts = self.comm.Recv_init(self._told, MPI.ANY_SOURCE, ABORT_TAG)
+        self.aborts.Start()
         self._aborted = False
         self._turns = 0
         self._warm: set[tuple[int, bool, int]] = set()  # to or from whom chunks of what size went
-
-    def _receive_abort(self) -> tuple[MPI.Request, NDArray[np.uint8]]:
-        buffer = np.empty(RECORD, np.uint8)
-        return self.comm.Irecv(buffer, MPI.ANY_SOURCE, ABORT_TAG), buffer
 
     # ---- announcements
 
@@ -137,11 +133,12 @@ class NodeMessages:
         body = node.buffer[HEAD : HEAD + length].tobytes()
         node.request.Start()
         pages = self.pages
-        if body != node.last[seq % 2]:
-            node.last[seq % 2] = body
-            announced = msgspec.msgpack.decode(body, type=_Announced)
-            for r, which in zip(node.ranks, announced.of, strict=True):
-                fingerprint, record = announced.records[which]
+        if body != node.last[0]:  # mostly it is the same again
+            node.last = body, msgspec.msgpack.decode(body, type=_Announced)
+        announced = node.last[1]
+        for r, which in zip(node.ranks, announced.of, strict=True):
+            fingerprint, record = announced.records[which]
+            if int(pages.words[pages.record(r, seq) // 8]) != fingerprint:  # C writes records of calls in one shot
                 pages.write(pages.record(r, seq), record, fingerprint)
         if pages.fence:
             pages.fence()
@@ -184,22 +181,27 @@ class NodeMessages:
 
     def poll_aborts(self) -> None:
         """Write down the errors of ranks elsewhere that aborted, who has left, and whom MPI knows to have failed."""
-        pages, status = self.pages, self._status
-        while self._received_abort(status):
-            body = self._abort[1][: status.Get_count(MPI.BYTE)].tobytes()
-            self._abort = self._receive_abort()
+        pages = self.pages
+        while self._received_abort():
+            source, length = self._told[:HEAD].view(np.uint64).tolist()
+            body = self._told[HEAD : HEAD + length].tobytes()
+            self._told[:HEAD] = 0
+            self.aborts.Start()
             if body == LEFT:
-                pages.lefts[status.source] = 1
-            elif not int(pages.abort[0]):
-                pages.write(pages.error_record(status.source), body)
+                pages.lefts[source] = 1
+            elif body and not int(pages.abort[0]):
+                pages.write(pages.error_record(source), body)
                 if pages.fence:
                     pages.fence()
-                pages.abort[0] = 1 + status.source
+                pages.abort[0] = 1 + source
 
-    def _received_abort(self, status: MPI.Status) -> bool:
-        """Whether a message has come. Where MPI outlives a process (ULFM), it reports the failure here."""
+    def _received_abort(self) -> bool:
+        """Whether a message has come. Where MPI outlives a process (ULFM), it reports the failure here.
+
+        A receive that a failure has ended, and not a message, leaves a head of zeros.
+        """
         try:
-            return self._abort[0].Test(status)
+            return self.aborts.Test()
         except MPI.Exception as error:
             if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
                 raise
@@ -209,8 +211,6 @@ class NodeMessages:
             self.pages.gone.update(int(r) for r in numbers)
             failed.Free()
             everybody.Free()
-            if not self._abort[0]:
-                self._abort = self._receive_abort()
             return False
 
     def _send_to_all(self, body: bytes) -> None:
@@ -218,7 +218,8 @@ class NodeMessages:
         for r in self.away:
             if r not in self.pages.gone:
                 with contextlib.suppress(MPI.Exception):
-                    self._send(body, [r], ABORT_TAG)
+                    head = self._ranks.rank.to_bytes(8, "little") + len(body).to_bytes(8, "little")
+                    self._send(head + body, [r], ABORT_TAG)
 
     def _send(self, body: bytes, to: Any, tag: int) -> None:
         self._sending = [(request, sent) for request, sent in self._sending if not request.Test()]
@@ -228,9 +229,8 @@ class NodeMessages:
         """Free the messages' communicator, after a last call that all ranks entered; collective."""
         for request, sent in self._sending:
             self._ranks.wait(request, sent, peers=[])
-        for request in [*(node.request for node in self._others), self._abort[0]]:
+        for request in [*(node.request for node in self._others), self.aborts]:
             request.Cancel()
             request.Wait()
-        for node in self._others:
-            node.request.Free()
+            request.Free()
         self.comm.Free()

@@ -2,30 +2,27 @@
 
 The first rank of a node sends each other node the slots of its node's ranks, behind a line with the number and the
 fingerprint of the call (``program/partition.py`` lays them out), and marks that node's ranks as entered when theirs has
-come. It does so inside the C executor (``host/node_messages.h``), which calls MPI through the addresses of four of its
+come. It does so inside the C executor (``node_messages.h``), which calls MPI through the addresses of four of its
 functions and keeps MPI's handles as mpi4py has them, so it needs no header of any MPI. Here these structures are made.
-If a node announces something else, or only what Python reads, :mod:`.messages` tell all nodes what.
+If a node announces something else, or only what Python reads, :mod:`..network.messages` tell all nodes what.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from .messages import SHOT_TAG, NodeMessages
-
-if TYPE_CHECKING:
-    from ..host.shared_window import SharedWindow
+from ..network.messages import SHOT_TAG, NodeMessages
+from .shared_window import SharedWindow
 
 PIECE_BYTES, PIECES = 32 << 10, 40  # a message goes in pieces, short enough for MPI to send them at once
 # Words of call.h's nodes_t and node_t.
-NODES = ("start", "test", "isend", "irecv", "pointers", "comm", "byte", "tag", "status", "out[0]", "out[1]", "here", "ranks",
-         "others", "each")  # fmt: skip
+NODES = ("start", "test", "isend", "irecv", "pointers", "comm", "byte", "tag", "status", "out[0]", "out[1]", "here",
+         "ranks", "aborts", "others", "each")  # fmt: skip
 NODE = ("first", "ranks", "rank", "in[0]", "in[1]", "receive[0]", "receive[1]", "receiving[0]", "receiving[1]", "told",
         "told_seq", *("sending",) * 2 * PIECES, "sends[0]", "sends[1]", *("rest",) * PIECES, "rests", "came",
         "began")  # fmt: skip
@@ -79,7 +76,7 @@ class NodeShots:
         self._nodes = np.array(
             (*found, MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p), MPI._handleof(messages.comm),
              MPI._handleof(MPI.BYTE), SHOT_TAG, self._status.ctypes.data, out, out + stride, self._here.ctypes.data,
-             len(self._here), len(self._others), self._each.ctypes.data), np.int64,
+             len(self._here), MPI._addressof(messages.aborts), len(self._others), self._each.ctypes.data), np.int64,
         )  # fmt: skip
         self.address = self._nodes.ctypes.data
 
