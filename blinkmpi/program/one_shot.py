@@ -104,10 +104,14 @@ class _Shots:
         Where several results are of the same elements, these have one slot of each operand's rank.
         """
         final = self.call.collective not in ("scan", "exscan")
+        alike = (
+            self.call.collective == "allreduce"
+        )  # all ranks fold the same parts, in the same order: to the same bits
         readers: dict[_Operand, list[int]] = {}
         folded: list[tuple[int, int, int, list[_Operand]]] = []  # each result, of what it is folded
         for rank, first, count, ranks in results if self.places else ():
-            whole = [p for p in self.places if p[0] in ranks and p[-1] in ranks and len(p) > 1]
+            complete = (p for p in self.places if len(p) > 1 and p[0] in ranks and p[-1] in ranks)
+            whole = [p for p in complete if alike or rank not in p]
             owners = {r: p for p in whole for r in p}
             parts = dict.fromkeys((owners.get(r, range(r, r + 1)), first, count) for r in ranks)
             folded.append((rank, first, count, [*parts]))
