@@ -3,6 +3,7 @@
 import ctypes
 import os
 import secrets
+from functools import partial
 from pathlib import Path
 
 from ...errors import ArgumentError
@@ -52,7 +53,8 @@ def open_shots(
     missing = next((why for why in comm.allgather(found if isinstance(found, str) else "") if why), "")
     if missing or isinstance(found, str):
         return None, f"; {missing}"
-    return NodeShots(found, messages, window, MESSAGE_BYTES), ", those of short calls sent by C"
+    shots = NodeShots(found, messages, window, MESSAGE_BYTES, partial(native.settled, loaded))
+    return shots, ", those of short calls sent by C"
 
 
 def agree_on_cma(comm: Comm, loaded: native.Native | None, *, disabled: bool) -> str:

@@ -28,7 +28,6 @@ from ...util.cache_folder import cache_dir
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD, SEQ_BITS
 from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
-from .shots import NODE, NODES, PIECE_BYTES, PIECES
 
 SOURCE = Path(__file__).with_name("executor.c")
 HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "node_messages", "repeated_calls")
@@ -46,6 +45,13 @@ FIELDS = (
     "before", "after", "befores", "afters",
     "seq", "base", "timeout_ns", "phase", "left", "moved", "fault", "faulty",
 )  # fmt: skip
+PIECE_BYTES, PIECES = 32 << 10, 40  # a message goes in pieces, short enough for MPI to send them at once
+# Words of call.h's nodes_t and node_t, which shots.py makes.
+NODES = ("start", "test", "isend", "irecv", "pointers", "comm", "byte", "tag", "status", "out[0]", "out[1]", "here",
+         "ranks", "aborts", "others", "each")  # fmt: skip
+NODE = ("first", "ranks", "rank", "in[0]", "in[1]", "receive[0]", "receive[1]", "receiving[0]", "receiving[1]", "told",
+        "told_seq", *("sending",) * 2 * PIECES, "sends[0]", "sends[1]", *("rest",) * PIECES, "rests", "came",
+        "began")  # fmt: skip
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
 RUNNING = 4  # the phase in which all ranks have entered the same call
 NETWORK, ELSEWHERE = 7, 8  # statuses: MPI failed; another node announced something else
@@ -81,6 +87,13 @@ class Native:
 def address(struct: CallStruct) -> int:
     """Where a structure lies."""
     return ctypes.addressof(struct)
+
+
+def settled(native: Native, nodes: int) -> int:
+    """Whether no message of calls in one shot is under way; ``nodes`` is the address of nodes_t."""
+    call = CallStruct()
+    call.nodes = nodes
+    return int(native.code.blink_settled(address(call)))
 
 
 def codes(dtype: str, op: str) -> tuple[int, int] | None:
@@ -250,6 +263,7 @@ def load(path: Path, compiler: str) -> Native:
     library.blink_begin.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     library.blink_execute.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.blink_barrier.argtypes = [ctypes.c_void_p]
+    library.blink_settled.argtypes = [ctypes.c_void_p]
     library.blink_export.argtypes, library.blink_export.restype = [ctypes.c_void_p], None
     library.blink_read.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.blink_read_shared.argtypes = [ctypes.c_void_p, *library.blink_read.argtypes]

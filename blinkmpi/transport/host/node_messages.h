@@ -160,3 +160,11 @@ static int meet_nodes(call_t *j, int64_t *rows) {
   if (j->trace && wait.polls) waited(j->trace, EVENT_ENTER, now_ns(), j->program, -1, t->each[t->others - 1].rank[0]);
   return DONE;
 }
+
+/* Whether nothing of this rank's messages is under way but receives that no message has met. */
+int blink_settled(call_t *j) {
+  int all = 1;
+  j->fault = 0;
+  for (int64_t i = 0; i < j->nodes->others; i++) all &= rest_came(j, j->nodes->each + i);
+  return (sent(j, 0) & sent(j, 1) & all) || j->fault;
+}

@@ -10,25 +10,22 @@ If a node announces something else, or only what Python reads, :mod:`..network.m
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ..network.messages import SHOT_TAG, NodeMessages
+from .native import NODE, PIECE_BYTES
 from .shared_window import SharedWindow
 
-PIECE_BYTES, PIECES = 32 << 10, 40  # a message goes in pieces, short enough for MPI to send them at once
-# Words of call.h's nodes_t and node_t.
-NODES = ("start", "test", "isend", "irecv", "pointers", "comm", "byte", "tag", "status", "out[0]", "out[1]", "here",
-         "ranks", "aborts", "others", "each")  # fmt: skip
-NODE = ("first", "ranks", "rank", "in[0]", "in[1]", "receive[0]", "receive[1]", "receiving[0]", "receiving[1]", "told",
-        "told_seq", *("sending",) * 2 * PIECES, "sends[0]", "sends[1]", *("rest",) * PIECES, "rests", "came",
-        "began")  # fmt: skip
 FUNCTIONS = ("MPI_Start", "MPI_Test", "MPI_Isend", "MPI_Irecv")
 HEADER_BYTES = 64  # a line
+SETTLE_SECONDS = 1.0  # for what was sent and never received, of calls that were refused
 Words = NDArray[np.int64]
+Settled = Callable[[int], int]  # of the address of nodes_t: whether nothing of its messages is under way
 
 
 def functions() -> tuple[int, ...] | str:
@@ -45,10 +42,14 @@ class NodeShots:
 
     Args:
         found: what :func:`functions` gave.
+        settled: blink_settled of the C executor.
         stride: bytes from a message of an even call to the next one of an odd call.
     """
 
-    def __init__(self, found: tuple[int, ...], messages: NodeMessages, window: SharedWindow, stride: int) -> None:
+    def __init__(
+        self, found: tuple[int, ...], messages: NodeMessages, window: SharedWindow, stride: int, settled: Settled
+    ) -> None:
+        self._settled = settled
         self._requests: list[MPI.Prequest] = []
         self._others = [node for node in window.nodes if node != window.pages.here[0]]
         self._source = window.pages.here[0]
@@ -89,8 +90,10 @@ class NodeShots:
 
     def close(self) -> None:
         """Free MPI's requests, after a last call that all ranks entered."""
-        for request in self._requests:
-            k = self._requests.index(request)
+        end = time.monotonic() + SETTLE_SECONDS
+        while self.address and not self._settled(self.address) and time.monotonic() < end:
+            time.sleep(1e-4)
+        for k, request in enumerate(self._requests):
             if self._each[k // 2][NODE.index(f"receiving[{k % 2}]")]:
                 request.Cancel()
                 request.Wait()
