@@ -56,9 +56,9 @@ What stays below 1 has these reasons. A barrier, and a broadcast or a scatter of
 what Python adds to a call, and the wait for all. Two ranks take one copy from process to process early, which gains
 where each has a core and loses a little where other work shares the cores. In place, alltoall, and exscan but on the
 last rank, first copy what others would find overwritten; MPI exchanges block by block. Between hosts a call is one
-message each way, which carries the announcement, too. So a broadcast or a scatter of a few bytes waits for two
-messages where MPI's waits for one. Long vectors are folded, and sent, as a whole: where only the root wants the
-result, MPI sends parts while others are folded.
+message each way, which carries the announcement, too. So in a broadcast, a gather or a scatter of few bytes all ranks
+wait for both messages, where MPI's wait for one or for none. Long vectors are folded, or copied into slots, as a
+whole before they are sent; MPI sends parts meanwhile, and in an alltoall or to a root it copies less.
 """
 
 CALL_COST_LEGEND = """
