@@ -52,12 +52,13 @@ of each in turn between two barriers of MPI. A cell is mpi4py's time divided by 
 is faster, and in brackets our time in microseconds; a barrier stands in the first column. Ranks wait for all others in
 every call, which MPI's do only where the data demands it.
 
-What stays below 1 has these reasons. A barrier, and a broadcast or a scatter of a few bytes, are little more than what
-Python adds to a call, and the wait for all. Two ranks take one copy from process to process early, which gains where
-each has a core and loses a little where other work shares the cores. In place, alltoall, and exscan but on the last
-rank, first copy what others would find overwritten; MPI exchanges block by block. Between hosts, calls that the table
-leaves to MPI go through its non-blocking collectives after the ranks have compared the call by messages, in Python:
-that agreement is on top of MPI's time, and a collective of MPI in which no deadline holds is not taken in its place.
+What stays below 1 has these reasons. A barrier, and a broadcast or a scatter of a few bytes, are little more than
+what Python adds to a call, and the wait for all. Two ranks take one copy from process to process early, which gains
+where each has a core and loses a little where other work shares the cores. In place, alltoall, and exscan but on the
+last rank, first copy what others would find overwritten; MPI exchanges block by block. Between hosts a call is one
+message each way, which carries the announcement, too. So in a broadcast, a gather or a scatter of few bytes all ranks
+wait for both messages, where MPI's wait for one or for none. Long vectors are folded, or copied into slots, as a
+whole before they are sent; MPI sends parts meanwhile, and in an alltoall or to a root it copies less.
 """
 
 CALL_COST_LEGEND = """

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from ..errors import SettingsError
-from ..program.call import Call
+from ..program.call import REDUCTIONS, Call
 from ..program.estimate import Estimate
 from ..topology.model import Topology
 from ..trees.deadline import late
@@ -49,6 +49,10 @@ MPI_BELOW_BYTES_ACROSS = {
     "gather": 4 * MIB,
     "scatter": 64 * MIB,
 }
+# Shorter ones than this go in one shot, if C runs it and they fit: one message a node, with the announcement. From runs
+# on two hosts of 2 ranks; of more ranks, one of which folds for its node, shorter reductions do.
+SHOT_BELOW_BYTES_ACROSS, SHOT_RANKS = 1088 * KIB, 2
+SHOT_WHY = "default: data and announcement in one message from node to node"
 GPU_SLOTS = (32 * KIB, 4)
 NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 # Between GPUs that reach one another over one hop: bytes of the whole vector where the next protocol begins, for at
@@ -100,14 +104,26 @@ def host_rules(
         if memory and collective in MEMORY_ROWS:
             rules += memory_rows(collective, plan.n, root, choices[0].scheme, by_name=by_name, mpi=mpi)
             continue
-        rules += [Rule(collective, 0, "mpi", reason=why, root=root)] if small else []
-        rules += _link_rows(collective, root, choices, small, several=several)
+        shot = _shot_below(topology, collective) if not by_name and mpi and len(topology.nodes) > 1 else 0
+        if shot:
+            scheme = choices[0].scheme
+            rules += [Rule(collective, 0, "mpi", reason="in place of what is no shot", root=root)] if small else []
+            rules.append(Rule(collective, int(small > 0), scheme, *MEMORY_SLOTS, SHOT_WHY, "one_shot", root=root))
+        rules += [Rule(collective, shot, "mpi", reason=why, root=root)] if small > shot else []
+        rules += _link_rows(collective, root, choices, max(small, shot), several=several)
     if not wanted:
         return rules
     kept = [r for r in rules if r.scheme in allowed] or [Rule(collective, 0, allowed[0])]
     lowest = {root: min(r.min_bytes for r in kept if r.root == root) for root in {r.root for r in kept}}
     return [replace(r, min_bytes=0 if r.min_bytes == lowest[r.root] else r.min_bytes, reason="BLINKMPI_ALGO")
             for r in kept]  # fmt: skip
+
+
+def _shot_below(topology: Topology, collective: Collective) -> int:
+    """Below how many bytes a collective goes in one shot between nodes."""
+    most = max(len(topology.ranks_of(node)) for node in topology.nodes)
+    crowded = max(most, SHOT_RANKS) if collective in REDUCTIONS else SHOT_RANKS
+    return SHOT_BELOW_BYTES_ACROSS * SHOT_RANKS // crowded
 
 
 def _link_rows(

@@ -100,9 +100,9 @@ class Explanation(Document, frozen=True):
 
     def _chosen(self, it: PricedScheme) -> list[str]:
         shot = it.protocol in ONE_SHOTS  # by a program that is not of the scheme's trees
-        lines = _field(
-            "runs as", "one shot: whole vectors, read where they lie" if shot else f"{it.scheme}: {_what(it)}"
-        )
+        across = shot and not it.slots
+        how = "one message from node to node" if across else "whole vectors, read where they lie"
+        lines = _field("runs as", f"one shot: {how}" if shot else f"{it.scheme}: {_what(it)}")
         lines += _field("why", "; ".join(filter(None, (self.reason, "" if shot else it.reason))))
         if it.algbw:
             if it.bound_gbps:
@@ -123,6 +123,8 @@ class Explanation(Document, frozen=True):
             prediction = f"{time_text(it.seconds)}, algbw {it.algbw:.4g} GB/s, busbw {it.busbw:.4g} GB/s"
             lines += _field("predicted", prediction)
             lines += _field("busiest", it.busiest)
+        elif across:
+            lines += _field("predicted", "not at all: the cost model knows trees on links")
         else:
             lines += _field("predicted", f"{time_text(it.seconds)}: latency alone" if it.seconds else "nothing travels")
         return lines
@@ -190,6 +192,8 @@ def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedSch
     if made is not None:
         return _priced_algorithm(made, topology, call, rule)
     packing = plan.packing(call.collective, call.root, rule.scheme)
+    if rule.protocol in ONE_SHOTS and not packing.multicast:
+        return _unpriced(packing, rule)
     program = program_for(plan, call, rule)
     cost = price(program, packing, topology)
     return PricedScheme(
@@ -198,6 +202,15 @@ def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedSch
         chunk_bytes=program.chunk * slot_width(call, program.channels), slots=program.depth, protocol=rule.protocol,
         seconds=cost.seconds, algbw=cost.algbw, busbw=cost.algbw * call.bus_factor, busiest=_busiest(cost, topology),
         reason=packing.reason, shares=tuple(map(str, shares(packing))), certificate=packing.certificate.text,
+    )  # fmt: skip
+
+
+def _unpriced(packing: Packing, rule: Rule) -> PricedScheme:
+    """One shot between nodes: messages of MPI from node to node, which follow no links of the packing."""
+    return PricedScheme(
+        scheme=packing.scheme, links="", trees=0, depth=0, rate_gbps=0.0, bound_gbps=0.0, optimal=False,
+        chunk_bytes=0, slots=0, protocol=rule.protocol, seconds=0.0, algbw=0.0, busbw=0.0, busiest="none", reason="",
+        shares=(), certificate="",
     )  # fmt: skip
 
 

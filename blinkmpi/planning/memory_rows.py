@@ -182,3 +182,14 @@ def _without_cma(plan: Plan, rule: Rule, *, in_c: bool) -> Rule | None:
     if rule.min_bytes < floor or rule.protocol != "slots":
         return replace(rule, min_bytes=max(rule.min_bytes, floor), protocol="slots", reason=NO_CMA)
     return rule
+
+
+def without_shots(plan: Plan) -> Plan:
+    """The plan without calls in one shot: the next row of each collective and root takes their place."""
+    rules: list[Rule] = []
+    for rule in plan.rules:
+        shorter = [r for r in plan.rules if (r.collective, r.root) == (rule.collective, rule.root)
+                   and r.min_bytes < rule.min_bytes]  # fmt: skip
+        if rule.protocol not in ONE_SHOTS:
+            rules.append(replace(rule, min_bytes=0) if all(r.protocol in ONE_SHOTS for r in shorter) else rule)
+    return replace(plan, rules=tuple(rules))

@@ -205,7 +205,7 @@ def program_for(
         PlanError: if the plan lacks the packing or algorithm. The program is proved before it is returned.
     """
     if rule.protocol in ONE_SHOTS:
-        return check(one_shot(call))
+        return check(one_shot(call, nodes))
     made = plan.algorithm(call.collective, call.root, rule.scheme)
     if made is not None:
         chunk_bytes = chunk_of_algorithm(made, call, rule, multicast=multicast)

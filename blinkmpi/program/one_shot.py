@@ -5,6 +5,10 @@ where trees take two: what it costs is that each rank folds whole vectors. Opera
 rank, as along trees. A channel has two slots, for calls of even and of odd number: a rank that enters call s has seen
 all others enter call s - 1, so they are through with the slots of call s - 2. So data may lie in a slot before the call
 is announced, and the announcement says that it does.
+
+Between nodes one message takes the slots of a node's ranks to another node, behind the announcement
+(:func:`.partition.messages_of`). So that it carries one vector and not one of each rank, the first rank of each node
+folds its node's operands before, where the ranks of a node follow one another.
 """
 
 from collections.abc import Sequence
@@ -16,15 +20,18 @@ from .ir import ONE_SHOT, Channel, Program, Stage
 SLOTS = 2  # of each channel
 
 
-def one_shot(call: Call) -> Program:
+def one_shot(call: Call, nodes: Sequence[int] = ()) -> Program:
     """The program of a call; the same on every rank.
+
+    Args:
+        nodes: the node of each rank, if they lie on several.
 
     Raises:
         PlanError: for a collective that moves nothing.
     """
     if call.collective == "barrier":
         raise PlanError("a barrier moves nothing and needs no program; announce it")
-    builder = _Shots(call)
+    builder = _Shots(call, nodes)
     n, counts, kind = call.n, call.counts, call.collective
     if kind in ("broadcast", "scatter", "alltoall"):
         {"broadcast": builder.broadcast, "scatter": builder.scatter}.get(kind, builder.alltoall)()
@@ -40,9 +47,15 @@ def one_shot(call: Call) -> Program:
     return Program(call, ONE_SHOT, longest, SLOTS, tuple(builder.channels), tuple(builder.stages))
 
 
+_Operand = tuple[range, int, int]  # the fold of some ranks' elements, or one rank's: ranks, first element, elements
+
+
 class _Shots:
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, nodes: Sequence[int] = ()) -> None:
         self.call = call
+        places = [range(nodes.index(x), nodes.index(x) + nodes.count(x)) for x in dict.fromkeys(nodes)]
+        apart = len(places) > 1 and all(nodes[r] == nodes[ranks[0]] for ranks in places for r in ranks)
+        self.places = places if apart else []  # the ranks of each node, where they follow one another
         self.channels: list[Channel] = []
         self.stages: list[Stage] = []
 
@@ -90,24 +103,44 @@ class _Shots:
 
         Where several results are of the same elements, these have one slot of each operand's rank.
         """
-        call = self.call
-        final = call.collective not in ("scan", "exscan")
-        readers: dict[tuple[int, int, int], list[int]] = {}
-        for rank, first, count, operands in results:
-            for source in operands if count else ():
-                readers.setdefault((source, first, count), []).append(rank)
-        written: dict[tuple[int, int, int], int] = {}
-        for (source, first, count), ranks in readers.items():
-            others = tuple(r for r in ranks if r != source)
-            if others:
-                self.channels.append(Channel(source, source, others, partial=True, operands=True))
-                written[source, first, count] = c = len(self.channels) - 1
-                self.stages.append(Stage(source, source, "up", count, first, (), (-1,), None, (c,), False))
-        for rank, first, count, operands in results:
+        final = self.call.collective not in ("scan", "exscan")
+        alike = (
+            self.call.collective == "allreduce"
+        )  # all ranks fold the same parts, in the same order: to the same bits
+        readers: dict[_Operand, list[int]] = {}
+        folded: list[tuple[int, int, int, list[_Operand]]] = []  # each result, of what it is folded
+        for rank, first, count, ranks in results if self.places else ():
+            complete = (p for p in self.places if len(p) > 1 and p[0] in ranks and p[-1] in ranks)
+            whole = [p for p in complete if alike or rank not in p]
+            owners = {r: p for p in whole for r in p}
+            parts = dict.fromkeys((owners.get(r, range(r, r + 1)), first, count) for r in ranks)
+            folded.append((rank, first, count, [*parts]))
+        for rank, first, count, ranks in () if self.places else results:
+            folded.append((rank, first, count, [(range(r, r + 1), first, count) for r in ranks]))
+        for rank, _, count, operands in folded:
+            for operand in operands if count else ():
+                readers.setdefault(operand, []).append(rank)
+        for members, first, count in [operand for operand in readers if len(operand[0]) > 1]:
+            for r in members[1:]:  # whose operands the first rank of the node reads
+                known = readers.setdefault((range(r, r + 1), first, count), [])
+                known += [] if members[0] in known else [members[0]]
+        written: dict[_Operand, int] = {}
+        for operand, them in sorted(readers.items(), key=lambda each: len(each[0][0]) > 1):
+            (source, *others), first, count = operand
+            readers_of = tuple(sorted(r for r in them if r != source or others))
+            if not readers_of:
+                continue
+            self.channels.append(Channel(source, source, readers_of, partial=True, operands=not others))
+            written[operand] = c = len(self.channels) - 1
+            ins = tuple(written[range(r, r + 1), first, count] for r in others)
+            fold = (-1, *range(len(others)))
+            self.stages.append(Stage(source, source, "up", count, first, ins, fold, None, (c,), False))
+        for rank, first, count, operands in folded:
             if not count:
                 continue
-            sources = [s for s in operands if s != rank]
-            ins = tuple(written[s, first, count] for s in sources)
-            fold = tuple(-1 if s == rank else sources.index(s) for s in operands)
-            own = first if rank in operands else None
-            self.stages.append(Stage(rank, rank, "turn" if final else "up", count, own, ins, fold, 0, (), final))
+            own = (range(rank, rank + 1), first, count)
+            sources = [operand for operand in operands if operand != own]
+            ins = tuple(written[operand] for operand in sources)
+            fold = tuple(-1 if operand == own else sources.index(operand) for operand in operands)
+            local = first if own in operands else None
+            self.stages.append(Stage(rank, rank, "turn" if final else "up", count, local, ins, fold, 0, (), final))

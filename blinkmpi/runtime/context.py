@@ -19,7 +19,7 @@ from ..planning.algorithms import for_part
 from ..planning.defaults import LINK_SLOTS, Gpus
 from ..planning.diff import PlanDifference, plan_differences
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
-from ..planning.memory_rows import by_slots
+from ..planning.memory_rows import by_slots, without_shots
 from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import ONE_SHOTS, Plan, Rule
 from ..planning.selection import choose, program_for
@@ -153,8 +153,14 @@ class Context:
         if why and self.options.strict:
             self.host.close()
             raise FallbackError(f"strict=True: {why}")
+        self._without_what_is_missing(self.planned)
+
+    def _without_what_is_missing(self, plans: PlanOnDemand) -> None:
+        """Take out of the plan for host memory what these ranks cannot do."""
         if self._no_cma:
-            self.planned.change(partial(by_slots, in_c=self.host.native is not None))
+            plans.change(partial(by_slots, in_c=self.host.native is not None))
+        if not self.one_node and self.host.shots is None:
+            plans.change(without_shots)
 
     def _open_trace(self) -> None:
         """Begin to trace the calls, if the settings say so."""
@@ -176,8 +182,8 @@ class Context:
             options = replace(options, algo="", plan=None)
             settings = msgspec.structs.replace(settings, graph_file="", graph_dump_file="")
         plans = agree_on_plan(self.together, self.machine, options, settings, mpi=self.has_mpi)
-        if self._no_cma:
-            plans.change(partial(by_slots, in_c=self.host.native is not None))
+        if hasattr(self, "host"):
+            self._without_what_is_missing(plans)
         return plans
 
     def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> PlanOnDemand:
@@ -258,8 +264,12 @@ class Context:
         if rule.protocol in ONE_SHOTS:
             cma = rule.protocol == "one_shot_cma" and not self.host.no_cma
             if not fits(self.program(call, rule), self.host.window, self.host.native, cma=cma):
-                return self.by_slots(rule)
+                return self.by_slots(rule) if self.one_node else self._next(call, rule, blocking, plan or self.plans)
         return rule
+
+    def _next(self, call: Call, rule: Rule, blocking: bool, plan: Plan) -> Rule:
+        """The row of a call that does not fit into one message for each node, or that C does not execute."""
+        return choose(without_shots(plan), call, mpi=self.has_mpi and blocking and in_mpi(call))
 
     @staticmethod
     def by_slots(rule: Rule) -> Rule:

@@ -173,7 +173,11 @@ class Peers:
     def _suspects(self, seq: int, waits: dict[int, str]) -> list[int]:
         """Of those that hold up call ``seq``, the likeliest: who is stopped, or shows no sign of waiting itself."""
         pages, now = self.pages, time.monotonic_ns()
-        others = [r for r in range(self.n) if r != self.rank and (r in waits or int(pages.finished[r]) < seq)]
+        late = [r for r in waits if r in pages.here and int(pages.announced[r]) < seq]
+        if late:  # before these come, nothing is heard of other nodes
+            waits = {r: waits[r] for r in late}
+        owing = (r for r in range(self.n) if r in waits or (not late and int(pages.finished[r]) < seq))
+        others = [r for r in owing if r != self.rank]
         stopped = [r for r in others if pages.state(r) == "stopped"]
         silent = [r for r in others if now - int(pages.heartbeats[r]) > SILENT_NS]
         return stopped or [r for r in silent if r in waits] or silent or sorted(waits)

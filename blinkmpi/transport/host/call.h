@@ -1,3 +1,31 @@
+enum { PIECE_LENGTH = 32768, PIECES = 40 }; /* a message goes in pieces, short enough for MPI to send them at once */
+
+/* Another node, and all other nodes, in calls of one shot (node_messages.h); shots.py writes and mirrors both. */
+typedef struct {
+  int64_t first;        /* its first rank, which receives for it */
+  int64_t ranks, *rank; /* its ranks */
+  int64_t in[2];        /* where its messages of even and odd calls lie */
+  int64_t receive[2];   /* addresses of MPI's persistent requests for them */
+  int64_t receiving[2]; /* whether they were started */
+  int64_t told;         /* address of such a request for what Python reads */
+  uint64_t *told_seq;   /* the number of the call in that */
+  int64_t sending[2][PIECES], sends[2]; /* MPI's requests of what was sent it, and how many */
+  int64_t rest[PIECES], rests; /* those of the pieces behind the first that are being received, and how many */
+  uint64_t came, began; /* the last call of which its message has come, of which its first piece has */
+} node_t;
+
+typedef struct {
+  int64_t start, test, isend, irecv; /* MPI's functions */
+  int64_t pointers;           /* whether MPI's handles are pointers, and not numbers */
+  int64_t comm, byte, tag;    /* handles; the tag of messages of even calls; two behind it, of pieces behind the first */
+  int64_t status;             /* room for one of MPI's */
+  int64_t out[2];             /* what this node sends */
+  int64_t *here, ranks;       /* this node's ranks */
+  int64_t aborts;             /* address of the persistent request for errors of ranks elsewhere */
+  int64_t others;
+  node_t *each;
+} nodes_t;
+
 /* A call: its program, the shared window, the buffers it is bound to, and how far it is. Every field has 8 bytes.
  * native.py mirrors it: FIELDS below are compared with its list when the library is loaded. */
 typedef struct {
@@ -12,6 +40,8 @@ typedef struct {
   int64_t one_shot;   /* slots are for calls of even and of odd number, and are filled before the announcement */
   int64_t cma;        /* whether chunks are read from their writers' buffers */
   helper_t *helper;   /* a second thread for long copies from other processes, or NULL */
+  nodes_t *nodes;     /* the other nodes, if this rank sends their messages in one shot, or NULL */
+  int64_t *sends;     /* (first byte, bytes) of the message to each of them */
   int64_t *tally, tallies; /* what a completed call adds to the counters */
   trace_t *trace;     /* where a traced call records, or NULL */
   int64_t program;    /* its number in the trace */
@@ -42,10 +72,10 @@ typedef struct {
   int64_t phase;
   int64_t left;       /* stages that are not finished */
   int64_t moved;      /* out: chunks done by this invocation */
-  int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read */
+  int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read; or an error of MPI */
 } call_t;
 
-#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(one_shot) X(cma) X(helper) \
+#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(one_shot) X(cma) X(helper) X(nodes) X(sends) \
   X(tally) X(tallies) X(trace) X(program) X(timing) X(times) X(timed) \
   X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) X(pids) X(heartbeat) X(abort) X(spins) X(send) X(recv) \
   X(send_bytes) X(recv_bytes) X(readable) X(print) X(body) X(body_bytes) X(elsewhere) \

@@ -3,11 +3,15 @@
 import ctypes
 import os
 import secrets
+from functools import partial
 from pathlib import Path
 
 from ...errors import ArgumentError
 from ...util.together import Comm
+from ..network.messages import NodeMessages
 from . import native
+from .shared_window import MESSAGE_BYTES, SharedWindow
+from .shots import NodeShots, functions
 
 
 def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Native | None, str]:
@@ -37,6 +41,20 @@ def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Nativ
     if wanted == "c":
         raise ArgumentError(f"executor='c', but there is none: {missing}; install a C compiler or use executor='auto'")
     return None, f"NumPy executor: {missing}"
+
+
+def open_shots(
+    comm: Comm, loaded: native.Native | None, messages: NodeMessages, window: SharedWindow
+) -> tuple[NodeShots | None, str]:
+    """Messages of calls in one shot, if C runs programs and all ranks find MPI's functions; in words, or why not."""
+    if loaded is None:
+        return None, ""
+    found = functions()
+    missing = next((why for why in comm.allgather(found if isinstance(found, str) else "") if why), "")
+    if missing or isinstance(found, str):
+        return None, f"; {missing}"
+    shots = NodeShots(found, messages, window, MESSAGE_BYTES, partial(native.settled, loaded))
+    return shots, ", those of short calls sent by C"
 
 
 def agree_on_cma(comm: Comm, loaded: native.Native | None, *, disabled: bool) -> str:

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5, UNTOLD = 6 };
+enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5, UNTOLD = 6, NETWORK = 7, ELSEWHERE = 8 };
 #include "waiting.h"
 #include "single_copy.h"
 #include "reduction.h"
@@ -19,7 +19,8 @@ enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
 enum { PIECE_BYTES = 131072, PIECES_BYTES = 1 << 20 }; /* of an operand, of all, read ahead by cma: in the second-level */
 enum { PASSED_BYTES = 262144 };         /* of a piece that is read by cma and written past the caches */
-enum { BEFORE = 0, ANNOUNCED = 1, RUNNING = 2 }; /* phases: slots may be in use; not all have entered; all have */
+/* phases: slots may be in use; not all have entered; other nodes were sent a message; Python tells them; all have entered */
+enum { BEFORE = 0, ANNOUNCED = 1, SENT = 2, TOLD = 3, RUNNING = 4 };
 enum { SEQ_BITS = 24 }; /* a flag is (number of the call << SEQ_BITS) + chunks */
 #define CLOSED UINT64_MAX /* in place of a buffer's address: others cannot read it */
 
@@ -38,7 +39,8 @@ enum row { COUNT, LOCAL, STORE, FINAL, OUT_WIDE, OUT_STRIDE, OPERANDS, INPUTS, O
  * tail, for which the channel waits. */
 enum input { IN_HEAD, IN_SLOTS, IN_TAIL, IN_WRITER, IN_BUFFER, IN_OFFSET, IN, IN_WIDE = IN_BUFFER, IN_STRIDE = IN_OFFSET };
 const int64_t blink_constants[] = {SEQ_BITS, SEND, RECV, TURN, DONE_CHUNKS, HEADER, IN, RUNNING, UNTOLD, TIMING,
-  sizeof(event_t), sizeof(trace_t), EVENT_CHUNK, EVENT_WAIT, EVENT_ENTER, EVENT_CALL};
+  sizeof(event_t), sizeof(trace_t), EVENT_CHUNK, EVENT_WAIT, EVENT_ENTER, EVENT_CALL, NETWORK, ELSEWHERE, TOLD,
+  sizeof(nodes_t), sizeof(node_t), PIECE_LENGTH, PIECES};
 
 /* Tell the others where this rank's buffers are in the call that it is about to announce; or that they cannot be read,
  * as memory of devices may not: the first and the last byte of each are tried, all in one call of the system, when
@@ -276,6 +278,8 @@ static int await_traced(const call_t *j, uint64_t want, int finished) {
   return state;
 }
 
+#include "node_messages.h"
+
 /* Wait until all ranks have entered call `seq`, which this rank has announced. Returns DONE, EXPIRED or ABORTED. */
 int blink_barrier(const call_t *j) { return await(j, j->seq, 0, NULL); }
 
@@ -326,10 +330,11 @@ static inline __attribute__((always_inline)) int run_stages(call_t *j, int64_t *
 /* Execute the stages of this rank in the call that it has announced, until all are finished or nothing moved for the
  * timeout; calling again goes on from there (`phase` and the rows remember). `rows` holds the stages one after another.
  * Returns DONE, EXPIRED, ABORTED; DIFFER if some rank announced another call, or UNREADABLE if some rank's buffer cannot be
- * read by the others: then nothing was received; or FAULT (see call_t) in the middle of it. */
+ * read by the others: then nothing was received; ELSEWHERE if Python must tell other nodes what was announced; or FAULT or NETWORK (see
+ * call_t) in the middle of it. */
 int blink_execute(call_t *j, int64_t *rows) {
   flag_t *const prints = j->prints[j->seq & 1];
-  j->moved = 0;
+  j->moved = j->fault = 0;
   if (j->trace && j->trace->seq != (int64_t)j->seq)
     j->trace->seq = (int64_t)j->seq, j->trace->waiting = 0, j->trace->began = j->trace->last = now_ns();
   if (j->phase == BEFORE) { /* slots are free once everybody has finished the call before, or, in one shot, the one before that */
@@ -347,17 +352,26 @@ int blink_execute(call_t *j, int64_t *rows) {
     if (j->one_shot) set(j->calls + j->rank * j->stride + ENTERED, j->seq);
     j->phase = ANNOUNCED;
   }
-  if (j->phase == ANNOUNCED) {
+  if (j->nodes && (j->phase == ANNOUNCED || j->phase == SENT)) {
+    const int state = meet_nodes(j, rows);
+    if (state != DONE) return state;
+    j->phase = RUNNING;
+  }
+  if (j->phase != RUNNING) {
     const int state = await_traced(j, j->seq, 0);
     if (state != DONE) return state;
     for (int64_t r = 0; r < j->n; r++)
-      if (get(prints + r * j->stride) != j->print) return DIFFER;
+      if (get(prints + r * j->stride) != j->print || j->phase == TOLD) return DIFFER;
     for (int64_t r = 0; j->cma && r < j->n; r++)
       if (get(j->calls + r * j->stride + SEND + TURN * (j->seq & 1)) == CLOSED) return UNREADABLE;
     j->phase = RUNNING;
   }
   const int state = j->trace ? run_stages(j, rows, 1) : run_stages(j, rows, 0);
   if (state != DONE) return state;
+  if (j->nodes) { /* what others are sent lies in slots that the call after the next fills */
+    const int gone = await_sent(j);
+    if (gone != DONE) return gone;
+  }
   if (get(j->abort)) return ABORTED; /* this rank may come late, or have read of one that had left the call */
   flag_t *const finished = j->calls + j->rank * j->stride + FINISHED;
   if (get(finished) == j->seq) return DONE; /* called again while messages are under way */

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ...program.memory import address
 from ..announcement import Called
 from ..control_pages import SEQ_BITS
-from .native import UNTOLD, CallStruct
+from .host_program import progress_of, resolve
+from .native import RUNNING, UNTOLD, CallStruct
 from .numpy_executor import NumpyStage, Outcome
 from .numpy_trace import StepTrace
 
@@ -103,7 +104,7 @@ class HostCall:
         self._bind(buffers)
         self._at = ctypes.addressof(self.struct)
         native = transport.native
-        one_call = program.executor == "c" and native is not None and transport.messages is None
+        one_call = program.executor == "c" and native is not None and transport.by_c_alone(program)
         self._run = native.code.blink_run if one_call and native is not None else None
         self.alone = self._run is not None and self.reusable  # whether C may make it again by itself
         self.left: list[NumpyStage] = []  # what NumPy has still to do
@@ -183,15 +184,18 @@ class HostCall:
             begun: whether a slice of the deadline has passed already.
         """
         transport, seq = self.transport, int(self.struct.seq)
-        if outcome in (Outcome.EXPIRED, Outcome.ABORTED):
+        if outcome in (Outcome.EXPIRED, Outcome.ABORTED, Outcome.ELSEWHERE):
             outcome = transport.complete(self, begun=begun)
         if outcome is Outcome.DIFFER:
             transport.compare(seq, self.fingerprint)
+            raise AssertionError(f"call {seq}: C found that announcements differ, and they are the same")
         if outcome is Outcome.UNREADABLE:  # on every rank
             self._through_slots().run(seq)
             return
         if outcome is Outcome.FAULT:
             raise transport.unreadable(self)
+        if outcome is Outcome.NETWORK:
+            raise transport.network_error(seq, MPI.Exception(int(self.struct.fault)))
         if self.program.executor == "numpy":  # executor.c has counted the others
             self.program.tally.add(self.trace)
         _copy(self._after)
@@ -208,3 +212,32 @@ class HostCall:
         call.struct.send, call.struct.recv = self.struct.send, self.struct.recv
         call._after, call.struct.after, call.struct.afters = self._after, self.struct.after, self.struct.afters
         return call
+
+
+def owed(transport: HostTransport, call: HostCall) -> dict[int, str]:
+    """Peers that unfinished stages of this rank wait for, with the first chunk that each owes."""
+    struct, loaded = call.struct, call.program
+    if struct.phase < RUNNING:
+        return transport.peers.absent(int(struct.seq))
+    resolved = resolve(loaded.make(), transport.window, transport.native, cma=loaded.cma)
+    program, layout, exported, far = resolved.program, resolved.layout, resolved.exported, resolved.part.far
+    found: dict[int, str] = {}
+    words, depth = transport.pages.words, program.depth
+    for at in progress_of(loaded, resolved, transport.window):
+        stage, chunks = at.stage, -(-at.stage.count // program.chunk_of(at.stage))
+        if at.chunk >= chunks:
+            continue
+        where = f"chunk {at.chunk + 1} of {chunks} of tree {stage.tree}, way {stage.way}"
+        want = int(struct.base) + at.chunk + 1
+        for c in () if at.waits else stage.ins:
+            at_once = c in exported and exported[c].buffer == "send"
+            if not at_once and int(words[layout.heads[c]]) < want:
+                found.setdefault(far[c].rank if c in far else program.channels[c].writer, where)
+        for c in stage.outs:
+            for near, tail in layout.tails[c].items():
+                reader = far[c].rank if c in far else near
+                if at.waits and c in exported and int(words[tail]) < want:
+                    found.setdefault(reader, f"its reading of {where}")
+                if not at.waits and c not in exported and at.chunk >= depth and int(words[tail]) < want - depth:
+                    found.setdefault(reader, f"room for {where}")
+    return found

@@ -13,9 +13,9 @@ from ...errors import PlanError
 from ...program.call import Call
 from ...program.in_place import sent_before
 from ...program.ir import ONE_SHOT, Program, Stage
-from ...program.partition import NodePart, part_of
+from ...program.partition import NodePart, ShotMessages, messages_of, part_of
 from ...program.reduction import accumulator_of, dtype_of
-from ..control_pages import CONTROL, LINE
+from ..control_pages import CONTROL, HEADS, LINE
 from ..events import TracedProgram
 from ..network.endpoints import Endpoint, Endpoints, tag_of
 from ..recorder import Recorder, Tally
@@ -23,7 +23,8 @@ from . import native
 from .channel_layout import ChannelLayout
 from .native_rows import rows_of
 from .numpy_executor import NumpyStage
-from .shared_window import SharedWindow, cache_bytes
+from .shared_window import MESSAGE_BYTES, SharedWindow, cache_bytes
+from .shots import NodeShots
 from .single_copy import ExportedChunks, Helper, exported_channels, in_long_chunks
 from .traffic import traffic_of
 
@@ -50,6 +51,7 @@ class HostProgram:
     depth: int
     tally: Tally  # what a call adds to the counters
     timing: NDArray[np.int64]  # of the rows in a traced call
+    sends: NDArray[np.int64]  # the messages that the first rank of a node sends in one shot
     make_through_slots: Callable[[], Program] | None = None  # for a call in which some rank's buffer cannot be read
     through_slots: HostProgram | None = None  # that program
     aside: bool = False  # whether a call in place must send copies, because it would overwrite what was not sent
@@ -59,16 +61,28 @@ class HostProgram:
         return f"{self.trees} trees, {self.chunk_bytes} B {slots}, {self.executor} executor"
 
 
-def nothing_to_move(window: SharedWindow, recorder: Recorder, collective: str) -> HostProgram:
+def tell(struct: native.CallStruct, shots: NodeShots | None, sent: ShotMessages | None) -> NDArray[np.int64]:
+    """Tell the C executor what to send other nodes in one shot: nothing but headers if ``sent`` is None."""
+    if shots is None or not struct.one_shot:
+        return np.zeros(0, np.int64)
+    sends = shots.sends(sent.messages if sent is not None else {})
+    struct.nodes, struct.sends = shots.address, sends.ctypes.data
+    return sends
+
+
+def nothing_to_move(
+    window: SharedWindow, recorder: Recorder, collective: str, shots: NodeShots | None = None
+) -> HostProgram:
     """What C executes of a call without data: the ranks meet and compare what they announce, and that is all."""
     struct = native.CallStruct()
     struct.one_shot = 1
     place(struct, window)
+    sends = tell(struct, shots, None)
     empty = Program(Call("barrier", window.pages.n, (0,), ""), ONE_SHOT, 1, 1, (), ())
     tally, nothing = recorder.tally({("collective", collective): (0, 1)}), np.zeros(0, np.int64)
     _count(struct, tally, nothing, recorder, TracedProgram(collective, ()))
     return HostProgram(
-        lambda: empty, "c", nothing, struct, Endpoints([]), [], (False, False), False, 0, 0, 1, tally, nothing
+        lambda: empty, "c", nothing, struct, Endpoints([]), [], (False, False), False, 0, 0, 1, tally, nothing, sends
     )
 
 
@@ -87,6 +101,7 @@ def load(
     library: native.Native | None,
     helper: Helper,
     recorder: Recorder,
+    shots: NodeShots | None,
     *,
     cma: bool,
 ) -> HostProgram:
@@ -95,6 +110,7 @@ def load(
     Args:
         make: gives the program.
         library: the C executor; without it NumPy executes everything.
+        shots: the messages of calls in one shot, if there are several nodes.
         cma: whether what lies in its writer's buffer is read from there.
     """
     resolved = resolve(make(), window, library, cma=cma)
@@ -115,6 +131,7 @@ def load(
     struct.one_shot = program.one_shot
     struct.cma, struct.helper = bool(exported), helper.address(program, exported)
     place(struct, window)
+    sends = tell(struct, shots, resolved.sent)
     done_by = [*zip(rows.stages, rows.waits, strict=True)] if in_c else [(stage, False) for stage in stages]
     traffic = traffic_of(part, program, rank, exported, done_by)
     tally = recorder.tally(traffic.moved, traffic.times)
@@ -135,6 +152,7 @@ def load(
         program.depth,
         tally,
         timing,
+        sends,
         aside=resolved.after is None,
     )
 
@@ -161,6 +179,7 @@ class Resolved:
     codes: tuple[int, int] | None  # of type and operation, as executor.c numbers them
     exported: dict[int, ExportedChunks]  # channels that are read from their writers' buffers
     after: dict[Stage, tuple[int, ...]] | None  # :func:`.sent_before` of this rank, in a call in place
+    sent: ShotMessages | None = None  # what the nodes send one another in one shot
 
 
 def resolve(whole: Program, window: SharedWindow, library: native.Native | None, *, cma: bool) -> Resolved:
@@ -171,9 +190,36 @@ def resolve(whole: Program, window: SharedWindow, library: native.Native | None,
     codes = native.codes(call.dtype, call.op) if library else None
     exported = exported_channels(part.program) if cma and (codes or not call.op) else {}
     program = in_long_chunks(part.program, exported, item)
-    layout = ChannelLayout(program, window, item, acc, 0 if library else NUMPY_SHIFT, exported)
+    sent = messages_of(whole, window.firsts) if program.one_shot and len(window.nodes) > 1 else None
+    if sent is not None and not (codes or not call.op):
+        raise PlanError(f"between nodes, no {call.dtype} goes in one shot; choose a scheme of trees (BLINKMPI_ALGO)")
+    places = _in_messages(part, whole, sent, window) if sent is not None else {}
+    layout = ChannelLayout(program, window, item, acc, 0 if library else NUMPY_SHIFT, exported, places)
     after = (None if exported else sent_before(program, window.pages.rank)) if call.in_place else {}
-    return Resolved(part, program, layout, codes, exported, after)
+    return Resolved(part, program, layout, codes, exported, after, sent)
+
+
+def _in_messages(
+    part: NodePart, whole: Program, sent: ShotMessages, window: SharedWindow
+) -> dict[int, tuple[int, int]]:
+    """Where the slots lie, of channels of this node's part, that messages take to other nodes or bring from there."""
+    room, here = window.longest_message, window.pages.here
+    every = max(map(sent.memory, window.nodes))
+    if sent.longest > room or every > MESSAGE_BYTES or sent.near > window.one_shot_bytes // 2:  # the same on every node
+        raise PlanError(f"a message between nodes would have {sent.longest} bytes, of {room}, and all of them {every}; "
+                        "choose a scheme of trees (BLINKMPI_ALGO)")  # fmt: skip
+    if len(whole.channels) > HEADS:
+        raise PlanError(f"{len(whole.channels)} channels are too many for one shot between nodes; choose a scheme of "
+                        "trees (BLINKMPI_ALGO)")  # fmt: skip
+    found: dict[int, tuple[int, int]] = {}
+    for c, far in part.far.items():
+        writer, at = whole.channels[far.channel].writer, sent.slots[far.channel]
+        if writer in here:
+            found[c] = window.sent() + at, MESSAGE_BYTES
+        else:
+            source = window.firsts[writer]
+            found[c] = window.received(source) + at - sent.messages[source, here[0]][0], MESSAGE_BYTES
+    return found
 
 
 def fits(program: Program, window: SharedWindow, library: native.Native | None, *, cma: bool) -> bool:
@@ -219,7 +265,7 @@ def progress_of(loaded: HostProgram, resolved: Resolved, window: SharedWindow) -
 def endpoints_of(part: NodePart, layout: ChannelLayout, window: SharedWindow) -> Endpoints:
     """The endpoints, in shared memory, of this rank's channels to other nodes."""
     program, rank, found = part.program, window.pages.rank, []
-    for stage in program.of(rank):
+    for stage in () if program.one_shot else program.of(rank):  # in one shot, all slots go in one message
         for c in (*stage.ins, *stage.outs):
             if c not in part.far:
                 continue

@@ -31,7 +31,7 @@ from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
 from . import launches
 
 SOURCE = Path(__file__).with_name("executor.c")
-HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "repeated_calls", "launches")
+HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "node_messages", "repeated_calls", "launches")
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in HEADERS))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
@@ -40,19 +40,29 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 # What executor.c and this package count on alike; :func:`load` compares them with the library's.
 FIELDS = (
     "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper",
-    "tally", "tallies", "trace", "program", "timing", "times", "timed",
+    "nodes", "sends", "tally", "tallies", "trace", "program", "timing", "times", "timed",
     "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
     "send", "recv", "send_bytes", "recv_bytes", "readable", "print", "body", "body_bytes", "elsewhere",
     "before", "after", "befores", "afters",
     "seq", "base", "timeout_ns", "phase", "left", "moved", "fault", "faulty",
 )  # fmt: skip
+PIECE_BYTES, PIECES = 32 << 10, 40  # a message goes in pieces, short enough for MPI to send them at once
+# Words of call.h's nodes_t and node_t, which shots.py makes.
+NODES = ("start", "test", "isend", "irecv", "pointers", "comm", "byte", "tag", "status", "out[0]", "out[1]", "here",
+         "ranks", "aborts", "others", "each")  # fmt: skip
+NODE = ("first", "ranks", "rank", "in[0]", "in[1]", "receive[0]", "receive[1]", "receiving[0]", "receiving[1]", "told",
+        "told_seq", *("sending",) * 2 * PIECES, "sends[0]", "sends[1]", *("rest",) * PIECES, "rests", "came",
+        "began")  # fmt: skip
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
-RUNNING = 2  # the phase in which all ranks have entered the same call
+RUNNING = 4  # the phase in which all ranks have entered the same call
+NETWORK, ELSEWHERE = 7, 8  # statuses: MPI failed; another node announced something else
 UNTOLD = 6  # the status of a call that this rank has to describe in its record first
+TOLD = 3  # the phase in which announcements alone cross between nodes, through Python
 TIMING = 2  # words of a traced call's row
 CONSTANTS = (
     SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD,
-    TIMING, EVENT.itemsize, ctypes.sizeof(RingStruct), CHUNK, WAIT, ENTER, CALL,
+    TIMING, EVENT.itemsize, ctypes.sizeof(RingStruct), CHUNK, WAIT, ENTER, CALL, NETWORK, ELSEWHERE, TOLD,
+    8 * len(NODES), 8 * len(NODE), PIECE_BYTES, PIECES,
 )  # fmt: skip
 
 
@@ -78,6 +88,13 @@ class Native:
 def address(struct: CallStruct) -> int:
     """Where a structure lies."""
     return ctypes.addressof(struct)
+
+
+def settled(native: Native, nodes: int) -> int:
+    """Whether no message of calls in one shot is under way; ``nodes`` is the address of nodes_t."""
+    call = CallStruct()
+    call.nodes = nodes
+    return int(native.code.blink_settled(address(call)))
 
 
 def codes(dtype: str, op: str) -> tuple[int, int] | None:
@@ -247,6 +264,7 @@ def load(path: Path, compiler: str) -> Native:
     library.blink_begin.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     library.blink_execute.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.blink_barrier.argtypes = [ctypes.c_void_p]
+    library.blink_settled.argtypes = [ctypes.c_void_p]
     library.blink_export.argtypes, library.blink_export.restype = [ctypes.c_void_p], None
     library.blink_read.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.blink_read_shared.argtypes = [ctypes.c_void_p, *library.blink_read.argtypes]

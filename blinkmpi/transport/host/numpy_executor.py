@@ -28,6 +28,8 @@ class Outcome(enum.Enum):
     UNREADABLE = 4  # some rank's buffer cannot be read by the others
     FAULT = 5  # another process's memory could not be read
     UNTOLD = 6  # this rank's record has to be written first
+    NETWORK = 7  # MPI failed
+    ELSEWHERE = 8  # a rank announced another call, or something that only Python reads: messages tell what
 
 
 class NumpyStage:

@@ -2,7 +2,8 @@
 
 Behind the control pages (:mod:`..control_pages`) lie the counters (:mod:`..counters`) of the ranks here, then their
 arenas: the slots of the channels that a rank writes, or that come to it from another node. Behind each arena lie the
-slots of calls in one shot (``program/one_shot.py``).
+slots of calls in one shot (``program/one_shot.py``), and behind all of them the messages of these calls, if there are
+several nodes: those that this node sends, then those that it receives of each other node, of even and of odd calls.
 """
 
 import atexit
@@ -20,13 +21,14 @@ from ...util.settings import LEAST_BUFFER_BYTES
 from ...util.shared_memory import SHM, shared_memory
 from ...util.text import plural, size_text
 from ...util.together import Comm, gathered
-from ..control_pages import CONTROL, ControlPages
+from ..control_pages import CONTROL, LINE, ControlPages
 from ..counters import LINE_BYTES, lines_for
 
 PAGE = 4096
 SKEW = 3328  # arenas begin at different places of a page, none where a large NumPy array begins
 ARENA_BYTES = 8 << 20
 ONE_SHOT_BYTES = 208 << 10  # a rank, behind its arena: slots that are filled before a call is announced, of 512 peers
+MESSAGE_BYTES = 1088 << 10  # of messages that a node sends in one call of one shot, and of those that it receives
 MIN_ARENA_BYTES = LEAST_BUFFER_BYTES
 
 
@@ -45,6 +47,10 @@ class SharedWindow:
     def __init__(self, comm: Comm, node: Comm, arena_bytes: int = ARENA_BYTES) -> None:
         self._comm, self._node = comm, node
         self._here: tuple[int, ...] = tuple(node.allgather(comm.rank))
+        self.firsts: list[int] = comm.allgather(self._here[0])  # of each rank, the first rank of its node
+        self.nodes = sorted(set(self.firsts))
+        self.one_shot_bytes = ONE_SHOT_BYTES if len(self.nodes) == 1 else 2 * MESSAGE_BYTES  # for the longest message
+        self._message_bytes = 4 * MESSAGE_BYTES if len(self.nodes) > 1 else 0
         self._process = os.getpid()
         self._counter_bytes = -(-lines_for(comm.size) * LINE_BYTES // PAGE) * PAGE  # of a rank
         wanted = -(-arena_bytes // PAGE) * PAGE
@@ -74,24 +80,29 @@ class SharedWindow:
 
     def _fit(self) -> int:
         """The largest arena for which a quarter of what /dev/shm has left is enough: others open communicators, too."""
-        pages = self._comm.size * CONTROL + len(self._here) * self._counter_bytes
-        return ((free_bytes() // 4 - pages) // len(self._here) - SKEW - ONE_SHOT_BYTES) // PAGE * PAGE
+        pages = self._comm.size * CONTROL + len(self._here) * self._counter_bytes + self._message_bytes
+        return ((free_bytes() // 4 - pages) // len(self._here) - SKEW - self.one_shot_bytes) // PAGE * PAGE
 
     def _reserved(self) -> mmap.mmap | None:
         """Memory for arenas of ``arena_bytes``, reserved on every node; None on all ranks if some node has no room."""
         comm, here = self._comm, self._here
-        counters, each = -(-comm.size * CONTROL // PAGE) * PAGE, self.arena_bytes + ONE_SHOT_BYTES + SKEW
+        counters, each = -(-comm.size * CONTROL // PAGE) * PAGE, self.arena_bytes + self.one_shot_bytes + SKEW
         self._counters = {r: counters + i * self._counter_bytes for i, r in enumerate(here)}
         first = counters + len(here) * self._counter_bytes
         self._arenas: dict[int, int] = {r: first + i * each + SKEW for i, r in enumerate(here)}
         # the first rank of a node also looks after the pages of the ranks on other nodes
         mine = [comm.rank] if self._node.rank else [r for r in range(comm.size) if r == comm.rank or r not in here]
-        parts = [*((r * CONTROL, CONTROL) for r in mine), (self._arenas[comm.rank], self.arena_bytes + ONE_SHOT_BYTES)]
+        parts = [
+            *((r * CONTROL, CONTROL) for r in mine),
+            (self._arenas[comm.rank], self.arena_bytes + self.one_shot_bytes),
+        ]
         parts.append((self._counters[comm.rank], self._counter_bytes))
+        self._messages = first + len(here) * each
+        parts.append((self._messages, 0 if self._node.rank else self._message_bytes))
         own: list[mmap.mmap] = []
 
         def reserve() -> bool:
-            memory = shared_memory(self._node, first + len(here) * each, parts)
+            memory = shared_memory(self._node, self._messages + self._message_bytes, parts)
             own.extend([memory] if memory is not None else [])
             return memory is not None
 
@@ -103,8 +114,8 @@ class SharedWindow:
 
     def _no_room(self) -> str:
         """What to say of the node that has least to spare; collective."""
-        slots = MIN_ARENA_BYTES + ONE_SHOT_BYTES + SKEW
-        need = self._comm.size * CONTROL + len(self._here) * (self._counter_bytes + slots)
+        slots = MIN_ARENA_BYTES + self.one_shot_bytes + SKEW
+        need = self._comm.size * CONTROL + len(self._here) * (self._counter_bytes + slots) + self._message_bytes
         rooms = self._comm.allgather((free_bytes() - need, need, len(self._here), MPI.Get_processor_name()))
         spare, need, ranks, host = min(rooms)
         return (
@@ -120,6 +131,23 @@ class SharedWindow:
     def one_shot(self, rank: int) -> int:
         """Offset in ``bytes`` of the slots of ``rank`` for calls of one shot, which no other call uses."""
         return self._arenas[rank] + self.arena_bytes
+
+    def sent(self) -> int:
+        """Offset in ``bytes`` of what this node sends in even calls of one shot; of odd ones MESSAGE_BYTES behind."""
+        return self._messages
+
+    @property
+    def longest_message(self) -> int:
+        """Bytes of the longest message of a call in one shot that a node takes from another one."""
+        return MESSAGE_BYTES // max(len(self.nodes) - 1, 1) // LINE * LINE
+
+    def received(self, first: int) -> int:
+        """Offset in ``bytes`` of the message of an even call of one shot from the node whose first rank is ``first``.
+
+        That of an odd one is MESSAGE_BYTES behind it.
+        """
+        others = [other for other in self.nodes if other != self._here[0]]
+        return self._messages + 2 * MESSAGE_BYTES + others.index(first) * self.longest_message
 
     def leave(self) -> None:
         """Say that this process takes part in no call any more. Python's end says so, too, but not a child's."""

@@ -37,17 +37,21 @@ def traffic_of(
     tree_of = {s.tree: ("tree", call.collective, call.root, program.scheme, s.tree) for s in program.stages}
     moved: Counter[Name] = Counter()
 
+    comes = {c for c, far in part.far.items() if far.rank not in far.readers}  # from other nodes
+
     def width(channel: int) -> int:
         return int((accumulator_of if program.channels[channel].wide else dtype_of)(call.dtype).itemsize)
 
     def readers(c: int) -> tuple[int, ...]:
-        return (part.far[c].rank,) if c in part.far else program.channels[c].readers
+        found = part.far[c].readers if c in part.far else program.channels[c].readers
+        return tuple(r for r in found if r != rank) if program.one_shot else found  # its own slot is no way
 
     def writer(c: int) -> int:
-        return part.far[c].rank if c in part.far else program.channels[c].writer
+        return part.far[c].rank if c in comes else program.channels[c].writer
 
-    def protocol(c: int) -> str:
-        return "network" if c in part.far else "cma" if c in exported else "slots"
+    def protocol(c: int, reader: int) -> str:
+        away = c in comes or (c in part.far and not (program.one_shot and reader in program.channels[c].readers))
+        return "network" if away else "cma" if c in exported else "slots"
 
     for stage in program.of(rank):
         for c in stage.outs:
@@ -55,10 +59,10 @@ def traffic_of(
                 nbytes = stage.count * width(c)
                 moved["link", rank, reader] += nbytes
                 moved[tree_of[stage.tree]] += nbytes
-                moved["protocol", protocol(c)] += nbytes
-        for c in stage.ins:
+                moved["protocol", protocol(c, reader)] += nbytes
+        for c in (c for c in stage.ins if not program.one_shot or writer(c) != rank):
             moved["link", writer(c), rank] += stage.count * width(c)
-            moved["protocol", protocol(c)] += 0
+            moved["protocol", "network" if c in comes else protocol(c, rank)] += 0
     moved["collective", call.collective] += call.nbytes
 
     def row(stage: Stage, waits: bool) -> TracedRow:

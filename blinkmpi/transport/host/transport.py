@@ -28,15 +28,16 @@ from ..network.messages import NodeMessages
 from ..recorder import Recorder
 from ..slow_waits import SlowWaits
 from . import native
-from .capabilities import agree_on_cma, agree_on_executor
-from .host_call import OUTCOMES, HostBuffers, HostCall
-from .host_program import ExecutorName, HostProgram, load, nothing_to_move, place, progress_of, resolve
+from .capabilities import agree_on_cma, agree_on_executor, open_shots
+from .host_call import OUTCOMES, HostBuffers, HostCall, owed
+from .host_program import ExecutorName, HostProgram, load, nothing_to_move, place
 from .numpy_executor import Outcome, Turn, barrier_numpy, repeat, step_numpy
 from .own_records import OwnRecords
 from .shared_window import ARENA_BYTES, SharedWindow
+from .shots import NodeShots
 from .single_copy import Helper
 
-SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and where not
+SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and elsewhere
 LOOK_SECONDS = 0.2  # how often a wait looks after the peers
 LEAVE_SECONDS = 60.0  # that a rank waits at its end for the others, if the communicator is dead
 
@@ -79,11 +80,13 @@ class HostTransport:
         counters = Counters(self.window.counters, n=self.n, rank=self.rank, timed=bool(events))
         self.recorder = Recorder(counters, self.n, self.rank, events)
         self.records = OwnRecords(self.pages, self._repeat)
-        several = min(comm.allgather(node.size)) < comm.size
+        several = len(self.window.nodes) > 1
         self.messages = NodeMessages(comm, self.pages) if several else None
-        if several:
+        self.shots: NodeShots | None = None  # messages of calls in one shot
+        if self.messages is not None:
             self.no_cma = "slots alone lead to other nodes"
-            self.executor_reason += "; messages of MPI between nodes"
+            self.shots, how = open_shots(comm, self.native, self.messages, self.window)
+            self.executor_reason += f"; messages of MPI between nodes{how}"
         else:
             self.no_cma = agree_on_cma(comm, self.native, disabled=not cma)
             how = f"no cma: {self.no_cma}" if self.no_cma else "ranks read one another's memory (cma)"
@@ -92,7 +95,9 @@ class HostTransport:
         self.arena_bytes = self.window.arena_bytes
         self.peers = Peers(self.pages, comm.allgather(MPI.Get_processor_name()), slow, comm.processes())
         self._barrier = native.CallStruct()
-        self._barrier.spins = self._spins = SPINS if node.size <= len(os.sched_getaffinity(0)) else CROWDED_SPINS
+        self._barrier.spins = self._spins = (
+            SPINS if node.size <= len(os.sched_getaffinity(0)) and not several else CROWDED_SPINS
+        )
         place(self._barrier, self.window)
         self._nothing: dict[str, HostProgram] = {}  # by collective
 
@@ -106,7 +111,7 @@ class HostTransport:
             protocol: that of the plan's rule, the same on every rank; cma where ``no_cma`` is empty.
         """
         cma = protocol in ("cma", "one_shot_cma") and not self.no_cma
-        loaded = load(make, self.window, self.native, self.helper, self.recorder, cma=cma)
+        loaded = load(make, self.window, self.native, self.helper, self.recorder, self.shots, cma=cma)
         loaded.struct.spins = self._spins
         if self.helper.failure:
             self.say(f"one thread reads long vectors, because a second cannot be started: {self.helper.failure}")
@@ -120,11 +125,11 @@ class HostTransport:
 
     def entry(self, called: Called, timeout_s: float) -> HostCall | None:
         """A call without data that C makes alone; None where it cannot."""
-        if self.native is None or self.messages is not None:
+        if self.native is None or (self.messages is not None and self.shots is None):
             return None
         collective = called.text.partition("(")[0]
         if collective not in self._nothing:
-            self._nothing[collective] = nothing_to_move(self.window, self.recorder, collective)
+            self._nothing[collective] = nothing_to_move(self.window, self.recorder, collective, self.shots)
             self._nothing[collective].struct.spins = self._spins
         return HostCall(self, self._nothing[collective], called, HostBuffers(None, None), timeout_s, owns=False)
 
@@ -199,15 +204,21 @@ class HostTransport:
     def complete(self, call: HostCall, *, begun: bool) -> Outcome:
         """Go on with a call until it is done or refused; between slices of the deadline, look after the peers."""
         return self._repeat(
-            partial(self.attempt, call), partial(self._owed, call), int(call.struct.seq), call.timeout_s, begun=begun
+            partial(self.attempt, call), partial(owed, self, call), int(call.struct.seq), call.timeout_s, begun=begun
         )
 
     def attempt(self, call: HostCall, slice_s: float) -> tuple[Outcome, bool]:
         """Go on with a call until nothing moved for ``slice_s``: how it is then, and whether anything moved."""
-        if call.program.executor == "c" and self.messages is None:
-            return self._execute(call, int(slice_s * 1e9) or -1)
+        if self.by_c_alone(call.program) and call.struct.phase != native.TOLD:
+            done = self._execute(call, int(slice_s * 1e9) or -1)
+            if done[0] is not Outcome.ELSEWHERE:
+                return done
         turn = partial(self._execute, call, -1) if call.program.executor == "c" else partial(self._execute_numpy, call)
         return repeat(self._with_messages(call, turn), self.pages, slice_s)
+
+    def by_c_alone(self, program: HostProgram) -> bool:
+        """Whether C executes a program, and sends what it sends to other nodes."""
+        return program.executor == "c" and (self.messages is None or bool(program.struct.one_shot))
 
     def _execute(self, call: HostCall, timeout_ns: int) -> tuple[Outcome, bool]:
         call.struct.timeout_ns = timeout_ns
@@ -265,7 +276,13 @@ class HostTransport:
         try:
             return self.messages.progress(seq) | (endpoints is not None and self.messages.move(endpoints))
         except MPI.Exception as error:
-            raise self.peers.network_error(seq, error) from error
+            raise self.network_error(seq, error) from error
+
+    def network_error(self, seq: int, error: MPI.Exception) -> BlinkError:
+        """The error for a rank of another node that MPI cannot reach any more."""
+        if self.messages is not None:
+            self.messages.poll_aborts()
+        return self.peers.network_error(seq, error)
 
     # ---- waiting
 
@@ -315,34 +332,6 @@ class HostTransport:
         if lost or waited_s >= timeout_s:
             raise self.peers.timeout_error(seq, waits, lost, waited_s)
 
-    def _owed(self, call: HostCall) -> dict[int, str]:
-        """Peers that unfinished stages of this rank wait for, with the first chunk that each owes."""
-        struct, loaded = call.struct, call.program
-        if struct.phase < native.RUNNING:
-            return self.peers.absent(int(struct.seq))
-        resolved = resolve(loaded.make(), self.window, self.native, cma=loaded.cma)
-        program, layout, exported, far = resolved.program, resolved.layout, resolved.exported, resolved.part.far
-        found: dict[int, str] = {}
-        words, depth = self.pages.words, program.depth
-        for at in progress_of(loaded, resolved, self.window):
-            stage, chunks = at.stage, -(-at.stage.count // program.chunk_of(at.stage))
-            if at.chunk >= chunks:
-                continue
-            where = f"chunk {at.chunk + 1} of {chunks} of tree {stage.tree}, way {stage.way}"
-            want = int(struct.base) + at.chunk + 1
-            for c in () if at.waits else stage.ins:
-                at_once = c in exported and exported[c].buffer == "send"
-                if not at_once and int(words[layout.heads[c]]) < want:
-                    found.setdefault(far[c].rank if c in far else program.channels[c].writer, where)
-            for c in stage.outs:
-                for near, tail in layout.tails[c].items():
-                    reader = far[c].rank if c in far else near
-                    if at.waits and c in exported and int(words[tail]) < want:
-                        found.setdefault(reader, f"its reading of {where}")
-                    if not at.waits and c not in exported and at.chunk >= depth and int(words[tail]) < want - depth:
-                        found.setdefault(reader, f"room for {where}")
-        return found
-
     def unreadable(self, call: HostCall) -> BlinkError:
         """The error for memory that could not be read in the middle of a call: its process has ended, or freed it."""
         seq = int(call.struct.seq)
@@ -388,6 +377,8 @@ class HostTransport:
     def close(self) -> None:
         """Free the shared memory; collective."""
         self.helper.close()
+        if self.shots:
+            self.shots.close()
         if self.messages:
             self.messages.close()
         self.recorder.close()

@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from ..control_pages import BODY, RECORD, ControlPages
 from .bounded import Bounded
 from .endpoints import Endpoints
 
-CALLS_TAG, ABORT_TAG, FIRST_CHUNK_TAG = 1, 2, 3  # those of chunks begin at FIRST_CHANNEL
+CALLS_TAG, ABORT_TAG, FIRST_CHUNK_TAG, SHOT_TAG = 1, 2, 3, 4  # to 7; chunks: from FIRST_CHANNEL
 CALLS_BYTES = 64 << 10
+HEAD = 16  # bytes of it before what was announced
 POLL_ABORTS_EVERY = 16  # calls of progress(): aborts are rare
 LEFT = b"left"  # sent by a rank that leaves for good; all other bodies are errors
 
@@ -31,7 +31,8 @@ LEFT = b"left"  # sent by a rank that leaves for good; all other bodies are erro
 class _Announced(msgspec.Struct, array_like=True):
     """What the ranks of a node announced: each different announcement once, and which one each rank made.
 
-    In the message, the call's number stands before it.
+    In the message, the call's number and the length of this stand before it, because the C executor may have found that
+    a message is there (``host/shots.py``); then MPI tells nobody else how long it is.
     """
 
     records: list[tuple[int, bytes]]  # fingerprint and body
@@ -42,11 +43,11 @@ class _Node:
     """Another node, as its first rank tells of it: a persistent receive."""
 
     def __init__(self, comm: MPI.Intracomm, first: int, ranks: list[int]) -> None:
-        self.ranks, self.status = ranks, MPI.Status()
+        self.ranks = ranks
         self.buffer = np.empty(CALLS_BYTES, np.uint8)
         self.request = comm.Recv_init(self.buffer, first, CALLS_TAG)
         self.request.Start()
-        self.last = [b"", b""]  # what was received of calls of even and of odd number: mostly the same again
+        self.last = b"", _Announced([], [])  # what was received last, and what it says
 
 
 class NodeMessages:
@@ -72,15 +73,12 @@ class NodeMessages:
         if pages.rank == pages.here[0]:
             pages.pids[self.away] = [pids[r] for r in self.away]
             self._others = [_Node(self.comm, first, ranks) for first, ranks in self._nodes.items()]
-        self._status = MPI.Status()
-        self._abort = self._receive_abort()
+        self._told = np.zeros(HEAD + RECORD, np.uint8)  # by a rank that aborts or leaves
+        self.aborts = self.comm.Recv_init(self._told, MPI.ANY_SOURCE, ABORT_TAG)
+        self.aborts.Start()
         self._aborted = False
         self._turns = 0
         self._warm: set[tuple[int, bool, int]] = set()  # to or from whom chunks of what size went
-
-    def _receive_abort(self) -> tuple[MPI.Request, NDArray[np.uint8]]:
-        buffer = np.empty(RECORD, np.uint8)
-        return self.comm.Irecv(buffer, MPI.ANY_SOURCE, ABORT_TAG), buffer
 
     # ---- announcements
 
@@ -94,6 +92,15 @@ class NodeMessages:
     def sent(self, seq: int) -> bool:
         """Whether the other nodes were sent the announcements of call ``seq``; the first rank of a node sends them."""
         return not self._others or self._sent_seq >= seq
+
+    def ranks_of(self, first: int) -> list[int]:
+        """The ranks of another node, by its first one."""
+        return self._nodes[first]
+
+    def told(self) -> dict[int, tuple[MPI.Prequest, int]]:
+        """Where each node's announcements come: the request, and the address of the number of the call in them."""
+        found = zip(self._nodes, self._others, strict=True)
+        return {first: (node.request, node.buffer.ctypes.data) for first, node in found}
 
     @property
     def leads(self) -> bool:
@@ -113,22 +120,25 @@ class NodeMessages:
             records = [(fingerprint, body[:room]) for fingerprint, body in bodies.items()]
             announced = _Announced(records, [order.index(f) for f in fingerprints])
             self._encoded = fingerprints, msgspec.msgpack.encode(announced)
-        self._send(seq.to_bytes(8, "little") + self._encoded[1], self._nodes, CALLS_TAG)
+        head = seq.to_bytes(8, "little") + len(self._encoded[1]).to_bytes(8, "little")
+        self._send(head + self._encoded[1], self._nodes, CALLS_TAG)
         self._sent_seq = seq
         return True
 
     def _receive_announced(self, node: _Node) -> bool:
         """Write what another node's ranks announced into their pages."""
-        if not node.request.Test(node.status):
+        if not node.request.Test():
             return False
-        message = node.buffer[: node.status.Get_count(MPI.BYTE)].tobytes()
+        seq, length = node.buffer[:HEAD].view(np.uint64).tolist()
+        body = node.buffer[HEAD : HEAD + length].tobytes()
         node.request.Start()
-        pages, seq, body = self.pages, int.from_bytes(message[:8], "little"), message[8:]
-        if body != node.last[seq % 2]:
-            node.last[seq % 2] = body
-            announced = msgspec.msgpack.decode(body, type=_Announced)
-            for r, which in zip(node.ranks, announced.of, strict=True):
-                fingerprint, record = announced.records[which]
+        pages = self.pages
+        if body != node.last[0]:  # mostly it is the same again
+            node.last = body, msgspec.msgpack.decode(body, type=_Announced)
+        announced = node.last[1]
+        for r, which in zip(node.ranks, announced.of, strict=True):
+            fingerprint, record = announced.records[which]
+            if int(pages.words[pages.record(r, seq) // 8]) != fingerprint:  # C writes records of calls in one shot
                 pages.write(pages.record(r, seq), record, fingerprint)
         if pages.fence:
             pages.fence()
@@ -171,22 +181,27 @@ class NodeMessages:
 
     def poll_aborts(self) -> None:
         """Write down the errors of ranks elsewhere that aborted, who has left, and whom MPI knows to have failed."""
-        pages, status = self.pages, self._status
-        while self._received_abort(status):
-            body = self._abort[1][: status.Get_count(MPI.BYTE)].tobytes()
-            self._abort = self._receive_abort()
+        pages = self.pages
+        while self._received_abort():
+            source, length = self._told[:HEAD].view(np.uint64).tolist()
+            body = self._told[HEAD : HEAD + length].tobytes()
+            self._told[:HEAD] = 0
+            self.aborts.Start()
             if body == LEFT:
-                pages.lefts[status.source] = 1
-            elif not int(pages.abort[0]):
-                pages.write(pages.error_record(status.source), body)
+                pages.lefts[source] = 1
+            elif body and not int(pages.abort[0]):
+                pages.write(pages.error_record(source), body)
                 if pages.fence:
                     pages.fence()
-                pages.abort[0] = 1 + status.source
+                pages.abort[0] = 1 + source
 
-    def _received_abort(self, status: MPI.Status) -> bool:
-        """Whether a message has come. Where MPI outlives a process (ULFM), it reports the failure here."""
+    def _received_abort(self) -> bool:
+        """Whether a message has come. Where MPI outlives a process (ULFM), it reports the failure here.
+
+        A receive that a failure has ended, and not a message, leaves a head of zeros.
+        """
         try:
-            return self._abort[0].Test(status)
+            return self.aborts.Test()
         except MPI.Exception as error:
             if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
                 raise
@@ -196,8 +211,6 @@ class NodeMessages:
             self.pages.gone.update(int(r) for r in numbers)
             failed.Free()
             everybody.Free()
-            if not self._abort[0]:
-                self._abort = self._receive_abort()
             return False
 
     def _send_to_all(self, body: bytes) -> None:
@@ -205,7 +218,8 @@ class NodeMessages:
         for r in self.away:
             if r not in self.pages.gone:
                 with contextlib.suppress(MPI.Exception):
-                    self._send(body, [r], ABORT_TAG)
+                    head = self._ranks.rank.to_bytes(8, "little") + len(body).to_bytes(8, "little")
+                    self._send(head + body, [r], ABORT_TAG)
 
     def _send(self, body: bytes, to: Any, tag: int) -> None:
         self._sending = [(request, sent) for request, sent in self._sending if not request.Test()]
@@ -215,9 +229,8 @@ class NodeMessages:
         """Free the messages' communicator, after a last call that all ranks entered; collective."""
         for request, sent in self._sending:
             self._ranks.wait(request, sent, peers=[])
-        for request in [*(node.request for node in self._others), self._abort[0]]:
+        for request in [*(node.request for node in self._others), self.aborts]:
             request.Cancel()
             request.Wait()
-        for node in self._others:
-            node.request.Free()
+            request.Free()
         self.comm.Free()

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from blinkmpi.errors import PlanError, SettingsError
 from blinkmpi.measure.tune import choices, rows, winner
+from blinkmpi.planning.memory_rows import without_shots
 from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.call import BLOCKED, Call
@@ -216,4 +217,6 @@ def test_uneven_nodes_have_a_row_for_every_root(collective: str) -> None:
         assert program_for(plan, call, rule).scheme == rule.scheme
         there = [p for p in plan.packings if (p.collective, p.root) == (collective, plan.planned_as(root))]
         assert plan.packing(collective, root, rule.scheme).rate == max(p.rate for p in there)
-        assert make_plan(uneven, mpi=True).rule(collective, 64, root=root).scheme == "mpi"
+        live = make_plan(uneven, mpi=True)
+        assert live.rule(collective, 64, root=root).protocol == "one_shot"
+        assert without_shots(live).rule(collective, 64, root=root).scheme == "mpi"

@@ -1,0 +1,101 @@
+"""What calls in one shot send to other nodes, for the C executor: one message a node, announcement and data in one.
+
+The first rank of a node sends each other node the slots of its node's ranks, behind a line with the number and the
+fingerprint of the call (``program/partition.py`` lays them out), and marks that node's ranks as entered when theirs has
+come. It does so inside the C executor (``node_messages.h``), which calls MPI through the addresses of four of its
+functions and keeps MPI's handles as mpi4py has them, so it needs no header of any MPI. Here these structures are made.
+If a node announces something else, or only what Python reads, :mod:`..network.messages` tell all nodes what.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ..network.messages import SHOT_TAG, NodeMessages
+from .native import NODE, PIECE_BYTES
+from .shared_window import SharedWindow
+
+FUNCTIONS = ("MPI_Start", "MPI_Test", "MPI_Isend", "MPI_Irecv")
+HEADER_BYTES = 64  # a line
+SETTLE_SECONDS = 1.0  # for what was sent and never received, of calls that were refused
+Words = NDArray[np.int64]
+Settled = Callable[[int], int]  # of the address of nodes_t: whether nothing of its messages is under way
+
+
+def functions() -> tuple[int, ...] | str:
+    """The addresses of MPI's functions, or why they are not found."""
+    try:
+        library = ctypes.CDLL(MPI.__file__)  # which finds what it was linked to
+        return tuple(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in FUNCTIONS)
+    except (OSError, AttributeError) as error:
+        return f"MPI's functions are not found: {error}"
+
+
+class NodeShots:
+    """The messages of this node's calls in one shot; freed by :meth:`close`, before ``messages`` are.
+
+    Args:
+        found: what :func:`functions` gave.
+        settled: blink_settled of the C executor.
+        stride: bytes from a message of an even call to the next one of an odd call.
+    """
+
+    def __init__(
+        self, found: tuple[int, ...], messages: NodeMessages, window: SharedWindow, stride: int, settled: Settled
+    ) -> None:
+        self._settled = settled
+        self._requests: list[MPI.Prequest] = []
+        self._others = [node for node in window.nodes if node != window.pages.here[0]]
+        self._source = window.pages.here[0]
+        self.address = 0  # of nodes_t; 0: another rank sends
+        if not messages.leads:
+            return
+        self._status = np.zeros(256, np.uint8)
+        assert MPI._sizeof(MPI.Status) <= self._status.nbytes
+        self._here = np.array(window.pages.here, np.int64)
+        self._away = [np.array(messages.ranks_of(first), np.int64) for first in self._others]
+        self._each = np.zeros((len(self._others), len(NODE)), np.int64)
+        base, pages, told = window.bytes.ctypes.data, messages.comm, messages.told()
+        for i, first in enumerate(self._others):
+            at = window.received(first)
+            starts = (at, at + stride)
+            places = [window.bytes[start : start + min(PIECE_BYTES, window.longest_message)] for start in starts]
+            receives = [pages.Recv_init(place, first, SHOT_TAG + k) for k, place in enumerate(places)]
+            self._requests += receives
+            request, number = told[first]
+            self._each[i, : NODE.index("sending")] = (
+                first, len(self._away[i]), self._away[i].ctypes.data, base + at, base + at + stride,
+                *map(MPI._addressof, receives), 0, 0, MPI._addressof(request), number,
+            )  # fmt: skip
+        out = base + window.sent()
+        self._nodes = np.array(
+            (*found, MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p), MPI._handleof(messages.comm),
+             MPI._handleof(MPI.BYTE), SHOT_TAG, self._status.ctypes.data, out, out + stride, self._here.ctypes.data,
+             len(self._here), MPI._addressof(messages.aborts), len(self._others), self._each.ctypes.data), np.int64,
+        )  # fmt: skip
+        self.address = self._nodes.ctypes.data
+
+    def sends(self, messages: Mapping[tuple[int, int], tuple[int, int]]) -> Words:
+        """What this rank sends in a program's calls: (first byte, bytes) for each other node; headers if nothing."""
+        if not self.address:
+            return np.zeros(0, np.int64)
+        found = [messages.get((self._source, node), (0, HEADER_BYTES)) for node in self._others]
+        return np.array(found, np.int64).reshape(-1)
+
+    def close(self) -> None:
+        """Free MPI's requests, after a last call that all ranks entered."""
+        end = time.monotonic() + SETTLE_SECONDS
+        while self.address and not self._settled(self.address) and time.monotonic() < end:
+            time.sleep(1e-4)
+        for k, request in enumerate(self._requests):
+            if self._each[k // 2][NODE.index(f"receiving[{k % 2}]")]:
+                request.Cancel()
+                request.Wait()
+            request.Free()
+        self._requests.clear()
