@@ -107,7 +107,7 @@ def load(
     struct.stages, struct.item, struct.acc = len(rows.stages), item, acc
     struct.chunk, struct.depth = program.chunk, program.depth
     struct.divide = call.n if call.op == "avg" else 0
-    struct.stream = 2 * call.n * call.nbytes > CACHE_BYTES  # all ranks' buffers
+    struct.stream = streams(call)
     struct.one_shot = program.one_shot
     struct.cma, struct.helper = bool(exported), helper.address(program, exported)
     place(struct, window)
@@ -155,6 +155,11 @@ def resolve(whole: Program, window: SharedWindow, library: native.Native | None,
     program = in_long_chunks(part.program, exported, item)
     layout = ChannelLayout(program, window, item, acc, 0 if library else NUMPY_SHIFT, exported)
     return Resolved(part, program, layout, codes, exported)
+
+
+def streams(call: Call) -> bool:
+    """Whether the results of a call are written past the caches: all ranks' buffers do not fit there."""
+    return 2 * call.n * call.nbytes > CACHE_BYTES
 
 
 def fits(program: Program, window: SharedWindow, library: native.Native | None, *, cma: bool) -> bool:
