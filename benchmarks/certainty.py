@@ -38,7 +38,7 @@ def rows(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 key = collective, row["size"], place
                 one = found.setdefault(key, {"collective": collective, "size": row["size"], "place": place, "wrong": 0})
                 one |= {"scheme": own["scheme"], "protocol": own.get("protocol", ""), "bounds": one.get("bounds", [])}
-                one["bounds"].append(own["bound_us"])
+                one["bounds"].append(own[place]["bound_us"])
                 one["wrong"] += row[place]["nwrong"]
                 samples[key].append((own[place]["predicted_us"], row[place]["time"]))
     for key, one in found.items():
@@ -103,8 +103,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             names = args.collectives.split(",")
             documents += [job(args, name, folder) for name in names[:: 1 - 2 * (turn % 2)]]
     found, first = rows(documents), documents[0]
-    order = {row["collective"]: i for i, row in enumerate(found[: len(found)])}
-    found.sort(key=lambda row: (min(i for c, i in order.items() if c == row["collective"]), row["size"], row["place"]))
     print(table(found))
     steps = [one["blinkmpi"]["steps"] for one in documents]
     head = {"certainty": {"rounds": args.rounds, "within": WITHIN, "calibration_s": [one["seconds"] for one in steps]}}

@@ -261,12 +261,12 @@ class _Bench:
         measured = {peer.name: (theirs[0][i], theirs[1][i]) for i, peer in enumerate(able)}
         what = (ours.context, call.collective, call.nbytes)
         seconds: list[float | None] = [None, None]
-        bound = None
+        bounds: list[float | None] = [None, None]
         for place in range(len(PLACES)) if self.args.predict else ():
-            seconds[place], bound = predict(*what, **facts, in_place=bool(place), rates=self.rates)
+            seconds[place], bounds[place] = predict(*what, **facts, in_place=bool(place), rates=self.rates)
         peers = {name: measured.get(name) for name in self.options.peers}
         return Row(
-            call, mine, peers, choice(*what, **facts), (seconds[0], seconds[1]), bound_s=bound, emulated=self.emulated
+            call, mine, peers, choice(*what, **facts), (seconds[0], seconds[1]), (bounds[0], bounds[1]), self.emulated
         )
 
     def _place(

@@ -22,7 +22,7 @@ class Row:
     peers: Mapping[str, tuple[TimingResult, TimingResult] | None]
     how: Mapping[str, Any]
     predicted_s: tuple[float | None, float | None]  # out of place, in place
-    bound_s: float | None
+    bound_s: tuple[float | None, float | None]
     emulated: bool
     finished: str = field(default_factory=lambda: time.strftime(TIME_FORMAT))
 
@@ -93,7 +93,7 @@ class Columns:
             for place, seconds in enumerate(row.predicted_s):
                 error = row.error(place)
                 cells += [_or_not(_us(seconds), 8), "N/A" if error is None else f"{100 * error:+.1f}"]
-            cells.append(_or_not(_us(row.bound_s), 8))
+            cells.append(_or_not(_us(row.bound_s[0]), 8))
         cells += [row.how.get("executor") or "-"] if self.executor else []
         cells += [str(row.how.get(key) or "-") for key in ("protocol", "ctas")] if self.protocol else []
         cells += ["emulated"] if self.emulated else []

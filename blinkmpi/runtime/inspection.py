@@ -126,7 +126,10 @@ def predict(
     if rates is not None:
         seconds = _forecast(context, call, rule, plan, rates, in_place=in_place)
         if seconds is not None or in_place not in places(call):
-            return (seconds if in_place in places(call) else None), _bound(call, rule, plan, main.machine, rates)
+            bound = _bound(call, rule, plan, main.machine, rates)
+            if bound and in_place and call.collective == "allgather":  # a rank's own block lies where it belongs
+                bound *= (call.n - 1) / call.n
+            return (seconds if in_place in places(call) else None), bound
     if (made := plan.algorithm(call.collective, call.root, rule.scheme)) is not None:
         return made.price(call, main.machine, chunk_bytes=rule.chunk_bytes, depth=rule.depth).seconds, None
     packing = plan.packing(call.collective, call.root, rule.scheme)

@@ -249,7 +249,7 @@ def test_another_encoding(name: str, encoding: str, folder: Path) -> None:
 @pytest.mark.parametrize("what", ["folder", "pipe", "loop", "unreadable", "endless", "no folder", "long", "no path"])
 def test_what_is_no_file_is_said(name: str, what: str, tmp_path: Path) -> None:
     path = str(tmp_path / "FILE.txt")
-    if (name, what) == ("table", "no folder"):
+    if name in ("table", "steps") and what == "no folder":
         pytest.skip("no table is no error")
     if what == "folder":
         os.mkdir(path)
