@@ -34,7 +34,7 @@ from .steps import TWO_THREADS, HostSteps, host_steps
 Bytes = NDArray[np.uint8]
 LEAST_REPEATS, MOST_REPEATS = 3, 12
 MOST_WARM_UPS = 6  # a vector comes into a large cache in several passes
-REPEATED_BYTES = 64 << 20  # longer vectors have fewer repeats
+REPEATED_BYTES = 192 << 20  # longer vectors have fewer repeats
 MEETINGS = 12
 
 
