@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks.pages import text as texts  # noqa: E402
+from benchmarks.pages.certainty import certainty_file  # noqa: E402
 from benchmarks.pages.gpu import emulated_file, gpu_file, gpu_summary, host_time_file, nodes_file  # noqa: E402
 from benchmarks.pages.host import (  # noqa: E402
     ablation_file,
@@ -77,6 +78,7 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
         "small_calls",
         "call_cost",
         "trace_cost",
+        "certainty",
         "ablation",
         "host_time",
         "torch_group",
@@ -100,6 +102,7 @@ def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
         *section("small_calls", texts.SMALL_CALLS_LEGEND, small_calls_file),
         *section("call_cost", texts.CALL_COST_LEGEND, call_cost_file),
         *section("trace_cost", texts.TRACE_LEGEND, trace_file),
+        *section("certainty", texts.CERTAINTY_LEGEND, certainty_file),
         *section("ablation", texts.ABLATION_LEGEND, ablation_file),
         *section("torch_group", texts.TORCH_LEGEND, torch_group_file),
         *section("training", texts.TRAINING_LEGEND, training_file),

@@ -125,6 +125,16 @@ In the files named ipc our MPI takes GPU memory. It maps that of the other node,
 these are compared with nothing but our own calls on one node.
 """
 
+CERTAINTY_LEGEND = """
+## Certainty of predictions
+
+What `bench --predict` says of calls on CPU ranks beside what they take ([how](certainty.md)). The jobs of the
+collectives take turns; each times the steps of calls first, in vectors of other lengths. Bound, predicted and measured
+times are medians over the jobs, the latter two with quartiles; the error is that of these medians, and last are the
+quartiles of the errors of single jobs. The bound is what the passes over the bytes take at the rate of the fastest pass
+that was timed at such a size.
+"""
+
 TRACE_LEGEND = """
 ## Cost of a trace
 

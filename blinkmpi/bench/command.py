@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import resource
+import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,6 +23,7 @@ from ..program.call import Call
 from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..transport.cuda.device import cupy
+from ..util.codec import plain
 from . import environment as meta
 from .document import document, write_new
 from .layout import Buffers, Layout
@@ -130,6 +132,7 @@ class _Bench:
         self.executor: str | None = None
         self.machine: dict[str, Any] = {}
         self.rows: list[tuple[Row, str]] = []
+        self.rates: Any = None  # what steps cost, if that is known
         self.columns = Columns(options.peers, executor=args.executor is not None, predict=args.predict,
                                emulated=self.emulated, timestamps=bool(args.report_timestamps),
                                cpu_time=bool(args.report_cputime))  # fmt: skip
@@ -217,6 +220,7 @@ class _Bench:
             self.buffers = self.gpu.buffers
         if first or self.args.executor is not None:
             ours.plan(self.options.collective, max(self.calls[0].root, 0))
+            self._measure_steps(ours)
             self._header(ours, first=first)
         for call in self.calls:
             with nullcontext() if self.gpu is None else self.gpu.stream:
@@ -226,6 +230,21 @@ class _Bench:
                 self.rows.append((row, f"{self.name}_{type_name(call.dtype)}_{call.op or 'none'}"))
         if self.gpu is not None:  # symmetric memory goes with its communicator
             self.gpu = self.buffers = None
+
+    def _measure_steps(self, ours: Any) -> None:
+        """Time the steps of the calls that are to be predicted, on the buffers on which they are to be measured."""
+        from ..runtime.inspection import measure_steps
+
+        if not self.args.predict or self.memory == "gpu":
+            return
+        assert self.buffers is not None
+        for memory in self.buffers.whole:  # pages that nothing was written to yet are all one
+            memory.fill(0)
+        start = time.perf_counter()
+        self.rates = measure_steps(ours.context, self.calls, self.buffers.whole, ours.Barrier)
+        self.setup["steps"] = None
+        if self.rates is not None:
+            self.setup["steps"] = {"seconds": time.perf_counter() - start, **plain(self.rates)}
 
     def close(self) -> None:
         """Close the peers."""
@@ -241,10 +260,13 @@ class _Bench:
         mine, theirs = zip(*both, strict=True)
         measured = {peer.name: (theirs[0][i], theirs[1][i]) for i, peer in enumerate(able)}
         what = (ours.context, call.collective, call.nbytes)
-        predicted, bound = predict(*what, **facts) if self.args.predict else (None, None)
+        seconds: list[float | None] = [None, None]
+        bounds: list[float | None] = [None, None]
+        for place in range(len(PLACES)) if self.args.predict else ():
+            seconds[place], bounds[place] = predict(*what, **facts, in_place=bool(place), rates=self.rates)
         peers = {name: measured.get(name) for name in self.options.peers}
         return Row(
-            call, mine, peers, choice(*what, **facts), predicted_s=predicted, bound_s=bound, emulated=self.emulated
+            call, mine, peers, choice(*what, **facts), (seconds[0], seconds[1]), (bounds[0], bounds[1]), self.emulated
         )
 
     def _place(

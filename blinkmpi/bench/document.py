@@ -126,8 +126,8 @@ def row_json(row: Row, name: str, options: BenchOptions, *, every: bool) -> dict
         **{key: row.how.get(key) for key in ("scheme", "executor", "chunk_bytes", "reason")},
         **{key: row.how[key] for key in ("protocol", "ctas") if key in row.how},
         "emulated": row.emulated,
-        "predicted_us": None if row.predicted_s is None else row.predicted_s * 1e6,
-        "bound_us": None if row.bound_s is None else row.bound_s * 1e6,
+        "predicted_us": None if row.predicted_s[0] is None else row.predicted_s[0] * 1e6,
+        "bound_us": None if row.bound_s[0] is None else row.bound_s[0] * 1e6,
     }
     for place, (key, ours) in enumerate(zip(PLACES, row.ours, strict=True)):
         algorithm, bus = row.bandwidth(place)
@@ -141,6 +141,11 @@ def row_json(row: Row, name: str, options: BenchOptions, *, every: bool) -> dict
                 compare[peer] = {"time": theirs.time_us, "ratio": ratio, "nwrong": theirs.wrong}
                 compare[peer] |= _times(theirs, every)
         own[key] = {"iterations": ours.iterations, **_times(ours, every), "compare": compare}
+        predicted = row.predicted_s[place]
+        if predicted is not None:
+            bound = row.bound_s[place]
+            own[key] |= {"predicted_us": predicted * 1e6, "error": row.error(place)}
+            own[key]["bound_us"] = None if bound is None else bound * 1e6
     result |= {"actual_iterations": row.ours[0].iterations, "experiment_name": name, "blinkmpi": own}
     return result
 

@@ -25,6 +25,11 @@ class Buffers:
         self._unalign = unalign
         self.xp = xp
 
+    @property
+    def whole(self) -> tuple[Any, Any]:
+        """All bytes of both, for calls without an offset."""
+        return self._send, self._recv
+
     @staticmethod
     def needs(calls: Sequence[Call]) -> tuple[int, int]:
         """Bytes of the two buffers that ``calls`` need: in place, the receive buffer holds the larger vector."""

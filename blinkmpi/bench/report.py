@@ -21,10 +21,15 @@ class Row:
     ours: tuple[TimingResult, TimingResult]  # out of place, in place
     peers: Mapping[str, tuple[TimingResult, TimingResult] | None]
     how: Mapping[str, Any]
-    predicted_s: float | None
-    bound_s: float | None
+    predicted_s: tuple[float | None, float | None]  # out of place, in place
+    bound_s: tuple[float | None, float | None]
     emulated: bool
     finished: str = field(default_factory=lambda: time.strftime(TIME_FORMAT))
+
+    def error(self, place: int) -> float | None:
+        """By how much the predicted time exceeds the measured one, as a part of that."""
+        predicted, measured = self.predicted_s[place], self.ours[place].time_us
+        return None if predicted is None or not measured else predicted * 1e6 / measured - 1
 
     def bandwidth(self, place: int) -> tuple[float, float]:
         """Algorithm and bus bandwidth in GB/s."""
@@ -52,7 +57,9 @@ class Columns:
         found += [(7, time, "(us)"), (6, "algbw", "(GB/s)"), (6, "busbw", "(GB/s)"), (6, "#wrong", "")] * len(PLACES)
         for peer in self.peers:
             found += [(8, peer, "(us)"), (6, "ratio", "")] * len(PLACES)
-        found += [(8, "pred", "(us)"), (8, "bound", "(us)")] if self.predict else []
+        found += (
+            [*[(8, "pred", "(us)"), (6, "error", "(%)")] * len(PLACES), (8, "bound", "(us)")] if self.predict else []
+        )
         found += [(8, "executor", "")] if self.executor else []
         found += [(8, "protocol", ""), (4, "ctas", "")] if self.protocol else []
         found += [(8, "emulated", "")] if self.emulated else []
@@ -64,7 +71,7 @@ class Columns:
     def header(self) -> list[str]:
         """nccl-tests' three header lines, with ours to the right."""
         groups = "#" + " " * 62 + "out-of-place                       in-place          "
-        groups += f"{'out-of-place':>18}{'in-place':>18}" * len(self.peers)
+        groups += f"{'out-of-place':>18}{'in-place':>18}" * (len(self.peers) + self.predict)
         names, units = (self._line(texts) for texts in list(zip(*self.columns, strict=True))[1:])
         return ["#", groups, f"#{names[1:]}", f"#{units[1:]}"]
 
@@ -83,11 +90,18 @@ class Columns:
                 ratio = None if theirs is None else theirs / max(ours.time_us, 1e-9)
                 cells += [_or_not(theirs, 8), _or_not(ratio, 6)]
         if self.predict:
-            cells += [_or_not(None if s is None else s * 1e6, 8) for s in (row.predicted_s, row.bound_s)]
+            for place, seconds in enumerate(row.predicted_s):
+                error = row.error(place)
+                cells += [_or_not(_us(seconds), 8), "N/A" if error is None else f"{100 * error:+.1f}"]
+            cells.append(_or_not(_us(row.bound_s[0]), 8))
         cells += [row.how.get("executor") or "-"] if self.executor else []
         cells += [str(row.how.get(key) or "-") for key in ("protocol", "ctas")] if self.protocol else []
         cells += ["emulated"] if self.emulated else []
         return self._line([*cells, *([row.finished] if self.timestamps else [])])
+
+
+def _us(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
 
 
 def _or_not(value: float | None, width: int) -> str:

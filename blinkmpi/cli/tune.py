@@ -1,8 +1,10 @@
-"""The command ``tune``: all ranks measure, rank 0 prints and keeps the table."""
+"""The command ``tune``: all ranks measure, rank 0 prints and keeps it: a table, or what steps cost on CPU ranks."""
 
 import argparse
 import datetime
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +12,31 @@ from ..errors import ArgumentError
 from ..lang.source import algorithm_from_root, check_asked
 from ..planning.tuned_table import TunedTable, file_of, read
 from ..program.call import collective_named
-from ..trees.tree import COLLECTIVES
+from ..trees.tree import COLLECTIVES, Collective
 from ..util.cache_folder import cache_dir, keep
 from ..util.text import parse_size
 
+TIMED = ("allreduce", "broadcast", "allgather")
 TUNED = tuple(c for c in COLLECTIVES if c not in ("barrier", "alltoall"))
 
 
 def add_tune(sub: Any) -> None:
     """The command's flags."""
-    what = "measure which scheme, protocol and chunk is fastest on these GPUs, and keep the table for later jobs"
+    what = (
+        "measure which scheme, protocol and chunk is fastest on these GPUs, or what steps of calls cost on these CPU "
+    )
+    what += "ranks, and keep it for later jobs"
     command = sub.add_parser("tune", help=what, description=what)
-    command.add_argument("collectives", nargs="*", metavar="C", help=f"default: all of {', '.join(TUNED)}")
-    command.add_argument("-b", dest="begin", default="1K", help="smallest vector; K M G are 2^10 2^20 2^30")
-    command.add_argument("-e", dest="end", default="1G", help="largest vector")
-    command.add_argument("-f", dest="factor", type=int, default=4, help="factor between two sizes")
+    command.add_argument(
+        "collectives",
+        nargs="*",
+        metavar="C",
+        help=f"default: all of {', '.join(TUNED)}; on CPU ranks {', '.join(TIMED)}",
+    )
+    what = "smallest vector; K M G are 2^10 2^20 2^30; default 1K, on CPU ranks 1M"
+    command.add_argument("-b", dest="begin", help=what)
+    command.add_argument("-e", dest="end", help="largest vector; default 1G, on CPU ranks 64M")
+    command.add_argument("-f", dest="factor", type=int, help="factor between two sizes; default 4, on CPU ranks 2")
     command.add_argument("-o", metavar="FILE", dest="output", help="write the table here, not to the cache")
     what = "measure an algorithm of one's own too, such as x.py:NAME (docs/lang.md); may be repeated"
     command.add_argument("--algorithm", action="append", default=[], metavar="FILE", help=what)
@@ -41,12 +53,11 @@ def tune(args: argparse.Namespace, world: Any) -> int:
     names = [collective_named(c) for c in args.collectives]
     for one in made:
         check_asked(one, None if not names or one.collective in names else names[0], max(one.root, 0))
-    names = names or list(dict.fromkeys((*TUNED, *(collective_named(one.collective) for one in made))))
-    size, end = parse_size(args.begin), parse_size(args.end)
-    sizes = [size]
-    while sizes[-1] * args.factor <= end:
-        sizes.append(sizes[-1] * args.factor)
     with Communicator(world, algorithms=made) as comm:
+        if comm.context.gpus is None and not made:
+            return _time_steps(args, comm, names or [collective_named(c) for c in TIMED])
+        names = names or list(dict.fromkeys((*TUNED, *(collective_named(one.collective) for one in made))))
+        sizes = _sizes(args, "1K", "1G", 4)
         gpus = comm.context.cuda()
         for one in made:
             comm.plan(one.collective, max(one.root, 0))
@@ -74,4 +85,42 @@ def tune(args: argparse.Namespace, world: Any) -> int:
                 print(f"{r.collective:15} from {r.min_bytes:>10} B {'registered' if r.registered else 'any':10} "
                       f"{r.scheme}/{r.protocol} chunk {r.chunk_bytes} ctas {r.ctas or 'default'}")  # fmt: skip
             print(f"kept in {path}", file=sys.stderr)
+    return 0
+
+
+def _sizes(args: argparse.Namespace, begin: str, end: str, factor: int) -> list[int]:
+    """The sizes that were asked for, by what is usual where nothing was said."""
+    factor = args.factor or factor
+    if factor < 2:
+        raise ArgumentError(f"-f {factor}: the factor between two sizes is at least 2; leave -f out for {factor}")
+    sizes = [parse_size(args.begin or begin)]
+    while sizes[-1] * factor <= parse_size(args.end or end):
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
+def _time_steps(args: argparse.Namespace, comm: Any, names: Sequence[Collective]) -> int:
+    """Time the steps of calls on CPU ranks, and keep what they cost for the predictions of later jobs."""
+    from ..measure.steps import time_steps
+    from ..transport.host.forecast.rates import file_of as steps_file
+    from ..transport.host.forecast.rates import read as read_steps
+
+    context, sizes = comm.context, _sizes(args, "1M", "64M", 2)
+    if not context.forecasts:
+        raise ArgumentError(
+            f"tune is for GPUs ({context.why_no_gpus}), or for CPU ranks of one node whose calls C executes "
+            f"({comm.executor}); start it there"
+        )
+    start = time.perf_counter()
+    found = time_steps(comm, names, sizes)
+    spent = time.perf_counter() - start
+    if comm.context.rank == 0:
+        path = Path(args.output) if args.output else steps_file(cache_dir(), found.hardware)
+        before = read_steps(path, found.hardware)
+        keep(path, (before.joined(found) if before else found).to_json())
+        for c in () if args.quiet else found.costs:
+            print(f"{c.collective:10} {c.nbytes:>10} B {'in' if c.in_place else 'out of'} place: {c.us:8.2f} us/MiB "
+                  f"({c.low_us:.2f} to {c.high_us:.2f})  {c.kind}")  # fmt: skip
+        print(f"a meeting of the ranks takes {found.meeting_us:.2f} us")
+        print(f"timed in {spent:.2f} s, kept in {path}", file=sys.stderr)
     return 0

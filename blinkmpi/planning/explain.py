@@ -6,7 +6,7 @@ nothing.
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from ..errors import PlanError
 from ..lang.algorithms import SCHEME, Algorithm
 from ..program.call import BLOCKED, Call
 from ..program.cost_model import Price, price
+from ..program.ir import Program
 from ..program.lower import slot_width
 from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
@@ -28,6 +29,8 @@ from .selection import choose, program_for
 FORMAT_VERSION = 2
 WIDTH = 100
 _LABEL = 12
+TIMED_STEPS = "the cores, by what steps of these kinds took here (blinkmpi tune)"
+Forecast = Callable[[Program, Rule], float | None]  # seconds of a program by a rule, if it is known what its steps cost
 
 
 class PricedScheme(Value, frozen=True):
@@ -131,6 +134,8 @@ class Explanation(Document, frozen=True):
 
     def _other(self, it: PricedScheme) -> str:
         text = f"{it.scheme}: {time_text(it.seconds)} predicted"
+        if self.chosen is not None and self.chosen.busiest == TIMED_STEPS != it.busiest:
+            return f"{text} by the rate of copies, which says little beside a time by steps; {_what(it)}"
         if self.chosen is None or not self.chosen.seconds:
             return f"{text}, {_what(it)}" + (f", rate {it.rate_gbps:.4g} GB/s" if it.rate_gbps else "")
         ratio = it.seconds / self.chosen.seconds
@@ -142,12 +147,17 @@ class Explanation(Document, frozen=True):
 
 
 def explanation(
-    plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = ()
-) -> Explanation:
-    """Look up how ``call`` runs by ``plan`` on ``topology``, and price every scheme that could run it."""
+    plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = (),
+    forecast: Forecast | None = None,
+) -> Explanation:  # fmt: skip
+    """Look up how ``call`` runs by ``plan`` on ``topology``, and price every scheme that could run it.
+
+    Args:
+        forecast: predicts, where it can, in place of the cost model.
+    """
     rule = rule or choose(plan, call)
     priced = {
-        scheme: _priced(plan, topology, call, _rule_for(plan, topology, call, rule, scheme))
+        scheme: _priced(plan, topology, call, _rule_for(plan, topology, call, rule, scheme), forecast)
         for scheme in (*plan.schemes(call.collective, call.root), *plan.written(call.collective, call.root))
     }
     chosen = priced.pop(rule.scheme, None)
@@ -162,14 +172,18 @@ def explanation(
     )  # fmt: skip
 
 
-def explain(plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = ()) -> str:
+def explain(
+    plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = (),
+    forecast: Forecast | None = None,
+) -> str:  # fmt: skip
     """Say how ``call`` runs by ``plan`` on ``topology``, and why.
 
     Args:
         rule: the row of the table that is taken, if not the one of the call's size.
         live: lines about the running job: which executor, which transport.
+        forecast: predicts, where it can, in place of the cost model.
     """
-    return explanation(plan, topology, call, rule=rule, live=live).text()
+    return explanation(plan, topology, call, rule=rule, live=live, forecast=forecast).text()
 
 
 def _rule_for(plan: Plan, topology: Topology, call: Call, chosen: Rule, scheme: str) -> Rule:
@@ -187,7 +201,7 @@ def _rule_for(plan: Plan, topology: Topology, call: Call, chosen: Rule, scheme: 
     return msgspec.structs.replace(row, scheme=scheme)
 
 
-def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedScheme:
+def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule, forecast: Forecast | None) -> PricedScheme:
     made = plan.algorithm(call.collective, call.root, rule.scheme)
     if made is not None:
         return _priced_algorithm(made, topology, call, rule)
@@ -196,11 +210,15 @@ def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule) -> PricedSch
         return _unpriced(packing, rule)
     program = program_for(plan, call, rule)
     cost = price(program, packing, topology)
+    seconds = forecast(program, rule) if forecast else None
+    busiest = _busiest(cost, topology)
+    if seconds:
+        cost, busiest = Price(seconds, call.nbytes / seconds / 1e9, ()), TIMED_STEPS
     return PricedScheme(
         scheme=packing.scheme, links=packing.links, trees=len(packing.trees), depth=packing.depth,
         rate_gbps=float(packing.rate / 1000), bound_gbps=float(packing.bound / 1000), optimal=packing.optimal,
         chunk_bytes=program.chunk * slot_width(call, program.channels), slots=program.depth, protocol=rule.protocol,
-        seconds=cost.seconds, algbw=cost.algbw, busbw=cost.algbw * call.bus_factor, busiest=_busiest(cost, topology),
+        seconds=cost.seconds, algbw=cost.algbw, busbw=cost.algbw * call.bus_factor, busiest=busiest,
         reason=packing.reason, shares=tuple(map(str, shares(packing))), certificate=packing.certificate.text,
     )  # fmt: skip
 

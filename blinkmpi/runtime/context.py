@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import msgspec
 from mpi4py import MPI
@@ -33,6 +33,9 @@ from ..topology.network_rate import net_rates, with_net
 from ..topology.probe import probe
 from ..transport import python_stacks
 from ..transport.cuda.device import Gpu
+from ..transport.host.forecast.rates import StepRates, hardware_of
+from ..transport.host.forecast.rates import file_of as rates_file
+from ..transport.host.forecast.rates import read as read_rates
 from ..transport.host.host_program import HostProgram, fits
 from ..transport.host.transport import HostTransport
 from ..transport.network.bounded import Rendezvous
@@ -229,6 +232,23 @@ class Context:
         if self.gpus is None:
             raise DeviceError(f"this job has no GPUs: {self.why_no_gpus}")
         return self.gpus
+
+    @cached_property
+    def step_rates(self) -> StepRates | None:
+        """What steps cost on these CPU ranks, if ``blinkmpi tune`` kept it. What cannot be read is said once."""
+        if not self.forecasts:
+            return None
+        hardware = hardware_of(self.n, self.host.executor_reason)
+        try:
+            return read_rates(rates_file(cache_dir(), hardware), hardware)
+        except BlinkError as error:
+            self.log_once(f"predictions are by the copy rate alone: {error}")
+            return None
+
+    @property
+    def forecasts(self) -> bool:
+        """Whether times of calls follow from those of steps: of C, on the CPU ranks of one node."""
+        return self.gpus is None and self.one_node and not self.emulated and self.host.native is not None
 
     @property
     def has_mpi(self) -> bool:

@@ -4,18 +4,30 @@ What follows from machine and plan alone is said by ``planning.explain`` and ``p
 here stands what only the live job can add.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ..planning.algorithms import chunk_of_algorithm
 from ..planning.explain import explain as explain_plan
 from ..planning.explain import plan_line
-from ..planning.plan import chunk_for
+from ..planning.plan import Plan, Rule, chunk_for
 from ..program.call import Call, call_of_bytes, collective_named
 from ..program.cost_model import price
+from ..program.ir import Program
+from ..topology import Topology
 from ..transport.counters import counts_in
+from ..transport.host.forecast.calibrate import Trial, measured
+from ..transport.host.forecast.rates import StepRates
+from ..transport.host.forecast.simulate import forecast
+from ..transport.host.forecast.steps import host_steps
+from ..transport.host.host_program import streams
 from ..transport.stats import Stats, stats_of
 from .buffers import delegated_because, op_name
 from .context import Context
+
+LONGEST = 128 << 20  # vectors that are longer are taken to cost as much for each byte as these
+SHORTER = 15 / 16  # steps are timed in vectors of this part of a call's length, by the rule of its own length
 
 
 def executor(context: Context) -> str:
@@ -43,7 +55,19 @@ def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: A
     plan = main.planned.about(call.collective, call.root)
     if plan.wire == "operand":
         live.append("wire: partial results are rounded to the call's type on each hop (wire=operand)")
-    return explain_plan(plan, main.machine, call, rule=main.rule(call, plan=plan), live=live)
+    rates = context.step_rates
+    if context.forecasts and rates is None:
+        live.append("predictions are by the rate of copies at the start; blinkmpi tune times the steps of calls")
+    elif rates is not None:
+        live.append(f"predictions are by the steps of calls, timed on {rates.measured} (blinkmpi tune)")
+
+    def by_steps(program: Program, rule: Rule) -> float | None:
+        if rates is None:
+            return None
+        return forecast(host_steps(context.host, program, rule.protocol), rates, in_place=False)
+
+    rule = main.rule(call, plan=plan)
+    return explain_plan(plan, main.machine, call, rule=rule, live=live, forecast=by_steps)
 
 
 def plan_text(context: Context, collective: str, root: int) -> str:
@@ -85,20 +109,92 @@ def choice(
 
 
 def predict(
-    context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
-) -> tuple[float | None, float | None]:
-    """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say."""
+    context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
+    in_place: bool = False, rates: StepRates | None = None,
+) -> tuple[float | None, float | None]:  # fmt: skip
+    """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say.
+
+    Args:
+        rates: what steps cost on these CPU ranks, if not what ``blinkmpi tune`` has kept. Without either, and on GPUs,
+            the cost model predicts, and both places are alike.
+    """
     if delegated_because(op):
         return None, None
     call = call_of(context.n, collective, nbytes, dtype, op, root)
     main = context.main
     plan = main.planned.about(call.collective, call.root)
     rule = context.rule(call, blocking=False, plan=plan) if main is context else main.rule(call, plan=plan)
+    rates = rates or context.step_rates
+    if rates is not None:
+        seconds = _forecast(context, call, rule, plan, rates, in_place=in_place)
+        if seconds is not None or in_place not in places(call):
+            bound = _bound(call, rule, plan, main.machine, rates)
+            if bound and in_place and call.collective == "allgather":  # a rank's own block lies where it belongs
+                bound *= (call.n - 1) / call.n
+            return (seconds if in_place in places(call) else None), bound
     if (made := plan.algorithm(call.collective, call.root, rule.scheme)) is not None:
         return made.price(call, main.machine, chunk_bytes=rule.chunk_bytes, depth=rule.depth).seconds, None
     packing = plan.packing(call.collective, call.root, rule.scheme)
-    bound = call.nbytes / float(packing.bound * 10**6) if packing.bound else None
-    return price(main.program(call, rule, plan), packing, main.machine).seconds, bound
+    program = main.program(call, rule, plan)
+    return price(program, packing, main.machine).seconds, _bound(call, rule, plan, main.machine, None)
+
+
+def _forecast(
+    context: Context, call: Call, rule: Rule, plan: Plan, rates: StepRates, *, in_place: bool
+) -> float | None:
+    steps = host_steps(context.host, context.program(call, rule, plan), rule.protocol)
+    return forecast(steps, rates, in_place=in_place)
+
+
+def _bound(call: Call, rule: Rule, plan: Plan, machine: Topology, rates: StepRates | None) -> float | None:
+    """Seconds of the packing's bound: at the rates of the links, or of the fastest pass that was measured here.
+
+    The bound counts how often each rank must go over the bytes; all ranks together have their cores, no more.
+    """
+    if plan.algorithm(call.collective, call.root, rule.scheme) is not None:
+        return None
+    packing = plan.packing(call.collective, call.root, rule.scheme)
+    if not packing.bound:
+        return None
+    seconds = call.nbytes / float(packing.bound * 10**6)
+    fastest = rates.fastest_pass(call.nbytes) if rates else None
+    if rates is None or fastest is None:
+        return seconds
+    assumed = min(k.mbps for k in machine.links if k.kind == "memory")
+    crowd = max(1.0, rates.hardware.ranks / rates.hardware.cores)
+    return seconds * (assumed * 1e6) / (1048576 / (fastest * 1e-6)) * crowd
+
+
+def places(call: Call) -> tuple[bool, ...]:
+    """The places, out of and in place, in which steps of a call are timed: in place only where nothing is copied."""
+    return (False, True) if call.collective in ("allreduce", "allgather", "broadcast") else (False,)
+
+
+def measure_steps(
+    context: Context, calls: Sequence[Call], buffers: tuple[Any, Any], meet: Callable[[], object]
+) -> StepRates | None:
+    """Time the steps of calls a little shorter than these (:data:`SHORTER`); collective, while no call is under way.
+
+    None where times do not follow from those of steps (:attr:`Context.forecasts`).
+
+    Args:
+        buffers: two arrays of bytes, of which the longest call has room in each.
+        meet: makes a call without data.
+    """
+    if not context.forecasts:
+        return None
+    trials = []
+    for call in calls:
+        plan = context.planned.about(call.collective, call.root)
+        rule = context.rule(call, blocking=False, plan=plan)
+        nbytes, root = int(min(call.nbytes, LONGEST) * SHORTER), max(call.root, 0)
+        shorter = call_of_bytes(call.collective, call.n, nbytes, dtype=call.dtype, op=call.op, root=root, aligned=64)
+        if rule.scheme == "mpi" or not shorter.nbytes:
+            continue
+        make = partial(context.program, shorter, rule, plan)
+        for in_place in places(call)[: 1 if call.collective == "broadcast" else 2]:
+            trials.append(Trial(make, rule.protocol, in_place, streams(call)))
+    return measured(context.host, context.together, trials, buffers, meet)
 
 
 def stats(context: Context) -> Stats:

@@ -3,7 +3,9 @@
 import argparse
 import io
 import json
+import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -76,7 +78,10 @@ def run(comm: Any, words: str, make: Callable[..., Any] = StandIn) -> tuple[int,
     parser = argparse.ArgumentParser()
     bench.add_parser(parser.add_subparsers(dest="command"))
     said = io.StringIO()
-    with redirect_stdout(said), mock.patch.multiple(inspection, choice=choice, predict=predict):
+    with (
+        redirect_stdout(said),
+        mock.patch.multiple(inspection, choice=choice, predict=predict, measure_steps=lambda *_: None),
+    ):
         status = bench.run(parser.parse_args(["bench", *words.split()]), comm, make_communicator=make)
     return status, said.getvalue()
 
@@ -217,6 +222,36 @@ def test_the_command_on_our_own_communicator(tmp_path: Path) -> None:
     assert all(r[place]["nwrong"] == 0 for r in made["results"] for place in ("out_of_place", "in_place"))
     assert all(r["blinkmpi"]["in_place"]["compare"]["mpi"]["ratio"] > 0 for r in made["results"])
     assert made["results"][0]["blinkmpi"]["scheme"]
+    long = made["results"][2]
+    for place in ("out_of_place", "in_place"):  # by what steps of C took; a measured time is whatever it was
+        own = long["blinkmpi"][place]
+        assert math.isfinite(own["predicted_us"])
+        assert own["predicted_us"] > 0
+        assert own["error"] == pytest.approx(own["predicted_us"] / long[place]["time"] - 1)
+    assert made["blinkmpi"]["steps"] is None  # of the last executor, NumPy
+    table = [line for line in ran.output.splitlines() if line.split()[:1] == ["1048576"]]
+    assert all(re.fullmatch(r"[+-]\d+\.\d", row.split()[-i]) for row in table for i in (3, 5)), ran.output
     refused = run_command(2, [sys.executable, "-m", "blinkmpi", "bench", "all_reduce", "-G", "1"], timeout=60)
     assert refused.rc != 0
     assert "CUDA graphs" in refused.output
+
+
+@pytest.mark.mpi_skip  # starts an mpirun of its own
+def test_tune_keeps_what_steps_cost_on_cpu_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLINKMPI_CACHE_DIR", str(tmp_path))
+    blinkmpi = [sys.executable, "-m", "blinkmpi"]
+    words = ["tune", "allreduce", "-b", "1M", "-e", "1M"]
+    tuned = run_command(2, [*blinkmpi, *words], timeout=60)
+    assert tuned.rc == 0, tuned.output
+    assert "us/MiB" in tuned.output
+    (file,) = tmp_path.glob("steps-cpu-x2-*.json")
+    assert len(json.loads(file.read_text())["costs"]) >= 4
+    text = "c.explain('allreduce', 1 << 20)"
+    program = f"import blinkmpi; from mpi4py import MPI; c = blinkmpi.Communicator(MPI.COMM_WORLD); print({text})"
+    told = run_command(2, [sys.executable, "-c", program], timeout=60)
+    assert "predictions are by the steps of calls" in told.output, told.output
+    file.write_text("{")
+    warned = run_command(2, [sys.executable, "-c", program], timeout=60)
+    assert warned.rc == 0
+    assert file.name in warned.output
+    assert "blinkmpi tune times" in warned.output

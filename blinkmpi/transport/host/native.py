@@ -268,6 +268,8 @@ def load(path: Path, compiler: str) -> Native:
     library.blink_export.argtypes, library.blink_export.restype = [ctypes.c_void_p], None
     library.blink_read.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.blink_read_shared.argtypes = [ctypes.c_void_p, *library.blink_read.argtypes]
+    library.blink_time_steps.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 2, ctypes.c_void_p]
+    library.blink_time_steps.restype = ctypes.c_int64
     library.blink_help.argtypes, library.blink_help.restype = [], ctypes.c_void_p
     library.blink_help_no_more.argtypes, library.blink_help_no_more.restype = [ctypes.c_void_p], None
     return Native(library, compiler, _repeated(library, path))

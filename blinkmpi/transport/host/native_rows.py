@@ -4,7 +4,7 @@ A stage whose values are read from its rank's own buffers (see single_copy.py) h
 else to do, its row only waits until its readers have read; if it has, another row waits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...program.ir import Program, Stage
@@ -38,7 +38,19 @@ def rows_of(
     Args:
         after: the channels of this rank on whose chunks a stage waits (:func:`...program.in_place.sent_before`).
     """
-    rows, rank = Rows(), window.pages.rank
+    rows = Rows()
+    for stage, waits in row_order(program, window.pages.rank, exported):
+        if not waits:
+            _row(rows, stage, program, layout, window, exported, itemsize, after.get(stage, ()))
+            continue
+        ours = [c for c in stage.outs if c in exported]
+        head = [stage.count, -1, -1, 0, 0, 0, 0, 0, len(ours), 0, program.chunk_of(stage), 0]
+        _add(rows, stage, [*head, *(w for c in ours for w in (0, 0, *_tails(c, layout, window)))], waits=True)
+    return rows
+
+
+def row_order(program: Program, rank: int, exported: Collection[int]) -> Iterator[tuple[Stage, bool]]:
+    """The rows of a rank, in order: their stages, and whether they only wait for readers."""
 
     def turn(stage: Stage) -> int:
         """Ranks that read one another's buffers each begin with the neighbour's, and copy their own block last."""
@@ -49,11 +61,9 @@ def rows_of(
     for stage in sorted(stages, key=turn) if exported and not program.call.op else stages:
         ours = [c for c in stage.outs if c in exported]
         if len(ours) < len(stage.outs) or stage.store is not None:
-            _row(rows, stage, program, layout, window, exported, itemsize, after.get(stage, ()))
+            yield stage, False
         if ours:
-            head = [stage.count, -1, -1, 0, 0, 0, 0, 0, len(ours), 0, program.chunk_of(stage), 0]
-            _add(rows, stage, [*head, *(w for c in ours for w in (0, 0, *_tails(c, layout, window)))], waits=True)
-    return rows
+            yield stage, True
 
 
 def _row(

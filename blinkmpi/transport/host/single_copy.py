@@ -73,14 +73,18 @@ class Helper:
 
     def address(self, program: Program, exported: Mapping[int, ExportedChunks]) -> int:
         """The helper that executor.c takes for this program; 0 for none."""
-        ranks = {r for channel in program.channels for r in (channel.writer, *channel.readers)}
-        busy = {s.rank for s in program.stages if s.store is not None or not exported.keys() >= {*s.outs}}
-        if self._native is None or not exported or 2 * len(busy) > len(ranks):
+        if self._native is None or not self.serves(program, exported):
             return 0
         if not self._at and not self.failure:
             self._at = self._native.code.blink_help() or 0
             self.failure = "" if self._at else os.strerror(ctypes.get_errno())
         return self._at
+
+    def serves(self, program: Program, exported: Mapping[int, ExportedChunks]) -> bool:
+        """Whether a program has a helper read, as far as one can be started."""
+        ranks = {r for channel in program.channels for r in (channel.writer, *channel.readers)}
+        busy = {s.rank for s in program.stages if s.store is not None or not exported.keys() >= {*s.outs}}
+        return self._native is not None and bool(exported) and 2 * len(busy) <= len(ranks)
 
     def close(self) -> None:
         """End the thread. Safe to call twice."""

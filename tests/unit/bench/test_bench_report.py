@@ -24,7 +24,7 @@ def example(*, wrong: int = 0, peers: bool = False) -> Row:
     theirs = (TimingResult(84.34, (84.34,), (84.0, 84.34), 0), TimingResult(20.95, (20.95,), (20.0, 20.95), 0))
     call = call_of_count("allreduce", 8, 262144, "float32", "sum")
     how = {"scheme": "direct", "executor": "c", "chunk_bytes": 131072, "reason": "measured"}
-    return Row(call, ours, {"mpi": theirs} if peers else {}, how, 1e-5, None, True)
+    return Row(call, ours, {"mpi": theirs} if peers else {}, how, (1e-5, None), (None, None), True)
 
 
 def test_rows_are_those_of_nccl_tests() -> None:
@@ -44,9 +44,11 @@ def test_our_columns_come_to_the_right() -> None:
     columns = Columns(peers=("mpi",), executor=True, predict=True, emulated=True)
     plain, header, row = Columns().row(example()), columns.header(), columns.row(example(peers=True))
     assert row.startswith(plain)
-    assert row.removeprefix(plain).split() == ["84.34", "2.00", "20.95", "0.50", "10.00", "N/A", "c", "emulated"]
+    assert row.removeprefix(plain).split() == [
+        "84.34", "2.00", "20.95", "0.50", "10.00", "-76.3", "N/A", "N/A", "N/A", "c", "emulated",
+    ]  # fmt: skip
     assert len(header[2]) == len(row)
-    absent = Row(example().call, example().ours, {"mpi": None}, {}, None, None, False)
+    absent = Row(example().call, example().ours, {"mpi": None}, {}, (None, None), (None, None), False)
     assert Columns(peers=("mpi",)).row(absent).removeprefix(plain).split() == ["N/A"] * 4
 
 
@@ -56,7 +58,8 @@ def on_gpu() -> Row:
     ours = [TimingResult(t, (t - 1, t, t + 1), (t, t), 0, calls=20, host_us=7.5) for t in (20.0, 21.0)]
     theirs = [TimingResult(t, (t,) * 3, (t, t), 0, calls=20, host_us=5.0, note="one_shot") for t in (40.0, 42.0)]
     how = {"scheme": "onehop", "executor": "cuda", "chunk_bytes": 0, "reason": "x", "protocol": "packets", "ctas": 16}
-    return Row(call, (ours[0], ours[1]), {"nccl": (theirs[0], theirs[1]), "symm_mem": None}, how, 1e-5, 5e-6, False)
+    peers = {"nccl": (theirs[0], theirs[1]), "symm_mem": None}
+    return Row(call, (ours[0], ours[1]), peers, how, (1e-5, 1e-5), (5e-6, 5e-6), False)
 
 
 def test_rows_of_gpus_say_how_the_call_travelled() -> None:
@@ -64,9 +67,9 @@ def test_rows_of_gpus_say_how_the_call_travelled() -> None:
     header, row = columns.header(), columns.row(on_gpu())
     assert len(header[2]) == len(header[3]) == len(row)
     assert header[2].split()[14:] == ["nccl", "ratio"] * 2 + ["symm_mem", "ratio"] * 2 + [
-        "pred", "bound", "protocol", "ctas",
+        "pred", "error", "pred", "error", "bound", "protocol", "ctas",
     ]  # fmt: skip
-    assert " ".join(row.split()[13:]) == "40.00 2.00 42.00 2.00 N/A N/A N/A N/A 10.00 5.00 packets 16"
+    assert " ".join(row.split()[13:]) == "40.00 2.00 42.00 2.00 N/A N/A N/A N/A 10.00 -50.0 10.00 -52.4 5.00 packets 16"
 
 
 def document_of(args: Any, row: Row, processes: list[bench_meta.Process], setup: dict[str, Any]) -> dict[str, Any]:

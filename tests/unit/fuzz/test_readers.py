@@ -40,6 +40,8 @@ from blinkmpi.program.ir import Program
 from blinkmpi.runtime.bootstrap import read_plan
 from blinkmpi.topology import Topology, load, machine
 from blinkmpi.topology.measured import Measured, with_measured
+from blinkmpi.transport.host.forecast.rates import Hardware, StepCost, StepRates
+from blinkmpi.transport.host.forecast.rates import read as read_steps
 from blinkmpi.util.files import read_file
 from tests.harness import ROOT
 from tests.unit.fuzz.mutators import many, promised, spoilt, spoilt_json
@@ -139,6 +141,13 @@ def good_measured(found: Measured) -> None:
         with_measured(at, found).check()
 
 
+def good_steps(found: StepRates) -> None:
+    assert StepRates.from_json(found.to_json()) == found
+    for cost in found.costs:
+        assert found.cost(cost.collective, cost.nbytes, cost.kind, in_place=cost.in_place) is not None
+        found.fastest_pass(cost.nbytes)
+
+
 def good_xml(found: XmlAlgorithm) -> None:
     assert parse_xml(write_xml(found)) == found
     report, flow = judge(found)
@@ -161,6 +170,11 @@ ALGORITHMS = tuple(made.to_json().encode() for made in (library.ring(3), library
 TABLES, LINKS = files("benchmarks/tables/tuned-*.json"), files("benchmarks/tables/links-*.json")
 CHUNKS = tuple(write_xml(export(flow, name="xml", in_place=True)).encode()
                for flow in (halving_doubling(4), ring_allgather(3)))  # fmt: skip
+STEPS = StepRates(
+    Hardware("a processor", 2, 4, "6.1", "C executor"), "2026-11-23", 8.5,
+    tuple(StepCost(c, False, n, "sum of float32: 3cma+own > result", 150.5, 149.0, 160.25)
+          for c in ("allreduce", "reduce_scatter") for n in (1 << 20, 1 << 26)),
+)  # fmt: skip
 MSCCLPP = tuple(json.dumps(made).encode() for made in (all_pairs(2), by_packets(2), by_ports(3), in_turns()))
 READERS = {
     "topology": Reader(load, (TopologyError, FormatError), TOPOLOGIES, good_machine),
@@ -172,6 +186,12 @@ READERS = {
     "table": Reader(lambda path: tuned_table.read(Path(path)), (SettingsError, FormatError), TABLES, good_table),
     "xml": Reader(load_xml, (FormatError,), CHUNKS, good_xml),
     "mscclpp": Reader(load_mscclpp, (FormatError,), MSCCLPP, good_mscclpp),
+    "steps": Reader(
+        lambda path: read_steps(Path(path), STEPS.hardware),
+        (SettingsError, FormatError),
+        (STEPS.to_json().encode(),),
+        good_steps,
+    ),
     "measured": Reader(read_measured, (TopologyError, FormatError), LINKS, good_measured),
 }
 each = pytest.mark.parametrize("name", list(READERS))
@@ -229,7 +249,7 @@ def test_another_encoding(name: str, encoding: str, folder: Path) -> None:
 @pytest.mark.parametrize("what", ["folder", "pipe", "loop", "unreadable", "endless", "no folder", "long", "no path"])
 def test_what_is_no_file_is_said(name: str, what: str, tmp_path: Path) -> None:
     path = str(tmp_path / "FILE.txt")
-    if (name, what) == ("table", "no folder"):
+    if name in ("table", "steps") and what == "no folder":
         pytest.skip("no table is no error")
     if what == "folder":
         os.mkdir(path)

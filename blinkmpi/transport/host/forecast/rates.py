@@ -1,0 +1,169 @@
+"""What the steps of calls cost on a machine, as measured, and where that is kept.
+
+A file is for ranks on one node: for processor, cores, number of ranks, and how these execute programs. Another node's
+file has another name; one that was copied from elsewhere is refused by what it says of itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from ....errors import FormatError, SettingsError
+from ....util.codec import Document, Value
+from ....util.files import read_file
+from ....util.text import brief
+
+FORMAT_VERSION = 1
+
+
+class Hardware(Value, frozen=True):
+    """What the costs hold for."""
+
+    cpu: str
+    cores: int
+    ranks: int
+    kernel: str
+    executor: str
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"{self.ranks} ranks on {self.cores} cores of {self.cpu}, Linux {self.kernel}, {self.executor}"
+
+
+class StepCost(Value, frozen=True):
+    """Microseconds for each MiB of a stage's span: the median, and the quartiles around it.
+
+    Steps of one kind cost something else where vectors are of another length and lie in other caches. So a cost is that
+    of a ``collective`` whose largest buffer has ``nbytes``.
+    """
+
+    collective: str
+    in_place: bool
+    nbytes: int
+    kind: str
+    us: float
+    low_us: float
+    high_us: float
+
+
+class StepRates(Document, frozen=True):
+    """All costs of some ranks. ``meeting_us``: a call without data, in which the ranks only meet."""
+
+    KIND: ClassVar = "steps"
+    VERSION: ClassVar = FORMAT_VERSION
+    hardware: Hardware
+    measured: str
+    meeting_us: float
+    costs: tuple[StepCost, ...]
+
+    def _consistent(self) -> StepRates:
+        numbers = [self.meeting_us, *(x for c in self.costs for x in (c.us, c.low_us, c.high_us))]
+        if not all(math.isfinite(x) and x >= 0 for x in numbers) or any(c.nbytes < 1 for c in self.costs):
+            raise FormatError("a cost is no time, or its vector has no bytes; measure again with blinkmpi tune")
+        return self
+
+    def cost(self, collective: str, nbytes: int, kind: str, *, in_place: bool) -> float | None:
+        """Microseconds for each MiB of a stage: between the lengths that were measured, or at the nearest.
+
+        That of another collective where this one was not measured; None where nothing has steps of this kind.
+        """
+        same = [c for c in self.costs if c.kind == kind]
+        for matching in (
+            [c for c in same if (c.collective, c.in_place) == (collective, in_place)],
+            [c for c in same if c.collective == collective],
+            same,
+        ):
+            if matching:
+                return _between(sorted((c.nbytes, c.us) for c in matching), nbytes)
+        return None
+
+    def fastest_pass(self, nbytes: int) -> float | None:
+        """The least microseconds for each MiB that a step needs for one operand, in vectors of about so many bytes."""
+        near = [c for c in self.costs if c.us and nbytes / 2 < c.nbytes < nbytes * 2 and _operands(c.kind)]
+        moved = [c for c in near if not (c.in_place and c.kind.startswith("own >"))]  # which moves nothing
+        return min((c.us / _operands(c.kind) for c in moved), default=None)
+
+    def joined(self, newer: StepRates) -> StepRates:
+        """With the costs of ``newer`` in place of those of the same collectives."""
+        names = {c.collective for c in newer.costs}
+        costs = (*(c for c in self.costs if c.collective not in names), *newer.costs)
+        return msgspec.structs.replace(newer, costs=costs)
+
+
+def _operands(kind: str) -> int:
+    """How many operands a step of a kind takes."""
+    names = kind.rpartition(": ")[2].partition(" > ")[0].split("+")
+    return sum(int("".join(filter(str.isdigit, name)) or 1) for name in names)
+
+
+def _between(points: list[tuple[int, float]], nbytes: int) -> float:
+    below = [p for p in points if p[0] <= nbytes]
+    above = [p for p in points if p[0] >= nbytes]
+    if not below or not above:
+        return (below[-1] if below else above[0])[1]
+    (a, low), (b, high) = below[-1], above[0]
+    return low if a == b else low + (high - low) * math.log(nbytes / a) / math.log(b / a)
+
+
+def hardware_of(ranks: int, executor: str) -> Hardware:
+    """That of this process, which is one of so many ranks on its node."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Hardware(_cpu(), cores, ranks, platform.release(), executor)
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(r"^(?:model name|CPU part)\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.M)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def file_of(folder: Path, hardware: Hardware) -> Path:
+    """Where the costs for some ranks are kept."""
+    digest = hashlib.sha256(msgspec.json.encode(hardware)).hexdigest()[:12]
+    return folder / f"steps-cpu-x{hardware.ranks}-{digest}.json"
+
+
+def read(path: Path, hardware: Hardware) -> StepRates | None:
+    """The costs in a file, or None if there is no file.
+
+    Raises:
+        FormatError, SettingsError: if it cannot be read, or was measured elsewhere.
+    """
+    where = brief(str(path))
+    try:
+        text = read_file(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SettingsError(f"cannot read {where}: {error.strerror}; remove it, or set BLINKMPI_CACHE_DIR") from error
+    found = StepRates.from_json(text, source=where)
+    if found.hardware != hardware:
+        raise SettingsError(
+            f"{where} was measured with {brief(found.hardware.text)}, and this is {hardware.text}; remove it, and "
+            "measure here with blinkmpi tune"
+        )
+    return found
+
+
+def quartiles(values: Iterable[float]) -> tuple[float, float, float]:
+    """The lower quartile, the median and the upper quartile."""
+    found = sorted(values)
+
+    def at(part: float) -> float:
+        place = part * (len(found) - 1)
+        k = min(int(place), len(found) - 2) if len(found) > 1 else 0
+        return found[k] + (found[k + 1] - found[k]) * (place - k) if len(found) > 1 else found[0]
+
+    return at(0.25), at(0.5), at(0.75)
