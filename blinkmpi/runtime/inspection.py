@@ -21,7 +21,7 @@ from ..transport.host.forecast.calibrate import Trial, measured
 from ..transport.host.forecast.rates import StepRates
 from ..transport.host.forecast.simulate import forecast
 from ..transport.host.forecast.steps import host_steps
-from ..transport.host.host_program import streams
+from ..transport.host.host_program import past_caches
 from ..transport.stats import Stats, stats_of
 from .buffers import delegated_because, op_name
 from .context import Context
@@ -193,7 +193,7 @@ def measure_steps(
             continue
         make = partial(context.program, shorter, rule, plan)
         for in_place in places(call)[: 1 if call.collective == "broadcast" else 2]:
-            trials.append(Trial(make, rule.protocol, in_place, streams(call)))
+            trials.append(Trial(make, rule.protocol, in_place, past_caches(call, single_copies=rule.protocol == "cma")))
     return measured(context.host, context.together, trials, buffers, meet)
 
 

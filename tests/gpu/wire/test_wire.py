@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.gpu, at_least(3)]
 def test_the_bits_are_those_of_the_program(comm: MPI.Intracomm, emulated: bool) -> None:
     n = comm.size
     told = modify(machine("dgx-1v"), gpus=DGX1[n]) if emulated else None
-    algo = "" if emulated else "allreduce:chain/slots;reduce:chain/slots"
+    algo = "" if emulated else "allreduce:chain"
     with blinkmpi.Communicator(comm, wire="operand", topology=told, algo=algo) as ours:
         gpus = ours.context.cuda()
         pools = Pools(ours, registered=False)
