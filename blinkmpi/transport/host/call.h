@@ -85,3 +85,9 @@ typedef struct {
 #define OFFSET(field) offsetof(call_t, field),
 const char blink_call_fields[] = FIELDS(NAME);
 const int64_t blink_call_offsets[] = {FIELDS(OFFSET) sizeof(call_t)};
+
+static int idle_call(idle_t *w, const call_t *j) { return idle(w, j->spins, j->heartbeat, j->abort, j->timeout_ns); }
+
+static void copies(const int64_t *each, int64_t n) { /* those around a call: (to, from, bytes) */
+  for (; n--; each += 3) memmove((char *)each[0], (const char *)each[1], (size_t)each[2]);
+}

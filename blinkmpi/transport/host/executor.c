@@ -206,8 +206,6 @@ static flag_t *lacking(const call_t *j, const stage_t *c, int64_t k) {
   return NULL;
 }
 
-static int idle_call(idle_t *w, const call_t *j) { return idle(w, j->spins, j->heartbeat, j->abort, j->timeout_ns); }
-
 /* Do chunk k of a stage and raise its flags. Returns 0 if the memory of another process could not be read. */
 static int advance(call_t *j, stage_t *c, int64_t *p) {
   const int64_t k = p[DONE_CHUNKS];
@@ -384,10 +382,6 @@ int blink_execute(call_t *j, int64_t *rows) {
   return DONE;
 }
 
-static void copies(const int64_t *each, int64_t n) {
-  for (; n--; each += 3) memmove((char *)each[0], (const char *)each[1], (size_t)each[2]);
-}
-
 /* Announce call `seq` and execute it, with the copies around it: those before it even before it is announced, for others
  * may then read what they make; those after it only if it is DONE. */
 int blink_run(call_t *j, int64_t *rows, uint64_t seq) {
@@ -399,24 +393,7 @@ int blink_run(call_t *j, int64_t *rows, uint64_t seq) {
   return state;
 }
 
-/* Time the chunks `first` to `last` of a row as if nobody had to be waited for, and raise no flag: what a step of it costs.
- * Returns the nanoseconds of this thread, or -1 if the memory of another process could not be read; `passed` gets those
- * of the clock. Every rank is between two calls, and has exported its buffers. */
-int64_t blink_time_steps(call_t *j, int64_t *row, int64_t first, int64_t last, int64_t *passed) {
-  stage_t c;
-  struct timespec spent[2];
-  decode(j, row, &c);
-  const int64_t start = now_ns();
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, spent);
-  for (int64_t k = first; k < last && k * c.chunk < c.count; k++)
-    if (!step(j, &c, k)) return -1;
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, spent + 1);
-  *passed = now_ns() - start;
-  return (int64_t)(spent[1].tv_sec - spent[0].tv_sec) * 1000000000 + spent[1].tv_nsec - spent[0].tv_nsec;
-}
+#include "step_times.h"
 
 #ifdef BLINK_PYTHON
 #include "repeated_calls.h"

@@ -16,8 +16,7 @@ from ..announcement import Called
 from ..control_pages import SEQ_BITS
 from .host_program import progress_of, resolve
 from .native import RUNNING, UNTOLD, CallStruct
-from .numpy_executor import NumpyStage, Outcome
-from .numpy_trace import StepTrace
+from .numpy_executor import NumpyStage, Outcome, StepTrace
 
 if TYPE_CHECKING:
     from .host_program import HostProgram

@@ -31,7 +31,9 @@ from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
 from . import launches
 
 SOURCE = Path(__file__).with_name("executor.c")
-HEADERS = ("call", "single_copy", "reduction", "waiting", "trace", "node_messages", "repeated_calls", "launches")
+HEADERS = (
+    "call", "single_copy", "reduction", "waiting", "trace", "node_messages", "step_times", "repeated_calls", "launches",
+)  # fmt: skip
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in HEADERS))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
