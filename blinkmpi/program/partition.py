@@ -24,6 +24,7 @@ class RemoteEnd(NamedTuple):
     rank: int
     channel: int
     readers: tuple[int, ...]  # all of the channel's, wherever they are
+    comes: bool  # whether it is written there
 
 
 class NodePart(NamedTuple):
@@ -59,7 +60,9 @@ def part_of(program: Program, here: Sequence[int], names: Sequence[int] = ()) ->
         if len(near) < len(ends):
             if len(ends) > 2 and not program.one_shot:
                 raise PlanError(f"channel {c} leads from rank {ends[0]} to {ends[1:]} on several nodes; plan again")
-            far[len(channels)] = RemoteEnd(next(r for r in ends if r not in name), c, channel.readers)
+            far[len(channels)] = RemoteEnd(
+                next(r for r in ends if r not in name), c, channel.readers, comes=channel.writer not in name
+            )
         readers = tuple(name[r] for r in channel.readers if r in name) or (name[near[0]],)
         channels.append(replace(channel, writer=name.get(channel.writer, readers[0]), readers=readers))
         numbers.append(c)

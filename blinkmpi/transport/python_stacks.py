@@ -92,7 +92,7 @@ def ask(process: JobProcess, seconds: float = ASK_SECONDS) -> Answer | str:
             return f"does not answer within {max(0.1, round(seconds, 1)):g} s (it holds Python's lock, or has no time)"
         except ConnectionRefusedError:
             return "cannot be asked (it has no communicator of blinkmpi yet)"
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             return f"cannot be asked ({error})"
 
 

@@ -167,7 +167,7 @@ def is_mscclpp(text: bytes) -> bool:
     """Whether a JSON text looks like an execution plan, and not like a file of ours."""
     try:
         found = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return isinstance(found, dict) and "gpus" in found and "format" not in found
 
@@ -189,6 +189,6 @@ def read_mscclpp(text: bytes | str, *, source: str) -> MscclppPlan:
     """Read the text of an execution plan; FormatError if it is none."""
     try:
         return msgspec.json.decode(text, type=MscclppPlan)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{source}: no execution plan of MSCCL++: {error}; give the file that its language "
                           "writes") from error  # fmt: skip

@@ -234,7 +234,8 @@ class _Reader:
         return number
 
     def _count(self, op: PlanOperation, i: int) -> Count:
-        return self._channels[self._gpu][op.channel_type][self._number(op, i)]
+        number = self._number(op, i)
+        return self._channels[self._gpu][op.channel_type][number]
 
     def _port(self, op: PlanOperation, i: int) -> int:
         return self._number(op, i)

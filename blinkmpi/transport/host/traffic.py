@@ -37,7 +37,7 @@ def traffic_of(
     tree_of = {s.tree: ("tree", call.collective, call.root, program.scheme, s.tree) for s in program.stages}
     moved: Counter[Name] = Counter()
 
-    comes = {c for c, far in part.far.items() if far.rank not in far.readers}  # from other nodes
+    comes = {c for c, far in part.far.items() if far.comes}  # from other nodes
 
     def width(channel: int) -> int:
         return int((accumulator_of if program.channels[channel].wide else dtype_of)(call.dtype).itemsize)
@@ -73,7 +73,7 @@ def traffic_of(
         return TracedRow(stage.tree, stage.way, stage.count * item, chunk, ins, outs, works=not waits)
 
     def times(found: TracedRow) -> list[Name]:
-        links: list[Name] = [("link", source, rank) for sources, _ in found.ins for source in sources]
+        links: list[Name] = [("link", source, rank) for sources, _ in found.ins for source in sources if source != rank]
         links += [("link", rank, reader) for targets, _ in found.outs for reader in targets]
         return [tree_of[found.tree], *dict.fromkeys(links)] if found.works else []
 

@@ -121,16 +121,18 @@ def test_every_call_is_counted(comm: MPI.Intracomm) -> None:
     comm.Barrier()
 
 
+@pytest.mark.parametrize(("algo", "vectors"), [("chain", 4), ("one_shot", 5)])
 @mpi(ranks=(3,), timeout=60, env={"BLINKMPI_NODES": "1+2", "BLINKMPI_TIMES": "1"})
-def test_links_between_nodes_are_counted_by_their_ranks(comm: MPI.Intracomm) -> None:
-    with blinkmpi.Communicator(comm, algo="allreduce:^mpi") as ours:
+def test_links_between_nodes_are_counted_by_their_ranks(comm: MPI.Intracomm, algo: str, vectors: int) -> None:
+    with blinkmpi.Communicator(comm, algo=f"allreduce:{'^mpi' if algo == 'one_shot' else algo}") as ours:
         ours.Allreduce(np.ones(COUNT), np.empty(COUNT))
         everybody = ours.gather_stats()
     links = {(k.source, k.target): k.bytes for s in everybody for k in s.links if k.source == s.rank}
     assert links == {(k.source, k.target): k.bytes for s in everybody for k in s.links if k.target == s.rank}
-    assert sum(links.values()) == 4 * COUNT * 8
+    assert sum(links.values()) == vectors * COUNT * 8
+    assert all(source != target for source, target in links)
     assert {p.protocol for p in everybody[0].protocols} == {"network"}
-    assert any(w.rank == -1 for s in everybody for w in s.waits)
+    assert algo == "one_shot" or any(w.rank == -1 for s in everybody for w in s.waits)
 
 
 @mpi(ranks=(2,), timeout=60)
