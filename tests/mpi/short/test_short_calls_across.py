@@ -9,10 +9,11 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import ArgumentError, BlinkError, CollectiveTimeout, MismatchError, RemoteError
+from blinkmpi.errors import MismatchError
 from blinkmpi.runtime.inspection import choice
 from tests.conformance import COLLECTIVES, cases
 from tests.harness import mpi
+from tests.mpi.short.errors import rank_0_is_late, rank_1_refuses
 from tests.mpi.test_conformance import run_all
 
 NODES = {2: ("1+1",), 3: ("1+2",), 4: ("2+2", "1+2+1")}
@@ -83,25 +84,8 @@ def test_a_call_that_c_has_begun_ends_in_the_same_errors(comm: MPI.Intracomm) ->
                     ours.Allreduce(x, y)
                     assert (y == comm.size).all()
                     ours.Bcast(z)
-            with pytest.raises(ArgumentError if comm.rank == 1 else RemoteError, match="root"):
-                ours.Bcast(z, root=99 if comm.rank == 1 else 0)
-            y[:] = -1
-            with pytest.raises(BlinkError):
-                ours.Allreduce(x, y[:7] if comm.rank == 1 else y)
-            assert (y == -1).all(), "a refused call touches no data"
-            ours.Allreduce(x, y)
-            assert (y == comm.size).all()
-    late = split(comm, NODES[comm.size][0], timeout=0.5)
-    for _ in range(3):
-        late.Allreduce(x, y)
-    comm.Barrier()
-    if comm.rank:
-        with pytest.raises(CollectiveTimeout, match="rank 0"):
-            late.Allreduce(x, y)
-    comm.Barrier()
-    with pytest.raises(BlinkError):
-        late.Allreduce(x, y)
-    late.Free()
+            rank_1_refuses(ours, x, y, z)
+    rank_0_is_late(comm, split(comm, NODES[comm.size][0], timeout=0.5), x, y)
 
 
 @mpi(ranks=(4,), timeout=60)
