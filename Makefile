@@ -10,7 +10,7 @@
 #   make check   linters and type checks only
 #   make gpu     the tests on this machine's GPUs (CUDA=12 for an older driver)
 #   make test-4  the tests on ranks under one mpirun -np 4 (any number)
-#   make torch-suite  torch's own tests of process groups against ours (an hour)
+#   make torch-suite  torch's own tests of process groups against ours
 #   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm

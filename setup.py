@@ -45,6 +45,7 @@ EXTRAS = {
     "impi": ["impi-rt>=2021.15; platform_machine == 'x86_64'"],
     "cuda12": ["cupy-cuda12x>=13", "cuda-toolkit[nvrtc,cudart]==12.*", *CUDA],
     "cuda13": ["cupy-cuda13x>=13", "cuda-toolkit[nvrtc,cudart]==13.*", *CUDA],
+    "cc": ["ziglang>=0.13"],  # a C compiler, for machines that have none
     "torch": ["torch>=2.4"],
     "plot": ["matplotlib>=3.8"],
     "docs": DOCS,
@@ -88,7 +89,9 @@ setup(
     package_data={
         "blinkmpi": ["py.typed"],
         "blinkmpi.launch": ["*.sbatch", "*.sh"],
+        "blinkmpi.planning": ["beside_mpi.json"],
         "blinkmpi.transport.host": ["*.c", "*.h"],
+        "blinkmpi.transport.cuda.memory": ["*.c"],
         "blinkmpi.transport.cuda.kernels": ["*.cu", "*.cuh"],
     },
     include_package_data=False,

@@ -3,9 +3,9 @@
 For each number of ranks, and each set of that many GPUs of a DGX-1V: an Allreduce by our trees for that set, every link
 paced in the kernel to 45 GB/s for each NVLink unit; then, in an mpirun of its own, NCCL's, told by ``NCCL_TOPO_FILE``
 that these GPUs are wired so. That rate is what NCCL reaches over a unit of an H200 machine that is described to it so.
-Pairs without NVLink are for NCCL to reach through host memory (``NCCL_P2P_LEVEL=NVL``). All results are checked, and
-what NCCL made of the file is read from its log. A file for each number of ranks goes into ``--out``; a table comes
-last.
+Pairs without NVLink are for NCCL to reach through host memory (``NCCL_P2P_LEVEL=NVL``). What NCCL made of the file is
+read from its log; then its rings, and its trees, run as algorithms of ours on the paced links, too. All results are
+checked. A file for each number of ranks goes into ``--out``; a table comes last.
 """
 
 import argparse
@@ -25,8 +25,10 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import jobs  # noqa: E402
 from benchmarks.jobs import FEWEST_SECONDS, LAUNCHER, SETTINGS, load, run_job  # noqa: E402
+from benchmarks.lang.nccl_graphs import read_graphs, ring_allreduce, tree_allreduce  # noqa: E402
 from blinkmpi.bench import environment as meta  # noqa: E402
 from blinkmpi.bench.nccl_tests import call_of_size  # noqa: E402
+from blinkmpi.errors import FormatError  # noqa: E402
 from blinkmpi.topology import Topology, machine  # noqa: E402
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus  # noqa: E402
 from blinkmpi.topology.nccl import processor, write_xml  # noqa: E402
@@ -37,7 +39,10 @@ UNIT_MBPS = 45_000  # a unit of NVLink, each way
 SETS = ("0-7", "0-6", "0-5", "0,1,2,4,5,6", "0-4", "1,2,4,5,7", "1,4,5,6", "0-3", "0,1,4", "0,3,4", "0,3")
 RANKS = {**SETTINGS, "NCCL_NVLS_ENABLE": "0"}
 NCCL_SETTINGS = {"NCCL_P2P_LEVEL": "NVL", **jobs.NCCL_LOG}
-WARMUP = {"ours": 80, "nccl": 3}  # calls before a row; ours looks for its chunks in them
+PACED = {"rings": ring_allreduce, "trees": tree_allreduce}  # NCCL's graphs, on paced links
+LIBRARIES = ("ours", "nccl", *PACED)
+WARMUP = 80  # calls before a row; ours looks for its chunks in them
+NCCL_WARMUP = 3
 PATTERNS = {1: "balanced tree", 2: "split tree", 3: "tree", 4: "ring", 5: "NVLS", 6: "CollNet"}  # of NCCL's graph.h
 
 
@@ -52,7 +57,7 @@ def emulated_part(gpus: str) -> Topology:
 
 
 def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
-    """Measure one library on all ranks; rank 0 writes ``<library>.json``, and ``topology.xml`` before."""
+    """Measure one of the libraries on all ranks; rank 0 writes ``<library>.json``, and for ours ``topology.xml``."""
     from mpi4py import MPI
 
     from blinkmpi.bench.layout import Layout
@@ -73,7 +78,12 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
             (folder / "topology.xml").write_text(xml, encoding="utf-8")
     calls = [call_of_size("allreduce", world.size, size, "float32", "sum", -1) for size in sizes]
     rows = []
-    with Communicator(world, topology=emulated_part(gpus) if library == "ours" else None) as comm:
+    part = None if library == "nccl" else emulated_part(gpus)
+    theirs = None
+    if library in PACED:
+        graphs = json.loads((folder / "graphs.json").read_text(encoding="utf-8"))
+        theirs = PACED[library](world.size, graphs[library])
+    with Communicator(world, topology=part, algorithms=[theirs] if theirs else ()) as comm:
         assert comm.gpu is not None
         timer = GpuTimer(cupy(), comm, calls, unalign=0, symmetric=False)
         peer = NcclPeer(world, cupy()) if library == "nccl" else None
@@ -84,10 +94,13 @@ def rank(library: str, gpus: str, sizes: Sequence[int], folder: Path) -> None:
                     contender = peer.contender(call, timer.buffers, in_place=False)
                 else:
                     contender = timer.contender(layout, persistent=False)
-                (found,) = timer.measure(world, MPI, [contender], Timing(warmup=WARMUP[library]))
+                (found,) = timer.measure(world, MPI, [contender], Timing(warmup=NCCL_WARMUP if peer else WARMUP))
             row = {"us": found.time_us, "GBps": call.nbytes / found.time_us / 1e3, "wrong": found.wrong}
             row["spread_us"] = found.spread
-            if peer is None:
+            if theirs and part:
+                row["how"] = choice(comm.context, "allreduce", call.nbytes)
+                row["predicted_GBps"] = theirs.simulate(part, call.nbytes).algbw
+            elif library == "ours":
                 how = choice(comm.context, "allreduce", call.nbytes)
                 packing = comm.plans.packing("allreduce", 0, str(how["scheme"]))
                 row |= {"how": how, "trees": len(packing.trees)}
@@ -146,18 +159,31 @@ def made_of(logs: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def rows_of(gpus: str, sizes: Sequence[int], ours: dict[str, Any], nccl: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The rows of a set, one for each size."""
+def rows_of(gpus: str, sizes: Sequence[int], found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a set, one for each size, from what each library gave; ours is there."""
     rows = []
+    nccl = found.get("nccl")
     for i, size in enumerate(sizes):
-        own = dict(ours["rows"][i])
+        own = dict(found["ours"]["rows"][i])
         planned, bound = own.pop("planned_GBps"), own.pop("bound_GBps")
         row: dict[str, Any] = {"gpus": gpus, "size": size, "planned_GBps": planned, "bound_GBps": bound, "ours": own}
         row["share"] = own["GBps"] / planned
         row["nccl"] = None if nccl is None else {**nccl["rows"][i], **nccl["made"]}
         row["ratio"] = None if nccl is None else own["GBps"] / nccl["rows"][i]["GBps"]
+        row["paced"] = {name: found[name]["rows"][i] for name in PACED if name in found}
+        row["paced_ratio"] = own["GBps"] / max(paced) if (paced := paced_rates(row)) else None
         rows.append(row)
     return rows
+
+
+def paced_rates(row: dict[str, Any]) -> list[float]:
+    """The rates of NCCL's rings and trees on paced links, as far as they were measured."""
+    return [paced["GBps"] for paced in row["paced"].values()]
+
+
+def wrong_elements(row: dict[str, Any]) -> int:
+    """The wrong elements of all libraries."""
+    return sum(found["wrong"] or 0 for found in (row["ours"], row["nccl"], *row["paced"].values()) if found)
 
 
 def document(
@@ -172,13 +198,16 @@ def document(
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """One line for each row; rates in GB/s."""
-    lines = [f"{'GPUs':12} {'MiB':>5} {'plan':>6} {'bound':>6} {'ours':>6} {'share':>5} {'NCCL':>6} {'ratio':>6} wrong"]
+    lines = [f"{'GPUs':12} {'MiB':>5} {'plan':>6} {'bound':>6} {'ours':>6} {'share':>5} {'NCCL':>6} {'ratio':>6} "
+             f"{'paced':>6} {'ratio':>6} wrong"]  # fmt: skip
     for row in rows:
         theirs = row["nccl"]
         cells = [f"{row['gpus']:12} {row['size'] >> 20:5d} {row['planned_GBps']:6.1f} {row['bound_GBps']:6.1f}"]
         cells.append(f"{row['ours']['GBps']:6.1f} {row['share']:5.2f}")
         cells.append(f"{'-':>6} {'-':>6}" if theirs is None else f"{theirs['GBps']:6.1f} {row['ratio']:6.2f}")
-        cells.append(f"{(row['ours']['wrong'] or 0) + ((theirs or {}).get('wrong') or 0):5d}")
+        paced = paced_rates(row)
+        cells.append(f"{max(paced):6.1f} {row['paced_ratio']:6.2f}" if paced else f"{'-':>6} {'-':>6}")
+        cells.append(f"{wrong_elements(row):5d}")
         lines.append(" ".join(cells))
     return "\n".join(lines)
 
@@ -195,13 +224,14 @@ def measure(
         for i, library in enumerate(libraries):
             left = end - time.monotonic()
             told = {"NCCL_TOPO_FILE": f"{folder}/topology.xml", "NCCL_DEBUG_FILE": f"{folder}/log.%p"}
-            if library == "nccl" and not (folder / "topology.xml").exists():
-                failed[library] = "not started: our job has written no topology.xml"
+            needed = "" if library == "ours" else "topology.xml" if library == "nccl" else "graphs.json"
+            if needed and not (folder / needed).exists():
+                failed[library] = f"not started: the job before it has left no {needed}"
                 continue
             if left < FEWEST_SECONDS:
                 failed[library] = f"not started, {left:.0f} s left"
                 continue
-            share = left if i + 1 == len(libraries) else 0.6 * left
+            share = left if i + 1 == len(libraries) else left / 2
             settings = {**NCCL_SETTINGS, **told} if library == "nccl" else {}
             why = run(command(n, library, gpus, sizes, folder), settings, share)
             result = load(folder / f"{library}.json")
@@ -210,7 +240,15 @@ def measure(
                 continue
             found[library] = result
             if library == "nccl":
-                found[library]["made"] = made_of([p.read_text(errors="replace") for p in sorted(folder.glob("log.*"))])
+                logs = [p.read_text(errors="replace") for p in sorted(folder.glob("log.*"))]
+                result["made"] = made_of(logs)
+                try:
+                    graphs = read_graphs("\n".join(logs), n)._asdict()
+                except FormatError as error:
+                    failed["nccl's graphs"] = str(error)
+                else:
+                    result["made"]["graphs"] = graphs
+                    (folder / "graphs.json").write_text(json.dumps(graphs), encoding="utf-8")
     return found, failed
 
 
@@ -222,7 +260,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", default="256M,1G", help="bytes of the vector (default 256M,1G)")
     parser.add_argument("--sets", nargs="+", default=SETS, metavar="GPUS", help="sets of GPUs, such as 1,4,5,6 or 0-3")
     parser.add_argument("--without-nccl", action="store_true", help="ours alone")
-    parser.add_argument("--rank", choices=("ours", "nccl"), help=argparse.SUPPRESS)
+    parser.add_argument("--rank", choices=LIBRARIES, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
@@ -234,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rank(args.rank, args.sets[0], sizes, args.out)
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    libraries = ("ours",) if args.without_nccl else ("ours", "nccl")
+    libraries = LIBRARIES[:1] if args.without_nccl else LIBRARIES
     todo = [(n, gpus) for n in args.np for gpus in args.sets if len(parse_gpus(gpus)) == n]
     end, shown, all_failed = time.monotonic() + args.budget, [], []
     for n in dict.fromkeys(args.np):
@@ -248,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             todo.remove((n, gpus))
             failed += [f"{gpus}, {library}: {why}" for library, why in wrong.items()]
             if "ours" in found:
-                rows += rows_of(gpus, sizes, found["ours"], found.get("nccl"))
+                rows += rows_of(gpus, sizes, found)
                 facts |= {key: found["ours"][key] for key in ("gpu", "versions", "env")}
             if "nccl" in found:
                 facts |= {key: found["nccl"][key] for key in ("nccl_version", "env")}
@@ -264,8 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"NCCL on {row['gpus']}, {row['size'] >> 20} MiB: {graphs}; {made['connections']}; "
                   f"file {'read' if made['file_read'] else 'NOT READ'}")  # fmt: skip
     print("\n".join(["failed:", *all_failed]) if all_failed else "all jobs ended well")
-    wrong_values = any(row["ours"]["wrong"] or (row["nccl"] or {}).get("wrong") for row in shown)
-    return int(bool(all_failed) or wrong_values)
+    return int(bool(all_failed) or any(map(wrong_elements, shown)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Write docs/performance.md from the result files: ``python benchmarks/report.py``.
+"""Write docs/performance.md, docs/measurements.md and the README's table: ``python benchmarks/report.py``.
 
-The files are what ``blinkmpi bench -J`` and the programs beside this one write. Every row is shown,
-also where a call goes to MPI or is slower than MPI; what a file does not hold is a dash.
+The files are what ``blinkmpi bench -J`` and the programs beside this one write. The first page has ratios alone, a few
+tables that fit on a screen; on the second every row is shown, also where a call goes to MPI or is slower than MPI;
+what a file does not hold is a dash.
 """
 
 from __future__ import annotations
@@ -9,36 +10,48 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
+from benchmarks.pages import overview  # noqa: E402
 from benchmarks.pages import text as texts  # noqa: E402
 from benchmarks.pages.certainty import certainty_file  # noqa: E402
-from benchmarks.pages.gpu import emulated_file, gpu_file, gpu_summary, host_time_file, nodes_file  # noqa: E402
+from benchmarks.pages.gpu import (  # noqa: E402
+    beside_compute_file,
+    emulated_file,
+    gpu_file,
+    gpu_summary,
+    groups_file,
+    host_time_file,
+    nodes_file,
+)
 from benchmarks.pages.host import (  # noqa: E402
     ablation_file,
     call_cost_file,
     host_file,
     host_summary,
     several_hosts,
-    small_calls_file,
     trace_file,
 )
-from benchmarks.pages.rows import blocks, on_gpu  # noqa: E402
+from benchmarks.pages.lang import lang_file  # noqa: E402
+from benchmarks.pages.rows import blocks  # noqa: E402
+from benchmarks.pages.short_calls import facts_of, small_calls_file  # noqa: E402
 from benchmarks.pages.torch import torch_group_file, training_file  # noqa: E402
 from blinkmpi.bench.document import with_current_names  # noqa: E402
 
-__all__ = ["ReportError", "blocks", "main", "read", "render"]
+__all__ = ["ReportError", "blocks", "main", "pages", "read", "render"]
 
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "performance.md"
+README = "README.md"
+MARKS = ("<!-- measured: written by benchmarks/report.py -->\n", "<!-- end of measured -->\n")
+FACTS = "blinkmpi/planning/beside_mpi.json"  # what explain says of short calls
 # Files that begin so hold no times of collectives: they are for other pages and for tests.
-APART = ("treegen", "campaign", "choice", "message-cost", "training-sets", "torch-suite", "torch-versions", "lang",
-         "paper")  # fmt: skip
+APART = ("treegen", "campaign", "choice", "message-cost", "training-sets", "torch-suite", "torch-versions",
+         "lang-library", "lang-mutations", "paper")  # fmt: skip
 
 
 class ReportError(Exception):
@@ -67,71 +80,99 @@ def read(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def render(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """The page."""
+def render_overview(results: overview.Results) -> str:
+    """docs/performance.md."""
+    groups = overview.by_kind(results)
+
+    def section(kind: str, head: str, tables: Callable[[overview.Results], Iterator[str]]) -> list[str]:
+        return [head, "\n".join(tables(groups[kind])).replace("|\n#", "|\n\n#")] if groups[kind] else []
+
+    parts = [
+        texts.OVERVIEW,
+        *section("gpu", texts.OVERVIEW_GPU, overview.gpu_tables),
+        *section("host", texts.OVERVIEW_HOST, overview.host_tables),
+        *section("small_calls", texts.OVERVIEW_SMALL, overview.small_calls_table),
+        *section("torch_group", texts.OVERVIEW_TORCH, overview.torch_table),
+        *section("training", texts.OVERVIEW_TRAINING, overview.training_table),
+        *section("certainty", texts.OVERVIEW_CERTAINTY, overview.certainty_table),
+        texts.OVERVIEW_REST,
+    ]
+    return joined(parts)
+
+
+def render(results: overview.Results) -> str:
+    """docs/measurements.md."""
     if not results:
         return texts.HEAD + texts.EMPTY
-    kinds = (
-        "emulated",
-        "hosts",
-        "nodes",
-        "small_calls",
-        "call_cost",
-        "trace_cost",
-        "certainty",
-        "ablation",
-        "host_time",
-        "torch_group",
-        "training",
-    )
-    groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for name, document in results:
-        kind = next((kind for kind in kinds if document.get(kind)), "gpu" if on_gpu(document) else "host")
-        groups.setdefault(kind, []).append((name, document))
+    groups = overview.by_kind(results)
 
     def section(kind: str, legend: str, of_file: Callable[[str, dict[str, Any]], str], *more: str) -> list[str]:
-        found = groups.get(kind, [])
+        found = groups[kind]
         return [legend, *more, *(of_file(name, document) for name, document in found)] if found else []
 
-    hosts = groups.get("hosts")
+    hosts = groups["hosts"]
     parts = [
         texts.HEAD,
-        *section("host", texts.LEGEND, host_file, host_summary(groups.get("host", []))),
+        *section("host", texts.LEGEND, host_file, host_summary(groups["host"])),
         texts.HOSTS,
         *(several_hosts(hosts) if hosts else ["Not measured."]),
         *section("small_calls", texts.SMALL_CALLS_LEGEND, small_calls_file),
         *section("call_cost", texts.CALL_COST_LEGEND, call_cost_file),
         *section("trace_cost", texts.TRACE_LEGEND, trace_file),
         *section("certainty", texts.CERTAINTY_LEGEND, certainty_file),
+        *section("lang_measured", texts.LANG_LEGEND, lang_file),
         *section("ablation", texts.ABLATION_LEGEND, ablation_file),
         *section("torch_group", texts.TORCH_LEGEND, torch_group_file),
         *section("training", texts.TRAINING_LEGEND, training_file),
-        *section("gpu", texts.GPU_LEGEND, gpu_file, gpu_summary(groups.get("gpu", []))),
+        *section("gpu", texts.GPU_LEGEND, gpu_file, gpu_summary(groups["gpu"])),
         *section("host_time", texts.HOST_TIME_LEGEND, host_time_file),
+        *section("beside_compute", texts.BESIDE_COMPUTE_LEGEND, beside_compute_file),
+        *section("groups", texts.GROUPS_LEGEND, groups_file),
         *section("nodes", texts.NODES_LEGEND, nodes_file),
         *section("emulated", texts.EMULATED_LEGEND, emulated_file),
     ]
+    return joined(parts)
+
+
+def joined(parts: Sequence[str]) -> str:
+    """A page."""
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
+def pages(folder: Path) -> dict[str, str]:
+    """The text of each page by its name, from the results in a folder; of the README what lies between the marks."""
+    results = read(folder)
+    before, rest = (ROOT / README).read_text(encoding="utf-8").split(MARKS[0])
+    table = "\n".join(overview.for_readme(results))
+    return {
+        README: f"{before}{MARKS[0]}{table}\n{MARKS[1]}{rest.split(MARKS[1])[1]}",
+        "docs/performance.md": render_overview(results),
+        "docs/measurements.md": render(results),
+        FACTS: facts_of(results),
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page, or with ``--check`` only say whether it is up to date."""
-    parser = argparse.ArgumentParser(description="Write docs/performance.md from benchmarks/results/*.json.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
+    """Write the pages, or with ``--check`` only say whether they are up to date."""
+    parser = argparse.ArgumentParser(description="Write the pages of results from benchmarks/results/*.json.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
     args = parser.parse_args(argv)
     try:
-        page = render(read(RESULTS))
+        made = pages(RESULTS)
     except ReportError as error:
         print(f"report: error: {error}", file=sys.stderr)
         return 2
-    name = PAGE.relative_to(ROOT)
-    if args.check:
-        current = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    status = 0
+    for name, page in made.items():
+        path = ROOT / name
+        if not args.check:
+            path.write_text(page, encoding="utf-8")
+            print(f"wrote {name}")
+            continue
+        current = path.read_text(encoding="utf-8") if path.exists() else ""
         print(f"{name} is {'up to date' if current == page else 'out of date: run python benchmarks/report.py'}")
-        return int(current != page)
-    PAGE.write_text(page, encoding="utf-8")
-    print(f"wrote {name}")
-    return 0
+        status |= current != page
+    return int(status)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,13 @@ from .errors import (
     NoPackingError,
     PeerLost,
     PlanError,
+    PoolExhausted,
+    PoolInUse,
     RemoteError,
     SettingsError,
     TopologyError,
     TraceError,
+    no_mpi_has_a_remedy,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ __all__ = [
     "NoPackingError",
     "PeerLost",
     "PlanError",
+    "PoolExhausted",
+    "PoolInUse",
     "RemoteError",
     "SettingsError",
     "StoreCommunicator",
@@ -54,12 +59,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a communicator's class (and with it MPI) when it is first asked for."""
-    if name == "Communicator":
-        from .communicator import Communicator
+    with no_mpi_has_a_remedy():
+        if name == "Communicator":
+            from .communicator import Communicator
 
-        return Communicator
-    if name == "StoreCommunicator":
-        from .store_communicator import StoreCommunicator
+            return Communicator
+        if name == "StoreCommunicator":
+            from .store_communicator import StoreCommunicator
 
-        return StoreCommunicator
+            return StoreCommunicator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

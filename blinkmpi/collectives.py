@@ -50,7 +50,7 @@ class Collectives:
     def Reduce(
         self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
-        """Fold everybody's m elements into the m of the root's ``recvbuf``; elsewhere that is not read."""
+        """Reduce everybody's m elements into the m of the root's ``recvbuf``; elsewhere that is not read."""
         self._call(mpi.REDUCE, (sendbuf, recvbuf, op, root), timeout, stream)
 
     def Ireduce(
@@ -62,7 +62,7 @@ class Collectives:
     def Allreduce(
         self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
-        """Fold everybody's m elements into the m of every ``recvbuf``: the same bits on all ranks."""
+        """Reduce everybody's m elements into the m of every ``recvbuf``: the same bits on all ranks."""
         self._call(mpi.ALLREDUCE, (sendbuf, recvbuf, op), timeout, stream)
 
     def Iallreduce(
@@ -104,7 +104,7 @@ class Collectives:
     def Reduce_scatter_block(
         self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None
     ) -> None:
-        """Fold everybody's n m elements, and give rank i the m from i m on.
+        """Reduce everybody's n m elements, and give rank i the m from i m on.
 
         In place the result lies at the front of ``recvbuf``; what lies behind it stays (on GPUs, it has no meaning).
         """
@@ -194,7 +194,7 @@ class Collectives:
         return self._start(mpi.ALLTOALLV, (sendbuf, recvbuf), timeout, stream)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None) -> None:
-        """Fold the m elements of all ranks up to one's own, this one included."""
+        """Reduce the m elements of all ranks up to one's own, this one included."""
         self._call(mpi.SCAN, (sendbuf, recvbuf, op), timeout, stream)
 
     def Iscan(
@@ -204,7 +204,7 @@ class Collectives:
         return self._start(mpi.SCAN, (sendbuf, recvbuf, op), timeout, stream)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, stream: Any = None, timeout: Seconds = None) -> None:
-        """Fold the m elements of all ranks before one's own; the first rank's ``recvbuf`` is left alone."""
+        """Reduce the m elements of all ranks before one's own; the first rank's ``recvbuf`` is left alone."""
         self._call(mpi.EXSCAN, (sendbuf, recvbuf, op), timeout, stream)
 
     def Iexscan(
@@ -251,7 +251,7 @@ class Collectives:
         blink = self._dispatcher()
         if timeout is not None:
             blink.call(method, args, timeout, stream)
-        elif (begun := blink.repeated.again(method, args, stream)) is not True:  # what was made before is C's
+        elif (begun := blink.again(method, args, stream)) is not True:
             blink.go_on(method, args, stream, begun)
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:

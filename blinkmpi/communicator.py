@@ -22,7 +22,7 @@ from .planning.plan import Plan
 from .runtime import collectives as mpi
 from .runtime.bootstrap import Options
 from .runtime.buffers import mpi_op
-from .runtime.collectives import CollectiveMethod, Invocation
+from .runtime.collectives import BARRIER, CollectiveMethod, Invocation
 from .runtime.dispatch import Dispatcher
 from .runtime.entering import enter, enter_group
 from .runtime.process_exit import end_job_on_error
@@ -55,7 +55,7 @@ class Communicator(Planned, GuardedIntracomm):
             torch's own are; by default the host waits for the result, unless a call says ``stream=``.
         wire: ``operand`` (``BLINKMPI_WIRE``): partial results of 8- and 16-bit floats are rounded to their type on each
             hop, which spares bytes; by default they travel as float32 and are rounded once (``accumulator``).
-        algorithms: of this many ranks, which calls on host memory of their sizes take (:mod:`blinkmpi.lang`).
+        algorithms: of this many ranks, which calls of their sizes take, on either memory (:mod:`blinkmpi.lang`).
 
     Raises:
         BlinkError: on every rank, if any rank cannot take part.
@@ -107,12 +107,27 @@ class Communicator(Planned, GuardedIntracomm):
         if blink is not None:
             if timeout is not None:
                 blink.call(method, args, timeout, stream)
-            elif (begun := blink.repeated.again(method, args, stream)) is not True:  # what was made before is C's
+            elif (begun := blink.again(method, args, stream)) is not True:
                 blink.go_on(method, args, stream, begun)
         elif self._initialised():
             self._dispatcher()  # which says that it is freed
         else:
             Invocation(method, args).begin(self).Wait()
+
+    def Barrier(self, *, timeout: Seconds = None) -> None:
+        """Return when all ranks have come."""
+        # as _call, with Dispatcher.again written out, for it is so short that one more Python call shows
+        blink = self._blink
+        if blink is None or timeout is not None:
+            self._call(BARRIER, (), timeout, None)
+            return
+        try:
+            begun = blink.repeated.again(BARRIER, (), None)
+        except BaseException as interrupt:
+            blink.die(interrupt)
+            raise
+        if begun is not True:
+            blink.go_on(BARRIER, (), None, begun)
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
         if self._initialised():
@@ -165,7 +180,7 @@ class Communicator(Planned, GuardedIntracomm):
     def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
         """The communicator of a group; called by its members."""
         if self._initialised():
-            enter_group(self._dispatcher(), "Create_group()", group)
+            enter_group(self._dispatcher(), "Create_group()", group, tag)
         return self._adopt(super().Create_group(group, tag))
 
     def Free(self) -> None:

@@ -2,8 +2,13 @@
 
 One base class, one subclass per kind of trouble. A message names the rank and
 the value that was wrong, says what was expected, and ends with the remedy.
-This module imports nothing of the package, so that every layer may raise.
 """
+# It imports nothing of the package, so that every layer may raise.
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+NO_MPI = "load your site's MPI, or pip install 'blinkmpi[mpi]'"
 
 
 class BlinkError(RuntimeError):
@@ -40,6 +45,14 @@ class DeviceError(BlinkError):
     """A GPU, its driver or its compiler cannot do what is asked."""
 
 
+class PoolExhausted(BlinkError, MemoryError):
+    """A memory pool has no room for an allocation."""
+
+
+class PoolInUse(DeviceError):
+    """A memory pool is to be closed while arrays lie in it."""
+
+
 class SettingsError(BlinkError, ValueError):
     """An environment variable of ours holds an impossible value."""
 
@@ -66,3 +79,14 @@ class RemoteError(BlinkError):
 
 class FallbackError(BlinkError):
     """``strict=True`` and the call would have fallen back to a slower protocol."""
+
+
+@contextmanager
+def no_mpi_has_a_remedy() -> Iterator[None]:
+    """Add the remedy to mpi4py's error, if it finds no MPI library when it is imported."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "MPI library" in str(error):
+            error.add_note(f"There is no MPI here: {NO_MPI}.")
+        raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Self, TypeVar
 
 from .collectives import SUM, Collectives
@@ -19,8 +20,13 @@ from .runtime import entering, inspection
 from .runtime.context import Context
 from .runtime.cuda.buffers import device_array
 from .runtime.cuda.context import CudaContext
+from .runtime.cuda.memory import make_pool, pool_of
+from .runtime.dispatch import Dispatcher
+from .runtime.grouping.group import Group
 from .topology import Topology
 from .transport.cuda.device import Gpu
+from .transport.cuda.memory.for_cupy import cupy_memory
+from .transport.cuda.memory.pool import MemoryPool
 from .transport.stats import Stats
 
 T = TypeVar("T")
@@ -34,7 +40,7 @@ class Planned(Collectives):
     def Custom(
         self, algorithm: Algorithm, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, timeout: float | None = None
     ) -> None:
-        """Run a collective that MPI has not, made by ``lang.custom``; collective.
+        """Run a collective that MPI does not have, made by ``lang.custom``; collective.
 
         Args:
             algorithm: the same on all ranks, for as many ranks.
@@ -52,6 +58,25 @@ class Planned(Collectives):
             some = not all(given or made for given, made in zip(goal.given, goal.wanted, strict=True))
         method = mpi.CUSTOM_OF_SOME if some else mpi.CUSTOM
         self._call(method, (algorithm, sendbuf, recvbuf, op), timeout, None)
+
+    # ---- many small calls as one
+
+    def grouped(self, *, stream: Any = None, timeout: float | None = None) -> Group:
+        """Make the collectives called within ``with comm.grouped():`` together when it ends, in any order of their own.
+
+        Calls of one collective, element type, operation and root are one call of the vector of all their elements;
+        long ones are calls by themselves. Their results are there when the ``with`` ends (or on their stream). No call
+        may write what another one reads or writes. Groups within groups are one. An exception out of the ``with``
+        forgets its calls; none of them has been sent.
+
+        Args:
+            stream, timeout: of calls that name none.
+
+        Raises:
+            ArgumentError, BufferTypeError: at the end, for what is wrong with a call; none is made on any rank.
+            MismatchError: on every rank, if the groups differ, before data moves.
+        """
+        return Group(self, stream, timeout)
 
     # ---- registered buffers on GPUs
 
@@ -84,15 +109,42 @@ class Planned(Collectives):
         gpus, device = self._registering("deregister()", lambda: device_array(array))
         gpus.deregister(device)
 
+    def memory_pool(self, nbytes: int | None = None) -> MemoryPool:
+        """Make a pool of GPU memory that all ranks have mapped; collective. Without an argument, the one there is.
+
+        Arrays are made in it at any time by each rank for itself, inside :meth:`cupy_memory` or
+        :func:`blinkmpi.torch.memory`, and are registered from their making. It lives until its ``close`` or
+        :meth:`Free`; what lies in it then goes on as memory of its rank alone.
+
+        Args:
+            nbytes: of this rank; the ranks' may differ.
+
+        Raises:
+            ArgumentError: on every rank, if there is one already; without an argument, if there is none.
+            DeviceError: if a rank has no GPU, room or C compiler; the others raise a RemoteError.
+        """
+        dispatcher = self._dispatcher()
+        dispatcher.check_alive()
+        gpus = self.context.cuda()
+        if nbytes is None:
+            return pool_of(gpus)
+        return make_pool(gpus, nbytes, lambda what: _together(dispatcher, what, lambda: None))
+
+    def cupy_memory(self) -> AbstractContextManager[None]:
+        """A block within which the CuPy arrays that this thread makes lie in the :meth:`memory_pool`. Local.
+
+        Raises:
+            ArgumentError: if there is no pool.
+        """
+        return cupy_memory(self.memory_pool())
+
     def _registering(self, what: str, read: Callable[[], T]) -> tuple[CudaContext, T]:
         """Where buffers are registered, and what ``read`` gives, if it does on all ranks; calls are then bound anew.
 
         DeviceError without GPUs.
         """
         self._dispatcher().check_alive()
-        self._dispatcher().forget()
-        cuda = self.context.cuda()
-        return cuda, entering.enter(self._dispatcher(), what, read)
+        return self.context.cuda(), _together(self._dispatcher(), what, read)
 
     # ---- what this job is, and how calls run on it
 
@@ -197,3 +249,10 @@ class Planned(Collectives):
         if dispatcher is not None and error is not None and dispatcher.dead is None:
             dispatcher.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")
         self.free()
+
+
+def _together(dispatcher: Dispatcher, what: str, read: Callable[[], T]) -> T:
+    """What ``read`` gives when all ranks are about to do ``what``, for which every call is to be bound anew."""
+    dispatcher.check_alive()
+    dispatcher.forget()
+    return entering.enter(dispatcher, what, read)

@@ -2,6 +2,8 @@
 
 - A page that no toctree names comes at the end of the one of ``internals.md``.
 - Links to pages outside of ``docs/`` lead to their copies on the site (``OUTSIDE``).
+- Links whose text is the name of a page's file, as is usual on GitHub, have the page's title instead.
+- Tables of many columns are set smaller (``wide`` in ``site.css``).
 - The rows of a table that begin with a name in backticks have an anchor: ``settings.md#blinkmpi-timeout``.
 - A class that duplicates what it gets in ``__new__`` shows the signature of its ``__init__``.
 - In the gallery, a command that draws a picture is followed by that picture, drawn as the site is made.
@@ -31,6 +33,8 @@ OUTSIDE = {
     "../benchmarks/README.md": "benchmarks.md",
 }
 LAST = "internals"  # has the pages that no list names
+MANY_COLUMNS = 9
+FILE_LINK = re.compile(r"\[\w+\.md\](?=\((\w+\.md)[#)])")
 TOCTREE = re.compile(r"^```{toctree}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 DRAWS = re.compile(r"blinkmpi .*(?:--plot|-o) (\S+\.svg)")
 
@@ -38,9 +42,11 @@ DRAWS = re.compile(r"blinkmpi .*(?:--plot|-o) (\S+\.svg)")
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx; before its collectors (priority 500) look at a page."""
     app.connect("source-read", lead_to_copies)
+    app.connect("source-read", name_pages)
     app.connect("source-read", list_the_rest)
     app.connect("autodoc-process-signature", of_init)
     app.connect("doctree-read", anchor_rows, priority=400)
+    app.connect("doctree-read", mark_wide_tables)
     app.connect("doctree-read", draw_pictures, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -49,6 +55,17 @@ def lead_to_copies(app: Sphinx, name: str, source: list[str]) -> None:
     """Links out of this folder to the pages that include what they lead to."""
     for path, page in OUTSIDE.items():
         source[0] = source[0].replace(f"]({path}", f"]({page}")
+
+
+def name_pages(app: Sphinx, name: str, source: list[str]) -> None:
+    """``[gpu.md](gpu.md#errors)`` becomes ``[GPUs and streams](gpu.md#errors)``."""
+
+    def titled(match: re.Match[str]) -> str:
+        page = (Path(app.srcdir) / match[1]).read_text(encoding="utf-8")
+        title = re.search(r"^# ([^:\n]+)", page, re.MULTILINE)
+        return f"[{title[1]}]" if title else match[0]
+
+    source[0] = FILE_LINK.sub(titled, source[0])
 
 
 def list_the_rest(app: Sphinx, name: str, source: list[str]) -> None:
@@ -78,6 +95,13 @@ def anchor_rows(app: Sphinx, page: nodes.document) -> None:
         first.parent.append(nodes.reference("", "#", refid=anchor, classes=["headerlink"]))
         if name == "settings" and text.startswith("BLINKMPI_"):
             app.env.domains.standard_domain.note_object("envvar", text, anchor, location=row)
+
+
+def mark_wide_tables(app: Sphinx, page: nodes.document) -> None:
+    """Give tables of many columns a class of their own."""
+    for table in page.findall(nodes.table):
+        if any(len(list(row)) >= MANY_COLUMNS for row in table.findall(nodes.row)):
+            table["classes"].append("wide")
 
 
 def of_init(

@@ -35,7 +35,7 @@ def table_of(*columns: str) -> Table:
     made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         right, wrap = name.startswith(">"), name.endswith("...")
-        made.add_column(name.strip(">."), justify="right" if right else "left", no_wrap=not wrap)
+        made.add_column(name.strip(">."), justify="right" if right else "left", no_wrap=not wrap, overflow="fold")
     return made
 
 

@@ -11,11 +11,13 @@ from benchmarks.pages.rows import (
     exact_size_text,
     fact_lines,
     failures,
+    gpu_lines,
     label_of,
     label_with_mark,
     line,
     link_to,
     mean,
+    ms_text,
     our_time,
     peers_of,
     ratio_text,
@@ -25,6 +27,9 @@ from benchmarks.pages.rows import (
     wrong_count,
     wrong_text,
 )
+
+SLOWDOWNS = ("slowdown", "product_slowdown")
+GROUP_WAYS = {"vector": "one vector", "each": "a call each", "nccl": "NCCL's group"}
 
 
 def _mode(document: dict[str, Any]) -> str:
@@ -89,10 +94,7 @@ def _gpu_table(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str
 
 def host_time_file(name: str, document: dict[str, Any]) -> str:
     """A file that benchmarks/host_time.py wrote."""
-    gpu = document["blinkmpi"]["gpu"]
-    versions = ", ".join(f"{key} {value}" for key, value in gpu.items() if key != "name" and value)
-    lines = [f"### {name}", "", f"- GPUs: {document['blinkmpi']['ranks']} x {gpu['name']}, {versions}"]
-    lines += fact_lines(document, command="host_time.py")
+    lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="host_time.py")]
     theirs, rows = "NCCL group", document["results"]
     ways = [way for way in rows[0]["again_us"] if way != theirs]
     cells = [cell for way in ways for cell in (f">{way}", ">ratio", ">new", ">ratio")]
@@ -105,6 +107,49 @@ def host_time_file(name: str, document: dict[str, Any]) -> str:
                 ratio = us[theirs] / us[way] if way in us and us[theirs] is not None else None
                 found += [us_text(us.get(way)), NONE if ratio is None else ratio_text(ratio)]
         lines.append(line([*found, str(row["wrong"])]))
+    return "\n".join(lines)
+
+
+def beside_compute_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/beside_compute/measure.py wrote: a line for each product, vector and limit."""
+    about = document["beside_compute"]
+    priority = "a high" if about["high_priority"] else "the usual"
+    lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="beside_compute/measure.py")]
+    lines.append(
+        f"- calls: on a stream of {priority} priority, on {'' if about['registered'] else 'un'}registered buffers"
+    )
+    lines += [f"- laps that the host was too late for: {about['late_laps']}", *failures(document)]
+    sides = [cell for label in ("ours", "NCCL") for cell in
+             (f">{label}: alone", ">AllReduce slower", ">product slower", ">total", ">one after another")]  # fmt: skip
+    lines += ["", *table_head("product", "type", ">size", ">CTAs", ">product", *sides, ">total: ratio", ">wrong")]
+    for row in document["results"]:
+        both = [row["libraries"]["ours"], row["libraries"]["nccl"]]
+        cells = [f"{row['edge']}^3", row["dtype"], exact_size_text(row["bytes"]), str(row["max_ctas"] or "default")]
+        cells.append(us_text(row["product_us"]))
+        for one in both:
+            cells += [us_text(one.get("alone_us")), *(ratio_text(one.get(key)) for key in SLOWDOWNS)]
+            cells += [ms_text(one.get(key)) for key in ("total_us", "one_after_another_us")]
+        ours, nccl = (one.get("total_us") for one in both)
+        cells += [ratio_text(nccl / ours if ours and nccl else None), str(sum(one["wrong"] for one in both))]
+        lines.append(line(cells))
+    return "\n".join(lines)
+
+
+def groups_file(name: str, document: dict[str, Any]) -> str:
+    """A file that benchmarks/groups.py wrote: a line for each number and length of tensors, and way of starting."""
+    rows, why = document["results"], document["groups"]["no_nccl"]
+    lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="groups.py")]
+    lines += [f"- NCCL was not measured: {why}"] if why else []
+    ways = list(rows[0]["us"])
+    others = [cell for way in ways[1:] for cell in (f">{GROUP_WAYS[way]}", ">ratio")]
+    lines += ["", *table_head(">tensors", ">bytes of each", "started", ">group", *others, ">wrong")]
+    for row in rows:
+        for key, started in (("us", "directly"), ("graph_us", "in a graph")):
+            if key in row:
+                us = row[key]
+                cells = [str(row["tensors"]), exact_size_text(row["bytes"]), started, us_text(us["group"])]
+                cells += [cell for way in ways[1:] for cell in (us_text(us[way]), ratio_text(us[way] / us["group"]))]
+                lines.append(line([*cells, str(sum(row["wrong"].values()))]))
     return "\n".join(lines)
 
 
@@ -138,7 +183,8 @@ def emulated_file(name: str, document: dict[str, Any]) -> str:
         "date": ours.get("date") or "unknown",
     }
     lines = [f"### {name}", "", *(f"- {label}: {text}" for label, text in facts.items())]
-    rates = (">size", ">plan", ">bound", ">ours", ">share", ">NCCL (not paced)", ">ratio")
+    rates = (">size", ">plan", ">bound", ">ours", ">share", ">NCCL (not paced)", ">ratio", ">its rings, paced",
+             ">its trees, paced", ">ratio")  # fmt: skip
     lines += [*failures(document), "", *table_head("GPUs", *rates, "NCCL's graphs", ">wrong")]
     for row in document["results"]:
         own, theirs = row["ours"], row["nccl"]
@@ -147,7 +193,10 @@ def emulated_file(name: str, document: dict[str, Any]) -> str:
         graphs = [f"{p['channels']} x {p['pattern']} {p['path']}" for p in (theirs or {}).get("patterns", [])]
         above = "> " * (theirs is not None and theirs["GBps"] > row["bound_GBps"])
         cells += [NONE, NONE] if theirs is None else [f"{above}{theirs['GBps']:.1f}", ratio_text(row["ratio"])]
-        wrong = wrong_count(found["wrong"] for found in (own, theirs) if found is not None)
+        paced = row.get("paced") or {}
+        cells += [f"{paced[kind]['GBps']:.1f}" if kind in paced else NONE for kind in ("rings", "trees")]
+        cells.append(ratio_text(row["paced_ratio"]) if paced else NONE)
+        wrong = wrong_count(found["wrong"] for found in (own, theirs, *paced.values()) if found is not None)
         cells += [", ".join(graphs) or NONE, wrong]
         lines.append(line(cells))
     return "\n".join(lines)

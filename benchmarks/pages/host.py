@@ -125,34 +125,6 @@ def call_cost_file(name: str, document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def small_calls_file(name: str, document: dict[str, Any]) -> str:
-    """A file that benchmarks/small_calls.py wrote: a row for each collective and place, a ratio for each size."""
-    about, rows = document["small_calls"], document["results"]
-    ranks = f"{document['blinkmpi']['ranks']} ranks on {about['hosts']} host{'s' * (about['hosts'] > 1)}"
-    crowded = ", more ranks than cores" if about["oversubscribed"] else ""
-    lines = [f"### {name}", "", *fact_lines(document, command="small_calls.py"), f"- ranks: {ranks}{crowded}"]
-    lines.append(f"- machine's load at the end: {about['load']:.1f}; niceness of the ranks: {about['niceness']}")
-    ratios = [row["ratio"] for row in rows]
-    below = sum(ratio < about["goal"] for ratio in ratios)
-    lines.append(f"- of {len(ratios)} rows, {below} are below {about['goal']}; the least is {ratio_text(min(ratios))}")
-    wrong = sum(row[side]["wrong"] for row in rows for side in ("ours", "mpi"))
-    sizes = sorted({row["size"] for row in rows if row["size"]})
-    lines += [
-        f"- wrong elements: {wrong}",
-        "",
-        *table_head("collective", "place", *(f">{exact_size_text(s)}" for s in sizes)),
-    ]
-    for collective, place in dict.fromkeys((row["collective"], row["place"]) for row in rows):
-        own = {row["size"]: row for row in rows if (row["collective"], row["place"]) == (collective, place)}
-        if 0 in own:  # no data: in the first column
-            own = {sizes[0]: own[0]}
-        cells = [
-            f"{ratio_text(own[s]['ratio'])} ({us_text(own[s]['ours']['us'])})" if s in own else NONE for s in sizes
-        ]
-        lines.append(line([collective, place.replace("_", " "), *cells]))
-    return "\n".join(lines)
-
-
 def ablation_file(name: str, document: dict[str, Any]) -> str:
     """A file that benchmarks/call_cost.py wrote with a variable."""
     about = document["ablation"]

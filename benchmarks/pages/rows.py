@@ -63,6 +63,20 @@ def on_gpu(document: dict[str, Any]) -> bool:
     return document["blinkmpi"].get("memory") == "gpu"
 
 
+def gpu_lines(document: dict[str, Any]) -> list[str]:
+    """The GPUs of a file and their versions, if it was measured on GPUs."""
+    gpu = document["blinkmpi"].get("gpu") if on_gpu(document) else None
+    if not gpu:
+        return []
+    versions = ", ".join(f"{key} {value}" for key, value in gpu.items() if key != "name" and value)
+    return [f"- GPUs: {document['blinkmpi']['ranks']} x {gpu['name']}, {versions or 'unknown versions'}"]
+
+
+def ranks_text(document: dict[str, Any]) -> str:
+    """``2``, or ``2 GPUs``."""
+    return f"{document['blinkmpi']['ranks']}{' GPUs' * on_gpu(document)}"
+
+
 def label_of(peer: str) -> str:
     """A peer as a column's name."""
     return {"mpi": "MPI", "nccl": "NCCL"}.get(peer, peer)
@@ -162,8 +176,16 @@ def wrong_count(counts: Iterable[int | None]) -> str:
 
 
 def label_with_mark(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """The collective, and whether its machine was emulated."""
-    return f"{document['blinkmpi'].get('collective')}{' (emulated)' if is_emulated(rows) else ''}"
+    """The collective, what it was told to take, and whether its machine was emulated."""
+    return f"{collective_text(document)}{' (emulated)' if is_emulated(rows) else ''}"
+
+
+def collective_text(document: dict[str, Any]) -> str:
+    """The collective, and what scheme it was told to take: ``alltoall by lang:bruck_alltoall``."""
+    name, words = str(document["blinkmpi"].get("collective")), [str(word) for word in document.get("args") or []]
+    told = words[words.index("--algo") + 1] if "--algo" in words[:-1] else ""
+    forced = told.removeprefix(f"{name}:")
+    return f"{name} by {forced}" if on_gpu(document) and forced != told and "^" not in forced else name
 
 
 def scheme_text(own: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.pages.rows import NONE, exact_size_text, fact_lines, line, ratio_text, table_head, us_text
+from benchmarks.pages.rows import NONE, exact_size_text, fact_lines, gpu_lines, line, ratio_text, table_head, us_text
 
 
 def torch_group_file(name: str, document: dict[str, Any]) -> str:
@@ -11,7 +11,7 @@ def torch_group_file(name: str, document: dict[str, Any]) -> str:
     types = list(dict.fromkeys(row["dtype"] for row in rows))
     other = next(name for row in rows if "us" in row for name in row["us"] if name != "blink")
     heads = [cell for dtype in types for cell in (f">{dtype}: ours", f">{other}", ">ratio")]
-    lines = [f"### {name}", "", *fact_lines(document, command="torch_group.py"), ""]
+    lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="torch_group.py"), ""]
     lines += table_head("collective", ">size", *heads, ">wrong")
     by_size: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
@@ -30,7 +30,7 @@ def torch_group_file(name: str, document: dict[str, Any]) -> str:
 
 def training_file(name: str, document: dict[str, Any]) -> str:
     """A file that benchmarks/training/measure.py wrote: a line for each model and library."""
-    lines = [f"### {name}", "", *fact_lines(document, command="training/measure.py"), ""]
+    lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="training/measure.py"), ""]
     lines += table_head("model", "type", "a rank's batch", ">parameters", "library", ">step", ">compute", ">exposed",
                         ">alone", ">overlap", ">step: ratio", ">alone: ratio", ">weights apart")  # fmt: skip
     for row in document["results"]:

@@ -150,6 +150,11 @@ class _Bench:
         """All rows of one block."""
         return [call for series in self.options.series for call in self.options.calls(self.n, series)]
 
+    @property
+    def registered(self) -> bool:
+        """Whether peers reach the buffers, if they lie on GPUs."""
+        return self.setup.get("local_register") == 2
+
     def say(self, text: str) -> None:
         """Print a line, on rank 0 and unless JSON alone is wanted."""
         if self.rank == 0 and not self.args.json:
@@ -233,9 +238,12 @@ class _Bench:
 
     def _measure_steps(self, ours: Any) -> None:
         """Time the steps of the calls that are to be predicted, on the buffers on which they are to be measured."""
-        from ..runtime.inspection import measure_steps
+        from ..runtime.inspection import measure_steps, rests_on
 
-        if not self.args.predict or self.memory == "gpu":
+        if not self.args.predict:
+            return
+        if self.memory == "gpu":
+            self.setup["predictions"] = rests_on(ours.context)
             return
         assert self.buffers is not None
         for memory in self.buffers.whole:  # pages that nothing was written to yet are all one
@@ -263,11 +271,15 @@ class _Bench:
         seconds: list[float | None] = [None, None]
         bounds: list[float | None] = [None, None]
         for place in range(len(PLACES)) if self.args.predict else ():
-            seconds[place], bounds[place] = predict(*what, **facts, in_place=bool(place), rates=self.rates)
+            seconds[place], bounds[place] = predict(
+                *what, **facts, in_place=bool(place), rates=self.rates, registered=self.registered,
+                graph=bool(self.args.cudagraph),
+            )  # fmt: skip
         peers = {name: measured.get(name) for name in self.options.peers}
         return Row(
-            call, mine, peers, choice(*what, **facts), (seconds[0], seconds[1]), (bounds[0], bounds[1]), self.emulated
-        )
+            call, mine, peers, choice(*what, **facts, registered=self.registered), (seconds[0], seconds[1]),
+            (bounds[0], bounds[1]), self.emulated,
+        )  # fmt: skip
 
     def _place(
         self, ours: Any, call: Call, peers: list[Peer], *, in_place: bool
@@ -327,6 +339,8 @@ class _Bench:
             self.say(line)
         mark = " (emulated)" if self.emulated else ""
         self.say(f"# {self.machine['name']}{mark}, {self.n} ranks; {self._schemes(ours)}; {meta.mpi_library(self.mpi)}")
+        if "predictions" in self.setup:
+            self.say(f"# predictions are by {self.setup['predictions']}")
         for peer in self.peers:
             if peer.facts:
                 self.say(f"# {peer.name}: " + ", ".join(f"{key} {value}" for key, value in peer.facts.items()))

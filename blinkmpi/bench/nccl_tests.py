@@ -38,4 +38,4 @@ def dtype_named(name: str) -> str:
     if name in TYPE_NAMES or name in TYPE_NAMES.values():
         return TYPE_NAMES.get(name, name)
     why = ": 8-bit floating types have no reduction here" if name.startswith("f8") else " is unknown"
-    raise BufferTypeError(f"datatype {quoted(name)}{why}; use one of {', '.join(TYPE_NAMES)}, all")
+    raise BufferTypeError(f"datatype {quoted(name)}{why}; use one of {', '.join(TYPE_NAMES)}")

@@ -95,7 +95,7 @@ class NcclPeer:
 
     def __init__(self, world: Any, cupy: Any) -> None:
         self.rank, self.n = world.Get_rank(), world.Get_size()
-        self._nccl = on_all_ranks(world, lambda: _nccl(cupy))
+        self._nccl = on_all_ranks(world, lambda: nccl_module(cupy))
         unique = world.bcast(self._nccl.get_unique_id() if self.rank == 0 else None)
         self._comm = on_all_ranks(world, lambda: self._nccl.NcclCommunicator(self.n, unique, self.rank))
         self.facts = {"version": version_text(self._nccl.get_version()), "nvls": os.environ["NCCL_NVLS_ENABLE"]}
@@ -170,7 +170,7 @@ def version_text(code: int) -> str:
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
-def _nccl(cupy: Any) -> Any:
+def nccl_module(cupy: Any) -> Any:
     """CuPy's NCCL module; where CuPy finds no library, with the one that torch brings."""
     if "NCCL_NVLS_ENABLE" not in os.environ:
         raise ArgumentError(

@@ -13,7 +13,7 @@ from ..topology.probe import Nvml
 from ..topology.visible import available
 from ..util.settings import read
 from .output import show
-from .plan import whole
+from .plan import of_flag, whole
 
 
 def add_advise(command: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def advice(args: argparse.Namespace, topology: Topology, *, ranks: int) -> int:
     Args:
         ranks: of the live job that the machine was gathered from; one alone sees all GPUs, also those of others.
     """
-    take, free, why = whole(args.take), None, ""
+    take, free, why = of_flag("--take", whole, args.take), None, ""
     if args.free:
         if args.gpus:
             raise ArgumentError("--gpus and --from both say which GPUs there are; leave one of them out")

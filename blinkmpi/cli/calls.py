@@ -10,6 +10,7 @@ from ..errors import ArgumentError
 from ..lang.algorithms import Algorithm, shares_memory
 from ..lang.source import algorithm_for, check_asked
 from ..planning.algorithms import chunk_of_algorithm, with_algorithms
+from ..planning.beside_mpi import slower
 from ..planning.defaults import LINK_SLOTS
 from ..planning.explain import explanation, link_text
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
@@ -62,7 +63,8 @@ def explain(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
     """Say how the call runs, and why."""
     made = _algorithm(args, topology)
     call = _call(args, topology, made)
-    found = explanation(_plan(topology, call, made, mpi=mpi), topology, call)
+    known = slower(call, len(topology.nodes)) if mpi else ""
+    found = explanation(_plan(topology, call, made, mpi=mpi), topology, call, live=[known] if known else [])
     print(found.to_json() if args.json else found.text(), end="" if args.json else "\n")
     return 0
 

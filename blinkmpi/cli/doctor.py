@@ -1,7 +1,6 @@
 """The command ``doctor``: all ranks collect facts, rank 0 judges them and prints, and its exit code is the job's."""
 
 import argparse
-import sys
 from typing import Any
 
 from ..doctor.diagnosis import judge
@@ -61,5 +60,4 @@ def _print(args: argparse.Namespace, report: Report) -> int:
         from . import show as cli_show
 
         show(cli_show.doctor(report))
-    sys.stdout.flush()
     return int(not report.healthy)

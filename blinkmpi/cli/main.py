@@ -7,6 +7,7 @@ With TOPOLOGY, a machine of the catalogue or a file, a command needs no MPI. Wit
 
 import argparse
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -15,9 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from ..errors import ArgumentError, BlinkError
+from ..errors import NO_MPI, ArgumentError, BlinkError
 from ..topology.importers import load, modify
 from ..topology.model import Topology
+from ..util.launcher import launched_rank
 from ..util.text import brief
 from . import advise as cli_advise
 from . import calls as cli_calls
@@ -40,39 +42,62 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0  # rank 0 answers, with the job's exit code
     args = _parser(with_bench="bench" in words[:1]).parse_args(words)
     try:
-        if args.command == "bench" and args.sweep is not None:
-            from ..bench.sweep.command import run as run_sweep
-
-            return run_sweep(args, library=cli_launch.version_text())
-        if args.command == "bench":
-            from ..bench.command import run as run_bench
-
-            return run_bench(args, _world(args))
-        if args.command == "doctor":
-            return cli_doctor.doctor(args)
-        if args.command == "launch":
-            return cli_launch.launch(args)
-        if args.command == "top":
-            return cli_top.top(args)
-        if args.command == "tune":
-            return cli_tune.tune(args, _world(args))
-        if args.command == "lang":
-            return cli_lang.lang(args)
-        if args.command == "plot":
-            from ..bench.plot_sizes import draw
-
-            draw(args.results, args.output, in_place=args.in_place)
-            return 0
-        if args.command == "plan" and args.diff:
-            return cli_topo.plan_diff(args)
-        if args.topology is None:
-            return _live(args)
-        return _command(args, _changed(args, load(args.topology)), ranks=0)
+        code = _answer(args)
+        if sys.stdout is not None:  # it is closed
+            sys.stdout.flush()
+        return code
     except BlinkError as error:
         return _fail(error)
     except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        return _fail(ArgumentError(f"cannot write the answer: {error.strerror}; make room, or write it elsewhere"))
+    except KeyboardInterrupt:
+        if launched_rank(os.environ) is not None:
+            raise
+        print("blinkmpi: interrupted", file=sys.stderr)
+        return 130
+
+
+def _drop_output() -> None:
+    """Let what is still to be written to stdout go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _answer(args: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    if args.command == "bench" and args.sweep is not None:
+        from ..bench.sweep.command import run as run_sweep
+
+        return run_sweep(args, library=cli_launch.version_text())
+    if args.command == "bench":
+        from ..bench.command import run as run_bench
+
+        return run_bench(args, _world(args))
+    if args.command == "doctor":
+        return cli_doctor.doctor(args)
+    if args.command == "launch":
+        return cli_launch.launch(args)
+    if args.command == "top":
+        return cli_top.top(args)
+    if args.command == "tune":
+        return cli_tune.tune(args, _world(args))
+    if args.command == "lang":
+        return cli_lang.lang(args)
+    if args.command == "plot":
+        from ..bench.plot_sizes import draw
+
+        draw(args.results, args.output, in_place=args.in_place)
+        return 0
+    if args.command == "plan" and args.diff:
+        return cli_topo.plan_diff(args)
+    if args.topology is None:
+        return _live(args)
+    return _command(args, _changed(args, load(args.topology)), ranks=0)
 
 
 def _for_all_ranks(words: Sequence[str]) -> bool:
@@ -154,7 +179,7 @@ def _world(args: argparse.Namespace) -> Any:
         what = "to start ranks with" if args.command in ("bench", "tune") else "to ask about the live machine"
         instead = "" if args.command in ("bench", "tune") else "name a TOPOLOGY such as cpu:4, or "
         raise ArgumentError(f"{args.command}: there is no MPI {what} ({why.strip().splitlines()[0]}); {instead}"
-                            "load your site's MPI, or pip install 'blinkmpi[mpi]'")  # fmt: skip
+                            f"{NO_MPI}")  # fmt: skip
     return found.COMM_WORLD
 
 

@@ -10,6 +10,9 @@ from ..errors import ArgumentError
 from ..util.launcher import launched_rank
 from ..util.singleton import remove_segment_at_exit
 
+WIDEST = 1 << 16  # columns of any table
+LONGEST_WORD = 30  # in a column that wraps; longer ones, such as a rank's many children, are folded
+
 
 def own_rank() -> int:
     """This process's rank, from the launcher, so that a machine from a file needs no MPI."""
@@ -56,4 +59,31 @@ def show(thing: Any) -> None:
     """Print with rich: 100 columns where no terminal says otherwise."""
     from rich.console import Console
 
-    Console(width=shutil.get_terminal_size((100, 25)).columns, highlight=False).print(thing)
+    class Screen(Console):
+        """A console that leaves a reader who has gone to the command."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    screen = Screen(width=shutil.get_terminal_size((100, 25)).columns, highlight=False)
+    _keep_whole(screen, thing)
+    screen.print(thing, crop=False)
+
+
+def _keep_whole(screen: Any, thing: Any) -> None:
+    """Let tables be wider than the screen rather than cut what must not wrap, such as numbers, and words."""
+    from rich.console import Group
+    from rich.table import Table
+
+    if isinstance(thing, Group):
+        for part in thing.renderables:
+            _keep_whole(screen, part)
+    elif isinstance(thing, Table):
+        for column in thing.columns:
+            widths = [screen.measure(cell) for cell in (column.header, *column.cells)]
+            word = min(LONGEST_WORD, max(width.minimum for width in widths))
+            least = max(width.maximum for width in widths) if column.no_wrap else word
+            column.min_width = max(column.min_width or 0, least)
+        needed = screen.measure(thing, options=screen.options.update(width=WIDEST)).minimum
+        if needed > screen.width:
+            thing.width = needed

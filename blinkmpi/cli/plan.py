@@ -48,6 +48,14 @@ def whole(text: str) -> int:
     return number(text, int, "whole number; write 4")
 
 
+def of_flag(flag: str, reader: Callable[[str], Number], text: str) -> Number:
+    """Read the value of a flag, which an error names."""
+    try:
+        return reader(text)
+    except ArgumentError as error:
+        raise ArgumentError(f"{flag}: {error}") from error
+
+
 class KnobFlag(NamedTuple):
     """A flag of ``plan`` that some methods read; without ``--method`` the first of them is taken."""
 
@@ -90,6 +98,8 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
     for flag in ("pareto", "plot", "lang"):
         if getattr(args, flag) and not args.collective:
             raise ArgumentError(f"--{flag} is for one collective; add --collective")
+    if args.trees:
+        raise ArgumentError("--trees is for --diff A B; leave it out, a plan of one --collective shows its trees")
     if args.lang and (args.pareto or args.json):
         raise ArgumentError("--lang prints one program; leave --pareto and --json out")
     method, options = _method(args)
@@ -140,7 +150,8 @@ def _method(args: argparse.Namespace) -> tuple[str, MethodOptions]:
             other = f"for {method}" if method != "auto" else "for those of the other flags"
             able_ones = " and ".join(knob.methods)
             raise ArgumentError(f"{knob.flag} is for method {able_ones}, not {other}; leave one of them out")
-    return method, MethodOptions(**{name: knob.read(getattr(args, name)) for name, knob in given.items()}).check()
+    values = {name: of_flag(knob.flag, knob.read, getattr(args, name)) for name, knob in given.items()}
+    return method, MethodOptions(**values).check()
 
 
 def _planned(
@@ -210,7 +221,7 @@ def subsets(args: argparse.Namespace, topology: Topology) -> int:
         from ..util.figure import check_target
 
         check_target(args.plot)
-    pcie_mbps = int(fraction(args.pcie) * 1000)
+    pcie_mbps = int(of_flag("--pcie", fraction, args.pcie) * 1000)
     if not 1 <= pcie_mbps <= MOST_MBPS:
         raise ArgumentError(f"--pcie {quoted(args.pcie)}: expected GB/s above 0; 10 is usual for a DGX-1")
     found = survey(topology, pcie_mbps=pcie_mbps, each=_with_bar)

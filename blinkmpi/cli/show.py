@@ -110,7 +110,7 @@ def subsets(found: Sequence[Subset], topology: Topology, pcie_mbps: int) -> Rend
 
 def advice(found: Advice, topology: Topology, why: str) -> RenderableType:
     """One row for each class of sets, the best first."""
-    table = table_of("GPUs", ">alike", ">allreduce", ">of best", ">rings", ">broadcast", ">rings", "over")
+    table = table_of("GPUs", ">alike", ">allreduce", ">of best", ">rings", ">broadcast", ">rings", "over...")
     best = found.choices[0].rates[0]
     for c in found.choices:
         (reduce, cast), (around, along) = (

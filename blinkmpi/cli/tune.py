@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError
+from ..lang.algorithms import Algorithm
 from ..lang.source import algorithm_from_root, check_asked
 from ..planning.tuned_table import TunedTable, file_of, read
 from ..program.call import collective_named
@@ -54,10 +55,10 @@ def tune(args: argparse.Namespace, world: Any) -> int:
     for one in made:
         check_asked(one, None if not names or one.collective in names else names[0], max(one.root, 0))
     with Communicator(world, algorithms=made) as comm:
-        if comm.context.gpus is None and not made:
-            return _time_steps(args, comm, names or [collective_named(c) for c in TIMED])
+        if comm.context.gpus is None:
+            return _time_steps(args, comm, names, made)
         names = names or list(dict.fromkeys((*TUNED, *(collective_named(one.collective) for one in made))))
-        sizes = _sizes(args, "1K", "1G", 4)
+        sizes = sizes_of(args, "1K", "1G", 4)
         gpus = comm.context.cuda()
         for one in made:
             comm.plan(one.collective, max(one.root, 0))
@@ -88,31 +89,50 @@ def tune(args: argparse.Namespace, world: Any) -> int:
     return 0
 
 
-def _sizes(args: argparse.Namespace, begin: str, end: str, factor: int) -> list[int]:
-    """The sizes that were asked for, by what is usual where nothing was said."""
-    factor = args.factor or factor
+def sizes_of(args: argparse.Namespace, begin: str, end: str, usual: int) -> list[int]:
+    """The sizes that were asked for, by what is usual where nothing was said.
+
+    Raises:
+        ArgumentError: for sizes that would have no end.
+    """
+    factor = usual if args.factor is None else args.factor
     if factor < 2:
-        raise ArgumentError(f"-f {factor}: the factor between two sizes is at least 2; leave -f out for {factor}")
-    sizes = [parse_size(args.begin or begin)]
-    while sizes[-1] * factor <= parse_size(args.end or end):
+        raise ArgumentError(f"-f {factor}: the factor between two sizes is at least 2; leave -f out for {usual}")
+    begin, end = args.begin or begin, args.end or end
+    sizes, most = [parse_size(begin)], parse_size(end)
+    if not 1 <= sizes[0] <= most:
+        raise ArgumentError(f"-b {begin} -e {end}: expected sizes from 1 byte on, the second not below the first")
+    while sizes[-1] * factor <= most:
         sizes.append(sizes[-1] * factor)
     return sizes
 
 
-def _time_steps(args: argparse.Namespace, comm: Any, names: Sequence[Collective]) -> int:
-    """Time the steps of calls on CPU ranks, and keep what they cost for the predictions of later jobs."""
+def _time_steps(args: argparse.Namespace, comm: Any, names: Sequence[Collective], made: Sequence[Algorithm]) -> int:
+    """Time the steps of calls on CPU ranks, and keep what they cost for the predictions of later jobs.
+
+    Args:
+        comm: of these ranks, whatever its calls take.
+        made: algorithms whose steps are timed, too.
+    """
+    from ..communicator import Communicator
     from ..measure.steps import time_steps
     from ..transport.host.forecast.rates import file_of as steps_file
     from ..transport.host.forecast.rates import read as read_steps
 
-    context, sizes = comm.context, _sizes(args, "1M", "64M", 2)
+    context, sizes = comm.context, sizes_of(args, "1M", "64M", 2)
     if not context.forecasts:
         raise ArgumentError(
             f"tune is for GPUs ({context.why_no_gpus}), or for CPU ranks of one node whose calls C executes "
             f"({comm.executor}); start it there"
         )
+    theirs = [collective_named(one.collective) for one in made]
+    names = names or list(dict.fromkeys((*map(collective_named, TIMED), *theirs)))
     start = time.perf_counter()
-    found = time_steps(comm, names, sizes)
+    with Communicator(comm) as plain:
+        found = time_steps(plain, names, sizes)
+    for one, name in zip(made, theirs, strict=True):
+        with Communicator(comm, algo=f"{name}:{one.scheme}", algorithms=[one]) as own:
+            found = found.beside(time_steps(own, [name], sizes, root=max(one.root, 0)))
     spent = time.perf_counter() - start
     if comm.context.rank == 0:
         path = Path(args.output) if args.output else steps_file(cache_dir(), found.hardware)

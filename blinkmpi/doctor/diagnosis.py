@@ -131,7 +131,7 @@ def _compiler(seen: Sequence[RankFacts]) -> Findings:
     without = [s.rank for s in seen if not s.compiler]
     if without:
         evidence = f"none on {ranks_text(without)}: CPU ranks run the NumPy executor, which is slower"
-        yield warn("compiler", evidence, "install cc, or set CC")
+        yield warn("compiler", evidence, "install cc, or set CC, or pip install 'blinkmpi[cc]'")
     else:
         yield ok("compiler", seen[0].compiler)
 

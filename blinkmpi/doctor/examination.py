@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -78,8 +79,8 @@ def examine(
     nvml = source or Nvml()
     size, free = _shm()
     facts: GpuFacts | None = None if isinstance(gpu, str) else probe(gpu.bus_id, source=nvml)
-    compilers = (c for c in (env.get("CC", ""), "cc", "gcc", "clang") if c and shutil.which(c.split()[0]))
-    compiler = next(compilers, "")
+    command = native.compiler_command(env)
+    compiler = shlex.join(command) if command and shutil.which(command[0]) else ""
     if not compiler and (library := native.kept()):
         compiler = f"none, but {library} was compiled for this processor"
     return RankFacts(

@@ -16,11 +16,11 @@ from ..program.cost_model import Price, price
 from ..program.ir import Program
 from ..program.reduction import Array, dtype_of
 from ..program.routes import cheapest_routes
-from ..topology.model import MOST_DEVICES, Topology
+from ..topology.model import Topology
 from ..util.codec import Document
 from ..util.files import read_file
 from ..util.text import brief, plural, quoted, size_text
-from .flow import Contribution, Flow, Goal, Node, goal_of
+from .flow import Contribution, Flow, Goal, Node, check_size, goal_of
 from .interpreter import interpret
 from .lower import Lowering, custom_call
 from .xml.check import flow_of
@@ -28,7 +28,6 @@ from .xml.export import export
 from .xml.file import load_xml, write_xml
 
 FORMAT_VERSION = 1
-MOST_CONTRIBUTIONS = 1 << 24  # to the outputs of all ranks
 SCHEME = "lang:"  # in front of an algorithm's name, where it stands beside the schemes of a plan
 
 
@@ -96,13 +95,11 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
             raise PlanError(f"name {quoted(self.name)}, {self.min_bytes} to {self.max_bytes} bytes: expected a name, "
                             "and numbers from 0 on")  # fmt: skip
         where = brief(self.name)
-        if not 1 <= self.n <= MOST_DEVICES or self.chunks < 1 or self.n * self.n * self.chunks > MOST_CONTRIBUTIONS:
-            raise PlanError(f"{where}: {quoted(self.n)} ranks, {quoted(self.chunks)} chunks: expected at least one of "
-                            f"each, at most {MOST_DEVICES} ranks, and fewer chunks of many ranks")  # fmt: skip
         if (self.collective == "custom") != bool(self.given or self.wanted):
             raise PlanError(f"{where}: a custom collective says what is given and wanted, and no other; got "
                             f"{quoted(self.collective)}")  # fmt: skip
         try:
+            check_size(self.n, self.chunks)
             self.flow.prove()
         except PlanError as error:
             raise PlanError(f"{where}: {error}") from error
@@ -164,7 +161,8 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
     def explain(self) -> str:
         """What it is and does, for a terminal: messages, bytes and steps."""
         goal = self.flow.goal
-        where = f" from or to rank {goal.root}" if goal.root >= 0 else ""
+        way = "from" if goal.collective in ("broadcast", "scatter") else "to"
+        where = f" {way} rank {goal.root}" if goal.root >= 0 else ""
         lines = [f"{self.name}: {goal.collective}{where} of {plural(goal.n, 'rank')}, {self._pieces()}, proved"]
         if self.min_bytes or self.max_bytes:
             most = f"at most {size_text(self.max_bytes)}" if self.max_bytes else "any length above"
@@ -175,7 +173,7 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
         lines.append(f"  messages   {sent.total()} of a chunk, {most_sent} from the rank that sends the most")
         if goal.collective != "custom":
             lines.append(f"  bytes      that rank sends {most_sent * each} of the vector")
-        lines.append(f"  steps      {longest} messages follow one another")
+        lines.append(f"  steps      {plural(longest, 'message')}{' follow one another' if longest > 1 else ''}")
         if folds:
             lines.append(f"  folds      {folds} of two operands")
         return "\n".join(lines)

@@ -11,13 +11,16 @@ there. Pure data.
 
 from collections.abc import Sequence
 from functools import cache, cached_property
+from math import isqrt
 
 from ..errors import PlanError
 from ..program.call import BLOCKED, REDUCTIONS
 from ..trees.tree import ROOTED
 from ..util.codec import Value
+from ..util.text import plural
 
 Contribution = tuple[int, int]  # (rank, chunk of its send buffer)
+MOST_CONTRIBUTIONS = 1 << 24  # to the outputs of all ranks
 
 
 class Goal(Value, frozen=True):
@@ -56,12 +59,18 @@ class Goal(Value, frozen=True):
         if len(self.given) != self.n or len(self.wanted) != self.n or min(self.given, default=-1) < 0:
             raise PlanError(f"{self.collective} of {self.n} ranks: given {len(self.given)} and wanted "
                             f"{len(self.wanted)}; expected one of each rank, of at least 0 chunks")  # fmt: skip
+        if sum(self.given) > MOST_CONTRIBUTIONS:
+            raise PlanError(f"{sum(self.given)} chunks are given; expected at most {MOST_CONTRIBUTIONS}")
         for rank, outputs in enumerate(self.wanted):
             for i, want in enumerate(outputs):
                 for source, part in want:
                     if not 0 <= source < self.n or not 0 <= part < self.given[source]:
                         raise PlanError(f"rank {rank} wants chunk {part} of rank {source} in chunk {i} of its output; "
                                         f"expected one of the {self.n} ranks' chunks")  # fmt: skip
+                if len(want) > len({*want}):
+                    twice = next(one for one in want if want.count(one) > 1)
+                    raise PlanError(f"rank {rank} wants chunk {twice[1]} of rank {twice[0]} twice in chunk {i} of its "
+                                    "output; name every contribution once")  # fmt: skip
         return self
 
 
@@ -141,15 +150,33 @@ class Flow(Value, frozen=True, dict=True):
                 if not want:
                     continue
                 if reference is None:
-                    raise PlanError(f"rank {rank}: nothing writes chunk {chunk} of its output; wanted {_several(want)}")
+                    raise PlanError(
+                        f"rank {rank}: nothing writes chunk {chunk} of its output; wanted {_several(want)}; copy that "
+                        'to "output", or with inplace=True to "input"'
+                    )
                 where = self.nodes[reference].where if 0 <= reference < len(self.nodes) else ""
                 got = self._given(reference, rank, where, found)
                 if got != frozenset(want):
-                    raise PlanError(
-                        f"rank {rank}: chunk {chunk} of its output is {_several(tuple(sorted(got)))}"
-                        f"{f' (from {where})' if where else ''}; wanted {_several(want)}"
-                    )
+                    raise wrong_result(where, rank, chunk, got, want)
         return self
+
+
+def check_size(n: int, chunks: int) -> None:
+    """Raise PlanError for more ranks, or chunks of a vector or a block, than a program may have."""
+    if not 1 <= n * n <= MOST_CONTRIBUTIONS:
+        raise PlanError(f"{plural(n, 'rank')}; expected 1..{isqrt(MOST_CONTRIBUTIONS)}")
+    most = MOST_CONTRIBUTIONS // n**2
+    if not 1 <= chunks <= most:
+        raise PlanError(f"{plural(chunks, 'chunk')} of {plural(n, 'rank')}; expected 1..{most}, which may be long: "
+                        "each is moved in pieces")  # fmt: skip
+
+
+def wrong_result(
+    where: str, rank: int, chunk: int, got: frozenset[Contribution], want: tuple[Contribution, ...]
+) -> PlanError:
+    """What to raise for a chunk of an output that was written at ``where``, if that is known."""
+    return PlanError(f"{f'{where}: ' if where else ''}rank {rank}: chunk {chunk} of its output is "
+                     f"{_several(tuple(sorted(got)))}; wanted {_several(want)}")  # fmt: skip
 
 
 def goal_of(collective: str, n: int, chunks: int, root: int = -1) -> Goal:
@@ -159,8 +186,8 @@ def goal_of(collective: str, n: int, chunks: int, root: int = -1) -> Goal:
         PlanError: for what is no such collective, or sizes below 1.
     """
     if n < 1 or chunks < 1 or (root in range(n)) != (collective in ROOTED):
-        raise PlanError(f"{collective} of {n} ranks, {chunks} chunks, root {root}: expected a rank as root of "
-                        f"{', '.join(sorted(ROOTED))} alone, and at least one of each")  # fmt: skip
+        raise PlanError(f"{collective} of {plural(n, 'rank')}, {plural(chunks, 'chunk')}, root {root}: expected a rank "
+                        f"as root of {', '.join(sorted(ROOTED))} alone, and at least one of each")  # fmt: skip
     everyone, blocks = range(n), n if collective in BLOCKED else 1
 
     @cache  # every rank wants the same

@@ -22,7 +22,8 @@ def interpret(flow: Flow, sends: Sequence[Array | None], op: str) -> list[list[A
     given = flow.goal.given
     inputs = _cut(given, sends)
     if any(len(node.operands) > 1 for node in flow.nodes):
-        check_op(op, NAMES[next(parts[0].dtype for parts in inputs if parts)])
+        dtype = next(parts[0].dtype for parts in inputs if parts)
+        check_op(op, NAMES.get(dtype, dtype.str))
     values: list[Array] = []
     for node in flow.nodes:
         operands = [inputs[node.rank][~o] if o < 0 else values[o] for o in node.operands]

@@ -261,30 +261,33 @@ class _Places:
 
     def read(self, rank: int, i: int) -> tuple[int, int]:
         """(offset, length) of a chunk of a rank's send buffer."""
-        if self.call.collective == "custom":
-            return i * self.call.counts[0], self.call.counts[0]
         block, part = divmod(i, self.goal.chunks)
         match self.call.collective:
+            case "custom":
+                return i * self.call.counts[0], self.call.counts[0]
             case "alltoall":
                 start, _, count = self.call.piece(rank, block)
             case "scatter" | "reduce_scatter":
                 start, count = self.call.block(block)
             case _:
                 start, count = 0, self.call.block(rank)[1]
-        first, length = self._cut(count)[part]
-        return start + first, length
+        return self._part(start, count, part)
 
     def store(self, rank: int, i: int) -> tuple[int, int]:
         """(offset, length) of a chunk of a rank's receive buffer."""
-        if self.call.collective == "custom":
-            return i * self.call.counts[0], self.call.counts[0]
         block, part = divmod(i, self.goal.chunks)
         match self.call.collective:
+            case "custom":
+                return i * self.call.counts[0], self.call.counts[0]
             case "alltoall":
                 _, start, count = self.call.piece(block, rank)
             case "allgather" | "gather":
                 start, count = self.call.block(block)
             case _:
                 start, count = 0, self.call.block(rank)[1]
+        return self._part(start, count, part)
+
+    def _part(self, start: int, count: int, part: int) -> tuple[int, int]:
+        """A part of the vector, or of a block, that begins at ``start``."""
         first, length = self._cut(count)[part]
         return start + first, length

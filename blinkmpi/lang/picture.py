@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ArgumentError
-from ..util.figure import COLOURS, DARK, check_target, new_figure, save
+from ..util.figure import COLOURS, DARK, check_target, headed, new_figure, save
 from ..util.text import plural
 from .algorithms import Algorithm
 
@@ -65,8 +65,13 @@ def draw_algorithm(algorithm: Algorithm, path: str, *, chunk: int | None = None)
         raise ArgumentError(f"{algorithm.name} has {len(messages)} messages; at most {MOST_MESSAGES} can be drawn: "
                             "draw one chunk")  # fmt: skip
     steps = 1 + max((m.step for m in messages), default=0)
-    figure = new_figure(1.6 + 1.1 * steps, 1.4 + 0.5 * algorithm.n)
-    axes = figure.add_axes((0.09, 0.11, 0.89, 0.74))
+    some = "" if chunk is None else f", chunk {chunk}"
+    title = f"{algorithm.name}: {algorithm.collective} of {plural(algorithm.n, 'rank')}{some}"
+    facts = f"{plural(len(messages), 'message')}; filled: folded there, hollow: kept; a colour is a chunk"
+    width, height = max(1.3 + 1.1 * steps, 0.8 + 0.13 * len(title)), 1.5 + 0.5 * algorithm.n
+    figure = new_figure(width, height)
+    above = headed(figure, title, facts, letters=14)
+    axes = figure.add_axes((0.85 / width, 0.4 / height, 1 - 1.05 / width, 1 - (0.5 + above) / height))
     for m in messages:
         colour = COLOURS[m.chunk % len(COLOURS)]
         axes.annotate(
@@ -82,11 +87,6 @@ def draw_algorithm(algorithm: Algorithm, path: str, *, chunk: int | None = None)
     axes.grid(axis="y", color="#e8e8e8", zorder=0)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    some = "" if chunk is None else f", chunk {chunk}"
-    title = f"{algorithm.name}: {algorithm.collective} of {plural(algorithm.n, 'rank')}{some}"
-    figure.text(0.02, 0.94, title, fontsize=13, weight="bold")
-    facts = f"{plural(len(messages), 'message')}; filled: folded there, hollow: kept; a colour is a chunk"
-    figure.text(0.02, 0.885, facts, fontsize=9, color="#666666")
     save(figure, path)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import runpy
 import traceback
 from collections.abc import Callable
+from errno import EISDIR
+from os import strerror
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ READERS: dict[str, Callable[[str], Algorithm]] = {".json": read_algorithm, ".xml
 OWN = "<run_path>"  # the module of what a file defines that runpy runs
 
 
-def load(source: str, *args: Any, **params: Any) -> Algorithm:
+def load(source: str | Path, *args: Any, **params: Any) -> Algorithm:
     """An algorithm from a file: one that :meth:`Algorithm.save` wrote, MSCCL's XML, or a function in a Python file.
 
     Args:
@@ -30,6 +32,7 @@ def load(source: str, *args: Any, **params: Any) -> Algorithm:
         ArgumentError: for a file of another kind, or without that function. FormatError: for one that cannot be read.
         PlanError: for an algorithm that is wrong.
     """
+    source = str(source)
     path, name = parts_of(source)
     suffix = Path(path).suffix
     if suffix in READERS and not (args or params):
@@ -121,12 +124,14 @@ def _named(path: str, name: str) -> Algorithm | Written:
 def _run(path: str) -> dict[str, Any]:
     """What a Python file defines."""
     try:
+        if Path(path).is_dir():  # runpy would look for a program in it
+            raise IsADirectoryError(EISDIR, strerror(EISDIR))
         return runpy.run_path(path)
     except BlinkError:
         raise
     except OSError as error:
         raise FormatError(f"cannot read {quoted(path)}: {error.strerror}; correct the path") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _of_the_file(path, error) from error
 
 
@@ -136,14 +141,14 @@ def _made(path: str, written: Written, *args: Any, **params: Any) -> Algorithm:
         return written(*args, **params)
     except BlinkError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _of_the_file(path, error) from error
 
 
-def _of_the_file(path: str, error: Exception) -> ArgumentError:
+def _of_the_file(path: str, error: BaseException) -> ArgumentError:
     """What the user's own program raised, with the line where."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
-    where = f"line {lines[-1]}: " if lines else ""
+    where = f"line {lines[-1]}: " if lines and lines[-1] else ""
     return ArgumentError(f"{quoted(path)}: {where}{type(error).__name__}: {brief(str(error))}; correct the file")

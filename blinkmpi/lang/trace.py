@@ -21,7 +21,10 @@ from typing import NamedTuple
 from ..errors import PlanError
 from ..program.call import REDUCTIONS
 from ..util.text import quoted
-from .flow import Contribution, Flow, Goal, Node, named
+from .flow import Contribution, Flow, Goal, Node, named, wrong_result
+
+MOST_VALUES = 1 << 23  # of a program, which may have lost its way
+MOST_PLACES = 1 << 24  # of a scratch buffer on one rank
 
 
 class BufferName(StrEnum):
@@ -70,16 +73,24 @@ class Tracer:
                 self._contents[self._place(rank, "input", i)] = _Content(~i, part, "the call's input")
 
     def flow(self) -> Flow:
-        """What was collected; it is not proved yet."""
+        """What was collected; it is not proved yet.
+
+        Raises:
+            PlanError: naming the line that wrote a wrong result.
+        """
         outputs = tuple(
-            tuple(self._result(rank, i) if want else None for i, want in enumerate(wanted))
+            tuple(self._result(rank, i, want) if want else None for i, want in enumerate(wanted))
             for rank, wanted in enumerate(self.goal.wanted)
         )
         return Flow(self.goal, tuple(self._nodes), outputs)
 
-    def _result(self, rank: int, index: int) -> int | None:
+    def _result(self, rank: int, index: int, want: tuple[Contribution, ...]) -> int | None:
         content = self._contents.get(self._place(rank, "output", index))
-        return None if content is None else content.reference
+        if content is None:
+            return None
+        if len(content.parts) != len(want) or not content.parts.issuperset(want):
+            raise wrong_result(content.where, rank, index, content.parts, want)
+        return content.reference
 
     # ---- places
 
@@ -104,19 +115,17 @@ class Tracer:
         Raises:
             PlanError: for a rank, a buffer or chunks that there are not.
         """
-        at, first, count = _whole(rank), _whole(index), _whole(size)
+        at, first, count = whole(rank), whole(index), whole(size)
         if at is None or not 0 <= at < self.goal.n:
             raise PlanError(f"{where}: rank {quoted(rank)}; expected one of 0..{self.goal.n - 1}")
         if not isinstance(buffer, str) or not buffer:
             raise PlanError(f'{where}: buffer {quoted(buffer)}; expected "input", "output" or a name for scratch')
         if first is None or count is None or first < 0 or count < 1:
             raise PlanError(f"{where}: chunk {quoted(index)}, size {quoted(size)}; expected numbers, from 0 and 1 on")
-        most = self._sizes.get(buffer)
-        if most is not None and first + count > most:
-            raise PlanError(
-                f"{where}: {_range(first, count)} of rank {at}'s {buffer}, which has {most}; use a name of scratch "
-                "for other places, or more chunks"
-            )
+        most = self._sizes.get(buffer, MOST_PLACES)
+        if first + count > most:
+            what = "more chunks, or a name of scratch for other places" if buffer in self._sizes else "smaller numbers"
+            raise PlanError(f"{where}: {_range(first, count)} of rank {at}'s {buffer}, which has {most}; use {what}")
         return [self._place(at, buffer, i) for i in range(first, first + count)]
 
     def target(self, of: "Ref", rank: object, buffer: str | None, index: int | None, where: str) -> list[_Place]:
@@ -202,6 +211,9 @@ class Tracer:
         return self._sent[key]
 
     def _add(self, rank: int, operands: tuple[int, ...], where: str) -> int:
+        if len(self._nodes) == MOST_VALUES:
+            raise PlanError(f"{where}: more than {MOST_VALUES} values; look for a loop without end, or take fewer "
+                            "chunks, which may be long")  # fmt: skip
         self._nodes.append(Node(rank, operands, where))
         return len(self._nodes) - 1
 
@@ -272,9 +284,10 @@ class Ref:
         """``num`` references to equal parts."""
         where, tracer = _entered()
         tracer.check(self, where)
-        if not isinstance(num, int) or num < 1 or self.size % num:
+        parts = whole(num)
+        if parts is None or parts < 1 or self.size % parts:
             raise PlanError(f"{where}: {self!r}.split({num!r}): expected a divisor of {self.size}")
-        step = self.size // num
+        step = self.size // parts
         return [
             Ref(tracer, self._places[i : i + step], self._contents[i : i + step], where)
             for i in range(0, self.size, step)
@@ -283,10 +296,10 @@ class Ref:
     def group(self, other: "Ref") -> "Ref":
         """The span of both, which lie in one buffer of one rank."""
         where, tracer = _entered()
+        if not isinstance(other, Ref) or (self.rank, self.buffer) != (other.rank, other.buffer):
+            raise PlanError(f"{where}: {self!r}.group({other!r}): expected two references to one buffer of one rank")
         tracer.check(self, where)
         tracer.check(other, where)
-        if (self.rank, self.buffer) != (other.rank, other.buffer):
-            raise PlanError(f"{where}: {self!r}.group({other!r}): expected two references to one buffer of one rank")
         first = min(self.index, other.index)
         end = max(self.index + self.size, other.index + other.size)
         return tracer.read([self._places[0]._replace(chunk=i) for i in range(first, end)], where)
@@ -352,7 +365,7 @@ def _where() -> str:
     return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def _whole(number: object) -> int | None:
+def whole(number: object) -> int | None:
     """A whole number of any type, such as NumPy's; None for anything else."""
     try:
         return operator.index(number)  # type: ignore[arg-type]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, PlanError
 from ..program.call import collective_named
 from ..trees.tree import ROOTED
 from ..util.text import quoted
 from .algorithms import Algorithm
-from .flow import Contribution, Goal, goal_of
-from .trace import Tracer, collected, collecting
+from .flow import Contribution, Goal, check_size, goal_of
+from .trace import Tracer, collected, collecting, whole
 
 Chunks = int | Callable[..., int]
 
@@ -28,11 +29,28 @@ class CustomCollective(NamedTuple):
         """What it gives and wants among ``n`` ranks.
 
         Raises:
-            PlanError: for contributions that there are not.
+            ArgumentError: for what names no chunks. PlanError: for contributions that there are not.
         """
-        given = tuple(self.given(n, rank) for rank in range(n))
-        wanted = tuple(tuple(tuple(sorted(want)) for want in self.wanted(n, rank)) for rank in range(n))
+        given = tuple(_given(n, rank, self.given(n, rank)) for rank in range(n))
+        wanted = tuple(_wanted(n, rank, self.wanted(n, rank)) for rank in range(n))
         return Goal("custom", n, chunks, -1, given, wanted).checked()
+
+
+def _given(n: int, rank: int, said: object) -> int:
+    """What a user's function says that a rank gives, as a number."""
+    number = whole(said)
+    if number is None:
+        raise ArgumentError(f"given({n}, {rank}) is {quoted(said)}; expected how many chunks the rank gives")
+    return number
+
+
+def _wanted(n: int, rank: int, said: Sequence[Sequence[Contribution]]) -> tuple[tuple[Contribution, ...], ...]:
+    """What a user's function says that a rank wants, in ascending order."""
+    try:
+        return tuple(tuple(sorted((index(source), index(part)) for source, part in want)) for want in said)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"wanted({n}, {rank}) is {quoted(said)}; expected a list of (rank, chunk) for each chunk "
+                            "of the rank's output") from error  # fmt: skip
 
 
 def custom(
@@ -68,17 +86,17 @@ class Written:
             ArgumentError: for a number of ranks or parameters that it is not for.
             PlanError: naming the line of the program, or the result that is missing or wrong.
         """
-        if not isinstance(n, int) or n < 1 or (self.ranks is not None and n not in self.ranks):
-            some = "" if self.ranks is None else f" of {sorted(self.ranks)}"
+        ranks = whole(n)
+        if ranks is None or ranks < 1 or (self.ranks is not None and ranks not in self.ranks):
+            some = ", at least 1" if self.ranks is None else f" of {sorted(self.ranks)}"
             raise ArgumentError(f"{self.name}({n!r}): expected a number of ranks{some}")
+        n = ranks
         try:
             bound = inspect.signature(self.body).bind(n, *args, **params)
         except TypeError as error:
             raise ArgumentError(f"{self.name}{(n, *args)}: {error}; give its parameters") from error
         bound.apply_defaults()
-        root = int(bound.arguments.get("root", self.root))
-        goal = self._goal(n, root, bound)
-        tracer = Tracer(goal, inplace=self.inplace)
+        tracer = Tracer(self._goal(n, bound), inplace=self.inplace)
         token = collecting(tracer)
         try:
             self.body(*bound.args, **bound.kwargs)
@@ -88,16 +106,27 @@ class Written:
             self.name, tracer.flow(), inplace=self.inplace, min_bytes=self.min_bytes, max_bytes=self.max_bytes
         )
 
-    def _goal(self, n: int, root: int, bound: inspect.BoundArguments) -> Goal:
-        chunks = self.chunks
+    def _goal(self, n: int, bound: inspect.BoundArguments) -> Goal:
+        chunks: object = self.chunks
         if callable(chunks):
             several = len(inspect.signature(chunks).parameters) > 1
             chunks = chunks(*bound.args, **bound.kwargs) if several else chunks(n)
-        if not isinstance(chunks, int) or chunks < 1:
+        count = whole(chunks)
+        if count is None or count < 1:
             raise ArgumentError(f"{self.name}: chunks={quoted(chunks)}; expected a number of at least 1")
+        try:
+            check_size(n, count)
+        except PlanError as error:
+            raise PlanError(f"{self.name}: {error}") from error
         if isinstance(self.collective, CustomCollective):
-            return self.collective.goal(n, chunks)
-        return goal_of(self.collective, n, chunks, root if self.collective in ROOTED else -1)
+            return self.collective.goal(n, count)
+        if self.collective not in ROOTED:
+            return goal_of(self.collective, n, count)
+        at = bound.arguments.get("root", self.root)
+        root = whole(at)
+        if root is None or not 0 <= root < n:
+            raise ArgumentError(f"{self.name}: root {quoted(at)}; expected one of 0..{n - 1}")
+        return goal_of(self.collective, n, count, root)
 
 
 def algorithm(
@@ -112,10 +141,10 @@ def algorithm(
     ...     for rank in range(n):
     ...         chunk(0, "input", 0).copy(rank, "output", 0)
     >>> print(star(4).explain())
-    star: broadcast from or to rank 0 of 4 ranks, 1 chunk, proved
+    star: broadcast from rank 0 of 4 ranks, 1 chunk, proved
       messages   3 of a chunk, 3 from the rank that sends the most
       bytes      that rank sends 3 of the vector
-      steps      1 messages follow one another
+      steps      1 message
 
     Args:
         collective: MPI's, NCCL's or our name of it, or one made by :func:`custom`.
@@ -127,13 +156,26 @@ def algorithm(
         name: in plans; the function's own, if not given.
         min_bytes, max_bytes: the vectors that it is meant for.
         root: of a rooted collective; a parameter of the function that is called ``root`` wins.
+
+    Raises:
+        ArgumentError: for options that mean nothing. SettingsError: for an unknown collective.
     """
+    if not isinstance(collective, str | CustomCollective):
+        raise ArgumentError(f"collective {quoted(collective)}; expected a name, or what lang.custom() makes")
     kind = collective_named(collective) if isinstance(collective, str) else collective
+    if name is not None and not isinstance(name, str):
+        raise ArgumentError(f"name {quoted(name)}; expected a text")
+    if ranks is not None and not isinstance(ranks, Collection):
+        raise ArgumentError(f"ranks={quoted(ranks)}; expected the numbers of ranks that it is for, as in [2, 4, 8]")
+    least, most = whole(min_bytes), 0 if max_bytes is None else whole(max_bytes)
+    if least is None or most is None or least < 0 or (most and most < least):
+        raise ArgumentError(f"min_bytes={quoted(min_bytes)}, max_bytes={quoted(max_bytes)}; expected numbers of bytes, "
+                            "the second not below the first")  # fmt: skip
 
     def decorate(body: Callable[..., object]) -> Written:
         return Written(
-            body, kind, chunks, inplace=inplace, ranks=ranks, name=name or body.__name__, min_bytes=min_bytes,
-            max_bytes=max_bytes or 0, root=root,
+            body, kind, chunks, inplace=inplace, ranks=ranks, name=name or body.__name__, min_bytes=least,
+            max_bytes=most, root=root,
         )  # fmt: skip
 
     return decorate

@@ -21,16 +21,19 @@ from ..trees.graph.fabric import fabric
 from ..trees.problem import BACKWARDS
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing
 from .by_size import Choice, fastest
+from .kernel_times import Boundaries, boundaries
 from .memory_rows import MEMORY_ROWS, memory_rows
 from .memory_rows import SLOTS as MEMORY_SLOTS
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
+LongRow = tuple[int, str, ProtocolName, int]
 Gpus = Literal["", "onehop", "slots", "nodes"]
 SLOTS: ProtocolName = "slots"
 PROTOCOLS = (*PACKETS, "direct", "slots")  # between GPUs over one hop
 BY_MODEL = "default: the fastest by the cost model"
 TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on fewer GPUs"
+BY_KERNELS = "default: by what kernels cost, on fewer GPUs"
 MOST_TRIED = 4  # GPUs of one machine
 UNTRIED = "default: as a scatter, not tried on GPUs"
 LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
@@ -48,6 +51,8 @@ MPI_BELOW_BYTES_ACROSS = {
     "allgather": 4 * MIB,
     "gather": 4 * MIB,
     "scatter": 64 * MIB,
+    "alltoall": 64 * MIB,
+    "exscan": 64 * MIB,
 }
 # Shorter ones than this go in one shot, if C runs it and they fit: one message a node, with the announcement. From runs
 # on two hosts of 2 ranks; of more ranks, one of which folds for its node, shorter reductions do.
@@ -56,9 +61,10 @@ SHOT_WHY = "default: data and announcement in one message from node to node"
 GPU_SLOTS = (32 * KIB, 4)
 NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 # Between GPUs that reach one another over one hop: bytes of the whole vector where the next protocol begins, for at
-# most 2, at most 4, and more ranks. From trials on two H200; beyond, from those and the rate of the links. `blinkmpi
-# tune` measures. Packets of 16 bytes in one shot carry vectors below the first size, lines of 128 in one shot those
-# below the second, in two shots those below the third.
+# most 2, at most 4, and more ranks. From trials on two H200; beyond, from those and the rate of the links. Of more than
+# 4 GPUs on NVLink, which were never tried, kernel_times.py says it. `blinkmpi tune` measures. Packets of 16 bytes in
+# one shot carry vectors below the first size, lines of 128 in one shot those below the second, in two shots those below
+# the third.
 _BLOCKS = ((192 * KIB, 8 * MIB, 0), (256 * KIB, 3 * MIB, 0), (256 * KIB, 3 * MIB, 0))
 PACKETS_BELOW = {
     "allreduce": ((96 * KIB, 768 * KIB, 3 * MIB), (64 * KIB, 384 * KIB, 6 * MIB), (32 * KIB, 96 * KIB, 6 * MIB)),
@@ -82,8 +88,31 @@ DIRECT_BELOW = {
     "reduce_scatter": 24 * MIB,
     "alltoall": 0,
 }  # registered; then slots again
-CHAIN_FROM = {"allreduce": 16 * MIB}  # more than 2 ranks: one peer at a time uses the wire best
-RS_AG_FROM = 64 * MIB  # registered, more than 2 ranks: results go straight to where they belong, not through slots
+# What carries long vectors among more than 2 GPUs, in place of the rows above: from how many bytes, scheme, protocol
+# and CTAs (0: as many as there may be), for buffers that are not registered and for those that are. As `blinkmpi tune`
+# found on four H200 (benchmarks/tables), behind the packets of lines, which it did not have then.
+LONG: dict[str, tuple[tuple[LongRow, ...], tuple[LongRow, ...]]] = {
+    "allreduce": (
+        ((6 * MIB, "onehop", "slots", 0),),
+        ((6 * MIB, "onehop", "direct", 0), (48 * MIB, "chain", "rs_ag", 0)),
+    ),
+    "broadcast": (
+        ((6 * MIB, "chain", "slots", 64), (12 * MIB, "onehop", "slots", 64), (48 * MIB, "onehop", "slots", 0)),
+        ((6 * MIB, "onehop", "direct", 16),),
+    ),
+    "reduce": (
+        ((6 * MIB, "trees", "slots", 0),),
+        ((6 * MIB, "onehop", "direct", 32), (12 * MIB, "trees", "slots", 64), (48 * MIB, "onehop", "slots", 0)),
+    ),
+    "allgather": (
+        (),
+        ((3 * MIB, "onehop", "direct", 32), (12 * MIB, "onehop", "direct", 64)),
+    ),
+    "reduce_scatter": (
+        ((12 * MIB, "chain", "slots", 0),),
+        ((3 * MIB, "onehop", "direct", 0), (12 * MIB, "chain", "slots", 0)),
+    ),
+}
 
 
 def host_rules(
@@ -200,8 +229,9 @@ def link_slots(estimate: Estimate) -> list[tuple[int, int]]:
 
 
 def slots_for(estimate: Estimate, chunk_bytes: int) -> int:
-    """Slots of a channel that keep the trees of a packing at their rates."""
-    return min(MOST_LINK_SLOTS, max(LINK_SLOTS[1], math.ceil(SPARE_SLOTS * estimate.slots(chunk_bytes))))
+    """Slots of a channel that keep the trees of a packing at their rates; within a node each CTA has so many."""
+    wanted = SPARE_SLOTS * estimate.slots(chunk_bytes) / estimate.ctas
+    return min(MOST_LINK_SLOTS, max(LINK_SLOTS[1], math.ceil(wanted)))
 
 
 def _schemes(plan: Plan, collective: Collective) -> list[str]:
@@ -231,30 +261,40 @@ def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...]
     return allowed
 
 
-def _one_hop(collective: str, n: int, *, registered: bool, lines: bool) -> list[tuple[int, str, ProtocolName]]:
-    """(from how many bytes, scheme, protocol) for GPUs that reach one another over one hop."""
+def _one_hop(
+    collective: str, n: int, *, registered: bool, lines: bool, modelled: Boundaries | None, schemes: Sequence[str]
+) -> list[LongRow]:
+    """(from how many bytes, scheme, protocol, CTAs) for GPUs that reach one another over one hop.
+
+    Args:
+        modelled: where packets end, if not as the trials say.
+    """
     size = 0 if n <= 2 else 1 if n <= 4 else 2
-    end, one, two = PACKETS_BELOW[collective][size]
-    rows: list[tuple[int, str, ProtocolName]] = [(0, "onehop", "ll16_one_shot")]
+    end, one, two = modelled[:3] if modelled else PACKETS_BELOW[collective][size]
+    rows: list[LongRow] = [(0, "onehop", "ll16_one_shot", 0)]
     more: list[tuple[int, ProtocolName]] = [(one, "ll128_one_shot"), (two, "ll128_two_shot")]
     if not lines:
         more = [(TWO_SHOT_BELOW, "ll16_two_shot")] if collective == "allreduce" and n > 2 else []
     for below, protocol in more:
-        if registered and collective in DIRECT_FROM:
+        if registered and modelled and DIRECT_BELOW.get(collective) != 0:
+            below = min(below, modelled.direct)
+        elif registered and collective in DIRECT_FROM:
             below = min(below, DIRECT_FROM[collective][size])
         if below > end:
-            rows.append((end, "onehop", protocol))
+            rows.append((end, "onehop", protocol, 0))
             end = below
     until = DIRECT_BELOW.get(collective) if registered else 0
     if until is None or until > end:
-        rows.append((end, "onehop", "direct"))
+        rows.append((end, "onehop", "direct", 0))
     if until is not None:
-        rows.append((max(end, until), "onehop", "slots"))
-    if n > 2 and collective in CHAIN_FROM:
-        rows = [row for row in rows if row[0] < CHAIN_FROM[collective]]
-        rows.append((CHAIN_FROM[collective], "chain", "slots"))
-        if registered:
-            rows.append((RS_AG_FROM, "chain", "rs_ag"))
+        rows.append((max(end, until), "onehop", "slots", 0))
+    long = LONG.get(collective, ((), ()))[registered] if n > 2 else ()
+    if long and {scheme for _, scheme, *_ in long} <= {*schemes}:
+        rows = [row for row in rows if row[0] < max(end, long[0][0])]
+        starts = [max(end, at) for at, *_ in long]
+        rows += [
+            (at, *row[1:]) for i, (at, row) in enumerate(zip(starts, long, strict=True)) if at not in starts[i + 1 :]
+        ]
     return rows
 
 
@@ -287,6 +327,9 @@ def gpu_rules(
     (chunk, depth), ctas = slots_of(gpus), ctas_of(gpus)
     onehop = gpus == "onehop" and "onehop" in there and plan.n > 1 and collective in PACKETS_BELOW
     whole = onehop and _meets_bound(plan, collective, "onehop")
+    lines = LL128[0] in protocols
+    untried = onehop and lines and plan.n > MOST_TRIED
+    modelled = boundaries(_one_hop_packing(plan, collective), topology) if untried else None
     best = "onehop" if whole else by_root[-1][0].scheme
     schemes = [best, *(s for s in there if s != best)]
 
@@ -294,25 +337,28 @@ def gpu_rules(
         """With the fastest schemes for what packets do not carry; packets always take one hop."""
         rows = []
         for registered in (False, True) if whole else (False,):
-            found: list[tuple[int, str, ProtocolName, int]] = [
-                (choice.min_bytes, choice.scheme, SLOTS, min(choice.least_chunk_bytes, chunk)) for choice in choices
+            found: list[tuple[int, str, ProtocolName, int, int]] = [
+                (choice.min_bytes, choice.scheme, SLOTS, ctas, min(choice.least_chunk_bytes, chunk))
+                for choice in choices
             ]
             if onehop:
-                one_hop = _one_hop(collective, plan.n, registered=registered, lines=LL128[0] in protocols)
-                trials = [(*row, 0) for row in one_hop]
+                one_hop = _one_hop(
+                    collective, plan.n, registered=registered, lines=lines, modelled=modelled, schemes=there
+                )
+                trials = [(at, by, protocol, many, 0) for at, by, protocol, many in one_hop]
                 packets = [row for row in trials if row[2] in PACKETS]
                 end = trials[len(packets)][0]
                 rest = [
-                    (max(at, end), by, protocol, least)
-                    for i, (at, by, protocol, least) in enumerate(found)
+                    (max(row[0], end), row[1], row[2], row[3], row[4])
+                    for i, row in enumerate(found)
                     if not i or found[i - 1][0] > end
                 ]
                 found = trials if whole else [*packets, *rest]
-            for at, by, protocol, least in found:
+            for at, by, protocol, many, least in found:
                 tried = whole and plan.n <= (2 if protocol in LL128 else MOST_TRIED)
-                why = TRIED if tried or not onehop else EXPECTED
+                why = TRIED if tried or not onehop else BY_KERNELS if modelled and protocol in PACKETS else EXPECTED
                 why = UNTRIED if collective in MAY_BE_CARRIED else why if onehop else BY_MODEL
-                rows.append(Rule(collective, at, by, chunk, depth, why, protocol, ctas, registered, root, least))
+                rows.append(Rule(collective, at, by, chunk, depth, why, protocol, many, registered, root, least))
         return rows
 
     rows = rows_for(-1, by_root[-1])
@@ -323,7 +369,7 @@ def gpu_rules(
     there = [*schemes, *(f"onehop/{protocol}" for protocol in protocols if onehop)]
     there += ["chain/rs_ag"] if onehop and collective == "allreduce" and "chain" in schemes else []
     first, _, protocol = _allowed(topology, collective, wanted, there)[0].partition("/")
-    forced = [r for r in rows if r.scheme == first and not protocol] or [
+    forced = [r for r in rows if r.scheme == first and not protocol and r.protocol != "rs_ag"] or [
         Rule(collective, 0, first, chunk, depth, "", protocol or "slots", ctas, registered)  # type: ignore[arg-type]
         for registered in ((True,) if protocol in ("direct", "rs_ag") else (False, True))
     ]
@@ -334,6 +380,11 @@ def gpu_rules(
         replace(r, min_bytes=0 if r.min_bytes == lowest[r.registered] else r.min_bytes, reason="BLINKMPI_ALGO")
         for r in forced
     ]
+
+
+def _one_hop_packing(plan: Plan, collective: Collective) -> Packing:
+    packed = plan.packed_as(collective)
+    return next(p for p in plan.packings if (p.collective, p.scheme) == (packed, "onehop"))
 
 
 def _meets_bound(plan: Plan, collective: Collective, scheme: str) -> bool:

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from ..trees.tree import Packing
 from ..util.codec import Value
+from ..util.text import size_text
 from .explain import shares
 from .plan import Plan, Rule
 
@@ -111,13 +112,17 @@ def _rules(one: Plan, other: Plan) -> list[PlanDifference]:
     tables = [{(r.collective, _where(r)): r for r in plan.rules} for plan in (one, other)]
     found = []
     for key in [*tables[0], *(k for k in tables[1] if k not in tables[0])]:
-        texts = [
-            f"{r.scheme}, {r.depth} slots of {r.chunk_bytes} bytes" if r and r.chunk_bytes else r.scheme if r else ""
-            for r in (table.get(key) for table in tables)
-        ]
+        texts = [_how(table.get(key)) for table in tables]
         if texts[0] != texts[1]:
             found.append(PlanDifference(key[0], key[1], *texts))
     return found
+
+
+def _how(rule: Rule | None) -> str:
+    """The scheme of a row, with its slots."""
+    if rule is None or not rule.chunk_bytes:
+        return rule.scheme if rule else ""
+    return f"{rule.scheme}, {rule.depth} slots of {size_text(rule.chunk_bytes)}"
 
 
 def _where(rule: Rule) -> str:

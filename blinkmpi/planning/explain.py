@@ -8,7 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -16,21 +16,28 @@ from ..errors import PlanError
 from ..lang.algorithms import SCHEME, Algorithm
 from ..program.call import BLOCKED, Call
 from ..program.cost_model import Price, price
-from ..program.ir import Program
 from ..program.lower import slot_width
 from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
 from ..util.codec import Document, Value
 from ..util.text import plural, size_text, time_text
 from .defaults import LINK_SLOTS, rule_of
-from .plan import ONE_SHOTS, PassedOver, Plan, Rule
+from .plan import ONE_SHOTS, PACKETS, PassedOver, Plan, Rule
 from .selection import choose, program_for
 
 FORMAT_VERSION = 2
 WIDTH = 100
 _LABEL = 12
-TIMED_STEPS = "the cores, by what steps of these kinds took here (blinkmpi tune)"
-Forecast = Callable[[Program, Rule], float | None]  # seconds of a program by a rule, if it is known what its steps cost
+Basis = Literal["links", "steps", "kernels"]  # rates of links or copies; timed steps of CPU ranks; kernels of GPUs
+BUSIEST = "the cores, by what steps of these kinds took here (blinkmpi tune)"  # of a prediction by steps
+ELSE = {"steps": "by the rate of copies", "kernels": "by a simulation at the rates of the links"}
+
+
+class Forecast(NamedTuple):
+    """What predicts in place of the simulator: seconds of the call by a rule, if they are known."""
+
+    seconds: Callable[[Rule], float | None]
+    basis: Basis
 
 
 class PricedScheme(Value, frozen=True):
@@ -54,6 +61,7 @@ class PricedScheme(Value, frozen=True):
     certificate: str
     protocol: str = "slots"
     written: str = ""  # what an algorithm says of itself
+    basis: Basis = "links"
 
 
 class Explanation(Document, frozen=True):
@@ -134,8 +142,9 @@ class Explanation(Document, frozen=True):
 
     def _other(self, it: PricedScheme) -> str:
         text = f"{it.scheme}: {time_text(it.seconds)} predicted"
-        if self.chosen is not None and self.chosen.busiest == TIMED_STEPS != it.busiest:
-            return f"{text} by the rate of copies, which says little beside a time by steps; {_what(it)}"
+        if self.chosen is not None and self.chosen.basis != it.basis and self.chosen.basis != "links":
+            by = self.chosen.basis
+            return f"{text} {ELSE[by]}, which says little beside a time by {by}; {_what(it)}"
         if self.chosen is None or not self.chosen.seconds:
             return f"{text}, {_what(it)}" + (f", rate {it.rate_gbps:.4g} GB/s" if it.rate_gbps else "")
         ratio = it.seconds / self.chosen.seconds
@@ -153,7 +162,7 @@ def explanation(
     """Look up how ``call`` runs by ``plan`` on ``topology``, and price every scheme that could run it.
 
     Args:
-        forecast: predicts, where it can, in place of the cost model.
+        forecast: predicts, where it can, in place of the simulator.
     """
     rule = rule or choose(plan, call)
     priced = {
@@ -181,7 +190,7 @@ def explain(
     Args:
         rule: the row of the table that is taken, if not the one of the call's size.
         live: lines about the running job: which executor, which transport.
-        forecast: predicts, where it can, in place of the cost model.
+        forecast: predicts, where it can, in place of the simulator.
     """
     return explanation(plan, topology, call, rule=rule, live=live, forecast=forecast).text()
 
@@ -195,31 +204,35 @@ def _rule_for(plan: Plan, topology: Topology, call: Call, chosen: Rule, scheme: 
     if chosen.least_chunk_bytes:  # by the cost model
         return rule_of(plan.packing(call.collective, call.root, scheme), topology, call)
     rows = [r for r in plan.rules if r.collective == chosen.collective and r.chunk_bytes]
-    row = next((r for r in reversed(rows) if r.scheme == scheme), rows[-1] if rows else None)
-    if row is None:
-        row = Rule(chosen.collective, 0, scheme, chunk_bytes=128 << 10, depth=4)
-    return msgspec.structs.replace(row, scheme=scheme)
+    row = next((r for r in reversed(rows) if r.scheme == scheme), None)
+    if row is not None:
+        return row
+    row = rows[-1] if rows else Rule(chosen.collective, 0, scheme, chunk_bytes=128 << 10, depth=4)
+    protocol = "slots" if row.protocol in (*PACKETS, "direct", "rs_ag") else row.protocol  # of another scheme
+    return msgspec.structs.replace(row, scheme=scheme, protocol=protocol)
 
 
 def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule, forecast: Forecast | None) -> PricedScheme:
     made = plan.algorithm(call.collective, call.root, rule.scheme)
     if made is not None:
-        return _priced_algorithm(made, topology, call, rule)
+        return _priced_algorithm(made, topology, call, rule, forecast)
     packing = plan.packing(call.collective, call.root, rule.scheme)
     if rule.protocol in ONE_SHOTS and not packing.multicast:
         return _unpriced(packing, rule)
     program = program_for(plan, call, rule)
     cost = price(program, packing, topology)
-    seconds = forecast(program, rule) if forecast else None
-    busiest = _busiest(cost, topology)
+    seconds = forecast.seconds(rule) if forecast else None
+    basis: Basis = forecast.basis if forecast and seconds else "links"
     if seconds:
-        cost, busiest = Price(seconds, call.nbytes / seconds / 1e9, ()), TIMED_STEPS
+        cost = Price(seconds, call.nbytes / seconds / 1e9, cost.busy)
+    busiest = BUSIEST if basis == "steps" else _busiest(cost, topology)
     return PricedScheme(
         scheme=packing.scheme, links=packing.links, trees=len(packing.trees), depth=packing.depth,
         rate_gbps=float(packing.rate / 1000), bound_gbps=float(packing.bound / 1000), optimal=packing.optimal,
         chunk_bytes=program.chunk * slot_width(call, program.channels), slots=program.depth, protocol=rule.protocol,
         seconds=cost.seconds, algbw=cost.algbw, busbw=cost.algbw * call.bus_factor, busiest=busiest,
         reason=packing.reason, shares=tuple(map(str, shares(packing))), certificate=packing.certificate.text,
+        basis=basis,
     )  # fmt: skip
 
 
@@ -232,13 +245,20 @@ def _unpriced(packing: Packing, rule: Rule) -> PricedScheme:
     )  # fmt: skip
 
 
-def _priced_algorithm(made: Algorithm, topology: Topology, call: Call, rule: Rule) -> PricedScheme:
+def _priced_algorithm(
+    made: Algorithm, topology: Topology, call: Call, rule: Rule, forecast: Forecast | None
+) -> PricedScheme:
     cost = made.price(call, topology, chunk_bytes=rule.chunk_bytes, depth=rule.depth)
+    seconds = forecast.seconds(rule) if forecast else None
+    basis: Basis = forecast.basis if forecast and seconds else "links"
+    if seconds:
+        cost = Price(seconds, call.nbytes / seconds / 1e9, cost.busy)
     return PricedScheme(
         scheme=made.scheme, links="", trees=0, depth=0, rate_gbps=0.0, bound_gbps=0.0, optimal=False,
         chunk_bytes=rule.chunk_bytes, slots=rule.depth, seconds=cost.seconds, algbw=cost.algbw,
-        busbw=cost.algbw * call.bus_factor, busiest=_busiest(cost, topology), reason="", shares=(),
-        certificate="none is worked out for what users write", written=made.summary(),
+        busbw=cost.algbw * call.bus_factor, busiest=BUSIEST if basis == "steps" else _busiest(cost, topology),
+        reason="", shares=(), certificate="none is worked out for what users write", written=made.summary(),
+        basis=basis,
     )  # fmt: skip
 
 

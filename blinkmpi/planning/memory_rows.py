@@ -30,12 +30,19 @@ class MemoryRow(NamedTuple):
 SHORT = MemoryRow(0, "one_shot")
 LONG_SHOT = 72 * KIB  # what goes in one shot is shorter: it must fit into the memory for that, with its alignment
 FINE = 64 * KIB  # chunks of collectives whose ranks wait for one another's: longer ones would leave cores idle
+FINEST = ((0, 16 * KIB), (4 * MIB, 32 * KIB))  # from so many bytes on, of an alltoall in place of more than 2 ranks
 TWO = 12 * KIB  # from here on two ranks on cores of their own gain by one copy in place of two
 MANY = 8  # of more ranks, each of which folds all vectors, shorter ones go in one shot: nothing was tried there
 # For 2 ranks, for more.
 MEMORY_ROWS: dict[str, tuple[tuple[MemoryRow, ...], tuple[MemoryRow, ...]]] = {
     "allreduce": (
-        (SHORT, MemoryRow(48 * KIB, "slots"), MemoryRow(512 * KIB, "cma"), MemoryRow(32 * MIB, "slots")),
+        (
+            SHORT,
+            MemoryRow(48 * KIB, "slots"),
+            MemoryRow(512 * KIB, "slots", FINE),
+            MemoryRow(2 * MIB, "cma"),
+            MemoryRow(32 * MIB, "slots"),
+        ),
         (SHORT, MemoryRow(48 * KIB, "slots"), MemoryRow(4 * MIB, "cma"), MemoryRow(16 * MIB, "slots")),
     ),
     "reduce_scatter": (
@@ -43,7 +50,7 @@ MEMORY_ROWS: dict[str, tuple[tuple[MemoryRow, ...], tuple[MemoryRow, ...]]] = {
         (SHORT, MemoryRow(LONG_SHOT, "slots"), MemoryRow(1 * MIB, "cma")),
     ),
     "reduce": (
-        (SHORT, MemoryRow(TWO, "cma"), MemoryRow(512 * KIB, "slots", FINE)),
+        (SHORT, MemoryRow(TWO, "cma"), MemoryRow(256 * KIB, "slots", FINE)),
         (SHORT, MemoryRow(48 * KIB, "slots", FINE)),
     ),
     "broadcast": (
@@ -52,7 +59,7 @@ MEMORY_ROWS: dict[str, tuple[tuple[MemoryRow, ...], tuple[MemoryRow, ...]]] = {
     ),
     "allgather": (
         (SHORT, MemoryRow(TWO, "cma")),
-        (SHORT, MemoryRow(LONG_SHOT, "slots"), MemoryRow(1 * MIB, "cma"), MemoryRow(8 * MIB, "slots")),
+        (SHORT, MemoryRow(LONG_SHOT, "slots"), MemoryRow(160 * KIB, "cma"), MemoryRow(8 * MIB, "slots")),
     ),
     "gather": (
         (SHORT, MemoryRow(TWO, "cma"), MemoryRow(64 * MIB, "slots")),
@@ -64,10 +71,10 @@ MEMORY_ROWS: dict[str, tuple[tuple[MemoryRow, ...], tuple[MemoryRow, ...]]] = {
     ),
     "alltoall": (
         (SHORT, MemoryRow(TWO, "cma", FINE)),
-        (SHORT, MemoryRow(LONG_SHOT, "cma", FINE)),
+        (SHORT, MemoryRow(48 * KIB, "cma", FINE)),
     ),
     "scan": (
-        (SHORT, MemoryRow(2 * TWO, "cma"), MemoryRow(256 * KIB, "slots", FINE)),
+        (SHORT, MemoryRow(TWO, "cma"), MemoryRow(256 * KIB, "slots", FINE)),
         (SHORT, MemoryRow(LONG_SHOT, "slots", FINE)),
     ),
     "exscan": (
@@ -141,7 +148,8 @@ def in_place_row(rule: Rule, call: Call, rows: Sequence[Rule]) -> Rule:
     shots = [row for row in rows if row.protocol == "one_shot"]
     if shots and call.nbytes < LONG_SHOT:
         return replace(shots[0], min_bytes=rule.min_bytes)
-    return replace(rule, protocol="slots", reason=IN_PLACE)
+    fine = [chunk for least, chunk in FINEST if call.nbytes >= least and call.n > 2]
+    return replace(rule, protocol="slots", chunk_bytes=(fine or [rule.chunk_bytes])[-1], reason=IN_PLACE)
 
 
 def _why(row: MemoryRow) -> str:

@@ -18,6 +18,7 @@ from ..topology.model import SwitchKind, Topology
 from ..trees import extra_methods, fewest, pack
 from ..trees.graph.fabric import Fabric, choose_links, fabric
 from ..util.codec import Value
+from ..util.text import plural
 
 COLLECTIVES = ("broadcast", "allreduce", "allgather")
 PCIE_MBPS = 10_000  # what a ring over the PCIe of a DGX-1 reaches
@@ -84,7 +85,7 @@ def connected(topology: Topology) -> tuple[Topology, list[Allocations]]:
     n = topology.n
     if not 2 <= n <= MAX_RANKS:
         raise ArgumentError(
-            f"{topology.name} has {n} ranks; subsets are listed for 2 to {MAX_RANKS}: choose some with --gpus"
+            f"{topology.name} has {plural(n, 'rank')}; subsets are listed for 2 to {MAX_RANKS}: choose some with --gpus"
         )
     if "few" not in extra_methods(topology, "broadcast"):
         raise ArgumentError(

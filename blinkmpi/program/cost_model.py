@@ -4,6 +4,7 @@ that share a memory (Blink section 4). Pure: no MPI, no GPU, no clock.
 
 import heapq
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,14 +25,19 @@ LATENCY = {"nvlink": 2.6e-6, "xgmi": 2e-6, "pcie": 5e-6, "host": 5e-6, "net": 10
 # Seconds that a message keeps its sender busy besides its bytes, so that the next one waits: on a GPU the threads of a
 # step, for their fence and flag; else the rank. Measured for NVLink, memory and MPI (message-cost-*.json of
 # benchmarks/results); expected to be the same for xGMI, PCIe and the host's path as for NVLink.
-# The CTAs of a GPU's kernel, about as many, share its stages, and those of one stage take turns at its chunks.
+# The CTAs of a GPU's kernel, about as many, share its stages, and those of one stage take turns at its chunks. Each has
+# a ring of slots of its own. Of them all no more count than SPARE times as many as keep a link busy: in a simulation
+# more would let the chunks of a tree queue up before those of others, which CTAs that move one at a time do not.
 MESSAGE = {"nvlink": 1e-6, "xgmi": 1e-6, "pcie": 1e-6, "host": 1e-6, "net": 4e-6, "memory": 0.1e-6}
-CTAS = 64
+CTAS, SPARE = 64, 1.5
 
 # How much is simulated before extrapolating: chunk hops in all, chunks of a stage, fills of a channel's slots. It is
 # doubled, a few times at most, until the last two slopes of time over size differ by less than a part.
 EVENTS, MAX_CHUNKS, FILLS = 24_000, 128, 4
 DOUBLINGS, STEADY = 4, 0.01
+
+
+Key = tuple[int, int, str]  # a link: source vertex, target vertex, kind
 
 
 class Price(Value, frozen=True):
@@ -57,8 +63,9 @@ def price(program: Program, routes: Routes, topology: Topology) -> Price:
 
     On links: a chunk crosses the path of its tree edge (against it on the way up); each link serves chunks one after
     another at its rate, in order of arrival, and passes a chunk on as it comes in (cut-through), so the slowest link
-    decides. A slot is free again when its chunk has been passed on. Folding itself costs nothing. A message keeps its
-    sender busy (:data:`MESSAGE`): one CTA of its stage, or, towards another node, the rank's thread that calls MPI.
+    decides. A slot is free again when its chunk has been passed on; within a node of GPUs each CTA of a stage has slots
+    of its own. Folding itself costs nothing. A message keeps its sender busy (:data:`MESSAGE`): one CTA of its stage,
+    or, towards another node, the rank's thread that calls MPI.
 
     Where ranks share a memory, work is on the cores: a step passes its bytes through its rank's core, once for a copy
     and m - 1 times for a fold of m operands, at the rate of the rank's link to the memory, one step at a time; what
@@ -78,11 +85,16 @@ def price(program: Program, routes: Routes, topology: Topology) -> Price:
         hop = max((LATENCY[k.kind] for k in topology.links), default=0.0)
         return Price(2 * depth * hop, 0.0, ())
     longest = max(-(-stage.count // step) for stage, step in zip(program.stages, model.steps, strict=True))
-    limit = max(FILLS * program.depth, min(MAX_CHUNKS, EVENTS // max(1, model.hops)))
+    limit = max(FILLS * model.slots, min(MAX_CHUNKS, EVENTS // max(1, model.hops)))
     seconds = model.play(1.0) if longest <= limit else _extrapolated(model, limit / longest)
     busy = tuple((*key, model.load[key]) for key in sorted(model.load))
     seconds = max([seconds, *(row[3] for row in busy)])
     return Price(seconds, program.call.nbytes / seconds / 1e9 if seconds else 0.0, busy)
+
+
+def loads(program: Program, routes: Routes, topology: Topology) -> dict[Key, float]:
+    """Seconds that each link works in a call, at its rate; nothing is simulated. Raises as :func:`price`."""
+    return dict(_Model(program, routes, topology).load)
 
 
 class Crossing(NamedTuple):
@@ -136,7 +148,6 @@ class _Transfer(NamedTuple):
     sender: tuple[int, float]  # who is busy with the message, by number, and for how many seconds
 
 
-Key = tuple[int, int, str]
 Seen = Callable[[int, int, int, float, float], None]
 Sender = tuple[str, int]  # a stage, or the rank that calls MPI
 
@@ -156,6 +167,7 @@ class _Model:
         self.steps = [program.chunk_of(stage) for stage in program.stages]
         stages = Counter(stage.rank for stage in program.stages)
         self._ctas = ctas_of_a_stage(max(stages.values(), default=1))
+        self._gpus = all(device.kind == "gpu" for device in topology.devices)
         reader = {(c, stage.rank): i for i, stage in enumerate(program.stages) for c in stage.ins}
         writer = {c: i for i, stage in enumerate(program.stages) for c in stage.outs}
         self.sources = [tuple(writer[c] for c in stage.ins) for stage in program.stages]
@@ -170,6 +182,17 @@ class _Model:
         else:
             self.transfers = [self._crossings(stage, reader) for stage in program.stages]
         self.hops = sum(len(t.links) for transfers in self.transfers for t in transfers)
+        own = self._gpus and not any(kind == "net" for _, _, kind in self.links)
+        self.slots = rings(program.depth, self._ctas, self._delay()) if own else program.depth
+
+    def _delay(self) -> float:
+        """The most chunks that pass a link until the slot of one is free again: it comes, and is passed on."""
+        found = [0.0]
+        for step, transfers in zip(self.steps, self.transfers, strict=True):
+            for transfer in transfers:
+                work = step * max((cost for _, cost in transfer.links), default=0.0)
+                found.append(2 * (transfer.latency + work) / work if work else 0.0)
+        return max(found)
 
     def _core(self, rank: int) -> Link:
         memory = self._topology.memory_of(self._topology.devices[rank].node)
@@ -244,12 +267,13 @@ class _Model:
         Args:
             seen: told of each chunk on each link: stage, transfer, hop, beginning and end.
         """
-        depth = self.program.depth
+        transfers, sources, sinks, slots = self.transfers, self.sources, self.sinks, self.slots
         sizes = [stage.count * part for stage in self.program.stages]
         chunks = [max(1, -int(-size // step)) for size, step in zip(sizes, self.steps, strict=True)]
-        inputs = [dict.fromkeys(sources, 0) for sources in self.sources]  # chunks that came, by stage that sent them
+        inputs = [dict.fromkeys(senders, 0) for senders in sources]  # chunks that came, by stage that sent them
         issued = [0] * len(sizes)
-        landed = [[0] * len(transfers) for transfers in self.transfers]  # chunks of each transfer that arrived
+        landed = [[0] * len(ways) for ways in transfers]  # chunks of each transfer that arrived
+        finished = [0] * len(sizes)  # chunks that a stage is finished with, so that the slots it read are free
         free = [0.0] * len(self._numbers)
         heap: list[tuple[float, int, int, int, int, float, float]] = []
         now, count = 0.0, 0
@@ -257,7 +281,7 @@ class _Model:
         def cross(i: int, t: int, hop: int, size: float, tail: float) -> None:
             """Queue a chunk whose head is at link ``hop`` of transfer ``t`` of stage ``i`` now."""
             nonlocal count
-            transfer = self.transfers[i][t]
+            transfer = transfers[i][t]
             link, cost = transfer.links[hop]
             start = max(now, free[link])
             free[link] = start + size * cost
@@ -271,42 +295,44 @@ class _Model:
         def send(i: int, t: int, size: float) -> None:
             """Let a chunk into the first link of transfer ``t`` of stage ``i``, as soon as its sender is free."""
             nonlocal count
-            sender, seconds = self.transfers[i][t].sender
+            sender, seconds = transfers[i][t].sender
             start = max(now, free[sender])
             free[sender] = start + seconds
-            if start > now or not self.transfers[i][t].links:  # none: to the rank itself
+            if start > now or not transfers[i][t].links:  # none: to the rank itself
                 count += 1
                 heapq.heappush(heap, (start, count, i, t, 0, size, 0.0))
             else:
                 cross(i, t, 0, size, 0.0)
 
-        def done(i: int) -> int:
-            """Chunks that stage ``i`` is finished with, so that the slots it read are free."""
-            return min(landed[i], default=issued[i])
-
         def advance(i: int) -> None:
             """Start every step of stage ``i`` that has its inputs, and room for its outputs."""
-            ready = min([chunks[i], *inputs[i].values(), *[done(j) + depth for j in self.sinks[i]]])
+            ready = min(inputs[i].values(), default=chunks[i])
+            if issued[i] == ready:  # as most often
+                return
+            ready = min(chunks[i], ready, *[finished[j] + slots for j in sinks[i]])
             while issued[i] < ready:
                 size = min(self.steps[i], sizes[i] - issued[i] * self.steps[i])
                 issued[i] += 1
-                for t in range(len(self.transfers[i])):
+                for t in range(len(transfers[i])):
                     send(i, t, size)
+            if not transfers[i]:
+                finished[i] = issued[i]
 
         for i in range(len(sizes)):
             advance(i)
         while heap:
             now, _, i, t, hop, size, tail = heapq.heappop(heap)
-            if hop < len(self.transfers[i][t].links):
+            if hop < len(transfers[i][t].links):
                 cross(i, t, hop, size, tail)
                 continue
             landed[i][t] += 1
-            for j in self.transfers[i][t].sinks:
+            before, finished[i] = finished[i], min(landed[i])
+            for j in transfers[i][t].sinks:
                 inputs[j][i] += 1
                 advance(j)
-                for k in () if self.transfers[j] else self.sources[j]:  # it is done with what it has read
+                for k in () if transfers[j] else sources[j]:  # it is done with what it has read
                     advance(k)
-            for j in (i, *self.sources[i]):
+            for j in sources[i] if finished[i] > before else ():
                 advance(j)
         return now
 
@@ -314,6 +340,15 @@ class _Model:
 def ctas_of_a_stage(stages: int) -> int:
     """About how many CTAs each of so many stages of a GPU has."""
     return max(1, CTAS // stages)
+
+
+def rings(depth: int, ctas: int, delay: float) -> int:
+    """The slots of a channel that count, where each of so many CTAs has ``depth``.
+
+    Args:
+        delay: chunks that pass until a slot is free again.
+    """
+    return max(depth, min(depth * ctas, math.ceil(SPARE * delay)))
 
 
 def _extrapolated(model: _Model, part: float) -> float:

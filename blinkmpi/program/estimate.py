@@ -3,7 +3,7 @@
 Every tree takes the same number of steps, one chunk each. The first chunk's way is summed up hop by hop: on each link
 it waits for the chunks that other trees send over the same link at the same distance from their start. Each further
 step takes as long as the busiest link works, or as the messages of one step keep their sender busy, or as slots need
-to be free again. Ranks that share a memory are not estimated.
+to be free again; every CTA of a GPU has slots of its own. Ranks that share a memory are not estimated.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..topology.model import LinkKind, Topology
 from ..trees.graph.fabric import Arc
 from ..trees.tree import AGAINST, ALONG, Edge, Packing
-from .cost_model import LATENCY, MESSAGE, ctas_of_a_stage
+from .cost_model import LATENCY, MESSAGE, ctas_of_a_stage, rings
 
 
 class Cost(NamedTuple):
@@ -73,13 +73,16 @@ class Estimate:
             of_rank[hop.src].add((hop.tree, hop.level[0]))
             of_rank[hop.dst].add((hop.tree, hop.level[0]))
         ctas = ctas_of_a_stage(max(map(len, of_rank.values()), default=1))
+        gpus = all(device.kind == "gpu" for device in topology.devices)
+        self.ctas = ctas if gpus and not self.crosses else 1  # that have slots each
         longest = max((hop.by.call or hop.by.message / ctas for hop in hops), default=0.0)
         busiest = max(work.values(), default=0.0)
         self.step = _most([Cost(max([longest, *messages.values()])), Cost(0.0, busiest)])
         self.cycle = self._cycle(hops)
 
     def seconds(self, nbytes: int, chunk_bytes: int, depth: int) -> float:
-        """Seconds for a vector of ``nbytes``, in chunks of at most ``chunk_bytes`` through ``depth`` slots."""
+        """Seconds for a vector of ``nbytes``, in chunks of at most ``chunk_bytes`` through ``depth`` slots of a CTA."""
+        depth = rings(depth, self.ctas, self.slots(chunk_bytes))
         steps = max(1, -int(-nbytes * self.largest // chunk_bytes))
         part = nbytes / steps
         each = max(cost.of(part) for cost in self.step)

@@ -42,6 +42,19 @@ class DeviceArray(msgspec.Struct, frozen=True):
         return replace(self, ptr=at, size=size, copy_of=0)
 
 
+class Segments(msgspec.Struct, frozen=True):
+    """Many pieces of GPU memory, and their places in a bucket, which one kernel copies in either direction.
+
+    ``pieces`` has, for each, its address, its place in the bucket's first block (16 bytes divide it), and the bytes of
+    one of its ``blocks``, which lie one behind another; in the bucket they are ``stride`` bytes apart.
+    """
+
+    bucket: int
+    stride: int
+    blocks: int
+    pieces: tuple[tuple[int, int, int], ...]
+
+
 class Buffer(msgspec.Struct, frozen=True):
     """A flat, contiguous view of the user's memory."""
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ..errors import ArgumentError, BufferTypeError
 from ..program.call import Call
-from ..program.memory import Buffer, DeviceArray, address, overlap
+from ..program.memory import Buffer, DeviceArray, Segments, address, overlap
 from ..program.reduction import FLOATS, NARROW, Array, check_op, dtype_of
 from ..trees.tree import Collective
 from .buffers import DelegatedToMPI, in_place, op_name, parse
@@ -39,7 +39,8 @@ class Prepared(msgspec.Struct, frozen=True):
     destination in host memory and no ``recv``, memory of our own has to be received into (:meth:`received_in`).
     ``before`` and ``after`` are the copies, before each call and after it, between the user's memory and what stands
     for it: memory of our own, which lives as long as this. ``plain``: whether such memory may be another rank's, too,
-    so that no rank may count on registered buffers.
+    so that no rank may count on registered buffers. A launch of a group has ``said``, which the ranks compare, and in
+    GPU memory the ``segments`` that are copied before it, and after it.
     """
 
     call: Call
@@ -49,6 +50,8 @@ class Prepared(msgspec.Struct, frozen=True):
     before: tuple[Copy, ...] = ()
     after: tuple[Copy, ...] = ()
     plain: bool = False
+    said: str = ""
+    segments: tuple[Segments, Segments] | None = None
 
     def received_in(self, memory: Array) -> Prepared:
         """The same, received into a part of ``memory``, which is bytes."""

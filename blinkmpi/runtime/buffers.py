@@ -345,7 +345,20 @@ def _named(array: Array, name: str) -> Buffer:
     native = array.dtype.newbyteorder("=")
     if native in NAMES:
         raise BufferTypeError(f"{name} has foreign byte order ({array.dtype.str}); pass {name}.astype({native.str!r})")
+    if not _mpi_has(array):
+        raise BufferTypeError(
+            f"{name} has element type {array.dtype}, of which MPI has none either; pass {name}.view('uint8'), or "
+            "another type that blinkmpi has"
+        )
     raise DelegatedToMPI(f"{name} has element type {array.dtype}")
+
+
+def _mpi_has(array: Any) -> bool:
+    """Whether mpi4py knows a datatype for an array's elements."""
+    try:
+        return memoryview(array).format in MPI._typedict
+    except ValueError:  # dates, and types of other libraries
+        return False
 
 
 def _as_type(array: Array, kind: MPI.Datatype | str, name: str, *, whole: bool) -> Array:

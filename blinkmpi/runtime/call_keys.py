@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from ..errors import ArgumentError
 from ..lang.algorithms import Algorithm
+from ..program.reduction import Array
 from ..transport.host.host_program import HostProgram
 from .arguments import Prepared
 from .cuda.buffers import current_stream_of_torch, is_plain_tensor, stream_address, tensor_types
@@ -40,9 +41,30 @@ class KeptMemory:
         return room
 
 
+class Keyed:
+    """An argument of our own; ``key`` tells it from others, or is None if no call of it is kept."""
+
+    __slots__ = ()
+    key: int | None
+
+
+class OwnMemory:
+    """Memory of our own for calls, which later calls use again; earlier ones keep what they had."""
+
+    def __init__(self) -> None:
+        self._memory: Array = np.empty(0, np.uint8)
+
+    def room(self, nbytes: int) -> Array:
+        """So many bytes."""
+        if self._memory.nbytes < nbytes:
+            self._memory = np.empty(max(nbytes, 2 * self._memory.nbytes), np.uint8)
+        return self._memory[:nbytes]
+
+
 def own_bytes(ready: Prepared, program: HostProgram | None = None) -> int:
-    """Memory of our own that a call needs, by a program on host memory."""
-    return ready.call.nbytes if ready.before or ready.after or (program is not None and program.aside) else 0
+    """Memory of our own that a call needs, by a program on host memory; launches of groups share a bucket."""
+    own = (ready.before or ready.after) and not ready.said
+    return ready.call.nbytes if own or (program is not None and program.aside) else 0
 
 
 def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] | None:
@@ -80,6 +102,8 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] 
             key.append(arg.handle)
         elif kind is Algorithm:
             key.append(arg.identity)
+        elif isinstance(arg, Keyed) and arg.key is not None:
+            key.append(arg.key)
         elif arg is MPI.IN_PLACE:
             key.append("in place")
         else:

@@ -29,6 +29,7 @@ class CollectiveMethod(NamedTuple):
     mpi: Callable[..., MPI.Request]  # of a communicator and the arguments: MPI's own, non-blocking
     exchanges: bool = False  # whether ``prepare`` takes a function, too, that exchanges a number with the other ranks
     settles: bool = False  # whether ``prepare`` gives a call whose ranks must first tell each other lengths
+    grouped: bool = False  # whether its argument is a launch of a group
 
 
 @dataclass(frozen=True, slots=True)

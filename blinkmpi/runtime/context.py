@@ -28,7 +28,6 @@ from ..program.call import Call
 from ..program.ir import Program
 from ..topology import Topology, gather
 from ..topology.gather import gather_gpus
-from ..topology.measured import applied
 from ..topology.network_rate import net_rates, with_net
 from ..topology.probe import probe
 from ..transport import python_stacks
@@ -54,7 +53,7 @@ from .bootstrap import (
     settle,
 )
 from .cuda.context import CudaContext
-from .cuda.setup import open_gpus
+from .cuda.setup import as_measured, open_gpus
 from .ranks.interface import Ranks
 from .ranks.mpi import DEAD, MpiRanks
 from .ranks.store import INSTEAD
@@ -206,7 +205,8 @@ class Context:
             facts = probe(self.gpus.gpu.bus_id)
             found = gather_gpus(self.together, self.node, facts, per_gpu=self.settings.ranks_per_gpu).topology
             if found is not None:
-                found = with_net(applied(self.together, found, facts, cache_dir()), net_rates(probed))
+                found, self.gpus.costs = as_measured(self.together, found, facts)
+                found = with_net(found, net_rates(probed))
             machine = found if given is None and found is not None else self.gpus.machine
             self.gpus.take(machine, self._gpu_plans(machine, self.gpus.gpu, self.gpus.emulated).with_parts(parts))
         self.planned = self._host_plans().with_parts(host_parts)

@@ -14,14 +14,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from ..errors import ArgumentError, BufferTypeError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..planning.diff import PlanDifference
 from ..planning.plan import Rule
 from ..program.call import Call
-from ..program.reduction import Array
 from ..topology import Topology
 from ..transport.announcement import Called, Delegated
 from ..transport.host.host_call import HostBuffers, HostCall
@@ -31,11 +29,10 @@ from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.network.bounded import Rendezvous
 from ..util.lru import LRU
-from ..util.singleton import remove_segment_at_exit
 from .arguments import Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
-from .call_keys import KeptMemory, key_of, own_bytes, signature_of
+from .call_keys import KeptMemory, OwnMemory, key_of, own_bytes, signature_of
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
@@ -44,10 +41,11 @@ from .cuda.call import CudaCall
 from .cuda.calls import CudaCalls
 from .cuda.watch import watch
 from .entering import enter
-from .process_exit import follow_launcher
+from .grouping.group import Groups
+from .process_exit import end_with_process, in_child
 from .ranks.interface import Ranks
 from .ranks.store import NO_MPI
-from .requests import Persistent, ProgressThread, Request
+from .requests import Persistent, ProgressThread
 from .settling import DelegatedByPeer, exchange, persist, settled
 
 BOUND_CALLS = PROGRAMS = 4096  # calls that are kept to be made again; programs, for other buffers
@@ -59,9 +57,6 @@ class Dispatcher:
 
     def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, part: Topology | None = None) -> None:
         self.context = Context(meet, options, part)
-        remove_segment_at_exit()
-        if self.context.settings.end_with_launcher and self.context.n > 1:
-            follow_launcher()
         self.enqueues = options.stream == "current"  # whether calls on GPU memory return before they are through
         self.dead: BaseException | None = None
         self.context.rendezvous.give_up = self.die
@@ -69,13 +64,13 @@ class Dispatcher:
         self.repeated = RepeatedCalls(self.context.host.native)
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
-        self.kept = KeptMemory()
-        self.thread = ProgressThread()
-        self._received: Array = np.empty(0, np.uint8)  # where calls receive that may not overwrite their operands yet
+        self.kept, self.own = KeptMemory(), OwnMemory()
+        self.thread, self.groups = ProgressThread(), Groups(self)
         gpus = self.context.gpus
         self.cuda = CudaCalls(gpus, self.host, self) if gpus is not None else None
         if self.cuda is not None:
             watch(self)
+        end_with_process(self)
 
     @property
     def host(self) -> HostTransport:
@@ -95,27 +90,36 @@ class Dispatcher:
 
     def call(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> None:
         """Make a blocking call; with ``stream``, or on the current one if calls are so made, only put it there."""
+        if self.groups.open and self.groups.note(method, args, timeout_s, stream):
+            return
         if self.thread.busy:
             self.thread.drain()
         known = timeout_s is None and not (method.exchanges or method.settles)
         key = key_of(method.prepare, args, stream) if known else None
         bound = self.calls.get(key) if key is not None else None
         if bound is None:
+            if self.groups.made(method, args, timeout_s, stream):
+                return
             bound = self._bind(Invocation(method, args), timeout_s, stream, key)
         elif 2 * len(self.calls) > BOUND_CALLS:  # before, nothing is forgotten soon
             self.calls.move_to_end(key)  # type: ignore[arg-type]
             self.repeated.shut()
-        if self.dead is not None:
-            self.check_alive()
-        self.seq += 1
-        if stream is None and not (self.enqueues and isinstance(bound, CudaCall)):
-            self._run(partial(bound.run, self.seq), method, args, timeout_s)
-        else:
-            self._run(partial(bound.start, self.seq), method, args, timeout_s)
+        self.check_alive()
+        starts = stream is not None or (self.enqueues and isinstance(bound, CudaCall))
+        self._run(partial(self._numbered, bound.start if starts else bound.run), method, args, timeout_s)
+        if starts:
             self.cuda.keep(bound, args, method if key is not None else None, stream)  # type: ignore[union-attr]
         if stream is None and key is not None and isinstance(bound, HostCall) and 2 * len(self.calls) <= BOUND_CALLS:
             self.repeated.keep(bound, method, args)
             self.repeated.open()
+
+    def again(self, method: CollectiveMethod, args: Args, stream: Any) -> Found:
+        """Let C make a blocking call that was made before: True; else what :meth:`go_on` does the rest of."""
+        try:
+            return self.repeated.again(method, args, stream)
+        except BaseException as interrupt:  # a signal's, in the middle of the call
+            self.die(interrupt)
+            raise
 
     def go_on(self, method: CollectiveMethod, args: Args, stream: Any, begun: Found) -> None:
         """Make a blocking call that ``repeated`` has not made, or go on with one that it could not end by itself."""
@@ -123,6 +127,11 @@ class Dispatcher:
             self.call(method, args, None, stream)
         else:
             self._run(partial(begun[0].go_on, *begun[1:]), method, args, None)
+
+    def _numbered(self, work: Callable[[int], None]) -> None:
+        """Make the next call. It gets its number here, where an interrupt between the two ends the communicator."""
+        self.seq += 1
+        work(self.seq)
 
     def _run(self, work: Callable[[], None], method: CollectiveMethod, args: Any, timeout_s: float | None) -> None:
         """Do what makes a call, or MPI's own where a peer delegates it; see :meth:`_guarded`."""
@@ -138,6 +147,7 @@ class Dispatcher:
 
     def start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
+        self.groups.refuse(f"I{method.name}")
         self.repeated.shut()  # until a call has waited for it
         invocation = Invocation(method, args)
         ready = self._prepare(invocation, timeout_s, stream)
@@ -165,20 +175,14 @@ class Dispatcher:
             finally:
                 held.free()
 
-        request = Request()
-        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            self.thread.put(work, request.finish)
-        else:
-            self.context.log_once(
-                "non-blocking calls complete at once, because MPI was not started with THREAD_MULTIPLE"
-            )
-            request.finish(self.thread.run(work))
+        request = self.thread.begin(work, self.context.log_once)
         if isinstance(ready, Prepared | Unsettled | DelegatedToMPI):
             return request
         raise ready  # as MPI does, and the peers learn of it
 
     def persist(self, method: CollectiveMethod, args: Args, stream: Any) -> Persistent | None:
         """A call to be started many times; None if its buffers lie in host memory, and MPI has such calls."""
+        self.groups.refuse(f"{method.name}_init")
         return persist(self, method, args, stream)
 
     def exchange(self, count: int) -> tuple[int, ...]:
@@ -216,6 +220,7 @@ class Dispatcher:
         ``owns``: whether it keeps its buffers alive, which one that may be made again must not.
         """
         if isinstance(ready, DelegatedToMPI):
+            self.groups.check_delegated(invocation)
             said, entered = Delegated(invocation.name), isinstance(ready, DelegatedByPeer)
             return MpiCall(self.context, invocation, said, deadline, str(ready), entered=entered)
         if not isinstance(ready, Prepared):
@@ -224,7 +229,7 @@ class Dispatcher:
             rule, program = self._program(ready.call, blocking)
         except Exception as error:
             return RefusedCall(self.host, error, deadline)
-        called = Called(describe(ready.call))
+        called = Called(ready.said or describe(ready.call))
         owns = owns or not self.kept.may_have(own_bytes(ready, program))
         if program is not None:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
@@ -246,7 +251,7 @@ class Dispatcher:
                 rule = self.context.rule(call, blocking=blocking)
                 if rule.scheme != "mpi":
                     program = self.context.load(call, rule)
-                how = f"{rule.scheme}, {program}" if program is not None else "MPI's own"
+                how = program.said(rule.scheme) if program is not None else "MPI's own"
                 self.context.say(partial("{}: {}; {}".format, describe(call), how, rule.reason), "INFO")
             found = rule, program
             self.programs.put((call, blocking), found)
@@ -271,7 +276,7 @@ class Dispatcher:
             if ready.on_device and context.gpus is not None:
                 context.gpus.check(method.name, ready.buffers if isinstance(ready, Unsettled) else ready)
             if isinstance(ready, Prepared) and ready.final is not None and ready.recv is None:
-                ready = ready.received_in(self._room(ready.final.nbytes))
+                ready = ready.received_in(self.own.room(ready.final.nbytes))
             return ready
         except (MismatchError, RemoteError, CollectiveTimeout, PeerLost):  # of an exchange: all ranks know
             raise
@@ -281,12 +286,6 @@ class Dispatcher:
             return type(why)(*why.args)  # without the traceback, whose frames keep the user's buffers
         except Exception as error:
             return error
-
-    def _room(self, nbytes: int) -> Array:
-        """Memory of our own for a call, which later calls may use again; earlier ones keep what they had."""
-        if self._received.nbytes < nbytes:
-            self._received = np.empty(max(nbytes, 2 * self._received.nbytes), np.uint8)
-        return self._received
 
     def _deadline(self, timeout_s: float | None) -> float:
         """The time that a call may wait; a bad one is an error that the peers are told of, in the time of all."""
@@ -299,21 +298,20 @@ class Dispatcher:
         self.check_alive()
         ready = settled(self, ready, invocation.name, deadline)
         bound = self._bind_host(ready, invocation, deadline, blocking=False, owns=True)
-        self.seq += 1
-        self._run(partial(bound.run, self.seq), invocation.method, invocation.args, deadline)
+        self._run(partial(self._numbered, bound.run), invocation.method, invocation.args, deadline)
 
     def _delegate(self, invocation: Invocation, timeout_s: float | None) -> None:
         """Make MPI's collective in a call that another rank delegated; all ranks have entered it."""
-        said, deadline = Delegated(invocation.name), self._deadline(timeout_s)
-        call = MpiCall(self.context, invocation, said, deadline, "another rank's arguments are MPI's", entered=True)
+        self.groups.check_delegated(invocation)
+        said, why = Delegated(invocation.name), "another rank's arguments are MPI's"
+        call = MpiCall(self.context, invocation, said, self._deadline(timeout_s), why, entered=True)
         self._guarded(lambda: call.run(self.seq))
 
     def launch(self, bound: BoundCall) -> None:
         """Give a bound call its number and start it, behind all non-blocking calls on host memory."""
         self.thread.drain()
         self.check_alive()
-        self.seq += 1
-        self._guarded(lambda: bound.start(self.seq))
+        self._guarded(partial(self._numbered, bound.start))
 
     def wait(self, bound: BoundCall) -> None:
         """Wait for a started call."""
@@ -389,6 +387,8 @@ class Dispatcher:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""
         self.dead = self.dead or error
         self.repeated.shut()
+        if in_child():  # its parent's peers are not told of it
+            return
         if self.context.gpus is not None:
             self.context.gpus.transport.abort()
         self.host.abort(self.dead)

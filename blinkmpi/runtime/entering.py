@@ -61,8 +61,8 @@ def plan(dispatcher: Dispatcher, collective: str, root: int) -> Plan:
     return context.main.planned.with_parts([enter(dispatcher, f"plan({collective!r}, {root})", asked)]).plan
 
 
-def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group) -> None:
-    """As :func:`enter`, for the ranks of ``group``, of which this is one; the others take no part."""
+def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group, tag: int) -> None:
+    """As :func:`enter`, for the ranks of ``group``, of which this is one, and that pass ``tag``."""
     dispatcher.check_alive()
     context, mine = dispatcher.context, dispatcher.context.mpi.public.Get_group()
     ranks = [int(r) for r in MPI.Group.Translate_ranks(group, list(range(group.size)), mine)]
@@ -70,7 +70,7 @@ def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group) -> None:
     if MPI.UNDEFINED in ranks or context.rank not in ranks:
         return  # which is MPI's to refuse
     try:
-        meet(context.mpi.private, ranks, Rendezvous(what, context.timeout_s, context.slow))
+        meet(context.mpi.private, ranks, Rendezvous(what, context.timeout_s, context.slow), tag)
     except BaseException as fatal:
         dispatcher.die(fatal)
         raise

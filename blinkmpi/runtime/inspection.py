@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ..planning import kernel_times
 from ..planning.algorithms import chunk_of_algorithm
+from ..planning.beside_mpi import slower
+from ..planning.explain import Forecast, plan_line
 from ..planning.explain import explain as explain_plan
-from ..planning.explain import plan_line
-from ..planning.plan import Plan, Rule, chunk_for
+from ..planning.plan import ONE_SHOTS, Plan, Rule, chunk_for
 from ..program.call import Call, call_of_bytes, collective_named
 from ..program.cost_model import price
-from ..program.ir import Program
 from ..topology import Topology
 from ..transport.counters import counts_in
 from ..transport.host.forecast.calibrate import Trial, measured
@@ -55,19 +56,50 @@ def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: A
     plan = main.planned.about(call.collective, call.root)
     if plan.wire == "operand":
         live.append("wire: partial results are rounded to the call's type on each hop (wire=operand)")
-    rates = context.step_rates
-    if context.forecasts and rates is None:
-        live.append("predictions are by the rate of copies at the start; blinkmpi tune times the steps of calls")
-    elif rates is not None:
-        live.append(f"predictions are by the steps of calls, timed on {rates.measured} (blinkmpi tune)")
-
-    def by_steps(program: Program, rule: Rule) -> float | None:
-        if rates is None:
-            return None
-        return forecast(host_steps(context.host, program, rule.protocol), rates, in_place=False)
-
+    live.append(f"predictions are by {rests_on(context)}")
     rule = main.rule(call, plan=plan)
-    return explain_plan(plan, main.machine, call, rule=rule, live=live, forecast=by_steps)
+    like_measured = not context.gpus and not context.emulated and context.host.native
+    if like_measured and (why := slower(call, len(set(context.nodes)))):
+        live.append(why)
+    return explain_plan(plan, main.machine, call, rule=rule, live=live, forecast=_forecast_of(context, call, plan))
+
+
+def rests_on(context: Context, rates: StepRates | None = None) -> str:
+    """What predictions of calls are made from: steps, kernels, or the rates of links or copies.
+
+    Args:
+        rates: what steps cost on these CPU ranks, if not what ``blinkmpi tune`` has kept.
+    """
+    gpus, timed = context.gpus, rates or context.step_rates
+    if gpus and gpus.forecasts:
+        return f"what kernels cost, in graphs: {gpus.costs.basis}"
+    if timed is not None:
+        return f"the steps of calls, timed on {timed.measured}" + (" (blinkmpi tune)" if rates is None else "")
+    if context.forecasts:
+        return "the rate of copies at the start; blinkmpi tune times the steps of calls"
+    return "a simulation at the rates of the machine's links"
+
+
+def _forecast_of(context: Context, call: Call, plan: Plan) -> Forecast | None:
+    """What predicts here in place of the simulator."""
+    gpus, rates = context.gpus, context.step_rates
+    if gpus and gpus.forecasts:
+
+        def by_kernels(rule: Rule) -> float | None:
+            if plan.algorithm(call.collective, call.root, rule.scheme) is not None:
+                return None
+            packing = plan.packing(call.collective, call.root, rule.scheme)
+            program = context.main.program(call, rule, plan)
+            return kernel_times.seconds(call, rule, program, packing, gpus.machine, gpus.costs)
+
+        return Forecast(by_kernels, "kernels")
+    if rates is None:
+        return None
+
+    def by_steps(rule: Rule) -> float | None:
+        return _forecast(context, call, rule, plan, rates, in_place=False)
+
+    return Forecast(by_steps, "steps")
 
 
 def plan_text(context: Context, collective: str, root: int) -> str:
@@ -83,15 +115,22 @@ def plan_text(context: Context, collective: str, root: int) -> str:
 
 
 def choice(
-    context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0
-) -> dict[str, Any]:
-    """The choice for a call, as data: scheme, executor, protocol, ctas, chunk_bytes, depth, reason."""
+    context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
+    registered: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """The choice for a call, as data: scheme, executor, protocol, ctas, chunk_bytes, depth, reason.
+
+    Args:
+        registered: whether GPU memory is registered.
+    """
     if why := delegated_because(op):
         return {"scheme": "mpi", "executor": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
     call = call_of(context.n, collective, nbytes, dtype, op, root)
     main = context.main
     plan = main.planned.about(call.collective, call.root)
-    rule, chunk = main.rule(call, plan=plan), 0
+    gpus = context.gpus
+    rule = gpus.rule(call, registered=registered, plan=plan) if gpus else main.rule(call, plan=plan)
+    chunk = 0
     if (made := plan.algorithm(call.collective, call.root, rule.scheme)) is not None:
         chunk = chunk_of_algorithm(made, call, rule, multicast=context.one_node and not context.gpus)
     elif rule.scheme != "mpi":
@@ -110,20 +149,25 @@ def choice(
 
 def predict(
     context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
-    in_place: bool = False, rates: StepRates | None = None,
+    in_place: bool = False, rates: StepRates | None = None, registered: bool = True, graph: bool = True,
 ) -> tuple[float | None, float | None]:  # fmt: skip
     """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say.
 
     Args:
-        rates: what steps cost on these CPU ranks, if not what ``blinkmpi tune`` has kept. Without either, and on GPUs,
-            the cost model predicts, and both places are alike.
+        rates: what steps cost on these CPU ranks, if not what ``blinkmpi tune`` has kept. Without either the simulator
+            predicts, and both places are alike; on GPUs it is :mod:`..planning.kernel_times`.
+        registered, graph: of GPU memory, whether it is registered; of calls on it, whether they are in a graph.
     """
     if delegated_because(op):
         return None, None
     call = call_of(context.n, collective, nbytes, dtype, op, root)
     main = context.main
     plan = main.planned.about(call.collective, call.root)
-    rule = context.rule(call, blocking=False, plan=plan) if main is context else main.rule(call, plan=plan)
+    gpus = context.gpus
+    if gpus:
+        rule = gpus.rule(call, registered=registered, plan=plan)
+    else:
+        rule = context.rule(call, blocking=False, plan=plan)
     rates = rates or context.step_rates
     if rates is not None:
         seconds = _forecast(context, call, rule, plan, rates, in_place=in_place)
@@ -135,8 +179,13 @@ def predict(
     if (made := plan.algorithm(call.collective, call.root, rule.scheme)) is not None:
         return made.price(call, main.machine, chunk_bytes=rule.chunk_bytes, depth=rule.depth).seconds, None
     packing = plan.packing(call.collective, call.root, rule.scheme)
-    program = main.program(call, rule, plan)
-    return price(program, packing, main.machine).seconds, _bound(call, rule, plan, main.machine, None)
+    if rule.protocol in ONE_SHOTS and not packing.multicast:
+        return None, None  # messages of MPI from node to node, which follow no links of the packing
+    program, bound = main.program(call, rule, plan), _bound(call, rule, plan, main.machine, None)
+    if gpus and gpus.forecasts:
+        facts = call, rule, program, packing, gpus.machine, gpus.costs
+        return kernel_times.seconds(*facts, in_place=in_place, graph=graph), bound
+    return price(program, packing, main.machine).seconds, bound
 
 
 def _forecast(
@@ -193,7 +242,7 @@ def measure_steps(
             continue
         make = partial(context.program, shorter, rule, plan)
         for in_place in places(call)[: 1 if call.collective == "broadcast" else 2]:
-            trials.append(Trial(make, rule.protocol, in_place, past_caches(call, single_copies=rule.protocol == "cma")))
+            trials.append(Trial(make, rule.protocol, in_place, past_caches(call)))
     return measured(context.host, context.together, trials, buffers, meet)
 
 

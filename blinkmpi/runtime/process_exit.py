@@ -9,14 +9,18 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI, run
 
+from ..errors import PeerLost
 from ..transport.tracing import write_all
 from ..util.settings import log
+from ..util.singleton import remove_segment_at_exit
 from .bootstrap import own_settings
+from .requests import ProgressThread
 
 UNCAUGHT = threading.Event()  # an exception is about to end this process, and with it the job
 ENDS = threading.Event()  # the job is ended with this process, which waited for a rank in vain
@@ -27,6 +31,7 @@ ORPHANED_SECONDS = 0.2  # likewise, where the launcher has ended: nobody is left
 LEFT_SECONDS = 1.0  # that a process has to end by itself when its launcher has
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent ends
 PROCESS = os.getpid()
+_dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
 LAUNCHER = os.getppid()
 LAUNCHERS = ("prted", "prterun", "mpirun", "mpiexec", "orted", "hydra_pmi_proxy", "slurmstepd")  # that outlive ranks
 
@@ -61,6 +66,26 @@ def _end_job(why: str) -> None:
     if not (UNCAUGHT.is_set() or MPI.Is_finalized() or in_child()):
         run.set_abort_status(1)
         log(own_settings(), "WARN", f"this rank ends the job, or MPI_Finalize would wait for ever: {why}")
+
+
+def end_with_process(dispatcher: Any) -> None:
+    """Settle what becomes of a communicator's calls when its process ends or its launcher, or a child is forked."""
+    remove_segment_at_exit()
+    if dispatcher.context.settings.end_with_launcher and dispatcher.context.n > 1:
+        follow_launcher()
+    _dispatchers.add(dispatcher)
+
+
+def _refuse_in_child() -> None:
+    """In a forked child: its parent's communicators make no calls here, or the child would take the rank's part."""
+    for dispatcher in list(_dispatchers):
+        dispatcher.thread = ProgressThread()  # the parent's thread is not here
+        dispatcher.repeated.shut()
+        rank = dispatcher.context.rank
+        dispatcher.dead = PeerLost(f"process {os.getpid()} was forked by rank {rank}, which alone makes its calls")
+
+
+os.register_at_fork(after_in_child=_refuse_in_child)
 
 
 def in_child() -> bool:

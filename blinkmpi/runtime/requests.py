@@ -147,7 +147,17 @@ class ProgressThread:
         self.busy = 0  # jobs that have not ended
         self._idle = threading.Condition()
 
-    def put(self, work: Work, finish: Finish) -> None:
+    def begin(self, work: Work, say: Callable[[str], object]) -> Request:
+        """Do ``work`` behind all earlier jobs, or here, which is said, if MPI takes calls of one thread alone."""
+        request = Request()
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self._put(work, request.finish)
+        else:
+            say("non-blocking calls complete at once, because MPI was not started with THREAD_MULTIPLE")
+            request.finish(self._run(work))
+        return request
+
+    def _put(self, work: Work, finish: Finish) -> None:
         """Do ``work`` behind all earlier jobs, then call ``finish`` with the error that it raised."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="blinkmpi-progress", daemon=True)
@@ -157,7 +167,7 @@ class ProgressThread:
         self._jobs.put((work, finish))
 
     @staticmethod
-    def run(work: Work) -> BaseException | None:
+    def _run(work: Work) -> BaseException | None:
         """Do ``work`` here and return the error that it raised: it belongs to the one who waits for the request."""
         try:
             work()
@@ -181,7 +191,7 @@ class ProgressThread:
     def _loop(self) -> None:
         while (item := self._jobs.get()) is not None:
             work, finish = item
-            error = self.run(work)
+            error = self._run(work)
             del item, work  # and with them the user's buffers: who has waited finds them free
             finish(error)
             del error, finish

@@ -9,16 +9,27 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+from ..errors import no_mpi_has_a_remedy
 
 if TYPE_CHECKING:
     from .describe import explain
     from .fsdp import AllGather, ReduceScatter
     from .group import BlinkGroup
     from .hook import ddp_hook
+    from .mem_pool import memory, memory_pool
     from .start import setenv
 
-__all__ = ["AllGather", "BlinkGroup", "ReduceScatter", "ddp_hook", "explain", "register", "setenv"]
+__all__ = [
+    "AllGather",
+    "BlinkGroup",
+    "ReduceScatter",
+    "ddp_hook",
+    "explain",
+    "memory",
+    "memory_pool",
+    "register",
+    "setenv",
+]
 
 HOMES = {
     "AllGather": "fsdp",
@@ -26,6 +37,8 @@ HOMES = {
     "ReduceScatter": "fsdp",
     "ddp_hook": "hook",
     "explain": "describe",
+    "memory": "mem_pool",
+    "memory_pool": "mem_pool",
     "setenv": "start",
 }
 
@@ -40,6 +53,8 @@ def found_by_torch() -> None:
 
 def register() -> None:
     """Make the backend ``blink`` and the rendezvous ``mpi://`` known to torch. Safe to call twice."""
+    import torch.distributed as dist  # not above: it may be torch's own import that calls, in the middle of ours
+
     if not dist.is_available() or hasattr(dist.Backend, "BLINK"):
         return
     dist.Backend.register_backend("blink", _create, extended_api=True, devices=["cpu", "cuda"])
@@ -47,13 +62,15 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    from .start import create
+    with no_mpi_has_a_remedy():
+        from .start import create
 
     return create(options, backend_options)
 
 
 def _rendezvous(url: str, **settings: Any) -> Any:
-    from .start import rendezvous
+    with no_mpi_has_a_remedy():
+        from .start import rendezvous
 
     return rendezvous(url, **settings)
 
@@ -63,7 +80,8 @@ def __getattr__(name: str) -> Any:
     if name in HOMES:
         from importlib import import_module
 
-        return getattr(import_module(f".{HOMES[name]}", __name__), name)
+        with no_mpi_has_a_remedy():
+            return getattr(import_module(f".{HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

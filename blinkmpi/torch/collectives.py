@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -16,31 +16,43 @@ import torch
 from ..errors import ArgumentError, BlinkError
 from ..runtime.entering import enter
 from .compiler import hide
-from .operands import After, Reduction, Tensor, flat, nbytes, only, packed, raw, typed, unpacking, writable
+from .operands import (
+    After,
+    Reduction,
+    Tensor,
+    clear_of,
+    flat,
+    listed,
+    moved,
+    nbytes,
+    only,
+    packed,
+    parts_of,
+    raw,
+    typed,
+    unpacking,
+    writable,
+)
+from .operation import Operation
 from .streams import enqueue
-from .work import DeviceWork, HostWork, Several, Work
+from .work import Coalesced, DeviceWork, HostWork, Several, Work
 
 NO_SECONDS = timedelta(0)
-WORKS = (Work, HostWork, DeviceWork, Several)
+WORKS = (Work, HostWork, DeviceWork, Several, Coalesced)
 
 
-class Operation:
-    """A call, ready to be made.
+def explained(method: Callable[..., Work]) -> Callable[..., Work]:
+    """A method whose errors name ranks as the whole job does, too."""
 
-    Args:
-        name: the Communicator's method.
-        args: its arguments; tensors in host memory are NumPy arrays here.
-        memory: the tensors that the call reads and writes.
-        outputs: those that torch's user gets.
-        after: what brings results from temporaries to their places.
-    """
+    @wraps(method)
+    def wrapped(self: TensorCollectives, *args: Any, **keywords: Any) -> Work:
+        try:
+            return method(self, *args, **keywords)
+        except BlinkError as error:
+            self.explain(error)
+            raise
 
-    __slots__ = ("after", "args", "memory", "name", "outputs")
-
-    def __init__(
-        self, name: str, args: tuple[Any, ...], memory: Sequence[Tensor], outputs: Sequence[Tensor], after: After = None
-    ) -> None:
-        self.name, self.args, self.memory, self.outputs, self.after = name, args, memory, outputs, after
+    return wrapped
 
 
 class TensorCollectives:
@@ -49,6 +61,8 @@ class TensorCollectives:
     comm: Any  # the Communicator
     rank_here: int
     timeout_s: float
+    ranks: Sequence[int] = ()  # who the ranks are in the job, where their numbers are others
+    _coalescing: list[tuple[Operation, Any, Coalesced]] | None = None  # calls to be made together
 
     # ---- reductions
 
@@ -58,9 +72,7 @@ class TensorCollectives:
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce some tensors in one call for each element type."""
-        groups = _by_type(tensors)
-        works = [self._make("allreduce", opts, partial(_allreduce_some, group, opts)) for group in groups]
-        return Several(works, tensors)
+        return self._make_all("allreduce", opts, [partial(_allreduce, one, Reduction(opts)) for one in tensors])
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce everybody's tensor into the root's; the others' stay as they are."""
@@ -73,7 +85,9 @@ class TensorCollectives:
         return self._make(
             "reduce_scatter",
             opts,
-            lambda: _reduce_scatter(only(outputs, "reduce_scatter"), only(inputs, "reduce_scatter"), Reduction(opts)),
+            lambda: _reduce_scatter(
+                only(outputs, "reduce_scatter"), listed(inputs, self.comm.size, "reduce_scatter"), Reduction(opts)
+            ),
         )
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
@@ -83,7 +97,7 @@ class TensorCollectives:
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """As :meth:`reduce_scatter_single`, for some pairs of tensors."""
         pairs = zip(outputs, inputs, strict=True)
-        return Several([self.reduce_scatter_single(output, one, opts) for output, one in pairs], outputs)
+        return self._make_all("reduce_scatter", opts, [partial(_reduce_blocks, *p, Reduction(opts)) for p in pairs])
 
     # ---- what moves
 
@@ -94,13 +108,14 @@ class TensorCollectives:
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect everybody's tensor in a list; they may differ in shape."""
-        return self._make("allgather", opts, lambda: _allgather(only(outputs, "allgather"), only(inputs, "allgather")))
+        n = self.comm.size
+        make = lambda: _allgather(listed(outputs, n, "allgather"), only(inputs, "allgather"))  # noqa: E731
+        return self._make("allgather", opts, make)
 
     def allgather_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """As :meth:`allgather`, for some tensors: ``outputs[r][i]`` is tensor i of rank r."""
-        rows = zip(*outputs, strict=True)
-        works = [self.allgather([list(row)], [one], opts) for row, one in zip(rows, inputs, strict=True)]
-        return Several(works, [tensor for row in outputs for tensor in row])
+        rows = zip(zip(*outputs, strict=True), inputs, strict=True)
+        return self._make_all("allgather", opts, [partial(_allgather, list(row), one) for row, one in rows])
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Collect everybody's tensor in one."""
@@ -109,21 +124,25 @@ class TensorCollectives:
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """As :meth:`all_gather_single`, for some pairs of tensors."""
         pairs = zip(outputs, inputs, strict=True)
-        return Several([self.all_gather_single(output, one, opts) for output, one in pairs], outputs)
+        return self._make_all("allgather", opts, [partial(_allgather_blocks, *p, self.rank_here) for p in pairs])
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect everybody's tensor in a list of the root's."""
         root = _root(opts)
-        return self._make("gather", opts, lambda: _gather(outputs, only(inputs, "gather"), root))
+        n = self.comm.size
+        return self._make("gather", opts, lambda: _gather(outputs, only(inputs, "gather"), root, n))
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Give each rank its tensor of the root's list."""
         root = _root(opts)
-        return self._make("scatter", opts, lambda: _scatter(only(outputs, "scatter"), inputs, root))
+        n = self.comm.size
+        return self._make("scatter", opts, lambda: _scatter(only(outputs, "scatter"), inputs, root, n))
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Give each rank a tensor of a list, and get one of each; they may differ in shape."""
-        return self._make("alltoall", opts, lambda: _alltoall(outputs, inputs))
+        n = self.comm.size
+        lists = [outputs], [inputs]
+        return self._make("alltoall", opts, lambda: _alltoall(*(listed(one, n, "alltoall") for one in lists)))
 
     def all_to_all_single(
         self,
@@ -137,6 +156,7 @@ class TensorCollectives:
         n = self.comm.size
         return self._make("alltoall", opts, lambda: _alltoall_parts(output, input, output_splits, input_splits, n))
 
+    @explained
     def barrier(self, opts: Any = None) -> Work:
         """Return when all ranks have come, and on this one's GPU what is on the current stream is done.
 
@@ -145,7 +165,10 @@ class TensorCollectives:
         if self.comm.gpu is not None and torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
             self.comm.check()
-        self.comm.Barrier()
+        seconds = self._seconds(opts)
+        if getattr(opts, "asyncOp", True):
+            return HostWork((), self.comm.Ibarrier(timeout=seconds), None, self.explain)
+        self.comm.Barrier(timeout=seconds)
         return Work(())
 
     _allgather_base = all_gather_single
@@ -156,16 +179,15 @@ class TensorCollectives:
 
     # ---- making calls
 
+    @explained
     def _make(self, what: str, opts: Any, prepare: Callable[[], Operation]) -> Work:
         """Make a call; if this rank's arguments cannot be read, all ranks hear of it in the call."""
         comm = self.comm
         hide(TensorCollectives, *WORKS)
-        try:
-            call = prepare()
-        except Exception as error:
-            wrong = error if isinstance(error, BlinkError) else ArgumentError(f"{what}: {error}")
-            enter(comm._dispatcher(), what, partial(_raise, wrong))
-            raise AssertionError("unreachable") from error
+        (call,) = self._read(what, [prepare])
+        if self._coalescing is not None:
+            self._coalescing.append((call, opts, work := Coalesced(call.outputs)))
+            return work
         seconds = self._seconds(opts)
         apart = getattr(opts, "asyncOp", True)
         if call.memory[0].is_cuda:
@@ -173,11 +195,81 @@ class TensorCollectives:
             return enqueue(put, call.outputs, call.memory, call.after, apart=apart)
         if apart:
             request = getattr(comm, f"I{call.name.lower()}")(*call.args, timeout=seconds)
-            return HostWork(call.outputs, request, call.after)
+            return HostWork(call.outputs, request, call.after, self.explain)
         getattr(comm, call.name)(*call.args, timeout=seconds)
         if call.after is not None:
             call.after()
         return Work(call.outputs)
+
+    @explained
+    def _make_all(self, what: str, opts: Any, prepare: Sequence[Callable[[], Operation]]) -> Work:
+        """Make some calls as a group."""
+        return self._group(self._read(what, prepare), opts)
+
+    def _group(self, calls: Sequence[Operation], opts: Any) -> Work:
+        outputs = [output for call in calls for output in call.outputs]
+        sides: dict[bool, list[Operation]] = {}
+        for call in calls:
+            sides.setdefault(call.memory[0].is_cuda, []).append(call)
+        works = [self._group_of(some, opts, on_gpu=on_gpu) for on_gpu, some in sides.items()]
+        return works[0] if len(works) == 1 else Several(works, outputs)
+
+    def _group_of(self, calls: Sequence[Operation], opts: Any, *, on_gpu: bool) -> Work:
+        """Calls of tensors that all lie on the GPU, or all in host memory."""
+        comm, apart, seconds = self.comm, getattr(opts, "asyncOp", True), self._seconds(opts)
+        outputs = [output for call in calls for output in call.outputs]
+        afters = [call.after for call in calls if call.after is not None]
+
+        def put(stream: Any = None, *, begin: bool = False) -> Any:
+            group = comm.grouped(stream=stream, timeout=seconds)
+            group.begins = begin
+            with group:
+                for call in calls:
+                    getattr(comm, call.name)(*call.args)
+            return group.request
+
+        def after() -> None:
+            for bring in afters:
+                bring()
+
+        if on_gpu:
+            memory = [tensor for call in calls for tensor in call.memory]
+            return enqueue(put, outputs, memory, after, apart=apart)
+        if apart:
+            return HostWork(outputs, put(begin=True), after, self.explain)
+        put()
+        after()
+        return Work(outputs)
+
+    def _read(self, what: str, prepare: Sequence[Callable[[], Operation]]) -> list[Operation]:
+        """Read calls' arguments; if that fails, all ranks hear of it."""
+        try:
+            return [read() for read in prepare]
+        except Exception as error:
+            wrong = error if isinstance(error, BlinkError) else ArgumentError(f"{what}: {error}")
+            enter(self.comm._dispatcher(), what, partial(_raise, wrong))
+            raise AssertionError("unreachable") from error
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        """Note calls until :meth:`_end_coalescing`."""
+        self._coalescing = []
+
+    @explained
+    def _end_coalescing(self, device: Any = None) -> Work:
+        """Make them together."""
+        noted, self._coalescing = self._coalescing or [], None
+        if not noted:
+            return Work(())
+        made = self._group([call for call, *_ in noted], noted[0][1])
+        for *_, work in noted:
+            work.made = made
+        return made
+
+    def explain(self, error: BlinkError) -> None:
+        """Note on an error who the ranks of a part of the job are, which it numbers as the group does."""
+        if self.ranks:
+            who = ", ".join(f"{r} is the job's {rank}" for r, rank in enumerate(self.ranks))
+            error.add_note(f"It counts ranks as their group does, in which rank {who}.")
 
     def _seconds(self, opts: Any) -> float | None:
         """The deadline of a call that has one of its own."""
@@ -198,36 +290,14 @@ def _root(opts: Any) -> int:
     return int(getattr(opts, "rootRank", opts or 0))
 
 
-def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """The tensors by device and element type, in the order of these, which is the same on all ranks."""
-    groups: dict[Any, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.device.type, tensor.dtype), []).append(tensor)
-    return list(groups.values())
-
-
 # ---- from tensors to calls
 
 
 def _allreduce(tensor: Tensor, reduction: Reduction) -> Operation:
     whole, after = writable(tensor)
-    return _reduced(whole, [tensor], reduction, after)
-
-
-def _allreduce_some(tensors: Sequence[Tensor], opts: Any) -> Operation:
-    whole, after = unpacking(tensors)
-    return _reduced(packed(tensors).view(tensors[0].dtype), tensors, Reduction(opts), after, whole)
-
-
-def _reduced(
-    operand: Tensor, outputs: Sequence[Tensor], reduction: Reduction, after: After, into: Tensor | None = None
-) -> Operation:
-    """An AllReduce of a flat tensor, in place or into bytes elsewhere."""
-    op = reduction.of(operand.dtype)
-    send = reduction.scaled(operand)
-    recv = operand if into is None else into.view(operand.dtype)
-    same = send.data_ptr() == recv.data_ptr()
-    return Operation("Allreduce", (None if same else typed(send), typed(recv), op), (recv, send), outputs, after)
+    send = reduction.scaled(whole)
+    own = None if send.data_ptr() == whole.data_ptr() else typed(send)
+    return Operation("Allreduce", (own, typed(whole), reduction.of(whole.dtype)), (whole, send), [tensor], after)
 
 
 def _reduce(here: bool, root: int, tensor: Tensor, reduction: Reduction) -> Operation:
@@ -242,7 +312,7 @@ def _reduce_scatter(output: Tensor, inputs: Sequence[Tensor], reduction: Reducti
     whole, after = writable(output)
     if any(one.dtype != output.dtype for one in inputs):
         raise ArgumentError(f"{[one.dtype for one in inputs]} into {output.dtype}: expected one element type")
-    send = reduction.scaled(packed(inputs).view(output.dtype))
+    send = clear_of(reduction.scaled(packed(inputs).view(output.dtype)), whole)
     op, counts = reduction.of(output.dtype), [one.numel() for one in inputs]
     if len(set(counts)) == 1:
         args: tuple[Any, ...] = (typed(send), typed(whole), op)
@@ -252,64 +322,62 @@ def _reduce_scatter(output: Tensor, inputs: Sequence[Tensor], reduction: Reducti
 
 def _reduce_blocks(output: Tensor, tensor: Tensor, reduction: Reduction) -> Operation:
     whole, after = writable(output)
-    operand = flat(tensor)
-    send = reduction.scaled(operand)
-    if send is operand and _overlap(send, whole):
-        send = operand.clone()
+    send = clear_of(reduction.scaled(flat(tensor)), whole)
     args = typed(send), typed(whole), reduction.of(whole.dtype)
     return Operation("Reduce_scatter_block", args, (whole, send), [output], after)
 
 
 def _broadcast(tensor: Tensor, root: int) -> Operation:
     whole, after = writable(tensor)
-    return Operation("Bcast", (raw(whole), root), (whole,), [tensor], after)
+    return Operation("Bcast", (moved(whole), root), (whole,), [tensor], after)
 
 
 def _allgather(outputs: Sequence[Tensor], tensor: Tensor) -> Operation:
     whole, after = unpacking(outputs)
     own, sizes = flat(tensor), [nbytes(one) for one in outputs]
-    send = own.clone() if _overlap(own, whole) else own
-    where = raw(whole) if len(set(sizes)) == 1 else [raw(whole), sizes]
-    name = "Allgatherv" if isinstance(where, list) else "Allgather"
-    return Operation(name, (raw(send), where), (whole, send), outputs, after)
+    send = clear_of(own, whole)
+    if len(set(sizes)) == 1:
+        return Operation("Allgather", (moved(send), moved(whole, own.dtype)), (whole, send), outputs, after)
+    return Operation("Allgatherv", (raw(send), [raw(whole), sizes]), (whole, send), outputs, after)
 
 
 def _allgather_blocks(output: Tensor, tensor: Tensor, rank: int) -> Operation:
     whole, after = writable(output)
     own = flat(tensor)
     own_place = own.data_ptr() == whole.data_ptr() + rank * nbytes(own)
-    send = own if own_place or not _overlap(own, whole) else own.clone()
-    return Operation("Allgather", (None if own_place else raw(send), raw(whole)), (whole, send), [output], after)
+    send = own if own_place else clear_of(own, whole)
+    return Operation("Allgather", (None if own_place else moved(send), moved(whole)), (whole, send), [output], after)
 
 
-def _gather(outputs: Any, tensor: Tensor, root: int) -> Operation:
+def _gather(outputs: Any, tensor: Tensor, root: int, n: int) -> Operation:
     own, lists = flat(tensor), [one for one in outputs if one]
     if not lists:
-        return Operation("Gather", (raw(own), None, root), (own,), ())
-    whole, after = unpacking(lists[0])
-    return Operation("Gather", (raw(own), raw(whole), root), (own, whole), lists[0], after)
+        return Operation("Gather", (moved(own), None, root), (own,), ())
+    whole, after = unpacking(listed(lists[:1], n, "gather"))
+    send = clear_of(own, whole)
+    return Operation("Gather", (moved(send), moved(whole, own.dtype), root), (send, whole), lists[0], after)
 
 
-def _scatter(output: Tensor, inputs: Any, root: int) -> Operation:
+def _scatter(output: Tensor, inputs: Any, root: int, n: int) -> Operation:
     whole, after = writable(output)
     lists = [one for one in inputs if one]
-    send = packed(lists[0]) if lists else None
-    args = (None if send is None else raw(send), raw(whole), root)
+    send = clear_of(packed(listed(lists[:1], n, "scatter")), whole) if lists else None
+    args = (None if send is None else moved(send, whole.dtype), moved(whole), root)
     return Operation("Scatter", args, (whole,) if send is None else (whole, send), [output], after)
 
 
 def _alltoall(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Operation:
     send, (whole, after) = packed(inputs), unpacking(outputs)
     mine, theirs = [nbytes(one) for one in inputs], [nbytes(one) for one in outputs]
-    return _exchanged(send, mine, whole, theirs, outputs, after)
+    return _exchanged(clear_of(send, whole), mine, whole, theirs, outputs, after)
 
 
 def _alltoall_parts(
     output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], n: int
 ) -> Operation:
     (whole, after), own = writable(output), flat(tensor)
-    send = own.clone() if _overlap(own, whole) else own
-    mine, theirs = _parts(tensor, input_splits, n), _parts(output, output_splits, n)
+    send = clear_of(own, whole)
+    mine, theirs = parts_of(tensor, input_splits, n), parts_of(output, output_splits, n)
     return _exchanged(send, mine, whole, theirs, [output], after, parts=bool(input_splits or output_splits))
 
 
@@ -328,22 +396,3 @@ def _exchanged(
         args: tuple[Any, ...] = [raw(send), mine], [raw(whole), theirs]
         return Operation("Alltoallv", args, (whole, send), outputs, after)
     return Operation("Alltoall", (raw(send), raw(whole)), (whole, send), outputs, after)
-
-
-def _parts(tensor: Tensor, splits: Sequence[int], n: int) -> list[int]:
-    """The bytes of each rank's part of a tensor."""
-    rows = tensor.shape[0] if tensor.dim() else 1
-    if splits and (len(splits) != n or sum(splits) != rows):
-        raise ArgumentError(f"splits {list(splits)}: expected {n} numbers of rows, {rows} in all")
-    if not splits and rows % n:
-        raise ArgumentError(f"{rows} rows are no equal parts for {n} ranks; pass splits")
-    row = nbytes(tensor) // rows if rows else 0
-    return [int(part) * row for part in splits] or [rows // n * row] * n
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two flat tensors share memory."""
-    if not one.numel() or not other.numel():
-        return False
-    at, there = one.data_ptr(), other.data_ptr()
-    return bool(at < there + nbytes(other) and there < at + nbytes(one))

@@ -22,6 +22,6 @@ def explain(group: Any = None, collective: str = "allreduce", nbytes: int = 1 <<
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, BlinkGroup):
         raise ArgumentError(f"group {group!r}: expected one of backend blink; see dist.get_backend(group)")
-    if "comm" not in group.__dict__:
+    if not group.opened:
         raise ArgumentError(f"group {group.group_name!r} has made no call yet, and is planned in its first; make one")
     return f"group {group.group_name!r}: {group.comm.explain(collective, nbytes, dtype=dtype)}"

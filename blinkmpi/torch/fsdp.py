@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 
+from ..errors import ArgumentError
 from .collectives import NO_SECONDS, TensorCollectives
+from .mem_pool import in_pool, mem_pool
 from .operands import Tensor
 from .work import Work
 
@@ -33,10 +36,25 @@ class _OnCommunicator(TensorCollectives):
 
     def __init__(self, comm: Any) -> None:
         self.comm, self.rank_here, self.timeout_s = comm, comm.rank, -1.0
+        self._said = False  # that there is no pool
 
     def allocate(self, size: Sequence[int], *, dtype: Any, device: Any) -> Tensor:
-        """Memory for a call."""
-        return torch.empty(*size, dtype=dtype, device=device)
+        """Memory for a call: of the communicator's memory pool, if one was made, which is so on all ranks or on none.
+
+        Raises:
+            torch.OutOfMemoryError: if the pool has no room: memory of another kind on one rank alone would not do.
+        """
+        if torch.device(device).type != "cuda":
+            return torch.empty(*size, dtype=dtype, device=device)
+        try:
+            pool = self.comm.memory_pool()
+        except ArgumentError as error:
+            if self.comm.rank == 0 and not self._said:
+                warnings.warn(f"FSDP's buffers are not registered: {error}", stacklevel=2)
+            self._said = True
+            return torch.empty(*size, dtype=dtype, device=device)
+        with in_pool(pool, mem_pool(pool)):
+            return torch.empty(*size, dtype=dtype, device=device)
 
 
 def _work(made: Work, asynchronous: bool) -> Work | None:

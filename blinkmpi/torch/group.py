@@ -10,13 +10,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..errors import BlinkError
+from ..errors import ArgumentError, BlinkError
+from ..runtime.bootstrap import own_settings
+from ..util.settings import log
 from .collectives import TensorCollectives
 from .operands import Tensor, only
 from .work import Work
@@ -32,14 +34,25 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         timeout: of its calls, where they have none of their own.
         open_comm: makes the Communicator; collective, called by the first collective at the latest.
         name: torch's name of the group.
+        ranks: its ranks in the job; none: as here.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, open_comm: Callable[[], Any], name: str = ""
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        open_comm: Callable[[], Any],
+        name: str = "",
+        ranks: Sequence[int] = (),
     ) -> None:
         super().__init__(rank, size)
+        self.ranks = [] if list(ranks) == list(range(size)) else list(ranks)
         self.store, self.rank_here, self.timeout_s = store, rank, timeout.total_seconds()
         self._open, self._name, self._description, self._sequence = open_comm, name, "undefined", 0
+        self._comm: Any = None
+        self._opening = Lock()  # of this group alone: another rank's threads may open groups in another order
         self._end: weakref.finalize[Any, Any] | None = None
         if dist.is_gloo_available():
             gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
@@ -47,12 +60,21 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
             if hasattr(self, "_set_default_backend"):  # 2.15 asks it for the group's name; 2.4 has none
                 self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
 
-    @cached_property
+    @property
     def comm(self) -> Any:
         """The Communicator; collective when it is first asked for."""
-        comm = self._open()
-        self._end = weakref.finalize(self, _forget, comm)
-        return comm
+        if self._comm is None:
+            with self._opening:
+                if self._comm is None:
+                    comm = self._open()
+                    self._end = weakref.finalize(self, _forget, comm)
+                    self._comm = comm
+        return self._comm
+
+    @property
+    def opened(self) -> bool:
+        """Whether it has a Communicator already."""
+        return self._comm is not None
 
     # ---- who it is
 
@@ -84,7 +106,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         """Torch counts calls by this; ours are counted by the Communicator."""
 
     def _get_sequence_number_for_group(self) -> int:
-        dispatcher = None if "comm" not in self.__dict__ else self.comm._blink
+        dispatcher = self.comm._blink if self.opened else None
         return 0 if dispatcher is None else int(dispatcher.seq)
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
@@ -119,22 +141,27 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         memory = torch.empty_like(tensor, device="cpu")
         return Received(begin(memory), tensor, memory)
 
-    def _start_coalescing(self, device: Any = None) -> None:
-        """Calls follow one another without it."""
-
-    def _end_coalescing(self, device: Any = None) -> Work:
-        return Work(())
+    def split_group(self, *_: Any, **__: Any) -> Any:
+        """Torch's own (2.14 and newer) would end the process: it wants a store that only C++ can give a group."""
+        raise ArgumentError("dist.split_group: backend blink splits no groups; make one by dist.new_group(ranks)")
 
     # ---- the end
 
     def shutdown(self) -> None:
-        """Free the Communicator; collective."""
+        """Free the Communicator; collective.
+
+        Where that fails, since another rank does something else, the error is logged and not raised: it would keep
+        torch from forgetting the group, and from making another one.
+        """
         if self._end is not None and self._end.detach() is not None:
-            self.comm.Free()
+            try:
+                self.comm.Free()
+            except BlinkError as error:
+                log(own_settings(), "WARN", f"group {self._name}, while it was destroyed: {error}")
 
     def abort(self) -> None:
         """End the calls of all ranks at once, without waiting for them."""
-        if "comm" in self.__dict__:
+        if self.opened:
             self.comm._dispatcher().die(BlinkError(f"rank {self.rank_here} aborted the group {self._name}"))
 
 

@@ -32,6 +32,7 @@ OPS = {
     KINDS.BXOR: "bxor",
 }
 OF_BOOL = {"sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor"}
+BYTE = np.dtype(np.uint8)
 TYPES = {getattr(torch, name): dtype_of(name) for name in DTYPES if hasattr(torch, name)}
 
 
@@ -64,7 +65,13 @@ class Reduction:
 
     def scaled(self, tensor: Tensor) -> Tensor:
         """The operand: the tensor itself, or a multiple of it in memory of its own."""
-        return tensor if self.factor is None else tensor * self.factor
+        if self.factor is None:
+            return tensor
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise BufferTypeError(
+                f"PREMUL_SUM of {tensor.dtype}: expected a type with fractions; convert the tensor first"
+            )
+        return (tensor * self.factor).to(tensor.dtype)
 
 
 def only(tensors: Any, what: str) -> Any:
@@ -76,23 +83,45 @@ def only(tensors: Any, what: str) -> Any:
     return tensors[0]
 
 
-def flat(tensor: Tensor) -> Tensor:
-    """The elements one after another, as they are shown: a view where that is how they lie, else a copy."""
+def held(tensor: Tensor) -> Tensor:
+    """The tensor that has the memory, without gradients: the result itself for one that is under way.
+
+    Raises:
+        BufferTypeError: for sparse tensors, those of other devices, and such as only stand for others (DTensor).
+    """
     if tensor.layout is not torch.strided:
         raise BufferTypeError(f"a tensor of layout {tensor.layout}: dense ones are reduced and moved; pass .to_dense()")
+    if hasattr(tensor, "trigger_wait"):  # what a functional collective returns
+        tensor = tensor.trigger_wait()
     tensor = tensor.detach()
+    if not (tensor.is_cpu or tensor.is_cuda) or (not tensor.data_ptr() and tensor.numel()):
+        raise BufferTypeError(
+            f"a {type(tensor).__name__} on {tensor.device.type}: expected memory of its own, in host memory or on a "
+            "GPU; pass the tensor that has it, as the to_local() of a DTensor"
+        )
+    return tensor
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The elements one after another, as they are shown: a view where that is how they lie, else a copy."""
+    tensor = held(tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.reshape(-1)
+    return tensor.reshape(-1).contiguous()  # reshape keeps the steps of a column
 
 
 def writable(tensor: Tensor) -> tuple[Tensor, After]:
     """Where a result may be written, and what brings it to its place: nothing, if it is written there."""
+    tensor = held(tensor)
     whole = flat(tensor)
     if whole.data_ptr() == tensor.data_ptr() and tensor.is_contiguous():
         return whole, None
-    kept = tensor.detach()
-    return whole, lambda: kept.copy_(whole.view(kept.shape))
+    if any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise BufferTypeError(
+            f"a result of shape {tuple(tensor.shape)} and strides {tensor.stride()}: expected memory for each element; "
+            "pass .clone() of an expanded tensor"
+        )
+    return whole, lambda: _copy(tensor, whole.view(tensor.shape))
 
 
 def typed(whole: Tensor) -> Any:
@@ -106,7 +135,37 @@ def typed(whole: Tensor) -> Any:
 
 def raw(whole: Tensor) -> Any:
     """A flat tensor as bytes, for what only moves."""
-    return whole.view(torch.uint8) if whole.is_cuda else _array(whole, np.dtype(np.uint8))
+    return whole.view(torch.uint8) if whole.is_cuda else _array(whole, BYTE)
+
+
+def moved(whole: Tensor, dtype: Any = None) -> Any:
+    """A flat tensor for what only moves, with its element type where we know it: ranks with unlike ones are told.
+
+    Args:
+        dtype: torch's element type, where the memory is bytes.
+    """
+    return whole.view(torch.uint8) if whole.is_cuda else _array(whole, TYPES.get(dtype or whole.dtype, BYTE))
+
+
+def listed(tensors: Any, n: int, what: str) -> Sequence[Tensor]:
+    """A list that has a tensor for each rank."""
+    found: Sequence[Tensor] = only(tensors, what)
+    if len(found) != n:
+        raise ArgumentError(f"{what}: {len(found)} tensors; expected {n}, one for each rank of the group")
+    return found
+
+
+def clear_of(send: Tensor, whole: Tensor) -> Tensor:
+    """A flat operand, or a copy of it if it shares memory with the flat result."""
+    return send.clone() if overlap(send, whole) else send
+
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two flat tensors share memory."""
+    if not one.numel() or not other.numel():
+        return False
+    at, there = one.data_ptr(), other.data_ptr()
+    return bool(at < there + nbytes(other) and there < at + nbytes(one))
 
 
 def _array(whole: Tensor, dtype: np.dtype[Any]) -> Any:
@@ -132,7 +191,7 @@ def packed(tensors: Sequence[Tensor]) -> Tensor:
 
 def unpacking(tensors: Sequence[Tensor]) -> tuple[Tensor, After]:
     """Memory for the bytes of some tensors one after another, and what brings them from there to their places."""
-    kept = [tensor.detach() for tensor in tensors]
+    kept = [held(tensor) for tensor in tensors]
     if all(tensor.is_contiguous() for tensor in kept):
         views = [tensor.reshape(-1).view(torch.uint8) for tensor in kept]
         if _in_a_row(views):
@@ -143,9 +202,15 @@ def unpacking(tensors: Sequence[Tensor]) -> tuple[Tensor, After]:
     def bring() -> None:
         for tensor, part in zip(kept, whole.split(sizes), strict=True):
             if part.numel():
-                tensor.copy_(_as(part, tensor))
+                _copy(tensor, _as(part, tensor))
 
     return whole, bring
+
+
+def _copy(tensor: Tensor, value: Tensor) -> None:
+    """Write a result, also one that began in inference mode, which the thread that waits may have left."""
+    with torch.inference_mode():
+        tensor.copy_(value)
 
 
 def _as(part: Tensor, like: Tensor) -> Tensor:
@@ -167,3 +232,14 @@ def _in_a_row(views: Sequence[Tensor]) -> bool:
 
 def _together(views: Sequence[Tensor]) -> Tensor:
     return views[0].as_strided((sum(view.numel() for view in views),), (1,))
+
+
+def parts_of(tensor: Tensor, splits: Sequence[int], n: int) -> list[int]:
+    """The bytes of each rank's part of a tensor."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if splits and (len(splits) != n or sum(splits) != rows):
+        raise ArgumentError(f"splits {list(splits)}: expected {n} numbers of rows, {rows} in all")
+    if not splits and rows % n:
+        raise ArgumentError(f"{rows} rows are no equal parts for {n} ranks; pass splits")
+    row = nbytes(tensor) // rows if rows else 0
+    return [int(part) * row for part in splits] or [rows // n * row] * n

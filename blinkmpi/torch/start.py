@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,9 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from ..communicator import Communicator
-from ..errors import ArgumentError
+from ..errors import ArgumentError, CollectiveTimeout
+from ..runtime.ranks.mpi import copy_of
+from ..transport.network.exchanges import TAGS
 from .group import BlinkGroup
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -38,10 +42,10 @@ def create(options: Any, backend_options: Any = None) -> BlinkGroup:
     if not by_mpi:
         open_comm: Callable[[], Any] = partial(_by_store, options.store, rank, size, keywords)
     elif ranks:
-        open_comm = partial(_part, ranks)
+        open_comm = partial(_part, ranks, str(options.group_id))
     else:
         open_comm = partial(Communicator, MPI.COMM_WORLD, **keywords)
-    group = BlinkGroup(options.store, rank, size, timeout, open_comm, str(options.group_id))
+    group = BlinkGroup(options.store, rank, size, timeout, open_comm, str(options.group_id), ranks)
     if not ranks:
         _world[:] = [weakref.ref(group)]
         assert group.comm is not None  # all ranks are here now
@@ -74,15 +78,20 @@ def _default() -> BlinkGroup | None:
     return _world[0]() if _world else None
 
 
-def _part(ranks: list[int]) -> Any:
-    """The Communicator of some ranks; collective for them."""
+def _part(ranks: list[int], name: str) -> Any:
+    """The Communicator of some ranks; collective for them. Threads may make several at once, told apart by names."""
     default = _default()
     if default is None:
         raise ArgumentError("the default group is gone; make groups of its ranks before dist.destroy_process_group()")
     world = default.comm.Get_group()
     members = world.Incl(ranks)
     try:
-        return default.comm.Create_group(members)
+        return default.comm.Create_group(members, zlib.crc32(name.encode()) % TAGS)
+    except CollectiveTimeout as error:
+        error.add_note(
+            "A group is opened by its first call: all its ranks make the first calls of groups in one order."
+        )
+        raise
     finally:
         members.Free()
         world.Free()
@@ -94,19 +103,26 @@ def _by_store(store: Any, rank: int, size: int, keywords: dict[str, Any]) -> Any
     return StoreCommunicator(dist.PrefixStore("blinkmpi", store), rank, size, **keywords)
 
 
-def rendezvous(url: str, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """``init_method="mpi://"``: rank and size are MPI's, and the store is one that rank 0 opens."""
-    world = MPI.COMM_WORLD
+def rendezvous(url: str, *, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """``init_method="mpi://"``: rank and size are MPI's, and the store is one that rank 0 opens.
+
+    Raises:
+        CollectiveTimeout, PeerLost: if a rank does not come in time.
+    """
+    seconds = None if timeout is None else timeout.total_seconds()
+    world = copy_of(MPI.COMM_WORLD, seconds, 'init_process_group(init_method="mpi://")')  # when all have come
+    rank, size = world.rank, world.size
     host = socket.getfqdn() if _spread(world) else "localhost"
     port = 0
     store = None
-    if world.rank == 0:
-        store = dist.TCPStore(host, 0, world.size, True, wait_for_workers=False)
+    if rank == 0:
+        store = dist.TCPStore(host, 0, size, True, wait_for_workers=False)
         port = store.port
     host, port = world.bcast((host, port))
+    world.Free()
     if store is None:
-        store = dist.TCPStore(host, port, world.size, False)
-    yield store, world.rank, world.size
+        store = dist.TCPStore(host, port, size, False)
+    yield store, rank, size
     raise RuntimeError("a job that MPI started does not change its size")
 
 

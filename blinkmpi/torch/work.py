@@ -10,12 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from threading import Lock
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..errors import CollectiveTimeout
+from ..errors import BlinkError, CollectiveTimeout
+from ..runtime.bootstrap import own_settings
+from ..util.settings import log
 from .operands import After, Tensor
 
 POLL_S = 2e-4
@@ -72,22 +75,30 @@ class Work(dist._Work):  # type: ignore[misc]
 
 
 class HostWork(Work):
-    """A call in host memory that is under way.
+    """A call in host memory that is under way; several threads may wait for it.
 
     Args:
-        request: MPI's way to wait for it.
+        request: MPI's way to wait for it, which one thread may do.
         after: what is left to do with the result on this rank.
+        explain: completes the call's error.
     """
 
-    def __init__(self, outputs: Sequence[Tensor], request: Any, after: After) -> None:
+    def __init__(
+        self, outputs: Sequence[Tensor], request: Any, after: After, explain: Callable[[BlinkError], object]
+    ) -> None:
         super().__init__(outputs)
-        self._request, self._after = request, after
+        self._request, self._after, self._explain, self._one = request, after, explain, Lock()
         if OLDER:
             _alive.add(self)
 
     def is_completed(self) -> bool:
         """Whether the result is there, or an error."""
-        return self._request is None or self._ended(self._request.Test)
+        if not self._one.acquire(blocking=False):  # a thread waits, or looks, and finds it under way
+            return False
+        try:
+            return self._ended("Test")
+        finally:
+            self._one.release()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the result."""
@@ -97,24 +108,34 @@ class HostWork(Work):
             if time.monotonic() > until:
                 raise CollectiveTimeout(f"wait({seconds} s): the call is still under way; wait longer")
             time.sleep(POLL_S)
-        if self._request is not None:
-            self._ended(self._request.Wait)
+        with self._one:
+            self._ended("Wait")
         if self._error is not None:
             raise self._error
         return True
 
-    def _ended(self, look: Callable[[], bool]) -> bool:
+    def _ended(self, look: str) -> bool:
         """Whether the call has ended, by the request's ``Test`` or ``Wait``; then nothing is left to do."""
+        if self._request is None:
+            return True
         try:
-            if not look():
+            if not getattr(self._request, look)():
                 return False
             if self._after is not None:
                 self._after()
         except BaseException as error:
+            if isinstance(error, BlinkError):
+                self._explain(error)
             self._error = error
         self._request = self._after = None
         _alive.discard(self)
         return True
+
+    def __del__(self) -> None:
+        """Nobody waited: a result that is not where it shall be stays away from there."""
+        if getattr(self, "_after", None) is not None and not sys.is_finalizing():
+            text = "nobody waited for an asynchronous call, so its result was not copied into a tensor that is not"
+            log(own_settings(), "WARN", f"{text} contiguous, or a list; call wait() on what the call returned")
 
 
 class DeviceWork(Work):
@@ -163,6 +184,28 @@ class DeviceWork(Work):
             return
         for tensor in getattr(self, "_operands", ()):
             tensor.record_stream(self.stream)
+
+
+class Coalesced(Work):
+    """A call that is made together with others, in ``made``; until then there is nothing to wait for."""
+
+    made: Work | None = None
+
+    def is_completed(self) -> bool:
+        """Whether it was made, and is through."""
+        return self.made is not None and self.made.is_completed()
+
+    def is_success(self) -> bool:
+        """Whether it ended without an error."""
+        return self.made is not None and self.made.is_success()
+
+    def exception(self) -> BaseException | None:
+        """Its error, or another one's of those that were made with it."""
+        return None if self.made is None else self.made.exception()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all that were made with it."""
+        return self.made is None or self.made.wait(timeout)
 
 
 class Several(Work):

@@ -155,8 +155,8 @@ class CallTrace:
         rows = {base + CALLS: f"{prefix}calls", base + WAITS: f"{prefix}waits"}
         rows |= {base + TREES + tree: f"{prefix}tree {tree}" for tree in trees}
         yield from chrome_trace.names_texts(process, f"rank {process} ({os.uname().nodename}, {os.getpid()})", rows)
-        yield json.dumps({"ph": "M", "name": "blinkmpi", "pid": process, "tid": base,
-                          "args": {"events": len(events), "dropped": self._ring.dropped}})  # fmt: skip
+        counts: dict[str, object] = {"events": len(events), "dropped": self._ring.dropped}
+        yield chrome_trace.named_text("blinkmpi", process, base, counts)
         texts: dict[tuple[int, int], str] = {}
         for start, end, seq, number, row, other, kind in events:
             program = known[number]

@@ -8,6 +8,7 @@ Format: *Trace Event Format*, https://docs.google.com/document/d/1CvAClvFfyA5R-P
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -20,21 +21,29 @@ END = b"\n]}\n"
 LOCK_SECONDS = 20.0
 HEAD_BYTES = 1024
 BLOCK = 1 << 20  # bytes that are written at a time
+# The number of row 0. Perfetto draws what has the number 0, or that of its process, in one row of the process.
+FIRST_ROW = 100_000
 
 
 def slice_text(name: str, process: int, row: int, start_us: float, us: float, args: str = "{}") -> str:
     """An event with a beginning and an end, in microseconds; ``args`` is JSON."""
     return (
-        f'{{"ph":"X","name":{json.dumps(name)},"pid":{process},"tid":{row},"ts":{start_us:.3f},"dur":{us:.3f},'
-        f'"args":{args}}}'
+        f'{{"ph":"X","name":{json.dumps(name)},"pid":{process},"tid":{FIRST_ROW + row},"ts":{start_us:.3f},'
+        f'"dur":{us:.3f},"args":{args}}}'
     )
 
 
 def arrow_text(which: str, label: str, process: int, row: int, at_us: float) -> str:
-    """The beginning (``s``) or the end (``f``) of an arrow between the events that are at ``at_us``."""
+    """The beginning (``s``) or the end (``f``) of an arrow between the events that are at ``at_us``.
+
+    Args:
+        label: the same at both ends, and of no other arrow. The file has a number of 64 bits made of it, because
+            Perfetto takes nothing else.
+    """
     end = ',"bp":"e"' if which == "f" else ""
+    number = hashlib.blake2b(label.encode(), digest_size=8).hexdigest()
     return (
-        f'{{"ph":"{which}","name":"chunk","cat":"chunk","id":"{label}","pid":{process},"tid":{row},'
+        f'{{"ph":"{which}","name":"chunk","cat":"chunk","id":"0x{number}","pid":{process},"tid":{FIRST_ROW + row},'
         f'"ts":{at_us:.3f}{end}}}'
     )
 
@@ -47,7 +56,12 @@ def names_texts(process: int, name: str, rows: dict[int, str]) -> list[str]:
     ]
     for row, text in sorted(rows.items()):
         facts += [("thread_name", row, {"name": text}), ("thread_sort_index", row, {"sort_index": row})]
-    return [json.dumps({"ph": "M", "name": n, "pid": process, "tid": t, "args": a}) for n, t, a in facts]
+    return [named_text(name, process, row, args) for name, row, args in facts]
+
+
+def named_text(name: str, process: int, row: int, args: dict[str, object]) -> str:
+    """An event that says something of a process or of a row."""
+    return json.dumps({"ph": "M", "name": name, "pid": process, "tid": FIRST_ROW + row, "args": args})
 
 
 def beginning(job: str, about: str) -> bytes:

@@ -93,9 +93,11 @@ def loads(text: str | bytes, cls: type[T], *, kind: str, version: int, source: s
     try:
         head = msgspec.json.decode(text, type=_Head)
         if (head.format, head.version) != (f"blinkmpi.{kind}", version):
+            ours = head.format == f"blinkmpi.{kind}"
             raise FormatError(
                 f"{source}: expected format 'blinkmpi.{kind}' version {version}, got format {quoted(head.format)} "
-                f"version {quoted(head.version)}; write it again with this version of blinkmpi"
+                f"version {quoted(head.version)}; "
+                f"{'write it again with this version of blinkmpi' if ours else 'give another file'}"
             )
         read: Any = msgspec.json.decode(text, type=_with_head(cls), dec_hook=_dec)  # type: ignore[arg-type]
     except RecursionError as error:

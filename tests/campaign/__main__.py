@@ -15,6 +15,7 @@ from typing import Any
 
 from blinkmpi.bench.environment import commit, hardware, versions
 from blinkmpi.transport.cuda.device import device_count
+from blinkmpi.util.settings import read
 from tests.campaign import jobs
 from tests.campaign.deadly import DEADLY
 from tests.campaign.jobs import Result
@@ -148,16 +149,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     several = "numbers of ranks to draw from, as 2,4 (default: 2 to 8, or the number of GPUs)"
     parser.add_argument("--ranks", type=lambda text: tuple(map(int, text.split(","))), help=several)
-    parser.add_argument("--gpus", action="store_true", help="on GPU memory; one rank for each GPU")
+    parser.add_argument("--gpus", action="store_true", help="on GPU memory")
     parser.add_argument("--hosts", action="store_true", help="on two hosts, made of namespaces")
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--job", type=int, help="only the job of this seed, which a campaign has printed")
     parser.add_argument("--steps", type=int, default=1 << 60, help="of a job, at most")
     parser.add_argument("-o", metavar="FILE", help="write what was done as JSON")
     args = parser.parse_args()
-    args.ranks = args.ranks or ((device_count(),) if args.gpus else RANKS)
-    if args.gpus and not 2 <= max(args.ranks) <= device_count():
-        parser.error(f"{max(args.ranks)} ranks need as many GPUs, and at least 2; there are {device_count()}")
+    room = device_count() * read().ranks_per_gpu
+    args.ranks = args.ranks or ((room,) if args.gpus else RANKS)
+    if args.gpus and not 2 <= max(args.ranks) <= room:
+        parser.error(f"{max(args.ranks)} ranks need as many GPUs, or BLINKMPI_RANKS_PER_GPU; there is room for {room}")
     print(f"seed {args.seed}", flush=True)
     began, head = time.monotonic(), commit()
     if args.job is None:

@@ -338,7 +338,7 @@ class Faults:
         SIGBUS where there are none.
         """
         room = own.choice((0, 1 << 16, 1 << 20, 4 << 20))
-        if len(comm.machine.nodes) > 1:
+        if len(comm.machine.nodes) > 1 or "BLINKMPI_NODES" in os.environ:  # of which a machine that is given has none
             return
         filler = Path("/dev/shm/filler")
         if self.rank == victim:

@@ -19,7 +19,7 @@ from tests.campaign.steps import Mix
 from tests.harness import ROOT, TAIL, Job, Outcome, SharedMemoryWatch
 
 DEADLY_S = 30.0  # that a job may take which a fault ends
-SMALL_SHM_MIB = 640  # virtual nodes share it, and each takes a quarter of what is left for each communicator
+SMALL_SHM_MIB = 640  # for each virtual node, which takes a quarter of what is left for each communicator
 CROWDED_LOAD_S = 150.0  # that all kernels take to compile, at most
 ULFM = ("--with-ft", "ulfm")
 
@@ -47,7 +47,8 @@ class Result:
 def calls(seed: int, seconds: float, mix: Mix, *, steps: int = 1 << 60, env: dict[str, str] | None = None) -> Result:
     """Run the steps of a seed on one machine."""
     order = Order(seed, seconds, mix, steps)
-    prefix = small_shm() if mix.small_shm else []
+    nodes = 1 + (env or {}).get("BLINKMPI_NODES", "").count("+")
+    prefix = small_shm(nodes) if mix.small_shm else []
     with _box() as box, SharedMemoryWatch() as watch:
         argv = [sys.executable, "-m", "tests.campaign.rank", str(box), json.dumps(asdict(order))]
         variables = {"PYTHONPATH": str(ROOT), **watch.environment, **(env or {})}
@@ -114,10 +115,10 @@ def crowded(seed: int, n: int, seconds: float) -> Result:
     return result
 
 
-def small_shm() -> list[str]:
-    """The command in which /dev/shm is small."""
+def small_shm(nodes: int = 1) -> list[str]:
+    """The command in which the /dev/shm of some virtual nodes is small."""
     rootless = [] if os.geteuid() == 0 else ["--map-root-user"]
-    mount = f'mount -t tmpfs -o size={SMALL_SHM_MIB}m tmpfs /dev/shm && exec "$@"'
+    mount = f'mount -t tmpfs -o size={nodes * SMALL_SHM_MIB}m tmpfs /dev/shm && exec "$@"'
     return ["unshare", *rootless, "--mount", "bash", "-c", mount, "bash"]
 
 

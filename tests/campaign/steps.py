@@ -47,11 +47,12 @@ class Mix:
 def settings(seed: int, n: int) -> dict[str, str]:
     """Draw the settings of a job on CPU ranks: in half of the jobs none."""
     rng = random.Random(seed)
-    first = rng.randrange(1, n) if n > 1 else 1
+    first, second = rng.randrange(1, n) if n > 1 else 1, rng.randrange(1, n - 1) if n > 2 else 1
     some = (
         {"BLINKMPI_CMA_DISABLE": "1"}, {"BLINKMPI_CMA_NTHREADS": "1"}, {"BLINKMPI_BUFFSIZE": "262144"},
         {"BLINKMPI_BUFFSIZE": "1000003", "BLINKMPI_CMA_DISABLE": "1"},
         *([{"BLINKMPI_NODES": f"{first}+{n - first}"}] * 2 if n > 1 else []),
+        *([{"BLINKMPI_NODES": f"1+{second}+{n - 1 - second}"}] * 2 if n > 2 else []),  # two may wait for each other
     )  # fmt: skip
     return rng.choice(some) if rng.random() < 0.5 else {}
 

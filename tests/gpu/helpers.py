@@ -62,14 +62,20 @@ def fetch(array: Any, dtype: str) -> Array:
     return np.asarray(array.view(importlib.import_module("torch").uint8).cpu().numpy().view(dtype_of(dtype)))
 
 
-def run_all(comm: blinkmpi.Communicator, pools: Pools, chosen: list[Case], *, skew: int = 0) -> None:
-    """Run cases; raise on the first that is wrong, naming it."""
+def run_all(
+    comm: blinkmpi.Communicator, pools: Pools, chosen: list[Case], *, skew: int = 0, recv_skew: int | None = None
+) -> None:
+    """Run cases; raise on the first that is wrong, naming it.
+
+    Args:
+        skew: of this rank's buffers, in elements; ``recv_skew`` of its receive buffer, if that lies otherwise.
+    """
     for case in chosen:
         sends = inputs(case)
         want = expected(case, comm.rank)
         start = before(case, sends[comm.rank], want, comm.rank)
         send = pools.take(0, sends[comm.rank], skew)
-        recv = None if start is None else pools.take(1, start, skew)
+        recv = None if start is None else pools.take(1, start, skew if recv_skew is None else recv_skew)
         where = f"{case}, {'registered' if pools.registered else 'plain'} buffers, skew {skew}, rank {comm.rank}"
         try:
             got = call(comm, case, send, recv)

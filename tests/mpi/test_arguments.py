@@ -171,6 +171,8 @@ def test_bad_arguments_are_errors_on_every_rank(comm: MPI.Intracomm) -> None:
             ("Allreduce", TypeError, (good, [1, 2, 3]), {}),
             ("Allreduce", TypeError, (good, np.array([None])), {}),
             ("Allreduce", TypeError, (good, good.astype(">f8")), {}),
+            ("Allreduce", TypeError, (good, good.view("datetime64[s]")), {}),  # a type that MPI lacks, too
+            ("Bcast", TypeError, (good.view([("a", "i4"), ("b", "f4")]),), {}),
             ("Allreduce", TypeError, (good, good, MPI.LAND), {}),
             ("Allreduce", ValueError, (good, good, "median"), {}),
             ("Allreduce", ValueError, ([good, 9], good), {}),

@@ -208,5 +208,6 @@ def test_it_says_what_it_does(store: Any, rank: int, size: int) -> None:
         x = np.ones(7)
         comm.Allreduce(MPI.IN_PLACE, x, "avg")
         assert (x == 1).all()
-        with pytest.raises(blinkmpi.BlinkError, match="no GPUs"):
-            comm.empty(10)
+        for of_gpus in (comm.empty, comm.memory_pool, lambda _: comm.memory_pool(), lambda _: comm.cupy_memory()):
+            with pytest.raises(blinkmpi.BlinkError, match="no GPUs"):
+                of_gpus(10)

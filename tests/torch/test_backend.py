@@ -1,5 +1,5 @@
 """The backend ``blink`` of torch.distributed under mpirun, on torch's default device: the CPU, or in
-tests/gpu/torch a GPU.
+tests/gpu/streams a GPU.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 from mpi4py import MPI
 
+from blinkmpi.errors import MismatchError
 from tests.harness import mpi
 
 torch = pytest.importorskip("torch")
@@ -88,6 +89,64 @@ def test_several_tensors_of_unlike_shapes_are_gathered_together(comm: MPI.Intrac
             dist.all_gather_coalesced(found, mine)
             for r, row in enumerate(found):
                 assert all(same(x, values("float32", tuple(x.shape), r + i)) for i, x in enumerate(row))
+
+
+@mpi(ranks=(1, 2, 3), timeout=60)
+def test_coalesced_calls_are_few(comm: MPI.Intracomm) -> None:
+    """As DDP, FSDP and DTensor make them: lists, and calls within a coalescing manager; of several element types."""
+    rank, n = comm.rank, comm.size
+    kinds = [("float32", 5), ("bfloat16", 3), ("float32", 0), ("float32", 33)]
+    with job() as world, torch.no_grad():
+        calls = lambda: world.comm._dispatcher().seq  # noqa: E731
+        for asynchronous in (False, True):
+            for _ in range(2):  # the first is planned for
+                before = calls()
+                some = [torch.full((k,), rank + i, dtype=getattr(torch, d)) for i, (d, k) in enumerate(kinds)]
+                with dist._coalescing_manager(async_ops=asynchronous) as manager:
+                    for x in some:
+                        dist.all_reduce(x, async_op=asynchronous)
+                if asynchronous:
+                    manager.wait()
+                assert all((x == n * (n - 1) / 2 + n * i).all() for i, x in enumerate(some))
+            assert calls() - before == 2, "one call for each type"
+
+            inputs = [torch.full((k, 2), rank + i, dtype=torch.int16) for i, k in enumerate((3, 1, 4))]
+            wholes = [torch.empty(n * x.shape[0], 2, dtype=x.dtype) for x in inputs]
+            with dist._coalescing_manager(async_ops=asynchronous) as manager:
+                for whole, x in zip(wholes, inputs, strict=True):
+                    dist.all_gather_into_tensor(whole, x, async_op=asynchronous)
+            if asynchronous:
+                manager.wait()
+            for i, (whole, x) in enumerate(zip(wholes, inputs, strict=True)):
+                assert (whole.view(n, -1) == torch.arange(n)[:, None] + i).all(), whole
+                x += 1
+
+            blocks = [torch.arange(n * k * 1.0).view(n, k).t().contiguous().t() for k in (2, 5)]
+            outs = [torch.empty(k) for k in (2, 5)]
+            with dist._coalescing_manager(async_ops=asynchronous) as manager:
+                for out, x in zip(outs, blocks, strict=True):
+                    dist.reduce_scatter_tensor(out, x, async_op=asynchronous)
+            if asynchronous:
+                manager.wait()
+            for k, out in zip((2, 5), outs, strict=True):
+                assert (out == n * torch.arange(rank * k, (rank + 1) * k)).all(), out
+
+            moved, summed = [torch.full((k,), rank) for k in (2, 4)], torch.full((3,), rank)
+            with dist._coalescing_manager(device=torch.device("cpu"), async_ops=asynchronous) as manager:
+                works = [dist.broadcast(x, src=n - 1, async_op=asynchronous) for x in moved]
+                works.append(dist.reduce(summed, dst=0, async_op=asynchronous))
+            for work in works:
+                done(work)
+            assert all((x == n - 1).all() for x in moved)
+            assert rank or (summed == n * (n - 1) // 2).all()
+            dist.barrier()
+        rows = [[torch.empty(r + 1) for _ in range(2)] for r in range(n)]
+        dist.all_gather_coalesced(rows, [torch.full((rank + 1,), float(rank)) for _ in range(2)])
+        assert all((x == r).all() for r, row in enumerate(rows) for x in row)
+        if n > 1:
+            wrong = [torch.zeros(3), torch.zeros(4) if rank else torch.zeros(5)]
+            with pytest.raises(MismatchError, match="group of 2"):
+                dist.all_reduce_coalesced(wrong)
 
 
 def done(work: Any) -> None:

@@ -1,6 +1,6 @@
 """What people train with, on backend ``blink``: the same weights as on gloo.
 
-Models and data are on torch's default device, which tests/gpu/torch makes a GPU, and begin with the same
+Models and data are on torch's default device, which tests/gpu/streams makes a GPU, and begin with the same
 numbers on all devices.
 """
 

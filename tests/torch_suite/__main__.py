@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import jobs
+from benchmarks.jobs import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300  # for one test
@@ -109,7 +110,8 @@ def main() -> int:
             for name in ("barrier", "test_dir", "init_dir"):
                 Path(folder, name).mkdir()
             made = Path(folder, "made.json")
-            settings = {"BACKEND": args.backend, "WORLD_SIZE": n, "TEMP_DIR": folder, "OMP_NUM_THREADS": "1"}
+            settings = {"BACKEND": args.backend, "WORLD_SIZE": n, "TEMP_DIR": folder, "OMP_NUM_THREADS": "1",
+                        "PYTHONPATH": python_path()}  # fmt: skip
             command = [sys.executable, "-m", "tests.torch_suite", "-k", args.pattern, "--here", str(made)]
             subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, check=False)
             rows = json.loads(made.read_text()) if made.exists() else [{"test": "all", "outcome": "failed"}]

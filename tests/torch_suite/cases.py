@@ -9,6 +9,9 @@ import itertools
 import os
 import unittest
 from collections.abc import Iterator
+from multiprocessing import set_forkserver_preload
+from multiprocessing.context import ForkServerProcess
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,7 +46,27 @@ BACKEND, RANKS = os.environ["BACKEND"], int(os.environ["WORLD_SIZE"])
 common_fsdp.DISTRIBUTED_BACKEND = BACKEND
 
 
-class TestBlink(TestDistBackend, DistributedTest._DistTestBase):
+class Forked(ForkServerProcess):
+    """A rank, with the environment that the test has by now: each has a folder of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.environment = dict(os.environ)
+
+    def run(self) -> None:
+        os.environ.update(self.environment)
+        super().run()
+
+
+class FromServer:
+    """Ranks are forked from a process that has imported torch and these cases: importing takes longer than a test."""
+
+    def _spawn_processes(self) -> None:
+        set_forkserver_preload([__name__])
+        self._start_processes(Forked)
+
+
+class TestBlink(FromServer, TestDistBackend, DistributedTest._DistTestBase):
     """What torch asks of any backend: collectives, messages, groups, objects, DDP."""
 
     def setUp(self) -> None:
@@ -51,7 +74,7 @@ class TestBlink(TestDistBackend, DistributedTest._DistTestBase):
         self._spawn_processes()
 
 
-class TestFSDP(FSDPTestMixin, MultiProcessTestCase):
+class TestFSDP(FromServer, FSDPTestMixin, MultiProcessTestCase):
     """FSDP against DDP by torch's own comparison, and FSDP2 against gradients that are averaged one by one."""
 
     @property
@@ -135,7 +158,7 @@ class TestFSDP(FSDPTestMixin, MultiProcessTestCase):
             assert bool(p.grad.full_tensor().isfinite().all())
 
 
-class TestDTensor(DTensorTestBase):
+class TestDTensor(FromServer, DTensorTestBase):
     """Tensors spread over ranks, by torch's own comparison."""
 
     @property

@@ -10,6 +10,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
+from ...util.text import plural
 from ..exact.enumeration import all_arborescences
 from ..exact.weights import best_weights, placed, reweighted
 from ..graph.loads import link_loads, scaled
@@ -51,7 +52,8 @@ def _plan(problem: Problem) -> Solution | str:
         caps = problem.capacities
         weights = _fewer(caps, shapes, best_weights(caps, shapes))
         trees, rate = placed(caps, shapes, weights)
-        return Solution(trees, rate, f"the best {len(trees)} trees of at most {depth} hops", scheme=_scheme_of(depth))
+        why = f"the best {plural(len(trees), 'tree')} of at most {plural(depth, 'hop')}"
+        return Solution(trees, rate, why, scheme=_scheme_of(depth))
     if depth > least:
         return f"too many trees of at most {depth} hops to choose from"
     trees, rate = scaled(star, link_loads(problem.collective, star), problem.fabric.arcs)

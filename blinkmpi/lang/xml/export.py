@@ -18,10 +18,11 @@ from ...errors import PlanError
 from ...program.call import BLOCKED
 from ...util.text import quoted
 from ..flow import Flow, Node
-from .file import COLLECTIVES_OF_XML, SLOTS, Place, XmlAlgorithm
+from .file import COLLECTIVES_OF_XML, MOST_MOVES, MOST_WANTED, SLOTS, Place, XmlAlgorithm
 from .fuse import Move, gpus_of
 from .values import Key, keys_of
 
+MOST_CHANNELS = 1 << 10  # executors have 32 and fewer
 MOST_COUNT = 64  # chunks of a step; executors take 71
 Ends = dict[int, list[Place]]  # a node: the places of its rank's output that get it
 
@@ -45,9 +46,15 @@ def export(
     collective = flow.goal.collective
     if collective not in COLLECTIVES_OF_XML.values():
         raise PlanError(f"{collective}: MSCCL has no such collective; it has {', '.join(COLLECTIVES_OF_XML.values())}")
-    if protocol not in SLOTS or channels < 1 or instances < 1:
-        raise PlanError(f"protocol {quoted(protocol)}, {channels} channels, {instances} instances: expected one of "
-                        f"{', '.join(SLOTS)}, and at least one of each")  # fmt: skip
+    numbered = isinstance(channels, int) and isinstance(instances, int)
+    if protocol not in SLOTS or not numbered or not 1 <= channels <= MOST_CHANNELS or instances < 1:
+        raise PlanError(f"protocol {quoted(protocol)}, {quoted(channels)} channels, {quoted(instances)} instances: "
+                        f"expected one of {', '.join(SLOTS)}, at least one of each, and at most {MOST_CHANNELS} "
+                        "channels")  # fmt: skip
+    goal = flow.goal
+    if instances * len(flow.nodes) > MOST_MOVES or instances * goal.chunks * goal.n**2 > MOST_WANTED:
+        raise PlanError(f"{instances} instances of {len(flow.nodes)} values on {goal.n} ranks: more than a file may "
+                        "have; take fewer")  # fmt: skip
     whole = replicated(flow, instances)
     numbers = [c + channels * j for j in range(instances) for c in _channels(flow, channels)]
     writer = _Writer(whole, numbers, in_place=in_place)

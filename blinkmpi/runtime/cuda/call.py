@@ -22,7 +22,8 @@ from ...transport.cuda.loaded_kernel import LoadedKernel, copied
 from ...transport.host.transport import LOOK_SECONDS
 from ...transport.interface import PeerDelegates, Refused
 from ...transport.network.endpoints import Endpoints
-from ..arguments import Copy, Prepared
+from ..arguments import Prepared
+from .copies import CopiesAround
 from .repeating import Launch
 
 if TYPE_CHECKING:
@@ -55,13 +56,14 @@ class CudaCall:
         self.seq = self._number = 0
         self._on: Any = stream  # what is waited for: the stream, or an event on it
         self._launch = context.transport.starter(kernel, stream, holder)
-        self._before, self._after = _before(ready), _copies(ready.after)
-        self._keep = (holder, ready) if self._before or self._after else (holder,)
+        self.around = CopiesAround(context, ready, stream, holder)
+        self._keep = (holder, ready) if self.around.any else (holder,)
         self._call = ready.call
         self.starts = calls.started.of(ready.call, kernel.protocol)
         self.fingerprint, self.record = self.host.records.encode(called)
         self._report = context.transport.report
-        self._plain = search is None and not context.here and not self._before and not self._after
+        self.repeats = search is None and not context.here and not self.around.plain  # whether C may make it again
+        self._plain = self.repeats and not self.around.any
         self.places: list[int | None] = []  # which of the user's buffers is sent, which received
         self.registered: list[bool] = []  # whether they are
 
@@ -193,13 +195,11 @@ class CudaCall:
         return error
 
     def _put_on_stream(self) -> None:
-        for copy in self._before:
-            self.context.gpu.copy(*copy, self.stream)
-        if self._before or self._after:
+        self.around.before()
+        if self.around.any:
             self.calls.held.append(self)
         self._launch(self._number)
-        for copy in self._after:
-            self.context.gpu.copy(*copy, self.stream)
+        self.around.after()
 
     def _idle(self) -> bool:
         """As :meth:`test`; what breaks the GPU's work may be that a peer's memory is gone."""
@@ -274,16 +274,3 @@ class CudaCall:
                     )
         except MPI.Exception as error:
             raise self.host.peers.network_error(self.seq, error) from error
-
-
-def _before(ready: Prepared) -> list[tuple[int, int, int]]:
-    """(to, from, bytes) of what is copied before a call."""
-    send, copies = ready.send, _copies(ready.before)
-    if isinstance(send, DeviceArray) and send.copy_of:
-        copies.insert(0, (send.ptr, send.copy_of, send.nbytes))
-    return copies
-
-
-def _copies(copies: Sequence[Copy]) -> list[tuple[int, int, int]]:
-    """(to, from, bytes) of copies that have any."""
-    return [(address(to), address(source), to.nbytes) for to, source in copies if to.nbytes]

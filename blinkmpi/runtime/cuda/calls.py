@@ -22,6 +22,7 @@ from ..requests import ProgressThread, Request
 from .buffers import stream_address
 from .call import CudaCall
 from .context import CudaContext
+from .copies import Buckets
 from .counting import StartedCalls
 from .operands import OperandsInFlight
 from .repeating import Repeating
@@ -50,6 +51,7 @@ class CudaCalls:
         self.thread = ProgressThread()
         self.operands = OperandsInFlight(context.gpu)
         self.started = StartedCalls(context, host)
+        self.buckets = Buckets(dispatcher)
         self._last: CudaCall | None = None  # the one that Python started last
         self.held: deque[CudaCall] = deque(maxlen=HELD)  # whose memory may still be read when they are forgotten
         self.by_signature: LRU[tuple[Any, ...], CudaCall] = LRU(SIGNATURES)  # a call of each, which others are made of
@@ -77,7 +79,7 @@ class CudaCalls:
             stream: CuPy's, torch's or an address; None for the stream that the buffers were made on.
             signature: if others may be made of it.
         """
-        text = describe(ready.call)
+        text = ready.said or describe(ready.call)
         called = Called(f"{text}{ON_GPU}")
         if not ready.call.total:
             return EmptyCall(self.host, called, timeout_s, nbytes=0)
@@ -95,8 +97,8 @@ class CudaCalls:
 
     def request(self, bound: CudaCall | EmptyCall, operands: tuple[Any, ...]) -> MPI.Request:
         """The request of a call that was started, whose operands live until it is through."""
-        request = Request()
         if bound.captured:  # into a graph, whose replays make the call
+            request = Request()
             request.finish(None)
             return request
         pending = bound.pending()
@@ -105,13 +107,7 @@ class CudaCalls:
             with self.context.gpu.entered():
                 self._dispatcher.wait(pending)
 
-        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            self.thread.put(work, request.finish)
-        else:
-            text = "non-blocking calls complete at once: MPI was not started with THREAD_MULTIPLE"
-            self._dispatcher.context.log_once(text)
-            request.finish(self.thread.run(work))
-        return request
+        return self.thread.begin(work, self._dispatcher.context.log_once)
 
     def close(self) -> None:
         """End the threads' work for this communicator."""

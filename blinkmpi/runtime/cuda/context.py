@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import BlinkError, BufferTypeError
 from ...planning.chunk_search import ChunkSearch
+from ...planning.kernel_times import H200, KernelCosts
 from ...planning.on_demand import PlanOnDemand
 from ...planning.plan import Plan, Rule
 from ...planning.selection import choose, program_for
@@ -24,6 +25,7 @@ from ...topology import Topology
 from ...transport.cuda.device import Gpu
 from ...transport.cuda.direct_segments import in_blocks
 from ...transport.cuda.loaded_kernel import LoadedKernel, copied
+from ...transport.cuda.memory.pool import MemoryPool
 from ...transport.cuda.packets import PROTOCOLS, fits
 from ...transport.cuda.regions import Region
 from ...transport.cuda.transport import CudaTransport
@@ -54,6 +56,7 @@ class CudaContext:
         aware: whether MPI takes chunks for other nodes from GPU memory.
         crossing: how they go there, and why, for those who ask.
         max_ctas: of a kernel, 0 for the default.
+        costs: what calls cost on these GPUs.
     """
 
     def __init__(
@@ -69,18 +72,20 @@ class CudaContext:
         aware: bool = False,
         crossing: str = "",
         max_ctas: int = 0,
+        costs: KernelCosts = H200,
     ) -> None:
         self.gpu, self.machine, self.planned, self.emulated, self.here = gpu, machine, plans, emulated, here
-        self.crossing = crossing
+        self.crossing, self.costs = crossing, costs
         self.transport = CudaTransport(comm, gpu, names=here, aware=aware, max_ctas=max_ctas)
         self.rank = here[comm.rank] if here else comm.rank
-        self._comm, self._say = comm, say
+        self.comm, self._say = comm, say
         self._kernels: LRU[tuple[Call, Rule], LoadedKernel] = LRU(KERNELS)  # of one count each
         self._searches: dict[
             tuple[str, int, int, bool], ChunkSearch
         ] = {}  # by collective, root, octave of bytes, registered
         # Registered buffers by (begin, end), each as often as it is registered: its owner, and what to free, or 0.
         self._buffers: dict[tuple[int, int], list[tuple[Any, int]]] = {}
+        self.pool: MemoryPool | None = None
         self._templates = self._new_templates()
 
     # ---- the choice
@@ -227,6 +232,11 @@ class CudaContext:
 
         return emulated
 
+    @property
+    def forecasts(self) -> bool:
+        """Whether times of calls follow from what kernels cost: on the real links of one node."""
+        return not self.emulated and not self.here
+
     def take(self, machine: Topology, plans: PlanOnDemand) -> None:
         """Go on with another plan; what was loaded for the old one is of no more use."""
         self.machine, self.planned = machine, plans
@@ -300,7 +310,7 @@ class CudaContext:
             return at, nbytes
 
         try:
-            self.transport.regions.register(self._comm, own)
+            self.transport.regions.register(self.comm, own)
         except Exception:
             for at, *_ in made:
                 self.gpu.free(at)
@@ -319,7 +329,7 @@ class CudaContext:
                 raise BufferTypeError(f"register: {why}; pass an array of this rank's GPU")
             return device.ptr, device.nbytes
 
-        self.transport.regions.register(self._comm, own)
+        self.transport.regions.register(self.comm, own)
         self._buffers.setdefault(_part(device), []).append((device.owner, 0))
 
     def deregister(self, device: DeviceArray) -> None:
@@ -336,11 +346,11 @@ class CudaContext:
                 raise BufferTypeError("deregister: this array is not registered; pass what register() got")
             return region
 
-        region = together(self._comm, known)
+        region = together(self.comm, known)
         _, allocated = self._buffers[part].pop()
         if not self._buffers[part]:
             del self._buffers[part]
-        self.transport.regions.deregister(self._comm, region, part)
+        self.transport.regions.deregister(self.comm, region, part)
         if allocated:
             self.gpu.free(allocated)
 
@@ -351,12 +361,14 @@ class CudaContext:
             self.gpu.runtime.deviceSynchronize()
         else:
             self.transport.abort()
-        self.transport.close(self._comm if collectively else None)
+        self.transport.close(self.comm if collectively else None)
         if collectively:
             for held in self._buffers.values():
                 for _, at in held:
                     if at:
                         self.gpu.free(at)
+        if self.pool is not None:
+            self.pool.leave(mapped=not collectively)
         self._kernels.clear()
         self._buffers = {}
 

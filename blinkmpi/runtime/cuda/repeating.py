@@ -15,7 +15,7 @@ from ...transport.control_pages import CONTROL
 from ...transport.cuda.kernel_layout import fingerprint_at
 from ...transport.cuda.loaded_kernel import LoadedKernel, moving
 from ...transport.cuda.transport import LAST, ORDER
-from ...transport.host.launches import MOST_WORDS, LaunchStruct
+from ...transport.host.launches import MOST_PARTS, MOST_WORDS, LaunchStruct
 from ...transport.host.repeated import RepeatedCalls
 from .buffers import tensor_types
 from .context import CudaContext
@@ -31,20 +31,22 @@ class Launch:
     """A call on a stream as launches.h takes it; it keeps what that names, and nothing of the communicator's.
 
     Args:
-        call: which was made of buffers that others may stand for (:meth:`.calls.CudaCall.moves_to`).
+        call: which was made of buffers that others may stand for (:meth:`.calls.CudaCall.moves_to`), or a group's.
     """
 
     def __init__(self, call: CudaCall) -> None:
         transport, gpu, records, pages = call.context.transport, call.context.gpu, call.host.records, call.host.pages
-        self.text, kernels = call.text, [call.kernel, *([call.kernel.then] if call.kernel.then else [])]
-        places = call.places
-        moves = [(part, word, places[which]) for part, word, which in
-                 moving(call.kernel, transport.n, call.registered) if places[which] is not None]  # fmt: skip
+        self.text, kernels, places = call.text, _kernels(call.kernel), call.places
+        moved = moving(call.kernel, transport.n, call.registered) if places else ()
+        moves = [(part, word, places[which]) for part, word, which in moved if places[which] is not None]
+        parts = [*call.around.gathers, *((k.kernel, k.grid, k.block, k.args) for k in kernels), *call.around.scatters]
+        first = len(call.around.gathers)
         self._moves = np.array(moves, np.int64).reshape(len(moves), 3)
-        self._words = [bytes(kernel.args) for kernel in kernels]
+        self._words = [bytes(words) for *_, words in parts]
         self._keep = (kernels, call.holder, call.starts, records, pages, transport, call.calls.history, call.record)
         numbers: dict[str, int] = {
-            **gpu.functions, "stream": call.stream, "asks": int(any(k.table for k in kernels)), "parts": len(kernels),
+            **gpu.functions, "stream": call.stream, "asks": int(any(k.table for k in kernels)),
+            "parts": len(parts), "first": first, "end": first + len(kernels),
             "print_at": fingerprint_at(transport.n), "moves": self._moves.ctypes.data, "moving": len(moves),
             "nbytes": call.nbytes, "n": pages.n, "rank": pages.rank, "stride": CONTROL // 8, "calls": pages.address,
             "prints[0]": pages.address + pages.record(0, 0), "prints[1]": pages.address + pages.record(0, 1),
@@ -53,10 +55,10 @@ class Launch:
             "history": ctypes.addressof(call.calls.history), "starts": ctypes.addressof(call.starts),
             "kernels": ctypes.addressof(transport.kernels_started),
         }  # fmt: skip
-        for part, (kernel, words) in enumerate(zip(kernels, self._words, strict=True)):
+        for i, (kernel, grid, block, words) in enumerate(parts):
             numbers |= {
-                f"function[{part}]": kernel.kernel.handle, f"grid[{part}]": kernel.grid, f"block[{part}]": kernel.block,
-                f"words[{part}]": _at(words), f"count[{part}]": len(kernel.args),
+                f"function[{i}]": kernel.handle, f"grid[{i}]": grid, f"block[{i}]": block,
+                f"words[{i}]": _at(self._words[i]), f"count[{i}]": len(words),
             }  # fmt: skip
         self._struct = LaunchStruct(**numbers)
         self.address = ctypes.addressof(self._struct)
@@ -91,6 +93,14 @@ class Repeating:
             return
         launch = call.launch = call.launch or Launch(call)
         self._repeated.keep_launch(launch, launch.address, method, args, stream, self._aim(args))
+
+    def keep_group(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> None:
+        """Let C make a group of one launch again, that has just been made of these arguments, if it can be."""
+        kernels = len(_kernels(call.kernel)) + len(call.around.gathers) + len(call.around.scatters)
+        if call.repeats and kernels <= MOST_PARTS and not any(len(k.args) > MOST_WORDS for k in _kernels(call.kernel)):
+            launch = call.launch = call.launch or Launch(call)
+            flat = [item for arg in args for item in (arg if isinstance(arg, list) else [arg])]
+            self._repeated.keep_launched_group(launch, launch.address, method, args, stream, self._aim(flat))
 
     def _aim(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """What C is told of the libraries, the process and the registered buffers: see ``set_launches`` there."""

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from mpi4py import MPI
 
 from ...errors import BlinkError, DeviceError, RemoteError, TopologyError
+from ...planning.kernel_times import KernelCosts, costs_of
 from ...planning.on_demand import PlanOnDemand
 from ...topology import Topology
 from ...topology.gather import gather_gpus
 from ...topology.gpu import GpuFacts
-from ...topology.measured import applied
+from ...topology.measured import kept, with_measured
 from ...topology.network_rate import MessagingComm
 from ...topology.probe import probe
 from ...transport.cuda.device import Gpu, cupy, device_count, why_none
@@ -64,7 +65,8 @@ def open_gpus(
         if comm.rank == 0:
             log(settings, "INFO", f"no GPUs: {reason}")
         return None, reason
-    found = net(applied(comm, found, facts, cache_dir()))
+    found, costs = as_measured(comm, found, facts)
+    found = net(found)
     machine = given or found
     emulated = [d.uuid for d in machine.devices] != [d.uuid for d in found.devices]
     several = node.size < comm.size
@@ -78,7 +80,7 @@ def open_gpus(
     try:
         context = CudaContext(
             node if several else comm, gpu, machine, plans, emulated=emulated, say=say, here=here, aware=aware,
-            crossing=crossing, max_ctas=max_ctas,
+            crossing=crossing, max_ctas=max_ctas, costs=costs,
         )  # fmt: skip
     except (DeviceError, RemoteError) as error:  # on all ranks of a node
         refused = f"the ranks cannot share GPU memory ({error})"
@@ -94,6 +96,16 @@ def open_gpus(
         across = f"; between nodes chunks are {crossing}" if crossing else ""
         log(settings, "INFO", f"{what}, {gpu.name}, {gpu.versions}{across}")
     return context, ""
+
+
+def as_measured(comm: Comm, found: Topology, facts: object) -> tuple[Topology, KernelCosts]:
+    """The machine with what was measured of its links, and what calls on it cost; collective, raises SettingsError.
+
+    Args:
+        facts: of this rank's GPU.
+    """
+    measured = kept(comm, found, facts, cache_dir())
+    return (with_measured(found, measured) if measured else found), costs_of(found, measured)
 
 
 def choose_device(local_rank: int, local_size: int, per_gpu: int) -> int:

@@ -28,9 +28,9 @@ def free(comm: MPI.Intracomm, error: BaseException) -> None:
         comm.Free()
 
 
-def copy_of(comm: MPI.Intracomm, timeout_s: object) -> MPI.Intracomm:
-    """A duplicate of a communicator of the user's; its ranks must all come within the deadline."""
-    rendezvous = Rendezvous("Communicator()", first_deadline(timeout_s), SlowWaits(own_settings()))
+def copy_of(comm: MPI.Intracomm, timeout_s: object, what: str = "Communicator()") -> MPI.Intracomm:
+    """A duplicate of a communicator of the user's, for ``what``; its ranks must all come within the deadline."""
+    rendezvous = Rendezvous(what, first_deadline(timeout_s), SlowWaits(own_settings()))
     try:
         return duplicate(MPI.Intracomm(comm), rendezvous)
     except DEAD as error:

@@ -121,6 +121,15 @@ def stages_source(
     return _source("stages.cu", call, n, macros, kernel_layout.stages_layout(n, STAGE_THREADS, spans))
 
 
+def segments_source() -> str:
+    """Source of the kernels ``gather`` and ``scatter``."""
+    return (
+        f"#define SEGMENTS {kernel_layout.SEGMENTS}\n#define THREADS {kernel_layout.SEGMENT_THREADS}\n"
+        + kernel_source("segments.cu")
+        + kernel_layout.segments_layout()
+    )
+
+
 def _source(name: str, call: Call, n: int, macros: dict[str, str | int], layout: str) -> str:
     """A kernel with its macros before it, and behind it the assertions that host and kernel agree."""
     element, op = arithmetic(call)

@@ -104,14 +104,21 @@ class Gpu:
 
     Args:
         index: CUDA's number among the devices that this process sees.
+
+    Raises:
+        DeviceError: if CUDA makes no context there.
     """
 
     def __init__(self, index: int) -> None:
         self.device = index
         self._cupy = cupy()
         self.runtime = self._cupy.cuda.runtime
-        self.use()
-        self.runtime.free(0)  # makes the context
+        try:
+            self.use()
+            self.runtime.free(0)  # makes the context
+        except Exception as error:  # CuPy's CUDARuntimeError
+            why = "does another process have it for itself (nvidia-smi: compute mode), or has its MPS server failed?"
+            raise DeviceError(f"GPU {index} cannot be used: {error}; {why}") from error
         properties = self.runtime.getDeviceProperties(index)
         self.name: str = properties["name"].decode()
         self.sms: int = properties["multiProcessorCount"]
@@ -126,6 +133,11 @@ class Gpu:
     def use(self) -> None:
         """Make it the current device of this thread."""
         self.runtime.setDevice(self.device)
+
+    @property
+    def context_address(self) -> int:
+        """CUDA's context of it, for C."""
+        return self._context.value or 0
 
     def entered(self) -> contextlib.AbstractContextManager[None]:
         """Work with this GPU in a thread whose current device may be another, also while a stream is captured."""
@@ -190,7 +202,10 @@ class Gpu:
         try:
             return bytes(self.runtime.ipcGetMemHandle(at))
         except Exception as error:  # CuPy's CUDARuntimeError
-            raise DeviceError(f"cudaIpcGetMemHandle of {at:#x}: {error}; share memory of cudaMalloc") from error
+            raise DeviceError(
+                f"cudaIpcGetMemHandle of {at:#x}: {error}; memory that is shared comes from cudaMalloc, "
+                "or lies in a comm.memory_pool(bytes)"
+            ) from error
 
     def open(self, handle: bytes) -> int:
         """Map a peer's allocation; returns its address here. DeviceError where it cannot be reached."""

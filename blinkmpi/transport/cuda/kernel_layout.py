@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
 
+from ...program.memory import Segments
 from . import failure_report as report
 from . import memory_layout as memory
 from .direct_segments import Segment
@@ -30,6 +31,11 @@ SPAN_WORDS = 4  # from COUNT to STORE: what depends on the count
 PARAMETER_BYTES = 4096  # of a kernel, at most
 SPANS = (0, 8, 32, 112)  # how many a kernel takes, so that plans of about as many stages have one kernel
 BEFORE_CHANNELS = 16  # words of a row
+SEGMENT_HEAD = ("bucket", "given_up", "stride", "blocks", "parts")  # words of SegmentArguments
+SEGMENTS = 248  # behind them, of two words
+SEGMENT_THREADS = 512
+SEGMENT_BYTES = 64 * SEGMENT_THREADS  # that a CTA copies with one look at each of its loads
+SEGMENT_CTAS = 2048  # about as many of a kernel at most, unless there are more segments
 CHANNEL = ("slots", "head", "tail", "peer", "link_clock", "link_ns_per_mib")
 
 
@@ -105,6 +111,7 @@ def common_layout(n: int) -> str:
             "sizeof(Announcement)": memory.LINE,
             "OFFSET_OF(Announcement, last)": 0,
             "OFFSET_OF(SymmetricHeader, announced)": memory.ANNOUNCED_AT,
+            "OFFSET_OF(SymmetricHeader, report_taken)": memory.GIVEN_UP_AT,
             f"(sizeof(SymmetricHeader) <= {memory.HEAD_BYTES})": 1,
         })
     )  # fmt: skip
@@ -125,6 +132,36 @@ def packets_layout(n: int) -> str:
 def direct_layout(n: int) -> str:
     """Assertions about ``direct.cu``."""
     return words_are("DirectArguments", DIRECT, n=n, before="c", behind={"src": n, "dst": n})
+
+
+def segment_launches(segments: Segments, given_up: int) -> list[tuple[int, list[int]]]:
+    """The CTAs and arguments of the kernels that copy segments: one, unless they are many.
+
+    Args:
+        given_up: address of the word that is not 0 when a kernel gave up.
+    """
+    found = []
+    for first in range(0, len(segments.pieces), SEGMENTS):
+        some = segments.pieces[first : first + SEGMENTS]
+        items = len(some) * segments.blocks
+        longest = max(nbytes for *_, nbytes in some)
+        parts = max(1, min(-(-longest // SEGMENT_BYTES), SEGMENT_CTAS // items))
+        words = [segments.bucket, given_up, segments.stride, segments.blocks, parts]
+        for at, place, nbytes in some:
+            words += at, place // 16 | nbytes << 32
+        found.append((items * parts, words + [0] * (2 * (SEGMENTS - len(some)))))
+    return found
+
+
+def segments_layout() -> str:
+    """Assertions about ``segments.cu``."""
+    return words_are("SegmentArguments", SEGMENT_HEAD, behind={"segments": 2 * SEGMENTS}) + equals(
+        {
+            "OFFSET_OF(Segment, place)": 8,
+            "OFFSET_OF(Segment, nbytes)": 12,
+            f"(sizeof(SegmentArguments) <= {PARAMETER_BYTES})": 1,
+        }
+    )
 
 
 def spans_for(stages: int) -> int:

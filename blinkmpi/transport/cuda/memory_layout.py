@@ -16,6 +16,7 @@ MAX_RANKS = 16  # of a node: the header has a line for each
 MAX_CTAS = 256  # of a call by ``direct``
 LINE = 128
 HEAD_BYTES = 64 << 10
+GIVEN_UP_AT = 136  # in the header: not 0 when a kernel of this rank gave up
 ANNOUNCED_AT = 256  # in the header: a line for each peer's announcements
 # Of how many last calls a line has the announcement. A peer that waits for nobody, as a sender may, can be ahead of the
 # rank that compares: of two ranks by two calls (it has sent the next one's data, and announced the one after), of more

@@ -2,16 +2,19 @@
 
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 from ...errors import DeviceError
 from ...util.together import Comm, gathered, together
 from .device import Gpu
+from .memory.parts import Parts, map_parts, to_all
 from .memory_layout import MAX_RANKS
 
 MAX_REGIONS = 1024
 OFFSET_BITS = 48
+Handle = bytes | list[int]  # of IPC, or the bytes of each part
 
 
 @dataclass
@@ -25,7 +28,7 @@ class Region:
     begin: int
     nbytes: int
     peers: tuple[int, ...]  # addresses of all ranks' allocations as mapped here
-    opened: tuple[int, ...]  # the addresses to unmap
+    unmap: Callable[[], None]  # the peers'
     parts: list[tuple[int, int]]
 
 
@@ -47,14 +50,26 @@ class Regions:
             own: gives (address, bytes) of this rank's buffer; what it raises, all ranks raise.
 
         Raises:
-            DeviceError: on every rank, if some rank's memory cannot be shared (managed memory, memory pools of CUDA).
+            DeviceError: on every rank, if some rank's memory cannot be shared (managed memory, ``cudaMallocAsync``).
         """
         self.gpu.use()
+        shared: list[Parts] = []  # this rank's, if its memory is of that kind
+        try:
+            return self._register(comm, own, shared)
+        finally:
+            for parts in shared:
+                parts.close()
 
-        def allocation() -> tuple[tuple[int, int], int, int, bytes]:
+    def _register(self, comm: Comm, own: Callable[[], tuple[int, int]], shared: list[Parts]) -> Region:
+        def allocation() -> tuple[tuple[int, int], int, int, Handle]:
             at, nbytes = own()
             begin, size = self.gpu.allocation(at)
-            return (at, at + nbytes), begin, size, self.gpu.export(begin)
+            try:
+                return (at, at + nbytes), begin, size, self.gpu.export(begin)
+            except DeviceError as why:
+                parts = Parts(self.gpu, at, nbytes, why)
+                shared.append(parts)
+                return (at, at + nbytes), parts.begin, sum(parts.sizes), parts.sizes
 
         found = gathered(comm, allocation)
         part, begin, size, _ = found[self.rank]
@@ -64,9 +79,11 @@ class Regions:
             here[0].parts.append(part)
             return here[0]
         added: list[Region] = []
+        handles = [handle for *_, handle in found]
+        apart = any(isinstance(handle, list) for handle in handles)
         try:
-            handles = [handle for *_, handle in found]
-            together(comm, lambda: added.append(self._add(begin, size, part, handles)))
+            with to_all(comm, shared[0] if shared else None) if apart else nullcontext(list) as descriptors:
+                together(comm, lambda: added.append(self._add(begin, size, part, handles, descriptors())))
         except Exception:
             for region in added:  # a rank that could map all must not keep what others have not
                 self.drop(region)
@@ -84,22 +101,30 @@ class Regions:
             self.drop(region)
         comm.Barrier()
 
-    def _add(self, begin: int, nbytes: int, part: tuple[int, int], handles: Sequence[bytes]) -> Region:
+    def _add(
+        self, begin: int, nbytes: int, part: tuple[int, int], handles: Sequence[Handle], descriptors: list[list[int]]
+    ) -> Region:
         """Map every rank's allocation; what is mapped when that fails is unmapped."""
         if not self._free:
             raise DeviceError(f"{MAX_REGIONS} buffers are registered, which is all there is room for; deregister some")
         with ExitStack() as undo:
-            opened = []
+            peers = []
             for r, handle in enumerate(handles):
-                opened.append(0 if r == self.rank else self.gpu.open(handle))
-                if opened[r]:
-                    undo.callback(self.gpu.shut, opened[r])
-            peers = tuple(begin if r == self.rank else at for r, at in enumerate(opened))
+                if r == self.rank:
+                    at, shut = begin, None
+                elif isinstance(handle, list):
+                    at, shut = map_parts(self.gpu, descriptors[r], handle)
+                else:
+                    at = self.gpu.open(handle)
+                    shut = partial(self.gpu.shut, at)
+                if shut is not None:
+                    undo.callback(shut)
+                peers.append(at)
             index = self._free[-1]
             self.gpu.upload(self.table + 8 * MAX_RANKS * index, struct.pack(f"{self.n}Q", *peers))
-            undo.pop_all()
+            unmap = undo.pop_all().close
         self._free.pop()
-        region = self.known[index] = Region(index, begin, nbytes, peers, tuple(at for at in opened if at), [part])
+        region = self.known[index] = Region(index, begin, nbytes, tuple(peers), unmap, [part])
         return region
 
     def ref(self, at: int, nbytes: int) -> int:
@@ -122,7 +147,6 @@ class Regions:
 
     def drop(self, region: Region) -> None:
         """Unmap; the exporters free only after all ranks have done so."""
-        for at in region.opened:
-            self.gpu.shut(at)
+        region.unmap()
         del self.known[region.index]
         self._free.append(region.index)

@@ -320,9 +320,7 @@ class CudaTransport:
 
         def start(number: int = 0, _keep: LoadedKernel = loaded) -> None:  # it has the arguments
             with ORDER:
-                if not LAST or LAST[0] != stream:
-                    self._follow(stream)
-                    LAST[:] = [stream, holder]
+                self._follow(stream, holder)
                 if tables and self.gpu.capturing(stream):
                     self._captured.update(tables)
                 self.kernels_started.value += len(launches)
@@ -333,13 +331,20 @@ class CudaTransport:
 
         return start
 
-    def _follow(self, stream: int) -> None:
+    def follow(self, stream: int, holder: object) -> None:
+        """Let what comes on a stream follow all calls so far, as the next call will."""
+        with ORDER:
+            self._follow(stream, holder)
+
+    def _follow(self, stream: int, holder: object) -> None:
         """Calls run one after another, whatever their streams and communicators.
 
         Kernels wait for the peers' kernels, and two that each fill the GPU must not wait for each other's peers.
         """
-        if LAST and self.gpu.capturing(stream) == self.gpu.capturing(LAST[0]):
-            self.gpu.after(stream, LAST[0])
+        if not LAST or LAST[0] != stream:
+            if LAST and self.gpu.capturing(stream) == self.gpu.capturing(LAST[0]):
+                self.gpu.after(stream, LAST[0])
+            LAST[:] = [stream, holder]
 
     def _last_stream(self) -> int | None:
         """The stream of the last call; None if there is none, or if it is being captured."""

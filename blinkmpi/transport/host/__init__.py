@@ -9,5 +9,7 @@
 ``host_call``        a program bound to buffers and a deadline
 ``shared_window``    the memory that the ranks share
 ``single_copy``      the protocol ``cma``: chunks are read straight from their writer's buffer
+``repeated``         calls and groups that were made before, which C finds and makes again (``repeated_calls.h``,
+                     ``repeated_groups.h``, ``launches.h``)
 ``capabilities``     whether all ranks have the C executor, and may read one another's memory
 """

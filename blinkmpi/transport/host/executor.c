@@ -18,7 +18,6 @@ enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5
 
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
 enum { PIECE_BYTES = 131072, PIECES_BYTES = 1 << 20 }; /* of an operand, of all, read ahead by cma: in the second-level */
-enum { PASSED_BYTES = 262144 };         /* of a piece that is read by cma and written past the caches */
 /* phases: slots may be in use; not all have entered; other nodes were sent a message; Python tells them; all have entered */
 enum { BEFORE = 0, ANNOUNCED = 1, SENT = 2, TOLD = 3, RUNNING = 4 };
 enum { SEQ_BITS = 24 }; /* a flag is (number of the call << SEQ_BITS) + chunks */
@@ -96,16 +95,6 @@ static int pull(call_t *j, const int64_t *in, int64_t at, char *to, int64_t n) {
 
 static _Thread_local char pieces[PIECES_BYTES] __attribute__((aligned(4096)));
 
-/* The same for a result that is to be written past the caches, as the system would not write it. */
-static int pull_past(call_t *j, const int64_t *in, int64_t at, char *to, int64_t n) {
-  for (int64_t done = 0; done < n; done += PASSED_BYTES) {
-    const int64_t m = n - done < PASSED_BYTES ? n - done : PASSED_BYTES;
-    if (!pull(j, in, at + done, pieces, m)) return 0;
-    copy(to + done, pieces, (size_t)m, 1);
-  }
-  return 1;
-}
-
 /* Elements of each operand that are read ahead from their writers' buffers; 0 if all lie in slots. */
 static int64_t piece_of(const call_t *j, const stage_t *c) {
   int any = 0;
@@ -139,8 +128,7 @@ static int step(call_t *j, const stage_t *c, int64_t k) {
     const char *from = !in ? c->local + first * j->item : slot_in(in, slot);
     if (in && exported(in)) {
       char *const to = store ? store : (char *)c->outs[1] + out_slot;
-      const int past = j->stream && to == store && !c->nouts && !j->helper;
-      if (!(past ? pull_past : pull)(j, in, first * j->item, to, (int64_t)bytes)) return 0;
+      if (!pull(j, in, first * j->item, to, (int64_t)bytes)) return 0;
       from = to;
     }
     for (int64_t o = 0, *p = c->outs; o < c->nouts; o++, p += 3 + p[2])

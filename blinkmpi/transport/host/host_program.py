@@ -23,15 +23,16 @@ from . import native
 from .channel_layout import ChannelLayout
 from .native_rows import rows_of
 from .numpy_executor import NumpyStage
-from .shared_window import MESSAGE_BYTES, SharedWindow, cache_bytes
+from .shared_window import MESSAGE_BYTES, SharedWindow
 from .shots import NodeShots
 from .single_copy import ExportedChunks, Helper, exported_channels, in_long_chunks
 from .traffic import traffic_of
 
 ExecutorName = Literal["c", "numpy"]
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
-CACHE_BYTES = cache_bytes()  # vectors that the caches cannot hold anyway are written past them
-ALLTOALL_PART = 3  # of an alltoall by cma those that take more than this part of them
+# Results of calls on more memory than this are written past the caches. From trials on one machine, whose last-level
+# cache is larger, but has to hold what other ranks and programs use, too.
+CACHE_BYTES = 32 << 20
 
 
 @dataclass
@@ -56,9 +57,12 @@ class HostProgram:
     through_slots: HostProgram | None = None  # that program
     aside: bool = False  # whether a call in place must send copies, because it would overwrite what was not sent
 
-    def __str__(self) -> str:
+    def said(self, scheme: str) -> str:
+        """How it moves a call's data, for the log."""
+        if self.struct.one_shot:
+            return f"one shot, {self.executor} executor"
         slots = "chunks by cma" if self.cma else f"x {self.depth} slots"
-        return f"{self.trees} trees, {self.chunk_bytes} B {slots}, {self.executor} executor"
+        return f"{scheme}, {self.trees} trees, {self.chunk_bytes} B {slots}, {self.executor} executor"
 
 
 def tell(struct: native.CallStruct, shots: NodeShots | None, sent: ShotMessages | None) -> NDArray[np.int64]:
@@ -127,7 +131,7 @@ def load(
     struct.stages, struct.item, struct.acc = len(rows.stages), item, acc
     struct.chunk, struct.depth = program.chunk, program.depth
     struct.divide = call.n if call.op == "avg" else 0
-    struct.stream = past_caches(call, single_copies=bool(exported))
+    struct.stream = past_caches(call)
     struct.one_shot = program.one_shot
     struct.cma, struct.helper = bool(exported), helper.address(program, exported)
     place(struct, window)
@@ -157,16 +161,12 @@ def load(
     )
 
 
-def past_caches(call: Call, *, single_copies: bool) -> bool:
+def past_caches(call: Call) -> bool:
     """Whether results are written past the caches: where these cannot hold the buffers of all ranks anyway.
 
-    The blocks of an alltoall by cma are not: of them the caches, which other programs use as well, hold less (from
-    trials on one machine). In place a block has just been read, so it lies in them.
+    What the system copies from another process never is. In place a block has just been read, so it lies in them.
     """
-    if call.in_place:
-        return False
-    part = ALLTOALL_PART if call.collective == "alltoall" and single_copies else 1
-    return 2 * call.n * call.nbytes * part > CACHE_BYTES
+    return not call.in_place and 2 * call.n * call.nbytes > CACHE_BYTES
 
 
 @dataclass

@@ -6,7 +6,7 @@
 
 enum { CUDA_MEMORY = 2, COMPLEX = 5, FLOAT = 2 };       /* of DLPack: a type of devices, codes of types */
 enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, OF_DEVICE = 2 }; /* of CUDA: pointer attributes, a value of the first */
-enum { MOST_ARRAYS = 2, MOST_PARTS = 2, MOST_WORDS = 512, STREAM_TYPES = 4, ASKED = 1024 };
+enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512, STREAM_TYPES = 4, ASKED = 1024 };
 enum { ON_HOST, OF_CUPY, OF_TORCH };
 #define MASK 0xFFFFFFFFu
 #define SPREAD 0x9E3779B1u
@@ -41,6 +41,7 @@ typedef struct {
   void *stream;
   int64_t asks; /* whether a captured stream is Python's: graphs may name what the kernel reads */
   int64_t parts;
+  int64_t first, end; /* those that are the call's own; others copy what a group gathers, and scatter what it got */
   void *function[MOST_PARTS];
   int64_t grid[MOST_PARTS], block[MOST_PARTS];
   uint64_t *words[MOST_PARTS]; /* the arguments, for arrays at `base` */
@@ -64,8 +65,10 @@ typedef struct {
   int64_t *kernels;
 } launch_t;
 
-#define LAUNCH_FIELDS(X) X(launch) X(current) X(attribute) X(capturing) X(context) X(device) X(stream) X(asks) X(parts) \
-  X(function[0]) X(function[1]) X(grid[0]) X(grid[1]) X(block[0]) X(block[1]) X(words[0]) X(words[1]) X(count[0]) X(count[1]) \
+#define LAUNCH_FIELDS(X) X(launch) X(current) X(attribute) X(capturing) X(context) X(device) X(stream) X(asks) X(parts) X(first) X(end) \
+  X(function[0]) X(function[1]) X(function[2]) X(function[3]) X(grid[0]) X(grid[1]) X(grid[2]) X(grid[3]) \
+  X(block[0]) X(block[1]) X(block[2]) X(block[3]) X(words[0]) X(words[1]) X(words[2]) X(words[3]) \
+  X(count[0]) X(count[1]) X(count[2]) X(count[3]) \
   X(print_at) X(base[0]) X(base[1]) X(moves) X(moving) X(nbytes) X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) \
   X(print) X(body) X(body_bytes) X(elsewhere) X(report) X(history) X(starts) X(kernels)
 #define LAUNCH_OFFSET(field) offsetof(launch_t, field),
@@ -294,11 +297,11 @@ static int launch(const launch_t *l, uint64_t seq, const argument_t *const *arra
   announce(l, seq);
   for (int64_t p = 0; p < l->parts; p++) {
     memcpy(words[p], l->words[p], 8 * (size_t)l->count[p]);
-    words[p][l->print_at] = (words[p][l->print_at] + *l->history) & MASK;
+    if (p >= l->first && p < l->end) words[p][l->print_at] = (words[p][l->print_at] + *l->history) & MASK;
   }
   for (const int64_t *m = l->moves, *end = m + 3 * l->moving; m < end; m += 3)
     words[m[0]][m[1]] += arrays[m[2]]->at - l->base[m[2]];
-  *l->kernels += l->parts;
+  *l->kernels += l->end - l->first;
   l->starts[0]++;
   Py_BEGIN_ALLOW_THREADS /* the queue of launches may be full */
   for (int64_t p = 0; p < l->parts && !error; p++) {

@@ -2,10 +2,11 @@
 
 import ctypes
 
+MOST_PARTS = 4  # kernels of a call: its own, and those that gather and scatter
 FIELDS = (
-    "launch", "current", "attribute", "capturing", "context", "device", "stream", "asks", "parts",
-    "function[0]", "function[1]", "grid[0]", "grid[1]", "block[0]", "block[1]", "words[0]", "words[1]",
-    "count[0]", "count[1]", "print_at", "base[0]", "base[1]", "moves", "moving", "nbytes", "n", "rank", "stride",
+    "launch", "current", "attribute", "capturing", "context", "device", "stream", "asks", "parts", "first", "end",
+    *(f"{name}[{part}]" for name in ("function", "grid", "block", "words", "count") for part in range(MOST_PARTS)),
+    "print_at", "base[0]", "base[1]", "moves", "moving", "nbytes", "n", "rank", "stride",
     "calls", "prints[0]", "prints[1]", "print", "body", "body_bytes", "elsewhere",
     "report", "history", "starts", "kernels",
 )  # fmt: skip

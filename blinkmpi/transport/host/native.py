@@ -15,9 +15,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from . import launches
 
 SOURCE = Path(__file__).with_name("executor.c")
 HEADERS = (
-    "call", "single_copy", "reduction", "waiting", "trace", "node_messages", "step_times", "repeated_calls", "launches",
+    "call", "single_copy", "reduction", "waiting", "trace", "node_messages", "step_times", "repeated_calls",
+    "repeated_groups", "launches",
 )  # fmt: skip
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in HEADERS))
+NO_COMPILER = "no C compiler (cc, gcc, clang) on PATH; pip install 'blinkmpi[cc]' brings one"
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
@@ -118,7 +121,7 @@ def build() -> tuple[Path | None, str]:
     Where there is no compiler, as on the compute nodes of some clusters, one that was kept for this processor serves.
     """
     command, name, lost = _compiler()
-    if (name or not command[0]) and (found := kept(name)):
+    if (name or not command) and (found := kept(name)):
         return found, name or f"an earlier compiler ({lost}, but {found} is kept)"
     if not name:
         return None, lost
@@ -129,7 +132,7 @@ def build() -> tuple[Path | None, str]:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if why := why_not(folder):
                 raise OSError(why)
-            _compile(command, target)
+            _compile([*command, *FLAGS, *_python_flags()], SOURCE, target)
         except (OSError, subprocess.SubprocessError) as error:
             lost = "; ".join(filter(None, (lost, f"compiling the executor in {folder} failed: {error}")))
             continue
@@ -160,13 +163,24 @@ def _file_name(compiler: str, *, headers: bool) -> str:
     return f"executor-{made_for}-{python}-{_digest(compiler) if compiler else '*'}.so"
 
 
+def compiler_command(environ: Mapping[str, str]) -> list[str]:
+    """The words that start a C compiler: ``CC``, one on PATH, or that of the package ziglang; none without."""
+    named = environ.get("CC", "").strip()
+    if named:
+        try:
+            return shlex.split(named)
+        except ValueError:  # quotes without an end: then it is no command, which is found as it is started
+            return [named]
+    if found := next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), ""):
+        return [found]
+    return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") else []
+
+
 def _compiler() -> tuple[list[str], str, str]:
     """The compiler's command and what it calls itself; without one, an empty name and the reason."""
-    command = shlex.split(os.environ.get("CC", "")) or [
-        next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), "")
-    ]
-    if not command[0]:
-        return command, "", "no C compiler (cc, gcc, clang) on PATH"
+    command = compiler_command(os.environ)
+    if not command:
+        return command, "", NO_COMPILER
     try:
         path = Path(shutil.which(command[0]) or command[0])
         return command, _version((str(path), *command[1:]), path.stat().st_mtime_ns) or command[0], ""
@@ -174,15 +188,40 @@ def _compiler() -> tuple[list[str], str, str]:
         return command, "", f"{shlex.join(command)} --version failed: {error}"
 
 
-def _compile(compiler: list[str], target: Path) -> None:
+def built(source: Path, flags: Sequence[str]) -> tuple[Path | None, str]:
+    """Another C library of ours, compiled and kept as :func:`build` does; or why there is none."""
+    command, name, lost = _compiler()
+    stem = f"{source.stem}-{_digest(source.read_text(), *flags, platform.machine())}-"
+    for folder in (folders := _folders())[0]:
+        for path in sorted(folder.glob(f"{stem}{_digest(name) if name else '*'}.so")):
+            if not why_not(folder) and _is_whole(path):
+                return path, ""
+    if not name:
+        return None, lost
+    found, lost = folders
+    for folder in found:
+        target = folder / f"{stem}{_digest(name)}.so"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if why := why_not(folder):
+                raise OSError(why)
+            _compile([*command, *flags], source, target)
+        except (OSError, subprocess.SubprocessError) as error:
+            lost = "; ".join(filter(None, (lost, f"compiling {source.name} in {folder} failed: {error}")))
+            continue
+        return target, lost
+    return None, lost
+
+
+def _compile(compiler: list[str], source: Path, target: Path) -> None:
     """Compile into a scratch folder beside ``target``, seal the library by its digest, and put it in place.
 
     Raises:
         OSError: if the folder cannot be written, or the compiler fails.
     """
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / "executor.so"
-        command = [*compiler, *FLAGS, *_python_flags(), "-o", str(made), str(SOURCE), "-lm"]
+        made = Path(scratch) / target.name
+        command = [*compiler, "-o", str(made), str(source), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode != 0:
             raise OSError(f"{shlex.join(command)}: {done.stderr.strip().splitlines()[-1:]}")

@@ -96,11 +96,41 @@ static int sent(call_t *j, int turn) {
   return all;
 }
 
+/* Hear what another node has sent: the first piece of a message, then those behind it. `began` is the number of this call
+ * when the first piece of its message has come, and the message is whole when there are no `rests`. One of a call that was
+ * refused is received and forgotten, for its sender waits. Returns 0 if the other node announced something else. */
+static int hear(call_t *j, node_t *x, int turn) {
+  if (!rest_came(j, x) || x->began == j->seq) return 1;
+  receive(j, x, turn);
+  if (!tested(j, (void *)x->receive[turn])) return 1;
+  const header_t said = *(header_t *)x->in[turn];
+  x->receiving[turn] = 0;
+  receive_rest(j, x, (int64_t)said.bytes, turn);
+  if (said.seq == j->seq && said.print == j->print) x->began = j->seq;
+  return said.seq != j->seq || said.print == j->print;
+}
+
+/* Idle, and look now and then for messages that Python reads. Returns DONE, EXPIRED, ABORTED, NETWORK, or ELSEWHERE. */
+static int idle_or_told(call_t *j, idle_t *wait) {
+  const nodes_t *const t = j->nodes;
+  if (wait->polls % TOLD_POLLS == TOLD_POLLS - 1) {
+    if (tested(j, (void *)t->aborts)) return ABORTED; /* Python reads why */
+    for (int64_t i = 0; i < t->others; i++) {
+      (void)tested(j, (void *)t->each[i].told);
+      if (*t->each[i].told_seq == j->seq) return j->phase = TOLD, ELSEWHERE; /* or Python read it in the call before */
+    }
+  }
+  return j->fault ? NETWORK : idle_call(wait, j);
+}
+
+/* Until what was sent in calls of this turn has gone. The other nodes may wait for the same, so they are heard. */
 static int await_sent(call_t *j) {
+  const int turn = (int)(j->seq & 1);
   idle_t wait = {0, 0, 0};
-  while (!sent(j, (int)(j->seq & 1))) {
-    if (j->fault) return NETWORK;
-    const int state = idle_call(&wait, j);
+  while (!sent(j, turn)) {
+    for (int64_t i = 0; i < j->nodes->others; i++)
+      if (!hear(j, j->nodes->each + i, turn)) return j->phase = TOLD, ELSEWHERE;
+    const int state = idle_or_told(j, &wait);
     if (state != DONE) return state;
   }
   return DONE;
@@ -129,32 +159,17 @@ static int meet_nodes(call_t *j, int64_t *rows) {
     j->phase = SENT;
   }
   wait = (idle_t){0, 0, 0};
-  for (int64_t i = 0; i < t->others;) {
-    node_t *const x = t->each + i;
-    if (x->came == j->seq) { i++; continue; }
-    if (x->began == j->seq || x->rests) { /* its first piece has come; or that of a call that was refused */
-      if (rest_came(j, x)) {
-        if (x->began != j->seq) { receive(j, x, turn); continue; }
-        if (!wait.polls && tested(j, (void *)t->aborts)) return ABORTED; /* who comes late may find that others gave up */
-        entered_there(j, x), x->came = j->seq;
-        continue;
-      }
-    } else if (tested(j, (void *)x->receive[turn])) {
-      const header_t said = *(header_t *)x->in[turn];
-      x->receiving[turn] = 0;
-      receive_rest(j, x, (int64_t)said.bytes, turn);
-      if (said.seq == j->seq && said.print != j->print) return j->phase = TOLD, ELSEWHERE;
-      if (said.seq == j->seq) x->began = j->seq;
-      else if (!x->rests) receive(j, x, turn);
-      continue;
+  for (int64_t missing = t->others; missing;) { /* all are heard in each turn, for each may wait for what it sent another */
+    missing = 0;
+    for (int64_t i = 0; i < t->others; i++) {
+      node_t *const x = t->each + i;
+      if (x->came == j->seq) continue;
+      if (!hear(j, x, turn)) return j->phase = TOLD, ELSEWHERE;
+      if (x->began != j->seq || x->rests) { missing++; continue; }
+      if (!wait.polls && tested(j, (void *)t->aborts)) return ABORTED; /* who comes late may find that others gave up */
+      entered_there(j, x), x->came = j->seq;
     }
-    if (wait.polls % TOLD_POLLS == TOLD_POLLS - 1) {
-      if (tested(j, (void *)t->aborts)) return ABORTED; /* Python reads why */
-      for (int64_t k = 0; k < t->others; k++)
-        if (tested(j, (void *)t->each[k].told) && *t->each[k].told_seq == j->seq) return j->phase = TOLD, ELSEWHERE;
-    }
-    if (j->fault) return NETWORK;
-    const int state = idle_call(&wait, j);
+    const int state = missing ? idle_or_told(j, &wait) : DONE;
     if (state != DONE) return state;
   }
   if (j->trace && wait.polls) waited(j->trace, EVENT_ENTER, now_ns(), j->program, -1, t->each[t->others - 1].rank[0]);

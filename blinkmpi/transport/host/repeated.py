@@ -6,7 +6,8 @@ Where the library was compiled without Python's headers there is the number alon
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -43,7 +44,9 @@ class RepeatedCalls:
 
     def __init__(self, native: Native | None) -> None:
         self.again: Callable[[object, tuple[Any, ...], Any], Found] = _unknown
+        self._known: Callable[[object, tuple[Any, ...], Any], Found] = _unknown
         self._keep: Callable[..., None] | None = None
+        self._keep_group: Callable[..., None] | None = None
         self._forget: Callable[[], None] | None = None
         self._keep_launch: Callable[..., bool] | None = None
         self._aim: Callable[..., bool] | None = None
@@ -52,10 +55,10 @@ class RepeatedCalls:
         if native is None or native.repeated is None:
             self._shared = _Shared()
         else:
-            at, self.again, self._keep, self._keep_launch, self._aim, self._last, self._forget = native.repeated(
-                np.ndarray
-            )
+            at, *functions = native.repeated(np.ndarray)
+            self.again, self._keep, self._keep_group, self._keep_launch, self._aim, self._last, self._forget = functions
             self._shared = _Shared.from_address(at)  # which lives as long as the functions do
+            self._known = self.again
 
     @property
     def seq(self) -> int:
@@ -82,7 +85,7 @@ class RepeatedCalls:
     def keep_launch(
         self,
         bound: Resumable,
-        struct: int,
+        launch: int,
         method: object,
         arguments: tuple[Any, ...],
         stream: Any,
@@ -91,27 +94,61 @@ class RepeatedCalls:
         """Make a call on a stream known, of arrays at whatever addresses; whether it is.
 
         Args:
-            struct: the address of its LaunchStruct, which lives as long as ``bound`` does.
+            launch: the address of its LaunchStruct, which lives as long as ``bound`` does.
             aim: what all such calls need; see ``set_launches`` in launches.h.
         """
-        if self._keep_launch is None or self._aim is None:
+        if self._keep_launch is None:
             return False
-        if aim != self._aimed:
-            self._aim(*aim)
-            self._aimed = aim
-        known = self._keep_launch(bound, struct, method, arguments, stream)
+        self._aim_at(aim)
+        known = self._keep_launch(bound, launch, method, arguments, stream)
         self._shared.open_gpu = 1
         return known
+
+    def _aim_at(self, aim: tuple[Any, ...]) -> None:
+        if self._aim is not None and aim != self._aimed:
+            self._aim(*aim)
+            self._aimed = aim
 
     @property
     def last_launch(self) -> tuple[Any, int] | None:
         """The last call that C has put on a stream, and its number; None if there is none."""
         return self._last()
 
+    def hide(self) -> None:
+        """Know no call until :meth:`show`: in some thread, calls are noted to be made later."""
+        self.again = _unknown
+
+    def show(self) -> None:
+        """Undo :meth:`hide`."""
+        self.again = self._known
+
     def keep(self, call: HostCall, method: object, arguments: tuple[Any, ...]) -> None:
         """Make a call known, if it is one that C makes alone."""
         if self._keep is not None and call.alone:
             self._keep(call, *call.addresses, method, arguments)
+
+    def keep_group(
+        self, bound: Resumable, calls: Sequence[HostCall], method: object, arguments: tuple[Any, ...]
+    ) -> None:
+        """Make a group known, if all of its calls are such.
+
+        Args:
+            bound: goes on with it. The status has C's in its lower 8 bits, above them how many calls were made.
+            arguments: with lists or tuples among them.
+        """
+        if self._keep_group is not None and all(call.alone for call in calls):
+            addresses = struct.pack(f"{2 * len(calls)}Q", *(at for call in calls for at in call.addresses))
+            self._keep_group(bound, addresses, 0, method, arguments, None)
+
+    def keep_launched_group(
+        self, bound: Resumable, launch: int, method: object, arguments: tuple[Any, ...], stream: Any,
+        aim: tuple[Any, ...],
+    ) -> None:  # fmt: skip
+        """Make a group known that is one launch on a stream, as :meth:`keep_launch` does; of arrays where they are."""
+        if self._keep_group is not None:
+            self._aim_at(aim)
+            self._keep_group(bound, b"", launch, method, arguments, stream)
+            self._shared.open_gpu = 1
 
     def forget(self) -> None:
         """Know no call."""

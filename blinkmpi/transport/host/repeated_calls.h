@@ -11,6 +11,9 @@
 #include "launches.h"
 
 enum { ENTRIES = 4096, MOST_ARGUMENTS = 6, KEPT_FLAGS = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE };
+enum { HELD_BYTES = 4096 }; /* of a call that is made with the interpreter's lock held */
+
+#include "repeated_groups.h"
 
 const int64_t blink_python = PY_VERSION_HEX >> 16; /* whose structures this was compiled for */
 
@@ -38,18 +41,28 @@ typedef struct { /* what Python and this share; repeated.py mirrors its first th
   PyTypeObject *array;
   gpu_t gpu;
   entry_t entries[ENTRIES];
+  groups_t groups;
 } repeated_t;
 
-static argument_t argument_of(const repeated_t *t, PyObject *object) {
-  if (Py_TYPE(object) != t->array) return (argument_t){object, NULL, 0, -1, 0, 0};
-  PyArrayObject *const array = (PyArrayObject *)object;
-  int64_t elements = 1;
-  for (int i = 0; i < PyArray_NDIM(array); i++) elements *= PyArray_DIM(array, i);
-  return (argument_t){(PyObject *)PyArray_DESCR(array), PyArray_BYTES(array), elements, PyArray_FLAGS(array) & KEPT_FLAGS, 0, 0};
+/* Make a call with the interpreter's lock held, for to let go of it and to take it again costs as much as a short call:
+ * only what nobody waits for long, few bytes and a few polls. What is not done by then goes on without the lock. */
+static int run_briefly(call_t *call, int64_t *rows, uint64_t seq) {
+  const int64_t patience = call->timeout_ns;
+  call->timeout_ns = BRIEFLY;
+  const int state = blink_run(call, rows, seq);
+  call->timeout_ns = patience;
+  return state;
 }
 
-static int alike(const argument_t *a, const argument_t *b) {
-  return a->object == b->object && a->data == b->data && a->elements == b->elements && a->flags == b->flags && a->region == b->region;
+/* Go on with it. */
+static int resume(call_t *call, int64_t *rows) {
+  const int state = blink_execute(call, rows);
+  if (state == DONE) copies(call->after, call->afters);
+  return state;
+}
+
+static int is_brief(const call_t *call) {
+  return call->one_shot && !call->nodes && !call->cma && call->chunk * call->item <= HELD_BYTES;
 }
 
 static int same_call(const found_t *a, const found_t *b) {
@@ -77,7 +90,7 @@ static entry_t *place_of(repeated_t *t, PyObject *method, PyObject *arguments, P
       library = kind, arrays[found->arrays++] = a;
       continue;
     }
-    *a = argument_of(t, object);
+    *a = argument_of(t->array, object);
     if (a->flags >= 0 && !(a->flags & NPY_ARRAY_C_CONTIGUOUS)) return NULL;
   }
   if (library) {
@@ -88,7 +101,7 @@ static entry_t *place_of(repeated_t *t, PyObject *method, PyObject *arguments, P
   }
   uint64_t mixed = (uint64_t)method >> 4 ^ found->stream ^ (uint64_t)found->same << 60;
   for (const argument_t *a = found->arguments; a < found->arguments + count; a++)
-    mixed = (mixed ^ (uint64_t)a->data ^ (uint64_t)a->object >> 4 ^ (uint64_t)a->elements << 32 ^ (uint64_t)a->region << 20) * 0x9E3779B97F4A7C15u;
+    mixed = mixed_with(mixed, a);
   return t->entries + (mixed >> 52) % ENTRIES;
 }
 
@@ -99,6 +112,11 @@ static repeated_t *table_of(PyObject *self) { return PyCapsule_GetPointer(self, 
 static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
   repeated_t *const t = table_of(self);
   if (!t || n != 3 || !PyTuple_CheckExact(given[1])) return PyErr_Format(PyExc_TypeError, "expected a method, a tuple and a stream");
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given[1]); i++) {
+    PyObject *const one = PyTuple_GET_ITEM(given[1], i);
+    if (!PyList_CheckExact(one) && !PyTuple_Check(one)) continue;
+    return repeat_group(&t->groups, &t->gpu, t->array, &t->seq, given, t->open != 0, t->open_gpu != 0);
+  }
   found_t found;
   const argument_t *arrays[MOST_ARRAYS];
   entry_t *const e = t->open || t->open_gpu ? place_of(t, given[0], given[1], given[2], &found, arrays) : NULL;
@@ -108,10 +126,13 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   int64_t *const rows = e->rows;
   PyObject *const bound = Py_NewRef(e->bound); /* the entry may go while it runs */
   const uint64_t seq = ++t->seq;
-  int state;
-  Py_BEGIN_ALLOW_THREADS
-  state = blink_run(call, rows, seq);
-  Py_END_ALLOW_THREADS
+  const int brief = is_brief(call);
+  int state = brief ? run_briefly(call, rows, seq) : EXPIRED;
+  if (state == EXPIRED) {
+    Py_BEGIN_ALLOW_THREADS
+    state = brief ? resume(call, rows) : blink_run(call, rows, seq);
+    Py_END_ALLOW_THREADS
+  }
   if (state == DONE) {
     Py_DECREF(bound);
     Py_RETURN_TRUE;
@@ -146,6 +167,14 @@ static PyObject *keep_call(PyObject *self, PyObject *const *given, Py_ssize_t n)
   const argument_t *arrays[MOST_ARRAYS];
   entry_t *const e = place_of(t, given[3], given[4], Py_None, &made.by, arrays);
   if (e && !made.by.arrays) put(e, made);
+  Py_RETURN_NONE;
+}
+
+/* See keep_group_of. */
+static PyObject *keep_group(PyObject *self, PyObject *const *given, Py_ssize_t n) {
+  repeated_t *const t = table_of(self);
+  if (!t || n != 6) return PyErr_Format(PyExc_TypeError, "expected six arguments");
+  if (!keep_group_of(&t->groups, &t->gpu, t->array, given)) return NULL;
   Py_RETURN_NONE;
 }
 
@@ -187,6 +216,7 @@ static PyObject *forget_calls(PyObject *self, PyObject *none) {
   repeated_t *const t = table_of(self);
   if (!t) return NULL;
   for (int i = 0; i < ENTRIES; i++) drop(t->entries + i);
+  forget_groups(&t->groups);
   forget_launches(&t->gpu);
   Py_RETURN_NONE;
 }
@@ -194,13 +224,14 @@ static PyObject *forget_calls(PyObject *self, PyObject *none) {
 static void free_table(PyObject *self) {
   repeated_t *const t = table_of(self);
   for (int i = 0; t && i < ENTRIES; i++) drop(t->entries + i);
-  if (t) free_launches(&t->gpu);
+  if (t) forget_groups(&t->groups), PyMem_Free(t->groups.found), free_launches(&t->gpu);
   PyMem_Free(t);
 }
 
 static PyMethodDef functions[] = {
   {"repeat_call", (PyCFunction)(void (*)(void))repeat_call, METH_FASTCALL, "Make a call that was made before."},
   {"keep_call", (PyCFunction)(void (*)(void))keep_call, METH_FASTCALL, "Keep a call to be made again."},
+  {"keep_group", (PyCFunction)(void (*)(void))keep_group, METH_FASTCALL, "Keep a group of calls to be made again."},
   {"keep_launch", (PyCFunction)(void (*)(void))keep_launch, METH_FASTCALL, "Keep a call on a stream to be made again."},
   {"aim_launches", (PyCFunction)(void (*)(void))aim_launches, METH_FASTCALL, "Say what calls on streams need."},
   {"last_launch", last_launch, METH_NOARGS, "The last call that was launched here."},

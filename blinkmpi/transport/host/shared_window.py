@@ -173,11 +173,3 @@ def free_bytes() -> int:
     """What /dev/shm has left."""
     found = os.statvfs(SHM)
     return int(found.f_bavail * found.f_frsize)
-
-
-def cache_bytes() -> int:
-    """Size of the last-level cache, as the system tells it; 32 MiB where it does not."""
-    try:
-        return os.sysconf("SC_LEVEL3_CACHE_SIZE") or 32 << 20
-    except (ValueError, OSError):
-        return 32 << 20

@@ -24,12 +24,20 @@ static int64_t now_ns(void) {
 static uint64_t get(flag_t *f) { return atomic_load_explicit(f, memory_order_acquire); }
 static void set(flag_t *f, uint64_t v) { atomic_store_explicit(f, v, memory_order_release); }
 
+enum { BRIEFLY = -2 }; /* a timeout: for as many polls as spin */
+
 /* Polling that spins, then yields, then sleeps, and looks at clock and abort word now and then. */
 typedef struct {
   int64_t polls, since, waited;
 } idle_t;
 
 static int idle(idle_t *w, int64_t spins, flag_t *heartbeat, flag_t *abort, int64_t timeout_ns) {
+  if (timeout_ns == BRIEFLY && w->polls >= spins) return EXPIRED;
+  if (timeout_ns == BRIEFLY) {
+    w->polls++;
+    PAUSE();
+    return DONE;
+  }
   if (++w->polls % 64 == 0 || timeout_ns < 0) { /* the first polls ask neither clock nor abort word */
     const int64_t now = now_ns();
     if (!w->since) w->since = now;

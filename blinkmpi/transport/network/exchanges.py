@@ -19,7 +19,7 @@ from ..processes import KNOWN, JobProcess, learn, learn_from_launcher, own
 from .bounded import Begun, Bounded, Rendezvous
 
 FAILED = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-MEET_TAG = 1  # on a communicator that has no other messages between these ranks
+TAGS = 32768  # that any MPI has
 ABANDONED: list[object] = []  # requests that were given up, and their memory, which MPI may still write
 _made: dict[str, int] = {}  # communicators of the same ranks that this process has made
 
@@ -119,15 +119,20 @@ def duplicate(comm: MPI.Intracomm, rendezvous: Rendezvous) -> MPI.Intracomm:
     return BoundedComm(comm, rendezvous).Dup()
 
 
-def meet(private: MPI.Intracomm, ranks: list[int], rendezvous: Rendezvous) -> None:
+def meet(private: MPI.Intracomm, ranks: list[int], rendezvous: Rendezvous, tag: int) -> None:
     """Return when all of ``ranks``, this one among them, have come; the others of the communicator take no part.
 
     Everybody hears from everybody, so that each knows who is missing.
+
+    Args:
+        private: has no other messages between these ranks now.
+        tag: tells apart what the same ranks do in several threads, or begin in other orders.
     """
+    tag %= TAGS
     comm = BoundedComm(private, rendezvous, among=ranks)
     comm.come()
     others, kept = [r for r in ranks if r != comm.rank], np.zeros((len(ranks), 2), np.uint8)
-    requests = [comm.comm.Irecv(kept[i, :1], r, MEET_TAG) for i, r in enumerate(others)]
-    requests += [comm.comm.Isend(kept[i, 1:], r, MEET_TAG) for i, r in enumerate(others)]
+    requests = [comm.comm.Irecv(kept[i, :1], r, tag) for i, r in enumerate(others)]
+    requests += [comm.comm.Isend(kept[i, 1:], r, tag) for i, r in enumerate(others)]
     for request, r in zip(requests, others * 2, strict=True):
         comm.wait(request, (requests, kept), peers=[r])

@@ -50,7 +50,7 @@ def test_a_call_that_c_has_begun_ends_in_the_same_errors(comm: MPI.Intracomm) ->
             ours.Allreduce(x, y)
             assert (y == comm.size).all()
         rank_1_refuses(ours, x, y, z)
-    rank_0_is_late(comm, blinkmpi.Communicator(comm, timeout=0.4), x, y)
+    rank_0_is_late(comm, blinkmpi.Communicator(comm, timeout=2), x, y)
 
 
 @mpi(ranks=(4,), timeout=60)

@@ -1,7 +1,9 @@
 """Short calls between nodes: announcement and data in one message, and errors as in every call."""
 
 import os
+import random
 import time
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import MismatchError
+from blinkmpi.errors import ArgumentError, MismatchError, RemoteError
 from blinkmpi.runtime.inspection import choice
 from tests.conformance import COLLECTIVES, cases
 from tests.harness import mpi
@@ -85,7 +87,7 @@ def test_a_call_that_c_has_begun_ends_in_the_same_errors(comm: MPI.Intracomm) ->
                     assert (y == comm.size).all()
                     ours.Bcast(z)
             rank_1_refuses(ours, x, y, z)
-    rank_0_is_late(comm, split(comm, NODES[comm.size][0], timeout=0.5), x, y)
+    rank_0_is_late(comm, split(comm, NODES[comm.size][0], timeout=2), x, y)
 
 
 @mpi(ranks=(4,), timeout=60)
@@ -104,3 +106,24 @@ def test_a_rank_whose_arguments_are_mpis_own(comm: MPI.Intracomm) -> None:
             ours.Allreduce(np.full(6, 1.0), y)
             assert (y == 4).all()
         kind.Free()
+
+
+@mpi(ranks=(3, 4), timeout=90)
+def test_nodes_that_had_sent_long_messages_when_a_call_was_refused_go_on(comm: MPI.Intracomm) -> None:
+    """They hear one another while they wait for what they sent, and what a node told earlier is not told again."""
+    n, rank = comm.size, comm.rank
+    draw = random.Random(n)
+    for nodes in ("1+1+1",) if n == 3 else ("1+1+2", "1+1+1+1"):
+        with split(comm, nodes, timeout=10) as ours:
+            vectors = [(np.empty(count), np.empty(count)) for count in (1, 1000, 9000, 14_000, 30_000)]
+            for i in range(400):
+                x, y = draw.choice(vectors)
+                x[:] = rank + i
+                victim, how = draw.randrange(n), draw.randrange(6)
+                if how > 1:
+                    ours.Allreduce(x, y)
+                    assert (y == n * i + n * (n - 1) // 2).all()
+                    continue
+                other = ours.Barrier if how else partial(ours.Bcast, x, root=99)
+                with pytest.raises((ArgumentError, MismatchError, RemoteError)):
+                    (other if rank == victim else partial(ours.Allreduce, x, y))()

@@ -281,7 +281,7 @@ def test_versions_from_numbers_and_files(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_nccl_is_not_measured_with_unknown_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
     with pytest.raises(ArgumentError, match=r"NCCL_NVLS_ENABLE is not set.*mpirun -x"):
-        bench_peers._nccl(None)
+        bench_peers.nccl_module(None)
     monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
     with pytest.raises(ArgumentError, match="mpirun -x TORCH_SYMM_MEM_DISABLE_MULTICAST=1"):
         bench_peers._torch(1)
@@ -298,7 +298,7 @@ def test_a_missing_peer_names_its_package(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", SimpleNamespace(available=False))
     xp = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(runtimeGetVersion=lambda: 13000)))
     with pytest.raises(ArgumentError, match="pip install nvidia-nccl-cu13"):
-        bench_peers._nccl(xp)
+        bench_peers.nccl_module(xp)
 
 
 def test_peers_say_what_they_cannot_run() -> None:

@@ -82,6 +82,19 @@ def test_a_report_has_gpus_in_a_section_of_their_own() -> None:
                  "- N/A: symm_mem, where it has no such call"):  # fmt: skip
         assert line in part
     assert "## Summary" not in made.render([("g.json", gpu)])
+    short = made.render_overview([("g.json", gpu)])
+    assert "### 2 x NVIDIA H200, in a CUDA graph" in short
+    assert "| allreduce | float32 | registered | NCCL | 4.00 | 4.00 | [all](measurements.md#gjson) |" in short
+    assert "| allreduce | float32 | registered | symm_mem | - | - | [all](measurements.md#gjson) |" in short
+    assert "## CPU ranks" not in short
+
+
+def test_the_first_page_marks_what_is_slower() -> None:
+    rows = [row(1 << 10, 100.0, 90.0), row(1 << 20, 100.0, 200.0)]
+    short = script("report").render_overview([("a.json", document(*rows))])
+    assert "| collective | ranks | place | 1 KiB | 1 MiB | file |" in short
+    assert "| allreduce | 2 | out of place | *0.90* | 2.00 | [all](measurements.md#ajson) |" in short
+    assert "## GPUs" not in short
 
 
 def test_a_report_of_nothing_says_so_and_of_something_else_fails(tmp_path: Path) -> None:
@@ -91,3 +104,90 @@ def test_a_report_of_nothing_says_so_and_of_something_else_fails(tmp_path: Path)
     (tmp_path / "x.json").write_text(json.dumps({"results": []}))
     with pytest.raises(made.ReportError, match=r"x\.json.*-J"):
         made.read(tmp_path)
+
+
+def short(collective: str, size: int, ratio: float, protocol: str = "", place: str = "out_of_place") -> Any:
+    side = {"us": 2.0, "wrong": 0}
+    how = {"scheme": "direct", "protocol": protocol} if protocol else None
+    return {"collective": collective, "size": size, "place": place, "ours": side, "mpi": side, "ratio": ratio} | (
+        {"how": how} if how else {}
+    )
+
+
+def test_a_report_marks_short_calls_below_the_goal_and_says_why() -> None:
+    made = script("report")
+    about = {"goal": 0.97, "hosts": 1, "oversubscribed": False, "load": 0.5, "niceness": 0}
+    rows = [short("broadcast", 64, 0.5, "one_shot"), short("broadcast", 65536, 0.9, "cma"), short("barrier", 0, 0.8),
+            short("scan", 65536, 0.96, "slots", "in_place"), short("scan", 64, 1.5, "one_shot")]  # fmt: skip
+    found = document(*rows) | {"small_calls": about}
+    found["blinkmpi"] |= {"hardware": {"cpu": "a processor", "cores_available": 2}}
+    page = made.render([("small-np2.json", found)])
+    assert "| broadcast | out of place | **0.50** (2.0) | **0.90** (2.0) |" in page
+    assert "| scan | out of place | 1.50 (2.0) | - |" in page
+    assert "fewer or for none: broadcast 64 B\n" in page
+    assert "what the ranks announced: barrier\n" in page
+    assert "as mpi4py's call makes: broadcast 64 KiB\n" in page
+    assert "through slots: scan in place 64 KiB\n" in page
+    facts = json.loads(made.facts_of([("small-np2.json", found), ("a.json", document())]))
+    assert facts["machine"] == "a processor, 2 cores"
+    assert facts["rows"] == {
+        "2x1": {"barrier": [[0, 0.8]], "broadcast": [[64, 0.5], [65536, 0.9]], "scan": [[64, 1.5], [65536, 0.96]]}
+    }
+
+
+def on_gpus(kind: str, about: dict[str, Any], *rows: Any) -> dict[str, Any]:
+    """A file of a program beside bench, on two GPUs."""
+    found = document(*rows) | {kind: about}
+    found["blinkmpi"] |= {"memory": "gpu", "gpu": {"name": "NVIDIA H200", "NCCL": "2.28.9"}}
+    return found
+
+
+def test_products_beside_calls_have_a_section_where_there_is_such_a_file() -> None:
+    made = script("report")
+    side = {"alone_us": 100.0, "beside_us": 150.0, "slowdown": 1.5, "product_beside_us": 1100.0, "wrong": 0,
+            "product_slowdown": 1.1, "total_us": 20_000.0, "one_after_another_us": 30_000.0}  # fmt: skip
+    row = {"edge": 8192, "dtype": "bfloat16", "bytes": 16 << 20, "max_ctas": 8, "product_us": 1000.0}
+    both = {"ours": side, "nccl": {**side, "total_us": 25_000.0, "slowdown": 1.75}}
+    spoiled = {"ours": side, "nccl": {"wrong": 3}}
+    rows = [{**row, "libraries": both}, {**row, "max_ctas": None, "libraries": spoiled}]
+    found = on_gpus("beside_compute", {"high_priority": True, "registered": True, "late_laps": 0}, *rows)
+    page = made.render([("beside-compute-gpu-np2.json", found)])
+    ours, nccl = "100.0 | 1.50 | 1.10 | 20.00 | 30.00", "100.0 | 1.75 | 1.10 | 25.00 | 30.00"
+    assert f"| 8192^3 | bfloat16 | 16 MiB | 8 | 1000 | {ours} | {nccl} | 1.25 | 0 |" in page
+    assert f"| 8192^3 | bfloat16 | 16 MiB | default | 1000 | {ours} | - | - | - | - | - | - | 3 |" in page
+    assert "- GPUs: 2 x NVIDIA H200, NCCL 2.28.9" in page
+    assert "on a stream of a high priority, on registered buffers" in page
+    assert "## Matrix products beside AllReduces" not in made.render([("a.json", document())])
+    summary = script("pages/summary").table([("beside-compute-gpu-np2", found)])
+    assert "8192^3 bfloat16 16M: 8: 1.10 1.50; 1.10 1.75; 1.25 | all: 1.10 1.50; wrong |" in summary
+
+
+def test_groups_and_torch_on_gpus_are_shown() -> None:
+    made = script("report")
+    us = {"group": 10.0, "vector": 8.0, "each": 40.0, "nccl": 15.0}
+    row = {"tensors": 10, "bytes": 1024, "us": us, "graph_us": {**us, "group": 5.0}, "wrong": dict.fromkeys(us, 0)}
+    groups = on_gpus("groups", {"no_nccl": ""}, row)
+    step = {"step_ms": 10.0, "exposed_ms": 1.0, "communication_ms": 2.0, "overlap": 0.5, "weights_differ_by": 0.0}
+    libraries = {"blink": step, "nccl": {**step, "step_ms": 12.0}}
+    trained = {"model": "resnet50", "dtype": "float32", "batch": "64 images", "parameters": 25_600_000,
+               "compute_ms": 9.0, "libraries": libraries}  # fmt: skip
+    training = on_gpus("training", {"repeats": 11}, trained)
+    results = [("groups-gpu-np2.json", groups), ("training-resnet50-gpu-np2.json", training)]
+    page = made.render(results)
+    assert "| 10 | 1 KiB | directly | 10.0 | 8.0 | 0.80 | 40.0 | 4.00 | 15.0 | 1.50 | 0 |" in page
+    assert "| 10 | 1 KiB | in a graph | 5.0 | 8.0 | 1.60 | 40.0 | 8.00 | 15.0 | 3.00 | 0 |" in page
+    assert page.count("- GPUs: 2 x NVIDIA H200") == 2
+    assert "| resnet50 | float32 | 2 GPUs | nccl | 1.20 | 1.00 |" in made.render_overview(results)
+    lines = script("pages/summary").table(results).splitlines()
+    assert "10 x 1K us: group 10.0, vector 8.0, each 40.0, nccl 15.0; 0 wrong" in lines
+    assert any(
+        line.startswith("resnet50 float32: compute 9.0 ms; blink 10.0 (exposed 1.0, alone 2.0)") for line in lines
+    )
+
+
+def test_a_forced_scheme_is_named() -> None:
+    made = script("report")
+    gpu = on_gpus("config", {"graph": 4}, row(1 << 20, 100.0, 200.0))
+    gpu["args"] = ["blinkmpi", "bench", "all_reduce", "--algo", "allreduce:lang:ring", "-G", "4"]
+    short = made.render_overview([("lang-ring-gpu-graph-np2.json", gpu)])
+    assert "| allreduce by lang:ring | float32 | not registered | MPI | 2.00 |" in short

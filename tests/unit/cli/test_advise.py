@@ -56,7 +56,7 @@ def test_the_table_says_where_sets_lie(advise: Any) -> None:
 
 @pytest.mark.parametrize(("words", "why"), [
     ("dgx-1v --take 9", "cannot take 9 GPUs"),
-    ("dgx-1v --take x", "'x' is no whole number"),
+    ("dgx-1v --take x", "--take: 'x' is no whole number"),
     ("dgx-1v --take 2 --from 0,9", "cannot take devices"),
     ("dgx-1v --take 2 --from 0;1", "gpus '0;1'"),
     ("dgx-1v --take 2 --from 0-3 --gpus 0-3", "leave one of them out"),

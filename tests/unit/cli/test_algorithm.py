@@ -126,12 +126,21 @@ def test_of_a_python_file_its_own_algorithm_is_taken(folder: Path) -> None:
         ("wrong.py", "'wrong.py': line 2: ZeroDivisionError: division by zero; correct the file"),
         ("inside.py", "'inside.py': line 6: KeyError: 3; correct the file"),
         ("syntax.py", "'syntax.py': line 1: SyntaxError:"),
+        ("nul.py", "'nul.py': SyntaxError: source code string cannot contain null bytes; correct the file"),
+        ("exits.py", "'exits.py': line 2: SystemExit: 3; correct the file"),
+        ("leaves.py", "'leaves.py': line 6: SystemExit: 3; correct the file"),
+        ("folder.py", "cannot read 'folder.py': Is a directory; correct the path"),
         ("unproved.py", "nothing writes chunk 0 of its output"),
         ("needs.py:islands", "missing a required argument: 'k'; give its parameters"),
     ],
 )
 def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], source: str, said: str) -> None:
     Path("empty.py").write_text("x = 1\n")
+    Path("nul.py").write_bytes(b"\0")
+    Path("exits.py").write_text("import sys\nsys.exit(3)\n")
+    leaves = '@lang.algorithm("broadcast", chunks=1)\ndef body(n):\n    raise SystemExit(3)\n'
+    Path("leaves.py").write_text(HEAD + leaves)
+    Path("folder.py").mkdir()
     Path("wrong.py").write_text("x = 1\nx / 0\n")
     Path("inside.py").write_text(HEAD + '@lang.algorithm("broadcast", chunks=1)\ndef body(n):\n    {}[n]\n')
     Path("syntax.py").write_text("def (\n")
@@ -159,7 +168,7 @@ def test_flags_that_contradict_it_are_refused(folder: Path, capsys: pytest.Captu
 def test_lang_check_proves_a_python_file_for_some_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = blink(capsys, "lang check two.py:star --ranks 4")
     assert (code, err) == (0, "")
-    assert out.startswith("star: broadcast from or to rank 1 of 4 ranks, 1 chunk, proved\n")
+    assert out.startswith("star: broadcast from rank 1 of 4 ranks, 1 chunk, proved\n")
     assert blink(capsys, "lang check ring.json")[0] == 0
     code, out, _ = blink(capsys, "lang check two.py:forward --ranks 3 --json")
     assert code == 0

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -96,7 +97,38 @@ def test_where_there_is_no_compiler_a_kept_library_serves(compiled: Path, monkey
     assert path == compiled
     assert "no C compiler" in compiler
     monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-O0"))  # one that was made otherwise does not
-    assert native.build() == (None, "no C compiler (cc, gcc, clang) on PATH")
+    assert native.build() == (None, native.NO_COMPILER)
+
+
+def test_the_compiler_of_a_package_serves_where_none_is_on_the_path(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package, cc, path = tmp_path / "packages" / "ziglang", os.environ["CC"], os.environ["PATH"]
+    package.mkdir(parents=True)
+    (package / "__main__.py").write_text(
+        "import subprocess, sys\n"
+        "assert sys.argv[1] == 'cc'\n"
+        f"sys.exit(subprocess.call([{cc!r}, *sys.argv[2:]], env={{'PATH': {path!r}}}))\n"
+    )
+    monkeypatch.delenv("CC")
+    assert native.compiler_command(os.environ) != [sys.executable, "-m", "ziglang", "cc"], "what is on PATH comes first"
+    monkeypatch.setenv("PATH", str(package))
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert native.compiler_command(os.environ) == [sys.executable, "-m", "ziglang", "cc"]
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-O1"))
+    made, compiler = native.build()
+    assert made not in (None, compiled)
+    assert compiler == "cc 1"
+
+
+@pytest.mark.parametrize("cc", ["'cc", "no-such-compiler -x"])
+def test_a_compiler_that_is_none_is_said(monkeypatch: pytest.MonkeyPatch, cc: str, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", cc)
+    monkeypatch.setenv("BLINKMPI_CACHE_DIR", str(tmp_path))
+    path, why = native.build()
+    assert path is None
+    assert "--version failed" in why
 
 
 def test_a_wrong_compiler_is_said_whatever_is_kept(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ def test_the_programs_of_the_page_run(capsys: pytest.CaptureFixture[str], tmp_pa
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     without_mpi = [block for block in blocks if "Communicator" not in block]
     assert len(without_mpi) == len(blocks) - 1, "the one that opens a communicator is in tests/mpi/lang"
-    there: dict[str, Any] = {"library": library}
+    there: dict[str, Any] = {}
     for number, block in enumerate(without_mpi):
         path = tmp_path / f"block{number}.py"
         path.write_text(block)

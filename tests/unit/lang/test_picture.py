@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from blinkmpi.errors import ArgumentError
-from blinkmpi.lang import library
+from blinkmpi.lang import Algorithm, library, picture
 from blinkmpi.lang.picture import DrawnMessage, draw_algorithm, messages_of
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "lang.md"
@@ -28,6 +28,24 @@ def test_pictures_are_written_and_equal_ones_are_equal_files(tmp_path: Path, chu
     assert text == (tmp_path / "two.svg").read_text()
     assert "islands: allreduce of 6 ranks" in text
     assert ("chunk 0" in text) == (chunk == 0)
+
+
+@pytest.mark.parametrize("made", [library.ring(4), library.one_step(2), library.all_pairs(12)], ids=lambda it: it.name)
+def test_all_that_is_written_lies_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Algorithm) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'blinkmpi[plot]'")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    drawn = []
+    monkeypatch.setattr(picture, "save", lambda figure, path: drawn.append(figure))
+    made.plot(str(tmp_path / "one.png"))
+    renderer = FigureCanvasAgg(drawn[0]).get_renderer()
+    texts = [text for text in drawn[0].findobj(Text) if text.get_text()]
+    assert len(texts) > made.n
+    for text in texts:
+        box = text.get_window_extent(renderer)
+        assert drawn[0].bbox.x0 <= box.x0 <= box.x1 <= drawn[0].bbox.x1, text.get_text()
+        assert drawn[0].bbox.y0 <= box.y0 <= box.y1 <= drawn[0].bbox.y1, text.get_text()
 
 
 def test_the_picture_of_the_page_is_of_its_ring(tmp_path: Path) -> None:

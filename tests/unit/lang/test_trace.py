@@ -3,13 +3,14 @@
 import linecache
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from blinkmpi import lang
 from blinkmpi.errors import ArgumentError, BlinkError, PlanError, SettingsError
-from blinkmpi.lang import Buffer, chunk
+from blinkmpi.lang import Buffer, chunk, trace
 from blinkmpi.lang.library import ring
 
 
@@ -87,12 +88,15 @@ def test_in_place_a_block_has_two_names(collective: str) -> None:
 
 
 def test_numbers_may_be_numpys() -> None:
-    @lang.algorithm("broadcast", chunks=2, inplace=True)
+    @lang.algorithm("broadcast", chunks=lambda n: np.int16(2))  # type: ignore[arg-type, return-value]
     def star(n: int) -> None:
+        whole = chunk(np.int64(0), "input", np.uint8(0), np.int16(2))
         for r in np.arange(1, n):
-            chunk(np.int64(0), "input", np.uint8(0), np.int16(2)).copy(r)
+            for i, part in enumerate(whole.split(np.int64(2))):  # type: ignore[arg-type]
+                part.copy(r, "output", i)
 
     assert lang.Algorithm.from_json(star(3).to_json()) == star(3)
+    assert lang.Algorithm.from_json(star(np.int32(3)).to_json()) == star(3)  # type: ignore[arg-type]
 
 
 def test_split_group_and_where_a_chunk_belongs() -> None:
@@ -141,6 +145,20 @@ def test_a_custom_collective_is_proved_and_interpreted() -> None:
     stray = lang.custom(given=lambda n, rank: 1, wanted=lambda n, rank: [[(n, 0)]])
     with pytest.raises(PlanError, match="rank 0 wants chunk 0 of rank 3"):
         lang.algorithm(stray, chunks=1)(body)(3, False)
+
+
+@pytest.mark.parametrize(("given", "wanted", "match"), [
+    ("1", [], r"given\(2, 0\) is '1'; expected how many chunks"),
+    (1, None, r"wanted\(2, 0\) is None; expected a list of \(rank, chunk\) for each chunk"),
+    (1, [(0, 0)], r"wanted\(2, 0\) is \[\(0, 0\)\]; expected a list of"),
+    (1, [[(0.5, 0)]], r"wanted\(2, 0\) is \[\[\(0.5, 0\)\]\]; expected"),
+    (1, [[(0, 0), (0, 0)]], "rank 0 wants chunk 0 of rank 0 twice in chunk 0"),
+    (10**12, [], "2000000000000 chunks are given"),
+])  # fmt: skip
+def test_a_custom_collective_that_says_nothing_clear_is_refused(given: Any, wanted: Any, match: str) -> None:
+    unclear = lang.custom(given=lambda n, rank: given, wanted=lambda n, rank: wanted)
+    with pytest.raises(BlinkError, match=match):
+        lang.algorithm(unclear, chunks=1)(lambda n: None)(2)
 
 
 def test_threads_and_programs_within_programs_do_not_meet() -> None:
@@ -236,8 +254,17 @@ def test_a_missing_and_a_wrong_result_say_rank_chunk_got_and_wanted() -> None:
             chunk(1, "input", i).copy(0)
             chunk(1, "other", i).copy(1, "input", i)
 
-    refused("allreduce", wrong, r"^wrong: rank 0: chunk 0 of its output is rank 1's chunk 0 "
-            r"\(from test_trace.py:\d+\); wanted rank 0's chunk 0 \+ rank 1's chunk 0")  # fmt: skip
+    error = refused("allreduce", wrong, r"rank 0: chunk 0 of its output is rank 1's chunk 0; "
+                    r"wanted rank 0's chunk 0 \+ rank 1's chunk 0")  # fmt: skip
+    assert line_of(error) == 'chunk(1, "input", i).copy(0)'
+
+    def on_one_rank(n: int) -> None:
+        for r in range(n):
+            chunk(r, "input", 0, 4).copy(r, "output", 0)
+
+    error = refused("alltoall", on_one_rank, "chunk 2 of its output is rank 0's chunk 2; wanted rank 1's chunk 0",
+                    inplace=False)  # fmt: skip
+    assert line_of(error) == 'chunk(r, "input", 0, 4).copy(r, "output", 0)'
 
 
 @pytest.mark.parametrize(("use", "match"), [
@@ -253,6 +280,8 @@ def test_a_missing_and_a_wrong_result_say_rank_chunk_got_and_wanted() -> None:
     (lambda: chunk(0, "input", 0).copy(1, "output", 5), "chunk 5 of rank 1's output"),
     (lambda: chunk(0, "input", 0, 2).split(3), "expected a divisor of 2"),
     (lambda: chunk(0, "input", 0).group(chunk(1, "input", 1)), "two references to one buffer of one rank"),
+    (lambda: chunk(0, "input", 0).group(1), "two references to one buffer of one rank"),  # type: ignore[arg-type]
+    (lambda: chunk(0, "scratch", 0, 10**12), "chunks 0.* of rank 0's scratch, which has 16777216"),
     (lambda: chunk(0, "input", 0, 2).reduce(chunk(1, "input", 1)), "expected a reference of 2 chunks"),
     (lambda: chunk(0, "input", 0).reduce(7), "expected a reference of 1 chunks"),  # type: ignore[arg-type]
     (lambda: chunk(0, "input", 0).reduce(chunk(1, "input", 0)).get_origin_rank(), "a fold of 2 contributions"),
@@ -283,9 +312,51 @@ def test_what_no_program_is_for_is_refused() -> None:
 
     with pytest.raises(ArgumentError, match=r"chunks=0; expected a number of at least 1"):
         lang.algorithm("allreduce", chunks=lambda n, k: n - k)(body)(2, 2)
+    with pytest.raises(PlanError, match=r"body: 1000000000 chunks of 2 ranks; expected 1\.\.4194304"):
+        lang.algorithm("allreduce", chunks=10**9)(body)(2, 2)
+    with pytest.raises(PlanError, match=r"body: 1000000000 ranks; expected 1\.\.4096"):
+        lang.algorithm("allreduce", chunks=1)(body)(10**9, 2)
+    for root in (2, -1, "0", None):
+        with pytest.raises(ArgumentError, match=r"body: root .*; expected one of 0\.\.1"):
+            lang.algorithm("broadcast", chunks=1, root=root)(body)(2, 2)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"body\(3,\).*'k'; give its parameters"):
         lang.algorithm("allreduce", chunks=1)(body)(3)
     with pytest.raises(ArgumentError, match=r"body\(3\): expected a number of ranks of \[2, 4\]"):
         lang.algorithm("allreduce", chunks=1, ranks=(2, 4))(body)(3, 1)
     with pytest.raises(PlanError, match="no collective that an algorithm can be written for"):
         lang.algorithm("barrier", chunks=1)(body)(2, 1)
+
+
+@pytest.mark.parametrize(("wrong", "match"), [
+    ({"collective": 3}, r"collective 3; expected a name, or what lang.custom\(\) makes"),
+    ({"ranks": 4}, "ranks=4; expected the numbers of ranks that it is for"),
+    ({"name": 4}, "name 4; expected a text"),
+    ({"min_bytes": "1M"}, "min_bytes='1M', max_bytes=None; expected numbers of bytes"),
+    ({"min_bytes": -1}, "min_bytes=-1, max_bytes=None; expected numbers of bytes"),
+    ({"min_bytes": 2048, "max_bytes": 1024}, "min_bytes=2048, max_bytes=1024; expected numbers of bytes"),
+])  # fmt: skip
+def test_an_option_that_means_nothing_is_refused_where_it_is_written(wrong: dict[str, Any], match: str) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        lang.algorithm(**{"collective": "allreduce", "chunks": 1, **wrong})(lambda n: None)
+
+
+def test_a_program_without_end_ends_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "MOST_VALUES", 1000)
+
+    def body(n: int) -> None:
+        at = chunk(0, "input", 0)
+        while True:
+            at = at.copy(1 - at.rank)
+
+    error = refused("allreduce", body, "more than 1000 values; look for a loop without end")
+    assert line_of(error) == "at = at.copy(1 - at.rank)"
+
+
+def test_a_parameter_called_root_means_nothing_where_there_is_none() -> None:
+    @lang.algorithm("allgather", chunks=1, inplace=True)
+    def by_way_of(n: int, root: str) -> None:
+        for r in range(n):
+            for other in range(n):
+                chunk(r, "input", 0).copy(other)
+
+    assert by_way_of(3, "any").n == 3

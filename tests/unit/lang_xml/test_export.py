@@ -1,10 +1,13 @@
 """Flow to XML and back: the checker proves what the exporter writes, and the same is folded in the same order."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from blinkmpi.errors import PlanError
 from blinkmpi.lang.flow import Flow, Node
+from blinkmpi.lang.library import ring
 from blinkmpi.lang.xml.check import flow_of, judge
 from blinkmpi.lang.xml.export import export, replicated
 from blinkmpi.lang.xml.file import SLOTS, XmlAlgorithm, parse_xml, write_xml
@@ -183,3 +186,11 @@ def test_custom_collectives_go_round_too() -> None:
     again = flow_of(export(custom, name="mine"))
     assert again.goal == replace(custom.goal, chunks=again.goal.chunks)
     assert folds(again) == folds(custom)
+
+
+@pytest.mark.parametrize(
+    "given", [{"instances": 0}, {"instances": "2"}, {"instances": 10**9}, {"channels": 1.5}, {"channels": 10**9}]
+)
+def test_numbers_that_no_file_has_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=r"instances.*(at least one of each|take fewer)"):
+        ring(4).to_xml(**given)

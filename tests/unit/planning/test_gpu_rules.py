@@ -9,17 +9,21 @@ from msgspec.structs import replace
 
 from blinkmpi.errors import PlanError, SettingsError
 from blinkmpi.measure.tune import choices, rows, winner
+from blinkmpi.planning.defaults import EXPECTED, LONG, TRIED
 from blinkmpi.planning.memory_rows import without_shots
 from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.tuned_table import TunedTable
 from blinkmpi.program.call import BLOCKED, Call
 from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import Topology, machine, modify
 from blinkmpi.topology.gather import ProcessInfo, cpu_topology
 from blinkmpi.transport.cuda.packets import PROTOCOLS as PACKETS
 from blinkmpi.transport.cuda.packets import fits
+from blinkmpi.transport.cuda.transport import DIRECT_CTAS
 from blinkmpi.trees import methods
 from blinkmpi.trees.tree import MAY_BE_CARRIED, Collective
+from tests.harness import ROOT
 from tests.unit.transport.test_cuda_one_hop import REAL
 from tests.unit.trees.packings import even_call
 
@@ -60,6 +64,33 @@ def test_no_call_takes_packets_that_its_boxes_cannot_hold(n: int, algo: str) -> 
                 else:
                     assert registered or rule.protocol == "slots"
                     assert nbytes > 1 or not algo.startswith(collective)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_long_vectors_among_four_gpus_take_what_was_measured(registered: bool) -> None:
+    """The rows of the table that `blinkmpi tune` made on four H200, where the packets of today end before."""
+    tuned = TunedTable.from_json((ROOT / "benchmarks/tables/tuned-NVIDIA-H200-x4-4b050a2b8e1b.json").read_text())
+    plan, ours = planned(4), [r for r in planned(4).rules if r.registered == registered]
+    for collective in ("allreduce", "broadcast", "reduce", "reduce_scatter", "allgather"):
+        rows = [r for r in tuned.rules if (r.collective, r.registered) == (collective, registered)]
+        kept = [r for r in ours if r.collective == collective]
+        for nbytes in (16 << 20, 32 << 20, 64 << 20, 256 << 20):
+            measured = [r for r in rows if r.min_bytes <= nbytes][-1]
+            if measured.chunk_bytes != kept[-1].chunk_bytes:
+                continue  # a row of larger slots, which the default does not have
+            rule = plan.rule(collective, nbytes, registered=registered)
+            most = DIRECT_CTAS if measured.protocol == "direct" else 0
+            assert (rule.scheme, rule.protocol) == (measured.scheme, measured.protocol), (collective, nbytes)
+            assert (rule.ctas or most) == (measured.ctas or most), (collective, nbytes)
+            assert rule.reason == TRIED
+
+
+def test_eight_gpus_take_the_same_and_say_that_it_is_expected() -> None:
+    long = [r for r in planned(8).rules if r.collective in LONG and r.min_bytes >= 6 << 20]
+    assert long
+    assert {r.reason for r in long} == {EXPECTED}
+    rule = planned(8).rule("broadcast", 64 << 20, registered=True)
+    assert (rule.protocol, rule.ctas) == ("direct", 16)
 
 
 def test_uneven_blocks_never_take_packets() -> None:

@@ -82,7 +82,7 @@ def test_subsets_keep_the_numbers_of_the_machine() -> None:
     assert [s.gpus for s in survey(part)] == [(4, 5), (5, 6), (4, 5, 6)]
     with pytest.raises(ArgumentError, match="pcie_mbps is 0"):
         survey(part, pcie_mbps=0)
-    with pytest.raises(ArgumentError, match="has 1 ranks"):
+    with pytest.raises(ArgumentError, match="has 1 rank;"):
         survey(machine("dgx-1v").subset([4]))
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from blinkmpi.program import cost_model
 from blinkmpi.program.cost_model import LATENCY, MESSAGE, ctas_of_a_stage, price
 from blinkmpi.program.estimate import Estimate
 from blinkmpi.program.lower import lower
@@ -57,6 +58,17 @@ def test_one_hop_takes_a_latency_its_bytes_and_a_message_for_each_further_chunk(
     assert price(program, found, pair).seconds > 4095 * MESSAGE["nvlink"] / ctas_of_a_stage(stages)
 
 
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "allreduce", "allgather"])
+@pytest.mark.parametrize("t", [modify(DGX, gpus="0,1,4"), modify(DGX, gpus="1,4,5,6")], ids=["three", "four"])
+def test_few_slots_of_many_ctas_keep_links_busy(t: Topology, collective: str) -> None:
+    """As measured on emulated machines: four slots of 32 KiB carry 97 % of what is planned, and more."""
+    found = pack(t, collective)
+    about, exact = both(found, t, 256 << 20, 32 * KIB, depth=4)
+    planned = (256 << 20) / (float(found.rate) * 1e6)
+    assert planned <= exact < 1.05 * planned
+    assert about == pytest.approx(exact, rel=0.05)
+
+
 def test_slots_are_bandwidth_times_delay() -> None:
     estimate = Estimate(pack(DGX, "broadcast"), DGX)
     assert estimate.slots(8 * KIB) > estimate.slots(128 * KIB) > 2
@@ -64,11 +76,15 @@ def test_slots_are_bandwidth_times_delay() -> None:
     assert Estimate(pack(machine("dgx-1v:2"), "broadcast"), machine("dgx-1v:2")).crosses
 
 
-def test_the_simulator_goes_on_where_a_rank_only_reads() -> None:
+def test_the_simulator_goes_on_where_a_rank_only_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The root of a reduce has several writers; those that it had read from first stayed without room."""
+    monkeypatch.setattr(cost_model, "CTAS", 1)
     star = modify(DGX, gpus="0,1,2,3")
     found = pack(star, "reduce", method="shallow")
     call = even_call("reduce", 4, 1 << 20, op="sum")
     program = lower(found, call, chunk_bytes=4 * KIB, depth=2)
     chunks = (1 << 22) / (4 * KIB) / len(found.trees)
-    assert price(program, found, star).seconds > chunks / 2 * LATENCY["nvlink"], "with two slots"
+    alone = price(program, found, star).seconds
+    assert alone > chunks / 2 * LATENCY["nvlink"], "with two slots"
+    monkeypatch.undo()
+    assert price(program, found, star).seconds < alone / 2, "with two slots for each CTA"

@@ -146,7 +146,9 @@ def test_a_path_through_a_switch_is_cut_through_and_its_slowest_link_decides() -
     assert [row[3] for row in got.busy] == [pytest.approx(4000 / 10e9), pytest.approx(4000 / 5e9)]
 
 
-def test_too_few_slots_stall_the_pipeline() -> None:
+def test_too_few_slots_stall_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one CTA: each has slots of its own."""
+    monkeypatch.setattr(cost_model, "CTAS", 1)
     line = machine_of(3, "0-1 1-2")
     found = packing("broadcast", 3, [tree(0, "0-1 1-2", 10_000)], root=0)
     one, four = (priced(found, line, 64 * MIB, depth=d) for d in (1, 4))

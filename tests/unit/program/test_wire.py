@@ -1,16 +1,18 @@
 """Partial results that are rounded on each hop: what travels, and how exact sums are."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from blinkmpi.planning.plan import Plan
+from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.call import Call
 from blinkmpi.program.interpreter import run
 from blinkmpi.program.ir import Program, Wire
 from blinkmpi.program.reduction import accumulator_of, dtype_of
-from blinkmpi.topology import machine
+from blinkmpi.topology import machine, modify
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e5m2": 2.0**-3}
 COUNT = 5000
@@ -43,6 +45,37 @@ def test_nothing_wider_than_the_operands_travels_and_sums_are_as_exact_as_the_ma
         error = np.abs(got.astype(np.float64) - exact[: got.size])
         assert (error <= roundings * ROUNDOFF[dtype] * 1.01 * exact[: got.size]).all()
     assert any((a != b).any() for a, b in zip(*found.values(), strict=True) if a is not None and b is not None)
+
+
+def carried(program: Program) -> dict[int, set[int]]:
+    """By channel: the ranks whose operands are in what it carries."""
+    found: dict[int, set[int]] = {}
+    while len(found) < len(program.channels):
+        for stage in program.stages:
+            if all(c in found for c in stage.ins):
+                own = {stage.rank} if stage.local is not None else set()
+                found |= {c: own.union(*(found[i] for i in stage.ins)) for c in stage.outs}
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("collective", ["allreduce", "reduce", "reduce_scatter"])
+def test_only_sums_of_some_ranks_travel_wide(collective: str, n: int) -> None:
+    """Bytes of each link by every scheme: four for an element that is a sum yet to be completed, two for all others."""
+    counts = (COUNT,) * (n if collective == "reduce_scatter" else 1)
+    call = Call(collective, n, counts, "bfloat16", "sum", *([0] if collective == "reduce" else []))  # type: ignore[arg-type]
+    plan = make_plan(modify(machine("hgx-h200"), gpus=f"0-{n - 1}"), collectives=(call.collective,), gpus="onehop")
+    for scheme in plan.schemes(call.collective, call.root):
+        program = program_for(plan, call, Rule(call.collective, 0, scheme, 32 << 10, 4))
+        elements = {c: stage.count for stage in program.stages for c in stage.outs}
+        sums = carried(program)
+        travel, ideal = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+        for c, channel in enumerate(program.channels):
+            link = channel.writer, *channel.readers
+            travel[link] += elements[c] * (4 if channel.wide else 2)
+            ideal[link] += elements[c] * (4 if 1 < len(sums[c]) < n else 2)
+        assert travel == ideal, scheme
+        assert n > 2 or not any(channel.wide for channel in program.channels)
 
 
 def test_other_types_are_summed_as_ever() -> None:

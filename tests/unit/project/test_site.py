@@ -137,7 +137,8 @@ def extension() -> ModuleType:
 
 def error_names() -> set[str]:
     """The errors that users meet."""
-    return {name for name, kind in vars(errors).items() if isinstance(kind, type) and kind is not errors.BlinkError}
+    kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    return {name for name, kind in kinds.items() if issubclass(kind, errors.BlinkError) and name != "BlinkError"}
 
 
 def test_every_error_has_its_remedy_and_is_public() -> None:

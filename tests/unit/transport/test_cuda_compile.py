@@ -31,6 +31,7 @@ from blinkmpi.transport.cuda.codegen import (  # noqa: E402
     packet_threads,
     packets_source,
     row_words,
+    segments_source,
     stages_source,
 )
 from blinkmpi.transport.cuda.device import kernel_source  # noqa: E402
@@ -156,6 +157,9 @@ def test_every_operation_of_every_type(dtype: str) -> None:
     ("direct", failure_report, "MISMATCH", 4, "MISMATCH == 4"),
     ("direct", failure_report, "FINISH", -4, "FINISH == -4"),
     ("direct", memory_layout, "ANNOUNCED_AT", 128, "announced) == 128"),
+    ("direct", memory_layout, "GIVEN_UP_AT", 128, "report_taken) == 128"),
+    ("segments", kernel_layout, "SEGMENT_HEAD", ("bucket", "stride", "given_up"), "SegmentArguments, stride) == 8"),
+    ("segments", kernel_layout, "SEGMENTS", 255, "sizeof(SegmentArguments) <= 4096"),
     ("direct", memory_layout, "LINE", 64, "sizeof(Announcement) == 64"),
     ("direct", memory_layout, "HEAD_BYTES", 32 << 10, "sizeof(SymmetricHeader) <= 32768"),
     ("direct", memory_layout, "MAX_CTAS", 1024, "sizeof(SymmetricHeader) <= 65536"),
@@ -180,6 +184,7 @@ def test_a_kernel_of_another_layout_does_not_compile(
         "direct": lambda: direct_source(call, 4),
         "packets": lambda: packets_source(call, 4, PROTOCOLS["ll128_two_shot"]),
         "stages": lambda: stages_source(call, [kind], 64, 4, 8),
+        "segments": segments_source,
     }[kernel]()
     with pytest.raises(AssertionError, match=re.escape(message)):
         compiled(source, "sm_90")
@@ -194,6 +199,15 @@ def test_kernels_that_measure_links(arch: str) -> None:
         assert used.registers <= 64, name
 
 
+@pytest.mark.parametrize("arch", GENERATIONS)
+def test_kernels_that_gather_and_scatter(arch: str) -> None:
+    found = compiled(segments_source(), arch, version=GENERATIONS[arch])
+    assert set(found) == {"gather", "scatter"}
+    for name, used in found.items():
+        assert used.stack == used.spilled == 0, name
+        assert used.registers <= 64, (name, used)  # two CTAs on a multiprocessor
+
+
 def test_the_compiler_is_heard() -> None:
     with pytest.raises(AssertionError, match=r"NVRTC 13 for sm_90: .*identifier \"nothing\" is undefined"):
         compiled('extern "C" __global__ void k() { nothing; }', "sm_90")
@@ -205,27 +219,47 @@ def test_the_compiler_is_heard() -> None:
     assert spilled["k"].stack >= 256
 
 
-def registers() -> dict[str, dict[str, dict[str, int]]]:
-    """By generation and kernel: the registers of 8 ranks' bfloat16 sums, and of float32 moves, on two machines."""
-    found: dict[str, dict[str, dict[str, int]]] = {}
-    for arch, version in GENERATIONS.items():
-        rows = found[arch] = {}
-        for collective, dtype, op in ((FOLDS[0], "bfloat16", "sum"), (MOVES[1], "float32", "")):
-            call = even_call(collective, 8, LONG, dtype=dtype, op=op)
-            rows[f"{collective} {dtype}, one hop"] = {
-                kind: compiled(source, arch, version=version)[name].registers
-                for kind, (source, (name,)) in onehop(call).items()
-            }
-            for name in ("hgx-h200 x 8", "dgx-1v x 8"):
-                rows[f"{collective} {dtype}, {name}"] = {
-                    kernel: compiled(source, arch, version=version)["stages"].registers
-                    for kernel, source in kernels(name, (collective,), dtype, op, most=3)
-                }
+RESULT = ROOT / "benchmarks" / "results" / "cuda" / "registers.json"
+
+
+def counted() -> dict[str, dict[str, tuple[str, str]]]:
+    """What the file counts, by row and kernel: source and name of 8 ranks' bfloat16 sums, and of float32 moves."""
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for collective, dtype, op in ((FOLDS[0], "bfloat16", "sum"), (MOVES[1], "float32", "")):
+        call = even_call(collective, 8, LONG, dtype=dtype, op=op)
+        one_hop = {kind: (source, name) for kind, (source, (name,)) in onehop(call).items()}
+        found[f"{collective} {dtype}, one hop"] = one_hop
+        for name in ("hgx-h200 x 8", "dgx-1v x 8"):
+            made = kernels(name, (collective,), dtype, op, most=3)
+            found[f"{collective} {dtype}, {name}"] = {kernel: (source, "stages") for kernel, source in made}
     return found
 
 
+def registers(arch: str, rows: dict[str, dict[str, tuple[str, str]]]) -> dict[str, dict[str, int]]:
+    """Registers by row and kernel, for a generation."""
+    version = GENERATIONS[arch]
+    found = all_compiled([source for row in rows.values() for source, _ in row.values()], arch, version=version)
+    made = iter(found)
+    return {row: {kernel: next(made)[name].registers for kernel, (_, name) in of.items()} for row, of in rows.items()}
+
+
+@pytest.mark.skipif(not RESULT.exists(), reason="not in a checkout: an archive has no benchmarks")
+def test_the_file_of_registers_is_of_these_kernels() -> None:
+    """All names, and the registers of two kernels that are quickly compiled."""
+    rows, remake = counted(), f"run python {Path(__file__).relative_to(ROOT)}"
+    kept = json.loads(RESULT.read_text(encoding="utf-8"))["registers"]
+    assert {arch: {row: set(of) for row, of in found.items()} for arch, found in kept.items()} == {
+        arch: {row: set(of) for row, of in rows.items()} for arch in GENERATIONS
+    }, remake
+    for row, kernel in (("one hop", "direct"), ("hgx-h200 x 8", "allreduce onehop rank 0")):
+        name = f"allreduce bfloat16, {row}"
+        found = registers("sm_90", {name: {kernel: rows[name][kernel]}})
+        assert found[name][kernel] == kept["sm_90"][name][kernel], remake
+
+
 if __name__ == "__main__":
-    target = ROOT / "benchmarks" / "results" / "cuda" / "registers.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps({"nvrtc": GENERATIONS, "registers": registers()}, indent=1) + "\n", encoding="utf-8")
-    print(target.relative_to(ROOT))
+    RESULT.parent.mkdir(exist_ok=True)
+    rows = counted()
+    document = {"nvrtc": GENERATIONS, "registers": {arch: registers(arch, rows) for arch in GENERATIONS}}
+    RESULT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(RESULT.relative_to(ROOT))

@@ -28,6 +28,8 @@ class FakeGpu:
     at: "count[int]" = field(default_factory=lambda: count(1 << 30, SIZE))
     allocated: set[int] = field(default_factory=set)
     opened: set[int] = field(default_factory=set)
+    device: int = 0
+    driver: Any = field(default_factory=lambda: SimpleNamespace(cuMemRetainAllocationHandle=lambda *_: 1))  # not VMM
 
     def use(self) -> None:
         """Nothing to do."""
@@ -175,6 +177,16 @@ def test_the_driver_is_asked_what_a_pointer_is(monkeypatch: pytest.MonkeyPatch) 
     assert [gpu.why_not_here(at) for at in (0x1000, 0x4000)] == ["", ""], "ours, managed"
     assert "GPU 1, this rank's is GPU 0" in gpu.why_not_here(0x2000)
     assert all("is host memory" in gpu.why_not_here(at) for at in (0x3000, 0x5000)), "pinned, and any other"
+
+
+def test_a_gpu_that_cannot_be_used_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(_: int) -> None:
+        raise RuntimeError("cudaErrorDevicesUnavailable: CUDA-capable device(s) is/are busy or unavailable")
+
+    runtime = SimpleNamespace(setDevice=unavailable)
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    with pytest.raises(DeviceError, match=r"GPU 3 cannot be used: cudaErrorDevicesUnavailable.*compute mode"):
+        Gpu(3)
 
 
 def test_a_thread_that_never_used_the_gpu_launches_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

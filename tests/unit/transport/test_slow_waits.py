@@ -96,12 +96,12 @@ def test_a_forked_child_neither_answers_nor_ends_the_service(me: JobProcess) -> 
     assert not isinstance(python_stacks.ask(me), str)
 
 
-def becomes(process: JobProcess, state: str) -> bool:
-    """Whether a process is in this state soon; one that starts waits for the disk now and then."""
-    until = time.monotonic() + 5
-    while processes.state(process) != state and time.monotonic() < until:
+def awaited(process: JobProcess, state: str) -> str:
+    """A process's state, as soon as it is this one; one that starts waits for the disk now and then."""
+    until = time.monotonic() + 20
+    while (found := processes.state(process)) != state and time.monotonic() < until:
         time.sleep(0.01)
-    return processes.state(process) == state
+    return found
 
 
 def test_processes_are_told_apart(me: JobProcess) -> None:
@@ -109,11 +109,11 @@ def test_processes_are_told_apart(me: JobProcess) -> None:
     try:
         found = JobProcess(me.host, me.boot, child.pid, start_time(child.pid) or 0)
         processes.learn({5: found, 6: JobProcess("far", "another", child.pid, found.start)})
-        assert becomes(processes.KNOWN[5], "running")
+        assert awaited(processes.KNOWN[5], "running") == "running"
         assert processes.state(processes.KNOWN[6]) == ""
         assert "another machine" in str(python_stacks.ask(processes.KNOWN[6]))
         os.kill(child.pid, signal.SIGSTOP)
-        assert becomes(found, "stopped")
+        assert awaited(found, "stopped") == "stopped"
         assert stacks_of([5], processes.KNOWN) == ""  # it could not answer
     finally:
         child.kill()

@@ -11,7 +11,7 @@ import pytest
 
 from blinkmpi.errors import TraceError
 from blinkmpi.util import chrome_trace
-from blinkmpi.util.chrome_trace import END, add, arrow_text, create, job_of, names_texts, slice_text
+from blinkmpi.util.chrome_trace import END, FIRST_ROW, add, arrow_text, create, job_of, names_texts, slice_text
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
@@ -33,8 +33,12 @@ def test_every_event_is_json_of_the_format() -> None:
              arrow_text("s", "a.1", 3, 2, 3.0), arrow_text("f", "a.1", 4, 2, 4.0)]  # fmt: skip
     found = [json.loads(text) for text in texts]
     assert [e["ph"] for e in found] == ["M"] * 6 + ["X", "s", "f"]
-    assert found[6] == {"ph": "X", "name": "x", "pid": 3, "tid": 2, "ts": 1.5, "dur": 2.25, "args": {"tree": 0}}
+    row = FIRST_ROW + 2
+    assert found[6] == {"ph": "X", "name": "x", "pid": 3, "tid": row, "ts": 1.5, "dur": 2.25, "args": {"tree": 0}}
+    assert {e["tid"] for e in found} == {FIRST_ROW, row}
     assert found[8]["bp"] == "e"
+    assert found[7]["id"] == found[8]["id"] != json.loads(arrow_text("s", "a.2", 3, 2, 3.0))["id"]
+    assert 0 < int(found[7]["id"], 16) < 1 << 64, "what Perfetto takes"
 
 
 def test_processes_add_their_events_at_once(tmp_path: Path) -> None:

@@ -29,25 +29,41 @@ __device__ __forceinline__ u64 address_of(const DirectArguments& a, u64 ref, int
   return a.regions[((ref >> OFFSET_BITS) - 1) * MAX_RANKS + r] + (ref & OFFSET_MASK);
 }
 
+enum How {
+  ALIGNED,  // all buffers are aligned to 16 bytes
+  LAST,     // likewise; packs behind `whole` are left out
+  BLOCKS,   // some are not; blocks behind `whole` are left out
+  EDGE      // `bytes` of one pack, wherever it lies
+};
 // Move the packs at `at`, `at + step`, ...: all are loaded before the first is used.
-template <int UNROLL, bool ALIGNED>
-__device__ __forceinline__ void move_packs(const DirectArguments& a, const Buffers& e, i64 at, i64 step, int bytes) {
-  Pack x[UNROLL][N];
+template <int UNROLL, How HOW>
+__device__ __forceinline__ void move_packs(const DirectArguments& a, const Buffers& e, i64 at, i64 step, i64 whole,
+                                           int bytes) {
+  constexpr bool LATE = HOW == BLOCKS && N > 8;  // pieces of so many ranks would not fit the registers
+  Piece x[UNROLL][N];
 #pragma unroll
   for (int u = 0; u < UNROLL; u++)
 #pragma unroll
     for (int r = 0; r < N; r++)
-      if (a.src_mask >> r & 1)
-        x[u][r] = ALIGNED ? load_pack(e.src[r] + at + u * step) : load_user(e.src[r] + at + u * step, bytes);
+      if (!LATE && (a.src_mask >> r & 1) && (HOW == ALIGNED || HOW == EDGE || at + u * step <= whole)) {
+        const char* from = e.src[r] + at + u * step;
+        if (HOW == BLOCKS) x[u][r] = load_piece(from);
+        else x[u][r].x = HOW == EDGE ? load_user(from, bytes) : load_pack(from);
+      }
 #pragma unroll
   for (int u = 0; u < UNROLL; u++) {
+    if ((HOW == LAST || HOW == BLOCKS) && at + u * step > whole) continue;
     Partial sum;
     bool first = true;
-#pragma unroll
+#pragma unroll (LATE ? 1 : N)
     for (int r = 0; r < N; r++)
       if (a.src_mask >> r & 1) {
-        if (first) sum = widened(x[u][r]);
-        else accumulate(sum, widened(x[u][r]));
+        const char* from = e.src[r] + at + u * step;
+        const Partial y = widened(LATE            ? realigned(from, load_piece(from))
+                                  : HOW == BLOCKS ? realigned(from, x[u][r])
+                                                  : x[u][r].x);
+        if (first) sum = y;
+        else accumulate(sum, y);
         first = false;
       }
     if (a.c.divisor) divide(sum, (int)a.c.divisor);
@@ -55,44 +71,60 @@ __device__ __forceinline__ void move_packs(const DirectArguments& a, const Buffe
 #pragma unroll
     for (int r = 0; r < N; r++)
       if (a.dst_mask >> r & 1) {
-        if (ALIGNED) store_pack(e.dst[r] + at + u * step, y);
-        else store_user(e.dst[r] + at + u * step, y, bytes);
+        char* to = e.dst[r] + at + u * step;
+        if (HOW == BLOCKS) store_block(to, y);
+        else if (HOW == EDGE) store_user(to, y, bytes);
+        else store_pack(to, y);
       }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(WORKERS, 1) direct(const __grid_constant__ DirectArguments a) {
-  constexpr int UNROLL = N <= 2 ? 8 : N <= 4 ? 4 : N <= 8 ? 2 : 1;
+  constexpr int UNROLL = N <= 2 ? 8 : N <= 4 ? 4 : N <= 8 ? 2 : 1;  // packs of a thread that are under way at once
+  constexpr int TAIL = UNROLL > 1 ? UNROLL / 2 : 1, APART = N <= 2 ? 4 : 1;
   const CommonArguments& c = a.c;
-  const u64 seq = announce(c);
+  const u64 seq = announce<true>(c);
   __shared__ Buffers e;
   bool ok = true;
-  int skew = 0;  // how far the buffers are from an alignment of 16 bytes
+  // If all addresses of our segment lie alike, packs begin where they are aligned, `shift` bytes before it. Where the
+  // result goes to ourselves alone they do not: the end in place wants CTAs of one index to have the same bytes.
+  const u64 own = a.dst_mask >> c.rank & 1 ? (u64)c.recv + a.dst_at : (u64)c.send + a.src_at;
+  const int shift = a.dst_mask == 1ull << c.rank ? 0 : skew_of((const void*)own);
+  int apart = 0;  // not 0: an address lies elsewhere
   if (threadIdx.x < N) {
     const int r = threadIdx.x;
     u64 src = (u64)c.send, dst = (u64)c.recv;
     if (r != c.rank) {
-      ok = await_announcement(c, r, seq);
-      const Announcement* line = &c.symmetric[c.rank]->announced[r];
-      const u64 from = load_relaxed(&line->send_ref), to = load_relaxed(&line->recv_ref);
+      u64 from = 0, to = 0;
+      ok = await_announcement(c, r, seq) && await_references(c, r, seq, from, to);
       src = (u64)a.src[r], dst = (u64)a.dst[r];
-      if (from && from != c.send_ref) src = address_of(a, from, r);
-      if (to && to != c.recv_ref) dst = address_of(a, to, r);
+      if (ok && from && from != c.send_ref) src = address_of(a, from, r);
+      if (ok && to && to != c.recv_ref) dst = address_of(a, to, r);
     }
     e.src[r] = (const char*)src + a.src_at, e.dst[r] = (char*)dst + a.dst_at;
-    if (a.src_mask >> r & 1) skew |= (int)((u64)e.src[r] & 15);
-    if (a.dst_mask >> r & 1) skew |= (int)((u64)e.dst[r] & 15);
+    if (a.src_mask >> r & 1) apart |= skew_of(e.src[r]) ^ shift;
+    if (a.dst_mask >> r & 1) apart |= skew_of(e.dst[r]) ^ shift;
   }
   ok = __syncthreads_and(ok);
-  skew = __syncthreads_or(skew);
+  apart = __syncthreads_or(apart);
   if (ok) {
-    const i64 step = (i64)gridDim.x * blockDim.x * 16, whole = skew ? 0 : a.nbytes & ~15ll;
-    i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 16;
-    for (; at + (UNROLL - 1) * step < whole; at += UNROLL * step) move_packs<UNROLL, true>(a, e, at, step, 16);
-    if (UNROLL > 4 && at + 3 * step < whole) { move_packs<4, true>(a, e, at, step, 16); at += 4 * step; }
-    if (UNROLL > 2 && at + step < whole) { move_packs<2, true>(a, e, at, step, 16); at += 2 * step; }
-    if (at < whole) { move_packs<1, true>(a, e, at, 0, 16); at += step; }
-    for (; at < a.nbytes; at += step) move_packs<1, false>(a, e, at, 0, (int)(a.nbytes - at < 16 ? a.nbytes - at : 16));
+    const i64 step = (i64)gridDim.x * blockDim.x * 16;
+    i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 16 - (apart ? 0 : shift);
+    if (at < 0) at += step;
+    for (; !apart && at + (UNROLL - 1) * step + 16 <= a.nbytes; at += UNROLL * step)
+      move_packs<UNROLL, ALIGNED>(a, e, at, step, 0, 16);
+    // The last place where a pack is whole. Among unaligned ones the whole block must be, for its warp moves it.
+    const i64 whole = a.nbytes - (apart ? BLOCK - lane_of_warp() * 16 : 16);
+    for (; UNROLL > 2 && !apart && at <= whole; at += TAIL * step) move_packs<TAIL, LAST>(a, e, at, step, whole, 16);
+    for (; at <= whole; at += APART * step) move_packs<APART, BLOCKS>(a, e, at, step, whole, 16);
+    while (at >= step && at - step > whole) at -= step;
+    // What is left to this thread: a piece of the first pack, and a piece of the last one or a pack of the last block.
+    const int head = apart || blockIdx.x || threadIdx.x || !shift ? 0 : 16 - shift;
+#pragma unroll 1
+    for (int last = head == 0; last < 2; last++) {
+      const i64 p = last ? at : 0, most = last ? 16 : head;
+      if (p < a.nbytes) move_packs<1, EDGE>(a, e, p, 0, 0, (int)(a.nbytes - p < most ? a.nbytes - p : most));
+    }
   }
   __syncthreads();
   // Peers may use their buffers again when all ranks have read and written them. CTAs of one index do so for each

@@ -9,11 +9,14 @@
 // offsetof, by the name that all versions of NVRTC know (12 and 13.0 lack the compiler's builtin).
 #define OFFSET_OF(type, member) __INTADDR__(&((type*)0)->member)
 
+constexpr int REFERENCE_WORDS = 4;
 struct Announcement {  // what a peer calls; one line of 128 bytes, written by that peer alone
-  u64 last;                // (number of the call << 32) | fingerprint
-  u64 send_ref, recv_ref;  // where its registered buffers are, as in CommonArguments; `direct` only
-  u64 words[ANNOUNCED];    // the same word of the last calls, by number modulo ANNOUNCED
-  u64 pad[5];
+  u64 last;              // (number of the call << 32) | fingerprint
+  u64 words[ANNOUNCED];  // the same word of the last calls, by number modulo ANNOUNCED
+  // `direct` only: where its registered buffers are, as in CommonArguments. Each word is (number of the call << 32) | a
+  // half: the low and the high one of send_ref, then of recv_ref. So a word tells by itself of which call it is.
+  u64 references[REFERENCE_WORDS];
+  u64 pad[15 - ANNOUNCED - REFERENCE_WORDS];
 };
 
 struct SymmetricHeader {  // the head of every rank's symmetric memory, which all ranks have mapped

@@ -60,6 +60,7 @@ __device__ __forceinline__ u64 reserve(u64* clock, u64 start, u64 ns) {
 template <int INS_, int OWN_AT_, int OUTS_, bool STORES_, bool FINAL_, u64 IN_WIDE_, bool OUT_WIDE_> struct Kind {
   static constexpr int INS = INS_, OWN_AT = OWN_AT_, OUTS = OUTS_, OPERANDS = INS + (OWN_AT >= 0);
   static constexpr int UNROLL = OPERANDS <= 1 ? 8 : OPERANDS <= 2 ? 4 : OPERANDS <= 4 ? 2 : 1;
+  static constexpr int REST = UNROLL > 2 ? 2 : 1;  // of packs that are unaligned, or too few for that
   static constexpr bool STORES = STORES_, FINAL = FINAL_;
   static constexpr bool OUT_WIDE = WIDE && OUT_WIDE_;
   static constexpr u64 IN_WIDE = WIDE ? IN_WIDE_ : 0;
@@ -148,19 +149,27 @@ template <class K> struct Chunk {
   char* out[K::OUTS ? K::OUTS : 1];
 };
 
-// Move U packs of a chunk, `step` apart: all operands are loaded before the first is used, unless LATE_LOADS. `fast`:
-// the user's buffers are aligned and the packs whole.
-template <class K, int U>
-__device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk<K>& x, i64 p, i64 step, bool fast) {
-  const i64 n = x.elements;
-  Pack mine[U];
+enum How {
+  ALIGNED,  // the user's buffers are aligned to 16 bytes
+  BLOCKS,   // they need not be; packs (or their blocks) behind `whole` are left out
+  EDGE      // a pack that may not be whole
+};
+// Move U packs of a chunk, `step` apart: all operands are loaded before the first is used, unless LATE_LOADS.
+template <class K, int U, How HOW>
+__device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk<K>& x, i64 p, i64 step, i64 whole) {
+  Piece mine[U];
   Pack thin[U][K::INS ? K::INS : 1];
   Partial wide[U][K::IN_WIDE && !K::LATE_LOADS ? K::INS : 1];
+  const int bytes = HOW == EDGE ? (int)((x.elements - p * E < E ? x.elements - p * E : E) * (i64)sizeof(T)) : 16;
 #pragma unroll
   for (int u = 0; u < U; u++) {
     const i64 q = p + u * step;
-    const int bytes = (int)((n - q * E < E ? n - q * E : E) * (i64)sizeof(T));
-    if (K::OWN_AT >= 0) mine[u] = fast ? load_pack(x.own + q * 16) : load_user(x.own + q * 16, bytes);
+    if (HOW == BLOCKS && q > whole) continue;
+    if (K::OWN_AT >= 0) {
+      if (HOW == ALIGNED) mine[u].x = load_pack(x.own + q * 16);
+      else if (HOW == BLOCKS) mine[u] = load_piece(x.own + q * 16);
+      else mine[u].x = load_user(x.own + q * 16, bytes);
+    }
 #pragma unroll
     for (int i = 0; i < K::INS; i++) {
       if (K::LATE_LOADS) continue;
@@ -171,17 +180,18 @@ __device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk
 #pragma unroll
   for (int u = 0; u < U; u++) {
     const i64 q = p + u * step;
-    const int bytes = (int)((n - q * E < E ? n - q * E : E) * (i64)sizeof(T));
+    if (HOW == BLOCKS && q > whole) continue;
     Partial sum;
-    Pack y;
+    Pack y, own;
+    if (K::OWN_AT >= 0) own = HOW == BLOCKS ? realigned(x.own + q * 16, mine[u]) : mine[u].x;
     if (K::COPIES) {
-      y = K::OWN_AT >= 0 ? mine[u] : thin[u][0];
+      y = K::OWN_AT >= 0 ? own : thin[u][0];
     } else {
 #pragma unroll
       for (int o = 0; o < K::OPERANDS; o++) {
         const int i = K::OWN_AT >= 0 && o > K::OWN_AT ? o - 1 : o;
         Partial operand;
-        if (o == K::OWN_AT) operand = widened(mine[u]);
+        if (o == K::OWN_AT) operand = widened(own);
         else if (K::LATE_LOADS && K::wide(i)) operand = load_partial(x.in[i] + q * (i64)sizeof(Partial));
         else if (K::LATE_LOADS) operand = widened(load_pack(x.in[i] + q * 16));
         else if (K::wide(i)) operand = wide[u][K::IN_WIDE ? i : 0];
@@ -198,7 +208,8 @@ __device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk
       else store_pack(x.out[i] + q * 16, y);
     }
     if (K::STORES) {
-      if (fast) store_pack(x.store + q * 16, y);
+      if (HOW == ALIGNED) store_pack(x.store + q * 16, y);
+      else if (HOW == BLOCKS) store_block(x.store + q * 16, y);
       else store_user(x.store + q * 16, y, bytes);
     }
   }
@@ -221,12 +232,14 @@ __device__ __forceinline__ bool move_chunk(const CommonArguments& c, const Round
   for (int i = 0; i < K::INS; i++) y.in[i] = (const char*)r.ins[i].slots + slot * row[IN_BYTES];
 #pragma unroll
   for (int i = 0; i < K::OUTS; i++) y.out[i] = (char*)r.outs[i].slots + slot * row[OUT_BYTES];
-  const i64 whole = plain ? n / E : 0;
+  // The last place where a pack is whole. Among unaligned ones the whole block must be, for its warp moves it.
+  const i64 whole = n / E - (plain ? 1 : 32 - lane_of_warp());
   i64 p = threadIdx.x;
-  for (; p + (K::UNROLL - 1) * WORKERS < whole; p += K::UNROLL * WORKERS)
-    move_packs<K, K::UNROLL>(c, y, p, WORKERS, true);
-  for (; p < whole; p += WORKERS) move_packs<K, 1>(c, y, p, 0, true);
-  for (; p < packs; p += WORKERS) move_packs<K, 1>(c, y, p, 0, false);
+  for (; plain && p + (K::UNROLL - 1) * WORKERS <= whole; p += K::UNROLL * WORKERS)
+    move_packs<K, K::UNROLL, ALIGNED>(c, y, p, WORKERS, whole);
+  for (; p <= whole; p += K::REST * WORKERS) move_packs<K, K::REST, BLOCKS>(c, y, p, WORKERS, whole);
+  while (p >= WORKERS && p - WORKERS > whole) p -= WORKERS;
+  if (p < packs) move_packs<K, 1, EDGE>(c, y, p, 0, whole);
   sync_named(MOVED);
   return true;
 }

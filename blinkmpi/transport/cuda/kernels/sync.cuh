@@ -98,7 +98,27 @@ __device__ __forceinline__ bool await_announcement(const CommonArguments& c, int
   return ok;
 }
 
-// The same for all ranks in `peers`, by the first warp of a CTA, which stays together: its threads wait for the slowest.
+// Where the registered buffers of `peer` are in call `seq`, which it has announced. A word of another call is an old
+// one: the new one is on its way, and stays until this rank has told the peer that it has finished the call.
+__device__ __forceinline__ bool await_references(const CommonArguments& c, int peer, u64 seq, u64& send, u64& recv) {
+  const u64* words = c.symmetric[c.rank]->announced[peer].references;
+  Deadline d = {0, 0};
+  while (true) {
+    u64 seen[REFERENCE_WORDS];
+    bool came = true;
+#pragma unroll
+    for (int i = 0; i < REFERENCE_WORDS; i++) seen[i] = load_relaxed(words + i);
+#pragma unroll
+    for (int i = 0; i < REFERENCE_WORDS; i++) came &= (u32)(seen[i] >> 32) == (u32)seq;
+    send = seen[1] << 32 | (u32)seen[0], recv = seen[3] << 32 | (u32)seen[2];
+    if (came) return true;
+    const int why = poll_deadline(d, c);
+    if (why) return broadcast_abort(c, why, seq, peer, ANNOUNCEMENT, 0, seq, seen[0] >> 32);
+  }
+}
+
+// As await_announcement, for all ranks in `peers`, by the first warp of a CTA, which stays together: its threads wait
+// for the slowest.
 __device__ __forceinline__ bool await_announcements(const CommonArguments& c, u64 peers, u64 seq) {
   bool ok = true;
   if (threadIdx.x >= 32) return ok;
@@ -117,22 +137,29 @@ __device__ __forceinline__ void leave(const CommonArguments& c) {
 
 // Every CTA begins with this, and gets the number of the call. CTA 0 announces it to the peers; the last CTA counts it.
 // Calls of one communicator must not overlap: streams and graphs that overlap are reported here.
-__device__ __forceinline__ u64 announce(const CommonArguments& c) {
+//
+// With REFERENCES, peers are told where our registered buffers are, and use them.
+template <bool REFERENCES = false> __device__ __forceinline__ u64 announce(const CommonArguments& c) {
   __shared__ u64 shared_seq;
   SymmetricHeader* own = c.symmetric[c.rank];
-  if (threadIdx.x == 0) shared_seq = load_relaxed(&own->seq) + 1;
+  const bool announces = blockIdx.x == 0 && threadIdx.x < N && threadIdx.x != c.rank;
+  if (threadIdx.x == blockDim.x - 1) shared_seq = load_relaxed(&own->seq) + 1;
+  // Publishes whatever the stream wrote into the buffers before this kernel: the end of that work synchronizes with the
+  // start of this thread. Pairs with the acquire of await_announcement. Nothing of ours is on its way to a peer yet, so
+  // this waits for no link, and it goes on while another warp loads the number. Without references peers read nothing
+  // of ours that it would publish.
+  if (REFERENCES && announces) fence_system();
   __syncthreads();
   const u64 seq = shared_seq;
-  if (blockIdx.x == 0 && threadIdx.x < N && threadIdx.x != c.rank) {
+  if (announces) {
     Announcement* line = &c.symmetric[threadIdx.x]->announced[c.rank];
-    if (c.send_ref | c.recv_ref) {
-      store_relaxed(&line->send_ref, c.send_ref), store_relaxed(&line->recv_ref, c.recv_ref);
-      // Publishes the two references, and whatever the stream wrote into the buffers before this kernel. Pairs with the
-      // acquire of await_announcement. Without references peers read nothing of ours that the word would publish.
-      fence_system();
-    }
     const u64 word = (seq << 32) | (u32)c.fingerprint;
     store_relaxed(&line->words[seq % ANNOUNCED], word);
+    if (REFERENCES) {  // in no order with the word above: each has the number of the call
+      const u64 halves[REFERENCE_WORDS] = {(u32)c.send_ref, c.send_ref >> 32, (u32)c.recv_ref, c.recv_ref >> 32};
+#pragma unroll
+      for (int i = 0; i < REFERENCE_WORDS; i++) store_relaxed(&line->references[i], (seq << 32) | halves[i]);
+    }
     store_relaxed(&line->last, word);  // of which nothing but the number is read
   }
   if (threadIdx.x == blockDim.x - 1) {

@@ -126,6 +126,14 @@ __device__ __forceinline__ void store_pack(void* p, const Pack& x) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"
                :: "l"(p), "r"(x.w[0]), "r"(x.w[1]), "r"(x.w[2]), "r"(x.w[3]) : "memory");
 }
+__device__ __forceinline__ u32 load_byte(const void* p) {
+  u32 x;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_byte(void* p, u32 x) {
+  asm volatile("st.global.u8 [%0], %1;" :: "l"(p), "r"(x) : "memory");
+}
 __device__ __forceinline__ bool aligned(const void* p) { return ((u64)p & 15) == 0; }
 
 // User buffers are aligned to their element type only, and the last pack of one has just `bytes` bytes.
@@ -148,6 +156,78 @@ __device__ __forceinline__ void store_user(char* p, const Pack& x, int bytes) {
   else if ((((u64)p | (u64)bytes) & 1) == 0) copy_words<u16>(p, &x, bytes);
   else copy_words<u8>(p, &x, bytes);
 }
+// ---- blocks: the 32 packs side by side that a warp moves together, also where they are not aligned to 16 bytes
+//
+// Say that they begin `skew` bytes behind a multiple of 16. Every lane but the first takes the aligned pack in which
+// its own begins, so that its neighbour gets the last bytes of that. The first lane's aligned pack is wrapped: it ends
+// with the first bytes of the block and begins with the last ones, and lanes 0 to 15 take a byte of it each. So a block
+// costs two instructions instead of one, and not a byte beside it is touched.
+
+constexpr int BLOCK = 32 * 16;
+__device__ __forceinline__ int skew_of(const void* p) { return (int)((u64)p & 15); }
+__device__ __forceinline__ int lane_of_warp() { return (int)(threadIdx.x & 31); }
+
+// Where this lane's byte of the wrapped pack lies, if its own pack begins at p.
+__device__ __forceinline__ char* wrapped_byte(const char* p, int lane, int skew) {
+  return (char*)p - skew - 15 * lane + (lane < skew ? BLOCK : 0);
+}
+// 16 of the 32 bytes of two packs, without the first `skew` of them.
+__device__ __forceinline__ Pack joined(const Pack& x, const Pack& y, int skew) {
+  u32 w[8] = {x.w[0], x.w[1], x.w[2], x.w[3], y.w[0], y.w[1], y.w[2], y.w[3]};
+#pragma unroll
+  for (int i = 0; i < 6; i++) w[i] = skew & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; i++) w[i] = skew & 4 ? w[i + 1] : w[i];
+  Pack z;
+#pragma unroll
+  for (int i = 0; i < 4; i++) z.w[i] = __funnelshift_r(w[i], w[i + 1], (skew & 3) * 8);
+  return z;
+}
+// What a lane has of a block until `realigned` makes its pack of it: the loads of other blocks may go between.
+struct Piece {
+  Pack x;
+  u32 wrapped;
+};
+__device__ __forceinline__ Piece load_piece(const char* p) {
+  const int skew = skew_of(p), lane = lane_of_warp();
+  Piece piece = {{{0, 0, 0, 0}}, 0};
+  if (lane || !skew) piece.x = load_pack(p - skew);
+  if (skew && lane < 16) piece.wrapped = load_byte(wrapped_byte(p, lane, skew));
+  return piece;
+}
+__device__ __forceinline__ Pack realigned(const char* p, const Piece& piece) {
+  const int skew = skew_of(p), lane = lane_of_warp();
+  Pack x = piece.x, next;
+  if (!skew) return x;
+  u32 word = piece.wrapped << (lane & 3) * 8;
+  word |= __shfl_xor_sync(~0u, word, 1);
+  word |= __shfl_xor_sync(~0u, word, 2);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const u32 w = __shfl_sync(~0u, word, 4 * i);
+    x.w[i] = lane ? x.w[i] : w;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) next.w[i] = __shfl_sync(~0u, x.w[i], lane + 1);
+  return joined(x, next, skew);
+}
+__device__ __forceinline__ void store_block(char* p, const Pack& y) {
+  const int skew = skew_of(p), lane = lane_of_warp();
+  if (!skew) return store_pack(p, y);
+  Pack last;
+#pragma unroll
+  for (int i = 0; i < 4; i++) last.w[i] = __shfl_sync(~0u, y.w[i], lane + 31);
+  const Pack x = joined(last, y, 16 - skew);
+  if (lane) store_pack(p - skew, x);
+  u32 word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const u32 w = __shfl_sync(~0u, x.w[i], 0);
+    word = lane / 4 == i ? w : word;
+  }
+  if (lane < 16) store_byte(wrapped_byte(p, lane, skew), word >> (lane & 3) * 8);
+}
+
 __device__ __forceinline__ Partial load_partial(const char* p) {
   Partial x;
 #pragma unroll

@@ -93,6 +93,12 @@ class StepRates(Document, frozen=True):
         moved = [c for c in near if not (c.in_place and c.kind.startswith("own >"))]  # which moves nothing
         return min((c.us / _operands(c.kind) for c in moved), default=None)
 
+    def beside(self, more: StepRates) -> StepRates:
+        """With the costs of ``more`` for kinds, lengths and places that this one has none of."""
+        have = {(c.collective, c.in_place, c.nbytes, c.kind) for c in self.costs}
+        new = [c for c in more.costs if (c.collective, c.in_place, c.nbytes, c.kind) not in have]
+        return msgspec.structs.replace(self, costs=(*self.costs, *new))
+
     def joined(self, newer: StepRates) -> StepRates:
         """With the costs of ``newer`` in place of those of the same collectives."""
         names = {c.collective for c in newer.costs}

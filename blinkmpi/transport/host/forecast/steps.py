@@ -78,6 +78,4 @@ def host_steps(host: HostTransport, program: Program, protocol: str) -> HostStep
     cma = protocol in ("cma", "one_shot_cma") and not host.no_cma
     resolved = resolve(program, host.window, host.native, cma=cma)
     threads = 2 if host.helper.serves(resolved.program, resolved.exported) else 1
-    return HostSteps(
-        resolved.program, resolved.exported, past_caches(program.call, single_copies=bool(resolved.exported)), threads
-    )
+    return HostSteps(resolved.program, resolved.exported, past_caches(program.call), threads)

@@ -1,0 +1,16 @@
+"""The table of what works on which version of torch."""
+
+from tests.torch_suite.versions import cell, table
+
+
+def test_what_a_cell_says() -> None:
+    rows = [{"test": f"test_a[{i}]", "outcome": outcome} for i, outcome in enumerate(("passed", "skipped", "failed"))]
+    assert cell(rows, ("test_a",)) == "1 of 3 fail"
+    assert cell(rows[:2], ("test_a",)) == "works (1)"
+    assert cell(rows[1:2], ("test_a",)) == "torch has none"
+    assert cell(rows, ("test_b",)) == "not tried"
+
+
+def test_versions_are_sorted_as_numbers() -> None:
+    documents = [{"results": [{"torch": version, "tests": []}]} for version in ("2.15.0", "2.4.1")]
+    assert table(documents)[0] == "| what | torch 2.4.1 | torch 2.15.0 |"
