@@ -21,13 +21,13 @@ from ..trees.graph.fabric import fabric
 from ..trees.problem import BACKWARDS
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing
 from .by_size import Choice, fastest
-from .kernel_times import Boundaries, boundaries
+from .kernel_times import boundaries
 from .memory_rows import MEMORY_ROWS, memory_rows
 from .memory_rows import SLOTS as MEMORY_SLOTS
+from .one_hop import FEW_CTAS, PACKETS_BELOW, one_hop_rows
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
-LongRow = tuple[int, str, ProtocolName, int]
 Gpus = Literal["", "onehop", "slots", "nodes"]
 SLOTS: ProtocolName = "slots"
 PROTOCOLS = (*PACKETS, "direct", "slots")  # between GPUs over one hop
@@ -60,59 +60,6 @@ SHOT_BELOW_BYTES_ACROSS, SHOT_RANKS = 1088 * KIB, 2
 SHOT_WHY = "default: data and announcement in one message from node to node"
 GPU_SLOTS = (32 * KIB, 4)
 NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
-# Between GPUs that reach one another over one hop: bytes of the whole vector where the next protocol begins, for at
-# most 2, at most 4, and more ranks. From trials on two H200; beyond, from those and the rate of the links. Of more than
-# 4 GPUs on NVLink, which were never tried, kernel_times.py says it. `blinkmpi tune` measures. Packets of 16 bytes in
-# one shot carry vectors below the first size, lines of 128 in one shot those below the second, in two shots those below
-# the third.
-_BLOCKS = ((192 * KIB, 8 * MIB, 0), (256 * KIB, 3 * MIB, 0), (256 * KIB, 3 * MIB, 0))
-PACKETS_BELOW = {
-    "allreduce": ((96 * KIB, 768 * KIB, 3 * MIB), (64 * KIB, 384 * KIB, 6 * MIB), (32 * KIB, 96 * KIB, 6 * MIB)),
-    "broadcast": ((160 * KIB, 4352 * KIB, 0), (96 * KIB, 384 * KIB, 6 * MIB), (64 * KIB, 96 * KIB, 6 * MIB)),
-    "reduce": ((160 * KIB, 4352 * KIB, 0), (96 * KIB, 384 * KIB, 6 * MIB), (64 * KIB, 96 * KIB, 6 * MIB)),
-    "allgather": _BLOCKS,
-    "reduce_scatter": _BLOCKS,
-    "gather": _BLOCKS,
-    "scatter": _BLOCKS,
-    "alltoall": _BLOCKS,
-}
-DIRECT_FROM = {  # at the latest, where buffers are registered
-    "broadcast": (8 * MIB, 1536 * KIB, 1536 * KIB),
-    "allgather": (3 * MIB, 3 * MIB, 3 * MIB),
-    "reduce_scatter": (6 * MIB, 3 * MIB, 3 * MIB),
-}
-TWO_SHOT_BELOW = 384 * KIB  # allreduce of more than 2 ranks, where lines of 128 bytes may not stay whole
-DIRECT_BELOW = {
-    "allreduce": 32 * MIB,
-    "reduce": 0,
-    "reduce_scatter": 24 * MIB,
-    "alltoall": 0,
-}  # registered; then slots again
-# What carries long vectors among more than 2 GPUs, in place of the rows above: from how many bytes, scheme, protocol
-# and CTAs (0: as many as there may be), for buffers that are not registered and for those that are. As `blinkmpi tune`
-# found on four H200 (benchmarks/tables), behind the packets of lines, which it did not have then.
-LONG: dict[str, tuple[tuple[LongRow, ...], tuple[LongRow, ...]]] = {
-    "allreduce": (
-        ((6 * MIB, "onehop", "slots", 0),),
-        ((6 * MIB, "onehop", "direct", 0), (48 * MIB, "chain", "rs_ag", 0)),
-    ),
-    "broadcast": (
-        ((6 * MIB, "chain", "slots", 64), (12 * MIB, "onehop", "slots", 64), (48 * MIB, "onehop", "slots", 0)),
-        ((6 * MIB, "onehop", "direct", 16),),
-    ),
-    "reduce": (
-        ((6 * MIB, "trees", "slots", 0),),
-        ((6 * MIB, "onehop", "direct", 32), (12 * MIB, "trees", "slots", 64), (48 * MIB, "onehop", "slots", 0)),
-    ),
-    "allgather": (
-        (),
-        ((3 * MIB, "onehop", "direct", 32), (12 * MIB, "onehop", "direct", 64)),
-    ),
-    "reduce_scatter": (
-        ((12 * MIB, "chain", "slots", 0),),
-        ((3 * MIB, "onehop", "direct", 0), (12 * MIB, "chain", "slots", 0)),
-    ),
-}
 
 
 def host_rules(
@@ -261,43 +208,6 @@ def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...]
     return allowed
 
 
-def _one_hop(
-    collective: str, n: int, *, registered: bool, lines: bool, modelled: Boundaries | None, schemes: Sequence[str]
-) -> list[LongRow]:
-    """(from how many bytes, scheme, protocol, CTAs) for GPUs that reach one another over one hop.
-
-    Args:
-        modelled: where packets end, if not as the trials say.
-    """
-    size = 0 if n <= 2 else 1 if n <= 4 else 2
-    end, one, two = modelled[:3] if modelled else PACKETS_BELOW[collective][size]
-    rows: list[LongRow] = [(0, "onehop", "ll16_one_shot", 0)]
-    more: list[tuple[int, ProtocolName]] = [(one, "ll128_one_shot"), (two, "ll128_two_shot")]
-    if not lines:
-        more = [(TWO_SHOT_BELOW, "ll16_two_shot")] if collective == "allreduce" and n > 2 else []
-    for below, protocol in more:
-        if registered and modelled and DIRECT_BELOW.get(collective) != 0:
-            below = min(below, modelled.direct)
-        elif registered and collective in DIRECT_FROM:
-            below = min(below, DIRECT_FROM[collective][size])
-        if below > end:
-            rows.append((end, "onehop", protocol, 0))
-            end = below
-    until = DIRECT_BELOW.get(collective) if registered else 0
-    if until is None or until > end:
-        rows.append((end, "onehop", "direct", 0))
-    if until is not None:
-        rows.append((max(end, until), "onehop", "slots", 0))
-    long = LONG.get(collective, ((), ()))[registered] if n > 2 else ()
-    if long and {scheme for _, scheme, *_ in long} <= {*schemes}:
-        rows = [row for row in rows if row[0] < max(end, long[0][0])]
-        starts = [max(end, at) for at, *_ in long]
-        rows += [
-            (at, *row[1:]) for i, (at, row) in enumerate(zip(starts, long, strict=True)) if at not in starts[i + 1 :]
-        ]
-    return rows
-
-
 def slots_of(gpus: Gpus) -> tuple[int, int]:
     """The largest slot in bytes between GPUs, and the slots of a channel."""
     return NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
@@ -318,9 +228,13 @@ def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
 
 
 def gpu_rules(
-    plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], gpus: Gpus
+    plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], gpus: Gpus, max_ctas: int = 0
 ) -> list[Rule]:
-    """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others."""
+    """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others.
+
+    Args:
+        max_ctas: CTAs of a kernel at most, where the user has said so; 0: as many as there may be.
+    """
     there = _schemes(plan, collective)
     by_root = _choices(plan, topology, collective, [p.scheme for p in plan.packings])
     protocols = [protocol for protocol in PROTOCOLS if protocol not in LL128 or by_nvlink(plan, topology, collective)]
@@ -342,9 +256,10 @@ def gpu_rules(
                 for choice in choices
             ]
             if onehop:
-                one_hop = _one_hop(
-                    collective, plan.n, registered=registered, lines=lines, modelled=modelled, schemes=there
-                )
+                one_hop = one_hop_rows(
+                    collective, plan.n, registered=registered, lines=lines, modelled=modelled, schemes=there,
+                    few=0 < max_ctas < FEW_CTAS,
+                )  # fmt: skip
                 trials = [(at, by, protocol, many, 0) for at, by, protocol, many in one_hop]
                 packets = [row for row in trials if row[2] in PACKETS]
                 end = trials[len(packets)][0]

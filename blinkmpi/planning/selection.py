@@ -37,7 +37,7 @@ ALL_SCHEMES_RANKS = 16  # beyond, a plan holds only what its table names
 def make_plan(
     topology: Topology, *, algo: str = "", mpi: bool = False, gpus: Gpus = "",
     collectives: Sequence[Collective] = ALL_COLLECTIVES, roots: Sequence[int] | None = None,
-    seconds: float = SECONDS,
+    seconds: float = SECONDS, max_ctas: int = 0,
 ) -> Plan:  # fmt: skip
     """Pack for every collective and root, and fill the selection table.
 
@@ -48,6 +48,7 @@ def make_plan(
             are only emulated, which slots alone do; ``nodes`` if they lie on several.
         collectives, roots: pack for these alone, where one answer is wanted and not a whole plan.
         seconds: after which searches end with the best that they have found.
+        max_ctas: of a kernel, if the user limits them.
 
     Raises:
         TopologyError: if the machine is not connected. SettingsError: for an impossible ``algo``.
@@ -64,7 +65,10 @@ def make_plan(
     rules: list[Rule] = []
     for c in collectives:
         asked = wanted.get(c, ())
-        rules += gpu_rules(plan, topology, c, asked, gpus) if gpus else host_rules(plan, topology, c, asked, mpi)
+        if gpus:
+            rules += gpu_rules(plan, topology, c, asked, gpus, max_ctas)
+        else:
+            rules += host_rules(plan, topology, c, asked, mpi)
     chosen = {(plan.packed_as(rule.collective), rule.scheme) for rule in rules}
     spare = plan.n <= ALL_SCHEMES_RANKS
     kept = [p for p in packings if (p.collective, p.scheme) in chosen or (spare and not is_shallow(p))]

@@ -186,8 +186,9 @@ def agree_on_plan(
     def planned(collectives: Sequence[Collective] = ALL_COLLECTIVES, roots: Sequence[int] | None = None) -> Plan:
         short, seconds = mpi and not options.deterministic and not gpus, settings.plan_s
         plan = make_plan(
-            machine, algo=algo, mpi=short, gpus=gpus, collectives=collectives, roots=roots, seconds=seconds
-        )
+            machine, algo=algo, mpi=short, gpus=gpus, collectives=collectives, roots=roots, seconds=seconds,
+            max_ctas=options.max_ctas or settings.max_ctas,
+        )  # fmt: skip
         rows = measured()
         return tuned.taken(plan, rows, machine) if rows is not None else plan
 

@@ -34,8 +34,7 @@ from .operands import (
     writable,
 )
 from .operation import Operation
-from .streams import enqueue
-from .work import Coalesced, DeviceWork, HostWork, Several, Work
+from .work import Coalesced, DeviceWork, HostWork, Several, Work, enqueue
 
 NO_SECONDS = timedelta(0)
 WORKS = (Work, HostWork, DeviceWork, Several, Coalesced)
@@ -296,7 +295,7 @@ def _root(opts: Any) -> int:
 def _allreduce(tensor: Tensor, reduction: Reduction) -> Operation:
     whole, after = writable(tensor)
     send = reduction.scaled(whole)
-    own = None if send.data_ptr() == whole.data_ptr() else typed(send)
+    own = None if send is whole or send.data_ptr() == whole.data_ptr() else typed(send)
     return Operation("Allreduce", (own, typed(whole), reduction.of(whole.dtype)), (whole, send), [tensor], after)
 
 

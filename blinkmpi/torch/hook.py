@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ..errors import BlinkError
 from .operands import typed
-from .streams import enqueue
+from .work import enqueue
 
 
 def ddp_hook(comm: Any) -> Callable[[Any, Any], Any]:

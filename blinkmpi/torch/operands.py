@@ -51,13 +51,14 @@ class Reduction:
         given = KINDS.SUM if given is None else given
         kind = getattr(given, "op", given)
         self.factor = None
-        if kind in OPS:
-            self.op = OPS[kind]
+        known = OPS.get(kind)
+        if known is not None:
+            self.op = known
         elif kind == KINDS.PREMUL_SUM:
             self.op, self.factor = "sum", given.__getstate__()[1]
         else:
-            known = ", ".join(kind.name for kind in OPS)
-            raise ArgumentError(f"reduce op {given!r}: expected one of {known}, PREMUL_SUM; reduce in another way")
+            names = ", ".join(kind.name for kind in OPS)
+            raise ArgumentError(f"reduce op {given!r}: expected one of {names}, PREMUL_SUM; reduce in another way")
 
     def of(self, dtype: Any) -> str:
         """Our operation for elements of a type: torch counts with bools as if they were bits."""
@@ -83,6 +84,18 @@ def only(tensors: Any, what: str) -> Any:
     return tensors[0]
 
 
+def is_flat(tensor: Tensor) -> bool:
+    """Whether a tensor on a GPU is what a call takes as it is: most are, and asking is quicker than making views."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_cuda
+        and tensor.layout is torch.strided
+        and tensor.dim() == 1
+        and tensor.is_contiguous()
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+    )
+
+
 def held(tensor: Tensor) -> Tensor:
     """The tensor that has the memory, without gradients: the result itself for one that is under way.
 
@@ -104,6 +117,8 @@ def held(tensor: Tensor) -> Tensor:
 
 def flat(tensor: Tensor) -> Tensor:
     """The elements one after another, as they are shown: a view where that is how they lie, else a copy."""
+    if is_flat(tensor):
+        return tensor
     tensor = held(tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -112,6 +127,8 @@ def flat(tensor: Tensor) -> Tensor:
 
 def writable(tensor: Tensor) -> tuple[Tensor, After]:
     """Where a result may be written, and what brings it to its place: nothing, if it is written there."""
+    if is_flat(tensor):
+        return tensor, None
     tensor = held(tensor)
     whole = flat(tensor)
     if whole.data_ptr() == tensor.data_ptr() and tensor.is_contiguous():

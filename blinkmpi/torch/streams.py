@@ -1,19 +1,18 @@
-"""Calls on GPUs: on the current stream, or on one of our own that waits for it.
+"""The streams of calls on GPUs: the current one, and one of our own that waits for it.
 
-All groups of a process share one stream a device, so that their calls have one order. A call of which the user waits at
-once, and any during the capture of a graph, is put on the current stream.
+All groups of a process share one stream a device, so that their calls have one order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 
-from .operands import After, Tensor
-from .work import DeviceWork
+from ..runtime.cuda.buffers import current_stream_of_torch
+
+STREAMS = 64  # that are remembered
 
 
 @cache
@@ -22,29 +21,11 @@ def communication_stream(device: Any) -> Any:
     return torch.cuda.Stream(device)
 
 
-def enqueue(
-    put: Callable[[Any], object], outputs: Sequence[Tensor], operands: Sequence[Tensor], after: After, *, apart: bool
-) -> DeviceWork:
-    """Put a call on a stream.
+def current_stream(device: Any) -> Any:
+    """Torch's current stream on a device, in a fifth of the time that torch takes to make the object."""
+    return _current(device.index, current_stream_of_torch(torch, device.index))
 
-    Args:
-        put: makes the call on the stream that it is given.
-        operands: all tensors that the call reads and writes, temporaries too.
-        after: what is left to do with the result, on the same stream.
-        apart: whether the user goes on with other work meanwhile.
-    """
-    device = operands[0].device
-    current = torch.cuda.current_stream(device)
-    if not apart or torch.cuda.is_current_stream_capturing():
-        put(current)
-        if after is not None:
-            after()
-        return DeviceWork(outputs, current, None, ())
-    stream = communication_stream(device)
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        put(stream)
-        if after is not None:
-            after()
-        event = stream.record_event()
-    return DeviceWork(outputs, stream, event, (*operands, *outputs))
+
+@lru_cache(STREAMS)
+def _current(index: int, _address: int) -> Any:
+    return torch.cuda.current_stream(index)

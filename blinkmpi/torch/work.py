@@ -20,6 +20,7 @@ from ..errors import BlinkError, CollectiveTimeout
 from ..runtime.bootstrap import own_settings
 from ..util.settings import log
 from .operands import After, Tensor
+from .streams import communication_stream, current_stream
 
 POLL_S = 2e-4
 OLDER = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 7)
@@ -160,7 +161,7 @@ class DeviceWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Make the current stream wait; with a timeout the host waits, too."""
         if self._event is not None:
-            torch.cuda.current_stream(self.stream.device).wait_event(self._event)
+            current_stream(self.stream.device).wait_event(self._event)
             self._operands.clear()  # what the current stream does next, freeing them too, comes behind the call
             _alive.discard(self)
         seconds = timeout.total_seconds() if timeout else 0.0
@@ -184,6 +185,35 @@ class DeviceWork(Work):
             return
         for tensor in getattr(self, "_operands", ()):
             tensor.record_stream(self.stream)
+
+
+def enqueue(
+    put: Callable[[Any], object], outputs: Sequence[Tensor], operands: Sequence[Tensor], after: After, *, apart: bool
+) -> DeviceWork:
+    """Put a call on a stream.
+
+    One of which the user waits at once, and any during the capture of a graph, goes on the current stream.
+
+    Args:
+        put: makes the call on the stream that it is given.
+        operands: all tensors that the call reads and writes, temporaries too.
+        after: what is left to do with the result, on the same stream.
+        apart: whether the user goes on with other work meanwhile.
+    """
+    device = operands[0].device
+    current = current_stream(device)
+    if not apart or torch.cuda.is_current_stream_capturing():
+        put(current)
+        if after is not None:
+            after()
+        return DeviceWork(outputs, current, None, ())
+    stream = communication_stream(device)
+    stream.wait_stream(current)
+    put(stream)
+    if after is not None:  # work of torch's own, which goes on the current stream
+        with torch.cuda.stream(stream):
+            after()
+    return DeviceWork(outputs, stream, stream.record_event(), (*operands, *outputs))
 
 
 class Coalesced(Work):
