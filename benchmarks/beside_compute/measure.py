@@ -145,7 +145,7 @@ def ours(world: Any, mpi: Any, memory: Any, stream: Any, max_ctas: int, *, regis
     from blinkmpi import Communicator
     from blinkmpi.runtime.inspection import choice
 
-    comm = Communicator(world, max_ctas=max_ctas or None)
+    comm = Communicator(world, max_ctas=max_ctas or None, stream="current")
     if registered:
         comm.register(memory)
 

@@ -24,7 +24,7 @@ from .by_size import Choice, fastest
 from .kernel_times import boundaries
 from .memory_rows import MEMORY_ROWS, memory_rows
 from .memory_rows import SLOTS as MEMORY_SLOTS
-from .one_hop import FEW_CTAS, PACKETS_BELOW, one_hop_rows
+from .one_hop import PACKETS_BELOW, one_hop_rows
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -233,7 +233,7 @@ def gpu_rules(
     """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others.
 
     Args:
-        max_ctas: CTAs of a kernel at most, where the user has said so; 0: as many as there may be.
+        max_ctas: CTAs that a kernel shall have; 0: as many as there may be.
     """
     there = _schemes(plan, collective)
     by_root = _choices(plan, topology, collective, [p.scheme for p in plan.packings])
@@ -258,7 +258,7 @@ def gpu_rules(
             if onehop:
                 one_hop = one_hop_rows(
                     collective, plan.n, registered=registered, lines=lines, modelled=modelled, schemes=there,
-                    few=0 < max_ctas < FEW_CTAS,
+                    max_ctas=max_ctas,
                 )  # fmt: skip
                 trials = [(at, by, protocol, many, 0) for at, by, protocol, many in one_hop]
                 packets = [row for row in trials if row[2] in PACKETS]

@@ -38,10 +38,11 @@ DIRECT_BELOW: dict[str, tuple[int | None, int | None, int | None]] = {  # regist
     "reduce_scatter": (None, 24 * MIB, 24 * MIB),
     "alltoall": (0, 0, 0),
 }
-# CTAs with which `direct` is about as fast between 2 GPUs as with all; the others are left to the model. Where the user
-# allows fewer than FEW_CTAS, `direct` carries long reductions too, for which slots need many. From runs on two H100.
+# CTAs with which `direct` is about as fast between 2 GPUs as with all; the others are left to the model. Where a kernel
+# shall have fewer than FEW_CTAS, `direct` carries long reductions too, for which slots need many: so the user may say,
+# and calls that are not waited for run beside the model's kernels. From runs on two H100.
 ENOUGH_CTAS = {"allreduce": 64, "allgather": 64, "reduce_scatter": 32, "broadcast": 24}
-FEW_CTAS, LONG_BY_FEW = 64, ("allreduce", "reduce_scatter")
+FEW_CTAS, BESIDE_CTAS, LONG_BY_FEW = 64, 32, ("allreduce", "reduce_scatter")
 # What carries long vectors among more than 2 GPUs, in place of the rows above: from how many bytes, scheme, protocol
 # and CTAs (0: as many as there may be), for buffers that are not registered and for those that are. As `blinkmpi tune`
 # found on four H200 (benchmarks/tables), behind the packets of lines, which it did not have then.
@@ -71,13 +72,13 @@ LONG: dict[str, tuple[tuple[LongRow, ...], tuple[LongRow, ...]]] = {
 
 def one_hop_rows(
     collective: str, n: int, *, registered: bool, lines: bool, modelled: Boundaries | None, schemes: Sequence[str],
-    few: bool = False,
+    max_ctas: int = 0,
 ) -> list[LongRow]:  # fmt: skip
     """(from how many bytes, scheme, protocol, CTAs) for GPUs that reach one another over one hop.
 
     Args:
         modelled: where packets end, if not as the trials say.
-        few: whether kernels have few CTAs.
+        max_ctas: that a kernel shall have; 0: as many as there may be.
     """
     size = 0 if n <= 2 else 1 if n <= 4 else 2
     end, one, two = modelled[:3] if modelled else PACKETS_BELOW[collective][size]
@@ -93,14 +94,15 @@ def one_hop_rows(
         if below > end:
             rows.append((end, "onehop", protocol, 0))
             end = below
-    few = few and registered and collective in LONG_BY_FEW
-    until = 0 if not registered else None if few else DIRECT_BELOW.get(collective, (None, None, None))[size]
+    few = registered and 0 < max_ctas < FEW_CTAS
+    long_too = few and collective in LONG_BY_FEW
+    until = 0 if not registered else None if long_too else DIRECT_BELOW.get(collective, (None, None, None))[size]
     if until is None or until > end:
         rows.append((end, "onehop", "direct", ENOUGH_CTAS.get(collective, 0) if n <= 2 else 0))
     if until is not None:
         rows.append((max(end, until), "onehop", "slots", 0))
     long = LONG.get(collective, ((), ()))[registered] if n > 2 else ()
-    if few:
+    if long_too:
         long = tuple(row for row in long if row[2] == "direct")
     if long and {scheme for _, scheme, *_ in long} <= {*schemes}:
         rows = [row for row in rows if row[0] < max(end, long[0][0])]
@@ -108,4 +110,6 @@ def one_hop_rows(
         rows += [
             (at, *row[1:]) for i, (at, row) in enumerate(zip(starts, long, strict=True)) if at not in starts[i + 1 :]
         ]
+    if few:
+        rows = [(*row[:3], min(row[3] or max_ctas, max_ctas)) if row[2] == "direct" else row for row in rows]
     return rows

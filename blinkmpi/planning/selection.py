@@ -48,7 +48,7 @@ def make_plan(
             are only emulated, which slots alone do; ``nodes`` if they lie on several.
         collectives, roots: pack for these alone, where one answer is wanted and not a whole plan.
         seconds: after which searches end with the best that they have found.
-        max_ctas: of a kernel, if the user limits them.
+        max_ctas: CTAs that a kernel on a GPU shall have; 0: as many as there may be.
 
     Raises:
         TopologyError: if the machine is not connected. SettingsError: for an impossible ``algo``.

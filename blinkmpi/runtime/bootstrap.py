@@ -21,6 +21,7 @@ from ..planning import tuned_table as tuned
 from ..planning.algorithms import check_algorithms, check_ways, named_in, with_algorithms
 from ..planning.defaults import Gpus
 from ..planning.on_demand import PlanOnDemand
+from ..planning.one_hop import BESIDE_CTAS
 from ..planning.plan import Plan
 from ..planning.selection import ALL_COLLECTIVES, make_plan, parse_algo
 from ..planning.tuned_table import TunedTable
@@ -187,7 +188,7 @@ def agree_on_plan(
         short, seconds = mpi and not options.deterministic and not gpus, settings.plan_s
         plan = make_plan(
             machine, algo=algo, mpi=short, gpus=gpus, collectives=collectives, roots=roots, seconds=seconds,
-            max_ctas=options.max_ctas or settings.max_ctas,
+            max_ctas=options.max_ctas or settings.max_ctas or (BESIDE_CTAS if options.stream == "current" else 0),
         )  # fmt: skip
         rows = measured()
         return tuned.taken(plan, rows, machine) if rows is not None else plan

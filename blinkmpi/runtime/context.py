@@ -127,6 +127,8 @@ class Context:
             self.together, self.node, place, self.machine if self.emulated else None, net, self._gpu_plans,
             self.settings, self.say, self.options.max_ctas or self.settings.max_ctas,
         )  # fmt: skip
+        if self.gpus is not None:
+            self.gpus.searches = self.options.stream is None
         self.planned = self._host_plans()
         found = self.gpus or self
         dump_files(self.together, self.settings, found.machine, found.plans)

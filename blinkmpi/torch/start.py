@@ -34,7 +34,7 @@ def create(options: Any, backend_options: Any = None) -> BlinkGroup:
     keywords = dict(backend_options or {})
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     ranks = list(options.global_ranks_in_group)
-    keywords = {"timeout": timeout.total_seconds(), **keywords}
+    keywords = {"timeout": timeout.total_seconds(), "stream": "current", **keywords}
     keywords["deterministic"] = (
         True  # torch lets a blocking call meet others that are not, MPI's own collectives do not
     )

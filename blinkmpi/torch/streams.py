@@ -17,8 +17,8 @@ STREAMS = 64  # that are remembered
 
 @cache
 def communication_stream(device: Any) -> Any:
-    """The stream of a device for the calls of all groups."""
-    return torch.cuda.Stream(device)
+    """The stream of a device for the calls of all groups; its kernels begin before those of the model that wait."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def current_stream(device: Any) -> Any:

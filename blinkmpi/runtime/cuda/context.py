@@ -80,6 +80,7 @@ class CudaContext:
         self.rank = here[comm.rank] if here else comm.rank
         self.comm, self._say = comm, say
         self._kernels: LRU[tuple[Call, Rule], LoadedKernel] = LRU(KERNELS)  # of one count each
+        self.searches = True  # whether calls may be waited for, to find the chunk of their kind
         self._searches: dict[
             tuple[str, int, int, bool], ChunkSearch
         ] = {}  # by collective, root, octave of bytes, registered
@@ -104,9 +105,9 @@ class CudaContext:
         return program_for(plan or self.plans, call, rule)
 
     def chunk_search(self, call: Call, *, registered: bool) -> ChunkSearch | None:
-        """What looks for the chunk of a call; None where the chunk is measured already, or does not matter."""
+        """What looks for the chunk of a call; None where it is measured, or does not matter, or nobody may wait."""
         nbytes = call.nbytes
-        if nbytes < TUNED_FROM or self.here:
+        if nbytes < TUNED_FROM or self.here or not self.searches:
             return None
         rule = self.rule(call, registered=registered)
         if rule.protocol != "slots" or rule.reason == MEASURED:

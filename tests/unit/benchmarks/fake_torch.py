@@ -146,7 +146,8 @@ class FakeCommunicator:
     executor = "CUDA kernels"
     context = SimpleNamespace(why_no_gpus="")
 
-    def __init__(self, world: Any, *, max_ctas: int | None = None) -> None:
+    def __init__(self, world: Any, *, max_ctas: int | None = None, stream: str | None = None) -> None:
+        assert stream in (None, "current")
         self.made.append(max_ctas)
         self.registered: list[Any] = []
 

@@ -86,6 +86,22 @@ def test_long_vectors_among_four_gpus_take_what_was_measured(registered: bool) -
             assert rule.reason == TRIED
 
 
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_with_few_ctas_long_reductions_are_direct_too(n: int) -> None:
+    """Between registered buffers: slots need many CTAs. What fewer CTAs do not change stays."""
+    machine_ = modify(H200, gpus=",".join(map(str, range(n))))
+    usual, few = planned(n), make_plan(machine_, gpus="onehop", max_ctas=24)
+    assert make_plan(machine_, gpus="onehop", max_ctas=100).rules == usual.rules
+    for nbytes in (8 << 20, 64 << 20, 1 << 30):
+        for collective in ("allreduce", "reduce_scatter"):
+            rule = few.rule(collective, nbytes, registered=True)
+            assert (rule.scheme, rule.protocol, rule.ctas) == ("onehop", "direct", 24)
+        assert few.rule("reduce", nbytes, registered=True) == usual.rule("reduce", nbytes, registered=True) or n > 2
+        for collective in ("allreduce", "reduce_scatter", "broadcast", "allgather"):
+            assert few.rule(collective, nbytes) == usual.rule(collective, nbytes)
+    assert usual.rule("allreduce", 1 << 30, registered=True).protocol != "direct"
+
+
 def test_eight_gpus_take_the_same_and_say_that_it_is_expected() -> None:
     long = [r for r in planned(8).rules if r.collective in LONG and r.min_bytes >= 6 << 20]
     assert long

@@ -93,6 +93,8 @@ def test_long_vectors_of_many_channels_take_fewer_ctas_instead_of_failing() -> N
         search = context.chunk_search(plan_slots, registered=False)
         assert search is not None
         assert search.chunk < 1 << 20
+        context.searches = False  # as where calls are not waited for
+        assert context.chunk_search(plan_slots, registered=False) is None
         return usual.grid, large.grid
 
     (usual, large), _ = with_gpus(work, [library.one_step(4)])
