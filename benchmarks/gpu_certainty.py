@@ -34,6 +34,7 @@ from blinkmpi.topology.model import Topology  # noqa: E402
 
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "certainty.md"
 LINKS = ROOT / "benchmarks" / "tables" / "links-NVIDIA-H200-x4.json"
+FITTED_TO, FITTED_GPU = RESULTS / "h200", "NVIDIA H200"  # what the parameters are from; two such GPUs, and four
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter")
 PLACES = ("out_of_place", "in_place")
 WITHIN, FROM = 0.1, 1 << 20
@@ -54,6 +55,7 @@ class Measurement(NamedTuple):
     measured_us: float
     bound_us: float
     host_us: float
+    gpu: str
 
     @property
     def by_host(self) -> bool:
@@ -98,7 +100,7 @@ def of_document(name: str, document: dict[str, Any]) -> list[Measurement]:
         for place in PLACES:
             found.append(Measurement(
                 name, name.partition("-")[0], call, rule, place, bool(document["config"].get("graph")),
-                row[place]["time"], own["bound_us"], own[place].get("host_us") or 0.0,
+                row[place]["time"], own["bound_us"], own[place].get("host_us") or 0.0, facts["gpu"]["name"],
             ))  # fmt: skip
     return found
 
@@ -147,12 +149,14 @@ def is_gap(row: Measurement) -> bool:
 
 def calibration(row: Measurement) -> bool:
     """Whether some parameter was fitted to this row."""
-    return is_fitted(row) or is_cta(row) or is_copy(row) or is_gap(row)
+    return row.gpu == FITTED_GPU and (is_fitted(row) or is_cta(row) or is_copy(row) or is_gap(row))
 
 
-def fit(rows: Sequence[Measurement]) -> KernelCosts:
+def fit() -> KernelCosts:
     """The parameters: links and flags as the probe measured them, the others by least squares of the errors."""
     from scipy.optimize import least_squares
+
+    rows = [row for row in (*measurements(FITTED_TO), *measurements()) if calibration(row)]
 
     probed = Measured.from_json(LINKS.read_text(encoding="utf-8"), source=LINKS.name)
     measured = costs_of(machine_of(len(probed.devices)), probed)
@@ -276,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     rows = measurements()
     if args.fit:
-        found = fit(rows)
+        found = fit()
         for name, value in asdict(found).items():
             print(f"{name:14} {value!s:28} {getattr(H200, name)}")
     elif args.page:

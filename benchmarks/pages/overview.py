@@ -1,5 +1,6 @@
 """The performance page: ratios alone, by size, in a few tables; each row names the file that has all of it."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -94,16 +95,20 @@ def torch_table(results: Results) -> Iterator[str]:
     yield from table(("collective", "type", "ranks", "beside"), found)
 
 
+OURS_IN_TRAINING = {"blink": "backend `blink`", "hook": "`ddp_hook`"}  # the others are beside them
+STEP_TIMES = ("step_ms", "communication_ms")
+
+
 def training_table(results: Results) -> Iterator[str]:
-    """A line for each model and library."""
-    yield from table_head("model", "type", ">ranks", "beside", ">a step", ">all AllReduces of a step", "file")
+    """A line for each model, way of ours and other library."""
+    yield from table_head("model", "type", ">ranks", "by", "beside", ">a step", ">all AllReduces of a step", "file")
     for name, document in results:
         for row in document["results"]:
-            ours = row["libraries"]["blink"]
-            for library, one in row["libraries"].items():
-                if library != "blink":
-                    cells = [row["model"], row["dtype"], ranks_text(document), library]
-                    cells += [marked(one[key] / ours[key]) for key in ("step_ms", "communication_ms")]
+            libraries = row["libraries"]
+            for own, other in itertools.product(libraries, libraries):
+                if own in OURS_IN_TRAINING and other not in OURS_IN_TRAINING:
+                    cells = [row["model"], row["dtype"], ranks_text(document), OURS_IN_TRAINING[own], other]
+                    cells += [marked(libraries[other][key] / libraries[own][key]) for key in STEP_TIMES]
                     yield line([*cells, link(name)])
 
 

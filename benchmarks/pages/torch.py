@@ -39,6 +39,7 @@ def training_file(name: str, document: dict[str, Any]) -> str:
             cells = [row["model"], row["dtype"], row["batch"], f"{row['parameters'] / 1e6:.1f} M", library]
             cells += [f"{ms:.1f}" for ms in (one["step_ms"], row["compute_ms"], one["exposed_ms"])]
             cells += [f"{one['communication_ms']:.1f}", f"{one['overlap']:.0%}" if one["overlap"] > 0 else "none"]
-            cells += [ratio_text(one[key] / ours[key]) for key in ("step_ms", "communication_ms")]
+            ratios = [ratio_text(one[key] / ours[key]) for key in ("step_ms", "communication_ms")]
+            cells += ["-", "-"] if library == "hook" else ratios
             lines.append(line([*cells, f"{one['weights_differ_by']:.0e}"]))
     return "\n".join(lines)

@@ -92,6 +92,7 @@ def is_flat(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and tensor.dim() == 1
         and tensor.is_contiguous()
+        and tensor.data_ptr() != 0
         and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
     )
 

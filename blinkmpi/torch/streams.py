@@ -22,7 +22,7 @@ def communication_stream(device: Any) -> Any:
 
 
 def current_stream(device: Any) -> Any:
-    """Torch's current stream on a device, in a fifth of the time that torch takes to make the object."""
+    """Torch's current stream on a device; torch makes the object anew each time it is asked."""
     return _current(device.index, current_stream_of_torch(torch, device.index))
 
 

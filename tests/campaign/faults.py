@@ -214,7 +214,8 @@ class Faults:
 
         error, seconds = attempt(call)
         self._dead(child)
-        heard = on_gpu and self.rank == victim  # that its peers have given up, and perhaps not why
+        # That its peers have given up it hears on a GPU, and perhaps not why; over links that went down, perhaps later.
+        heard = (on_gpu or self.doer.mix.hosts) and self.rank == victim
         if heard and error is None:  # what they had sent was there, and all it needs
             assert (y == self.n).all(), "an allreduce that came too late is wrong"
             return
@@ -261,9 +262,8 @@ class Faults:
         error, seconds = attempt(child.Barrier)
         child.Free()
         self.world.Barrier()
-        wanted = (
-            (PeerLost, CollectiveTimeout) if self.doer.mix.gpus else PeerLost
-        )  # of the peers, if it had none itself
+        heard = self.doer.mix.gpus or self.doer.mix.hosts  # of the peers' error, if it had none itself
+        wanted = (PeerLost, CollectiveTimeout) if heard else PeerLost
         assert isinstance(error, wanted), f"after the error, a PeerLost was expected, {error!r} came"
         assert seconds < SHORT_S, f"a dead communicator said so after {seconds:.1f} s"
 

@@ -168,7 +168,7 @@ def test_groups_and_torch_on_gpus_are_shown() -> None:
     row = {"tensors": 10, "bytes": 1024, "us": us, "graph_us": {**us, "group": 5.0}, "wrong": dict.fromkeys(us, 0)}
     groups = on_gpus("groups", {"no_nccl": ""}, row)
     step = {"step_ms": 10.0, "exposed_ms": 1.0, "communication_ms": 2.0, "overlap": 0.5, "weights_differ_by": 0.0}
-    libraries = {"blink": step, "nccl": {**step, "step_ms": 12.0}}
+    libraries = {"blink": step, "nccl": {**step, "step_ms": 12.0}, "hook": {**step, "step_ms": 8.0}}
     trained = {"model": "resnet50", "dtype": "float32", "batch": "64 images", "parameters": 25_600_000,
                "compute_ms": 9.0, "libraries": libraries}  # fmt: skip
     training = on_gpus("training", {"repeats": 11}, trained)
@@ -177,7 +177,9 @@ def test_groups_and_torch_on_gpus_are_shown() -> None:
     assert "| 10 | 1 KiB | directly | 10.0 | 8.0 | 0.80 | 40.0 | 4.00 | 15.0 | 1.50 | 0 |" in page
     assert "| 10 | 1 KiB | in a graph | 5.0 | 8.0 | 1.60 | 40.0 | 8.00 | 15.0 | 3.00 | 0 |" in page
     assert page.count("- GPUs: 2 x NVIDIA H200") == 2
-    assert "| resnet50 | float32 | 2 GPUs | nccl | 1.20 | 1.00 |" in made.render_overview(results)
+    short = made.render_overview(results)
+    assert "| resnet50 | float32 | 2 GPUs | backend `blink` | nccl | 1.20 | 1.00 |" in short
+    assert "| resnet50 | float32 | 2 GPUs | `ddp_hook` | nccl | 1.50 | 1.00 |" in short, "both are ours"
     lines = script("pages/summary").table(results).splitlines()
     assert "10 x 1K us: group 10.0, vector 8.0, each 40.0, nccl 15.0; 0 wrong" in lines
     assert any(
