@@ -2,7 +2,8 @@
 
 It predicts every row of the result files of calls between GPUs of a node anew, by the protocol that ran, and prints
 bound, prediction, measurement and error. ``--page`` writes the tables of docs/certainty.md. ``--fit`` fits the
-parameters of ``planning/kernel_times.py`` to the rows that are named there, and prints them beside those that it has.
+parameters of ``planning/gpus/kernel_times.py`` to the rows that are named below, and prints them beside those that it
+has.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from msgspec.structs import asdict, replace  # noqa: E402
 from benchmarks.planner.methods import with_tables  # noqa: E402
 from blinkmpi.bench.document import with_current_names  # noqa: E402
 from blinkmpi.bench.nccl_tests import dtype_named  # noqa: E402
-from blinkmpi.planning.kernel_times import H200, KernelCosts, costs_of, seconds  # noqa: E402
+from blinkmpi.planning.gpus.kernel_times import H200, KernelCosts, costs_of, seconds  # noqa: E402
 from blinkmpi.planning.plan import PACKETS, Plan, Rule  # noqa: E402
 from blinkmpi.planning.selection import make_plan, program_for  # noqa: E402
 from blinkmpi.program.call import REDUCTIONS, Call, call_of_bytes  # noqa: E402

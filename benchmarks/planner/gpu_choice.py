@@ -3,7 +3,7 @@
 The files of calls between GPUs were measured several times, with other protocols each time. Git has them all: this
 collects, for each collective, type and size, the least time of each protocol and scheme that was measured, in graphs
 and out of place, and judges two choices: of what was measured, that with the least prediction
-(``planning/kernel_times.py``), and what the selection table takes. Writes ``results/choice-gpu.json``; ``--page``
+(``planning/gpus/kernel_times.py``), and what the selection table takes. Writes ``results/choice-gpu.json``; ``--page``
 writes the table of docs/certainty.md from it.
 """
 
@@ -29,7 +29,7 @@ from benchmarks.gpu_certainty import (  # noqa: E402
     predicted_us,
 )
 from benchmarks.planner.methods import with_tables  # noqa: E402
-from blinkmpi.planning.kernel_times import WORTH  # noqa: E402
+from blinkmpi.planning.gpus.kernel_times import WORTH  # noqa: E402
 from blinkmpi.planning.selection import choose  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "choice-gpu.json"

@@ -3,6 +3,7 @@
 ``plan``         the value: all packings, and the selection table with its rules
 ``selection``    makes a plan; ``choose`` decides scheme and protocol of a call
 ``defaults``     the default rows of the table
+``gpus``         what calls between GPUs take, and which protocol carries which size
 ``tuned_table``  rows that ``blinkmpi tune`` has measured
 ``explain``      says how a call runs, and why
 ``chunk_search`` finds the chunk of long calls on GPUs while a job runs

@@ -21,10 +21,10 @@ from ..trees.graph.fabric import fabric
 from ..trees.problem import BACKWARDS
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing
 from .by_size import Choice, fastest
-from .kernel_times import boundaries
+from .gpus.kernel_times import boundaries
+from .gpus.one_hop import PACKETS_BELOW, one_hop_rows
 from .memory_rows import MEMORY_ROWS, memory_rows
 from .memory_rows import SLOTS as MEMORY_SLOTS
-from .one_hop import PACKETS_BELOW, one_hop_rows
 from .plan import PACKETS, Plan, ProtocolName, Rule
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -20,8 +20,8 @@ from ..lang.algorithms import Algorithm
 from ..planning import tuned_table as tuned
 from ..planning.algorithms import check_algorithms, check_ways, named_in, with_algorithms
 from ..planning.defaults import Gpus
+from ..planning.gpus.one_hop import BESIDE_CTAS
 from ..planning.on_demand import PlanOnDemand
-from ..planning.one_hop import BESIDE_CTAS
 from ..planning.plan import Plan
 from ..planning.selection import ALL_COLLECTIVES, make_plan, parse_algo
 from ..planning.tuned_table import TunedTable

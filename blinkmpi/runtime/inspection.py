@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..planning import kernel_times
 from ..planning.algorithms import chunk_of_algorithm
 from ..planning.beside_mpi import slower
 from ..planning.explain import Forecast, plan_line
 from ..planning.explain import explain as explain_plan
+from ..planning.gpus import kernel_times
 from ..planning.plan import ONE_SHOTS, Plan, Rule, chunk_for
 from ..program.call import Call, call_of_bytes, collective_named
 from ..program.cost_model import price
@@ -155,7 +155,7 @@ def predict(
 
     Args:
         rates: what steps cost on these CPU ranks, if not what ``blinkmpi tune`` has kept. Without either the simulator
-            predicts, and both places are alike; on GPUs it is :mod:`..planning.kernel_times`.
+            predicts, and both places are alike; on GPUs it is :mod:`..planning.gpus.kernel_times`.
         registered, graph: of GPU memory, whether it is registered; of calls on it, whether they are in a graph.
     """
     if delegated_because(op):

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import BlinkError, BufferTypeError
 from ...planning.chunk_search import ChunkSearch
-from ...planning.kernel_times import H200, KernelCosts
+from ...planning.gpus.kernel_times import H200, KernelCosts
 from ...planning.on_demand import PlanOnDemand
 from ...planning.plan import Plan, Rule
 from ...planning.selection import choose, program_for

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from mpi4py import MPI
 
 from ...errors import BlinkError, DeviceError, RemoteError, TopologyError
-from ...planning.kernel_times import KernelCosts, costs_of
+from ...planning.gpus.kernel_times import KernelCosts, costs_of
 from ...planning.on_demand import PlanOnDemand
 from ...topology import Topology
 from ...topology.gather import gather_gpus

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from benchmarks import gpu_certainty as certainty
-from blinkmpi.planning.kernel_times import H200
+from blinkmpi.planning.gpus.kernel_times import H200
 
 
 @cache

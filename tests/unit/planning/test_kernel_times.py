@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from blinkmpi.planning.kernel_times import H200, boundaries, costs_of, seconds
+from blinkmpi.planning.gpus.kernel_times import H200, boundaries, costs_of, seconds
 from blinkmpi.planning.plan import PACKETS, Plan, Rule
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.call import Call, call_of_bytes

@@ -5,8 +5,8 @@ The numbers come from trials (docs/design.md tells which); ``blinkmpi tune`` mea
 
 from collections.abc import Sequence
 
+from ..plan import ProtocolName
 from .kernel_times import Boundaries
-from .plan import ProtocolName
 
 KIB, MIB = 1 << 10, 1 << 20
 LongRow = tuple[int, str, ProtocolName, int]

@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ..program.call import REDUCTIONS, Call, call_of_bytes
-from ..program.cost_model import LATENCY, Key, loads
-from ..program.ir import Program
-from ..program.lower import lower
-from ..program.routes import Routes
-from ..topology.measured import FAST, Measured, links_between
-from ..topology.model import Topology
-from ..trees.tree import Packing
-from ..util.codec import Value
-from .plan import PACKETS, ProtocolName, Rule
+from ...program.call import REDUCTIONS, Call, call_of_bytes
+from ...program.cost_model import LATENCY, Key, loads
+from ...program.ir import Program
+from ...program.lower import lower
+from ...program.routes import Routes
+from ...topology.measured import FAST, Measured, links_between
+from ...topology.model import Topology
+from ...trees.tree import Packing
+from ...util.codec import Value
+from ..plan import PACKETS, ProtocolName, Rule
 
 CODEC_BYTES = {"ll16": 2.0, "ll128": 8 / 7}  # that cross a link for each byte of data
 ROOTED_ONE_SHOT = ("broadcast", "reduce")  # whose root sends to, or hears from, every rank
