@@ -30,7 +30,7 @@ from blinkmpi.errors import (
 from blinkmpi.planning import tuned_table
 from blinkmpi.transport.cuda.device import cupy
 from tests.campaign.doer import Doer
-from tests.campaign.steps import Step
+from tests.campaign.steps import LINK, Step
 
 SHORT_S = 10.0  # in which an error comes that no deadline has to pass for
 LATE_S = 3.0  # behind its deadline, on a machine with fewer cores than ranks
@@ -213,10 +213,11 @@ class Faults:
                 child.Allreduce(x, y, timeout=limit)
 
         error, seconds = attempt(call)
-        self._dead(child)
-        # That its peers have given up it hears on a GPU, and perhaps not why; over links that went down, perhaps later.
-        heard = (on_gpu or self.doer.mix.hosts) and self.rank == victim
-        if heard and error is None:  # what they had sent was there, and all it needs
+        heard = on_gpu and self.rank == victim  # that its peers have given up, and perhaps not why
+        # TCP waits longer and longer after a link was down: what they have sent is there, their error is still to come.
+        unheard = LINK in self.doer.record.faults and self.rank == victim and error is None
+        self._dead(child, unheard=unheard)
+        if (heard or unheard) and error is None:  # what they had sent was there, and all it needs
             assert (y == self.n).all(), "an allreduce that came too late is wrong"
             return
         wanted = (CollectiveTimeout, PeerLost) if heard else CollectiveTimeout
@@ -257,13 +258,13 @@ class Faults:
         script = f"sleep {after:.3f}; kill -STOP {pid}; sleep {seconds:.3f}; kill -CONT {pid}"
         return subprocess.Popen(["sh", "-c", script])
 
-    def _dead(self, child: Any) -> None:
-        """A communicator that has failed says so at once, and can be freed."""
+    def _dead(self, child: Any, *, unheard: bool = False) -> None:
+        """A communicator that has failed says so at once, and can be freed; ``unheard``: here it has not failed yet."""
         error, seconds = attempt(child.Barrier)
         child.Free()
         self.world.Barrier()
-        heard = self.doer.mix.gpus or self.doer.mix.hosts  # of the peers' error, if it had none itself
-        wanted = (PeerLost, CollectiveTimeout) if heard else PeerLost
+        first = self.doer.mix.gpus or unheard  # whether the peers' error may be news, if there was none here
+        wanted = (PeerLost, CollectiveTimeout) if first else PeerLost
         assert isinstance(error, wanted), f"after the error, a PeerLost was expected, {error!r} came"
         assert seconds < SHORT_S, f"a dead communicator said so after {seconds:.1f} s"
 
