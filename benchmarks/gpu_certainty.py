@@ -52,6 +52,7 @@ class Measurement(NamedTuple):
     call: Call
     rule: Rule
     place: str
+    moves: bool  # the result goes to the front, as in place with MPI
     graph: bool
     measured_us: float
     bound_us: float
@@ -100,7 +101,8 @@ def of_document(name: str, document: dict[str, Any]) -> list[Measurement]:
         rule = Rule(collective, 0, own["scheme"], *SLOTS, protocol=protocol, ctas=own["ctas"])
         for place in PLACES:
             found.append(Measurement(
-                name, name.partition("-")[0], call, rule, place, bool(document["config"].get("graph")),
+                name, name.partition("-")[0], call, rule, place,
+                place == "in_place" and not facts.get("own_block", False), bool(document["config"].get("graph")),
                 row[place]["time"], own["bound_us"], own[place].get("host_us") or 0.0, facts["gpu"]["name"],
             ))  # fmt: skip
     return found
@@ -112,7 +114,7 @@ def predicted_us(row: Measurement, costs: KernelCosts = H200) -> float:
     packing = plan.packing(call.collective, call.root, row.rule.scheme)
     program = _program(call, row.rule.scheme)
     return 1e6 * seconds(
-        call, row.rule, program, packing, machine_of(call.n), costs, in_place=row.place == "in_place", graph=row.graph
+        call, row.rule, program, packing, machine_of(call.n), costs, in_place=row.moves, graph=row.graph
     )
 
 
@@ -139,7 +141,7 @@ def is_cta(row: Measurement) -> bool:
 def is_copy(row: Measurement) -> bool:
     """The rows from which the rate of copies within a GPU is."""
     ours = row.collective == "reduce_scatter" and row.call.n == 2 and row.call.dtype == "float32"
-    return ours and row.graph and row.rule.protocol == "slots"
+    return ours and row.graph and row.rule.protocol == "slots" and row.moves == (row.place == "in_place")
 
 
 def is_gap(row: Measurement) -> bool:

@@ -2,10 +2,11 @@
 
 Copies of one model are trained side by side, each by ``DistributedDataParallel`` over another library: on CPU ranks
 torch's group of backend blink, its group of gloo, and MPI's own Allreduce (in a communication hook); with ``--gpu``
-backend blink, NCCL's group, and NCCL's group with ``blinkmpi.torch.ddp_hook``. They take their steps in turn, so what
-the machine does beside them meets all. A step without communication (``no_sync``) is one of the turn. A row has a
-step's time, what communication adds to it (exposed), and what communication takes alone, with nothing to hide behind.
-A number is the largest of all ranks' medians. The copies must end with the same weights.
+backend blink, NCCL's group, and NCCL's group with ``blinkmpi.torch.ddp_hook``. They take turns, and each time
+another one begins, so what the machine does beside them meets all alike. On GPUs a turn is some steps that nothing
+waits for in between, as in training. Steps without communication (``no_sync``) are one of the turns. A row has a step's
+time, what communication adds to it (exposed), and what communication takes alone, with nothing to hide behind. A number
+is the largest of all ranks' medians. The copies must end with the same weights.
 
 ``--gradients`` also records when each gradient is ready; ``figure.py`` simulates other machines from that.
 """
@@ -17,8 +18,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import jobs
@@ -27,7 +29,9 @@ DTYPES = ("float32", "bfloat16")
 MILLI = 1e3
 WARMUP, REPEATS = 3, 11
 RATE = 1e-3  # of learning
+STEPS = 4  # of a turn, on GPUs
 NONE = "no communication"
+T = TypeVar("T")
 
 
 class Way(NamedTuple):
@@ -150,25 +154,26 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
     wait = torch.cuda.synchronize if gpu else lambda: None
     batch = workload.batch(world.rank, device, dtype)
     copies = {way.name: Copy(torch, workload, way, dtype, device) for way in ways}
-    turn = [(NONE, copies[ways[0].name], True), *((name, copy, False) for name, copy in copies.items())]
-    times: dict[str, list[float]] = {name: [] for name, _, _ in turn}
+    turns = [(NONE, copies[ways[0].name], True), *((name, copy, False) for name, copy in copies.items())]
+    times: dict[str, list[float]] = {}
 
-    def timed(name: str, call: Callable[[], object]) -> None:
+    def timed(name: str, call: Callable[[], object], count: int = 1) -> None:
         wait()
         world.Barrier()
         begin = time.perf_counter()
-        call()
-        wait()
-        times.setdefault(name, []).append((time.perf_counter() - begin) * MILLI)
-
-    def steps(count: int) -> None:
         for _ in range(count):
-            for name, copy, alone in turn:
-                timed(name, lambda copy=copy, alone=alone: copy.step(batch, alone=alone))  # type: ignore[misc]
+            call()
+        wait()
+        times.setdefault(name, []).append((time.perf_counter() - begin) * MILLI / count)
 
-    steps(WARMUP)
+    def all_turns(count: int) -> None:
+        for i in range(count):
+            for name, copy, alone in begun_by(i, turns):
+                timed(name, partial(copy.step, batch, alone=alone), STEPS if gpu else 1)
+
+    all_turns(WARMUP)
     times.clear()
-    steps(repeats)
+    all_turns(repeats)
     ours = copies[ways[0].name]
     buckets = ours.bucket_bytes()
     difference = {name: world.allreduce(apart(ours, copy), mpi.MAX) for name, copy in copies.items()}
@@ -180,9 +185,9 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
         for buffer in buffers:
             way.total(buffer)
 
-    for _ in range(WARMUP + repeats):
-        for way in ways:
-            timed(f"{way.name} alone", lambda way=way: total(way))  # type: ignore[misc]
+    for i in range(WARMUP + repeats):
+        for way in begun_by(i, ways):
+            timed(f"{way.name} alone", partial(total, way))
     ms = {name: max(world.allgather(statistics.median(some[-repeats:]))) for name, some in times.items()}
     row: dict[str, Any] = {
         "model": workload.name, "dtype": str(dtype).removeprefix("torch."), "batch": workload.about,
@@ -198,6 +203,12 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
     if seen is not None:
         row["gradients"] = {"backward_ms": seen.backward_ms, "ready": seen.ready}
     return row
+
+
+def begun_by(i: int, some: Sequence[T]) -> list[T]:
+    """All of them in their order, the i-th first."""
+    first = i % len(some)
+    return [*some[first:], *some[:first]]
 
 
 def apart(one: Copy, other: Copy) -> float:
@@ -254,8 +265,9 @@ def main() -> None:
         facts["gpu"] = {"name": comm.gpu.name, **comm.gpu.versions, "NCCL": nccl}
     torch.distributed.destroy_process_group()
     if world.rank == 0 and options.output:
-        head = {"training": {"repeats": options.repeats, "threads": 1}, "env": facts["env"]}
-        statistic = "median over steps of a rank's time; the largest of all ranks"
+        how = {"repeats": options.repeats, "steps": STEPS if options.gpu else 1, "threads": 1}
+        head = {"training": how, "env": facts["env"]}
+        statistic = "median over turns of a rank's time of a step; the largest of all ranks"
         jobs.write(options.output, jobs.document(head, rows, [], began, ranks=world.size, statistic=statistic,
                                                  memory="gpu" if options.gpu else "host", **facts))  # fmt: skip
 

@@ -185,7 +185,8 @@ class _Bench:
             self.columns = replace(self.columns, protocol=True)
             register = 2 if self.args.local_register is None else self.args.local_register
             driver = {"driver": meta.nvidia_driver(), **gpu.versions}
-            self.setup |= {"local_register": register, "persistent": self.args.persistent}
+            own_block = any(map(self._own_block, self.calls))
+            self.setup |= {"local_register": register, "persistent": self.args.persistent, "own_block": own_block}
             self.setup["gpu"] = {"name": gpu.name, **driver}
 
     def _peer(self, name: str, gpu: Any) -> Peer:
@@ -272,8 +273,8 @@ class _Bench:
         bounds: list[float | None] = [None, None]
         for place in range(len(PLACES)) if self.args.predict else ():
             seconds[place], bounds[place] = predict(
-                *what, **facts, in_place=bool(place), rates=self.rates, registered=self.registered,
-                graph=bool(self.args.cudagraph),
+                *what, **facts, in_place=bool(place) and not self._own_block(call), rates=self.rates,
+                registered=self.registered, graph=bool(self.args.cudagraph),
             )  # fmt: skip
         peers = {name: measured.get(name) for name in self.options.peers}
         return Row(
@@ -281,12 +282,18 @@ class _Bench:
             (bounds[0], bounds[1]), self.emulated,
         )  # fmt: skip
 
+    def _own_block(self, call: Call) -> bool:
+        """Whether a result in place stays in this rank's block, and is not moved to the front as MPI has it."""
+        return self.memory == "gpu" and call.collective == "reduce_scatter"
+
     def _place(
         self, ours: Any, call: Call, peers: list[Peer], *, in_place: bool
     ) -> tuple[TimingResult, list[TimingResult]]:
         """Ours and the peers', in or out of place."""
         assert self.buffers is not None
-        layout = Layout(call, self.rank, self.buffers, in_place=in_place, marker=self.mpi.IN_PLACE)
+        layout = Layout(
+            call, self.rank, self.buffers, in_place=in_place, marker=self.mpi.IN_PLACE, own_block=self._own_block(call)
+        )
         if self.gpu is None:
             contenders = [Contender(layout, our_call(ours, layout))]
         else:

@@ -47,16 +47,17 @@ class Layout:
     """Where a row's input lies, what is passed to the library, and where the result will be.
 
     In place is MPI's in place, with ``marker`` for the other buffer; without a marker it is NCCL's: both buffers are
-    passed, and a rank's part of a reduce-scatter stays where it lay. A broadcast has one buffer: out of place the
-    root uses its send buffer.
+    passed, and a rank's part of a reduce-scatter stays where it lay; so it does with ``own_block``, as ours can on GPUs.
+    A broadcast has one buffer: out of place the root uses its send buffer.
 
     ``source`` and ``target`` are the buffers themselves, None where this rank has none. ``narrow``: whether the
     library's partial sums of 16-bit elements are of 16 bits.
     """
 
     def __init__(
-        self, call: Call, rank: int, buffers: Buffers, *, in_place: bool, marker: Any = None, narrow: bool = False
-    ) -> None:
+        self, call: Call, rank: int, buffers: Buffers, *, in_place: bool, marker: Any = None, narrow: bool = False,
+        own_block: bool = False,
+    ) -> None:  # fmt: skip
         send, recv = buffers.views(call)
         kind, count = call.collective, call.counts[0]
         root = rank == call.root
@@ -77,8 +78,8 @@ class Layout:
                 self.target, hidden = send[own], "target"
         elif in_place:
             self.source, hidden = (recv[own] if kind in ("allgather", "gather") else recv), "source"
-            if kind == "reduce_scatter" and marker is None:
-                self.target = recv[own]
+            if kind == "reduce_scatter" and (marker is None or own_block):
+                self.target, hidden = recv[own], ""
         self.result = self.target
         self.inputs = [self.source] if self.source is not None and (kind != "broadcast" or root) else []
         whole = recv if in_place and hidden == "source" else self.target

@@ -104,8 +104,9 @@ def with_algorithms(
         why: what asked for those that are asked for.
     """
     everyone = tuple(dict.fromkeys((*plan.algorithms, *algorithms, *asked.values())))
-    chunk, depth = slots_of(gpus) if gpus else MEMORY_SLOTS if any(p.multicast for p in plan.packings) else LINK_SLOTS
-    ctas = ctas_of(gpus)
+    on_host = MEMORY_SLOTS if any(p.multicast for p in plan.packings) else LINK_SLOTS
+    chunk, depth = slots_of(gpus, plan.n) if gpus else on_host
+    ctas = ctas_of(gpus, plan.n)
     rules = list(plan.rules)
     for one in dict.fromkeys((*algorithms, *asked.values())):
         collective, root = cast(Collective, one.collective), one.root

@@ -22,7 +22,7 @@ from ..trees.problem import BACKWARDS
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing
 from .by_size import Choice, fastest
 from .gpus.kernel_times import boundaries
-from .gpus.one_hop import PACKETS_BELOW, one_hop_rows
+from .gpus.one_hop import FEW_CTAS, PACKETS_BELOW, one_hop_rows
 from .memory_rows import MEMORY_ROWS, memory_rows
 from .memory_rows import SLOTS as MEMORY_SLOTS
 from .plan import PACKETS, Plan, ProtocolName, Rule
@@ -59,6 +59,7 @@ MPI_BELOW_BYTES_ACROSS = {
 SHOT_BELOW_BYTES_ACROSS, SHOT_RANKS = 1088 * KIB, 2
 SHOT_WHY = "default: data and announcement in one message from node to node"
 GPU_SLOTS = (32 * KIB, 4)
+PAIR_SLOTS = (64 * KIB, 4)  # between 2 GPUs; from runs on two H100
 NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 
 
@@ -208,14 +209,19 @@ def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...]
     return allowed
 
 
-def slots_of(gpus: Gpus) -> tuple[int, int]:
-    """The largest slot in bytes between GPUs, and the slots of a channel."""
-    return NODE_SLOTS if gpus == "nodes" else GPU_SLOTS
+def slots_of(gpus: Gpus, n: int) -> tuple[int, int]:
+    """The largest slot in bytes between n GPUs, and the slots of a channel."""
+    return NODE_SLOTS if gpus == "nodes" else PAIR_SLOTS if gpus == "onehop" and n == 2 else GPU_SLOTS
 
 
-def ctas_of(gpus: Gpus) -> int:
-    """The CTAs of a kernel ``slots``; 0 for as many as there may be."""
-    return NODE_CTAS if gpus == "nodes" else 0
+def ctas_of(gpus: Gpus, n: int, max_ctas: int = 0) -> int:
+    """The CTAs of a kernel ``slots`` between n GPUs; 0 for as many as there may be.
+
+    Args:
+        max_ctas: that a kernel shall have; 0: as many as there may be.
+    """
+    few = gpus == "onehop" and n == 2 and 0 < max_ctas < FEW_CTAS
+    return NODE_CTAS if gpus == "nodes" else FEW_CTAS if few else 0
 
 
 def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
@@ -238,7 +244,7 @@ def gpu_rules(
     there = _schemes(plan, collective)
     by_root = _choices(plan, topology, collective, [p.scheme for p in plan.packings])
     protocols = [protocol for protocol in PROTOCOLS if protocol not in LL128 or by_nvlink(plan, topology, collective)]
-    (chunk, depth), ctas = slots_of(gpus), ctas_of(gpus)
+    (chunk, depth), ctas = slots_of(gpus, plan.n), ctas_of(gpus, plan.n, max_ctas)
     onehop = gpus == "onehop" and "onehop" in there and plan.n > 1 and collective in PACKETS_BELOW
     whole = onehop and _meets_bound(plan, collective, "onehop")
     lines = LL128[0] in protocols
@@ -260,7 +266,9 @@ def gpu_rules(
                     collective, plan.n, registered=registered, lines=lines, modelled=modelled, schemes=there,
                     max_ctas=max_ctas,
                 )  # fmt: skip
-                trials = [(at, by, protocol, many, 0) for at, by, protocol, many in one_hop]
+                trials = [
+                    (at, by, protocol, many or (ctas if protocol == SLOTS else 0), 0) for at, by, protocol, many in one_hop
+                ]
                 packets = [row for row in trials if row[2] in PACKETS]
                 end = trials[len(packets)][0]
                 rest = [

@@ -285,14 +285,17 @@ def leaf(rank: int, root: int, sendbuf: Any) -> Buffer:
 
 
 def _scattered(rank: int, n: int, send: Buffer, recv: Buffer, lengths: tuple[int, ...], op: str) -> Prepared:
-    """A Reduce_scatter with block lengths."""
+    """A Reduce_scatter with block lengths. On a GPU the result may take the place of this rank's own block."""
     if send.count != sum(lengths):
         raise ArgumentError(
             f"rank {rank}: sendbuf has {send.count} elements, the blocks {list(lengths)} {sum(lengths)}; match them"
         )
     check_equal(recv, Buffer(send.array[: lengths[rank]], send.dtype))
-    check_apart(send.array, recv.array, None)
-    return Prepared(_reduction("reduce_scatter", n, lengths, send.dtype, op), send.array, recv.array)
+    call = _reduction("reduce_scatter", n, lengths, send.dtype, op)
+    start, count = call.block(rank)
+    own = send.array[start : start + count] if isinstance(send.array, DeviceArray) else None
+    check_apart(recv.array, send.array, own)
+    return Prepared(call, send.array, recv.array)
 
 
 def _scattered_in_place(rank: int, n: int, whole: Buffer, lengths: tuple[int, ...], op: str) -> Prepared:

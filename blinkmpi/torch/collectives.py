@@ -91,12 +91,15 @@ class TensorCollectives:
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Reduce a tensor of one block for each rank; each gets its own."""
-        return self._make("reduce_scatter", opts, lambda: _reduce_blocks(output, input, Reduction(opts)))
+        return self._make("reduce_scatter", opts, lambda: self._reduce_blocks(output, input, opts))
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """As :meth:`reduce_scatter_single`, for some pairs of tensors."""
         pairs = zip(outputs, inputs, strict=True)
-        return self._make_all("reduce_scatter", opts, [partial(_reduce_blocks, *p, Reduction(opts)) for p in pairs])
+        return self._make_all("reduce_scatter", opts, [partial(self._reduce_blocks, *p, opts) for p in pairs])
+
+    def _reduce_blocks(self, output: Tensor, tensor: Tensor, opts: Any) -> Operation:
+        return _reduce_blocks(output, tensor, self.rank_here, self.comm.size, Reduction(opts))
 
     # ---- what moves
 
@@ -319,9 +322,11 @@ def _reduce_scatter(output: Tensor, inputs: Sequence[Tensor], reduction: Reducti
     return Operation("Reduce_scatter", (typed(send), typed(whole), counts, op), (whole, send), [output], after)
 
 
-def _reduce_blocks(output: Tensor, tensor: Tensor, reduction: Reduction) -> Operation:
+def _reduce_blocks(output: Tensor, tensor: Tensor, rank: int, n: int, reduction: Reduction) -> Operation:
     whole, after = writable(output)
-    send = clear_of(reduction.scaled(flat(tensor)), whole)
+    send = reduction.scaled(flat(tensor))
+    own_place = whole.is_cuda and whole.data_ptr() == send.data_ptr() + rank * nbytes(whole)
+    send = send if own_place and nbytes(send) == n * nbytes(whole) else clear_of(send, whole)
     args = typed(send), typed(whole), reduction.of(whole.dtype)
     return Operation("Reduce_scatter_block", args, (whole, send), [output], after)
 

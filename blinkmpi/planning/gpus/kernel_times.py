@@ -138,7 +138,7 @@ def _at_peers(call: Call) -> float:
     if call.collective == "allreduce":
         return 2 * nbytes * (n - 1) / n
     if call.collective in ROOTED_ONE_SHOT:
-        return nbytes * (1 if call.collective == "broadcast" else n / max(1, n - 1))
+        return nbytes * (1 if call.collective == "broadcast" or n <= 2 else n / (n - 1))
     return nbytes * (n - 1) / n
 
 

@@ -34,14 +34,14 @@ DIRECT_FROM = {  # at the latest, where buffers are registered
 TWO_SHOT_BELOW = 384 * KIB  # allreduce of more than 2 ranks, where lines of 128 bytes may not stay whole
 DIRECT_BELOW: dict[str, tuple[int | None, int | None, int | None]] = {  # registered; then slots again
     "allreduce": (32 * MIB, 32 * MIB, 32 * MIB),
-    "reduce": (0, 0, 0),
+    "reduce": (None, 0, 0),
     "reduce_scatter": (None, 24 * MIB, 24 * MIB),
     "alltoall": (0, 0, 0),
 }
 # CTAs with which `direct` is about as fast between 2 GPUs as with all; the others are left to the model. Where a kernel
 # shall have fewer than FEW_CTAS, `direct` carries long reductions too, for which slots need many: so the user may say,
 # and calls that are not waited for run beside the model's kernels. From runs on two H100.
-ENOUGH_CTAS = {"allreduce": 64, "allgather": 64, "reduce_scatter": 32, "broadcast": 24}
+ENOUGH_CTAS = {"allreduce": 64, "allgather": 64, "reduce_scatter": 32, "broadcast": 24, "reduce": 64}
 FEW_CTAS, BESIDE_CTAS, LONG_BY_FEW = 64, 32, ("allreduce", "reduce_scatter")
 # What carries long vectors among more than 2 GPUs, in place of the rows above: from how many bytes, scheme, protocol
 # and CTAs (0: as many as there may be), for buffers that are not registered and for those that are. As `blinkmpi tune`

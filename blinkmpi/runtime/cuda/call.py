@@ -66,6 +66,7 @@ class CudaCall:
         self._plain = self.repeats and not self.around.any
         self.places: list[int | None] = []  # which of the user's buffers is sent, which received
         self.registered: list[bool] = []  # whether they are
+        self.apart = 0  # how far the second one lies behind the first
 
     def moves_to(self, ready: Prepared, places: Sequence[tuple[int, int]]) -> bool:
         """Whether :meth:`elsewhere` can make others of it, which was called with buffers at ``places``."""
@@ -75,6 +76,7 @@ class CudaCall:
             return False
         self.places = [None if b is None else at.index(address(b)) for b in buffers]
         self.registered = [self._ref(which, places) > 0 for which in self.places]
+        self.apart = at[-1] - at[0]
         return True
 
     def elsewhere(self, places: Sequence[tuple[int, int]]) -> CudaCall | None:

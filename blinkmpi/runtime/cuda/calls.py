@@ -64,8 +64,9 @@ class CudaCalls:
         if like is None:
             return None
         one, other = places[0], places[-1]
-        if one[0] != other[0] and one[0] < sum(other) and other[0] < sum(one):
-            return None  # they overlap, which is refused where arguments are read
+        apart = other[0] - one[0]
+        if apart not in (0, like.apart) and one[0] < sum(other) and other[0] < sum(one):
+            return None  # they overlap in another way than its buffers, which is for those to judge who read arguments
         if any(self.context.gpu.why_not_here(at) for at, _ in places):
             return None
         return like.elsewhere(places)

@@ -20,6 +20,7 @@ def segment(call: Call, rank: int) -> Segment:
     """What a rank moves of a call: an equal part of the vector, or its own block.
 
     Broadcast and Reduce divide the vector among all ranks but the root, whose link would be the bottleneck otherwise.
+    Of two ranks the root of a Reduce has all of it: what it loads crosses the link once, and nothing goes the other way.
     """
     n, item = call.n, dtype_of(call.dtype).itemsize
     everyone, me = (1 << n) - 1, 1 << rank
@@ -37,9 +38,9 @@ def segment(call: Call, rank: int) -> Segment:
         return Segment(me, 1 << root, 0, start * item, count * item)
     if kind == "scatter":
         return Segment(1 << root, me, start * item, 0, count * item)
-    if n == 1:
-        return Segment(1, 1, 0, 0, call.total * item) if kind == "reduce" else Segment(0, 0, 0, 0, 0)
-    if rank == root:
+    if n <= 2 and kind == "reduce":
+        return Segment(everyone, me, 0, 0, call.total * item) if rank == root else Segment(0, 0, 0, 0, 0)
+    if n == 1 or rank == root:
         return Segment(0, 0, 0, 0, 0)
     begin, size = _part(call.total * item, n - 1, rank - (rank > root))
     if kind == "broadcast":

@@ -88,7 +88,7 @@ def test_long_vectors_among_four_gpus_take_what_was_measured(registered: bool) -
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_with_few_ctas_long_reductions_are_direct_too(n: int) -> None:
-    """Between registered buffers: slots need many CTAs. What fewer CTAs do not change stays."""
+    """Between registered buffers: slots need more CTAs, 64 between two GPUs. What fewer CTAs do not change stays."""
     machine_ = modify(H200, gpus=",".join(map(str, range(n))))
     usual, few = planned(n), make_plan(machine_, gpus="onehop", max_ctas=24)
     assert make_plan(machine_, gpus="onehop", max_ctas=100).rules == usual.rules
@@ -99,7 +99,8 @@ def test_with_few_ctas_long_reductions_are_direct_too(n: int) -> None:
         one, other = (plan.rule("reduce", nbytes, registered=True) for plan in (few, usual))
         assert one == replace(other, ctas=min(other.ctas, 24) if other.protocol == "direct" else other.ctas)
         for collective in ("allreduce", "reduce_scatter", "broadcast", "allgather"):
-            assert few.rule(collective, nbytes) == usual.rule(collective, nbytes)
+            before = usual.rule(collective, nbytes)
+            assert few.rule(collective, nbytes) == (replace(before, ctas=64) if n == 2 else before)
     assert usual.rule("allreduce", 1 << 30, registered=True).protocol != "direct"
 
 

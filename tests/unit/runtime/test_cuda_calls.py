@@ -158,6 +158,25 @@ def test_a_reduce_scatter_in_place_is_copied_where_a_block_would_overlap_its_fin
         assert made.final == (final if moves else None)
 
 
+def test_the_result_of_a_reduce_scatter_may_lie_in_the_own_block() -> None:
+    """On a GPU, as NCCL has it; nowhere else, and not on the host, where MPI forbids it."""
+    whole = Cai((12,))
+    for rank in range(3):
+        block = Cai((4,), at=4096 + 16 * rank)
+        for made in (
+            calls.reduce_scatter_block(rank, 3, whole, block, "sum"),
+            calls.reduce_scatter(rank, 3, whole, block, (4, 4, 4), "sum", lambda mine: (mine,)),
+        ):
+            assert (made.send, made.recv) == (device(whole), device(block))
+            assert (made.final, made.before, made.after) == (None, (), ())
+        for at in (4096 + 16 * ((rank + 1) % 3), 4096 + 16 * rank + 4, 4096 + 16 * rank - 4):
+            with pytest.raises(ArgumentError, match="overlap"):
+                calls.reduce_scatter_block(rank, 3, whole, Cai((4,), at=at), "sum")
+        vector = np.zeros(12, np.float32)
+        with pytest.raises(ArgumentError, match="overlap"):
+            calls.reduce_scatter_block(rank, 3, vector, vector[4 * rank : 4 * rank + 4], "sum")
+
+
 @pytest.mark.parametrize("gpus", ["0,1", "0,1,2,3", "0,1,2,3,4,5,6,7"])
 def test_a_ranks_own_block_is_read_only_where_its_result_is_written(gpus: str) -> None:
     """By every scheme through slots; so the result may take the block's place while peers read the rest."""

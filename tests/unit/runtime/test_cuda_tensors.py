@@ -71,6 +71,11 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 Args = tuple[Any, ...]
 
 
+def own_block(at: int, rank: int = 1) -> Tensor:
+    """A rank's block of the tensor at an address."""
+    return Tensor(at + rank * 4 * COUNT // N, COUNT // N)
+
+
 def signature(prepare: Any, args: Args) -> Signature:
     key = key_of(prepare, args, None)
     assert key is not None
@@ -102,6 +107,8 @@ CALLS = {
     "from its root": (arguments.broadcast, lambda x, y: (Tensor(x), 1)),
     "from another root": (arguments.broadcast, lambda x, y: (Tensor(x), 2)),
     "blocks": (arguments.allgather, lambda x, y: (Tensor(x, COUNT // N), Tensor(y))),
+    "into the own block": (arguments.reduce_scatter_block, lambda x, y: (Tensor(x), own_block(x), "sum")),
+    "from the own block": (arguments.allgather, lambda x, y: (own_block(x), Tensor(x))),
 }
 
 
@@ -139,6 +146,11 @@ def test_what_is_not_alike_is_bound_anew(monkeypatch: pytest.MonkeyPatch) -> Non
         assert calls.elsewhere(signature(allreduce, (same := Tensor(C), same, MPI.SUM))) is None
         assert calls.elsewhere(signature(allreduce, args(C, C + 4))) is None, "they overlap, which is an error"
         assert calls.elsewhere(signature(allreduce, args(C, C + 4 * COUNT))) is not None, "side by side"
+        scatter, within = CALLS["into the own block"]
+        bound(calls, scatter, within(A, B))
+        for at in (own_block(C, 0), own_block(C + 4)):
+            assert calls.elsewhere(signature(scatter, (Tensor(C), at, "sum"))) is None, "another overlap"
+        assert calls.elsewhere(signature(scatter, (Tensor(C), own_block(D), "sum"))) is not None, "apart"
         context.transport.regions.ref = lambda at, nbytes: 1 << 48 if at >= D else 0  # type: ignore[method-assign]
         assert calls.elsewhere(signature(allreduce, args(C, D))) is None, (
             "one of them is registered, the first one's not"

@@ -53,21 +53,27 @@ __device__ __forceinline__ void move_packs(const DirectArguments& a, const Buffe
 #pragma unroll
   for (int u = 0; u < UNROLL; u++) {
     if ((HOW == LAST || HOW == BLOCKS) && at + u * step > whole) continue;
-    Partial sum;
-    bool first = true;
+    auto operand = [&](int r) {
+      const char* from = e.src[r] + at + u * step;
+      return LATE ? realigned(from, load_piece(from)) : HOW == BLOCKS ? realigned(from, x[u][r]) : x[u][r].x;
+    };
+    Pack y;
+    if (ADDS_PAIRS && N == 2 && a.src_mask == 3 && !a.c.divisor) {
+      y = pair_sums(operand(0), operand(N - 1));
+    } else {
+      Partial sum;
+      bool first = true;
 #pragma unroll (LATE ? 1 : N)
-    for (int r = 0; r < N; r++)
-      if (a.src_mask >> r & 1) {
-        const char* from = e.src[r] + at + u * step;
-        const Partial y = widened(LATE            ? realigned(from, load_piece(from))
-                                  : HOW == BLOCKS ? realigned(from, x[u][r])
-                                                  : x[u][r].x);
-        if (first) sum = y;
-        else accumulate(sum, y);
-        first = false;
-      }
-    if (a.c.divisor) divide(sum, (int)a.c.divisor);
-    const Pack y = narrowed(sum);
+      for (int r = 0; r < N; r++)
+        if (a.src_mask >> r & 1) {
+          const Partial z = widened(operand(r));
+          if (first) sum = z;
+          else accumulate(sum, z);
+          first = false;
+        }
+      if (a.c.divisor) divide(sum, (int)a.c.divisor);
+      y = narrowed(sum);
+    }
 #pragma unroll
     for (int r = 0; r < N; r++)
       if (a.dst_mask >> r & 1) {
@@ -86,10 +92,10 @@ extern "C" __global__ void __launch_bounds__(WORKERS, 1) direct(const __grid_con
   const u64 seq = announce<true>(c);
   __shared__ Buffers e;
   bool ok = true;
-  // If all addresses of our segment lie alike, packs begin where they are aligned, `shift` bytes before it. Where the
-  // result goes to ourselves alone they do not: the end in place wants CTAs of one index to have the same bytes.
+  // If all addresses of our segment lie alike, packs begin where they are aligned, `shift` bytes before it; but not where
+  // the result moves at the end, which wants CTAs of one index to have the same bytes.
   const u64 own = a.dst_mask >> c.rank & 1 ? (u64)c.recv + a.dst_at : (u64)c.send + a.src_at;
-  const int shift = a.dst_mask == 1ull << c.rank ? 0 : skew_of((const void*)own);
+  const int shift = c.destination ? 0 : skew_of((const void*)own);
   int apart = 0;  // not 0: an address lies elsewhere
   if (threadIdx.x < N) {
     const int r = threadIdx.x;

@@ -126,6 +126,7 @@ template <class Codec> struct Exchange {
 
   // The packs of all ranks in recv_mask, reduced in ascending order of rank.
   __device__ __forceinline__ Pack reduce(const Pack (&x)[N]) const {
+    if (ADDS_PAIRS && N == 2 && a.recv_mask == 3 && !a.c.divisor) return pair_sums(x[0], x[N - 1]);
     Partial sum;
     bool first = true;
 #pragma unroll

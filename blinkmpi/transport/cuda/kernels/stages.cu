@@ -65,7 +65,8 @@ template <int INS_, int OWN_AT_, int OUTS_, bool STORES_, bool FINAL_, u64 IN_WI
   static constexpr bool OUT_WIDE = WIDE && OUT_WIDE_;
   static constexpr u64 IN_WIDE = WIDE ? IN_WIDE_ : 0;
   static constexpr bool LATE_LOADS = IN_WIDE && INS * E > 32;  // all operands at once would not fit the registers
-  static constexpr bool COPIES = OPERANDS == 1 && !FINAL && !IN_WIDE && !OUT_WIDE;
+  static constexpr bool THIN = !FINAL && !IN_WIDE && !OUT_WIDE;  // nothing is in the type of partial results
+  static constexpr bool COPIES = OPERANDS == 1 && THIN, ADDS = OPERANDS == 2 && THIN && ADDS_PAIRS;
   static __device__ constexpr bool wide(int i) { return IN_WIDE >> i & 1; }
 };
 
@@ -186,6 +187,8 @@ __device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk
     if (K::OWN_AT >= 0) own = HOW == BLOCKS ? realigned(x.own + q * 16, mine[u]) : mine[u].x;
     if (K::COPIES) {
       y = K::OWN_AT >= 0 ? own : thin[u][0];
+    } else if (K::ADDS) {  // in whatever order
+      y = pair_sums(thin[u][0], K::OWN_AT >= 0 ? own : thin[u][K::INS - 1]);
     } else {
 #pragma unroll
       for (int o = 0; o < K::OPERANDS; o++) {

@@ -59,8 +59,12 @@ __device__ __forceinline__ void narrow(f8e5m2& x, float f) { x.bits = to_eight<2
 
 __device__ __forceinline__ void narrow(f16& x, float f) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x.bits) : "f"(f)); }
 __device__ __forceinline__ void narrow(bf16& x, float f) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(x.bits) : "f"(f));
+#else
   const u32 u = __float_as_uint(f), rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;  // rounds once, to nearest even
   x.bits = (u16)((u & 0x7fffffff) > 0x7f800000 ? ((u >> 16 & 0x8000) | 0x7fc0) : rounded);
+#endif
 }
 template <class X> __device__ __forceinline__ void narrow(X& x, X f) { x = f; }
 
@@ -100,10 +104,37 @@ template <class R> __device__ __forceinline__ cplx<R> combine(cplx<R> a, cplx<R>
   return {times(a.re, b.re) - times(a.im, b.im), times(a.re, b.im) + times(a.im, b.re)};
 }
 
+// By a power of two a product has the same bits as the quotient, and is far shorter.
+template <class R> __device__ __forceinline__ R quotient(R a, int n) {
+  return n & (n - 1) ? a / (R)n : times(a, (R)1 / (R)n);
+}
 template <class X> __device__ __forceinline__ X divided(X a, int) { return a; }
-__device__ __forceinline__ float divided(float a, int n) { return a / (float)n; }
-__device__ __forceinline__ double divided(double a, int n) { return a / (double)n; }
-template <class R> __device__ __forceinline__ cplx<R> divided(cplx<R> a, int n) { return {a.re / (R)n, a.im / (R)n}; }
+__device__ __forceinline__ float divided(float a, int n) { return quotient(a, n); }
+__device__ __forceinline__ double divided(double a, int n) { return quotient(a, n); }
+template <class R> __device__ __forceinline__ cplx<R> divided(cplx<R> a, int n) {
+  return {quotient(a.re, n), quotient(a.im, n)};
+}
+
+// Sums of 16-bit floats, two elements in a word. With two operands they have the bits that `widen`, `+` and `narrow`
+// would give: rounding a sum to float32 before it is rounded to at most 11 digits changes nothing, since 24 are twice
+// as many and two more (Figueroa, "When is double rounding innocuous?", 1995).
+// tests/gpu/calls/test_pair_sums.py tries all pairs.
+template <class X> struct Pairs { static constexpr bool ADD = false; };
+template <> struct Pairs<f16> { static constexpr bool ADD = true; };
+template <class X> __device__ __forceinline__ u32 pair_sum(u32 a, u32) { return a; }
+template <> __device__ __forceinline__ u32 pair_sum<f16>(u32 a, u32 b) {
+  u32 c;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <> struct Pairs<bf16> { static constexpr bool ADD = true; };
+template <> __device__ __forceinline__ u32 pair_sum<bf16>(u32 a, u32 b) {
+  u32 c;  // a * 1 + b, rounded once; generations before 9.0 have no addition
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(0x3f803f80), "r"(b));
+  return c;
+}
+#endif
 
 // ---- packs: 16 bytes, E elements of T; as partial results (of A) they may take 32 or 64 bytes
 
@@ -111,6 +142,7 @@ typedef ELEMENT T;
 typedef acc_of<T>::type A;
 constexpr int E = 16 / sizeof(T);
 constexpr bool WIDE = sizeof(A) != sizeof(T);
+constexpr bool ADDS_PAIRS = Pairs<T>::ADD && OPERATION == SUM;
 
 template <int BYTES> struct alignas(16) Bits { u32 w[BYTES / 4]; };
 typedef Bits<16> Pack;
@@ -249,6 +281,13 @@ __device__ __forceinline__ Pack narrowed(const Partial& x) {
 #pragma unroll
   for (int i = 0; i < E; i++) narrow(((T*)&y)[i], ((const A*)&x)[i]);
   return y;
+}
+// The sum of two operands, where ADDS_PAIRS.
+__device__ __forceinline__ Pack pair_sums(const Pack& x, const Pack& y) {
+  Pack z;
+#pragma unroll
+  for (int i = 0; i < 4; i++) z.w[i] = pair_sum<T>(x.w[i], y.w[i]);
+  return z;
 }
 __device__ __forceinline__ void accumulate(Partial& a, const Partial& b) {
 #pragma unroll
