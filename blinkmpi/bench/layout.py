@@ -47,8 +47,8 @@ class Layout:
     """Where a row's input lies, what is passed to the library, and where the result will be.
 
     In place is MPI's in place, with ``marker`` for the other buffer; without a marker it is NCCL's: both buffers are
-    passed, and a rank's part of a reduce-scatter stays where it lay; so it does with ``own_block``, as ours can on GPUs.
-    A broadcast has one buffer: out of place the root uses its send buffer.
+    passed, and a rank's part of a reduce-scatter stays where it lay; so it does with ``own_block``, which ours takes on
+    GPUs. A broadcast has one buffer: out of place the root uses its send buffer.
 
     ``source`` and ``target`` are the buffers themselves, None where this rank has none. ``narrow``: whether the
     library's partial sums of 16-bit elements are of 16 bits.

@@ -48,7 +48,7 @@ def tune(args: argparse.Namespace, world: Any) -> int:
     """Measure on all ranks."""
     from ..communicator import Communicator
     from ..measure.tune import tune as measure
-    from ..transport.cuda.device import kernels_digest
+    from ..transport.cuda.kernels.compiler import kernels_digest
 
     made = [algorithm_from_root(world, source) for source in args.algorithm]
     names = [collective_named(c) for c in args.collectives]

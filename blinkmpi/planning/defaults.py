@@ -267,7 +267,8 @@ def gpu_rules(
                     max_ctas=max_ctas,
                 )  # fmt: skip
                 trials = [
-                    (at, by, protocol, many or (ctas if protocol == SLOTS else 0), 0) for at, by, protocol, many in one_hop
+                    (at, by, protocol, many or (ctas if protocol == SLOTS else 0), 0)
+                    for at, by, protocol, many in one_hop
                 ]
                 packets = [row for row in trials if row[2] in PACKETS]
                 end = trials[len(packets)][0]

@@ -27,7 +27,7 @@ from ..planning.selection import ALL_COLLECTIVES, make_plan, parse_algo
 from ..planning.tuned_table import TunedTable
 from ..program.ir import Wire
 from ..topology import Topology, load
-from ..transport.cuda.device import kernels_digest
+from ..transport.cuda.kernels.compiler import kernels_digest
 from ..trees.tree import Collective
 from ..util.files import read_file
 from ..util.settings import LONGEST_S, MOST_CTAS, WIRES, Settings, log, read

@@ -1,6 +1,7 @@
 """The folder where what is costly to find is kept: the compiled C executor, and what was measured."""
 
 import os
+import stat
 from pathlib import Path
 
 from ..errors import SettingsError
@@ -32,3 +33,22 @@ def keep(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}; set BLINKMPI_CACHE_DIR") from error
+
+
+def why_not(path: Path) -> str:
+    """Why code from this file or folder must not, or cannot, be run; empty if it may.
+
+    Whoever can change a library can do what its user can. So it, and its folder, must be this user's or root's, and
+    nobody else may write them, but for folders like /tmp whose files only their owners replace.
+    """
+    try:
+        facts = path.stat()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if facts.st_uid not in (0, os.getuid()):
+        return f"{path} is another user's (uid {facts.st_uid})"
+    if facts.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX):
+        return f"{path} can be written by everybody (chmod o-w)"
+    if os.statvfs(path).f_flag & os.ST_NOEXEC:
+        return f"{path} is mounted noexec"
+    return ""

@@ -21,7 +21,8 @@ from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
 from blinkmpi.program.reduction import DTYPES
 from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda.device import OPTIONS, Kernel, cupy, device_count
+from blinkmpi.transport.cuda.device import Kernel, cupy, device_count
+from blinkmpi.transport.cuda.kernels.compiler import machine_code
 from tests.conformance import COLLECTIVES, PLANNED, allowed
 from tests.unit.runtime.test_cuda_new_counts import CountingGpu
 from tests.unit.topology.test_gather import on_ranks
@@ -86,8 +87,9 @@ def compile_share(share: list[Source], gpu: int) -> None:
     """Compile some of the kernels."""
     cp = cupy()
     cp.cuda.Device(gpu).use()
-    for source, name in share:
-        cp.RawModule(code=source, options=OPTIONS, backend="nvrtc").get_function(name)
+    found = cp.cuda.runtime.getDeviceProperties(gpu)
+    for source, _ in share:
+        machine_code(cp.cuda.nvrtc, source, (found["major"], found["minor"]))
 
 
 def compile_all(wanted: Iterable[tuple[int, Iterable[str]]]) -> int:

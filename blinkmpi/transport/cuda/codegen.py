@@ -21,8 +21,8 @@ from ...program.ir import Program, Stage
 from ...program.partition import RemoteEnd
 from ...program.reduction import accumulator_of, dtype_of
 from . import kernel_layout
-from .device import kernel_source
 from .kernel_layout import BEFORE_CHANNELS, CHANNEL, ROW
+from .kernels.compiler import kernel_source
 from .memory_layout import LINE, ChannelPlace, stages_of
 from .packets import LL16, Codec, PacketProtocol
 

@@ -5,26 +5,22 @@ CuPy is imported when a GPU is asked for, never before.
 
 import contextlib
 import ctypes
-import hashlib
 import importlib
 import mmap
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 from ...errors import DeviceError
+from .kernels.compiler import machine_code
 
-KERNELS = Path(__file__).parent / "kernels"
-INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 OF_DEVICE = (2, 3)  # cudaMemoryType: device, managed
 PINNED_MAPPED = 1 | 2  # cudaHostAllocPortable | cudaHostAllocMapped
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 NOT_READY, INVALID_CONTEXT, INVALID_HANDLE = 600, 201, 400  # of CUresult
-OPTIONS = ("-std=c++17", "-default-device")  # of NVRTC: version 12 takes a generic lambda for host code otherwise
+REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 
 
 @cache
@@ -261,8 +257,8 @@ class Gpu:
 
     # ---- code
 
-    def compile(self, source: str, name: str, *, defines: Sequence[str] = ()) -> Kernel:
-        """Compile a kernel for this GPU, once; CuPy keeps the result on disk.
+    def compile(self, source: str, name: str) -> Kernel:
+        """Compile a kernel for this GPU, once; what was made is kept on disk, too.
 
         Raises:
             DeviceError: with the compiler's messages.
@@ -270,12 +266,15 @@ class Gpu:
         key = (source, name)
         if key not in self._kernels:
             try:
-                module = self._cupy.RawModule(code=source, options=(*OPTIONS, *defines), backend="nvrtc")
-                function = module.get_function(name)
-                handle = int(function.kernel.ptr)
-            except Exception as error:  # CuPy's CompileException and CUDADriverError
+                code = machine_code(self._cupy.cuda.nvrtc, source, self.capability)
+                module = self._cupy.cuda.Module()
+                module.load(code)
+                handle = int(module.get_function(name).ptr)
+            except Exception as error:  # CuPy's NVRTCError and CUDADriverError
                 raise DeviceError(f"kernel {name} does not compile for {self.name}: {error}") from error
-            self._kernels[key] = Kernel(module, handle, int(function.num_regs), self)
+            registers = ctypes.c_int()
+            self.driver.cuFuncGetAttribute(ctypes.byref(registers), REGISTERS, ctypes.c_void_p(handle))
+            self._kernels[key] = Kernel(module, handle, registers.value, self)
         return self._kernels[key]
 
     # ---- streams
@@ -371,24 +370,3 @@ class _Entered(contextlib.AbstractContextManager[None]):
 def _driver() -> Any:
     """libcuda."""
     return ctypes.CDLL("libcuda.so.1")
-
-
-@cache
-def kernel_source(name: str) -> str:
-    """The text of one of the files in ``kernels``, with each header that it includes, once."""
-    included: set[str] = set()
-
-    def text(file: str) -> str:
-        if file in included:
-            return ""
-        included.add(file)
-        return INCLUDE.sub(lambda found: text(found[1]), (KERNELS / file).read_text(encoding="utf-8"))
-
-    return text(name)
-
-
-@cache
-def kernels_digest() -> str:
-    """A few characters that differ if the kernels' sources do."""
-    files = sorted(path for path in KERNELS.iterdir() if path.suffix in (".cu", ".cuh"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]

@@ -20,7 +20,7 @@ def segment(call: Call, rank: int) -> Segment:
     """What a rank moves of a call: an equal part of the vector, or its own block.
 
     Broadcast and Reduce divide the vector among all ranks but the root, whose link would be the bottleneck otherwise.
-    Of two ranks the root of a Reduce has all of it: what it loads crosses the link once, and nothing goes the other way.
+    Of two ranks the root of a Reduce has all of it: what it loads crosses the link once, nothing goes the other way.
     """
     n, item = call.n, dtype_of(call.dtype).itemsize
     everyone, me = (1 << n) - 1, 1 << rank

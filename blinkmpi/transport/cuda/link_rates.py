@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import DeviceError
-from .device import Gpu, cupy, kernel_source
+from .device import Gpu, cupy
+from .kernels.compiler import kernel_source
 
 NBYTES = 256 << 20
 HOST_BYTES = 64 << 20

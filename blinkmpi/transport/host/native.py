@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import SettingsError
-from ...util.cache_folder import cache_dir
+from ...util.cache_folder import cache_dir, why_not
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD, SEQ_BITS
 from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
@@ -246,25 +245,6 @@ def _folders() -> tuple[list[Path], str]:
     except FileNotFoundError as error:
         lost = "; ".join(filter(None, (lost, str(error))))
     return found, lost
-
-
-def why_not(path: Path) -> str:
-    """Why code from this file or folder must not, or cannot, be run; empty if it may.
-
-    Whoever can change a library can do what its user can. So it, and its folder, must be this user's or root's, and
-    nobody else may write them, but for folders like /tmp whose files only their owners replace.
-    """
-    try:
-        facts = path.stat()
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    if facts.st_uid not in (0, os.getuid()):
-        return f"{path} is another user's (uid {facts.st_uid})"
-    if facts.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX):
-        return f"{path} can be written by everybody (chmod o-w)"
-    if os.statvfs(path).f_flag & os.ST_NOEXEC:
-        return f"{path} is mounted noexec"
-    return ""
 
 
 def _digest(*texts: str) -> str:

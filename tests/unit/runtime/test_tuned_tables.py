@@ -10,7 +10,7 @@ from blinkmpi.planning.plan import Rule
 from blinkmpi.planning.tuned_table import TunedTable
 from blinkmpi.runtime.bootstrap import Options, agree_on_plan
 from blinkmpi.topology import machine, modify
-from blinkmpi.transport.cuda import device
+from blinkmpi.transport.cuda.kernels import compiler
 from blinkmpi.util.settings import read
 from tests.unit.topology.test_gather import on_ranks
 
@@ -20,7 +20,7 @@ ROW = Rule("allreduce", 0, "onehop", 1 << 20, 7, "measured by blinkmpi tune")
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_table_knows_its_kernels(tmp_path: Path, capfd: pytest.CaptureFixture[str], same: bool) -> None:
-    kernels = device.kernels_digest() if same else "of other kernels"
+    kernels = compiler.kernels_digest() if same else "of other kernels"
     today = datetime.date.today().isoformat()
     table = TunedTable("NVIDIA H200", 2, PAIR.name, today, {}, (ROW,), kernels)
     path = tmp_path / "tuned.json"
@@ -37,12 +37,12 @@ def test_a_table_knows_its_kernels(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 def test_the_digest_is_of_the_kernels_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for path in device.KERNELS.iterdir():
+    for path in compiler.KERNELS.iterdir():
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    before = device.kernels_digest()
-    monkeypatch.setattr(device, "KERNELS", tmp_path)
-    digest = device.kernels_digest.__wrapped__
+    before = compiler.kernels_digest()
+    monkeypatch.setattr(compiler, "KERNELS", tmp_path)
+    digest = compiler.kernels_digest.__wrapped__
     assert digest() == before
     (tmp_path / "stages.cu").write_text((tmp_path / "stages.cu").read_text() + "// changed\n")
     assert digest() != before

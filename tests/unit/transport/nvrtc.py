@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from blinkmpi.transport.cuda.device import OPTIONS
+from blinkmpi.transport.cuda.kernels.compiler import OPTIONS
 
 LIBRARIES = {12: "cuda_nvrtc/lib/libnvrtc.so.12", 13: "cu13/lib/libnvrtc.so.13"}  # in the namespace package nvidia
 USED = re.compile(

@@ -24,8 +24,8 @@ from blinkmpi.program.reduction import Array, accumulator_of, combine, dtype_of,
 from blinkmpi.program.template import Sizes, Template
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.codegen import StageKind, check_rows, kinds_of, row_words, table, widths
-from blinkmpi.transport.cuda.device import kernel_source
 from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS, SPAN_WORDS
+from blinkmpi.transport.cuda.kernels.compiler import kernel_source
 from blinkmpi.transport.cuda.loaded_kernel import LoadedTemplate
 from blinkmpi.transport.cuda.memory_layout import (
     HEAD_BYTES,

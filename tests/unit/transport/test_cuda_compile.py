@@ -34,8 +34,8 @@ from blinkmpi.transport.cuda.codegen import (  # noqa: E402
     segments_source,
     stages_source,
 )
-from blinkmpi.transport.cuda.device import kernel_source  # noqa: E402
 from blinkmpi.transport.cuda.kernel_layout import COMMON  # noqa: E402
+from blinkmpi.transport.cuda.kernels.compiler import kernel_source  # noqa: E402
 from blinkmpi.transport.cuda.link_rates import SOURCE  # noqa: E402
 from blinkmpi.transport.cuda.packets import PROTOCOLS, Codec  # noqa: E402
 from blinkmpi.trees.tree import Collective  # noqa: E402

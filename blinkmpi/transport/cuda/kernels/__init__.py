@@ -1,1 +1,1 @@
-"""The CUDA C++ sources of the kernels, compiled at run time by NVRTC."""
+"""The kernels' sources, and :mod:`.compiler`, which makes machine code of them."""

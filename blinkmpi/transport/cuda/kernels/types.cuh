@@ -118,7 +118,7 @@ template <class R> __device__ __forceinline__ cplx<R> divided(cplx<R> a, int n) 
 // Sums of 16-bit floats, two elements in a word. With two operands they have the bits that `widen`, `+` and `narrow`
 // would give: rounding a sum to float32 before it is rounded to at most 11 digits changes nothing, since 24 are twice
 // as many and two more (Figueroa, "When is double rounding innocuous?", 1995).
-// tests/gpu/calls/test_pair_sums.py tries all pairs.
+// tests/gpu/calls/test_sums.py tries all pairs.
 template <class X> struct Pairs { static constexpr bool ADD = false; };
 template <> struct Pairs<f16> { static constexpr bool ADD = true; };
 template <class X> __device__ __forceinline__ u32 pair_sum(u32 a, u32) { return a; }

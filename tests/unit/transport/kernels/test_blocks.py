@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blinkmpi.transport.cuda.device import KERNELS
+from blinkmpi.transport.cuda.kernels.compiler import KERNELS
 
 CXX = shutil.which("c++") or shutil.which("g++")
 BLOCK = 512

@@ -1,15 +1,20 @@
-"""16-bit sums on a GPU: all pairs of float16 and bfloat16 added two at a time, and every float32 made a bfloat16.
+"""Sums on a GPU: all pairs of 16-bit floats added two at a time, every float32 made a bfloat16, subnormal numbers.
 
 The kernels add two operands by an instruction for pairs. Here it meets, for each pair of bit patterns, what the general
 way does: widen both, add in float32, round.
 """
 
-from typing import Any
+import ctypes
 
+import numpy as np
 import pytest
+from mpi4py import MPI
 
-from blinkmpi.transport.cuda.device import kernel_source
-from tests.gpu.helpers import at_least
+import blinkmpi
+from blinkmpi.transport.cuda.device import Gpu
+from blinkmpi.transport.cuda.kernels.compiler import kernel_source
+from tests.gpu.helpers import Pools, at_least, fetch, sizes
+from tests.harness import mpi
 
 PATTERNS = 1 << 16
 THREADS = 256
@@ -56,9 +61,11 @@ def wrong(kernel: str, element: str, infinity: int, joined_by: str = "+") -> int
     import cupy
 
     macros = f"#define N 2\n#define ELEMENT {element}\n#define OPERATION SUM\n#define JOINED_BY {joined_by}\n"
-    module: Any = cupy.RawModule(code=macros + kernel_source("types.cuh") + KERNELS, options=("--std=c++17",))
+    compiled = Gpu(0).compile(macros + kernel_source("types.cuh") + KERNELS, kernel)
     found = cupy.zeros(1, dtype=cupy.uint64)
-    module.get_function(kernel)((PATTERNS // THREADS,), (THREADS,), (found, cupy.uint32(infinity)))
+    words = (ctypes.c_uint64 * 2)(found.data.ptr, infinity)
+    params = (ctypes.c_void_p * 2)(*(ctypes.addressof(words) + 8 * i for i in range(2)))
+    compiled.launcher(PATTERNS // THREADS, THREADS, 0, params, kernel)()
     return int(found[0])
 
 
@@ -73,3 +80,17 @@ def test_the_judge_can_fail() -> None:
 
 def test_every_float_is_rounded_as_in_whole_numbers() -> None:
     assert wrong("all_floats", "bf16", 0) == 0
+
+
+@pytest.mark.parametrize("protocol", ["ll16_one_shot", "ll128_two_shot", "slots", "direct"])
+@mpi(ranks=sizes(2), timeout=60)
+def test_small_numbers_do_not_become_zero(comm: MPI.Intracomm, protocol: str) -> None:
+    """Subnormal ones, which CuPy's compiler options would lose."""
+    with blinkmpi.Communicator(comm, algo=f"allreduce:onehop/{protocol}") as ours:
+        pools = Pools(ours, registered=protocol == "direct")
+        for dtype in ("float32", "float64"):
+            least = np.finfo(dtype).smallest_subnormal
+            x = (np.arange(5000) % 7 * least).astype(dtype)
+            recv = pools.take(1, x, 0)
+            ours.Allreduce(pools.take(0, x, 0), recv)
+            assert fetch(recv, dtype).tobytes() == (comm.size * x).tobytes()

@@ -1,0 +1,110 @@
+"""The kernels' sources, and the machine code that NVRTC makes of them, which is kept on disk.
+
+NVRTC is called directly, and not by CuPy's ``RawModule``: that appends ``-ftz=true``, so that numbers too small for a
+normal float32 become zero, which they are neither to the host nor to NCCL.
+"""
+
+import hashlib
+import os
+import re
+import warnings
+from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from ....errors import BlinkError, DeviceError
+from ....util.cache_folder import cache_dir, why_not
+
+KERNELS = Path(__file__).parent
+INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+OPTIONS = ("-std=c++17", "-default-device")  # version 12 takes a generic lambda for host code otherwise
+SEAL = hashlib.sha256().digest_size  # of a file's first bytes, the digest of the rest
+
+
+@cache
+def kernel_source(name: str) -> str:
+    """The text of one of the files in this folder, with each header that it includes, once."""
+    included: set[str] = set()
+
+    def text(file: str) -> str:
+        if file in included:
+            return ""
+        included.add(file)
+        return INCLUDE.sub(lambda found: text(found[1]), (KERNELS / file).read_text(encoding="utf-8"))
+
+    return text(name)
+
+
+@cache
+def kernels_digest() -> str:
+    """A few characters that differ if the kernels' sources do."""
+    files = sorted(path for path in KERNELS.iterdir() if path.suffix in (".cu", ".cuh"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
+def machine_code(nvrtc: Any, source: str, capability: tuple[int, int]) -> bytes:
+    """What the driver loads for a GPU of this compute capability: as it was kept, or compiled now.
+
+    For a GPU that this NVRTC does not know it is PTX for the newest that it knows, which the driver translates.
+
+    Args:
+        nvrtc: CuPy's module of that name.
+
+    Raises:
+        DeviceError: with the compiler's messages.
+    """
+    wanted, known = capability[0] * 10 + capability[1], nvrtc.getSupportedArchs()
+    newest = max(known)
+    arch = f"sm_{wanted}" if wanted in known else f"compute_{newest}"
+    options = (*OPTIONS, f"-arch={arch}")
+    key = hashlib.sha256("\n".join([source, *options, str(nvrtc.getVersion())]).encode()).hexdigest()
+    try:
+        path = cache_dir() / "kernels" / key
+        kept = _kept(path)
+    except (BlinkError, OSError) as error:
+        _say(error)
+        return _compiled(nvrtc, source, options, ptx=wanted not in known)
+    if kept is None:
+        kept = _compiled(nvrtc, source, options, ptx=wanted not in known)
+        try:
+            _keep(path, kept)
+        except OSError as error:
+            _say(error)
+    return kept
+
+
+def _compiled(nvrtc: Any, source: str, options: tuple[str, ...], *, ptx: bool) -> bytes:
+    program = nvrtc.createProgram(source, "blinkmpi.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, options)
+        return bytes(nvrtc.getPTX(program).encode() + b"\0" if ptx else nvrtc.getCUBIN(program))
+    except nvrtc.NVRTCError as error:
+        raise DeviceError(f"{error}: {nvrtc.getProgramLog(program)}") from error
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _kept(path: Path) -> bytes | None:
+    """The code in a file, if it is there, whole, and this user's."""
+    if not path.exists() or why_not(path) or why_not(path.parent):
+        return None
+    found = path.read_bytes()
+    return found[SEAL:] if hashlib.sha256(found[SEAL:]).digest() == found[:SEAL] else None
+
+
+def _keep(path: Path, code: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            file.write(hashlib.sha256(code).digest() + code)
+            file.flush()
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
+
+
+def _say(error: Exception) -> None:
+    text = f"kernels are compiled anew by each process, as they cannot be kept: {error}"
+    warnings.warn(text, RuntimeWarning, stacklevel=4)  # which Python shows once
