@@ -150,9 +150,9 @@ TRAINING_LEGEND = """
 Steps of DDP over each library in turn, on copies of one model ([how](../benchmarks/README.md#training)). Times are in
 milliseconds: a step; the same step without communication (compute); what communication adds to it (exposed); and all
 AllReduces of a step with nothing beside them (alone). Overlap is the part of those that the step hides. Ratios are a
-library's time divided by that of backend `blink`. `mpi` is plain mpi4py in a communication hook, `hook` our `ddp_hook`
-on NCCL's group. Weights apart is how far all weights end from those of `blink` (Euclidean, as part of their length):
-sums of more than two ranks may round differently.
+library's time divided by that of backend `blink`. `mpi` is plain mpi4py in a communication hook, `hook` backend
+`blink` with our `ddp_hook`. Weights apart is how far all weights end from those of `blink` (Euclidean, as part of their
+length): sums of more than two ranks may round differently.
 """
 
 HOST_TIME_LEGEND = """

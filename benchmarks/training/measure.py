@@ -2,9 +2,9 @@
 
 Copies of one model are trained side by side, each by ``DistributedDataParallel`` over another library: on CPU ranks
 torch's group of backend blink, its group of gloo, and MPI's own Allreduce (in a communication hook); with ``--gpu``
-backend blink, NCCL's group, and NCCL's group with ``blinkmpi.torch.ddp_hook``. They take turns, and each time
-another one begins, so what the machine does beside them meets all alike. On GPUs a turn is some steps that nothing
-waits for in between, as in training. Steps without communication (``no_sync``) are one of the turns. A row has a step's
+backend blink, backend blink with ``blinkmpi.torch.ddp_hook``, and NCCL's group. They take turns, each round in another
+order, so what the machine does beside them meets all alike. On GPUs a turn is some steps that nothing waits for in
+between, as in training. Another copy takes steps without communication (``no_sync``). A row has a step's
 time, what communication adds to it (exposed), and what communication takes alone, with nothing to hide behind. A number
 is the largest of all ranks' medians. The copies must end with the same weights.
 
@@ -12,6 +12,7 @@ is the largest of all ranks' medians. The copies must end with the same weights.
 """
 
 import argparse
+import random
 import statistics
 import sys
 import time
@@ -20,7 +21,7 @@ from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import jobs
@@ -31,7 +32,6 @@ WARMUP, REPEATS = 3, 11
 RATE = 1e-3  # of learning
 STEPS = 4  # of a turn, on GPUs
 NONE = "no communication"
-T = TypeVar("T")
 
 
 class Way(NamedTuple):
@@ -54,11 +54,9 @@ def ways_of(torch: Any, mpi: Any, *, gpu: bool) -> list[Way]:
     if gpu:
         from blinkmpi.torch import ddp_hook
 
-        nccl = dist.new_group(backend="nccl")
-        comm = blink.comm
-        stream = torch.cuda.current_stream()
-        return [ours, Way("nccl", nccl, None, by(nccl)),
-                Way("hook", nccl, ddp_hook(comm), lambda x: comm.Allreduce(None, x, stream=stream))]  # fmt: skip
+        nccl, stream = dist.new_group(backend="nccl"), torch.cuda.current_stream()
+        return [ours, Way("hook", blink, ddp_hook(), lambda x: blink.comm.Allreduce(None, x, stream=stream)),
+                Way("nccl", nccl, None, by(nccl))]  # fmt: skip
     gloo, world = dist.new_group(backend="gloo"), mpi.COMM_WORLD
 
     def summed(x: Any) -> None:
@@ -154,7 +152,9 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
     wait = torch.cuda.synchronize if gpu else lambda: None
     batch = workload.batch(world.rank, device, dtype)
     copies = {way.name: Copy(torch, workload, way, dtype, device) for way in ways}
-    turns = [(NONE, copies[ways[0].name], True), *((name, copy, False) for name, copy in copies.items())]
+    silent = Copy(torch, workload, ways[0], dtype, device)
+    turns = [(NONE, silent, True), *((name, copy, False) for name, copy in copies.items())]
+    draw = random.Random(0)  # the same on all ranks
     times: dict[str, list[float]] = {}
 
     def timed(name: str, call: Callable[[], object], count: int = 1) -> None:
@@ -167,8 +167,8 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
         times.setdefault(name, []).append((time.perf_counter() - begin) * MILLI / count)
 
     def all_turns(count: int) -> None:
-        for i in range(count):
-            for name, copy, alone in begun_by(i, turns):
+        for _ in range(count):
+            for name, copy, alone in draw.sample(turns, len(turns)):
                 timed(name, partial(copy.step, batch, alone=alone), STEPS if gpu else 1)
 
     all_turns(WARMUP)
@@ -185,8 +185,8 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
         for buffer in buffers:
             way.total(buffer)
 
-    for i in range(WARMUP + repeats):
-        for way in begun_by(i, ways):
+    for _ in range(WARMUP + repeats):
+        for way in draw.sample(ways, len(ways)):
             timed(f"{way.name} alone", partial(total, way))
     ms = {name: max(world.allgather(statistics.median(some[-repeats:]))) for name, some in times.items()}
     row: dict[str, Any] = {
@@ -203,12 +203,6 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
     if seen is not None:
         row["gradients"] = {"backward_ms": seen.backward_ms, "ready": seen.ready}
     return row
-
-
-def begun_by(i: int, some: Sequence[T]) -> list[T]:
-    """All of them in their order, the i-th first."""
-    first = i % len(some)
-    return [*some[first:], *some[:first]]
 
 
 def apart(one: Copy, other: Copy) -> float:

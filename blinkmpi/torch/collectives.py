@@ -81,13 +81,9 @@ class TensorCollectives:
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors, one for each rank; each gets its own."""
-        return self._make(
-            "reduce_scatter",
-            opts,
-            lambda: _reduce_scatter(
-                only(outputs, "reduce_scatter"), listed(inputs, self.comm.size, "reduce_scatter"), Reduction(opts)
-            ),
-        )
+        what, n = "reduce_scatter", self.comm.size
+        make = lambda: _reduce_scatter(only(outputs, what), listed(inputs, n, what), Reduction(opts))  # noqa: E731
+        return self._make(what, opts, make)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Reduce a tensor of one block for each rank; each gets its own."""

@@ -165,6 +165,27 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
             self.comm._dispatcher().die(BlinkError(f"rank {self.rank_here} aborted the group {self._name}"))
 
 
+def communicator(comm: Any, what: str) -> Any:
+    """The Communicator that is meant: itself, or that of a process group; by default of the default group.
+
+    Args:
+        what: is called, for errors.
+
+    Raises:
+        ArgumentError: if there is none.
+    """
+    if comm is None or isinstance(comm, dist.ProcessGroup):
+        if comm is None and not dist.is_initialized():
+            raise ArgumentError(f"{what}: there is no process group; pass a Communicator, or call init_process_group")
+        group = dist.distributed_c10d._get_default_group() if comm is None else comm
+        if not isinstance(group, BlinkGroup):
+            raise ArgumentError(f"{what}: this group's backend is {group.name()}, not blink; pass a Communicator")
+        return group.comm
+    if not hasattr(comm, "memory_pool"):
+        raise ArgumentError(f"{what} of {comm!r}: expected a blinkmpi.Communicator or a group of backend blink")
+    return comm
+
+
 class Received(Work):
     """A message for GPU memory that comes by way of host memory.
 

@@ -1,6 +1,7 @@
-"""A hook for DDP, for those who keep another process group: it averages the gradients with a Communicator.
+"""A hook for DDP, which averages the gradients with a Communicator.
 
-``model.register_comm_hook(None, blinkmpi.torch.ddp_hook(comm))``.
+``model.register_comm_hook(None, blinkmpi.torch.ddp_hook())``. Without a hook DDP divides the gradients before it sums
+them, by a kernel for each parameter. With a Communicator of one's own, DDP may keep another process group.
 """
 
 from collections.abc import Callable
@@ -11,19 +12,24 @@ import torch
 import torch.distributed as dist
 
 from ..errors import BlinkError
+from .group import communicator
 from .operands import typed
 from .work import enqueue
 
 
-def ddp_hook(comm: Any) -> Callable[[Any, Any], Any]:
+def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
     """A communication hook of ``DistributedDataParallel``.
 
     Args:
-        comm: a Communicator of the model's ranks.
+        comm: a Communicator of the model's ranks, or a group of backend ``blink``; by default the default group.
 
     Returns:
         What ``register_comm_hook(state, hook)`` takes; it has no state. An error of a call says which bucket it was.
+
+    Raises:
+        ArgumentError: if there is no such group.
     """
+    comm = communicator(comm, "ddp_hook")
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]
         buffer = bucket.buffer()

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from ..errors import ArgumentError, DeviceError
+from ..errors import DeviceError
 from ..transport.cuda.memory.pool import MemoryPool
-from .group import BlinkGroup
+from .group import communicator
 
 _kept: list[Any] = []  # allocators that torch may call as long as the process lives
 
@@ -23,7 +22,7 @@ def memory_pool(nbytes: int, comm: Any = None) -> MemoryPool:
         nbytes: of this rank; the ranks' may differ.
         comm: a Communicator, or a process group of backend ``blink``; by default the default group.
     """
-    found: MemoryPool = communicator(comm).memory_pool(nbytes)
+    found: MemoryPool = communicator(comm, "memory").memory_pool(nbytes)
     return found
 
 
@@ -42,27 +41,9 @@ def memory(comm: Any = None) -> Iterator[None]:
         DeviceError: for an old torch.
         torch.OutOfMemoryError: as torch does, if the pool has no room, with a note of its state and of what helps.
     """
-    pool = communicator(comm).memory_pool()
+    pool = communicator(comm, "memory").memory_pool()
     with in_pool(pool, mem_pool(pool)):
         yield
-
-
-def communicator(comm: Any) -> Any:
-    """The Communicator that is meant.
-
-    Raises:
-        ArgumentError: if there is none.
-    """
-    if comm is None or isinstance(comm, dist.ProcessGroup):
-        if comm is None and not dist.is_initialized():
-            raise ArgumentError("memory: there is no process group; pass a Communicator, or call init_process_group")
-        group = dist.distributed_c10d._get_default_group() if comm is None else comm
-        if not isinstance(group, BlinkGroup):
-            raise ArgumentError(f"memory: this group's backend is {group.name()}, not blink; pass a Communicator")
-        return group.comm
-    if not hasattr(comm, "memory_pool"):
-        raise ArgumentError(f"memory of {comm!r}: expected a blinkmpi.Communicator or a group of backend blink")
-    return comm
 
 
 def mem_pool(pool: MemoryPool) -> Any:

@@ -14,6 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
+from blinkmpi.errors import ArgumentError
 from tests.harness import mpi
 from tests.torch.test_backend import job, needs
 
@@ -202,6 +203,14 @@ def test_the_hook_beside_gloo(comm: MPI.Intracomm) -> None:
                 model.register_comm_hook(None, ddp_hook(ours))
             train(model, torch.optim.SGD(model.parameters(), 0.1), comm.rank)
             weights[hooked] = of(model)
+        with pytest.raises(ArgumentError, match="ddp_hook: this group's backend is gloo, not blink"):
+            ddp_hook()
+    with job():
+        model = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=0.002)
+        model.register_comm_hook(None, ddp_hook())
+        train(model, torch.optim.SGD(model.parameters(), 0.1), comm.rank)
+        for one, other in zip(weights[False], of(model), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     for one, other in zip(weights[False], weights[True], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
