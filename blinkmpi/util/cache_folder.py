@@ -36,7 +36,14 @@ def keep(path: Path, text: str) -> None:
 
 
 def why_not(path: Path) -> str:
-    """Why code from this file or folder must not, or cannot, be run; empty if it may.
+    """Why code from this file or folder must not, or cannot, be run by the processor; empty if it may."""
+    if why := why_not_trusted(path):
+        return why
+    return f"{path} is mounted noexec" if os.statvfs(path).f_flag & os.ST_NOEXEC else ""
+
+
+def why_not_trusted(path: Path) -> str:
+    """Why others may have put code into this file or folder, or it cannot be told; empty if all is well.
 
     Whoever can change a library can do what its user can. So it, and its folder, must be this user's or root's, and
     nobody else may write them, but for folders like /tmp whose files only their owners replace.
@@ -49,6 +56,4 @@ def why_not(path: Path) -> str:
         return f"{path} is another user's (uid {facts.st_uid})"
     if facts.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX):
         return f"{path} can be written by everybody (chmod o-w)"
-    if os.statvfs(path).f_flag & os.ST_NOEXEC:
-        return f"{path} is mounted noexec"
     return ""

@@ -14,7 +14,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from ....errors import BlinkError, DeviceError
-from ....util.cache_folder import cache_dir, why_not
+from ....util.cache_folder import cache_dir, why_not_trusted
 
 KERNELS = Path(__file__).parent
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
@@ -86,9 +86,17 @@ def _compiled(nvrtc: Any, source: str, options: tuple[str, ...], *, ptx: bool) -
 
 
 def _kept(path: Path) -> bytes | None:
-    """The code in a file, if it is there, whole, and this user's."""
-    if not path.exists() or why_not(path) or why_not(path.parent):
+    """The code in a file, if it is there, whole, and this user's.
+
+    Raises:
+        OSError: if it cannot be read, or others may write into its folder.
+    """
+    if not path.exists():
         return None
+    if why := why_not_trusted(path.parent):
+        raise OSError(why)
+    if why_not_trusted(path):
+        return None  # what is kept next takes its place
     found = path.read_bytes()
     return found[SEAL:] if hashlib.sha256(found[SEAL:]).digest() == found[:SEAL] else None
 

@@ -115,6 +115,15 @@ def test_where_nothing_can_be_kept_it_says_so_and_goes_on(folder: Path) -> None:
         assert machine_code(Nvrtc(), SOURCE, HERE) == code
 
 
+def test_a_folder_that_others_can_write_is_not_trusted(folder: Path) -> None:
+    nvrtc = Nvrtc()
+    machine_code(nvrtc, SOURCE, HERE)
+    folder.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match=r"compiled anew by each process.*can be written by everybody"):
+        machine_code(nvrtc, SOURCE, HERE)
+    assert nvrtc.compiled == 2
+
+
 def test_an_error_has_the_compilers_words(folder: Path) -> None:
     with pytest.raises(DeviceError, match="nonsense"):
         machine_code(Nvrtc(), "nonsense", HERE)
