@@ -4,9 +4,9 @@ Copies of one model are trained side by side, each by ``DistributedDataParallel`
 torch's group of backend blink, its group of gloo, and MPI's own Allreduce (in a communication hook); with ``--gpu``
 backend blink, backend blink with ``blinkmpi.torch.ddp_hook``, and NCCL's group. They take turns, each round in another
 order, so what the machine does beside them meets all alike. On GPUs a turn is some steps that nothing waits for in
-between, as in training. Another copy takes steps without communication (``no_sync``). A row has a step's
-time, what communication adds to it (exposed), and what communication takes alone, with nothing to hide behind. A number
-is the largest of all ranks' medians. The copies must end with the same weights.
+between, as in training. Another copy takes steps without communication (``no_sync``). A row has a step's time, what
+communication adds to it (exposed), and what communication takes alone, with nothing to hide behind. A number is the
+largest of all ranks' medians. The copies must end with the same weights.
 
 ``--gradients`` also records when each gradient is ready; ``figure.py`` simulates other machines from that.
 """

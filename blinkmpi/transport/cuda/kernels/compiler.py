@@ -46,7 +46,7 @@ def kernels_digest() -> str:
 def machine_code(nvrtc: Any, source: str, capability: tuple[int, int]) -> bytes:
     """What the driver loads for a GPU of this compute capability: as it was kept, or compiled now.
 
-    For a GPU that this NVRTC does not know it is PTX for the newest that it knows, which the driver translates.
+    For a GPU that this NVRTC does not know it is PTX for the next older one, which the driver translates.
 
     Args:
         nvrtc: CuPy's module of that name.
@@ -55,8 +55,8 @@ def machine_code(nvrtc: Any, source: str, capability: tuple[int, int]) -> bytes:
         DeviceError: with the compiler's messages.
     """
     wanted, known = capability[0] * 10 + capability[1], nvrtc.getSupportedArchs()
-    newest = max(known)
-    arch = f"sm_{wanted}" if wanted in known else f"compute_{newest}"
+    older = max((arch for arch in known if arch <= wanted), default=min(known))
+    arch = f"sm_{wanted}" if wanted in known else f"compute_{older}"
     options = (*OPTIONS, f"-arch={arch}")
     key = hashlib.sha256("\n".join([source, *options, str(nvrtc.getVersion())]).encode()).hexdigest()
     try:

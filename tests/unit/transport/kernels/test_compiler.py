@@ -73,6 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_small_numbers_are_not_made_zero(folder: Path) -> None:
     code = machine_code(Nvrtc(), SOURCE, NEWER)
     assert b".target sm_100" in code, "of the newest GPU that this NVRTC knows, for the driver to translate"
+    assert b".target sm_80" in machine_code(Nvrtc(), SOURCE, (8, 7)), "of the next older one"
     assert b"add.f32" in code or b"add.rn.f32" in code
     assert b".ftz" not in code
     assert code.endswith(b"\0")
