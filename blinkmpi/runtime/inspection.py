@@ -140,7 +140,7 @@ def choice(
         "scheme": rule.scheme,
         "executor": "mpi" if rule.scheme == "mpi" else name,
         "protocol": rule.protocol,
-        "ctas": rule.ctas,
+        "ctas": min(rule.ctas, gpus.transport.max_ctas) if gpus else rule.ctas,
         "chunk_bytes": chunk,
         "depth": rule.depth,
         "reason": rule.reason,

@@ -1,5 +1,6 @@
-"""The folder where what is costly to find is kept: the compiled C executor, and what was measured."""
+"""The folder where what is costly to find is kept: compiled code, and what was measured."""
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -33,6 +34,18 @@ def keep(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}; set BLINKMPI_CACHE_DIR") from error
+
+
+def sealed(code: bytes) -> bytes:
+    """What a file of code is kept as: its digest stands behind it, where who loads it does not read."""
+    return code + hashlib.sha256(code).digest()
+
+
+def unsealed(kept: bytes) -> bytes | None:
+    """The code of such a file; None if it was shortened or changed."""
+    size = hashlib.sha256().digest_size
+    code = kept[:-size]
+    return code if hashlib.sha256(code).digest() == kept[-size:] else None
 
 
 def why_not(path: Path) -> str:

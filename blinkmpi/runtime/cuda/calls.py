@@ -64,9 +64,8 @@ class CudaCalls:
         if like is None:
             return None
         one, other = places[0], places[-1]
-        apart = other[0] - one[0]
-        if apart not in (0, like.apart) and one[0] < sum(other) and other[0] < sum(one):
-            return None  # they overlap in another way than its buffers, which is for those to judge who read arguments
+        if other[0] - one[0] != like.apart and one[0] < sum(other) and other[0] < sum(one):
+            return None  # they overlap, and not as its buffers do: it is judged where arguments are read
         if any(self.context.gpu.why_not_here(at) for at, _ in places):
             return None
         return like.elsewhere(places)

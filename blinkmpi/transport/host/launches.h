@@ -268,10 +268,9 @@ static int may_launch(gpu_t *g, const launch_t *l, uint64_t seq, const argument_
   void *context = NULL;
   int captured = 0;
   if (l->report[1] || !l->starts[1] || l->current(&context) || context != l->context || !have_read(l, seq)) return 0;
-  if (n == 2 && arrays[0]->at != arrays[1]->at && arrays[0]->at < arrays[1]->at + (uint64_t)arrays[1]->elements &&
-      arrays[1]->at < arrays[0]->at + (uint64_t)arrays[0]->elements &&
-      arrays[1]->at - arrays[0]->at != l->base[1] - l->base[0])
-    return 0; /* they overlap in another way than those for which Python has allowed it, if it has */
+  if (n == 2 && arrays[1]->at - arrays[0]->at != l->base[1] - l->base[0] &&
+      arrays[0]->at < arrays[1]->at + (uint64_t)arrays[1]->elements && arrays[1]->at < arrays[0]->at + (uint64_t)arrays[0]->elements)
+    return 0; /* they overlap, and not as those for which Python has allowed it, if it has */
   for (int i = 0; i < n; i++)
     if (!arrays[i]->region && !is_here(g, l, arrays[i]->at)) return 0;
   return !l->asks || (!l->capturing(l->stream, &captured) && !captured);

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import SettingsError
-from ...util.cache_folder import cache_dir, why_not
+from ...util.cache_folder import cache_dir, sealed, unsealed, why_not
 from ...util.files import read_file
 from ..control_pages import RECV_WORD, SEND_WORD, SEQ_BITS
 from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
@@ -224,8 +224,7 @@ def _compile(compiler: list[str], source: Path, target: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode != 0:
             raise OSError(f"{shlex.join(command)}: {done.stderr.strip().splitlines()[-1:]}")
-        with made.open("ab") as library:
-            library.write(hashlib.sha256(made.read_bytes()).digest())
+        made.write_bytes(sealed(made.read_bytes()))
         made.chmod(0o755)
         os.replace(made, target)
 
@@ -259,18 +258,13 @@ def _version(compiler: tuple[str, ...], _changed: int) -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a kept library may be run and is what was compiled: the loader would die of SIGBUS in a shortened one.
-
-    Its last bytes, after what the loader reads, are the digest of those before.
-    """
+    """Whether a kept library may be run and is what was compiled: the loader would die of SIGBUS in a shortened one."""
     if why_not(path):
         return False
     try:
-        text = read_file(path)
+        return unsealed(read_file(path)) is not None
     except OSError:
         return False
-    size = hashlib.sha256().digest_size
-    return hashlib.sha256(text[:-size]).digest() == text[-size:]
 
 
 def load(path: Path, compiler: str) -> Native:

@@ -10,8 +10,7 @@ typedef int start_t(void *);
 typedef int test_t(void *, int *, void *);
 typedef int begin_pointers_t(void *, int, void *, int, int, void *, void *); /* handles are pointers, or numbers */
 typedef int begin_numbers_t(void *, int, int, int, int, int, void *);
-/* Polls between two looks for announcements that Python reads; and in which MPI may still have to read what came long ago. */
-enum { TOLD_POLLS = 16, LATE_POLLS = 256 };
+enum { TOLD_POLLS = 16 }; /* polls between two looks for announcements that Python reads */
 
 /* Whether a request is done; 0 also if MPI failed, which is then noted. */
 static int tested(call_t *j, void *request) {
@@ -167,7 +166,8 @@ static int meet_nodes(call_t *j, int64_t *rows) {
       if (x->came == j->seq) continue;
       if (!hear(j, x, turn)) return j->phase = TOLD, ELSEWHERE;
       if (x->began != j->seq || x->rests) { missing++; continue; }
-      if (wait.polls < LATE_POLLS && tested(j, (void *)t->aborts)) return ABORTED; /* who comes late finds that others gave up */
+      /* Who comes late may find that others gave up. MPI may read their data at one look and that at the next. */
+      if (tested(j, (void *)t->aborts)) return ABORTED;
       entered_there(j, x), x->came = j->seq;
     }
     const int state = missing ? idle_or_told(j, &wait) : DONE;

@@ -10,16 +10,15 @@ import re
 import warnings
 from functools import cache
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from ....errors import BlinkError, DeviceError
-from ....util.cache_folder import cache_dir, why_not_trusted
+from ....errors import DeviceError, SettingsError
+from ....util.cache_folder import cache_dir, sealed, unsealed, why_not_trusted
 
 KERNELS = Path(__file__).parent
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 OPTIONS = ("-std=c++17", "-default-device")  # version 12 takes a generic lambda for host code otherwise
-SEAL = hashlib.sha256().digest_size  # of a file's first bytes, the digest of the rest
 
 
 @cache
@@ -59,19 +58,21 @@ def machine_code(nvrtc: Any, source: str, capability: tuple[int, int]) -> bytes:
     arch = f"sm_{wanted}" if wanted in known else f"compute_{older}"
     options = (*OPTIONS, f"-arch={arch}")
     key = hashlib.sha256("\n".join([source, *options, str(nvrtc.getVersion())]).encode()).hexdigest()
+    path: Path | None = None
     try:
         path = cache_dir() / "kernels" / key
-        kept = _kept(path)
-    except (BlinkError, OSError) as error:
-        _say(error)
-        return _compiled(nvrtc, source, options, ptx=wanted not in known)
-    if kept is None:
-        kept = _compiled(nvrtc, source, options, ptx=wanted not in known)
+        if (kept := _kept(path)) is not None:
+            return kept
+    except (SettingsError, OSError) as error:
+        _say(path, error)
+        path = None
+    code = _compiled(nvrtc, source, options, ptx=wanted not in known)
+    if path is not None:
         try:
-            _keep(path, kept)
+            _keep(path, code)
         except OSError as error:
-            _say(error)
-    return kept
+            _say(path, error)
+    return code
 
 
 def _compiled(nvrtc: Any, source: str, options: tuple[str, ...], *, ptx: bool) -> bytes:
@@ -97,22 +98,20 @@ def _kept(path: Path) -> bytes | None:
         raise OSError(why)
     if why_not_trusted(path):
         return None  # what is kept next takes its place
-    found = path.read_bytes()
-    return found[SEAL:] if hashlib.sha256(found[SEAL:]).digest() == found[:SEAL] else None
+    return unsealed(path.read_bytes())
 
 
 def _keep(path: Path, code: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        try:
-            file.write(hashlib.sha256(code).digest() + code)
-            file.flush()
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise
+    with TemporaryDirectory(dir=path.parent) as scratch:
+        made = Path(scratch) / path.name
+        made.write_bytes(sealed(code))
+        made.chmod(0o644)
+        os.replace(made, path)
 
 
-def _say(error: Exception) -> None:
-    text = f"kernels are compiled anew by each process, as they cannot be kept: {error}"
-    warnings.warn(text, RuntimeWarning, stacklevel=4)  # which Python shows once
+def _say(path: Path | None, error: Exception) -> None:
+    """Say it once in a process, though each kernel meets it."""
+    why = getattr(error, "strerror", None) or error
+    where = f"in {path.parent} ({why}); set BLINKMPI_CACHE_DIR" if path else f"({why})"
+    warnings.warn(f"kernels are compiled anew by each process, as they cannot be kept {where}", RuntimeWarning, 1)

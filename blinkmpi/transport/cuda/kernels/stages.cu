@@ -187,7 +187,7 @@ __device__ __forceinline__ void move_packs(const CommonArguments& c, const Chunk
     if (K::OWN_AT >= 0) own = HOW == BLOCKS ? realigned(x.own + q * 16, mine[u]) : mine[u].x;
     if (K::COPIES) {
       y = K::OWN_AT >= 0 ? own : thin[u][0];
-    } else if (K::ADDS) {  // in whatever order
+    } else if (K::ADDS) {  // two operands, whose sum has the same bits in either order
       y = pair_sums(thin[u][0], K::OWN_AT >= 0 ? own : thin[u][K::INS - 1]);
     } else {
 #pragma unroll
