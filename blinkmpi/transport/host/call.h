@@ -24,6 +24,7 @@ typedef struct {
   int64_t aborts;             /* address of the persistent request for errors of ranks elsewhere */
   int64_t others;
   node_t *each;
+  int64_t met; /* when all ranks were last known to have entered a call */
 } nodes_t;
 
 /* A call: its program, the shared window, the buffers it is bound to, and how far it is. Every field has 8 bytes.

@@ -53,7 +53,7 @@ FIELDS = (
 PIECE_BYTES, PIECES = 32 << 10, 40  # a message goes in pieces, short enough for MPI to send them at once
 # Words of call.h's nodes_t and node_t, which shots.py makes.
 NODES = ("start", "test", "isend", "irecv", "pointers", "comm", "byte", "tag", "status", "out[0]", "out[1]", "here",
-         "ranks", "aborts", "others", "each")  # fmt: skip
+         "ranks", "aborts", "others", "each", "met")  # fmt: skip
 NODE = ("first", "ranks", "rank", "in[0]", "in[1]", "receive[0]", "receive[1]", "receiving[0]", "receiving[1]", "told",
         "told_seq", *("sending",) * 2 * PIECES, "sends[0]", "sends[1]", *("rest",) * PIECES, "rests", "came",
         "began")  # fmt: skip

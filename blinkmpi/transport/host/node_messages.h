@@ -10,7 +10,8 @@ typedef int start_t(void *);
 typedef int test_t(void *, int *, void *);
 typedef int begin_pointers_t(void *, int, void *, int, int, void *, void *); /* handles are pointers, or numbers */
 typedef int begin_numbers_t(void *, int, int, int, int, int, void *);
-enum { TOLD_POLLS = 16 }; /* polls between two looks for announcements that Python reads */
+enum { TOLD_POLLS = 16 };   /* polls between two looks for announcements that Python reads */
+enum { SOON_NS = 1000000 }; /* behind the last call: nobody has given up by then */
 
 /* Whether a request is done; 0 also if MPI failed, which is then noted. */
 static int tested(call_t *j, void *request) {
@@ -166,13 +167,15 @@ static int meet_nodes(call_t *j, int64_t *rows) {
       if (x->came == j->seq) continue;
       if (!hear(j, x, turn)) return j->phase = TOLD, ELSEWHERE;
       if (x->began != j->seq || x->rests) { missing++; continue; }
-      /* Who comes late may find that others gave up. MPI may read their data at one look and that at the next. */
-      if (tested(j, (void *)t->aborts)) return ABORTED;
+      /* Who comes late may find that others gave up. MPI may read their data at one look and that at the next, so whether
+       * the data was there at the first one does not tell. */
+      if (now_ns() - t->met > SOON_NS && tested(j, (void *)t->aborts)) return ABORTED;
       entered_there(j, x), x->came = j->seq;
     }
     const int state = missing ? idle_or_told(j, &wait) : DONE;
     if (state != DONE) return state;
   }
+  t->met = now_ns();
   if (j->trace && wait.polls) waited(j->trace, EVENT_ENTER, now_ns(), j->program, -1, t->each[t->others - 1].rank[0]);
   return DONE;
 }

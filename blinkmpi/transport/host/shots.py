@@ -77,7 +77,7 @@ class NodeShots:
         self._nodes = np.array(
             (*found, MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p), MPI._handleof(messages.comm),
              MPI._handleof(MPI.BYTE), SHOT_TAG, self._status.ctypes.data, out, out + stride, self._here.ctypes.data,
-             len(self._here), MPI._addressof(messages.aborts), len(self._others), self._each.ctypes.data), np.int64,
+             len(self._here), MPI._addressof(messages.aborts), len(self._others), self._each.ctypes.data, 0), np.int64,
         )  # fmt: skip
         self.address = self._nodes.ctypes.data
 
