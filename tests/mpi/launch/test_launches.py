@@ -198,26 +198,6 @@ def test_calls_that_are_not_plain_come_through_python(comm: MPI.Intracomm) -> No
 
 
 @mpi(ranks=(2,), timeout=60)
-def test_results_in_the_own_block(comm: MPI.Intracomm) -> None:
-    """C makes the calls that overlap as one did that Python has read, wherever they lie, and no other."""
-    n, rank = comm.size, comm.rank
-    with gpu_job(comm) as (ours, _):
-        many = [torch.zeros(n * COUNT) for _ in range(3)]
-
-        def scattered(x: torch.Tensor, first: int) -> None:
-            ours.Reduce_scatter_block(x, x[first : first + COUNT], "sum", stream=STREAM)
-
-        for x in (*many[:2], many[0]):
-            scattered(x, rank * COUNT)
-        for x in many:
-            assert made_by_c(ours, partial(scattered, x, rank * COUNT))
-        for _ in range(2):
-            ours.Reduce_scatter_block(many[0], many[1][:COUNT], "sum", stream=STREAM)
-        with pytest.raises(ArgumentError, match="overlap"):
-            scattered(many[0], 9)
-
-
-@mpi(ranks=(2,), timeout=60)
 def test_registered_buffers_stay_in_their_regions(comm: MPI.Intracomm) -> None:
     """Anywhere in one, without asking the driver; not on its edge; and no longer when it is deregistered."""
     with gpu_job(comm) as (ours, driver):
