@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from mpi4py import MPI
 
 from ...errors import BlinkError, CollectiveTimeout, DeviceError, MismatchError, PeerLost
 from ...planning.chunk_search import ChunkSearch
-from ...program.memory import DeviceArray, address
+from ...program.memory import DeviceArray
 from ...transport.announcement import Called
 from ...transport.control_pages import SEQ_BITS
 from ...transport.cuda.loaded_kernel import LoadedKernel, copied
@@ -31,6 +31,28 @@ if TYPE_CHECKING:
 
 GRACE_S = 1.0  # after which a peer whose process has ended counts as lost, if its part is still owed
 SHORT_S = 0.001  # a wait polls without sleeping for so long
+
+
+class Place(NamedTuple):
+    """Where a buffer of a call lies: in which of the user's arrays, how far behind its beginning, and its bytes."""
+
+    array: int
+    offset: int
+    nbytes: int
+
+    def address(self, places: Sequence[tuple[int, int]]) -> int:
+        """Its address, if the arrays lie there."""
+        return places[self.array][0] + self.offset
+
+
+def place_of(buffer: DeviceArray, places: Sequence[tuple[int, int]]) -> Place | None:
+    """The place of a buffer, in the array that begins there or else in one that holds it, as a block in place."""
+    at, nbytes = buffer.ptr, buffer.nbytes
+    inside = [i for i, (begin, length) in enumerate(places) if begin <= at and at + nbytes <= begin + length]
+    if not inside:
+        return None
+    array = min(inside, key=lambda i: at - places[i][0])
+    return Place(array, at - places[array][0], nbytes)
 
 
 class CudaCall:
@@ -64,37 +86,38 @@ class CudaCall:
         self._report = context.transport.report
         self.repeats = search is None and not context.here and not self.around.plain  # whether C may make it again
         self._plain = self.repeats and not self.around.any
-        self.places: list[int | None] = []  # which of the user's buffers is sent, which received
+        self.places: list[Place | None] = []  # of what is sent and of what is received
         self.registered: list[bool] = []  # whether they are
         self.apart = 0  # how far the second one lies behind the first
 
     def moves_to(self, ready: Prepared, places: Sequence[tuple[int, int]]) -> bool:
         """Whether :meth:`elsewhere` can make others of it, which was called with buffers at ``places``."""
-        buffers, at = (ready.send, ready.recv), [at for at, _ in places]
+        buffers = ready.send, ready.recv
         fixed = not self._plain or ready.final is not None or ready.plain
-        if fixed or any(not isinstance(b, DeviceArray) or b.ptr not in at for b in buffers if b is not None):
+        found = [place_of(b, places) if isinstance(b, DeviceArray) else None for b in buffers]
+        if fixed or any(place is None for b, place in zip(buffers, found, strict=True) if b is not None):
             return False
-        self.places = [None if b is None else at.index(address(b)) for b in buffers]
-        self.registered = [self._ref(which, places) > 0 for which in self.places]
-        self.apart = at[-1] - at[0]
+        self.places = found
+        self.registered = [self._ref(place, places) > 0 for place in found]
+        self.apart = places[-1][0] - places[0][0]
         return True
 
     def elsewhere(self, places: Sequence[tuple[int, int]]) -> CudaCall | None:
         """The same call of other buffers; None if these are registered and its own are not, or the other way round."""
-        refs = [self._ref(which, places) for which in self.places]
+        refs = [self._ref(place, places) for place in self.places]
         if [ref > 0 for ref in refs] != self.registered:
             return None
         other = object.__new__(CudaCall)
         other.__dict__.update(self.__dict__)
         other.kernel, transport = copied(self.kernel), self.context.transport
-        send, recv = (0 if which is None else places[which][0] for which in self.places)
+        send, recv = (0 if place is None else place.address(places) for place in self.places)
         transport.fill(other.kernel, send, recv, refs[0], refs[1], self.timeout_s)
         other._launch = transport.starter(other.kernel, self.stream, self.holder)
         other.launch = None
         return other
 
-    def _ref(self, which: int | None, places: Sequence[tuple[int, int]]) -> int:
-        return 0 if which is None else self.context.transport.regions.ref(*places[which])
+    def _ref(self, place: Place | None, places: Sequence[tuple[int, int]]) -> int:
+        return 0 if place is None else self.context.transport.regions.ref(place.address(places), place.nbytes)
 
     def start(self, seq: int) -> None:
         """Announce the call and put it on its stream; between nodes, see it through."""

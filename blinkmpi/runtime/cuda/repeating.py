@@ -38,7 +38,7 @@ class Launch:
         transport, gpu, records, pages = call.context.transport, call.context.gpu, call.host.records, call.host.pages
         self.text, kernels, places = call.text, _kernels(call.kernel), call.places
         moved = moving(call.kernel, transport.n, call.registered) if places else ()
-        moves = [(part, word, places[which]) for part, word, which in moved if places[which] is not None]
+        moves = [(part, word, place.array) for part, word, which in moved if (place := places[which]) is not None]
         parts = [*call.around.gathers, *((k.kernel, k.grid, k.block, k.args) for k in kernels), *call.around.scatters]
         first = len(call.around.gathers)
         self._moves = np.array(moves, np.int64).reshape(len(moves), 3)

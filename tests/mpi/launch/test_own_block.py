@@ -30,3 +30,14 @@ def test_results_in_the_own_block(comm: MPI.Intracomm) -> None:
             ours.Reduce_scatter_block(many[0], many[1][:COUNT], "sum", stream=STREAM)
         with pytest.raises(ArgumentError, match="overlap"):
             scattered(many[0], 9)
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_blocks_in_place(comm: MPI.Intracomm) -> None:
+    """An Allgather in place is C's on every rank, also where the block that it sends does not begin its array."""
+    with gpu_job(comm) as (ours, _):
+        many = [torch.zeros(comm.size * COUNT) for _ in range(3)]
+        for x in (*many[:2], many[0]):
+            ours.Allgather(MPI.IN_PLACE, x, stream=STREAM)
+        for x in many:
+            assert made_by_c(ours, partial(ours.Allgather, MPI.IN_PLACE, x, stream=STREAM))

@@ -106,11 +106,12 @@ def test_more_gpus_than_were_tried_change_protocols_where_their_times_meet(colle
 # ---- what a job says
 
 
-def job(*, forecasts: bool = True) -> Any:
+def job(*, forecasts: bool = True, max_ctas: int = 132) -> Any:
     """What `inspection` asks of a job of two GPUs."""
     own = SimpleNamespace(
         planned=SimpleNamespace(about=lambda *_: PLAN_OF_TWO), machine=TWO, costs=H200, forecasts=forecasts, here=(),
         emulated=not forecasts, gpu=SimpleNamespace(name="NVIDIA H200"),
+        transport=SimpleNamespace(max_ctas=max_ctas),
         rule=lambda call, registered=True, plan=None: choose(plan, call, registered=registered, fits=fits),
         program=lambda call, rule, plan: program_for(plan, call, rule),
     )  # fmt: skip
@@ -134,6 +135,11 @@ def test_a_job_on_gpus_predicts_by_kernels_and_says_so() -> None:
     assert f"predictions are by what kernels cost, in graphs: {H200.basis}" in text
     how = [inspection.choice(job(), "allreduce", 16 * MIB, registered=r)["protocol"] for r in (True, False)]
     assert how == ["direct", "slots"]
+
+
+def test_the_ctas_shown_are_those_that_run() -> None:
+    planned, here = (inspection.choice(job(max_ctas=most), "allreduce", 16 * MIB)["ctas"] for most in (132, 8))
+    assert here == 8 < planned
 
 
 def test_emulated_links_are_simulated() -> None:

@@ -109,6 +109,9 @@ CALLS = {
     "blocks": (arguments.allgather, lambda x, y: (Tensor(x, COUNT // N), Tensor(y))),
     "into the own block": (arguments.reduce_scatter_block, lambda x, y: (Tensor(x), own_block(x), "sum")),
     "from the own block": (arguments.allgather, lambda x, y: (own_block(x), Tensor(x))),
+    "all blocks in place": (arguments.allgather, lambda x, y: (MPI.IN_PLACE, Tensor(x))),
+    "from its root in place": (arguments.gather, lambda x, y: (MPI.IN_PLACE, Tensor(x), 1)),
+    "blocks of its root in place": (arguments.scatter, lambda x, y: (Tensor(x), MPI.IN_PLACE, 1)),
 }
 
 
