@@ -23,7 +23,8 @@ typedef struct {
   argument_t *found; /* what the group that is looked up is found by */
   Py_ssize_t count, room;
   int library; /* whose arrays on a GPU are among it */
-  group_t groups[GROUPS];
+  int objects; /* whether these are found by the very objects, whose groups have places of their own */
+  group_t groups[2][GROUPS];
 } groups_t;
 
 static argument_t argument_of(PyTypeObject *arrays, PyObject *object) {
@@ -59,6 +60,7 @@ static int append(groups_t *g, const gpu_t *gpu, PyTypeObject *arrays, PyObject 
   argument_t a = {object, NULL, 0, THE_OBJECT, 0, 0};
   const int list = PyList_CheckExact(object), nest = list || PyTuple_Check(object);
   const int itself = unread && (PyObject *)Py_TYPE(object) == gpu->cupy;
+  g->objects |= itself;
   const int kind = nest ? ON_HOST : itself ? OF_CUPY : read_array(gpu, object, &a); /* which may let other threads run */
   if (g->count == g->room) {
     const Py_ssize_t room = 2 * g->room + 64;
@@ -85,13 +87,13 @@ static int append(groups_t *g, const gpu_t *gpu, PyTypeObject *arrays, PyObject 
 static group_t *group_place(groups_t *g, const gpu_t *gpu, PyTypeObject *arrays, PyObject *const *given, int unread) {
   PyObject *const method = given[0], *const arguments = given[1], *const stream = given[2];
   uint64_t on = 0;
-  g->count = g->library = 0;
+  g->count = g->library = g->objects = 0;
   if (!append(g, gpu, arrays, method, unread, 0) || !append(g, gpu, arrays, arguments, unread, 0)) return NULL;
   if (g->library ? !read_stream(gpu, stream, g->library, &on) : stream != Py_None) return NULL;
   g->found[0].at = on;
   uint64_t mixed = 0;
   for (const argument_t *a = g->found; a < g->found + g->count; a++) mixed = mixed_with(mixed ^ a->at << 8, a);
-  return g->groups + (mixed >> 52) % GROUPS;
+  return g->groups[g->objects] + (mixed >> 52) % GROUPS;
 }
 
 /* What a launch is given, as it is now: the user may put other arrays into a list. */
@@ -182,7 +184,7 @@ static PyObject *repeat_group(groups_t *g, gpu_t *gpu, PyTypeObject *arrays, uin
 }
 
 static void forget_groups(groups_t *g) {
-  for (int i = 0; i < GROUPS; i++) drop_group(g->groups + i);
+  for (int i = 0; i < GROUPS; i++) drop_group(g->groups[0] + i), drop_group(g->groups[1] + i);
 }
 
 /* (bound, the begun_t of its calls as bytes, the address of a launch_t instead or 0, method, arguments, stream): a group to
