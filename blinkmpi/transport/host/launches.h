@@ -85,6 +85,7 @@ typedef struct { /* what the GPU calls of a communicator have in common; objects
   PyObject *tensors[2];          /* torch's types */
   PyObject *capsule;             /* of `exchange` */
   const exchange_t *exchange;    /* how a tensor is read */
+  PyCFunction is_neg;            /* Tensor.is_neg itself, NULL if it is no C function that takes nothing */
   PyObject *acquire, *release;   /* of the lock that all launches of the process take */
   PyObject *last;                /* the list of the stream of the last one */
   PyObject *operands;            /* keeps operands until the work on them is through */
@@ -150,7 +151,7 @@ static int read_tensor(const gpu_t *g, PyObject *object, argument_t *a) {
   for (int i = t.dims; i--; elements *= t.shape[i])
     if (t.shape[i] != 1 && t.strides && t.strides[i] != elements) return 0;
   if (t.code == FLOAT) { /* it may show the negatives of what it holds, as imaginary parts of conjugates do */
-    PyObject *const negative = PyObject_CallMethodNoArgs(object, text_of[IS_NEG]);
+    PyObject *const negative = g->is_neg ? g->is_neg(object, NULL) : PyObject_CallMethodNoArgs(object, text_of[IS_NEG]);
     Py_XDECREF(negative);
     if (!negative) PyErr_Clear();
     if (negative != Py_False) return 0;
@@ -362,6 +363,16 @@ static void free_launches(gpu_t *g) {
   for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_CLEAR(*kept[i]);
 }
 
+/* The C function behind a method without arguments: to look a method up and to call it by Python's rules takes several
+ * times as long as torch's short ones, which a group needs of each tensor. NULL if it is another kind of method. */
+static PyCFunction function_of(PyObject *type, PyObject *name) {
+  PyObject *const found = type == Py_None ? NULL : PyObject_GetAttr(type, name);
+  const PyMethodDef *const method = found && Py_IS_TYPE(found, &PyMethodDescr_Type) ? ((PyMethodDescrObject *)found)->d_method : NULL;
+  Py_XDECREF(found);
+  PyErr_Clear();
+  return method && method->ml_flags == METH_NOARGS ? method->ml_meth : NULL;
+}
+
 /* (CuPy's array type, its function of the current stream, torch's tensor types, the capsule of their exchange; acquire and
  * release of the lock; the list of the last stream; the keeper of operands; whether calls are enqueued; the device; what is
  * registered, as bytes): what GPU calls need, for each None if there is none. */
@@ -385,6 +396,7 @@ static int set_launches(gpu_t *g, PyObject *const *given) {
     *kept[i] = Py_NewRef(values[i]);
     Py_XDECREF(old);
   }
+  g->is_neg = function_of(first, text_of[IS_NEG]);
   g->exchange = exchange, g->enqueues = enqueues, g->device = device;
   g->parts = (const registered_t *)PyBytes_AS_STRING(g->parts_bytes);
   g->registered = PyBytes_GET_SIZE(g->parts_bytes) / (Py_ssize_t)sizeof(registered_t);
