@@ -10,6 +10,6 @@
 ``shared_window``    the memory that the ranks share
 ``single_copy``      the protocol ``cma``: chunks are read straight from their writer's buffer
 ``repeated``         calls and groups that were made before, which C finds and makes again (``repeated_calls.h``,
-                     ``repeated_groups.h``, ``launches.h``)
+                     ``repeated_groups.h``, ``launches.h``, ``device_arrays.h``)
 ``capabilities``     whether all ranks have the C executor, and may read one another's memory
 """

@@ -3,29 +3,12 @@
  *
  * Whatever is not plain here (an address that is not this GPU's, a stream that is captured, a peer that is late, another
  * thread in the middle of a launch) is seen before anything has changed, and is Python's to do or to refuse. */
+#include "device_arrays.h"
 
-enum { CUDA_MEMORY = 2, COMPLEX = 5, FLOAT = 2 };       /* of DLPack: a type of devices, codes of types */
 enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, OF_DEVICE = 2 }; /* of CUDA: pointer attributes, a value of the first */
-enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512, STREAM_TYPES = 4, ASKED = 1024 };
-enum { ON_HOST, OF_CUPY, OF_TORCH };
+enum { MOST_ARRAYS = 2, MOST_PARTS = 4, MOST_WORDS = 512 };
 #define MASK 0xFFFFFFFFu
 #define SPREAD 0x9E3779B1u
-
-typedef struct { /* DLPack 1, DLTensor */
-  char *data;
-  int32_t device_type, device, dims;
-  uint8_t code, bits;
-  uint16_t lanes;
-  int64_t *shape, *strides;
-  uint64_t byte_offset;
-} tensor_t;
-
-typedef struct { /* DLPack 1.3, DLPackExchangeAPI */
-  uint32_t major, minor;
-  void *before, *allocate, *own, *give;
-  int (*show)(void *object, tensor_t *out);
-  int (*stream)(int32_t device_type, int32_t device, void **out);
-} exchange_t;
 
 /* A call: its kernels, what they were aimed at, and what is announced. Every field has 8 bytes. launches.py mirrors it:
  * LAUNCH_FIELDS below are compared with its list when the library is loaded. */
@@ -74,158 +57,6 @@ typedef struct {
 #define LAUNCH_OFFSET(field) offsetof(launch_t, field),
 const char blink_launch_fields[] = LAUNCH_FIELDS(NAME);
 const int64_t blink_launch_offsets[] = {LAUNCH_FIELDS(LAUNCH_OFFSET) sizeof(launch_t)};
-
-typedef struct {
-  uint64_t begin, end;
-  int64_t region;
-} registered_t;
-
-typedef struct { /* what the GPU calls of a communicator have in common; objects are kept */
-  PyObject *cupy, *cupy_stream;  /* CuPy's array type, and what gives its current stream */
-  PyObject *tensors[2];          /* torch's types */
-  PyObject *capsule;             /* of `exchange` */
-  const exchange_t *exchange;    /* how a tensor is read */
-  PyCFunction is_neg;            /* Tensor.is_neg itself, NULL if it is no C function that takes nothing */
-  PyObject *acquire, *release;   /* of the lock that all launches of the process take */
-  PyObject *last;                /* the list of the stream of the last one */
-  PyObject *operands;            /* keeps operands until the work on them is through */
-  int64_t enqueues, device;      /* whether calls without a stream go on the current one */
-  PyObject *parts_bytes;
-  const registered_t *parts;     /* what is registered of arrays */
-  int64_t registered;
-  struct { PyObject *type, *name; } streams[STREAM_TYPES]; /* types of streams, and what they call their address */
-  uint64_t asked[ASKED];         /* addresses that the driver has said are this GPU's */
-  PyObject *bound;               /* the last call that was launched here, and its number */
-  uint64_t seq;
-} gpu_t;
-
-static PyObject *text_of[9];
-enum { C_CONTIGUOUS, DATA, PTR, NBYTES, DTYPE, IS_NEG, CUDA_STREAM, NEWEST, KEEP };
-
-static int intern_names(void) {
-  static const char *const names[] = {"_c_contiguous", "data", "ptr", "nbytes", "dtype", "is_neg", "cuda_stream", "newest", "keep"};
-  for (int i = 0; i < 9; i++)
-    if (!text_of[i] && !(text_of[i] = PyUnicode_InternFromString(names[i]))) return 0;
-  return 1;
-}
-
-/* A number that an object gives under a name; 0, and nothing raised, if it gives none, or an object that is no int. */
-static int number_of(PyObject *object, PyObject *name, uint64_t *found) {
-  PyObject *const value = PyObject_GetAttr(object, name);
-  const int is_int = value && PyLong_CheckExact(value);
-  *found = is_int ? PyLong_AsUnsignedLongLong(value) : 0;
-  Py_XDECREF(value);
-  if (!PyErr_Occurred()) return is_int;
-  PyErr_Clear();
-  return 0;
-}
-
-/* ---- arrays and streams */
-
-typedef struct { /* an argument: an array, or another object */
-  PyObject *object; /* the array's element type, a tensor's type, or the object; kept */
-  char *data;       /* of an array on the host */
-  int64_t elements; /* on a GPU: bytes */
-  int64_t flags;    /* -1 for another object; less for an array on a GPU */
-  int64_t region;   /* where an array on a GPU is registered, 0 if it is not; -1: in part */
-  uint64_t at;      /* its address, in which calls may differ */
-} argument_t;
-
-static int64_t region_of(const gpu_t *g, uint64_t at, uint64_t nbytes) {
-  int64_t found = 0;
-  for (int64_t i = 0; i < g->registered; i++) {
-    const registered_t *const p = g->parts + i;
-    if (p->begin <= at && at + nbytes <= p->end) return p->region;
-    if (at < p->end && p->begin < at + nbytes) found = -1;
-  }
-  return found;
-}
-
-/* A torch tensor that lies on this GPU with the values that it shows, one behind another; else 0. */
-static int read_tensor(const gpu_t *g, PyObject *object, argument_t *a) {
-  tensor_t t;
-  if (!g->exchange) return 0;
-  if (g->exchange->show(object, &t)) return PyErr_Clear(), 0;
-  if (t.device_type != CUDA_MEMORY || t.device != g->device || t.code == COMPLEX) return 0;
-  int64_t elements = 1;
-  for (int i = t.dims; i--; elements *= t.shape[i])
-    if (t.shape[i] != 1 && t.strides && t.strides[i] != elements) return 0;
-  if (t.code == FLOAT) { /* it may show the negatives of what it holds, as imaginary parts of conjugates do */
-    PyObject *const negative = g->is_neg ? g->is_neg(object, NULL) : PyObject_CallMethodNoArgs(object, text_of[IS_NEG]);
-    Py_XDECREF(negative);
-    if (!negative) PyErr_Clear();
-    if (negative != Py_False) return 0;
-  }
-  *a = (argument_t){(PyObject *)Py_TYPE(object), NULL, elements * t.bits * t.lanes / 8, -2 - (t.lanes << 16 | t.bits << 8 | t.code),
-                    0, (uint64_t)t.data + t.byte_offset};
-  return 1;
-}
-
-static int read_cupy(PyObject *object, argument_t *a) {
-  uint64_t nbytes = 0, at = 0;
-  PyObject *const dense = PyObject_GetAttr(object, text_of[C_CONTIGUOUS]);
-  PyObject *const data = dense == Py_True ? PyObject_GetAttr(object, text_of[DATA]) : NULL;
-  PyObject *const dtype = data ? PyObject_GetAttr(object, text_of[DTYPE]) : NULL;
-  const int read = dtype && number_of(data, text_of[PTR], &at) && number_of(object, text_of[NBYTES], &nbytes);
-  *a = (argument_t){dtype, NULL, (int64_t)nbytes, -2, 0, at};
-  Py_XDECREF(dense);
-  Py_XDECREF(data);
-  Py_XDECREF(dtype); /* which NumPy keeps, or else it is compared with what an entry keeps, and never used */
-  if (PyErr_Occurred()) PyErr_Clear();
-  return read;
-}
-
-/* Read an object that may be an array on this GPU: its kind, or -1 for one that is Python's to read. */
-static int read_array(const gpu_t *g, PyObject *object, argument_t *a) {
-  PyObject *const type = (PyObject *)Py_TYPE(object);
-  int kind = ON_HOST;
-  if (type == g->cupy) kind = read_cupy(object, a) ? OF_CUPY : -1;
-  else if (type == g->tensors[0] || type == g->tensors[1]) kind = read_tensor(g, object, a) ? OF_TORCH : -1;
-  if (kind <= ON_HOST) return kind;
-  a->region = region_of(g, a->at, (uint64_t)a->elements);
-  return a->elements && a->region >= 0 ? kind : -1;
-}
-
-/* The address of the stream that a call is told, or of the current one of its arrays' library; 0 if it is Python's to find. */
-static int read_stream(const gpu_t *g, PyObject *stream, int kind, uint64_t *found) {
-  if (PyLong_CheckExact(stream)) {
-    *found = PyLong_AsUnsignedLongLong(stream);
-    return PyErr_Occurred() ? PyErr_Clear(), 0 : 1;
-  }
-  if (stream != Py_None) {
-    for (int i = 0; i < STREAM_TYPES; i++)
-      if (g->streams[i].type == (PyObject *)Py_TYPE(stream)) return number_of(stream, g->streams[i].name, found);
-    return 0;
-  }
-  if (!g->enqueues) return 0;
-  if (kind == OF_TORCH) {
-    void *current = NULL;
-    if (g->exchange->stream(CUDA_MEMORY, (int32_t)g->device, &current)) return PyErr_Clear(), 0;
-    *found = (uint64_t)current;
-    return 1;
-  }
-  PyObject *const current = PyObject_CallNoArgs(g->cupy_stream);
-  const int read = current && number_of(current, text_of[PTR], found);
-  Py_XDECREF(current);
-  PyErr_Clear();
-  return read;
-}
-
-/* Know what streams of this type call their address, in the order in which cuda/buffers.py asks them. */
-static void learn_stream(gpu_t *g, PyObject *stream) {
-  PyObject *const type = (PyObject *)Py_TYPE(stream);
-  uint64_t ignored;
-  if (stream == Py_None || PyLong_CheckExact(stream)) return;
-  for (int i = 0; i < STREAM_TYPES; i++) {
-    if (g->streams[i].type == type) return;
-    if (g->streams[i].type) continue;
-    PyObject *const name = number_of(stream, text_of[PTR], &ignored)           ? text_of[PTR]
-                           : number_of(stream, text_of[CUDA_STREAM], &ignored) ? text_of[CUDA_STREAM]
-                                                                               : NULL;
-    if (name) g->streams[i].type = Py_NewRef(type), g->streams[i].name = name;
-    return;
-  }
-}
 
 /* ---- a call */
 
@@ -361,16 +192,6 @@ static void free_launches(gpu_t *g) {
   for (int i = 0; i < STREAM_TYPES; i++) Py_CLEAR(g->streams[i].type);
   PyObject **const kept[] = {&g->cupy, &g->cupy_stream, g->tensors, g->tensors + 1, &g->capsule, &g->acquire, &g->release, &g->last, &g->operands};
   for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_CLEAR(*kept[i]);
-}
-
-/* The C function behind a method without arguments: to look a method up and to call it by Python's rules takes several
- * times as long as torch's short ones, which a group needs of each tensor. NULL if it is another kind of method. */
-static PyCFunction function_of(PyObject *type, PyObject *name) {
-  PyObject *const found = type == Py_None ? NULL : PyObject_GetAttr(type, name);
-  const PyMethodDef *const method = found && Py_IS_TYPE(found, &PyMethodDescr_Type) ? ((PyMethodDescrObject *)found)->d_method : NULL;
-  Py_XDECREF(found);
-  PyErr_Clear();
-  return method && method->ml_flags == METH_NOARGS ? method->ml_meth : NULL;
 }
 
 /* (CuPy's array type, its function of the current stream, torch's tensor types, the capsule of their exchange; acquire and

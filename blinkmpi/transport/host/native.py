@@ -33,7 +33,7 @@ from . import launches
 SOURCE = Path(__file__).with_name("executor.c")
 HEADERS = (
     "call", "single_copy", "reduction", "waiting", "trace", "node_messages", "step_times", "repeated_calls",
-    "repeated_groups", "launches",
+    "repeated_groups", "launches", "device_arrays",
 )  # fmt: skip
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in HEADERS))
 NO_COMPILER = "no C compiler (cc, gcc, clang) on PATH; pip install 'blinkmpi[cc]' brings one"
