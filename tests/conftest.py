@@ -1,6 +1,5 @@
 """What every test shares: seeds, the hypothesis profile, the header, pytest under mpirun."""
 
-import gc
 import os
 import zlib
 from importlib.metadata import PackageNotFoundError, version
@@ -43,12 +42,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.unregister(reporter)
         quiet = pytest.TerminalReporter(config, open(os.devnull, "w"))  # noqa: SIM115 (for the session)
         config.pluginmanager.register(quiet, "terminalreporter")
-
-
-def pytest_collection_finish() -> None:
-    """Keep what was imported and collected out of the garbage collector, which would go through it again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -267,10 +267,11 @@ class _Model:
         Args:
             seen: told of each chunk on each link: stage, transfer, hop, beginning and end.
         """
-        transfers, sources, sinks, slots = self.transfers, self.sources, self.sinks, self.slots
+        transfers, sources, sinks, slots, steps = self.transfers, self.sources, self.sinks, self.slots, self.steps
         sizes = [stage.count * part for stage in self.program.stages]
-        chunks = [max(1, -int(-size // step)) for size, step in zip(sizes, self.steps, strict=True)]
+        chunks = [max(1, -int(-size // step)) for size, step in zip(sizes, steps, strict=True)]
         inputs = [dict.fromkeys(senders, 0) for senders in sources]  # chunks that came, by stage that sent them
+        ready = [0 if senders else n for senders, n in zip(sources, chunks, strict=True)]  # that came from all of them
         issued = [0] * len(sizes)
         landed = [[0] * len(ways) for ways in transfers]  # chunks of each transfer that arrived
         finished = [0] * len(sizes)  # chunks that a stage is finished with, so that the slots it read are free
@@ -306,17 +307,19 @@ class _Model:
 
         def advance(i: int) -> None:
             """Start every step of stage ``i`` that has its inputs, and room for its outputs."""
-            ready = min(inputs[i].values(), default=chunks[i])
-            if issued[i] == ready:  # as most often
+            done = issued[i]
+            if done == ready[i]:  # as most often
                 return
-            ready = min(chunks[i], ready, *[finished[j] + slots for j in sinks[i]])
-            while issued[i] < ready:
-                size = min(self.steps[i], sizes[i] - issued[i] * self.steps[i])
-                issued[i] += 1
+            until, step, size = min(chunks[i], ready[i]), steps[i], sizes[i]
+            for j in sinks[i]:
+                if finished[j] + slots < until:
+                    until = finished[j] + slots
+            for chunk in range(done, until):
                 for t in range(len(transfers[i])):
-                    send(i, t, size)
+                    send(i, t, min(step, size - chunk * step))
+            issued[i] = until
             if not transfers[i]:
-                finished[i] = issued[i]
+                finished[i] = until
 
         for i in range(len(sizes)):
             advance(i)
@@ -329,6 +332,8 @@ class _Model:
             before, finished[i] = finished[i], min(landed[i])
             for j in transfers[i][t].sinks:
                 inputs[j][i] += 1
+                if inputs[j][i] == ready[j] + 1:
+                    ready[j] = min(inputs[j].values())
                 advance(j)
                 for k in () if transfers[j] else sources[j]:  # it is done with what it has read
                     advance(k)

@@ -103,13 +103,10 @@ def test_what_no_result_needs_is_dropped() -> None:
 
 def test_a_program_of_2000_steps_is_made_and_proved_in_half_a_second() -> None:
     call = call_of("allreduce", 32, 100_000)
-    seconds = []
-    for _ in range(3):  # others, and collections of garbage, take of a core's time
-        began = time.process_time()
-        made = library.ring(32)
-        program = made.program(call, chunk_bytes=4096)
-        seconds.append(time.process_time() - began)
-    assert min(seconds) < 0.5
+    began = time.process_time()
+    made = library.ring(32)
+    program = made.program(call, chunk_bytes=4096)
+    assert time.process_time() - began < 0.5
     assert len(made.flow.nodes) >= 32 * 62
     assert len(program.stages) >= 32 * 62
 

@@ -220,12 +220,9 @@ def test_extrapolation_agrees_with_the_line_through_larger_simulations() -> None
 def test_a_gibibyte_on_eight_gpus_is_priced_in_a_third_of_a_second() -> None:
     topology = machine("dgx-1v")
     found = pack(topology, "allreduce", root=0)
-    seconds = []
-    for _ in range(3):  # others, and collections of garbage, take of a core's time
-        start = time.process_time()
-        priced(found, topology, GIB)
-        seconds.append(time.process_time() - start)
-    assert min(seconds) < 0.5  # 0.3 on an idle core
+    start = time.process_time()
+    priced(found, topology, GIB)
+    assert time.process_time() - start < 0.5  # 0.3 on an idle core
 
 
 def test_a_barrier_costs_latency_alone() -> None:
