@@ -30,7 +30,7 @@ typedef struct { /* what the GPU calls of a communicator have in common; objects
   PyObject *tensors[2];          /* torch's types */
   PyObject *capsule;             /* of `exchange` */
   const exchange_t *exchange;    /* how a tensor is read */
-  PyCFunction is_neg;            /* Tensor.is_neg itself, NULL if it is no C function that takes nothing */
+  PyObject *is_neg;              /* torch's Tensor.is_neg: to look it up for each tensor of a group takes long */
   PyObject *acquire, *release;   /* of the lock that all launches of the process take */
   PyObject *last;                /* the list of the stream of the last one */
   PyObject *operands;            /* keeps operands until the work on them is through */
@@ -96,7 +96,7 @@ static int read_tensor(const gpu_t *g, PyObject *object, argument_t *a) {
   for (int i = t.dims; i--; elements *= t.shape[i])
     if (t.shape[i] != 1 && t.strides && t.strides[i] != elements) return 0;
   if (t.code == FLOAT) { /* it may show the negatives of what it holds, as imaginary parts of conjugates do */
-    PyObject *const negative = g->is_neg ? g->is_neg(object, NULL) : PyObject_CallMethodNoArgs(object, text_of[IS_NEG]);
+    PyObject *const negative = PyObject_CallOneArg(g->is_neg, object);
     Py_XDECREF(negative);
     if (!negative) PyErr_Clear();
     if (negative != Py_False) return 0;
@@ -170,14 +170,4 @@ static void learn_stream(gpu_t *g, PyObject *stream) {
     if (name) g->streams[i].type = Py_NewRef(type), g->streams[i].name = name;
     return;
   }
-}
-
-/* The C function behind a method without arguments: to look a method up and to call it by Python's rules takes several
- * times as long as torch's short ones, which a group needs of each tensor. NULL if it is another kind of method. */
-static PyCFunction function_of(PyObject *type, PyObject *name) {
-  PyObject *const found = type == Py_None ? NULL : PyObject_GetAttr(type, name);
-  const PyMethodDef *const method = found && Py_IS_TYPE(found, &PyMethodDescr_Type) ? ((PyMethodDescrObject *)found)->d_method : NULL;
-  Py_XDECREF(found);
-  PyErr_Clear();
-  return method && method->ml_flags == METH_NOARGS ? method->ml_meth : NULL;
 }

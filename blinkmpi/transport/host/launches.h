@@ -190,7 +190,7 @@ static void forget_launches(gpu_t *g) {
 static void free_launches(gpu_t *g) {
   forget_launches(g);
   for (int i = 0; i < STREAM_TYPES; i++) Py_CLEAR(g->streams[i].type);
-  PyObject **const kept[] = {&g->cupy, &g->cupy_stream, g->tensors, g->tensors + 1, &g->capsule, &g->acquire, &g->release, &g->last, &g->operands};
+  PyObject **const kept[] = {&g->cupy, &g->cupy_stream, g->tensors, g->tensors + 1, &g->capsule, &g->is_neg, &g->acquire, &g->release, &g->last, &g->operands};
   for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_CLEAR(*kept[i]);
 }
 
@@ -210,14 +210,16 @@ static int set_launches(gpu_t *g, PyObject *const *given) {
   if (PyErr_Occurred()) return 0;
   PyObject *const first = PyTuple_GET_SIZE(types) > 0 ? PyTuple_GET_ITEM(types, 0) : Py_None;
   PyObject *const second = PyTuple_GET_SIZE(types) > 1 ? PyTuple_GET_ITEM(types, 1) : Py_None;
-  PyObject **const kept[] = {&g->cupy, &g->cupy_stream, g->tensors, g->tensors + 1, &g->capsule, &g->acquire, &g->release, &g->last, &g->operands, &g->parts_bytes};
-  PyObject *const values[] = {given[0], given[1], first, second, given[3], given[4], given[5], given[6], given[7], given[10]};
+  PyObject *const is_neg = exchange ? PyObject_GetAttr(first, text_of[IS_NEG]) : Py_NewRef(Py_None);
+  if (!is_neg) return 0;
+  PyObject **const kept[] = {&g->cupy, &g->cupy_stream, g->tensors, g->tensors + 1, &g->capsule, &g->is_neg, &g->acquire, &g->release, &g->last, &g->operands, &g->parts_bytes};
+  PyObject *const values[] = {given[0], given[1], first, second, given[3], is_neg, given[4], given[5], given[6], given[7], given[10]};
   for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
     PyObject *const old = *kept[i];
     *kept[i] = Py_NewRef(values[i]);
     Py_XDECREF(old);
   }
-  g->is_neg = function_of(first, text_of[IS_NEG]);
+  Py_DECREF(is_neg);
   g->exchange = exchange, g->enqueues = enqueues, g->device = device;
   g->parts = (const registered_t *)PyBytes_AS_STRING(g->parts_bytes);
   g->registered = PyBytes_GET_SIZE(g->parts_bytes) / (Py_ssize_t)sizeof(registered_t);
