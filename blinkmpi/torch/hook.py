@@ -5,16 +5,16 @@ them, by a kernel for each parameter. With a Communicator of one's own, DDP may 
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..errors import BlinkError
+from ..runtime.cuda.torch_extension import extension
 from .group import communicator
 from .operands import typed
-from .work import enqueue
+from .streams import communication_stream, current_stream, follow
 
 
 def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
@@ -48,10 +48,15 @@ def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
 def _averaged(comm: Any, buffer: Any) -> Any:
     """A future of the buffer, which is averaged in place."""
     if buffer.is_cuda:
-        put = partial(_put, comm, buffer)
-        work = enqueue(put, [buffer], [buffer], None, apart=True)
+        stream = current = current_stream(buffer.device)
+        if not torch.cuda.is_current_stream_capturing():
+            stream = communication_stream(buffer.device)
+            follow(stream, current)
+        comm.Allreduce(None, buffer, "avg", stream=stream)
+        if quick := extension(begin=True):
+            return quick.future(buffer, buffer, stream)
         future = torch.futures.Future(devices=[buffer.device])
-        with torch.cuda.stream(work.stream):
+        with torch.cuda.stream(stream):
             future.set_result(buffer)
         return future
     comm.Allreduce(None, typed(buffer), "avg")
@@ -59,6 +64,3 @@ def _averaged(comm: Any, buffer: Any) -> Any:
     future.set_result(buffer)
     return future
 
-
-def _put(comm: Any, buffer: Any, stream: Any) -> None:
-    comm.Allreduce(None, buffer, "avg", stream=stream)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..runtime.cuda.buffers import current_stream_of_torch
+from ..runtime.cuda.torch_extension import extension
 
 STREAMS = 64  # that are remembered
 
@@ -24,6 +25,14 @@ def communication_stream(device: Any) -> Any:
 def current_stream(device: Any) -> Any:
     """Torch's current stream on a device; torch makes the object anew each time it is asked."""
     return _current(device.index, current_stream_of_torch(torch, device.index))
+
+
+def follow(stream: Any, other: Any) -> None:
+    """Make a stream wait for what another one was given so far."""
+    if quick := extension():
+        quick.follow(stream, other)
+    else:
+        stream.wait_stream(other)
 
 
 @lru_cache(STREAMS)

@@ -18,9 +18,10 @@ import torch.distributed as dist
 
 from ..errors import BlinkError, CollectiveTimeout
 from ..runtime.bootstrap import own_settings
+from ..runtime.cuda.torch_extension import extension
 from ..util.settings import log
 from .operands import After, Tensor
-from .streams import communication_stream, current_stream
+from .streams import communication_stream, current_stream, follow
 
 POLL_S = 2e-4
 OLDER = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 7)
@@ -189,7 +190,7 @@ class DeviceWork(Work):
 
 def enqueue(
     put: Callable[[Any], object], outputs: Sequence[Tensor], operands: Sequence[Tensor], after: After, *, apart: bool
-) -> DeviceWork:
+) -> Any:
     """Put a call on a stream.
 
     One of which the user waits at once, and any during the capture of a graph, goes on the current stream.
@@ -199,6 +200,9 @@ def enqueue(
         operands: all tensors that the call reads and writes, temporaries too.
         after: what is left to do with the result, on the same stream.
         apart: whether the user goes on with other work meanwhile.
+
+    Returns:
+        A :class:`DeviceWork`, or one of torch_extension.cpp, which does the same, if that is there.
     """
     device = operands[0].device
     current = current_stream(device)
@@ -207,13 +211,14 @@ def enqueue(
         if after is not None:
             after()
         return DeviceWork(outputs, current, None, ())
-    stream = communication_stream(device)
-    stream.wait_stream(current)
+    stream, quick = communication_stream(device), extension(begin=True)
+    follow(stream, current)
     put(stream)
     if after is not None:  # work of torch's own, which goes on the current stream
         with torch.cuda.stream(stream):
             after()
-    return DeviceWork(outputs, stream, stream.record_event(), (*operands, *outputs))
+    memory = [*operands, *outputs]
+    return quick.work(outputs, memory, stream) if quick else DeviceWork(outputs, stream, stream.record_event(), memory)
 
 
 class Coalesced(Work):

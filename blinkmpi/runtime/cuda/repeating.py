@@ -20,6 +20,7 @@ from ...transport.host.repeated import RepeatedCalls
 from .buffers import tensor_types
 from .context import CudaContext
 from .operands import OperandsInFlight
+from .torch_extension import extension
 
 if TYPE_CHECKING:
     from .call import CudaCall
@@ -82,6 +83,7 @@ class Repeating:
         why: str, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._repeated, self._context, self._why, self._say = repeated, context, why, say
+        self._quick: Any = None  # how C reads tensors once torch_extension.cpp is there
         self._own = (ORDER.acquire, ORDER.release, LAST, operands, int(enqueues), context.gpu.device)
 
     def keep(self, call: CudaCall, method: object, args: tuple[Any, ...], stream: Any) -> None:
@@ -110,6 +112,8 @@ class Repeating:
         if exchange is None and any(type(arg) in tensors for arg in args):
             version = getattr(torch, "__version__", "")
             self._say(f"calls of torch's tensors are looked up in Python: torch {version} has no {EXCHANGE}")
+        if exchange is not None and (quick := extension()) is not None:
+            exchange = self._quick = self._quick or quick.exchange(exchange)
         array, stream = (cupy.ndarray, cupy.cuda.get_current_stream) if cupy is not None else (None, None)
         parts = b"".join(struct.pack("QQq", *part) for part in self._context.transport.regions.parts())
         return array, stream, tensors, exchange, *self._own, parts

@@ -30,7 +30,7 @@ typedef struct { /* what the GPU calls of a communicator have in common; objects
   PyObject *tensors[2];          /* torch's types */
   PyObject *capsule;             /* of `exchange` */
   const exchange_t *exchange;    /* how a tensor is read */
-  PyObject *is_neg;              /* torch's Tensor.is_neg: to look it up for each tensor of a group takes long */
+  PyObject *is_neg;              /* torch's Tensor.is_neg: to look it up for each tensor of a group takes long; or None */
   PyObject *acquire, *release;   /* of the lock that all launches of the process take */
   PyObject *last;                /* the list of the stream of the last one */
   PyObject *operands;            /* keeps operands until the work on them is through */
@@ -95,7 +95,7 @@ static int read_tensor(const gpu_t *g, PyObject *object, argument_t *a) {
   int64_t elements = 1;
   for (int i = t.dims; i--; elements *= t.shape[i])
     if (t.shape[i] != 1 && t.strides && t.strides[i] != elements) return 0;
-  if (t.code == FLOAT) { /* it may show the negatives of what it holds, as imaginary parts of conjugates do */
+  if (t.code == FLOAT && g->is_neg != Py_None) { /* it may show the negatives of what it holds, as imaginary parts of conjugates do */
     PyObject *const negative = PyObject_CallOneArg(g->is_neg, object);
     Py_XDECREF(negative);
     if (!negative) PyErr_Clear();

@@ -210,7 +210,8 @@ static int set_launches(gpu_t *g, PyObject *const *given) {
   if (PyErr_Occurred()) return 0;
   PyObject *const first = PyTuple_GET_SIZE(types) > 0 ? PyTuple_GET_ITEM(types, 0) : Py_None;
   PyObject *const second = PyTuple_GET_SIZE(types) > 1 ? PyTuple_GET_ITEM(types, 1) : Py_None;
-  PyObject *const is_neg = exchange ? PyObject_GetAttr(first, text_of[IS_NEG]) : Py_NewRef(Py_None);
+  const int asks = exchange && !PyCapsule_GetContext(given[3]); /* torch_extension.cpp has one, and refuses negatives */
+  PyObject *const is_neg = asks ? PyObject_GetAttr(first, text_of[IS_NEG]) : Py_NewRef(Py_None);
   if (!is_neg) return 0;
   PyObject **const kept[] = {&g->cupy, &g->cupy_stream, g->tensors, g->tensors + 1, &g->capsule, &g->is_neg, &g->acquire, &g->release, &g->last, &g->operands, &g->parts_bytes};
   PyObject *const values[] = {given[0], given[1], first, second, given[3], is_neg, given[4], given[5], given[6], given[7], given[10]};

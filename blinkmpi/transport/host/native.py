@@ -37,6 +37,7 @@ HEADERS = (
 )  # fmt: skip
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in HEADERS))
 NO_COMPILER = "no C compiler (cc, gcc, clang) on PATH; pip install 'blinkmpi[cc]' brings one"
+COMPILE_S = 300  # that a compiler may take
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64")  # fmt: skip  # noqa: E501
 OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
@@ -187,19 +188,25 @@ def _compiler() -> tuple[list[str], str, str]:
         return command, "", f"{shlex.join(command)} --version failed: {error}"
 
 
+def kept_library(source: Path, flags: Sequence[str]) -> Path | None:
+    """Another C library of ours, as :func:`built` has made it of this source; None if it has not."""
+    for folder in _folders()[0]:
+        for path in sorted(folder.glob(_library_name(source, flags, _compiler()[1]))):
+            if not why_not(folder) and _is_whole(path):
+                return path
+    return None
+
+
 def built(source: Path, flags: Sequence[str]) -> tuple[Path | None, str]:
     """Another C library of ours, compiled and kept as :func:`build` does; or why there is none."""
+    if found := kept_library(source, flags):
+        return found, ""
     command, name, lost = _compiler()
-    stem = f"{source.stem}-{_digest(source.read_text(), *flags, platform.machine())}-"
-    for folder in (folders := _folders())[0]:
-        for path in sorted(folder.glob(f"{stem}{_digest(name) if name else '*'}.so")):
-            if not why_not(folder) and _is_whole(path):
-                return path, ""
     if not name:
         return None, lost
-    found, lost = folders
-    for folder in found:
-        target = folder / f"{stem}{_digest(name)}.so"
+    folders, lost = _folders()
+    for folder in folders:
+        target = folder / _library_name(source, flags, name)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if why := why_not(folder):
@@ -212,6 +219,12 @@ def built(source: Path, flags: Sequence[str]) -> tuple[Path | None, str]:
     return None, lost
 
 
+def _library_name(source: Path, flags: Sequence[str], compiler: str) -> str:
+    """What another library is called, by all that it depends on; a pattern if the compiler is not named."""
+    made_of = _digest(source.read_text(), *flags, platform.machine())
+    return f"{source.stem}-{made_of}-{_digest(compiler) if compiler else '*'}.so"
+
+
 def _compile(compiler: list[str], source: Path, target: Path) -> None:
     """Compile into a scratch folder beside ``target``, seal the library by its digest, and put it in place.
 
@@ -221,7 +234,7 @@ def _compile(compiler: list[str], source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         command = [*compiler, "-o", str(made), str(source), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)
         if done.returncode != 0:
             raise OSError(f"{shlex.join(command)}: {done.stderr.strip().splitlines()[-1:]}")
         made.write_bytes(sealed(made.read_bytes()))

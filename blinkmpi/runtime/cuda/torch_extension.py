@@ -1,0 +1,139 @@
+"""torch_extension.cpp: torch's Work, its futures, and how C reads a tensor, compiled for this torch.
+
+The first process of a machine that asks for it has another one compile it, for half a minute, and nobody waits: calls
+go on through Python, which does the same. Later processes find it in the cache folder (:func:`.native.built`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+from ...errors import CollectiveTimeout, SettingsError
+from ...transport.host.native import built, kept_library
+from ...util.cache_folder import cache_dir
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+NAME = SOURCE.stem
+CHILD = f"from {__name__} import main; main()"
+
+
+class _Compiling:
+    """The library on its way: a process that compiles it, then the module, or why there is none."""
+
+    def __init__(self) -> None:
+        self.module: Any = None
+        self.why = ""
+        self._child: subprocess.Popen[str] | None = None
+
+    def begin(self) -> None:
+        """Load the library if it is kept, else have it compiled; no more than once."""
+        if self.module is not None or self.why or self._child is not None:
+            return
+        flags, self.why = flags_of(sys.modules["torch"])
+        if self.why:
+            return
+        if path := kept_library(SOURCE, flags):
+            self._load(path)
+        else:
+            root = str(Path(__file__).resolve().parents[3])
+            paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", CHILD, *flags], env={**os.environ, "PYTHONPATH": paths}, text=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def look(self) -> None:
+        """Load the library if it has been compiled meanwhile."""
+        if self._child is None or self._child.poll() is None:
+            return
+        told, _ = self._child.communicate()
+        status, self._child = self._child.returncode, None
+        if status:
+            self.why = f"compiling {SOURCE.name} failed: {told.strip().splitlines()[-1:] or status}"
+        else:
+            self._load(Path(told.strip()))
+
+    def _load(self, path: Path) -> None:
+        loader = ExtensionFileLoader(NAME, str(path))
+        spec = spec_from_loader(NAME, loader)
+        assert spec is not None
+        try:
+            module = module_from_spec(spec)
+            loader.exec_module(module)
+        except ImportError as error:  # of another libstdc++, say
+            self.why = f"{path}: {error}"
+            return
+        module.raises(CollectiveTimeout)
+        self.module = module
+
+
+_compiling = _Compiling()
+
+
+def extension(*, begin: bool = False) -> Any:
+    """The module, or None while there is none.
+
+    Args:
+        begin: have it made.
+    """
+    if _compiling.module is None:
+        if begin:
+            _compiling.begin()
+        _compiling.look()
+    return _compiling.module
+
+
+def why_none() -> str:
+    """Why there will be none; empty while there may be."""
+    return _compiling.why
+
+
+def flags_of(torch: Any) -> tuple[list[str], str]:
+    """What the compiler needs to know of this torch and Python, and why it cannot be."""
+    folder, python = Path(torch.__file__).parent, sysconfig.get_path("include")
+    include = folder / "include"
+    if lost := [path for path in (include / "torch", Path(python, "Python.h")) if not path.exists()]:
+        return [], f"there is no {lost[0]}"
+    found = ["-O2", "-std=c++20", "-fPIC", "-shared", "-pthread", "-w", f"-DBLINK_TORCH={torch.__version__}"]
+    found += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):  # as torch's own pybind11 was compiled, up to 2.8
+        if value := getattr(torch._C, f"_PYBIND11_{name}", None):
+            found.append(f'-DPYBIND11_{name}="{value}"')
+    for path in (include, include / "torch" / "csrc" / "api" / "include", python):
+        found += ["-isystem", str(path)]
+    libraries = ("torch", "torch_cpu", "torch_python", "c10", "stdc++")
+    return [*found, f"-L{folder / 'lib'}", "-Wl,--no-as-needed", *(f"-l{name}" for name in libraries)], ""
+
+
+def main() -> None:
+    """Compile with the flags that are this process' arguments, alone on this machine, and print the library's path."""
+    with _alone():
+        path, why = built(SOURCE, sys.argv[1:])
+    if path is None:
+        sys.exit(why)
+    print(path)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """While other ranks' processes wait here, and then find what this one has compiled."""
+    try:
+        folder = cache_dir()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = open(folder / f"{NAME}.lock", "w", encoding="utf-8")  # noqa: SIM115
+    except (OSError, SettingsError):  # each compiles for itself, wherever it can
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,127 @@
+"""torch_extension.cpp: compiled here for this torch, and tried on a device that has no memory; on GPUs in tests/gpu."""
+
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkmpi.errors import CollectiveTimeout
+from blinkmpi.runtime.cuda import torch_extension
+from blinkmpi.transport.host.native import build, built
+
+torch = pytest.importorskip("torch")
+dist = torch.distributed
+DEVICE = Path(__file__).with_name("no_device.cpp")
+COMPILE_S = 300
+SHORT = timedelta(milliseconds=20)
+
+
+def load(path: Path) -> Any:
+    """A module of C++."""
+    loader = ExtensionFileLoader(DEVICE.stem, str(path))
+    spec = spec_from_loader(DEVICE.stem, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def quick() -> Any:
+    """The module, as a job gets it."""
+    if build()[0] is None:
+        pytest.skip("no C compiler")
+    end = time.monotonic() + COMPILE_S
+    while (found := torch_extension.extension(begin=True)) is None and time.monotonic() < end:
+        assert not torch_extension.why_none()
+        time.sleep(0.1)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def device(quick: Any) -> Any:
+    """A device without memory."""
+    path, why = built(DEVICE, torch_extension.flags_of(torch)[0])
+    assert path is not None, why
+    return load(path)
+
+
+def test_work_waits_on_the_current_stream_and_then_lets_its_operands_go(quick: Any, device: Any) -> None:
+    """``wait`` tells the current stream to wait for the event, and holds the results alone."""
+    result, operand = torch.arange(3.0), torch.ones(2)
+    held = sys.getrefcount(operand)
+    work = quick.work([result], [operand], device.stream(5))
+    assert isinstance(work, dist._Work)
+    assert operand._use_count() > 1 if hasattr(operand, "_use_count") else sys.getrefcount(operand) == held
+    recorded, blocked = device.counts()
+    assert work.wait()
+    assert device.counts() == (recorded, blocked + 1)
+    assert work.result()[0] is result
+    assert work.is_completed() and work.is_success()
+
+
+def test_a_wait_with_a_timeout_raises_ours(quick: Any, device: Any) -> None:
+    """The host waits no longer than it was told, and other threads run meanwhile."""
+    work = quick.work([torch.ones(1)], [], device.stream(5))
+    device.say(False)
+    try:
+        assert not work.is_completed()
+        began = time.monotonic()
+        with pytest.raises(CollectiveTimeout, match=r"wait\(20 ms\): the call is still under way; wait longer"):
+            work.wait(SHORT)
+        assert time.monotonic() - began >= SHORT.total_seconds()
+        later = threading.Timer(0.05, device.say, [True])
+        later.start()
+        assert work.wait(timedelta(seconds=30))
+        later.join()
+    finally:
+        device.say(True)
+
+
+def test_futures_have_the_results(quick: Any, device: Any) -> None:
+    """``get_future`` has a list, as torch's own; a hook's has the one tensor, as a Python object."""
+    result = torch.arange(3.0)
+    future = quick.work([result], [], device.stream(5)).get_future()
+    assert future.done() and [t.tolist() for t in future.value()] == [[0, 1, 2]]
+    assert future.then(lambda f: f.value()[0].sum()).wait().item() == 3
+    hooks = quick.future(result, result, device.stream(5))
+    assert hooks.done() and hooks.value() is result
+    assert hooks.then(lambda f: f.value().sum()).wait().item() == 3
+
+
+def test_a_stream_follows_another(quick: Any, device: Any) -> None:
+    """One event, for which one stream waits."""
+    recorded, blocked = device.counts()
+    quick.follow(device.stream(5), device.stream(0))
+    assert device.counts() == (recorded + 1, blocked + 1)
+
+
+def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then calls go on through Python, and ``why_none`` says why."""
+    monkeypatch.setenv("BLINKMPI_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\n[ $1 = --version ] && echo none && exit\necho no luck >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    compiling = torch_extension._Compiling()
+    compiling.begin()
+    end = time.monotonic() + COMPILE_S
+    while not compiling.why and time.monotonic() < end:
+        compiling.look()
+        time.sleep(0.05)
+    assert "compiling torch_extension.cpp failed" in compiling.why and "no luck" in compiling.why
+
+
+def test_the_process_that_compiles_touches_neither_mpi_nor_torch() -> None:
+    """It runs beside ranks of MPI."""
+    code = f"import sys, {torch_extension.__name__}; print([m for m in ('mpi4py.MPI', 'torch') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
