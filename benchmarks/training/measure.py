@@ -31,6 +31,7 @@ MILLI = 1e3
 WARMUP, REPEATS = 3, 11
 RATE = 1e-3  # of learning
 STEPS = 4  # of a turn, on GPUs
+COMPILE_S = 120  # that the measurement waits for torch_extension.cpp
 NONE = "no communication"
 
 
@@ -228,6 +229,7 @@ def main() -> None:
 
     import blinkmpi.torch  # noqa: F401
     from benchmarks.training.models import workloads
+    from blinkmpi.runtime.cuda import torch_extension
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="models on GPUs, beside NCCL")
@@ -243,6 +245,7 @@ def main() -> None:
     if options.gpu:
         torch.cuda.set_device(device)
     torch.distributed.init_process_group("blink", init_method="mpi://")
+    compiled = options.gpu and torch_extension.wait(COMPILE_S) is not None
     ways, rows = ways_of(torch, MPI, gpu=options.gpu), []
     there = workloads(gpu=options.gpu)
     for name in options.models or there:
@@ -256,6 +259,7 @@ def main() -> None:
     facts = {"torch": torch.__version__, **jobs.rank_facts(MPI, comm)}
     if options.gpu:
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        facts["torch_extension"] = compiled
         facts["gpu"] = {"name": comm.gpu.name, **comm.gpu.versions, "NCCL": nccl}
     torch.distributed.destroy_process_group()
     if world.rank == 0 and options.output:

@@ -15,7 +15,8 @@ import torch
 
 from ..errors import ArgumentError, BlinkError
 from ..runtime.entering import enter
-from .compiler import hide
+from .compiler import hidden, hide
+from .flat_allreduce import put_flat
 from .operands import (
     After,
     Reduction,
@@ -34,10 +35,9 @@ from .operands import (
     writable,
 )
 from .operation import Operation
-from .work import Coalesced, DeviceWork, HostWork, Several, Work, enqueue
+from .work import Coalesced, HostWork, Several, Work, enqueue
 
 NO_SECONDS = timedelta(0)
-WORKS = (Work, HostWork, DeviceWork, Several, Coalesced)
 
 
 def explained(method: Callable[..., Work]) -> Callable[..., Work]:
@@ -54,6 +54,7 @@ def explained(method: Callable[..., Work]) -> Callable[..., Work]:
     return wrapped
 
 
+@hidden
 class TensorCollectives:
     """What a group does with tensors; :class:`.group.BlinkGroup` says who the ranks are."""
 
@@ -67,7 +68,8 @@ class TensorCollectives:
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce everybody's tensor into everybody's."""
-        return self._make("allreduce", opts, lambda: _allreduce(only(tensors, "allreduce"), Reduction(opts)))
+        work = put_flat(self, tensors, opts)
+        return work or self._make("allreduce", opts, lambda: _allreduce(only(tensors, "allreduce"), Reduction(opts)))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce some tensors in one call for each element type."""
@@ -181,7 +183,7 @@ class TensorCollectives:
     def _make(self, what: str, opts: Any, prepare: Callable[[], Operation]) -> Work:
         """Make a call; if this rank's arguments cannot be read, all ranks hear of it in the call."""
         comm = self.comm
-        hide(TensorCollectives, *WORKS)
+        hide()
         (call,) = self._read(what, [prepare])
         if self._coalescing is not None:
             self._coalescing.append((call, opts, work := Coalesced(call.outputs)))

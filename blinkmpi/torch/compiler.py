@@ -1,23 +1,33 @@
-"""``hide``: torch.compile does not look into what compiled code calls here.
+"""torch.compile does not look into what compiled code calls here.
 
 Python of ours that compiled code comes to, by way of torch's C++, would be traced otherwise, as the model's own; it is
-nothing that could be compiled.
+nothing that could be compiled. What torch calls is hidden, and with it all that this calls.
 """
 
 import sys
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 
+Class = TypeVar("Class", bound=type)
 DYNAMO = "torch._dynamo"  # importing it takes a second, so it is left to those who use it
-_hidden: list[type] = []
+_to_hide: list[type] = []
 
 
-def hide(*classes: type) -> None:
-    """Hide the methods of these classes, at the first call after torch.compile has come into use; then do nothing."""
-    if _hidden or DYNAMO not in sys.modules:
+def hidden(cls: Class) -> Class:
+    """A class whose methods are to be hidden."""
+    _to_hide.append(cls)
+    return cls
+
+
+def hide() -> None:
+    """Hide them at the first call after torch.compile has come into use; then do nothing."""
+    if not _to_hide or DYNAMO not in sys.modules:
         return
-    _hidden.extend(classes)
-    for cls in classes:
+    while _to_hide:
+        cls = _to_hide.pop()
         for name, method in list(vars(cls).items()):
-            if callable(method) and not name.startswith("__"):
+            is_torchs = hasattr(dist.ProcessGroup, name) or hasattr(dist._Work, name)
+            if callable(method) and is_torchs and not name.startswith("__"):
                 setattr(cls, name, torch.compiler.disable(method))

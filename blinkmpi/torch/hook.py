@@ -14,7 +14,7 @@ from ..errors import BlinkError
 from ..runtime.cuda.torch_extension import extension
 from .group import communicator
 from .operands import typed
-from .streams import communication_stream, current_stream, follow
+from .streams import stream_apart
 
 
 def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
@@ -48,12 +48,9 @@ def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
 def _averaged(comm: Any, buffer: Any) -> Any:
     """A future of the buffer, which is averaged in place."""
     if buffer.is_cuda:
-        stream = current = current_stream(buffer.device)
-        if not torch.cuda.is_current_stream_capturing():
-            stream = communication_stream(buffer.device)
-            follow(stream, current)
+        stream = stream_apart(buffer.device)
         comm.Allreduce(None, buffer, "avg", stream=stream)
-        if quick := extension(begin=True):
+        if quick := extension():
             return quick.future(buffer, buffer, stream)
         future = torch.futures.Future(devices=[buffer.device])
         with torch.cuda.stream(stream):
@@ -63,4 +60,3 @@ def _averaged(comm: Any, buffer: Any) -> Any:
     future = torch.futures.Future()
     future.set_result(buffer)
     return future
-

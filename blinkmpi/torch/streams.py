@@ -14,6 +14,7 @@ from ..runtime.cuda.buffers import current_stream_of_torch
 from ..runtime.cuda.torch_extension import extension
 
 STREAMS = 64  # that are remembered
+capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 
 
 @cache
@@ -27,12 +28,19 @@ def current_stream(device: Any) -> Any:
     return _current(device.index, current_stream_of_torch(torch, device.index))
 
 
-def follow(stream: Any, other: Any) -> None:
-    """Make a stream wait for what another one was given so far."""
-    if quick := extension():
-        quick.follow(stream, other)
+def stream_apart(device: Any) -> Any:
+    """The stream for a call beside which the user goes on, told to wait for the current one.
+
+    During the capture of a graph it is the current one itself.
+    """
+    if capturing():
+        return current_stream(device)
+    stream = communication_stream(device)
+    if quick := extension(begin=True):
+        quick.follow(stream)
     else:
-        stream.wait_stream(other)
+        stream.wait_stream(current_stream(device))
+    return stream
 
 
 @lru_cache(STREAMS)

@@ -20,14 +20,16 @@ from ..errors import BlinkError, CollectiveTimeout
 from ..runtime.bootstrap import own_settings
 from ..runtime.cuda.torch_extension import extension
 from ..util.settings import log
+from .compiler import hidden
 from .operands import After, Tensor
-from .streams import communication_stream, current_stream, follow
+from .streams import capturing, current_stream, stream_apart
 
 POLL_S = 2e-4
 OLDER = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 7)
 _alive: set[Work] = set()  # before 2.7 torch holds only the C++ half of an object that Python has made
 
 
+@hidden
 class Work(dist._Work):  # type: ignore[misc]
     """A call that is through.
 
@@ -76,6 +78,7 @@ class Work(dist._Work):  # type: ignore[misc]
         return future
 
 
+@hidden
 class HostWork(Work):
     """A call in host memory that is under way; several threads may wait for it.
 
@@ -140,6 +143,7 @@ class HostWork(Work):
             log(own_settings(), "WARN", f"{text} contiguous, or a list; call wait() on what the call returned")
 
 
+@hidden
 class DeviceWork(Work):
     """A call on a GPU that a stream runs.
 
@@ -190,7 +194,7 @@ class DeviceWork(Work):
 
 def enqueue(
     put: Callable[[Any], object], outputs: Sequence[Tensor], operands: Sequence[Tensor], after: After, *, apart: bool
-) -> Any:
+) -> Work:
     """Put a call on a stream.
 
     One of which the user waits at once, and any during the capture of a graph, goes on the current stream.
@@ -205,22 +209,28 @@ def enqueue(
         A :class:`DeviceWork`, or one of torch_extension.cpp, which does the same, if that is there.
     """
     device = operands[0].device
-    current = current_stream(device)
-    if not apart or torch.cuda.is_current_stream_capturing():
-        put(current)
+    if not apart or capturing():
+        put(current := current_stream(device))
         if after is not None:
             after()
         return DeviceWork(outputs, current, None, ())
-    stream, quick = communication_stream(device), extension(begin=True)
-    follow(stream, current)
+    stream = stream_apart(device)
     put(stream)
     if after is not None:  # work of torch's own, which goes on the current stream
         with torch.cuda.stream(stream):
             after()
-    memory = [*operands, *outputs]
-    return quick.work(outputs, memory, stream) if quick else DeviceWork(outputs, stream, stream.record_event(), memory)
+    return work_on(stream, outputs, (*operands, *outputs))
 
 
+def work_on(stream: Any, outputs: Sequence[Tensor], operands: Sequence[Tensor]) -> Work:
+    """The Work of a call that was put on a stream of its own."""
+    if quick := extension():
+        work: Work = quick.work(outputs, operands, stream)
+        return work
+    return DeviceWork(outputs, stream, stream.record_event(), operands)
+
+
+@hidden
 class Coalesced(Work):
     """A call that is made together with others, in ``made``; until then there is nothing to wait for."""
 
@@ -243,6 +253,7 @@ class Coalesced(Work):
         return self.made is None or self.made.wait(timeout)
 
 
+@hidden
 class Several(Work):
     """Some calls that torch's user made as one."""
 

@@ -6,6 +6,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -97,6 +98,25 @@ class StreamWork : public c10d::Work {
   std::mutex giving_;
 };
 
+/* ---- what DDP asks for: an AllReduce of one flat tensor, for each bucket of gradients */
+
+/* Whether a call takes the tensor as it is. */
+bool is_flat(const at::Tensor& tensor) {
+  return tensor.is_cuda() && tensor.layout() == c10::kStrided && tensor.dim() == 1 && tensor.is_contiguous() &&
+         tensor.scalar_type() != c10::kBool && !tensor.requires_grad() && !tensor.is_neg() && !tensor.is_conj() &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch() && tensor.const_data_ptr();
+}
+
+/* (tensor, operation, milliseconds) of a sum or an average that is asynchronous; None for what is Python's to read. */
+pybind11::object read_allreduce(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+  const auto kind = c10d::ReduceOp::RedOpType(options.reduceOp);
+  const bool known = kind == c10d::ReduceOp::SUM || kind == c10d::ReduceOp::AVG;
+  if constexpr (requires { options.asyncOp; })
+    if (!options.asyncOp) return pybind11::none();
+  if (!known || tensors.size() != 1 || !is_flat(tensors[0])) return pybind11::none();
+  return pybind11::make_tuple(tensors[0], kind == c10d::ReduceOp::SUM ? "sum" : "avg", options.timeout.count());
+}
+
 /* ---- how C reads a tensor: DLPack's way, without what that is slow for. See device_arrays.h, which has tensor_t. */
 
 struct Exchange { /* DLPackExchangeAPI, of DLPack 1.3 */
@@ -143,7 +163,8 @@ PYBIND11_MODULE(torch_extension, m) {
   pybind11::module_::import("torch");
   m.def("raises", [](const pybind11::object& error) { timeout_error = error.inc_ref().ptr(); });
   m.def("exchange", &exchange);
-  m.def("follow", [](const c10::Stream& stream, const c10::Stream& other) { recorded(other).block(stream); });
+  m.def("read_allreduce", &read_allreduce);
+  m.def("follow", [](const c10::Stream& stream) { recorded(current_stream(stream.device())).block(stream); });
   m.def("work", [](std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands, const c10::Stream& stream) {
     return c10::intrusive_ptr<c10d::Work>(
         c10::make_intrusive<StreamWork>(std::move(outputs), std::move(operands), stream));

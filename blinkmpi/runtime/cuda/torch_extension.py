@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -24,6 +25,7 @@ from ...util.cache_folder import cache_dir
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NAME = SOURCE.stem
+POLL_S = 0.1
 CHILD = f"from {__name__} import main; main()"
 
 
@@ -91,6 +93,14 @@ def extension(*, begin: bool = False) -> Any:
             _compiling.begin()
         _compiling.look()
     return _compiling.module
+
+
+def wait(seconds: float) -> Any:
+    """The module once it is there, for measurements and tests; None if there will be none."""
+    until = time.monotonic() + seconds
+    while (found := extension(begin=True)) is None and not why_none() and time.monotonic() < until:
+        time.sleep(POLL_S)
+    return found
 
 
 def why_none() -> str:
