@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.pages.rows import (
     NONE,
+    OURS_IN_TRAINING,
     anchor,
     blocks,
     collective_text,
@@ -95,7 +96,6 @@ def torch_table(results: Results) -> Iterator[str]:
     yield from table(("collective", "type", "ranks", "beside"), found)
 
 
-OURS_IN_TRAINING = {"blink": "backend `blink`", "hook": "`ddp_hook`"}  # the others are beside them
 STEP_TIMES = ("step_ms", "communication_ms")
 
 

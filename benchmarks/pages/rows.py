@@ -10,6 +10,12 @@ PLACES = (("out_of_place", "out of place"), ("in_place", "in place"))
 NONE = "-"
 
 
+# Ways of ours to train, as the pages call them; the others are beside them.
+OURS_IN_TRAINING = {
+    "blink": "backend `blink`", "hook": "`ddp_hook`", "registered": "`ddp_hook`, buckets in a memory pool",
+}  # fmt: skip
+
+
 def blocks(document: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The tables of a file: (executor, rows). A run measures all its rows once for each executor and cycle."""
     rows: list[dict[str, Any]] = []

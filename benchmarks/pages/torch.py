@@ -2,7 +2,17 @@
 
 from typing import Any
 
-from benchmarks.pages.rows import NONE, exact_size_text, fact_lines, gpu_lines, line, ratio_text, table_head, us_text
+from benchmarks.pages.rows import (
+    NONE,
+    OURS_IN_TRAINING,
+    exact_size_text,
+    fact_lines,
+    gpu_lines,
+    line,
+    ratio_text,
+    table_head,
+    us_text,
+)
 
 
 def torch_group_file(name: str, document: dict[str, Any]) -> str:
@@ -40,6 +50,6 @@ def training_file(name: str, document: dict[str, Any]) -> str:
             cells += [f"{ms:.1f}" for ms in (one["step_ms"], row["compute_ms"], one["exposed_ms"])]
             cells += [f"{one['communication_ms']:.1f}", f"{one['overlap']:.0%}" if one["overlap"] > 0 else "none"]
             ratios = [ratio_text(one[key] / ours[key]) for key in ("step_ms", "communication_ms")]
-            cells += ["-", "-"] if library == "hook" else ratios
+            cells += ["-", "-"] if library in OURS_IN_TRAINING and one is not ours else ratios
             lines.append(line([*cells, f"{one['weights_differ_by']:.0e}"]))
     return "\n".join(lines)

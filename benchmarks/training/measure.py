@@ -2,11 +2,12 @@
 
 Copies of one model are trained side by side, each by ``DistributedDataParallel`` over another library: on CPU ranks
 torch's group of backend blink, its group of gloo, and MPI's own Allreduce (in a communication hook); with ``--gpu``
-backend blink, backend blink with ``blinkmpi.torch.ddp_hook``, and NCCL's group. They take turns, each round in another
-order, so what the machine does beside them meets all alike. On GPUs a turn is some steps that nothing waits for in
-between, as in training. Another copy takes steps without communication (``no_sync``). A row has a step's time, what
-communication adds to it (exposed), and what communication takes alone, with nothing to hide behind. A number is the
-largest of all ranks' medians. The copies must end with the same weights.
+backend blink, backend blink with ``blinkmpi.torch.ddp_hook``, the same with DDP's buckets in a memory pool
+(``registered``), and NCCL's group. They take turns, each round in another order, so what the machine does beside them
+meets all alike. On GPUs a turn is some steps that nothing waits for in between, as in training. Another copy takes
+steps without communication (``no_sync``). A row has a step's time, what communication adds to it (exposed), and what
+communication takes alone, with nothing to hide behind. A number is the largest of all ranks' medians. The copies must
+end with the same weights.
 
 ``--gradients`` also records when each gradient is ready; ``figure.py`` simulates other machines from that.
 """
@@ -17,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -31,17 +32,23 @@ MILLI = 1e3
 WARMUP, REPEATS = 3, 11
 RATE = 1e-3  # of learning
 STEPS = 4  # of a turn, on GPUs
+STEPS_TO_BUCKETS = 2  # DDP arranges its buckets anew at the second
+POOL_BYTES = 12 << 30  # of a rank: a model, its gradients, and what two steps of one sample need
 COMPILE_S = 120  # that the measurement waits for torch_extension.cpp
 NONE = "no communication"
 
 
 class Way(NamedTuple):
-    """A library that averages gradients: DDP's group, its hook if it has one, and a call that sums one tensor."""
+    """A library that averages gradients: DDP's group, its hook if it has one, and a call that sums one tensor.
+
+    ``within`` is entered while the model is made and DDP arranges its buckets.
+    """
 
     name: str
     group: Any
     hook: Callable[[Any, Any], Any] | None
     total: Callable[[Any], object]
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def ways_of(torch: Any, mpi: Any, *, gpu: bool) -> list[Way]:
@@ -53,10 +60,15 @@ def ways_of(torch: Any, mpi: Any, *, gpu: bool) -> list[Way]:
 
     ours = Way("blink", blink, None, by(blink))
     if gpu:
-        from blinkmpi.torch import ddp_hook
+        from blinkmpi.torch import ddp_hook, memory, memory_pool
 
+        memory_pool(POOL_BYTES)
         nccl, stream = dist.new_group(backend="nccl"), torch.cuda.current_stream()
-        return [ours, Way("hook", blink, ddp_hook(), lambda x: blink.comm.Allreduce(None, x, stream=stream)),
+
+        def total(x: Any) -> None:
+            blink.comm.Allreduce(None, x, stream=stream)
+
+        return [ours, Way("hook", blink, ddp_hook(), total), Way("registered", blink, ddp_hook(), total, memory),
                 Way("nccl", nccl, None, by(nccl))]  # fmt: skip
     gloo, world = dist.new_group(backend="gloo"), mpi.COMM_WORLD
 
@@ -77,19 +89,23 @@ def ways_of(torch: Any, mpi: Any, *, gpu: bool) -> list[Way]:
 class Copy:
     """A copy of the model, trained over one library."""
 
-    def __init__(self, torch: Any, workload: Any, way: Way, dtype: Any, device: Any) -> None:
+    def __init__(self, torch: Any, workload: Any, way: Way, dtype: Any, device: Any, batch: Sequence[Any]) -> None:
         torch.manual_seed(0)
-        model = workload.model().to(device, dtype)
-        self.ddp = torch.nn.parallel.DistributedDataParallel(
-            model, process_group=way.group, gradient_as_bucket_view=True
-        )
-        if way.hook is not None:
-            self.ddp.register_comm_hook(None, way.hook)
-        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=RATE)
+        small = [part[:1] for part in batch]
+        with way.within():
+            model = workload.model().to(device, dtype)
+            self.ddp = torch.nn.parallel.DistributedDataParallel(
+                model, process_group=way.group, gradient_as_bucket_view=True
+            )
+            if way.hook is not None:
+                self.ddp.register_comm_hook(None, way.hook)
+            self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=RATE)
+            for _ in range(STEPS_TO_BUCKETS):
+                self.step(small, rate=0.0)
 
-    def step(self, batch: Sequence[Any], *, alone: bool = False) -> None:
+    def step(self, batch: Sequence[Any], *, alone: bool = False, rate: float = RATE) -> None:
         """One step; alone without communication, and with nothing learnt."""
-        self.optimizer.param_groups[0]["lr"] = 0.0 if alone else RATE
+        self.optimizer.param_groups[0]["lr"] = 0.0 if alone else rate
         with self.ddp.no_sync() if alone else nullcontext():
             self.ddp(*batch).backward()
         self.optimizer.step()
@@ -152,8 +168,8 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
     world, gpu = mpi.COMM_WORLD, device.type == "cuda"
     wait = torch.cuda.synchronize if gpu else lambda: None
     batch = workload.batch(world.rank, device, dtype)
-    copies = {way.name: Copy(torch, workload, way, dtype, device) for way in ways}
-    silent = Copy(torch, workload, ways[0], dtype, device)
+    copies = {way.name: Copy(torch, workload, way, dtype, device, batch) for way in ways}
+    silent = Copy(torch, workload, ways[0], dtype, device, batch)
     turns = [(NONE, silent, True), *((name, copy, False) for name, copy in copies.items())]
     draw = random.Random(0)  # the same on all ranks
     times: dict[str, list[float]] = {}
@@ -180,10 +196,13 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
     difference = {name: world.allreduce(apart(ours, copy), mpi.MAX) for name, copy in copies.items()}
     seen = gradients(torch, ours, batch, gpu=gpu) if with_gradients else None
     parameters = sum(p.numel() for p in ours.ddp.parameters())
-    buffers = [torch.zeros(size // dtype.itemsize, dtype=dtype, device=device) for size in buckets]
+    buffers: dict[str, list[Any]] = {}
+    for way in ways:
+        with way.within():
+            buffers[way.name] = [torch.zeros(size // dtype.itemsize, dtype=dtype, device=device) for size in buckets]
 
     def total(way: Way) -> None:
-        for buffer in buffers:
+        for buffer in buffers[way.name]:
             way.total(buffer)
 
     for _ in range(WARMUP + repeats):
