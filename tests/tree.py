@@ -13,7 +13,10 @@ PACKAGE = {
     "launch": "blinkmpi.launch",
 }
 OTHERS = ("tests", "benchmarks", "examples")
-LANGUAGES = {".py": "Python", ".c": "C", ".h": "C", ".cu": "CUDA", ".cuh": "CUDA", ".sh": "shell", ".sbatch": "shell"}
+LANGUAGES = {
+    ".py": "Python", ".c": "C", ".h": "C", ".cpp": "C++", ".cu": "CUDA", ".cuh": "CUDA", ".sh": "shell",
+    ".sbatch": "shell",
+}  # fmt: skip
 
 
 def sources(*tops: str) -> Iterator[Path]:

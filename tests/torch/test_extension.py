@@ -111,8 +111,10 @@ def test_what_lies_in_host_memory_is_not_read_for_a_gpu(quick: Any) -> None:
         quick.read_allreduce(torch.ones(3), options)
 
 
-def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then calls go on through Python, and ``why_none`` says why."""
+def test_a_compiler_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Then calls go on through Python, and the log says why, once."""
     monkeypatch.setenv("BLINKMPI_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     compiler = tmp_path / "cc"
@@ -127,6 +129,11 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         time.sleep(0.05)
     assert "compiling torch_extension.cpp failed" in compiling.why
     assert "no luck" in compiling.why
+    compiling.begin()
+    compiling.look()
+    said = [line for line in capfd.readouterr().err.splitlines() if "go through Python" in line]
+    assert len(said) == 1
+    assert "no luck" in said[0]
 
 
 def test_the_process_that_compiles_touches_neither_mpi_nor_torch() -> None:

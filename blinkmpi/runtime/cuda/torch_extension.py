@@ -1,13 +1,14 @@
 """torch_extension.cpp: torch's Work, its futures, and how C reads a tensor, compiled for this torch.
 
-The first process of a machine that asks for it has another one compile it, for half a minute, and nobody waits: calls
-go on through Python, which does the same. Later processes find it in the cache folder (:func:`.native.built`).
+Where it is not kept yet, another process compiles it, for half a minute, and nobody waits: calls go on through Python,
+which does the same. Later processes find it in the cache folder (:func:`.native.built`).
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -17,15 +18,18 @@ from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ...errors import CollectiveTimeout, SettingsError
-from ...transport.host.native import built, kept_library
+from ...transport.host.native import built, compiler_command, kept_library
 from ...util.cache_folder import cache_dir
+from ...util.settings import log, read
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NAME = SOURCE.stem
 POLL_S = 0.1
+ZIG = "ziglang"
 CHILD = f"from {__name__} import main; main()"
 
 
@@ -34,17 +38,29 @@ class _Compiling:
 
     def __init__(self) -> None:
         self.module: Any = None
-        self.why = ""
+        self.why = ""  # said once, where it is found out
         self._child: subprocess.Popen[str] | None = None
+        self._one = Lock()  # autograd's threads call, too
+
+    def get(self, *, begin: bool) -> None:
+        """Get on with it, unless another thread does."""
+        if self.why or not self._one.acquire(blocking=False):
+            return
+        try:
+            if begin:
+                self.begin()
+            self.look()
+        finally:
+            self._one.release()
 
     def begin(self) -> None:
         """Load the library if it is kept, else have it compiled; no more than once."""
         if self.module is not None or self.why or self._child is not None:
             return
-        flags, self.why = flags_of(sys.modules["torch"])
-        if self.why:
-            return
-        if path := kept_library(SOURCE, flags):
+        flags, why = flags_of(sys.modules["torch"])
+        if why:
+            self._give_up(why)
+        elif path := kept_library(SOURCE, flags):
             self._load(path)
         else:
             root = str(Path(__file__).resolve().parents[3])
@@ -61,7 +77,7 @@ class _Compiling:
         told, _ = self._child.communicate()
         status, self._child = self._child.returncode, None
         if status:
-            self.why = f"compiling {SOURCE.name} failed: {told.strip().splitlines()[-1:] or status}"
+            self._give_up(f"compiling {SOURCE.name} failed: {told.strip().splitlines()[-1:] or status}")
         else:
             self._load(Path(told.strip()))
 
@@ -73,10 +89,14 @@ class _Compiling:
             module = module_from_spec(spec)
             loader.exec_module(module)
         except ImportError as error:  # of another libstdc++, say
-            self.why = f"{path}: {error}"
+            self._give_up(f"{path}: {error}")
             return
         module.raises(CollectiveTimeout)
         self.module = module
+
+    def _give_up(self, why: str) -> None:
+        self.why = why
+        log(read(), "WARN", f"torch's calls on GPUs go through Python, which takes the host longer: {why}")
 
 
 _compiling = _Compiling()
@@ -89,9 +109,7 @@ def extension(*, begin: bool = False) -> Any:
         begin: have it made.
     """
     if _compiling.module is None:
-        if begin:
-            _compiling.begin()
-        _compiling.look()
+        _compiling.get(begin=begin)
     return _compiling.module
 
 
@@ -110,10 +128,12 @@ def why_none() -> str:
 
 def flags_of(torch: Any) -> tuple[list[str], str]:
     """What the compiler needs to know of this torch and Python, and why it cannot be."""
+    if ZIG in (command := compiler_command(os.environ)):
+        return [], f"{shlex.join(command)} has another C++ library than torch; install g++"
     folder, python = Path(torch.__file__).parent, sysconfig.get_path("include")
     include = folder / "include"
     if lost := [path for path in (include / "torch", Path(python, "Python.h")) if not path.exists()]:
-        return [], f"there is no {lost[0]}"
+        return [], f"there is no {lost[0]}; install it"
     found = ["-O2", "-std=c++20", "-fPIC", "-shared", "-pthread", "-w", f"-DBLINK_TORCH={torch.__version__}"]
     found += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):  # as torch's own pybind11 was compiled, up to 2.8

@@ -236,7 +236,9 @@ def _compile(compiler: list[str], source: Path, target: Path) -> None:
         command = [*compiler, "-o", str(made), str(source), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)
         if done.returncode != 0:
-            raise OSError(f"{shlex.join(command)}: {done.stderr.strip().splitlines()[-1:]}")
+            lines = done.stderr.strip().splitlines()
+            cause = next((line for line in lines if "error:" in line), "".join(lines[-1:]))
+            raise OSError(f"{shlex.join(command)}: {cause}")
         made.write_bytes(sealed(made.read_bytes()))
         made.chmod(0o755)
         os.replace(made, target)
