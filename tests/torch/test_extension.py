@@ -136,6 +136,17 @@ def test_a_compiler_that_fails_is_named(
     assert "no luck" in said[0]
 
 
+def test_a_library_that_does_not_load_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One of another C++ library, say."""
+    path = tmp_path / "torch_extension.so"
+    path.write_bytes(b"no library")
+    compiling = torch_extension._Compiling()
+    compiling._load(path)
+    assert compiling.module is None
+    assert str(path) in compiling.why
+    assert compiling.why in capfd.readouterr().err
+
+
 def test_the_process_that_compiles_touches_neither_mpi_nor_torch() -> None:
     """It runs beside ranks of MPI."""
     code = f"import sys, {torch_extension.__name__}; print([m for m in ('mpi4py.MPI', 'torch') if m in sys.modules])"

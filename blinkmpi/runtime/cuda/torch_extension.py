@@ -85,13 +85,16 @@ class _Compiling:
         loader = ExtensionFileLoader(NAME, str(path))
         spec = spec_from_loader(NAME, loader)
         assert spec is not None
+        torch: Any = sys.modules["torch"]
         try:
             module = module_from_spec(spec)
             loader.exec_module(module)
-        except ImportError as error:  # of another libstdc++, say
+            module.raises(CollectiveTimeout)
+            if torch.cuda.is_initialized():  # what torch and we call alike may be laid out in another way
+                module.work([], [], torch.cuda.current_stream()).is_completed()
+        except (ImportError, TypeError, RuntimeError) as error:  # of another libstdc++, say
             self._give_up(f"{path}: {error}")
             return
-        module.raises(CollectiveTimeout)
         self.module = module
 
     def _give_up(self, why: str) -> None:
