@@ -25,8 +25,9 @@ def hide() -> None:
     """Hide them at the first call after torch.compile has come into use; then do nothing."""
     if not _to_hide or DYNAMO not in sys.modules:
         return
-    while _to_hide:
-        cls = _to_hide.pop()
+    now = _to_hide.copy()
+    _to_hide.clear()
+    for cls in now:
         for name, method in list(vars(cls).items()):
             is_torchs = hasattr(dist.ProcessGroup, name) or hasattr(dist._Work, name)
             if callable(method) and is_torchs and not name.startswith("__"):

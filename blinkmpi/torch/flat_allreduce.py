@@ -1,7 +1,7 @@
 """An AllReduce of one flat tensor on a GPU, as DDP asks for it for each bucket of gradients, by the shortest way.
 
-Between two buckets the model's own work has taken the processor's caches, so that there each line of Python takes
-some ten times as long as in a loop of calls.
+Between two buckets the model's own work has taken the processor's caches, so that there Python takes many times as long
+as in a loop of calls.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blinkmpi.errors import CollectiveTimeout
@@ -21,16 +21,6 @@ dist = torch.distributed
 DEVICE = Path(__file__).with_name("no_device.cpp")
 COMPILE_S = 300
 SHORT = timedelta(milliseconds=20)
-
-
-def load(path: Path) -> Any:
-    """A module of C++."""
-    loader = ExtensionFileLoader(DEVICE.stem, str(path))
-    spec = spec_from_loader(DEVICE.stem, loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +39,21 @@ def device(quick: Any) -> Any:
     """A device without memory."""
     path, why = built(DEVICE, torch_extension.flags_of(torch)[0])
     assert path is not None, why
-    return load(path)
+    return torch_extension.loaded(DEVICE.stem, path)
 
 
 def test_work_waits_on_the_current_stream_and_then_lets_its_operands_go(quick: Any, device: Any) -> None:
-    """``wait`` tells the current stream to wait for the event, and holds the results alone."""
-    result, operand = torch.arange(3.0), torch.ones(2)
-    work = quick.work([result], [operand], device.stream(5))
+    """``wait`` tells the current stream to wait for the event; then the Work holds the results alone."""
+    result, memory = torch.arange(3.0), np.ones(2)
+    there = weakref.ref(memory)
+    work = quick.work([result], [torch.from_numpy(memory)], device.stream(5))
+    del memory
+    assert there() is not None
     assert isinstance(work, dist._Work)
     recorded, blocked = device.counts()
     assert work.wait()
     assert device.counts() == (recorded, blocked + 1)
+    assert there() is None
     assert work.result()[0] is result
     assert work.is_completed()
     assert work.is_success()
@@ -134,6 +128,20 @@ def test_a_compiler_that_fails_is_named(
     said = [line for line in capfd.readouterr().err.splitlines() if "go through Python" in line]
     assert len(said) == 1
     assert "no luck" in said[0]
+
+
+def test_a_process_that_cannot_be_started_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The call that asked for it goes on."""
+    monkeypatch.setenv("BLINKMPI_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(torch_extension, "kept_library", lambda *_: None)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    compiling = torch_extension._Compiling()
+    compiling.begin()
+    assert "cannot begin" in compiling.why
+    assert "no-python" in capfd.readouterr().err
 
 
 def test_a_library_that_does_not_load_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

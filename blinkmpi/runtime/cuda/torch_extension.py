@@ -60,15 +60,16 @@ class _Compiling:
         flags, why = flags_of(sys.modules["torch"])
         if why:
             self._give_up(why)
-        elif path := kept_library(SOURCE, flags):
+            return
+        try:
+            path = kept_library(SOURCE, flags)
+            if path is None:
+                self._child = _compiler(flags)
+        except OSError as error:
+            self._give_up(f"compiling {SOURCE.name} cannot begin: {error}")
+            return
+        if path is not None:
             self._load(path)
-        else:
-            root = str(Path(__file__).resolve().parents[3])
-            paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-            self._child = subprocess.Popen(
-                [sys.executable, "-c", CHILD, *flags], env={**os.environ, "PYTHONPATH": paths}, text=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
 
     def look(self) -> None:
         """Load the library if it has been compiled meanwhile."""
@@ -82,16 +83,12 @@ class _Compiling:
             self._load(Path(told.strip()))
 
     def _load(self, path: Path) -> None:
-        loader = ExtensionFileLoader(NAME, str(path))
-        spec = spec_from_loader(NAME, loader)
-        assert spec is not None
-        torch: Any = sys.modules["torch"]
+        dist: Any = sys.modules["torch.distributed"]
         try:
-            module = module_from_spec(spec)
-            loader.exec_module(module)
+            module = loaded(NAME, path)
             module.raises(CollectiveTimeout)
-            if torch.cuda.is_initialized():  # what torch and we call alike may be laid out in another way
-                module.work([], [], torch.cuda.current_stream()).is_completed()
+            if not isinstance(module.fits(dist.AllreduceOptions()), dist._Work):
+                raise ImportError("its Work is not torch's")
         except (ImportError, TypeError, RuntimeError) as error:  # of another libstdc++, say
             self._give_up(f"{path}: {error}")
             return
@@ -100,6 +97,30 @@ class _Compiling:
     def _give_up(self, why: str) -> None:
         self.why = why
         log(read(), "WARN", f"torch's calls on GPUs go through Python, which takes the host longer: {why}")
+
+
+def _compiler(flags: list[str]) -> subprocess.Popen[str]:
+    """A process that compiles, and goes on if this one ends."""
+    root = str(Path(__file__).resolve().parents[3])
+    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, *flags], env={**os.environ, "PYTHONPATH": paths}, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def loaded(name: str, path: Path) -> Any:
+    """A module of C++, from its library.
+
+    Raises:
+        ImportError: if it cannot be loaded.
+    """
+    loader = ExtensionFileLoader(name, str(path))
+    spec = spec_from_loader(name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
 _compiling = _Compiling()
@@ -137,7 +158,8 @@ def flags_of(torch: Any) -> tuple[list[str], str]:
     include = folder / "include"
     if lost := [path for path in (include / "torch", Path(python, "Python.h")) if not path.exists()]:
         return [], f"there is no {lost[0]}; install it"
-    found = ["-O2", "-std=c++20", "-fPIC", "-shared", "-pthread", "-w", f"-DBLINK_TORCH={torch.__version__}"]
+    found = ["-O2", "-std=c++20", "-fPIC", "-shared", "-pthread", "-w"]
+    found += [f"-DBLINK_TORCH={torch.__version__}"]  # by which, as by all flags, the library is kept
     found += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):  # as torch's own pybind11 was compiled, up to 2.8
         if value := getattr(torch._C, f"_PYBIND11_{name}", None):
