@@ -20,7 +20,7 @@ class Call(Value, frozen=True):
     A ``custom`` collective is what the algorithm ``name`` says. Its counts are the elements of a chunk, then the chunks
     that each rank gives, then those that each rank gets.
 
-    ``in_place`` is said of an alltoall in host memory alone, which other chunks carry then (in_place.py).
+    ``in_place`` is said of an alltoall alone, whose stages wait for one another then (in_place.py).
     """
 
     collective: Collective

@@ -9,6 +9,8 @@ was sent (:func:`sent_before`). Pure.
 
 from collections import defaultdict
 
+from msgspec.structs import replace
+
 from ..errors import PlanError
 from .call import REDUCTIONS
 from .check import order_of
@@ -68,7 +70,7 @@ def sent_before(program: Program, rank: int) -> dict[Stage, tuple[int, ...]] | N
     stages = program.of(rank)
     found: dict[Stage, tuple[int, ...]] = {}
     for stage in stages:
-        if stage.store is None or (_is_copy(stage) and stage.local == stage.store):
+        if stage.store is None or _stays(stage):
             continue
         readers = [r for r in stages if r.local is not None and _overlap(stage.store, stage.count, r)]
         if any(r.ins or not r.outs or (r.local, r.count) != (stage.store, stage.count) for r in readers):
@@ -77,9 +79,18 @@ def sent_before(program: Program, rank: int) -> dict[Stage, tuple[int, ...]] | N
     return found
 
 
+def without_own_blocks(program: Program) -> Program:
+    """An alltoall in place without the stages that copy a rank's block for itself to where it lies."""
+    return replace(program, stages=tuple(stage for stage in program.stages if stage.outs or not _stays(stage)))
+
+
 def _overlap(start: int, count: int, reader: Stage) -> bool:
     local = reader.local or 0
     return start < local + reader.count and local < start + count
+
+
+def _stays(stage: Stage) -> bool:
+    return _is_copy(stage) and stage.local == stage.store
 
 
 def _is_copy(stage: Stage) -> bool:

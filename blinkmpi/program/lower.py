@@ -7,6 +7,8 @@ alltoall is a scatter from every rank. In a scan each rank gets the fold of all
 before it, and passes on that of itself, too, chunk by chunk.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +49,9 @@ def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int, wire: W
         else:
             for blocks, trees in _jobs(packing, call):
                 builder.job(blocks, trees)
-    chunk = max(1, chunk_bytes // slot_width(call, builder.channels))
+    # Which blocks of a reduction are empty makes no difference to chunks: calls of one template differ in that.
+    channels = builder.channels if all(call.counts) or not call.reduces else _outlined(packing, call, wire).channels
+    chunk = max(1, chunk_bytes // slot_width(call, channels))
     return Program(call, packing.scheme, chunk, depth, tuple(builder.channels), tuple(builder.stages))
 
 
@@ -90,13 +94,20 @@ def outline(
         PlanError: as :func:`lower`.
     """
     program = lower(packing, call, chunk_bytes=chunk_bytes, depth=depth, wire=wire)
-    builder, jobs = _Builder(packing, call, wire), _jobs(packing, call)
-    for _, trees in jobs:
-        for number, tree in trees:
-            builder._tree(number, tree, 1, 0, 1)
+    builder, jobs = _outlined(packing, call, wire), _jobs(packing, call)
     channels, stages = tuple(builder.channels), tuple(builder.stages)
     whole = Program(call, program.scheme, program.chunk, depth, channels, stages)
     return whole, [(block, [(number, tree.weight) for number, tree in trees]) for block, trees in jobs]
+
+
+def _outlined(packing: Packing, call: Call, wire: Wire) -> _Builder:
+    """Every tree of every block, as if each had elements."""
+    builder = _Builder(packing, call, wire)
+    if call.collective not in ("scan", "exscan"):
+        for _, trees in _jobs(packing, call):
+            for number, tree in trees:
+                builder._tree(number, tree, 1, 0, 1)
+    return builder
 
 
 def _jobs(packing: Packing, call: Call) -> list[tuple[int, list[tuple[int, Tree]]]]:

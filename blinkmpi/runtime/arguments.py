@@ -244,6 +244,13 @@ def memory_like(array: Array | DeviceArray, count: int) -> Array | DeviceArray:
     return DeviceArray(memory.data.ptr, count, array.itemsize, array.stream, memory, device=array.device)
 
 
+def sending_copy(ready: Prepared) -> Prepared:
+    """A call in place that sends a copy, which is made before it."""
+    blocks = cast(Array | DeviceArray, ready.recv)
+    own = memory_like(blocks, blocks.size)
+    return replace(ready, send=own, before=(*ready.before, Copy(own, blocks)))
+
+
 def _scan_op(op: MPI.Op | str) -> str:
     name = op_name(op)
     if name == "avg":

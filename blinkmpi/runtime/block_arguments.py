@@ -115,14 +115,8 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
 
 
 def _exchanged(call: Call, blocks: Memory, before: tuple[Copy, ...] = ()) -> Prepared:
-    """An alltoall in place of blocks one behind another; ``before`` are the copies that made them so.
-
-    On a GPU it sends copies: blocks come in before those at their places have been read.
-    """
-    if not isinstance(blocks, DeviceArray):
-        return Prepared(replace(call, in_place=True), blocks, blocks, before=before)
-    own = memory_like(blocks, blocks.size)
-    return Prepared(call, own, blocks, before=(*before, Copy(own, blocks)))
+    """An alltoall in place of blocks one behind another; ``before`` are the copies that made them so."""
+    return Prepared(replace(call, in_place=True), blocks, blocks, before=before)
 
 
 def custom(rank: int, n: int, algorithm: Any, sendbuf: Any, recvbuf: Any, op: Any) -> Prepared | Unsettled:

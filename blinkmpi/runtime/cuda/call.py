@@ -222,7 +222,7 @@ class CudaCall:
     def _put_on_stream(self) -> None:
         self.around.before()
         if self.around.any:
-            self.calls.held.append(self)
+            (self.calls.in_graphs if self.captured else self.calls.held).append(self)
         self._launch(self._number)
         self.around.after()
 

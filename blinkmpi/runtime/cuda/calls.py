@@ -54,6 +54,7 @@ class CudaCalls:
         self.buckets = Buckets(dispatcher)
         self._last: CudaCall | None = None  # the one that Python started last
         self.held: deque[CudaCall] = deque(maxlen=HELD)  # whose memory may still be read when they are forgotten
+        self.in_graphs: list[CudaCall] = []  # likewise, of graphs: nobody knows how long they live
         self.by_signature: LRU[tuple[Any, ...], CudaCall] = LRU(SIGNATURES)  # a call of each, which others are made of
         self.history = ctypes.c_uint64()  # of the calls so far, in 32 bits
         self.repeating: Repeating | None = None  # made when the first call is put on a stream
@@ -88,7 +89,7 @@ class CudaCalls:
         told = stream_address(stream)
         with context.gpu.entered():
             on = context.stream_of(ready) if told is None else told
-            kernel, search = context.fill(ready, text, on, timeout_s)
+            ready, kernel, search = context.fill(ready, text, on, timeout_s)
             bound = CudaCall(self, kernel, called, ready, on, holder, search, timeout_s)
         alike = {b.stream for b in (ready.send, ready.recv) if isinstance(b, DeviceArray)}
         if signature is not None and (told is not None or len(alike) == 1) and bound.moves_to(ready, signature.places):

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from ...planning.on_demand import PlanOnDemand
 from ...planning.plan import Plan, Rule
 from ...planning.selection import choose, program_for
 from ...program.call import Call
+from ...program.in_place import without_own_blocks
 from ...program.ir import Program
 from ...program.memory import DeviceArray, address
 from ...program.partition import part_of
@@ -31,7 +32,7 @@ from ...transport.cuda.regions import Region
 from ...transport.cuda.transport import CudaTransport
 from ...util.lru import LRU
 from ...util.together import Comm, together
-from ..arguments import Prepared
+from ..arguments import Prepared, sending_copy
 from .templates import Templates
 
 KERNELS = 256  # loaded kernels of one count that are kept
@@ -165,6 +166,8 @@ class CudaContext:
         if (sized := self._sized(call, rule, text)) is not None:
             return sized
         program = self.program(call, rule) if rule.protocol == "slots" else None
+        if program is not None and call.in_place:
+            program = without_own_blocks(program)
         emulated = self._emulated(program, rule) if program is not None and self.emulated else None
         in_host_memory = self._in_host_memory(program, rule) if program is not None else ()
         part = part_of(program, self.here, range(len(self.here))) if program is not None and self.here else None
@@ -249,16 +252,22 @@ class CudaContext:
 
     def fill(
         self, ready: Prepared, text: str, stream: int, timeout_s: float
-    ) -> tuple[LoadedKernel, ChunkSearch | None]:
-        """The kernel of a call with its buffers among its arguments, and what still looks for its chunk."""
+    ) -> tuple[Prepared, LoadedKernel, ChunkSearch | None]:
+        """The kernel of a call with its buffers among its arguments, and what still looks for its chunk.
+
+        The call is as it was given, or sends a copy, where it is in place and its kernel cannot be.
+        """
         loaded, registered, send, recv, send_ref, recv_ref = self._ends(ready, text, self.gpu.capturing(stream))
+        if loaded.aside:
+            ready = sending_copy(ready)
+            send = address(cast(DeviceArray, ready.send))
         final = ready.final
         final_at, final_bytes = (address(final), final.nbytes) if final is not None else (0, 0)
         if final_at and loaded.protocol in PROTOCOLS:  # its threads have read all of what their results overwrite
             recv, final_at, final_bytes = final_at, 0, 0
         self.transport.fill(loaded, send, recv, send_ref, recv_ref, timeout_s, final=final_at, final_bytes=final_bytes)
         search = self.chunk_search(ready.call, registered=registered) if loaded.protocol == "slots" else None
-        return loaded, search if search and not search.done else None
+        return ready, loaded, search if search and not search.done else None
 
     def check(self, name: str, ready: Prepared) -> None:
         """Raise BufferTypeError for memory that is not this GPU's, whatever the object says that shows it."""

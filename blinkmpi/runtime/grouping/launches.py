@@ -277,7 +277,7 @@ def _packed(dispatcher: Dispatcher, mine: Sequence[Prepared | None], streams: tu
     lengths = [ready.call.counts[0] * item for ready in some]
     aligned = ON_DEVICE_ALIGNED if on_device else item
     sent, received = (packing.layout(lengths, n if b else 1, aligned) for b in packing.BLOCKS[first.collective])
-    call = replace(first, counts=(sent.stride // item,) * len(first.counts))
+    call = replace(first, counts=(sent.stride // item,) * len(first.counts), in_place=False)  # of two buckets
     vector = sent.blocks == received.blocks == 1  # then one bucket is both
     recv_at = 0 if vector else -(-sent.nbytes // APART) * APART
     nbytes = recv_at + received.nbytes

@@ -23,7 +23,7 @@ from ...program.reduction import accumulator_of, dtype_of
 from . import kernel_layout
 from .kernel_layout import BEFORE_CHANNELS, CHANNEL, ROW
 from .kernels.compiler import kernel_source
-from .memory_layout import LINE, ChannelPlace, stages_of
+from .memory_layout import LINE, ChannelPlace, sent_first, stages_of
 from .packets import LL16, Codec, PacketProtocol
 
 ELEMENTS = {
@@ -216,6 +216,9 @@ def table(
     """
     kinds, words, times = kinds_of(program, rank), row_words(program, rank), scale(program.call)
     item, _ = item_bytes(program.call)
+    each = rows_of(program, rank, groups_of, ctas)
+    waits = program.call.in_place and each == 1 and not network
+    after = (sent_first(program, rank, groups_of) if waits else None) or {}
     rows = []
     span = -1
     for index, (stage, cta, many) in enumerate(stages_of(program, rank, groups_of)):
@@ -230,6 +233,9 @@ def table(
             -1 if stage.store is None else stage.store * item * times,
             cta, many, program.depth, index, int(emulated is not None), in_bytes, out_bytes, span,
         ]  # fmt: skip
+        if stage in after:
+            at = places[after[stage]]
+            row.append(symmetric[at.reader] + at.heads + cta * LINE)
         row += [0] * (BEFORE_CHANNELS - len(row))
         for c in (*ins, *stage.outs):
             at, reads = places[c], c in ins
@@ -243,7 +249,7 @@ def table(
                 head, tail = symmetric[at.reader] + at.heads + cta * LINE, symmetric[at.writer] + at.tails + cta * LINE
             row += [slots + ring, head, tail, peer, clock, ns]
         rows.append(row + [0] * (words - len(row)))
-    each, many = rows_of(program, rank, groups_of, ctas), min(len(rows), ctas)
+    many = min(len(rows), ctas)
     empty = [int(name in ("CHUNK", "STRIDE", "DEPTH")) for name in ROW]  # no chunk
     rows += [empty + [0] * (words - len(empty))] * (each * many - len(rows))
     return np.array(rows, np.int64).reshape(each, many, words).swapaxes(0, 1).reshape(many, each * words)

@@ -25,7 +25,7 @@ DIRECT = (*Segment._fields, "even", "regions")
 STAGES = ("table",)
 ROW = (
     "KIND", "COUNT", "CHUNK", "OWN", "STORE", "FIRST", "STRIDE", "DEPTH", "STAGE", "EMULATED", "IN_BYTES", "OUT_BYTES",
-    "SPAN",
+    "SPAN", "AFTER",
 )  # fmt: skip
 SPAN_WORDS = 4  # from COUNT to STORE: what depends on the count
 PARAMETER_BYTES = 4096  # of a kernel, at most

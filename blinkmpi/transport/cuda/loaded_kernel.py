@@ -36,6 +36,7 @@ class LoadedKernel:
     text: str
     table: Table | None = None  # on the device, which its arguments name
     endpoints: Endpoints | None = None  # of channels to other nodes
+    aside: bool = False  # in place, but what it sends must lie elsewhere
     begin: int = 0  # of the result, in bytes of the receive buffer
     then: LoadedKernel | None = None  # what is started behind it, on the receive buffer alone
 

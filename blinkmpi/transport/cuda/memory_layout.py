@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ...errors import ArgumentError, DeviceError
+from ...program.in_place import sent_before
 from ...program.ir import Program, Stage
 
 MAX_RANKS = 16  # of a node: the header has a line for each
@@ -81,7 +82,8 @@ def most_stages(program: Program) -> int:
 def groups(program: Program, ctas: int, host_channels: Collection[int] = ()) -> dict[int, int]:
     """CTAs for each tree's stages, in proportion to what they move; no rank has more than ``ctas`` of them.
 
-    A rank with more stages than that has one for each, as if there were as many CTAs.
+    A rank with more stages than that has one for each, as if there were as many CTAs. In place, blocks of one length
+    have as many CTAs each, so that the one that sends a chunk and the one that stores another in its place go together.
 
     Args:
         host_channels: those that take the host path: their trees get more CTAs, because each access takes longer.
@@ -107,6 +109,11 @@ def groups(program: Program, ctas: int, host_channels: Collection[int] = ()) -> 
                 used[rank] += of.get(tree, 0)
         else:
             open_trees.remove(tree)
+    if program.call.in_place:
+        fewest: dict[int, int] = {}
+        for tree, many in taken.items():
+            fewest[spans[tree]] = min(many, fewest.get(spans[tree], many))
+        taken = {tree: fewest[spans[tree]] for tree in taken}
     return taken
 
 
@@ -210,6 +217,23 @@ def _flags(taken: list[int], by: int, many: int) -> int:
 def stages_of(program: Program, rank: int, groups_of: dict[int, int]) -> list[tuple[Stage, int, int]]:
     """(stage, CTA in its group, CTAs of the group) of every CTA of a rank."""
     return [(stage, i, groups_of[stage.tree]) for stage in program.of(rank) for i in range(groups_of[stage.tree])]
+
+
+def sent_first(program: Program, rank: int, groups_of: dict[int, int]) -> dict[Stage, int] | None:
+    """Of an alltoall in place: for stages that store, the channel that carries what lies there, chunk by chunk.
+
+    A CTA that stores follows the CTA that sends, round by round: they must be two, of one row each. None: the blocks
+    must be copied before the call.
+    """
+    found = sent_before(program, rank)
+    if found is None:
+        return None
+    sender = {c: stage for stage in program.of(rank) for c in stage.outs}
+    rounds = {stage: (program.chunk_of(stage), groups_of[stage.tree]) for stage in program.of(rank)}
+    pairs = [(stage, c) for stage, channels in found.items() for c in channels]
+    if len(dict(pairs)) < len(pairs) or any(rounds[sender[c]] != rounds[stage] for stage, c in pairs):
+        return None
+    return dict(pairs)
 
 
 def _up(nbytes: int) -> int:

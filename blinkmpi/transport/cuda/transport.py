@@ -42,6 +42,7 @@ from .memory_layout import (
     laid_out,
     most_stages,
     place,
+    sent_first,
 )
 from .network_channels import NetworkBuffers, endpoints_of
 from .packets import LL16, PROTOCOLS, Codec, PacketStreams, fits, ll_buffers, longest_slice, streams
@@ -170,8 +171,7 @@ class CudaTransport:
             return LoadedTemplate.of(template, self.rank)
         spans = spans_for(len(program.of(self.rank)))
         kernel, on_device = self.kernels.stages(program, self.rank, spans), self.tables.put(rows.tobytes())
-        divide = program.call.n if program.call.op == "avg" else 0
-        args = [*self._common("", "slots", divide), on_device.at]
+        args = [*self._common("", "slots", program.call), on_device.at]
         length = len(args) + SPAN_WORDS * spans
         loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", "", on_device, length)
         return LoadedTemplate.of(template, self.rank, loaded, len(args))
@@ -203,9 +203,10 @@ class CudaTransport:
             return self._idle(call, text)
         each = rows_of(program, self.rank, groups_of, ctas)
         kernel, on_device = self.kernels.stages(program, self.rank, rows=each), self.tables.put(rows.tobytes())
-        divide = call.n if call.op == "avg" else 0
-        args = [*self._common(text, "slots", divide), on_device.at]
+        args = [*self._common(text, "slots", call), on_device.at]
         loaded = load_kernel(kernel, len(rows), STAGE_THREADS, args, "slots", text, on_device)
+        alone = part is None and each == 1
+        loaded.aside = call.in_place and not (alone and sent_first(program, self.rank, groups_of))
         if part and buffers:
             loaded.endpoints = endpoints_of(part, self.rank, groups_of, places, buffers)
         return loaded
@@ -234,12 +235,10 @@ class CudaTransport:
         return first
 
     def _load_direct(self, call: Call, text: str, ctas: int, mine: Segment | None = None) -> LoadedKernel:
-        kernel = self.kernels.direct(call)
-        mine = mine or segment(call, self.rank)
+        kernel, mine = self.kernels.direct(call), mine or segment(call, self.rank)
         longest = longest_segment(call)  # the grid is the same on all ranks
-        divide = self.n if call.op == "avg" else 0
         even = int(len(set(call.counts)) == 1)
-        args = [*self._common(text, "direct", divide), *mine, even, self.memory.table, *[0] * (2 * self.n)]
+        args = [*self._common(text, "direct", call), *mine, even, self.memory.table, *[0] * (2 * self.n)]
         grid = max(1, min(ctas or DIRECT_CTAS, self.max_ctas, MAX_CTAS, -(-longest // (16 * WORKERS))))
         return load_kernel(kernel, grid, WORKERS, args, "direct", text)
 
@@ -254,8 +253,7 @@ class CudaTransport:
         known = self._by_packets.get(key)
         if known is None:
             self.gpu.use()
-            divide = self.n if call.op == "avg" else 0
-            args = [*self._common("", protocol, divide), *self._packets(mine, units, codec)]
+            args = [*self._common("", protocol, call), *self._packets(mine, units, codec)]
             kernel, threads = self.kernels.packets(call, protocol), packet_threads(self.n, codec)
             known = self._by_packets[key] = load_kernel(kernel, 1, threads, args, protocol, "")
         loaded = for_call(known, self.n, text)
@@ -272,14 +270,13 @@ class CudaTransport:
 
     def _idle(self, call: Call, text: str) -> LoadedKernel:
         """A call in which this rank neither sends nor receives."""
-        args = [*self._common(text, "slots", 0), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, LL16)]
+        args = [*self._common(text, "slots", call), *self._packets(PacketStreams(0, 0, 0, 0, 0), 0, LL16)]
         kernel = self.kernels.packets(call, "ll16_one_shot")
         return load_kernel(kernel, 1, PACKET_THREADS, args, "slots", text)
 
-    def _common(self, text: str, protocol: str, divide: int) -> list[int]:
-        return common_arguments(
-            self.symmetric, self.memory.report_at, fingerprint(f"{protocol} {text}"), self.rank, divide
-        )
+    def _common(self, text: str, protocol: str, call: Call) -> list[int]:
+        divisor, said = call.n if call.op == "avg" else 0, fingerprint(f"{protocol} {text}")
+        return common_arguments(self.symmetric, self.memory.report_at, said, self.rank, divisor)
 
     # ---- a call
 

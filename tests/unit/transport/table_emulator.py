@@ -247,6 +247,9 @@ class Row:
         want = (self.seq << 24) + self.worked + 1
         heads = all(self.world.flag(self.rank, c["head"])[0] >= want for c in self.ins)
         free = want - self.row["DEPTH"]
+        after = self.row["AFTER"]
+        if after and self.world.flag(self.rank, after)[0] < want:
+            return False
         return heads and (
             self.worked < self.row["DEPTH"] or all(self.world.flag(self.rank, c["tail"])[0] >= free for c in self.outs)
         )

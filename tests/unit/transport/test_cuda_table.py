@@ -5,19 +5,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from blinkmpi.errors import ArgumentError, DeviceError
 from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.selection import make_plan, program_for
 from blinkmpi.program import interpreter
 from blinkmpi.program.call import Call
+from blinkmpi.program.in_place import without_own_blocks
 from blinkmpi.program.ir import Program
 from blinkmpi.program.reduction import Array, accumulator_of, dtype_of, finish
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.codegen import scale, table
 from blinkmpi.transport.cuda.kernel_layout import BEFORE_CHANNELS
 from blinkmpi.transport.cuda.loaded_kernel import fingerprint
-from blinkmpi.transport.cuda.memory_layout import LINE, SYMMETRIC_BYTES, groups, most_stages, place, stages_of
+from blinkmpi.transport.cuda.memory_layout import (
+    LINE,
+    SYMMETRIC_BYTES,
+    groups,
+    laid_out,
+    most_stages,
+    place,
+    sent_first,
+    stages_of,
+)
 from blinkmpi.trees.tree import MAY_BE_CARRIED, Collective
 from tests.unit.transport.table_emulator import (
     CHANNEL,
@@ -25,6 +36,7 @@ from tests.unit.transport.table_emulator import (
     ROW,
     Deadlock,
     Made,
+    Row,
     World,
     check_layout,
     compare,
@@ -103,6 +115,65 @@ def test_sums_in_place_have_the_bits_of_the_simulator(name: str, dtype: str, rng
                 total = send.astype(total.dtype) + (total if i else np.zeros_like(total))
             finish(op, plan.n, total)
             compare(ran, [total.astype(dtype_of(dtype))] * plan.n)
+
+
+def alltoall_in_place(world: World, name: str, rng: np.random.Generator, ctas: int) -> tuple[Made, list[Array | None]]:
+    """A call with its tables, and what it should give."""
+    plan = plan_of(name)
+    call = replace(call_of("alltoall", plan.n, int(rng.integers(1, 1500)), dtype=TYPES[ctas % 5]), in_place=True)
+    program = program_for(plan, call, Rule("alltoall", 0, "onehop", 512, 2))
+    sends = sends_of(call, rng)
+    return made(world, without_own_blocks(program), sends, ctas=ctas, in_place=True), reference(call, sends)
+
+
+@pytest.mark.parametrize("name", [name for name in MACHINES if name.startswith("hgx")])
+def test_alltoall_in_place(name: str, rng: np.random.Generator) -> None:
+    """Blocks are not copied before the call, with any number of CTAs and whatever is late."""
+    world = World(plan_of(name).n)
+    ran = [alltoall_in_place(world, name, rng, ctas) for ctas in (2 * world.n, 40, 63, 64, 100, 132)]
+    for call, _ in ran:
+        check_layout(world, call)
+        for rank, rows in enumerate(call.rows):
+            program = call.program
+            assert sent_first(program, rank, laid_out(program, len(rows), 1, 1, world.symmetric_bytes)[0])
+            assert [row[ROW.index("AFTER")] != 0 for row in rows] == [row[ROW.index("STORE")] >= 0 for row in rows]
+            assert not any(row[ROW.index("STORE")] == row[ROW.index("OWN")] for row in rows)
+    execute(world, [call for call, _ in ran], rng)
+    for call, want in ran:
+        compare(call, want)
+
+
+def test_without_waiting_for_what_is_sent_alltoall_in_place_would_be_wrong(rng: np.random.Generator) -> None:
+    def run(times: int) -> None:
+        for _ in range(times):
+            world = World(4)
+            ran, want = alltoall_in_place(world, "hgx-h200 x 4", rng, 40)
+            for rows in ran.rows:
+                rows[:, ROW.index("AFTER")] = 0
+            execute(world, [ran], rng)
+            compare(ran, want)
+
+    with pytest.raises(AssertionError, match="alltoall by onehop"):
+        run(20)
+
+
+def test_alltoall_in_place_that_must_be_copied() -> None:
+    """Where a block is cut, where blocks differ, and where a CTA has several rows."""
+    cut = make_plan(machine("dgx-1v"), collectives=["alltoall"], gpus="onehop")
+    even = plan_of("hgx-h200 x 4")
+    for plan, uneven, scheme in ((cut, False, cut.packings[0].scheme), (even, True, "onehop")):
+        call = replace(call_of("alltoall", plan.n, 3000, uneven=uneven), in_place=True)
+        program = without_own_blocks(program_for(plan, call, Rule("alltoall", 0, scheme, 512, 2)))
+        groups_of, _ = laid_out(program, 132, 4, 4, SYMMETRIC_BYTES)
+        assert any(sent_first(program, rank, groups_of) is None for rank in range(plan.n))
+    world = World(4)
+    call = replace(call_of("alltoall", 4, 3000), in_place=True)
+    program = program_for(even, call, Rule("alltoall", 0, "onehop", 512, 2))
+    crowded = made(world, program, sends_of(call, np.random.default_rng(1)), ctas=3)
+    for rank, rows in enumerate(crowded.rows):
+        several = [Row.of_cta(world, crowded, rank, 1, cta) for cta in rows.tolist()]
+        assert max(map(len, several)) > 1
+        assert not any(one.row["AFTER"] for cta in several for one in cta)
 
 
 @pytest.mark.parametrize("host_path", [False, True])

@@ -12,6 +12,8 @@
 // A table may serve calls of many counts. What depends on the count is then among the arguments, for each stage of this
 // rank, and takes the place of words of the row. A stage may have no elements: its CTAs do no round.
 //
+// In place, a row may wait for another row of its rank besides, by whose head flag it knows that a chunk was read: AFTER.
+//
 // Macros from codegen.py, besides those of layout.cuh: WORKERS threads that move data, ROWS of a CTA and ROW_WORDS of a
 // row, STAGE_KINDS, one case per kind of stage that this rank has, SPANS among the arguments, 0 if the table has all.
 
@@ -19,6 +21,7 @@
 
 enum RowWord {
   KIND, COUNT, CHUNK, OWN, STORE, FIRST, STRIDE, DEPTH, STAGE, EMULATED, IN_BYTES, OUT_BYTES, SPAN,
+  AFTER,
   WORDS_BEFORE_CHANNELS = 16
 };
 // Addresses as this rank has mapped them. `peer` is below 0 if it is on another node. An emulated link takes
@@ -98,11 +101,13 @@ __device__ __forceinline__ bool await_round(const CommonArguments& c, const Roun
                                             int lane, bool ok, Shared& s) {
   const i64* row = r.row;
   const Channel *ins = r.ins, *outs = r.outs;
-  for (int i = lane; i < K::INS + K::OUTS && ok; i += 32) {
+  for (int i = lane; i <= K::INS + K::OUTS && ok; i += 32) {
     if (i < K::INS)
       ok = await_flag(c, (u64*)ins[i].head, r.base + x.j + 1, seq, (int)ins[i].peer, row[STAGE], x.k);
-    else if (x.j >= r.depth)
+    else if (i < K::INS + K::OUTS && x.j >= r.depth)
       ok = await_flag(c, (u64*)ins[i].tail, r.base + x.j + 1 - r.depth, seq, (int)ins[i].peer, row[STAGE], x.k);
+    else if (K::INS && K::STORES && i == K::INS + K::OUTS && row[AFTER])  // the peer swaps its block with ours
+      ok = await_flag(c, (u64*)row[AFTER], r.base + x.j + 1, seq, (int)ins[0].peer, row[STAGE], x.k);
   }
   ok = __all_sync(~0u, ok);
   u64 due = 0;
