@@ -36,7 +36,7 @@ from blinkmpi.util.text import parse_size  # noqa: E402
 
 MACHINE = "dgx-1v"
 UNIT_MBPS = 45_000  # a unit of NVLink, each way
-SETS = ("0-7", "0-6", "0-5", "0,1,2,4,5,6", "0-4", "1,2,4,5,7", "1,4,5,6", "0-3", "0,1,4", "0,3,4", "0,3")
+SETS = ("0-7", "0-6", "0-5", "0,1,2,4,5,6", "0-4", "1,2,4,5,7", "1,4,5,6", "0-3", "0,1,4", "0,3,4", "0,3", "0,1", "0,5")
 RANKS = {**SETTINGS, "NCCL_NVLS_ENABLE": "0"}
 NCCL_SETTINGS = {"NCCL_P2P_LEVEL": "NVL", **jobs.NCCL_LOG}
 PACED = {"rings": ring_allreduce, "trees": tree_allreduce}  # NCCL's graphs, on paced links

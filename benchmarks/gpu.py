@@ -23,9 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 
 from benchmarks import jobs  # noqa: E402
+from benchmarks.emulated import SETS  # noqa: E402
 from benchmarks.jobs import LAUNCHER, limits, load, python_path, run_job  # noqa: E402
 from benchmarks.pages.summary import table  # noqa: E402
 from blinkmpi.program.call import collective_named  # noqa: E402
+from blinkmpi.topology.importers import parse_gpus  # noqa: E402
 
 # Without multicast, and without Open MPI's second of looking for networks.
 SETTINGS = {
@@ -106,9 +108,14 @@ def calls(n: int) -> list[Step]:
 
 
 def training(n: int) -> list[Step]:
-    """Steps of DDP, a job for each model."""
-    words = "--gpu --gradients --dtypes float32 bfloat16 --models"
-    return [Step(f"training-{name}-gpu-np{n}", f"{words} {name}", 16, program="training/measure.py") for name in MODELS]
+    """Steps of DDP, a job for each model; then on paced links, a job for each set of so many GPUs of a DGX-1V."""
+    words, program = "--gpu --gradients --dtypes float32 bfloat16 --models", "training/measure.py"
+    found = [Step(f"training-{name}-gpu-np{n}", f"{words} {name}", 16, program=program) for name in MODELS]
+    for gpus in SETS:
+        if len(parse_gpus(gpus)) == n:
+            name = f"training-emulated-{gpus.replace(',', '-')}-gpu-np{n}"
+            found.append(Step(name, f"--gpu --repeats 5 --emulated {gpus}", 12, program=program))
+    return found
 
 
 def command(n: int, step: Step, out: Path) -> list[str]:

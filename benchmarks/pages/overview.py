@@ -11,6 +11,7 @@ from benchmarks.pages.rows import (
     anchor,
     blocks,
     collective_text,
+    emulated_links,
     exact_size_text,
     label_of,
     line,
@@ -107,7 +108,13 @@ def training_table(results: Results) -> Iterator[str]:
             libraries = row["libraries"]
             for own, other in itertools.product(libraries, libraries):
                 if own in OURS_IN_TRAINING and other not in OURS_IN_TRAINING:
-                    cells = [row["model"], row["dtype"], ranks_text(document), OURS_IN_TRAINING[own], other]
+                    cells = [
+                        f"{row['model']}{emulated_links(document)}",
+                        row["dtype"],
+                        ranks_text(document),
+                        OURS_IN_TRAINING[own],
+                        other,
+                    ]
                     cells += [marked(libraries[other][key] / libraries[own][key]) for key in STEP_TIMES]
                     yield line([*cells, link(name)])
 

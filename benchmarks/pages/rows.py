@@ -16,6 +16,12 @@ OURS_IN_TRAINING = {
 }  # fmt: skip
 
 
+def emulated_links(document: dict[str, Any]) -> str:
+    """Whose links a training used, if they were paced."""
+    gpus = document["training"].get("emulated")
+    return f", on links of GPUs {gpus} of a DGX-1V" if gpus else ""
+
+
 def blocks(document: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The tables of a file: (executor, rows). A run measures all its rows once for each executor and cycle."""
     rows: list[dict[str, Any]] = []

@@ -5,6 +5,7 @@ from typing import Any
 from benchmarks.pages.rows import (
     NONE,
     OURS_IN_TRAINING,
+    emulated_links,
     exact_size_text,
     fact_lines,
     gpu_lines,
@@ -46,7 +47,13 @@ def training_file(name: str, document: dict[str, Any]) -> str:
     for row in document["results"]:
         ours = row["libraries"]["blink"]
         for library, one in row["libraries"].items():
-            cells = [row["model"], row["dtype"], row["batch"], f"{row['parameters'] / 1e6:.1f} M", library]
+            cells = [
+                f"{row['model']}{emulated_links(document)}",
+                row["dtype"],
+                row["batch"],
+                f"{row['parameters'] / 1e6:.1f} M",
+                library,
+            ]
             cells += [f"{ms:.1f}" for ms in (one["step_ms"], row["compute_ms"], one["exposed_ms"])]
             cells += [f"{one['communication_ms']:.1f}", f"{one['overlap']:.0%}" if one["overlap"] > 0 else "none"]
             ratios = [ratio_text(one[key] / ours[key]) for key in ("step_ms", "communication_ms")]

@@ -9,6 +9,9 @@ steps without communication (``no_sync``). A row has a step's time, what communi
 communication takes alone, with nothing to hide behind. A number is the largest of all ranks' medians. The copies must
 end with the same weights.
 
+``--emulated 0,1`` trains over the links of these GPUs of a DGX-1V instead, which the kernels pace: by ``ddp_hook`` of a
+Communicator with Blink's plan of that part of the machine, and between two ranks by the ring that NCCL has there.
+
 ``--gradients`` also records when each gradient is ready; ``figure.py`` simulates other machines from that.
 """
 
@@ -26,6 +29,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import jobs
+from benchmarks.emulated import MACHINE, UNIT_MBPS, emulated_part
 
 DTYPES = ("float32", "bfloat16")
 MILLI = 1e3
@@ -84,6 +88,25 @@ def ways_of(torch: Any, mpi: Any, *, gpu: bool) -> list[Way]:
     hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
     found = [ours, Way("gloo", gloo, None, by(gloo)), Way("mpi", gloo, hook, summed)]
     return found
+
+
+def emulated_ways(torch: Any, mpi: Any, gpus: str) -> list[Way]:
+    """Our plan on a part of a DGX-1V, and the ring of its two GPUs; DDP's own group, for buffers, is not paced."""
+    from benchmarks.lang.nccl_graphs import ring_allreduce
+    from blinkmpi import Communicator
+    from blinkmpi.torch import ddp_hook
+
+    world, part, group = mpi.COMM_WORLD, emulated_part(gpus), torch.distributed.group.WORLD
+    stream = torch.cuda.current_stream()
+    algorithms: dict[str, list[Any]] = {"blink": []}
+    if world.size == 2:
+        algorithms["ring"] = [ring_allreduce(2, [(0, 1)])]
+
+    def way(name: str) -> Way:
+        comm = Communicator(world, topology=part, algorithms=algorithms[name])
+        return Way(name, group, ddp_hook(comm), lambda x: comm.Allreduce(None, x, stream=stream))
+
+    return [way(name) for name in algorithms]
 
 
 class Copy:
@@ -252,12 +275,15 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="models on GPUs, beside NCCL")
+    parser.add_argument("--emulated", metavar="GPUS", help="with --gpu, on paced links of these GPUs of a DGX-1V")
     parser.add_argument("--models", nargs="+", choices=list(workloads(gpu=False)), metavar="M")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"], metavar="T")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--gradients", action="store_true", help="record when each gradient is ready, too")
     parser.add_argument("-o", "--output", help="write the result as JSON under this name, or one beside it if taken")
     options = parser.parse_args()
+    if options.emulated and not options.gpu:
+        parser.error("--emulated: kernels on GPUs pace the links; add --gpu")
     began, world = datetime.now().astimezone(), MPI.COMM_WORLD
     torch.set_num_threads(1)
     device = torch.device("cuda", world.rank % torch.cuda.device_count()) if options.gpu else torch.device("cpu")
@@ -265,7 +291,8 @@ def main() -> None:
         torch.cuda.set_device(device)
     torch.distributed.init_process_group("blink", init_method="mpi://")
     compiled = options.gpu and torch_extension.wait(COMPILE_S) is not None
-    ways, rows = ways_of(torch, MPI, gpu=options.gpu), []
+    gpus, rows = options.emulated, []
+    ways = emulated_ways(torch, MPI, gpus) if gpus else ways_of(torch, MPI, gpu=options.gpu)
     there = workloads(gpu=options.gpu)
     for name in options.models or there:
         for dtype in options.dtypes:
@@ -283,6 +310,8 @@ def main() -> None:
     torch.distributed.destroy_process_group()
     if world.rank == 0 and options.output:
         how = {"repeats": options.repeats, "steps": STEPS if options.gpu else 1, "threads": 1}
+        if gpus:
+            how |= {"emulated": gpus, "machine": MACHINE, "nvlink_unit_mbps": UNIT_MBPS}
         head = {"training": how, "env": facts["env"]}
         statistic = "median over turns of a rank's time of a step; the largest of all ranks"
         jobs.write(options.output, jobs.document(head, rows, [], began, ranks=world.size, statistic=statistic,

@@ -60,7 +60,8 @@ def test_the_other_parts_are_programs_that_are_there_and_chunk_programs(gpu: Any
         for n in (2, 4, 8):
             (made,) = named_in(args.algo, (), n).asked.values()
             assert made.n == n
-    assert [step.name for step in training] == [f"training-{name}-gpu-np2" for name in MODELS]
+    sets = [f"emulated-{gpus}" for gpus in ("0-3", "0-1", "0-5")]
+    assert [step.name for step in training] == [f"training-{name}-gpu-np2" for name in (*MODELS, *sets)]
     names = [step.name for step in calls]
     assert names[:3] == ["host-time-gpu-np2", "beside-compute-gpu-np2", "groups-gpu-np2"]
     assert names.index("message-cost-gpu-np2") < names.index("lang-bruck_alltoall-gpu-graph-np2")

@@ -36,10 +36,12 @@ def test_every_set_is_planned_and_told_to_nccl(emulated: Any) -> None:
     for gpus in emulated.SETS:
         part = emulated.emulated_part(gpus)
         assert part.n == len(parse_gpus(gpus))
-        assert {k.lane_mbps for k in part.links if k.kind == "nvlink"} == {emulated.UNIT_MBPS}
+        units = {k.lane_mbps for k in part.links if k.kind == "nvlink"}
+        pcie = gpus == "0,5"  # those two have no NVLink
+        assert units == (set() if pcie else {emulated.UNIT_MBPS})
         plan = make_plan(part, gpus="slots", collectives=("allreduce",))
         packing = plan.packing("allreduce", 0, plan.rule("allreduce", 1 << 28).scheme)
-        assert packing.rate >= 45_000
+        assert packing.rate >= (15_000 if pcie else 45_000)
         back = read_xml(write_xml(on_gpus_of(part, real)))
         lanes = [sorted((k.src, k.dst, k.lanes) for k in t.links if k.kind == "nvlink") for t in (part, back)]
         assert lanes[0] == lanes[1]
@@ -125,7 +127,11 @@ def test_all_jobs_of_a_run_and_its_file(
     assert emulated.main(["4", "2", "--out", str(tmp_path)]) == 1
     assert jobs == [
         *(([4], library, ["1,4,5,6"]) for library in ("ours", "nccl", "rings", "trees")),
-        *(([n], library, [gpus]) for n, gpus in ((4, "0-3"), (2, "0,3")) for library in ("ours", "nccl")),
+        *(
+            ([n], library, [gpus])
+            for n, gpus in ((4, "0-3"), (2, "0,3"), (2, "0,1"), (2, "0,5"))
+            for library in ("ours", "nccl")
+        ),
     ]
     said = capsys.readouterr().out
     assert "1,4,5,6        256   90.0   90.0   81.0  0.90   27.0   3.00   40.5   2.00     0" in said

@@ -172,11 +172,14 @@ def test_groups_and_torch_on_gpus_are_shown() -> None:
     trained = {"model": "resnet50", "dtype": "float32", "batch": "64 images", "parameters": 25_600_000,
                "compute_ms": 9.0, "libraries": libraries}  # fmt: skip
     training = on_gpus("training", {"repeats": 11}, trained)
-    results = [("groups-gpu-np2.json", groups), ("training-resnet50-gpu-np2.json", training)]
+    paced = on_gpus("training", {"emulated": "0,1"}, {**trained, "libraries": {"blink": step, "ring": step}})
+    results = [("groups-gpu-np2.json", groups), ("training-resnet50-gpu-np2.json", training),
+               ("training-emulated-0-1-gpu-np2.json", paced)]  # fmt: skip
     page = made.render(results)
     assert "| 10 | 1 KiB | directly | 10.0 | 8.0 | 0.80 | 40.0 | 4.00 | 15.0 | 1.50 | 0 |" in page
     assert "| 10 | 1 KiB | in a graph | 5.0 | 8.0 | 1.60 | 40.0 | 8.00 | 15.0 | 3.00 | 0 |" in page
-    assert page.count("- GPUs: 2 x NVIDIA H200") == 2
+    assert page.count("- GPUs: 2 x NVIDIA H200") == 3
+    assert "| resnet50, on links of GPUs 0,1 of a DGX-1V | float32 | 64 images | 25.6 M | ring | 10.0 |" in page
     short = made.render_overview(results)
     assert "| resnet50 | float32 | 2 GPUs | backend `blink` | nccl | 1.20 | 1.00 |" in short
     assert "| resnet50 | float32 | 2 GPUs | `ddp_hook` | nccl | 1.50 | 1.00 |" in short, "both are ours"
