@@ -109,13 +109,17 @@ bool is_flat(const at::Tensor& tensor) {
          !tensor.unsafeGetTensorImpl()->is_python_dispatch() && tensor.const_data_ptr();
 }
 
+/* Whether the caller goes on before the call is through; older torch does not say, and waits for the Work if not. */
+template <class Options> bool is_asynchronous(const Options& options) {
+  if constexpr (requires { options.asyncOp; }) return options.asyncOp;
+  else return true;
+}
+
 /* (tensor, operation, milliseconds) of a sum or an average that is asynchronous; None for what is Python's to read. */
 pybind11::object read_allreduce(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
   const auto kind = c10d::ReduceOp::RedOpType(options.reduceOp);
   const bool known = kind == c10d::ReduceOp::SUM || kind == c10d::ReduceOp::AVG;
-  if constexpr (requires { options.asyncOp; })
-    if (!options.asyncOp) return pybind11::none();
-  if (!known || tensors.size() != 1 || !is_flat(tensors[0])) return pybind11::none();
+  if (!known || !is_asynchronous(options) || tensors.size() != 1 || !is_flat(tensors[0])) return pybind11::none();
   return pybind11::make_tuple(tensors[0], kind == c10d::ReduceOp::SUM ? "sum" : "avg", options.timeout.count());
 }
 
