@@ -12,7 +12,7 @@
 // A table may serve calls of many counts. What depends on the count is then among the arguments, for each stage of this
 // rank, and takes the place of words of the row. A stage may have no elements: its CTAs do no round.
 //
-// In place, a row may wait for another row of its rank besides, by whose head flag it knows that a chunk was read: AFTER.
+// In place, a row may wait for another row of its rank besides, by whose head flag it knows what was read: AFTER.
 //
 // Macros from codegen.py, besides those of layout.cuh: WORKERS threads that move data, ROWS of a CTA and ROW_WORDS of a
 // row, STAGE_KINDS, one case per kind of stage that this rank has, SPANS among the arguments, 0 if the table has all.
