@@ -15,8 +15,8 @@ import torch
 
 from ..errors import ArgumentError, BlinkError
 from ..runtime.entering import enter
+from . import fast_path
 from .compiler import hidden, hide
-from .flat_allreduce import put_flat
 from .operands import (
     After,
     Reduction,
@@ -68,7 +68,7 @@ class TensorCollectives:
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce everybody's tensor into everybody's."""
-        work = put_flat(self, tensors, opts)
+        work = fast_path.allreduce(self, tensors, opts)
         return work or self._make("allreduce", opts, lambda: _allreduce(only(tensors, "allreduce"), Reduction(opts)))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
@@ -89,7 +89,8 @@ class TensorCollectives:
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Reduce a tensor of one block for each rank; each gets its own."""
-        return self._make("reduce_scatter", opts, lambda: self._reduce_blocks(output, input, opts))
+        work = fast_path.reduce_scatter(self, output, input, opts)
+        return work or self._make("reduce_scatter", opts, lambda: self._reduce_blocks(output, input, opts))
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """As :meth:`reduce_scatter_single`, for some pairs of tensors."""
@@ -103,8 +104,8 @@ class TensorCollectives:
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Work:
         """Send the root's tensor to all."""
-        root = _root(opts)
-        return self._make("broadcast", opts, lambda: _broadcast(only(tensors, "broadcast"), root))
+        work = fast_path.broadcast(self, tensors, opts)
+        return work or self._make("broadcast", opts, lambda: _broadcast(only(tensors, "broadcast"), _root(opts)))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect everybody's tensor in a list; they may differ in shape."""
@@ -119,7 +120,8 @@ class TensorCollectives:
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Collect everybody's tensor in one."""
-        return self._make("allgather", opts, lambda: _allgather_blocks(output, input, self.rank_here))
+        work = fast_path.allgather(self, output, input, opts)
+        return work or self._make("allgather", opts, lambda: _allgather_blocks(output, input, self.rank_here))
 
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """As :meth:`all_gather_single`, for some pairs of tensors."""
@@ -128,14 +130,12 @@ class TensorCollectives:
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect everybody's tensor in a list of the root's."""
-        root = _root(opts)
-        n = self.comm.size
+        root, n = _root(opts), self.comm.size
         return self._make("gather", opts, lambda: _gather(outputs, only(inputs, "gather"), root, n))
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Give each rank its tensor of the root's list."""
-        root = _root(opts)
-        n = self.comm.size
+        root, n = _root(opts), self.comm.size
         return self._make("scatter", opts, lambda: _scatter(only(outputs, "scatter"), inputs, root, n))
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:

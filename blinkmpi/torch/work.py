@@ -213,7 +213,7 @@ def enqueue(
         put(current := current_stream(device))
         if after is not None:
             after()
-        return DeviceWork(outputs, current, None, ())
+        return work_here(current, outputs)
     stream = stream_apart(device)
     put(stream)
     if after is not None:  # work of torch's own, which goes on the current stream
@@ -225,9 +225,17 @@ def enqueue(
 def work_on(stream: Any, outputs: Sequence[Tensor], operands: Sequence[Tensor]) -> Work:
     """The Work of a call that was put on a stream of its own."""
     if quick := extension():
-        work: Work = quick.work(outputs, operands, stream)
+        work: Work = quick.work(outputs, operands, stream, True)
         return work
     return DeviceWork(outputs, stream, stream.record_event(), operands)
+
+
+def work_here(current: Any, outputs: Sequence[Tensor]) -> Work:
+    """The Work of a call that was put on the current stream."""
+    if quick := extension():
+        work: Work = quick.work(outputs, (), current, False)
+        return work
+    return DeviceWork(outputs, current, None, ())
 
 
 @hidden

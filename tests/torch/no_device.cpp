@@ -16,6 +16,7 @@ struct NoDevice final : c10::impl::NoOpDeviceGuardImpl<DeviceType::PrivateUse1> 
   }
   void block(void*, const Stream&) const override { blocked++; }
   bool queryEvent(void*) const override { return through; }
+  bool queryStream(const Stream&) const override { return through; }
   Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return Stream(Stream::UNSAFE, device, 7); }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
 };

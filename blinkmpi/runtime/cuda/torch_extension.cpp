@@ -20,7 +20,7 @@ using c10::ivalue::Future;
 using std::chrono::milliseconds;
 
 constexpr auto POLL = std::chrono::microseconds(200);
-constexpr int CUDA = 2;                         /* of DLPack, a type of devices */
+constexpr int ON_CUDA = 2;                      /* of DLPack, a type of devices */
 constexpr auto CAPSULE = "dlpack_exchange_api"; /* of DLPack */
 
 PyObject* timeout_error = nullptr; /* what wait raises; kept */
@@ -46,12 +46,14 @@ c10::intrusive_ptr<Future> completed(c10::TypePtr type, const c10::Stream& strea
   return future;
 }
 
-/* A call on a stream. `operands` must live until it is through: the first wait gives them back, or they are left to the
- * stream. */
+/* A call on a stream. One `apart` from the current stream has operands that must live until it is through: the first
+ * wait gives them back, or they are left to the stream. */
 class StreamWork : public c10d::Work {
  public:
-  StreamWork(std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands, c10::Stream stream)
-      : outputs_(std::move(outputs)), operands_(std::move(operands)), stream_(stream), event_(recorded(stream)) {}
+  StreamWork(std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands, c10::Stream stream, bool apart)
+      : outputs_(std::move(outputs)), operands_(std::move(operands)), stream_(stream) {
+    if (apart) event_.emplace(recorded(stream));
+  }
 
   ~StreamWork() override {
     for (const auto& tensor : operands_) try {
@@ -61,12 +63,12 @@ class StreamWork : public c10d::Work {
       }
   }
 
-  bool isCompleted() override { return event_.query(); }
+  bool isCompleted() override { return isSuccess(); }
 
-  bool isSuccess() const override { return event_.query(); }
+  bool isSuccess() const override { return event_ ? event_->query() : stream_.query(); }
 
   bool wait(milliseconds timeout) override {
-    event_.block(current_stream(stream_.device()));
+    if (event_) event_->block(current_stream(stream_.device()));
     std::vector<at::Tensor> given; /* what the current stream does next, freeing them too, comes behind the call */
     {
       std::lock_guard<std::mutex> one(giving_);
@@ -74,7 +76,7 @@ class StreamWork : public c10d::Work {
     }
     given.clear(); /* which may take Python's lock */
     const auto until = std::chrono::steady_clock::now() + timeout;
-    while (timeout.count() > 0 && !event_.query()) {
+    while (timeout.count() > 0 && !isSuccess()) {
       if (std::chrono::steady_clock::now() > until) {
         pybind11::gil_scoped_acquire python;
         PyErr_Format(timeout_error, "wait(%d ms): the call is still under way; wait longer", (int)timeout.count());
@@ -96,31 +98,92 @@ class StreamWork : public c10d::Work {
  private:
   std::vector<at::Tensor> outputs_, operands_;
   c10::Stream stream_;
-  c10::Event event_;
+  std::optional<c10::Event> event_; /* behind the call, if that is apart */
   std::mutex giving_;
 };
 
-/* ---- what DDP asks for: an AllReduce of one flat tensor, for each bucket of gradients */
+/* ---- the fast path: calls as DDP and FSDP make them, of tensors on a GPU that are taken as they lie in memory
+ *
+ * Each read_... gives the arguments of the Communicator's method, whether the caller goes on before the call is through,
+ * and its milliseconds; None for a call that is Python's to read. */
 
-/* Whether a call takes the tensor as it is. */
-bool is_flat(const at::Tensor& tensor) {
-  return tensor.is_cuda() && tensor.layout() == c10::kStrided && tensor.dim() == 1 && tensor.is_contiguous() &&
-         tensor.scalar_type() != c10::kBool && !tensor.requires_grad() && !tensor.is_neg() && !tensor.is_conj() &&
+#ifndef BLINK_DEVICE /* another one in tests */
+#define BLINK_DEVICE CUDA
+#endif
+
+bool is_whole(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == c10::DeviceType::BLINK_DEVICE && tensor.layout() == c10::kStrided && tensor.is_contiguous() &&
+         !tensor.requires_grad() && !tensor.is_neg() && !tensor.is_conj() &&
          !tensor.unsafeGetTensorImpl()->is_python_dispatch() && tensor.const_data_ptr();
 }
 
-/* Whether the caller goes on before the call is through; older torch does not say, and waits for the Work if not. */
+at::Tensor flat(const at::Tensor& tensor) {
+  at::AutoDispatchBelowADInplaceOrView plain;
+  return tensor.dim() == 1 ? tensor : tensor.view({-1});
+}
+
+at::Tensor bytes(const at::Tensor& tensor) { /* for what only moves */
+  at::AutoDispatchBelowADInplaceOrView plain;
+  return flat(tensor).view(at::kByte);
+}
+
+const char* at_byte(const at::Tensor& tensor, int64_t byte = 0) { return (const char*)tensor.const_data_ptr() + byte; }
+
+bool overlap(const at::Tensor& one, const at::Tensor& other) {
+  return at_byte(one) < at_byte(other, other.nbytes()) && at_byte(other) < at_byte(one, one.nbytes());
+}
+
+/* Our name of an operation, for elements of a type; null for one that is Python's to read. */
+const char* operation(c10d::ReduceOp::RedOpType kind, const at::Tensor& tensor) {
+  if (tensor.scalar_type() == c10::kBool) return nullptr;
+  switch (kind) {
+    case c10d::ReduceOp::SUM: return "sum";
+    case c10d::ReduceOp::AVG: return "avg";
+    case c10d::ReduceOp::MIN: return "min";
+    case c10d::ReduceOp::MAX: return "max";
+    case c10d::ReduceOp::PRODUCT: return "prod";
+    default: return nullptr;
+  }
+}
+
+/* Older torch does not say of every call whether it is asynchronous, and waits for the Work if not. */
 template <class Options> bool is_asynchronous(const Options& options) {
   if constexpr (requires { options.asyncOp; }) return options.asyncOp;
   else return true;
 }
 
-/* (tensor, operation, milliseconds) of a sum or an average that is asynchronous; None for what is Python's to read. */
+template <class Options, class... Arguments>
+pybind11::object asked(const Options& options, Arguments&&... arguments) {
+  return pybind11::make_tuple(pybind11::make_tuple(std::forward<Arguments>(arguments)...), is_asynchronous(options),
+                              options.timeout.count());
+}
+
 pybind11::object read_allreduce(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
-  const auto kind = c10d::ReduceOp::RedOpType(options.reduceOp);
-  const bool known = kind == c10d::ReduceOp::SUM || kind == c10d::ReduceOp::AVG;
-  if (!known || !is_asynchronous(options) || tensors.size() != 1 || !is_flat(tensors[0])) return pybind11::none();
-  return pybind11::make_tuple(tensors[0], kind == c10d::ReduceOp::SUM ? "sum" : "avg", options.timeout.count());
+  if (tensors.size() != 1 || !is_whole(tensors[0])) return pybind11::none();
+  const char* op = operation(options.reduceOp, tensors[0]);
+  return op ? asked(options, pybind11::none(), flat(tensors[0]), op) : pybind11::none();
+}
+
+pybind11::object read_broadcast(const std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) {
+  if (tensors.size() != 1 || !is_whole(tensors[0])) return pybind11::none();
+  return asked(options, bytes(tensors[0]), options.rootRank);
+}
+
+pybind11::object read_allgather(const at::Tensor& output, const at::Tensor& input, int64_t rank,
+                                const c10d::AllgatherOptions& options) {
+  if (!is_whole(output) || !is_whole(input)) return pybind11::none();
+  if (at_byte(input) == at_byte(output, rank * input.nbytes())) return asked(options, pybind11::none(), bytes(output));
+  return overlap(input, output) ? pybind11::none() : asked(options, bytes(input), bytes(output));
+}
+
+pybind11::object read_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int64_t rank, int64_t n,
+                                     const c10d::ReduceScatterOptions& options) {
+  if (!is_whole(output) || !is_whole(input)) return pybind11::none();
+  const int64_t block = output.nbytes();
+  const bool in_place = at_byte(output) == at_byte(input, rank * block) && (int64_t)input.nbytes() == n * block;
+  const char* op = operation(options.reduceOp, output);
+  if (!op || (overlap(input, output) && !in_place)) return pybind11::none();
+  return asked(options, flat(input), flat(output), op);
 }
 
 /* ---- how C reads a tensor (tensor_t of device_arrays.h), by less work than DLPack's own function does */
@@ -141,7 +204,7 @@ int show(void* object, DLTensor* out) noexcept {
     if (tensor.layout() != c10::kStrided || !tensor.is_cuda() || tensor.is_neg() || tensor.is_conj()) return 1;
     *out = {};
     out->data = const_cast<void*>(tensor.const_data_ptr());
-    out->device = {DLDeviceType(CUDA), tensor.device().index()};
+    out->device = {DLDeviceType(ON_CUDA), tensor.device().index()};
     out->ndim = (int32_t)tensor.dim();
     out->dtype = at::getDLDataType(tensor);
     out->shape = const_cast<int64_t*>(tensor.sizes().data());
@@ -171,10 +234,14 @@ PYBIND11_MODULE(torch_extension, m) {
   m.def("fits", [](const c10d::AllreduceOptions&) { return c10::make_intrusive<c10d::Work>(); });
   m.def("exchange", &exchange);
   m.def("read_allreduce", &read_allreduce);
+  m.def("read_broadcast", &read_broadcast);
+  m.def("read_allgather", &read_allgather);
+  m.def("read_reduce_scatter", &read_reduce_scatter);
   m.def("follow", [](const c10::Stream& stream) { recorded(current_stream(stream.device())).block(stream); });
-  m.def("work", [](std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands, const c10::Stream& stream) {
+  m.def("work", [](std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands, const c10::Stream& stream,
+                   bool apart) {
     return c10::intrusive_ptr<c10d::Work>(
-        c10::make_intrusive<StreamWork>(std::move(outputs), std::move(operands), stream));
+        c10::make_intrusive<StreamWork>(std::move(outputs), std::move(operands), stream, apart));
   });
   m.def("future", [](const pybind11::object& value, const at::Tensor& memory, const c10::Stream& stream) {
     auto held = torch::jit::toIValue(value, c10::PyObjectType::get());
