@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
+from blinkmpi.runtime.cuda import torch_extension
 from tests.gpu.helpers import at_least, sizes
 from tests.harness import mpi
 from tests.torch import test_backend, test_training
@@ -19,6 +20,7 @@ torch = pytest.importorskip("torch")
 dist = torch.distributed
 
 RANKS = sizes(2, 3, 4)
+COMPILE_S = 120
 COUNT = 3 << 20  # elements of a vector that takes a while
 SUMMED = ("float32", "bfloat16", "int64", "float8_e4m3fn")  # a kernel each for every length and collective
 TOLERANCE = 1e-4  # between a GPU's matrix products and a CPU's, after a few steps
@@ -32,8 +34,9 @@ pytestmark = [
 
 @contextlib.contextmanager
 def on_gpu() -> Iterator[None]:
-    """Make this rank's GPU the place of new tensors."""
+    """Make this rank's GPU the place of new tensors, once torch_extension.cpp is compiled where it can be."""
     comm = MPI.COMM_WORLD
+    torch_extension.wait(COMPILE_S)
     device = torch.device("cuda", comm.rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     torch.set_default_device(device)
@@ -63,11 +66,52 @@ test_errors_reach_every_rank = gpu(RANKS[:1])(test_backend.test_errors_reach_eve
 test_messages_and_groups = gpu(sizes(2, 4))(test_backend.test_messages_and_groups.body)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @gpu(RANKS, 300)
-def test_every_collective(comm: MPI.Intracomm) -> None:
-    moved = (*SUMMED, "bool", "complex128")
-    with mock.patch.object(test_backend, "SUMMED", SUMMED), mock.patch.object(test_backend, "MOVED", moved):
+def test_every_collective(comm: MPI.Intracomm, compiled: bool) -> None:
+    moved, compiling = (*SUMMED, "bool", "complex128"), torch_extension._compiling
+    if not compiled:
+        compiling = torch_extension._Compiling()
+        compiling.why = "not in this test"
+    with (
+        mock.patch.object(torch_extension, "_compiling", compiling),
+        mock.patch.object(test_backend, "SUMMED", SUMMED),
+        mock.patch.object(test_backend, "MOVED", moved),
+    ):
         test_backend.test_every_collective.body(comm)  # type: ignore[attr-defined]
+
+
+@gpu(RANKS[:1])
+def test_whole_tensors_take_the_fast_path(comm: MPI.Intracomm) -> None:
+    """Asynchronous or not, in place or not, also during the capture of a graph."""
+    n, rank = comm.size, comm.rank
+    if torch_extension.why_none():
+        pytest.skip(torch_extension.why_none())
+    x, whole, summed = torch.ones(4, 3), torch.zeros(n, 12), torch.ones(n, 7)
+
+    def calls(asynchronous: bool) -> None:
+        test_backend.done(dist.all_reduce(x, async_op=asynchronous))
+        test_backend.done(dist.broadcast(x, src=n - 1, async_op=asynchronous))
+        whole[rank] = rank
+        test_backend.done(dist.all_gather_into_tensor(whole, whole[rank], async_op=asynchronous))
+        test_backend.done(dist.reduce_scatter_tensor(summed[rank], summed, async_op=asynchronous))
+
+    with job() as group:
+        group.comm  # noqa: B018
+        with mock.patch.object(type(group), "_make", side_effect=AssertionError("the long way")):
+            calls(False)
+            calls(True)
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                calls(False)
+            for _ in range(2):
+                graph.replay()
+            torch.cuda.synchronize()
+        assert (x == n**4).all()
+        assert torch.equal(whole, torch.arange(n * 1.0)[:, None].expand(n, 12))
+        assert (summed[rank] == 1 + 4 * (n - 1)).all()  # the others' blocks stay ones
+        del graph
 
 
 @pytest.mark.parametrize("name", sorted(test_training.TRAININGS))
