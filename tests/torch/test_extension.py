@@ -20,7 +20,6 @@ torch = pytest.importorskip("torch")
 collectives = pytest.importorskip("blinkmpi.torch.collectives")
 fast_path = pytest.importorskip("blinkmpi.torch.fast_path")
 operands = pytest.importorskip("blinkmpi.torch.operands")
-works = pytest.importorskip("blinkmpi.torch.work")
 dist, c10d, Reduction = torch.distributed, torch.distributed.distributed_c10d, operands.Reduction
 DEVICE = Path(__file__).with_name("no_device.cpp")
 COMPILE_S = 300
@@ -233,12 +232,28 @@ def test_calls_that_are_pythons_to_read(on_cpu: Any, read: str) -> None:
 
 @pytest.mark.parametrize("read", READS)
 def test_what_lies_in_host_memory_is_not_read_for_a_gpu(quick: Any, read: str) -> None:
-    """Nor what is no tensor, which torch refuses by itself."""
+    """Nor what is no tensor, with options of another call, or without."""
     opts = options_of(read)
     for given in shapes_of(read, torch.float32):
         assert call(quick, read, given, opts) is None
-    with pytest.raises(TypeError):
-        call(quick, read, (3, 4) if read in READS[2:] else (3,), opts)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_is_no_such_call(on_cpu: Any, read: str) -> None:
+    """Other types than tensors, torch's own subclasses too; options of another call, or none."""
+
+    class Subclass(torch.Tensor):
+        pass
+
+    opts, given = options_of(read), shapes_of(read, torch.float32)[0]
+    assert call(on_cpu, read, given, opts) is not None
+    strange = torch.ones(3).as_subclass(Subclass)
+    wrong = (3, None, "a", [], [3], [None], (strange,), [strange], strange, (torch.ones(3),))
+    for one in wrong:
+        for some in [(one,)] if read in READS[:2] else [(one, one), (given[0], one), (one, given[1])]:
+            assert call(on_cpu, read, some, opts) is None
+    for other in (None, 3, options_of(READS[READS.index(read) - 1]), c10d.BarrierOptions()):
+        assert call(on_cpu, read, given, other) is None
 
 
 class Group:
@@ -268,8 +283,7 @@ QUICK = (fast_path.allreduce, fast_path.broadcast, fast_path.allgather, fast_pat
 def group(on_cpu: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> Group:
     """One whose calls go on stream 5, or on stream 6 if that is the current one."""
     monkeypatch.setattr(fast_path, "extension", lambda: on_cpu)
-    monkeypatch.setattr(works, "extension", lambda: on_cpu)
-    monkeypatch.setattr(fast_path, "stream_apart", lambda _: device.stream(5))
+    monkeypatch.setattr(fast_path, "communication_stream", lambda _: device.stream(5))
     monkeypatch.setattr(fast_path, "current_stream", lambda _: device.stream(6))
     monkeypatch.setattr(fast_path, "capturing", lambda: False)
     return Group()
@@ -284,7 +298,7 @@ def test_the_fast_path(group: Group, device: Any, monkeypatch: pytest.MonkeyPatc
     assert isinstance(made, dist._Work)
     assert made.result()[0] is (given[0][0] if read in READS[:2] else given[0])
     assert group.made[-1][-1] == 5
-    assert device.counts()[0] == recorded + 1
+    assert device.counts()[0] == recorded + 2  # of the stream before, and behind the call
     monkeypatch.setattr(fast_path, "capturing", lambda: True)
     assert call(group, *given, opts)
     assert group.made[-1][-1] == 6

@@ -1,7 +1,7 @@
 /* What torch asks of a call on a stream, in C++: the Work that it gets, futures, and what a tensor is.
  *
- * In Python they take the host long: torch finds the memory of a future's value by pickling it, and the code that does so
- * is cold each time a bucket of gradients is ready. */
+ * In Python they take the host long: torch finds the memory of a future's value by pickling it, and the code that does
+ * so is cold each time a bucket of gradients is ready. */
 #include <ATen/DLConvertor.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -51,8 +51,10 @@ c10::intrusive_ptr<Future> completed(c10::TypePtr type, const c10::Stream& strea
 class StreamWork : public c10d::Work {
  public:
   StreamWork(std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands, c10::Stream stream, bool apart)
-      : outputs_(std::move(outputs)), operands_(std::move(operands)), stream_(stream) {
-    if (apart) event_.emplace(recorded(stream));
+      : outputs_(std::move(outputs)), stream_(stream) {
+    if (!apart) return;
+    operands_ = std::move(operands);
+    event_.emplace(recorded(stream));
   }
 
   ~StreamWork() override {
@@ -104,17 +106,37 @@ class StreamWork : public c10d::Work {
 
 /* ---- the fast path: calls as DDP and FSDP make them, of tensors on a GPU that are taken as they lie in memory
  *
- * Each read_... gives the arguments of the Communicator's method, whether the caller goes on before the call is through,
- * and its milliseconds; None for a call that is Python's to read. */
+ * Each read_... gives the arguments of the Communicator's method, whether the caller goes on before the call is
+ * through, and its milliseconds; None for a call that is Python's to read. */
 
 #ifndef BLINK_DEVICE /* another one in tests */
 #define BLINK_DEVICE CUDA
 #endif
 
 bool is_whole(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == c10::DeviceType::BLINK_DEVICE && tensor.layout() == c10::kStrided && tensor.is_contiguous() &&
-         !tensor.requires_grad() && !tensor.is_neg() && !tensor.is_conj() &&
+  return tensor.device().type() == c10::DeviceType::BLINK_DEVICE && tensor.layout() == c10::kStrided &&
+         tensor.is_contiguous() && !tensor.requires_grad() && !tensor.is_neg() && !tensor.is_conj() &&
          !tensor.unsafeGetTensorImpl()->is_python_dispatch() && tensor.const_data_ptr();
+}
+
+/* The tensor that an object of Python is, if a call takes it as it lies in memory; else null. */
+const at::Tensor* whole(PyObject* object) {
+  if (!THPVariable_CheckExact(object)) return nullptr;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  return tensor.defined() && is_whole(tensor) ? &tensor : nullptr;
+}
+
+/* The same of the one tensor of a list. */
+const at::Tensor* only(pybind11::handle tensors) {
+  const bool one = PyList_CheckExact(tensors.ptr()) && PyList_GET_SIZE(tensors.ptr()) == 1;
+  return one ? whole(PyList_GET_ITEM(tensors.ptr(), 0)) : nullptr;
+}
+
+/* The options of a call; null if they are others, or none. */
+template <class Options> const Options* options_of(pybind11::handle object) {
+  pybind11::detail::make_caster<Options> caster;
+  const bool loaded = !object.is_none() && caster.load(object, false);
+  return loaded ? pybind11::detail::cast_op<Options*>(caster) : nullptr;
 }
 
 at::Tensor flat(const at::Tensor& tensor) {
@@ -153,37 +175,44 @@ template <class Options> bool is_asynchronous(const Options& options) {
 }
 
 template <class Options, class... Arguments>
-pybind11::object asked(const Options& options, Arguments&&... arguments) {
-  return pybind11::make_tuple(pybind11::make_tuple(std::forward<Arguments>(arguments)...), is_asynchronous(options),
-                              options.timeout.count());
+pybind11::object asked(const Options* options, Arguments&&... arguments) {
+  return pybind11::make_tuple(pybind11::make_tuple(std::forward<Arguments>(arguments)...), is_asynchronous(*options),
+                              options->timeout.count());
 }
 
-pybind11::object read_allreduce(const std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
-  if (tensors.size() != 1 || !is_whole(tensors[0])) return pybind11::none();
-  const char* op = operation(options.reduceOp, tensors[0]);
-  return op ? asked(options, pybind11::none(), flat(tensors[0]), op) : pybind11::none();
+pybind11::object read_allreduce(pybind11::handle tensors, pybind11::handle options) {
+  const auto* given = options_of<c10d::AllreduceOptions>(options);
+  const at::Tensor* tensor = only(tensors);
+  const char* op = given && tensor ? operation(given->reduceOp, *tensor) : nullptr;
+  return op ? asked(given, pybind11::none(), flat(*tensor), op) : pybind11::none();
 }
 
-pybind11::object read_broadcast(const std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) {
-  if (tensors.size() != 1 || !is_whole(tensors[0])) return pybind11::none();
-  return asked(options, bytes(tensors[0]), options.rootRank);
+pybind11::object read_broadcast(pybind11::handle tensors, pybind11::handle options) {
+  const auto* given = options_of<c10d::BroadcastOptions>(options);
+  const at::Tensor* tensor = only(tensors);
+  return given && tensor ? asked(given, bytes(*tensor), given->rootRank) : pybind11::none();
 }
 
-pybind11::object read_allgather(const at::Tensor& output, const at::Tensor& input, int64_t rank,
-                                const c10d::AllgatherOptions& options) {
-  if (!is_whole(output) || !is_whole(input)) return pybind11::none();
-  if (at_byte(input) == at_byte(output, rank * input.nbytes())) return asked(options, pybind11::none(), bytes(output));
-  return overlap(input, output) ? pybind11::none() : asked(options, bytes(input), bytes(output));
+pybind11::object read_allgather(pybind11::handle outputs, pybind11::handle inputs, int64_t rank,
+                                pybind11::handle options) {
+  const auto* given = options_of<c10d::AllgatherOptions>(options);
+  const at::Tensor *output = whole(outputs.ptr()), *input = whole(inputs.ptr());
+  if (!given || !output || !input) return pybind11::none();
+  const bool in_place = at_byte(*input) == at_byte(*output, rank * input->nbytes());
+  if (in_place) return asked(given, pybind11::none(), bytes(*output));
+  return overlap(*input, *output) ? pybind11::none() : asked(given, bytes(*input), bytes(*output));
 }
 
-pybind11::object read_reduce_scatter(const at::Tensor& output, const at::Tensor& input, int64_t rank, int64_t n,
-                                     const c10d::ReduceScatterOptions& options) {
-  if (!is_whole(output) || !is_whole(input)) return pybind11::none();
-  const int64_t block = output.nbytes();
-  const bool in_place = at_byte(output) == at_byte(input, rank * block) && (int64_t)input.nbytes() == n * block;
-  const char* op = operation(options.reduceOp, output);
-  if (!op || (overlap(input, output) && !in_place)) return pybind11::none();
-  return asked(options, flat(input), flat(output), op);
+pybind11::object read_reduce_scatter(pybind11::handle outputs, pybind11::handle inputs, int64_t rank, int64_t n,
+                                     pybind11::handle options) {
+  const auto* given = options_of<c10d::ReduceScatterOptions>(options);
+  const at::Tensor *output = whole(outputs.ptr()), *input = whole(inputs.ptr());
+  if (!given || !output || !input) return pybind11::none();
+  const int64_t block = output->nbytes();
+  const bool in_place = at_byte(*output) == at_byte(*input, rank * block) && (int64_t)input->nbytes() == n * block;
+  const char* op = operation(given->reduceOp, *output);
+  if (!op || (overlap(*input, *output) && !in_place)) return pybind11::none();
+  return asked(given, flat(*input), flat(*output), op);
 }
 
 /* ---- how C reads a tensor (tensor_t of device_arrays.h), by less work than DLPack's own function does */
