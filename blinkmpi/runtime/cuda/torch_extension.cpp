@@ -12,6 +12,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <optional>
 #include <thread>
 
 namespace {
