@@ -1,4 +1,4 @@
-"""The fast path: calls on GPUs as DDP and FSDP make them, of tensors that are taken as they lie in memory.
+"""The fast path: calls on GPUs as DDP and FSDP make them, of contiguous tensors.
 
 Their arguments are read in C++. Between two such calls the model's own work has taken the processor's caches, so that
 there Python takes many times as long as in a loop of calls.
@@ -14,7 +14,7 @@ from ..runtime.cuda.torch_extension import extension
 from .compiler import hide
 from .operands import Tensor
 from .streams import capturing, communication_stream, current_stream
-from .work import Work
+from .work import Work, work_on
 
 if TYPE_CHECKING:
     from .collectives import TensorCollectives
@@ -79,5 +79,4 @@ def _put(
     except BlinkError as error:
         group.explain(error)
         raise
-    work: Work = quick.work(outputs, memory, stream, apart)
-    return work
+    return work_on(stream, outputs, memory if apart else (), apart=apart)

@@ -213,29 +213,21 @@ def enqueue(
         put(current := current_stream(device))
         if after is not None:
             after()
-        return work_here(current, outputs)
+        return work_on(current, outputs, (), apart=False)
     stream = stream_apart(device)
     put(stream)
     if after is not None:  # work of torch's own, which goes on the current stream
         with torch.cuda.stream(stream):
             after()
-    return work_on(stream, outputs, (*operands, *outputs))
+    return work_on(stream, outputs, (*operands, *outputs), apart=True)
 
 
-def work_on(stream: Any, outputs: Sequence[Tensor], operands: Sequence[Tensor]) -> Work:
-    """The Work of a call that was put on a stream of its own."""
+def work_on(stream: Any, outputs: Sequence[Tensor], operands: Sequence[Tensor], *, apart: bool) -> Work:
+    """The Work of a call that was put on a stream: one of its own, ``apart``, or the current one."""
     if quick := extension():
-        work: Work = quick.work(outputs, operands, stream, True)
+        work: Work = quick.work(outputs, operands, stream, apart)
         return work
-    return DeviceWork(outputs, stream, stream.record_event(), operands)
-
-
-def work_here(current: Any, outputs: Sequence[Tensor]) -> Work:
-    """The Work of a call that was put on the current stream."""
-    if quick := extension():
-        work: Work = quick.work(outputs, (), current, False)
-        return work
-    return DeviceWork(outputs, current, None, ())
+    return DeviceWork(outputs, stream, stream.record_event() if apart else None, operands)
 
 
 @hidden

@@ -232,7 +232,7 @@ def test_calls_that_are_pythons_to_read(on_cpu: Any, read: str) -> None:
 
 @pytest.mark.parametrize("read", READS)
 def test_what_lies_in_host_memory_is_not_read_for_a_gpu(quick: Any, read: str) -> None:
-    """Nor what is no tensor, with options of another call, or without."""
+    """They go to the executor on the host."""
     opts = options_of(read)
     for given in shapes_of(read, torch.float32):
         assert call(quick, read, given, opts) is None

@@ -1,4 +1,4 @@
-/* What torch asks of a call on a stream, in C++: the Work that it gets, futures, and what a tensor is.
+/* What torch asks of a call on a stream, in C++: its Work and futures, and the reading of its arguments.
  *
  * In Python they take the host long: torch finds the memory of a future's value by pickling it, and the code that does
  * so is cold each time a bucket of gradients is ready. */
@@ -21,7 +21,7 @@ using c10::ivalue::Future;
 using std::chrono::milliseconds;
 
 constexpr auto POLL = std::chrono::microseconds(200);
-constexpr int ON_CUDA = 2;                      /* of DLPack, a type of devices */
+constexpr int CUDA = 2;                         /* of DLPack, a type of devices */
 constexpr auto CAPSULE = "dlpack_exchange_api"; /* of DLPack */
 
 PyObject* timeout_error = nullptr; /* what wait raises; kept */
@@ -105,7 +105,7 @@ class StreamWork : public c10d::Work {
   std::mutex giving_;
 };
 
-/* ---- the fast path: calls as DDP and FSDP make them, of tensors on a GPU that are taken as they lie in memory
+/* ---- the fast path: calls as DDP and FSDP make them, of contiguous tensors on a GPU
  *
  * Each read_... gives the arguments of the Communicator's method, whether the caller goes on before the call is
  * through, and its milliseconds; None for a call that is Python's to read. */
@@ -114,23 +114,21 @@ class StreamWork : public c10d::Work {
 #define BLINK_DEVICE CUDA
 #endif
 
-bool is_whole(const at::Tensor& tensor) {
-  return tensor.device().type() == c10::DeviceType::BLINK_DEVICE && tensor.layout() == c10::kStrided &&
-         tensor.is_contiguous() && !tensor.requires_grad() && !tensor.is_neg() && !tensor.is_conj() &&
-         !tensor.unsafeGetTensorImpl()->is_python_dispatch() && tensor.const_data_ptr();
-}
-
 /* The tensor that an object of Python is, if a call takes it as it lies in memory; else null. */
-const at::Tensor* whole(PyObject* object) {
+const at::Tensor* plain(PyObject* object) {
   if (!THPVariable_CheckExact(object)) return nullptr;
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  return tensor.defined() && is_whole(tensor) ? &tensor : nullptr;
+  const bool fits = tensor.defined() && tensor.device().type() == c10::DeviceType::BLINK_DEVICE &&
+                    tensor.layout() == c10::kStrided && tensor.is_contiguous() && !tensor.requires_grad() &&
+                    !tensor.is_neg() && !tensor.is_conj() && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+                    tensor.const_data_ptr();
+  return fits ? &tensor : nullptr;
 }
 
 /* The same of the one tensor of a list. */
 const at::Tensor* only(pybind11::handle tensors) {
   const bool one = PyList_CheckExact(tensors.ptr()) && PyList_GET_SIZE(tensors.ptr()) == 1;
-  return one ? whole(PyList_GET_ITEM(tensors.ptr(), 0)) : nullptr;
+  return one ? plain(PyList_GET_ITEM(tensors.ptr(), 0)) : nullptr;
 }
 
 /* The options of a call; null if they are others, or none. */
@@ -141,12 +139,12 @@ template <class Options> const Options* options_of(pybind11::handle object) {
 }
 
 at::Tensor flat(const at::Tensor& tensor) {
-  at::AutoDispatchBelowADInplaceOrView plain;
+  at::AutoDispatchBelowADInplaceOrView guard;
   return tensor.dim() == 1 ? tensor : tensor.view({-1});
 }
 
 at::Tensor bytes(const at::Tensor& tensor) { /* for what only moves */
-  at::AutoDispatchBelowADInplaceOrView plain;
+  at::AutoDispatchBelowADInplaceOrView guard;
   return flat(tensor).view(at::kByte);
 }
 
@@ -156,7 +154,7 @@ bool overlap(const at::Tensor& one, const at::Tensor& other) {
   return at_byte(one) < at_byte(other, other.nbytes()) && at_byte(other) < at_byte(one, one.nbytes());
 }
 
-/* Our name of an operation, for elements of a type; null for one that is Python's to read. */
+/* Our name of an operation; null for one that is Python's to read, as all are on bools, which torch takes as bits. */
 const char* operation(c10d::ReduceOp::RedOpType kind, const at::Tensor& tensor) {
   if (tensor.scalar_type() == c10::kBool) return nullptr;
   switch (kind) {
@@ -197,7 +195,7 @@ pybind11::object read_broadcast(pybind11::handle tensors, pybind11::handle optio
 pybind11::object read_allgather(pybind11::handle outputs, pybind11::handle inputs, int64_t rank,
                                 pybind11::handle options) {
   const auto* given = options_of<c10d::AllgatherOptions>(options);
-  const at::Tensor *output = whole(outputs.ptr()), *input = whole(inputs.ptr());
+  const at::Tensor *output = plain(outputs.ptr()), *input = plain(inputs.ptr());
   if (!given || !output || !input) return pybind11::none();
   const bool in_place = at_byte(*input) == at_byte(*output, rank * input->nbytes());
   if (in_place) return asked(given, pybind11::none(), bytes(*output));
@@ -207,7 +205,7 @@ pybind11::object read_allgather(pybind11::handle outputs, pybind11::handle input
 pybind11::object read_reduce_scatter(pybind11::handle outputs, pybind11::handle inputs, int64_t rank, int64_t n,
                                      pybind11::handle options) {
   const auto* given = options_of<c10d::ReduceScatterOptions>(options);
-  const at::Tensor *output = whole(outputs.ptr()), *input = whole(inputs.ptr());
+  const at::Tensor *output = plain(outputs.ptr()), *input = plain(inputs.ptr());
   if (!given || !output || !input) return pybind11::none();
   const int64_t block = output->nbytes();
   const bool in_place = at_byte(*output) == at_byte(*input, rank * block) && (int64_t)input->nbytes() == n * block;
@@ -234,7 +232,7 @@ int show(void* object, DLTensor* out) noexcept {
     if (tensor.layout() != c10::kStrided || !tensor.is_cuda() || tensor.is_neg() || tensor.is_conj()) return 1;
     *out = {};
     out->data = const_cast<void*>(tensor.const_data_ptr());
-    out->device = {DLDeviceType(ON_CUDA), tensor.device().index()};
+    out->device = {DLDeviceType(CUDA), tensor.device().index()};
     out->ndim = (int32_t)tensor.dim();
     out->dtype = at::getDLDataType(tensor);
     out->shape = const_cast<int64_t*>(tensor.sizes().data());

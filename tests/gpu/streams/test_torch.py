@@ -82,7 +82,7 @@ def test_every_collective(comm: MPI.Intracomm, compiled: bool) -> None:
 
 
 @gpu(RANKS[:1])
-def test_whole_tensors_take_the_fast_path(comm: MPI.Intracomm) -> None:
+def test_contiguous_tensors_take_the_fast_path(comm: MPI.Intracomm) -> None:
     """Asynchronous or not, in place or not, also during the capture of a graph."""
     n, rank = comm.size, comm.rank
     if torch_extension.why_none():
