@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -362,7 +363,12 @@ def _where() -> str:
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
         frame = frame.f_back
-    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return f"{_name(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@lru_cache
+def _name(path: str) -> str:
+    return PurePath(path).name
 
 
 def whole(number: object) -> int | None:

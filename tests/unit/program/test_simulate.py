@@ -1,6 +1,8 @@
 """The simulator: results against NumPy, prices against what the links can carry."""
 
+import gc
 import random
+import time
 from fractions import Fraction
 from itertools import combinations
 
@@ -25,7 +27,6 @@ from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import methods, pack
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES, Collective, Edge, Packing, Tree, carried, depth_of
 from tests.conformance import allowed
-from tests.harness.cpu_time import least_seconds
 from tests.unit.trees.packings import call_of, machine_of, packing, random_packing, reference, sends_of, tree
 
 MIB = 1 << 20
@@ -220,7 +221,10 @@ def test_extrapolation_agrees_with_the_line_through_larger_simulations() -> None
 def test_a_gibibyte_on_eight_gpus_is_priced_in_a_third_of_a_second() -> None:
     topology = machine("dgx-1v")
     found = pack(topology, "allreduce", root=0)
-    assert least_seconds(lambda: priced(found, topology, GIB)) < 0.5  # 0.3 on an idle core
+    gc.collect()  # what other tests have left would be looked through meanwhile
+    start = time.process_time()
+    priced(found, topology, GIB)
+    assert time.process_time() - start < 0.5  # 0.3 on an idle core
 
 
 def test_a_barrier_costs_latency_alone() -> None:
