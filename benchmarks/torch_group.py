@@ -2,7 +2,7 @@
 
 ``dist.all_reduce`` and its like, as a program calls them, on tensors in host memory beside gloo, or with ``--gpu`` on
 tensors of GPUs beside NCCL. Both groups are of the same processes and work on the same tensors, repeat by repeat; every
-result is checked. A number is the largest of all ranks' medians.
+result is checked. On GPUs it begins when torch_extension.cpp is compiled. A number is the largest of all ranks' medians.
 """
 
 import argparse
@@ -25,6 +25,7 @@ BLOCK_S = 0.02  # that the calls of a repeat take together, at most BLOCK of the
 BLOCK = 50
 WARMUP = 4
 MICRO = 1e6
+COMPILE_S = 120  # that the measurement waits for torch_extension.cpp
 Call = Callable[[Any], object]  # of a process group
 
 
@@ -91,6 +92,7 @@ def measured(world: Any, mpi: Any, *, gpu: bool) -> tuple[list[dict[str, Any]], 
     import torch
 
     import blinkmpi.torch  # noqa: F401
+    from blinkmpi.runtime.cuda import torch_extension
 
     dist, other = torch.distributed, "nccl" if gpu else "gloo"
     torch.set_num_threads(1)
@@ -100,6 +102,7 @@ def measured(world: Any, mpi: Any, *, gpu: bool) -> tuple[list[dict[str, Any]], 
     dist.init_process_group("blink", init_method="mpi://")
     groups = {other: dist.new_group(backend=other), "blink": dist.group.WORLD}
     wait = torch.cuda.synchronize if gpu else lambda: None
+    compiled = gpu and torch_extension.wait(COMPILE_S) is not None
     rows: list[dict[str, Any]] = []
     names = list(calls(torch, world.size, torch.float32, 1, device))
     for name, dtype, nbytes in itertools.product(names, ITEM, SIZES):
@@ -121,6 +124,7 @@ def measured(world: Any, mpi: Any, *, gpu: bool) -> tuple[list[dict[str, Any]], 
     comm = dist.group.WORLD.comm
     facts = {"torch": torch.__version__, **jobs.rank_facts(mpi, comm)}
     if gpu:
+        facts["torch_extension"] = compiled
         facts["gpu"] = {
             "name": comm.gpu.name,
             **comm.gpu.versions,

@@ -154,16 +154,20 @@ bool overlap(const at::Tensor& one, const at::Tensor& other) {
   return at_byte(one) < at_byte(other, other.nbytes()) && at_byte(other) < at_byte(one, one.nbytes());
 }
 
-/* Our name of an operation; null for one that is Python's to read, as all are on bools, which torch takes as bits. */
-const char* operation(c10d::ReduceOp::RedOpType kind, const at::Tensor& tensor) {
-  if (tensor.scalar_type() == c10::kBool) return nullptr;
+/* Our name of an operation, always the same object, by which C finds a call again (repeated_calls.h); null for one that
+ * is Python's to read, as all are on bools, which torch takes as bits. */
+pybind11::object operation(c10d::ReduceOp::RedOpType kind, const at::Tensor& tensor) {
+  const auto named = [](const char* name) {
+    return pybind11::reinterpret_steal<pybind11::object>(PyUnicode_InternFromString(name));
+  };
+  if (tensor.scalar_type() == c10::kBool) return {};
   switch (kind) {
-    case c10d::ReduceOp::SUM: return "sum";
-    case c10d::ReduceOp::AVG: return "avg";
-    case c10d::ReduceOp::MIN: return "min";
-    case c10d::ReduceOp::MAX: return "max";
-    case c10d::ReduceOp::PRODUCT: return "prod";
-    default: return nullptr;
+    case c10d::ReduceOp::SUM: return named("sum");
+    case c10d::ReduceOp::AVG: return named("avg");
+    case c10d::ReduceOp::MIN: return named("min");
+    case c10d::ReduceOp::MAX: return named("max");
+    case c10d::ReduceOp::PRODUCT: return named("prod");
+    default: return {};
   }
 }
 
@@ -182,7 +186,7 @@ pybind11::object asked(const Options* options, Arguments&&... arguments) {
 pybind11::object read_allreduce(pybind11::handle tensors, pybind11::handle options) {
   const auto* given = options_of<c10d::AllreduceOptions>(options);
   const at::Tensor* tensor = only(tensors);
-  const char* op = given && tensor ? operation(given->reduceOp, *tensor) : nullptr;
+  const auto op = given && tensor ? operation(given->reduceOp, *tensor) : pybind11::object();
   return op ? asked(given, pybind11::none(), flat(*tensor), op) : pybind11::none();
 }
 
@@ -209,7 +213,7 @@ pybind11::object read_reduce_scatter(pybind11::handle outputs, pybind11::handle 
   if (!given || !output || !input) return pybind11::none();
   const int64_t block = output->nbytes();
   const bool in_place = at_byte(*output) == at_byte(*input, rank * block) && (int64_t)input->nbytes() == n * block;
-  const char* op = operation(given->reduceOp, *output);
+  const auto op = operation(given->reduceOp, *output);
   if (!op || (overlap(*input, *output) && !in_place)) return pybind11::none();
   return asked(given, flat(*input), flat(*output), op);
 }

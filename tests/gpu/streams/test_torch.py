@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -12,6 +13,7 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.runtime.cuda import torch_extension
 from tests.gpu.helpers import at_least, sizes
+from tests.gpu.streams.test_launch import made_by_c
 from tests.harness import mpi
 from tests.torch import test_backend, test_training
 from tests.torch.test_backend import job
@@ -83,34 +85,37 @@ def test_every_collective(comm: MPI.Intracomm, compiled: bool) -> None:
 
 @gpu(RANKS[:1])
 def test_contiguous_tensors_take_the_fast_path(comm: MPI.Intracomm) -> None:
-    """Asynchronous or not, in place or not, also during the capture of a graph."""
+    """Asynchronous or not, in place or not, also during the capture of a graph; C makes those that were made before."""
     n, rank = comm.size, comm.rank
     if torch_extension.why_none():
         pytest.skip(torch_extension.why_none())
     x, whole, summed = torch.ones(4, 3), torch.zeros(n, 12), torch.ones(n, 7)
 
-    def calls(asynchronous: bool) -> None:
-        test_backend.done(dist.all_reduce(x, async_op=asynchronous))
-        test_backend.done(dist.broadcast(x, src=n - 1, async_op=asynchronous))
-        whole[rank] = rank
-        test_backend.done(dist.all_gather_into_tensor(whole, whole[rank], async_op=asynchronous))
-        test_backend.done(dist.reduce_scatter_tensor(summed[rank], summed, async_op=asynchronous))
-
+    whole[rank] = rank
+    some = (
+        partial(dist.all_reduce, x),
+        partial(dist.broadcast, x, src=n - 1),
+        partial(dist.all_gather_into_tensor, whole, whole[rank]),
+        partial(dist.reduce_scatter_tensor, summed[rank], summed),
+    )
     with job() as group:
-        group.comm  # noqa: B018
+        ours = group.comm
         with mock.patch.object(type(group), "_make", side_effect=AssertionError("the long way")):
-            calls(False)
-            calls(True)
+            for asynchronous in (False, True):
+                for call in some:
+                    test_backend.done(call(async_op=asynchronous))
+            assert [made_by_c(ours, call) for call in some] == [True] * len(some)
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
-                calls(False)
+                for call in some:
+                    call()
             for _ in range(2):
                 graph.replay()
             torch.cuda.synchronize()
-        assert (x == n**4).all()
+        assert (x == n**5).all()
         assert torch.equal(whole, torch.arange(n * 1.0)[:, None].expand(n, 12))
-        assert (summed[rank] == 1 + 4 * (n - 1)).all()  # the others' blocks stay ones
+        assert (summed[rank] == 1 + 5 * (n - 1)).all()  # the others' blocks stay ones
         del graph
 
 

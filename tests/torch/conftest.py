@@ -1,0 +1,41 @@
+"""torch_extension.cpp as tests of it have it: for this torch, for host memory, and a device that has no memory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkmpi.runtime.cuda import torch_extension
+from blinkmpi.transport.host.native import build, built
+
+DEVICE = Path(__file__).with_name("no_device.cpp")
+COMPILE_S = 300
+
+
+@pytest.fixture(scope="module")
+def quick() -> Any:
+    """The module, as a job gets it."""
+    if build()[0] is None:
+        pytest.skip("no C compiler")
+    found = torch_extension.wait(COMPILE_S)
+    assert not torch_extension.why_none()
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def device(quick: Any) -> Any:
+    """A device without memory."""
+    torch = pytest.importorskip("torch")
+    path, why = built(DEVICE, torch_extension.flags_of(torch)[0])
+    assert path is not None, why
+    return torch_extension.loaded(DEVICE.stem, path)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(quick: Any) -> Any:
+    """The module, compiled to read tensors in host memory."""
+    torch = pytest.importorskip("torch")
+    path, why = built(torch_extension.SOURCE, [*torch_extension.flags_of(torch)[0], "-DBLINK_DEVICE=CPU"])
+    assert path is not None, why
+    return torch_extension.loaded(f"in_host_memory.{torch_extension.NAME}", path)  # another module by its name

@@ -1,0 +1,261 @@
+"""The fast path of calls on GPUs, with tensors in host memory: what C++ reads of a call must be what Python reads."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import blinkmpi
+from benchmarks.fake.gpu import fake_gpus
+from blinkmpi.errors import BlinkError
+from blinkmpi.runtime.cuda import torch_extension
+from blinkmpi.transport.host.native import built
+from tests.harness import mpi
+
+torch = pytest.importorskip("torch")
+collectives = pytest.importorskip("blinkmpi.torch.collectives")
+fast_path = pytest.importorskip("blinkmpi.torch.fast_path")
+operands = pytest.importorskip("blinkmpi.torch.operands")
+dist, c10d, Reduction = torch.distributed, torch.distributed.distributed_c10d, operands.Reduction
+STREAM = 5
+
+READS = ("read_allreduce", "read_broadcast", "read_allgather", "read_reduce_scatter")
+KINDS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
+
+
+def read_in_python(read: str, given: tuple[Any, ...], opts: Any) -> tuple[Any, ...]:
+    """The arguments of the Communicator's method, and the tensors' shapes and types as C++ should find them."""
+    if read == "read_allreduce":
+        return collectives._allreduce(given[0][0], Reduction(opts)).args
+    if read == "read_broadcast":
+        return collectives._broadcast(given[0][0], opts.rootRank).args
+    if read == "read_allgather":
+        return collectives._allgather_blocks(*given).args
+    args = collectives._reduce_blocks(*given, Reduction(opts)).args
+    return (operands.flat(given[1]), *args[1:])  # which Python copies if it is in place in host memory
+
+
+def plain(arg: Any) -> Any:
+    """A tensor or array as its address, bytes and type."""
+    if isinstance(arg, torch.Tensor):
+        assert arg.dim() == 1
+        arg = operands._array(arg, operands.TYPES.get(arg.dtype, operands.BYTE))
+    return (arg.ctypes.data, arg.nbytes, arg.dtype) if isinstance(arg, np.ndarray) else arg
+
+
+def memory(dtype: Any, count: int) -> Any:
+    return torch.arange(count).to(dtype)
+
+
+def shapes_of(read: str, dtype: Any) -> list[tuple[Any, ...]]:
+    """Calls of rank 1 of 3 that C++ reads: flat tensors, matrices, a single number, parts of others, in place."""
+    if read in ("read_allreduce", "read_broadcast"):
+        whole = memory(dtype, 24)
+        return [([whole],), ([whole.view(4, 6)],), ([whole[5]],), ([whole[3:9]],), ([whole.view(4, 6)[1:3]],)]
+    apart = [(memory(dtype, 24), memory(dtype, 8)), (memory(dtype, 24).view(3, 8), memory(dtype, 8))]
+    apart += [(memory(dtype, 24).view(3, 2, 4), memory(dtype, 8).view(2, 4))]
+    together = [(whole := memory(dtype, 24), whole[8:16]), (rows := memory(dtype, 24).view(3, 8), rows[1])]
+    one = memory(dtype, 48)
+    pairs = [*apart, *together, (one[:24], one[24:32]), (one[24:], one[16:24])]
+    return [(block, whole) for whole, block in pairs] if read == "read_reduce_scatter" else pairs
+
+
+def call(module: Any, read: str, given: tuple[Any, ...], opts: Any, rank: int = 1, n: int = 3) -> Any:
+    who = {"read_allgather": (rank,), "read_reduce_scatter": (rank, n)}.get(read, ())
+    return getattr(module, read)(*given, *who, opts)
+
+
+def options_of(read: str) -> Any:
+    return {
+        "read_allreduce": c10d.AllreduceOptions,
+        "read_broadcast": c10d.BroadcastOptions,
+        "read_allgather": c10d.AllgatherOptions,
+        "read_reduce_scatter": c10d.ReduceScatterOptions,
+    }[read]()
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_cpp_reads_of_a_call(on_cpu: Any, read: str) -> None:
+    """The same memory, types, operation and root as Python; and the caller's options."""
+    opts = options_of(read)
+    opts.timeout = timedelta(seconds=7)
+    if read == "read_broadcast":
+        opts.rootRank = 2
+    kinds = [*KINDS] if hasattr(opts, "reduceOp") else [""]
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for given in shapes_of(read, dtype):
+            for kind in kinds:
+                if kind:
+                    opts.reduceOp = getattr(dist.ReduceOp, kind)
+                args, apart, ms = call(on_cpu, read, given, opts)
+                python = (*given, 1) if read == "read_allgather" else given
+                python = (*given, 1, 3) if read == "read_reduce_scatter" else python
+                wanted = [plain(arg) for arg in read_in_python(read, python, opts)]
+                found = [plain(arg) for arg in args]
+                if not kind:  # what only moves goes as bytes, on a GPU
+                    wanted = [(*arg[:2], operands.BYTE) if isinstance(arg, tuple) else arg for arg in wanted]
+                assert found == wanted
+                assert (apart, ms) == (True, 7000)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_calls_that_are_pythons_to_read(on_cpu: Any, read: str) -> None:
+    """Tensors with gaps, without memory, that show other values than lie there, that overlap; operations of bits."""
+    opts, whole = options_of(read), memory(torch.complex64, 48)
+    wrong = [whole[::2], whole.view(6, 8).t(), whole[:0], whole[:3].conj(), torch.ones(3, requires_grad=True)]
+    wrong += [torch.ones(3).to_sparse(), torch.zeros(3, device="meta")]
+    for tensor in wrong:
+        pairs = [(tensor, memory(torch.complex64, 3)), (memory(torch.complex64, 3), tensor)]
+        for given in [([tensor],)] if read in READS[:2] else pairs:
+            assert call(on_cpu, read, given, opts) is None
+    if read in READS[:2]:
+        assert call(on_cpu, read, ([],), opts) is None
+        assert call(on_cpu, read, ([whole, whole],), opts) is None
+    else:
+        for given in ((whole[:24], whole[4:12]), (whole[:24], whole[16:24]), (whole[:24], whole[20:28])):
+            given = given[::-1] if read == "read_reduce_scatter" else given
+            assert call(on_cpu, read, given, opts) is None
+    if hasattr(opts, "reduceOp"):
+        flags = (torch.ones(24, dtype=torch.bool), torch.ones(8, dtype=torch.bool))
+        assert call(on_cpu, read, ([flags[0]],) if read in READS[:2] else flags[::-1], opts) is None
+        opts.reduceOp = dist.ReduceOp.BAND
+        assert call(on_cpu, read, ([whole],) if read in READS[:2] else (whole[:8], whole[8:32]), opts) is None
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_lies_in_host_memory_is_not_read_for_a_gpu(quick: Any, read: str) -> None:
+    """They go to the executor on the host."""
+    opts = options_of(read)
+    for given in shapes_of(read, torch.float32):
+        assert call(quick, read, given, opts) is None
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_is_no_such_call(on_cpu: Any, read: str) -> None:
+    """Other types than tensors, torch's own subclasses too; options of another call, or none."""
+
+    class Subclass(torch.Tensor):
+        pass
+
+    opts, given = options_of(read), shapes_of(read, torch.float32)[0]
+    assert call(on_cpu, read, given, opts) is not None
+    strange = torch.ones(3).as_subclass(Subclass)
+    wrong = (3, None, "a", [], [3], [None], (strange,), [strange], strange, (torch.ones(3),))
+    for one in wrong:
+        for some in [(one,)] if read in READS[:2] else [(one, one), (given[0], one), (one, given[1])]:
+            assert call(on_cpu, read, some, opts) is None
+    for other in (None, 3, options_of(READS[READS.index(read) - 1]), c10d.BarrierOptions()):
+        assert call(on_cpu, read, given, other) is None
+
+
+class Group:
+    """A group on rank 1 of 3, whose Communicator notes calls, or fails."""
+
+    timeout_s, rank_here = 7.0, 1
+    _coalescing = None
+
+    def __init__(self) -> None:
+        self.comm, self.size, self.made, self.error, self.told = self, 3, list[Any](), None, list[Any]()
+
+    def _note(self, *args: Any, stream: Any) -> None:
+        if self.error:
+            raise self.error
+        self.made.append((*args, stream.stream_id))
+
+    Allreduce = Bcast = Allgather = Reduce_scatter_block = _note
+
+    def explain(self, error: BlinkError) -> None:
+        self.told.append(error)
+
+
+QUICK = (fast_path.allreduce, fast_path.broadcast, fast_path.allgather, fast_path.reduce_scatter)
+
+
+@pytest.fixture
+def group(on_cpu: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> Group:
+    """One whose calls go on stream 5, or on stream 6 if that is the current one."""
+    monkeypatch.setattr(fast_path, "extension", lambda: on_cpu)
+    monkeypatch.setattr(fast_path, "communication_stream", lambda _: device.stream(5))
+    monkeypatch.setattr(fast_path, "current_stream", lambda _: device.stream(6))
+    monkeypatch.setattr(fast_path, "capturing", lambda: False)
+    return Group()
+
+
+@pytest.mark.parametrize(("call", "read"), list(zip(QUICK, READS, strict=True)))
+def test_the_fast_path(group: Group, device: Any, monkeypatch: pytest.MonkeyPatch, call: Any, read: str) -> None:
+    """On a stream apart, or on the current one; other calls are left to the long way."""
+    opts, given = options_of(read), shapes_of(read, torch.float32)[0]
+    recorded = device.counts()[0]
+    made = call(group, *given, opts)
+    assert isinstance(made, dist._Work)
+    assert made.result()[0] is (given[0][0] if read in READS[:2] else given[0])
+    assert group.made[-1][-1] == 5
+    assert device.counts()[0] == recorded + 2  # of the stream before, and behind the call
+    monkeypatch.setattr(fast_path, "capturing", lambda: True)
+    assert call(group, *given, opts)
+    assert group.made[-1][-1] == 6
+    monkeypatch.setattr(fast_path, "capturing", lambda: False)
+    if hasattr(opts, "asyncOp"):
+        opts.asyncOp = False
+        assert call(group, *given, opts)
+        assert group.made[-1][-1] == 6
+        opts.asyncOp = True
+    opts.timeout = timedelta(seconds=group.timeout_s)
+    assert call(group, *given, opts)
+    opts.timeout = timedelta(seconds=1)
+    assert call(group, *given, opts) is None
+    opts.timeout = timedelta(seconds=group.timeout_s)
+    group.error = BlinkError("no")
+    with pytest.raises(BlinkError):
+        call(group, *given, opts)
+    assert group.told == [group.error]
+    assert call(group, *given, None) is None
+    assert call(group, *(["a"] for _ in given), opts) is None
+    group._coalescing = []
+    assert call(group, *given, opts) is None
+    group._coalescing = None
+    monkeypatch.setattr(fast_path, "extension", lambda: None)
+    assert call(group, *given, opts) is None
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="no DLPack exchange API")
+@mpi(ranks=(2,), timeout=120)
+def test_c_makes_repeated_calls_of_the_fast_path(comm: MPI.Intracomm) -> None:
+    """On a GPU that is none: what C++ reads of a call must be the same objects each time, but for its tensors."""
+    path, why = built(torch_extension.SOURCE, [*torch_extension.flags_of(torch)[0], "-DBLINK_DEVICE=CPU"])
+    assert path is not None, why
+    module = torch_extension.loaded(f"in_host_memory.{torch_extension.NAME}", path)
+    with (
+        fake_gpus() as driver,
+        blinkmpi.Communicator(comm, stream="current") as ours,
+        mock.patch.object(fast_path, "extension", return_value=module),
+        mock.patch.object(fast_path, "current_stream", return_value=STREAM),
+        mock.patch.object(fast_path, "work_on", return_value=True),
+    ):
+        driver["words"] = 16
+        group = SimpleNamespace(comm=ours, rank_here=comm.rank, timeout_s=1.0, _coalescing=None)
+        dispatcher = ours._dispatcher()
+        for call, read in zip(QUICK, READS, strict=True):
+            for kind in KINDS if hasattr(opts := options_of(read), "reduceOp") else [""]:
+                if kind:
+                    opts.reduceOp = getattr(dist.ReduceOp, kind)
+                opts.asyncOp = False
+                by_c = []
+                for given in calls_of(read, comm.size):
+                    comm.Barrier()
+                    assert call(group, *given, opts)
+                    found = dispatcher.repeated.last_launch
+                    by_c.append(found is not None and found[1] == dispatcher.seq)
+                assert all(by_c[2:]), (read, kind, by_c)
+
+
+def calls_of(read: str, n: int) -> Iterator[tuple[Any, ...]]:
+    """The tensors of some calls of one length."""
+    for _ in range(5):
+        block, whole = torch.zeros(1000), torch.zeros(n, 1000)
+        yield ([block],) if read in READS[:2] else (block, whole) if read == READS[3] else (whole, block)
