@@ -2,7 +2,8 @@
 
 ``dist.all_reduce`` and its like, as a program calls them, on tensors in host memory beside gloo, or with ``--gpu`` on
 tensors of GPUs beside NCCL. Both groups are of the same processes and work on the same tensors, repeat by repeat; every
-result is checked. On GPUs it begins when torch_extension.cpp is compiled. A number is the largest of all ranks' medians.
+result is checked. On GPUs it begins when torch_extension.cpp is compiled. A number is the largest of all ranks'
+medians.
 """
 
 import argparse
