@@ -101,8 +101,8 @@ def groups() -> None:
     """Groups of every collective, at odd places, of more tensors than a kernel takes, and of empty ones."""
     world, cp = MPI.COMM_WORLD, cupy()
     n, lengths = world.size, [*range(SEGMENTS + 3), 40_001]
-    pool = cp.zeros(4 * n * sum(lengths) + 4, "float32")
     with blinkmpi.Communicator(world, timeout=200) as ours:
+        pool = cp.zeros(4 * n * sum(lengths) + 4, "float32")
         for skew in (0, 1):
             for sends, receives in ((1, 1), (1, n), (n, 1), (n, n)):
                 at, pairs = skew, []

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.runtime.cuda import torch_extension
-from tests.gpu.helpers import at_least, sizes
+from tests.gpu.helpers import COMPILE_S, at_least, sizes
 from tests.gpu.streams.test_launch import made_by_c
 from tests.harness import mpi
 from tests.torch import test_backend, test_training
@@ -22,7 +22,6 @@ torch = pytest.importorskip("torch")
 dist = torch.distributed
 
 RANKS = sizes(2, 3, 4)
-COMPILE_S = 120
 COUNT = 3 << 20  # elements of a vector that takes a while
 SUMMED = ("float32", "bfloat16", "int64", "float8_e4m3fn")  # a kernel each for every length and collective
 TOLERANCE = 1e-4  # between a GPU's matrix products and a CPU's, after a few steps
