@@ -19,9 +19,8 @@ from tests.harness import mpi
 
 RANKS = sizes(2, 3, 4)
 COUNTS = (256, 40_000, 1 << 20)  # elements: packets of both kinds, and more than they carry
-# Wanted of a call on the same array, and on one that no call has seen, by a GPU a rank, where a launch alone takes less.
-AGAIN_US, NEW_US = 2.5, 5.0
-OURS_US = 2.5  # beside the launch, where that takes as long
+AGAIN_US, NEW_US = 2.5, 5.0  # wanted of a call on the same array, and on one that no call has seen, by a GPU a rank;
+OURS_US = 2.5  # or, where a launch alone takes as long, this much beside it
 TIMED, FRESH, ROUNDS = 50, 50, 9
 
 pytestmark = [pytest.mark.gpu, at_least(2)]
