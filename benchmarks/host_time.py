@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import jobs
-from benchmarks.bare_launch import bare_launch_us
+from benchmarks.launch.bare import bare_launch_us
 
 SIZES = tuple(1 << exponent for exponent in range(10, 27, 2))  # bytes
 ITEM = {"float32": 4, "bfloat16": 2}

@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from benchmarks.bare_launch import bare_launch_us
+from benchmarks.launch.bare import bare_launch_us
 from blinkmpi.errors import ArgumentError, BufferTypeError
 from blinkmpi.transport.cuda.device import cupy
 from tests.gpu.helpers import DEVICES, at_least, sizes

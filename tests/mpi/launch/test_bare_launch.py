@@ -6,8 +6,8 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from benchmarks.bare_launch import LAUNCHES, REPEATS, WORDS, bare_launch_us
 from benchmarks.fake.gpu import fake_gpus
+from benchmarks.launch.bare import LAUNCHES, REPEATS, WORDS, bare_launch_us
 from blinkmpi.errors import DeviceError
 from tests.harness import mpi
 
