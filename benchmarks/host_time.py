@@ -3,8 +3,8 @@
 An AllReduce in place on CuPy arrays and on torch tensors, of ours and of torch's NCCL group, in the same processes and
 in turn: how long the host needs to put one on its stream. Calls of the same tensor again and again, and calls of
 tensors that no call has seen yet, at other addresses: each after a wait for all before it, and one behind another.
-Also a launch of a kernel alone, than which no call is shorter. Writes each number as the largest of all ranks' medians.
-Ranks that share a GPU (``BLINKMPI_RANKS_PER_GPU``) have no NCCL, which refuses that; its columns are then not measured.
+Writes each number as the largest of all ranks' medians. Ranks that share a GPU (``BLINKMPI_RANKS_PER_GPU``) have no
+NCCL, which refuses that; its columns are then not measured.
 """
 
 import argparse
@@ -20,7 +20,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import jobs
-from benchmarks.launch.bare import bare_launch_us
 
 SIZES = tuple(1 << exponent for exponent in range(10, 27, 2))  # bytes
 ITEM = {"float32": 4, "bfloat16": 2}
@@ -109,9 +108,6 @@ def measured(world: Any, mpi: Any) -> tuple[list[dict[str, Any]], dict[str, Any]
         NCCL: lambda t: group.all_reduce(t),
         "CuPy, stream=": lambda t: told.Allreduce(mpi.IN_PLACE, t, stream=on_cupy),
     }
-    bare = bare_launch_us(told, stream)
-    if world.rank == 0:
-        print(f"a launch alone: {bare:.1f} us", flush=True)
     rows: list[dict[str, Any]] = []
     for dtype, nbytes in itertools.product(("float32", "bfloat16"), SIZES):
         row: dict[str, Any] = {"dtype": dtype, "bytes": nbytes, "again_us": {}, "new_us": {}, "row_us": {}}
@@ -137,7 +133,7 @@ def measured(world: Any, mpi: Any) -> tuple[list[dict[str, Any]], dict[str, Any]
         if world.rank == 0:
             print(f"{dtype} {nbytes}: {', '.join(text_of(row, name) for name in row['again_us'])}", flush=True)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    facts: dict[str, Any] = {"ranks_per_gpu": world.size // len({*places}), "bare_launch_us": bare}
+    facts: dict[str, Any] = {"ranks_per_gpu": world.size // len({*places})}
     facts |= {"gpu": {"name": told.gpu.name, **told.gpu.versions, "torch": torch.__version__, "NCCL": nccl}}
     facts |= jobs.rank_facts(mpi, told)
     if group is not None:

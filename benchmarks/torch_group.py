@@ -26,7 +26,6 @@ BLOCK_S = 0.02  # that the calls of a repeat take together, at most BLOCK of the
 BLOCK = 50
 WARMUP = 4
 MICRO = 1e6
-COMPILE_S = 120  # that the measurement waits for torch_extension.cpp
 Call = Callable[[Any], object]  # of a process group
 
 
@@ -103,7 +102,7 @@ def measured(world: Any, mpi: Any, *, gpu: bool) -> tuple[list[dict[str, Any]], 
     dist.init_process_group("blink", init_method="mpi://")
     groups = {other: dist.new_group(backend=other), "blink": dist.group.WORLD}
     wait = torch.cuda.synchronize if gpu else lambda: None
-    compiled = gpu and torch_extension.wait(COMPILE_S) is not None
+    compiled = gpu and torch_extension.wait() is not None
     rows: list[dict[str, Any]] = []
     names = list(calls(torch, world.size, torch.float32, 1, device))
     for name, dtype, nbytes in itertools.product(names, ITEM, SIZES):

@@ -1,7 +1,7 @@
 """A GPU that is none: kernels are compiled and launched by nobody, so that what is left of a call is the host's part.
 
 Ranks make a Communicator within :func:`fake_gpus`, and calls on tensors of torch's in host memory, which are shown as
-memory of the GPU. Used by benchmarks/launch/cost.py and by tests.
+memory of the GPU. Used by benchmarks/launch_cost.py and by tests.
 """
 
 import contextlib

@@ -95,8 +95,6 @@ def _gpu_table(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str
 def host_time_file(name: str, document: dict[str, Any]) -> str:
     """A file that benchmarks/host_time.py wrote."""
     lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="host_time.py")]
-    if "bare_launch_us" in document:
-        lines.append(f"- a launch of a kernel that does nothing, alone: {us_text(document['bare_launch_us'])} us")
     theirs, rows = "NCCL group", document["results"]
     ways = [way for way in rows[0]["again_us"] if way != theirs]
     cells = [cell for way in ways for cell in (f">{way}", ">ratio", ">new", ">ratio")]

@@ -18,7 +18,6 @@ from tests.conformance_calls import before, call
 DEVICES = device_count()
 GPUS = DEVICES * read().ranks_per_gpu  # as many as there may be ranks; those of one GPU take turns on it
 POOL_BYTES = 16 << 20
-COMPILE_S = 120  # for torch_extension.cpp, whose compiler would outlive a short job
 PERIOD = 251  # of the input of a Stress
 DGX1 = {2: "0,3", 3: "0,3,4", 4: "1,4,5,6", 5: "0-4", 6: "0-5", 7: "0-6", 8: "0-7"}  # parts of a DGX-1V, by ranks
 

@@ -9,7 +9,6 @@ from blinkmpi.runtime.cuda import torch_extension
 from blinkmpi.transport.host.native import build, built
 
 DEVICE = Path(__file__).with_name("no_device.cpp")
-COMPILE_S = 300
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +16,7 @@ def quick() -> Any:
     """The module, as a job gets it."""
     if build()[0] is None:
         pytest.skip("no C compiler")
-    found = torch_extension.wait(COMPILE_S)
+    found = torch_extension.wait()
     assert not torch_extension.why_none()
     assert found is not None
     return found

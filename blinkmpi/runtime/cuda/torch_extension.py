@@ -22,7 +22,7 @@ from threading import Lock
 from typing import Any
 
 from ...errors import CollectiveTimeout, SettingsError
-from ...transport.host.native import built, compiler_command, kept_library
+from ...transport.host.native import COMPILE_S, built, compiler_command, kept_library
 from ...util.cache_folder import cache_dir
 from ...util.settings import log, read
 
@@ -137,7 +137,7 @@ def extension(*, begin: bool = False) -> Any:
     return _compiling.module
 
 
-def wait(seconds: float) -> Any:
+def wait(seconds: float = COMPILE_S) -> Any:
     """The module once it is there, for measurements and tests; None if there will be none."""
     until = time.monotonic() + seconds
     while (found := extension(begin=True)) is None and not why_none() and time.monotonic() < until:

@@ -13,9 +13,10 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import ArgumentError, DeviceError, PoolExhausted, PoolInUse, RemoteError
+from blinkmpi.runtime.cuda import torch_extension
 from blinkmpi.transport.cuda.device import cupy
 from tests.conformance import COLLECTIVES, cases
-from tests.gpu.helpers import COMPILE_S, Pools, at_least, run_all, sizes
+from tests.gpu.helpers import Pools, at_least, run_all, sizes
 from tests.harness import mpi
 
 RANKS = sizes(2, 4)[-1:]
@@ -291,11 +292,10 @@ def test_tensors(torch: Any, ours: Any) -> None:
 def test_buffers_of_fsdp(torch: Any, ours: Any) -> None:
     """Those of its collectives lie in the pool, where the torch has a way to say so; without a pool it is said once."""
     import blinkmpi.torch
-    from blinkmpi.runtime.cuda import torch_extension
     from tests.torch import test_training
     from tests.torch.test_backend import job
 
-    torch_extension.wait(COMPILE_S)
+    torch_extension.wait()  # its compiler would outlive the ranks
     gather, reduce = blinkmpi.torch.AllGather(ours), blinkmpi.torch.ReduceScatter(ours)
     device = torch.device("cuda", ours.gpu.device)
     with warnings.catch_warnings(record=True) as said:

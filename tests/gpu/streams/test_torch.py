@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.runtime.cuda import torch_extension
-from tests.gpu.helpers import COMPILE_S, at_least, sizes
+from tests.gpu.helpers import at_least, sizes
 from tests.gpu.streams.test_launch import made_by_c
 from tests.harness import mpi
 from tests.torch import test_backend, test_training
@@ -37,7 +37,7 @@ pytestmark = [
 def on_gpu() -> Iterator[None]:
     """Make this rank's GPU the place of new tensors, once torch_extension.cpp is compiled where it can be."""
     comm = MPI.COMM_WORLD
-    torch_extension.wait(COMPILE_S)
+    torch_extension.wait()
     device = torch.device("cuda", comm.rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     torch.set_default_device(device)

@@ -1,4 +1,4 @@
-"""The host's part of a call on GPU memory, without a GPU: ``mpirun -np 2 python benchmarks/launch/cost.py``.
+"""The host's part of a call on GPU memory, without a GPU: ``mpirun -np 2 python benchmarks/launch_cost.py``.
 
 An AllReduce in place of torch tensors that is only put on a stream, by a driver that launches nothing (``fake/``), so
 that what is left is ours. Of one tensor again and again, and of tensors that no call has seen, by C and by Python.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.fake.gpu import fake_gpus
 
 STREAM, ELEMENTS = 5, 256
