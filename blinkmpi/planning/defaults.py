@@ -60,6 +60,7 @@ SHOT_BELOW_BYTES_ACROSS, SHOT_RANKS = 1088 * KIB, 2
 SHOT_WHY = "default: data and announcement in one message from node to node"
 GPU_SLOTS = (32 * KIB, 4)
 PAIR_SLOTS = (64 * KIB, 4)  # between 2 GPUs; from runs on two H100
+PAIR_LONG, PAIR_LONG_CHUNK = 128 * MIB, 128 * KIB  # likewise: slots of vectors from so many bytes on
 NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 
 
@@ -283,6 +284,8 @@ def gpu_rules(
                 why = TRIED if tried or not onehop else BY_KERNELS if modelled and protocol in PACKETS else EXPECTED
                 why = UNTRIED if collective in MAY_BE_CARRIED else why if onehop else BY_MODEL
                 rows.append(Rule(collective, at, by, chunk, depth, why, protocol, many, registered, root, least))
+            if onehop and plan.n == 2 and rows[-1].protocol == SLOTS:
+                rows.append(replace(rows[-1], min_bytes=PAIR_LONG, chunk_bytes=PAIR_LONG_CHUNK))
         return rows
 
     rows = rows_for(-1, by_root[-1])

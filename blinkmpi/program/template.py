@@ -99,6 +99,15 @@ class Template:
         cut, chunks = self.cut(call)
         return {tree: Span(start, first, length, chunks[length]) for tree, start, first, length in cut}
 
+    def lengths(self, call: Call) -> dict[int, int]:
+        """The elements that each tree carries in a call, of those that carry any."""
+        return {tree: length for tree, _, _, length in self.cut(call)[0] if length}
+
+    def carrying(self, lengths: Mapping[int, int]) -> Program:
+        """Stages that move so many elements by tree, at no place in particular: what calls together have moved."""
+        stages = [replace(s, count=lengths[s.tree]) for s in self.program.stages if s.tree in lengths]
+        return replace(self.program, stages=tuple(stages))
+
     def cut(self, call: Call) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
         """The same in plain tuples of tree, start, first and length, and the chunk by the length of a span."""
         cut, chunks, align = [], {}, self._align

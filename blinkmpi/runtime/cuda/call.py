@@ -72,6 +72,7 @@ class CudaCall:
         context = calls.context
         self.calls, self.context, self.host, self.holder = calls, context, calls.host, holder
         self.launch: Launch | None = None  # the call as C makes it again
+        self.again = False  # whether such a call was made before
         self.kernel, self.called, self.stream, self.search, self.timeout_s = kernel, called, stream, search, timeout_s
         self.text, self.nbytes = called.text, ready.call.nbytes
         self.reusable = search is None  # not while its chunk is still looked for

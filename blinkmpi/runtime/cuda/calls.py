@@ -119,12 +119,16 @@ class CudaCalls:
         """Keep the operands of a call that was put on its stream until it is through.
 
         Args:
-            method: of a call that may be made again, by C itself from now on; with the stream that it was told.
+            method: of a call that may be made again, with the stream that it was told: by C itself, if it was made
+                twice. A call of a count that never comes again costs less so.
         """
         if not isinstance(bound, CudaCall):
             return
         self.operands.keep(operands, bound.nbytes, bound.stream)
         if method is None:
+            return
+        if not bound.again:  # others that are made of it have it from there
+            bound.again = True
             return
         if self.repeating is None:
             dispatcher = self._dispatcher

@@ -22,6 +22,7 @@ from ...program.memory import DeviceArray, address
 from ...program.partition import part_of
 from ...program.reduction import NAMES, dtype_of
 from ...program.routes import cheapest_routes
+from ...program.template import Template
 from ...topology import Topology
 from ...transport.cuda.device import Gpu
 from ...transport.cuda.direct_segments import in_blocks
@@ -37,7 +38,7 @@ from .templates import Templates
 
 KERNELS = 256  # loaded kernels of one count that are kept
 TUNED_FROM = 4 << 20  # bytes of a vector whose chunk is looked for while the job runs
-TUNED_FROM_CHUNK, LARGEST_CHUNK = 32 << 10, 1 << 20
+LARGEST_CHUNK = 1 << 20
 MEASURED = "measured by blinkmpi tune"
 TRIAL_TIMEOUT_S = 30.0
 NVLINKS = ("nvlink", "xgmi")
@@ -105,6 +106,10 @@ class CudaContext:
         """The checked program of a call; ``direct`` and packets carry the same trees without slots."""
         return program_for(plan or self.plans, call, rule)
 
+    def template(self, call: Call, rule: Rule) -> Template | None:
+        """What makes the programs of all calls that differ from this one in their counts alone, if there is any."""
+        return self._templates.of(call, rule) if self._templates else None
+
     def chunk_search(self, call: Call, *, registered: bool) -> ChunkSearch | None:
         """What looks for the chunk of a call; None where it is measured, or does not matter, or nobody may wait."""
         nbytes = call.nbytes
@@ -115,15 +120,15 @@ class CudaContext:
             return None
         key = (call.collective, call.root, nbytes.bit_length(), registered)
         if key not in self._searches:
-            highest = TUNED_FROM_CHUNK
+            lowest = highest = rule.chunk_bytes
             while highest < LARGEST_CHUNK and self._fits(call, rule, 2 * highest):
                 highest *= 2
-            self._searches[key] = ChunkSearch(TUNED_FROM_CHUNK, highest, TUNED_FROM_CHUNK)
+            self._searches[key] = ChunkSearch(lowest, highest, lowest)
         return self._searches[key]
 
     def _fits(self, call: Call, rule: Rule, chunk: int) -> bool:
         rule = msgspec.structs.replace(rule, chunk_bytes=chunk)
-        if self._templates and self._templates.serves(call, rule):
+        if self._templates and self.template(call, rule):
             return self._templates.load(call, rule, "") is not None
         program = self.program(call, rule)
         return self.transport.fits(program, rule.ctas, self._in_host_memory(program, rule))

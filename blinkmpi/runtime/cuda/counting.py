@@ -8,10 +8,13 @@ Replays of a CUDA graph pass no code of ours, and are not counted.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...program.call import Call
+from ...program.ir import Program
 from ...program.partition import part_of
+from ...program.template import Template
 from ...transport.counters import Name
 from ...transport.host.traffic import traffic_of
 from ...transport.host.transport import HostTransport
@@ -19,7 +22,7 @@ from ...transport.host.transport import HostTransport
 if TYPE_CHECKING:
     from .context import CudaContext
 
-KINDS = 4096  # of calls that are known at a time
+KINDS = 1024  # of calls that are known at a time
 
 
 class Starts(ctypes.Structure):
@@ -51,13 +54,41 @@ class StartedCalls:
         return found
 
     def settle(self) -> None:
-        """Add what was counted to the counters of the host transport. Local."""
+        """Add what was counted to the counters of the host transport. Local.
+
+        Calls of one template are added up tree by tree, so that one program says what all of them have moved.
+        """
+        nbytes: Counter[Name] = Counter()
+        calls: Counter[Name] = Counter()
+
+        def add(program: Program, each: int, times: int) -> None:
+            for name, moved in self._moved(program).items():
+                nbytes[name] += each * moved
+                calls[name] += times
+
+        alike: dict[tuple[Template, frozenset[int]], Counter[int]] = {}  # by the trees that carry anything
+        made: Counter[tuple[Template, frozenset[int]]] = Counter()
         for (call, protocol), starts in self._kinds.items():
             times, starts.number = starts.number, 0
-            if times:
-                moved = self._moved(call, protocol)
-                tally = {name: (times * nbytes, times * calls) for name, (nbytes, calls) in moved.items()}
-                self._host.recorder.tally(tally).add()
+            if not times:
+                continue
+            nbytes["collective", call.collective] += times * call.nbytes
+            calls["collective", call.collective] += times
+            if protocol != "slots":
+                calls["protocol", protocol] += times
+                continue
+            rule = self._context.rule(call)
+            template = self._context.template(call, rule)
+            if template is None:
+                add(self._context.program(call, rule), times, times)
+                continue
+            lengths = template.lengths(call)
+            kind = template, frozenset(lengths)
+            made[kind] += times
+            alike.setdefault(kind, Counter()).update({tree: times * length for tree, length in lengths.items()})
+        for kind, lengths in alike.items():
+            add(kind[0].carrying(lengths), 1, made[kind])
+        self._host.recorder.tally({name: (nbytes[name], calls[name]) for name in calls}).add()
 
     def _forget(self) -> None:
         self.settle()
@@ -65,11 +96,8 @@ class StartedCalls:
             starts.known = 0
         self._kinds.clear()
 
-    def _moved(self, call: Call, protocol: str) -> dict[Name, tuple[int, int]]:
-        """(bytes, calls) by name of a counter in one call."""
-        if protocol != "slots":
-            return {("collective", call.collective): (call.nbytes, 1), ("protocol", protocol): (0, 1)}
-        context, rank = self._context, self._context.rank
-        program = context.program(call, context.rule(call))
-        stages = [(stage, False) for stage in program.of(rank)]
-        return dict(traffic_of(part_of(program, range(call.n)), program, rank, {}, stages).moved)
+    def _moved(self, program: Program) -> dict[Name, int]:
+        """Bytes by name of a counter: what a program moves by link, tree and protocol."""
+        whole = part_of(program, range(program.call.n))
+        moved = traffic_of(whole, program, self._context.rank, {}, ()).moved
+        return {name: nbytes for name, (nbytes, _) in moved.items() if name[0] != "collective"}

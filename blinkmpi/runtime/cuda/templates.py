@@ -63,12 +63,13 @@ class Templates:
         text = f"{call.collective} by {rule.scheme}: every new count makes a table of its own: {why}"
         self._say(lambda: text, "INFO")
 
-    def serves(self, call: Call, rule: Rule) -> bool:
-        """Whether there is a template for a call, if there is room."""
+    def of(self, call: Call, rule: Rule) -> Template | None:
+        """The template of a call, which there may be no room for on the GPU; None if it has none."""
         if rule.scheme.startswith(SCHEME):
-            return False
+            return None
         key, packing = self._key(call, rule)
-        return isinstance(self._template(key, packing, call, rule), Template)
+        found = self._template(key, packing, call, rule)
+        return found if isinstance(found, Template) else None
 
     def _key(self, call: Call, rule: Rule) -> tuple[Key, Packing]:
         which = rule.scheme, call.collective, call.root

@@ -142,8 +142,8 @@ def test_streams_graphs_and_tensors_that_are_dropped(comm: MPI.Intracomm) -> Non
 @mpi(ranks=RANKS, timeout=60)
 def test_what_is_wrong_is_an_error_before_results_are_written(comm: MPI.Intracomm) -> None:
     cp, here = cupy(), comm.rank == 0
+    ours = blinkmpi.Communicator(comm)  # first: it makes this rank's GPU the current one
     good = [cp.full(100, comm.rank, "float32") for _ in range(2)]
-    ours = blinkmpi.Communicator(comm)
     ours.Allreduce(MPI.IN_PLACE, good)
     with pytest.raises(
         ArgumentError if here else MismatchError, match="use the same memory" if here else "calls 0 and 1"

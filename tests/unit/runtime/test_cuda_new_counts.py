@@ -16,6 +16,8 @@ import pytest
 from blinkmpi.errors import DeviceError
 from blinkmpi.planning.on_demand import PlanOnDemand
 from blinkmpi.planning.selection import make_plan
+from blinkmpi.program.call import Call
+from blinkmpi.program.partition import part_of
 from blinkmpi.runtime import arguments
 from blinkmpi.runtime.cuda import context as context_module
 from blinkmpi.runtime.cuda import templates
@@ -30,6 +32,7 @@ from blinkmpi.transport.cuda.kernel_layout import COMMON, fingerprint_at
 from blinkmpi.transport.cuda.memory_layout import slots_at
 from blinkmpi.transport.cuda.stage_tables import TableMemory
 from blinkmpi.transport.cuda.transport import LAST
+from blinkmpi.transport.host.traffic import traffic_of
 from tests.unit.runtime.test_cuda_calls import Cai
 from tests.unit.topology.test_gather import on_ranks
 from tests.unit.transport.test_cuda_memory import FakeGpu
@@ -110,7 +113,9 @@ def with_calls(work: Callable[[CudaContext, CountingGpu, CudaCalls], Any], n: in
         if comm.rank != 1:
             return None
         records = SimpleNamespace(encode=lambda called: encode(called, 1000), announce_elsewhere=lambda *_: None)
-        host: Any = SimpleNamespace(records=records, peers=None)
+        told: list[dict[Any, tuple[int, int]]] = []  # what is counted
+        recorder = SimpleNamespace(tally=lambda moved: SimpleNamespace(add=lambda: told.append(moved)), told=told)
+        host: Any = SimpleNamespace(records=records, peers=None, recorder=recorder)
         if "direct" in algo or "rs_ag" in algo:  # of registered buffers
             regions: Any = SimpleNamespace(ref=lambda at, nbytes: 1 << 48, seen_at=lambda ref: [0] * n)
             context.transport.regions = regions
@@ -164,6 +169,40 @@ def test_a_new_count_makes_nothing_new(algo: str, monkeypatch: pytest.MonkeyPatc
             assert bound.kernel.protocol == protocol
         assert gpu.made == before
         assert len(reads) == read_before
+
+    with_calls(work, algo=f"allreduce:{algo}")
+
+
+@pytest.mark.parametrize("algo", ["trees", "chain", "onehop/slots", "onehop/ll128_two_shot"])
+def test_what_many_counts_have_moved_is_added_up(algo: str) -> None:
+    """As if each call were counted for itself, also where trees carry nothing of short vectors."""
+
+    def work(context: CudaContext, gpu: CountingGpu, calls: CudaCalls) -> None:
+        numbers = [1, 2, 5, 37, 3000, 3001, 4999, 3001, 600_000, 600_001] if "ll" not in algo else [3000, 3001, 3000]
+        for c in numbers:
+            allreduce(calls, c)
+        calls.started.settle()
+        (told,) = calls.host.recorder.told  # type: ignore[attr-defined]
+        want: dict[Any, tuple[int, int]] = {}
+
+        def add(name: Any, nbytes: int, times: int) -> None:
+            before = want.get(name, (0, 0))
+            want[name] = before[0] + nbytes, before[1] + times
+
+        for c in numbers:
+            call = Call("allreduce", 4, (c,), "float32", "sum")
+            rule = context.rule(call)
+            add(("collective", "allreduce"), 4 * c, 1)
+            if rule.protocol != "slots":
+                add(("protocol", rule.protocol), 0, 1)
+                continue
+            program = context.program(call, rule)
+            for name, (nbytes, _) in traffic_of(part_of(program, range(4)), program, 1, {}, ()).moved.items():
+                if name[0] != "collective":
+                    add(name, nbytes, 1)
+        assert told == want
+        calls.started.settle()
+        assert calls.host.recorder.told[-1] == {}, "what was counted is counted once"  # type: ignore[attr-defined]
 
     with_calls(work, algo=f"allreduce:{algo}")
 
