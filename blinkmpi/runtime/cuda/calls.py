@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
@@ -57,7 +58,6 @@ class CudaCalls:
         self.in_graphs: list[CudaCall] = []  # likewise, of graphs: nobody knows how long they live
         self.by_signature: LRU[tuple[Any, ...], CudaCall] = LRU(SIGNATURES)  # a call of each, which others are made of
         self.history = ctypes.c_uint64()  # of the calls so far, in 32 bits
-        self.repeating: Repeating | None = None  # made when the first call is put on a stream
 
     def elsewhere(self, signature: Signature) -> CudaCall | None:
         """A call that an earlier one differs from in the addresses of its buffers alone; None if there is none."""
@@ -127,15 +127,16 @@ class CudaCalls:
         self.operands.keep(operands, bound.nbytes, bound.stream)
         if method is None:
             return
-        if not bound.again:  # others that are made of it have it from there
-            bound.again = True
-            return
-        if self.repeating is None:
-            dispatcher = self._dispatcher
-            why, say = self.host.executor_reason, dispatcher.context.log_once
-            given = dispatcher.repeated, self.context, self.operands, dispatcher.enqueues
-            self.repeating = Repeating(*given, why, say)
-        self.repeating.keep(bound, method, operands, stream)
+        if bound.again:
+            self.repeating.keep(bound, method, operands, stream)
+        bound.again = True  # also of others that are made of it
+
+    @cached_property
+    def repeating(self) -> Repeating:
+        """What makes calls on streams known to C."""
+        dispatcher = self._dispatcher
+        given = dispatcher.repeated, self.context, self.operands, dispatcher.enqueues
+        return Repeating(*given, self.host.executor_reason, dispatcher.context.log_once)
 
     def numbered(self, seq: int, fingerprint: int) -> int:
         """A number for a call that ranks have in common as long as all their calls here have been alike.
