@@ -123,6 +123,12 @@ class FakeGpu:
     def allocation(self, at: int) -> tuple[int, int]:
         return at, 1 << 20
 
+    def array(self, at: int, count: int, dtype: Any, owner: Any) -> Any:
+        """Its address alone, as of CuPy's."""
+        made = SimpleNamespace(data=SimpleNamespace(ptr=at))
+        made.reshape = lambda shape: made
+        return made
+
     def upload(self, to: int, data: bytes) -> None:
         """Nowhere."""
 

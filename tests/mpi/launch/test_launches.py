@@ -228,6 +228,8 @@ def test_streams_threads_and_peers(comm: MPI.Intracomm) -> None:
     """The current stream, where calls are enqueued; one lock of all launches; records that a peer may still read."""
     with gpu_job(comm, stream="current") as (ours, driver):
         x, y = tensors(2)
+        group = partial(ours.Allreduce, MPI.IN_PLACE, [x, y], stream=STREAM)
+        assert [made_by_c(ours, group) for _ in range(3)] == [False, True, True], "a group that comes first"
         for stream in (3, 4):
             driver["current_stream"] = stream
             for _ in range(2):
