@@ -217,7 +217,7 @@ def _wait_in_a_thread(work: Any, errors: list[BaseException], polls: bool) -> No
 
 
 def a_call_that_nobody_waits_for(rank: int, n: int) -> None:
-    """What is not written, because nobody waited, is said."""
+    """What is not written, because nobody waited, is said; but with torch before 2.7, for which we keep the call."""
     from blinkmpi.torch import work
 
     with mock.patch.object(work, "log") as log:
@@ -225,7 +225,7 @@ def a_call_that_nobody_waits_for(rank: int, n: int) -> None:
         dist.all_reduce(torch.ones(4), async_op=True)
         dist.barrier()
         gc.collect()
-    assert [("call wait()" in call.args[2]) for call in log.call_args_list] == [True]
+    assert [("call wait()" in call.args[2]) for call in log.call_args_list] == [True] * (not work.OLDER)
 
 
 def a_child(rank: int, n: int) -> None:
