@@ -284,7 +284,7 @@ def gpu_rules(
                 why = TRIED if tried or not onehop else BY_KERNELS if modelled and protocol in PACKETS else EXPECTED
                 why = UNTRIED if collective in MAY_BE_CARRIED else why if onehop else BY_MODEL
                 rows.append(Rule(collective, at, by, chunk, depth, why, protocol, many, registered, root, least))
-            if onehop and plan.n == 2 and rows[-1].protocol == SLOTS:
+            if onehop and plan.n == 2 and rows[-1].protocol == SLOTS and rows[-1].min_bytes < PAIR_LONG:
                 rows.append(replace(rows[-1], min_bytes=PAIR_LONG, chunk_bytes=PAIR_LONG_CHUNK))
         return rows
 

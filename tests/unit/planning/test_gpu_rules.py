@@ -67,6 +67,16 @@ def test_no_call_takes_packets_that_its_boxes_cannot_hold(n: int, algo: str) -> 
                     assert nbytes > 1 or not algo.startswith(collective)
 
 
+def test_slots_between_two_gpus_are_larger_for_long_vectors() -> None:
+    def chunk(n: int, nbytes: int) -> int:
+        rule = rule_of(planned(n), call_of_bytes("allreduce", n, nbytes), registered=False)
+        assert rule.protocol == "slots"
+        return rule.chunk_bytes >> 10
+
+    assert [chunk(2, nbytes << 20) for nbytes in (64, 127, 128, 1024)] == [64, 64, 128, 128]
+    assert [chunk(4, nbytes << 20) for nbytes in (64, 1024)] == [32, 32]
+
+
 @pytest.mark.parametrize("registered", [False, True])
 def test_long_vectors_among_four_gpus_take_what_was_measured(registered: bool) -> None:
     """The rows of the table that `blinkmpi tune` made on four H200, where the packets of today end before."""

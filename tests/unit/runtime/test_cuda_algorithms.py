@@ -92,7 +92,7 @@ def test_long_vectors_of_many_channels_take_fewer_ctas_instead_of_failing() -> N
         large = context._load(plan_slots, replace(rule, chunk_bytes=1 << 20), "large")
         search = context.chunk_search(plan_slots, registered=False)
         assert search is not None
-        assert search.chunk < 1 << 20
+        assert search.chunk == rule.chunk_bytes < 1 << 20, "it begins with the table's"
         context.searches = False  # as where calls are not waited for
         assert context.chunk_search(plan_slots, registered=False) is None
         return usual.grid, large.grid
