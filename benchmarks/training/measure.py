@@ -38,7 +38,6 @@ RATE = 1e-3  # of learning
 STEPS = 4  # of a turn, on GPUs
 STEPS_TO_BUCKETS = 2  # DDP arranges its buckets anew at the second
 POOL_BYTES = 12 << 30  # of a rank: a model, its gradients, and what two steps of one sample need
-COMPILE_S = 120  # that the measurement waits for torch_extension.cpp
 NONE = "no communication"
 
 
@@ -290,7 +289,7 @@ def main() -> None:
     if options.gpu:
         torch.cuda.set_device(device)
     torch.distributed.init_process_group("blink", init_method="mpi://")
-    compiled = options.gpu and torch_extension.wait(COMPILE_S) is not None
+    compiled = options.gpu and torch_extension.wait() is not None
     gpus, rows = options.emulated, []
     ways = emulated_ways(torch, MPI, gpus) if gpus else ways_of(torch, MPI, gpu=options.gpu)
     there = workloads(gpu=options.gpu)

@@ -19,7 +19,7 @@ from ..topology.model import Topology
 from ..trees.deadline import late
 from ..trees.graph.fabric import fabric
 from ..trees.problem import BACKWARDS
-from ..trees.tree import MAY_BE_CARRIED, Collective, Packing
+from ..trees.tree import MAY_BE_CARRIED, ROOTED, Collective, Packing
 from .by_size import Choice, fastest
 from .gpus.kernel_times import boundaries
 from .gpus.one_hop import FEW_CTAS, PACKETS_BELOW, one_hop_rows
@@ -60,7 +60,9 @@ SHOT_BELOW_BYTES_ACROSS, SHOT_RANKS = 1088 * KIB, 2
 SHOT_WHY = "default: data and announcement in one message from node to node"
 GPU_SLOTS = (32 * KIB, 4)
 PAIR_SLOTS = (64 * KIB, 4)  # between 2 GPUs; from runs on two H100
-PAIR_LONG, PAIR_LONG_CHUNK = 128 * MIB, 128 * KIB  # likewise: slots of vectors from so many bytes on
+# Likewise: slots of vectors from so many bytes on, in calls without a root. With one they gain nothing, and all CTAs'
+# slots lie at one reader, where more than 121 would find no room.
+PAIR_LONG, PAIR_LONG_CHUNK = 128 * MIB, 128 * KIB
 NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 
 
@@ -284,7 +286,8 @@ def gpu_rules(
                 why = TRIED if tried or not onehop else BY_KERNELS if modelled and protocol in PACKETS else EXPECTED
                 why = UNTRIED if collective in MAY_BE_CARRIED else why if onehop else BY_MODEL
                 rows.append(Rule(collective, at, by, chunk, depth, why, protocol, many, registered, root, least))
-            if onehop and plan.n == 2 and rows[-1].protocol == SLOTS and rows[-1].min_bytes < PAIR_LONG:
+            slots_last = rows[-1].protocol == SLOTS and rows[-1].min_bytes < PAIR_LONG
+            if onehop and plan.n == 2 and collective not in ROOTED and slots_last:
                 rows.append(replace(rows[-1], min_bytes=PAIR_LONG, chunk_bytes=PAIR_LONG_CHUNK))
         return rows
 

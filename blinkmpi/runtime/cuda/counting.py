@@ -68,7 +68,7 @@ class StartedCalls:
 
         alike: dict[tuple[Template, frozenset[int]], Counter[int]] = {}  # by the trees that carry anything
         made: Counter[tuple[Template, frozenset[int]]] = Counter()
-        for (call, protocol), starts in self._kinds.items():
+        for (call, protocol), starts in [*self._kinds.items()]:  # other threads may add kinds meanwhile
             times, starts.number = starts.number, 0
             if not times:
                 continue

@@ -68,13 +68,15 @@ def test_no_call_takes_packets_that_its_boxes_cannot_hold(n: int, algo: str) -> 
 
 
 def test_slots_between_two_gpus_are_larger_for_long_vectors() -> None:
-    def chunk(n: int, nbytes: int) -> int:
-        rule = rule_of(planned(n), call_of_bytes("allreduce", n, nbytes), registered=False)
+    def chunk(n: int, nbytes: int, collective: Collective = "allreduce") -> int:
+        rule = rule_of(planned(n), call_of_bytes(collective, n, nbytes), registered=False)
         assert rule.protocol == "slots"
         return rule.chunk_bytes >> 10
 
     assert [chunk(2, nbytes << 20) for nbytes in (64, 127, 128, 1024)] == [64, 64, 128, 128]
     assert [chunk(4, nbytes << 20) for nbytes in (64, 1024)] == [32, 32]
+    assert [chunk(2, 1 << 30, c) for c in ("allgather", "reduce_scatter", "alltoall")] == [128] * 3
+    assert [chunk(2, 1 << 30, c) for c in ("broadcast", "reduce")] == [64] * 2, "128 KiB of 122 CTAs have no room"
 
 
 @pytest.mark.parametrize("registered", [False, True])
