@@ -1,6 +1,6 @@
 """Run tests/torch with other versions of torch, each in an environment of its own, and write down how each test ended.
 
-    python -m tests.torch_suite.versions 2.4.1 2.11.0 2.15.0 -o benchmarks/results
+    python -m tests.torch_suite.versions 2.4.1 2.11.0 2.14.1 -o benchmarks/results
     python -m tests.torch_suite.versions --table
 
 Environments stay beside ``.venv``. PyPI's torch comes with CUDA (several GB each), which the tests need not have. Each
@@ -9,6 +9,7 @@ version has a file of results, from which ``--table`` writes the table of docs/p
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from benchmarks import jobs  # noqa: E402
 
+RANKS = re.compile(r"\[np\d+-")  # in a test's name, with other parameters behind it
 SECONDS = 1800  # for the tests of a version
 RESULTS, PAGE, MARK = ROOT / "benchmarks" / "results", ROOT / "docs" / "pytorch.md", "torch-versions"
 TRAINING = "tests/torch/test_training.py"
@@ -105,7 +107,7 @@ def table(documents: Sequence[dict[str, Any]]) -> list[str]:
 
 def cell(rows: Sequence[dict[str, str]], names: tuple[str, ...]) -> str:
     """What a version's tests of a topic say: how many passed, or what did not."""
-    counts = Counter(row["outcome"] for row in rows if row["test"].startswith(names))
+    counts = Counter(row["outcome"] for row in rows if RANKS.sub("[", row["test"]).startswith(names))
     if counts["failed"]:
         return f"{counts['failed']} of {counts.total()} fail"
     if counts["passed"]:
