@@ -38,7 +38,7 @@ SETTINGS = {
     "OMPI_MCA_osc": "^ucx",
 }
 PARTS = ("sweeps", "calls", "training")
-MODELS = ("resnet50", "gpt2-124m", "transformer-25m")
+MODELS = {"resnet50": 10, "gpt2-124m": 22, "transformer-25m": 14, "transformer-267m": 30}  # with a share of the time
 # Chunk programs of the library that are measured.
 PROGRAMS = {"all_reduce": ("ring", "all_pairs", "one_step"), "all_gather": ("bruck_allgather",),
             "alltoall": ("all_pairs_alltoall", "bruck_alltoall")}  # fmt: skip
@@ -110,7 +110,10 @@ def calls(n: int) -> list[Step]:
 def training(n: int) -> list[Step]:
     """Steps of DDP, a job for each model; then on paced links, a job for each set of so many GPUs of a DGX-1V."""
     words, program = "--gpu --gradients --dtypes float32 bfloat16 --models", "training/measure.py"
-    found = [Step(f"training-{name}-gpu-np{n}", f"{words} {name}", 16, program=program) for name in MODELS]
+    found = []
+    for name, share in MODELS.items():
+        short = f" {name}-short" if name != "resnet50" else ""
+        found.append(Step(f"training-{name}-gpu-np{n}", f"{words} {name}{short}", share, program=program))
     for gpus in SETS:
         if len(parse_gpus(gpus)) == n:
             name = f"training-emulated-{gpus.replace(',', '-')}-gpu-np{n}"

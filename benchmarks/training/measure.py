@@ -3,7 +3,7 @@
 Copies of one model are trained side by side, each by ``DistributedDataParallel`` over another library: on CPU ranks
 torch's group of backend blink, its group of gloo, and MPI's own Allreduce (in a communication hook); with ``--gpu``
 backend blink, backend blink with ``blinkmpi.torch.ddp_hook``, the same with DDP's buckets in a memory pool
-(``registered``), and NCCL's group. They take turns, each round in another order, so what the machine does beside them
+(``registered``), NCCL's group, and a hook by which NCCL averages a bucket (``nccl_hook``). They take turns, each round in another order, so what the machine does beside them
 meets all alike. On GPUs a turn is some steps that nothing waits for in between, as in training. Another copy takes
 steps without communication (``no_sync``). A row has a step's time, what communication adds to it (exposed), and what
 communication takes alone, with nothing to hide behind. A number is the largest of all ranks' medians. The copies must
@@ -16,6 +16,7 @@ Communicator with Blink's plan of that part of the machine, and between two rank
 """
 
 import argparse
+import gc
 import random
 import statistics
 import sys
@@ -71,8 +72,13 @@ def ways_of(torch: Any, mpi: Any, *, gpu: bool) -> list[Way]:
         def total(x: Any) -> None:
             blink.comm.Allreduce(None, x, stream=stream)
 
+        def averaged(state, bucket):  # type: ignore[no-untyped-def]
+            work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, group=nccl, async_op=True)
+            return work.get_future().then(lambda done: done.value()[0])
+
+        averaged.__annotations__ = hook_annotations(torch)
         return [ours, Way("hook", blink, ddp_hook(), total), Way("registered", blink, ddp_hook(), total, memory),
-                Way("nccl", nccl, None, by(nccl))]  # fmt: skip
+                Way("nccl", nccl, None, by(nccl)), Way("nccl_hook", nccl, averaged, by(nccl))]  # fmt: skip
     gloo, world = dist.new_group(backend="gloo"), mpi.COMM_WORLD
 
     def summed(x: Any) -> None:
@@ -84,9 +90,14 @@ def ways_of(torch: Any, mpi: Any, *, gpu: bool) -> list[Way]:
         future.set_result(buffer)
         return future
 
-    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    hook.__annotations__ = hook_annotations(torch)
     found = [ours, Way("gloo", gloo, None, by(gloo)), Way("mpi", gloo, hook, summed)]
     return found
+
+
+def hook_annotations(torch: Any) -> dict[str, Any]:
+    """What DDP asks of a hook."""
+    return {"bucket": torch.distributed.GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
 
 def emulated_ways(torch: Any, mpi: Any, gpus: str) -> list[Way]:
@@ -269,7 +280,7 @@ def main() -> None:
     from mpi4py import MPI
 
     import blinkmpi.torch  # noqa: F401
-    from benchmarks.training.models import workloads
+    from benchmarks.training.models import USUAL, workloads
     from blinkmpi.runtime.cuda import torch_extension
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -293,11 +304,12 @@ def main() -> None:
     gpus, rows = options.emulated, []
     ways = emulated_ways(torch, MPI, gpus) if gpus else ways_of(torch, MPI, gpu=options.gpu)
     there = workloads(gpu=options.gpu)
-    for name in options.models or there:
+    for name in options.models or USUAL:
         for dtype in options.dtypes:
             row = measured(torch, MPI, there[name], getattr(torch, dtype), device, ways,
                            repeats=options.repeats, with_gradients=options.gradients)  # fmt: skip
             rows.append(row)
+            gc.collect()  # the copies, before those of the next model
             if world.rank == 0:
                 print(shown(row), flush=True)
     comm = torch.distributed.group.WORLD.comm

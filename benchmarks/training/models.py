@@ -1,4 +1,4 @@
-"""The models that are trained: ResNet-50, GPT-2 of 124 million parameters and a transformer of 25 million, with data.
+"""The models that are trained: ResNet-50, GPT-2 of 124 million parameters, transformers of 25 and 267, with data.
 
 Weights and data are random, of a fixed seed; nothing is downloaded. Each model returns its loss.
 """
@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 SEED = 2020
+USUAL = ("resnet50", "gpt2-124m", "transformer-25m")
+SHORT = 1, 127  # one text of so many tokens: a step with little to compute
 
 
 class Workload(NamedTuple):
@@ -129,6 +131,11 @@ def small() -> nn.Module:
     return Transformer(16384, 512, 432, 8, 6)
 
 
+def large() -> nn.Module:
+    """267 million parameters."""
+    return Transformer(50257, 1024, 1024, 17, 16)
+
+
 def texts(count: int, length: int, tokens: int) -> Callable[[int, Any, torch.dtype], tuple[torch.Tensor, ...]]:
     """Batches of ``count`` texts."""
 
@@ -142,10 +149,12 @@ def texts(count: int, length: int, tokens: int) -> Callable[[int, Any, torch.dty
 def workloads(*, gpu: bool) -> dict[str, Workload]:
     """The models with batches that a GPU, or a core, computes in a reasonable time."""
     count, pixels = (64, 224) if gpu else (2, 96)
-    long, middle = ((8, 1023), (32, 511)) if gpu else ((1, 64), (2, 64))
-    found = (
-        Workload("resnet50", ResNet50, images(count, pixels), f"{count} images of {pixels} x {pixels}"),
-        Workload("gpt2-124m", gpt2, texts(*long, 50257), "{} texts of {} tokens".format(*long)),
-        Workload("transformer-25m", small, texts(*middle, 16384), "{} texts of {} tokens".format(*middle)),
-    )
+    found = [Workload("resnet50", ResNet50, images(count, pixels), f"{count} images of {pixels} x {pixels}")]
+    for name, model, long, tokens in (
+        ("gpt2-124m", gpt2, (8, 1023) if gpu else (1, 64), 50257),
+        ("transformer-25m", small, (32, 511) if gpu else (2, 64), 16384),
+        ("transformer-267m", large, (4, 1023) if gpu else (1, 64), 50257),
+    ):
+        found.append(Workload(name, model, texts(*long, tokens), "{} texts of {} tokens".format(*long)))
+        found.append(Workload(f"{name}-short", model, texts(*SHORT, tokens), "{} text of {} tokens".format(*SHORT)))
     return {w.name: w for w in found}

@@ -18,7 +18,7 @@ from blinkmpi.planning.algorithms import named_in
 from tests.harness import ROOT
 from tests.unit.benchmarks.scripts import needs, script
 
-MODELS = ("resnet50", "gpt2-124m", "transformer-25m")
+MODELS = ("resnet50", "gpt2-124m", "transformer-25m", "transformer-267m")
 
 pytestmark = needs("gpu")
 

@@ -183,6 +183,12 @@ def test_groups_and_torch_on_gpus_are_shown() -> None:
     short = made.render_overview(results)
     assert "| resnet50 | float32 | 2 GPUs | backend `blink` | nccl | 1.20 | 1.00 |" in short
     assert "| resnet50 | float32 | 2 GPUs | `ddp_hook` | nccl | 1.50 | 1.00 |" in short, "both are ours"
+    libraries["nccl_hook"] = {**step, "step_ms": 9.6}
+    short = made.render_overview(results)
+    assert "| `ddp_hook` | nccl_hook | 1.20 | 1.00 |" in short
+    assert "| `ddp_hook` | nccl |" not in short, "hooks are compared with hooks"
+    assert "| backend `blink` | nccl_hook |" not in short
+    assert "| backend `blink` | nccl | 1.20 | 1.00 |" in short
     lines = script("pages/summary").table(results).splitlines()
     assert "10 x 1K us: group 10.0, vector 8.0, each 40.0, nccl 15.0; 0 wrong" in lines
     assert any(
