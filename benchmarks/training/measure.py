@@ -3,11 +3,11 @@
 Copies of one model are trained side by side, each by ``DistributedDataParallel`` over another library: on CPU ranks
 torch's group of backend blink, its group of gloo, and MPI's own Allreduce (in a communication hook); with ``--gpu``
 backend blink, backend blink with ``blinkmpi.torch.ddp_hook``, the same with DDP's buckets in a memory pool
-(``registered``), NCCL's group, and a hook by which NCCL averages a bucket (``nccl_hook``). They take turns, each round in another order, so what the machine does beside them
-meets all alike. On GPUs a turn is some steps that nothing waits for in between, as in training. Another copy takes
-steps without communication (``no_sync``). A row has a step's time, what communication adds to it (exposed), and what
-communication takes alone, with nothing to hide behind. A number is the largest of all ranks' medians. The copies must
-end with the same weights.
+(``registered``), NCCL's group, and a hook by which NCCL averages a bucket (``nccl_hook``). They take turns, each round
+in another order, so what the machine does beside them meets all alike. On GPUs a turn is some steps that nothing waits
+for in between, as in training. Another copy takes steps without communication (``no_sync``). A row has a step's time,
+what communication adds to it (exposed), and what communication takes alone, with nothing to hide behind. A number is
+the largest of all ranks' medians. The copies must end with the same weights.
 
 ``--emulated 0,1`` trains over the links of these GPUs of a DGX-1V instead, which the kernels pace: by ``ddp_hook`` of a
 Communicator with Blink's plan of that part of the machine, and between two ranks by the ring that NCCL has there.
