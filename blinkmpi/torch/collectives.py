@@ -63,6 +63,7 @@ class TensorCollectives:
     timeout_s: float
     ranks: Sequence[int] = ()  # who the ranks are in the job, where their numbers are others
     _coalescing: list[tuple[Operation, Any, Coalesced]] | None = None  # calls to be made together
+    calls_apart: Any = None  # what makes calls in C++: see fast_path.py
 
     # ---- reductions
 

@@ -1,7 +1,7 @@
 """The fast path: calls on GPUs as DDP and FSDP make them, of contiguous tensors.
 
-Their arguments are read in C++. Between two such calls the model's own work has taken the processor's caches, so that
-there Python takes many times as long as in a loop of calls.
+Their arguments are read in C++, and C makes those again that it knows. Between two such calls the model's own work has
+taken the processor's caches, so that there Python takes many times as long as in a loop of calls.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BlinkError
+from ..runtime.collectives import ALLGATHER, ALLREDUCE, BCAST, BLOCKS, CollectiveMethod
 from ..runtime.cuda.torch_extension import extension
 from .compiler import hide
 from .operands import Tensor
-from .streams import capturing, communication_stream, current_stream
+from .streams import capturing, communication_stream, communication_stream_here, current_stream
 from .work import Work, work_on
 
 if TYPE_CHECKING:
     from .collectives import TensorCollectives
 
 MILLI = 1e3
+METHODS = ALLREDUCE, BCAST, ALLGATHER, BLOCKS  # in the order in which C++ takes them
 
 
 def allreduce(group: TensorCollectives, tensors: Any, opts: Any) -> Work | None:
@@ -28,55 +30,89 @@ def allreduce(group: TensorCollectives, tensors: Any, opts: Any) -> Work | None:
     Raises:
         BlinkError: as the call by any other way.
     """
-    quick = _extension(group)
-    return quick and _put(group, quick, group.comm.Allreduce, quick.read_allreduce(tensors, opts), tensors, tensors)
+    return _made(group, "allreduce", ALLREDUCE, (tensors, opts), tensors, tensors)
 
 
 def broadcast(group: TensorCollectives, tensors: Any, opts: Any) -> Work | None:
     """As :func:`allreduce`."""
-    quick = _extension(group)
-    return quick and _put(group, quick, group.comm.Bcast, quick.read_broadcast(tensors, opts), tensors, tensors)
+    return _made(group, "broadcast", BCAST, (tensors, opts), tensors, tensors)
 
 
 def allgather(group: TensorCollectives, output: Any, tensor: Any, opts: Any) -> Work | None:
     """As :func:`allreduce`."""
-    if not (quick := _extension(group)):
-        return None
-    found = quick.read_allgather(output, tensor, group.rank_here, opts)
-    return _put(group, quick, group.comm.Allgather, found, [output], [output, tensor])
+    return _made(group, "allgather", ALLGATHER, (output, tensor, opts), [output], [output, tensor])
 
 
 def reduce_scatter(group: TensorCollectives, output: Any, tensor: Any, opts: Any) -> Work | None:
     """As :func:`allreduce`."""
-    if not (quick := _extension(group)):
+    return _made(group, "reduce_scatter", BLOCKS, (output, tensor, opts), [output], [output, tensor])
+
+
+def calls_apart(comm: Any) -> Any:
+    """What makes a communicator's calls in C++ (``CallsApart`` there); None while there is no torch_extension.cpp."""
+    if (quick := extension()) is None:
         return None
-    comm = group.comm
-    found = quick.read_reduce_scatter(output, tensor, group.rank_here, comm.size, opts)
-    return _put(group, quick, comm.Reduce_scatter_block, found, [output], [output, tensor])
+    device, stream = communication_stream_here()
+    return quick.CallsApart(comm._dispatcher().repeated, METHODS, stream, capturing, device, comm.rank, comm.size)
 
 
-def _extension(group: TensorCollectives) -> Any:
-    """The module, unless calls are made together with others."""
+def average(comm: Any, quick: Any, buffer: Tensor) -> Any:
+    """A future of a bucket of gradients that C has averaged in place; (its arguments, True, what C says of it) if not.
+
+    Args:
+        quick: of :func:`calls_apart`.
+    """
+    try:
+        found = None if quick is None else quick.average(buffer)
+    except BaseException as interrupt:
+        comm._dispatcher().die(interrupt)
+        raise
+    return ((None, buffer, "avg"), True, False) if found is None else found
+
+
+def go_on(comm: Any, method: CollectiveMethod, args: tuple[Any, ...], stream: Any, begun: Any) -> None:
+    """Make a call of which C says ``begun``; the caller keeps its operands until it is through."""
+    if begun is False:
+        comm._put(method, args, stream)
+    else:
+        comm._dispatcher().go_on(method, args, stream, begun)
+
+
+def _made(
+    group: TensorCollectives, name: str, method: CollectiveMethod, given: tuple[Any, ...],
+    outputs: Sequence[Tensor], memory: Sequence[Tensor],
+) -> Work | None:  # fmt: skip
     hide()
-    return extension() if group._coalescing is None else None
+    if group._coalescing is not None:  # calls that are made together with others
+        return None
+    quick = group.calls_apart
+    if quick is None:
+        if extension() is None:
+            return None
+        quick = group.calls_apart = calls_apart(group.comm)
+    try:
+        found = getattr(quick, name)(*given, group.timeout_s * MILLI)
+    except BaseException as interrupt:  # a signal's, in the middle of the call; and in average
+        group.comm._dispatcher().die(interrupt)
+        raise
+    return _put(group, method, found, outputs, memory) if type(found) is tuple else found
 
 
 def _put(
-    group: TensorCollectives, quick: Any, method: Any, found: Any, outputs: Sequence[Tensor], memory: Sequence[Tensor]
-) -> Work | None:
-    """Put a call on a stream, if C++ has found its arguments."""
-    if found is None or 0 < found[2] != group.timeout_s * MILLI:
-        return None
-    args, apart, _ = found
-    device = outputs[0].device
-    if apart := apart and not capturing():
-        stream = communication_stream(device)
-        quick.follow(stream)
-    else:
-        stream = current_stream(device)
+    group: TensorCollectives, method: CollectiveMethod, found: tuple[Any, ...],
+    outputs: Sequence[Tensor], memory: Sequence[Tensor],
+) -> Work:  # fmt: skip
+    """Put a call on a stream that C++ has read and not made."""
+    (args, apart, begun), device, quick = found, outputs[0].device, extension()
     try:
-        method(*args, stream=stream)
+        if apart and not capturing():
+            stream = communication_stream(device)
+            quick.follow(stream)
+            go_on(group.comm, method, args, stream, begun)
+            return work_on(stream, outputs, memory, apart=True)
+        stream = current_stream(device)
+        group.comm._call(method, args, None, stream)
     except BlinkError as error:
         group.explain(error)
         raise
-    return work_on(stream, outputs, memory if apart else (), apart=apart)
+    return work_on(stream, outputs, (), apart=False)

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from ..errors import BlinkError
+from ..runtime.collectives import ALLREDUCE
 from ..runtime.cuda.torch_extension import extension
+from .fast_path import average, calls_apart, go_on
 from .group import communicator
 from .operands import typed
 from .streams import stream_apart
@@ -29,12 +31,17 @@ def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
     Raises:
         ArgumentError: if there is no such group.
     """
-    comm = communicator(comm, "ddp_hook")
+    comm, quick = communicator(comm, "ddp_hook"), None
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]
+        nonlocal quick
         buffer = bucket.buffer()
         try:
-            return _averaged(comm, buffer)
+            if not buffer.is_cuda:
+                return _averaged_on_host(comm, buffer)
+            quick = quick or calls_apart(comm)
+            found = average(comm, quick, buffer)
+            return found if type(found) is not tuple else _averaged(comm, buffer, found[2])
         except BlinkError as error:
             parameters = len(bucket.parameters())
             error.add_note(f"in bucket {bucket.index()} of DDP: {parameters} parameters, {buffer.numel()} elements")
@@ -45,17 +52,19 @@ def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
     return hook
 
 
-def _averaged(comm: Any, buffer: Any) -> Any:
-    """A future of the buffer, which is averaged in place."""
-    if buffer.is_cuda:
-        stream = stream_apart(buffer.device)
-        comm.Allreduce(None, buffer, "avg", stream=stream)
-        if quick := extension():
-            return quick.future(buffer, buffer, stream)
-        future = torch.futures.Future(devices=[buffer.device])
-        with torch.cuda.stream(stream):
-            future.set_result(buffer)
-        return future
+def _averaged(comm: Any, buffer: Any, begun: Any) -> Any:
+    """A future of a buffer on a GPU, which is averaged in place; ``begun`` is what C says of the call."""
+    stream = stream_apart(buffer.device)
+    go_on(comm, ALLREDUCE, (None, buffer, "avg"), stream, begun)
+    if quick := extension():
+        return quick.future(buffer, buffer, stream)
+    future = torch.futures.Future(devices=[buffer.device])
+    with torch.cuda.stream(stream):
+        future.set_result(buffer)
+    return future
+
+
+def _averaged_on_host(comm: Any, buffer: Any) -> Any:
     comm.Allreduce(None, typed(buffer), "avg")
     future = torch.futures.Future()
     future.set_result(buffer)

@@ -23,6 +23,12 @@ def communication_stream(device: Any) -> Any:
     return torch.cuda.Stream(device, priority=-1)
 
 
+def communication_stream_here() -> tuple[int, Any]:
+    """This process's device, by number, and that stream of it."""
+    index = torch.cuda.current_device()
+    return index, communication_stream(torch.device("cuda", index))
+
+
 def current_stream(device: Any) -> Any:
     """Torch's current stream on a device; torch makes the object anew each time it is asked."""
     return _current(device.index, current_stream_of_torch(torch, device.index))

@@ -1,5 +1,7 @@
 """The fast path of calls on GPUs, with tensors in host memory: what C++ reads of a call must be what Python reads."""
 
+import itertools
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from blinkmpi.errors import BlinkError
 from blinkmpi.runtime.cuda import torch_extension
 from blinkmpi.transport.host.native import built
 from tests.harness import mpi
+from tests.torch.conftest import DEVICE
 
 torch = pytest.importorskip("torch")
 collectives = pytest.importorskip("blinkmpi.torch.collectives")
@@ -154,20 +157,44 @@ def test_what_is_no_such_call(on_cpu: Any, read: str) -> None:
 
 
 class Group:
-    """A group on rank 1 of 3, whose Communicator notes calls, or fails."""
+    """A group on rank 1 of 3, whose Communicator notes calls, or fails; C knows of none, or of all."""
 
-    timeout_s, rank_here = 7.0, 1
-    _coalescing = None
+    timeout_s, rank_here, rank, size = 7.0, 1, 1, 3
+    _coalescing = calls_apart = error = dead = None
+    captured, begun = False, False
 
     def __init__(self) -> None:
-        self.comm, self.size, self.made, self.error, self.told = self, 3, list[Any](), None, list[Any]()
+        self.comm = self.repeated = self
+        self.by_c, self.by_python, self.gone_on, self.told = list[Any](), list[Any](), list[Any](), list[Any]()
 
-    def _note(self, *args: Any, stream: Any) -> None:
+    def _dispatcher(self) -> Any:
+        return self
+
+    def capturing(self) -> bool:
+        return self.captured
+
+    def again(self, method: Any, args: Any, stream: Any, kept: bool) -> Any:
+        assert kept is True
         if self.error:
             raise self.error
-        self.made.append((*args, stream.stream_id))
+        if self.begun is True:
+            self.by_c.append((method, args, stream.stream_id))
+        return self.begun
 
-    Allreduce = Bcast = Allgather = Reduce_scatter_block = _note
+    def _put(self, method: Any, args: Any, stream: Any) -> None:
+        if self.error:
+            raise self.error
+        self.by_python.append((method, args, stream.stream_id))
+
+    def _call(self, method: Any, args: Any, timeout: Any, stream: Any) -> None:
+        assert timeout is None
+        self._put(method, args, stream)
+
+    def go_on(self, method: Any, args: Any, stream: Any, begun: Any) -> None:
+        self.gone_on.append((method, args, stream.stream_id, begun))
+
+    def die(self, error: BaseException) -> None:
+        self.dead = error
 
     def explain(self, error: BlinkError) -> None:
         self.told.append(error)
@@ -179,31 +206,39 @@ QUICK = (fast_path.allreduce, fast_path.broadcast, fast_path.allgather, fast_pat
 @pytest.fixture
 def group(on_cpu: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> Group:
     """One whose calls go on stream 5, or on stream 6 if that is the current one."""
+    group = Group()
     monkeypatch.setattr(fast_path, "extension", lambda: on_cpu)
     monkeypatch.setattr(fast_path, "communication_stream", lambda _: device.stream(5))
+    monkeypatch.setattr(fast_path, "communication_stream_here", lambda: (-1, device.stream(5)))
     monkeypatch.setattr(fast_path, "current_stream", lambda _: device.stream(6))
-    monkeypatch.setattr(fast_path, "capturing", lambda: False)
-    return Group()
+    monkeypatch.setattr(fast_path, "capturing", group.capturing)
+    return group
 
 
-@pytest.mark.parametrize(("call", "read"), list(zip(QUICK, READS, strict=True)))
-def test_the_fast_path(group: Group, device: Any, monkeypatch: pytest.MonkeyPatch, call: Any, read: str) -> None:
+EVERY = [(call, read, method) for call, read, method in zip(QUICK, READS, fast_path.METHODS, strict=True)]
+
+
+@pytest.mark.parametrize(("call", "read", "method"), EVERY)
+def test_the_fast_path(
+    group: Group, device: Any, monkeypatch: pytest.MonkeyPatch, call: Any, read: str, method: Any
+) -> None:
     """On a stream apart, or on the current one; other calls are left to the long way."""
     opts, given = options_of(read), shapes_of(read, torch.float32)[0]
-    recorded = device.counts()[0]
+    output = given[0][0] if read in READS[:2] else given[0]
+    recorded, blocked = device.counts()
     made = call(group, *given, opts)
     assert isinstance(made, dist._Work)
-    assert made.result()[0] is (given[0][0] if read in READS[:2] else given[0])
-    assert group.made[-1][-1] == 5
-    assert device.counts()[0] == recorded + 2  # of the stream before, and behind the call
-    monkeypatch.setattr(fast_path, "capturing", lambda: True)
+    assert made.result()[0] is output
+    assert [(one[0], one[-1]) for one in group.by_python] == [(method, 5)]
+    assert device.counts() == (recorded + 3, blocked + 2)  # of the stream before, twice, and behind the call
+    group.captured = True
     assert call(group, *given, opts)
-    assert group.made[-1][-1] == 6
-    monkeypatch.setattr(fast_path, "capturing", lambda: False)
+    assert group.by_python[-1][-1] == 6
+    group.captured = False
     if hasattr(opts, "asyncOp"):
         opts.asyncOp = False
         assert call(group, *given, opts)
-        assert group.made[-1][-1] == 6
+        assert group.by_python[-1][-1] == 6
         opts.asyncOp = True
     opts.timeout = timedelta(seconds=group.timeout_s)
     assert call(group, *given, opts)
@@ -211,6 +246,7 @@ def test_the_fast_path(group: Group, device: Any, monkeypatch: pytest.MonkeyPatc
     assert call(group, *given, opts) is None
     opts.timeout = timedelta(seconds=group.timeout_s)
     group.error = BlinkError("no")
+    group.captured = True
     with pytest.raises(BlinkError):
         call(group, *given, opts)
     assert group.told == [group.error]
@@ -218,9 +254,60 @@ def test_the_fast_path(group: Group, device: Any, monkeypatch: pytest.MonkeyPatc
     assert call(group, *(["a"] for _ in given), opts) is None
     group._coalescing = []
     assert call(group, *given, opts) is None
-    group._coalescing = None
+    group._coalescing = group.calls_apart = None
     monkeypatch.setattr(fast_path, "extension", lambda: None)
     assert call(group, *given, opts) is None
+    assert not group.by_c
+
+
+@pytest.mark.parametrize(("call", "read", "method"), EVERY)
+def test_calls_that_c_knows(group: Group, device: Any, call: Any, read: str, method: Any) -> None:
+    """They are made with no Python of the Communicator's; what C has begun is gone on with; an interrupt ends it."""
+    opts, given = options_of(read), shapes_of(read, torch.float32)[0]
+    group.begun = True
+    recorded, blocked = device.counts()
+    made = call(group, *given, opts)
+    assert isinstance(made, dist._Work)
+    assert made.result()[0] is (given[0][0] if read in READS[:2] else given[0])
+    assert device.counts() == (recorded + 2, blocked + 1)
+    (found,) = group.by_c
+    assert (found[0], found[2]) == (method, 5)
+    python = (*given, 1) if read == "read_allgather" else given
+    python = (*given, 1, 3) if read == "read_reduce_scatter" else python
+    wanted = read_in_python(read, python, opts)
+    assert [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in found[1]] == [
+        arg.ctypes.data if isinstance(arg, np.ndarray) else arg.data_ptr() if isinstance(arg, torch.Tensor) else arg
+        for arg in wanted
+    ]
+    group.begun = ("bound", 7, 719)  # a launch that the driver has refused
+    assert call(group, *given, opts)
+    assert group.gone_on[-1][0] is method
+    assert group.gone_on[-1][2:] == (5, group.begun)
+    assert not group.by_python
+    group.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        call(group, *given, opts)
+    assert group.dead is group.error
+
+
+def test_the_average_of_a_bucket(group: Group, on_cpu: Any, device: Any) -> None:
+    """A future of the tensor itself; None and what C says as above."""
+    apart, x = fast_path.calls_apart(group), torch.ones(4)
+    assert apart.average(x)[1:] == (True, False)
+    group.begun = True
+    future = apart.average(x)
+    assert future.done()
+    assert future.value() is x
+    method, args, stream = group.by_c[0]
+    assert method is fast_path.ALLREDUCE
+    assert args[0] is None
+    assert args[1].data_ptr() == x.data_ptr()
+    assert args[2] is sys.intern("avg")  # by which C finds a call again
+    assert stream == 5
+    for other in (torch.ones(4)[::2], 3, torch.zeros(3, device="meta")):
+        assert apart.average(other) is None
+    group.captured = True
+    assert apart.average(x)[1:] == (True, False)
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="no DLPack exchange API")
@@ -230,28 +317,41 @@ def test_c_makes_repeated_calls_of_the_fast_path(comm: MPI.Intracomm) -> None:
     path, why = built(torch_extension.SOURCE, [*torch_extension.flags_of(torch)[0], "-DBLINK_DEVICE=CPU"])
     assert path is not None, why
     module = torch_extension.loaded(f"in_host_memory.{torch_extension.NAME}", path)
+    path, why = built(DEVICE, torch_extension.flags_of(torch)[0])
+    assert path is not None, why
+    device = torch_extension.loaded(DEVICE.stem, path).stream(STREAM)
+    apart = CudaStream(STREAM, device.device_index, device.device_type)
     with (
         fake_gpus() as driver,
         blinkmpi.Communicator(comm, stream="current") as ours,
         mock.patch.object(fast_path, "extension", return_value=module),
         mock.patch.object(fast_path, "current_stream", return_value=STREAM),
+        mock.patch.object(fast_path, "communication_stream_here", return_value=(-1, apart)),
+        mock.patch.object(fast_path, "communication_stream", return_value=apart),
+        mock.patch.object(fast_path, "capturing", return_value=False),
         mock.patch.object(fast_path, "work_on", return_value=True),
     ):
         driver["words"] = 16
-        group = SimpleNamespace(comm=ours, rank_here=comm.rank, timeout_s=1.0, _coalescing=None)
+        group = SimpleNamespace(comm=ours, rank_here=comm.rank, timeout_s=1.0, _coalescing=None, calls_apart=None)
         dispatcher = ours._dispatcher()
-        for call, read in zip(QUICK, READS, strict=True):
+        for (call, read), asynchronous in itertools.product(zip(QUICK, READS, strict=True), (False, True)):
             for kind in KINDS if hasattr(opts := options_of(read), "reduceOp") else [""]:
                 if kind:
                     opts.reduceOp = getattr(dist.ReduceOp, kind)
-                opts.asyncOp = False
+                opts.asyncOp = asynchronous
                 by_c = []
                 for given in calls_of(read, comm.size):
                     comm.Barrier()
                     assert call(group, *given, opts)
                     found = dispatcher.repeated.last_launch
                     by_c.append(found is not None and found[1] == dispatcher.seq)
-                assert all(by_c[2:]), (read, kind, by_c)
+                assert all(by_c[2:]), (read, kind, asynchronous, by_c)
+
+
+class CudaStream(torch.Stream):  # type: ignore[misc]
+    """A stream of a device without memory, that looks like one of CUDA's."""
+
+    cuda_stream = STREAM
 
 
 def calls_of(read: str, n: int) -> Iterator[tuple[Any, ...]]:

@@ -218,6 +218,89 @@ pybind11::object read_reduce_scatter(pybind11::handle outputs, pybind11::handle 
   return asked(given, flat(*input), flat(*output), op);
 }
 
+/* ---- calls beside the model, made again by C (repeated_calls.h) with no Python in between */
+
+/* The tensors of a call that plain() has found. */
+std::vector<at::Tensor> all_of(std::initializer_list<pybind11::handle> objects) {
+  std::vector<at::Tensor> found;
+  for (const auto& object : objects) found.push_back(THPVariable_Unpack(object.ptr()));
+  return found;
+}
+
+/* A communicator's calls for which the user does not wait, on the stream of all such calls.
+ *
+ * Each gives None for a call that is Python's to read; (arguments, apart, begun) for one that is Python's to make, as C
+ * left it; else what torch gets for a call that was made. */
+class CallsApart {
+ public:
+  CallsApart(pybind11::object repeated, pybind11::tuple methods, pybind11::object stream, pybind11::object capturing,
+             int64_t device, int64_t rank, int64_t n)
+      : repeated_(std::move(repeated)), methods_(std::move(methods)), capturing_(std::move(capturing)),
+        stream_object_(stream), stream_(stream.cast<c10::Stream>()), device_(device), rank_(rank), n_(n) {}
+
+  pybind11::object allreduce(pybind11::handle tensors, pybind11::handle options, double timeout_ms) {
+    const auto found = read_allreduce(tensors, options);
+    return found.is_none() ? found : with_work(0, found, timeout_ms, all_of({first(tensors)}), all_of({first(tensors)}));
+  }
+
+  pybind11::object broadcast(pybind11::handle tensors, pybind11::handle options, double timeout_ms) {
+    const auto found = read_broadcast(tensors, options);
+    return found.is_none() ? found : with_work(1, found, timeout_ms, all_of({first(tensors)}), all_of({first(tensors)}));
+  }
+
+  pybind11::object allgather(pybind11::handle output, pybind11::handle input, pybind11::handle options, double timeout_ms) {
+    const auto found = read_allgather(output, input, rank_, options);
+    return found.is_none() ? found : with_work(2, found, timeout_ms, all_of({output}), all_of({output, input}));
+  }
+
+  pybind11::object reduce_scatter(pybind11::handle output, pybind11::handle input, pybind11::handle options,
+                                  double timeout_ms) {
+    const auto found = read_reduce_scatter(output, input, rank_, n_, options);
+    return found.is_none() ? found : with_work(3, found, timeout_ms, all_of({output}), all_of({output, input}));
+  }
+
+  /* A future of a tensor that is averaged in place, for DDP's hook. */
+  pybind11::object average(const pybind11::object& object) {
+    const at::Tensor* tensor = plain(object.ptr());
+    if (!tensor || tensor->get_device() != device_) return pybind11::none();
+    const auto arguments = pybind11::make_tuple(pybind11::none(), flat(*tensor),
+                                                operation(c10d::ReduceOp::AVG, *tensor));
+    const auto begun = made(0, arguments);
+    if (begun.ptr() != Py_True) return pybind11::make_tuple(arguments, true, begun);
+    auto value = torch::jit::toIValue(object, c10::PyObjectType::get());
+    return pybind11::cast(std::make_shared<torch::jit::PythonFutureWrapper>(
+        completed(c10::PyObjectType::get(), stream_, std::move(value), {*tensor})));
+  }
+
+ private:
+  static pybind11::handle first(pybind11::handle tensors) { return PyList_GET_ITEM(tensors.ptr(), 0); }
+
+  /* What C says of a call that is put on the stream behind the current one, if none is captured. */
+  pybind11::object made(size_t method, const pybind11::object& arguments) {
+    if (capturing_().ptr() != Py_False) return pybind11::bool_(false);
+    recorded(current_stream(stream_.device())).block(stream_);
+    return repeated_.attr("again")(methods_[method], arguments, stream_object_, true);
+  }
+
+  pybind11::object with_work(size_t method, const pybind11::object& found, double timeout_ms,
+                             std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands) {
+    const auto asked = pybind11::reinterpret_borrow<pybind11::tuple>(found);
+    const auto own_ms = asked[2].cast<double>();
+    if (own_ms > 0 && own_ms != timeout_ms) return pybind11::none();
+    pybind11::object begun = pybind11::bool_(false);
+    if (pybind11::object(asked[1]).ptr() == Py_True && outputs[0].get_device() == device_) begun = made(method, asked[0]);
+    if (begun.ptr() != Py_True) return pybind11::make_tuple(asked[0], asked[1], begun);
+    return pybind11::cast(c10::intrusive_ptr<c10d::Work>(
+        c10::make_intrusive<StreamWork>(std::move(outputs), std::move(operands), stream_, true)));
+  }
+
+  pybind11::object repeated_;
+  pybind11::tuple methods_;
+  pybind11::object capturing_, stream_object_;
+  c10::Stream stream_;
+  int64_t device_, rank_, n_;
+};
+
 /* ---- how C reads a tensor (tensor_t of device_arrays.h), by less work than DLPack's own function does */
 
 struct Exchange { /* DLPackExchangeAPI, of DLPack 1.3 */
@@ -269,6 +352,13 @@ PYBIND11_MODULE(torch_extension, m) {
   m.def("read_broadcast", &read_broadcast);
   m.def("read_allgather", &read_allgather);
   m.def("read_reduce_scatter", &read_reduce_scatter);
+  pybind11::class_<CallsApart>(m, "CallsApart")
+      .def(pybind11::init<pybind11::object, pybind11::tuple, pybind11::object, pybind11::object, int64_t, int64_t, int64_t>())
+      .def("allreduce", &CallsApart::allreduce)
+      .def("broadcast", &CallsApart::broadcast)
+      .def("allgather", &CallsApart::allgather)
+      .def("reduce_scatter", &CallsApart::reduce_scatter)
+      .def("average", &CallsApart::average);
   m.def("follow", [](const c10::Stream& stream) { recorded(current_stream(stream.device())).block(stream); });
   m.def("work", [](std::vector<at::Tensor> outputs, std::vector<at::Tensor> operands, const c10::Stream& stream,
                    bool apart) {

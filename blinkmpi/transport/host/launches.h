@@ -162,9 +162,10 @@ static int keep_operands(const gpu_t *g, PyObject *arguments, int64_t nbytes, ui
   return done != NULL;
 }
 
-/* Make a call again: True; False if it is Python's to make; else (bound, number, error), of a launch that failed. */
+/* Make a call again: True; False if it is Python's to make; else (bound, number, error), of a launch that failed. The
+ * operands to be kept are NULL where the caller keeps them. */
 static PyObject *launch_again(gpu_t *g, uint64_t *numbers, PyObject *bound, const launch_t *l, const argument_t *const *arrays, int n,
-                              PyObject *arguments) {
+                              PyObject *operands) {
   if (!may_launch(g, l, *numbers + 1, arrays, n) || !take_order(g, l)) Py_RETURN_FALSE;
   const uint64_t seq = ++*numbers, stream = (uint64_t)l->stream;
   const int64_t nbytes = l->nbytes;
@@ -176,7 +177,7 @@ static PyObject *launch_again(gpu_t *g, uint64_t *numbers, PyObject *bound, cons
   Py_XDECREF(PyObject_CallNoArgs(g->release));
   if (error) return Py_BuildValue("(NKi)", bound, (unsigned long long)seq, error);
   Py_DECREF(bound);
-  if (PyErr_Occurred() || !keep_operands(g, arguments, nbytes, stream)) return NULL;
+  if (PyErr_Occurred() || (operands && !keep_operands(g, operands, nbytes, stream))) return NULL;
   Py_RETURN_TRUE;
 }
 

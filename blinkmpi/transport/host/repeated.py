@@ -39,12 +39,13 @@ class RepeatedCalls:
 
     ``again(method, arguments, stream)`` makes a call that is known: True; False if it is not, or if calls may not be
     made so (:meth:`shut`); otherwise what the caller has to go on with. A call is known by the addresses of its arrays,
-    but for those that are put on a stream: :meth:`keep_launch`.
+    but for those that are put on a stream: :meth:`keep_launch`. With a fourth argument, True, the caller itself keeps
+    operands on a GPU until the work on them is through.
     """
 
     def __init__(self, native: Native | None) -> None:
-        self.again: Callable[[object, tuple[Any, ...], Any], Found] = _unknown
-        self._known: Callable[[object, tuple[Any, ...], Any], Found] = _unknown
+        self.again: Callable[..., Found] = _unknown
+        self._known: Callable[..., Found] = _unknown
         self._keep: Callable[..., None] | None = None
         self._keep_group: Callable[..., None] | None = None
         self._forget: Callable[[], None] | None = None
@@ -157,7 +158,7 @@ class RepeatedCalls:
             self._aimed = ()
 
 
-def _unknown(_method: object, _arguments: tuple[Any, ...], _stream: Any) -> bool:
+def _unknown(_method: object, _arguments: tuple[Any, ...], _stream: Any, _kept: bool = False) -> bool:
     return False
 
 

@@ -108,10 +108,12 @@ static entry_t *place_of(repeated_t *t, PyObject *method, PyObject *arguments, P
 static repeated_t *table_of(PyObject *self) { return PyCapsule_GetPointer(self, "blinkmpi.repeated_calls"); }
 
 /* (method, arguments, stream): True if the call was found and made; False if it is not known here; else (bound, number,
- * status): it was begun, and this is how far it came. */
+ * status): it was begun, and this is how far it came. A fourth argument, True, says that the caller keeps operands on a GPU
+ * until the work on them is through. */
 static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
   repeated_t *const t = table_of(self);
-  if (!t || n != 3 || !PyTuple_CheckExact(given[1])) return PyErr_Format(PyExc_TypeError, "expected a method, a tuple and a stream");
+  if (!t || n < 3 || n > 4 || !PyTuple_CheckExact(given[1]))
+    return PyErr_Format(PyExc_TypeError, "expected a method, a tuple, a stream, and whether operands are kept");
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given[1]); i++) {
     PyObject *const one = PyTuple_GET_ITEM(given[1], i);
     if (!PyList_CheckExact(one) && !PyTuple_Check(one)) continue;
@@ -121,7 +123,10 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   const argument_t *arrays[MOST_ARRAYS];
   entry_t *const e = t->open || t->open_gpu ? place_of(t, given[0], given[1], given[2], &found, arrays) : NULL;
   if (!e || !same_call(&e->by, &found) || !(e->launch ? t->open_gpu : t->open)) Py_RETURN_FALSE;
-  if (e->launch) return launch_again(&t->gpu, &t->seq, e->bound, e->launch, arrays, (int)found.arrays, given[1]);
+  if (e->launch) {
+    PyObject *const operands = n == 4 && given[3] == Py_True ? NULL : given[1];
+    return launch_again(&t->gpu, &t->seq, e->bound, e->launch, arrays, (int)found.arrays, operands);
+  }
   call_t *const call = e->call;
   int64_t *const rows = e->rows;
   PyObject *const bound = Py_NewRef(e->bound); /* the entry may go while it runs */

@@ -108,6 +108,14 @@ def test_contiguous_tensors_take_the_fast_path(comm: MPI.Intracomm) -> None:
                 comm.Barrier()  # what a late peer has not read yet is Python's
                 by_c.append(made_by_c(ours, call))
             assert by_c == [True] * len(some)
+            test_backend.done(some[2](async_op=True))  # on another stream than the calls before, which is Python's
+            works = []
+            for call in some:
+                comm.Barrier()
+                by_c.append(made_by_c(ours, lambda call=call: works.append(call(async_op=True))))  # type: ignore[misc]
+            for work in works:
+                work.wait()
+            assert by_c == [True] * 2 * len(some)
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
@@ -116,9 +124,9 @@ def test_contiguous_tensors_take_the_fast_path(comm: MPI.Intracomm) -> None:
             for _ in range(2):
                 graph.replay()
             torch.cuda.synchronize()
-        assert (x == n**6).all()  # three loops, by C, two of the graph
+        assert (x == n**7).all()  # three loops, two by C, two of the graph
         assert torch.equal(whole, torch.arange(n * 1.0)[:, None].expand(n, 12))
-        assert (summed[rank] == 1 + 6 * (n - 1)).all()  # the others' blocks stay ones
+        assert (summed[rank] == 1 + 7 * (n - 1)).all()  # the others' blocks stay ones
         del graph
 
 
