@@ -110,8 +110,7 @@ class TensorCollectives:
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect everybody's tensor in a list; they may differ in shape."""
-        n = self.comm.size
-        make = lambda: _allgather(listed(outputs, n, "allgather"), only(inputs, "allgather"))  # noqa: E731
+        make = lambda: _allgather(listed(outputs, self.comm.size, "allgather"), only(inputs, "allgather"))  # noqa: E731
         return self._make("allgather", opts, make)
 
     def allgather_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:

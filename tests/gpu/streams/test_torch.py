@@ -100,7 +100,7 @@ def test_contiguous_tensors_take_the_fast_path(comm: MPI.Intracomm) -> None:
     with job() as group:
         ours = group.comm
         with mock.patch.object(type(group), "_make", side_effect=AssertionError("the long way")):
-            for asynchronous in (True, False, False):  # which has another stream: C learns of what is made twice
+            for asynchronous in (True, True, False, False):  # on another stream: C learns of what is made twice
                 for call in some:
                     test_backend.done(call(async_op=asynchronous))
             by_c = []
@@ -124,9 +124,9 @@ def test_contiguous_tensors_take_the_fast_path(comm: MPI.Intracomm) -> None:
             for _ in range(2):
                 graph.replay()
             torch.cuda.synchronize()
-        assert (x == n**7).all()  # three loops, two by C, two of the graph
+        assert (x == n**8).all()  # four loops, two by C, two of the graph
         assert torch.equal(whole, torch.arange(n * 1.0)[:, None].expand(n, 12))
-        assert (summed[rank] == 1 + 7 * (n - 1)).all()  # the others' blocks stay ones
+        assert (summed[rank] == 1 + 8 * (n - 1)).all()  # the others' blocks stay ones
         del graph
 
 
