@@ -304,7 +304,7 @@ def test_the_average_of_a_bucket(group: Group, on_cpu: Any, device: Any) -> None
     assert args[1].data_ptr() == x.data_ptr()
     assert args[2] is sys.intern("avg")  # by which C finds a call again
     assert stream == 5
-    for other in (torch.ones(4)[::2], 3, torch.zeros(3, device="meta")):
+    for other in (torch.ones(4)[::2], 3, torch.zeros(3, device="meta"), torch.ones(3, dtype=torch.bool)):
         assert apart.average(other) is None
     group.captured = True
     assert apart.average(x)[1:] == (True, False)

@@ -262,9 +262,9 @@ class CallsApart {
   /* A future of a tensor that is averaged in place, for DDP's hook. */
   pybind11::object average(const pybind11::object& object) {
     const at::Tensor* tensor = plain(object.ptr());
-    if (!tensor || tensor->get_device() != device_) return pybind11::none();
-    const auto arguments = pybind11::make_tuple(pybind11::none(), flat(*tensor),
-                                                operation(c10d::ReduceOp::AVG, *tensor));
+    const auto op = tensor ? operation(c10d::ReduceOp::AVG, *tensor) : pybind11::object();
+    if (!op || tensor->get_device() != device_) return pybind11::none();
+    const auto arguments = pybind11::make_tuple(pybind11::none(), flat(*tensor), op);
     const auto begun = made(0, arguments);
     if (begun.ptr() != Py_True) return pybind11::make_tuple(arguments, true, begun);
     auto value = torch::jit::toIValue(object, c10::PyObjectType::get());
