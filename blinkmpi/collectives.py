@@ -254,12 +254,6 @@ class Collectives:
         elif (begun := blink.again(method, args, stream)) is not True:
             blink.go_on(method, args, stream, begun)
 
-    def _put(self, method: CollectiveMethod, args: Args, stream: Any) -> None:
-        """Put a call on a stream; the caller keeps its operands until it is through."""
-        blink = self._dispatcher()
-        if (begun := blink.again(method, args, stream, True)) is not True:
-            blink.go_on(method, args, stream, begun)
-
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
         return self._dispatcher().start(method, args, timeout, stream)
 

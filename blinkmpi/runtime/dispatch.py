@@ -113,10 +113,10 @@ class Dispatcher:
             self.repeated.keep(bound, method, args)
             self.repeated.open()
 
-    def again(self, method: CollectiveMethod, args: Args, stream: Any, kept: bool = False) -> Found:
+    def again(self, method: CollectiveMethod, args: Args, stream: Any) -> Found:
         """Let C make a blocking call that was made before: True; else what :meth:`go_on` does the rest of."""
         try:
-            return self.repeated.again(method, args, stream, kept)
+            return self.repeated.again(method, args, stream)
         except BaseException as interrupt:  # a signal's, in the middle of the call
             self.die(interrupt)
             raise

@@ -57,25 +57,16 @@ def calls_apart(comm: Any) -> Any:
 
 
 def average(comm: Any, quick: Any, buffer: Tensor) -> Any:
-    """A future of a bucket of gradients that C has averaged in place; (its arguments, True, what C says of it) if not.
+    """A future of a bucket of gradients that C has averaged in place; as ``CallsApart.average`` if C has not.
 
     Args:
         quick: of :func:`calls_apart`.
     """
     try:
-        found = None if quick is None else quick.average(buffer)
+        return quick.average(buffer)
     except BaseException as interrupt:
         comm._dispatcher().die(interrupt)
         raise
-    return ((None, buffer, "avg"), True, False) if found is None else found
-
-
-def go_on(comm: Any, method: CollectiveMethod, args: tuple[Any, ...], stream: Any, begun: Any) -> None:
-    """Make a call of which C says ``begun``; the caller keeps its operands until it is through."""
-    if begun is False:
-        comm._put(method, args, stream)
-    else:
-        comm._dispatcher().go_on(method, args, stream, begun)
 
 
 def _made(
@@ -108,7 +99,7 @@ def _put(
         if apart and not capturing():
             stream = communication_stream(device)
             quick.follow(stream)
-            go_on(group.comm, method, args, stream, begun)
+            group.comm._dispatcher().go_on(method, args, stream, begun)
             return work_on(stream, outputs, memory, apart=True)
         stream = current_stream(device)
         group.comm._call(method, args, None, stream)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..errors import BlinkError
 from ..runtime.collectives import ALLREDUCE
 from ..runtime.cuda.torch_extension import extension
-from .fast_path import average, calls_apart, go_on
+from .fast_path import average, calls_apart
 from .group import communicator
 from .operands import typed
 from .streams import stream_apart
@@ -40,8 +40,10 @@ def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
             if not buffer.is_cuda:
                 return _averaged_on_host(comm, buffer)
             quick = quick or calls_apart(comm)
-            found = average(comm, quick, buffer)
-            return found if type(found) is not tuple else _averaged(comm, buffer, found[2])
+            found = None if quick is None else average(comm, quick, buffer)
+            if found is None or type(found) is tuple:  # it is Python's to read, or to make
+                return _averaged(comm, buffer, found)
+            return found
         except BlinkError as error:
             parameters = len(bucket.parameters())
             error.add_note(f"in bucket {bucket.index()} of DDP: {parameters} parameters, {buffer.numel()} elements")
@@ -52,10 +54,17 @@ def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
     return hook
 
 
-def _averaged(comm: Any, buffer: Any, begun: Any) -> Any:
-    """A future of a buffer on a GPU, which is averaged in place; ``begun`` is what C says of the call."""
+def _averaged(comm: Any, buffer: Any, read: Any) -> Any:
+    """A future of a buffer on a GPU, which is averaged in place.
+
+    Args:
+        read: its arguments, True, and what C says of the call; None if C++ has not read it.
+    """
     stream = stream_apart(buffer.device)
-    go_on(comm, ALLREDUCE, (None, buffer, "avg"), stream, begun)
+    if read is None:
+        comm.Allreduce(None, buffer, "avg", stream=stream)
+    else:
+        comm._dispatcher().go_on(ALLREDUCE, read[0], stream, read[2])
     if quick := extension():
         return quick.future(buffer, buffer, stream)
     future = torch.futures.Future(devices=[buffer.device])

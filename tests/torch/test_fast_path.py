@@ -181,17 +181,17 @@ class Group:
             self.by_c.append((method, args, stream.stream_id))
         return self.begun
 
-    def _put(self, method: Any, args: Any, stream: Any) -> None:
+    def _call(self, method: Any, args: Any, timeout: Any, stream: Any) -> None:
+        assert timeout is None
         if self.error:
             raise self.error
         self.by_python.append((method, args, stream.stream_id))
 
-    def _call(self, method: Any, args: Any, timeout: Any, stream: Any) -> None:
-        assert timeout is None
-        self._put(method, args, stream)
-
     def go_on(self, method: Any, args: Any, stream: Any, begun: Any) -> None:
-        self.gone_on.append((method, args, stream.stream_id, begun))
+        if begun is False:
+            self._call(method, args, None, stream)
+        else:
+            self.gone_on.append((method, args, stream.stream_id, begun))
 
     def die(self, error: BaseException) -> None:
         self.dead = error

@@ -267,6 +267,7 @@ class CallsApart {
     const auto arguments = pybind11::make_tuple(pybind11::none(), flat(*tensor), op);
     const auto begun = made(0, arguments);
     if (begun.ptr() != Py_True) return pybind11::make_tuple(arguments, true, begun);
+    if (tensor->is_cuda()) tensor->record_stream(stream_); /* where backward fails, nobody waits for its buckets */
     auto value = torch::jit::toIValue(object, c10::PyObjectType::get());
     return pybind11::cast(std::make_shared<torch::jit::PythonFutureWrapper>(
         completed(c10::PyObjectType::get(), stream_, std::move(value), {*tensor})));
