@@ -109,7 +109,7 @@ def calls(n: int) -> list[Step]:
 
 def training(n: int) -> list[Step]:
     """Steps of DDP, a job for each model; then on paced links, a job for each set of so many GPUs of a DGX-1V."""
-    words, program = "--gpu --gradients --dtypes float32 bfloat16 --models", "training/measure.py"
+    words, program = "--gpu --gradients --seconds 10 --dtypes float32 bfloat16 --models", "training/measure.py"
     found = []
     for name, share in MODELS.items():
         short = f" {name}-short" if name != "resnet50" else ""

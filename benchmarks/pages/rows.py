@@ -2,8 +2,11 @@
 
 import math
 import shlex
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from scipy.stats import quantile_test
 
 MEAN_FROM = 1 << 20  # bytes: geometric means are over rows of at least this size
 PLACES = (("out_of_place", "out of place"), ("in_place", "in place"))
@@ -20,6 +23,17 @@ def emulated_links(document: dict[str, Any]) -> str:
     """Whose links a training used, if they were paced."""
     gpus = document["training"].get("emulated")
     return f", on links of GPUs {gpus} of a DGX-1V" if gpus else ""
+
+
+def step_ratio(other: dict[str, Any], ours: dict[str, Any]) -> tuple[float, str]:
+    """The other library's step by ours, and where 95 % of such medians lie, if the file has every turn."""
+    turns = list(zip(other.get("turns_ms", ()), ours.get("turns_ms", ()), strict=True))
+    if not turns:
+        return other["step_ms"] / ours["step_ms"], ""
+    ratios = [theirs / own for theirs, own in turns]  # of one round each
+    median = statistics.median(ratios)
+    low, high = quantile_test(ratios, q=median, p=0.5).confidence_interval(0.95)
+    return median, "" if math.isnan(low + high) else f" ({ratio_text(low)} to {ratio_text(high)})"
 
 
 def blocks(document: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -6,8 +6,9 @@ backend blink, backend blink with ``blinkmpi.torch.ddp_hook``, the same with DDP
 (``registered``), NCCL's group, and a hook by which NCCL averages a bucket (``nccl_hook``). They take turns, each round
 in another order, so what the machine does beside them meets all alike. On GPUs a turn is some steps that nothing waits
 for in between, as in training. Another copy takes steps without communication (``no_sync``). A row has a step's time,
-what communication adds to it (exposed), and what communication takes alone, with nothing to hide behind. A number is
-the largest of all ranks' medians. The copies must end with the same weights.
+what communication adds to it (exposed), and what communication takes alone, with nothing to hide behind. A turn takes
+as long as on the slowest rank, a number is the median over turns, and the step of each turn is kept (``turns_ms``), so
+that libraries can be compared round by round. The copies must end with the same weights.
 
 ``--emulated 0,1`` trains over the links of these GPUs of a DGX-1V instead, which the kernels pace: by ``ddp_hook`` of a
 Communicator with Blink's plan of that part of the machine, and between two ranks by the ring that NCCL has there.
@@ -39,7 +40,7 @@ RATE = 1e-3  # of learning
 STEPS = 4  # of a turn, on GPUs
 STEPS_TO_BUCKETS = 2  # DDP arranges its buckets anew at the second
 POOL_BYTES = 12 << 30  # of a rank: a model, its gradients, and what two steps of one sample need
-NONE = "no communication"
+NONE, ALONE = "no communication", "alone: "
 
 
 class Way(NamedTuple):
@@ -196,8 +197,8 @@ def gradients(torch: Any, copy: Copy, batch: Sequence[Any], *, gpu: bool) -> Gra
 
 
 def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways: list[Way], *,
-             repeats: int, with_gradients: bool) -> dict[str, Any]:  # fmt: skip
-    """The row of a model."""
+             repeats: int, seconds: float, with_gradients: bool) -> dict[str, Any]:  # fmt: skip
+    """The row of a model: ``repeats`` rounds of turns, and more until they have taken ``seconds``."""
     world, gpu = mpi.COMM_WORLD, device.type == "cuda"
     wait = torch.cuda.synchronize if gpu else lambda: None
     batch = workload.batch(world.rank, device, dtype)
@@ -216,14 +217,16 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
         wait()
         times.setdefault(name, []).append((time.perf_counter() - begin) * MILLI / count)
 
-    def all_turns(count: int) -> None:
-        for _ in range(count):
+    def all_turns(least: int, seconds: float = 0.0) -> None:
+        begin, count = time.perf_counter(), 0
+        while count < least or world.allreduce(time.perf_counter() - begin, mpi.MAX) < seconds:
             for name, copy, alone in draw.sample(turns, len(turns)):
                 timed(name, partial(copy.step, batch, alone=alone), STEPS if gpu else 1)
+            count += 1
 
     all_turns(WARMUP)
     times.clear()
-    all_turns(repeats)
+    all_turns(repeats, seconds)
     ours = copies[ways[0].name]
     buckets = ours.bucket_bytes()
     difference = {name: world.allreduce(apart(ours, copy), mpi.MAX) for name, copy in copies.items()}
@@ -240,18 +243,20 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
 
     for _ in range(WARMUP + repeats):
         for way in draw.sample(ways, len(ways)):
-            timed(f"{way.name} alone", partial(total, way))
-    ms = {name: max(world.allgather(statistics.median(some[-repeats:]))) for name, some in times.items()}
+            timed(ALONE + way.name, partial(total, way))
+    took = {name: [max(turn) for turn in zip(*world.allgather(some), strict=True)] for name, some in times.items()}
+    ms = {name: statistics.median(some[WARMUP if name.startswith(ALONE) else 0 :]) for name, some in took.items()}
     row: dict[str, Any] = {
         "model": workload.name, "dtype": str(dtype).removeprefix("torch."), "batch": workload.about,
         "parameters": parameters, "bucket_bytes": buckets, "compute_ms": ms[NONE], "libraries": {},
     }  # fmt: skip
     for way in ways:
-        step, alone = ms[way.name], ms[f"{way.name} alone"]
+        step, alone = ms[way.name], ms[ALONE + way.name]
         exposed = step - ms[NONE]
         row["libraries"][way.name] = {
             "step_ms": step, "exposed_ms": exposed, "share": exposed / step, "communication_ms": alone,
             "overlap": 1 - exposed / alone, "weights_differ_by": difference[way.name],
+            "turns_ms": [round(turn, 4) for turn in took[way.name]],
         }  # fmt: skip
     if seen is not None:
         row["gradients"] = {"backward_ms": seen.backward_ms, "ready": seen.ready}
@@ -289,6 +294,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(workloads(gpu=False)), metavar="M")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"], metavar="T")
     parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--seconds", type=float, default=0.0, help="repeat for so long at least")
     parser.add_argument("--gradients", action="store_true", help="record when each gradient is ready, too")
     parser.add_argument("-o", "--output", help="write the result as JSON under this name, or one beside it if taken")
     options = parser.parse_args()
@@ -307,7 +313,8 @@ def main() -> None:
     for name in options.models or USUAL:
         for dtype in options.dtypes:
             row = measured(torch, MPI, there[name], getattr(torch, dtype), device, ways,
-                           repeats=options.repeats, with_gradients=options.gradients)  # fmt: skip
+                           repeats=options.repeats, seconds=options.seconds,
+                           with_gradients=options.gradients)  # fmt: skip
             rows.append(row)
             gc.collect()  # the copies, before those of the next model
             if world.rank == 0:
@@ -324,7 +331,7 @@ def main() -> None:
         if gpus:
             how |= {"emulated": gpus, "machine": MACHINE, "nvlink_unit_mbps": UNIT_MBPS}
         head = {"training": how, "env": facts["env"]}
-        statistic = "median over turns of a rank's time of a step; the largest of all ranks"
+        statistic = "median over turns of the slowest rank's time of a step"
         jobs.write(options.output, jobs.document(head, rows, [], began, ranks=world.size, statistic=statistic,
                                                  memory="gpu" if options.gpu else "host", **facts))  # fmt: skip
 
