@@ -3,7 +3,8 @@
     python -m tests.torch_suite --ranks 2,4 -o build/torch-suite.json
 
 Each test starts its ranks as processes of its own, without mpirun. It passes, is skipped (by torch, with its reason),
-is refused by a typed error of ours that EXPECTED names, or fails.
+is refused by a typed error of ours that EXPECTED names, or fails. Tests that torch skips because of our backend's name
+run again with us taken for each backend that such tests are for.
 """
 
 import argparse
@@ -25,17 +26,32 @@ from benchmarks.jobs import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300  # for one test
+TAKEN_FOR = {"cpu": ("gloo", "mpi"), "cuda": ("nccl", "gloo", "mpi")}
+LOST = {"test": "all", "outcome": "failed", "text": "the process that starts them has died", "started": True}
 
 
 class Expected(NamedTuple):
-    """A test that cannot pass, a part of its error, and why that is meant."""
+    """A test that cannot pass, a part of its error, and why."""
 
     test: str
     error: str
     why: str
 
 
-EXPECTED: tuple[Expected, ...] = ()
+GLOO = "torch itself allows monitored_barrier to gloo alone"
+EXPECTED = (
+    Expected("test_monitored_barrier*", "monitored_barrier is only implemented for GLOO backend", GLOO),
+    Expected("test_sparse_all_reduce*", "BufferTypeError", "sparse tensors are refused: pass .to_dense()"),
+)
+
+
+class Share(NamedTuple):
+    """Every ``step``-th test from the ``first``, of those that the pattern and the names allow."""
+
+    pattern: str
+    names: list[str] | None
+    first: int
+    step: int
 
 
 class Recorder(unittest.TestResult):
@@ -53,12 +69,15 @@ class Recorder(unittest.TestResult):
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
         name = test.id().rpartition(".")[2]
-        row = {"test": name, "outcome": self.outcome, "seconds": round(time.monotonic() - self.began, 1)}
+        started = not getattr(getattr(test, name), "__unittest_skip__", False)
+        took = round(time.monotonic() - self.began, 1)
+        row = {"test": name, "outcome": self.outcome, "seconds": took, "started": started}
         if self.text:
             row["text"] = self.text[-2000:]
         self.rows.append(row)
-        last = self.text.strip().splitlines()[-1][:150] if self.text.strip() else ""
-        print(f"{name}: {self.outcome} ({row['seconds']} s) {last}", flush=True)
+        lines = self.text.strip().splitlines()
+        told = [line for line in lines if "Error" in line] or lines
+        print(f"{name}: {self.outcome} ({took} s) {told[-1][:150] if told else ''}", flush=True)
 
     def addSkip(self, test: Any, reason: str) -> None:
         super().addSkip(test, reason)
@@ -74,21 +93,55 @@ class Recorder(unittest.TestResult):
 
     def _add(self, test: Any, err: Any) -> None:
         name, text = test.id().rpartition(".")[2], f"{err[0].__name__}: {err[1]}"
-        meant = any(fnmatch.fnmatchcase(name, e.test) and e.error in text for e in EXPECTED)
-        self.outcome, self.text = "expected" if meant else "failed", text
+        why = next((e.why for e in EXPECTED if fnmatch.fnmatchcase(name, e.test) and e.error in text), None)
+        self.outcome, self.text = ("failed", text) if why is None else ("refused", why)
 
 
-def run_here(pattern: str, output: Path) -> int:
-    """Run the tests with the ranks that the environment says."""
+def run_share(share: Share, output: Path) -> None:
+    """Run these tests with the ranks that the environment says."""
     from tests.torch_suite import cases
 
-    loader, recorder = unittest.TestLoader(), Recorder()
-    for case in cases.ALL:
-        for name in loader.getTestCaseNames(case):
-            if fnmatch.fnmatchcase(name, pattern):
-                case(name).run(recorder)
+    recorder = Recorder()
+    every = [(case, name) for case in cases.ALL for name in unittest.TestLoader().getTestCaseNames(case)]
+    for case, name in every[share.first :: share.step]:
+        if fnmatch.fnmatchcase(name, share.pattern) and (share.names is None or name in share.names):
+            case(name).run(recorder)
     output.write_text(json.dumps(recorder.rows, indent=1))
-    return int(any(row["outcome"] == "failed" for row in recorder.rows))
+
+
+def run(n: int, shares: list[Share], settings: dict[str, str]) -> list[dict[str, Any]]:
+    """The rows of tests on ``n`` ranks; shares run beside each other, each in a process of its own."""
+    with tempfile.TemporaryDirectory() as top:
+        started = []
+        for share in shares:
+            folder = Path(top, str(share.first))
+            for name in ("barrier", "test_dir", "init_dir"):
+                Path(folder, name).mkdir(parents=True)
+            told, made = folder / "share.json", folder / "made.json"
+            told.write_text(json.dumps(share._asdict()))
+            env = {**os.environ, **settings, "WORLD_SIZE": str(n), "TEMP_DIR": str(folder), "OMP_NUM_THREADS": "1",
+                   "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(SECONDS), "PYTHONPATH": python_path()}  # fmt: skip
+            command = [sys.executable, "-m", "tests.torch_suite", "--share", str(told), "-o", str(made)]
+            started.append((subprocess.Popen(command, cwd=ROOT, env=env), made))
+        for process, _ in started:
+            process.wait()
+        ended = [json.loads(made.read_text()) if made.exists() else [LOST] for _, made in started]
+    return [row for rows in ended for row in rows]
+
+
+def on_ranks(n: int, pattern: str, backend: str, device: str, jobs_beside: int) -> list[dict[str, Any]]:
+    """All tests on ``n`` ranks; what torch skips before any rank starts again as if we were each backend it names."""
+
+    def shares(names: list[str] | None = None) -> list[Share]:
+        return [Share(pattern, names, first, jobs_beside) for first in range(jobs_beside)]
+
+    rows = run(n, shares(), {"BACKEND": backend})
+    for other in TAKEN_FOR[device]:
+        left = [row["test"] for row in rows if row["outcome"] == "skipped" and not row["started"]]
+        again = run(n, shares(left), {"BACKEND": backend, "TAKEN_FOR": other}) if left else []
+        now = {row["test"]: {**row, "taken_for": other} for row in again if row["outcome"] != "skipped"}
+        rows = [now.get(row["test"], row) for row in rows]
+    return sorted(rows, key=lambda row: str(row["test"]))
 
 
 def main() -> int:
@@ -98,26 +151,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks (%(default)s)")
     parser.add_argument("-k", dest="pattern", default="*", help="names of tests, as a shell pattern")
+    parser.add_argument("-j", dest="jobs", type=int, default=1, help="so many tests beside each other (%(default)s)")
     parser.add_argument("--backend", default="blink", help="another one, to compare")
     parser.add_argument("-o", "--output", help="write every test's outcome as JSON under this name, or one beside it")
-    parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.here:
-        return run_here(args.pattern, args.here)
+    if args.share:
+        run_share(Share(**json.loads(args.share.read_text())), Path(args.output))
+        return 0
     began, found = datetime.now().astimezone(), list[dict[str, Any]]()
-    for n in args.ranks.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            for name in ("barrier", "test_dir", "init_dir"):
-                Path(folder, name).mkdir()
-            made = Path(folder, "made.json")
-            settings = {"BACKEND": args.backend, "WORLD_SIZE": n, "TEMP_DIR": folder, "OMP_NUM_THREADS": "1",
-                        "PYTHONPATH": python_path()}  # fmt: skip
-            command = [sys.executable, "-m", "tests.torch_suite", "-k", args.pattern, "--here", str(made)]
-            subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, check=False)
-            rows = json.loads(made.read_text()) if made.exists() else [{"test": "all", "outcome": "failed"}]
+    for n in map(int, args.ranks.split(",")):
+        device = "cuda" if torch.cuda.device_count() >= n else "cpu"
+        rows = on_ranks(n, args.pattern, args.backend, device, args.jobs)
         counts = Counter(row["outcome"] for row in rows)
         print(f"{n} ranks: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
-        found.append({"ranks": int(n), "counts": counts, "tests": rows})
+        found.append({"ranks": n, "device": device, "counts": counts, "tests": rows})
     if args.output:
         head = {"torch_suite": {"torch": torch.__version__, "backend": args.backend, "tests": args.pattern}}
         jobs.write(args.output, jobs.document(head, found, [], began))

@@ -1,8 +1,9 @@
 """torch's test cases with our backend; imported by the program that starts them and by every process that they start.
 
 ``TestBlink`` are torch's tests as they are. Of FSDP and DTensor the wheel of torch has the bases, with what they
-compare, but not the tests; so these are ours on those bases. ``BACKEND``, ``WORLD_SIZE`` and ``TEMP_DIR`` must be set
-before.
+compare, but not the tests; so these are ours on those bases. They run on GPUs where there are some. ``BACKEND``,
+``WORLD_SIZE`` and ``TEMP_DIR`` must be set before. Many tests are for the backends that they name; with ``TAKEN_FOR``
+torch's tests are told that name, and start groups of ours by it.
 """
 
 import itertools
@@ -32,18 +33,31 @@ from torch.testing._internal.common_fsdp import (
 )
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, MLPModule
 
-import blinkmpi.torch  # noqa: F401
+import blinkmpi.torch
+import blinkmpi.trees  # noqa: F401  what takes long to import, but starts no MPI: ranks are forked
 
 for feature in ("gpu", "cuda", "ddp", "subgroup"):
     DistTestCases.backend_feature[feature].add("blink")
 
-from torch.testing._internal.distributed.distributed_test import (  # noqa: E402
-    DistributedTest,
-    TestDistBackend,
-)
-
 BACKEND, RANKS = os.environ["BACKEND"], int(os.environ["WORLD_SIZE"])
+DEVICE = "cuda" if torch.cuda.device_count() >= RANKS else "cpu"
+
 common_fsdp.DISTRIBUTED_BACKEND = BACKEND
+os.environ["BACKEND"] = TOLD = os.environ.get("TAKEN_FOR", BACKEND)
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend  # noqa: E402
+
+os.environ["BACKEND"] = BACKEND
+
+
+def own_device(rank: int) -> torch.device:
+    """What this rank computes on."""
+    return torch.device(DEVICE, rank) if DEVICE == "cuda" else torch.device("cpu")
+
+
+def take_device(rank: int) -> None:
+    """Compute there from now on."""
+    if DEVICE == "cuda":
+        torch.cuda.set_device(own_device(rank))
 
 
 class Forked(ForkServerProcess):
@@ -73,6 +87,16 @@ class TestBlink(FromServer, TestDistBackend, DistributedTest._DistTestBase):
         super().setUp()
         self._spawn_processes()
 
+    @classmethod
+    def _run(cls, *args: Any, **kwargs: Any) -> None:
+        start = dist.init_process_group
+
+        def ours(*words: Any, backend: str, **more: Any) -> None:
+            start(*words, backend=BACKEND if backend == TOLD else backend, **more)
+
+        dist.init_process_group = ours
+        super()._run(*args, **kwargs)
+
 
 class TestFSDP(FromServer, FSDPTestMixin, MultiProcessTestCase):
     """FSDP against DDP by torch's own comparison, and FSDP2 against gradients that are averaged one by one."""
@@ -97,10 +121,14 @@ class TestFSDP(FromServer, FSDPTestMixin, MultiProcessTestCase):
         super().setUp()
         self._spawn_processes()
 
+    def run_test(self, *args: Any) -> None:
+        take_device(self.rank)
+        super().run_test(*args)
+
     def _parity(self, model: type[FSDPTestModel], strategy: ShardingStrategy, **options: object) -> None:
         self._test_fsdp_parity(
             model, FSDPInitMode.RECURSIVE, DEVICEInitMode.DEVICE_BEFORE, sharding_strategy=strategy,
-            device_id=torch.device("cpu"), **options,
+            device_id=own_device(self.rank), **options,
         )  # fmt: skip
 
     def test_fsdp_full_shard(self) -> None:
@@ -119,6 +147,7 @@ class TestFSDP(FromServer, FSDPTestMixin, MultiProcessTestCase):
         self._parity(TransformerWithSharedParams, ShardingStrategy.FULL_SHARD)
 
     def _fully_sharded(self, steps: int = 3, **options: object) -> None:
+        torch.set_default_device(DEVICE)
         torch.manual_seed(42)
         reference = torch.nn.Sequential(*(common_fsdp.MLP(16) for _ in range(3)))
         model = torch.nn.Sequential(*(common_fsdp.MLP(16) for _ in range(3)))
@@ -150,6 +179,7 @@ class TestFSDP(FromServer, FSDPTestMixin, MultiProcessTestCase):
         self._fully_sharded(reshard_after_forward=False)
 
     def test_fully_shard_mixed_precision(self) -> None:
+        torch.set_default_device(DEVICE)
         torch.manual_seed(1)
         model = common_fsdp.MLP(16)
         fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
@@ -167,7 +197,7 @@ class TestDTensor(FromServer, DTensorTestBase):
 
     @property
     def device_type(self) -> str:
-        return "cpu"
+        return DEVICE
 
     def init_pg(self, eager_init: bool, backend: str | None = None) -> None:
         dist.init_process_group(
@@ -175,6 +205,8 @@ class TestDTensor(FromServer, DTensorTestBase):
         )
 
     def _meshes(self) -> Iterator[dist.DeviceMesh]:
+        take_device(self.rank)
+        torch.set_default_device(DEVICE)
         self.init_pg(eager_init=False)
         yield self.build_device_mesh()
         self.destroy_pg()
@@ -217,7 +249,7 @@ class TestDTensor(FromServer, DTensorTestBase):
     def test_tensor_parallel(self) -> None:
         for mesh in self._meshes():
             torch.manual_seed(5)
-            alone, spread = MLPModule("cpu"), MLPModule("cpu")
+            alone, spread = MLPModule(DEVICE), MLPModule(DEVICE)
             spread.load_state_dict(alone.state_dict())
             parallelize_module(spread, mesh, {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
             optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, spread)]

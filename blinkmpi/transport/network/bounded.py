@@ -175,7 +175,8 @@ class Bounded(ABC):
             late = False
         if late:
             missing = self.missing()
-            text = f"{rendezvous.what}: rank {self.rank} waited {waited_s:.1f} s; {self._words(missing)}"
+            text = f"{rendezvous.what}: rank {self.rank} waited {waited_s:.1f} s, all that the timeout allows; "
+            text += self._words(missing)
             raise CollectiveTimeout(
                 f"{text}look at that process; if it is only slow, raise timeout= (BLINKMPI_TIMEOUT). No communicator "
                 "can be made of these ranks any more: start the job again"
