@@ -151,10 +151,11 @@ TRAINING_LEGEND = """
 Steps of DDP over each library in turn, on copies of one model ([how](../benchmarks/README.md#training)). Times are in
 milliseconds: a step; the same step without communication (compute); what communication adds to it (exposed); and all
 AllReduces of a step with nothing beside them (alone). Overlap is the part of those that the step hides. Ratios are a
-library's time divided by that of backend `blink`, that of steps as on [the page of ratios](performance.md#pytorch). `mpi` is plain mpi4py in a communication hook, `hook` backend
-`blink` with our `ddp_hook`. Weights apart is how far all weights end from those of `blink` (Euclidean, as part of their
-length): sums of more than two ranks may round differently. On links of a DGX-1V, which kernels pace to 45 GB/s a unit
-of NVLink, `blink` is our plan of that part of it, and `ring` the ring that NCCL makes there, by our kernels, too.
+library's time divided by that of backend `blink`, that of steps as on [the page of ratios](performance.md#pytorch).
+`mpi` is plain mpi4py in a communication hook, `hook` backend `blink` with our `ddp_hook`. Weights apart is how far all
+weights end from those of `blink` (Euclidean, as part of their length): sums of more than two ranks may round
+differently. On links of a DGX-1V, which kernels pace to 45 GB/s a unit of NVLink, `blink` is our plan of that part of
+it, and `ring` the ring that NCCL makes there, by our kernels, too.
 """
 
 HOST_TIME_LEGEND = """

@@ -73,10 +73,13 @@ class Forked(ForkServerProcess):
 
 
 class FromServer:
-    """Ranks are forked from a process that has imported torch and these cases: importing takes longer than a test."""
+    """Ranks are forked from a process that has imported what takes longer than a test.
+
+    On GPUs not this module: what it imports of torch's looks for GPUs, and who has done so cannot fork ranks for them.
+    """
 
     def _spawn_processes(self) -> None:
-        set_forkserver_preload([__name__])
+        set_forkserver_preload([__name__] if DEVICE == "cpu" else ["torch.distributed", "blinkmpi.trees"])
         self._start_processes(Forked)
 
 

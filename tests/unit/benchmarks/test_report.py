@@ -189,6 +189,11 @@ def test_groups_and_torch_on_gpus_are_shown() -> None:
     assert "| `ddp_hook` | nccl |" not in short, "hooks are compared with hooks"
     assert "| backend `blink` | nccl_hook |" not in short
     assert "| backend `blink` | nccl | 1.20 | 1.00 |" in short
+    libraries["blink"], libraries["nccl"] = [
+        {**step, "turns_ms": [base + turn for turn in range(11)]} for base in (100.0, 110.0)
+    ]
+    short = made.render_overview(results)
+    assert "| backend `blink` | nccl | 1.10 (1.09 to 1.10) | 1.00 |" in short, "round by round"
     lines = script("pages/summary").table(results).splitlines()
     assert "10 x 1K us: group 10.0, vector 8.0, each 40.0, nccl 15.0; 0 wrong" in lines
     assert any(

@@ -1,0 +1,65 @@
+"""The program that runs torch's own tests: which run again, and how each is counted."""
+
+import unittest
+from typing import Any
+
+import pytest
+
+from tests.torch_suite import __main__ as suite
+
+pytestmark = pytest.mark.mpi_skip
+
+
+def row(test: str, outcome: str, *, started: bool) -> dict[str, Any]:
+    return {"test": test, "outcome": outcome, "started": started}
+
+
+def test_what_torch_skips_for_our_name_runs_again_as_if_we_were_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str | None, list[str] | None]] = []
+
+    def run(n: int, shares: list[suite.Share], settings: dict[str, str]) -> list[dict[str, Any]]:
+        assert (n, settings["BACKEND"], [share.first for share in shares]) == (2, "blink", [0, 1])
+        names, other = shares[0].names, settings.get("TAKEN_FOR")
+        asked.append((other, names))
+        if names is None:
+            return [row("small", "skipped", started=True), row("sparse", "skipped", started=False),
+                    row("all", "passed", started=True), row("cuda", "skipped", started=False)]  # fmt: skip
+        return [row(name, "failed" if (name, other) == ("sparse", "gloo") else "skipped", started=False)
+                for name in names]  # fmt: skip
+
+    monkeypatch.setattr(suite, "run", run)
+    rows = suite.on_ranks(2, "*", "blink", "cpu", 2)
+    assert asked == [(None, None), ("gloo", ["sparse", "cuda"]), ("mpi", ["cuda"])]
+    assert {one["test"]: (one["outcome"], one.get("taken_for")) for one in rows} == {
+        "all": ("passed", None), "cuda": ("skipped", None), "small": ("skipped", None), "sparse": ("failed", "gloo"),
+    }  # fmt: skip
+
+
+class Ends(unittest.TestCase):
+    """Tests that end in each way; not for pytest."""
+
+    __test__ = False
+
+    @unittest.skip("another backend's")
+    def test_skipped(self) -> None: ...
+
+    def test_monitored_barrier_gloo(self) -> None:
+        raise ValueError("monitored_barrier is only implemented for GLOO backend.")
+
+    def test_monitored_barrier_wrong(self) -> None:
+        raise ValueError("another error")
+
+    def test_right(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "started"),
+    [("skipped", "skipped", False), ("monitored_barrier_gloo", "refused", True),
+     ("monitored_barrier_wrong", "failed", True), ("right", "passed", True)],
+)  # fmt: skip
+def test_how_a_test_ended(name: str, outcome: str, started: bool) -> None:
+    recorder = suite.Recorder()
+    Ends(f"test_{name}").run(recorder)
+    (found,) = recorder.rows
+    assert (found["outcome"], found["started"]) == (outcome, started)
+    assert ("text" in found) == (outcome != "passed")
