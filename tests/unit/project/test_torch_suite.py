@@ -35,6 +35,15 @@ def test_what_torch_skips_for_our_name_runs_again_as_if_we_were_another(monkeypa
     }  # fmt: skip
 
 
+def test_tests_that_were_lost_the_second_time_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(n: int, shares: list[suite.Share], settings: dict[str, str]) -> list[dict[str, Any]]:
+        return [suite.LOST] if "TAKEN_FOR" in settings else [row("sparse", "skipped", started=False)]
+
+    monkeypatch.setattr(suite, "run", run)
+    rows = suite.on_ranks(2, "*", "blink", "cpu", 1)
+    assert [(one["test"], one["outcome"]) for one in rows] == [("all", "failed"), ("sparse", "skipped")]
+
+
 class Ends(unittest.TestCase):
     """Tests that end in each way; not for pytest."""
 
