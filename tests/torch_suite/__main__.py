@@ -41,7 +41,11 @@ class Expected(NamedTuple):
 GLOO = "torch itself allows monitored_barrier to gloo alone"
 EXPECTED = (
     Expected("test_monitored_barrier*", "monitored_barrier is only implemented for GLOO backend", GLOO),
-    Expected("test_sparse_all_reduce*", "BufferTypeError: a tensor of layout torch.sparse_coo", "sparse tensors are refused: pass .to_dense()"),
+    Expected(
+        "test_sparse_all_reduce*",
+        "BufferTypeError: a tensor of layout torch.sparse_coo",
+        "sparse tensors are refused: pass .to_dense()",
+    ),
 )
 
 
@@ -139,7 +143,7 @@ def on_ranks(n: int, pattern: str, backend: str, device: str, jobs_beside: int) 
     for other in TAKEN_FOR[device]:
         left = [row["test"] for row in rows if row["outcome"] == "skipped" and not row["started"]]
         again = run(n, shares(left), {"BACKEND": backend, "TAKEN_FOR": other}) if left else []
-        now = {row["test"]: {**row, "taken_for": other} for row in again if row["outcome"] != "skipped"}
+        now = {row["test"]: {**row, "taken_for": other} for row in again if row["started"]}
         rows = [row for row in rows if row["test"] not in now] + list(now.values())  # with what was LOST
     return sorted(rows, key=lambda row: str(row["test"]))
 
