@@ -125,7 +125,7 @@ def training_table(results: Results) -> Iterator[str]:
                         other,
                     ]
                     ratio, between = step_ratio(libraries[other], libraries[own])
-                    cells.append(marked(ratio) + between)
+                    cells.append(marked(ratio, 3) + between)
                     cells.append(marked(libraries[other][ALONE_MS] / libraries[own][ALONE_MS]))
                     yield line([*cells, link(name)])
 
@@ -186,11 +186,11 @@ def mean(values: Sequence[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
-def marked(ratio: float | None) -> str:
-    """A ratio, in italics below 1."""
+def marked(ratio: float | None, digits: int = 2) -> str:
+    """A ratio with so many decimals, in italics below 1."""
     if ratio is None:
         return NONE
-    text = ratio_text(ratio)
+    text = f"{ratio:.{digits}f}"
     return f"*{text}*" if float(text) < 1 else text
 
 

@@ -26,14 +26,14 @@ def emulated_links(document: dict[str, Any]) -> str:
 
 
 def step_ratio(other: dict[str, Any], ours: dict[str, Any]) -> tuple[float, str]:
-    """The other library's step by ours, and where 95 % of such medians lie, if the file has every turn."""
+    """The other library's step by ours, and its 95 % confidence interval, if the file has every turn."""
     turns = list(zip(other.get("turns_ms", ()), ours.get("turns_ms", ()), strict=True))
     if not turns:
         return other["step_ms"] / ours["step_ms"], ""
     ratios = [theirs / own for theirs, own in turns]  # of one round each
     median = statistics.median(ratios)
     low, high = quantile_test(ratios, q=median, p=0.5).confidence_interval(0.95)
-    return median, "" if math.isnan(low + high) else f" ({ratio_text(low)} to {ratio_text(high)})"
+    return median, "" if math.isnan(low + high) else f" ({low:.3f} to {high:.3f})"
 
 
 def blocks(document: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

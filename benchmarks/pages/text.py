@@ -39,7 +39,7 @@ Collectives of `torch.distributed`, backend `blink` beside another one.
 
 OVERVIEW_TRAINING = """
 A step of DDP, and the AllReduces of its gradients with nothing beside them. A step's ratio is the median over rounds in
-which each library had a turn; in brackets, where such a median lies in 95 of 100 cases, if the file has every turn:
+which each library had a turn; in brackets its 95 % confidence interval, if the file has every turn:
 """
 
 OVERVIEW_CERTAINTY = """

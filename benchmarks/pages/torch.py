@@ -58,7 +58,7 @@ def training_file(name: str, document: dict[str, Any]) -> str:
             cells += [f"{ms:.1f}" for ms in (one["step_ms"], row["compute_ms"], one["exposed_ms"])]
             cells += [f"{one['communication_ms']:.1f}", f"{one['overlap']:.0%}" if one["overlap"] > 0 else "none"]
             ratio, between = step_ratio(one, ours)
-            ratios = [ratio_text(ratio) + between, ratio_text(one["communication_ms"] / ours["communication_ms"])]
+            ratios = [f"{ratio:.3f}{between}", ratio_text(one["communication_ms"] / ours["communication_ms"])]
             cells += ["-", "-"] if library in OURS_IN_TRAINING and one is not ours else ratios
             lines.append(line([*cells, f"{one['weights_differ_by']:.0e}"]))
     return "\n".join(lines)

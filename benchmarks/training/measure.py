@@ -40,7 +40,7 @@ RATE = 1e-3  # of learning
 STEPS = 4  # of a turn, on GPUs
 STEPS_TO_BUCKETS = 2  # DDP arranges its buckets anew at the second
 POOL_BYTES = 12 << 30  # of a rank: a model, its gradients, and what two steps of one sample need
-NONE, ALONE = "no communication", "alone: "
+NONE = "no communication"
 
 
 class Way(NamedTuple):
@@ -206,27 +206,23 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
     silent = Copy(torch, workload, ways[0], dtype, device, batch)
     turns = [(NONE, silent, True), *((name, copy, False) for name, copy in copies.items())]
     draw = random.Random(0)  # the same on all ranks
-    times: dict[str, list[float]] = {}
+    steps: dict[str, list[float]] = {name: [] for name, *_ in turns}
+    totals: dict[str, list[float]] = {way.name: [] for way in ways}
 
-    def timed(name: str, call: Callable[[], object], count: int = 1) -> None:
+    def timed(call: Callable[[], object], count: int = 1) -> float:
         wait()
         world.Barrier()
         begin = time.perf_counter()
         for _ in range(count):
             call()
         wait()
-        times.setdefault(name, []).append((time.perf_counter() - begin) * MILLI / count)
+        took = (time.perf_counter() - begin) * MILLI / count
+        return float(world.allreduce(took, mpi.MAX))
 
-    def all_turns(least: int, seconds: float = 0.0) -> None:
-        begin, count = time.perf_counter(), 0
-        while count < least or world.allreduce(time.perf_counter() - begin, mpi.MAX) < seconds:
-            for name, copy, alone in draw.sample(turns, len(turns)):
-                timed(name, partial(copy.step, batch, alone=alone), STEPS if gpu else 1)
-            count += 1
-
-    all_turns(WARMUP)
-    times.clear()
-    all_turns(repeats, seconds)
+    begin = time.perf_counter()
+    while len(steps[NONE]) < WARMUP + repeats or world.bcast(time.perf_counter() - begin) < seconds:
+        for name, copy, alone in draw.sample(turns, len(turns)):
+            steps[name].append(timed(partial(copy.step, batch, alone=alone), STEPS if gpu else 1))
     ours = copies[ways[0].name]
     buckets = ours.bucket_bytes()
     difference = {name: world.allreduce(apart(ours, copy), mpi.MAX) for name, copy in copies.items()}
@@ -243,20 +239,19 @@ def measured(torch: Any, mpi: Any, workload: Any, dtype: Any, device: Any, ways:
 
     for _ in range(WARMUP + repeats):
         for way in draw.sample(ways, len(ways)):
-            timed(ALONE + way.name, partial(total, way))
-    took = {name: [max(turn) for turn in zip(*world.allgather(some), strict=True)] for name, some in times.items()}
-    ms = {name: statistics.median(some[WARMUP if name.startswith(ALONE) else 0 :]) for name, some in took.items()}
+            totals[way.name].append(timed(partial(total, way)))
+    compute = statistics.median(steps[NONE][WARMUP:])
     row: dict[str, Any] = {
         "model": workload.name, "dtype": str(dtype).removeprefix("torch."), "batch": workload.about,
-        "parameters": parameters, "bucket_bytes": buckets, "compute_ms": ms[NONE], "libraries": {},
+        "parameters": parameters, "bucket_bytes": buckets, "compute_ms": compute, "libraries": {},
     }  # fmt: skip
     for way in ways:
-        step, alone = ms[way.name], ms[ALONE + way.name]
-        exposed = step - ms[NONE]
+        step, alone = (statistics.median(some[way.name][WARMUP:]) for some in (steps, totals))
+        exposed = step - compute
         row["libraries"][way.name] = {
             "step_ms": step, "exposed_ms": exposed, "share": exposed / step, "communication_ms": alone,
             "overlap": 1 - exposed / alone, "weights_differ_by": difference[way.name],
-            "turns_ms": [round(turn, 4) for turn in took[way.name]],
+            "turns_ms": [round(turn, 4) for turn in steps[way.name][WARMUP:]],
         }  # fmt: skip
     if seen is not None:
         row["gradients"] = {"backward_ms": seen.backward_ms, "ready": seen.ready}
@@ -327,7 +322,12 @@ def main() -> None:
         facts["gpu"] = {"name": comm.gpu.name, **comm.gpu.versions, "NCCL": nccl}
     torch.distributed.destroy_process_group()
     if world.rank == 0 and options.output:
-        how = {"repeats": options.repeats, "steps": STEPS if options.gpu else 1, "threads": 1}
+        how = {
+            "repeats": options.repeats,
+            "seconds": options.seconds,
+            "steps": STEPS if options.gpu else 1,
+            "threads": 1,
+        }
         if gpus:
             how |= {"emulated": gpus, "machine": MACHINE, "nvlink_unit_mbps": UNIT_MBPS}
         head = {"training": how, "env": facts["env"]}

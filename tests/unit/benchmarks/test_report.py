@@ -181,19 +181,19 @@ def test_groups_and_torch_on_gpus_are_shown() -> None:
     assert page.count("- GPUs: 2 x NVIDIA H200") == 3
     assert "| resnet50, on links of GPUs 0,1 of a DGX-1V | float32 | 64 images | 25.6 M | ring | 10.0 |" in page
     short = made.render_overview(results)
-    assert "| resnet50 | float32 | 2 GPUs | backend `blink` | nccl | 1.20 | 1.00 |" in short
-    assert "| resnet50 | float32 | 2 GPUs | `ddp_hook` | nccl | 1.50 | 1.00 |" in short, "both are ours"
+    assert "| resnet50 | float32 | 2 GPUs | backend `blink` | nccl | 1.200 | 1.00 |" in short
+    assert "| resnet50 | float32 | 2 GPUs | `ddp_hook` | nccl | 1.500 | 1.00 |" in short, "both are ours"
     libraries["nccl_hook"] = {**step, "step_ms": 9.6}
     short = made.render_overview(results)
-    assert "| `ddp_hook` | nccl_hook | 1.20 | 1.00 |" in short
+    assert "| `ddp_hook` | nccl_hook | 1.200 | 1.00 |" in short
     assert "| `ddp_hook` | nccl |" not in short, "hooks are compared with hooks"
     assert "| backend `blink` | nccl_hook |" not in short
-    assert "| backend `blink` | nccl | 1.20 | 1.00 |" in short
+    assert "| backend `blink` | nccl | 1.200 | 1.00 |" in short
     libraries["blink"], libraries["nccl"] = [
         {**step, "turns_ms": [base + turn for turn in range(11)]} for base in (100.0, 110.0)
     ]
     short = made.render_overview(results)
-    assert "| backend `blink` | nccl | 1.10 (1.09 to 1.10) | 1.00 |" in short, "round by round"
+    assert "| backend `blink` | nccl | 1.095 (1.092 to 1.099) | 1.00 |" in short, "round by round"
     lines = script("pages/summary").table(results).splitlines()
     assert "10 x 1K us: group 10.0, vector 8.0, each 40.0, nccl 15.0; 0 wrong" in lines
     assert any(
