@@ -18,7 +18,7 @@ from ..util.cache_folder import cache_dir, keep
 from ..util.text import parse_size
 
 TIMED = ("allreduce", "broadcast", "allgather")
-TUNED = tuple(c for c in COLLECTIVES if c not in ("barrier", "alltoall"))
+TUNED = tuple(c for c in COLLECTIVES if c != "barrier")
 
 
 def add_tune(sub: Any) -> None:
@@ -83,7 +83,8 @@ def tune(args: argparse.Namespace, world: Any) -> int:
                 before = None
             keep(path, (before or fresh).joined(rules, gpus.plans.algorithms).to_json())
             for r in rules:
-                print(f"{r.collective:15} from {r.min_bytes:>10} B {'registered' if r.registered else 'any':10} "
+                kind = f"{'registered' if r.registered else 'any'}{', 16 bits' if r.widened else ''}"
+                print(f"{r.collective:15} from {r.min_bytes:>10} B {kind:19} "
                       f"{r.scheme}/{r.protocol} chunk {r.chunk_bytes} ctas {r.ctas or 'default'}")  # fmt: skip
             print(f"kept in {path}", file=sys.stderr)
     return 0

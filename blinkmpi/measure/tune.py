@@ -3,8 +3,9 @@
 Every candidate runs in a CUDA graph, so that the host's part does not count. A time is the median of repeats, each the
 maximum over ranks. The candidates of a size take turns, and those close to the fastest are measured again, longer.
 Where neighbouring sizes have different winners, sizes between them are measured too, down to a factor of two, so that
-no row rests on a size far from it. The table lies in the cache folder under the GPUs' name and a digest of their links;
-rank 0 reads it when a Communicator is made.
+no row rests on a size far from it. Reductions are measured in float32 and in bfloat16, whose partial results travel in
+float32: what sends few of them is the fastest there. The table lies in the cache folder under the GPUs' name and a
+digest of their links; rank 0 reads it when a Communicator is made.
 """
 
 import statistics
@@ -18,7 +19,7 @@ from ..communicator import Communicator
 from ..errors import DeviceError
 from ..planning.defaults import GPU_SLOTS, LL128, by_nvlink
 from ..planning.plan import Rule
-from ..program.call import Call
+from ..program.call import REDUCTIONS, Call
 from ..runtime.cuda.context import MEASURED, CudaContext
 from ..runtime.inspection import call_of
 from ..transport.cuda.device import cupy
@@ -38,10 +39,11 @@ BATCH_S = 0.004  # of one repeat
 CTAS = (16, 32, 64, 128)
 CHUNKS = (32 * KIB, 128 * KIB, 512 * KIB)
 RS_AG_TRIED_FROM = 8 * MIB  # two kernels cost a few us more than one
+DTYPE, WIDENED_DTYPE = "float32", "bfloat16"  # the second: of calls whose partial results travel widened
 
 
 def tune(
-    comm: Communicator, collectives: Sequence[Collective], *, sizes: Sequence[int] = SIZES, dtype: str = "float32",
+    comm: Communicator, collectives: Sequence[Collective], *, sizes: Sequence[int] = SIZES,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Rule, ...]:  # fmt: skip
     """Measure, and return the rows of the selection table; collective.
@@ -55,11 +57,17 @@ def tune(
     """
     gpus = comm.context.cuda()
     found: list[Rule] = []
-    trial = _Trial(comm, gpus, max(sizes), dtype, say)
+    trial = _Trial(comm, gpus, max(sizes), say)
     for collective in collectives:
         comm.plan(collective)
+        wide = collective in REDUCTIONS and gpus.machine.n > 2 and gpus.plans.wire == "accumulator"
         for registered in (False, True):
-            found += rows(choices(sizes, partial(trial.measured, collective, registered)), registered=registered)
+            plain = rows(choices(sizes, partial(trial.measured, collective, registered)), registered=registered)
+            found += plain
+            if wide:
+                measure = partial(trial.measured, collective, registered, widened=True)
+                own = rows(choices(sizes, measure), registered=registered, widened=True)
+                found += own if own != [replace(row, widened=True) for row in plain] else []
     trial.close()
     return tuple(found)
 
@@ -128,13 +136,13 @@ def choices(sizes: Sequence[int], measure: Callable[..., dict[Rule, float]]) -> 
     return made
 
 
-def rows(winners: Sequence[tuple[int, Rule]], *, registered: bool) -> list[Rule]:
+def rows(winners: Sequence[tuple[int, Rule]], *, registered: bool, widened: bool = False) -> list[Rule]:
     """The table's rows from the fastest rule at each size: a rule begins half-way (in octaves) from the size before."""
     made: list[Rule] = []
     before = 0
     for nbytes, rule in winners:
         at = 0 if not made else int((before * nbytes) ** 0.5)
-        kept = replace(rule, min_bytes=at, registered=registered, reason=MEASURED)
+        kept = replace(rule, min_bytes=at, registered=registered, widened=widened, reason=MEASURED)
         if not made or replace(made[-1], min_bytes=at) != kept:
             made.append(kept)
         before = nbytes
@@ -144,10 +152,8 @@ def rows(winners: Sequence[tuple[int, Rule]], *, registered: bool) -> list[Rule]
 class _Trial:
     """Buffers, a stream, and a way to time rules against one another."""
 
-    def __init__(
-        self, comm: Communicator, gpus: CudaContext, nbytes: int, dtype: str, say: Callable[[str], None]
-    ) -> None:
-        self.cp, self.comm, self.gpus, self.dtype, self.say = cupy(), comm, gpus, dtype, say
+    def __init__(self, comm: Communicator, gpus: CudaContext, nbytes: int, say: Callable[[str], None]) -> None:
+        self.cp, self.comm, self.gpus, self.say = cupy(), comm, gpus, say
         self.stream = self.cp.cuda.Stream(non_blocking=True)
         self.buffers = {
             True: [comm.empty(nbytes, "uint8") for _ in range(2)],
@@ -164,13 +170,15 @@ class _Trial:
             self.comm.deregister(buffer)
 
     def measured(
-        self, collective: Collective, registered: bool, nbytes: int, among: Collection[Rule] = ()
-    ) -> dict[Rule, float]:
+        self, collective: Collective, registered: bool, nbytes: int, among: Collection[Rule] = (), *,
+        widened: bool = False,
+    ) -> dict[Rule, float]:  # fmt: skip
         """Times of the candidates, or only of those ``among`` them, for so many bytes."""
-        call = call_of(self.gpus.machine.n, collective, nbytes, self.dtype, "sum", 0)
+        dtype = WIDENED_DTYPE if widened else DTYPE
+        call = call_of(self.gpus.machine.n, collective, nbytes, dtype, "sum", 0)
         rules = [r for r in candidates(self.gpus, call, registered=registered) if not among or r in among]
         times = self.times(call, rules, registered=registered)
-        self.say(_line(collective, nbytes, registered, times))
+        self.say(_line(f"{collective} {dtype}" if collective in REDUCTIONS else collective, nbytes, registered, times))
         return times
 
     def times(self, call: Call, rules: Sequence[Rule], *, registered: bool) -> dict[Rule, float]:
@@ -216,11 +224,11 @@ class _Trial:
         return max(2, min(50, int(BATCH_S / max(self._once(enqueue), 1e-6))))
 
 
-def _line(collective: str, nbytes: int, registered: bool, times: dict[Rule, float]) -> str:
+def _line(what: str, nbytes: int, registered: bool, times: dict[Rule, float]) -> str:
     def name(rule: Rule) -> str:
         direct = rule.protocol + (f"@{rule.ctas}" if rule.ctas else "")
         return f"{rule.scheme}/{f'{rule.chunk_bytes >> 10}K' if rule.protocol == 'slots' else direct}"
 
     order = sorted(times, key=lambda rule: times[rule])
     shown = ", ".join(f"{name(rule)} {times[rule] * 1e6:.1f}" for rule in order)
-    return f"{collective} {nbytes} {'registered' if registered else 'any'}: {shown} us"
+    return f"{what} {nbytes} {'registered' if registered else 'any'}: {shown} us"

@@ -116,9 +116,11 @@ def with_algorithms(
             first, last, reason = 0, 0, why
         else:
             first, last, reason = one.min_bytes, one.max_bytes, "an algorithm of this communicator's"
-        for registered, rows in plan.rows(collective, root).items():
-            own = Rule(collective, first, one.scheme, chunk, depth, reason, ctas=ctas, registered=registered, root=root)
-            known = [r for r in rules if (r.collective, r.root, r.registered) == (collective, root, registered)]
+        for (registered, widened), rows in plan.kinds(collective, root).items():
+            own = Rule(collective, first, one.scheme, chunk, depth, reason, ctas=ctas, registered=registered, root=root,
+                       widened=widened)  # fmt: skip
+            kind = collective, root, registered, widened
+            known = [r for r in rules if (r.collective, r.root, r.registered, r.widened) == kind]
             before = sorted(known or (replace(row, root=root) for row in rows), key=lambda row: row.min_bytes)
             kept = [row for row in before if row.min_bytes < first]
             if last:

@@ -22,7 +22,7 @@ from ..trees.problem import BACKWARDS
 from ..trees.tree import MAY_BE_CARRIED, ROOTED, Collective, Packing
 from .by_size import Choice, fastest
 from .gpus.kernel_times import boundaries
-from .gpus.one_hop import FEW_CTAS, PACKETS_BELOW, one_hop_rows
+from .gpus.one_hop import FEW_CTAS, LONG_WIDENED, PACKETS_BELOW, one_hop_rows
 from .memory_rows import MEMORY_ROWS, memory_rows
 from .memory_rows import SLOTS as MEMORY_SLOTS
 from .plan import PACKETS, Plan, ProtocolName, Rule
@@ -250,6 +250,7 @@ def gpu_rules(
     (chunk, depth), ctas = slots_of(gpus, plan.n), ctas_of(gpus, plan.n, max_ctas)
     onehop = gpus == "onehop" and "onehop" in there and plan.n > 1 and collective in PACKETS_BELOW
     whole = onehop and _meets_bound(plan, collective, "onehop")
+    own_widened = whole and plan.n > 2 and collective in LONG_WIDENED and plan.wire == "accumulator"
     lines = LL128[0] in protocols
     untried = onehop and lines and plan.n > MOST_TRIED
     modelled = boundaries(_one_hop_packing(plan, collective), topology) if untried else None
@@ -259,7 +260,8 @@ def gpu_rules(
     def rows_for(root: int, choices: Sequence[Choice]) -> list[Rule]:
         """With the fastest schemes for what packets do not carry; packets always take one hop."""
         rows = []
-        for registered in (False, True) if whole else (False,):
+        kinds = itertools.product((False, True) if whole else (False,), (False, True) if own_widened else (False,))
+        for registered, widened in kinds:
             found: list[tuple[int, str, ProtocolName, int, int]] = [
                 (choice.min_bytes, choice.scheme, SLOTS, ctas, min(choice.least_chunk_bytes, chunk))
                 for choice in choices
@@ -267,7 +269,7 @@ def gpu_rules(
             if onehop:
                 one_hop = one_hop_rows(
                     collective, plan.n, registered=registered, lines=lines, modelled=modelled, schemes=there,
-                    max_ctas=max_ctas,
+                    max_ctas=max_ctas, widened=widened,
                 )  # fmt: skip
                 trials = [
                     (at, by, protocol, many or (ctas if protocol == SLOTS else 0), 0)
@@ -285,7 +287,9 @@ def gpu_rules(
                 tried = whole and plan.n <= (2 if protocol in LL128 else MOST_TRIED)
                 why = TRIED if tried or not onehop else BY_KERNELS if modelled and protocol in PACKETS else EXPECTED
                 why = UNTRIED if collective in MAY_BE_CARRIED else why if onehop else BY_MODEL
-                rows.append(Rule(collective, at, by, chunk, depth, why, protocol, many, registered, root, least))
+                rows.append(
+                    Rule(collective, at, by, chunk, depth, why, protocol, many, registered, root, least, widened)
+                )
             slots_last = rows[-1].protocol == SLOTS and rows[-1].min_bytes < PAIR_LONG
             if onehop and plan.n == 2 and collective not in ROOTED and slots_last:
                 rows.append(replace(rows[-1], min_bytes=PAIR_LONG, chunk_bytes=PAIR_LONG_CHUNK))
@@ -305,9 +309,14 @@ def gpu_rules(
     ]
     if protocol in ("direct", "rs_ag"):
         forced.append(Rule(collective, 0, first, chunk, depth))
-    lowest = {kind: min(r.min_bytes for r in forced if r.registered == kind) for kind in {r.registered for r in forced}}
+    lowest: dict[tuple[bool, bool], int] = {}
+    for r in forced:
+        kind = r.registered, r.widened
+        lowest[kind] = min(r.min_bytes, lowest.get(kind, r.min_bytes))
     return [
-        replace(r, min_bytes=0 if r.min_bytes == lowest[r.registered] else r.min_bytes, reason="BLINKMPI_ALGO")
+        replace(
+            r, min_bytes=0 if r.min_bytes == lowest[r.registered, r.widened] else r.min_bytes, reason="BLINKMPI_ALGO"
+        )
         for r in forced
     ]
 

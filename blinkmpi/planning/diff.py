@@ -128,7 +128,8 @@ def _how(rule: Rule | None) -> str:
 def _where(rule: Rule) -> str:
     """The calls that a row is for."""
     root = f", root {rule.root}" if rule.root >= 0 else ""
-    return f"from {rule.min_bytes} bytes{root}{', registered buffers' if rule.registered else ''}"
+    kinds = (", registered buffers" * rule.registered, ", widened partial results" * rule.widened)
+    return f"from {rule.min_bytes} bytes{root}{''.join(kinds)}"
 
 
 def _gbps(mbps: Fraction | int) -> str:

@@ -44,7 +44,8 @@ class Rule(Value, frozen=True, omit_defaults=True):
     16 (``ll16``) or 128 bytes (``ll128``) in one or two shots, ``direct`` between registered buffers, or as a
     reduce-scatter and an allgather (``rs_ag``). ``ctas`` is the number of thread groups of a GPU (0: the protocol's
     default). Rows for ``registered`` buffers stand beside those for any, and rows for one ``root``, for which another
-    scheme is the best, beside those for all (-1).
+    scheme is the best, beside those for all (-1). Rows for calls whose partial results travel ``widened``, in a type of
+    more bytes than their elements have, stand beside those for all types: another scheme may send fewer of them.
     """
 
     collective: Collective
@@ -58,6 +59,7 @@ class Rule(Value, frozen=True, omit_defaults=True):
     registered: bool = False
     root: int = -1
     least_chunk_bytes: int = 0
+    widened: bool = False
 
 
 class PassedOver(Value, frozen=True):
@@ -168,8 +170,8 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
         have = {(p.collective, p.root, p.scheme) for p in self.packings}
         rules = [row for row in part.rules if row.collective not in {r.collective for r in self.rules}]
         if not any(row.collective == collective for row in rules) and root >= 0:
-            rows = [replace(row, root=root) for kind in part.rows(collective, root).values() for row in kind]
-            known = [replace(row, root=root) for kind in self.rows(collective, root).values() for row in kind]
+            rows = [replace(row, root=root) for kind in part.kinds(collective, root).values() for row in kind]
+            known = [replace(row, root=root) for kind in self.kinds(collective, root).values() for row in kind]
             rules += rows if rows != known else []
         return replace(
             self,
@@ -198,16 +200,24 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
     def _turned(self) -> dict[tuple[str, int, str], Packing]:
         return {}
 
-    def rule(self, collective: str, nbytes: int, *, root: int = -1, registered: bool = False) -> Rule:
+    def rule(
+        self, collective: str, nbytes: int, *, root: int = -1, registered: bool = False, widened: bool = False
+    ) -> Rule:
         """The row of the selection table for a vector of ``nbytes``; those for registered buffers come first there."""
-        rows = self.rows(collective, root)
+        rows = self.rows(collective, root, widened=widened)
         for row in rows.get(registered) or rows.get(False, []):
             if row.min_bytes <= nbytes:
                 return row
         raise PlanError(f"the plan for {self.machine} has no rule for {collective} of {nbytes} bytes; plan again")
 
-    def rows(self, collective: str, root: int = -1) -> dict[bool, list[Rule]]:
-        """The rows for a collective and root by ``registered``, the largest ``min_bytes`` first.
+    def rows(self, collective: str, root: int = -1, *, widened: bool = False) -> dict[bool, list[Rule]]:
+        """The rows for a collective and root by ``registered``, the largest ``min_bytes`` first."""
+        kinds = self.kinds(collective, root)
+        return {registered: kinds.get((registered, widened)) or rows
+                for (registered, own), rows in kinds.items() if not own}  # fmt: skip
+
+    def kinds(self, collective: str, root: int = -1) -> dict[tuple[bool, bool], list[Rule]]:
+        """The rows for a collective and root by ``registered`` and ``widened``, the largest ``min_bytes`` first.
 
         If there are rows for this root, they are all that it has.
         """
@@ -215,20 +225,21 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
         return own or self._rows.get((collective, -1), {})
 
     @cached_property
-    def _rows(self) -> dict[tuple[str, int], dict[bool, list[Rule]]]:
-        rows: dict[tuple[str, int], dict[bool, list[Rule]]] = {}
+    def _rows(self) -> dict[tuple[str, int], dict[tuple[bool, bool], list[Rule]]]:
+        rows: dict[tuple[str, int], dict[tuple[bool, bool], list[Rule]]] = {}
         for rule in sorted(self.rules, key=lambda r: -r.min_bytes):
-            rows.setdefault((rule.collective, rule.root), {}).setdefault(rule.registered, []).append(rule)
+            kinds = rows.setdefault((rule.collective, rule.root), {})
+            kinds.setdefault((rule.registered, rule.widened), []).append(rule)
         for collective in MAY_BE_CARRIED:
             if (collective, -1) not in rows and (schemes := self.schemes(collective)):  # an older plan has none
                 why = f"this plan has no row for {collective}: as a scatter"
                 found = [
                     replace(row, collective=collective, reason=why)
-                    for row in rows.get(("scatter", -1), {}).get(False, [])
+                    for row in rows.get(("scatter", -1), {}).get((False, False), [])
                     if (row.scheme, row.protocol) == (schemes[0], "slots")
                 ]
                 found = [*found[:-1], *(replace(row, min_bytes=0) for row in found[-1:])]
-                rows[collective, -1] = {False: found}
+                rows[collective, -1] = {(False, False): found}
         return rows
 
     def _consistent(self) -> Self:

@@ -176,8 +176,9 @@ def choose(
         mpi: whether MPI's own collective may carry it.
         fits: whether a protocol of packets can carry a call; one that cannot is passed over.
     """
-    rule = plan.rule(call.collective, call.nbytes, root=call.root, registered=registered)
-    by_kind = plan.rows(call.collective, call.root)
+    widened = call.widened and plan.wire == "accumulator"
+    rule = plan.rule(call.collective, call.nbytes, root=call.root, registered=registered, widened=widened)
+    by_kind = plan.rows(call.collective, call.root, widened=widened)
     if rule.scheme == "mpi" and not mpi:
         rows = sorted((r for kind in by_kind.values() for r in kind if r.scheme != "mpi"), key=lambda r: r.min_bytes)
         longer = [r for r in rows if r.min_bytes > rule.min_bytes]

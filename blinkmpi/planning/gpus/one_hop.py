@@ -68,17 +68,24 @@ LONG: dict[str, tuple[tuple[LongRow, ...], tuple[LongRow, ...]]] = {
         ((3 * MIB, "onehop", "direct", 0), (12 * MIB, "chain", "slots", 0)),
     ),
 }
+# Likewise for calls whose partial results travel widened, where each rank sends its own operands and no sums of them.
+LONG_WIDENED: dict[str, tuple[tuple[LongRow, ...], tuple[LongRow, ...]]] = {
+    "allreduce": (((6 * MIB, "onehop", "slots", 0),), ((6 * MIB, "onehop", "direct", 0),)),
+    "reduce": (((6 * MIB, "trees", "slots", 0),), ((6 * MIB, "onehop", "direct", 32),)),
+    "reduce_scatter": (((12 * MIB, "onehop", "slots", 0),), ((3 * MIB, "onehop", "direct", 0),)),
+}
 
 
 def one_hop_rows(
     collective: str, n: int, *, registered: bool, lines: bool, modelled: Boundaries | None, schemes: Sequence[str],
-    max_ctas: int = 0,
+    max_ctas: int = 0, widened: bool = False,
 ) -> list[LongRow]:  # fmt: skip
     """(from how many bytes, scheme, protocol, CTAs) for GPUs that reach one another over one hop.
 
     Args:
         modelled: where packets end, if not as the trials say.
         max_ctas: that a kernel shall have; 0: as many as there may be.
+        widened: for calls whose partial results travel in a type of more bytes than their elements have.
     """
     size = 0 if n <= 2 else 1 if n <= 4 else 2
     end, one, two = modelled[:3] if modelled else PACKETS_BELOW[collective][size]
@@ -101,7 +108,7 @@ def one_hop_rows(
         rows.append((end, "onehop", "direct", ENOUGH_CTAS.get(collective, 0) if n <= 2 else 0))
     if until is not None:
         rows.append((max(end, until), "onehop", "slots", 0))
-    long = LONG.get(collective, ((), ()))[registered] if n > 2 else ()
+    long = (LONG_WIDENED if widened else LONG).get(collective, ((), ()))[registered] if n > 2 else ()
     if long_too:
         long = tuple(row for row in long if row[2] == "direct")
     if long and {scheme for _, scheme, *_ in long} <= {*schemes}:

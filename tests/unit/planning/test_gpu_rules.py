@@ -54,7 +54,8 @@ def test_no_call_takes_packets_that_its_boxes_cannot_hold(n: int, algo: str) -> 
     plan = planned(n, algo)
     for collective in REAL:
         for registered in (False, True):
-            rows = [r for r in plan.rules if (r.collective, r.registered) == (collective, registered)]
+            of_kind = (collective, registered, False)
+            rows = [r for r in plan.rules if (r.collective, r.registered, r.widened) == of_kind]
             assert rows[0].min_bytes == 0
             assert [r.min_bytes for r in rows] == sorted({r.min_bytes for r in rows}), "ascending, each once"
             for nbytes in (1, 1 << 14, 1 << 30, *(r.min_bytes + d for r in rows for d in (-1, 0) if r.min_bytes)):
@@ -65,6 +66,36 @@ def test_no_call_takes_packets_that_its_boxes_cannot_hold(n: int, algo: str) -> 
                 else:
                     assert registered or rule.protocol == "slots"
                     assert nbytes > 1 or not algo.startswith(collective)
+
+
+@pytest.mark.parametrize("n", [3, 4, 8])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_no_partial_results_of_16_bits_travel_widened_where_operands_can(n: int, dtype: str) -> None:
+    plan = planned(n)
+    for collective, registered in (("allreduce", False), ("allreduce", True), ("reduce_scatter", False),
+                                   ("reduce_scatter", True), ("reduce", True)):  # fmt: skip
+        for nbytes in (16 << 20, 64 << 20, 1 << 30):
+            call = even_call(collective, n, nbytes, dtype=dtype)  # type: ignore[arg-type]
+            rule = rule_of(plan, call, registered=registered)
+            assert rule.widened
+            assert rule.scheme == "onehop"
+            wide = any(channel.wide for channel in program_for(plan, call, rule).channels)
+            assert rule.protocol == "direct" or not wide, "which loads operands alone"
+            full = rule_of(plan, msgspec.structs.replace(call, dtype="float32"), registered=registered)
+            rounded = rule_of(msgspec.structs.replace(plan, wire="operand"), call, registered=registered)
+            assert not full.widened
+            assert not rounded.widened
+
+
+def test_rows_for_widened_partial_results_stand_beside_the_others() -> None:
+    row = Rule("allreduce", 0, "chain", 128 * 1024, 4)
+    own = replace(row, scheme="onehop", widened=True)
+    plan = planned(4)
+    plan = replace(plan, rules=(*(r for r in plan.rules if r.collective != "allreduce"), row, own))
+    assert plan.rows("allreduce") == {False: [row]}
+    assert plan.rows("allreduce", widened=True) == {False: [own]}
+    assert plan.rule("allreduce", 1 << 20, registered=True, widened=True) == own
+    assert plan.rows("broadcast", widened=True) == plan.rows("broadcast")
 
 
 def test_slots_between_two_gpus_are_larger_for_long_vectors() -> None:
