@@ -19,7 +19,7 @@ from ..topology.model import Topology
 from ..trees.deadline import late
 from ..trees.graph.fabric import fabric
 from ..trees.problem import BACKWARDS
-from ..trees.tree import MAY_BE_CARRIED, ROOTED, Collective, Packing
+from ..trees.tree import CARRIED, ROOTED, Collective, Packing
 from .by_size import Choice, fastest
 from .gpus.kernel_times import boundaries
 from .gpus.one_hop import FEW_CTAS, LONG_WIDENED, PACKETS_BELOW, one_hop_rows
@@ -262,8 +262,8 @@ def gpu_rules(
         rows = []
         kinds = itertools.product((False, True) if whole else (False,), (False, True) if own_widened else (False,))
         for registered, widened in kinds:
-            found: list[tuple[int, str, ProtocolName, int, int]] = [
-                (choice.min_bytes, choice.scheme, SLOTS, ctas, min(choice.least_chunk_bytes, chunk))
+            found: list[tuple[int, str, ProtocolName, int, int, int]] = [
+                (choice.min_bytes, choice.scheme, SLOTS, ctas, min(choice.least_chunk_bytes, chunk), chunk)
                 for choice in choices
             ]
             if onehop:
@@ -272,23 +272,19 @@ def gpu_rules(
                     max_ctas=max_ctas, widened=widened,
                 )  # fmt: skip
                 trials = [
-                    (at, by, protocol, many or (ctas if protocol == SLOTS else 0), 0)
-                    for at, by, protocol, many in one_hop
+                    (at, by, protocol, many or (ctas if protocol == SLOTS else 0), 0, size or chunk)
+                    for at, by, protocol, many, size in one_hop
                 ]
                 packets = [row for row in trials if row[2] in PACKETS]
                 end = trials[len(packets)][0]
-                rest = [
-                    (max(row[0], end), row[1], row[2], row[3], row[4])
-                    for i, row in enumerate(found)
-                    if not i or found[i - 1][0] > end
-                ]
+                rest = [(max(row[0], end), *row[1:]) for i, row in enumerate(found) if not i or found[i - 1][0] > end]
                 found = trials if whole else [*packets, *rest]
-            for at, by, protocol, many, least in found:
-                tried = whole and plan.n <= (2 if protocol in LL128 else MOST_TRIED)
+            for at, by, protocol, many, least, size in found:
+                tried = whole and plan.n <= MOST_TRIED
                 why = TRIED if tried or not onehop else BY_KERNELS if modelled and protocol in PACKETS else EXPECTED
-                why = UNTRIED if collective in MAY_BE_CARRIED else why if onehop else BY_MODEL
+                why = UNTRIED if collective in CARRIED else why if onehop else BY_MODEL
                 rows.append(
-                    Rule(collective, at, by, chunk, depth, why, protocol, many, registered, root, least, widened)
+                    Rule(collective, at, by, size, depth, why, protocol, many, registered, root, least, widened)
                 )
             slots_last = rows[-1].protocol == SLOTS and rows[-1].min_bytes < PAIR_LONG
             if onehop and plan.n == 2 and collective not in ROOTED and slots_last:

@@ -4,7 +4,7 @@ from ..errors import SettingsError
 from ..trees.tree import CARRIED, COLLECTIVES, ROOTED, Collective
 from ..util.codec import Value
 from ..util.text import quoted
-from .reduction import accumulator_of, dtype_of
+from .reduction import NARROW, dtype_of
 
 REDUCTIONS: frozenset[str] = frozenset({"reduce", "allreduce", "reduce_scatter", "scan", "exscan"})
 BLOCKED: frozenset[str] = frozenset({"allgather", "gather", "scatter", "reduce_scatter", "alltoall"})
@@ -40,7 +40,7 @@ class Call(Value, frozen=True):
     @property
     def widened(self) -> bool:
         """Whether partial results have more bytes than elements: those of 8- and 16-bit floats are in float32."""
-        return self.reduces and accumulator_of(self.dtype).itemsize > self.itemsize
+        return self.dtype in NARROW and self.reduces
 
     @property
     def text(self) -> str:

@@ -9,27 +9,28 @@ from ..plan import ProtocolName
 from .kernel_times import Boundaries
 
 KIB, MIB = 1 << 10, 1 << 20
-LongRow = tuple[int, str, ProtocolName, int]
+LongRow = tuple[int, str, ProtocolName, int, int]
 # Between GPUs that reach one another over one hop: bytes of the whole vector where the next protocol begins, for at
-# most 2, at most 4, and more ranks. From trials on two H200; beyond, from those and the rate of the links. Of more than
-# 4 GPUs on NVLink, which were never tried, kernel_times.py says it. `blinkmpi tune` measures. Packets of 16 bytes in
-# one shot carry vectors below the first size, lines of 128 in one shot those below the second, in two shots those below
-# the third.
+# most 2, at most 4, and more ranks. From trials on two H100 and four H200; beyond, from those and the rate of the
+# links. Of more than 4 GPUs on NVLink, which were never tried, kernel_times.py says it. `blinkmpi tune` measures.
+# Packets of 16 bytes in one shot carry vectors below the first size, lines of 128 in one shot those below the second,
+# in two shots those below the third.
 _BLOCKS = ((192 * KIB, 8 * MIB, 0), (256 * KIB, 3 * MIB, 0), (256 * KIB, 3 * MIB, 0))
 PACKETS_BELOW = {
-    "allreduce": ((96 * KIB, 768 * KIB, 3 * MIB), (64 * KIB, 384 * KIB, 6 * MIB), (32 * KIB, 96 * KIB, 6 * MIB)),
-    "broadcast": ((160 * KIB, 4352 * KIB, 0), (96 * KIB, 384 * KIB, 6 * MIB), (64 * KIB, 96 * KIB, 6 * MIB)),
-    "reduce": ((160 * KIB, 4352 * KIB, 0), (96 * KIB, 384 * KIB, 6 * MIB), (64 * KIB, 96 * KIB, 6 * MIB)),
-    "allgather": _BLOCKS,
-    "reduce_scatter": _BLOCKS,
+    "allreduce": ((96 * KIB, 768 * KIB, 3 * MIB), (24 * KIB, 384 * KIB, 6 * MIB), (32 * KIB, 96 * KIB, 6 * MIB)),
+    "broadcast": ((160 * KIB, 4352 * KIB, 0), (48 * KIB, 384 * KIB, 6 * MIB), (64 * KIB, 96 * KIB, 6 * MIB)),
+    "reduce": ((160 * KIB, 4352 * KIB, 0), (96 * KIB, 1440 * KIB, 6 * MIB), (64 * KIB, 96 * KIB, 6 * MIB)),
+    "allgather": (_BLOCKS[0], (12 * KIB, 6 * MIB, 0), _BLOCKS[2]),
+    "reduce_scatter": (_BLOCKS[0], (192 * KIB, 6 * MIB, 0), _BLOCKS[2]),
     "gather": _BLOCKS,
     "scatter": _BLOCKS,
-    "alltoall": _BLOCKS,
+    "alltoall": (_BLOCKS[0], (192 * KIB, 6 * MIB, 0), _BLOCKS[2]),
 }
 DIRECT_FROM = {  # at the latest, where buffers are registered
-    "broadcast": (8 * MIB, 1536 * KIB, 1536 * KIB),
+    "allreduce": (3 * MIB, 1536 * KIB, 6 * MIB),
+    "broadcast": (8 * MIB, 6 * MIB, 1536 * KIB),
     "allgather": (3 * MIB, 3 * MIB, 3 * MIB),
-    "reduce_scatter": (6 * MIB, 3 * MIB, 3 * MIB),
+    "reduce_scatter": (6 * MIB, 6 * MIB, 3 * MIB),
 }
 TWO_SHOT_BELOW = 384 * KIB  # allreduce of more than 2 ranks, where lines of 128 bytes may not stay whole
 DIRECT_BELOW: dict[str, tuple[int | None, int | None, int | None]] = {  # registered; then slots again
@@ -43,44 +44,63 @@ DIRECT_BELOW: dict[str, tuple[int | None, int | None, int | None]] = {  # regist
 # and calls that are not waited for run beside the model's kernels. From runs on two H100.
 ENOUGH_CTAS = {"allreduce": 64, "allgather": 64, "reduce_scatter": 32, "broadcast": 24, "reduce": 64}
 FEW_CTAS, BESIDE_CTAS, LONG_BY_FEW = 64, 32, ("allreduce", "reduce_scatter")
-# What carries long vectors among more than 2 GPUs, in place of the rows above: from how many bytes, scheme, protocol
-# and CTAs (0: as many as there may be), for buffers that are not registered and for those that are. As `blinkmpi tune`
-# found on four H200 (benchmarks/tables), behind the packets of lines, which it did not have then.
-LONG: dict[str, tuple[tuple[LongRow, ...], tuple[LongRow, ...]]] = {
+# What carries long vectors among more than 2 GPUs, in place of the rows above: from how many bytes, scheme, protocol,
+# CTAs (0: as many as there may be) and bytes of a slot (0: the usual), for buffers that are not registered and for
+# those that are. As `blinkmpi tune` found on four H200 (benchmarks/tables).
+Long = dict[str, tuple[tuple[LongRow, ...], tuple[LongRow, ...]]]
+LARGE = 128 * KIB
+LONG: Long = {
     "allreduce": (
-        ((6 * MIB, "onehop", "slots", 0),),
-        ((6 * MIB, "onehop", "direct", 0), (48 * MIB, "chain", "rs_ag", 0)),
+        ((6 * MIB, "onehop", "slots", 0, 0), (48 * MIB, "chain", "slots", 0, LARGE)),
+        ((1536 * KIB, "onehop", "direct", 0, 0), (48 * MIB, "chain", "rs_ag", 0, LARGE)),
     ),
     "broadcast": (
-        ((6 * MIB, "chain", "slots", 64), (12 * MIB, "onehop", "slots", 64), (48 * MIB, "onehop", "slots", 0)),
-        ((6 * MIB, "onehop", "direct", 16),),
+        ((6 * MIB, "chain", "slots", 64, 0), (12 * MIB, "onehop", "slots", 64, 0), (48 * MIB, "onehop", "slots", 0, 0)),
+        ((6 * MIB, "onehop", "direct", 16, 0),),
     ),
     "reduce": (
-        ((6 * MIB, "trees", "slots", 0),),
-        ((6 * MIB, "onehop", "direct", 32), (12 * MIB, "trees", "slots", 64), (48 * MIB, "onehop", "slots", 0)),
+        ((6 * MIB, "onehop", "slots", 64, 0), (48 * MIB, "onehop", "slots", 0, 0),
+         (768 * MIB, "chain", "slots", 0, LARGE)),
+        ((6 * MIB, "onehop", "direct", 16, 0), (12 * MIB, "onehop", "slots", 64, 0),
+         (48 * MIB, "onehop", "slots", 0, 0), (768 * MIB, "chain", "slots", 0, LARGE)),
     ),
     "allgather": (
-        (),
-        ((3 * MIB, "onehop", "direct", 32), (12 * MIB, "onehop", "direct", 64)),
+        ((6 * MIB, "trees", "slots", 0, 0), (48 * MIB, "chain", "slots", 0, LARGE)),
+        ((3 * MIB, "onehop", "direct", 32, 0), (12 * MIB, "onehop", "direct", 64, 0),
+         (192 * MIB, "chain", "slots", 0, LARGE)),
     ),
     "reduce_scatter": (
-        ((12 * MIB, "chain", "slots", 0),),
-        ((3 * MIB, "onehop", "direct", 0), (12 * MIB, "chain", "slots", 0)),
+        ((6 * MIB, "onehop", "slots", 0, 0), (48 * MIB, "chain", "slots", 0, LARGE)),
+        ((6 * MIB, "onehop", "direct", 0, 0), (48 * MIB, "chain", "slots", 0, LARGE)),
     ),
-}
+    "alltoall": (
+        ((6 * MIB, "onehop", "slots", 0, 0), (12 * MIB, "onehop", "slots", 0, LARGE)),
+        ((6 * MIB, "onehop", "slots", 0, 0), (48 * MIB, "onehop", "slots", 0, LARGE)),
+    ),
+}  # fmt: skip
 # Likewise for calls whose partial results travel widened, where each rank sends its own operands and no sums of them.
-LONG_WIDENED: dict[str, tuple[tuple[LongRow, ...], tuple[LongRow, ...]]] = {
-    "allreduce": (((6 * MIB, "onehop", "slots", 0),), ((6 * MIB, "onehop", "direct", 0),)),
-    "reduce": (((6 * MIB, "trees", "slots", 0),), ((6 * MIB, "onehop", "direct", 32),)),
-    "reduce_scatter": (((12 * MIB, "onehop", "slots", 0),), ((3 * MIB, "onehop", "direct", 0),)),
-}
+LONG_WIDENED: Long = {
+    "allreduce": (
+        ((6 * MIB, "onehop", "slots", 0, 0),),
+        ((1536 * KIB, "onehop", "direct", 0, 0), (96 * MIB, "onehop", "rs_ag", 0, 0)),
+    ),
+    "reduce": (
+        ((6 * MIB, "onehop", "slots", 64, 0),),
+        ((6 * MIB, "onehop", "direct", 16, 0), (12 * MIB, "onehop", "direct", 32, 0),
+         (768 * MIB, "onehop", "direct", 0, 0)),
+    ),
+    "reduce_scatter": (
+        ((6 * MIB, "onehop", "slots", 0, 0),),
+        ((6 * MIB, "onehop", "direct", 0, 0), (192 * MIB, "onehop", "direct", 32, 0)),
+    ),
+}  # fmt: skip
 
 
 def one_hop_rows(
     collective: str, n: int, *, registered: bool, lines: bool, modelled: Boundaries | None, schemes: Sequence[str],
     max_ctas: int = 0, widened: bool = False,
 ) -> list[LongRow]:  # fmt: skip
-    """(from how many bytes, scheme, protocol, CTAs) for GPUs that reach one another over one hop.
+    """(from how many bytes, scheme, protocol, CTAs, bytes of a slot) for GPUs that reach one another over one hop.
 
     Args:
         modelled: where packets end, if not as the trials say.
@@ -89,7 +109,7 @@ def one_hop_rows(
     """
     size = 0 if n <= 2 else 1 if n <= 4 else 2
     end, one, two = modelled[:3] if modelled else PACKETS_BELOW[collective][size]
-    rows: list[LongRow] = [(0, "onehop", "ll16_one_shot", 0)]
+    rows: list[LongRow] = [(0, "onehop", "ll16_one_shot", 0, 0)]
     more: list[tuple[int, ProtocolName]] = [(one, "ll128_one_shot"), (two, "ll128_two_shot")]
     if not lines:
         more = [(TWO_SHOT_BELOW, "ll16_two_shot")] if collective == "allreduce" and n > 2 else []
@@ -99,15 +119,15 @@ def one_hop_rows(
         elif registered and collective in DIRECT_FROM:
             below = min(below, DIRECT_FROM[collective][size])
         if below > end:
-            rows.append((end, "onehop", protocol, 0))
+            rows.append((end, "onehop", protocol, 0, 0))
             end = below
     few = registered and 0 < max_ctas < FEW_CTAS
     long_too = few and collective in LONG_BY_FEW
     until = 0 if not registered else None if long_too else DIRECT_BELOW.get(collective, (None, None, None))[size]
     if until is None or until > end:
-        rows.append((end, "onehop", "direct", ENOUGH_CTAS.get(collective, 0) if n <= 2 else 0))
+        rows.append((end, "onehop", "direct", ENOUGH_CTAS.get(collective, 0) if n <= 2 else 0, 0))
     if until is not None:
-        rows.append((max(end, until), "onehop", "slots", 0))
+        rows.append((max(end, until), "onehop", "slots", 0, 0))
     long = (LONG_WIDENED if widened else LONG).get(collective, ((), ()))[registered] if n > 2 else ()
     if long_too:
         long = tuple(row for row in long if row[2] == "direct")
@@ -118,5 +138,5 @@ def one_hop_rows(
             (at, *row[1:]) for i, (at, row) in enumerate(zip(starts, long, strict=True)) if at not in starts[i + 1 :]
         ]
     if few:
-        rows = [(*row[:3], min(row[3] or max_ctas, max_ctas)) if row[2] == "direct" else row for row in rows]
+        rows = [(*row[:3], min(row[3] or max_ctas, max_ctas), row[4]) if row[2] == "direct" else row for row in rows]
     return rows
