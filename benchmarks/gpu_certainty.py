@@ -26,7 +26,7 @@ from blinkmpi.bench.document import with_current_names  # noqa: E402
 from blinkmpi.bench.nccl_tests import dtype_named  # noqa: E402
 from blinkmpi.planning.gpus.kernel_times import H200, KernelCosts, costs_of, seconds  # noqa: E402
 from blinkmpi.planning.plan import PACKETS, Plan, Rule  # noqa: E402
-from blinkmpi.planning.selection import make_plan, program_for  # noqa: E402
+from blinkmpi.planning.selection import kernel_call, make_plan, program_for  # noqa: E402
 from blinkmpi.program.call import REDUCTIONS, Call, call_of_bytes  # noqa: E402
 from blinkmpi.topology.importers import modify  # noqa: E402
 from blinkmpi.topology.machines import machine  # noqa: E402
@@ -36,7 +36,7 @@ from blinkmpi.topology.model import Topology  # noqa: E402
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "certainty.md"
 LINKS = ROOT / "benchmarks" / "tables" / "links-NVIDIA-H200-x4.json"
 FITTED_TO, FITTED_GPU = RESULTS / "h200", "NVIDIA H200"  # what the parameters are from; two such GPUs, and four
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter")
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter", "alltoall")
 PLACES = ("out_of_place", "in_place")
 WITHIN, FROM = 0.1, 1 << 20
 HOST_BOUND = 0.9  # of a call's time: what the host takes to launch it
@@ -87,7 +87,7 @@ def measurements(folder: Path = RESULTS) -> list[Measurement]:
 
 
 def of_document(name: str, document: dict[str, Any]) -> list[Measurement]:
-    """The rows of one file."""
+    """The rows of one file, but those by a packing that NVLinks alone do not carry."""
     document = with_current_names(document)
     facts, found = document["blinkmpi"], []
     collective, n = facts["collective"], facts["ranks"]
@@ -95,6 +95,8 @@ def of_document(name: str, document: dict[str, Any]) -> list[Measurement]:
         own, root = row["blinkmpi"], max(row["root"], 0)
         op = "sum" if collective in REDUCTIONS else ""
         call = call_of_bytes(collective, n, row["size"], dtype=dtype_named(row["type"]), op=op, root=root)
+        if own["scheme"] not in plan_of(n).schemes(call.collective, call.root):
+            continue
         protocol = own["protocol"]
         if protocol == "direct" and facts.get("local_register") == 0:
             protocol = "slots"  # of buffers that are not registered: older files name the row of registered ones
@@ -110,9 +112,9 @@ def of_document(name: str, document: dict[str, Any]) -> list[Measurement]:
 
 def predicted_us(row: Measurement, costs: KernelCosts = H200) -> float:
     """The prediction for a row."""
-    plan, call = plan_of(row.call.n), row.call
-    packing = plan.packing(call.collective, call.root, row.rule.scheme)
-    program = _program(call, row.rule.scheme)
+    call, shown = row.call, kernel_call(row.call, row.rule)
+    packing = plan_of(call.n).packing(shown.collective, shown.root, row.rule.scheme)
+    program = _program(shown, row.rule.scheme)
     return 1e6 * seconds(
         call, row.rule, program, packing, machine_of(call.n), costs, in_place=row.moves, graph=row.graph
     )
@@ -150,9 +152,17 @@ def is_gap(row: Measurement) -> bool:
     return ours and row.place == "out_of_place" and row.rule.protocol == "direct"
 
 
+def is_exchange(row: Measurement) -> bool:
+    """The rows from which it is what lines to several peers take longer: ReduceScatter of float32 on four GPUs."""
+    ours = row.collective == "reduce_scatter" and row.call.n == 4 and row.call.dtype == "float32"
+    lines = row.rule.protocol == "ll128_one_shot" and row.call.nbytes >= FROM
+    return ours and row.graph and row.place == "out_of_place" and lines
+
+
 def calibration(row: Measurement) -> bool:
     """Whether some parameter was fitted to this row."""
-    return row.gpu == FITTED_GPU and (is_fitted(row) or is_cta(row) or is_copy(row) or is_gap(row))
+    kinds = is_fitted, is_cta, is_copy, is_gap, is_exchange
+    return row.gpu == FITTED_GPU and any(kind(row) for kind in kinds)
 
 
 def fit() -> KernelCosts:
@@ -163,7 +173,7 @@ def fit() -> KernelCosts:
 
     probed = Measured.from_json(LINKS.read_text(encoding="utf-8"), source=LINKS.name)
     measured = costs_of(machine_of(len(probed.devices)), probed)
-    start = replace(H200, wire=measured.wire, flag_us=measured.flag_us, cta_bytes_s=1e15)
+    start = replace(H200, wire=measured.wire, flag_us=measured.flag_us, cta_bytes_s=1e15, exchange=0.0)
     chosen = [row for row in rows if is_fitted(row)]
 
     def with_numbers(numbers: Iterable[float]) -> KernelCosts:
@@ -185,7 +195,14 @@ def fit() -> KernelCosts:
         if is_gap(row):
             times[row.file.replace("-graph", ""), row.call.nbytes][row.graph] = row.measured_us
     gaps = [both[False] - both[True] for both in times.values() if len(both) == 2]
-    return replace(found, cta_bytes_s=cta, copy_bytes_s=median(copies), gap_s=median(gaps) * 1e-6)
+    more = []
+    for row in rows:
+        if is_exchange(row):
+            none, one = (predicted_us(row, replace(found, exchange=each)) for each in (0.0, 1.0))
+            more.append((row.measured_us - none) / (one - none))
+    return replace(
+        found, cta_bytes_s=cta, copy_bytes_s=median(copies), gap_s=median(gaps) * 1e-6, exchange=median(more)
+    )
 
 
 # ---- tables
@@ -247,7 +264,8 @@ def parameters(costs: KernelCosts = H200) -> str:
     """The numbers of the model."""
     shown = {
         "launch": f"{costs.launch_s * 1e6:.2f} us", "hop": f"{costs.hop_s * 1e6:.2f} us",
-        "line": f"{costs.line_s * 1e6:.2f} us", "wire": f"{costs.wire:.2f}", "back": f"{costs.back:.3f}",
+        "line": f"{costs.line_s * 1e6:.2f} us", "exchange": f"{costs.exchange:.2f}",
+        "wire": f"{costs.wire:.2f}", "back": f"{costs.back:.3f}",
         "CTA": f"{costs.cta_bytes_s / 1e9:.0f} GB/s", "copy": f"{costs.copy_bytes_s / 1e12:.2f} TB/s",
         "direct": f"{costs.direct_hops:.1f} hops", "slots": f"{costs.slots_hops:.1f} hops",
         "gap": f"{costs.gap_s * 1e6:.1f} us",

@@ -30,7 +30,8 @@ MEASUREMENTS = "measurements.md"
 OURS = ("emulated", "hosts", "nodes", "small_calls", "call_cost", "trace_cost", "certainty", "lang_measured",
         "ablation", "host_time", "torch_group", "training", "beside_compute", "groups")  # fmt: skip
 IN_README = ("all_reduce-gpu-graph-np2.json", "all_reduce-bfloat16-gpu-graph-np2.json", "all_reduce-gpu-np2.json",
-             "all_reduce-gpu-graph-np4.json", "all_reduce-np2.json", "all_reduce-np4.json")  # fmt: skip
+             "all_reduce-gpu-graph-np4.json", "all_reduce-bfloat16-gpu-graph-np4.json", "all_reduce-np2.json",
+             "all_reduce-np4.json")  # fmt: skip
 TYPES = {"float": "float32", "double": "float64"}
 
 

@@ -18,14 +18,14 @@ from msgspec.structs import replace
 from ..communicator import Communicator
 from ..errors import DeviceError
 from ..planning.defaults import GPU_SLOTS, LL128, by_nvlink
-from ..planning.plan import Rule
+from ..planning.plan import Plan, Rule
 from ..program.call import REDUCTIONS, Call
 from ..runtime.cuda.context import MEASURED, CudaContext
 from ..runtime.inspection import call_of
 from ..transport.cuda.device import cupy
 from ..transport.cuda.packets import PROTOCOLS as PACKETS
 from ..transport.cuda.packets import fits
-from ..trees.tree import MAY_BE_CARRIED, Collective
+from ..trees.tree import MAY_BE_CARRIED, Collective, Tree
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = tuple(1 << k for k in range(10, 31, 2))
@@ -75,7 +75,7 @@ def tune(
 def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[Rule]:
     """What could carry a call: every protocol of the one-hop scheme, and every scheme and algorithm through slots."""
     nbytes = call.nbytes
-    schemes = gpus.plans.schemes(call.collective, call.root)
+    schemes = _unlike(gpus.plans, call.collective, call.root)
     base = Rule(call.collective, 0, schemes[0], *GPU_SLOTS, registered=registered)
     if schemes[0] == "onehop" and not gpus.emulated:
         nvlink = by_nvlink(gpus.plans, gpus.machine, call.collective)
@@ -86,9 +86,9 @@ def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[R
             for ctas in CTAS:
                 if ctas * 4 * KIB <= nbytes or ctas == CTAS[0]:
                     yield replace(base, protocol="direct", ctas=ctas)
-    scattered = gpus.plans.schemes("reduce_scatter", -1) if call.collective == "allreduce" and registered else ()
-    for scheme in schemes if nbytes >= RS_AG_TRIED_FROM and schemes[0] == "onehop" and not gpus.emulated else ():
-        if scheme in scattered and scheme != "hybrid":
+    two_kernels = call.collective == "allreduce" and registered and nbytes >= RS_AG_TRIED_FROM
+    for scheme in _unlike(gpus.plans, "reduce_scatter", -1) if two_kernels and not gpus.emulated else ():
+        if scheme in schemes and schemes[0] == "onehop" and scheme != "hybrid":
             yield from (replace(base, scheme=scheme, protocol="rs_ag", chunk_bytes=chunk) for chunk in CHUNKS)
     for scheme in (*schemes, *gpus.plans.written(call.collective, call.root)):
         for chunk in CHUNKS:
@@ -96,6 +96,14 @@ def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[R
                 yield replace(base, scheme=scheme, chunk_bytes=chunk)
                 if chunk * 256 <= nbytes:
                     yield replace(base, scheme=scheme, chunk_bytes=chunk, ctas=64)
+
+
+def _unlike(plan: Plan, collective: str, root: int) -> list[str]:
+    """The schemes for a collective, without those whose trees are an earlier one's."""
+    found: dict[tuple[Tree, ...], str] = {}
+    for scheme in plan.schemes(collective, root):
+        found.setdefault(plan.packing(collective, root, scheme).trees, scheme)
+    return list(found.values())
 
 
 def winner(times: Mapping[Rule, float], before: Rule | None = None) -> Rule:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..errors import NoPackingError, SettingsError
 from ..lang.algorithms import SCHEME, Algorithm
-from ..program.call import Call, collective_named
+from ..program.call import Call, call_of_bytes, collective_named
 from ..program.check import check
 from ..program.ir import Program, Wire
 from ..program.lower import lower
@@ -195,6 +195,13 @@ def choose(
         forced = replace(rule, protocol="slots")  # by an algo= that leaves no other
         rule = min(rows or [forced], key=lambda r: r.min_bytes)
     return rule
+
+
+def kernel_call(call: Call, rule: Rule) -> Call:
+    """The call whose program shows what the kernels of a call by ``rule`` send: by ``rs_ag`` its reduce-scatter."""
+    if rule.protocol != "rs_ag":
+        return call
+    return call_of_bytes("reduce_scatter", call.n, call.nbytes, dtype=call.dtype, op=call.op)
 
 
 def program_for(

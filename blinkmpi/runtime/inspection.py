@@ -8,14 +8,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from ..planning.algorithms import chunk_of_algorithm
 from ..planning.beside_mpi import slower
 from ..planning.explain import Forecast, plan_line
 from ..planning.explain import explain as explain_plan
 from ..planning.gpus import kernel_times
 from ..planning.plan import ONE_SHOTS, Plan, Rule, chunk_for
+from ..planning.selection import kernel_call
 from ..program.call import Call, call_of_bytes, collective_named
 from ..program.cost_model import price
+from ..program.ir import Program
 from ..topology import Topology
 from ..transport.counters import counts_in
 from ..transport.host.forecast.calibrate import Trial, measured
@@ -24,6 +28,7 @@ from ..transport.host.forecast.simulate import forecast
 from ..transport.host.forecast.steps import host_steps
 from ..transport.host.host_program import past_caches
 from ..transport.stats import Stats, stats_of
+from ..trees.tree import Packing
 from .buffers import delegated_because, op_name
 from .context import Context
 
@@ -88,9 +93,7 @@ def _forecast_of(context: Context, call: Call, plan: Plan) -> Forecast | None:
         def by_kernels(rule: Rule) -> float | None:
             if plan.algorithm(call.collective, call.root, rule.scheme) is not None:
                 return None
-            packing = plan.packing(call.collective, call.root, rule.scheme)
-            program = context.main.program(call, rule, plan)
-            return kernel_times.seconds(call, rule, program, packing, gpus.machine, gpus.costs)
+            return kernel_times.seconds(call, rule, *_kernels(context, call, rule, plan), gpus.machine, gpus.costs)
 
         return Forecast(by_kernels, "kernels")
     if rates is None:
@@ -181,11 +184,19 @@ def predict(
     packing = plan.packing(call.collective, call.root, rule.scheme)
     if rule.protocol in ONE_SHOTS and not packing.multicast:
         return None, None  # messages of MPI from node to node, which follow no links of the packing
-    program, bound = main.program(call, rule, plan), _bound(call, rule, plan, main.machine, None)
+    bound = _bound(call, rule, plan, main.machine, None)
     if gpus and gpus.forecasts:
-        facts = call, rule, program, packing, gpus.machine, gpus.costs
+        facts = call, rule, *_kernels(context, call, rule, plan), gpus.machine, gpus.costs
         return kernel_times.seconds(*facts, in_place=in_place, graph=graph), bound
-    return price(program, packing, main.machine).seconds, bound
+    return price(main.program(call, rule, plan), packing, main.machine).seconds, bound
+
+
+def _kernels(context: Context, call: Call, rule: Rule, plan: Plan) -> tuple[Program, Packing]:
+    """The program and the packing by which what the kernels of a call take is predicted."""
+    shown = kernel_call(call, rule)
+    if shown is not call:
+        plan, rule = context.main.planned.about(shown.collective, shown.root), replace(rule, protocol="slots")
+    return context.main.program(shown, rule, plan), plan.packing(shown.collective, shown.root, rule.scheme)
 
 
 def _forecast(

@@ -23,6 +23,13 @@ from ...util.codec import Value
 from ..plan import PACKETS, ProtocolName, Rule
 
 CODEC_BYTES = {"ll16": 2.0, "ll128": 8 / 7}  # that cross a link for each byte of data
+EXCHANGES = {
+    ("reduce_scatter", "one_shot"): 1.0,
+    ("alltoall", "one_shot"): 1.0,
+    ("reduce", "two_shot"): 1.0,
+    ("allreduce", "two_shot"): 0.5,
+}  # the part of a call in which each rank has other data for each peer
+MOST_PEERS = 3  # with which that was measured
 ROOTED_ONE_SHOT = ("broadcast", "reduce")  # whose root sends to, or hears from, every rank
 ONE_WAY = (*ROOTED_ONE_SHOT, "gather", "scatter")  # in which no rank waits for one that waits for it
 
@@ -30,7 +37,8 @@ ONE_WAY = (*ROOTED_ONE_SHOT, "gather", "scatter")  # in which no rank waits for 
 class KernelCosts(Value, frozen=True):
     """The parameters: of a kernel, of a hop from GPU to GPU, and of bytes.
 
-    ``line_s`` is what a hop of lines of 128 bytes takes longer: their data are loaded when their flags have come.
+    ``line_s`` is what a hop of lines of 128 bytes takes longer: their data are loaded when their flags have come. Where
+    each rank has other lines for each peer, each peer but one adds ``exchange`` of the time on the wire.
     ``wire`` is the time of a byte on an NVLink in terms of that by the link's rate, ``back`` what a byte the other way
     adds to it. A CTA moves ``cta_bytes_s`` of what lies at peers, a GPU copies ``copy_bytes_s`` in its own memory.
     ``direct_hops`` and ``slots_hops`` are how many hops follow one another in a call besides its bytes. Calls that are
@@ -40,6 +48,7 @@ class KernelCosts(Value, frozen=True):
     launch_s: float
     hop_s: float
     line_s: float
+    exchange: float
     wire: float
     back: float
     cta_bytes_s: float
@@ -53,8 +62,9 @@ class KernelCosts(Value, frozen=True):
 
 # `python benchmarks/gpu_certainty.py --fit` prints these numbers and says which rows they are from.
 H200 = KernelCosts(
-    launch_s=2.04e-6, hop_s=0.75e-6, line_s=0.35e-6, wire=1.22, back=0.089, cta_bytes_s=22e9, copy_bytes_s=1.97e12,
-    direct_hops=5.6, slots_hops=12.0, gap_s=2.1e-6, flag_us=1.3, basis="defaults, of H200 on NVLink",
+    launch_s=2.04e-6, hop_s=0.75e-6, line_s=0.35e-6, exchange=0.21, wire=1.22, back=0.089, cta_bytes_s=22e9,
+    copy_bytes_s=1.97e12, direct_hops=5.6, slots_hops=12.0, gap_s=2.1e-6, flag_us=1.3,
+    basis="defaults, of H200 on NVLink",
 )  # fmt: skip
 
 
@@ -85,13 +95,15 @@ def seconds(
     """Seconds of a call that goes by ``rule``, whose stages are those of ``program``.
 
     Args:
+        program: of a call by ``rs_ag``, that of its reduce-scatter.
         routes: of the program: its packing, mostly.
         graph: whether calls follow one another in a CUDA graph. If not, the host may need longer than all this.
 
     Raises:
         PlanError: if the program does not fit the routes or the machine.
     """
-    work = loads(program, routes, topology)
+    alone = rule.protocol in PACKETS or rule.protocol == "direct"
+    work = loads(_of_operands(program) if alone else program, routes, topology)
     time = costs.launch_s + (0.0 if graph else costs.gap_s)
     if rule.protocol in PACKETS:
         return time + _by_packets(call, rule.protocol, work, costs)
@@ -100,11 +112,18 @@ def seconds(
         ctas = rule.ctas * costs.cta_bytes_s
         time += costs.direct_hops * costs.hop_s + max(wire, _at_peers(call) / ctas if ctas else 0.0)
     else:
-        kernels = 2 if rule.protocol == "rs_ag" else 1
+        kernels = 1
+        if rule.protocol == "rs_ag":  # the allgather moves as many bytes, of results
+            kernels, wire = 2, wire + _busiest(loads(_of_operands(program), routes, topology), costs)
         time += max(kernels * costs.slots_hops * costs.hop_s, _first_chunk(program, routes, topology)) + wire
     if in_place and call.collective == "reduce_scatter":  # the result moves to the front
         time += call.nbytes / call.n / costs.copy_bytes_s
     return time
+
+
+def _of_operands(program: Program) -> Program:
+    """The program with no type on its channels but the operands': packets and ``direct`` send nothing else."""
+    return replace(program, channels=tuple(replace(channel, rounded=True) for channel in program.channels))
 
 
 def _by_packets(call: Call, protocol: str, work: dict[Key, float], costs: KernelCosts) -> float:
@@ -119,7 +138,10 @@ def _by_packets(call: Call, protocol: str, work: dict[Key, float], costs: Kernel
     elif rooted:
         times = call.n - 1
     wire = max(work.values(), default=0.0) * costs.wire if rooted and shots == "one_shot" else _busiest(work, costs)
-    turn = costs.hop_s + (costs.line_s if codec == "ll128" else 0.0)
+    turn = costs.hop_s
+    if codec == "ll128":
+        turn += costs.line_s
+        times *= 1 + costs.exchange * EXCHANGES.get((call.collective, shots), 0.0) * (min(call.n - 1, MOST_PEERS) - 1)
     return costs.hop_s + turns * turn + times * CODEC_BYTES[codec] * wire
 
 
