@@ -22,7 +22,7 @@ from ..trees.problem import BACKWARDS
 from ..trees.tree import CARRIED, ROOTED, Collective, Packing
 from .by_size import Choice, fastest
 from .gpus.kernel_times import boundaries
-from .gpus.one_hop import FEW_CTAS, LONG_WIDENED, PACKETS_BELOW, one_hop_rows
+from .gpus.one_hop import FEW_CTAS, LONG_WIDENED, PACKETS_BELOW, one_hop_rows, with_few_ctas
 from .memory_rows import MEMORY_ROWS, memory_rows
 from .memory_rows import SLOTS as MEMORY_SLOTS
 from .plan import PACKETS, Plan, ProtocolName, Rule
@@ -269,7 +269,7 @@ def gpu_rules(
             if onehop:
                 one_hop = one_hop_rows(
                     collective, plan.n, registered=registered, lines=lines, modelled=modelled, schemes=there,
-                    max_ctas=max_ctas, widened=widened,
+                    widened=widened,
                 )  # fmt: skip
                 trials = [
                     (at, by, protocol, many or (ctas if protocol == SLOTS else 0), 0, size or chunk)
@@ -289,7 +289,7 @@ def gpu_rules(
             slots_last = rows[-1].protocol == SLOTS and rows[-1].min_bytes < PAIR_LONG
             if onehop and plan.n == 2 and collective not in ROOTED and slots_last:
                 rows.append(replace(rows[-1], min_bytes=PAIR_LONG, chunk_bytes=PAIR_LONG_CHUNK))
-        return rows
+        return with_few_ctas(rows, max_ctas) if onehop else rows
 
     rows = rows_for(-1, by_root[-1])
     if not wanted:

@@ -20,6 +20,7 @@ from ..topology import Topology
 from ..util.codec import Document
 from ..util.files import read_file
 from ..util.text import brief
+from .gpus.one_hop import with_few_ctas
 from .plan import Plan, Rule
 
 FORMAT_VERSION = 2
@@ -75,15 +76,18 @@ def read(path: Path) -> TunedTable | None:
     return TunedTable.from_json(text, source=brief(str(path)))
 
 
-def taken(plan: Plan, table: TunedTable, machine: Topology) -> Plan:
+def taken(plan: Plan, table: TunedTable, machine: Topology, max_ctas: int = 0) -> Plan:
     """The plan with the table's rows in place of its own, for the collectives that both have.
+
+    Args:
+        max_ctas: that kernels shall have, where the table was measured with as many as there may be; 0: as many.
 
     Raises:
         PlanError: if a row names a scheme that the plan lacks.
     """
     names, planned = {r.collective for r in table.rules}, {r.collective for r in plan.rules}
     rules = [r for r in plan.rules if r.collective not in names]
-    rules += [r for r in table.rules if r.collective in planned]
+    rules += with_few_ctas([r for r in table.rules if r.collective in planned], max_ctas)
     written = [a for a in table.algorithms if a.collective in planned and a.n == plan.n]
     algorithms = tuple(dict.fromkeys((*plan.algorithms, *written)))
     return msgspec.structs.replace(plan, rules=tuple(rules), algorithms=algorithms).check(machine)

@@ -186,12 +186,14 @@ def agree_on_plan(
 
     def planned(collectives: Sequence[Collective] = ALL_COLLECTIVES, roots: Sequence[int] | None = None) -> Plan:
         short, seconds = mpi and not options.deterministic and not gpus, settings.plan_s
+        asked_ctas = options.max_ctas or settings.max_ctas
+        beside = BESIDE_CTAS if options.stream == "current" and not asked_ctas else 0
         plan = make_plan(
             machine, algo=algo, mpi=short, gpus=gpus, collectives=collectives, roots=roots, seconds=seconds,
-            max_ctas=options.max_ctas or settings.max_ctas or (BESIDE_CTAS if options.stream == "current" else 0),
+            max_ctas=asked_ctas or beside,
         )  # fmt: skip
         rows = measured()
-        return tuned.taken(plan, rows, machine) if rows is not None else plan
+        return tuned.taken(plan, rows, machine, beside) if rows is not None else plan
 
     def part(collective: Collective, root: int) -> Plan:
         by_rs_ag = gpus == "onehop" and collective == "allreduce"  # which takes the trees of a reduce-scatter, too

@@ -5,7 +5,9 @@ The numbers come from trials (docs/design.md tells which); ``blinkmpi tune`` mea
 
 from collections.abc import Sequence
 
-from ..plan import ProtocolName
+from msgspec.structs import replace
+
+from ..plan import PACKETS, ProtocolName, Rule
 from .kernel_times import Boundaries
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -98,13 +100,12 @@ LONG_WIDENED: Long = {
 
 def one_hop_rows(
     collective: str, n: int, *, registered: bool, lines: bool, modelled: Boundaries | None, schemes: Sequence[str],
-    max_ctas: int = 0, widened: bool = False,
+    widened: bool = False,
 ) -> list[LongRow]:  # fmt: skip
     """(from how many bytes, scheme, protocol, CTAs, bytes of a slot) for GPUs that reach one another over one hop.
 
     Args:
         modelled: where packets end, if not as the trials say.
-        max_ctas: that a kernel shall have; 0: as many as there may be.
         widened: for calls whose partial results travel in a type of more bytes than their elements have.
     """
     size = 0 if n <= 2 else 1 if n <= 4 else 2
@@ -121,22 +122,41 @@ def one_hop_rows(
         if below > end:
             rows.append((end, "onehop", protocol, 0, 0))
             end = below
-    few = registered and 0 < max_ctas < FEW_CTAS
-    long_too = few and collective in LONG_BY_FEW
-    until = 0 if not registered else None if long_too else DIRECT_BELOW.get(collective, (None, None, None))[size]
+    until = 0 if not registered else DIRECT_BELOW.get(collective, (None, None, None))[size]
     if until is None or until > end:
         rows.append((end, "onehop", "direct", ENOUGH_CTAS.get(collective, 0) if n <= 2 else 0, 0))
     if until is not None:
         rows.append((max(end, until), "onehop", "slots", 0, 0))
     long = (LONG_WIDENED if widened else LONG).get(collective, ((), ()))[registered] if n > 2 else ()
-    if long_too:
-        long = tuple(row for row in long if row[2] == "direct")
     if long and {scheme for _, scheme, *_ in long} <= {*schemes}:
         rows = [row for row in rows if row[0] < max(end, long[0][0])]
         starts = [max(end, at) for at, *_ in long]
         rows += [
             (at, *row[1:]) for i, (at, row) in enumerate(zip(starts, long, strict=True)) if at not in starts[i + 1 :]
         ]
-    if few:
-        rows = [(*row[:3], min(row[3] or max_ctas, max_ctas), row[4]) if row[2] == "direct" else row for row in rows]
     return rows
+
+
+def with_few_ctas(rules: Sequence[Rule], max_ctas: int) -> list[Rule]:
+    """The rows for kernels of at most ``max_ctas``: between registered buffers those by ``direct`` have no more.
+
+    With fewer than :data:`FEW_CTAS` they also carry long AllReduces and ReduceScatters, for which slots need many.
+    """
+    if not 0 < max_ctas < FEW_CTAS:
+        return [*rules]
+    kept: list[Rule] = []
+    before: dict[tuple[str, int, bool], Rule] = {}  # the row for shorter vectors, of a collective, root and type
+    for row in sorted(rules, key=lambda row: row.min_bytes):
+        kind = row.collective, row.root, row.widened
+        last = before.get(kind) if row.registered else None
+        direct = last is not None and last.protocol == "direct"
+        if row.registered and row.protocol == "direct":
+            row = replace(row, ctas=min(row.ctas or max_ctas, max_ctas))
+            if last is not None and replace(last, min_bytes=row.min_bytes) == row:
+                continue
+        elif direct and row.protocol not in PACKETS and row.collective in LONG_BY_FEW:
+            continue
+        kept.append(row)
+        if row.registered:
+            before[kind] = row
+    return kept

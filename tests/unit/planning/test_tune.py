@@ -103,6 +103,20 @@ def test_a_plan_takes_the_rows_that_it_has_packings_for() -> None:
     assert issubclass(PlanError, BlinkError)
 
 
+def test_beside_a_model_a_tables_rows_have_few_ctas() -> None:
+    told = modify(machine("hgx-h200"), gpus="0,1,2,3")
+    plan = make_plan(told, gpus="onehop", collectives=("allreduce", "allgather"))
+    direct = Rule("allreduce", 0, "onehop", 32 * KIB, 4, protocol="direct", ctas=128, registered=True)
+    chain = replace(direct, min_bytes=64 * MIB, scheme="chain", protocol="rs_ag", ctas=0)
+    gathers = [replace(row, collective="allgather") for row in (direct, replace(chain, protocol="slots"))]
+    again = replace(gathers[0], min_bytes=256 * MIB)
+    tuned = table(SLOTS, direct, chain, *gathers, again)
+    assert {*taken(plan, tuned, told).rules} == {*tuned.rules}
+    few = taken(plan, tuned, told, max_ctas=32).rules
+    assert {*few} == {SLOTS, *(replace(r, ctas=32) for r in (direct, gathers[0], again)), gathers[1]}
+    assert {*taken(plan, tuned, told, max_ctas=64).rules} == {*tuned.rules}, "enough for slots"
+
+
 def test_algorithms_are_measured_beside_the_trees_and_a_table_keeps_those_that_it_chooses() -> None:
     told = modify(machine("hgx-h200"), gpus="0,1,2,3")
     plan = make_plan(told, gpus="onehop", collectives=("allreduce", "allgather"))
