@@ -78,16 +78,17 @@ def plan_of(n: int) -> Plan:
 
 
 def measurements(folder: Path = RESULTS) -> list[Measurement]:
-    """All rows of the files of calls between GPUs of one node."""
+    """All rows of the files of calls between GPUs of one node, but those by packings that need more than NVLinks."""
     found = []
     for path in sorted(folder.glob("*-gpu-*.json")):
         if path.name.startswith(COLLECTIVES):
-            found += of_document(path.stem, json.loads(path.read_text(encoding="utf-8")))
+            rows = of_document(path.stem, json.loads(path.read_text(encoding="utf-8")))
+            found += [row for row in rows if row.rule.scheme in _schemes(row.call)]
     return found
 
 
 def of_document(name: str, document: dict[str, Any]) -> list[Measurement]:
-    """The rows of one file, but those by a packing that NVLinks alone do not carry."""
+    """The rows of one file."""
     document = with_current_names(document)
     facts, found = document["blinkmpi"], []
     collective, n = facts["collective"], facts["ranks"]
@@ -95,8 +96,6 @@ def of_document(name: str, document: dict[str, Any]) -> list[Measurement]:
         own, root = row["blinkmpi"], max(row["root"], 0)
         op = "sum" if collective in REDUCTIONS else ""
         call = call_of_bytes(collective, n, row["size"], dtype=dtype_named(row["type"]), op=op, root=root)
-        if own["scheme"] not in plan_of(n).schemes(call.collective, call.root):
-            continue
         protocol = own["protocol"]
         if protocol == "direct" and facts.get("local_register") == 0:
             protocol = "slots"  # of buffers that are not registered: older files name the row of registered ones
@@ -118,6 +117,10 @@ def predicted_us(row: Measurement, costs: KernelCosts = H200) -> float:
     return 1e6 * seconds(
         call, row.rule, program, packing, machine_of(call.n), costs, in_place=row.moves, graph=row.graph
     )
+
+
+def _schemes(call: Call) -> tuple[str, ...]:
+    return plan_of(call.n).schemes(call.collective, call.root)
 
 
 @cache

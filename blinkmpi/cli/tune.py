@@ -83,8 +83,8 @@ def tune(args: argparse.Namespace, world: Any) -> int:
                 before = None
             keep(path, (before or fresh).joined(rules, gpus.plans.algorithms).to_json())
             for r in rules:
-                kind = f"{'registered' if r.registered else 'any'}{', 16 bits' if r.widened else ''}"
-                print(f"{r.collective:15} from {r.min_bytes:>10} B {kind:19} "
+                kind = f"{'registered' if r.registered else 'any'}{', 8/16-bit floats' if r.widened else ''}"
+                print(f"{r.collective:15} from {r.min_bytes:>10} B {kind:27} "
                       f"{r.scheme}/{r.protocol} chunk {r.chunk_bytes} ctas {r.ctas or 'default'}")  # fmt: skip
             print(f"kept in {path}", file=sys.stderr)
     return 0

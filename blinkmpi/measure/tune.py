@@ -86,9 +86,9 @@ def candidates(gpus: CudaContext, call: Call, *, registered: bool) -> Iterator[R
             for ctas in CTAS:
                 if ctas * 4 * KIB <= nbytes or ctas == CTAS[0]:
                     yield replace(base, protocol="direct", ctas=ctas)
-    two_kernels = call.collective == "allreduce" and registered and nbytes >= RS_AG_TRIED_FROM
-    for scheme in _unlike(gpus.plans, "reduce_scatter", -1) if two_kernels and not gpus.emulated else ():
-        if scheme in schemes and schemes[0] == "onehop" and scheme != "hybrid":
+    long = registered and nbytes >= RS_AG_TRIED_FROM and schemes[0] == "onehop" and not gpus.emulated
+    for scheme in _unlike(gpus.plans, "reduce_scatter", -1) if long and call.collective == "allreduce" else ():
+        if scheme in schemes and scheme != "hybrid":
             yield from (replace(base, scheme=scheme, protocol="rs_ag", chunk_bytes=chunk) for chunk in CHUNKS)
     for scheme in (*schemes, *gpus.plans.written(call.collective, call.root)):
         for chunk in CHUNKS:

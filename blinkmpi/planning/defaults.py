@@ -22,7 +22,7 @@ from ..trees.problem import BACKWARDS
 from ..trees.tree import CARRIED, ROOTED, Collective, Packing
 from .by_size import Choice, fastest
 from .gpus.kernel_times import boundaries
-from .gpus.one_hop import FEW_CTAS, LONG_WIDENED, PACKETS_BELOW, one_hop_rows, with_few_ctas
+from .gpus.one_hop import FEW_CTAS, LONG, LONG_WIDENED, PACKETS_BELOW, one_hop_rows, with_few_ctas
 from .memory_rows import MEMORY_ROWS, memory_rows
 from .memory_rows import SLOTS as MEMORY_SLOTS
 from .plan import PACKETS, Plan, ProtocolName, Rule
@@ -280,7 +280,7 @@ def gpu_rules(
                 rest = [(max(row[0], end), *row[1:]) for i, row in enumerate(found) if not i or found[i - 1][0] > end]
                 found = trials if whole else [*packets, *rest]
             for at, by, protocol, many, least, size in found:
-                tried = whole and plan.n <= MOST_TRIED
+                tried = whole and plan.n <= (2 if protocol in LL128 and collective not in LONG else MOST_TRIED)
                 why = TRIED if tried or not onehop else BY_KERNELS if modelled and protocol in PACKETS else EXPECTED
                 why = UNTRIED if collective in CARRIED else why if onehop else BY_MODEL
                 rows.append(

@@ -103,20 +103,48 @@ def test_more_gpus_than_were_tried_change_protocols_where_their_times_meet(colle
     assert {r.reason for r in rules if r.protocol in PACKETS} == {"default: by what kernels cost, on fewer GPUs"}
 
 
+@pytest.mark.parametrize("protocol", ["ll16_one_shot", "ll128_two_shot", "direct", "slots"])
+def test_partial_results_of_16_bits_travel_as_float32_through_slots_alone(protocol: str) -> None:
+    topology, plan = gpus(4)
+    times = []
+    for dtype in ("float32", "bfloat16"):
+        call = call_of_bytes("reduce", 4, 4 * MIB, dtype=dtype, op="sum", root=0)
+        rule = Rule("reduce", 0, "onehop", 32 << 10, 4, protocol=protocol)  # type: ignore[arg-type]
+        packing = plan.packing("reduce", 0, "onehop")
+        times.append(seconds(call, rule, program_for(plan, call, rule), packing, topology))
+    assert times[1] > 1.2 * times[0] if protocol == "slots" else times[1] == times[0]
+
+
+def test_other_data_for_each_of_several_peers_takes_longer() -> None:
+    def time(n: int, exchange: float) -> float:
+        topology, plan = gpus(n)
+        call = call_of("reduce_scatter", 4 * MIB, n=n)
+        rule = Rule("reduce_scatter", 0, "onehop", 32 << 10, 4, protocol="ll128_one_shot")
+        program, packing = program_for(plan, call, rule), plan.packing("reduce_scatter", -1, "onehop")
+        return seconds(call, rule, program, packing, topology, replace(H200, exchange=exchange))
+
+    assert time(2, 0.2) == time(2, 0.0)
+    assert time(3, 0.2) > time(3, 0.0)
+    more = [time(n, 0.2) / time(n, 0.0) for n in (4, 8)]
+    assert 1.2 < more[0] < 1.4, "two peers but the first"
+    assert more[1] == pytest.approx(more[0], rel=0.05), "as with three, among more"
+
+
 # ---- what a job says
 
 
-def job(*, forecasts: bool = True, max_ctas: int = 132) -> Any:
-    """What `inspection` asks of a job of two GPUs."""
+def job(*, forecasts: bool = True, max_ctas: int = 132, n: int = 2) -> Any:
+    """What `inspection` asks of a job of two GPUs, or of more."""
+    topology, planned = gpus(n) if n > 2 else (TWO, PLAN_OF_TWO)
     own = SimpleNamespace(
-        planned=SimpleNamespace(about=lambda *_: PLAN_OF_TWO), machine=TWO, costs=H200, forecasts=forecasts, here=(),
+        planned=SimpleNamespace(about=lambda *_: planned), machine=topology, costs=H200, forecasts=forecasts, here=(),
         emulated=not forecasts, gpu=SimpleNamespace(name="NVIDIA H200"),
         transport=SimpleNamespace(max_ctas=max_ctas),
         rule=lambda call, registered=True, plan=None: choose(plan, call, registered=registered, fits=fits),
         program=lambda call, rule, plan: program_for(plan, call, rule),
     )  # fmt: skip
     return SimpleNamespace(
-        gpus=own, main=own, n=2, step_rates=None, forecasts=False, emulated=not forecasts, one_node=True
+        gpus=own, main=own, n=n, step_rates=None, forecasts=False, emulated=not forecasts, one_node=True
     )
 
 
@@ -135,6 +163,16 @@ def test_a_job_on_gpus_predicts_by_kernels_and_says_so() -> None:
     assert f"predictions are by what kernels cost, in graphs: {H200.basis}" in text
     how = [inspection.choice(job(), "allreduce", 16 * MIB, registered=r)["protocol"] for r in (True, False)]
     assert how == ["direct", "slots"]
+
+
+def test_two_kernels_are_predicted_by_their_own_trees() -> None:
+    """Of bfloat16 by stars, which send operands; an AllReduce along the trees of float32 would send sums as float32."""
+    four, found = job(n=4), []
+    for dtype, scheme in (("float32", "chain"), ("bfloat16", "onehop")):
+        how = inspection.choice(four, "allreduce", 256 * MIB, dtype=dtype)
+        assert (how["scheme"], how["protocol"]) == (scheme, "rs_ag")
+        found.append(inspection.predict(four, "allreduce", 256 * MIB, dtype=dtype)[0])
+    assert found[0] == pytest.approx(found[1], rel=0.05)
 
 
 def test_the_ctas_shown_are_those_that_run() -> None:

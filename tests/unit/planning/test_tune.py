@@ -19,12 +19,14 @@ from blinkmpi.planning.selection import make_plan
 from blinkmpi.planning.tuned_table import TunedTable, file_of, read, taken
 from blinkmpi.program.call import Call
 from blinkmpi.topology import machine, modify
+from blinkmpi.trees.tree import Collective
 from blinkmpi.util.cache_folder import keep
 from tests.harness import ROOT
 
 KIB, MIB = 1 << 10, 1 << 20
 ONESHOT = Rule("allreduce", 0, "onehop", 64 * KIB, 4, protocol="ll16_one_shot")
 SLOTS = Rule("allreduce", 0, "onehop", 64 * KIB, 4, ctas=64)
+ALL = {"onehop", "trees", "chain"}
 
 
 def test_a_row_begins_half_way_between_the_sizes() -> None:
@@ -115,6 +117,18 @@ def test_beside_a_model_a_tables_rows_have_few_ctas() -> None:
     few = taken(plan, tuned, told, max_ctas=32).rules
     assert {*few} == {SLOTS, *(replace(r, ctas=32) for r in (direct, gathers[0], again)), gathers[1]}
     assert {*taken(plan, tuned, told, max_ctas=64).rules} == {*tuned.rules}, "enough for slots"
+
+
+@pytest.mark.parametrize(("collective", "schemes"), [("reduce", {"onehop", "chain"}), ("allreduce", ALL)])
+def test_the_same_trees_are_measured_once(collective: Collective, schemes: set[str]) -> None:
+    told = modify(machine("hgx-h200"), gpus="0,1,2,3")
+    gpus = SimpleNamespace(plans=make_plan(told, gpus="onehop"), machine=told, emulated=False)
+    call = Call(collective, 4, (1 << 24,), "bfloat16", "sum", 0 if collective == "reduce" else -1)
+    found = list(candidates(gpus, call, registered=True))  # type: ignore[arg-type]
+    assert {rule.scheme for rule in found} == schemes
+    assert len(set(found)) == len(found)
+    by_two = {rule.scheme for rule in found if rule.protocol == "rs_ag"}
+    assert by_two == ({"onehop", "chain"} if collective == "allreduce" else set())
 
 
 def test_algorithms_are_measured_beside_the_trees_and_a_table_keeps_those_that_it_chooses() -> None:
