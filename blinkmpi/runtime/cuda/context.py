@@ -174,17 +174,10 @@ class CudaContext:
         if program is not None and call.in_place:
             program = without_own_blocks(program)
         emulated = self._emulated(program, rule) if program is not None and self.emulated else None
-        in_host_memory = self._in_host_memory(program, rule) if program is not None else ()
+        by_host = self._in_host_memory(program, rule) if program is not None else ()
         part = part_of(program, self.here, range(len(self.here))) if program is not None and self.here else None
         return self.transport.load(
-            call,
-            rule.protocol,
-            text,
-            program,
-            ctas=rule.ctas,
-            in_host_memory=in_host_memory,
-            emulated=emulated,
-            part=part,
+            call, rule.protocol, text, program, ctas=rule.ctas, in_host_memory=by_host, emulated=emulated, part=part
         )
 
     def _new_templates(self) -> Templates | None:
@@ -266,6 +259,8 @@ class CudaContext:
         if loaded.aside:
             ready = sending_copy(ready)
             send = address(cast(DeviceArray, ready.send))
+        if ready.segments and (own := self.transport.kernels.of_group(loaded, ready.call, ready.segments)):
+            loaded, ready = own, msgspec.structs.replace(ready, segments=None)  # it reads and writes them itself
         final = ready.final
         final_at, final_bytes = (address(final), final.nbytes) if final is not None else (0, 0)
         if final_at and loaded.protocol in PROTOCOLS:  # its threads have read all of what their results overwrite

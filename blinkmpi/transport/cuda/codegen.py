@@ -89,14 +89,19 @@ def packet_threads(n: int, codec: Codec) -> int:
     return 512 if n <= 4 else 384
 
 
-def packets_source(call: Call, n: int, protocol: PacketProtocol) -> str:
-    """Source of the kernel ``packets``."""
+def packets_source(call: Call, n: int, protocol: PacketProtocol, segments: int = 0) -> str:
+    """Source of the kernel ``packets``.
+
+    Args:
+        segments: of a group, each way, among the arguments; 0: there is one buffer each way.
+    """
     macros: dict[str, str | int] = {
         "PACKET_THREADS": packet_threads(n, protocol.codec),
         "CODEC": protocol.codec.name,
         "ALGORITHM": "two_shot" if protocol.two_shot else "one_shot",
+        "SEGMENTS": segments,
     }
-    return _source("packets.cu", call, n, macros, kernel_layout.packets_layout(n))
+    return _source("packets.cu", call, n, macros, kernel_layout.packets_layout(n, segments))
 
 
 def direct_source(call: Call, n: int) -> str:

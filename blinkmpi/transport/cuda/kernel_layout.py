@@ -33,6 +33,8 @@ SPANS = (0, 8, 32, 112)  # how many a kernel takes, so that plans of about as ma
 BEFORE_CHANNELS = 16  # words of a row
 SEGMENT_HEAD = ("bucket", "given_up", "stride", "blocks", "parts")  # words of SegmentArguments
 SEGMENTS = 248  # behind them, of two words
+SEGMENT_ROOMS = (16, 112)  # how many segments each way a kernel over packets takes, if it takes any
+NO_PLACE = (1 << 32) - 1  # of what stands behind the last of them
 SEGMENT_THREADS = 512
 SEGMENT_BYTES = 64 * SEGMENT_THREADS  # that a CTA copies with one look at each of its loads
 SEGMENT_CTAS = 2048  # about as many of a kernel at most, unless there are more segments
@@ -117,16 +119,36 @@ def common_layout(n: int) -> str:
     )  # fmt: skip
 
 
-def packets_layout(n: int) -> str:
+def packets_layout(n: int, segments: int = 0) -> str:
     """Assertions about ``exchange.cuh`` and the codecs."""
+    ways = {"sent": 2 * segments, "received": 2 * segments} if segments else {}
     codecs = {
         f"{codec.name}::{constant}": value
         for codec in (LL16, LL128)
         for constant, value in (("GROUP", codec.group), ("DATA", codec.data), ("BYTES", codec.position_bytes))
     }
-    return words_are("PacketArguments", PACKETS, n=n, before="c", behind={"buffers": n}) + equals(
-        {**codecs, "SETS": memory.SETS, "SHOTS": memory.SHOTS}
+    fits = f"(sizeof(PacketArguments) <= {PARAMETER_BYTES})"
+    return (
+        words_are("PacketArguments", PACKETS, n=n, before="c", behind={"buffers": n, **ways})
+        + equals({**codecs, "SETS": memory.SETS, "SHOTS": memory.SHOTS, fits: 1})
+        + (_segment_layout() if segments else "")
     )
+
+
+def room_for(ways: Sequence[Segments]) -> int:
+    """How many segments each way a kernel over packets must take; 0 if there is none that takes so many."""
+    most = max(len(way.pieces) for way in ways)
+    return next((room for room in SEGMENT_ROOMS if room >= most), 0)
+
+
+def segment_words(ways: Sequence[Segments], room: int) -> list[int]:
+    """The last arguments of a kernel over packets that takes ``room`` segments each way."""
+    words: list[int] = []
+    for way in ways:
+        for at, place, nbytes in way.pieces:
+            words += at, _packed(place, nbytes)
+        words += [0, NO_PLACE] * (room - len(way.pieces))
+    return words
 
 
 def direct_layout(n: int) -> str:
@@ -148,20 +170,27 @@ def segment_launches(segments: Segments, given_up: int) -> list[tuple[int, list[
         parts = max(1, min(-(-longest // SEGMENT_BYTES), SEGMENT_CTAS // items))
         words = [segments.bucket, given_up, segments.stride, segments.blocks, parts]
         for at, place, nbytes in some:
-            words += at, place // 16 | nbytes << 32
+            words += at, _packed(place, nbytes)
         found.append((items * parts, words + [0] * (2 * (SEGMENTS - len(some)))))
     return found
 
 
 def segments_layout() -> str:
     """Assertions about ``segments.cu``."""
-    return words_are("SegmentArguments", SEGMENT_HEAD, behind={"segments": 2 * SEGMENTS}) + equals(
-        {
-            "OFFSET_OF(Segment, place)": 8,
-            "OFFSET_OF(Segment, nbytes)": 12,
-            f"(sizeof(SegmentArguments) <= {PARAMETER_BYTES})": 1,
-        }
+    return (
+        words_are("SegmentArguments", SEGMENT_HEAD, behind={"segments": 2 * SEGMENTS})
+        + equals({f"(sizeof(SegmentArguments) <= {PARAMETER_BYTES})": 1})
+        + _segment_layout()
     )
+
+
+def _packed(place: int, nbytes: int) -> int:
+    """The second word of a segment."""
+    return place // 16 | nbytes << 32
+
+
+def _segment_layout() -> str:
+    return equals({"OFFSET_OF(Segment, place)": 8, "OFFSET_OF(Segment, nbytes)": 12})
 
 
 def spans_for(stages: int) -> int:

@@ -11,11 +11,12 @@ from typing import Self
 
 from ...program.call import Call
 from ...program.ir import Program
+from ...program.memory import Segments
 from ...program.template import Template
 from ..network.endpoints import Endpoints
 from .codegen import arithmetic, direct_source, item_bytes, kinds_of, packets_source, row_words, scale, stages_source
 from .device import Gpu, Kernel
-from .kernel_layout import buffers_at, fingerprint_at
+from .kernel_layout import PARAMETER_BYTES, buffers_at, fingerprint_at, room_for, segment_words
 from .packets import PROTOCOLS
 from .stage_tables import Table
 
@@ -58,10 +59,27 @@ class KernelCache:
         source = partial(stages_source, call, kinds, words, self._n, spans, rows)
         return self._compiled("stages", (*arithmetic(call), *kinds, words, spans, rows), source)
 
-    def packets(self, call: Call, protocol: str) -> Kernel:
-        """``packets`` for a protocol."""
-        source = partial(packets_source, call, self._n, PROTOCOLS[protocol])
-        return self._compiled("packets", (*arithmetic(call), protocol), source)
+    def packets(self, call: Call, protocol: str, segments: int = 0) -> Kernel:
+        """``packets`` for a protocol; for a group, with so many segments each way among the arguments."""
+        source = partial(packets_source, call, self._n, PROTOCOLS[protocol], segments)
+        return self._compiled("packets", (*arithmetic(call), protocol, segments), source)
+
+    def of_group(self, loaded: LoadedKernel, call: Call, ways: tuple[Segments, Segments]) -> LoadedKernel | None:
+        """A call on buckets as one that reads and writes the segments of its group itself; None if it cannot.
+
+        Args:
+            loaded: the call on the buckets.
+            ways: the segments that are sent, and those that are received.
+        """
+        room = room_for(ways) if loaded.protocol in PROTOCOLS else 0
+        words = [*loaded.args, *segment_words(ways, room)] if room else []
+        if not words or 8 * len(words) > PARAMETER_BYTES:
+            return None
+        own = copied(loaded)
+        own.kernel = self.packets(call, loaded.protocol, room)
+        own.args = packed = (ctypes.c_uint64 * len(words))(*words)
+        own.params = _pointers(packed)
+        return own
 
     def direct(self, call: Call) -> Kernel:
         """``direct``."""

@@ -2,6 +2,7 @@
 # ruff: noqa: PT012  (what is wrong with a group is raised at its end)
 
 import contextlib
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,21 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError, MismatchError, PeerLost
+from blinkmpi.program.call import REDUCTIONS
 from blinkmpi.transport.cuda.device import cupy
+from blinkmpi.transport.cuda.kernel_layout import SEGMENT_ROOMS
+from blinkmpi.transport.cuda.packets import PROTOCOLS
 from tests.gpu.helpers import at_least, sizes, spinner
 from tests.harness import mpi
 
 SIZES = sizes(1, 2, 3, 4, 8)
 RANKS = sizes(2, 4)[-1:]
 LENGTHS = (0, 5, 0, 1, 3000, 64, 16384, 7)
+METHODS = {  # by collective: its method, and whether a block for each rank is sent, and received
+    "allreduce": ("Allreduce", False, False), "allgather": ("Allgather", False, True),
+    "reduce_scatter": ("Reduce_scatter_block", True, False), "alltoall": ("Alltoall", True, True),
+}  # fmt: skip
+MANY = (1, SEGMENT_ROOMS[0], SEGMENT_ROOMS[0] + 1, SEGMENT_ROOMS[-1], SEGMENT_ROOMS[-1] + 1)  # tensors of a group
 TYPES = ("float32", "int8", "uint16", "complex128", "float16")
 
 pytestmark = [pytest.mark.gpu, at_least(1)]
@@ -84,6 +93,33 @@ def test_a_group_gives_what_its_calls_give(comm: MPI.Intracomm) -> None:
                     for i, (one, other) in enumerate(pairs):
                         assert (one == other).all(), (dtype, in_place, skew, i)
                     assert in_place or launched == 8, "one launch for each collective"
+
+
+@mpi(ranks=SIZES, timeout=240)
+def test_many_short_tensors_by_every_protocol_of_packets(comm: MPI.Intracomm) -> None:
+    """As they lie, as far as there is room for them among a kernel's arguments; from buckets, if there is not."""
+    n, rank = comm.size, comm.rank
+    for protocol, how in PROTOCOLS.items():
+        kinds = ["allreduce"] if how.two_shot else ["allreduce", "allgather", "reduce_scatter", "alltoall"]
+        with blinkmpi.Communicator(comm, algo=";".join(f"{kind}:onehop/{protocol}" for kind in kinds)) as ours:
+            for dtype, many, skew in itertools.product(("float32", "int8"), MANY, (0, 1)):
+                lengths = np.random.default_rng(many).integers(1, 70 if many > 16 else 700, many).tolist()
+
+                def some(b: int, lengths: list[int] = lengths, dtype: str = dtype, skew: int = skew) -> list[Any]:
+                    return [numbers(rank, i, b * m, dtype, skew) for i, m in enumerate(lengths)]
+
+                for kind in kinds:
+                    name, sent, received = METHODS[kind]
+                    op = ["sum"] if kind in REDUCTIONS else []
+                    sends, ones, others = some(n if sent else 1), *(some(n if received else 1) for _ in range(2))
+                    for send, one in zip(sends, ones, strict=True):
+                        getattr(ours, name)(send, one, *op)
+                    getattr(ours, name)(sends, others, *op)
+                    for i, (one, other) in enumerate(zip(ones, others, strict=True)):
+                        assert (one == other).all(), (protocol, kind, dtype, many, skew, i)
+                    if sent == received:
+                        getattr(ours, name)(MPI.IN_PLACE, sends, *op)
+                        assert all((one == x).all() for one, x in zip(ones, sends, strict=True)), (protocol, kind, many)
 
 
 @mpi(ranks=RANKS, timeout=120)

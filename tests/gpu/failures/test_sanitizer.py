@@ -3,6 +3,7 @@
 This file is also the program of a rank: ``python tests/gpu/failures/test_sanitizer.py DTYPE...``.
 """
 
+import itertools
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import blinkmpi
 from blinkmpi.errors import CollectiveTimeout
 from blinkmpi.topology import machine, modify
 from blinkmpi.transport.cuda.device import cupy
-from blinkmpi.transport.cuda.kernel_layout import SEGMENTS
+from blinkmpi.transport.cuda.kernel_layout import SEGMENT_ROOMS, SEGMENTS
 from tests.conformance import COLLECTIVES, REDUCING, Case
 from tests.gpu.helpers import DGX1, GPUS, Pools, at_least, run_all
 from tests.harness import ROOT, run_command
@@ -25,7 +26,7 @@ N = 2
 FOUND = 99  # the exit status where the tool has found something
 COUNTS = (1, 37, 40_001)
 GIVE_UP = "give-up"  # in place of types: calls to which a rank does not come
-GROUPS = "groups"  # in place of types: groups of all collectives, which kernels gather and scatter
+GROUPS = "groups"  # in place of types: groups of all collectives, of buckets and as they lie
 UNFIT = ("Device not supported", "LibraryNotLoaded")  # what the tool says where it cannot work
 
 pytestmark = [pytest.mark.gpu, at_least(N)]
@@ -98,12 +99,12 @@ def give_up() -> None:
 
 
 def groups() -> None:
-    """Groups of every collective, at odd places, of more tensors than a kernel takes, and of empty ones."""
+    """Groups of every collective, at odd places: of more tensors than a kernel takes, empty ones too, and of fewer."""
     world, cp = MPI.COMM_WORLD, cupy()
-    n, lengths = world.size, [*range(SEGMENTS + 3), 40_001]
+    n, many = world.size, [*range(SEGMENTS + 3), 40_001]
     with blinkmpi.Communicator(world, timeout=200) as ours:
-        pool = cp.zeros(4 * n * sum(lengths) + 4, "float32")
-        for skew in (0, 1):
+        pool = cp.zeros(4 * n * sum(many) + 4, "float32")
+        for skew, lengths in itertools.product((0, 1), (many, many[: SEGMENT_ROOMS[-1]])):
             for sends, receives in ((1, 1), (1, n), (n, 1), (n, n)):
                 at, pairs = skew, []
                 for length in lengths:
@@ -114,7 +115,7 @@ def groups() -> None:
                 name = {(1, 1): "Allreduce", (1, n): "Allgather", (n, 1): "Reduce_scatter_block"}.get((sends, receives))
                 getattr(ours, name or "Alltoall")(*(list(buffers) for buffers in zip(*pairs, strict=True)))
                 want = n if name in ("Allreduce", "Reduce_scatter_block") else 1
-                assert all(bool((recv == want).all()) for _, recv in pairs), (name, skew)
+                assert all(bool((recv == want).all()) for _, recv in pairs), (name, skew, len(lengths))
     print("all cases passed", flush=True)
 
 

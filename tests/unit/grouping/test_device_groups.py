@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from blinkmpi.program.call import Call
 from blinkmpi.program.memory import DeviceArray, Segments
 from blinkmpi.runtime import collectives as mpi
 from blinkmpi.runtime.arguments import Prepared
@@ -15,7 +16,17 @@ from blinkmpi.runtime.cuda.call import CudaCall
 from blinkmpi.runtime.cuda.calls import CudaCalls
 from blinkmpi.runtime.grouping.group import Groups
 from blinkmpi.runtime.grouping.launches import GPU_ALONE, GroupLaunch, NotedCall, launches
-from blinkmpi.transport.cuda.kernel_layout import SEGMENT_CTAS, SEGMENT_HEAD, SEGMENTS, segment_launches
+from blinkmpi.transport.cuda.kernel_layout import (
+    NO_PLACE,
+    SEGMENT_CTAS,
+    SEGMENT_HEAD,
+    SEGMENT_ROOMS,
+    SEGMENTS,
+    room_for,
+    segment_launches,
+    segment_words,
+)
+from blinkmpi.transport.cuda.loaded_kernel import KernelCache, LoadedKernel, load_kernel
 from blinkmpi.transport.cuda.transport import LAST
 from blinkmpi.util.lru import LRU
 from tests.unit.runtime.test_cuda_calls import Cai
@@ -145,6 +156,69 @@ def test_arguments_of_many_segments() -> None:
     assert ctas == SEGMENT_CTAS == 2 * words[4]
 
 
+def place_of(words: list[int], block: int, pack: int) -> tuple[int, int]:
+    """What exchange.cuh finds in its arguments: where a pack of a stream lies, and how many of its bytes."""
+    rows = np.array(words, np.uint64).reshape(-1, 2).tolist()
+    found, more = 0, 64 if len(rows) > 64 else len(rows) // 2
+    while more:
+        after = found + more
+        if after < len(rows) and rows[after][1] & 0xFFFFFFFF <= pack:
+            found = after
+        more //= 2
+    at, packed = rows[found]
+    offset, nbytes = (pack - (packed & 0xFFFFFFFF)) * 16, packed >> 32
+    return at + block * nbytes + offset, min(nbytes - offset, 16)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("many", [1, 2, 15, 16, 17, 100, 112])
+def test_packets_find_their_segments(many: int, blocks: int) -> None:
+    """Every pack of every stream, from the arguments alone."""
+    lengths = np.random.default_rng(many).integers(1, 100, many).tolist()
+    places = np.cumsum([0, *(-(-length // 16) * 16 for length in lengths)]).tolist()
+    pieces = tuple((1000 + (i << 12), *piece) for i, piece in enumerate(zip(places[:-1], lengths, strict=True)))
+    ways = Segments(0, places[-1], blocks, pieces), Segments(0, 0, 1, ())
+    room = room_for(ways)
+    assert room == (SEGMENT_ROOMS[0] if many <= SEGMENT_ROOMS[0] else SEGMENT_ROOMS[1])
+    words = segment_words(ways, room)
+    assert (len(words), words[-2:]) == (4 * room, [0, NO_PLACE])
+    for block in range(blocks):
+        found = [place_of(words[: 2 * room], block, pack) for pack in range(places[-1] // 16)]
+        assert found == [
+            (at + block * nbytes + offset, min(16, nbytes - offset))
+            for at, _, nbytes in pieces
+            for offset in range(0, nbytes, 16)
+        ]
+
+
+def test_which_groups_packets_carry_themselves() -> None:
+    """Those over packets whose segments have room among the arguments."""
+    gpu = CountingGpu()
+    kernels, call = KernelCache(gpu, N), Call("allreduce", N, (100,), "float32", "sum")  # type: ignore[arg-type]
+    kernel = kernels.packets(call, "ll16_one_shot")
+
+    def own(protocol: str, many: int, nwords: int = 40) -> LoadedKernel | None:
+        segments = Segments(0, 0, 1, tuple((1 << 20, 16 * i, 16) for i in range(many)))
+        loaded = load_kernel(kernel, 3, 256, range(nwords), protocol, "said")
+        return kernels.of_group(loaded, call, (segments, segments))
+
+    found = own("ll16_one_shot", 10)
+    assert found is not None
+    assert (found.grid, found.block, found.text) == (3, 256, "said")
+    assert list(found.args[:41]) == [*range(40), 1 << 20]
+    assert len(found.args) == 40 + 4 * SEGMENT_ROOMS[0]
+    assert found.kernel is not kernel
+    assert gpu.compiled == 2
+    again = own("ll16_one_shot", SEGMENT_ROOMS[0])
+    assert again is not None
+    assert again.kernel is found.kernel
+    assert own("ll16_one_shot", SEGMENT_ROOMS[-1]) is not None
+    assert gpu.compiled == 3
+    assert own("ll16_one_shot", SEGMENT_ROOMS[-1] + 1) is None
+    assert own("ll16_one_shot", SEGMENT_ROOMS[-1], nwords=65) is None, "more than 4 KiB"
+    assert own("direct", 10) is own("slots", 10) is None
+
+
 def test_long_ones_are_by_themselves_and_keep_nothing_alive() -> None:
     long, short = Cai((GPU_ALONE // 4,), at=1 << 30), [Cai((4,), at=4096), Cai((8,), at=8192)]
     rows = [(MPI.IN_PLACE, one, MPI.SUM) for one in (short[0], long, short[1])]
@@ -186,8 +260,9 @@ def test_streams_are_joined() -> None:
     assert [call.args for call in kept[0][0][0]] == rows
 
 
-def test_one_kernel_before_and_one_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one stream; one on another stream is behind all of it."""
+@pytest.mark.parametrize("many", [3, 3 + SEGMENT_ROOMS[-1]])
+def test_one_kernel_or_one_before_and_one_behind(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    """On one stream, by how many tensors there are; one on another stream is behind all of it."""
     order: list[str] = []
 
     def starts(context: Any, gpu: CountingGpu, calls: CudaCalls) -> None:
@@ -203,16 +278,18 @@ def test_one_kernel_before_and_one_behind(monkeypatch: pytest.MonkeyPatch) -> No
 
         monkeypatch.setattr(gpu, "compile", compile)
         monkeypatch.setattr(gpu, "after", lambda stream, other: order.append(f"{stream} behind {other}"))
-        rows = [(MPI.IN_PLACE, Cai((4,), at=4096 * i, stream=5), MPI.SUM) for i in range(1, 4)]
+        rows = [(MPI.IN_PLACE, Cai((4,), at=4096 * i, stream=5), MPI.SUM) for i in range(1, many + 1)]
         (launch,) = launches(fake(1), [NotedCall(mpi.ALLREDUCE, args, None, None) for args in rows], kept=False)
         for stream in (5, 6):
             bound = calls.bind(launch.ready, stream, 60.0)  # type: ignore[arg-type]
             assert isinstance(bound, CudaCall)
-            assert bound.text == "allreduce(group of 3: 3 times 4 x float32, op sum) in GPU memory"
+            assert bound.text == f"allreduce(group of {many}: {many} times 4 x float32, op sum) in GPU memory"
             bound.start(1)
 
     LAST.clear()
     with_calls(starts, n=3)
-    assert len(order) == 7
-    assert [order[0], order[2]] == ["gather on 5", "scatter on 5"]
-    assert [order[3], order[4], order[6]] == ["6 behind 5", "gather on 6", "scatter on 6"]
+    if many == 3:
+        assert order == ["packets on 5", "6 behind 5", "packets on 6"]
+        return
+    around = ["gather on 5", "packets on 5", "scatter on 5"]
+    assert order == [*around, "6 behind 5", *(text.replace("5", "6") for text in around)]

@@ -34,7 +34,7 @@ from blinkmpi.transport.cuda.codegen import (  # noqa: E402
     segments_source,
     stages_source,
 )
-from blinkmpi.transport.cuda.kernel_layout import COMMON  # noqa: E402
+from blinkmpi.transport.cuda.kernel_layout import COMMON, SEGMENT_ROOMS  # noqa: E402
 from blinkmpi.transport.cuda.kernels.compiler import kernel_source  # noqa: E402
 from blinkmpi.transport.cuda.link_rates import SOURCE  # noqa: E402
 from blinkmpi.transport.cuda.packets import PROTOCOLS, Codec  # noqa: E402
@@ -88,6 +88,18 @@ def onehop(call: Call) -> dict[str, tuple[str, dict[str, int]]]:
     }
 
 
+def of_groups(call: Call) -> dict[str, tuple[str, dict[str, int]]]:
+    """Likewise, of the kernels over packets that read and write a group's buffers themselves."""
+    return {
+        f"{name}, {room} segments": (
+            packets_source(call, call.n, protocol, room),
+            {"packets": packet_threads(call.n, protocol.codec)},
+        )
+        for name, protocol in PROTOCOLS.items()
+        for room in SEGMENT_ROOMS
+    }
+
+
 def check(where: str, threads: dict[str, int], found: dict[str, Used], *, slack: int = 0) -> None:
     """Everything is in registers but ``slack`` bytes, and there are enough registers for one CTA."""
     assert set(found) == set(threads), where
@@ -108,6 +120,15 @@ def test_one_hop_kernels(arch: str, dtype: str, op: str) -> None:
     found = all_compiled([source for _, source, _ in made], arch, version=GENERATIONS[arch])
     for (where, _, threads), used in zip(made, found, strict=True):
         check(where, threads, used)
+
+
+@pytest.mark.parametrize(("arch", "n"), [("sm_80", 4), ("sm_90", 2), ("sm_90", 8), ("sm_90", 16)])
+def test_kernels_of_groups(arch: str, n: int) -> None:
+    calls = [Call("allreduce", n, (1000,), "bfloat16", "sum"), Call("alltoall", n, (1000,), "float32")]
+    made = [(kind, *one) for call in calls for kind, one in of_groups(call).items()]
+    found = all_compiled([source for _, source, _ in made], arch, version=GENERATIONS[arch])
+    for (where, _, threads), used in zip(made, found, strict=True):
+        check(f"{arch} n={n} {where}", threads, used)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -164,6 +185,7 @@ def test_every_operation_of_every_type(dtype: str) -> None:
     ("direct", memory_layout, "HEAD_BYTES", 32 << 10, "sizeof(SymmetricHeader) <= 32768"),
     ("direct", memory_layout, "MAX_CTAS", 1024, "sizeof(SymmetricHeader) <= 65536"),
     ("packets", kernel_layout, "PACKETS", (*kernel_layout.PACKETS, "one_more"), "one_more"),
+    ("group", kernel_layout, "SEGMENT_ROOMS", (16, 248), "sizeof(PacketArguments) <= 4096"),
     ("packets", kernel_layout, "LL128", Codec("LL128", 8, 6, 16), "LL128::DATA == 6"),
     ("packets", memory_layout, "SETS", 3, "SETS == 3"),
     ("stages", kernel_layout, "STAGES", ("table", "row_words"), "StageArguments, row_words"),
@@ -183,6 +205,7 @@ def test_a_kernel_of_another_layout_does_not_compile(
     source = {
         "direct": lambda: direct_source(call, 4),
         "packets": lambda: packets_source(call, 4, PROTOCOLS["ll128_two_shot"]),
+        "group": lambda: packets_source(call, 4, PROTOCOLS["ll128_two_shot"], kernel_layout.SEGMENT_ROOMS[-1]),
         "stages": lambda: stages_source(call, [kind], 64, 4, 8),
         "segments": segments_source,
     }[kernel]()

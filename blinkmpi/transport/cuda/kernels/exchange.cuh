@@ -9,6 +9,14 @@
 
 constexpr int SETS = 2, SHOTS = 2;
 
+#if SEGMENTS
+struct Segment {  // of a group: the streams are made of many buffers of the user's
+  u64 at;      // the user's address
+  u32 place;   // in a stream, in packs; ascending, and the greatest number behind the last segment
+  u32 nbytes;  // of each of its blocks, which lie one behind another: one for each stream
+};
+#endif
+
 struct PacketArguments {
   CommonArguments c;
   i64 nbytes;       // of one stream: what a rank sends to one peer
@@ -21,7 +29,30 @@ struct PacketArguments {
   i64 slice;              // packs of a slice; in one_shot, of a stream
   i64 buffer_bytes;       // of one LL buffer: one source's packets, in one shot of one set
   char* buffers[N];       // by rank: its LL buffers of this codec
+#if SEGMENTS
+  Segment sent[SEGMENTS], received[SEGMENTS];
+#endif
 };
+
+struct Place {  // of a pack in the user's memory
+  char* at;
+  int bytes;  // of it that are there
+};
+
+#if SEGMENTS
+// The place of a pack of a stream. All lanes take the same steps: arguments are read fastest where they read the same.
+__device__ __forceinline__ Place place_of(const Segment (&segments)[SEGMENTS], i64 block, i64 pack) {
+  int found = 0;
+#pragma unroll
+  for (int more = SEGMENTS > 64 ? 64 : SEGMENTS / 2; more; more /= 2) {
+    const int next = found + more, at = next < SEGMENTS ? next : 0;
+    found = (next < SEGMENTS) & (segments[at].place <= (u32)pack) ? next : found;
+  }
+  const Segment& s = segments[found];
+  const i64 offset = (i64)((u32)pack - s.place) * 16, left = (i64)s.nbytes - offset;
+  return {(char*)s.at + block * s.nbytes + offset, (int)(left < 16 ? left : 16)};
+}
+#endif
 
 template <class Codec> struct Exchange {
   const PacketArguments& a;
@@ -53,18 +84,37 @@ template <class Codec> struct Exchange {
     const i64 left = a.nbytes - pack * 16;
     return (int)(left < 16 ? left : 16);
   }
-  // What this thread sends of a stream's slice at a position.
-  __device__ __forceinline__ Pack load(const char* stream, i64 first, i64 position) const {
+  // Where a pack of the stream for a peer is sent from, and where one of the stream from a peer is received.
+  __device__ __forceinline__ Place sent(i64 peer, i64 pack) const {
+#if SEGMENTS
+    return place_of(a.sent, a.send_stride ? peer : 0, pack);
+#else
+    return {(char*)a.c.send + peer * a.send_stride + pack * 16, bytes_at(pack)};
+#endif
+  }
+  __device__ __forceinline__ Place received(i64 peer, i64 pack) const {
+#if SEGMENTS
+    return place_of(a.received, a.recv_stride ? peer : 0, pack);
+#else
+    return {a.c.recv + peer * a.recv_stride + pack * 16, bytes_at(pack)};
+#endif
+  }
+  // What this thread sends of the slice of a peer's stream that begins with pack `first`, at a position.
+  __device__ __forceinline__ Pack load(i64 peer, i64 first, i64 position) const {
     const i64 pack = Codec::pack_of(position);
     Pack x = {{0, 0, 0, 0}};
-    if (Codec::carries(position) && pack < span(first))
-      x = load_user(stream + (first + pack) * 16, bytes_at(first + pack));
+    if (Codec::carries(position) && pack < span(first)) {
+      const Place from = sent(peer, first + pack);
+      x = load_user(from.at, from.bytes);
+    }
     return x;
   }
-  __device__ __forceinline__ void store(char* stream, i64 first, i64 position, const Pack& x) const {
+  __device__ __forceinline__ void store(i64 peer, i64 first, i64 position, const Pack& x) const {
     const i64 pack = Codec::pack_of(position);
-    if (Codec::carries(position) && pack < span(first))
-      store_user(stream + (first + pack) * 16, x, bytes_at(first + pack));
+    if (Codec::carries(position) && pack < span(first)) {
+      const Place to = received(peer, first + pack);
+      store_user(to.at, x, to.bytes);
+    }
   }
 
   // Wait until the LL buffers of all ranks in `targets` are free: they have finished the call before the last.
@@ -96,10 +146,10 @@ template <class Codec> struct Exchange {
   }
 
   // Send with push(position), and give what all ranks in recv_mask sent to take(position, wanted, packs), for every
-  // position of this thread. Our own part is loaded from the slice of `stream` that begins with pack `first`.
+  // position of this thread. Our own part is the slice of our stream that begins with pack `first`.
   // `compared`: the ranks whose announcements are compared with ours before anything is written to the user's memory.
   template <class Push, class Take>
-  __device__ __forceinline__ bool first_shot(u64 compared, const char* stream, i64 first, Push push, Take take) const {
+  __device__ __forceinline__ bool first_shot(u64 compared, i64 first, Push push, Take take) const {
     const CommonArguments& c = a.c;
     push(begin);
     // While the announcements come, the packets of the first round do too, and the second round is sent.
@@ -112,7 +162,7 @@ template <class Codec> struct Exchange {
       Pack x[N];
       if (here) {
         Pack own;
-        if (a.recv_mask >> c.rank & 1) own = load(stream, first, i);
+        if (a.recv_mask >> c.rank & 1) own = load(c.rank, first, i);
         came = receive(0, wanted ? a.recv_mask & ~(1ull << c.rank) : 0, i, x);
 #pragma unroll
         for (int r = 0; r < N; r++) x[r] = r == c.rank ? own : x[r];
