@@ -95,7 +95,7 @@ def test_a_group_gives_what_its_calls_give(comm: MPI.Intracomm) -> None:
                     assert in_place or launched == 8, "one launch for each collective"
 
 
-@mpi(ranks=SIZES, timeout=240)
+@mpi(ranks=sizes(2, 3, 4, 8), timeout=240)
 def test_many_short_tensors_by_every_protocol_of_packets(comm: MPI.Intracomm) -> None:
     """As they lie, as far as there is room for them among a kernel's arguments; from buckets, if there is not."""
     n, rank = comm.size, comm.rank
