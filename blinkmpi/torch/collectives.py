@@ -35,6 +35,7 @@ from .operands import (
     writable,
 )
 from .operation import Operation
+from .profiling import shown
 from .work import Coalesced, HostWork, Several, Work, enqueue
 
 NO_SECONDS = timedelta(0)
@@ -55,6 +56,7 @@ def explained(method: Callable[..., Work]) -> Callable[..., Work]:
 
 
 @hidden
+@shown
 class TensorCollectives:
     """What a group does with tensors; :class:`.group.BlinkGroup` says who the ranks are."""
 
@@ -78,15 +80,14 @@ class TensorCollectives:
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce everybody's tensor into the root's; the others' stay as they are."""
-        root = _root(opts)
-        make = partial(_reduce, self.rank_here == root, root)
+        make = partial(_reduce, self.rank_here == _root(opts), _root(opts))
         return self._make("reduce", opts, lambda: make(only(tensors, "reduce"), Reduction(opts)))
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors, one for each rank; each gets its own."""
         what, n = "reduce_scatter", self.comm.size
-        make = lambda: _reduce_scatter(only(outputs, what), listed(inputs, n, what), Reduction(opts))  # noqa: E731
-        return self._make(what, opts, make)
+        listing = lambda: (only(outputs, what), listed(inputs, n, what))  # noqa: E731
+        return self._make(what, opts, lambda: _reduce_scatter(*listing(), Reduction(opts)))
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Reduce a tensor of one block for each rank; each gets its own."""
@@ -140,8 +141,7 @@ class TensorCollectives:
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Give each rank a tensor of a list, and get one of each; they may differ in shape."""
-        n = self.comm.size
-        lists = [outputs], [inputs]
+        n, lists = self.comm.size, ([outputs], [inputs])
         return self._make("alltoall", opts, lambda: _alltoall(*(listed(one, n, "alltoall") for one in lists)))
 
     def all_to_all_single(

@@ -21,6 +21,7 @@ from ..runtime.bootstrap import own_settings
 from ..util.settings import log
 from .collectives import TensorCollectives
 from .operands import Tensor, only
+from .own_messages import OwnMessages
 from .work import Work
 
 CPU = torch.device("cpu")
@@ -52,6 +53,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         self.store, self.rank_here, self.timeout_s = store, rank, timeout.total_seconds()
         self._open, self._name, self._description, self._sequence = open_comm, name, "undefined", 0
         self._comm: Any = None
+        self._own_messages = OwnMessages()
         self._opening = Lock()  # of this group alone: another rank's threads may open groups in another order
         self._end: weakref.finalize[Any, Any] | None = None
         if dist.is_gloo_available():
@@ -119,6 +121,8 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> Any:
         """Send a tensor to a rank, over gloo; one on a GPU by way of host memory."""
         tensor = only(tensors, "send")
+        if peer == self.rank_here:
+            return self._own_messages.send(tensor, tag)
         if not tensor.is_cuda:
             return super().send(list(tensors), peer, tag)
         return super().send([tensor.cpu()], peer, tag)
@@ -126,12 +130,14 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> Any:
         """Receive what a rank sends."""
         tensor = only(tensors, "recv")
+        if peer == self.rank_here:
+            return self._own_messages.receive(tensor, tag, peer, self.timeout_s)
         if not tensor.is_cuda:
             return super().recv(list(tensors), peer, tag)
         return self._received(tensor, lambda memory: super(BlinkGroup, self).recv([memory], peer, tag))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Any:
-        """Receive what any rank sends."""
+        """Receive what any other rank sends."""
         tensor = only(tensors, "recv")
         if not tensor.is_cuda:
             return super().recv_anysource(list(tensors), tag)

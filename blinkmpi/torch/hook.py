@@ -16,6 +16,7 @@ from ..runtime.cuda.torch_extension import extension
 from .fast_path import average, calls_apart
 from .group import communicator
 from .operands import typed
+from .profiling import profiled
 from .streams import stream_apart
 
 
@@ -51,7 +52,7 @@ def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
 
     # torch compares annotations with these types
     hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-    return hook
+    return profiled("all_reduce")(hook)
 
 
 def _averaged(comm: Any, buffer: Any, read: Any) -> Any:

@@ -56,6 +56,20 @@ def test_a_wait_with_a_timeout_raises_ours(quick: Any, device: Any) -> None:
         device.say(True)
 
 
+def test_spans_are_asynchronous(quick: Any) -> None:
+    """As torch expects of a backend's collectives; nothing is shown where nothing is profiled."""
+    with quick.Span("blink:unseen"):
+        pass
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+        pytest.raises(ValueError, match="out of it"),
+        quick.Span("blink:all_reduce"),
+    ):
+        raise ValueError("out of it")
+    found = [event for event in profile.events() if event.name.startswith("blink:")]
+    assert [(event.name, event.is_async) for event in found] == [("blink:all_reduce", True)]
+
+
 def test_futures_have_the_results(quick: Any, device: Any) -> None:
     """``get_future`` has a list, as torch's own; a hook's has the one tensor, as a Python object."""
     result = torch.arange(3.0)

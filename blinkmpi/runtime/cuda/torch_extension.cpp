@@ -3,6 +3,7 @@
  * In Python they take the host long: torch finds the memory of a future's value by pickling it, and the code that does
  * so is cold each time a bucket of gradients is ready. */
 #include <ATen/DLConvertor.h>
+#include <ATen/record_function.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -103,6 +104,25 @@ class StreamWork : public c10d::Work {
   c10::Stream stream_;
   std::optional<c10::Event> event_; /* behind the call, if that is apart */
   std::mutex giving_;
+};
+
+/* A call in torch's profiler, while Python is within it; asynchronous, as other backends show theirs. */
+class Span {
+ public:
+  explicit Span(std::string name) : name_(std::move(name)) {}
+
+  void enter() {
+    record_.emplace(at::RecordScope::USER_SCOPE);
+    if (!record_->isActive()) return;
+    record_->_setAsync();
+    record_->before(name_);
+  }
+
+  void leave(const pybind11::args&) { record_.reset(); }
+
+ private:
+  std::string name_;
+  std::optional<at::RecordFunction> record_;
 };
 
 /* ---- the fast path: calls as DDP and FSDP make them, of contiguous tensors on a GPU
@@ -353,6 +373,10 @@ PYBIND11_MODULE(torch_extension, m) {
   m.def("read_broadcast", &read_broadcast);
   m.def("read_allgather", &read_allgather);
   m.def("read_reduce_scatter", &read_reduce_scatter);
+  pybind11::class_<Span>(m, "Span")
+      .def(pybind11::init<std::string>())
+      .def("__enter__", &Span::enter)
+      .def("__exit__", &Span::leave);
   pybind11::class_<CallsApart>(m, "CallsApart")
       .def(pybind11::init<pybind11::object, pybind11::tuple, pybind11::object, pybind11::object, int64_t, int64_t, int64_t>())
       .def("allreduce", &CallsApart::allreduce)

@@ -60,13 +60,17 @@ class Ends(unittest.TestCase):
     def test_monitored_barrier_wrong(self) -> None:
         raise ValueError("another error")
 
+    def test_DistributedDataParallel(self) -> None:
+        raise AssertionError("Tensor-likes are not close!")
+
     def test_right(self) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("name", "outcome", "started"),
     [("skipped", "skipped", False), ("monitored_barrier_gloo", "refused", True),
-     ("monitored_barrier_wrong", "failed", True), ("right", "passed", True)],
+     ("monitored_barrier_wrong", "failed", True), ("DistributedDataParallel", "inapplicable", True),
+     ("right", "passed", True)],
 )  # fmt: skip
 def test_how_a_test_ended(name: str, outcome: str, started: bool) -> None:
     recorder = suite.Recorder()
