@@ -86,8 +86,8 @@ class TensorCollectives:
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors, one for each rank; each gets its own."""
         what, n = "reduce_scatter", self.comm.size
-        listing = lambda: (only(outputs, what), listed(inputs, n, what))  # noqa: E731
-        return self._make(what, opts, lambda: _reduce_scatter(*listing(), Reduction(opts)))
+        make = lambda: _reduce_scatter(only(outputs, what), listed(inputs, n, what), Reduction(opts))  # noqa: E731
+        return self._make(what, opts, make)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Reduce a tensor of one block for each rank; each gets its own."""
