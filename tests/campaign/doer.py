@@ -1,5 +1,6 @@
 """Makes the calls of a campaign's steps on one rank, as a user would, and checks every result."""
 
+import contextlib
 import random
 import threading
 import time
@@ -160,6 +161,8 @@ class Doer:
                 self.calls(comm, step.groups[0])
             case "requests":
                 self.requests(comm, step)
+            case "joined":
+                self.joined(comm, step)
             case "threads":
                 self.in_threads(step)
             case "children":
@@ -232,6 +235,22 @@ class Doer:
                 request.Wait()
             one.check(compare=False)
 
+    def joined(self, comm: blinkmpi.Communicator, step: Step) -> None:
+        """Make calls as a group, as often as they say; on GPUs also on a stream."""
+        active = [Active(self, comm, call) for call in step.groups[0]]
+        apart = step.draw % 2 == 0 and all(call.memory in ON_GPU for call in step.groups[0])
+        for again in range(step.groups[0][0].times):
+            for one in active:
+                one.ready(again)
+            with comm.grouped(stream=self._stream.stream if apart else None):
+                for one in active:
+                    one.run()
+            if apart:
+                self._stream.stream.synchronize()
+            for one in active:
+                one.made()
+                one.check()
+
     def in_threads(self, step: Step) -> None:
         """Two threads, each with a communicator of its own."""
         errors: list[BaseException] = []
@@ -280,8 +299,9 @@ class Doer:
             one.ready()
 
         def enqueue(stream: Any) -> None:
-            for one in active:
-                one.run(stream=stream)
+            with comm.grouped(stream=stream) if step.draw % 3 == 0 else contextlib.nullcontext():
+                for one in active:
+                    one.run(stream=stream)
 
         launch = self._stream.captured(enqueue)
         for again in range(1 + step.draw % 4):

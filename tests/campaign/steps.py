@@ -5,7 +5,7 @@ Nothing here calls anything. :func:`steps` never ends; a job takes as many as it
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blinkmpi.program.reduction import DTYPES, OPS, dtype_of
 from tests.campaign.kinds import KINDS
@@ -62,7 +62,7 @@ class Call:
     """One call: what (a case), how it begins, and what becomes of its buffers.
 
     Args:
-        how: ``blocking``, ``request``, ``persistent`` or ``graph``.
+        how: ``blocking``, ``request``, ``persistent``, ``joined`` or ``graph``.
         memory: ``numpy``, ``spec`` ([array, count]), ``dlpack``; on GPUs ``cupy``, ``torch``, ``registered``.
         skews: elements by which the send and the receive buffer begin behind an aligned address.
         after: ``check`` that the send buffer is as before, ``scribble`` over it, or ``drop`` it: as the call returns.
@@ -82,10 +82,11 @@ class Step:
     """Something that all ranks do together.
 
     Args:
-        what: ``calls`` (one after another), ``requests`` (begun together, completed in any order), ``threads`` (a group
-            for each thread), ``children`` (a group of calls for each communicator made) or ``fault``.
+        what: ``calls`` (one after another), ``requests`` (begun together, completed in any order), ``joined`` (made
+            together, as a group), ``graph`` (of a GPU), ``threads`` (some calls for each thread), ``children`` (some
+            for each communicator made) or ``fault``.
         comm: which of the job's communicators.
-        groups: the calls.
+        groups: the calls; but for threads and children there is one group.
         colours: of each rank, for ``children``; -1 is in none.
         late: seconds by which each rank comes late.
         fault: its name, with ``victim`` the rank that it strikes.
@@ -121,14 +122,16 @@ def _step(rng: random.Random, number: int, mix: Mix) -> Step:
         fault = rng.choices(list(names), list(names.values()))[0]
         healthy = (_call(rng, mix, mix.n, how="blocking", most=1 << 20),)  # afterwards
         return Step(number, "fault", comm, (healthy,), (), late, fault, rng.randrange(mix.n), draw)
-    weights = (60, 25, 0, 2, 10) if mix.gpus else (60, 25, 6, 2, 0)  # GPUs keep one order for all communicators
-    what = rng.choices(("calls", "requests", "threads", "children", "graph"), weights)[0]
+    weights = (60, 25, 10, 0, 2, 10) if mix.gpus else (60, 25, 10, 6, 2, 0)  # GPUs keep one order for all communicators
+    what = rng.choices(("calls", "requests", "joined", "threads", "children", "graph"), weights)[0]
     if what == "children":
         groups, colours = _families(rng, mix)
         return Step(number, what, comm, groups, colours, late, draw=draw)
     if what == "threads":
         groups = tuple(tuple(_call(rng, mix, mix.n, most=1 << 20) for _ in range(rng.randint(2, 5))) for _ in range(2))
         return Step(number, what, comm, groups, (), late, draw=draw)
+    if what == "joined":
+        return Step(number, what, comm, (_joined(rng, mix),), (), late, draw=draw)
     how = {"requests": "request", "graph": "graph"}.get(what, "")
     some = rng.randint(1, 6) if what != "calls" else rng.choice((1, 1, 2, 3))
     most = mix.most_bytes if what == "calls" else mix.most_bytes >> 3
@@ -146,6 +149,19 @@ def _families(rng: random.Random, mix: Mix) -> tuple[tuple[tuple[Call, ...], ...
         n = colours.count(colour)
         groups.append(tuple(_call(rng, mix, n, most=1 << 20) for _ in range(rng.randint(1, 4))) if n else ())
     return tuple(groups), colours
+
+
+def _joined(rng: random.Random, mix: Mix) -> tuple[Call, ...]:
+    """Calls that differ in their lengths and buffers alone, with one of another kind among them."""
+    like, many = _call(rng, mix, mix.n, "joined", 1 << 20), rng.choice((2, 3, 7, 18, 120))
+    case, some = like.case, []
+    each = dtype_of(case.dtype).itemsize * (mix.n if KINDS[case.collective].blocked else 1)
+    for _ in range(many):
+        one = replace(case, count=min(_nbytes(rng), (1 << 20) // many) // each, salt=rng.randrange(1, 1 << 30))
+        some.append(replace(like, case=one, skews=(rng.choice((0, 1, 3)), rng.choice((0, 1, 5)))))
+    other = _call(rng, mix, mix.n, "joined", 1 << 20)
+    some.insert(rng.randrange(many), replace(other, times=like.times, after="check"))  # which keeps what it sends
+    return tuple(some)
 
 
 def _call(rng: random.Random, mix: Mix, n: int, how: str = "", most: int = 0) -> Call:

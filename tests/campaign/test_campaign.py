@@ -59,10 +59,11 @@ def test_everything_is_drawn_and_can_be_done(mix: Mix) -> None:
     assert set(seen["dtype"]) == set(DTYPES)
     assert set(seen["op"]) == {"", *OPS}
     assert set(seen["memory"]) == set(mix.memories)
-    assert {"blocking", "request", "persistent"} <= set(seen["how"])
+    assert {"blocking", "request", "persistent", "joined"} <= set(seen["how"])
     faults = {*FAULTS, *([FULL] if mix.small_shm else []), *([LINK] if mix.hosts else [])}
     assert set(seen["fault"]) == {"", *(faults if mix.faults else ())}
-    whats = {"calls", "requests", "children", "graph" if mix.gpus else "threads", *(["fault"] if mix.faults else [])}
+    always = ("calls", "requests", "joined", "children", "graph" if mix.gpus else "threads")
+    whats = {*always, *(["fault"] if mix.faults else [])}
     assert set(seen["what"]) == whats
 
 
