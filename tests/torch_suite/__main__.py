@@ -3,9 +3,9 @@
     python -m tests.torch_suite --ranks 2,4 -o build/torch-suite.json
 
 Each test starts its ranks as processes of its own, without mpirun. It passes, is skipped (by torch, with its reason),
-is refused, by torch or by a typed error of ours, is inapplicable, as no other backend could pass it, both as EXPECTED
-says, or fails. Tests that torch skips because of our backend's name run again with us taken for each backend that such
-tests are for.
+is refused, by torch or by a typed error of ours, or asserts that the backend is another one, both as EXPECTED says, or
+fails. Tests that torch skips because of our backend's name run again with us taken for each backend that such tests are
+for. Those that fail run again by torch's own backend, and are told apart if it fails them, too.
 """
 
 import argparse
@@ -28,6 +28,8 @@ from benchmarks.jobs import python_path
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300  # for one test
 TAKEN_FOR = {"cpu": ("gloo", "mpi"), "cuda": ("nccl", "gloo", "mpi")}
+TORCHS_OWN = {"cpu": "gloo", "cuda": "nccl"}
+FAILS_BY_BOTH = "fails by both"
 LOST = {"test": "all", "outcome": "failed", "text": "the process that starts them has died", "started": True}
 
 
@@ -49,22 +51,10 @@ EXPECTED = (
         "sparse tensors are refused: pass .to_dense()",
     ),
     Expected(
-        "test_DistributedDataParallel",
-        "Tensor-likes are not close!",
-        "fails by NCCL's group alike, after _set_static_graph(); torch 2.13 skips it on Linux (pytorch/pytorch#77317)",
-        "inapplicable",
-    ),
-    Expected(
         "test_ddp_profiling_execution_trace",
         "'blink' != 'nccl'",
         "asserts that the backend's name is nccl",
-        "inapplicable",
-    ),
-    Expected(
-        "test_nccl_high_priority_stream",
-        "MASTER_ADDR expected",
-        "makes NCCL's group itself, from settings that tests by a file have not",
-        "inapplicable",
+        "asserts another",
     ),
 )
 
@@ -154,7 +144,10 @@ def run(n: int, shares: list[Share], settings: dict[str, str]) -> list[dict[str,
 
 
 def on_ranks(n: int, pattern: str, backend: str, device: str, jobs_beside: int) -> list[dict[str, Any]]:
-    """All tests on ``n`` ranks; what torch skips before any rank starts again as if we were each backend it names."""
+    """All tests on ``n`` ranks; what torch skips before any rank starts again as if we were each backend it names.
+
+    Of what fails, a row also has what came of it by torch's own backend, if that fails it, too.
+    """
 
     def shares(names: list[str] | None = None) -> list[Share]:
         return [Share(pattern, names, first, jobs_beside) for first in range(jobs_beside)]
@@ -165,6 +158,11 @@ def on_ranks(n: int, pattern: str, backend: str, device: str, jobs_beside: int) 
         again = run(n, shares(left), {"BACKEND": backend, "TAKEN_FOR": other}) if left else []
         now = {row["test"]: {**row, "taken_for": other} for row in again if row["started"]}
         rows = [row for row in rows if row["test"] not in now] + list(now.values())  # with what was LOST
+    failed = {row["test"]: row for row in rows if row["outcome"] == "failed" and row is not LOST}
+    if failed and backend != (own := TORCHS_OWN[device]):
+        for found in run(n, shares(list(failed)), {"BACKEND": own}):
+            if found["outcome"] == "failed" and found["test"] in failed:
+                failed[found["test"]].update(outcome=FAILS_BY_BOTH, by_torchs_own=found.get("text", ""))
     return sorted(rows, key=lambda row: str(row["test"]))
 
 
@@ -193,7 +191,7 @@ def main() -> int:
     if args.output:
         head = {"torch_suite": {"torch": torch.__version__, "backend": args.backend, "tests": args.pattern}}
         jobs.write(args.output, jobs.document(head, found, [], began))
-    return int(any(one["counts"].get("failed") for one in found))
+    return int(any(one["counts"].get(outcome) for one in found for outcome in ("failed", FAILS_BY_BOTH)))
 
 
 if __name__ == "__main__":

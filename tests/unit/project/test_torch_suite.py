@@ -18,6 +18,9 @@ def test_what_torch_skips_for_our_name_runs_again_as_if_we_were_another(monkeypa
     asked: list[tuple[str | None, list[str] | None]] = []
 
     def run(n: int, shares: list[suite.Share], settings: dict[str, str]) -> list[dict[str, Any]]:
+        if settings["BACKEND"] == "gloo":
+            assert shares[0].names == ["sparse"]
+            return [row("sparse", "passed", started=True)]
         assert (n, settings["BACKEND"], [share.first for share in shares]) == (2, "blink", [0, 1])
         names, other = shares[0].names, settings.get("TAKEN_FOR")
         asked.append((other, names))
@@ -35,6 +38,23 @@ def test_what_torch_skips_for_our_name_runs_again_as_if_we_were_another(monkeypa
         "all": ("passed", None), "cuda": ("skipped", "gloo"), "flaky": ("skipped", None),
         "small": ("skipped", None), "sparse": ("failed", "gloo"),
     }  # fmt: skip
+
+
+def test_what_fails_by_torchs_own_backend_too_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But a process that has died, whichever it was, has failed."""
+
+    def run(n: int, shares: list[suite.Share], settings: dict[str, str]) -> list[dict[str, Any]]:
+        ours = settings["BACKEND"] == "blink"
+        assert ours or (settings["BACKEND"], shares[0].names) == ("nccl", ["both", "ours"])
+        some = [row("both", "failed", started=True), row("ours", "failed" if ours else "passed", started=True)]
+        return [{**one, "text": settings["BACKEND"]} for one in some] + [suite.LOST]
+
+    monkeypatch.setattr(suite, "run", run)
+    rows = suite.on_ranks(2, "*", "blink", "cuda", 1)
+    assert [(one["test"], one["outcome"], one.get("by_torchs_own")) for one in rows] == [
+        ("all", "failed", None), ("both", suite.FAILS_BY_BOTH, "nccl"), ("ours", "failed", None),
+    ]  # fmt: skip
+    assert suite.LOST["outcome"] == "failed"
 
 
 def test_tests_that_were_lost_the_second_time_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +80,8 @@ class Ends(unittest.TestCase):
     def test_monitored_barrier_wrong(self) -> None:
         raise ValueError("another error")
 
-    def test_DistributedDataParallel(self) -> None:
-        raise AssertionError("Tensor-likes are not close!")
+    def test_ddp_profiling_execution_trace(self) -> None:
+        raise AssertionError("String comparison failed: 'blink' != 'nccl'")
 
     def test_right(self) -> None: ...
 
@@ -69,7 +89,7 @@ class Ends(unittest.TestCase):
 @pytest.mark.parametrize(
     ("name", "outcome", "started"),
     [("skipped", "skipped", False), ("monitored_barrier_gloo", "refused", True),
-     ("monitored_barrier_wrong", "failed", True), ("DistributedDataParallel", "inapplicable", True),
+     ("monitored_barrier_wrong", "failed", True), ("ddp_profiling_execution_trace", "asserts another", True),
      ("right", "passed", True)],
 )  # fmt: skip
 def test_how_a_test_ended(name: str, outcome: str, started: bool) -> None:
