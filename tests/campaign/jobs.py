@@ -58,11 +58,11 @@ def calls(seed: int, seconds: float, mix: Mix, *, steps: int = 1 << 60, env: dic
         return _read(Result("calls", seed, mix.n, settings=env or {}), box, outcome, left)
 
 
-def hosts(seed: int, seconds: float, layout: tuple[int, ...], mix: Mix) -> Result:
+def hosts(seed: int, seconds: float, layout: tuple[int, ...], mix: Mix, *, steps: int = 1 << 60) -> Result:
     """Run the steps of a seed on hosts made of namespaces, whose links go down and up when the ranks ask for it."""
     from tests.hosts.world import World
 
-    order = Order(seed, seconds, mix)
+    order = Order(seed, seconds, mix, steps)
     with _box() as box, World(len(layout)) as world:
         argv = [sys.executable, "-m", "tests.campaign.rank", str(box), json.dumps(asdict(order))]
         with (

@@ -30,7 +30,7 @@ SECONDS = 1800  # for the tests of a version
 RESULTS, PAGE, MARK = ROOT / "benchmarks" / "results", ROOT / "docs" / "pytorch.md", "torch-versions"
 TRAINING = "tests/torch/test_training.py"
 PARTS = (  # each in a pytest of its own: files, and which of their tests
-    (("tests/torch/test_backend.py",), ""),
+    (("tests/torch/test_backend.py", "tests/torch/test_own_messages.py"), ""),
     (("tests/torch/test_strangers.py", "tests/torch/test_examples.py"), ""),
     ((TRAINING,), "weights"),
     ((TRAINING,), "not weights"),
@@ -40,6 +40,7 @@ TOPICS = (  # a row of the table, and what the names of its tests begin with
                                                                    "test_messages_", "test_setenv_")),
     ("errors, late ranks, threads, forks, groups destroyed early", ("test_errors_", "test_a_rank_", "test_what_",
                                                                     "test_destroyed_", "test_an_error_")),
+    ("`torch.profiler`", ("test_the_profiler_",)),
     ("DDP", ("test_the_weights_are_those_of_gloo[ddp", "test_with_torchs_own_")),
     ("DDP compiled by `torch.compile`", ("test_the_weights_are_those_of_gloo[compiled_ddp", "test_torch_compile_")),
     ("ZeroRedundancyOptimizer", ("test_the_weights_are_those_of_gloo[zero",)),
