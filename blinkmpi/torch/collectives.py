@@ -80,8 +80,8 @@ class TensorCollectives:
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce everybody's tensor into the root's; the others' stay as they are."""
-        make = partial(_reduce, self.rank_here == _root(opts), _root(opts))
-        return self._make("reduce", opts, lambda: make(only(tensors, "reduce"), Reduction(opts)))
+        root, rank = _root(opts), self.rank_here
+        return self._make("reduce", opts, lambda: _reduce(only(tensors, "reduce"), rank == root, root, Reduction(opts)))
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors, one for each rank; each gets its own."""
@@ -141,8 +141,8 @@ class TensorCollectives:
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Work:
         """Give each rank a tensor of a list, and get one of each; they may differ in shape."""
-        n, lists = self.comm.size, ([outputs], [inputs])
-        return self._make("alltoall", opts, lambda: _alltoall(*(listed(one, n, "alltoall") for one in lists)))
+        n, lists = self.comm.size, (outputs, inputs)
+        return self._make("alltoall", opts, lambda: _alltoall(*(listed([one], n, "alltoall") for one in lists)))
 
     def all_to_all_single(
         self,
@@ -300,7 +300,7 @@ def _allreduce(tensor: Tensor, reduction: Reduction) -> Operation:
     return Operation("Allreduce", (own, typed(whole), reduction.of(whole.dtype)), (whole, send), [tensor], after)
 
 
-def _reduce(here: bool, root: int, tensor: Tensor, reduction: Reduction) -> Operation:
+def _reduce(tensor: Tensor, here: bool, root: int, reduction: Reduction) -> Operation:
     whole, after = writable(tensor)
     send, op = reduction.scaled(whole), reduction.of(whole.dtype)
     same = here and send is whole

@@ -85,7 +85,10 @@ class OwnReceive(Work):
                         "send it before wait()"
                     ) from None
                 self._here = True
-                self._bring(*message)
+                try:
+                    self._bring(*message)
+                except BaseException as error:
+                    self._error = error
             if self._error is not None:
                 raise self._error
         return True
@@ -99,11 +102,10 @@ class OwnReceive(Work):
     def _bring(self, copy: Tensor, event: Any) -> None:
         (tensor,) = self.outputs
         if (copy.numel(), copy.dtype) != (tensor.numel(), tensor.dtype):
-            self._error = ArgumentError(
+            raise ArgumentError(
                 f"rank {self._rank} receives {tensor.numel()} x {tensor.dtype} from itself, and has sent "
                 f"{copy.numel()} x {copy.dtype}; pass tensors of one length and type"
             )
-            return
         if event is not None:
             stream = current_stream(copy.device)
             stream.wait_event(event)

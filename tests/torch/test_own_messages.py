@@ -46,6 +46,11 @@ def test_messages_to_oneself(comm: MPI.Intracomm) -> None:
             with pytest.raises(ArgumentError, match=rf"rank {rank} receives 3 x torch.float32 from itself.* sent 2 x"):
                 late.wait()
         assert not late.is_success()
+        dist.isend(torch.ones(3, dtype=torch.bfloat16), rank)
+        one_place = dist.irecv(torch.zeros(1, dtype=torch.bfloat16).expand(3), rank)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="single memory location"):
+                one_place.wait()
 
 
 @mpi(ranks=(1, 2), timeout=120)

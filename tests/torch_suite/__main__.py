@@ -3,7 +3,7 @@
     python -m tests.torch_suite --ranks 2,4 -o build/torch-suite.json
 
 Each test starts its ranks as processes of its own, without mpirun. It passes, is skipped (by torch, with its reason),
-is refused, by torch or by a typed error of ours, or asserts that the backend is another one, both as EXPECTED says, or
+is refused, by torch or by a typed error of ours, or asserts the name of another backend, both as EXPECTED says, or
 fails. Tests that torch skips because of our backend's name run again with us taken for each backend that such tests are
 for. Those that fail run again by torch's own backend, and are told apart if it fails them, too.
 """
@@ -54,7 +54,7 @@ EXPECTED = (
         "test_ddp_profiling_execution_trace",
         "'blink' != 'nccl'",
         "asserts that the backend's name is nccl",
-        "asserts another",
+        "names another backend",
     ),
 )
 

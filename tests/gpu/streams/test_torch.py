@@ -15,7 +15,7 @@ from blinkmpi.runtime.cuda import torch_extension
 from tests.gpu.helpers import at_least, sizes
 from tests.gpu.streams.test_launch import made_by_c
 from tests.harness import mpi
-from tests.torch import test_backend, test_training
+from tests.torch import test_backend, test_own_messages, test_training
 from tests.torch.test_backend import job
 
 torch = pytest.importorskip("torch")
@@ -65,6 +65,8 @@ def gpu(ranks: tuple[int, ...], timeout: float = 180.0) -> Callable[[Callable[..
 test_operations_and_layouts = gpu(RANKS)(test_backend.test_operations_and_layouts.body)  # type: ignore[attr-defined]
 test_errors_reach_every_rank = gpu(RANKS[:1])(test_backend.test_errors_reach_every_rank.body)  # type: ignore[attr-defined]
 test_messages_and_groups = gpu(sizes(2, 4))(test_backend.test_messages_and_groups.body)  # type: ignore[attr-defined]
+test_messages_to_oneself = gpu(RANKS[:1])(test_own_messages.test_messages_to_oneself.body)  # type: ignore[attr-defined]
+test_the_profiler = gpu(RANKS[:1])(test_own_messages.test_the_profiler_shows_collectives.body)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -89,7 +89,7 @@ class Ends(unittest.TestCase):
 @pytest.mark.parametrize(
     ("name", "outcome", "started"),
     [("skipped", "skipped", False), ("monitored_barrier_gloo", "refused", True),
-     ("monitored_barrier_wrong", "failed", True), ("ddp_profiling_execution_trace", "asserts another", True),
+     ("monitored_barrier_wrong", "failed", True), ("ddp_profiling_execution_trace", "names another backend", True),
      ("right", "passed", True)],
 )  # fmt: skip
 def test_how_a_test_ended(name: str, outcome: str, started: bool) -> None:
