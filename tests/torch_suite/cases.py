@@ -36,7 +36,7 @@ from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTe
 import blinkmpi.torch
 import blinkmpi.trees  # noqa: F401  what takes long to import, but starts no MPI: ranks are forked
 
-for feature in ("gpu", "cuda", "ddp", "subgroup"):
+for feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
     DistTestCases.backend_feature[feature].add("blink")
 
 BACKEND, RANKS = os.environ["BACKEND"], int(os.environ["WORLD_SIZE"])

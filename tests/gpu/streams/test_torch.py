@@ -66,7 +66,9 @@ test_operations_and_layouts = gpu(RANKS)(test_backend.test_operations_and_layout
 test_errors_reach_every_rank = gpu(RANKS[:1])(test_backend.test_errors_reach_every_rank.body)  # type: ignore[attr-defined]
 test_messages_and_groups = gpu(sizes(2, 4))(test_backend.test_messages_and_groups.body)  # type: ignore[attr-defined]
 test_messages_to_oneself = gpu(RANKS[:1])(test_own_messages.test_messages_to_oneself.body)  # type: ignore[attr-defined]
-test_the_profiler = gpu(RANKS[:1])(test_own_messages.test_the_profiler_shows_collectives.body)  # type: ignore[attr-defined]
+test_the_profiler_shows_collectives = gpu(RANKS[:1])(
+    test_own_messages.test_the_profiler_shows_collectives.body  # type: ignore[attr-defined]
+)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
