@@ -80,6 +80,10 @@ def sweeps(n: int, high: str) -> list[Step]:
     halves = f"{sweep} -d bfloat16 --compare nccl"
     found += [Step(f"{name}-bfloat16-gpu-graph-np{n}", f"{name} {halves} -G 4", 2) for name in everything]
     found += [Step(f"{name}-bfloat16-gpu-np{n}", f"{name} {halves}", 2) for name in everything]
+    for name in ("all_reduce", "reduce") if n > 2 else ():  # partial results rounded on each hop, as NCCL does
+        for how, more in (("graph-", " -G 4"), ("", "")):
+            step = f"{name}-bfloat16-operand-gpu-{how}np{n}"
+            found.append(Step(step, f"{name} {halves} --wire operand{more}", 2))
     for dtype, kind in (("float", ""), ("bfloat16", "bfloat16-")):  # buffers that peers cannot reach
         plain = f"all_reduce {sweep} -d {dtype} --compare nccl -R 0"
         found.append(Step(f"all_reduce-{kind}plain-gpu-graph-np{n}", f"{plain} -G 4", 2))

@@ -54,6 +54,7 @@ def gpu_tables(results: Results) -> Iterator[str]:
         plain = "registered" if ours.get("local_register") else "not registered"
         for _, rows in blocks(document):
             types = ", ".join(dict.fromkeys(TYPES.get(str(row["type"]), str(row["type"])) for row in rows))
+            types += ", rounded on each hop" if ours.get("wire") == "operand" else ""
             for peer in peers_of(document):
                 what = [collective_text(document), types, plain, label_of(peer)]
                 group = groups.setdefault((ours["ranks"], gpu, graph), [])

@@ -54,8 +54,7 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
     """Run the benchmark on all ranks of ``comm``; the exit status.
 
     Args:
-        make_communicator: called as ``(comm, topology=..., executor=..., timeout=..., algo=..., algorithms=...)``,
-            the last three only if given.
+        make_communicator: called in place of :class:`.Communicator`, with what the flags give of its arguments.
 
     Raises:
         BlinkError: on every rank, for bad flags or a collective that failed.
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[...,
     topology = _topology(args, comm.Get_size())
     _check_output(args)
     bench = _Bench(args, options, comm, MPI, topology)
-    asked = {"timeout": args.timeout, "algo": args.algo}
+    asked = {"timeout": args.timeout, "algo": args.algo, "wire": args.wire}
     keywords |= {name: value for name, value in asked.items() if value is not None}
     cycles: Iterable[int] = range(args.run_cycles) if args.run_cycles else count()
     for cycle in cycles:
@@ -225,7 +224,7 @@ class _Bench:
             self.gpu = GpuTimer(cupy(), ours, self.calls, unalign=self.args.unalign, symmetric=symmetric)
             self.buffers = self.gpu.buffers
         if first or self.args.executor is not None:
-            ours.plan(self.options.collective, max(self.calls[0].root, 0))
+            self.setup["wire"] = ours.plan(self.options.collective, max(self.calls[0].root, 0)).wire
             self._measure_steps(ours)
             self._header(ours, first=first)
         for call in self.calls:
@@ -292,8 +291,9 @@ class _Bench:
         """Ours and the peers', in or out of place."""
         assert self.buffers is not None
         layout = Layout(
-            call, self.rank, self.buffers, in_place=in_place, marker=self.mpi.IN_PLACE, own_block=self._own_block(call)
-        )
+            call, self.rank, self.buffers, in_place=in_place, marker=self.mpi.IN_PLACE,
+            narrow=self.setup["wire"] == "operand", own_block=self._own_block(call),
+        )  # fmt: skip
         if self.gpu is None:
             contenders = [Contender(layout, our_call(ours, layout))]
         else:

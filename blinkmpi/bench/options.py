@@ -18,6 +18,7 @@ from ..launch.command import LAUNCHERS
 from ..program.call import REDUCTIONS, Call, collective_named
 from ..program.reduction import check_op
 from ..trees.tree import ROOTED, Collective
+from ..util.settings import WIRES
 from ..util.text import parse_size, quoted
 from .nccl_tests import OP_NAMES, TEST_NAMES, TYPE_NAMES, call_of_size, dtype_named
 from .timing import Timing
@@ -88,6 +89,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--gpus", metavar="LIST", help="devices of --topology, such as 1,4,5,6")
     add("--executor", metavar="LIST", help="one block of rows for each of auto, c, numpy (comma list)")
     add("--algo", metavar="TEXT", help="choice of schemes, as BLINKMPI_ALGO")
+    add("--wire", choices=WIRES, help="how partial results of 8- and 16-bit floats travel, as BLINKMPI_WIRE")
     what = "run an algorithm of one's own: x.py, x.py:NAME, x.xml (MSCCL's) or x.json (docs/lang.md)"
     add("--algorithm", metavar="FILE", help=what)
     add("--predict", action="store_true", help="add the predicted time and the bound")

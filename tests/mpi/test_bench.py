@@ -16,11 +16,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+import blinkmpi
 from blinkmpi.bench import command as bench
 from blinkmpi.bench.nccl_tests import TEST_NAMES
 from blinkmpi.bench.peers import on_all_ranks
 from blinkmpi.errors import ArgumentError
+from blinkmpi.planning.plan import Plan
 from blinkmpi.runtime import inspection
 from tests.harness import mpi, run_command
 
@@ -39,8 +42,8 @@ class StandIn:
     def Free(self) -> None:
         self.freed = True
 
-    def plan(self, collective: str, root: int = 0) -> None:
-        """MPI plans for nothing."""
+    def plan(self, collective: str, root: int = 0) -> SimpleNamespace:
+        return SimpleNamespace(wire="accumulator")
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         from mpi4py import MPI
@@ -61,6 +64,16 @@ def predict(ours: StandIn, collective: str, nbytes: int, **facts: object) -> tup
     return None, nbytes / 1e9
 
 
+class RoundsUnasked(blinkmpi.Communicator):
+    """Rounds partial results on each hop, and says that it does not."""
+
+    def __init__(self, comm: Any, **keywords: Any) -> None:
+        super().__init__(comm, wire="operand", **keywords)
+
+    def plan(self, collective: str, root: int = 0) -> Plan:
+        return replace(super().plan(collective, root), wire="accumulator")
+
+
 class LosesRankOne(StandIn):
     """Forgets what rank 1 contributes to a sum."""
 
@@ -74,14 +87,16 @@ class LosesRankOne(StandIn):
 
 
 def run(comm: Any, words: str, make: Callable[..., Any] = StandIn) -> tuple[int, str]:
-    """The exit status and what this rank printed."""
+    """The exit status and what this rank printed, with a stand-in."""
+    with mock.patch.multiple(inspection, choice=choice, predict=predict, measure_steps=lambda *_: None):
+        return run_real(comm, words, make)
+
+
+def run_real(comm: Any, words: str, make: Callable[..., Any] = blinkmpi.Communicator) -> tuple[int, str]:
+    """The same with a communicator of ours."""
     parser = argparse.ArgumentParser()
     bench.add_parser(parser.add_subparsers(dest="command"))
-    said = io.StringIO()
-    with (
-        redirect_stdout(said),
-        mock.patch.multiple(inspection, choice=choice, predict=predict, measure_steps=lambda *_: None),
-    ):
+    with redirect_stdout(io.StringIO()) as said:
         status = bench.run(parser.parse_args(["bench", *words.split()]), comm, make_communicator=make)
     return status, said.getvalue()
 
@@ -126,6 +141,15 @@ def test_wrong_results_are_counted_and_fail_the_run(comm: Any) -> None:
     status, said = run(comm, "all_reduce -b 1K -e 1K -n 2 -c 0", LosesRankOne)
     assert status == 0
     assert comm.rank or rows(said)[0][8] == "N/A"
+
+
+@mpi(ranks=(3,))
+def test_rounding_on_each_hop_is_allowed_where_it_was_asked_for(comm: Any) -> None:
+    for words in ("all_reduce --algo allreduce:chain -o avg", "reduce --algo reduce:chain -r 1"):
+        words += " -b 256K -e 256K -n 1 -d bfloat16"
+        assert run_real(comm, words)[0] == 0
+        assert run_real(comm, f"{words} --wire operand")[0] == 0
+        assert run_real(comm, words, RoundsUnasked)[0] == 1
 
 
 @mpi(ranks=(2,))

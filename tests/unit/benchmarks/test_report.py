@@ -201,9 +201,12 @@ def test_groups_and_torch_on_gpus_are_shown() -> None:
     )
 
 
-def test_a_forced_scheme_is_named() -> None:
+def test_forced_schemes_and_rounding_on_each_hop_are_named() -> None:
     made = script("report")
     gpu = on_gpus("config", {"graph": 4}, row(1 << 20, 100.0, 200.0))
     gpu["args"] = ["blinkmpi", "bench", "all_reduce", "--algo", "allreduce:lang:ring", "-G", "4"]
     short = made.render_overview([("lang-ring-gpu-graph-np2.json", gpu)])
     assert "| allreduce by lang:ring | float32 | not registered | MPI | 2.00 |" in short
+    gpu["blinkmpi"]["wire"] = "operand"
+    short = made.render_overview([("lang-ring-gpu-graph-np2.json", gpu)])
+    assert "| allreduce by lang:ring | float32, rounded on each hop | not registered | MPI | 2.00 |" in short
