@@ -94,7 +94,8 @@ def load(path: Path) -> dict[str, Any] | None:
 
 
 def write(path: str | Path, found: dict[str, Any]) -> None:
-    """Write a document under a name that is free, and say where."""
+    """Write a document under a name that is free, in a folder that is made if there is none, and say where."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     print(f"wrote {write_new(str(path), json.dumps(found, indent=1))}", flush=True)
 
 

@@ -201,9 +201,9 @@ def find_wrong(call: Call, rank: int, result: Any, *, xp: Any = np, narrow: bool
     return Wrong(count, tuple(first))
 
 
-def count_wrong(call: Call, rank: int, result: Any, *, xp: Any = np) -> int:
+def count_wrong(call: Call, rank: int, result: Any, *, xp: Any = np, narrow: bool = False) -> int:
     """How many elements of ``rank``'s ``result`` are not what they must be."""
-    return find_wrong(call, rank, result, xp=xp).count
+    return find_wrong(call, rank, result, xp=xp, narrow=narrow).count
 
 
 def _text(bits: int, dtype: str) -> str:

@@ -4,12 +4,14 @@ import argparse
 import json
 from typing import cast
 
+from msgspec.structs import replace
+
 from ..bench.nccl_tests import OP_NAMES, call_of_size, dtype_named
 from ..bench.verification import count_wrong, fill
 from ..errors import ArgumentError
 from ..lang.algorithms import Algorithm, shares_memory
 from ..lang.source import algorithm_for, check_asked
-from ..planning.algorithms import chunk_of_algorithm, with_algorithms
+from ..planning.algorithms import chunk_of_algorithm, named_in, with_algorithms
 from ..planning.beside_mpi import slower
 from ..planning.defaults import LINK_SLOTS
 from ..planning.explain import explanation, link_text
@@ -19,7 +21,7 @@ from ..planning.selection import choose, make_plan, program_for
 from ..program.call import REDUCTIONS, Call, collective_named
 from ..program.cost_model import price, timeline
 from ..program.interpreter import run
-from ..program.ir import Program
+from ..program.ir import Program, Wire
 from ..program.reduction import dtype_of
 from ..program.routes import Routes, cheapest_routes
 from ..program.timeline import trace_of
@@ -64,7 +66,11 @@ def explain(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
     made = _algorithm(args, topology)
     call = _call(args, topology, made)
     known = slower(call, len(topology.nodes)) if mpi else ""
-    found = explanation(_plan(topology, call, made, mpi=mpi), topology, call, live=[known] if known else [])
+    plan = _plan(topology, call, mpi=mpi)
+    if made is not None:
+        why = "--algorithm" if args.algorithm else "BLINKMPI_ALGO"
+        plan = with_algorithms(plan, (), {call.collective: made}, why=why)
+    found = explanation(plan, topology, call, live=[known] if known else [])
     print(found.to_json() if args.json else found.text(), end="" if args.json else "\n")
     return 0
 
@@ -74,7 +80,7 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
     made = _algorithm(args, topology, custom=True)
     call = _call(args, topology, made)
     if made is None:
-        plan = _plan(topology, call, made, mpi=False)
+        plan = _plan(topology, call, mpi=False)
         rule = choose(plan, call)
         packing = plan.packing(call.collective, call.root, rule.scheme)
         routes: Routes
@@ -93,7 +99,7 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
         create_trace(args.trace, SIMULATED)
         add_to_trace(args.trace, SIMULATED, trace_of(crossings, topology, f"{call.text} on {topology.name}, simulated"))
     small = 0 < call.nbytes <= RUN_BYTES
-    wrong = _run(program, made) if small else None
+    wrong = _run(program, made, narrow=read().wire == "operand") if small else None
     if args.json:
         busy = [{"src": s, "dst": d, "kind": k, "seconds": t} for s, d, k, t in cost.busy]
         body = {"format": "blinkmpi.simulation", "version": 1, "machine": topology.name, "call": plain(call),
@@ -124,15 +130,16 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
     return int(bool(wrong))
 
 
-def _plan(topology: Topology, call: Call, made: Algorithm | None, *, mpi: bool) -> Plan:
-    """A plan for one call, which takes the user's algorithm if there is one."""
-    seconds = read().plan_s
-    plan = make_plan(topology, mpi=mpi, collectives=[call.collective], roots=[max(call.root, 0)], seconds=seconds)
-    return plan if made is None else with_algorithms(plan, (), {call.collective: made}, why="--algorithm")
+def _plan(topology: Topology, call: Call, *, mpi: bool) -> Plan:
+    """A plan for one call, by ``BLINKMPI_ALGO`` and ``BLINKMPI_WIRE`` as in a job."""
+    settings, roots = read(), [max(call.root, 0)]
+    algo = named_in(settings.algo, (), topology.n).rest
+    plan = make_plan(topology, algo=algo, mpi=mpi, collectives=[call.collective], roots=roots, seconds=settings.plan_s)
+    return replace(plan, wire=cast(Wire, settings.wire)) if settings.wire else plan
 
 
-def _run(program: Program, made: Algorithm | None) -> int:
-    """Run ``program`` on every rank's data; the number of wrong elements."""
+def _run(program: Program, made: Algorithm | None, *, narrow: bool) -> int:
+    """Run ``program`` on every rank's data; the number of wrong elements. ``narrow``: see :func:`.reference`."""
     if made is not None and made.collective == "custom":
         return _run_custom(program, made)
     import numpy as np
@@ -143,7 +150,7 @@ def _run(program: Program, made: Algorithm | None) -> int:
         if data is not None:
             fill(data, rank, call.dtype)
     results = run(program, sends)
-    return sum(count_wrong(call, r, got) for r, got in enumerate(results) if got is not None)
+    return sum(count_wrong(call, r, got, narrow=narrow) for r, got in enumerate(results) if got is not None)
 
 
 def _run_custom(program: Program, made: Algorithm) -> int:
@@ -166,7 +173,8 @@ def _run_custom(program: Program, made: Algorithm) -> int:
 
 
 def _algorithm(args: argparse.Namespace, topology: Topology, *, custom: bool = False) -> Algorithm | None:
-    """What ``--algorithm`` names; it says which collective is called, and from which root.
+    """What ``--algorithm`` names, which says what collective is called, and from which root; else what is named in
+    ``BLINKMPI_ALGO`` for the collective.
 
     Args:
         custom: whether it may be one of the user's own.
@@ -175,7 +183,7 @@ def _algorithm(args: argparse.Namespace, topology: Topology, *, custom: bool = F
         ArgumentError: for one that is no algorithm of a call, or for another collective or root than the flags say.
     """
     if args.algorithm is None:
-        return None
+        return named_in(read().algo, (), topology.n).asked.get(collective_named(args.collective or "allreduce"))
     made = algorithm_for(args.algorithm, topology.n)
     if made.collective != "custom" or not custom:
         check_asked(made, args.collective, args.root)

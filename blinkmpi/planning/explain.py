@@ -174,6 +174,8 @@ def explanation(
         raise PlanError(f"the plan for {plan.machine} chooses {rule.scheme!r} for {call.collective} but has no packing "
                         f"for root {call.root}; plan again")  # fmt: skip
     others = tuple(sorted(priced.values(), key=lambda o: (o.seconds, o.scheme)))
+    if call.widened and plan.wire == "operand":
+        live = ("wire: partial results are rounded to the call's type on each hop (wire=operand)", *live)
     return Explanation(
         machine=topology.name, collective=call.collective, ranks=call.n, root=call.root, nbytes=call.nbytes,
         dtype=call.dtype, op=call.op, scheme=rule.scheme, reason=rule.reason, chosen=chosen, others=others,

@@ -59,8 +59,6 @@ def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: A
         )
     main = context.main
     plan = main.planned.about(call.collective, call.root)
-    if plan.wire == "operand":
-        live.append("wire: partial results are rounded to the call's type on each hop (wire=operand)")
     live.append(f"predictions are by {rests_on(context)}")
     rule = main.rule(call, plan=plan)
     like_measured = not context.gpus and not context.emulated and context.host.native

@@ -249,6 +249,30 @@ def test_simulate_runs_the_program_and_finds_every_element_right(
     assert max(row["seconds"] for row in found["busy"]) <= found["seconds"]
 
 
+def test_explain_and_simulate_obey_the_variables_that_jobs_obey(blink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = "dgx-1v --bytes 1M --dtype bfloat16"
+
+    def simulated() -> dict[str, Any]:
+        code, out, err = blink(f"simulate {call} --json")
+        assert (code, err) == (0, "")
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    usual = simulated()
+    monkeypatch.setenv("BLINKMPI_WIRE", "operand")
+    assert simulated()["seconds"] < usual["seconds"]
+    assert "rounded to the call's type on each hop" in blink(f"explain {call}")[1]
+    assert "on each hop" not in blink(f"explain {call.replace('bfloat16', 'float32')}")[1]
+    monkeypatch.setenv("BLINKMPI_ALGO", "allreduce:trees;broadcast:lang:nope")
+    assert "nope" in blink(f"explain {call}")[2]
+    monkeypatch.setenv("BLINKMPI_ALGO", "allreduce:trees")
+    assert simulated()["scheme"] == "trees" != usual["scheme"]
+    assert re.search(r"runs as +trees.*why +BLINKMPI_ALGO", blink(f"explain {call}")[1], re.DOTALL)
+    monkeypatch.setenv("BLINKMPI_ALGO", "allreduce:lang:ring")
+    assert simulated()["scheme"] == "lang:ring"
+    assert re.search(r"runs as +lang:ring.*why +BLINKMPI_ALGO", blink(f"explain {call}")[1], re.DOTALL)
+
+
 def test_simulate_notices_a_wrong_program(blink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoiled(*args: Any) -> Any:
         found: Any = run(*args)

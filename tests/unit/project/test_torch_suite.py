@@ -1,10 +1,12 @@
 """The program that runs torch's own tests: which run again, and how each is counted."""
 
 import unittest
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import jobs
 from tests.torch_suite import __main__ as suite
 
 pytestmark = pytest.mark.mpi_skip
@@ -98,3 +100,10 @@ def test_how_a_test_ended(name: str, outcome: str, started: bool) -> None:
     (found,) = recorder.rows
     assert (found["outcome"], found["started"]) == (outcome, started)
     assert ("text" in found) == (outcome != "passed")
+
+
+def test_results_are_kept_in_a_folder_that_is_not_there_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("x.json", "x.json.0"):
+        jobs.write(tmp_path / "new" / "x.json", {"name": name})
+        assert jobs.load(tmp_path / "new" / name) == {"name": name}
+        assert capsys.readouterr().out == f"wrote {tmp_path / 'new' / name}\n"
