@@ -85,7 +85,7 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
         packing = plan.packing(call.collective, call.root, rule.scheme)
         routes: Routes
         program, bound = program_for(plan, call, rule), packing.bound
-        routes, scheme = packing, packing.scheme
+        routes, scheme, narrow = packing, packing.scheme, plan.wire == "operand"
     else:
         multicast, bound = shares_memory(topology), None
         chunk_bytes, depth = MEMORY_SLOTS if multicast else LINK_SLOTS
@@ -93,13 +93,14 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
         chunk_bytes = chunk_of_algorithm(made, call, rule, multicast=multicast)
         program = made.program(call, chunk_bytes=chunk_bytes, depth=depth, multicast=multicast)
         routes, scheme = cheapest_routes(program.channels, topology, multicast=multicast), made.scheme
+        narrow = False
     cost = price(program, routes, topology)
     if args.trace:
         crossings = timeline(program, routes, topology, most=TRACED)
         create_trace(args.trace, SIMULATED)
         add_to_trace(args.trace, SIMULATED, trace_of(crossings, topology, f"{call.text} on {topology.name}, simulated"))
     small = 0 < call.nbytes <= RUN_BYTES
-    wrong = _run(program, made, narrow=read().wire == "operand") if small else None
+    wrong = _run(program, made, narrow=narrow) if small else None
     if args.json:
         busy = [{"src": s, "dst": d, "kind": k, "seconds": t} for s, d, k, t in cost.busy]
         body = {"format": "blinkmpi.simulation", "version": 1, "machine": topology.name, "call": plain(call),
