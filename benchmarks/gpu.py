@@ -78,8 +78,9 @@ def sweeps(n: int, high: str) -> list[Step]:
     found += [Step(f"{name}-gpu-np{n}", f"{name} {sweep} --compare nccl", 2) for name in others]
     found += [Step(f"{name}-gpu-graph-np{n}", f"{name} {sweep} --compare nccl -G 4", 2) for name in others]
     halves = f"{sweep} -d bfloat16 --compare nccl"
-    found += [Step(f"{name}-bfloat16-gpu-graph-np{n}", f"{name} {halves} -G 4", 2) for name in everything]
-    found += [Step(f"{name}-bfloat16-gpu-np{n}", f"{name} {halves}", 2) for name in everything]
+    for how, more in (("graph-", " -G 4"), ("", "")):
+        found.append(Step(f"all_reduce-bfloat16-gpu-{how}np{n}", f"all_reduce {halves},symm_mem{more}", 3))
+        found += [Step(f"{name}-bfloat16-gpu-{how}np{n}", f"{name} {halves}{more}", 2) for name in others]
     for name in ("all_reduce", "reduce") if n > 2 else ():  # partial results rounded on each hop, as NCCL does
         for how, more in (("graph-", " -G 4"), ("", "")):
             step = f"{name}-bfloat16-operand-gpu-{how}np{n}"

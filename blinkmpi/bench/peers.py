@@ -261,7 +261,7 @@ class SymmMemPeer:
     def contender(self, call: Call, buffers: Buffers, *, in_place: bool) -> Contender:
         """The faster of one-shot and two-shot; ``buffers`` are left alone."""
         assert self.buffers is not None
-        layout = Layout(call, self.rank, self.buffers, in_place=in_place)
+        layout = Layout(call, self.rank, self.buffers, in_place=in_place, narrow=True)  # it adds pairs of bfloat16
         send, recv = (self._view(tensor, call) for tensor in self._tensors)
         operations = self._torch.ops.symm_mem
         one, two, inside = (

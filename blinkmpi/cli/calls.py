@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from typing import cast
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from ..lang.source import algorithm_for, check_asked
 from ..planning.algorithms import chunk_of_algorithm, named_in, with_algorithms
 from ..planning.beside_mpi import slower
 from ..planning.defaults import LINK_SLOTS
-from ..planning.explain import explanation, link_text
+from ..planning.explain import Explanation, explanation, link_text
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
 from ..planning.plan import Plan, Rule
 from ..planning.selection import choose, make_plan, program_for
@@ -70,7 +70,17 @@ def explain(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
     if made is not None:
         why = "--algorithm" if args.algorithm else "BLINKMPI_ALGO"
         plan = with_algorithms(plan, (), {call.collective: made}, why=why)
-    found = explanation(plan, topology, call, live=[known] if known else [])
+    return _show(args, explanation(plan, topology, call, live=[known] if known else []))
+
+
+def explain_live(args: argparse.Namespace, comm: Any, made: Algorithm | None) -> int:
+    """Say how the ranks of a communicator of ours run the call."""
+    from ..runtime import inspection
+
+    return _show(args, inspection.explanation(comm.context, _call(args, comm.machine, made)))
+
+
+def _show(args: argparse.Namespace, found: Explanation) -> int:
     print(found.to_json() if args.json else found.text(), end="" if args.json else "\n")
     return 0
 

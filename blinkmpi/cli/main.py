@@ -12,11 +12,12 @@ import io
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import __version__
 from ..errors import NO_MPI, ArgumentError, BlinkError
+from ..lang.source import algorithm_from_root, check_asked
 from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..util.launcher import launched_rank
@@ -190,6 +191,8 @@ def _changed(args: argparse.Namespace, topology: Topology) -> Topology:
 def _live(args: argparse.Namespace) -> int:
     """Gather the machine on all ranks, run the command on rank 0, and give every rank its exit code."""
     world = _world(args)
+    if args.command == "explain" and world.size > 1 and not (args.gpus or args.drop_link or args.scale):
+        return _explain_live(args, world)
     node = world.Split_type(mpi()[0].COMM_TYPE_SHARED)
     try:
         if args.command == "topo" and args.measure:
@@ -198,13 +201,27 @@ def _live(args: argparse.Namespace) -> int:
     finally:
         node.Free()
 
-    def answer() -> int:
-        try:
-            return _command(args, topology, ranks=world.size)
-        except BlinkError as error:
-            return _fail(error)
+    return by_rank_0(world, lambda: _or_fail(lambda: _command(args, topology, ranks=world.size)))
 
-    return by_rank_0(world, answer)
+
+def _explain_live(args: argparse.Namespace, world: Any) -> int:
+    """Make a communicator of the ranks, as a job does, and explain its call: with its GPUs, tables and settings."""
+    from ..communicator import Communicator
+
+    own: dict[str, Any] = {}
+    made = algorithm_from_root(world, args.algorithm) if args.algorithm else None
+    if made is not None:
+        check_asked(made, args.collective, args.root)
+        own = {"algo": f"{made.collective}:{made.scheme}", "algorithms": [made]}
+    with Communicator(world, **own) as comm:
+        return by_rank_0(world, lambda: _or_fail(lambda: cli_calls.explain_live(args, comm, made)))
+
+
+def _or_fail(answer: Callable[[], int]) -> int:
+    try:
+        return answer()
+    except BlinkError as error:
+        return _fail(error)
 
 
 def _fail(error: BlinkError) -> int:

@@ -31,6 +31,13 @@ _LABEL = 12
 Basis = Literal["links", "steps", "kernels"]  # rates of links or copies; timed steps of CPU ranks; kernels of GPUs
 BUSIEST = "the cores, by what steps of these kinds took here (blinkmpi tune)"  # of a prediction by steps
 ELSE = {"steps": "by the rate of copies", "kernels": "by a simulation at the rates of the links"}
+SHOTS = {"one_shot": "to all that need them, who reduce", "two_shot": "to a slice's owner, who reduces and sends on"}
+ON_GPUS = {  # protocols of GPUs besides slots
+    **{f"ll16_{name}": f"packets of 16 bytes, half of them flags, {how}" for name, how in SHOTS.items()},
+    **{f"ll128_{name}": f"packets of 128 bytes with their flags, {how}" for name, how in SHOTS.items()},
+    "direct": "a segment's owner loads it from all that have it, reduces, stores it to all that need it",
+    "rs_ag": "a reduce-scatter through slots, then each block's owner stores it to all",
+}
 
 
 class Forecast(NamedTuple):
@@ -125,12 +132,12 @@ class Explanation(Document, frozen=True):
             if len(it.shares) > 1 and not shot:
                 counts = Counter(it.shares)
                 lines += _field("shares", ", ".join(f"{k} x {s}" if k > 1 else s for s, k in counts.items()))
-            cma = it.protocol in (
-                "cma",
-                "one_shot_cma",
-            )  # the transport takes longer chunks where nobody waits for a part
-            protocol = "copied out of the writer's buffer (cma)" if cma else f"{it.slots} slots a channel"
-            lines += _field("pipeline", f"chunks of {'at least ' * cma}{size_text(it.chunk_bytes)}, {protocol}")
+            if it.protocol in ON_GPUS:
+                lines += _field("protocol", f"{it.protocol}: {ON_GPUS[it.protocol]}")
+            if it.protocol not in ON_GPUS or it.protocol == "rs_ag":
+                cma = it.protocol in ("cma", "one_shot_cma")  # longer chunks where nobody waits for a part
+                through = "copied out of the writer's buffer (cma)" if cma else f"{it.slots} slots a channel"
+                lines += _field("pipeline", f"chunks of {'at least ' * cma}{size_text(it.chunk_bytes)}, {through}")
             prediction = f"{time_text(it.seconds)}, algbw {it.algbw:.4g} GB/s, busbw {it.busbw:.4g} GB/s"
             lines += _field("predicted", prediction)
             lines += _field("busiest", it.busiest)
@@ -162,6 +169,8 @@ def explanation(
     """Look up how ``call`` runs by ``plan`` on ``topology``, and price every scheme that could run it.
 
     Args:
+        rule: the row of the table that is taken, if not the one of the call's size.
+        live: lines about the running job: which executor, which transport.
         forecast: predicts, where it can, in place of the simulator.
     """
     rule = rule or choose(plan, call)
@@ -181,20 +190,6 @@ def explanation(
         dtype=call.dtype, op=call.op, scheme=rule.scheme, reason=rule.reason, chosen=chosen, others=others,
         live=tuple(live), passed_over=plan.passed_over_for(call.collective, call.root), renumbered=topology.renumbered,
     )  # fmt: skip
-
-
-def explain(
-    plan: Plan, topology: Topology, call: Call, *, rule: Rule | None = None, live: Sequence[str] = (),
-    forecast: Forecast | None = None,
-) -> str:  # fmt: skip
-    """Say how ``call`` runs by ``plan`` on ``topology``, and why.
-
-    Args:
-        rule: the row of the table that is taken, if not the one of the call's size.
-        live: lines about the running job: which executor, which transport.
-        forecast: predicts, where it can, in place of the simulator.
-    """
-    return explanation(plan, topology, call, rule=rule, live=live, forecast=forecast).text()
 
 
 def _rule_for(plan: Plan, topology: Topology, call: Call, chosen: Rule, scheme: str) -> Rule:

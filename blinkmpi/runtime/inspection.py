@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from ..planning.algorithms import chunk_of_algorithm
 from ..planning.beside_mpi import slower
-from ..planning.explain import Forecast, plan_line
-from ..planning.explain import explain as explain_plan
+from ..planning.explain import Explanation, Forecast, plan_line
+from ..planning.explain import explanation as explain_plan
 from ..planning.gpus import kernel_times
 from ..planning.plan import ONE_SHOTS, Plan, Rule, chunk_for
 from ..planning.selection import kernel_call
@@ -47,7 +47,11 @@ def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: A
     """Which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
     if why := delegated_because(op):
         return f"{collective}: MPI's own collective, because {why}"
-    call = call_of(context.n, collective, nbytes, dtype, op, root)
+    return explanation(context, call_of(context.n, collective, nbytes, dtype, op, root)).text()
+
+
+def explanation(context: Context, call: Call) -> Explanation:
+    """The same of a call, as data; on GPUs of a call between registered buffers, and how others differ."""
     live, gpus = [executor(context)], context.gpus
     if gpus and gpus.here:
         live.append(f"between nodes: chunks are {gpus.crossing}")
@@ -59,8 +63,12 @@ def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: A
         )
     main = context.main
     plan = main.planned.about(call.collective, call.root)
-    live.append(f"predictions are by {rests_on(context)}")
     rule = main.rule(call, plan=plan)
+    if gpus:
+        plain = gpus.rule(call, registered=False, plan=plan)
+        if (plain.scheme, plain.protocol) != (rule.scheme, rule.protocol):
+            live.append(f"buffers that are not registered: {plain.scheme} by {plain.protocol}")
+    live.append(f"predictions are by {rests_on(context)}")
     like_measured = not context.gpus and not context.emulated and context.host.native
     if like_measured and (why := slower(call, len(set(context.nodes)))):
         live.append(why)

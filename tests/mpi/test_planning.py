@@ -3,8 +3,10 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,7 +25,7 @@ from blinkmpi.errors import (
     SettingsError,
 )
 from blinkmpi.planning.on_demand import PlanOnDemand
-from tests.harness import mpi
+from tests.harness import ROOT, mpi, run_command
 
 
 def parts(comm: blinkmpi.Communicator) -> list[tuple[str, int]]:
@@ -196,3 +198,23 @@ def test_two_communicators_plan_at_a_time(comm: MPI.Intracomm) -> None:
     assert all((result == 2).all() for result in results)
     for ours in pair:
         ours.Free()
+
+
+@pytest.mark.mpi_skip
+def test_the_command_explains_what_a_job_of_its_ranks_does(tmp_path: Path) -> None:
+    written = tmp_path / "written.py"
+    written.write_text("from blinkmpi.lang import library\n\nring = library.ring(3)\n")
+
+    def explained(*words: str, **env: str) -> str:
+        argv = [sys.executable, "-m", "blinkmpi", "explain", "--bytes", "64K", *words]
+        outcome = run_command(3, argv, timeout=60, env={"PYTHONPATH": str(ROOT), **env}, cwd=ROOT)
+        assert outcome.rc == 0, outcome.output
+        return outcome.output
+
+    told = explained()
+    assert told.count("allreduce of 64 KiB, float32 sum, 3 ranks on cpu:3") == 1
+    assert "this job    C executor" in told or "this job    NumPy executor" in told
+    assert "runs as     chain" in explained(BLINKMPI_ALGO="allreduce:chain")
+    assert "rounded to the call's type" in explained("--dtype", "half", BLINKMPI_WIRE="operand")
+    assert "runs as     lang:ring" in explained("--algorithm", str(written))
+    assert "this job    C" not in explained("--gpus", "0,1"), "of another machine, and no job's"

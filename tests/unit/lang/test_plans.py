@@ -10,7 +10,7 @@ from blinkmpi.errors import PlanError, SettingsError
 from blinkmpi.lang import Algorithm, library
 from blinkmpi.planning.algorithms import for_part, named_in, with_algorithms
 from blinkmpi.planning.defaults import GPU_SLOTS, NODE_CTAS, NODE_SLOTS
-from blinkmpi.planning.explain import explain, explanation
+from blinkmpi.planning.explain import explanation
 from blinkmpi.planning.memory_rows import by_slots
 from blinkmpi.planning.plan import Plan
 from blinkmpi.planning.selection import choose, make_plan, program_for
@@ -101,7 +101,7 @@ def test_explain_names_it_and_prices_it_beside_the_trees() -> None:
         == library.ring(8).simulate(DGX, 64 << 20, chunk_bytes=said.chosen.chunk_bytes, depth=said.chosen.slots).seconds
     )
     assert {"trees", "ring"} & {other.scheme for other in said.others}
-    text = explain(plan, DGX, call)
+    text = said.text()
     assert "runs as     lang:ring: an algorithm of 112 messages of a chunk, 14 after one another" in text
     assert "none is worked out for what users write" in text
     others = explanation(make_plan(DGX, collectives=["allreduce"]), DGX, call)

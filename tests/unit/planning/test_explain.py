@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from blinkmpi.errors import PlanError
-from blinkmpi.planning.explain import FORMAT_VERSION, WIDTH, Explanation, explain, explanation, plan_line, shares
+from blinkmpi.planning.explain import FORMAT_VERSION, WIDTH, Explanation, explanation, plan_line, shares
 from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.selection import choose, make_plan, program_for
 from blinkmpi.program.cost_model import price
@@ -90,7 +90,22 @@ def test_a_table_that_names_a_missing_scheme_is_an_error() -> None:
     plan = make_plan(topology)
     broken = msgspec.structs.replace(plan, rules=(Rule("allreduce", 0, "ring", 65536, 4),))
     with pytest.raises(PlanError, match=r"chooses 'ring' for allreduce but has no packing"):
-        explain(broken, topology, even_call("allreduce", 4, 100))
+        explanation(broken, topology, even_call("allreduce", 4, 100))
+
+
+def test_on_gpus_the_protocol_is_named_and_slots_only_where_there_are_some() -> None:
+    topology = modify(machine("hgx-h200"), gpus="0-3")
+    plan = make_plan(topology, gpus="onehop", collectives=["allreduce", "reduce_scatter"])
+    for nbytes, registered, protocol, through_slots in (
+        (1 << 10, True, "ll16_one_shot", False), (1 << 20, False, "ll128_two_shot", False),
+        (16 << 20, True, "direct", False), (16 << 20, False, "", True), (256 << 20, True, "rs_ag", True),
+    ):  # fmt: skip
+        call = even_call("allreduce", 4, nbytes // 4)
+        text = explanation(plan, topology, call, rule=choose(plan, call, registered=registered)).text()
+        assert ("protocol    " in text) == bool(protocol)
+        assert f"protocol    {protocol}" in text or not protocol
+        assert ("slots a channel" in text) == through_slots
+        assert all(len(line) <= WIDTH for line in text.splitlines())
 
 
 def test_one_line_about_a_plan() -> None:
