@@ -13,7 +13,7 @@ from ..lang.algorithms import Algorithm, shares_memory
 from ..lang.source import algorithm_for, check_asked
 from ..planning.algorithms import chunk_of_algorithm, named_in, with_algorithms
 from ..planning.beside_mpi import slower
-from ..planning.defaults import LINK_SLOTS
+from ..planning.defaults import LINK_SLOTS, Gpus
 from ..planning.explain import Explanation, explanation, link_text
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
 from ..planning.plan import Plan, Rule
@@ -61,16 +61,17 @@ def add_trace(command: argparse.ArgumentParser) -> None:
     command.add_argument("--trace", metavar="FILE", help=what)
 
 
-def explain(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
-    """Say how the call runs, and why."""
+def explain(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus = "") -> int:
+    """Say how the call runs, and why; ``mpi`` and ``gpus`` as for :func:`.make_plan`."""
     made = _algorithm(args, topology)
     call = _call(args, topology, made)
     known = slower(call, len(topology.nodes)) if mpi else ""
-    plan = _plan(topology, call, mpi=mpi)
+    plan = _plan(topology, call, mpi=mpi, gpus=gpus)
     if made is not None:
         why = "--algorithm" if args.algorithm else "BLINKMPI_ALGO"
-        plan = with_algorithms(plan, (), {call.collective: made}, why=why)
-    return _show(args, explanation(plan, topology, call, live=[known] if known else []))
+        plan = with_algorithms(plan, (), {call.collective: made}, gpus, why=why)
+    rule = choose(plan, call, registered=bool(gpus))
+    return _show(args, explanation(plan, topology, call, rule=rule, live=[known] if known else []))
 
 
 def explain_live(args: argparse.Namespace, comm: Any, made: Algorithm | None) -> int:
@@ -90,7 +91,7 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
     made = _algorithm(args, topology, custom=True)
     call = _call(args, topology, made)
     if made is None:
-        plan = _plan(topology, call, mpi=False)
+        plan = _plan(topology, call)
         rule = choose(plan, call)
         packing = plan.packing(call.collective, call.root, rule.scheme)
         routes: Routes
@@ -141,11 +142,16 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
     return int(bool(wrong))
 
 
-def _plan(topology: Topology, call: Call, *, mpi: bool) -> Plan:
+def _plan(topology: Topology, call: Call, *, mpi: bool = False, gpus: Gpus = "") -> Plan:
     """A plan for one call, by ``BLINKMPI_ALGO`` and ``BLINKMPI_WIRE`` as in a job."""
-    settings, roots = read(), [max(call.root, 0)]
-    algo = named_in(settings.algo, (), topology.n).rest
-    plan = make_plan(topology, algo=algo, mpi=mpi, collectives=[call.collective], roots=roots, seconds=settings.plan_s)
+    settings = read()
+    collectives: list[Collective] = [call.collective]
+    if gpus and call.collective == "allreduce":
+        collectives.append("reduce_scatter")  # whose trees rs_ag takes, too
+    plan = make_plan(
+        topology, algo=named_in(settings.algo, (), topology.n).rest, mpi=mpi, gpus=gpus,
+        collectives=collectives, roots=[max(call.root, 0)], seconds=settings.plan_s,
+    )  # fmt: skip
     return replace(plan, wire=cast(Wire, settings.wire)) if settings.wire else plan
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from .. import __version__
 from ..errors import NO_MPI, ArgumentError, BlinkError
 from ..lang.source import algorithm_from_root, check_asked
+from ..planning.defaults import Gpus
 from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..util.launcher import launched_rank
@@ -233,16 +234,18 @@ def _fail(error: BlinkError) -> int:
 
 
 def _command(args: argparse.Namespace, topology: Topology, *, ranks: int) -> int:
-    by_mpi = ranks > 0 and all(device.kind == "cpu" for device in topology.devices)
+    live_gpus = ranks > 0 and all(device.kind == "gpu" for device in topology.devices)
+    by_mpi = ranks > 0 and not live_gpus
+    gpus: Gpus = "" if not live_gpus else "onehop" if len(topology.nodes) == 1 else "nodes"
     match args.command:
         case "topo":
             return cli_topo.topo(args, topology)
         case "plan":
-            return cli_trees.plan(args, topology, mpi=by_mpi)
+            return cli_trees.plan(args, topology, mpi=by_mpi, gpus=gpus)
         case "subsets":
             return cli_trees.subsets(args, topology)
         case "advise":
             return cli_advise.advice(args, topology, ranks=ranks)
         case "explain":
-            return cli_calls.explain(args, topology, mpi=by_mpi)
+            return cli_calls.explain(args, topology, mpi=by_mpi, gpus=gpus)
     return cli_calls.simulate(args, topology)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ArgumentError, NoPackingError
 from ..lang.packed import python_of
+from ..planning.defaults import Gpus
 from ..planning.explain import shares
 from ..planning.selection import make_plan
 from ..planning.subsets import COLLECTIVES as COMPARED
@@ -93,8 +94,8 @@ def add_subsets(command: argparse.ArgumentParser) -> None:
     command.add_argument("--plot", metavar="FILE", help="draw the speed-ups: .svg, .png or .pdf")
 
 
-def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
-    """Plan one collective or all, print, write, draw."""
+def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus = "") -> int:
+    """Plan one collective or all, print, write, draw; ``mpi`` and ``gpus`` as for :func:`.make_plan`."""
     for flag in ("pareto", "plot", "lang"):
         if getattr(args, flag) and not args.collective:
             raise ArgumentError(f"--{flag} is for one collective; add --collective")
@@ -108,7 +109,7 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool) -> int:
 
         check_target(args.plot)
     if args.output:
-        write(args.output, make_plan(topology, mpi=mpi, seconds=read().plan_s).to_json())
+        write(args.output, make_plan(topology, mpi=mpi, gpus=gpus, seconds=read().plan_s).to_json())
         if args.collective is None and not args.json:
             return 0
     wanted = [collective_named(args.collective)] if args.collective else [c for c in COLLECTIVES if c != "barrier"]
