@@ -2,11 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from mpi4py import MPI
 
 import blinkmpi
+from blinkmpi.planning.plan import Plan
 from blinkmpi.topology.probe import probe_all
 from tests.gpu.helpers import DEVICES, GPUS, at_least, sizes
 from tests.harness import Job, run_ranks
@@ -61,3 +63,24 @@ def test_doctor_finds_a_healthy_job_and_wrong_ones() -> None:
     assert lines["binding"]["remedy"]
     code, lines = doctor(n, {"BLINKMPI_DEBG": "INFO"})
     assert "did you mean BLINKMPI_DEBUG" in lines["settings"]["evidence"]
+
+
+@at_least(2)
+def test_explain_and_plan_say_what_a_job_takes(tmp_path: Path) -> None:
+    n = sizes(2, 4)[-1]
+
+    def said(*words: str, algo: str = "") -> str:
+        argv = [sys.executable, "-m", "blinkmpi", *words]
+        with Job(n, argv, timeout=90, env={"BLINKMPI_ALGO": algo}) as job:
+            outcome = job.wait()
+        assert outcome.rc == 0, outcome.output
+        return outcome.output
+
+    for protocol in ("ll16_one_shot", "direct"):
+        text = said("explain", "--bytes", "64K", algo=f"allreduce:onehop/{protocol}")
+        assert f"protocol    {protocol}" in text
+        assert "this job    CUDA kernels on" in text
+    assert "buffers that are not registered: " in said("explain", "--bytes", "16M")
+    said("plan", "-o", str(tmp_path / "plan.json"))
+    protocols = {rule.protocol for rule in Plan.from_json((tmp_path / "plan.json").read_text(), source="plan").rules}
+    assert {"slots", "direct", "ll16_one_shot"} <= protocols
