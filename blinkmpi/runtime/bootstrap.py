@@ -200,9 +200,12 @@ def agree_on_plan(
         return planned((collective, "reduce_scatter") if by_rs_ag else (collective,), (root,))
 
     def whole() -> str:
-        if isinstance(given, Plan):
-            return given.to_json()
-        return (read_plan(given) if given is not None else planned()).to_json()
+        plan = given if isinstance(given, Plan) else read_plan(given) if given is not None else planned()
+        one_hop = gpus == "onehop" and any(packing.scheme == "onehop" for packing in plan.packings)
+        if given is not None and one_hop and all(rule.protocol == "slots" for rule in plan.rules):
+            text = "the plan was made without these GPUs: it knows no protocol but slots, and calls take longer"
+            log(settings, "WARN", f"{text}; write one with mpirun and blinkmpi plan -o FILE")
+        return plan.to_json()
 
     if given is not None or settings.graph_dump_file:
         text = from_root(comm, whole)

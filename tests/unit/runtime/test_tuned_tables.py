@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from blinkmpi.planning.plan import Rule
+from blinkmpi.planning.plan import Plan, Rule
+from blinkmpi.planning.selection import make_plan
 from blinkmpi.planning.tuned_table import TunedTable
 from blinkmpi.runtime.bootstrap import Options, agree_on_plan
 from blinkmpi.topology import machine, modify
@@ -46,3 +47,15 @@ def test_the_digest_is_of_the_kernels_sources(monkeypatch: pytest.MonkeyPatch, t
     assert digest() == before
     (tmp_path / "stages.cu").write_text((tmp_path / "stages.cu").read_text() + "// changed\n")
     assert digest() != before
+
+
+def test_a_given_plan_that_was_made_without_the_gpus_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    for gpus, warned in (("", True), ("onehop", False)):
+        plan = make_plan(PAIR, gpus=gpus, collectives=["allreduce", "reduce_scatter"])  # type: ignore[arg-type]
+        for job, warns in (("onehop", warned), ("slots", False)):
+
+            def work(comm: Any, _: Any, job: Any = job, plan: Plan = plan) -> Plan:
+                return agree_on_plan(comm, PAIR, Options(plan=plan), read({}), job).plan
+
+            assert on_ranks([0, 0], work) == [plan, plan]
+            assert capfd.readouterr().err.count("knows no protocol but slots") == warns
