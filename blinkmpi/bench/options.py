@@ -89,7 +89,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--gpus", metavar="LIST", help="devices of --topology, such as 1,4,5,6")
     add("--executor", metavar="LIST", help="one block of rows for each of auto, c, numpy (comma list)")
     add("--algo", metavar="TEXT", help="choice of schemes, as BLINKMPI_ALGO")
-    add("--wire", choices=WIRES, help="how partial results of 8- and 16-bit floats travel, as BLINKMPI_WIRE")
+    add("--wire", choices=WIRES, help="how partial results of 16-bit floats travel, as BLINKMPI_WIRE")
     what = "run an algorithm of one's own: x.py, x.py:NAME, x.xml (MSCCL's) or x.json (docs/lang.md)"
     add("--algorithm", metavar="FILE", help=what)
     add("--predict", action="store_true", help="add the predicted time and the bound")

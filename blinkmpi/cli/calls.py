@@ -17,7 +17,7 @@ from ..planning.defaults import LINK_SLOTS, Gpus
 from ..planning.explain import Explanation, explanation, link_text
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
 from ..planning.plan import Plan, Rule
-from ..planning.selection import choose, make_plan, program_for
+from ..planning.selection import choose, make_plan, planned_with, program_for
 from ..program.call import REDUCTIONS, Call, collective_named
 from ..program.cost_model import price, timeline
 from ..program.interpreter import run
@@ -145,12 +145,9 @@ def simulate(args: argparse.Namespace, topology: Topology) -> int:
 def _plan(topology: Topology, call: Call, *, mpi: bool = False, gpus: Gpus = "") -> Plan:
     """A plan for one call, by ``BLINKMPI_ALGO`` and ``BLINKMPI_WIRE`` as in a job."""
     settings = read()
-    collectives: list[Collective] = [call.collective]
-    if gpus and call.collective == "allreduce":
-        collectives.append("reduce_scatter")  # whose trees rs_ag takes, too
     plan = make_plan(
         topology, algo=named_in(settings.algo, (), topology.n).rest, mpi=mpi, gpus=gpus,
-        collectives=collectives, roots=[max(call.root, 0)], seconds=settings.plan_s,
+        collectives=planned_with(call.collective, gpus), roots=[max(call.root, 0)], seconds=settings.plan_s,
     )  # fmt: skip
     return replace(plan, wire=cast(Wire, settings.wire)) if settings.wire else plan
 

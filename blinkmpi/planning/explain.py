@@ -33,8 +33,11 @@ BUSIEST = "the cores, by what steps of these kinds took here (blinkmpi tune)"  #
 ELSE = {"steps": "by the rate of copies", "kernels": "by a simulation at the rates of the links"}
 SHOTS = {"one_shot": "to all that need them, who reduce", "two_shot": "to a slice's owner, who reduces and sends on"}
 ON_GPUS = {  # protocols of GPUs besides slots
-    **{f"ll16_{name}": f"packets of 16 bytes, half of them flags, {how}" for name, how in SHOTS.items()},
-    **{f"ll128_{name}": f"packets of 128 bytes with their flags, {how}" for name, how in SHOTS.items()},
+    **{
+        f"ll{n}_{name}": f"packets of {n} bytes, data and flags, {how}"
+        for n in (16, 128)
+        for name, how in SHOTS.items()
+    },
     "direct": "a segment's owner loads it from all that have it, reduces, stores it to all that need it",
     "rs_ag": "a reduce-scatter through slots, then each block's owner stores it to all",
 }

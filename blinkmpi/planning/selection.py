@@ -75,6 +75,12 @@ def make_plan(
     return replace(plan, packings=tuple(kept), rules=tuple(rules)).check(topology)
 
 
+def planned_with(collective: Collective, gpus: Gpus) -> tuple[Collective, ...]:
+    """A collective, and the one whose trees its rows name, too: ``rs_ag`` takes those of a reduce-scatter."""
+    by_rs_ag = gpus == "onehop" and collective == "allreduce"
+    return (collective, "reduce_scatter") if by_rs_ag else (collective,)
+
+
 def _packings(
     topology: Topology, gpus: Gpus, collectives: Sequence[Collective], roots: Sequence[int]
 ) -> tuple[tuple[Packing, ...], tuple[PassedOver, ...]]:

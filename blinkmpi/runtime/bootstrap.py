@@ -23,7 +23,7 @@ from ..planning.defaults import Gpus
 from ..planning.gpus.one_hop import BESIDE_CTAS
 from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import Plan
-from ..planning.selection import ALL_COLLECTIVES, make_plan, parse_algo
+from ..planning.selection import ALL_COLLECTIVES, make_plan, parse_algo, planned_with
 from ..planning.tuned_table import TunedTable
 from ..program.ir import Wire
 from ..topology import Topology, load
@@ -196,15 +196,16 @@ def agree_on_plan(
         return tuned.taken(plan, rows, machine, beside) if rows is not None else plan
 
     def part(collective: Collective, root: int) -> Plan:
-        by_rs_ag = gpus == "onehop" and collective == "allreduce"  # which takes the trees of a reduce-scatter, too
-        return planned((collective, "reduce_scatter") if by_rs_ag else (collective,), (root,))
+        return planned(planned_with(collective, gpus), (root,))
 
     def whole() -> str:
-        plan = given if isinstance(given, Plan) else read_plan(given) if given is not None else planned()
+        if given is None:
+            return planned().to_json()
+        plan = given if isinstance(given, Plan) else read_plan(given)
         one_hop = gpus == "onehop" and any(packing.scheme == "onehop" for packing in plan.packings)
-        if given is not None and one_hop and all(rule.protocol == "slots" for rule in plan.rules):
+        if one_hop and all(rule.protocol == "slots" for rule in plan.rules):
             text = "the plan was made without these GPUs: it knows no protocol but slots, and calls take longer"
-            log(settings, "WARN", f"{text}; write one with mpirun and blinkmpi plan -o FILE")
+            log(settings, "WARN", f"{text}; write one with mpirun -np {machine.n} blinkmpi plan -o FILE")
         return plan.to_json()
 
     if given is not None or settings.graph_dump_file:
