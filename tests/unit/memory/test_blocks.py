@@ -210,19 +210,23 @@ def test_threads_get_blocks_of_their_own(pool: PoolBlocks) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_blocks_never_overlap_and_free_memory_is_found(data: Any) -> None:
-    """Any order of calls: a malloc fails only if no stretch between the blocks of a chunk is long enough."""
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 24), st.integers(1, 6)), min_size=1, max_size=25))
+def test_blocks_never_overlap_and_free_memory_is_found(calls: list[tuple[bool, int, int]]) -> None:
+    """Any order of calls: a malloc fails only if no stretch between the blocks of a chunk is long enough.
+
+    A call frees one of the blocks, or takes one. All are drawn before: which of two free blocks of one length is taken
+    depends on the examples before.
+    """
     pool, begins = MODEL
     held: dict[int, int] = {}
     try:
-        for _ in range(data.draw(st.integers(1, 25))):
-            if held and data.draw(st.booleans()):
-                at = sorted(held)[data.draw(st.integers(0, len(held) - 1))]
+        for frees, which, lines in calls:
+            if held and frees:
+                at = sorted(held)[which % len(held)]
                 pool.free(at)
                 del held[at]
             else:
-                size = data.draw(st.integers(1, 6)) * 512
+                size = lines * 512
                 at, room = pool.malloc(size), longest(begins, held)
                 if at:
                     assert any(begin <= at and at + size <= begin + 16 * 512 for begin in begins)
