@@ -42,6 +42,7 @@ MODELS = {"resnet50": 10, "gpt2-124m": 22, "transformer-25m": 14, "transformer-2
 # Chunk programs of the library that are measured.
 PROGRAMS = {"all_reduce": ("ring", "all_pairs", "one_step"), "all_gather": ("bruck_allgather",),
             "alltoall": ("all_pairs_alltoall", "bruck_alltoall")}  # fmt: skip
+HALVES = {"all_reduce": "hierarchical", "alltoall": "two_step"}  # for two nodes, here two halves of the GPUs
 TAIL_CHARACTERS = 600  # of a failed step's output
 
 
@@ -95,6 +96,15 @@ def sweeps(n: int, high: str) -> list[Step]:
 def calls(n: int) -> list[Step]:
     """What surrounds a call: the host, groups, torch, a model's kernels; and what an algorithm of one's own costs."""
     beside = "beside_compute/measure.py"
+    programs = [
+        (name, collective, f"--algo {collective_named(collective)}:lang:{name}")
+        for collective, names in PROGRAMS.items()
+        for name in names
+    ]
+    halves = ROOT / "benchmarks" / "lang" / "halves.py"
+    for collective, name in HALVES.items() if n > 2 else ():
+        programs.append((name, collective, f"--algorithm {shlex.quote(f'{halves}:{name}')}"))
+    sweep = "-b 16K -e 256M -f 4 --compare nccl -G 4"
     return [
         Step(f"host-time-gpu-np{n}", "", 16, program="host_time.py"),
         Step(f"beside-compute-gpu-np{n}", "", 20, program=beside),
@@ -102,13 +112,7 @@ def calls(n: int) -> list[Step]:
         Step(f"torch-gpu-np{n}", "--gpu", 16, program="torch_group.py"),
         Step(f"beside-compute-high-priority-gpu-np{n}", "--high-priority", 20, program=beside),
         *([Step(f"message-cost-gpu-np{n}", "--gpus", 8, program="message_cost.py")] if n == 2 else []),
-        *(
-            Step(f"lang-{name}-gpu-graph-np{n}",
-                 f"{collective} -b 16K -e 256M -f 4 --algo {collective_named(collective)}:lang:{name} --compare nccl "
-                 "-G 4", 3)
-            for collective, names in PROGRAMS.items()
-            for name in names
-        ),
+        *(Step(f"lang-{name}-gpu-graph-np{n}", f"{collective} {sweep} {how}", 3) for name, collective, how in programs),
     ]  # fmt: skip
 
 
@@ -130,7 +134,7 @@ def command(n: int, step: Step, out: Path) -> list[str]:
     """The mpirun of a step."""
     what = [str(ROOT / "benchmarks" / step.program)] if step.program else ["-m", "blinkmpi", "bench"]
     file = ["-o" if step.program else "-J", str(out / f"{step.name}.json")] if step.writes else []
-    return [*LAUNCHER, "-np", str(n), sys.executable, *what, *step.words.split(), *file]
+    return [*LAUNCHER, "-np", str(n), sys.executable, *what, *shlex.split(step.words), *file]
 
 
 def run(step: Step, n: int, out: Path, seconds: float) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """What the sections of the performance page have in common: facts of a file, its rows, and how numbers are written."""
 
+import itertools
 import math
 import shlex
 import statistics
@@ -209,8 +210,11 @@ def label_with_mark(document: dict[str, Any], rows: Sequence[dict[str, Any]]) ->
 def collective_text(document: dict[str, Any]) -> str:
     """The collective, and what scheme it was told to take: ``alltoall by lang:bruck_alltoall``."""
     name, words = str(document["blinkmpi"].get("collective")), [str(word) for word in document.get("args") or []]
-    told = words[words.index("--algo") + 1] if "--algo" in words[:-1] else ""
+    after = dict(itertools.pairwise(words))
+    told = after.get("--algo", "")
     forced = told.removeprefix(f"{name}:")
+    if "--algorithm" in after:
+        told, forced = "", "lang:" + after["--algorithm"].rpartition(":")[2]
     return f"{name} by {forced}" if on_gpu(document) and forced != told and "^" not in forced else name
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from blinkmpi.bench.options import read, settle
 from blinkmpi.cli import main as cli
+from blinkmpi.lang.source import algorithm_for
 from blinkmpi.planning.algorithms import named_in
 from tests.harness import ROOT
 from tests.unit.benchmarks.scripts import needs, script
@@ -64,6 +65,9 @@ def test_the_other_parts_are_programs_that_are_there_and_chunk_programs(gpu: Any
     assert [step.name for step in training] == [f"training-{name}-gpu-np2" for name in (*MODELS, *sets)]
     names = [step.name for step in calls]
     assert names[:3] == ["host-time-gpu-np2", "beside-compute-gpu-np2", "groups-gpu-np2"]
+    on_four = [gpu.command(4, step, Path("out")) for step in gpu.steps(4, "1G", "calls") if "lang-" in step.name]
+    given = [words[words.index("--algorithm") + 1] for words in on_four if "--algorithm" in words]
+    assert [algorithm_for(one, 4).name for one in given] == ["hierarchical", "two_step"]
     assert names.index("message-cost-gpu-np2") < names.index("lang-bruck_alltoall-gpu-graph-np2")
     assert gpu.steps(2, "1G", "all") == [*gpu.steps(2, "1G"), *calls, *training]
     assert "message-cost-gpu-np4" not in [step.name for step in gpu.steps(4, "1G", "calls")], "it is for two"
