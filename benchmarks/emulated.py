@@ -35,6 +35,7 @@ from blinkmpi.topology.nccl import processor, write_xml  # noqa: E402
 from blinkmpi.util.text import parse_size  # noqa: E402
 
 MACHINE = "dgx-1v"
+RESULTS = ROOT / "benchmarks" / "results"
 UNIT_MBPS = 45_000  # a unit of NVLink, each way
 SETS = ("0-7", "0-6", "0-5", "0,1,2,4,5,6", "0-4", "1,2,4,5,7", "1,4,5,6", "0-3", "0,1,4", "0,3,4", "0,3", "0,1", "0,5")
 RANKS = {**SETTINGS, "NCCL_NVLS_ENABLE": "0"}
@@ -51,6 +52,20 @@ def emulated_part(gpus: str) -> Topology:
     whole = machine(MACHINE)
     lane = next(link.lane_mbps for link in whole.links if link.kind == "nvlink")
     return whole.scale("nvlink", Fraction(UNIT_MBPS, lane)).subset(parse_gpus(gpus))
+
+
+def kept_graphs(gpus: str, n: int) -> dict[str, Any]:
+    """The rings and trees that NCCL built for a set of ``n`` GPUs, from the results of this program.
+
+    Raises:
+        FormatError: where there are none, on every rank that asks.
+    """
+    path = RESULTS / f"emulated-{MACHINE}-np{n}.json"
+    for row in (load(path) or {"results": []})["results"]:
+        if row["gpus"] == gpus and row["nccl"] and (graphs := row["nccl"].get("graphs")):
+            return dict(graphs)
+    raise FormatError(f"{path} has no rings and trees of NCCL for GPUs {gpus}; keep there what "
+                      f"python benchmarks/emulated.py {n} --sets {gpus} measures")  # fmt: skip
 
 
 # ---------------------------------------------------------------- a rank

@@ -155,7 +155,7 @@ library's time divided by that of backend `blink`, that of steps as on [the page
 `mpi` is plain mpi4py in a communication hook, `hook` backend `blink` with our `ddp_hook`. Weights apart is how far all
 weights end from those of `blink` (Euclidean, as part of their length): sums of more than two ranks may round
 differently. On links of a DGX-1V, which kernels pace to 45 GB/s a unit of NVLink, `blink` is our plan of that part of
-it, and `ring` the ring that NCCL makes there, by our kernels, too.
+it; `ring`, or `rings` and `trees`, are those that NCCL builds there, by our kernels, too.
 """
 
 HOST_TIME_LEGEND = """

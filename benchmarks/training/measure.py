@@ -11,7 +11,8 @@ as long as on the slowest rank, a number is the median over turns, and the step 
 that libraries can be compared round by round. The copies must end with the same weights.
 
 ``--emulated 0,1`` trains over the links of these GPUs of a DGX-1V instead, which the kernels pace: by ``ddp_hook`` of a
-Communicator with Blink's plan of that part of the machine, and between two ranks by the ring that NCCL has there.
+Communicator with Blink's plan of that part of the machine, and with the rings and the trees that NCCL builds there
+(between two ranks the ring; among more, as ``emulated.py`` has kept them).
 
 ``--gradients`` also records when each gradient is ready; ``figure.py`` simulates other machines from that.
 """
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import jobs
-from benchmarks.emulated import MACHINE, UNIT_MBPS, emulated_part
+from benchmarks.emulated import MACHINE, PACED, UNIT_MBPS, emulated_part, kept_graphs
 
 DTYPES = ("float32", "bfloat16")
 MILLI = 1e3
@@ -102,7 +103,7 @@ def hook_annotations(torch: Any) -> dict[str, Any]:
 
 
 def emulated_ways(torch: Any, mpi: Any, gpus: str) -> list[Way]:
-    """Our plan on a part of a DGX-1V, and the ring of its two GPUs; DDP's own group, for buffers, is not paced."""
+    """Our plan on a part of a DGX-1V, and what NCCL builds there; DDP's own group, for buffers, is not paced."""
     from benchmarks.lang.nccl_graphs import ring_allreduce
     from blinkmpi import Communicator
     from blinkmpi.torch import ddp_hook
@@ -112,6 +113,9 @@ def emulated_ways(torch: Any, mpi: Any, gpus: str) -> list[Way]:
     algorithms: dict[str, list[Any]] = {"blink": []}
     if world.size == 2:
         algorithms["ring"] = [ring_allreduce(2, [(0, 1)])]
+    else:
+        graphs = kept_graphs(gpus, world.size)
+        algorithms |= {name: [made(world.size, graphs[name])] for name, made in PACED.items()}
 
     def way(name: str) -> Way:
         comm = Communicator(world, topology=part, algorithms=algorithms[name])

@@ -84,6 +84,20 @@ def test_rings_and_trees_of_nccl_are_algorithms(emulated: Any) -> None:
         assert 0 < made.simulate(part, 1 << 28).algbw <= 90.0, "the bound of this part"
 
 
+def test_graphs_that_were_kept_are_those_of_the_set(emulated: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    for n, gpus in ((3, "0,1,4"), (3, "0,3,4"), (4, "1,4,5,6"), (4, "0-3")):  # training on emulated links takes them
+        part, found = emulated.emulated_part(gpus), emulated.kept_graphs(gpus, n)
+        assert max(emulated.PACED[kind](n, found[kind]).simulate(part, 1 << 28).algbw for kind in found) > 40
+    row = {"gpus": "0,1,4", "nccl": None}
+    other = {"gpus": "0,3,4", "nccl": {"graphs": {"rings": [[0, 1, 2]], "trees": [[-1, 0, 1]]}}}
+    (tmp_path / "emulated-dgx-1v-np3.json").write_text(json.dumps({"results": [row, other]}))
+    monkeypatch.setattr(emulated, "RESULTS", tmp_path)
+    assert emulated.kept_graphs("0,3,4", 3) == other["nccl"]["graphs"]  # type: ignore[index]
+    for gpus, n in (("0,1,4", 3), ("1,4,5", 3), ("0-4", 5)):
+        with pytest.raises(FormatError, match=rf"np{n}.json has no .* for GPUs {gpus}; keep .* {n} --sets {gpus}"):
+            emulated.kept_graphs(gpus, n)
+
+
 @pytest.mark.parametrize(
     ("log", "says"),
     [
