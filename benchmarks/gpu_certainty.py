@@ -28,6 +28,7 @@ from blinkmpi.planning.gpus.kernel_times import H200, KernelCosts, costs_of, sec
 from blinkmpi.planning.plan import PACKETS, Plan, Rule  # noqa: E402
 from blinkmpi.planning.selection import kernel_call, make_plan, program_for  # noqa: E402
 from blinkmpi.program.call import REDUCTIONS, Call, call_of_bytes  # noqa: E402
+from blinkmpi.program.ir import Wire  # noqa: E402
 from blinkmpi.topology.importers import modify  # noqa: E402
 from blinkmpi.topology.machines import machine  # noqa: E402
 from blinkmpi.topology.measured import Measured  # noqa: E402
@@ -58,6 +59,7 @@ class Measurement(NamedTuple):
     bound_us: float
     host_us: float
     gpu: str
+    wire: Wire
 
     @property
     def by_host(self) -> bool:
@@ -72,9 +74,9 @@ def machine_of(n: int) -> Topology:
 
 
 @cache
-def plan_of(n: int) -> Plan:
+def plan_of(n: int, wire: Wire = "accumulator") -> Plan:
     """A plan for them."""
-    return make_plan(machine_of(n), gpus="onehop")
+    return replace(make_plan(machine_of(n), gpus="onehop"), wire=wire)
 
 
 def measurements(folder: Path = RESULTS) -> list[Measurement]:
@@ -105,6 +107,7 @@ def of_document(name: str, document: dict[str, Any]) -> list[Measurement]:
                 name, name.partition("-")[0], call, rule, place,
                 place == "in_place" and not facts.get("own_block", False), bool(document["config"].get("graph")),
                 row[place]["time"], own["bound_us"], own[place].get("host_us") or 0.0, facts["gpu"]["name"],
+                facts.get("wire") or "accumulator",
             ))  # fmt: skip
     return found
 
@@ -112,8 +115,9 @@ def of_document(name: str, document: dict[str, Any]) -> list[Measurement]:
 def predicted_us(row: Measurement, costs: KernelCosts = H200) -> float:
     """The prediction for a row."""
     call, shown = row.call, kernel_call(row.call, row.rule)
-    packing = plan_of(call.n).packing(shown.collective, shown.root, row.rule.scheme)
-    program = _program(shown, row.rule.scheme)
+    plan = plan_of(call.n, row.wire)
+    packing = plan.packing(shown.collective, shown.root, row.rule.scheme)
+    program = _program(shown, row.rule.scheme, row.wire)
     return 1e6 * seconds(
         call, row.rule, program, packing, machine_of(call.n), costs, in_place=row.moves, graph=row.graph
     )
@@ -124,8 +128,8 @@ def _schemes(call: Call) -> tuple[str, ...]:
 
 
 @cache
-def _program(call: Call, scheme: str) -> Any:
-    return program_for(plan_of(call.n), call, Rule(call.collective, 0, scheme, *SLOTS))
+def _program(call: Call, scheme: str, wire: Wire) -> Any:
+    return program_for(plan_of(call.n, wire), call, Rule(call.collective, 0, scheme, *SLOTS))
 
 
 # ---- the fit
@@ -162,9 +166,15 @@ def is_exchange(row: Measurement) -> bool:
     return ours and row.graph and row.place == "out_of_place" and lines
 
 
+def is_long_exchange(row: Measurement) -> bool:
+    """The rows from which it is what ``direct`` takes longer there."""
+    ours = row.collective == "reduce_scatter" and row.call.n == 4 and row.call.dtype == "float32"
+    return ours and row.graph and row.place == "out_of_place" and row.rule.protocol == "direct"
+
+
 def calibration(row: Measurement) -> bool:
     """Whether some parameter was fitted to this row."""
-    kinds = is_fitted, is_cta, is_copy, is_gap, is_exchange
+    kinds = is_fitted, is_cta, is_copy, is_gap, is_exchange, is_long_exchange
     return row.gpu == FITTED_GPU and any(kind(row) for kind in kinds)
 
 
@@ -176,7 +186,7 @@ def fit() -> KernelCosts:
 
     probed = Measured.from_json(LINKS.read_text(encoding="utf-8"), source=LINKS.name)
     measured = costs_of(machine_of(len(probed.devices)), probed)
-    start = replace(H200, wire=measured.wire, flag_us=measured.flag_us, cta_bytes_s=1e15, exchange=0.0)
+    start = replace(H200, wire=measured.wire, flag_us=measured.flag_us, cta_bytes_s=1e15, exchange=0.0, exchange_long=0.0)
     chosen = [row for row in rows if is_fitted(row)]
 
     def with_numbers(numbers: Iterable[float]) -> KernelCosts:
@@ -198,14 +208,17 @@ def fit() -> KernelCosts:
         if is_gap(row):
             times[row.file.replace("-graph", ""), row.call.nbytes][row.graph] = row.measured_us
     gaps = [both[False] - both[True] for both in times.values() if len(both) == 2]
-    more = []
-    for row in rows:
-        if is_exchange(row):
-            none, one = (predicted_us(row, replace(found, exchange=each)) for each in (0.0, 1.0))
-            more.append((row.measured_us - none) / (one - none))
-    return replace(
-        found, cta_bytes_s=cta, copy_bytes_s=median(copies), gap_s=median(gaps) * 1e-6, exchange=median(more)
-    )
+    found = replace(found, cta_bytes_s=cta, copy_bytes_s=median(copies), gap_s=median(gaps) * 1e-6)
+
+    def more(name: str, kind: Callable[[Measurement], bool]) -> float:
+        """The factor that the rows of a kind ask for."""
+        asked = []
+        for row in filter(kind, rows):
+            none, one = (predicted_us(row, replace(found, **{name: each})) for each in (0.0, 1.0))
+            asked.append((row.measured_us - none) / (one - none))
+        return median(asked)
+
+    return replace(found, exchange=more("exchange", is_exchange), exchange_long=more("exchange_long", is_long_exchange))
 
 
 # ---- tables
@@ -268,6 +281,7 @@ def parameters(costs: KernelCosts = H200) -> str:
     shown = {
         "launch": f"{costs.launch_s * 1e6:.2f} us", "hop": f"{costs.hop_s * 1e6:.2f} us",
         "line": f"{costs.line_s * 1e6:.2f} us", "exchange": f"{costs.exchange:.2f}",
+        "exchange, long": f"{costs.exchange_long:.3f}",
         "wire": f"{costs.wire:.2f}", "back": f"{costs.back:.3f}",
         "CTA": f"{costs.cta_bytes_s / 1e9:.0f} GB/s", "copy": f"{costs.copy_bytes_s / 1e12:.2f} TB/s",
         "direct": f"{costs.direct_hops:.1f} hops", "slots": f"{costs.slots_hops:.1f} hops",
@@ -284,7 +298,8 @@ def tables(rows: Sequence[Measurement]) -> dict[str, str]:
 
     def kind(row: Measurement) -> str:
         launched = "in graphs" if row.graph else "one by one"
-        return f"{row.collective} | {row.call.n} | {row.call.dtype} | {launched}"
+        rounded = ", rounded on each hop" if row.wire == "operand" else ""
+        return f"{row.collective} | {row.call.n} | {row.call.dtype}{rounded} | {launched}"
 
     goal = [row for row in long if row.graph and row.call.n == 2 and row.place == "out_of_place"]
     return {

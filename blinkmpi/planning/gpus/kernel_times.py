@@ -28,7 +28,8 @@ EXCHANGES = {
     ("alltoall", "one_shot"): 1.0,
     ("reduce", "two_shot"): 1.0,
     ("allreduce", "two_shot"): 0.5,
-}  # the part of a call in which each rank has other data for each peer
+}  # the part of a call by lines in which each rank has other data for each peer
+LONG_EXCHANGES = {"reduce_scatter": 1.0, "alltoall": 1.0, "allreduce": 0.5}  # likewise, by direct or slots over one hop
 MOST_PEERS = 3  # with which that was measured
 ROOTED_ONE_SHOT = ("broadcast", "reduce")  # whose root sends to, or hears from, every rank
 ONE_WAY = (*ROOTED_ONE_SHOT, "gather", "scatter")  # in which no rank waits for one that waits for it
@@ -38,7 +39,8 @@ class KernelCosts(Value, frozen=True):
     """The parameters: of a kernel, of a hop from GPU to GPU, and of bytes.
 
     ``line_s`` is what a hop of lines of 128 bytes takes longer: their data are loaded when their flags have come. Where
-    each rank has other lines for each peer, each peer but one adds ``exchange`` of the time on the wire.
+    each rank has other lines for each peer, each peer but one adds ``exchange`` of the time on the wire; where it has
+    other long data for each over one hop, ``exchange_long``.
     ``wire`` is the time of a byte on an NVLink in terms of that by the link's rate, ``back`` what a byte the other way
     adds to it. A CTA moves ``cta_bytes_s`` of what lies at peers, a GPU copies ``copy_bytes_s`` in its own memory.
     ``direct_hops`` and ``slots_hops`` are how many hops follow one another in a call besides its bytes. Calls that are
@@ -49,6 +51,7 @@ class KernelCosts(Value, frozen=True):
     hop_s: float
     line_s: float
     exchange: float
+    exchange_long: float
     wire: float
     back: float
     cta_bytes_s: float
@@ -62,8 +65,8 @@ class KernelCosts(Value, frozen=True):
 
 # `python benchmarks/gpu_certainty.py --fit` prints these numbers and says which rows they are from.
 H200 = KernelCosts(
-    launch_s=2.04e-6, hop_s=0.75e-6, line_s=0.35e-6, exchange=0.21, wire=1.22, back=0.089, cta_bytes_s=22e9,
-    copy_bytes_s=1.97e12, direct_hops=5.6, slots_hops=12.0, gap_s=2.1e-6, flag_us=1.3,
+    launch_s=2.04e-6, hop_s=0.75e-6, line_s=0.35e-6, exchange=0.21, exchange_long=0.055, wire=1.22, back=0.089,
+    cta_bytes_s=22e9, copy_bytes_s=1.97e12, direct_hops=5.6, slots_hops=12.0, gap_s=2.1e-6, flag_us=1.3,
     basis="defaults, of H200 on NVLink",
 )  # fmt: skip
 
@@ -107,7 +110,9 @@ def seconds(
     time = costs.launch_s + (0.0 if graph else costs.gap_s)
     if rule.protocol in PACKETS:
         return time + _by_packets(call, rule.protocol, work, costs)
-    wire = _busiest(work, costs)
+    kind = "reduce_scatter" if rule.protocol == "rs_ag" else call.collective
+    part = LONG_EXCHANGES.get(kind, 0.0) if rule.scheme == "onehop" else 0.0
+    wire = _busiest(work, costs) * (1 + costs.exchange_long * part * _more_peers(call))
     if rule.protocol == "direct":
         ctas = rule.ctas * costs.cta_bytes_s
         time += costs.direct_hops * costs.hop_s + max(wire, _at_peers(call) / ctas if ctas else 0.0)
@@ -141,8 +146,13 @@ def _by_packets(call: Call, protocol: str, work: dict[Key, float], costs: Kernel
     turn = costs.hop_s
     if codec == "ll128":
         turn += costs.line_s
-        times *= 1 + costs.exchange * EXCHANGES.get((call.collective, shots), 0.0) * (min(call.n - 1, MOST_PEERS) - 1)
+        times *= 1 + costs.exchange * EXCHANGES.get((call.collective, shots), 0.0) * _more_peers(call)
     return costs.hop_s + turns * turn + times * CODEC_BYTES[codec] * wire
+
+
+def _more_peers(call: Call) -> int:
+    """The peers but one, as far as they were measured."""
+    return max(0, min(call.n - 1, MOST_PEERS) - 1)
 
 
 def _busiest(work: dict[Key, float], costs: KernelCosts) -> float:
