@@ -186,7 +186,9 @@ def fit() -> KernelCosts:
 
     probed = Measured.from_json(LINKS.read_text(encoding="utf-8"), source=LINKS.name)
     measured = costs_of(machine_of(len(probed.devices)), probed)
-    start = replace(H200, wire=measured.wire, flag_us=measured.flag_us, cta_bytes_s=1e15, exchange=0.0, exchange_long=0.0)
+    start = replace(
+        H200, wire=measured.wire, flag_us=measured.flag_us, cta_bytes_s=1e15, exchange=0.0, exchange_long=0.0
+    )
     chosen = [row for row in rows if is_fitted(row)]
 
     def with_numbers(numbers: Iterable[float]) -> KernelCosts:

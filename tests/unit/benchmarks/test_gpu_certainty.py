@@ -38,8 +38,8 @@ def test_long_vectors_that_were_not_fitted_are_hit(collective: str) -> None:
 
 def test_the_parameters_are_those_of_the_fit() -> None:
     found = certainty.fit()
-    for name in ("launch_s", "hop_s", "line_s", "exchange", "exchange_long", "wire", "back", "cta_bytes_s", "copy_bytes_s",
-                 "direct_hops", "slots_hops", "gap_s"):  # fmt: skip
+    for name in ("launch_s", "hop_s", "line_s", "exchange", "exchange_long", "wire", "back", "cta_bytes_s",
+                 "copy_bytes_s", "direct_hops", "slots_hops", "gap_s"):  # fmt: skip
         assert getattr(found, name) == pytest.approx(getattr(H200, name), rel=0.02), name
 
 
