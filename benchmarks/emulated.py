@@ -62,10 +62,11 @@ def kept_graphs(gpus: str, n: int) -> dict[str, Any]:
     """
     path = RESULTS / f"emulated-{MACHINE}-np{n}.json"
     for row in (load(path) or {"results": []})["results"]:
-        if row["gpus"] == gpus and row["nccl"] and (graphs := row["nccl"].get("graphs")):
+        graphs = (row["nccl"] or {}).get("graphs")
+        if graphs and parse_gpus(row["gpus"]) == parse_gpus(gpus):
             return dict(graphs)
     raise FormatError(f"{path} has no rings and trees of NCCL for GPUs {gpus}; keep there what "
-                      f"python benchmarks/emulated.py {n} --sets {gpus} measures")  # fmt: skip
+                      f"python benchmarks/emulated.py {n} --sets {gpus} --out FOLDER writes")  # fmt: skip
 
 
 # ---------------------------------------------------------------- a rank

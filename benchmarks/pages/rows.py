@@ -209,13 +209,19 @@ def label_with_mark(document: dict[str, Any], rows: Sequence[dict[str, Any]]) ->
 
 def collective_text(document: dict[str, Any]) -> str:
     """The collective, and what scheme it was told to take: ``alltoall by lang:bruck_alltoall``."""
-    name, words = str(document["blinkmpi"].get("collective")), [str(word) for word in document.get("args") or []]
-    after = dict(itertools.pairwise(words))
-    told = after.get("--algo", "")
+    name = str(document["blinkmpi"].get("collective"))
+    forced = _forced_scheme(document, name) if on_gpu(document) else ""
+    return f"{name} by {forced}" if forced else name
+
+
+def _forced_scheme(document: dict[str, Any], name: str) -> str:
+    """What ``--algo`` or ``--algorithm`` made the calls take; empty if they chose themselves."""
+    words = [str(word) for word in document.get("args") or []]
+    if "--algorithm" in words:
+        return str(document["results"][0]["blinkmpi"]["scheme"]) if document["results"] else ""
+    told = dict(itertools.pairwise(words)).get("--algo", "")
     forced = told.removeprefix(f"{name}:")
-    if "--algorithm" in after:
-        told, forced = "", "lang:" + after["--algorithm"].rpartition(":")[2]
-    return f"{name} by {forced}" if on_gpu(document) and forced != told and "^" not in forced else name
+    return "" if forced == told or "^" in forced else forced
 
 
 def scheme_text(own: dict[str, Any]) -> str:

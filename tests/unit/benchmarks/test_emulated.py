@@ -88,6 +88,7 @@ def test_graphs_that_were_kept_are_those_of_the_set(emulated: Any, tmp_path: Pat
     for n, gpus in ((3, "0,1,4"), (3, "0,3,4"), (4, "1,4,5,6"), (4, "0-3")):  # training on emulated links takes them
         part, found = emulated.emulated_part(gpus), emulated.kept_graphs(gpus, n)
         assert max(emulated.PACED[kind](n, found[kind]).simulate(part, 1 << 28).algbw for kind in found) > 40
+    assert emulated.kept_graphs("0,1,2,3", 4) == emulated.kept_graphs("0-3", 4)
     row = {"gpus": "0,1,4", "nccl": None}
     other = {"gpus": "0,3,4", "nccl": {"graphs": {"rings": [[0, 1, 2]], "trees": [[-1, 0, 1]]}}}
     (tmp_path / "emulated-dgx-1v-np3.json").write_text(json.dumps({"results": [row, other]}))

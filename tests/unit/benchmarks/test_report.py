@@ -207,8 +207,9 @@ def test_forced_schemes_and_rounding_on_each_hop_are_named() -> None:
     gpu["args"] = ["blinkmpi", "bench", "all_reduce", "--algo", "allreduce:lang:ring", "-G", "4"]
     short = made.render_overview([("lang-ring-gpu-graph-np2.json", gpu)])
     assert "| allreduce by lang:ring | float32 | not registered | MPI | 2.00 |" in short
-    gpu["args"][3:5] = ["--algorithm", ".../halves.py:ring"]
-    assert "| allreduce by lang:ring | float32 | not" in made.render_overview([("lang-ring-gpu-graph-np2.json", gpu)])
+    gpu["args"][3:5], gpu["results"][0]["blinkmpi"]["scheme"] = ["--algorithm", ".../mine.py"], "lang:ring"
+    short = made.render_overview([("lang-ring-gpu-graph-np2.json", gpu)])
+    assert "| allreduce by lang:ring | float32 | not registered | MPI | 2.00 |" in short
     gpu["blinkmpi"]["wire"] = "operand"
     short = made.render_overview([("lang-ring-gpu-graph-np2.json", gpu)])
     assert "| allreduce by lang:ring | float32, rounded on each hop | not registered | MPI | 2.00 |" in short
