@@ -97,9 +97,7 @@ def _numbered(dispatcher: Dispatcher, call: Callable[[int], T]) -> T:
     dispatcher.check_alive()
     dispatcher.seq += 1
     try:
-        done = call(dispatcher.seq)
-        dispatcher.host.raise_abort(dispatcher.seq)  # the others may have given it up before this rank came
-        return done
+        return call(dispatcher.seq)
     except Refused as refused:
         raise refused.error from None
     except PeerDelegates:

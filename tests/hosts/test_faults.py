@@ -24,7 +24,7 @@ from tests.hosts.world import Job, World, command_line, program
 
 pytestmark = [pytest.mark.hosts, pytest.mark.mpi_skip]
 DEADLINE_S = 2.0
-LATE_DEADLINE_S, LATE_COUNTS = 0.3, (1, 8, 8, 1000, 100_000, 300_000)
+LATE_DEADLINE_S, LATE_COUNTS = 0.3, (1, 1, 1, 8, 8, 1000, 100_000, 100_000, 300_000)  # 100,000: MPI's own on 3 hosts
 TCP_RETRIES = 4  # 6.2 s: later than the ranks' deadline
 
 
@@ -137,29 +137,32 @@ def test_a_host_whose_processes_are_killed_ends_the_job(world: World, tmp_path: 
     assert "host1" in outcome.output
 
 
-def too_late(late: str) -> None:
+def too_late(late: str, folder: str) -> None:
     """Calls to which one rank comes when the others have given up: all raise, that rank too."""
     world = MPI.COMM_WORLD
     with blinkmpi.Communicator(world) as comm:
-        for count in LATE_COUNTS:
+        for turn, count in enumerate(LATE_COUNTS):
             child = comm.Dup()
             vector = np.zeros(count)
             child.Allreduce(MPI.IN_PLACE, vector)  # connects, and finds the way of a call of this length
             if world.rank == int(late):
-                time.sleep(3 * LATE_DEADLINE_S)
+                while len(list(Path(folder).glob(f"{turn}.*"))) < world.size - 1:  # files: MPI reads nothing meanwhile
+                    time.sleep(0.01)
+                time.sleep(LATE_DEADLINE_S)
             with pytest.raises(blinkmpi.CollectiveTimeout):
                 child.Allreduce(MPI.IN_PLACE, vector, timeout=LATE_DEADLINE_S)
+            Path(folder, f"{turn}.{world.rank}").touch()
             child.Free()
             world.Barrier()
     print("all raised", flush=True)
 
 
-@pytest.mark.parametrize(("layout", "late"), [((2, 1), 2), ((2, 1), 0), ((1, 1, 1), 1), ((1, 2), 2)])
+@pytest.mark.parametrize(("layout", "late"), [((1, 1), 1), ((2, 1), 2), ((2, 1), 0), ((1, 1, 1), 1), ((1, 2), 2)])
 def test_a_rank_that_comes_too_late_raises_although_all_data_is_there(
-    world: World, layout: tuple[int, ...], late: int
+    world: World, tmp_path: Path, layout: tuple[int, ...], late: int
 ) -> None:
     """MPI reads from TCP in steps: what the others have sent comes before their word that they have given up."""
-    outcome = world.run(layout, program(layout, too_late, late, timeout=40), timeout=50)
+    outcome = world.run(layout, program(layout, too_late, late, tmp_path, timeout=40), timeout=50)
     assert outcome.output.count("all raised") == sum(layout), outcome.output
     assert outcome.rc == 0, outcome.output
 

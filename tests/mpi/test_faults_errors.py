@@ -53,6 +53,21 @@ def test_a_rank_that_comes_late_and_finds_all_it_needs_hears_it_too(comm: MPI.In
         comm.Barrier()
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+@mpi(ranks=(3,), timeout=60)
+def test_a_rank_that_comes_late_to_a_barrier_hears_it_too(comm: MPI.Intracomm, executor: str) -> None:
+    for victim in range(comm.size):
+        ours = blinkmpi.Communicator(comm, executor=executor)
+        ours.Barrier()
+        comm.Barrier()
+        if comm.rank == victim:
+            time.sleep(1.2)
+        with pytest.raises(CollectiveTimeout):
+            ours.Barrier(timeout=0.4)
+        ours.Free()
+        comm.Barrier()
+
+
 # ---------------------------------------------------------------- a peer that waits on its GPU, or goes on
 
 

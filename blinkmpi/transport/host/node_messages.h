@@ -12,6 +12,7 @@ typedef int begin_pointers_t(void *, int, void *, int, int, void *, void *); /* 
 typedef int begin_numbers_t(void *, int, int, int, int, int, void *);
 enum { TOLD_POLLS = 16 };   /* polls between two looks for announcements that Python reads */
 enum { SOON_NS = 1000000 }; /* behind the last call: nobody has given up by then */
+enum { LATE_LOOKS = 4 };    /* in which MPI reads what was sent behind data long ago: over TCP it took up to two */
 
 /* Whether a request is done; 0 also if MPI failed, which is then noted. */
 static int tested(call_t *j, void *request) {
@@ -167,9 +168,10 @@ static int meet_nodes(call_t *j, int64_t *rows) {
       if (x->came == j->seq) continue;
       if (!hear(j, x, turn)) return j->phase = TOLD, ELSEWHERE;
       if (x->began != j->seq || x->rests) { missing++; continue; }
-      /* Who comes late may find that others gave up. MPI may read their data at one look and that at the next, so whether
-       * the data was there at the first one does not tell. */
-      if (now_ns() - t->met > SOON_NS && tested(j, (void *)t->aborts)) return ABORTED;
+      /* Who comes late may find that others gave up. MPI may read their data at one look and that at a later one, so
+       * whether the data was there at the first one does not tell. */
+      for (int left = now_ns() - t->met > SOON_NS ? LATE_LOOKS : 0; left; left--)
+        if (tested(j, (void *)t->aborts)) return ABORTED;
       entered_there(j, x), x->came = j->seq;
     }
     const int state = missing ? idle_or_told(j, &wait) : DONE;

@@ -181,6 +181,7 @@ class HostTransport:
 
     def _wait(self, seq: int, timeout_s: float) -> None:
         self._repeat(partial(self._barrier_slice, seq), lambda: self.peers.absent(seq), seq, timeout_s)
+        self.peers.raise_abort(seq)  # the others may have given it up before this rank came
 
     def _barrier_slice(self, seq: int, slice_s: float) -> tuple[Outcome, bool]:
         struct, messages = self._barrier, self.messages

@@ -11,6 +11,7 @@ Nothing here waits: :meth:`NodeMessages.progress` does what can be done and retu
 
 import contextlib
 import os
+import time
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ CALLS_TAG, ABORT_TAG, FIRST_CHUNK_TAG, SHOT_TAG = 1, 2, 3, 4  # to 7; chunks: fr
 CALLS_BYTES = 64 << 10
 HEAD = 16  # bytes of it before what was announced
 POLL_ABORTS_EVERY = 16  # calls of progress(): aborts are rare
+SOON_NS, LATE_LOOKS = 1_000_000, 4  # as in host/node_messages.h
 LEFT = b"left"  # sent by a rank that leaves for good; all other bodies are errors
 
 
@@ -77,7 +79,7 @@ class NodeMessages:
         self.aborts = self.comm.Recv_init(self._told, MPI.ANY_SOURCE, ABORT_TAG)
         self.aborts.Start()
         self._aborted = False
-        self._turns = 0
+        self._turns = self._heard_ns = 0
         self._warm: set[tuple[int, bool, int]] = set()  # to or from whom chunks of what size went
 
     # ---- announcements
@@ -132,7 +134,12 @@ class NodeMessages:
         seq, length = node.buffer[:HEAD].view(np.uint64).tolist()
         body = node.buffer[HEAD : HEAD + length].tobytes()
         node.request.Start()
-        pages = self.pages
+        pages, now = self.pages, time.monotonic_ns()
+        for _ in range(LATE_LOOKS if now - self._heard_ns > SOON_NS else 0):  # others may have given up
+            self.poll_aborts()
+        self._heard_ns = now
+        if int(pages.abort[0]):
+            return True
         if int(pages.announced[node.ranks[0]]) >= seq:  # a call that was refused when C had heard of them
             return True
         if body != node.last[0]:  # mostly it is the same again
