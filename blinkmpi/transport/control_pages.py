@@ -34,6 +34,8 @@ WORDS = LINE // 8
 SEND_WORD, RECV_WORD = 2, 3  # of line 0: where the buffers lie in even calls; in odd calls, 2 words behind
 HEADS = TAILS = 512
 SEQ_BITS = 24  # a flag is (number of the call << SEQ_BITS) + chunks
+SOON_NS = 1_000_000  # behind the last call: nobody has given up by then
+LATE_LOOKS = 4  # for other nodes' aborts, where one comes later: MPI over TCP reads them up to 2 looks after the data
 RECORDS = 4  # the line of the first record
 RECORD = 1024
 BODY = RECORD - 16  # bytes of a record's body

@@ -1,3 +1,4 @@
+enum { SOON_NS = 1000000, LATE_LOOKS = 4 }; /* when, and how often, to look for aborts elsewhere: control_pages.py */
 enum { PIECE_LENGTH = 32768, PIECES = 40 }; /* a message goes in pieces, short enough for MPI to send them at once */
 
 /* Another node, and all other nodes, in calls of one shot (node_messages.h); shots.py writes and mirrors both. */

@@ -26,7 +26,7 @@ import numpy as np
 from ...errors import SettingsError
 from ...util.cache_folder import cache_dir, sealed, unsealed, why_not
 from ...util.files import read_file
-from ..control_pages import RECV_WORD, SEND_WORD, SEQ_BITS
+from ..control_pages import LATE_LOOKS, RECV_WORD, SEND_WORD, SEQ_BITS, SOON_NS
 from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
 from . import launches
 
@@ -67,7 +67,7 @@ TIMING = 2  # words of a traced call's row
 CONSTANTS = (
     SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD,
     TIMING, EVENT.itemsize, ctypes.sizeof(RingStruct), CHUNK, WAIT, ENTER, CALL, NETWORK, ELSEWHERE, TOLD,
-    8 * len(NODES), 8 * len(NODE), PIECE_BYTES, PIECES,
+    8 * len(NODES), 8 * len(NODE), PIECE_BYTES, PIECES, SOON_NS, LATE_LOOKS,
 )  # fmt: skip
 
 

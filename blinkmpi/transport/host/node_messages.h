@@ -10,9 +10,7 @@ typedef int start_t(void *);
 typedef int test_t(void *, int *, void *);
 typedef int begin_pointers_t(void *, int, void *, int, int, void *, void *); /* handles are pointers, or numbers */
 typedef int begin_numbers_t(void *, int, int, int, int, int, void *);
-enum { TOLD_POLLS = 16 };   /* polls between two looks for announcements that Python reads */
-enum { SOON_NS = 1000000 }; /* behind the last call: nobody has given up by then */
-enum { LATE_LOOKS = 4 };    /* in which MPI reads what was sent behind data long ago: over TCP it took up to two */
+enum { TOLD_POLLS = 16 }; /* polls between two looks for announcements that Python reads */
 
 /* Whether a request is done; 0 also if MPI failed, which is then noted. */
 static int tested(call_t *j, void *request) {

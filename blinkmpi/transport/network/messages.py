@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from ..control_pages import BODY, RECORD, ControlPages
+from ..control_pages import BODY, LATE_LOOKS, RECORD, SOON_NS, ControlPages
 from .bounded import Bounded
 from .endpoints import Endpoints
 
@@ -26,7 +26,6 @@ CALLS_TAG, ABORT_TAG, FIRST_CHUNK_TAG, SHOT_TAG = 1, 2, 3, 4  # to 7; chunks: fr
 CALLS_BYTES = 64 << 10
 HEAD = 16  # bytes of it before what was announced
 POLL_ABORTS_EVERY = 16  # calls of progress(): aborts are rare
-SOON_NS, LATE_LOOKS = 1_000_000, 4  # as in host/node_messages.h
 LEFT = b"left"  # sent by a rank that leaves for good; all other bodies are errors
 
 
@@ -135,10 +134,10 @@ class NodeMessages:
         body = node.buffer[HEAD : HEAD + length].tobytes()
         node.request.Start()
         pages, now = self.pages, time.monotonic_ns()
-        for _ in range(LATE_LOOKS if now - self._heard_ns > SOON_NS else 0):  # others may have given up
+        for _ in range(LATE_LOOKS if now - self._heard_ns > SOON_NS else 0):
             self.poll_aborts()
         self._heard_ns = now
-        if int(pages.abort[0]):
+        if int(pages.abort[0]):  # they gave up before this rank came, so nobody here enters the call
             return True
         if int(pages.announced[node.ranks[0]]) >= seq:  # a call that was refused when C had heard of them
             return True
