@@ -25,7 +25,7 @@ import msgspec
 from ..errors import TopologyError
 from ..util.codec import Value
 from ..util.shared_memory import NO_ROOM, SHM
-from ..util.text import plural
+from ..util.text import plural, ranks_text
 from ..util.together import Comm, attempt, failure_of, from_root, gathered, result_of, together
 from .gpu import GpuFacts
 from .gpu_topology import from_gpus
@@ -108,7 +108,8 @@ def gather_gpus(
     everybody = gathered(comm, own, during=_DURING)
     without = {rank: reason for rank, reason in enumerate(everybody) if isinstance(reason, str)}
     if without:
-        who = f"rank {','.join(map(str, without))} has no" if len(without) < len(everybody) else "no rank has a"
+        some = f"{ranks_text([*without])} {'have' if len(without) > 1 else 'has'} no"
+        who = some if len(without) < len(everybody) else "no rank has a"
         return GpuMachine(None, f"{who} GPU: {next(iter(without.values()))}")
     gpus = [found for found in everybody if isinstance(found, GpuFacts)]
     nodes, hosts = nodes_of(processes), [process.host for process in processes]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..errors import TopologyError
+from ..util.text import ranks_text
 from .gpu import GpuFacts, NvLink, Unknown, known
 from .machines import NET_MBPS, NVLINK_MBPS, PCIE_X16, QPI_LANES, QPI_MBPS
 from .model import Connection, Device, Link, LinkKind, Origin, Switch, Topology, Unnumbered
@@ -45,7 +46,7 @@ class TopologyBuilder:
     @property
     def remarks(self) -> list[str]:
         """All remarks; the same remark about several ranks is one text."""
-        return [f"{_ranks(sorted(ranks))}: {text}" if ranks else text for text, ranks in self._remarks.items()]
+        return [f"{ranks_text(sorted(ranks))}: {text}" if ranks else text for text, ranks in self._remarks.items()]
 
     def who(self, rank: int) -> str:
         """``rank 3 (NVIDIA H200 at 0000:3d:00.0)``."""
@@ -97,7 +98,7 @@ def _refuse(b: TopologyBuilder, per_gpu: int) -> None:
         if len(ranks) > per_gpu:
             allowed = f"; BLINKMPI_RANKS_PER_GPU allows {per_gpu}" if per_gpu > 1 else ""
             raise TopologyError(
-                f"{b.who(ranks[0])} and {_ranks(ranks[1:])} are on the same GPU{allowed}; give every rank its own "
+                f"{b.who(ranks[0])} and {ranks_text(ranks[1:])} are on the same GPU{allowed}; give every rank its own "
                 "(srun --gpus-per-task=1 --gpu-bind=none, or one rank per GPU in the launcher), or, for tests without "
                 f"speed, set BLINKMPI_RANKS_PER_GPU={len(ranks)}"
             )
@@ -353,14 +354,6 @@ def _reason(*facts: int | Unknown) -> str:
     """Why a rate is not known, each reason once."""
     texts = (f.reason if isinstance(f, Unknown) else f"generation or width {f}" for f in facts)
     return ", ".join(dict.fromkeys(texts))
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-7``, ``ranks 0,2``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    whole = list(ranks) == list(range(ranks[0], ranks[-1] + 1))
-    return "ranks " + (f"{ranks[0]}-{ranks[-1]}" if whole else _numbers(ranks).replace(" ", ""))
 
 
 def _numbers(values: Iterable[int]) -> str:

@@ -122,5 +122,6 @@ def choose_device(local_rank: int, local_size: int, per_gpu: int) -> int:
             CHOSEN.append(local_rank % count)
         else:
             raise DeviceError(f"{local_size} ranks on a node, of whose GPUs this process sees {count}; "
-                              "start one rank per GPU")  # fmt: skip
+                              "start one rank per GPU, or, for tests without speed, set "
+                              f"BLINKMPI_RANKS_PER_GPU={-(-local_size // count)}")  # fmt: skip
     return CHOSEN[0]

@@ -108,7 +108,7 @@ def test_ranks_may_share_gpus_where_the_user_says_so() -> None:
     assert [d.uuid for d in made.devices] == [
         one.uuid, other.uuid, f"{one.uuid}/1", f"{other.uuid}/1", f"{one.uuid}/2",
     ]  # fmt: skip
-    assert "ranks 0,2,4: share NVIDIA H200 at " in made.source
+    assert "ranks 0, 2, 4: share NVIDIA H200 at " in made.source
     with pytest.raises(TopologyError, match=r"BLINKMPI_RANKS_PER_GPU allows 2; .* BLINKMPI_RANKS_PER_GPU=3"):
         from_gpus([one, other, one, other, one], per_gpu=2)
 
@@ -199,6 +199,8 @@ def test_a_rank_without_gpu_leaves_all_without_and_says_why() -> None:
     facts = recorded("nvml-h200x8")
     results = gathered([0] * 3, [facts[0], "CuPy is not installed", facts[1]])
     assert results == [GpuMachine(None, "rank 1 has no GPU: CuPy is not installed")] * 3
+    results = gathered([0] * 3, ["one CUDA GPU, two ranks", facts[0], "as rank 0"])
+    assert results == [GpuMachine(None, "ranks 0, 2 have no GPU: one CUDA GPU, two ranks")] * 3
     results = gathered([0] * 2, ["no driver", "no driver"])
     assert results == [GpuMachine(None, "no rank has a GPU: no driver")] * 2
 
