@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TopologyError
+from ..util.text import error_text
 from .gpu import GpuFacts, Report, Unknown, bus_id, device_of, facts_of
 
 SYS = Path("/sys")
@@ -93,7 +94,7 @@ class Nvml:
             try:
                 return len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
             except nvml.NVMLError as error:
-                return {"nvml_error": _named(error)}
+                return {"nvml_error": error_text(error)}
 
         def work(nvml: Any) -> Report:
             handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
@@ -117,11 +118,11 @@ def _session(work: Callable[[Any], Report]) -> Report:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return {"nvml_error": _named(error)}
+        return {"nvml_error": error_text(error)}
     try:
         return work(nvml)
     except nvml.NVMLError as error:
-        return {"nvml_error": _named(error)}
+        return {"nvml_error": error_text(error)}
     finally:
         nvml.nvmlShutdown()
 
@@ -134,7 +135,7 @@ def _report(nvml: Any, bus: str | None, uuid: str | None) -> Report:
         try:
             return of(getattr(nvml, name)(*args))
         except nvml.NVMLError as error:
-            return {"nvml_error": _named(error)}
+            return {"nvml_error": error_text(error)}
         except AttributeError:
             return {"nvml_error": f"NVMLError_FunctionNotFound: {name} is not in this nvidia-ml-py"}
 
@@ -196,11 +197,6 @@ def _report(nvml: Any, bus: str | None, uuid: str | None) -> Report:
         "p2p": p2p,
         "common_ancestor": ancestors,
     }
-
-
-def _named(error: Exception) -> str:
-    """``NVMLError_NotSupported: Not Supported``."""
-    return f"{type(error).__name__}: {error}"
 
 
 def _text(answer: str | bytes) -> str:

@@ -29,6 +29,7 @@ from ..topology.probe import Nvml, Recording, probe
 from ..transport.host import native
 from ..util.launcher import launched_size, library_name, run_limited
 from ..util.settings import Settings, read
+from ..util.text import error_text
 from ..util.together import Comm
 from .report import MpiFacts, PeerTrial, RankFacts, SelfTest
 
@@ -155,7 +156,7 @@ def try_pairs(comm: Comm, place: str, gpu: Gpu | str) -> tuple[PeerTrial, ...]:
             at = gpu.allocate(PROBE_BYTES)
             mine = (place, gpu.export(at))
         except Exception as error:  # CuPy's classes come with CuPy
-            own_error = f"{type(error).__name__}: {error}"
+            own_error = error_text(error)
     found = []
     for peer, (where, handle) in enumerate(comm.allgather(mine)):
         if isinstance(gpu, str) or peer == comm.rank or where != place or not (handle or own_error):
@@ -172,7 +173,7 @@ def _open(gpu: Gpu, handle: bytes) -> str:
     try:
         gpu.shut(gpu.open(handle))
     except Exception as error:  # as above
-        return f"{type(error).__name__}: {error}"
+        return error_text(error)
     return ""
 
 

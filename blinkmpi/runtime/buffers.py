@@ -98,10 +98,10 @@ def parse(spec: Any, *, name: str, writable: bool, blocks: int = 1) -> Buffer:
     data, count, displacement, kind = _unpack(spec, name)
     if data is None or data is MPI.BOTTOM:
         raise DelegatedToMPI(f"{name} is MPI.BOTTOM or None with a datatype")
-    if (device := device_buffer(data, name, writable)) is not None:
+    if (device := device_buffer(data, f"{name}[0]", writable)) is not None:
         _check_device_type(device.dtype, kind, name)
         return Buffer(device.array[_part(device.count, count, displacement, blocks, name)], device.dtype)
-    array = _array(data, name, writable)
+    array = _array(data, f"{name}[0]", writable)
     if kind is not None:
         array = _as_type(array, kind, name, whole=count is None)
     _named(array, name)
@@ -145,16 +145,17 @@ class Blocks:
 
 def parse_blocks(spec: Any, *, name: str, writable: bool, n: int) -> Blocks:
     """Read one specification of ``n`` blocks, each of a length and at a place of its own; raises as :func:`parse`."""
-    data, counts, starts, kind = spec, None, None, None
+    data, counts, starts, kind, where = spec, None, None, None, name
     if isinstance(spec, list | tuple):
         data, counts, starts, kind = _unpack(spec, name, pairs=tuple)
+        where = f"{name}[0]"
     if data is None or data is MPI.BOTTOM:
         raise DelegatedToMPI(f"{name} is MPI.BOTTOM or None")
-    if (device := device_buffer(data, name, writable)) is not None:
+    if (device := device_buffer(data, where, writable)) is not None:
         _check_device_type(device.dtype, kind, name)
         buffer = device
     else:
-        array = _array(data, name, writable)
+        array = _array(data, where, writable)
         buffer = _named(array if kind is None else _as_type(array, kind, name, whole=counts is None), name)
     if counts is None:
         if buffer.count % n:
@@ -305,11 +306,15 @@ def _other(obj: Any, name: str) -> Array:
         check_shown(obj, name)
         obj = obj.detach()
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
-        if obj.__dlpack_device__()[0] in HOST_DEVICES:
+        try:
+            device = obj.__dlpack_device__()[0]
+        except Exception as error:  # whatever the exporter raises: torch's tensors on "meta" do
+            raise BufferTypeError(f"{name} shows no memory ({error}); pass an array that has some") from error
+        if device in HOST_DEVICES:
             return _from_dlpack(obj, name)
     elif not hasattr(obj, "__cuda_array_interface__"):
         raise BufferTypeError(
-            f"{name} is a {type(obj).__name__}, which has no buffer that we can read; pass an array, "
+            f"{name} is of type {type(obj).__name__}, which has no buffer that we can read; pass an array, "
             "or use the lower-case method for Python objects"
         )
     raise BufferTypeError(f"{name} lies in memory that is neither host memory nor CUDA's; pass a NumPy copy of it")

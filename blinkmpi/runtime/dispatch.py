@@ -29,6 +29,7 @@ from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.network.bounded import Rendezvous
 from ..util.lru import LRU
+from ..util.text import error_text
 from .arguments import Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
@@ -66,8 +67,7 @@ class Dispatcher:
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
         self.kept, self.own = KeptMemory(), OwnMemory()
         self.thread, self.groups = ProgressThread(), Groups(self)
-        gpus = self.context.gpus
-        self.cuda = CudaCalls(gpus, self.host, self) if gpus is not None else None
+        self.cuda = CudaCalls(self.context.gpus, self.host, self) if self.context.gpus is not None else None
         if self.cuda is not None:
             watch(self)
         end_with_process(self)
@@ -352,8 +352,8 @@ class Dispatcher:
     def check_alive(self) -> None:
         """Raise PeerLost if an earlier call left the communicator dead."""
         if self.dead is not None:
-            why = f"{type(self.dead).__name__}: {self.dead}"
-            raise PeerLost(f"the communicator died earlier; start the job again. It was {why}") from self.dead
+            why = error_text(self.dead)
+            raise PeerLost(f"the communicator died earlier: {why}; start the job again") from self.dead
 
     def check(self) -> None:
         """Raise what has gone wrong since the last call."""

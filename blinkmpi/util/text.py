@@ -21,6 +21,11 @@ def quoted(value: object) -> str:
     return repr(brief(value, 80)) if isinstance(value, str) and len(value) > 80 else brief(repr(value), 100)
 
 
+def error_text(error: BaseException) -> str:
+    """An error with the name of its class: ``ValueError: no device``, ``KeyboardInterrupt``."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def whole_number(text: str) -> int | None:
     """Read a number of ASCII digits; None for anything else, and for one of more digits than anything has."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None

@@ -38,7 +38,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     message: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.message}"
+        return f"{self.name}: {self.message}" if self.message else self.name
 
 
 def failure_of(result: object) -> Failure | None:

@@ -192,7 +192,7 @@ def test_an_interrupt_is_raised_in_the_call_and_heard_by_the_others(how: str) ->
     assert outcome.rc != 0
     assert said(outcome, "error") == {1: "KeyboardInterrupt", 3: "PeerLost"}
     assert "rank 1 (process" in said(outcome, "text")[3]
-    assert "gave up with KeyboardInterrupt" in said(outcome, "text")[3]
+    assert "gave up with KeyboardInterrupt;" in said(outcome, "text")[3]
     assert re.search(r"^KeyboardInterrupt$", outcome.output, re.MULTILINE), outcome.output
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import PeerLost
 from ...util.settings import log
+from ...util.text import error_text
 
 if TYPE_CHECKING:
     from ..dispatch import Dispatcher
@@ -81,4 +82,4 @@ def _tell(dispatcher: Dispatcher, gpus: CudaContext) -> None:
     if cuda is not None and cuda.last is not None and (gone := peers.ended()):
         error = PeerLost(peers.states(gone, cuda.last.seq))
     context, then = dispatcher.context, "results since then are wrong, and the next call, or comm.check(), raises it"
-    log(context.settings, "WARN", f"rank {context.rank}: {type(error).__name__}: {error}; {then}")
+    log(context.settings, "WARN", f"rank {context.rank}: {error_text(error)}; {then}")

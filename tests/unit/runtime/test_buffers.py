@@ -53,6 +53,16 @@ class Tensor:
         return (self.device, 0)
 
 
+class Unshown:
+    """What says that it exports DLPack, and has no memory: torch's tensors on the device ``meta``."""
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise AssertionError("its device must be asked first")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise ValueError("no device")
+
+
 # ---------------------------------------------------------------- arrays
 
 
@@ -119,13 +129,15 @@ def test_dlpack_alone_shows_gpu_memory(dtype: str) -> None:
     (np.zeros((4, 4))[:, :2], True, ValueError, "and copy the result back"),
     (b"constant", True, ValueError, "read-only"),
     (Tensor(np.zeros((4, 4))[:, ::2]), False, ValueError, "contiguous"),
-    ([1, 2], False, TypeError, "is a int, which has no buffer"),
-    (3.5, False, TypeError, "is a float, which has no buffer"),
-    (None, False, TypeError, "is a NoneType"),
-    ("text", False, TypeError, "is a str"),
+    ([1, 2], False, TypeError, r"^buf\[0\] is of type int, which has no buffer"),
+    (3.5, False, TypeError, "^buf is of type float, which has no buffer"),
+    (None, False, TypeError, "is of type NoneType"),
+    ("text", False, TypeError, "is of type str"),
     (np.array([None]), False, TypeError, "Python objects"),
     (X.astype(">f8"), False, TypeError, r"foreign byte order \(>f8\); pass buf\.astype"),
     (Tensor(X, device=4), False, TypeError, "neither host memory nor CUDA's"),
+    (Unshown(), False, TypeError, r"^buf shows no memory \(no device\); pass an array that has some"),
+    ([Unshown(), 1], False, TypeError, r"^buf\[0\] shows no memory"),
     (Tensor(np.zeros((4, 4))[:, ::2], device=2), False, ValueError, "contiguous copy"),
     (Tensor(np.zeros(4, ">f4"), device=2), False, ValueError, "basic elements"),
 ])  # fmt: skip

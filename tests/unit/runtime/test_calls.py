@@ -153,7 +153,7 @@ def test_barrier() -> None:
     (lambda: calls.gather(0, N, x(2), x(6), 1.0), ValueError, r"root=1\.0"),
     (lambda: calls.reduce(0, N, None, x(), "sum", 1), TypeError, "rank 0: MPI.IN_PLACE.* root 1 alone"),
     (lambda: calls.gather(0, N, MPI.IN_PLACE, x(), 1), TypeError, "IN_PLACE"),
-    (lambda: calls.scatter(0, N, x(6), None, 1), TypeError, "recvbuf is a NoneType"),
+    (lambda: calls.scatter(0, N, x(6), None, 1), TypeError, "recvbuf is of type NoneType"),
     (lambda: calls.allreduce(0, N, x(6), x(5), "sum"), ValueError, "6 x float32 against 5 x float32"),
     (lambda: calls.allreduce(0, N, x(), x(6, "int32"), "sum"), ValueError, "float32 against 6 x int32"),
     (lambda: calls.allreduce(0, N, x(), x(), "band"), TypeError, "'band' is not defined for float32"),

@@ -8,7 +8,7 @@ import pytest
 from blinkmpi.errors import ArgumentError
 from blinkmpi.util.launcher import launched_rank, launched_size
 from blinkmpi.util.progress import StderrBar
-from blinkmpi.util.text import parse_size, plural, ranks_text, size_text, time_text
+from blinkmpi.util.text import error_text, parse_size, plural, ranks_text, size_text, time_text
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,12 @@ def test_numbers_and_nouns() -> None:
 )
 def test_ranks_are_named_in_runs(ranks: list[int], text: str) -> None:
     assert ranks_text(ranks) == text
+
+
+def test_errors_have_a_name_and_perhaps_a_message() -> None:
+    assert [error_text(e) for e in (ValueError("no device"), KeyboardInterrupt())] == [
+        "ValueError: no device", "KeyboardInterrupt",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("environ", "rank", "size"), [
