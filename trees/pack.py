@@ -287,7 +287,7 @@ def _packing(t: Topology, collective: str, root: int, name: str, links: str, pro
     bound = certificate.capacity_mbps / certificate.divisor
     reason = f"{name}: {why}"
     if certificate.kind != "trivial":
-        reason += "; " + ("meets the bound" if rate == bound else f"{float(100 * rate / bound):.1f} % of the bound")
+        reason += "; " + ("meets the bound" if rate == bound else f"{float(rate / bound):.1%} of the bound")
         reason += ", when the time for planning (BLINKMPI_PLAN_SECONDS) was over" if rate < bound and late() else ""
     return Packing(
         collective=cast(Collective, collective), root=root if collective in ROOTED else -1, n=t.n,

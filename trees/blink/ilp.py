@@ -26,7 +26,7 @@ def plan(problem: Problem) -> Solution:
     if answer is None or sum(answer.weights.values()) < target or len(answer.weights) >= len(shapes):
         return Solution(*placed(caps, shapes, weights), f"{told}, of which the integer program could drop none")
     kept = "the fewest" if answer.proved else "the fewest that were found"
-    loss = 100 * (1 - float(sum(answer.weights.values()) / rate))
+    loss = 1 - float(sum(answer.weights.values()) / rate)
     most = f"{float(problem.options.loss):.1%}"
     why = f"{told} thinned out to {len(answer.weights)} {way}, {kept} that lose at most {most}"
-    return Solution(*placed(caps, shapes, answer.weights), f"{why} of them (here {loss:+.1f} %)")
+    return Solution(*placed(caps, shapes, answer.weights), f"{why} of them (here {loss:.1%})")
