@@ -353,7 +353,7 @@ class Dispatcher:
         """Raise PeerLost if an earlier call left the communicator dead."""
         if self.dead is not None:
             why = error_text(self.dead)
-            raise PeerLost(f"the communicator died earlier: {why}; start the job again") from self.dead
+            raise PeerLost(f"the communicator died earlier; start the job again. It was {why}") from self.dead
 
     def check(self) -> None:
         """Raise what has gone wrong since the last call."""
