@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ArgumentError, BlinkError, FormatError
 from ..program.call import collective_named
-from ..util.text import brief, quoted
+from ..util.text import brief, error_text, quoted
 from ..util.together import Comm, from_root
 from .algorithms import Algorithm, read_algorithm, read_xml
 from .written import Written
@@ -151,4 +151,4 @@ def _of_the_file(path: str, error: BaseException) -> ArgumentError:
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
     where = f"line {lines[-1]}: " if lines and lines[-1] else ""
-    return ArgumentError(f"{quoted(path)}: {where}{type(error).__name__}: {brief(str(error))}; correct the file")
+    return ArgumentError(f"{quoted(path)}: {where}{brief(error_text(error))}; correct the file")

@@ -22,8 +22,8 @@ from mpi4py.util import dtlib
 from ..errors import ArgumentError, BufferTypeError
 from ..program.memory import Buffer
 from ..program.reduction import DTYPES, NAMES, Array, dtype_of
-from ..util.dlpack import header
-from .cuda.buffers import HOST_DEVICES, check_shown, device_buffer, on_device, tensor_types
+from ..util.dlpack import exported, header
+from .cuda.buffers import check_shown, device_buffer, on_device, on_device_by_dlpack, tensor_types
 
 OPS: dict[str, MPI.Op] = {
     "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX, "land": MPI.LAND, "lor": MPI.LOR,
@@ -306,11 +306,7 @@ def _other(obj: Any, name: str) -> Array:
         check_shown(obj, name)
         obj = obj.detach()
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
-        try:
-            device = obj.__dlpack_device__()[0]
-        except Exception as error:  # whatever the exporter raises: torch's tensors on "meta" do
-            raise BufferTypeError(f"{name} shows no memory ({error}); pass an array that has some") from error
-        if device in HOST_DEVICES:
+        if not on_device_by_dlpack(obj):
             return _from_dlpack(obj, name)
     elif not hasattr(obj, "__cuda_array_interface__"):
         raise BufferTypeError(
@@ -325,10 +321,8 @@ def _from_dlpack(obj: Any, name: str) -> Array:
 
     NumPy's from_dlpack has no bfloat16, and calls the memory of older exporters read-only.
     """
-    try:
+    with exported(name):
         memory: Any = _memory(obj)
-    except BufferError as error:
-        raise ArgumentError(f"{name}: {error}; pass a contiguous tensor") from error
     label = header(memory.obj).dtype
     if label is None:
         raise DelegatedToMPI(f"{name} has a DLPack element type that NumPy lacks")

@@ -5,7 +5,12 @@ The structs are those of DLPack's header, ``DLManagedTensor`` and, from version 
 
 import ctypes
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+from ..errors import ArgumentError, BufferTypeError
+from .text import error_text
 
 TYPES = {  # by type code and bits
     **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
@@ -52,6 +57,22 @@ class Header(NamedTuple):
             return True
         dense = (math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
         return all(n == 1 or s == d for n, s, d in zip(self.shape, self.strides, dense, strict=True))
+
+
+@contextmanager
+def exported(name: str) -> Iterator[None]:
+    """While an argument is asked for its memory: what its exporter raises becomes an error that names it.
+
+    Raises:
+        ArgumentError: for a layout or type that DLPack cannot express.
+        BufferTypeError: for anything else, as torch's ValueError for a tensor on ``meta``.
+    """
+    try:
+        yield
+    except BufferError as error:
+        raise ArgumentError(f"{name}: {error}; pass a contiguous array of basic elements") from error
+    except Exception as error:
+        raise BufferTypeError(f"{name} shows no memory ({error_text(error)}); pass an array that has some") from error
 
 
 def header(capsule: Any) -> Header:

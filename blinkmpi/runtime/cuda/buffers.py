@@ -12,7 +12,7 @@ from ...errors import ArgumentError, BufferTypeError
 from ...program.memory import Buffer, DeviceArray
 from ...program.reduction import DTYPES, NAMES, dtype_of
 from ...transport.cuda.device import device_of, why_none
-from ...util.dlpack import header
+from ...util.dlpack import exported, header
 
 BYTES = {name: dtype_of(name).itemsize for name in DTYPES}
 HOST_DEVICES = (1, 3, 11, 13)  # DLPack: CPU, CUDA host, ROCm host, CUDA managed
@@ -30,10 +30,10 @@ def on_device(obj: Any) -> bool:
         return False
     if isinstance(obj, tensor_types()[:1]):
         return bool(obj.is_cuda)
-    return _of_cupy(obj) or hasattr(obj, "__cuda_array_interface__") or _by_dlpack(obj)
+    return _of_cupy(obj) or hasattr(obj, "__cuda_array_interface__") or on_device_by_dlpack(obj)
 
 
-def _by_dlpack(obj: Any) -> bool:
+def on_device_by_dlpack(obj: Any) -> bool:
     """Whether an object says through DLPack alone that its memory is a device's."""
     return _dlpack_device(obj) not in (None, *HOST_DEVICES)
 
@@ -142,10 +142,8 @@ def current_stream_of_torch(torch: Any, device: int) -> int:
 
 def _from_dlpack(obj: Any, name: str, writable: bool) -> Buffer:
     """A view through DLPack, behind the producer's work: it is told that the legacy default stream consumes."""
-    try:
+    with exported(name):
         capsule = obj.__dlpack__(stream=LEGACY_STREAM)
-    except BufferError as error:
-        raise ArgumentError(f"{name}: {error}; pass a contiguous array of basic elements") from error
     of = header(capsule)
     if not of.contiguous:
         raise ArgumentError(

@@ -56,11 +56,16 @@ class Tensor:
 class Unshown:
     """What says that it exports DLPack, and has no memory: torch's tensors on the device ``meta``."""
 
+    def __init__(self, device: int = 0) -> None:
+        self.device = device  # which it says before it fails; 0: it does not say
+
     def __dlpack__(self, **_: Any) -> Any:
-        raise AssertionError("its device must be asked first")
+        raise RuntimeError("no memory")
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        raise ValueError("no device")
+        if not self.device:
+            raise ValueError("no device")
+        return (self.device, 0)
 
 
 # ---------------------------------------------------------------- arrays
@@ -136,8 +141,9 @@ def test_dlpack_alone_shows_gpu_memory(dtype: str) -> None:
     (np.array([None]), False, TypeError, "Python objects"),
     (X.astype(">f8"), False, TypeError, r"foreign byte order \(>f8\); pass buf\.astype"),
     (Tensor(X, device=4), False, TypeError, "neither host memory nor CUDA's"),
-    (Unshown(), False, TypeError, r"^buf shows no memory \(no device\); pass an array that has some"),
-    ([Unshown(), 1], False, TypeError, r"^buf\[0\] shows no memory"),
+    (Unshown(), False, TypeError, r"^buf shows no memory \(ValueError: no device\); pass an array that has some"),
+    (Unshown(1), False, TypeError, r"^buf shows no memory \(RuntimeError: no memory\)"),
+    ([Unshown(2), 1], False, TypeError, r"^buf\[0\] shows no memory \(RuntimeError: no memory\)"),
     (Tensor(np.zeros((4, 4))[:, ::2], device=2), False, ValueError, "contiguous copy"),
     (Tensor(np.zeros(4, ">f4"), device=2), False, ValueError, "basic elements"),
 ])  # fmt: skip
