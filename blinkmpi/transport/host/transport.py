@@ -330,6 +330,8 @@ class HostTransport:
             return
         waits = owed()
         lost = [r for r in ended if r in waits]
+        if lost:
+            self.raise_abort(seq)  # it may have said why, and left, since the look above
         if lost or waited_s >= timeout_s:
             raise self.peers.timeout_error(seq, waits, lost, waited_s)
 

@@ -1,11 +1,14 @@
 """What a rank that waits for its GPU sees of the others' calls, in control pages that are plain memory."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
-from blinkmpi.errors import MismatchError
-from blinkmpi.transport.announcement import Announcement, Called, Failed, encode
+from blinkmpi.errors import CollectiveTimeout, MismatchError, PeerLost
+from blinkmpi.transport.announcement import Announcement, Called, Failed, encode, encode_failure
 from blinkmpi.transport.control_pages import BODY, CONTROL, ControlPages
+from blinkmpi.transport.host.transport import HostTransport
 from blinkmpi.transport.liveness import Peers
 from blinkmpi.util.together import Failure
 
@@ -65,3 +68,24 @@ def test_of_two_calls_that_differ_the_first_is_told() -> None:
         for seq in (8, 9, 10):
             announce(peers, rank, seq, CALL)
     assert not peers.different(10)
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_rank_that_says_why_and_leaves_during_a_look_is_heard(says: bool) -> None:
+    """Many ranks' deadlines are over at once: one of them may be gone before another one has looked at who is here."""
+    peers = job()
+    for rank in range(3):
+        announce(peers, rank, 7, CALL)
+
+    def ended() -> list[int]:
+        if says:
+            error = CollectiveTimeout("rank 2 is stopped")
+            peers.pages.write(peers.pages.error_record(1), encode_failure(error, BODY))
+            peers.pages.abort[0] = 1 + 1
+        return [1]
+
+    host = HostTransport.__new__(HostTransport)  # a look needs no more of it
+    host.messages, host.pages, host.peers = None, peers.pages, peers
+    with mock.patch.object(peers, "ended", ended), pytest.raises(CollectiveTimeout if says else PeerLost) as caught:
+        host.look(7, lambda: {1: "a chunk", 2: "a chunk"}, 1.0, 3.0)
+    assert ("rank 2 is stopped (found by rank 1; rank 0 left call 7 too)" in str(caught.value)) == says
