@@ -65,6 +65,7 @@ EXTRAS = {
         "pytest-cov>=6.0",
         "pytest-mpi>=0.6",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
         "ruff>=0.9",
         "scikit-learn>=1.4",
         "scipy-stubs>=1.14",

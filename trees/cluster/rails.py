@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from ..deadline import late
 from ..exact.rational import solve
@@ -139,6 +138,8 @@ def _solved(boxes: Sequence[Box], program: _Program) -> list[tuple[Star, Fractio
     size = len(program.stars) + len(program.ways) + 1
     aim = np.zeros(size)
     aim[-1] = -1
+    from scipy.optimize import linprog
+
     found = linprog(
         aim, A_ub=program.uses, b_ub=program.room, A_eq=program.equal, b_eq=np.zeros(len(program.equal)), method="highs"
     )
