@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from blinkmpi.util.launcher import launched_size
-from tests.harness import STDERR, inline
+from tests.harness import STDERR, Pools, inline
 from tests.tree import total
 
 pytest.register_assert_rewrite("tests.mpi.faults")  # whose assertions are several tests'
@@ -25,6 +26,15 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator seeded by the test's own name: the same numbers in every run and on every rank."""
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """The ranks that tests share; an error of the last test says so if they do not end well."""
+    with Pools() as made:
+        yield made
+        wrong = made.end()
+    assert not wrong, wrong
 
 
 @pytest.hookimpl(trylast=True)

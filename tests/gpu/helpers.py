@@ -24,8 +24,15 @@ DGX1 = {2: "0,3", 3: "0,3,4", 4: "1,4,5,6", 5: "0-4", 6: "0-5", 7: "0-6", 8: "0-
 
 def at_least(n: int) -> pytest.MarkDecorator:
     """The mark of a test that takes this many GPUs."""
-    why = f": {why_none()}" if why_none() else ""
-    return pytest.mark.skipif(n > GPUS, reason=f"needs {n} GPU{'s' * (n > 1)}, {GPUS} here{why}")
+    return pytest.mark.skipif(n > GPUS, reason=needs(n))
+
+
+def needs(n: int) -> str:
+    """Why a test of ``n`` ranks on GPUs cannot run here, and what would let it."""
+    if why_none():
+        return f"needs {n} GPU{'s' * (n > 1)}, {GPUS} here: {why_none()}"
+    share = -(-n // DEVICES)
+    return f"needs {n} GPUs, {DEVICES} here; BLINKMPI_RANKS_PER_GPU={share} lets {share} ranks share one"
 
 
 def sizes(*wanted: int) -> tuple[int, ...]:

@@ -3,25 +3,27 @@
 Three ways in:
 
 * ``@mpi(ranks=(1, 2, 4), timeout=60)`` turns a function of a communicator into
-  one test per size (``decorator.py``);
-* :func:`run_ranks` runs a function on n ranks and gives back a :class:`Report`
-  (``reports.py``);
+  one test per size (``decorator.py``). The ranks stay for the tests after it:
+  one job for each number of ranks, until a test fails (``ranks.py``);
+* :func:`run_ranks` runs a function on n ranks of a job of its own and gives
+  back a :class:`Report` (``ranks.py``, ``reports.py``);
 * :class:`Job` and :func:`run_command` start any command line on n ranks; a
   ``Job`` can signal one rank while it runs, which is what fault tests need
   (``jobs.py``).
 
 What keeps a test from hanging, from the inside out: each rank has a watchdog
-that prints all stacks and exits, also from within a blocked MPI call; a rank
-that fails calls ``Abort``; mpirun has ``MPIEXEC_TIMEOUT``; the outer process
-ends mpirun by SIGTERM, then kills its process group and whatever else carries
-the job's token in its environment (ranks live in process groups of their own).
+that prints all stacks and exits, also from within a blocked MPI call; when a
+rank fails, the outer process ends the job; mpirun has ``MPIEXEC_TIMEOUT``. The
+outer process ends mpirun by SIGTERM, then kills its process group and whatever
+else carries the job's token in its environment (ranks live in process groups of
+their own). Should the outer process die, the ranks see their socket close.
 
 Under ``mpirun -np 4 python -m pytest --with-mpi tests/mpi`` the decorated
 functions run in place on the ranks that are there, a barrier before each; other
 sizes are skipped. A failure aborts the job there too: to go on would let one
 rank's collective meet another test's.
 
-``python tests/harness DIRECTORY`` is the program of a rank (``__main__.py``).
+``python tests/harness SOCKET`` is the program of a rank (``__main__.py``).
 """
 
 from tests.harness.decorator import STDERR, inline, mpi
@@ -38,10 +40,11 @@ from tests.harness.jobs import (
     mpirun,
     run_command,
 )
-from tests.harness.reports import Report, Verdict, abort, run_ranks
+from tests.harness.ranks import Pools, Ranks, run_ranks
+from tests.harness.reports import Report, Verdict
 from tests.harness.shared_memory import SharedMemoryWatch
 
 __all__ = [
-    "ENVIRONMENT", "GRACE_S", "ROOT", "STDERR", "TAIL", "Closing", "Job", "Outcome", "Report", "SharedMemoryWatch",
-    "Started", "Verdict", "abort", "command_line", "inline", "mpi", "mpirun", "run_command", "run_ranks",
+    "ENVIRONMENT", "GRACE_S", "ROOT", "STDERR", "TAIL", "Closing", "Job", "Outcome", "Pools", "Ranks", "Report",
+    "SharedMemoryWatch", "Started", "Verdict", "command_line", "inline", "mpi", "mpirun", "run_command", "run_ranks",
 ]  # fmt: skip

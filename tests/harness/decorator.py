@@ -3,6 +3,8 @@
 import faulthandler
 import inspect
 import os
+import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from unittest import mock
@@ -10,19 +12,26 @@ from unittest import mock
 import pytest
 
 from tests.harness.jobs import GRACE_S
-from tests.harness.reports import abort, run_ranks
+from tests.harness.ranks import START_S, run_ranks
 
 STDERR = pytest.StashKey[int]()  # the descriptor of the real stderr, kept by conftest.py
 
 
 def mpi(
-    ranks: Sequence[int] = (2,), *, timeout: float = 60.0, env: Mapping[str, str | None] | None = None
+    ranks: Sequence[int] = (2,),
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str | None] | None = None,
+    own_job: bool = False,
 ) -> Callable[[Callable[..., object]], Callable[..., None]]:
     """Turn a function of a communicator into one test for each number of ranks.
 
     Further parameters of the function are fixtures or parametrised as usual;
     their values are made in the outer process and must pickle. A test passes
     when all ranks return, is skipped when all ranks skip, and fails otherwise.
+
+    The ranks are those of the tests before (:class:`Pools`). ``own_job`` is for a function that ends a process, or
+    whose subject is what happens once in the life of one.
     """
 
     def decorate(body: Callable[..., object]) -> Callable[..., None]:
@@ -30,7 +39,8 @@ def mpi(
             if inline(request.config):
                 _run_here(body, nranks, request, params, timeout=timeout, env=env)
                 return
-            report = run_ranks(nranks, body, timeout, env=env, kwargs=params)
+            run = run_ranks if own_job else request.getfixturevalue("pools").run
+            report = run(nranks, body, timeout, env=env, kwargs=params)
             if report.skipped is not None:
                 pytest.skip(report.skipped)
             if report.problem is not None:
@@ -47,7 +57,7 @@ def mpi(
             *getattr(body, "pytestmark", []),
             pytest.mark.parametrize("nranks", ranks, ids=[f"np{n}" for n in ranks]).mark,
             pytest.mark.mpi.mark,
-            pytest.mark.timeout(timeout + 6 * GRACE_S).mark,
+            pytest.mark.timeout(START_S + timeout + 6 * GRACE_S).mark,
         ]
         return item
 
@@ -92,6 +102,8 @@ def _run_here(
             raise
         text = f"\nrank {world.rank} of {world.size}: {request.node.nodeid} failed\n{traceback.format_exc()}"
         os.write(stderr, text.encode())
-        abort(world)
+        sys.stdout.flush()
+        time.sleep(0.3)  # for ranks that fail at the same moment to say so
+        world.Abort(1)
     finally:
         faulthandler.cancel_dump_traceback_later()

@@ -90,6 +90,11 @@ class Started(Closing):
         return self._log.read_text(errors="replace") if self._outcome is None else self._outcome.output
 
     @property
+    def running(self) -> bool:
+        """Whether the launcher has not ended yet."""
+        return self._process.poll() is None
+
+    @property
     def seconds(self) -> float:
         """Time since the start."""
         return time.monotonic() - self._started

@@ -1,18 +1,8 @@
-"""A function on ranks, and the report of what came of it: :func:`run_ranks`."""
+"""What came of a function on ranks: a :class:`Verdict` of each rank, a :class:`Report` of all."""
 
-import contextlib
-import inspect
-import json
-import pickle
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from tests.harness.jobs import GRACE_S, ROOT, TAIL, Outcome, run_command
+from tests.harness.jobs import TAIL, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,51 +47,3 @@ class Report:
             if verdict.detail:
                 lines.append(verdict.detail.rstrip()[-TAIL:])
         return "\n".join([*lines, "--- output of the ranks", job.output[-TAIL:]])
-
-
-def run_ranks(
-    n: int,
-    target: Callable[..., object],
-    timeout: float,
-    *,
-    env: Mapping[str, str | None] | None = None,
-    args: Sequence[object] = (),
-    kwargs: Mapping[str, object] | None = None,
-) -> Report:
-    """Call ``target(comm, *args, **kwargs)`` on ``n`` ranks; ``comm`` is a copy of COMM_WORLD.
-
-    ``target`` is a function at the top of a module; the arguments must pickle.
-    """
-    with tempfile.TemporaryDirectory(prefix="blinkmpi-") as name:
-        order = {
-            "path": [str(ROOT), *(p for p in sys.path if p)],
-            "module": target.__module__,
-            "file": inspect.getfile(target),
-            "function": target.__name__,
-            "timeout": timeout,
-        }
-        box = Path(name)
-        (box / "order.json").write_text(json.dumps(order))
-        (box / "arguments").write_bytes(pickle.dumps((tuple(args), dict(kwargs or {}))))
-        # Unbuffered, print() writes its newline apart and the ranks' lines mix.
-        variables = {"PYTHONUNBUFFERED": None, **(env or {})}
-        outcome = run_command(
-            n, [sys.executable, str(Path(__file__).parent), name], timeout=timeout + GRACE_S, env=variables
-        )
-        return Report(tuple(_verdict(box, rank) for rank in range(n)), outcome)
-
-
-def _verdict(box: Path, rank: int) -> Verdict:
-    """Read what a rank wrote; one that wrote nothing is silent, with the stacks that its watchdog left."""
-    with contextlib.suppress(OSError):
-        return Verdict(**json.loads((box / f"{rank}.json").read_text()))
-    stacks = box / f"{rank}.stacks"
-    return Verdict("silent", stacks.read_text(errors="replace") if stacks.exists() else "")
-
-
-def abort(world: Any) -> None:
-    """End the job; first leave ranks that fail at the same moment the time to say so."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    time.sleep(0.3)
-    world.Abort(1)
