@@ -2,10 +2,12 @@
 # Python >= 3.11 that has venv:
 #
 #   make demo    train a small network on 4 ranks
-#   make test    the whole suite, linters and type checks in it
+#   make test    the tests, linters and type checks in them
 #
 # and for those who work on the code:
 #
+#   make quick   the unit tests that take less than a second each
+#   make test-long  the tests that make test leaves out: more ranks, drawn grids, campaigns
 #   make docs    the documentation site, build/docs/index.html
 #   make check   linters and type checks only
 #   make gpu     the tests on this machine's GPUs (CUDA=12 for an older driver)
@@ -26,6 +28,7 @@ NP ?= 4
 MPI4PY ?= mpi4py-4.1.2
 CUDA ?= 13
 SECONDS ?= 600
+WORKERS ?= 2
 comma := ,
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -33,6 +36,9 @@ ON ?= cpu
 FIGURE ?= all
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+# One worker takes the tests on ranks, the other files of unit tests (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 # pip says nothing but errors (-qq); it takes its index from its own configuration.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
@@ -44,14 +50,20 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test docs check gpu test-hosts mpi4py-suite torch-suite campaign paper wheel clean
+.PHONY: demo test test-long quick sizes docs check gpu test-hosts mpi4py-suite torch-suite campaign paper wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
 	$(BIN)/mpirun -np $(NP) $(BIN)/python examples/train.py
 
 test: $(VENV)/.has-test
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not long"
+
+test-long: $(VENV)/.has-test
+	$(PYTEST) -m long
+
+quick: $(if $(wildcard $(VENV)/.has-test),$(VENV)/.has-test,$(VENV)/.has-quick)
+	$(PYTEST) -m "not slow and not long and not lint" tests/unit
 
 docs: $(VENV)/.has-docs
 	$(BIN)/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
@@ -100,6 +112,7 @@ clean:
 
 $(VENV)/.has-examples: extras := mpi,examples,plot
 $(VENV)/.has-test: extras := mpi,test
+$(VENV)/.has-quick: extras := mpi,quick
 $(VENV)/.has-docs: extras := mpi,docs
 $(VENV)/.has-cuda: extras := mpi,test,cuda$(CUDA)
 $(VENV)/.has-%: setup.py pyproject.toml Makefile | $(VENV)/pyvenv.cfg

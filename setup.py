@@ -37,6 +37,7 @@ def packages() -> dict[str, str]:
 PACKAGES = packages()
 
 CUDA = ["nvidia-ml-py>=12"]
+QUICK = ["hypothesis>=6.100", "pytest>=8.3", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 DOCS = ["matplotlib>=3.8", "myst-parser>=5.2", "pydata-sphinx-theme>=0.24", "sphinx>=9.0"]
 
 EXTRAS = {
@@ -50,10 +51,11 @@ EXTRAS = {
     "plot": ["matplotlib>=3.8"],
     "docs": DOCS,
     "examples": ["scikit-learn>=1.4"],
+    "quick": QUICK,  # what make quick needs
     "test": [
         *DOCS,
+        *QUICK,
         "cffconvert>=2.0",
-        "hypothesis>=6.100",
         "import-linter>=2.3",
         "mypy>=1.13",
         *CUDA,
@@ -61,11 +63,7 @@ EXTRAS = {
         "nvidia-cuda-nvrtc-cu12>=12,<13; sys_platform == 'linux'",
         "packaging>=24.0",
         "pre-commit>=4.0",
-        "pytest>=8.3",
         "pytest-cov>=6.0",
-        "pytest-mpi>=0.6",
-        "pytest-timeout>=2.3",
-        "pytest-xdist>=3.6",
         "ruff>=0.9",
         "scikit-learn>=1.4",
         "scipy-stubs>=1.14",

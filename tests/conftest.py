@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from blinkmpi.util.launcher import launched_size
-from tests.harness import STDERR, Pools, inline
+from tests.harness import ROOT, STDERR, Pools, inline
 from tests.tree import total
 
 pytest.register_assert_rewrite("tests.mpi.faults")  # whose assertions are several tests'
@@ -35,6 +35,16 @@ def pools() -> Iterator[Pools]:
         yield made
         wrong = made.end()
     assert not wrong, wrong
+
+
+RANKS = ("campaign", "harness", "hosts", "mpi", "store", "torch")  # folders whose tests start processes
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Say what goes to one worker of pytest-xdist: all tests on ranks, one after another, and each file of others."""
+    folder = item.path.relative_to(ROOT / "tests").parts[0]
+    ranks = folder in RANKS or hasattr(getattr(item, "function", None), "body")
+    item.add_marker(pytest.mark.xdist_group("ranks" if ranks else str(item.path.relative_to(ROOT))))
 
 
 @pytest.hookimpl(trylast=True)
