@@ -23,7 +23,7 @@ from .runtime.cuda.context import CudaContext
 from .runtime.cuda.memory import make_pool, pool_of
 from .runtime.dispatch import Dispatcher
 from .runtime.grouping.group import Group
-from .topology import Topology
+from .topology.model import Topology
 from .transport.cuda.device import Gpu
 from .transport.cuda.memory.for_cupy import cupy_memory
 from .transport.cuda.memory.pool import MemoryPool

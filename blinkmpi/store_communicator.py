@@ -20,7 +20,7 @@ from .planning.plan import Plan
 from .runtime.bootstrap import Options
 from .runtime.dispatch import Dispatcher
 from .runtime.ranks.store import INSTEAD, StoreRanks
-from .topology import Topology
+from .topology.model import Topology
 from .transport.network.store import Store
 
 METHODS = ("set", "get", "check", "add")  # of a store

@@ -18,7 +18,7 @@ from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
-from blinkmpi.trees.pack import pack
+from blinkmpi.trees.packing import pack
 from blinkmpi.trees.tree import ROOTED, Packing
 
 FEWEST = 3  # GPUs: of two, there is no choice

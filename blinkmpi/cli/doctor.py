@@ -6,7 +6,7 @@ from typing import Any
 from ..doctor.diagnosis import judge
 from ..doctor.examination import clock_skew, decode, encode, examine, mpi_facts, own_gpu, self_test, try_pairs
 from ..doctor.report import RankFacts, Report
-from ..topology.gather import exchange, this_process
+from ..topology.live import exchange, this_process
 from ..util.launcher import find_mpirun
 from .output import by_rank_0, show
 from .output import mpi as mpi_module

@@ -91,8 +91,7 @@ def _written(args: argparse.Namespace, *, python: bool) -> int:
     from rich.text import Text
 
     from ..errors import ArgumentError, PlanError
-    from ..lang import load
-    from ..lang.source import algorithm_for
+    from ..lang.source import algorithm_for, load
 
     if python and args.ranks is None:
         raise ArgumentError(f"--ranks: for how many is it to be proved? {args.file} is a function of that; write "

@@ -19,7 +19,10 @@ from ..planning.subsets import COLLECTIVES as COMPARED
 from ..planning.subsets import PCIE_MBPS, Allocations, Subset, by_size, summary, survey
 from ..program.call import collective_named
 from ..topology.model import MOST_MBPS, Topology
-from ..trees import COLLECTIVES, MethodOptions, Packing, extra_methods, pack, pareto
+from ..trees.blink.pareto import pareto
+from ..trees.packing import extra_methods, pack
+from ..trees.problem import MethodOptions
+from ..trees.tree import COLLECTIVES, Packing
 from ..util.codec import plain
 from ..util.settings import read
 from ..util.text import DIGITS, parse_size, quoted

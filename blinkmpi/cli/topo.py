@@ -12,10 +12,11 @@ from ..doctor.examination import own_gpu
 from ..errors import ArgumentError
 from ..planning.diff import DETAILS, PlanDifference, plan_differences
 from ..runtime.bootstrap import read_plan
-from ..topology import from_gpus, gather, gather_gpus
 from ..topology.diff import differences
 from ..topology.gpu import GpuFacts
+from ..topology.gpu_topology import from_gpus
 from ..topology.importers import load, on_gpus_of
+from ..topology.live import gather, gather_gpus
 from ..topology.measured import applied, driver_of, file_of, kept, with_measured
 from ..topology.model import Topology
 from ..topology.nccl import processor, write_xml

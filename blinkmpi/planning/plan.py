@@ -16,7 +16,7 @@ from ..lang.algorithms import SCHEME, Algorithm
 from ..program.call import Call
 from ..program.ir import Wire
 from ..topology.model import MOST_DEVICES, MOST_MBPS, Topology
-from ..trees import verify
+from ..trees.bounds.verify import verify
 from ..trees.graph.turning import is_symmetry, turned_packing
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing, carried, packed_as
 from ..util.codec import Document, Value

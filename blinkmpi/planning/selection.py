@@ -17,9 +17,9 @@ from ..program.ir import Program, Wire
 from ..program.lower import lower
 from ..program.one_shot import one_shot
 from ..topology.model import Topology
-from ..trees import extra_methods, methods, pack
 from ..trees.deadline import SECONDS, late, within
 from ..trees.graph.turning import like_roots
+from ..trees.packing import extra_methods, methods, pack
 from ..trees.patterns.shallow import is_shallow
 from ..trees.problem import MethodOptions
 from ..trees.tree import CARRIED, COLLECTIVES, MAY_BE_CARRIED, ROOTED, Collective, Packing, packed_as

@@ -26,7 +26,8 @@ from ..planning.plan import Plan
 from ..planning.selection import ALL_COLLECTIVES, make_plan, parse_algo, planned_with
 from ..planning.tuned_table import TunedTable
 from ..program.ir import Wire
-from ..topology import Topology, load
+from ..topology.importers import load
+from ..topology.model import Topology
 from ..transport.cuda.kernels.compiler import kernels_digest
 from ..trees.tree import Collective
 from ..util.files import read_file

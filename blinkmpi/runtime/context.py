@@ -26,8 +26,8 @@ from ..planning.selection import choose, program_for
 from ..planning.tuned_table import file_of
 from ..program.call import Call
 from ..program.ir import Program
-from ..topology import Topology, gather
-from ..topology.gather import gather_gpus
+from ..topology.live import gather, gather_gpus
+from ..topology.model import Topology
 from ..topology.network_rate import net_rates, with_net
 from ..topology.probe import probe
 from ..transport import python_stacks

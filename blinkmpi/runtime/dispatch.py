@@ -20,7 +20,7 @@ from ..errors import ArgumentError, BufferTypeError, CollectiveTimeout, Mismatch
 from ..planning.diff import PlanDifference
 from ..planning.plan import Rule
 from ..program.call import Call
-from ..topology import Topology
+from ..topology.model import Topology
 from ..transport.announcement import Called, Delegated
 from ..transport.host.host_call import HostBuffers, HostCall
 from ..transport.host.host_program import HostProgram

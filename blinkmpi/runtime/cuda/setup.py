@@ -8,10 +8,10 @@ from mpi4py import MPI
 from ...errors import BlinkError, DeviceError, RemoteError, TopologyError
 from ...planning.gpus.kernel_times import KernelCosts, costs_of
 from ...planning.on_demand import PlanOnDemand
-from ...topology import Topology
-from ...topology.gather import gather_gpus
 from ...topology.gpu import GpuFacts
+from ...topology.live import gather_gpus
 from ...topology.measured import kept, with_measured
+from ...topology.model import Topology
 from ...topology.network_rate import MessagingComm
 from ...topology.probe import probe
 from ...transport.cuda.device import Gpu, cupy, device_count, why_none

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError, SettingsError, TopologyError
 from ...planning.selection import parse_algo
-from ...topology.gather import this_process
+from ...topology.live import this_process
 from ...transport.network.bounded import Bounded, Rendezvous
 from ...transport.network.store import Store, StoreComm
 from ...util.settings import Settings

@@ -1,6 +1,5 @@
 """Every collective goes from every root by the fastest packing of the plan; methods that find nothing are named."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
 from blinkmpi.topology import Topology, machine, modify
 from blinkmpi.trees import pack
+from blinkmpi.trees.packing import METHODS
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES, ROOTED
 from tests.unit.trees.packings import even_call
 from tests.unit.trees.rails import rails
@@ -64,9 +64,8 @@ def test_roots_take_different_schemes(name: str) -> None:
 
 @pytest.mark.parametrize(("boxes", "each"), [(2, 2), (3, 2)])
 def test_a_method_that_finds_nothing_is_passed_over(boxes: int, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = sys.modules["blinkmpi.trees.pack"].METHODS  # the package has a function of this name
     why = "the boxes lie in different planes"
-    monkeypatch.setitem(methods, "cluster", methods["cluster"]._replace(plan=lambda _: why))
+    monkeypatch.setitem(METHODS, "cluster", METHODS["cluster"]._replace(plan=lambda _: why))
     topology = rails(boxes, each, slow=0)
     plan = make_plan(topology)
     the_best_is_taken(plan, topology)

@@ -19,7 +19,7 @@ from blinkmpi.planning.tuned_table import TunedTable
 from blinkmpi.program.call import BLOCKED, Call
 from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import Topology, machine, modify
-from blinkmpi.topology.gather import ProcessInfo, cpu_topology
+from blinkmpi.topology.live import ProcessInfo, cpu_topology
 from blinkmpi.transport.cuda.packets import PROTOCOLS as PACKETS
 from blinkmpi.transport.cuda.packets import fits
 from blinkmpi.transport.cuda.transport import DIRECT_CTAS

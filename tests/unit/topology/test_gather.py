@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from blinkmpi.errors import BlinkError, FormatError, RemoteError, TopologyError
 from blinkmpi.topology import ProcessInfo, Topology, exchange, gather
-from blinkmpi.topology.gather import SLOT_BYTES, copy_test, cpu_topology, page_aligned, this_process
+from blinkmpi.topology.live import SLOT_BYTES, copy_test, cpu_topology, page_aligned, this_process
 from blinkmpi.topology.network_rate import ROUNDS, even_out, net_rate, partners
 
-MODULE = importlib.import_module("blinkmpi.topology.gather")
+MODULE = importlib.import_module("blinkmpi.topology.live")
 HERE = threading.local()
 WAIT_SECONDS = 10
 
