@@ -19,7 +19,8 @@ from .planned import Planned
 from .planning.plan import Plan
 from .runtime.bootstrap import Options
 from .runtime.dispatch import Dispatcher
-from .runtime.ranks.store import INSTEAD, StoreRanks
+from .runtime.ranks.interface import INSTEAD
+from .runtime.ranks.store import StoreRanks
 from .topology.model import Topology
 from .transport.network.store import Store
 

@@ -13,11 +13,12 @@ from ..lang.algorithms import Algorithm, shares_memory
 from ..lang.source import algorithm_for, check_asked
 from ..planning.algorithms import chunk_of_algorithm, named_in, with_algorithms
 from ..planning.beside_mpi import slower
-from ..planning.defaults import LINK_SLOTS, Gpus
 from ..planning.explain import Explanation, explanation, link_text
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
 from ..planning.plan import Plan, Rule
-from ..planning.selection import choose, make_plan, planned_with, program_for
+from ..planning.planner import make_plan, planned_with
+from ..planning.selection import choose, program_for
+from ..planning.slots import LINK_SLOTS, Gpus
 from ..program.call import REDUCTIONS, Call, collective_named
 from ..program.cost_model import price, timeline
 from ..program.interpreter import run

@@ -18,7 +18,7 @@ from typing import Any
 from .. import __version__
 from ..errors import NO_MPI, ArgumentError, BlinkError
 from ..lang.source import algorithm_from_root, check_asked
-from ..planning.defaults import Gpus
+from ..planning.slots import Gpus
 from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..util.launcher import launched_rank

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ArgumentError, NoPackingError
 from ..lang.packed import python_of
-from ..planning.defaults import Gpus
 from ..planning.explain import shares
-from ..planning.selection import make_plan
+from ..planning.planner import make_plan
+from ..planning.slots import Gpus
 from ..planning.subsets import COLLECTIVES as COMPARED
 from ..planning.subsets import PCIE_MBPS, Allocations, Subset, by_size, summary, survey
 from ..program.call import collective_named

@@ -8,7 +8,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 from msgspec.structs import replace
 
@@ -22,13 +21,13 @@ from ..trees.problem import BACKWARDS
 from ..trees.tree import CARRIED, ROOTED, Collective, Packing
 from .by_size import Choice, fastest
 from .gpus.kernel_times import boundaries
-from .gpus.one_hop import FEW_CTAS, LONG, LONG_WIDENED, PACKETS_BELOW, one_hop_rows, with_few_ctas
+from .gpus.one_hop import LONG, LONG_WIDENED, PACKETS_BELOW, one_hop_rows, with_few_ctas
 from .memory_rows import MEMORY_ROWS, memory_rows
 from .memory_rows import SLOTS as MEMORY_SLOTS
 from .plan import PACKETS, Plan, ProtocolName, Rule
+from .slots import LINK_SLOTS, Gpus, ctas_of, slots_of
 
 KIB, MIB = 1 << 10, 1 << 20
-Gpus = Literal["", "onehop", "slots", "nodes"]
 SLOTS: ProtocolName = "slots"
 PROTOCOLS = (*PACKETS, "direct", "slots")  # between GPUs over one hop
 BY_MODEL = "default: the fastest by the cost model"
@@ -37,8 +36,6 @@ BY_KERNELS = "default: by what kernels cost, on fewer GPUs"
 MOST_TRIED = 4  # GPUs of one machine
 UNTRIED = "default: as a scatter, not tried on GPUs"
 LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
-# (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md. Of links, the fewest slots.
-LINK_SLOTS = (128 * KIB, 4)
 LINK_CHUNKS = tuple(4 * KIB << i for i in range(8))  # to 512 KiB; within a node to LINK_SLOTS[0]
 MOST_LINK_SLOTS, SPARE_SLOTS = 16, 1.5  # the second: times as many as would do if no tree waited for another
 # Shorter vectors of ranks on several nodes are left to MPI's own collective, as we call it (non-blocking, with a
@@ -58,12 +55,9 @@ MPI_BELOW_BYTES_ACROSS = {
 # on two hosts of 2 ranks; of more ranks, one of which folds for its node, shorter reductions do.
 SHOT_BELOW_BYTES_ACROSS, SHOT_RANKS = 1088 * KIB, 2
 SHOT_WHY = "default: data and announcement in one message from node to node"
-GPU_SLOTS = (32 * KIB, 4)
-PAIR_SLOTS = (64 * KIB, 4)  # between 2 GPUs; from runs on two H100
 # Likewise: slots of vectors from so many bytes on, in calls without a root. With one they gain nothing, and all CTAs'
 # slots lie at one reader, where more than 121 would find no room.
 PAIR_LONG, PAIR_LONG_CHUNK = 128 * MIB, 128 * KIB
-NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 
 
 def host_rules(
@@ -210,21 +204,6 @@ def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...]
     if not allowed:
         raise SettingsError(f"BLINKMPI_ALGO leaves no scheme for {collective}; allow one of {', '.join(there)}")
     return allowed
-
-
-def slots_of(gpus: Gpus, n: int) -> tuple[int, int]:
-    """The largest slot in bytes between n GPUs, and the slots of a channel."""
-    return NODE_SLOTS if gpus == "nodes" else PAIR_SLOTS if gpus == "onehop" and n == 2 else GPU_SLOTS
-
-
-def ctas_of(gpus: Gpus, n: int, max_ctas: int = 0) -> int:
-    """The CTAs of a kernel ``slots`` between n GPUs; 0 for as many as there may be.
-
-    Args:
-        max_ctas: that a kernel shall have; 0: as many as there may be.
-    """
-    few = gpus == "onehop" and n == 2 and 0 < max_ctas < FEW_CTAS
-    return NODE_CTAS if gpus == "nodes" else FEW_CTAS if few else 0
 
 
 def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:

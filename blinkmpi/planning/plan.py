@@ -1,7 +1,7 @@
 """A plan: every packing that a job may need, and the table that says when to use which.
 
 A plan depends on no message size and holds no timings: the same machine gives the same bytes. Rank 0 makes it
-(:func:`.selection.make_plan`), and all ranks check it against their topology. Pure data.
+(:func:`.planner.make_plan`), and all ranks check it against their topology. Pure data.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from blinkmpi.cli.plan import fraction
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError, PlanError, SettingsError, TopologyError
 from blinkmpi.launch import hostfile
 from blinkmpi.launch.allocation import allocation, nodelist, tasks_per_node
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.runtime.bootstrap import read_plan
 from blinkmpi.topology import Topology, load, machine
 from blinkmpi.topology.importers import modify, parse_gpus

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from blinkmpi.planning.defaults import LINK_SLOTS, MOST_LINK_SLOTS
+from blinkmpi.planning.defaults import MOST_LINK_SLOTS
 from blinkmpi.planning.explain import Explanation, explanation
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
+from blinkmpi.planning.slots import LINK_SLOTS
 from blinkmpi.program.call import Call
 from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower

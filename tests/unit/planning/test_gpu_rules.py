@@ -14,7 +14,8 @@ from blinkmpi.planning.defaults import EXPECTED, TRIED
 from blinkmpi.planning.gpus.one_hop import LONG
 from blinkmpi.planning.memory_rows import without_shots
 from blinkmpi.planning.plan import Plan, Rule
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.planning.tuned_table import TunedTable
 from blinkmpi.program.call import BLOCKED, Call
 from blinkmpi.runtime.cuda.context import CudaContext

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from blinkmpi.cli import topo as cli_topo
 from blinkmpi.planning.diff import plan_differences
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.plot.machine import draw_machine
 from blinkmpi.topology import from_gpus, machine, names
 from blinkmpi.topology.diff import Difference, differences
