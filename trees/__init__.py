@@ -1,7 +1,8 @@
 """TreeGen (Blink section 3): a machine in, a proved packing of weighted spanning trees out.
 
 ``tree``       the result: trees, packings, certificates
-``packing``    the entry point and the table of methods: tries them, keeps the best, has it verified
+``packing``    the entry point: chooses the links, has the trees packed, and the packing verified
+``on_links``   the table of methods: tries them and keeps the best
 ``problem``    what a method gets (fabric, collective, root, options) and what it returns
 ``graph/``     the capacitated graph: link selection, switch splitting, cuts, maximum flows, loads of trees
 ``bounds/``    ``certify`` finds the best possible rate and its certificate, ``verify`` proves a packing

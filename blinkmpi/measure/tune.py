@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ..communicator import Communicator
 from ..errors import DeviceError
-from ..planning.defaults import LL128, by_nvlink
+from ..planning.gpus.rules import LL128, by_nvlink
 from ..planning.plan import Plan, Rule
 from ..planning.slots import GPU_SLOTS
 from ..program.call import REDUCTIONS, Call

@@ -11,13 +11,12 @@ from msgspec.structs import replace
 
 from ..errors import NoPackingError
 from ..topology.model import Topology
+from ..trees.answer import is_shallow
 from ..trees.deadline import SECONDS, late, within
 from ..trees.graph.turning import like_roots
 from ..trees.packing import extra_methods, methods, pack
-from ..trees.patterns.shallow import is_shallow
-from ..trees.problem import MethodOptions
 from ..trees.tree import CARRIED, COLLECTIVES, MAY_BE_CARRIED, ROOTED, Collective, Packing, packed_as
-from .defaults import gpu_rules, host_rules
+from .defaults import host_rules
 from .plan import PassedOver, Plan, Rule, Turn
 from .selection import parse_algo
 from .slots import Gpus
@@ -59,6 +58,8 @@ def make_plan(
     for c in collectives:
         asked = wanted.get(c, ())
         if gpus:
+            from .gpus.rules import gpu_rules
+
             rules += gpu_rules(plan, topology, c, asked, gpus, max_ctas)
         else:
             rules += host_rules(plan, topology, c, asked, mpi)
@@ -121,6 +122,8 @@ def all_packings(
 
 def _shallower(topology: Topology, collective: Collective, root: int, there: Sequence[Packing]) -> list[Packing]:
     """Packings of shallower trees than those there are, for short vectors; none that another one beats."""
+    from ..trees.problem import MethodOptions
+
     found: list[Packing] = []
     fastest = max(p.rate for p in there)
     least, enough = min(p.depth for p in there), min(p.depth for p in there if p.rate == fastest)

@@ -1,6 +1,6 @@
 """The slots of channels, and the CTAs of kernels, that a row of the selection table has by default."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 KIB = 1 << 10
 Gpus = Literal["", "onehop", "slots", "nodes"]  # how GPUs reach each other: see make_plan; none where CPU ranks call
@@ -10,6 +10,16 @@ GPU_SLOTS = (32 * KIB, 4)
 PAIR_SLOTS = (64 * KIB, 4)  # between 2 GPUs; from runs on two H100
 NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 FEW_CTAS, BESIDE_CTAS = 64, 32  # that a kernel shall have: below the first, few; beside a model's kernels
+
+
+class Choice(NamedTuple):
+    """From so many bytes on, the scheme, and the bytes and number of its slots; chunks of at least so many bytes."""
+
+    min_bytes: int
+    scheme: str
+    chunk_bytes: int
+    depth: int
+    least_chunk_bytes: int = 0
 
 
 def slots_of(gpus: Gpus, n: int) -> tuple[int, int]:

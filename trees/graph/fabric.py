@@ -244,3 +244,8 @@ def core_rates(topology: Topology, memory: int) -> dict[int, int]:
             rank = k.dst if k.src == memory else k.src
             rates[rank] = min(rates.get(rank, k.mbps), k.mbps)
     return rates
+
+
+def star(n: int, centre: int, leave_out: int | None = None) -> list[Arc]:
+    """The arcs from ``centre`` to every other rank."""
+    return [(centre, v) for v in range(n) if v not in (centre, leave_out)]

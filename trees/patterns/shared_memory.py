@@ -22,12 +22,15 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ...topology.model import Topology
-from ..graph.fabric import core_rates, name_of
+from ..graph.fabric import core_rates, name_of, star
 from ..graph.loads import core_loads, scaled
 from ..tree import Certificate, Edge, Tree
-from .stars import star
 
 CHAINED = ("reduce", "allreduce", "reduce_scatter")
+WHY = {
+    "chain": "chains in depth-first order, which cross a switch link at most once each way",
+    "direct": "every rank works on its share and reads the others', in few steps and the order of the ranks",
+}
 
 
 def copies(topology: Topology, rates: dict[int, int], collective: str, root: int) -> Certificate:

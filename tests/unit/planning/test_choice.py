@@ -16,7 +16,7 @@ from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
 from blinkmpi.topology import Topology, machine, modify
 from blinkmpi.trees import pack
-from blinkmpi.trees.packing import METHODS
+from blinkmpi.trees.on_links import METHODS
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES, ROOTED
 from tests.unit.trees.packings import even_call
 from tests.unit.trees.rails import rails

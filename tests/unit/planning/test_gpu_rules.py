@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from blinkmpi.errors import PlanError, SettingsError
 from blinkmpi.measure.tune import choices, rows, winner
-from blinkmpi.planning.defaults import EXPECTED, TRIED
 from blinkmpi.planning.gpus.one_hop import LONG
+from blinkmpi.planning.gpus.rules import EXPECTED, TRIED
 from blinkmpi.planning.memory_rows import without_shots
 from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.planner import make_plan

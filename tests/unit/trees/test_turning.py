@@ -9,7 +9,7 @@ from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees import pack, verify
 from blinkmpi.trees.graph.fabric import fabric
 from blinkmpi.trees.graph.turning import turned, turning
-from blinkmpi.trees.packing import METHODS
+from blinkmpi.trees.on_links import METHODS
 from blinkmpi.trees.problem import Problem, Solution
 from tests.unit.trees.rails import rails
 
