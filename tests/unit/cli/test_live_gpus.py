@@ -22,9 +22,8 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
     def call(text: str, ranks: int = 4) -> str:
         args = cli.parsed(text.split())
-        monkeypatch.setattr(
-            import_module(f"blinkmpi.cli.{args.command}"), "on_machine", lambda _, answer: answer(GPUS, ranks)
-        )
+        module = import_module(f"blinkmpi.cli.{args.command}")
+        monkeypatch.setattr(module, "on_machine", lambda _, answer: answer(GPUS, ranks))
         monkeypatch.setattr(explain, "world", lambda _: SimpleNamespace(size=1))
         assert module.run(args) == 0
         return capsys.readouterr().out
