@@ -26,7 +26,8 @@ from blinkmpi.bench.document import with_current_names  # noqa: E402
 from blinkmpi.bench.nccl_tests import dtype_named  # noqa: E402
 from blinkmpi.planning.gpus.kernel_times import H200, KernelCosts, costs_of, seconds  # noqa: E402
 from blinkmpi.planning.plan import PACKETS, Plan, Rule  # noqa: E402
-from blinkmpi.planning.selection import kernel_call, make_plan, program_for  # noqa: E402
+from blinkmpi.planning.planner import make_plan  # noqa: E402
+from blinkmpi.planning.selection import kernel_call, program_for  # noqa: E402
 from blinkmpi.program.call import REDUCTIONS, Call, call_of_bytes  # noqa: E402
 from blinkmpi.program.ir import Wire  # noqa: E402
 from blinkmpi.topology.importers import modify  # noqa: E402

@@ -6,7 +6,7 @@ processes that MPI did not start. Importing this package only defines names: no 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import (
     ArgumentError,
@@ -26,12 +26,16 @@ from .errors import (
     SettingsError,
     TopologyError,
     TraceError,
-    no_mpi_has_a_remedy,
 )
+from .util.lazy import lazily
 
 if TYPE_CHECKING:
     from .communicator import Communicator
     from .store_communicator import StoreCommunicator
+else:
+    __getattr__, __dir__ = lazily(  # and with them MPI
+        __name__, {"communicator": ("Communicator",), "store_communicator": ("StoreCommunicator",)}
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,17 +59,3 @@ __all__ = [
     "TopologyError",
     "TraceError",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Load a communicator's class (and with it MPI) when it is first asked for."""
-    with no_mpi_has_a_remedy():
-        if name == "Communicator":
-            from .communicator import Communicator
-
-            return Communicator
-        if name == "StoreCommunicator":
-            from .store_communicator import StoreCommunicator
-
-            return StoreCommunicator
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

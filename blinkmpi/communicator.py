@@ -27,7 +27,7 @@ from .runtime.dispatch import Dispatcher
 from .runtime.entering import enter, enter_group
 from .runtime.process_exit import end_job_on_error
 from .runtime.ranks.mpi import MpiRanks, copy_of, free
-from .topology import Topology
+from .topology.model import Topology
 
 PERSISTENT = {
     mpi.ALLREDUCE: "Allreduce_init",

@@ -23,11 +23,23 @@ MAKERS = (
 GUARDED: dict[type, type] = {}  # by mpi4py's type
 
 
+class _OnFirstUse:
+    """A guarded method, which is written out when it is first looked up: a program uses few of them."""
+
+    def __init__(self, kind: type, name: str, own: Callable[..., Any]) -> None:
+        self._kind, self._name, self._own = kind, name, own
+
+    def __get__(self, of: Any, kind: type | None = None) -> Any:
+        method: Any = guard(self._own)
+        setattr(self._kind, self._name, method)
+        return method.__get__(of, kind)
+
+
 def guarded(kind: Kind) -> Kind:
     """Guard the methods of a subclass of one of mpi4py's types."""
     for name in NAMES:
         if hasattr(kind, name):
-            setattr(kind, name, guard(getattr(kind, name)))
+            setattr(kind, name, _OnFirstUse(kind, name, getattr(kind, name)))
     for name in MAKERS:
         if hasattr(kind, name):
             setattr(kind, name, _adopting(getattr(kind, name)))

@@ -8,26 +8,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .collectives import SUM, Collectives
 from .errors import BlinkError
 from .lang.algorithms import Algorithm
-from .planning.diff import PlanDifference
 from .planning.plan import Plan
 from .runtime import collectives as mpi
-from .runtime import entering, inspection
+from .runtime import entering
 from .runtime.context import Context
 from .runtime.cuda.buffers import device_array
-from .runtime.cuda.context import CudaContext
-from .runtime.cuda.memory import make_pool, pool_of
 from .runtime.dispatch import Dispatcher
 from .runtime.grouping.group import Group
-from .topology import Topology
-from .transport.cuda.device import Gpu
-from .transport.cuda.memory.for_cupy import cupy_memory
-from .transport.cuda.memory.pool import MemoryPool
-from .transport.stats import Stats
+from .topology.model import Topology
+
+if TYPE_CHECKING:
+    from .planning.diff import PlanDifference
+    from .runtime.cuda.context import CudaContext
+    from .transport.cuda.device import Gpu
+    from .transport.cuda.memory.pool import MemoryPool
+    from .transport.stats import Stats
 
 T = TypeVar("T")
 
@@ -126,6 +126,8 @@ class Planned(Collectives):
         dispatcher = self._dispatcher()
         dispatcher.check_alive()
         gpus = self.context.cuda()
+        from .runtime.cuda.memory import make_pool, pool_of
+
         if nbytes is None:
             return pool_of(gpus)
         return make_pool(gpus, nbytes, lambda what: _together(dispatcher, what, lambda: None))
@@ -136,7 +138,10 @@ class Planned(Collectives):
         Raises:
             ArgumentError: if there is no pool.
         """
-        return cupy_memory(self.memory_pool())
+        pool = self.memory_pool()
+        from .transport.cuda.memory.for_cupy import cupy_memory
+
+        return cupy_memory(pool)
 
     def _registering(self, what: str, read: Callable[[], T]) -> tuple[CudaContext, T]:
         """Where buffers are registered, and what ``read`` gives, if it does on all ranks; calls are then bound anew.
@@ -176,6 +181,8 @@ class Planned(Collectives):
     @property
     def executor(self) -> str:
         """What executes our programs on the ranks of this job, and what was found out about it."""
+        from .runtime import inspection
+
         return inspection.executor(self.context)
 
     def check(self) -> None:
@@ -214,14 +221,20 @@ class Planned(Collectives):
             op: an ``MPI.Op`` or a name.
             root: of a rooted collective.
         """
+        from .runtime import inspection
+
         return inspection.explain(self.context, collective, nbytes, dtype=dtype, op=op, root=root)
 
     def plan_line(self, collective: str, root: int = 0) -> str:
         """The packing that large vectors take, in one line: trees, rate, bound."""
+        from .runtime import inspection
+
         return inspection.plan_text(self.context, collective, root)
 
     def stats(self) -> Stats:
         """What this rank's calls have moved: bytes and times by link, tree and protocol, waits by peer. Local."""
+        from .runtime import inspection
+
         dispatcher = self._dispatcher()
         if dispatcher.cuda is not None:
             dispatcher.cuda.started.settle()

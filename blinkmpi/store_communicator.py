@@ -19,8 +19,9 @@ from .planned import Planned
 from .planning.plan import Plan
 from .runtime.bootstrap import Options
 from .runtime.dispatch import Dispatcher
-from .runtime.ranks.store import INSTEAD, StoreRanks
-from .topology import Topology
+from .runtime.ranks.interface import INSTEAD
+from .runtime.ranks.store import StoreRanks
+from .topology.model import Topology
 from .transport.network.store import Store
 
 METHODS = ("set", "get", "check", "add")  # of a store

@@ -5,7 +5,7 @@
 ``importers``     a user's words to a topology; ``nccl`` and ``nvidia_smi`` read and write other formats
 ``probe``         asks NVML and /sys about a GPU; ``gpu`` holds the facts, ``gpu_topology`` makes a machine of them
 ``visible``       which GPUs of the live machine a process may take
-``gather``        finds the live machine over a communicator; ``network_rate`` measures the network between nodes
+``live``          finds the live machine over a communicator; ``network_rate`` measures the network between nodes
 ``measured``      what ``blinkmpi topo --measure`` found out about the links
 ``diff, show``    compare two machines; print one
 
@@ -13,12 +13,26 @@ Nothing here plans, or communicates without a communicator that is passed in. Im
 (looks at this machine) explicitly.
 """
 
-from .gather import GpuMachine, ProcessInfo, exchange, gather, gather_gpus, this_machine
-from .gpu import GpuFacts
-from .gpu_topology import from_gpus
-from .importers import load, modify, parse_gpus
-from .machines import cpu_node, machine, names
-from .model import Device, Link, Switch, Topology
+from typing import TYPE_CHECKING
+
+from ..util.lazy import lazily
+
+if TYPE_CHECKING:
+    from .gpu import GpuFacts
+    from .gpu_topology import from_gpus
+    from .importers import load, modify, parse_gpus
+    from .live import GpuMachine, ProcessInfo, exchange, gather, gather_gpus, this_machine
+    from .machines import cpu_node, machine, names
+    from .model import Device, Link, Switch, Topology
+else:
+    __getattr__, __dir__ = lazily(__name__, {
+        "gpu": ("GpuFacts",),
+        "gpu_topology": ("from_gpus",),
+        "importers": ("load", "modify", "parse_gpus"),
+        "live": ("GpuMachine", "ProcessInfo", "exchange", "gather", "gather_gpus", "this_machine"),
+        "machines": ("cpu_node", "machine", "names"),
+        "model": ("Device", "Link", "Switch", "Topology"),
+    })  # fmt: skip
 
 __all__ = [
     "Device", "GpuFacts", "GpuMachine", "Link", "ProcessInfo", "Switch", "Topology", "cpu_node", "exchange",

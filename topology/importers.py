@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ..errors import FormatError, TopologyError
 from ..util.files import read_file
 from ..util.text import DIGITS, brief, quoted
-from .gather import this_machine
+from .live import this_machine
 from .machines import machine, names
 from .model import Topology
 from .nccl import read_xml

@@ -1,7 +1,8 @@
 """TreeGen (Blink section 3): a machine in, a proved packing of weighted spanning trees out.
 
 ``tree``       the result: trees, packings, certificates
-``pack``       the entry point and the table of methods: tries them, keeps the best, has it verified
+``packing``    the entry point: chooses the links, has the trees packed, and the packing verified
+``on_links``   the table of methods: tries them and keeps the best
 ``problem``    what a method gets (fabric, collective, root, options) and what it returns
 ``graph/``     the capacitated graph: link selection, switch splitting, cuts, maximum flows, loads of trees
 ``bounds/``    ``certify`` finds the best possible rate and its certificate, ``verify`` proves a packing
@@ -13,11 +14,24 @@
 Everything here is a pure function of a :class:`~blinkmpi.topology.model.Topology`; no MPI, no GPU, no I/O.
 """
 
-from .blink.pareto import fewest, pareto
-from .bounds.verify import verify
-from .pack import extra_methods, methods, pack
-from .problem import MethodOptions
-from .tree import AGAINST, ALONG, COLLECTIVES, ROOTED, Certificate, Collective, Edge, Packing, Tree
+from typing import TYPE_CHECKING
+
+from ..util.lazy import lazily
+
+if TYPE_CHECKING:
+    from .blink.pareto import fewest, pareto
+    from .bounds.verify import verify
+    from .packing import extra_methods, methods, pack
+    from .problem import MethodOptions
+    from .tree import AGAINST, ALONG, COLLECTIVES, ROOTED, Certificate, Collective, Edge, Packing, Tree
+else:
+    __getattr__, __dir__ = lazily(__name__, {
+        "blink.pareto": ("fewest", "pareto"),
+        "bounds.verify": ("verify",),
+        "packing": ("extra_methods", "methods", "pack"),
+        "problem": ("MethodOptions",),
+        "tree": ("AGAINST", "ALONG", "COLLECTIVES", "ROOTED", "Certificate", "Collective", "Edge", "Packing", "Tree"),
+    })  # fmt: skip
 
 __all__ = [
     "AGAINST", "ALONG", "COLLECTIVES", "ROOTED", "Certificate", "Collective", "Edge", "MethodOptions", "Packing",

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from blinkmpi.planning.on_demand import PlanOnDemand
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.runtime import call_keys
 from blinkmpi.runtime import context as runtime_context
 from blinkmpi.runtime.cuda import buffers

@@ -19,7 +19,8 @@ sys.path.insert(0, str(ROOT))  # this checkout, also where nothing is installed
 from blinkmpi.lang import Algorithm, library  # noqa: E402
 from blinkmpi.planning.algorithms import with_algorithms  # noqa: E402
 from blinkmpi.planning.explain import explanation  # noqa: E402
-from blinkmpi.planning.selection import choose, make_plan  # noqa: E402
+from blinkmpi.planning.planner import make_plan  # noqa: E402
+from blinkmpi.planning.selection import choose  # noqa: E402
 from blinkmpi.topology import machine  # noqa: E402
 from blinkmpi.trees.tree import Collective  # noqa: E402
 

@@ -11,7 +11,7 @@ from typing import Any
 from blinkmpi.planning.chunk_search import TRIALS, ChunkSearch
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
-from blinkmpi.trees.pack import pack
+from blinkmpi.trees.packing import pack
 from blinkmpi.util.figure import COLOURS, bare, new_figure, save
 from blinkmpi.util.text import size_text
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkmpi.topology.machines import machine
-from blinkmpi.trees.pack import pack
+from blinkmpi.trees.packing import pack
 from blinkmpi.util.figure import COLOURS, new_figure, plain_log_axes, save
 from blinkmpi.util.text import size_text, time_text
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
-from blinkmpi.trees.pack import pack
+from blinkmpi.trees.packing import pack
 from blinkmpi.util.figure import COLOURS, bare, new_figure, save
 
 from .simulated import GREY, MIB, result, seconds_of

@@ -18,7 +18,7 @@ from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Topology
-from blinkmpi.trees.pack import pack
+from blinkmpi.trees.packing import pack
 from blinkmpi.trees.tree import ROOTED, Packing
 
 FEWEST = 3  # GPUs: of two, there is no choice
@@ -31,7 +31,7 @@ MIB = 1 << 20
 def result(name: str, **facts: Any) -> dict[str, Any]:
     """A figure's result file: commit, date, machine and versions, then its facts."""
     known = {what: version for what, version in versions("", None).items() if version}
-    known |= {what: metadata.version(what) for what in ("networkx", "scipy")}
+    known["scipy"] = metadata.version("scipy")
     return {**head(f"paper-{name}"), "versions": known, "simulated": True, **facts}
 
 

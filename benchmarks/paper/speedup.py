@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from blinkmpi.cli.plan import subsets_report
+from blinkmpi.cli.subsets import subsets_report
 from blinkmpi.planning.subsets import PCIE_MBPS, Subset, survey
 from blinkmpi.plot.trees import draw_subsets
 from blinkmpi.topology.machines import machine

@@ -6,7 +6,7 @@ from typing import Any
 
 from blinkmpi.planning.subsets import PCIE_MBPS
 from blinkmpi.topology.model import Topology
-from blinkmpi.trees.pack import pack
+from blinkmpi.trees.packing import pack
 from blinkmpi.util.figure import COLOURS, bare, new_figure, save
 
 from .simulated import DGX_1, GREY, MIB, NAMES, names_of, nccl_rings, result, seconds_of, sets_of

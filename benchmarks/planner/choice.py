@@ -22,7 +22,8 @@ from methods import PAGE, head, with_tables
 from blinkmpi.planning.by_size import SIZES
 from blinkmpi.planning.defaults import rule_of
 from blinkmpi.planning.plan import Rule, chunk_for
-from blinkmpi.planning.selection import all_packings, choose, make_plan
+from blinkmpi.planning.planner import all_packings, make_plan
+from blinkmpi.planning.selection import choose
 from blinkmpi.program.call import Call, call_of_bytes
 from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower

@@ -26,7 +26,7 @@ from methods import head as of_planner
 from blinkmpi.bench.environment import versions
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
-from blinkmpi.trees.pack import pack
+from blinkmpi.trees.packing import pack
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "treegen.json"

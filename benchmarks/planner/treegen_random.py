@@ -23,7 +23,7 @@ from methods import PAGE, head, with_tables
 from blinkmpi.errors import NoPackingError, TopologyError
 from blinkmpi.topology.model import Topology
 from blinkmpi.trees.deadline import SECONDS
-from blinkmpi.trees.pack import pack
+from blinkmpi.trees.packing import pack
 from blinkmpi.trees.tree import ROOTED
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "treegen-random.json"

@@ -24,7 +24,7 @@ from benchmarks.planner.methods import head, with_tables  # noqa: E402
 from blinkmpi.planning.subsets import PCIE_MBPS, Allocations, connected  # noqa: E402
 from blinkmpi.topology.machines import machine  # noqa: E402
 from blinkmpi.topology.model import Topology  # noqa: E402
-from blinkmpi.trees.pack import pack  # noqa: E402
+from blinkmpi.trees.packing import pack  # noqa: E402
 from blinkmpi.util.figure import COLOURS, new_figure, save  # noqa: E402
 
 MACHINE = "dgx-1v"

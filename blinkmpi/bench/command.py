@@ -28,7 +28,7 @@ from . import environment as meta
 from .document import document, write_new
 from .layout import Buffers, Layout
 from .nccl_tests import TEST_NAMES, type_name
-from .options import BenchOptions, add_flags, read, settle
+from .options import BenchOptions, read, settle
 from .peers import MpiPeer, NcclPeer, Peer, SymmMemPeer
 from .report import PLACES, Columns, Row, omb_header, omb_row
 from .time_gpu import GpuTimer, no_room
@@ -36,18 +36,6 @@ from .time_host import measure
 from .timing import Contender, TimingResult, call_facts, our_call
 
 MEMORY_SHARE = 0.8
-
-
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "bench",
-        help="time and check collectives, beside other libraries",
-        description="Time and check collectives: mpirun -np 4 blinkmpi bench all_reduce -b 64K -e 256M -f 4 "
-        "--compare mpi",
-    )
-    add_flags(parser)
-    return parser
 
 
 def run(args: argparse.Namespace, comm: Any, *, make_communicator: Callable[..., Any] | None = None) -> int:

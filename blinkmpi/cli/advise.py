@@ -12,14 +12,21 @@ from ..topology.model import Topology
 from ..topology.probe import Nvml
 from ..topology.visible import available
 from ..util.settings import read
+from .machine import add_machine, on_machine
+from .numbers import of_flag, whole
 from .output import show
-from .plan import of_flag, whole
 
 
-def add_advise(command: argparse.ArgumentParser) -> None:
-    """The flags of ``advise`` besides those of all commands."""
-    command.add_argument("--take", metavar="N", required=True, help="how many GPUs the job is to have")
-    command.add_argument("--from", dest="free", metavar="LIST", help="the GPUs to choose from: 0,1,4,5 or 0-3")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags."""
+    add_machine(parser)
+    parser.add_argument("--take", metavar="N", required=True, help="how many GPUs the job is to have")
+    parser.add_argument("--from", dest="free", metavar="LIST", help="the GPUs to choose from: 0,1,4,5 or 0-3")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer; the exit code."""
+    return on_machine(args, lambda topology, ranks: advice(args, topology, ranks=ranks))
 
 
 def advice(args: argparse.Namespace, topology: Topology, *, ranks: int) -> int:

@@ -6,22 +6,22 @@ from typing import Any
 from ..doctor.diagnosis import judge
 from ..doctor.examination import clock_skew, decode, encode, examine, mpi_facts, own_gpu, self_test, try_pairs
 from ..doctor.report import RankFacts, Report
-from ..topology.gather import exchange, this_process
+from ..topology.live import exchange, this_process
 from ..util.launcher import find_mpirun
 from .output import by_rank_0, show
 from .output import mpi as mpi_module
 
 
-def add_doctor(sub: Any) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
     what = "would a job run well here? MPI, GPUs, links, memory, settings; exit code 1 if something fails"
-    command = sub.add_parser("doctor", help="see whether a job would run well here", description=what)
-    command.add_argument("--json", action="store_true", help="print JSON")
+    parser.description = what
+    parser.add_argument("--json", action="store_true", help="print JSON")
     what = "start no child job that tries MPI with GPU memory"
-    command.add_argument("--no-self-test", action="store_true", help=what)
+    parser.add_argument("--no-self-test", action="store_true", help=what)
 
 
-def doctor(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Examine every rank that mpirun started (or this process alone), print on rank 0; 1 if something fails."""
     mpi, lost = mpi_module()
     if mpi is None:

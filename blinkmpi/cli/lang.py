@@ -12,10 +12,8 @@ from .output import show
 SHOWN = 5  # faults of a kind, and unused steps, that are printed; --json has all
 
 
-def add_lang(sub: Any) -> None:
-    """Add the command's parser."""
-    what = "chunk programs: prove them, or say what is wrong with them"
-    parser = sub.add_parser("lang", help=what, description=what)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's actions and their flags."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     what = "say what a file of a chunk program computes, or what is wrong with it"
     check = actions.add_parser("check", help=what, description=what)
@@ -27,7 +25,7 @@ def add_lang(sub: Any) -> None:
     check.add_argument("--json", action="store_true", help="print JSON, with every fault")
 
 
-def lang(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Judge a file; 0 if it is proved, 1 if it is wrong."""
     from ..errors import ArgumentError
 
@@ -91,8 +89,7 @@ def _written(args: argparse.Namespace, *, python: bool) -> int:
     from rich.text import Text
 
     from ..errors import ArgumentError, PlanError
-    from ..lang import load
-    from ..lang.source import algorithm_for
+    from ..lang.source import algorithm_for, load
 
     if python and args.ranks is None:
         raise ArgumentError(f"--ranks: for how many is it to be proved? {args.file} is a function of that; write "

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from typing import Any
 
 from ..errors import ArgumentError
 from ..launch.allocation import allocation, scheduler_of
@@ -18,10 +17,8 @@ from . import output as cli_out
 VERSION_SECONDS = 20.0
 
 
-def add_launch(sub: Any) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
-    what = "print the mpirun or srun line that starts a program on these machines, with the reason of each flag"
-    parser = sub.add_parser("launch", help=what, description=what)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--hostfile", metavar="FILE", help="the machines, in Open MPI's or Hydra's dialect")
     where.add_argument("--from-env", action="store_true", help="the machines that Slurm, PBS or LSF gave this job")
@@ -37,7 +34,7 @@ def add_launch(sub: Any) -> None:
     parser.add_argument("program", nargs="*", metavar="PROGRAM ARGS", help="after --")
 
 
-def launch(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the line and why, or run it: then this process is the launcher, and its exit code the job's."""
     launcher, pmi, mpirun = _mpi(args)
     hosts, hostfile, ranks = _machines(args, launcher)

@@ -1,15 +1,18 @@
-"""Where the commands' answers go: to the screen or a file, from rank 0 alone."""
+"""Where the commands' answers go, to the screen or a file, and their errors: from rank 0 alone."""
 
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, BlinkError
 from ..util.launcher import launched_rank
-from ..util.singleton import remove_segment_at_exit
+from ..util.text import brief
 
+LONGEST_ERROR = 2000  # letters; what a file of the user has in it may be longer
 WIDEST = 1 << 16  # columns of any table
 LONGEST_WORD = 30  # in a column that wraps; longer ones, such as a rank's many children, are folded
 
@@ -25,8 +28,27 @@ def mpi() -> tuple[Any, str]:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         return None, str(error)
+    from ..util.singleton import remove_segment_at_exit
+
     remove_segment_at_exit()
     return MPI, ""
+
+
+def fail(error: BlinkError) -> int:
+    """Say what went wrong; the exit code."""
+    if own_rank() == 0:
+        print(f"blinkmpi: error: {brief(str(error), LONGEST_ERROR)}", file=sys.stderr)
+    else:
+        time.sleep(1)  # mpirun ends the job at the first failure: rank 0 speaks before that
+    return 2
+
+
+def or_fail(answer: Callable[[], int]) -> int:
+    """The exit code of ``answer``, or that of the error which it raises."""
+    try:
+        return answer()
+    except BlinkError as error:
+        return fail(error)
 
 
 def by_rank_0(world: Any, work: Callable[[], int]) -> int:

@@ -1,60 +1,36 @@
-"""The commands about trees: ``plan`` one machine, list its ``subsets``. Only rank 0 runs this."""
+"""The command ``plan``: pack trees for one collective or all, prove their rate, and compare plans."""
+
+from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import re
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from fractions import Fraction
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ArgumentError, NoPackingError
-from ..lang.packed import python_of
-from ..planning.defaults import Gpus
 from ..planning.explain import shares
-from ..planning.selection import make_plan
-from ..planning.subsets import COLLECTIVES as COMPARED
-from ..planning.subsets import PCIE_MBPS, Allocations, Subset, by_size, summary, survey
+from ..planning.planner import make_plan
+from ..planning.slots import Gpus
 from ..program.call import collective_named
-from ..topology.model import MOST_MBPS, Topology
-from ..trees import COLLECTIVES, MethodOptions, Packing, extra_methods, pack, pareto
+from ..topology.model import Topology
+from ..trees.blink.pareto import pareto
+from ..trees.packing import extra_methods, pack
+from ..trees.problem import MethodOptions
+from ..trees.tree import COLLECTIVES, Packing
 from ..util.codec import plain
 from ..util.settings import read
-from ..util.text import DIGITS, parse_size, quoted
+from ..util.text import parse_size
+from .calls import add_collective
+from .differences import compared
+from .machine import add_machine, kind_of, on_machine
+from .numbers import fraction, of_flag, whole
 from .output import show, write
 
-Number = TypeVar("Number")
-# Python takes more, such as 1e-999999999, and is long at it.
-NUMBER = re.compile(rf"[+-]?[0-9.]{{1,{DIGITS}}}(e[+-]?[0-9]{{1,3}}|/[0-9]{{1,{DIGITS}}})?", re.IGNORECASE | re.ASCII)
+if TYPE_CHECKING:
+    from ..planning.diff import PlanDifference
+
 Found = list[tuple[Packing, float]]  # with the seconds that planning took
-
-
-def number(text: str, kind: Callable[[str], Number], what: str) -> Number:
-    """Read a number of a kind, or raise an ArgumentError that says what was expected."""
-    with contextlib.suppress(ValueError, ZeroDivisionError):
-        if NUMBER.fullmatch(text.strip()):
-            return kind(text)
-    raise ArgumentError(f"{quoted(text)} is no {what}, for example")
-
-
-def fraction(text: str) -> Fraction:
-    """Read ``1/20`` or ``0.05``."""
-    return number(text, Fraction, "number; write 1/20 or 0.05")
-
-
-def whole(text: str) -> int:
-    """Read a whole number."""
-    return number(text, int, "whole number; write 4")
-
-
-def of_flag(flag: str, reader: Callable[[str], Number], text: str) -> Number:
-    """Read the value of a flag, which an error names."""
-    try:
-        return reader(text)
-    except ArgumentError as error:
-        raise ArgumentError(f"{flag}: {error}") from error
 
 
 class KnobFlag(NamedTuple):
@@ -76,22 +52,33 @@ KNOBS = {
 }
 
 
-def add_plan(command: argparse.ArgumentParser) -> None:
-    """The flags of ``plan`` besides those of all commands."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's flags."""
+    add_machine(parser)
+    parser.add_argument("-o", metavar="FILE", dest="output", help="write the plan's file")
+    add_collective(parser)
     what = "auto, exact, mwu, few, rings, ...; see the docs"
-    command.add_argument("--method", default="auto", metavar="M", help=what)
+    parser.add_argument("--method", default="auto", metavar="M", help=what)
     for name, knob in KNOBS.items():
         used = f"{knob.what} ({', '.join(knob.methods)})"
-        command.add_argument(knob.flag, dest=name, metavar=knob.flag.rpartition("-")[2].upper()[:1], help=used)
-    command.add_argument("--pareto", action="store_true", help="the front of few, shallow and fast packings")
-    command.add_argument("--plot", metavar="FILE", help="draw machine and trees: .svg, .png or .pdf")
-    command.add_argument("--lang", action="store_true", help="print the trees as a program that blinkmpi.lang runs")
+        parser.add_argument(knob.flag, dest=name, metavar=knob.flag.rpartition("-")[2].upper()[:1], help=used)
+    parser.add_argument("--pareto", action="store_true", help="the front of few, shallow and fast packings")
+    parser.add_argument("--plot", metavar="FILE", help="draw machine and trees: .svg, .png or .pdf")
+    parser.add_argument("--lang", action="store_true", help="print the trees as a program that blinkmpi.lang runs")
+    parser.add_argument("--diff", nargs=2, metavar=("A", "B"), help="what plan file B has differently from A")
+    parser.add_argument("--trees", action="store_true", help="with --diff: every tree and the load of every link")
 
 
-def add_subsets(command: argparse.ArgumentParser) -> None:
-    """The flags of ``subsets`` besides those of all commands."""
-    command.add_argument("--pcie", default=str(PCIE_MBPS // 1000), metavar="GBPS", help="what a ring over PCIe reaches")
-    command.add_argument("--plot", metavar="FILE", help="draw the speed-ups: .svg, .png or .pdf")
+def run(args: argparse.Namespace) -> int:
+    """Answer; the exit code."""
+    if args.diff:
+        return plan_diff(args)
+
+    def answer(topology: Topology, ranks: int) -> int:
+        mpi, gpus = kind_of(topology, ranks)
+        return plan(args, topology, mpi=mpi, gpus=gpus)
+
+    return on_machine(args, answer)
 
 
 def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus = "") -> int:
@@ -120,6 +107,8 @@ def plan(args: argparse.Namespace, topology: Topology, *, mpi: bool, gpus: Gpus 
 
         draw_packing(found[0][0], topology, args.plot)
     if args.lang:
+        from ..lang.packed import python_of
+
         print(python_of(found[0][0]), end="")
         return 0
     if args.json:
@@ -216,64 +205,34 @@ def report(packing: Packing, seconds: float | None = None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def subsets(args: argparse.Namespace, topology: Topology) -> int:
-    """List the connected subsets, print, write, draw."""
-    if args.plot:
-        from ..util.figure import check_target
+def plan_diff(args: argparse.Namespace) -> int:
+    """Compare two plans' files."""
+    if args.topology is not None or args.output or args.collective:
+        raise ArgumentError("plan --diff A B compares two files of plans; leave out TOPOLOGY, -o and --collective")
+    from ..planning.diff import plan_differences
+    from ..runtime.bootstrap import read_plan
 
-        check_target(args.plot)
-    pcie_mbps = int(of_flag("--pcie", fraction, args.pcie) * 1000)
-    if not 1 <= pcie_mbps <= MOST_MBPS:
-        raise ArgumentError(f"--pcie {quoted(args.pcie)}: expected GB/s above 0; 10 is usual for a DGX-1")
-    found = survey(topology, pcie_mbps=pcie_mbps, each=_with_bar)
-    text = json.dumps(subsets_report(topology, found, pcie_mbps), indent=1)
-    if args.output:
-        write(args.output, text + "\n")
-    if args.plot:
-        from ..plot.trees import draw_subsets
-
-        draw_subsets(found, topology, pcie_mbps, args.plot)
-    if args.json:
-        print(text)
-    elif not args.output:
-        from . import show as cli_show
-
-        show(cli_show.subsets(found, topology, pcie_mbps))
-    return 0
+    one, other = (read_plan(path) for path in args.diff)
+    found = plan_differences(one, other)
+    rows: list[tuple[str, ...]] = [(d.collective, d.what, d.one, d.other) for d in found]
+    if not args.json and not args.trees:
+        rows = _brief(found)
+    code = compared(args, "plan-diff", tuple(args.diff), ("collective", "what"), rows)
+    if not args.json and len(rows) < len(found):
+        print(f"\n {len(found)} in all, with trees and loads of links: --trees, --json")
+    return code
 
 
-def _with_bar(some: Sequence[Allocations]) -> Iterable[Allocations]:
-    """The same, with a progress bar if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        return some
-    from rich.console import Console
-    from rich.progress import track
+def _brief(found: Sequence[PlanDifference]) -> list[tuple[str, ...]]:
+    """The rows without trees and links; roots with the same difference share a row."""
+    from ..planning.diff import DETAILS
 
-    return track(some, "planning", console=Console(stderr=True), transient=True)
-
-
-def subsets_report(topology: Topology, found: Sequence[Subset], pcie_mbps: int) -> dict[str, Any]:
-    """What ``subsets --json`` says: all subsets, then sums by size and over all of 3 GPUs and more."""
-    larger = [s for s in found if len(s.gpus) > 2]
-    rows = [
-        {"gpus": list(s.gpus), "allocations": s.allocations, "rings": s.rings,
-         "rate_gbps": _by_name([float(r / 1000) for r in s.rates]),
-         "baseline_gbps": _by_name([float(r / 1000) for r in s.baseline]),
-         "speedup": _by_name([float(r) for r in s.speedups]), "broadcast_trees": s.trees, "fewest": s.fewest}
-        for s in found
-    ]  # fmt: skip
-    return {
-        "format": "blinkmpi.subsets", "version": 1, "machine": topology.name, "fingerprint": topology.fingerprint,
-        "pcie_gbps": pcie_mbps / 1000, "subsets": rows,
-        "sizes": {str(size): _summary(some) for size, some in by_size(found).items()},
-        "from_3": _summary(larger) if larger else None,
-    }  # fmt: skip
-
-
-def _summary(some: Sequence[Subset]) -> dict[str, Any]:
-    s = summary(some)
-    return {**s._asdict(), "speedups": _by_name([spread._asdict() for spread in s.speedups])}
-
-
-def _by_name(values: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(COMPARED, values, strict=True))
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    for d in found:
+        name, _, root = d.collective.partition(" from ")
+        if not d.what.startswith(DETAILS):
+            rows.setdefault((name, d.what, d.one, d.other), []).append(root)
+    return [
+        (name + (f" from {','.join(roots)}" if roots[0] else ""), *rest)
+        for (name, *rest), roots in sorted(rows.items(), key=lambda row: row[0][0])
+    ]

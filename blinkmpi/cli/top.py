@@ -15,17 +15,16 @@ LEAST_SECONDS, MOST_SECONDS = 0.1, 3600.0
 NONE = "no job of this user has a communicator of blinkmpi open on this machine"
 
 
-def add_top(sub: Any) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
-    what = "watch running jobs of this user: calls, bytes by link and tree, who waits for whom"
-    command = sub.add_parser("top", help="watch running jobs on this machine", description=what)
-    command.add_argument("--pid", metavar="PID", help="only communicators of this process")
-    command.add_argument("--seconds", metavar="S", default="1", help="between two frames (default 1)")
-    command.add_argument("--once", action="store_true", help="print one frame, with rates over --seconds")
-    command.add_argument("--json", action="store_true", help="print one look as JSON")
+    parser.description = "watch running jobs of this user: calls, bytes by link and tree, who waits for whom"
+    parser.add_argument("--pid", metavar="PID", help="only communicators of this process")
+    parser.add_argument("--seconds", metavar="S", default="1", help="between two frames (default 1)")
+    parser.add_argument("--once", action="store_true", help="print one frame, with rates over --seconds")
+    parser.add_argument("--json", action="store_true", help="print one look as JSON")
 
 
-def top(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Show frames until the jobs have ended, or one; 1 if there are no jobs."""
     seconds = _seconds(args.seconds)
     pid = None if args.pid is None else _pid(args.pid)

@@ -16,36 +16,33 @@ from ..program.call import collective_named
 from ..trees.tree import COLLECTIVES, Collective
 from ..util.cache_folder import cache_dir, keep
 from ..util.text import parse_size
+from .machine import world as ranks_of
 
 TIMED = ("allreduce", "broadcast", "allgather")
 TUNED = tuple(c for c in COLLECTIVES if c != "barrier")
 
 
-def add_tune(sub: Any) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
-    what = (
-        "measure which scheme, protocol and chunk is fastest on these GPUs, or what steps of calls cost on these CPU "
-    )
-    what += "ranks, and keep it for later jobs"
-    command = sub.add_parser("tune", help=what, description=what)
-    command.add_argument(
+    parser.add_argument(
         "collectives",
         nargs="*",
         metavar="C",
         help=f"default: all of {', '.join(TUNED)}; on CPU ranks {', '.join(TIMED)}",
     )
     what = "smallest vector; K M G are 2^10 2^20 2^30; default 1K, on CPU ranks 1M"
-    command.add_argument("-b", dest="begin", help=what)
-    command.add_argument("-e", dest="end", help="largest vector; default 1G, on CPU ranks 64M")
-    command.add_argument("-f", dest="factor", type=int, help="factor between two sizes; default 4, on CPU ranks 2")
-    command.add_argument("-o", metavar="FILE", dest="output", help="write the table here, not to the cache")
+    parser.add_argument("-b", dest="begin", help=what)
+    parser.add_argument("-e", dest="end", help="largest vector; default 1G, on CPU ranks 64M")
+    parser.add_argument("-f", dest="factor", type=int, help="factor between two sizes; default 4, on CPU ranks 2")
+    parser.add_argument("-o", metavar="FILE", dest="output", help="write the table here, not to the cache")
     what = "measure an algorithm of one's own too, such as x.py:NAME (docs/lang.md); may be repeated"
-    command.add_argument("--algorithm", action="append", default=[], metavar="FILE", help=what)
-    command.add_argument("-q", dest="quiet", action="store_true", help="no line per size")
+    parser.add_argument("--algorithm", action="append", default=[], metavar="FILE", help=what)
+    parser.add_argument("-q", dest="quiet", action="store_true", help="no line per size")
 
 
-def tune(args: argparse.Namespace, world: Any) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure on all ranks."""
+    world = ranks_of(args)
     from ..communicator import Communicator
     from ..measure.tune import tune as measure
     from ..transport.cuda.kernels.compiler import kernels_digest

@@ -23,8 +23,8 @@ import msgspec
 from .. import __version__
 from ..errors import BlinkError, SettingsError
 from ..runtime.cuda.aware import ladder, library_path
-from ..topology.gather import ProcessInfo
 from ..topology.gpu import GpuFacts, Unknown
+from ..topology.live import ProcessInfo
 from ..topology.probe import Nvml, Recording, probe
 from ..transport.host import native
 from ..util.launcher import launched_size, library_name, run_limited

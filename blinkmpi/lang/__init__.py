@@ -13,13 +13,26 @@
 ``msccl``        MSCCLang's own names, for programs of msccl-tools as they are
 """
 
-from . import library
-from .algorithms import SCHEME, Algorithm
-from .flow import goal_of
-from .source import load
-from .trace import BufferName as Buffer
-from .trace import Ref, chunk
-from .written import CustomCollective, Written, algorithm, custom
+from typing import TYPE_CHECKING
+
+from ..util.lazy import lazily
+
+if TYPE_CHECKING:
+    from . import library
+    from .algorithms import SCHEME, Algorithm
+    from .flow import goal_of
+    from .source import load
+    from .trace import Buffer, Ref, chunk
+    from .written import CustomCollective, Written, algorithm, custom
+else:
+    __getattr__, __dir__ = lazily(__name__, {
+        "algorithms": ("SCHEME", "Algorithm"),
+        "flow": ("goal_of",),
+        "library": (),
+        "source": ("load",),
+        "trace": ("Buffer", "Ref", "chunk"),
+        "written": ("CustomCollective", "Written", "algorithm", "custom"),
+    })  # fmt: skip
 
 __all__ = [
     "SCHEME", "Algorithm", "Buffer", "CustomCollective", "Ref", "Written", "algorithm", "chunk", "custom", "goal_of",

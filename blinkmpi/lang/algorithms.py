@@ -1,4 +1,7 @@
-"""``Algorithm``: a proved program over chunks, as a value with a file of its own, and what can be asked of it."""
+"""``Algorithm``: a proved program over chunks, as a value with a file of its own, and what can be asked of it.
+
+A plan has algorithms, so every rank of a job loads this module. What a question needs is imported where it is asked.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,21 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from ..errors import ArgumentError, FormatError, PlanError
 from ..program.call import BLOCKED, Call, call_of_bytes, collective_named
-from ..program.cost_model import Price, price
 from ..program.ir import Program
 from ..program.reduction import Array, dtype_of
-from ..program.routes import cheapest_routes
 from ..topology.model import Topology
 from ..util.codec import Document
 from ..util.files import read_file
 from ..util.text import brief, plural, quoted, size_text
-from .flow import Contribution, Flow, Goal, Node, check_size, goal_of
-from .interpreter import interpret
-from .lower import Lowering, custom_call
-from .xml.check import flow_of
-from .xml.export import export
-from .xml.file import load_xml, write_xml
+from .flow import Contribution, Flow, Goal, Node, check_size, custom_call, goal_of
+
+if TYPE_CHECKING:
+    from ..program.cost_model import Price
+    from .lower import Lowering
 
 FORMAT_VERSION = 1
 SCHEME = "lang:"  # in front of an algorithm's name, where it stands beside the schemes of a plan
@@ -109,6 +109,8 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
 
     @cached_property
     def _lowering(self) -> Lowering:
+        from .lower import Lowering
+
         return Lowering(self.flow)
 
     def program(self, call: Call, *, chunk_bytes: int = 128 << 10, depth: int = 4, multicast: bool = False) -> Program:
@@ -147,6 +149,9 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
 
     def price(self, call: Call, topology: Topology, *, chunk_bytes: int, depth: int) -> Price:
         """Predict the time of a call; see :meth:`simulate`."""
+        from ..program.cost_model import price
+        from ..program.routes import cheapest_routes
+
         if topology.n != self.n:
             raise PlanError(f"{self.name} is for {self.n} ranks, {topology.name} has {topology.n}; make it for these")
         multicast = shares_memory(topology)
@@ -201,6 +206,8 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
         Returns:
             For each rank the chunks of its output, None where nothing is written.
         """
+        from .interpreter import interpret
+
         return interpret(self.flow, sends, op)
 
     def plot(self, path: str, *, chunk: int | None = None) -> None:
@@ -214,7 +221,7 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
             ArgumentError: for a file that cannot be written, no such chunk, too many messages, or without matplotlib
                 (``pip install 'blinkmpi[plot]'``).
         """
-        from .picture import draw_algorithm  # an extra, which is imported where a picture is made
+        from .picture import draw_algorithm
 
         draw_algorithm(self, path, chunk=chunk)
 
@@ -229,6 +236,10 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
         Raises:
             PlanError: if MSCCL has no such collective or protocol.
         """
+        from .xml.check import flow_of
+        from .xml.export import export
+        from .xml.file import write_xml
+
         made = export(
             self.flow, name=self.name, protocol=protocol, in_place=self.inplace, channels=channels,
             instances=instances, min_bytes=self.min_bytes, max_bytes=self.max_bytes,
@@ -272,6 +283,9 @@ def read_xml(path: str | Path) -> Algorithm:
     Raises:
         FormatError: if it cannot be read, or is no such file. PlanError: for one that is wrong.
     """
+    from .xml.check import flow_of
+    from .xml.file import load_xml
+
     found = load_xml(path)
     return Algorithm.of(
         found.name, flow_of(found, source=brief(str(path))), inplace=not found.out_of_place, min_bytes=found.min_bytes,

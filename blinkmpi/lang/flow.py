@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from math import isqrt
 
 from ..errors import PlanError
-from ..program.call import BLOCKED, REDUCTIONS
+from ..program.call import BLOCKED, REDUCTIONS, Call
 from ..trees.tree import ROOTED
 from ..util.codec import Value
 from ..util.text import plural
@@ -235,3 +235,9 @@ def _several(contributions: tuple[Contribution, ...], most: int = 4) -> str:
     text = " + ".join(map(named, contributions[:most]))
     more = len(contributions) - most
     return f"{text} + {more} more" if more > 0 else text
+
+
+def custom_call(goal: Goal, name: str, elements: int, dtype: str, op: str) -> Call:
+    """The call of a custom collective whose chunks have so many elements; ``op`` counts if it folds."""
+    counts = elements, *goal.given, *(len(outputs) for outputs in goal.wanted)
+    return Call("custom", goal.n, counts, dtype, op if goal.reduces else "", -1, name)

@@ -79,12 +79,6 @@ class Lowering:
         return runs
 
 
-def custom_call(goal: Goal, name: str, elements: int, dtype: str, op: str) -> Call:
-    """The call of a custom collective whose chunks have so many elements; ``op`` counts if it folds."""
-    counts = elements, *goal.given, *(len(outputs) for outputs in goal.wanted)
-    return Call("custom", goal.n, counts, dtype, op if goal.reduces else "", -1, name)
-
-
 def _wanted(goal: Goal, elements: int) -> list[list[Piece]]:
     """What each rank of a custom collective must receive."""
     return [

@@ -28,7 +28,7 @@ MOST_VALUES = 1 << 23  # of a program, which may have lost its way
 MOST_PLACES = 1 << 24  # of a scratch buffer on one rank
 
 
-class BufferName(StrEnum):
+class Buffer(StrEnum):
     """The buffers of a call; any other name is one of scratch places."""
 
     input = "input"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import RemoteError
-from ..topology.gather import copy_test, shared_slots
+from ..topology.live import copy_test, shared_slots
 from ..topology.measured import FAST, NOWHERE, LinkMeasurement, Measured, MeasurementKind, links_between
 from ..topology.model import Topology
 from ..topology.network_rate import MessagingComm, net_rate

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from ..communicator import Communicator
 from ..errors import DeviceError
-from ..planning.defaults import GPU_SLOTS, LL128, by_nvlink
+from ..planning.gpus.rules import LL128, by_nvlink
 from ..planning.plan import Plan, Rule
+from ..planning.slots import GPU_SLOTS
 from ..program.call import REDUCTIONS, Call
 from ..runtime.cuda.context import MEASURED, CudaContext
 from ..runtime.inspection import call_of

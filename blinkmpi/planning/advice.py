@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from ..errors import ArgumentError, TopologyError
 from ..topology.model import Topology
-from ..trees import Packing, pack
 from ..trees.graph.fabric import FAST, Fabric, choose_links, fabric
+from ..trees.packing import pack
+from ..trees.tree import Packing
 from ..util.codec import Value
 from ..util.text import plural, quoted
 from .subsets import ColouredGraph, coloured, isomorphic

@@ -8,17 +8,14 @@ from typing import NamedTuple, cast
 from msgspec.structs import replace
 
 from ..errors import ArgumentError, PlanError, SettingsError
-from ..lang import library
 from ..lang.algorithms import SCHEME, Algorithm
-from ..lang.written import Written
 from ..program.call import Call, call_of_bytes, collective_named
-from ..program.routes import cheapest_routes
 from ..topology.model import Topology
 from ..trees.tree import Collective
 from ..util.text import quoted
-from .defaults import LINK_SLOTS, Gpus, ctas_of, slots_of
 from .memory_rows import SLOTS as MEMORY_SLOTS
 from .plan import CHUNKS_PER_SPAN, MIN_CHUNK_BYTES, Plan, Rule
+from .slots import LINK_SLOTS, Gpus, ctas_of, slots_of
 
 
 class Named(NamedTuple):
@@ -100,7 +97,7 @@ def with_algorithms(
     rows of their own.
 
     Args:
-        gpus: as for :func:`.selection.make_plan`.
+        gpus: as for :func:`.planner.make_plan`.
         why: what asked for those that are asked for.
     """
     everyone = tuple(dict.fromkeys((*plan.algorithms, *algorithms, *asked.values())))
@@ -138,6 +135,8 @@ def check_ways(plan: Plan, machine: Topology) -> Plan:
     Raises:
         PlanError: naming the algorithm and two ranks.
     """
+    from ..program.routes import cheapest_routes
+
     for one in plan.algorithms:
         call = call_of_bytes(cast(Collective, one.collective), one.n, 1 << 20, root=max(one.root, 0))
         try:
@@ -159,6 +158,9 @@ def _of_name(name: str, algorithms: Sequence[Algorithm], n: int) -> Algorithm:
     for one in algorithms:
         if one.name == name:
             return one
+    from ..lang import library
+    from ..lang.written import Written
+
     there = {key: value for key, value in vars(library).items() if isinstance(value, Written)}
     if name not in there:
         names = sorted({*there, *(one.name for one in algorithms)})

@@ -10,6 +10,7 @@ from ..program.lower import lower
 from ..topology.model import Topology
 from ..trees.deadline import late
 from ..trees.tree import Packing
+from .slots import Choice
 
 KIB = 1 << 10
 SIZES = tuple(4 * KIB << step for step in range(0, 20, 2))  # 4 KiB to 1 GiB
@@ -17,16 +18,6 @@ WORTH = 0.99  # of the time of the choice for the next larger size: below, anoth
 MOST_EDGES = 60_000  # of a packing that is estimated
 MANY_RANKS, FAR_LESS = 16, 4
 CLOSE, PLAYED_EDGES = 1.5, 600
-
-
-class Choice(NamedTuple):
-    """From so many bytes on, the scheme, and the bytes and number of its slots; chunks of at least so many bytes."""
-
-    min_bytes: int
-    scheme: str
-    chunk_bytes: int
-    depth: int
-    least_chunk_bytes: int = 0
 
 
 Slots = Callable[[Estimate], Sequence[tuple[int, int]]]

@@ -1,44 +1,33 @@
 """The default selection table: which scheme and protocol carry a call of which size, before anything is measured here.
 
 The numbers come from trials (docs/design.md tells which); ``blinkmpi tune`` measures better ones, ``BLINKMPI_ALGO`` or
-an argument overrides them.
+an argument overrides them. The rows for GPUs are in :mod:`.gpus.rules`. What ranks that share a memory do not need (the
+cost model) is imported where rows for links are made.
 """
 
-import itertools
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ..errors import SettingsError
 from ..program.call import REDUCTIONS, Call
-from ..program.estimate import Estimate
 from ..topology.model import Topology
-from ..trees.deadline import late
-from ..trees.graph.fabric import fabric
-from ..trees.problem import BACKWARDS
-from ..trees.tree import CARRIED, ROOTED, Collective, Packing
-from .by_size import Choice, fastest
-from .gpus.kernel_times import boundaries
-from .gpus.one_hop import FEW_CTAS, LONG, LONG_WIDENED, PACKETS_BELOW, one_hop_rows, with_few_ctas
+from ..trees.tree import Collective, Packing
 from .memory_rows import MEMORY_ROWS, memory_rows
 from .memory_rows import SLOTS as MEMORY_SLOTS
-from .plan import PACKETS, Plan, ProtocolName, Rule
+from .plan import Plan, Rule
+from .slots import LINK_SLOTS, Choice
+
+if TYPE_CHECKING:
+    from ..program.estimate import Estimate
 
 KIB, MIB = 1 << 10, 1 << 20
-Gpus = Literal["", "onehop", "slots", "nodes"]
-SLOTS: ProtocolName = "slots"
-PROTOCOLS = (*PACKETS, "direct", "slots")  # between GPUs over one hop
 BY_MODEL = "default: the fastest by the cost model"
-TRIED, EXPECTED = "default: from trials on one machine", "default: expected from trials on fewer GPUs"
-BY_KERNELS = "default: by what kernels cost, on fewer GPUs"
-MOST_TRIED = 4  # GPUs of one machine
-UNTRIED = "default: as a scatter, not tried on GPUs"
-LL128 = ("ll128_one_shot", "ll128_two_shot")  # only over NVLink, which keeps a line of 128 bytes whole
-# (largest slot in bytes, slots of a channel), from trials on one machine: docs/design.md. Of links, the fewest slots.
-LINK_SLOTS = (128 * KIB, 4)
 LINK_CHUNKS = tuple(4 * KIB << i for i in range(8))  # to 512 KiB; within a node to LINK_SLOTS[0]
 MOST_LINK_SLOTS, SPARE_SLOTS = 16, 1.5  # the second: times as many as would do if no tree waited for another
 # Shorter vectors of ranks on several nodes are left to MPI's own collective, as we call it (non-blocking, with a
@@ -58,12 +47,6 @@ MPI_BELOW_BYTES_ACROSS = {
 # on two hosts of 2 ranks; of more ranks, one of which folds for its node, shorter reductions do.
 SHOT_BELOW_BYTES_ACROSS, SHOT_RANKS = 1088 * KIB, 2
 SHOT_WHY = "default: data and announcement in one message from node to node"
-GPU_SLOTS = (32 * KIB, 4)
-PAIR_SLOTS = (64 * KIB, 4)  # between 2 GPUs; from runs on two H100
-# Likewise: slots of vectors from so many bytes on, in calls without a root. With one they gain nothing, and all CTAs'
-# slots lie at one reader, where more than 121 would find no room.
-PAIR_LONG, PAIR_LONG_CHUNK = 128 * MIB, 128 * KIB
-NODE_SLOTS, NODE_CTAS = (512 * KIB, 2), 16  # of channels between nodes: a chunk is a message, and few threads keep up
 
 
 def host_rules(
@@ -77,10 +60,10 @@ def host_rules(
     by_name = any(not scheme.startswith("^") for scheme in wanted)
     there = [*dict.fromkeys(p.scheme for p in packings)]
     several = len(there) > 1
-    allowed = _allowed(topology, collective, wanted, [*_schemes(plan, collective), "mpi"]) if wanted else there
+    allowed = allowed_of(topology, collective, wanted, [*schemes_of(plan, collective), "mpi"]) if wanted else there
     rules: list[Rule] = []
     why = f"default: below {small} bytes MPI was faster in trials on two hosts made of one machine"
-    for root, choices in _choices(plan, topology, collective, [s for s in allowed if s != "mpi"] or there).items():
+    for root, choices in choices_of(plan, topology, collective, [s for s in allowed if s != "mpi"] or there).items():
         if memory and collective in MEMORY_ROWS:
             rules += memory_rows(collective, plan.n, root, choices[0].scheme, by_name=by_name, mpi=mpi)
             continue
@@ -118,7 +101,7 @@ def _link_rows(
     ]
 
 
-def _choices(
+def choices_of(
     plan: Plan, topology: Topology, collective: Collective, schemes: Sequence[str]
 ) -> dict[int, tuple[Choice, ...]]:
     """The fastest of some schemes for each size, of most roots (-1) and of those for which others are."""
@@ -137,7 +120,7 @@ def _choices(
             found[root] = _fastest(packings, topology)
             continue
         best = max(packings, key=lambda p: 0 if p.multicast else p.rate)  # the first of equals
-        slots = MEMORY_SLOTS if best.multicast else (LINK_SLOTS[0], slots_for(Estimate(best, topology), LINK_SLOTS[0]))
+        slots = MEMORY_SLOTS if best.multicast else _slots_on_links(best, topology)
         found[root] = (Choice(0, best.scheme, *slots),)
     found |= {turn.root: found[turn.like] for turn in plan.turns if turn.like in found}
     usual = Counter(found.values()).most_common(1)[0][0]
@@ -150,6 +133,11 @@ def _fastest(packings: Sequence[Packing], topology: Topology) -> tuple[Choice, .
     Where links are equally fast both ways, a reduce takes those of a broadcast; not between nodes, where one rank sends
     its messages one after another.
     """
+    from ..trees.deadline import late
+    from ..trees.graph.fabric import fabric
+    from ..trees.problem import BACKWARDS
+    from .by_size import fastest
+
     links = fabric(topology, topology.kinds())
     collective, root = packings[0].collective, packings[0].root
     alike = BACKWARDS.get(collective, collective) if links.even and len(topology.nodes) == 1 else collective
@@ -163,6 +151,8 @@ def _fastest(packings: Sequence[Packing], topology: Topology) -> tuple[Choice, .
 
 def rule_of(packing: Packing, topology: Topology, call: Call) -> Rule:
     """The row for one call and packing over links: the chunks that are the best ones by the cost model."""
+    from .by_size import fastest
+
     choices = fastest([packing], topology, link_slots, LINK_SLOTS)
     return _row(call.collective, next(choice for choice in choices if choice.min_bytes <= call.nbytes))
 
@@ -171,6 +161,13 @@ def _row(collective: Collective, choice: Choice, reason: str = BY_MODEL, root: i
     least = choice.least_chunk_bytes
     at, scheme, chunk, depth = choice[:4]
     return Rule(collective, at, scheme, chunk, depth, reason, root=root, least_chunk_bytes=least)
+
+
+def _slots_on_links(packing: Packing, topology: Topology) -> tuple[int, int]:
+    """The largest slots within a node, and how many of them."""
+    from ..program.estimate import Estimate
+
+    return LINK_SLOTS[0], slots_for(Estimate(packing, topology), LINK_SLOTS[0])
 
 
 def link_slots(estimate: Estimate) -> list[tuple[int, int]]:
@@ -185,7 +182,7 @@ def slots_for(estimate: Estimate, chunk_bytes: int) -> int:
     return min(MOST_LINK_SLOTS, max(LINK_SLOTS[1], math.ceil(wanted)))
 
 
-def _schemes(plan: Plan, collective: Collective) -> list[str]:
+def schemes_of(plan: Plan, collective: Collective) -> list[str]:
     """The schemes for a collective, in the plan's order: those that every root has, for one that is asked for."""
     roots: dict[str, set[int]] = {}
     packed = plan.packed_as(collective)
@@ -196,7 +193,7 @@ def _schemes(plan: Plan, collective: Collective) -> list[str]:
     return [scheme for scheme, have in roots.items() if have == everybody] or list(roots)
 
 
-def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...], there: list[str]) -> list[str]:
+def allowed_of(topology: Topology, collective: Collective, wanted: tuple[str, ...], there: list[str]) -> list[str]:
     """The schemes of ``there`` that ``wanted`` allows, in the order of preference."""
     banned = {s.removeprefix("^") for s in wanted if s.startswith("^")}
     asked = [s for s in wanted if not s.startswith("^")]
@@ -210,121 +207,3 @@ def _allowed(topology: Topology, collective: Collective, wanted: tuple[str, ...]
     if not allowed:
         raise SettingsError(f"BLINKMPI_ALGO leaves no scheme for {collective}; allow one of {', '.join(there)}")
     return allowed
-
-
-def slots_of(gpus: Gpus, n: int) -> tuple[int, int]:
-    """The largest slot in bytes between n GPUs, and the slots of a channel."""
-    return NODE_SLOTS if gpus == "nodes" else PAIR_SLOTS if gpus == "onehop" and n == 2 else GPU_SLOTS
-
-
-def ctas_of(gpus: Gpus, n: int, max_ctas: int = 0) -> int:
-    """The CTAs of a kernel ``slots`` between n GPUs; 0 for as many as there may be.
-
-    Args:
-        max_ctas: that a kernel shall have; 0: as many as there may be.
-    """
-    few = gpus == "onehop" and n == 2 and 0 < max_ctas < FEW_CTAS
-    return NODE_CTAS if gpus == "nodes" else FEW_CTAS if few else 0
-
-
-def by_nvlink(plan: Plan, topology: Topology, collective: Collective) -> bool:
-    """Whether NVLink alone carries the one-hop trees of a collective."""
-    kinds = {(link.src, link.dst): link.kind for link in topology.links}
-    wanted = plan.packed_as(collective), "onehop"
-    packings = [p for p in plan.packings if (p.collective, p.scheme) == wanted]
-    paths = [edge.path for p in packings for tree in p.trees for edge in tree.edges]
-    return all(kinds[hop] == "nvlink" for path in paths for hop in itertools.pairwise(path))
-
-
-def gpu_rules(
-    plan: Plan, topology: Topology, collective: Collective, wanted: tuple[str, ...], gpus: Gpus, max_ctas: int = 0
-) -> list[Rule]:
-    """The rows for one collective on GPUs: packets, then ``direct`` for registered buffers and slots for others.
-
-    Args:
-        max_ctas: CTAs that a kernel shall have; 0: as many as there may be.
-    """
-    there = _schemes(plan, collective)
-    by_root = _choices(plan, topology, collective, [p.scheme for p in plan.packings])
-    protocols = [protocol for protocol in PROTOCOLS if protocol not in LL128 or by_nvlink(plan, topology, collective)]
-    (chunk, depth), ctas = slots_of(gpus, plan.n), ctas_of(gpus, plan.n, max_ctas)
-    onehop = gpus == "onehop" and "onehop" in there and plan.n > 1 and collective in PACKETS_BELOW
-    whole = onehop and _meets_bound(plan, collective, "onehop")
-    own_widened = whole and plan.n > 2 and collective in LONG_WIDENED and plan.wire == "accumulator"
-    lines = LL128[0] in protocols
-    untried = onehop and lines and plan.n > MOST_TRIED
-    modelled = boundaries(_one_hop_packing(plan, collective), topology) if untried else None
-    best = "onehop" if whole else by_root[-1][0].scheme
-    schemes = [best, *(s for s in there if s != best)]
-
-    def rows_for(root: int, choices: Sequence[Choice]) -> list[Rule]:
-        """With the fastest schemes for what packets do not carry; packets always take one hop."""
-        rows = []
-        kinds = itertools.product((False, True) if whole else (False,), (False, True) if own_widened else (False,))
-        for registered, widened in kinds:
-            found: list[tuple[int, str, ProtocolName, int, int, int]] = [
-                (choice.min_bytes, choice.scheme, SLOTS, ctas, min(choice.least_chunk_bytes, chunk), chunk)
-                for choice in choices
-            ]
-            if onehop:
-                one_hop = one_hop_rows(
-                    collective, plan.n, registered=registered, lines=lines, modelled=modelled, schemes=there,
-                    widened=widened,
-                )  # fmt: skip
-                trials = [
-                    (at, by, protocol, many or (ctas if protocol == SLOTS else 0), 0, size or chunk)
-                    for at, by, protocol, many, size in one_hop
-                ]
-                packets = [row for row in trials if row[2] in PACKETS]
-                end = trials[len(packets)][0]
-                rest = [(max(row[0], end), *row[1:]) for i, row in enumerate(found) if not i or found[i - 1][0] > end]
-                found = trials if whole else [*packets, *rest]
-            for at, by, protocol, many, least, size in found:
-                tried = whole and plan.n <= (2 if protocol in LL128 and collective not in LONG else MOST_TRIED)
-                why = TRIED if tried or not onehop else BY_KERNELS if modelled and protocol in PACKETS else EXPECTED
-                why = UNTRIED if collective in CARRIED else why if onehop else BY_MODEL
-                rows.append(
-                    Rule(collective, at, by, size, depth, why, protocol, many, registered, root, least, widened)
-                )
-            slots_last = rows[-1].protocol == SLOTS and rows[-1].min_bytes < PAIR_LONG
-            if onehop and plan.n == 2 and collective not in ROOTED and slots_last:
-                rows.append(replace(rows[-1], min_bytes=PAIR_LONG, chunk_bytes=PAIR_LONG_CHUNK))
-        return with_few_ctas(rows, max_ctas) if onehop else rows
-
-    rows = rows_for(-1, by_root[-1])
-    if not wanted:
-        return rows if whole else [row for root, choices in by_root.items() for row in rows_for(root, choices)]
-    if collective == "alltoall":
-        protocols = [protocol for protocol in protocols if protocol != "direct"]
-    there = [*schemes, *(f"onehop/{protocol}" for protocol in protocols if onehop)]
-    there += ["chain/rs_ag"] if onehop and collective == "allreduce" and "chain" in schemes else []
-    first, _, protocol = _allowed(topology, collective, wanted, there)[0].partition("/")
-    forced = [r for r in rows if r.scheme == first and not protocol and r.protocol != "rs_ag"] or [
-        Rule(collective, 0, first, chunk, depth, "", protocol or "slots", ctas, registered)  # type: ignore[arg-type]
-        for registered in ((True,) if protocol in ("direct", "rs_ag") else (False, True))
-    ]
-    if protocol in ("direct", "rs_ag"):
-        forced.append(Rule(collective, 0, first, chunk, depth))
-    lowest: dict[tuple[bool, bool], int] = {}
-    for r in forced:
-        kind = r.registered, r.widened
-        lowest[kind] = min(r.min_bytes, lowest.get(kind, r.min_bytes))
-    return [
-        replace(
-            r, min_bytes=0 if r.min_bytes == lowest[r.registered, r.widened] else r.min_bytes, reason="BLINKMPI_ALGO"
-        )
-        for r in forced
-    ]
-
-
-def _one_hop_packing(plan: Plan, collective: Collective) -> Packing:
-    packed = plan.packed_as(collective)
-    return next(p for p in plan.packings if (p.collective, p.scheme) == (packed, "onehop"))
-
-
-def _meets_bound(plan: Plan, collective: Collective, scheme: str) -> bool:
-    """Whether no packing for any root is faster than that of a scheme."""
-    packed = plan.packed_as(collective)
-    packings = [p for p in plan.packings if p.collective == packed]
-    own = {p.root: p.rate for p in packings if p.scheme == scheme}
-    return all(p.rate <= own.get(p.root, 0) for p in packings if p.scheme != "hybrid")

@@ -21,9 +21,10 @@ from ..topology.model import Topology
 from ..trees.tree import Packing, Tree
 from ..util.codec import Document, Value
 from ..util.text import plural, size_text, time_text
-from .defaults import LINK_SLOTS, rule_of
+from .defaults import rule_of
 from .plan import ONE_SHOTS, PACKETS, PassedOver, Plan, Rule
 from .selection import choose, program_for
+from .slots import LINK_SLOTS
 
 FORMAT_VERSION = 2
 WIDTH = 100

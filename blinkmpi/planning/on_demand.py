@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Self, cast
 
-from ..topology import Topology
+from ..topology.model import Topology
 from ..trees.graph.turning import like_roots
 from ..trees.tree import ROOTED, Collective
 from ..util.together import Comm, from_root, together

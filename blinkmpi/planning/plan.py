@@ -1,7 +1,7 @@
 """A plan: every packing that a job may need, and the table that says when to use which.
 
 A plan depends on no message size and holds no timings: the same machine gives the same bytes. Rank 0 makes it
-(:func:`.selection.make_plan`), and all ranks check it against their topology. Pure data.
+(:func:`.planner.make_plan`), and all ranks check it against their topology. Pure data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..lang.algorithms import SCHEME, Algorithm
 from ..program.call import Call
 from ..program.ir import Wire
 from ..topology.model import MOST_DEVICES, MOST_MBPS, Topology
-from ..trees import verify
+from ..trees.bounds.verify import verify
 from ..trees.graph.turning import is_symmetry, turned_packing
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing, carried, packed_as
 from ..util.codec import Document, Value

@@ -16,7 +16,7 @@ import msgspec
 
 from ..errors import SettingsError
 from ..lang.algorithms import Algorithm
-from ..topology import Topology
+from ..topology.model import Topology
 from ..util.codec import Document
 from ..util.files import read_file
 from ..util.text import brief

@@ -18,9 +18,8 @@ import numpy as np
 from ..planning.explain import gap_text, shares, trees_text
 from ..planning.subsets import COLLECTIVES, Subset, by_size, spread
 from ..topology.model import Topology
-from ..trees import Packing, Tree
 from ..trees.graph.fabric import fabric
-from ..trees.tree import PER_RANK
+from ..trees.tree import PER_RANK, Packing, Tree
 from ..util.figure import COLOURS, DARK, SWITCH, bare, check_target, new_figure, save
 from ..util.text import plural
 from .layout import Points, Position, arrow_head, curve, extent, places

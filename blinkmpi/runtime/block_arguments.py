@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ..errors import ArgumentError, BufferTypeError
 from ..lang.algorithms import Algorithm
-from ..lang.lower import custom_call
+from ..lang.flow import custom_call
 from ..program.call import Call
 from ..program.memory import Buffer, DeviceArray, overlap
 from ..program.reduction import DTYPES, Array, check_op

@@ -5,34 +5,35 @@ one rank is an error on all of them, and none hangs. The communicator is handed
 in; nothing here imports MPI.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Real
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from msgspec.structs import replace
 
 from ..errors import ArgumentError, MismatchError, PlanError, SettingsError, TopologyError
 from ..lang.algorithms import Algorithm
-from ..planning import tuned_table as tuned
 from ..planning.algorithms import check_algorithms, check_ways, named_in, with_algorithms
-from ..planning.defaults import Gpus
-from ..planning.gpus.one_hop import BESIDE_CTAS
 from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import Plan
-from ..planning.selection import ALL_COLLECTIVES, make_plan, parse_algo, planned_with
-from ..planning.tuned_table import TunedTable
+from ..planning.selection import parse_algo
+from ..planning.slots import BESIDE_CTAS, Gpus
 from ..program.ir import Wire
-from ..topology import Topology, load
-from ..transport.cuda.kernels.compiler import kernels_digest
+from ..topology.model import Topology
 from ..trees.tree import Collective
 from ..util.files import read_file
 from ..util.settings import LONGEST_S, MOST_CTAS, WIRES, Settings, log, read
 from ..util.text import brief, quoted
 from ..util.together import Comm, from_root, together
+
+if TYPE_CHECKING:
+    from ..planning.tuned_table import TunedTable
 
 MOST_PLAN_BYTES = 1 << 29  # of its file: 128 ranks take half of it
 
@@ -147,6 +148,8 @@ def given_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
     """The machine that the user named, the same on every rank."""
 
     def resolve() -> str:
+        from ..topology.importers import load
+
         topology = load(wanted) if isinstance(wanted, str) else wanted.check()
         if topology.n != n:
             raise TopologyError(
@@ -168,7 +171,7 @@ def agree_on_plan(
     there are not, are errors here. All is, if the plan is to be written to a file.
 
     Args:
-        gpus: see :func:`.selection.make_plan`.
+        gpus: see :func:`.planner.make_plan`.
         table: where measured rows for this machine may lie; ``algo`` wins over them.
         mpi: whether MPI has collectives of its own among these ranks, to which short vectors in host memory may go.
     """
@@ -177,14 +180,22 @@ def agree_on_plan(
 
     @cache
     def measured() -> TunedTable | None:
-        found = tuned.read(table) if table is not None and not algo else None
+        if table is None or algo:
+            return None
+        from ..planning.tuned_table import read as read_table
+        from ..transport.cuda.kernels.compiler import kernels_digest
+
+        found = read_table(table)
         if found is not None and found.kernels != kernels_digest():
             text = f"the tuned table {table} is not used: it was measured with other kernels; run blinkmpi tune again"
             log(settings, "WARN", text)
             return None
         return found
 
-    def planned(collectives: Sequence[Collective] = ALL_COLLECTIVES, roots: Sequence[int] | None = None) -> Plan:
+    def planned(collective: Collective | None = None, roots: Sequence[int] | None = None) -> Plan:
+        from ..planning.planner import ALL_COLLECTIVES, make_plan, planned_with  # rank 0 alone plans
+
+        collectives = ALL_COLLECTIVES if collective is None else planned_with(collective, gpus)
         short, seconds = mpi and not options.deterministic and not gpus, settings.plan_s
         asked_ctas = options.max_ctas or settings.max_ctas
         beside = BESIDE_CTAS if options.stream == "current" and not asked_ctas else 0
@@ -193,10 +204,14 @@ def agree_on_plan(
             max_ctas=asked_ctas or beside,
         )  # fmt: skip
         rows = measured()
-        return tuned.taken(plan, rows, machine, beside) if rows is not None else plan
+        if rows is None:
+            return plan
+        from ..planning.tuned_table import taken
+
+        return taken(plan, rows, machine, beside)
 
     def part(collective: Collective, root: int) -> Plan:
-        return planned(planned_with(collective, gpus), (root,))
+        return planned(collective, (root,))
 
     def whole() -> str:
         if given is None:

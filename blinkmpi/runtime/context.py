@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from mpi4py import MPI
@@ -16,30 +17,22 @@ from mpi4py import MPI
 from ..errors import BlinkError, DeviceError, FallbackError, PlanError, TraceError
 from ..lang.algorithms import Algorithm
 from ..planning.algorithms import for_part
-from ..planning.defaults import LINK_SLOTS, Gpus
-from ..planning.diff import PlanDifference, plan_differences
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
 from ..planning.memory_rows import by_slots, without_shots
 from ..planning.on_demand import PlanOnDemand
 from ..planning.plan import ONE_SHOTS, Plan, Rule
 from ..planning.selection import choose, program_for
-from ..planning.tuned_table import file_of
+from ..planning.slots import LINK_SLOTS, Gpus
 from ..program.call import Call
 from ..program.ir import Program
-from ..topology import Topology, gather
-from ..topology.gather import gather_gpus
+from ..topology.live import gather
+from ..topology.model import Topology
 from ..topology.network_rate import net_rates, with_net
-from ..topology.probe import probe
 from ..transport import python_stacks
-from ..transport.cuda.device import Gpu
-from ..transport.host.forecast.rates import StepRates, hardware_of
-from ..transport.host.forecast.rates import file_of as rates_file
-from ..transport.host.forecast.rates import read as read_rates
 from ..transport.host.host_program import HostProgram, fits
 from ..transport.host.transport import HostTransport
 from ..transport.network.bounded import Rendezvous
 from ..transport.slow_waits import SlowWaits
-from ..transport.tracing import CallTrace, open_trace
 from ..util.cache_folder import cache_dir
 from ..util.settings import log
 from .arguments import in_mpi
@@ -52,11 +45,16 @@ from .bootstrap import (
     own_settings,
     settle,
 )
-from .cuda.context import CudaContext
-from .cuda.setup import as_measured, open_gpus
-from .ranks.interface import Ranks
+from .cuda.setup import open_gpus
+from .ranks.interface import INSTEAD, Ranks
 from .ranks.mpi import DEAD, MpiRanks
-from .ranks.store import INSTEAD
+
+if TYPE_CHECKING:
+    from ..planning.diff import PlanDifference
+    from ..transport.cuda.device import Gpu
+    from ..transport.host.forecast.rates import StepRates
+    from ..transport.tracing import CallTrace
+    from .cuda.context import CudaContext
 
 
 class Context:
@@ -171,6 +169,8 @@ class Context:
         ring = self.host.recorder.ring
         if not self.settings.trace or ring is None:
             return
+        from ..transport.tracing import open_trace
+
         try:
             self.trace = open_trace(
                 self.together, self.node, self.settings.trace, ring, process=self.ranks.process, say=self.log_once
@@ -191,12 +191,16 @@ class Context:
         return plans
 
     def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> PlanOnDemand:
+        from ..planning.tuned_table import file_of
+
         table = None if emulated or not self.one_node else file_of(cache_dir(), gpu.name, machine)
         links: Gpus = "slots" if emulated else "onehop" if self.one_node else "nodes"
         return agree_on_plan(self.together, machine, self.options, self.settings, links, table)
 
     def replan(self) -> tuple[PlanDifference, ...]:
         """Probe the machine again and plan; collective, and no call may be under way. Returns what is different."""
+        from ..planning.diff import plan_differences
+
         before, self.rendezvous.what = self.main.plans, "replan()"
         parts, host_parts = (self.gpus.planned.parts if self.gpus else []), self.planned.parts
         given = self.options.topology or self.settings.topo_file or None
@@ -204,6 +208,10 @@ class Context:
         if given is None:
             self.machine = probed
         if self.gpus is not None:
+            from ..topology.live import gather_gpus
+            from ..topology.probe import probe
+            from .cuda.setup import as_measured
+
             facts = probe(self.gpus.gpu.bus_id)
             found = gather_gpus(self.together, self.node, facts, per_gpu=self.settings.ranks_per_gpu).topology
             if found is not None:
@@ -240,9 +248,11 @@ class Context:
         """What steps cost on these CPU ranks, if ``blinkmpi tune`` kept it. What cannot be read is said once."""
         if not self.forecasts:
             return None
+        from ..transport.host.forecast.rates import file_of, hardware_of, read
+
         hardware = hardware_of(self.n, self.host.executor_reason)
         try:
-            return read_rates(rates_file(cache_dir(), hardware), hardware)
+            return read(file_of(cache_dir(), hardware), hardware)
         except BlinkError as error:
             self.log_once(f"predictions are by the copy rate alone: {error}")
             return None

@@ -9,18 +9,19 @@
    communicator is dead; a call that all ranks refused together changes nothing.
 """
 
+from __future__ import annotations
+
 import atexit
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from ..errors import ArgumentError, BufferTypeError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
-from ..planning.diff import PlanDifference
 from ..planning.plan import Rule
 from ..program.call import Call
-from ..topology import Topology
+from ..topology.model import Topology
 from ..transport.announcement import Called, Delegated
 from ..transport.host.host_call import HostBuffers, HostCall
 from ..transport.host.host_program import HostProgram
@@ -38,16 +39,16 @@ from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_err
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
 from .cuda.buffers import stream_address
-from .cuda.call import CudaCall
-from .cuda.calls import CudaCalls
-from .cuda.watch import watch
 from .entering import enter
 from .grouping.group import Groups
 from .process_exit import end_with_process, in_child
-from .ranks.interface import Ranks
-from .ranks.store import NO_MPI
+from .ranks.interface import NO_MPI, Ranks
 from .requests import Persistent, ProgressThread
 from .settling import DelegatedByPeer, exchange, persist, settled
+
+if TYPE_CHECKING:
+    from ..planning.diff import PlanDifference
+    from .cuda.calls import CudaCalls
 
 BOUND_CALLS = PROGRAMS = 4096  # calls that are kept to be made again; programs, for other buffers
 Args = tuple[Any, ...]
@@ -67,8 +68,12 @@ class Dispatcher:
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
         self.kept, self.own = KeptMemory(), OwnMemory()
         self.thread, self.groups = ProgressThread(), Groups(self)
-        self.cuda = CudaCalls(self.context.gpus, self.host, self) if self.context.gpus is not None else None
-        if self.cuda is not None:
+        self.cuda: CudaCalls | None = None
+        if self.context.gpus is not None:
+            from .cuda.calls import CudaCalls
+            from .cuda.watch import watch
+
+            self.cuda = CudaCalls(self.context.gpus, self.host, self)
             watch(self)
         end_with_process(self)
 
@@ -105,7 +110,7 @@ class Dispatcher:
             self.calls.move_to_end(key)  # type: ignore[arg-type]
             self.repeated.shut()
         self.check_alive()
-        starts = stream is not None or (self.enqueues and isinstance(bound, CudaCall))
+        starts = stream is not None or (self.enqueues and self.cuda is not None and self.cuda.makes(bound))
         self._run(partial(self._numbered, bound.start if starts else bound.run), method, args, timeout_s)
         if starts:
             self.cuda.keep(bound, args, method if key is not None else None, stream)  # type: ignore[union-attr]

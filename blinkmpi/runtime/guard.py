@@ -17,8 +17,6 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import BufferTypeError, FallbackError
-from .cuda import staging
-from .cuda.aware import known
 from .cuda.buffers import device_parts, lies_on_device
 
 
@@ -94,6 +92,9 @@ def _with_gpu_memory(own: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     name, of = own.__name__, arguments["self"]
     if name in ON_HOST:
         raise BufferTypeError(f"{name}: its buffer is used on the host, and lies in GPU memory; pass a NumPy array")
+    from .cuda import staging
+    from .cuda.aware import known
+
     takes, said = known(MPI)
     if takes:
         for argument in arguments.values():

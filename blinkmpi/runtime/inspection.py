@@ -20,7 +20,7 @@ from ..planning.selection import kernel_call
 from ..program.call import Call, call_of_bytes, collective_named
 from ..program.cost_model import price
 from ..program.ir import Program
-from ..topology import Topology
+from ..topology.model import Topology
 from ..transport.counters import counts_in
 from ..transport.host.forecast.calibrate import Trial, measured
 from ..transport.host.forecast.rates import StepRates

@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..errors import no_mpi_has_a_remedy
+from ..util.lazy import lazily
 
 if TYPE_CHECKING:
     from .describe import explain
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from .hook import ddp_hook
     from .mem_pool import memory, memory_pool
     from .start import setenv
+else:
+    __getattr__, __dir__ = lazily(__name__, {  # and with them MPI
+        "describe": ("explain",),
+        "fsdp": ("AllGather", "ReduceScatter"),
+        "group": ("BlinkGroup",),
+        "hook": ("ddp_hook",),
+        "mem_pool": ("memory", "memory_pool"),
+        "start": ("setenv",),
+    })  # fmt: skip
 
 __all__ = [
     "AllGather",
@@ -30,17 +40,6 @@ __all__ = [
     "register",
     "setenv",
 ]
-
-HOMES = {
-    "AllGather": "fsdp",
-    "BlinkGroup": "group",
-    "ReduceScatter": "fsdp",
-    "ddp_hook": "hook",
-    "explain": "describe",
-    "memory": "mem_pool",
-    "memory_pool": "mem_pool",
-    "setenv": "start",
-}
 
 
 def found_by_torch() -> None:
@@ -73,16 +72,6 @@ def _rendezvous(url: str, **settings: Any) -> Any:
         from .start import rendezvous
 
     return rendezvous(url, **settings)
-
-
-def __getattr__(name: str) -> Any:
-    """Load what is asked for, and with it MPI."""
-    if name in HOMES:
-        from importlib import import_module
-
-        with no_mpi_has_a_remedy():
-            return getattr(import_module(f".{HOMES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 found_by_torch()

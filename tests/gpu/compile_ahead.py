@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from blinkmpi.planning.on_demand import PlanOnDemand
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.program.call import BLOCKED, REDUCTIONS, Call
 from blinkmpi.program.reduction import DTYPES
 from blinkmpi.runtime.cuda.context import CudaContext

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 import blinkmpi
 from blinkmpi.bench import command as bench
 from blinkmpi.bench.nccl_tests import TEST_NAMES
+from blinkmpi.bench.options import add_flags
 from blinkmpi.bench.peers import on_all_ranks
 from blinkmpi.errors import ArgumentError
 from blinkmpi.planning.plan import Plan
@@ -95,9 +96,9 @@ def run(comm: Any, words: str, make: Callable[..., Any] = StandIn) -> tuple[int,
 def run_real(comm: Any, words: str, make: Callable[..., Any] = blinkmpi.Communicator) -> tuple[int, str]:
     """The same with a communicator of ours."""
     parser = argparse.ArgumentParser()
-    bench.add_parser(parser.add_subparsers(dest="command"))
+    add_flags(parser)
     with redirect_stdout(io.StringIO()) as said:
-        status = bench.run(parser.parse_args(["bench", *words.split()]), comm, make_communicator=make)
+        status = bench.run(parser.parse_args(words.split()), comm, make_communicator=make)
     return status, said.getvalue()
 
 

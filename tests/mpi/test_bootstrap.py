@@ -30,7 +30,7 @@ from blinkmpi.errors import (
     TopologyError,
 )
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.runtime.inspection import choice
 from blinkmpi.topology import machine
 from blinkmpi.util.settings import read

@@ -12,7 +12,7 @@ from ..bounds.verify import verify
 from ..exact.weights import best_weights, fewest_for, most_with, placed
 from ..graph.fabric import choose_links
 from ..graph.logical import Capacities, SpanningTree
-from ..pack import finished
+from ..on_links import finished
 from ..problem import Problem, Solution
 from ..tree import Packing
 from . import few

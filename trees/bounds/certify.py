@@ -27,7 +27,7 @@ import numpy as np
 from ...topology.model import Topology
 from ..graph import cuts, cuts_by_flow
 from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, name_of, subset_of
-from ..tree import ROOTED, Certificate
+from ..tree import ROOTED, Certificate, trivial
 from .prices import FAR, cheapest
 
 AWAY = ("broadcast", "allgather", "gather")  # bounded by what leaves a side; the others by what enters it
@@ -40,11 +40,6 @@ class CutSide(NamedTuple):
     ranks: int
     out: int
     into: int
-
-
-def trivial(text: str) -> Certificate:
-    """The certificate where no byte travels; its bound of 1 MB/s stands for "no limit"."""
-    return Certificate("trivial", (), Fraction(1), Fraction(1), text)
 
 
 def certify(f: Fabric, collective: str, root: int) -> Certificate:

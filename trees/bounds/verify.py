@@ -12,9 +12,8 @@ from typing import NoReturn
 from ...errors import PlanError
 from ...topology.model import Topology
 from ..graph.edge_table import WORTH_IT, EdgeTable
-from ..graph.fabric import Fabric, capacity_across, capacity_leaving, fabric, name_of
+from ..graph.fabric import Fabric, capacity_across, capacity_leaving, core_rates, fabric, name_of
 from ..graph.loads import core_loads, link_loads
-from ..patterns.shared_memory import core_rates
 from ..tree import AGAINST, ALONG, COLLECTIVES, PER_RANK, ROOTED, Certificate, Edge, Packing, Tree
 from .prices import FAR, cheapest
 

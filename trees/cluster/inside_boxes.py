@@ -13,8 +13,8 @@ import numpy as np
 
 from ..exact.arborescences import best_arborescences, pack_spanning_trees
 from ..graph.cuts import out_cuts, strength, subset_sums
+from ..graph.fabric import star
 from ..graph.logical import LogicalGraph, WeightedTree, place, split_switches
-from ..patterns.stars import star
 from ..tree import Edge, Tree
 from .boxes import Box
 

@@ -234,3 +234,18 @@ def capacity_leaving(arcs: Mapping[Arc, int], parts: Iterable[Iterable[int]]) ->
 def subset_of(mask: int, vertices: Sequence[int]) -> tuple[int, ...]:
     """The vertices whose bits are set."""
     return tuple(v for i, v in enumerate(vertices) if mask >> i & 1)
+
+
+def core_rates(topology: Topology, memory: int) -> dict[int, int]:
+    """MB/s at which each rank's core copies: the slower of its links to and from the memory."""
+    rates: dict[int, int] = {}
+    for k in topology.links:
+        if k.kind == "memory" and memory in (k.src, k.dst):
+            rank = k.dst if k.src == memory else k.src
+            rates[rank] = min(rates.get(rank, k.mbps), k.mbps)
+    return rates
+
+
+def star(n: int, centre: int, leave_out: int | None = None) -> list[Arc]:
+    """The arcs from ``centre`` to every other rank."""
+    return [(centre, v) for v in range(n) if v not in (centre, leave_out)]

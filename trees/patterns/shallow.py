@@ -11,17 +11,17 @@ from itertools import islice
 from msgspec.structs import replace
 
 from ...util.text import plural
+from ..answer import SHALLOW
 from ..exact.enumeration import all_arborescences
 from ..exact.weights import best_weights, placed, reweighted
 from ..graph.loads import link_loads, scaled
 from ..graph.logical import Capacities, SpanningTree
 from ..problem import BACKWARDS, Problem, Solution
-from ..tree import PER_RANK, Packing, Tree
+from ..tree import PER_RANK, Tree
 from . import chains
 
 MOST_TREES, LISTED_RANKS = 4_000, 12  # that the linear program chooses from; beyond so many ranks they are not listed
 MOST_RANKS = 32  # with a tree from each rank; beyond, plans would grow by more than they gain
-NAME = "depth-"  # of the schemes, before the number of hops
 LOSS = Fraction(1, 20)  # of the rate, for fewer trees
 
 
@@ -34,7 +34,7 @@ def plan(problem: Problem) -> Solution | str:
     """Trees of at most ``max_depth`` hops, by default the least depth that there is."""
     f, collective = problem.fabric, problem.collective
     alike = BACKWARDS.get(collective, collective) if f.even else collective
-    key = NAME, alike, problem.root, problem.options.max_depth
+    key = SHALLOW, alike, problem.root, problem.options.max_depth
     if key not in f.memo:
         f.memo[key] = _plan(problem)
     found: Solution | str = f.memo[key]
@@ -60,14 +60,9 @@ def _plan(problem: Problem) -> Solution | str:
     return Solution(trees, rate, f"trees of {least} hops, the least depth", scheme=_scheme_of(least))
 
 
-def is_shallow(packing: Packing) -> bool:
-    """Whether a packing is of this method."""
-    return packing.scheme.startswith(NAME)
-
-
 def _scheme_of(depth: int) -> str:
     """The name of the scheme of trees of at most this many hops."""
-    return f"{NAME}{depth}"
+    return f"{SHALLOW}{depth}"
 
 
 def _least_trees(problem: Problem) -> list[Tree]:

@@ -22,22 +22,15 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ...topology.model import Topology
-from ..graph.fabric import name_of
+from ..graph.fabric import core_rates, name_of, star
 from ..graph.loads import core_loads, scaled
 from ..tree import Certificate, Edge, Tree
-from .stars import star
 
 CHAINED = ("reduce", "allreduce", "reduce_scatter")
-
-
-def core_rates(topology: Topology, memory: int) -> dict[int, int]:
-    """MB/s at which each rank's core copies: the slower of its links to and from the memory."""
-    rates: dict[int, int] = {}
-    for k in topology.links:
-        if k.kind == "memory" and memory in (k.src, k.dst):
-            rank = k.dst if k.src == memory else k.src
-            rates[rank] = min(rates.get(rank, k.mbps), k.mbps)
-    return rates
+WHY = {
+    "chain": "chains in depth-first order, which cross a switch link at most once each way",
+    "direct": "every rank works on its share and reads the others', in few steps and the order of the ranks",
+}
 
 
 def copies(topology: Topology, rates: dict[int, int], collective: str, root: int) -> Certificate:

@@ -6,7 +6,7 @@ They are optimal where all pairs are equally well connected; elsewhere the packi
 from collections.abc import Mapping
 from fractions import Fraction
 
-from ..graph.fabric import FAST, SLOW, Arc, Path, fabric
+from ..graph.fabric import FAST, SLOW, Arc, Path, fabric, star
 from ..graph.loads import link_loads, scaled
 from ..graph.logical import LogicalGraph
 from ..problem import Problem, Solution
@@ -88,11 +88,6 @@ def onehop(n: int, collective: str, root: int, ways: list[tuple[Fraction, dict[A
             weight = share / n
         trees += [Tree(r, _edges(arcs, hops), weight) for r, arcs in shapes]
     return trees
-
-
-def star(n: int, centre: int, leave_out: int | None = None) -> list[Arc]:
-    """The arcs from ``centre`` to every other rank."""
-    return [(centre, v) for v in range(n) if v not in (centre, leave_out)]
 
 
 def _edges(arcs: list[Arc], hops: Mapping[Arc, Path]) -> tuple[Edge, ...]:

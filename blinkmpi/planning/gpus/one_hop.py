@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ..plan import PACKETS, ProtocolName, Rule
+from ..slots import FEW_CTAS
 from .kernel_times import Boundaries
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -45,7 +46,7 @@ DIRECT_BELOW: dict[str, tuple[int | None, int | None, int | None]] = {  # regist
 # shall have fewer than FEW_CTAS, `direct` carries long reductions too, for which slots need many: so the user may say,
 # and calls that are not waited for run beside the model's kernels. From runs on two H100.
 ENOUGH_CTAS = {"allreduce": 64, "allgather": 64, "reduce_scatter": 32, "broadcast": 24, "reduce": 64}
-FEW_CTAS, BESIDE_CTAS, LONG_BY_FEW = 64, 32, ("allreduce", "reduce_scatter")
+LONG_BY_FEW = ("allreduce", "reduce_scatter")
 # What carries long vectors among more than 2 GPUs, in place of the rows above: from how many bytes, scheme, protocol,
 # CTAs (0: as many as there may be) and bytes of a slot (0: the usual), for buffers that are not registered and for
 # those that are. As `blinkmpi tune` found on four H200 (benchmarks/tables).

@@ -11,7 +11,6 @@ from mpi4py import MPI
 from ...errors import ArgumentError, BufferTypeError
 from ...program.memory import Buffer, DeviceArray
 from ...program.reduction import DTYPES, NAMES, dtype_of
-from ...transport.cuda.device import device_of, why_none
 from ...util.dlpack import exported, header
 
 BYTES = {name: dtype_of(name).itemsize for name in DTYPES}
@@ -72,6 +71,8 @@ def _begins_on_device(kind: Any) -> bool:
     """Whether a datatype of addresses, as MPI.BOTTOM has it, begins with one on a GPU."""
     if not isinstance(kind, MPI.Datatype) or kind.is_predefined or not {"cupy", "torch"} & set(sys.modules):
         return False
+    from ...transport.cuda.device import device_of, why_none
+
     return not why_none() and device_of(kind.Get_true_extent()[0]) is not None
 
 

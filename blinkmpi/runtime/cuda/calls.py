@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from mpi4py import MPI
 
@@ -58,6 +58,11 @@ class CudaCalls:
         self.in_graphs: list[CudaCall] = []  # likewise, of graphs: nobody knows how long they live
         self.by_signature: LRU[tuple[Any, ...], CudaCall] = LRU(SIGNATURES)  # a call of each, which others are made of
         self.history = ctypes.c_uint64()  # of the calls so far, in 32 bits
+
+    @staticmethod
+    def makes(bound: BoundCall | None) -> TypeGuard[CudaCall]:
+        """Whether a bound call is a kernel's."""
+        return isinstance(bound, CudaCall)
 
     def elsewhere(self, signature: Signature) -> CudaCall | None:
         """A call that an earlier one differs from in the addresses of its buffers alone; None if there is none."""

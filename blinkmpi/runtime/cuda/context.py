@@ -23,7 +23,7 @@ from ...program.partition import part_of
 from ...program.reduction import NAMES, dtype_of
 from ...program.routes import cheapest_routes
 from ...program.template import Template
-from ...topology import Topology
+from ...topology.model import Topology
 from ...transport.cuda.device import Gpu
 from ...transport.cuda.direct_segments import in_blocks
 from ...transport.cuda.loaded_kernel import LoadedKernel, copied

@@ -1,26 +1,30 @@
-"""Take a GPU for each rank, if every rank has one, and find out together what they make."""
+"""Take a GPU for each rank, if every rank has one, and find out together what they make.
+
+What only ranks with GPUs need is imported when they are found.
+"""
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from ...errors import BlinkError, DeviceError, RemoteError, TopologyError
-from ...planning.gpus.kernel_times import KernelCosts, costs_of
 from ...planning.on_demand import PlanOnDemand
-from ...topology import Topology
-from ...topology.gather import gather_gpus
-from ...topology.gpu import GpuFacts
-from ...topology.measured import kept, with_measured
+from ...topology.live import gather_gpus
+from ...topology.model import Topology
 from ...topology.network_rate import MessagingComm
-from ...topology.probe import probe
 from ...transport.cuda.device import Gpu, cupy, device_count, why_none
-from ...transport.cuda.memory_layout import default_max_ctas
 from ...util.cache_folder import cache_dir
 from ...util.settings import Settings, log
 from ...util.together import Comm
-from .aware import agree, ladder, library_path
-from .context import CudaContext
+
+if TYPE_CHECKING:
+    from ...planning.gpus.kernel_times import KernelCosts
+    from ...topology.gpu import GpuFacts
+    from .context import CudaContext
 
 CHOSEN: list[int] = []  # the GPU of this process, when it has one
 
@@ -52,6 +56,8 @@ def open_gpus(
     gpu: Gpu | None = None
     facts: GpuFacts | Exception | str = "BLINKMPI_GPU_DISABLE is set" if settings.gpu_disable else why_none()
     if not facts:
+        from ...topology.probe import probe
+
         try:
             gpu = Gpu(choose_device(*place, settings.ranks_per_gpu))
             facts = probe(gpu.bus_id)
@@ -65,6 +71,10 @@ def open_gpus(
         if comm.rank == 0:
             log(settings, "INFO", f"no GPUs: {reason}")
         return None, reason
+    from ...transport.cuda.memory_layout import default_max_ctas
+    from .aware import agree, ladder, library_path
+    from .context import CudaContext
+
     found, costs = as_measured(comm, found, facts)
     found = net(found)
     machine = given or found
@@ -104,6 +114,9 @@ def as_measured(comm: Comm, found: Topology, facts: object) -> tuple[Topology, K
     Args:
         facts: of this rank's GPU.
     """
+    from ...planning.gpus.kernel_times import costs_of
+    from ...topology.measured import kept, with_measured
+
     measured = kept(comm, found, facts, cache_dir())
     return (with_measured(found, measured) if measured else found), costs_of(found, measured)
 

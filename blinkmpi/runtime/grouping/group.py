@@ -23,7 +23,6 @@ from ...transport.interface import BoundCall, PeerDelegates
 from ...util.lru import LRU
 from ..call_keys import key_of
 from ..collectives import CollectiveMethod, Invocation
-from ..cuda.call import CudaCall
 from .launches import PACKED, GroupLaunch, NotedCall, launches, refused
 
 if TYPE_CHECKING:
@@ -178,8 +177,10 @@ class Groups:
         if len(bound) == len(found):
             again = RepeatedGroup(self._dispatcher.repeated, method.name, bound)
             self._dispatcher.repeated.keep_group(again, bound, method, args)
-        elif len(found) == len(found[0].streams) == 1 and isinstance(known[0], CudaCall) and not waits:
-            self._dispatcher.cuda.repeating.keep_group(known[0], method, args, stream)  # type: ignore[union-attr]
+        elif waits or (cuda := self._dispatcher.cuda) is None:
+            return
+        elif len(found) == len(found[0].streams) == 1 and cuda.makes(known[0]):
+            cuda.repeating.keep_group(known[0], method, args, stream)
 
     def _bound(self, launch: GroupLaunch, stream: Any) -> BoundCall | None:
         """A launch that was made, as it was bound; None where calls are so many that it may soon be forgotten."""

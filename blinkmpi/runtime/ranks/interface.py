@@ -11,6 +11,9 @@ from ..bootstrap import Options
 if TYPE_CHECKING:
     from ..context import Context
 
+INSTEAD = "start the job with mpirun or srun, and use Communicator"  # where MPI has not started the ranks
+NO_MPI = f"and MPI did not start these processes; pass arrays and operations that blinkmpi has, or {INSTEAD}"
+
 
 class Ranks(Protocol):
     """The ranks of a communicator, among which nothing else is sent."""

@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError, SettingsError, TopologyError
 from ...planning.selection import parse_algo
-from ...topology.gather import this_process
+from ...topology.live import this_process
 from ...transport.network.bounded import Bounded, Rendezvous
 from ...transport.network.store import Store, StoreComm
 from ...util.settings import Settings
 from ...util.text import whole_number
 from ...util.together import gathered
 from ..bootstrap import Options
+from .interface import INSTEAD
 from .mpi import DEAD
 
 if TYPE_CHECKING:
     from ..context import Context
-
-INSTEAD = "start the job with mpirun or srun, and use Communicator"
-NO_MPI = f"and MPI did not start these processes; pass arrays and operations that blinkmpi has, or {INSTEAD}"
 
 
 class StoreRanks:

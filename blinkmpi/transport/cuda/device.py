@@ -13,7 +13,6 @@ from functools import cache, cached_property
 from typing import Any
 
 from ...errors import DeviceError
-from .kernels.compiler import machine_code
 
 PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 OF_DEVICE = (2, 3)  # cudaMemoryType: device, managed
@@ -263,6 +262,8 @@ class Gpu:
         Raises:
             DeviceError: with the compiler's messages.
         """
+        from .kernels.compiler import machine_code
+
         key = (source, name)
         if key not in self._kernels:
             try:

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 from mpi4py import MPI
 
+from blinkmpi.cli import live as cli_live
 from blinkmpi.cli import main as cli
 from blinkmpi.cli import topo as cli_topo
 from blinkmpi.topology.measured import FAST, NOWHERE, Measured, link_rates, links_between
@@ -42,7 +43,7 @@ def common_folder(comm: MPI.Intracomm) -> Iterator[str]:
 
 def measure(comm: MPI.Intracomm, folder: str, *words: str) -> tuple[str, str]:
     """What the command prints on this rank: stdout and stderr."""
-    args = cli._parser(with_bench=False).parse_args(["topo", *words])
+    args = cli.parsed(["topo", *words])
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     text, errors = io.StringIO(), io.StringIO()
     with (
@@ -51,7 +52,7 @@ def measure(comm: MPI.Intracomm, folder: str, *words: str) -> tuple[str, str]:
         contextlib.redirect_stderr(errors),
     ):
         assert cli_topo.measure(args, comm, node) == 0
-        machine = cli_topo.live_machine(comm, node)
+        machine = cli_live.live_machine(comm, node)
     node.Free()
     slow = [k for k in machine.links if k.origin == "measured"]
     return text.getvalue(), errors.getvalue() + f"{len(slow)} links as measured\n"

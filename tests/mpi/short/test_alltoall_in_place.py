@@ -10,7 +10,7 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import MismatchError
 from blinkmpi.lang import library
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.program.call import Call
 from blinkmpi.program.in_place import sent_before
 from blinkmpi.program.lower import lower

@@ -15,6 +15,7 @@ from blinkmpi.errors import BlinkError, BufferTypeError
 from blinkmpi.guarded import GUARDED, MAKERS
 from blinkmpi.runtime.cuda import buffers
 from blinkmpi.runtime.guard import BUFFERS, NAMES
+from blinkmpi.transport.cuda import device
 from tests.every_call import walk_collectives, walk_point_to_point
 from tests.every_method import COUNT, KINDS, ByDLPack, Fake, buffers_of, calls, making_objects, taking_buffers
 from tests.harness import mpi
@@ -120,7 +121,7 @@ def test_addresses_of_gpu_memory_in_datatypes_are_refused(comm: MPI.Intracomm) -
     ]
     with (
         blinkmpi.Communicator(comm) as ours,
-        mock.patch.multiple(buffers, device_of=device_of, why_none=lambda: ""),
+        mock.patch.multiple(device, device_of=device_of, why_none=lambda: ""),
         mock.patch.dict(sys.modules, cupy=mock.MagicMock(ndarray=type("ndarray", (), {}))),
     ):
         for call in calls:

@@ -5,15 +5,14 @@ import re
 
 import pytest
 
-from blinkmpi.bench.command import add_parser
-from blinkmpi.bench.options import PEER_MEMORY, PEERS, read, settle
+from blinkmpi.bench.options import PEER_MEMORY, PEERS, add_flags, read, settle
 from blinkmpi.errors import ArgumentError, BlinkError, SettingsError
 
 
 def flags(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers(dest="command"))
-    return parser.parse_args(["bench", *words])
+    add_flags(parser)
+    return parser.parse_args(words)
 
 
 def test_defaults_are_those_of_nccl_tests() -> None:

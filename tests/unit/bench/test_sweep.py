@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from blinkmpi.bench import command as bench
+from blinkmpi.bench.options import add_flags
 from blinkmpi.bench.sweep import command as sweep
 from blinkmpi.bench.sweep import plot_scaling as sweep_plot
 from blinkmpi.bench.sweep.file import parse
@@ -50,8 +50,8 @@ class Bench:
 
     def run(self, *words: str) -> int:
         parser = argparse.ArgumentParser()
-        bench.add_parser(parser.add_subparsers(dest="command"))
-        args = parser.parse_args(["bench", "--sweep", str(self.file), "-J", str(self.results), *words])
+        add_flags(parser)
+        args = parser.parse_args(["--sweep", str(self.file), "-J", str(self.results), *words])
         return sweep.run(args, library=OPEN_MPI)
 
     def mode(self, text: str) -> None:

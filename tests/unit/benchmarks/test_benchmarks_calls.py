@@ -119,7 +119,7 @@ def test_values_may_hold_commas_where_semicolons_separate(ablation: Any) -> None
 def test_jobs_are_those_that_bench_takes(ablation: Any, tmp_path: Path) -> None:
     words = ablation.command(2, "broadcast", "64K:16M:4", 20, tmp_path / "x.json")
     assert words[words.index("-np") + 1] == "2"
-    args = cli._parser(with_bench=True).parse_args(words[words.index("bench") :])
+    args = cli.parsed(words[words.index("bench") :])
     assert [size >> 10 for size in read(args, 2).sizes] == [64, 256, 1024, 4096, 16384]
     assert args.output_file == str(tmp_path / "x.json")
 

@@ -33,7 +33,7 @@ def test_every_step_is_a_command_that_ranks_with_gpus_take(gpu: Any) -> None:
     found = gpu.steps(8, "1G")
     assert len({step.name for step in found}) == len(found)
     for step in found:
-        args = cli._parser(with_bench=True).parse_args(["bench", *step.words.split()])
+        args = cli.parsed(["bench", *step.words.split()])
         options = read(args, 8)
         assert settle(args, options, gpu=True) == "gpu"
         if step.writes:
@@ -56,7 +56,7 @@ def test_the_other_parts_are_programs_that_are_there_and_chunk_programs(gpu: Any
                                  f"out/{step.name}.json"]  # fmt: skip
             assert Path(words[7]).is_file()
             continue
-        args = cli._parser(with_bench=True).parse_args(words[words.index("bench") :])
+        args = cli.parsed(words[words.index("bench") :])
         settle(args, read(args, 2), gpu=True)
         for n in (2, 4, 8):
             (made,) = named_in(args.algo, (), n).asked.values()

@@ -101,7 +101,7 @@ def test_set_ups_and_what_their_ranks_run(hosts: Any, tmp_path: Path) -> None:
         assert len(step.hosts.ranks) == len(step.hosts.rates)
         words = hosts.command(step, "64M", 5, tmp_path, 99.0)
         if step.collective:
-            args = cli._parser(with_bench=True).parse_args(words[3:])
+            args = cli.parsed(words[3:])
             options = read(args, 8)
             assert settle(args, options, gpu=False) == "host"
             assert [size >> 10 for size in options.sizes] == [64, 256, 1024, 4096, 16384, 65536]

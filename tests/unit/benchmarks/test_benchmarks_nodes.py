@@ -41,7 +41,7 @@ def test_each_node_has_a_context_with_its_own_name(nodes: Any, tmp_path: Path) -
             heads = [part[: part.index(sys.executable)] for part in parts]
             assert heads == [["-np", str(k), "-x", f"NCCL_HOSTID=node{i}"] for i, k in enumerate(split)]
             (bench,) = {tuple(part[part.index(sys.executable) :]) for part in parts}
-            args = cli._parser(with_bench=True).parse_args(bench[3:])
+            args = cli.parsed(bench[3:])
             options = read(args, n)
             assert settle(args, options, gpu=True) == "gpu"
             assert [size >> 20 for size in options.sizes] == [1, 4, 16, 64, 256]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from benchmarks.lang import nccl_graphs
 from blinkmpi.errors import FormatError
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.topology.importers import on_gpus_of, parse_gpus
 from blinkmpi.topology.nccl import read_xml, write_xml
 from tests.harness import ROOT

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from blinkmpi.cli import advise as cli_advise
+from blinkmpi.cli import live as cli_live
+from blinkmpi.cli import machine as cli_machine
 from blinkmpi.cli import main as cli
 from blinkmpi.topology import from_gpus
 from blinkmpi.util.launcher import RANK_VARIABLES
@@ -95,9 +97,9 @@ class Alone:
 def live(advise: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The command without TOPOLOGY in one process, on a recorded DGX-1V of which GPUs 0 and 1 are used."""
     box = from_gpus(recorded("nvml-dgx-1v"), hosts=["node"] * 8)
-    monkeypatch.setattr(cli, "_world", lambda _args: Alone())
-    monkeypatch.setattr(cli, "mpi", lambda: (SimpleNamespace(COMM_TYPE_SHARED=0), ""))
-    monkeypatch.setattr(cli.cli_topo, "live_machine", lambda world, node: box)
+    monkeypatch.setattr(cli_machine, "world", lambda _args: Alone())
+    monkeypatch.setattr(cli_machine, "mpi", lambda: (SimpleNamespace(COMM_TYPE_SHARED=0), ""))
+    monkeypatch.setattr(cli_live, "live_machine", lambda world, node: box)
     monkeypatch.setattr(cli_advise.Nvml, "users", lambda _: {d.bus: int(d.index < 2) for d in box.devices})
     return advise
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from blinkmpi.cli import calls
 from blinkmpi.cli import main as cli
+from blinkmpi.cli import simulate
 from blinkmpi.errors import ArgumentError, FormatError
 from blinkmpi.lang import library
 from blinkmpi.lang.source import algorithm_for
@@ -101,7 +101,7 @@ def test_a_custom_collective_is_simulated_and_compared(
         results[1][5] += 1
         return results
 
-    monkeypatch.setattr(calls, "run", spoiled)
+    monkeypatch.setattr(simulate.interpreter, "run", spoiled)
     code, out, _ = blink(capsys, f"simulate dgx-1v --bytes 96K --algorithm stencil.py --op {op}")
     assert code == 1
     assert "1 ELEMENTS WRONG" in out

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from blinkmpi import lang
-from blinkmpi.cli import calls
 from blinkmpi.cli import main as cli
+from blinkmpi.cli import simulate
 from blinkmpi.errors import PlanError
 from blinkmpi.planning.plan import Plan
 from blinkmpi.program.interpreter import run
@@ -279,7 +279,7 @@ def test_simulate_notices_a_wrong_program(blink: Any, monkeypatch: pytest.Monkey
         found[1][7] += 1
         return found
 
-    monkeypatch.setattr(calls, "run", spoiled)
+    monkeypatch.setattr(simulate.interpreter, "run", spoiled)
     code, out, _ = blink("simulate cpu:3 --bytes 4K")
     assert code == 1
     assert "1 ELEMENTS WRONG" in out

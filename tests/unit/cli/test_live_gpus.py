@@ -1,10 +1,13 @@
 """What commands say of the GPUs of a job, without GPUs."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from blinkmpi.cli import explain
 from blinkmpi.cli import main as cli
 from blinkmpi.planning.plan import Plan
 from blinkmpi.topology import machine, modify
@@ -14,11 +17,15 @@ Command = Callable[..., str]
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """What a command prints of GPUS, which so many ranks have; 0: which were named."""
 
     def call(text: str, ranks: int = 4) -> str:
-        assert cli._command(cli._parser(with_bench=False).parse_args(text.split()), GPUS, ranks=ranks) == 0
+        args = cli.parsed(text.split())
+        module = import_module(f"blinkmpi.cli.{args.command}")
+        monkeypatch.setattr(module, "on_machine", lambda _, answer: answer(GPUS, ranks))
+        monkeypatch.setattr(explain, "world", lambda _: SimpleNamespace(size=1))
+        assert module.run(args) == 0
         return capsys.readouterr().out
 
     return call

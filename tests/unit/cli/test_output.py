@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from blinkmpi.cli import machine
 from blinkmpi.cli import main as cli
 from blinkmpi.util.launcher import RANK_VARIABLES
 
@@ -60,5 +61,5 @@ def test_ctrl_c_ends_a_command_with_a_word(blink: Any, monkeypatch: pytest.Monke
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "load", interrupted)
+    monkeypatch.setattr(machine, "load", interrupted)
     assert blink("topo cpu:2") == (130, "", "blinkmpi: interrupted\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blinkmpi.errors import SettingsError
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.topology import machine
 from blinkmpi.topology.gpu import unknown_gpu
 from blinkmpi.topology.measured import file_of, kept

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blinkmpi.cli import main as cli
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.topology import machine
 from tests.unit.fuzz.mutators import EXAMPLES, many, spoilt, spoilt_json
 from tests.unit.fuzz.test_readers import files

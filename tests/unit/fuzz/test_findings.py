@@ -15,11 +15,11 @@ from blinkmpi.bench.options import read as read_flags
 from blinkmpi.bench.sweep import file as sweep_file
 from blinkmpi.bench.sweep.file import Resources, expand, node_sizes
 from blinkmpi.bench.sweep.file import parse as parse_sweep
-from blinkmpi.cli.plan import fraction
+from blinkmpi.cli.numbers import fraction
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError, PlanError, SettingsError, TopologyError
 from blinkmpi.launch import hostfile
 from blinkmpi.launch.allocation import allocation, nodelist, tasks_per_node
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.runtime.bootstrap import read_plan
 from blinkmpi.topology import Topology, load, machine
 from blinkmpi.topology.importers import modify, parse_gpus

@@ -32,7 +32,8 @@ from blinkmpi.planning import tuned_table
 from blinkmpi.planning.algorithms import with_algorithms
 from blinkmpi.planning.diff import plan_differences
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.planning.tuned_table import TunedTable, taken
 from blinkmpi.program.call import Call, call_of_bytes
 from blinkmpi.program.check import check

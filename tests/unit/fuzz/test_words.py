@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkmpi.cli.plan import fraction, whole
+from blinkmpi.cli.numbers import fraction, whole
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError, SettingsError, TopologyError
 from blinkmpi.launch.allocation import allocation
 from blinkmpi.planning.selection import parse_algo

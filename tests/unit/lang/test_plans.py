@@ -9,11 +9,12 @@ from blinkmpi import lang
 from blinkmpi.errors import PlanError, SettingsError
 from blinkmpi.lang import Algorithm, library
 from blinkmpi.planning.algorithms import for_part, named_in, with_algorithms
-from blinkmpi.planning.defaults import GPU_SLOTS, NODE_CTAS, NODE_SLOTS
 from blinkmpi.planning.explain import explanation
 from blinkmpi.planning.memory_rows import by_slots
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
+from blinkmpi.planning.slots import GPU_SLOTS, NODE_CTAS, NODE_SLOTS
 from blinkmpi.program.call import Call, call_of_bytes
 from blinkmpi.runtime.bootstrap import Options, agree_on_plan
 from blinkmpi.topology import machine

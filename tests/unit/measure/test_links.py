@@ -246,7 +246,7 @@ def test_slow_links_are_marked() -> None:
 
 
 def arguments(*words: str) -> argparse.Namespace:
-    return cli._parser(with_bench=False).parse_args(["topo", *words])
+    return cli.parsed(["topo", *words])
 
 
 def test_measure_is_for_the_live_machine_as_it_is() -> None:

@@ -4,10 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.planning.by_size import SIZES, contenders, fastest
-from blinkmpi.planning.defaults import LINK_SLOTS, link_slots, rule_of
+from blinkmpi.planning.defaults import link_slots, rule_of
 from blinkmpi.planning.memory_rows import by_slots
 from blinkmpi.planning.plan import Plan, chunk_for
-from blinkmpi.planning.selection import all_packings, choose, make_plan
+from blinkmpi.planning.planner import all_packings, make_plan
+from blinkmpi.planning.selection import choose
+from blinkmpi.planning.slots import LINK_SLOTS
 from blinkmpi.program.call import Call
 from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower

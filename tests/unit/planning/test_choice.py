@@ -1,20 +1,22 @@
 """Every collective goes from every root by the fastest packing of the plan; methods that find nothing are named."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from blinkmpi.planning.defaults import LINK_SLOTS, MOST_LINK_SLOTS
+from blinkmpi.planning.defaults import MOST_LINK_SLOTS
 from blinkmpi.planning.explain import Explanation, explanation
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
+from blinkmpi.planning.slots import LINK_SLOTS
 from blinkmpi.program.call import Call
 from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
 from blinkmpi.topology import Topology, machine, modify
 from blinkmpi.trees import pack
+from blinkmpi.trees.on_links import METHODS
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES, ROOTED
 from tests.unit.trees.packings import even_call
 from tests.unit.trees.rails import rails
@@ -64,9 +66,8 @@ def test_roots_take_different_schemes(name: str) -> None:
 
 @pytest.mark.parametrize(("boxes", "each"), [(2, 2), (3, 2)])
 def test_a_method_that_finds_nothing_is_passed_over(boxes: int, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = sys.modules["blinkmpi.trees.pack"].METHODS  # the package has a function of this name
     why = "the boxes lie in different planes"
-    monkeypatch.setitem(methods, "cluster", methods["cluster"]._replace(plan=lambda _: why))
+    monkeypatch.setitem(METHODS, "cluster", METHODS["cluster"]._replace(plan=lambda _: why))
     topology = rails(boxes, each, slow=0)
     plan = make_plan(topology)
     the_best_is_taken(plan, topology)

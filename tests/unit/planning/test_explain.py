@@ -8,7 +8,8 @@ import pytest
 from blinkmpi.errors import PlanError
 from blinkmpi.planning.explain import FORMAT_VERSION, WIDTH, Explanation, explanation, plan_line, shares
 from blinkmpi.planning.plan import Plan, Rule
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.program.cost_model import price
 from blinkmpi.topology.importers import modify
 from blinkmpi.topology.machines import machine

@@ -10,16 +10,17 @@ from msgspec.structs import replace
 
 from blinkmpi.errors import PlanError, SettingsError
 from blinkmpi.measure.tune import choices, rows, winner
-from blinkmpi.planning.defaults import EXPECTED, TRIED
 from blinkmpi.planning.gpus.one_hop import LONG
+from blinkmpi.planning.gpus.rules import EXPECTED, TRIED
 from blinkmpi.planning.memory_rows import without_shots
 from blinkmpi.planning.plan import Plan, Rule
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.planning.tuned_table import TunedTable
 from blinkmpi.program.call import BLOCKED, Call
 from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import Topology, machine, modify
-from blinkmpi.topology.gather import ProcessInfo, cpu_topology
+from blinkmpi.topology.live import ProcessInfo, cpu_topology
 from blinkmpi.transport.cuda.packets import PROTOCOLS as PACKETS
 from blinkmpi.transport.cuda.packets import fits
 from blinkmpi.transport.cuda.transport import DIRECT_CTAS

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from blinkmpi.planning.gpus.kernel_times import H200, boundaries, costs_of, seconds
 from blinkmpi.planning.plan import PACKETS, Plan, Rule
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.program.call import Call, call_of_bytes
 from blinkmpi.runtime import inspection
 from blinkmpi.topology import Topology, machine, modify

@@ -12,7 +12,8 @@ from blinkmpi.errors import RemoteError, TopologyError
 from blinkmpi.planning.memory_rows import by_slots
 from blinkmpi.planning.on_demand import PlanOnDemand
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.topology import Topology, machine
 from blinkmpi.trees import verify
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES, ROOTED, Collective

@@ -15,7 +15,7 @@ from blinkmpi.measure.tune import candidates, rows
 from blinkmpi.planning.algorithms import with_algorithms
 from blinkmpi.planning.chunk_search import ChunkSearch
 from blinkmpi.planning.plan import Rule
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.planning.tuned_table import TunedTable, file_of, read, taken
 from blinkmpi.program.call import Call
 from blinkmpi.topology import machine, modify

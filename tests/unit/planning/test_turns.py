@@ -8,7 +8,8 @@ from blinkmpi.errors import PlanError
 from blinkmpi.planning.diff import plan_differences
 from blinkmpi.planning.explain import explanation
 from blinkmpi.planning.plan import Plan, Turn
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.program.interpreter import run
 from blinkmpi.topology import machine, modify
 from blinkmpi.topology.model import Topology

@@ -8,7 +8,8 @@ import pytest
 
 from blinkmpi.errors import BufferTypeError
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import program_for
 from blinkmpi.program.call import Call
 from blinkmpi.program.interpreter import run
 from blinkmpi.program.reduction import DTYPES, FLOATS, accumulator_of, check_op, combine, dtype_of, fold

@@ -5,7 +5,8 @@ import pytest
 
 from blinkmpi.errors import PlanError
 from blinkmpi.planning.memory_rows import MEMORY_ROWS
-from blinkmpi.planning.selection import make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import program_for
 from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.check import check
 from blinkmpi.program.interpreter import run

@@ -9,7 +9,8 @@ import pytest
 
 from blinkmpi.cli import main as cli
 from blinkmpi.errors import PlanError
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.program.call import call_of_bytes
 from blinkmpi.program.cost_model import price, timeline
 from blinkmpi.topology.machines import machine

@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.planning.plan import Plan, Rule
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.program.call import Call
 from blinkmpi.program.interpreter import run
 from blinkmpi.program.ir import Program, Wire

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from blinkmpi.lang import Algorithm, library
 from blinkmpi.planning.algorithms import with_algorithms
 from blinkmpi.planning.on_demand import PlanOnDemand
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.program.call import Call
 from blinkmpi.runtime.cuda.context import NS_PER_MIB, CudaContext
 from blinkmpi.topology import Topology, machine, modify

@@ -19,7 +19,8 @@ from blinkmpi.errors import (
     SettingsError,
 )
 from blinkmpi.planning.plan import Rule
-from blinkmpi.planning.selection import make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import program_for
 from blinkmpi.program.call import Call
 from blinkmpi.program.memory import DeviceArray, overlap
 from blinkmpi.runtime import arguments as calls

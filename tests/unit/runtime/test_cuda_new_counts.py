@@ -15,7 +15,7 @@ import pytest
 
 from blinkmpi.errors import DeviceError
 from blinkmpi.planning.on_demand import PlanOnDemand
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.program.call import Call
 from blinkmpi.program.partition import part_of
 from blinkmpi.runtime import arguments

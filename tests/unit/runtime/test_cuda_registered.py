@@ -7,7 +7,7 @@ import pytest
 
 from blinkmpi.errors import BlinkError, BufferTypeError, RemoteError
 from blinkmpi.planning.on_demand import PlanOnDemand
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.program.memory import DeviceArray
 from blinkmpi.runtime.cuda.context import CudaContext
 from blinkmpi.topology import machine, modify

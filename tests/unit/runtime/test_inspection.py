@@ -3,7 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from blinkmpi.planning.selection import choose, make_plan
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose
 from blinkmpi.program.call import Call, call_of_bytes
 from blinkmpi.runtime import inspection
 from blinkmpi.topology import machine, modify

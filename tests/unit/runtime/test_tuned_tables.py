@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blinkmpi.planning.plan import Plan, Rule
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.planning.tuned_table import TunedTable
 from blinkmpi.runtime.bootstrap import Options, agree_on_plan
 from blinkmpi.topology import machine, modify

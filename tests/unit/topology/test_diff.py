@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from blinkmpi.cli import topo as cli_topo
+from blinkmpi.cli import live as cli_live
 from blinkmpi.planning.diff import plan_differences
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.plot.machine import draw_machine
 from blinkmpi.topology import from_gpus, machine, names
 from blinkmpi.topology.diff import Difference, differences
@@ -197,19 +197,19 @@ class Card:
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_live_machine_is_its_gpus(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     source = recording("nvml-h200x8")
-    monkeypatch.setattr(cli_topo, "Nvml", lambda: source)
-    monkeypatch.setattr(cli_topo, "probe_all", lambda: recorded("nvml-h200x8"))
-    monkeypatch.setattr(cli_topo, "probe", lambda bus: probe(bus, source=source))
-    monkeypatch.setattr(cli_topo, "own_gpu", lambda local: Card(f"0000:00:{local + 6:02X}.0"))
-    machines = on_ranks([0] * ranks, cli_topo.live_machine)
+    monkeypatch.setattr(cli_live, "Nvml", lambda: source)
+    monkeypatch.setattr(cli_live, "probe_all", lambda: recorded("nvml-h200x8"))
+    monkeypatch.setattr(cli_live, "probe", lambda bus: probe(bus, source=source))
+    monkeypatch.setattr(cli_live, "own_gpu", lambda local: Card(f"0000:00:{local + 6:02X}.0"))
+    machines = on_ranks([0] * ranks, cli_live.live_machine)
     expected = from_gpus(recorded("nvml-h200x8")[: ranks if ranks > 1 else 8])
     assert {m.fingerprint for m in machines} == {expected.fingerprint}
     assert all(d.host for d in machines[0].devices)
     monkeypatch.setenv("BLINKMPI_GPU_DISABLE", "1")
-    assert on_ranks([0] * ranks, cli_topo.live_machine)[0].kinds() == ("memory",)
+    assert on_ranks([0] * ranks, cli_live.live_machine)[0].kinds() == ("memory",)
 
 
 def test_a_rank_without_a_device_leaves_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_topo, "Nvml", lambda: recording("nvml-h200x8"))
-    monkeypatch.setattr(cli_topo, "own_gpu", lambda local: "CuPy is missing")
-    assert [m.kinds() for m in on_ranks([0, 0], cli_topo.live_machine)] == [("memory",)] * 2
+    monkeypatch.setattr(cli_live, "Nvml", lambda: recording("nvml-h200x8"))
+    monkeypatch.setattr(cli_live, "own_gpu", lambda local: "CuPy is missing")
+    assert [m.kinds() for m in on_ranks([0, 0], cli_live.live_machine)] == [("memory",)] * 2

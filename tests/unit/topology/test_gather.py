@@ -1,6 +1,5 @@
 """Gathering over a communicator of threads: one topology for all, or one error for all."""
 
-import importlib
 import queue
 import threading
 import time
@@ -16,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkmpi.errors import BlinkError, FormatError, RemoteError, TopologyError
-from blinkmpi.topology import ProcessInfo, Topology, exchange, gather
-from blinkmpi.topology.gather import SLOT_BYTES, copy_test, cpu_topology, page_aligned, this_process
+from blinkmpi.topology import ProcessInfo, Topology, exchange, gather, live
+from blinkmpi.topology.live import SLOT_BYTES, copy_test, cpu_topology, page_aligned, this_process
 from blinkmpi.topology.network_rate import ROUNDS, even_out, net_rate, partners
 
-MODULE = importlib.import_module("blinkmpi.topology.gather")
 HERE = threading.local()
 WAIT_SECONDS = 10
 
@@ -103,14 +101,14 @@ def only_one(results: list[Any]) -> Topology:
 
 def fail_on(monkeypatch: pytest.MonkeyPatch, name: str, rank: int, error: Exception) -> None:
     """Let one function of the module fail on one rank."""
-    real = getattr(MODULE, name)
+    real = getattr(live, name)
 
     def maybe(*args: Any) -> Any:
         if HERE.rank == rank:
             raise error
         return real(*args)
 
-    monkeypatch.setattr(MODULE, name, maybe)
+    monkeypatch.setattr(live, name, maybe)
 
 
 def one_error(results: list[Any], rank: int, error: Exception) -> None:
@@ -152,13 +150,13 @@ def test_the_launchers_nodes_are_joined_by_an_assumed_network(nodes: list[int]) 
 
 
 def test_ranks_that_share_no_memory_are_nodes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "this_process", lambda: ProcessInfo("box", 1, f"boot/{HERE.rank % 2}", (0,)))
+    monkeypatch.setattr(live, "this_process", lambda: ProcessInfo("box", 1, f"boot/{HERE.rank % 2}", (0,)))
     made = only_one(on_ranks([0, 0, 0], lambda c, n: gather(c, n, measure=False)))
     assert [d.node for d in made.devices] == [0, 1, 0]
 
 
 def test_exchange_gives_every_part_in_rank_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "this_process", lambda: ProcessInfo("box", 100 + HERE.rank, "boot", (HERE.rank,)))
+    monkeypatch.setattr(live, "this_process", lambda: ProcessInfo("box", 100 + HERE.rank, "boot", (HERE.rank,)))
     results = on_ranks([0, 1, 0], lambda c, n: exchange(c, n, measure=False))
     assert results[0] == results[1] == results[2]
     assert [(p.pid, p.leader) for p in results[0]] == [(100, 0), (101, 1), (102, 0)]
@@ -184,7 +182,7 @@ def test_two_failing_ranks_raise_their_own_and_the_others_name_both(monkeypatch:
             raise TopologyError(f"mine is {HERE.rank}")
         return this_process()
 
-    monkeypatch.setattr(MODULE, "this_process", broken)
+    monkeypatch.setattr(live, "this_process", broken)
     told, *own = on_ranks([0, 0, 0], lambda c, n: gather(c, n, measure=False))
     assert [str(r) for r in own] == ["mine is 1", "mine is 2"]
     assert type(told) is RemoteError
@@ -213,7 +211,7 @@ def test_the_place_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usual.place
     assert usual.cores
     monkeypatch.setenv("BLINKMPI_NODE_ID", "rack 7")
-    monkeypatch.setattr(MODULE, "BOOT_ID", "/nowhere/at/all")
+    monkeypatch.setattr(live, "BOOT_ID", "/nowhere/at/all")
     assert this_process().place == "rack 7"
 
 
@@ -222,7 +220,7 @@ def test_a_system_that_does_not_say_is_a_typed_error_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.delenv("BLINKMPI_NODE_ID", raising=False)
-    monkeypatch.setattr(MODULE, name, "/nowhere/at/all")
+    monkeypatch.setattr(live, name, "/nowhere/at/all")
     with pytest.raises(TopologyError, match=r"/nowhere/at/all.*set BLINKMPI_NODE_ID") as caught:
         this_process()
     assert isinstance(caught.value, BlinkError)

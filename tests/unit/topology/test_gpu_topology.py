@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.errors import TopologyError
-from blinkmpi.topology import GpuFacts, GpuMachine, Topology, from_gpus, gather_gpus, machine
+from blinkmpi.topology import GpuFacts, GpuMachine, Topology, from_gpus, gather_gpus, gpu_topology, machine
 from blinkmpi.topology.gpu import PeerAccess, Unknown, known
 from blinkmpi.trees import COLLECTIVES, pack
-from tests.unit.topology.test_gather import HERE, MODULE, on_ranks, one_error
+from tests.unit.topology.test_gather import HERE, on_ranks, one_error
 from tests.unit.topology.test_probe import recorded
 
 
@@ -210,7 +210,7 @@ def test_ranks_that_make_different_machines_of_the_same_facts_all_say_so(monkeyp
         made = from_gpus(*args, **kwargs)
         return made if HERE.rank else made.scale("nvlink", 2)
 
-    monkeypatch.setattr(MODULE, "from_gpus", own)
+    monkeypatch.setattr(gpu_topology, "from_gpus", own)
     for result in gathered([0] * 2, recorded("nvml-h200x8")[:2]):
         assert isinstance(result, TopologyError)
         assert "different machines of the same GPUs" in str(result)

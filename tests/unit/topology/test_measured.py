@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.errors import FormatError, SettingsError, TopologyError
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.topology import Topology, machine
 from blinkmpi.topology import measured as measurements
 from blinkmpi.topology.gpu import unknown_gpu

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import make_plan
+from blinkmpi.planning.planner import make_plan
 from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.ir import Program
 from blinkmpi.program.reduction import Array, accumulator_of, combine, dtype_of, finish

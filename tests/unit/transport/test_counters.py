@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.program.call import call_of_bytes
 from blinkmpi.program.ir import Program
 from blinkmpi.program.partition import part_of

@@ -16,9 +16,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # for the script; pytest does so itself
 
-from blinkmpi.planning.defaults import GPU_SLOTS  # noqa: E402
 from blinkmpi.planning.plan import Rule  # noqa: E402
 from blinkmpi.planning.selection import program_for  # noqa: E402
+from blinkmpi.planning.slots import GPU_SLOTS  # noqa: E402
 from blinkmpi.program.call import Call  # noqa: E402
 from blinkmpi.program.reduction import DTYPES, accumulator_of, dtype_of  # noqa: E402
 from blinkmpi.transport.cuda import codegen, failure_report, kernel_layout, memory_layout  # noqa: E402

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from blinkmpi.errors import ArgumentError, DeviceError
 from blinkmpi.planning.plan import Plan, Rule
-from blinkmpi.planning.selection import make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import program_for
 from blinkmpi.program import interpreter
 from blinkmpi.program.call import Call
 from blinkmpi.program.in_place import without_own_blocks

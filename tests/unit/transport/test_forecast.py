@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.errors import FormatError, SettingsError
-from blinkmpi.planning.selection import make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import program_for
 from blinkmpi.runtime.context import Context
 from blinkmpi.topology import machine
 from blinkmpi.transport.host.forecast import rates as step_rates

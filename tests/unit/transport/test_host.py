@@ -4,7 +4,8 @@ import pytest
 
 from blinkmpi.planning.memory_rows import MEMORY_ROWS, MPI_BELOW_BYTES, by_slots
 from blinkmpi.planning.plan import Plan
-from blinkmpi.planning.selection import make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import program_for
 from blinkmpi.program.check import check
 from blinkmpi.program.ir import Program
 from blinkmpi.topology import machine

@@ -15,7 +15,8 @@ from blinkmpi.cli.main import main
 from blinkmpi.errors import NoPackingError, PlanError
 from blinkmpi.planning.explain import explanation
 from blinkmpi.planning.plan import Plan, Rule, chunk_for
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.program.check import check
 from blinkmpi.program.cost_model import price
 from blinkmpi.program.interpreter import run

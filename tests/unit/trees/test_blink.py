@@ -25,7 +25,7 @@ from blinkmpi.trees.blink.mwu import ordered, shortest_arborescence, shortest_tr
 from blinkmpi.trees.exact.enumeration import all_spanning_trees
 from blinkmpi.trees.graph.fabric import FAST, fabric
 from blinkmpi.trees.graph.logical import SpanningTree, capacities_of, split_switches
-from blinkmpi.trees.pack import extra_methods, methods
+from blinkmpi.trees.packing import extra_methods, methods
 from blinkmpi.trees.problem import MethodOptions
 from tests.unit.trees.packings import call_of, reference, sends_of
 from tests.unit.trees.test_certify import machines, partitions

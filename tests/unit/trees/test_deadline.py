@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.errors import SettingsError
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.topology import machine, modify
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import pack, verify

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from blinkmpi.errors import PlanError, TopologyError
-from blinkmpi.planning.selection import choose, make_plan, program_for
+from blinkmpi.planning.planner import make_plan
+from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.program.cost_model import price
 from blinkmpi.program.interpreter import run
 from blinkmpi.topology.model import Device, Link, Topology

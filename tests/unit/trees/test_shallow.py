@@ -7,8 +7,8 @@ import pytest
 from blinkmpi.errors import NoPackingError
 from blinkmpi.topology import machine, modify
 from blinkmpi.trees import MethodOptions, pack, verify
+from blinkmpi.trees.answer import is_shallow
 from blinkmpi.trees.exact.enumeration import all_arborescences
-from blinkmpi.trees.patterns.shallow import is_shallow
 
 DGX = machine("dgx-1v")
 

@@ -1,6 +1,5 @@
 """Symmetries of a machine: what is planned for one root is turned onto the others."""
 
-import sys
 from itertools import product
 
 import pytest
@@ -10,6 +9,7 @@ from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees import pack, verify
 from blinkmpi.trees.graph.fabric import fabric
 from blinkmpi.trees.graph.turning import turned, turning
+from blinkmpi.trees.on_links import METHODS
 from blinkmpi.trees.problem import Problem, Solution
 from tests.unit.trees.rails import rails
 
@@ -40,14 +40,13 @@ def test_what_looks_different_is_not_turned() -> None:
 
 def test_a_packing_is_planned_once_for_all_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
-    methods = sys.modules["blinkmpi.trees.pack"].METHODS  # the package has a function of this name
-    flows = methods["flows"]
+    flows = METHODS["flows"]
 
     def plan(problem: Problem) -> Solution | str:
         asked.append((problem.collective, problem.root))
         return flows.plan(problem)
 
-    monkeypatch.setitem(methods, "flows", flows._replace(plan=plan))
+    monkeypatch.setitem(METHODS, "flows", flows._replace(plan=plan))
     n, steps = 18, (1, 5)
     ends = [(r, (r + step) % n) for r in range(n) for step in steps]
     links = tuple(Link(a, b, "nvlink", 1, 25_000) for u, v in ends for a, b in ((u, v), (v, u)))

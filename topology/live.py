@@ -17,7 +17,6 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -27,14 +26,13 @@ from ..util.codec import Value
 from ..util.shared_memory import NO_ROOM, SHM
 from ..util.text import plural, ranks_text
 from ..util.together import Comm, attempt, failure_of, from_root, gathered, result_of, together
-from .gpu import GpuFacts
-from .gpu_topology import from_gpus
-from .machines import CPU_MBPS, NET_MBPS
 from .model import Device, Link, Origin, Switch, Topology
 from .network_rate import MessagingComm, even_out, net_rate, rounded
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from .gpu import GpuFacts
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -111,7 +109,9 @@ def gather_gpus(
         some = f"{ranks_text([*without])} {'have' if len(without) > 1 else 'has'} no"
         who = some if len(without) < len(everybody) else "no rank has a"
         return GpuMachine(None, f"{who} GPU: {next(iter(without.values()))}")
-    gpus = [found for found in everybody if isinstance(found, GpuFacts)]
+    from .gpu_topology import from_gpus
+
+    gpus = [found for found in everybody if not isinstance(found, str)]
     nodes, hosts = nodes_of(processes), [process.host for process in processes]
     # the same facts everywhere, the same result
     made = attempt(lambda: from_gpus(gpus, nodes=nodes, hosts=hosts, per_gpu=per_gpu))
@@ -258,6 +258,8 @@ def cpu_topology(processes: Sequence[ProcessInfo]) -> Topology:
     All ranks of a node get one rate, the mean of theirs to two digits: ranks of one memory differ by noise,
     and uneven links would make a needlessly uneven plan that changes from run to run.
     """
+    from .machines import NET_MBPS
+
     at = nodes_of(processes)
     members = [[rank for rank, node in enumerate(at) if node == wanted] for wanted in sorted(set(at))]
     devices: dict[int, Device] = {}
@@ -298,6 +300,8 @@ def cpu_topology(processes: Sequence[ProcessInfo]) -> Topology:
 
 def this_machine() -> Topology:
     """This machine from one process without a launcher: a CPU rank on each core that it may use."""
+    from concurrent.futures import ThreadPoolExecutor
+
     process = this_process()
     at_once = process.cores[:_MAX_THREADS]
     slots = [page_aligned(SLOT_BYTES) for _ in at_once]
@@ -312,5 +316,7 @@ def _node_rate(rates: Sequence[int | None]) -> tuple[int, Origin]:
     """One rate for a node's ranks: the mean of the measured ones to two digits, or the table's."""
     known = [r for r in rates if r is not None]
     if not known:
+        from .machines import CPU_MBPS
+
         return CPU_MBPS, "table"
     return rounded(sum(known) // len(known)), "measured"

@@ -1,0 +1,68 @@
+"""The machine that a command is about: named, or the live one, which the ranks that ``mpirun`` started make.
+
+Rank 0 answers; the others take part in finding the live machine.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import NO_MPI, ArgumentError
+from ..planning.slots import Gpus
+from ..topology.importers import load, modify
+from ..topology.model import Topology
+from .output import by_rank_0, mpi, or_fail
+
+Answer = Callable[[Topology, int], int]  # of the machine and its live ranks, 0 for one that was named; the exit code
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Which machine, and what of it."""
+    add = parser.add_argument
+    add("topology", nargs="?", metavar="TOPOLOGY", help="dgx-1v, dgx-a100, cpu:4, a file; default: here")
+    add("--gpus", metavar="LIST", help="take these devices alone: 1,4,5,6 or 0-3")
+    add("--drop-link", action="append", default=[], metavar="A-B", help="without the links of a pair")
+    add("--scale", action="append", default=[], metavar="KIND=F", help="links of a kind at this factor")
+    add("--json", action="store_true", help="print JSON")
+
+
+def on_machine(args: argparse.Namespace, answer: Answer) -> int:
+    """Answer on the machine that the flags say, on rank 0, and give every rank its exit code."""
+    if args.topology is not None:
+        return answer(changed(args, load(args.topology)), 0)
+    from .live import live_machine
+
+    ranks = world(args)
+    node = ranks.Split_type(mpi()[0].COMM_TYPE_SHARED)
+    try:
+        found = changed(args, live_machine(ranks, node))
+    finally:
+        node.Free()
+    return by_rank_0(ranks, lambda: or_fail(lambda: answer(found, ranks.size)))
+
+
+def changed(args: argparse.Namespace, topology: Topology) -> Topology:
+    """The part of a machine, and at the rates, that the flags say."""
+    return modify(topology, gpus=args.gpus, drop_link=args.drop_link, scale=args.scale)
+
+
+def world(args: argparse.Namespace) -> Any:
+    """The ranks that mpirun started.
+
+    Raises:
+        ArgumentError: without MPI.
+    """
+    found, why = mpi()
+    if found is None:
+        what = "to start ranks with" if args.command in ("bench", "tune") else "to ask about the live machine"
+        instead = "" if args.command in ("bench", "tune") else "name a TOPOLOGY such as cpu:4, or "
+        raise ArgumentError(f"{args.command}: there is no MPI {what} ({why.strip().splitlines()[0]}); {instead}"
+                            f"{NO_MPI}")  # fmt: skip
+    return found.COMM_WORLD
+
+
+def kind_of(topology: Topology, ranks: int) -> tuple[bool, Gpus]:
+    """Whether these live ranks may leave calls to MPI, and how their GPUs reach each other; see :func:`.make_plan`."""
+    live_gpus = ranks > 0 and all(device.kind == "gpu" for device in topology.devices)
+    gpus: Gpus = "" if not live_gpus else "onehop" if len(topology.nodes) == 1 else "nodes"
+    return ranks > 0 and not live_gpus, gpus

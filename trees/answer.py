@@ -1,0 +1,55 @@
+"""What ``pack`` answers: the packing of trees that were found, or why there is none."""
+
+from fractions import Fraction
+from typing import cast
+
+from ..errors import ArgumentError, NoPackingError
+from ..topology.model import Topology
+from .deadline import late
+from .tree import ROOTED, Certificate, Collective, Packing, Tree
+
+SHALLOW = "depth-"  # of the schemes of method ``shallow``, before the number of hops
+UNPACKED = "so many ranks have no paths of their own for it, and a plan takes those of all scatters"
+ProvedTrees = tuple[tuple[Tree, ...], Fraction, Certificate]  # with their rate
+
+
+def packing_of(
+    t: Topology, collective: str, root: int, name: str, links: str, proved: ProvedTrees, why: str, scheme: str = ""
+) -> Packing:
+    """The packing of trees that method ``name`` found, of its scheme or one of its own; not yet verified."""
+    trees, rate, certificate = proved
+    bound = certificate.capacity_mbps / certificate.divisor
+    reason = f"{name}: {why}"
+    if certificate.kind != "trivial":
+        reason += "; " + ("meets the bound" if rate == bound else f"{float(rate / bound):.1%} of the bound")
+        reason += ", when the time for planning (BLINKMPI_PLAN_SECONDS) was over" if rate < bound and late() else ""
+    return Packing(
+        collective=cast(Collective, collective), root=root if collective in ROOTED else -1, n=t.n,
+        scheme=scheme or name, links=links, trees=trees, rate=rate, bound=bound,
+        certificate=certificate, multicast=links == "memory", reason=reason,
+    )  # fmt: skip
+
+
+def nothing(collective: str, t: Topology, method: str, why: list[str]) -> NoPackingError:
+    """The error where a method has no packing."""
+    reasons = "; ".join(why)
+    error = NoPackingError(f"{collective} on {t.name}: method {method!r} finds nothing ({reasons}); choose another")
+    error.why = reasons
+    return error
+
+
+def checked(method: str, names: tuple[str, ...], collective: str, t: Topology) -> str:
+    """``method`` if it is one of ``names``, or an empty text for ``auto``."""
+    if method == "auto":
+        return ""
+    if method not in names:
+        raise ArgumentError(
+            f"method {method!r} cannot plan {collective} on {t.name}: expected auto, {', '.join(names)}; "
+            "choose one of these"
+        )
+    return method
+
+
+def is_shallow(packing: Packing) -> bool:
+    """Whether a packing is of method ``shallow``."""
+    return packing.scheme.startswith(SHALLOW)

@@ -1,0 +1,172 @@
+"""Packings on links: the table of methods, which of them may plan a problem, and in what order they are tried.
+
+``METHODS`` says which module is which method.
+"""
+
+from fractions import Fraction
+
+from .answer import UNPACKED, checked, nothing, packing_of
+from .blink import few, groups, hybrid, ilp, mwu
+from .bounds.certify import prices_certificate
+from .cluster import assembly
+from .deadline import late, others_wait
+from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
+from .graph.turning import turned, turning
+from .patterns import chains, rings, shallow, stars
+from .problem import BACKWARDS, OUT_OF_TIME, Method, MethodOptions, Problem, Solution
+from .tree import ROOTED, Packing
+
+
+def _fits_chain(problem: Problem) -> int:
+    if problem.by_paths:
+        return 0
+    f = problem.oriented
+    if problem.n > stars.MANY_RANKS:
+        return LAST
+    quick = (m for name, m in METHODS.items() if m.auto and name != "chain" and not is_costly(problem, name))
+    last_resort = not any(m.fits(problem) for m in quick)
+    return LAST if last_resort or len(f.hops) == f.n * (f.n - 1) else 0
+
+
+COSTLY_RANKS = 64  # beyond, what comes this close to the bound is not searched further
+CLOSE = Fraction(98, 100)
+LAST = 9
+# All methods for links: scheme, description, and the module that plans.
+METHODS: dict[str, Method] = {
+    "cluster": Method("cluster", "whole boxes exchange over their ports, trees inside each box do the rest",
+                      assembly.fits, assembly.plan),
+    "symmetric": Method("symmetric", "shallow templates, turned to every rank", symmetric.fits, symmetric.plan),
+    "exact": Method("trees", "trees grown to the capacity of the links", edmonds.fits, edmonds.plan,
+                    costly=9),
+    "onehop": Method("onehop", "stars, as every rank reaches every other in one hop", stars.fits, stars.plan),
+    "chain": Method("chain", "chains in depth-first order, which cross a switch link at most once each way",
+                    _fits_chain, chains.plan),
+    "flows": Method("trees", "trees grown to the capacity of the links, a maximum flow for each edge",
+                    arborescences_by_flow.fits, arborescences_by_flow.plan, costly=1),
+    "columns": Method("columns", "a linear program over trees whose edges are cheapest paths",
+                      column_generation.fits, column_generation.plan, costly=1),
+    "pairs": Method("pairs", "a linear program over pairs of trees, one to a root and another from it",
+                    column_generation.fits_pairs, column_generation.plan_pairs, costly=1),
+    "paths": Method("paths", "a linear program over paths between all pairs of ranks",
+                    all_pairs.fits, all_pairs.plan, costly=1),
+    # Only if asked for by name: Blink's own stages, limits on trees, and baselines.
+    "mwu": Method("mwu", "trees of multiplicative weights", mwu.fits, mwu.plan, auto=False),
+    "mwu+ilp": Method("mwu+ilp", "trees of multiplicative weights, thinned out", mwu.fits, ilp.plan, auto=False),
+    "few": Method("few", "few or shallow trees", mwu.fits, few.plan, auto=False),
+    "shallow": Method("shallow", "trees of least depth", shallow.fits, shallow.plan, auto=False),
+    "rings": Method("rings", "rings, as NCCL builds them", rings.fits, rings.plan, auto=False),
+    "groups": Method("groups", "fully connected groups, one after another", groups.fits, groups.plan, auto=False),
+    "hybrid": Method("hybrid", "two kinds of links at once", hybrid.fits,
+                     lambda t: hybrid.plan(t, lambda part: pack_on_links(part, "auto")), auto=False),
+}  # fmt: skip
+Arguments = tuple[str, str, int, MethodOptions]  # method, collective, root
+
+
+def pack_on_links(problem: Problem, method: str) -> Packing:
+    """The best of the candidates, or the method asked for; stops at the first that meets the bound."""
+    best: tuple[str, Solution] | None = None
+    why: list[str] = []
+    wanted = _wanted(problem, method)
+    waiting = sum(is_costly(problem, name) for name in wanted)
+    for name in sorted(wanted, key=lambda name: is_costly(problem, name)) if late() else wanted:
+        close = best is not None and best[1].rate >= CLOSE * problem.bound
+        if is_costly(problem, name):
+            waiting -= 1
+            if best is not None and (late() or (problem.n > COSTLY_RANKS and close)):
+                continue
+        with others_wait(waiting > 0):
+            found = _planned(problem, name)
+        if isinstance(found, str):
+            why.append(found)
+            continue
+        if best is None or found.rate > best[1].rate:
+            best = name, found
+        if problem.met(found.rate) if found.fabric is None else found.rate == problem.bound:
+            break
+    if best is None:
+        raise nothing(problem.collective, problem.fabric.topology, method, why or [UNPACKED])
+    return finished(problem, *best)
+
+
+def _planned(problem: Problem, name: str) -> Solution | str:
+    """What a method finds, once for a problem."""
+    memo: dict[Arguments, Solution | str] = problem.fabric.memo.setdefault("planned", {})
+    key = name, problem.collective, problem.root, problem.options
+    if key in memo:
+        return memo[key]
+    like = _by_symmetry(problem, name) if is_costly(problem, name) or name == "cluster" else None
+    found = like or METHODS[name].plan(problem)
+    cut, met = (found == OUT_OF_TIME, False) if isinstance(found, str) else (found.cut, problem.met(found.rate))
+    if met or not (cut or late()):  # else more time may find a better one
+        memo[key] = found
+    return found
+
+
+def _by_symmetry(problem: Problem, name: str) -> Solution | None:
+    """What the method finds for a like problem, if that is the best for this one, too, or all that time allows.
+
+    A reduce is a broadcast backwards where links are equally fast both ways, and so on. Roots that a symmetry of the
+    machine moves onto one another have like trees.
+    """
+    f, root = problem.fabric, problem.root
+    collective = BACKWARDS.get(problem.collective, problem.collective) if f.even else problem.collective
+    turns = ((r, turning(f, r, root)) for r in range(root if problem.collective in ROOTED else 0))
+    start, image = next(((r, image) for r, image in turns if image), (root, None))
+    if (collective, start) == (problem.collective, root):
+        return None
+    other = Problem(f, collective, start, problem.options)
+    found = _planned(other, name)
+    if isinstance(found, str) or found.fabric is not None:
+        return None
+    if other.certificate.kind == "prices":
+        moved = {(u, v): price for u, v, price in other.certificate.parts}
+        if image is not None:
+            moved = {(image[u], image[v]): price for (u, v), price in moved.items()}
+        if collective != problem.collective:
+            moved = {arc[::-1]: price for arc, price in moved.items()}
+        proof = prices_certificate(f, problem.collective, root, moved)
+        if proof is not None:
+            problem.tighten(proof)
+    if not problem.met(found.rate) and not late():
+        return None
+    return found if image is None else found._replace(trees=turned(found.trees, image))
+
+
+def finished(problem: Problem, name: str, found: Solution) -> Packing:
+    """The solution of method ``name`` as a packing, with the bound of the links that it used; not yet verified."""
+    used = _used(problem, found)
+    links, why = "+".join(used.fabric.kinds), found.why or METHODS[name].why
+    proved = found.trees, found.rate, used.proof(found.rate)
+    scheme = found.scheme or METHODS[name].scheme
+    return packing_of(used.fabric.topology, problem.collective, problem.root, name, links, proved, why, scheme)
+
+
+def _used(problem: Problem, found: Solution) -> Problem:
+    """The problem on the links that a solution uses."""
+    return problem if found.fabric is None else Problem(found.fabric, problem.collective, problem.root)
+
+
+def candidates(problem: Problem) -> tuple[str, ...]:
+    """Methods that ``auto`` may take for the problem, in the order in which to try them."""
+    turns = {name: turn_of(problem, name) for name, m in METHODS.items() if m.auto}
+    return tuple(sorted((name for name, turn in turns.items() if turn), key=lambda name: turns[name]))
+
+
+def turn_of(problem: Problem, name: str) -> int:
+    """When to try a method; 0 if it cannot plan the problem."""
+    if problem.collective == "alltoall" and name not in ("onehop", "paths", "hybrid"):
+        return 0
+    return METHODS[name].fits(problem) if name == "pairs" or not problem.pairs_only else 0
+
+
+def is_costly(problem: Problem, name: str) -> bool:
+    """Whether a method may take seconds for trees on so many ranks; paths of a flow are found soon."""
+    return 0 < METHODS[name].costly <= problem.n and not problem.by_paths
+
+
+def _wanted(problem: Problem, method: str) -> tuple[str, ...]:
+    """All candidates for ``auto``, else the one method asked for."""
+    if method == "auto":
+        return candidates(problem)
+    able = tuple(name for name in METHODS if turn_of(problem, name))
+    return (checked(method, able, problem.collective, problem.fabric.topology),)
