@@ -40,6 +40,11 @@ class Effort:
             raise AssertionError("it takes more calls than it may")
 
     @property
+    def too_much(self) -> bool:
+        """Whether it was given up; the work may have caught the error."""
+        return self._left < 0
+
+    @property
     def ours(self) -> int:
         """How often functions of this project were entered; those of libraries depend on their versions."""
         return sum(
