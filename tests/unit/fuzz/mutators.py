@@ -1,7 +1,8 @@
 """Spoilt inputs: bytes and texts made of real ones by mutation, and the promise that every reader keeps for them.
 
 The promise: a reader returns a valid value, or raises a typed error of one line that names its source; it calls fewer
-than six million functions, which take a second, and needs less than 500 MB. ``FUZZ_EXAMPLES=20000`` tries more examples than a run of all tests does.
+than six million functions, which take a second, and needs less than 500 MB. ``FUZZ_EXAMPLES=20000`` tries more
+examples than a run of all tests does.
 """
 
 import json
