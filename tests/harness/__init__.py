@@ -40,12 +40,12 @@ from tests.harness.jobs import (
     mpirun,
     run_command,
 )
-from tests.harness.patience import NEVER_S, PATIENCE_S
+from tests.harness.patience import NEVER_S, PATIENCE_S, wait_until
 from tests.harness.reports import Report, Verdict, abort, run_ranks
 from tests.harness.shared_memory import SharedMemoryWatch
 
 __all__ = [
     "ENVIRONMENT", "GRACE_S", "NEVER_S", "PATIENCE_S", "ROOT", "STDERR", "TAIL", "Closing", "Job", "Outcome", "Report",
     "SharedMemoryWatch", "Started", "Verdict", "abort", "command_line", "inline", "mpi", "mpirun", "run_command",
-    "run_ranks",
+    "run_ranks", "wait_until",
 ]  # fmt: skip

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,14 @@ def said(outcome: Outcome, key: str) -> dict[int, Any]:
     """What each rank has said under a key."""
     facts = [json.loads(text) for text in re.findall(r"@(\{.*?\})$", outcome.output, re.MULTILINE)]
     return {f["rank"]: f[key] for f in facts if key in f}
+
+
+def stop_until(files: Iterable[Path]) -> None:
+    """Stop this process until these files are there, which a child of it waits for."""
+    pid = os.getpid()
+    script = f'for file; do until [ -e "$file" ]; do sleep 0.02; done; done; kill -CONT {pid}'
+    subprocess.Popen(["sh", "-c", script, "sh", *map(str, files)], start_new_session=True)
+    os.kill(pid, signal.SIGSTOP)
 
 
 def in_time(outcome: Outcome, ranks: Iterable[int], deadline: float = 0.0) -> None:

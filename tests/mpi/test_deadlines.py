@@ -138,7 +138,7 @@ def test_what_all_ranks_must_do_has_the_deadline(what: str) -> None:
         assert all(f"rank {VICTIM} (" in said(outcome, "text")[r] for r in (1, 3))
         in_time(outcome, (1, 3), 1.5)
         return
-    all_time_out(outcome, 1.5)
+    all_time_out(outcome, 1.0 if what == "Communicator" else 1.5)
 
 
 def case_collective(what: str) -> None:
