@@ -64,7 +64,7 @@ def main(folder: str, seed: str, fault: str, memory: str = "numpy") -> None:
         threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
     import blinkmpi
     from blinkmpi.errors import BlinkError
-    from tests.harness import NEVER_S
+    from tests.harness import NEVER_S, wait_until
 
     xp = importlib.import_module(memory)
     algo = own.choice((None, "allreduce:^mpi;broadcast:^mpi"))
@@ -97,7 +97,8 @@ def main(folder: str, seed: str, fault: str, memory: str = "numpy") -> None:
         said = {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - since}
         (box / f"{world.rank}.draft").write_text(json.dumps(said))
         (box / f"{world.rank}.draft").rename(box / f"{world.rank}.json")
-        time.sleep(0.3)  # who leaves first may end the job
+        # who leaves first may end the job
+        wait_until(lambda: len(list(box.glob("[0-9].json"))) >= world.size - 1, "the other survivors have said theirs")
         comm.Free()
 
 
