@@ -37,6 +37,13 @@ def failed(ended: list[Ended], ranks: list[int], kind: str, deadline: float, *te
         assert facts["returned"], report(ended)
 
 
+def meet(store: Any, rank: int, ranks: list[int]) -> None:
+    """Wait for some processes, beside the store: they start when they get a core."""
+    here = [store.folder.parent / f"here-{r}" for r in ranks]
+    here[ranks.index(rank)].touch()
+    wait_until(lambda: all(path.exists() for path in here), "the other processes start")
+
+
 def make(store: Any, rank: int, size: int, timeout: float = NEVER_S) -> blinkmpi.StoreCommunicator:
     comm = blinkmpi.StoreCommunicator(store, rank, size, timeout=timeout)
     comm.Barrier()
@@ -150,8 +157,9 @@ def test_a_process_that_never_comes(later_s: float) -> None:
 
 
 def never_comes(store: Any, rank: int, size: int, later_s: float) -> None:
-    time.sleep(later_s * rank)
     if rank != VICTIM:
+        meet(store, rank, OTHERS)
+        time.sleep(later_s * rank)
         attempt(lambda: blinkmpi.StoreCommunicator(store, rank, size, timeout=2))
 
 
@@ -188,6 +196,8 @@ def one_comes_late(store: Any, rank: int, size: int, late: int) -> None:
     if rank == late:
         while not any("given-up" in key for key in store.names()):
             time.sleep(0.01)
+    else:
+        meet(store, rank, [r for r in range(size) if r != late])
     attempt(lambda: blinkmpi.StoreCommunicator(store, rank, size, timeout=NEVER_S if rank == late else 1.5))
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.harness import ROOT
 
 CLOCKS = ("monotonic", "perf_counter", "process_time", "thread_time", "time")  # of the module time
-OUTCOMES = {"ended", "job", "outcome"}  # what the harness gives of processes: their ``seconds`` have passed
+OUTCOMES = {"ended", "job", "outcome", "report"}  # what the harness gives of processes: their ``seconds`` have passed
 ALLOWED = {"NEVER_S", "PATIENCE_S"}
 UPPER = (ast.Lt, ast.LtE)
 
