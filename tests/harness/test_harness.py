@@ -100,7 +100,7 @@ def test_closing_a_job_leaves_no_process() -> None:
 
 def test_decorated_functions_are_ordinary_tests_outside() -> None:
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(CASES)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=6 * PATIENCE_S)
     assert "1 failed, 4 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "ValueError: seven is not eight" in done.stdout
     assert "not today" in done.stdout
