@@ -31,10 +31,8 @@ from blinkmpi.planning import tuned_table
 from blinkmpi.transport.cuda.device import cupy
 from tests.campaign.doer import Doer
 from tests.campaign.steps import LINK, Step
+from tests.harness import PATIENCE_S, wait_until
 
-SHORT_S = 10.0  # in which an error comes that no deadline has to pass for
-LATE_S = 3.0  # behind its deadline, on a machine with fewer cores than ranks
-CHILD_S = 20.0  # that a forked child has to end
 LINK_S = 60.0  # that whoever started the job has to answer
 COUNT = 840  # which all numbers of ranks divide
 
@@ -113,7 +111,7 @@ class Faults:
         error, seconds = attempt(wrong if mine else good)
         wanted = kind if mine else RemoteError
         assert isinstance(error, wanted), f"argument {number}: {wanted.__name__} was expected, {error!r} came"
-        assert seconds < SHORT_S, f"argument {number}: {error!r} came after {seconds:.1f} s"
+        assert seconds < PATIENCE_S, f"argument {number}: {error!r} came after {seconds:.1f} s"
         assert (x == np.arange(float(COUNT))).all(), f"argument {number}: the send buffer was changed"
         assert (y == -1).all(), f"argument {number}: the receive buffer was changed"
 
@@ -138,7 +136,7 @@ class Faults:
         assert freed is None or isinstance(freed, BlinkError), f"argument {number} on a GPU: Free raised {freed!r}"
         wanted = (ArgumentError, BufferTypeError) if self.rank == victim else (MismatchError, RemoteError, PeerLost)
         assert isinstance(error, wanted), f"argument {number} on a GPU: {error!r} came"
-        assert seconds < SHORT_S, f"argument {number} on a GPU: {error!r} came after {seconds:.1f} s"
+        assert seconds < PATIENCE_S, f"argument {number} on a GPU: {error!r} came after {seconds:.1f} s"
         assert untouched, f"argument {number} on a GPU: a buffer was changed"
 
     def mismatch(self, comm: blinkmpi.Communicator, victim: int, own: random.Random) -> None:
@@ -168,7 +166,7 @@ class Faults:
             self.world.Barrier()
             assert freed is None or isinstance(freed, BlinkError), f"calls {number}: Free raised {freed!r}"
         assert isinstance(error, wanted), f"calls {number}: a MismatchError was expected, {error!r} came"
-        assert seconds < SHORT_S, f"calls {number}: {error!r} came after {seconds:.1f} s"
+        assert seconds < PATIENCE_S, f"calls {number}: {error!r} came after {seconds:.1f} s"
         assert not y.any(), f"calls {number}: the receive buffer was changed"
 
     # ---- slow ranks
@@ -181,8 +179,8 @@ class Faults:
 
     def stopped(self, comm: blinkmpi.Communicator, victim: int, own: random.Random) -> None:
         """One rank is stopped amid its calls and goes on within the deadline."""
-        pause = own.uniform(0.0, 0.03), own.uniform(0.05, 0.6)
-        helper = self._stop(*pause) if self.rank == victim else None
+        after, seconds = own.uniform(0.0, 0.03), own.uniform(0.05, 0.6)
+        helper = self._stop(after, f"sleep {seconds:.3f}") if self.rank == victim else None
         xp = self._arrays(self._on_gpu(own))
         for i in range(own.randint(2, 12)):
             count = own.choice((1, 1000, 100_003, 1_000_003))
@@ -203,8 +201,10 @@ class Faults:
         child = comm.Dup()
         child.Allreduce(x, y)  # compiles the kernel, however long that takes
         y[...] = 0
+        gone = self._files(own)
         if self.rank == victim:
-            time.sleep(limit + own.uniform(0.4, 0.8))
+            others = [path for rank, path in enumerate(gone) if rank != victim]
+            wait_until(lambda: all(path.exists() for path in others), "the others give up")
 
         def call() -> None:
             if with_request:
@@ -213,6 +213,7 @@ class Faults:
                 child.Allreduce(x, y, timeout=limit)
 
         error, seconds = attempt(call)
+        gone[self.rank].touch()
         heard = on_gpu and self.rank == victim  # that its peers have given up, and perhaps not why
         # TCP waits longer and longer after a link was down: what they have sent is there, their error is still to come.
         unheard = LINK in self.doer.record.faults and self.rank == victim and error is None
@@ -222,26 +223,28 @@ class Faults:
             return
         wanted = (CollectiveTimeout, PeerLost) if heard else CollectiveTimeout
         assert isinstance(error, wanted), f"a CollectiveTimeout was expected, {error!r} came"
-        assert seconds < limit + LATE_S, f"{error!r} came after {seconds:.1f} s, with a deadline of {limit:.1f} s"
+        assert seconds < limit + PATIENCE_S, f"{error!r} came after {seconds:.1f} s, with a deadline of {limit:.1f} s"
 
     def stopped_too_long(self, comm: blinkmpi.Communicator, victim: int, own: random.Random) -> None:
-        """One rank is stopped amid calls until the deadline is over: all raise, it too when it goes on."""
+        """One rank is stopped amid calls until the others have given up: all raise, it too when it goes on."""
         limit = own.uniform(0.3, 0.6)
         count = own.choice((8, 10_000, 1_000_003))
         x = self._arrays(self._on_gpu(own)).ones(count)
         child = comm.Dup()
-        pause = own.uniform(0.0, 0.03), limit + own.uniform(0.8, 1.2)
-        helper = self._stop(*pause) if self.rank == victim else None
+        after, gone = own.uniform(0.0, 0.03), self._files(own)
+        others = " ".join(f"'{path}'" for rank, path in enumerate(gone) if rank != victim)
+        until_gone = f"for file in {others}; do until [ -e $file ]; do sleep 0.02; done; done"
+        helper = self._stop(after, until_gone) if self.rank == victim else None
         error, seconds = None, 0.0
-        until = time.monotonic() + SHORT_S
+        until = time.monotonic() + PATIENCE_S
         while error is None and time.monotonic() < until:
             error, seconds = attempt(lambda: child.Allreduce(MPI.IN_PLACE, x, MPI.MAX, timeout=limit))
+        gone[self.rank].touch()
         if helper is not None:
             helper.wait()
         self._dead(child)
         assert isinstance(error, CollectiveTimeout | PeerLost), f"a CollectiveTimeout was expected, {error!r} came"
-        most = limit + LATE_S + (sum(pause) if self.rank == victim else 0.0)
-        assert seconds < most, f"{error!r} came after {seconds:.1f} s, with a deadline of {limit:.1f} s"
+        assert seconds < limit + PATIENCE_S, f"{error!r} came after {seconds:.1f} s, with a deadline of {limit:.1f} s"
 
     def _on_gpu(self, own: random.Random) -> bool:
         """Whether a fault strikes a call on GPU memory."""
@@ -252,10 +255,15 @@ class Faults:
         """What makes arrays."""
         return cupy() if on_gpu else np
 
-    def _stop(self, after: float, seconds: float) -> subprocess.Popen[bytes]:
-        """Stop this process a little later, for some time."""
+    def _files(self, own: random.Random) -> list[Path]:
+        """A file for each rank, by which it says something to the others: MPI may not read while it waits."""
+        number = own.randrange(1 << 40)
+        return [self.box / f"rank-{number}-{rank}" for rank in range(self.n)]
+
+    def _stop(self, after: float, meanwhile: str) -> subprocess.Popen[bytes]:
+        """Stop this process a little later, as long as a command of the shell takes."""
         pid = os.getpid()
-        script = f"sleep {after:.3f}; kill -STOP {pid}; sleep {seconds:.3f}; kill -CONT {pid}"
+        script = f"sleep {after:.3f}; kill -STOP {pid}; {meanwhile}; kill -CONT {pid}"
         return subprocess.Popen(["sh", "-c", script])
 
     def _dead(self, child: Any, *, unheard: bool = False) -> None:
@@ -266,7 +274,7 @@ class Faults:
         first = self.doer.mix.gpus or unheard  # whether the peers' error may be news, if there was none here
         wanted = (PeerLost, CollectiveTimeout) if first else PeerLost
         assert isinstance(error, wanted), f"after the error, a PeerLost was expected, {error!r} came"
-        assert seconds < SHORT_S, f"a dead communicator said so after {seconds:.1f} s"
+        assert seconds < PATIENCE_S, f"a dead communicator said so after {seconds:.1f} s"
 
     # ---- children, files, shared memory, links
 
@@ -283,12 +291,12 @@ class Faults:
             if how == "atexit":
                 atexit._run_exitfuncs()
             os._exit(0)
-        until = time.monotonic() + CHILD_S
+        until = time.monotonic() + PATIENCE_S
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             if time.monotonic() > until:
                 os.kill(child, 9)
                 os.waitpid(child, 0)
-                raise AssertionError(f"the child, which ends by {how}, did not end within {CHILD_S:.0f} s")
+                raise AssertionError(f"the child, which ends by {how}, did not end within {PATIENCE_S:.0f} s")
             time.sleep(0.001)
 
     def truncated(self, _comm: blinkmpi.Communicator, victim: int, own: random.Random) -> None:
@@ -330,7 +338,7 @@ class Faults:
             assert (x == self.n * (self.n + 1) / 2).all(), f"with a {what} of {len(data)} bytes an allreduce is wrong"
             comm.Free()
         assert len({name == "NoneType" for name in errors}) == 1, f"with a broken {what} some ranks raise: {errors}"
-        assert seconds < SHORT_S, f"{error!r} came after {seconds:.1f} s"
+        assert seconds < PATIENCE_S, f"{error!r} came after {seconds:.1f} s"
 
     def shared_memory_full(self, comm: blinkmpi.Communicator, victim: int, own: random.Random) -> None:
         """/dev/shm has no room for a while: communicators that are there work, and new ones fail on all ranks.
@@ -364,7 +372,7 @@ class Faults:
         self.world.Barrier()
         assert right, "an allreduce is wrong while /dev/shm is full"
         assert error is None or isinstance(error, TopologyError | RemoteError), f"{error!r} came"
-        assert seconds < SHORT_S, f"{error!r} came after {seconds:.1f} s"
+        assert seconds < PATIENCE_S, f"{error!r} came after {seconds:.1f} s"
         comm.Dup().Free()
 
     def link_down(self, comm: blinkmpi.Communicator, _victim: int, own: random.Random) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 from tests.campaign.deadly import DEADLY, judge
 from tests.campaign.rank import AFTER_S, Order
 from tests.campaign.steps import Mix
-from tests.harness import ROOT, TAIL, Job, Outcome, SharedMemoryWatch
+from tests.harness import PATIENCE_S, ROOT, TAIL, Job, Outcome, SharedMemoryWatch
 
-DEADLY_S = 30.0  # that a job may take which a fault ends
+DEADLY_S = 4 * PATIENCE_S  # that a job may take which a fault ends
 SMALL_SHM_MIB = 640  # for each virtual node, which takes a quarter of what is left for each communicator
 CROWDED_LOAD_S = 150.0  # that all kernels take to compile, at most
 ULFM = ("--with-ft", "ulfm")

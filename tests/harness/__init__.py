@@ -23,6 +23,8 @@ functions run in place on the ranks that are there, a barrier before each; other
 sizes are skipped. A failure aborts the job there too: to go on would let one
 rank's collective meet another test's.
 
+How long a test waits for an event, and behind a deadline, stands in ``patience.py`` alone.
+
 ``python tests/harness SOCKET`` is the program of a rank (``__main__.py``).
 """
 
@@ -40,11 +42,13 @@ from tests.harness.jobs import (
     mpirun,
     run_command,
 )
+from tests.harness.patience import NEVER_S, PATIENCE_S, wait_until
 from tests.harness.ranks import Pools, Ranks, run_ranks
 from tests.harness.reports import Report, Verdict
 from tests.harness.shared_memory import SharedMemoryWatch
 
 __all__ = [
-    "ENVIRONMENT", "GRACE_S", "ROOT", "STDERR", "TAIL", "Closing", "Job", "Outcome", "Pools", "Ranks", "Report",
-    "SharedMemoryWatch", "Started", "Verdict", "command_line", "inline", "mpi", "mpirun", "run_command", "run_ranks",
+    "ENVIRONMENT", "GRACE_S", "NEVER_S", "PATIENCE_S", "ROOT", "STDERR", "TAIL", "Closing", "Job", "Outcome", "Pools",
+    "Ranks", "Report", "SharedMemoryWatch", "Started", "Verdict", "command_line", "inline", "mpi", "mpirun",
+    "run_command", "run_ranks", "wait_until",
 ]  # fmt: skip

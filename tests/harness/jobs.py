@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from blinkmpi.util.launcher import launched_rank
+from tests.harness.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "BLINK_TEST_TOKEN"
@@ -99,7 +100,7 @@ class Started(Closing):
         """Time since the start."""
         return time.monotonic() - self._started
 
-    def wait_for(self, text: str, *, count: int = 1, timeout: float = 20.0) -> None:
+    def wait_for(self, text: str, *, count: int = 1, timeout: float = 2 * PATIENCE_S) -> None:
         """Wait until the output holds ``text`` at least ``count`` times."""
         end = time.monotonic() + timeout
         while self.output.count(text) < count:

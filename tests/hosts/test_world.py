@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from tests.harness import ROOT
+from tests.harness import PATIENCE_S, ROOT
 from tests.hosts.world import World, program, wait_for_end
 
 pytestmark = [pytest.mark.hosts, pytest.mark.mpi_skip]
@@ -40,14 +40,16 @@ def test_hosts_are_isolated() -> None:
 
 
 def test_links_differ(world: World) -> None:
-    """8 MiB from host0 to host1, at 100 Mbit/s, takes 8 MiB less two bursts at that rate; to host2, at ten times it."""
+    """8 MiB from host0 take 8 MiB less two bursts at the rate of the other host's link: 100 Mbit/s or ten times it."""
     for host, rate in (("host0", "1gbit"), ("host1", "100mbit"), ("host2", "1gbit")):
         world.shape(host, rate)
+        assert f"rate {rate}" in world.do(host, "tc", "qdisc", "show", "dev", "eth0").lower()
     outcome = world.run((1, 1, 1), program((1, 1, 1), send_from_the_first, timeout=20), timeout=30)
     assert outcome.rc == 0, outcome.output
     slow, fast = (float(text) for text in re.findall(r"(\S+) seconds", outcome.output))
-    assert slow > (8 * MIB - 2 * 256 * 1024) * 8 / 100e6
-    assert fast < slow / 2
+    bits = (8 * MIB - 2 * 256 * 1024) * 8
+    assert slow > bits / 100e6
+    assert fast > bits / 1e9
 
 
 def send_from_the_first() -> None:
@@ -99,7 +101,7 @@ def test_ranks_elsewhere_than_the_test_wants_end_the_job(world: World) -> None:
 def test_a_job_out_of_time_is_ended(world: World) -> None:
     outcome = world.run((1, 1, 1), ["sleep", "60"], timeout=1)
     assert outcome.timed_out
-    assert outcome.seconds < 10
+    assert outcome.seconds < 1 + PATIENCE_S
     assert world.processes() == []
 
 

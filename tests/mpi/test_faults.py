@@ -25,9 +25,22 @@ from blinkmpi.errors import BlinkError
 from blinkmpi.runtime.calls_without_program import MpiCall
 from blinkmpi.transport.host import transport as host
 from blinkmpi.transport.host.host_call import HostCall
-from tests.harness import Outcome, mpi
+from tests.harness import NEVER_S, Outcome, mpi
 from tests.mpi import faults
-from tests.mpi.faults import EXECUTORS, VICTIM, N, attempt, calls_until_death, finish, run_case, said, say, start_case
+from tests.mpi.faults import (
+    EXECUTORS,
+    VICTIM,
+    N,
+    attempt,
+    calls_until_death,
+    finish,
+    in_time,
+    meet,
+    run_case,
+    said,
+    say,
+    start_case,
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_left_in_shared_memory")
 start = partial(start_case, __file__)
@@ -44,24 +57,22 @@ ways = pytest.mark.parametrize("way", [*BIG, *EXPORTED], ids="-".join)
 OTHERS = [r for r in range(N) if r != VICTIM]
 
 
-def struck(
-    way: tuple[str, ...], timeout: float, signum: str, *, within: float, options: tuple[str, ...] = ()
-) -> Outcome:
+def struck(way: tuple[str, ...], timeout: float, signum: str, options: tuple[str, ...] = ()) -> Outcome:
     """A job in which the victim gets a signal amid a call."""
     with start(*way, str(timeout), signum, options=options) as job:
         job.wait_for('"ready"', count=N)
-        return finish(job, within=within)
+        return finish(job)
 
 
 @ways
 def test_a_stopped_rank_is_named_within_the_deadline(way: tuple[str, ...]) -> None:
     deadline = 3.0
-    outcome = struck(way, deadline, "SIGSTOP", within=deadline + 2 + 3)
+    outcome = struck(way, deadline, "SIGSTOP")
     assert outcome.rc != 0  # MPI_Finalize would have waited for ever
     pid = said(outcome, "pid")[VICTIM]
     assert {r: said(outcome, "error").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "CollectiveTimeout")
+    in_time(outcome, OTHERS, deadline)
     for rank in OTHERS:
-        assert said(outcome, "seconds")[rank] < deadline + 2
         text = said(outcome, "text")[rank]
         assert f"rank {VICTIM} (process {pid}) is stopped" in text
         if way[0] == "big":
@@ -75,14 +86,14 @@ def test_a_stopped_rank_is_named_within_the_deadline(way: tuple[str, ...]) -> No
 
 @ways
 def test_a_killed_rank_ends_the_job(way: tuple[str, ...]) -> None:
-    assert struck(way, 20, "SIGKILL", within=5).rc != 0
+    assert struck(way, NEVER_S, "SIGKILL").rc != 0
 
 
 @ways
 def test_under_fault_tolerance_the_others_hear_of_a_killed_rank(way: tuple[str, ...]) -> None:
-    outcome = struck(way, 20, "SIGKILL", within=8, options=faults.fault_tolerance())
+    outcome = struck(way, NEVER_S, "SIGKILL", faults.fault_tolerance())
     assert {r: said(outcome, "error").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "PeerLost"), outcome.output
-    assert all(said(outcome, "seconds")[r] < 3 for r in OTHERS)
+    in_time(outcome, OTHERS)
     assert all(f"rank {VICTIM} (process" in said(outcome, "text")[r] for r in OTHERS)
     assert said(outcome, "left") == dict.fromkeys(OTHERS, True)
 
@@ -97,7 +108,14 @@ def case_big(how: str, timeout: str, signal_name: str) -> None:
             signal_amid_a_call(comm, signal.Signals[signal_name])
         say(ready=True, pid=os.getpid())
         calls_until_death(comm, vector)
+    leave(signal_name)
+
+
+def leave(signal_name: str) -> None:
+    """The last of a rank; where one is stopped, the first of the others that leaves ends the job."""
     say(left=True)
+    if signal_name == "SIGSTOP":
+        meet(*OTHERS)
 
 
 def signal_amid_a_call(comm: blinkmpi.Communicator, signum: signal.Signals) -> None:
@@ -129,7 +147,7 @@ def case_exported(method: str, root: str, timeout: str, signal_name: str) -> Non
             signal_amid_a_call(comm, signal.Signals[signal_name])
         say(ready=True, pid=os.getpid())
         calls_until_death(comm, vector, lambda: getattr(comm, method)(*arguments))
-    say(left=True)
+    leave(signal_name)
 
 
 # ---------------------------------------------------------------- never comes
@@ -137,10 +155,10 @@ def case_exported(method: str, root: str, timeout: str, signal_name: str) -> Non
 
 def test_a_rank_that_never_comes_is_named() -> None:
     with start("absent", "sleep", "1.5") as job:
-        outcome = finish(job, within=15)
+        outcome = finish(job)
     assert {r: said(outcome, "error").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "CollectiveTimeout")
+    in_time(outcome, OTHERS, 1.5)
     for rank in OTHERS:
-        assert said(outcome, "seconds")[rank] < 3.5
         text = said(outcome, "text")[rank]
         assert re.search(rf"rank {VICTIM} \(process \d+\) runs, last entered call 2 barrier\(\)", text), text
         assert "call 3, allreduce(8 x float64, op sum)" in text
@@ -148,11 +166,11 @@ def test_a_rank_that_never_comes_is_named() -> None:
 
 @pytest.mark.parametrize("how", ["exit0", "exit3", "end"])
 def test_a_rank_that_left_is_noticed_long_before_the_deadline(how: str) -> None:
-    with start("absent", how, "20") as job:
-        outcome = finish(job, within=8)
+    with start("absent", how, str(NEVER_S)) as job:
+        outcome = finish(job)
     assert {r: said(outcome, "error").get(r) for r in OTHERS} == dict.fromkeys(OTHERS, "PeerLost")
+    in_time(outcome, OTHERS)
     for rank in OTHERS:
-        assert said(outcome, "seconds")[rank] < 3
         text = said(outcome, "text")[rank]
         assert re.search(rf"rank {VICTIM} \(process \d+\) has left .*last entered call 2 barrier\(\)", text), text
     assert (outcome.rc == 0) == (how != "exit3"), outcome.output  # all have left: MPI_Finalize does not hang
@@ -161,9 +179,10 @@ def test_a_rank_that_left_is_noticed_long_before_the_deadline(how: str) -> None:
 def test_a_rank_that_comes_late_hears_that_it_is_too_late() -> None:
     """And all of them can end in peace."""
     with start("absent", "late", "2") as job:
-        outcome = finish(job, within=10)
+        outcome = finish(job)
     assert said(outcome, "error") == dict.fromkeys(range(N), "CollectiveTimeout")
-    assert said(outcome, "seconds")[VICTIM] < 0.5
+    in_time(outcome, OTHERS, 2)
+    in_time(outcome, [VICTIM])
     assert outcome.rc == 0, outcome.output
 
 
@@ -176,15 +195,20 @@ def case_absent(how: str, timeout: str) -> None:
             return
         if how.startswith("exit"):
             sys.exit(int(how.removeprefix("exit")))
-        time.sleep(60 if how == "sleep" else 3)
-    attempt(lambda: comm.Allreduce(np.ones(8), np.empty(8)))
+        if how == "sleep":
+            time.sleep(NEVER_S)
+        meet(*range(N))  # all others have given up: it need not wait for its own deadline to hear of it
+    own = NEVER_S if comm.rank == VICTIM else None
+    attempt(lambda: comm.Allreduce(np.ones(8), np.empty(8), timeout=own))
+    if comm.rank != VICTIM and how in ("sleep", "late"):
+        meet(*(OTHERS if how == "sleep" else range(N)))
     comm.Free()
 
 
 def test_a_rank_may_leave_when_it_has_done_its_part() -> None:
     """Ranks 1 and 2 are gone while the root still waits for rank 3."""
     with start("early", "20") as job:
-        outcome = finish(job, within=10)
+        outcome = finish(job)
     assert outcome.rc == 0, outcome.output
     assert said(outcome, "total") == {0: float(N)}
 
@@ -208,7 +232,7 @@ def case_early(timeout: str) -> None:
 @pytest.mark.parametrize("how", ["exit", "exception"])
 def test_how_a_child_of_a_rank_ends_is_no_matter_of_the_jobs(how: str) -> None:
     with start("child", how) as job:
-        outcome = finish(job, within=20)
+        outcome = finish(job)
     assert outcome.rc == 0, outcome.output
     assert said(outcome, "total") == dict.fromkeys(range(N), float(N)), outcome.output
 
@@ -235,20 +259,19 @@ def case_child(how: str) -> None:
 # ---------------------------------------------------------------- smooth progress
 
 
-@mpi(ranks=(8,), timeout=90)
+@mpi(ranks=(8,), timeout=180)
 def test_many_calls_on_an_oversubscribed_machine_progress(comm: MPI.Intracomm) -> None:
+    """Each within its deadline; none waits for a core that another rank holds."""
     sizes = (1, 1000, 50_000)
     with (
         blinkmpi.Communicator(comm, timeout=30) as one,
         blinkmpi.Communicator(comm, timeout=30, executor="numpy") as two,
     ):
-        since = time.monotonic()
         for i in range(500):
             x = np.full(sizes[i % 3], comm.rank + i, np.int64)
             y = np.empty_like(x)
             (one, two)[i % 2].Allreduce(x, y)
             assert y[0] == y[-1] == 28 + 8 * i
-        assert time.monotonic() - since < 60
 
 
 @mpi(ranks=(4,), timeout=60)

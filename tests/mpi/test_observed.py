@@ -20,25 +20,10 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import TraceError
 from blinkmpi.runtime import inspection
-from tests.harness import ROOT, Job, mpi
+from tests.harness import PATIENCE_S, ROOT, Job, mpi, wait_until
 from tests.mpi.faults import fault_tolerance
 
 COUNT = 60_000
-LOOP = """
-import sys, time
-import numpy as np, blinkmpi
-from mpi4py import MPI
-comm, x = blinkmpi.Communicator(MPI.COMM_WORLD), np.ones(100_000, np.float32)
-comm.Allreduce(MPI.IN_PLACE, x)
-print("ready", flush=True)
-end = time.monotonic() + float(sys.argv[1])
-while comm.allreduce(time.monotonic()) < comm.size * end:
-    comm.Allreduce(MPI.IN_PLACE, x)
-    x /= comm.size
-comm.Free()
-"""
-
-
 ENDLESS = """
 import numpy as np, blinkmpi
 from mpi4py import MPI
@@ -87,6 +72,7 @@ def test_every_call_is_counted(comm: MPI.Intracomm) -> None:
     for executor in ("auto", "numpy"):
         with with_setting(comm, "TIMES", "1", executor=executor, algo="allreduce:^mpi;broadcast:^mpi") as ours:
             x, y = np.ones(COUNT), np.empty(COUNT)
+            since = time.monotonic()
             assert ours.stats().calls == 0
             for _ in range(3):
                 ours.Allreduce(x, y)
@@ -96,7 +82,7 @@ def test_every_call_is_counted(comm: MPI.Intracomm) -> None:
             ours.Allreduce(np.ones(3, "c16"), np.empty(3, "c16"), MPI.PROD)
             ours.Allreduce(np.ones(3, [("a", "f8")])["a"], np.empty(3), MPI.Op.Create(lambda a, b, _: None))
             everybody = ours.gather_stats()
-            own = ours.stats()
+            own, elapsed = ours.stats(), time.monotonic() - since
         assert own == everybody[rank] == type(own).from_json(own.to_json())
         calls = {c.collective: c.calls for c in own.collectives}
         assert calls == {"allreduce": 6, "broadcast": 1, "barrier": 1}, (executor, calls)
@@ -114,7 +100,7 @@ def test_every_call_is_counted(comm: MPI.Intracomm) -> None:
         if n > 1:
             moved = [t for t in own.trees if t.collective == "allreduce"]
             assert moved
-            assert all(t.busy_s and 0 < t.busy_s < 30 for t in moved if t.bytes > 1000), (executor, own)
+            assert all(t.busy_s and 0 < t.busy_s < elapsed for t in moved if t.bytes > 1000), (executor, own)
             assert sum(w.wait_s for s in everybody for w in s.waits) > 0
             assert {w.rank for w in own.waits} <= set(range(n)) - {rank}
         assert "not measured" in str(own)  # MPI's bytes
@@ -212,10 +198,8 @@ def test_the_events_of_the_others_are_kept_where_a_rank_dies(tmp_path: Path, how
     with Job(3, [sys.executable, "-c", ENDLESS], timeout=60, env=env, options=fault_tolerance()) as job:
         job.wait_for("ready", count=3)
         job.signal(1, how)
-        wanted, until = {0, 2} if how == signal.SIGKILL else {0, 1, 2}, time.monotonic() + 30
-        while not (pids := {e["pid"] for e in events_of(path) if e["ph"] == "X"}) >= wanted:
-            assert time.monotonic() < until, (pids, job.wait().output)
-            time.sleep(0.2)
+        wanted = {0, 2} if how == signal.SIGKILL else {0, 1, 2}
+        wait_until(lambda: {e["pid"] for e in events_of(path) if e["ph"] == "X"} >= wanted, "their events are there")
 
 
 # ---------------------------------------------------------------- top
@@ -229,7 +213,7 @@ def top(*flags: str) -> subprocess.CompletedProcess[str]:
 
 def test_top_shows_a_running_job() -> None:
     env = {"PYTHONPATH": str(ROOT), "BLINKMPI_TIMES": "1"}
-    with Job(3, [sys.executable, "-c", LOOP, "40"], timeout=60, env=env) as job:
+    with Job(3, [sys.executable, "-c", ENDLESS], timeout=6 * PATIENCE_S, env=env) as job:
         job.wait_for("ready", count=3)
         pids = job.pids()
         done = top("--json", "--pid", str(pids[0]))
@@ -243,7 +227,8 @@ def test_top_shows_a_running_job() -> None:
         for text in ("communicator 0: 3 ranks", "0 -> 1", "allreduce, ", "waited for", str(pids[2]), "running"):
             assert text in frame.stdout, frame.stdout
         job.signal(2, signal.SIGSTOP)
-        time.sleep(1)
+        stat = Path(f"/proc/{pids[2]}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "rank 2 stops")
         (found,) = json.loads(top("--json", "--pid", str(pids[0])).stdout)["communicators"]
         states = {r["rank"]: r["state"] for r in found["ranks"]}
         assert states[2] == "stopped"

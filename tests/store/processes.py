@@ -26,7 +26,7 @@ if __name__ == "__main__":
 import pytest
 
 from blinkmpi.errors import BlinkError
-from tests.harness import ENVIRONMENT, GRACE_S, ROOT, TAIL, Closing
+from tests.harness import ENVIRONMENT, GRACE_S, PATIENCE_S, ROOT, TAIL, Closing
 from tests.harness.__main__ import load
 from tests.store.folder_store import FolderStore
 
@@ -53,7 +53,7 @@ class Processes(Closing):
     """
 
     def __init__(
-        self, n: int, target: Callable[..., object], *, timeout: float = 30.0,
+        self, n: int, target: Callable[..., object], *, timeout: float = 4 * PATIENCE_S,
         env: Mapping[str, str | None] | None = None, arguments: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
         self.n, self.timeout = n, timeout
@@ -93,7 +93,7 @@ class Processes(Closing):
         """Send a signal to a process."""
         self._processes[rank].send_signal(signum)
 
-    def wait_for(self, text: str, ranks: Sequence[int], timeout: float = 20.0) -> None:
+    def wait_for(self, text: str, ranks: Sequence[int], timeout: float = 2 * PATIENCE_S) -> None:
         """Wait until some processes have printed ``text``."""
         end = time.monotonic() + timeout
         for rank in ranks:

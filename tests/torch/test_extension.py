@@ -14,10 +14,10 @@ import pytest
 
 from blinkmpi.errors import CollectiveTimeout
 from blinkmpi.runtime.cuda import torch_extension
+from tests.harness import wait_until
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
-COMPILE_S = 300
 SHORT = timedelta(milliseconds=20)
 
 
@@ -120,10 +120,7 @@ def test_a_compiler_that_fails_is_named(
     monkeypatch.setenv("CC", str(compiler))
     compiling = torch_extension._Compiling()
     compiling.begin()
-    end = time.monotonic() + COMPILE_S
-    while not compiling.why and time.monotonic() < end:
-        compiling.look()
-        time.sleep(0.05)
+    wait_until(lambda: compiling.look() or compiling.why, "the compiler fails")
     assert "compiling torch_extension.cpp failed" in compiling.why
     assert "no luck" in compiling.why
     compiling.begin()

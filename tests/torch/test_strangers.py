@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from mpi4py import MPI
 
-from tests.harness import mpi
+from tests.harness import PATIENCE_S, mpi
 from tests.store.processes import sharing_a_store
 from tests.torch.test_backend import job
 
@@ -239,7 +239,7 @@ def a_child(rank: int, n: int) -> None:
         except Exception as error:
             os._exit(3 if "forked" in str(error) else 4)
         os._exit(5)
-    until, status = time.monotonic() + 20, -1
+    until, status = time.monotonic() + PATIENCE_S, -1
     while status < 0 and time.monotonic() < until:
         ended, code = os.waitpid(child, os.WNOHANG)
         status = os.waitstatus_to_exitcode(code) if ended else -1

@@ -1,9 +1,7 @@
 """Calls that C puts on a stream again: right at whatever address, and what they cost the host."""
 
-import statistics
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,13 +11,14 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import ArgumentError, BufferTypeError
 from blinkmpi.transport.cuda.device import cupy
-from tests.gpu.helpers import DEVICES, at_least, sizes
+from tests.effort import Effort
+from tests.gpu.helpers import at_least, sizes
 from tests.harness import mpi
 
 RANKS = sizes(2, 3, 4)
 COUNTS = (256, 40_000, 1 << 20)  # elements: packets of both kinds, and more than they carry
-AGAIN_US, NEW_US = 2.5, 5.0  # wanted of a call on the same array, and on one that no call has seen, by a GPU a rank
-TIMED, FRESH, ROUNDS = 50, 50, 9
+CALLS = 450
+AGAIN, NEW = 3, 5  # Python functions that a call on the same array enters, and one on an array that no call has seen
 
 pytestmark = [pytest.mark.gpu, at_least(2)]
 
@@ -152,22 +151,11 @@ def test_what_c_may_not_make_is_made_or_refused_in_python(comm: MPI.Intracomm) -
             assert bool((g == n**5).all())
 
 
-def row_us(comm: MPI.Intracomm, stream: Any, call: Callable[[Any], object], arrays: Sequence[Any]) -> float:
-    """Microseconds of the host for each of some calls that are put on the stream one behind another."""
-    stream.synchronize()
-    comm.Barrier()
-    begin = time.perf_counter()
-    for array in arrays:
-        call(array)
-    took = (time.perf_counter() - begin) / len(arrays) * 1e6
-    stream.synchronize()
-    return took
-
-
 @mpi(ranks=sizes(2), timeout=120)
 def test_what_a_call_costs_the_host(comm: MPI.Intracomm) -> None:
+    """A few functions of Python lead to C; ``benchmarks/host_time.py`` has the times."""
     torch = pytest.importorskip("torch")
-    cp, slow = cupy(), []
+    cp = cupy()
     with blinkmpi.Communicator(comm) as told, blinkmpi.Communicator(comm, stream="current") as current:
         assert told.gpu is not None
         torch.cuda.set_device(told.gpu.device)
@@ -182,17 +170,15 @@ def test_what_a_call_costs_the_host(comm: MPI.Intracomm) -> None:
         with torch.cuda.stream(stream), on_cupy:
             for nbytes in (1 << 10, 1 << 16, 1 << 20):
                 for name, call in ways.items():
-                    slab = torch.zeros((1 + FRESH * ROUNDS, nbytes // 4), device="cuda")
-                    arrays = [*map(cp.from_dlpack, slab)] if name.startswith("CuPy") else [*slab]
+                    slab = torch.zeros((1 + CALLS, nbytes // 4), device="cuda")
+                    first, *fresh = map(cp.from_dlpack, slab) if name.startswith("CuPy") else slab
                     for _ in range(20):
-                        call(arrays[0])
-                    again = [row_us(comm, stream, call, arrays[:1] * TIMED) for _ in range(ROUNDS)]
-                    fresh = [arrays[1 + i * FRESH : 1 + (i + 1) * FRESH] for i in range(ROUNDS)]
-                    new = [row_us(comm, stream, call, part) for part in fresh]
-                    found = [max(comm.allgather(statistics.median(times))) for times in (again, new)]
-                    text = f"{name}, {nbytes} bytes: again {found[0]:.2f} us, at a new address {found[1]:.2f} us"
-                    if comm.rank == 0:
-                        print(text, flush=True)
-                    if comm.size <= DEVICES and (found[0] > AGAIN_US or found[1] > NEW_US):
-                        slow.append(text)
-    assert not slow, slow
+                        call(first)
+                    for most, arrays in ((AGAIN, [first] * CALLS), (NEW, fresh)):
+                        stream.synchronize()
+                        comm.Barrier()
+                        with Effort() as effort:
+                            for array in arrays:
+                                call(array)
+                        assert effort.ours <= most * CALLS, (name, nbytes, effort.calls.most_common(9))
+                    stream.synchronize()

@@ -3,7 +3,6 @@
 import ctypes
 import io
 import os
-import time
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from blinkmpi.transport.host.host_program import HostProgram
 from blinkmpi.transport.host.native import Native
 from blinkmpi.transport.host.single_copy import ExportedChunks, Helper
 from tests.conformance import Array, cases
-from tests.harness import mpi
+from tests.harness import mpi, wait_until
 from tests.mpi.test_conformance import OURS, run_all
 
 COLLECTIVES = ("broadcast", "allgather", "gather", "scatter", "allreduce", "reduce", "reduce_scatter")
@@ -191,10 +190,8 @@ def name_of(thread: Path) -> str:
 
 def all_ended() -> bool:
     """Whether no helper is left. Linux still lists a thread for a moment after it was joined."""
-    until = time.monotonic() + 10
-    while threads() and time.monotonic() < until:
-        time.sleep(1e-3)
-    return threads() == 0
+    wait_until(lambda: threads() == 0, "the helper ends")
+    return True
 
 
 def code_of() -> ctypes.CDLL:

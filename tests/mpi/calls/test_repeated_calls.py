@@ -1,9 +1,12 @@
 """Calls made again on the same NumPy arrays, and non-blocking calls: their order, their buffers and errors."""
 
 import gc
+import shutil
+import tempfile
 import threading
 import time
 import weakref
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -17,7 +20,7 @@ from blinkmpi.runtime.collectives import ALLREDUCE, Invocation
 from blinkmpi.runtime.inspection import choice
 from blinkmpi.transport.announcement import Called
 from blinkmpi.transport.host.transport import HostTransport
-from tests.harness import mpi
+from tests.harness import PATIENCE_S, mpi, wait_until
 from tests.mpi.test_conformance import OURS
 
 COUNT = 3000
@@ -184,10 +187,12 @@ def test_a_repeated_call_keeps_its_deadline(comm: MPI.Intracomm) -> None:
         ours.Allreduce(x, y)
     comm.Barrier()
     if comm.rank == 0:
-        since = time.monotonic()
-        with pytest.raises(CollectiveTimeout, match="rank 1"):
+        since, host = time.monotonic(), ours.context.host
+        looks = mock.patch.object(host, "look", wraps=host.look)
+        with looks as look, pytest.raises(CollectiveTimeout, match="rank 1"):
             ours.Allreduce(x, y)
-        assert 0.45 <= time.monotonic() - since < 0.69, "half a second, and no slice of 0.2 s more"
+        assert 0.45 <= time.monotonic() - since < 0.5 + PATIENCE_S
+        assert look.call_count <= 2, "half a second has three slices of 0.2 s, C's among them: no slice more"
     comm.Barrier()
     if comm.rank == 1:
         with pytest.raises(CollectiveTimeout, match="rank 0"):
@@ -349,7 +354,7 @@ def test_computation_goes_on_during_a_call(comm: MPI.Intracomm) -> None:
         x = np.ones(1 << 22)
         ours.Barrier()
         request = ours.Iallreduce(MPI.IN_PLACE, x)
-        end, total = time.monotonic() + 20, 0.0
+        end, total = time.monotonic() + PATIENCE_S, 0.0
         while not request.Test() and time.monotonic() < end:
             total += float(np.arange(1000.0).sum())
         assert total > 0
@@ -375,12 +380,14 @@ def test_persistent_calls_on_host_memory_know_our_names_of_operations(comm: MPI.
 @mpi(ranks=(2,), timeout=60)
 def test_other_threads_run_while_a_repeated_call_waits(comm: MPI.Intracomm) -> None:
     """C holds the interpreter's lock for a few polls alone."""
-    x = np.ones(2)
+    x, seen = np.ones(2), Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else ""))
     turns, over = [0], threading.Event()
 
     def count() -> None:
         while not over.wait(0.001):
             turns[0] += 1
+            if turns[0] % 10 == 0 and comm.rank == 0:
+                (seen / str(turns[0])).touch()
 
     with blinkmpi.Communicator(comm) as ours:
         for _ in range(3):
@@ -388,11 +395,14 @@ def test_other_threads_run_while_a_repeated_call_waits(comm: MPI.Intracomm) -> N
             ours.Allreduce(MPI.IN_PLACE, x, MPI.MAX)
         thread = threading.Thread(target=count)
         thread.start()
+        announced = ours.context.host.pages.announced
         for call in (ours.Barrier, lambda: ours.Allreduce(MPI.IN_PLACE, x, MPI.MAX)):
-            before = turns[0]
-            if comm.rank == 1:
-                time.sleep(0.3)
+            if comm.rank == 1:  # until the other one's thread has run while its call waits
+                wait_until(lambda: announced[0] > announced[1], "rank 0 enters its call")
+                before = len(list(seen.iterdir()))
+                wait_until(lambda before=before: len(list(seen.iterdir())) >= before + 2, "its other thread runs")
             call()
-            assert turns[0] > before + 5
         over.set()
         thread.join()
+    if comm.rank == 0:
+        shutil.rmtree(seen)

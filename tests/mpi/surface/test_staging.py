@@ -3,7 +3,6 @@
 import ctypes
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,7 +16,7 @@ from blinkmpi.errors import ArgumentError, BufferTypeError, FallbackError
 from blinkmpi.program.memory import DeviceArray
 from blinkmpi.runtime.cuda import staging
 from tests.every_method import FAR, Fake
-from tests.harness import mpi
+from tests.harness import mpi, wait_until
 
 LONG = 300_000  # floats: MPI sends so many in pieces, when they are asked for
 
@@ -63,10 +62,7 @@ def staged(comm: MPI.Intracomm, body: Callable[[blinkmpi.Communicator, FakeCopie
 
 def wait_for_all() -> None:
     """Wait until no staged call is under way."""
-    deadline = time.monotonic() + 20
-    while staging.POLLER.under_way and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert not staging.POLLER.under_way
+    wait_until(lambda: not staging.POLLER.under_way, "every staged call ends")
 
 
 @mpi(ranks=(2,))

@@ -187,7 +187,7 @@ def test_a_failing_step_is_named_and_the_next_goes_on(
 
 def test_a_step_that_does_not_end_is_ended(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = gpu.Step("x", "", 1)
-    sleeps = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
+    sleeps = ["sh", "-c", "echo begun; exec sleep 60"]
     monkeypatch.setattr(gpu, "command", lambda n, step, out: sleeps)
     assert gpu.run(step, 2, tmp_path, 1.5) == ("no end after 2 s", "begun\n")
     monkeypatch.setattr(gpu, "command", lambda n, step, out: [sys.executable, "-c", f"print({step.name!r})"])

@@ -173,7 +173,7 @@ def test_all_jobs_of_a_run_and_its_file(
 def test_a_job_that_fails_says_why(emulated: Any) -> None:
     fails = [sys.executable, "-c", "print('the reason'); print('---\\nMPI_ABORT was invoked'); raise SystemExit(3)"]
     assert emulated.run(fails, {}, 30) == "exit status 3\nthe reason"
-    sleeps = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
+    sleeps = ["sh", "-c", "echo begun; exec sleep 60"]
     assert emulated.run(sleeps, {}, 1.5) == "no end after 2 s\nbegun"
     says = [sys.executable, "-c", "import os, sys; sys.exit(os.environ['NCCL_P2P_LEVEL'] != 'NVL')"]
     assert emulated.run(says, emulated.NCCL_SETTINGS, 30) == ""

@@ -1,7 +1,8 @@
 """Spoilt inputs: bytes and texts made of real ones by mutation, and the promise that every reader keeps for them.
 
-The promise: a reader returns a valid value, or raises a typed error of one line that names its source; it needs less
-than a second and less than 500 MB. ``FUZZ_EXAMPLES=20000`` tries more examples than a run of all tests does.
+The promise: a reader returns a valid value, or raises a typed error of one line that names its source; it calls fewer
+than six million functions, which take a second, and needs less than 500 MB. ``FUZZ_EXAMPLES=20000`` tries more
+examples than a run of all tests does.
 """
 
 import json
@@ -16,10 +17,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from blinkmpi.errors import BlinkError
+from tests.effort import Effort
+from tests.harness import PATIENCE_S
 
 T = TypeVar("T")
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
-SECONDS = 3.0  # most that a reader may take: one on an idle core, and tests run on busy ones
+CALLS = 6_000_000  # most functions of Python and C that a reader may call: three million for the longest file
 MEGABYTES, LETTERS = 500, 2000  # most that a reader may take; of its message
 many = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 
@@ -42,23 +45,26 @@ VALUES: tuple[Any, ...] = (
 
 
 def promised(
-    read: Callable[[], T], *errors: type[BlinkError], source: str = "", seconds: float = SECONDS, line: bool = True
+    read: Callable[[], T], *errors: type[BlinkError], source: str = "", calls: int = CALLS, line: bool = True
 ) -> T | BlinkError:
     """What ``read`` returns or raises; an AssertionError where it breaks the promise, other errors as they are.
 
     ``line=False`` is for what is checked after reading: a name that was read may be long there.
     """
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     found: T | BlinkError
+    effort = Effort(most=calls)
     try:
-        found = read()
+        with effort:
+            found = read()
     except errors as error:
         found = error
         text = str(error)
         assert source in text, text
         assert not line or text.isprintable(), repr(text)
         assert not line or len(text) < LETTERS, text
-    assert time.process_time() - start < seconds
+    assert not effort.too_much
+    assert time.monotonic() - start < PATIENCE_S, "one of these functions does not end"
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10 < MEGABYTES
     return found
 

@@ -28,7 +28,7 @@ from blinkmpi.util.files import read_file
 from blinkmpi.util.launcher import launched_rank, launched_size
 from blinkmpi.util.settings import read
 from blinkmpi.util.text import brief, quoted
-from tests.unit.fuzz.mutators import promised
+from tests.unit.fuzz.mutators import CALLS, promised
 from tests.unit.topology.test_importers import smi
 
 DIGITS = "9" * 10**6
@@ -140,7 +140,7 @@ WORDS: dict[str, tuple[Callable[[], Any], type[BlinkError], str]] = {
 @pytest.mark.parametrize("what", list(WORDS))
 def test_a_word(what: str) -> None:
     work, error, said = WORDS[what]
-    found = promised(work, error, seconds=8 if what == "runs" else 1)
+    found = promised(work, error, calls=CALLS if what == "runs" else CALLS // 10)
     with pytest.raises(error, match=said):
         raise found if isinstance(found, BlinkError) else AssertionError(found)
 

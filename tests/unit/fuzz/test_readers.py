@@ -93,7 +93,7 @@ def good_hosts(found: tuple[Host, ...]) -> None:
 
 
 def good_sweep(found: tuple[Sweep, ...]) -> None:
-    ran = promised(lambda: expand(found, HERE, source="NAME"), FormatError, source="NAME", seconds=20)
+    ran = promised(lambda: expand(found, HERE, source="NAME"), FormatError, source="NAME")
     for run, seconds in ran if isinstance(ran, list) else ():
         assert run.words
         assert run.label()

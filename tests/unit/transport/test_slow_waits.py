@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +16,7 @@ from blinkmpi.transport.control_pages import start_time
 from blinkmpi.transport.processes import JobProcess
 from blinkmpi.transport.slow_waits import SlowWaits, stacks_of
 from blinkmpi.util.settings import Settings, read
+from tests.harness import PATIENCE_S, wait_until
 
 
 def test_a_wait_is_warned_of_once_and_then_each_two_times_as_long() -> None:
@@ -78,7 +78,7 @@ def test_who_has_no_communicator_does_not_answer(me: JobProcess) -> None:
 
 
 def ended_late(thread: threading.Thread) -> bool:
-    thread.join(2.0)
+    thread.join(PATIENCE_S)
     return thread.is_alive()
 
 
@@ -98,10 +98,8 @@ def test_a_forked_child_neither_answers_nor_ends_the_service(me: JobProcess) -> 
 
 def awaited(process: JobProcess, state: str) -> str:
     """A process's state, as soon as it is this one; one that starts waits for the disk now and then."""
-    until = time.monotonic() + 20
-    while (found := processes.state(process)) != state and time.monotonic() < until:
-        time.sleep(0.01)
-    return found
+    wait_until(lambda: processes.state(process) == state, f"the process is {state}")
+    return processes.state(process)
 
 
 def test_processes_are_told_apart(me: JobProcess) -> None:

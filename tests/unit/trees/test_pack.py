@@ -1,6 +1,5 @@
 """Packings meet their bound where that is promised, are proved everywhere, and the proof rejects what is wrong."""
 
-import time
 from fractions import Fraction
 from itertools import combinations
 
@@ -13,6 +12,7 @@ from blinkmpi.errors import ArgumentError, PlanError, TopologyError
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, LinkKind, Switch, Topology
 from blinkmpi.trees import COLLECTIVES, ROOTED, Edge, Packing, methods, pack, verify
+from tests.effort import Effort
 from tests.unit.trees.test_certify import machines
 
 MOVING = tuple(c for c in COLLECTIVES if c != "barrier")
@@ -84,14 +84,12 @@ def test_known_rates_in_nvlink_units(some: range | tuple[int, ...], collective: 
     assert pack(DGX.subset(tuple(some)), collective).rate == units * LANE
 
 
-def test_dgx1v_broadcast_has_few_trees_and_is_quick() -> None:
-    seconds = []
+def test_dgx1v_broadcast_has_few_trees_and_little_work() -> None:
     for root in range(8):
-        start = time.process_time()
-        packing = pack(DGX, "broadcast", root=root)
-        seconds.append(time.process_time() - start)
+        with Effort() as effort:
+            packing = pack(DGX, "broadcast", root=root)
         assert len(packing.trees) == 4
-    assert min(seconds) < 0.1
+        assert effort.ours < 10_000
 
 
 @settings(max_examples=40, deadline=None)
