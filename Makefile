@@ -8,6 +8,7 @@
 #
 #   make docs    the documentation site, build/docs/index.html
 #   make check   linters and type checks only
+#   make sizes   the longest files and folders, and lines by language
 #   make gpu     the tests on this machine's GPUs (CUDA=12 for an older driver)
 #   make test-4  the tests on ranks under one mpirun -np 4 (any number)
 #   make torch-suite  torch's own tests of process groups against ours
@@ -44,7 +45,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test docs check gpu test-hosts mpi4py-suite torch-suite campaign paper wheel clean
+.PHONY: demo test docs check sizes gpu test-hosts mpi4py-suite torch-suite campaign paper wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -58,6 +59,9 @@ docs: $(VENV)/.has-docs
 
 check: $(VENV)/.has-test
 	$(BIN)/python -m pytest -m lint
+
+sizes: $(VENV)/.has-test
+	$(BIN)/python -m tests.tree
 
 gpu: $(VENV)/.has-cuda
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -11,7 +11,6 @@ from hypothesis import settings
 
 from blinkmpi.util.launcher import launched_size
 from tests.harness import STDERR, inline
-from tests.tree import total
 
 pytest.register_assert_rewrite("tests.mpi.faults")  # whose assertions are several tests'
 
@@ -84,4 +83,4 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    return [f"blinkmpi: {', '.join(found)}; {len(os.sched_getaffinity(0))} cores", total()]
+    return [f"blinkmpi: {', '.join(found)}; {len(os.sched_getaffinity(0))} cores"]
