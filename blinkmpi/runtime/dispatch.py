@@ -150,12 +150,12 @@ class Dispatcher:
         self.groups.refuse(f"I{method.name}")
         self.repeated.shut()  # until a call has waited for it
         invocation = Invocation(method, args)
-        ready = self._prepare(invocation, timeout_s, stream)
+        ready = self.prepare(invocation, timeout_s, stream)
         if isinstance(ready, Prepared | Unsettled) and ready.on_device and self.cuda is not None:
             self.thread.drain()
-            ready = settled(self, ready, method.name, self._deadline(timeout_s))
+            ready = settled(self, ready, method.name, self.deadline(timeout_s))
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
-            bound = self._guarded(partial(self.cuda.bind, ready, stream, self._deadline(timeout_s)))
+            bound = self._guarded(partial(self.cuda.bind, ready, stream, self.deadline(timeout_s)))
             self.launch(bound)
             return self.cuda.request(bound, args)
         if isinstance(ready, DelegatedOp):  # on every rank
@@ -171,7 +171,7 @@ class Dispatcher:
 
         def work() -> None:
             try:
-                self._make(ready, held, self._deadline(timeout_s))
+                self.make_prepared(ready, held, self.deadline(timeout_s))
             finally:
                 held.free()
 
@@ -202,8 +202,8 @@ class Dispatcher:
             if elsewhere is not None:
                 self.calls.put(key, elsewhere)  # type: ignore[arg-type]
                 return elsewhere
-        deadline = self._deadline(timeout_s)
-        ready = settled(self, self._prepare(invocation, timeout_s, stream), invocation.name, deadline)
+        deadline = self.deadline(timeout_s)
+        ready = settled(self, self.prepare(invocation, timeout_s, stream), invocation.name, deadline)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             bound: BoundCall = self._guarded(partial(self.cuda.bind, ready, stream, deadline, signature))
         else:
@@ -257,9 +257,7 @@ class Dispatcher:
             self.programs.put((call, blocking), found)
         return found
 
-    def _prepare(
-        self, invocation: Invocation, timeout_s: float | None, stream: Any
-    ) -> Prepared | Unsettled | Exception:
+    def prepare(self, invocation: Invocation, timeout_s: float | None, stream: Any) -> Prepared | Unsettled | Exception:
         """Check this rank's arguments. An error is returned: the peers must learn of it before it is raised."""
         self.check_alive()
         context, method = self.context, invocation.method
@@ -287,14 +285,14 @@ class Dispatcher:
         except Exception as error:
             return error
 
-    def _deadline(self, timeout_s: float | None) -> float:
+    def deadline(self, timeout_s: float | None) -> float:
         """The time that a call may wait; a bad one is an error that the peers are told of, in the time of all."""
         return timeout_s if timeout_s is not None and is_time(timeout_s) else self.context.timeout_s
 
     # ---- starting and waiting, where it is not one step
 
-    def _make(self, ready: Prepared | Unsettled | Exception, invocation: Invocation, deadline: float) -> None:
-        """Bind and make a call in the progress thread."""
+    def make_prepared(self, ready: Prepared | Unsettled | Exception, invocation: Invocation, deadline: float) -> None:
+        """Bind and make a call whose arguments were checked, in the progress thread."""
         self.check_alive()
         ready = settled(self, ready, invocation.name, deadline)
         bound = self._bind_host(ready, invocation, deadline, blocking=False, owns=True)
@@ -304,7 +302,7 @@ class Dispatcher:
         """Make MPI's collective in a call that another rank delegated; all ranks have entered it."""
         self.groups.check_delegated(invocation)
         said, why = Delegated(invocation.name), "another rank's arguments are MPI's"
-        call = MpiCall(self.context, invocation, said, self._deadline(timeout_s), why, entered=True)
+        call = MpiCall(self.context, invocation, said, self.deadline(timeout_s), why, entered=True)
         self._guarded(lambda: call.run(self.seq))
 
     def launch(self, bound: BoundCall) -> None:
