@@ -25,6 +25,7 @@ from ...errors import CollectiveTimeout, SettingsError
 from ...transport.host.native import COMPILE_S, built, compiler_command, kept_library
 from ...util.cache_folder import cache_dir
 from ...util.settings import log, read
+from ..foreign import imported
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NAME = SOURCE.stem
@@ -57,7 +58,7 @@ class _Compiling:
         """Load the library if it is kept, else have it compiled; no more than once."""
         if self.module is not None or self.why or self._child is not None:
             return
-        flags, why = flags_of(sys.modules["torch"])
+        flags, why = flags_of(imported("torch"))
         if why:
             self._give_up(why)
             return
@@ -83,7 +84,7 @@ class _Compiling:
             self._load(Path(told.strip()))
 
     def _load(self, path: Path) -> None:
-        dist: Any = sys.modules["torch.distributed"]
+        dist = imported("torch.distributed")
         try:
             module = loaded(NAME, path)
             module.raises(CollectiveTimeout)

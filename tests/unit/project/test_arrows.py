@@ -85,6 +85,19 @@ def test_no_packages_import_each_other() -> None:
     assert not cycles(imports)
 
 
+# ---------------------------------------------------------------- CuPy and torch, if they are there
+
+
+def test_one_module_asks_what_is_imported() -> None:
+    asking = set()
+    for path, tree in parsed().items():
+        for node in ast.walk(tree):
+            looks = isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.modules"
+            if looks or (isinstance(node, ast.ImportFrom) and node.module == "sys"):
+                asking.add(str(path))
+    assert asking == {"blinkmpi/runtime/foreign.py"}
+
+
 # ---------------------------------------------------------------- what other objects keep to themselves
 
 OF_A_NAMED_TUPLE = {"_asdict", "_fields", "_replace"}
