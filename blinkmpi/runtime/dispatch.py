@@ -395,4 +395,5 @@ class Dispatcher:
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:
-        self.context.ranks.leave(self.context)
+        context = self.context
+        context.ranks.leave(context.host, context.timeout_s, lambda: context.open_mpi_call, context.settings)
