@@ -22,7 +22,7 @@ from ..planning.plan import Rule
 from ..program.call import Call
 from ..topology import Topology
 from ..transport.announcement import Called, Delegated
-from ..transport.host.host_call import HostBuffers, HostCall
+from ..transport.host.host_call import HostBuffers, HostCall, entry
 from ..transport.host.host_program import HostProgram
 from ..transport.host.repeated import Found, RepeatedCalls
 from ..transport.host.transport import HostTransport
@@ -233,9 +233,9 @@ class Dispatcher:
         owns = owns or not self.kept.may_have(own_bytes(ready, program))
         if program is not None:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
-            return self.host.bind(program, called, buffers, deadline, owns=owns)
+            return HostCall(self.host, program, called, buffers, deadline, owns=owns)
         if rule is None:
-            return self.host.entry(called, deadline) or EntryCall(self.host, called, deadline, nbytes=0)
+            return entry(self.host, called, deadline) or EntryCall(self.host, called, deadline, nbytes=0)
         held = invocation if owns else invocation.unowned()
         return MpiCall(self.context, held, called, deadline, nbytes=ready.call.nbytes)
 
