@@ -73,6 +73,35 @@ def imports_between_packages() -> dict[str, set[str]]:
     return found
 
 
+def imports_between_modules() -> dict[str, set[str]]:
+    """Map each module to those that it imports, within functions and for type checkers too.
+
+    What is taken from a package, and is no module of it, counts as that package's own module. That to import a module
+    is to import the packages around it counts for nothing.
+    """
+    names = {path: ".".join(dotted(path)).removesuffix(".__init__") for path in parsed()}
+    modules, found = set(names.values()), dict[str, set[str]]()
+    for path, tree in parsed().items():
+        targets = {".".join(target) for target in imported(tree, dotted(path)[:-1])}
+        found[names[path]] = {t if t in modules else t.rpartition(".")[0] for t in targets} & modules - {names[path]}
+    return found
+
+
+# The calls of a communicator and their dispatcher, which hand each other the next step. None may join them.
+KNOW_ONE_ANOTHER = [
+    "blinkmpi.runtime.cuda.call",
+    "blinkmpi.runtime.cuda.calls",
+    "blinkmpi.runtime.cuda.copies",
+    "blinkmpi.runtime.cuda.repeating",
+    "blinkmpi.runtime.cuda.watch",
+    "blinkmpi.runtime.dispatch",
+    "blinkmpi.runtime.entering",
+    "blinkmpi.runtime.grouping.group",
+    "blinkmpi.runtime.grouping.launches",
+    "blinkmpi.runtime.settling",
+]
+
+
 def test_cycles_are_found() -> None:
     imports = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
     assert cycles(imports) == [["a", "b", "c"], ["d", "e"]]
@@ -83,6 +112,14 @@ def test_no_packages_import_each_other() -> None:
     imports = imports_between_packages()
     assert "trees" in imports["planning"], "nothing was read"
     assert not cycles(imports)
+
+
+def test_no_modules_import_each_other() -> None:
+    imports = imports_between_modules()
+    assert "blinkmpi.trees.tree" in imports["blinkmpi.planning.plan"], "nothing was read"
+    found = cycles(imports)
+    assert not [cycle for cycle in found if not {*cycle} <= {*KNOW_ONE_ANOTHER}], "a new cycle, or one more in the old"
+    assert sorted(name for cycle in found for name in cycle) == KNOW_ONE_ANOTHER, "take off what has left the cycle"
 
 
 # ---------------------------------------------------------------- CuPy and torch, if they are there
