@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from ..collectives import dispatcher_of
 from ..errors import BlinkError
 from ..runtime.collectives import ALLGATHER, ALLREDUCE, BCAST, BLOCKS, CollectiveMethod
-from ..runtime.cuda.torch_extension import extension
 from .compiler import hide
 from .operands import Tensor
 from .streams import capturing, communication_stream, communication_stream_here, current_stream
+from .torch_extension import extension
 from .work import Work, work_on
 
 MILLI = 1e3

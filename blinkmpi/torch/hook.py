@@ -13,12 +13,12 @@ import torch.distributed as dist
 from ..collectives import dispatcher_of
 from ..errors import BlinkError
 from ..runtime.collectives import ALLREDUCE
-from ..runtime.cuda.torch_extension import extension
 from .fast_path import average, calls_apart
 from .group import communicator
 from .operands import typed
 from .profiling import profiled
 from .streams import stream_apart
+from .torch_extension import extension
 
 
 def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:

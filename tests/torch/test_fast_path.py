@@ -15,13 +15,13 @@ from mpi4py import MPI
 import blinkmpi
 from benchmarks.fake.gpu import fake_gpus
 from blinkmpi.errors import BlinkError
-from blinkmpi.runtime.cuda import torch_extension
 from blinkmpi.transport.host.native import built
 from tests.harness import mpi
 from tests.torch.conftest import DEVICE
 
 torch = pytest.importorskip("torch")
 collectives = pytest.importorskip("blinkmpi.torch.collectives")
+torch_extension = pytest.importorskip("blinkmpi.torch.torch_extension")
 fast_path = pytest.importorskip("blinkmpi.torch.fast_path")
 operands = pytest.importorskip("blinkmpi.torch.operands")
 dist, c10d, Reduction = torch.distributed, torch.distributed.distributed_c10d, operands.Reduction
@@ -316,10 +316,10 @@ def test_the_average_of_a_bucket(group: Group, on_cpu: Any, device: Any) -> None
 @mpi(ranks=(2,), timeout=120)
 def test_c_makes_repeated_calls_of_the_fast_path(comm: MPI.Intracomm) -> None:
     """On a GPU that is none: what C++ reads of a call must be the same objects each time, but for its tensors."""
-    path, why = built(torch_extension.SOURCE, [*torch_extension.flags_of(torch)[0], "-DBLINK_DEVICE=CPU"])
+    path, why = built(torch_extension.SOURCE, [*torch_extension.flags_of()[0], "-DBLINK_DEVICE=CPU"])
     assert path is not None, why
     module = torch_extension.loaded(f"in_host_memory.{torch_extension.NAME}", path)
-    path, why = built(DEVICE, torch_extension.flags_of(torch)[0])
+    path, why = built(DEVICE, torch_extension.flags_of()[0])
     assert path is not None, why
     device = torch_extension.loaded(DEVICE.stem, path).stream(STREAM)
     apart = CudaStream(STREAM, device.device_index, device.device_type)

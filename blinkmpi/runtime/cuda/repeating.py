@@ -16,11 +16,10 @@ from ...transport.cuda.loaded_kernel import LoadedKernel, moving
 from ...transport.cuda.transport import LAST, ORDER
 from ...transport.host.launches import MOST_PARTS, MOST_WORDS, LaunchStruct
 from ...transport.host.repeated import RepeatedCalls
-from ..foreign import imported
+from ..foreign import imported, tensor_reader
 from .buffers import tensor_types
 from .context import CudaContext
 from .operands import OperandsInFlight
-from .torch_extension import extension
 
 if TYPE_CHECKING:
     from .call import CudaCall
@@ -111,7 +110,7 @@ class Repeating:
         if exchange is None and any(type(arg) in tensors for arg in args):
             version = getattr(torch, "__version__", "")
             self._say(f"calls of torch's tensors are looked up in Python: torch {version} has no {EXCHANGE}")
-        if exchange is not None and (quick := extension()) is not None:
+        if exchange is not None and (quick := tensor_reader()) is not None:
             exchange = self._quick = self._quick or quick.exchange(exchange)
         array, stream = (cupy.ndarray, cupy.cuda.get_current_stream) if cupy is not None else (None, None)
         parts = b"".join(struct.pack("QQq", *part) for part in self._context.transport.regions.parts())
