@@ -1,5 +1,7 @@
 """The tree is what the packaging says, imports stay cheap, and the linters are content."""
 
+import ast
+import re
 import runpy
 import subprocess
 import sys
@@ -43,6 +45,16 @@ def test_map_links_and_folders_are_equal() -> None:
 
     folders = {str(path.parent) for path in sources(*PACKAGE)}
     assert folders == set(package_dir.values()), "a folder of the package has no __init__.py"
+
+
+@pytest.mark.parametrize("room", ["runtime", "torch", "transport", "util"])
+def test_an_init_is_a_map_of_its_folder(room: str) -> None:
+    """It names each module and each package in it, with those below."""
+    for init in sorted((ROOT / "blinkmpi" / room).rglob("__init__.py")):
+        named = set(re.findall(r"\w+", ast.get_docstring(ast.parse(init.read_bytes())) or ""))
+        modules = {path.stem for path in init.parent.glob("*.py")} - {"__init__"}
+        folders = {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        assert not (modules | folders) - named, init
 
 
 # ---------------------------------------------------------------- imports and linters
