@@ -10,6 +10,7 @@
 #   make test-long  the tests that make test leaves out: more ranks, drawn grids, campaigns
 #   make docs    the documentation site, build/docs/index.html
 #   make check   linters and type checks only
+#   make sizes   the longest files and folders, and lines by language
 #   make gpu     the tests on this machine's GPUs (CUDA=12 for an older driver)
 #   make test-4  the tests on ranks under one mpirun -np 4 (any number)
 #   make torch-suite  torch's own tests of process groups against ours
@@ -70,6 +71,9 @@ docs: $(VENV)/.has-docs
 
 check: $(VENV)/.has-test
 	$(BIN)/python -m pytest -m lint
+
+sizes: $(VENV)/.has-test
+	$(BIN)/python -m tests.tree
 
 gpu: $(VENV)/.has-cuda
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -90,7 +90,7 @@ setup(
         "blinkmpi": ["py.typed"],
         "blinkmpi.launch": ["*.sbatch", "*.sh"],
         "blinkmpi.planning": ["beside_mpi.json"],
-        "blinkmpi.runtime.cuda": ["*.cpp"],
+        "blinkmpi.torch": ["*.cpp"],
         "blinkmpi.transport.host": ["*.c", "*.h"],
         "blinkmpi.transport.cuda.memory": ["*.c"],
         "blinkmpi.transport.cuda.kernels": ["*.cu", "*.cuh"],

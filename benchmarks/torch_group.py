@@ -92,7 +92,7 @@ def measured(world: Any, mpi: Any, *, gpu: bool) -> tuple[list[dict[str, Any]], 
     import torch
 
     import blinkmpi.torch  # noqa: F401
-    from blinkmpi.runtime.cuda import torch_extension
+    from blinkmpi.torch import torch_extension
 
     dist, other = torch.distributed, "nccl" if gpu else "gloo"
     torch.set_num_threads(1)

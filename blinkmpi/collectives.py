@@ -272,3 +272,13 @@ class Collectives:
             state = "freed" if self._initialised() else "not initialised"
             raise ArgumentError(f"this communicator is {state}; make one with {self._made_by}")
         return dispatcher
+
+
+def dispatcher_of(comm: Collectives) -> Dispatcher:
+    """What makes a communicator's calls; ArgumentError if it is freed."""
+    return comm._dispatcher()
+
+
+def open_dispatcher(comm: Collectives) -> Dispatcher | None:
+    """As :func:`dispatcher_of`; None if it is freed."""
+    return comm._blink

@@ -76,7 +76,7 @@ class Planned(Collectives):
             ArgumentError, BufferTypeError: at the end, for what is wrong with a call; none is made on any rank.
             MismatchError: on every rank, if the groups differ, before data moves.
         """
-        return Group(self, stream, timeout)
+        return Group(self._dispatcher, stream, timeout)
 
     # ---- registered buffers on GPUs
 

@@ -12,7 +12,6 @@ from hypothesis import settings
 
 from blinkmpi.util.launcher import launched_size
 from tests.harness import ROOT, STDERR, Pools, inline
-from tests.tree import total
 
 pytest.register_assert_rewrite("tests.mpi.faults")  # whose assertions are several tests'
 
@@ -104,4 +103,4 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    return [f"blinkmpi: {', '.join(found)}; {len(os.sched_getaffinity(0))} cores", total()]
+    return [f"blinkmpi: {', '.join(found)}; {len(os.sched_getaffinity(0))} cores"]

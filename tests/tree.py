@@ -1,6 +1,7 @@
-"""The source files of this tree, for tests of its shape."""
+"""The source files of this tree, and how long they are: ``python -m tests.tree``."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,10 +32,33 @@ def lines(path: Path) -> int:
     return (ROOT / path).read_bytes().count(b"\n")
 
 
-def total() -> str:
-    """Say how long the package is, in each language, and its tests."""
-    counts = dict.fromkeys(LANGUAGES.values(), 0)
-    for path in sources(*PACKAGE):
-        counts[LANGUAGES[path.suffix]] += lines(path)
-    package = ", ".join(f"{count} {language}" for language, count in counts.items())
-    return f"lines: {package}; tests {sum(map(lines, sources('tests')))}"
+def languages(*tops: str) -> Counter[str]:
+    """Count the lines in these folders by language."""
+    found: Counter[str] = Counter()
+    for path in sources(*tops):
+        found[LANGUAGES[path.suffix]] += lines(path)
+    return found
+
+
+def report(most: int = 10) -> str:
+    """Say which files and folders are the longest, and how much there is of each language."""
+    files = Counter({path: lines(path) for path in sources(*PACKAGE, *OTHERS)})
+    folders, modules = Counter[Path](), Counter[Path]()
+    for path, length in files.items():
+        folders[path.parent] += length
+        modules[path.parent] += path.suffix == ".py"
+
+    rows = ["the longest files"]
+    rows += [f"{length:7}  {path}" for path, length in files.most_common(most)]
+    rows += ["", "the longest folders, without those below them"]
+    rows += [f"{length:7}  {folder} ({modules[folder]} modules)" for folder, length in folders.most_common(most)]
+    rows += ["", "lines by language"]
+    for name, tops in ("package", tuple(PACKAGE)), ("tests", ("tests",)):
+        counts = languages(*tops)
+        each = ", ".join(f"{count} {language}" for language, count in counts.most_common())
+        rows.append(f"{counts.total():7}  {name}: {each}")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(report())

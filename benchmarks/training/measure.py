@@ -285,7 +285,7 @@ def main() -> None:
 
     import blinkmpi.torch  # noqa: F401
     from benchmarks.training.models import USUAL, workloads
-    from blinkmpi.runtime.cuda import torch_extension
+    from blinkmpi.torch import torch_extension
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="models on GPUs, beside NCCL")

@@ -221,9 +221,9 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
             ArgumentError: for a file that cannot be written, no such chunk, too many messages, or without matplotlib
                 (``pip install 'blinkmpi[plot]'``).
         """
-        from .picture import draw_algorithm
+        from .picture import draw_flow
 
-        draw_algorithm(self, path, chunk=chunk)
+        draw_flow(self.name, self.flow, path, chunk=chunk)
 
     def to_xml(self, *, protocol: str = "Simple", channels: int = 1, instances: int = 1) -> str:
         """MSCCL's XML of it, for calls in place or not, as it was written; proved once more as a file.

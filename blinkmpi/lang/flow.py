@@ -151,7 +151,7 @@ class Flow(Value, frozen=True, dict=True):
                     continue
                 if reference is None:
                     raise PlanError(
-                        f"rank {rank}: nothing writes chunk {chunk} of its output; wanted {_several(want)}; copy that "
+                        f"rank {rank}: nothing writes chunk {chunk} of its output; wanted {several(want)}; copy that "
                         'to "output", or with inplace=True to "input"'
                     )
                 where = self.nodes[reference].where if 0 <= reference < len(self.nodes) else ""
@@ -176,7 +176,7 @@ def wrong_result(
 ) -> PlanError:
     """What to raise for a chunk of an output that was written at ``where``, if that is known."""
     return PlanError(f"{f'{where}: ' if where else ''}rank {rank}: chunk {chunk} of its output is "
-                     f"{_several(tuple(sorted(got)))}; wanted {_several(want)}")  # fmt: skip
+                     f"{several(tuple(sorted(got)))}; wanted {several(want)}")  # fmt: skip
 
 
 def goal_of(collective: str, n: int, chunks: int, root: int = -1) -> Goal:
@@ -229,7 +229,8 @@ def named(contribution: Contribution) -> str:
     return f"rank {rank}'s chunk {chunk}"
 
 
-def _several(contributions: tuple[Contribution, ...], most: int = 4) -> str:
+def several(contributions: tuple[Contribution, ...], most: int = 4) -> str:
+    """A sum of contributions in an error message, which names the first ones alone."""
     if not contributions:
         return "nothing"
     text = " + ".join(map(named, contributions[:most]))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import ArgumentError
 from ..util.figure import COLOURS, DARK, check_target, headed, new_figure, save
 from ..util.text import plural
-from .algorithms import Algorithm
+from .flow import Flow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,14 +29,13 @@ class DrawnMessage(NamedTuple):
     folds: bool
 
 
-def messages_of(algorithm: Algorithm, chunk: int | None = None) -> list[DrawnMessage]:
+def messages_of(flow: Flow, chunk: int | None = None) -> list[DrawnMessage]:
     """What ranks send, each in the first step in which it can be sent.
 
     Args:
         chunk: of the input, to draw its way alone.
     """
-    flow, found = algorithm.flow, list[DrawnMessage]()
-    contributions = flow.contributions
+    contributions, found = flow.contributions, list[DrawnMessage]()
     done: list[int] = []  # the step in which each value is there
     for node in flow.nodes:
         far = [o for o in node.operands if o >= 0 and flow.nodes[o].rank != node.rank]
@@ -48,27 +47,28 @@ def messages_of(algorithm: Algorithm, chunk: int | None = None) -> list[DrawnMes
     return found
 
 
-def draw_algorithm(algorithm: Algorithm, path: str, *, chunk: int | None = None) -> None:
+def draw_flow(name: str, flow: Flow, path: str, *, chunk: int | None = None) -> None:
     """Draw the messages of all steps, ranks one above another and time to the right, a colour for each chunk.
 
     Args:
+        name: of the algorithm.
         chunk: of the input, to draw its way alone.
 
     Raises:
         ArgumentError: for a file that cannot be written, no such chunk, or more messages than anybody could see.
     """
     check_target(path)
-    messages = messages_of(algorithm, chunk)
-    if chunk is not None and not 0 <= chunk < max(algorithm.flow.goal.given):
-        raise ArgumentError(f"{algorithm.name} has no chunk {chunk}; it has {max(algorithm.flow.goal.given)}")
+    messages, goal = messages_of(flow, chunk), flow.goal
+    if chunk is not None and not 0 <= chunk < max(goal.given):
+        raise ArgumentError(f"{name} has no chunk {chunk}; it has {max(goal.given)}")
     if len(messages) > MOST_MESSAGES:
-        raise ArgumentError(f"{algorithm.name} has {len(messages)} messages; at most {MOST_MESSAGES} can be drawn: "
+        raise ArgumentError(f"{name} has {len(messages)} messages; at most {MOST_MESSAGES} can be drawn: "
                             "draw one chunk")  # fmt: skip
     steps = 1 + max((m.step for m in messages), default=0)
     some = "" if chunk is None else f", chunk {chunk}"
-    title = f"{algorithm.name}: {algorithm.collective} of {plural(algorithm.n, 'rank')}{some}"
+    title = f"{name}: {goal.collective} of {plural(goal.n, 'rank')}{some}"
     facts = f"{plural(len(messages), 'message')}; filled: folded there, hollow: kept; a colour is a chunk"
-    width, height = max(1.3 + 1.1 * steps, 0.8 + 0.13 * len(title)), 1.5 + 0.5 * algorithm.n
+    width, height = max(1.3 + 1.1 * steps, 0.8 + 0.13 * len(title)), 1.5 + 0.5 * goal.n
     figure = new_figure(width, height)
     above = headed(figure, title, facts, letters=14)
     axes = figure.add_axes((0.85 / width, 0.4 / height, 1 - 1.05 / width, 1 - (0.5 + above) / height))
@@ -81,8 +81,8 @@ def draw_algorithm(algorithm: Algorithm, path: str, *, chunk: int | None = None)
     _ends(axes, [m for m in messages if m.folds], filled=True)
     _ends(axes, [m for m in messages if not m.folds], filled=False)
     axes.set_xlim(-0.1, steps + 0.15)
-    axes.set_ylim(algorithm.n - 0.5, -0.5)
-    axes.set_yticks(range(algorithm.n), [f"rank {r}" for r in range(algorithm.n)], fontsize=9, color=DARK)
+    axes.set_ylim(goal.n - 0.5, -0.5)
+    axes.set_yticks(range(goal.n), [f"rank {r}" for r in range(goal.n)], fontsize=9, color=DARK)
     axes.set_xticks(range(steps + 1), [str(step) for step in range(steps + 1)], fontsize=8, color=DARK)
     axes.grid(axis="y", color="#e8e8e8", zorder=0)
     axes.spines[:].set_visible(False)

@@ -8,7 +8,6 @@ mpi4py. A reduction looks at its operation first: one that is MPI's alone is so 
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +22,7 @@ from ..program.memory import Buffer, DeviceArray, Segments, address, overlap
 from ..program.reduction import FLOATS, NARROW, Array, check_op, dtype_of
 from ..trees.tree import Collective
 from .buffers import DelegatedToMPI, in_place, op_name, parse
+from .foreign import imported
 
 
 class Copy(NamedTuple):
@@ -238,7 +238,7 @@ def memory_like(array: Array | DeviceArray, count: int) -> Array | DeviceArray:
     """Memory of our own for ``count`` elements, on the side and of the type of ``array``."""
     if not isinstance(array, DeviceArray):
         return np.empty(count, array.dtype)
-    if (cupy := sys.modules.get("cupy")) is None:  # then the communicator has no GPUs either
+    if (cupy := imported("cupy")) is None:  # then the communicator has no GPUs either
         raise BufferTypeError("a buffer lies in GPU memory, and this job has no CuPy; install it, or pass NumPy copies")
     memory = cupy.empty(count * array.itemsize, "uint8")
     return DeviceArray(memory.data.ptr, count, array.itemsize, array.stream, memory, device=array.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from ..program.reduction import Array
 from ..transport.host.host_program import HostProgram
 from .arguments import Prepared
 from .cuda.buffers import current_stream_of_torch, is_plain_tensor, stream_address, tensor_types
+from .foreign import imported
 
 
 class Signature(NamedTuple):
@@ -75,9 +75,9 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] 
     one of CuPy or torch.
     """
     key: list[Any] = [prepare]
-    cupy, device = sys.modules.get("cupy"), False
+    cupy, device = imported("cupy"), False
     device_array = cupy.ndarray if cupy is not None else None
-    torch, tensor_on = sys.modules.get("torch"), -1
+    torch, tensor_on = imported("torch"), -1
     tensors = tensor_types() if torch is not None else ()
     for arg in args:
         kind = type(arg)
@@ -115,7 +115,7 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] 
             return None
     else:
         if device:
-            key += cupy.cuda.get_current_stream().ptr, True  # type: ignore[union-attr]
+            key += cupy.cuda.get_current_stream().ptr, True
         if tensor_on >= 0:
             key += current_stream_of_torch(torch, tensor_on), "torch"
     return tuple(key)

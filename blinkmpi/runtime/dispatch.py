@@ -23,7 +23,7 @@ from ..planning.plan import Rule
 from ..program.call import Call
 from ..topology.model import Topology
 from ..transport.announcement import Called, Delegated
-from ..transport.host.host_call import HostBuffers, HostCall
+from ..transport.host.host_call import HostBuffers, HostCall, entry
 from ..transport.host.host_program import HostProgram
 from ..transport.host.repeated import Found, RepeatedCalls
 from ..transport.host.transport import HostTransport
@@ -155,12 +155,12 @@ class Dispatcher:
         self.groups.refuse(f"I{method.name}")
         self.repeated.shut()  # until a call has waited for it
         invocation = Invocation(method, args)
-        ready = self._prepare(invocation, timeout_s, stream)
+        ready = self.prepare(invocation, timeout_s, stream)
         if isinstance(ready, Prepared | Unsettled) and ready.on_device and self.cuda is not None:
             self.thread.drain()
-            ready = settled(self, ready, method.name, self._deadline(timeout_s))
+            ready = settled(self, ready, method.name, self.deadline(timeout_s))
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
-            bound = self._guarded(partial(self.cuda.bind, ready, stream, self._deadline(timeout_s)))
+            bound = self._guarded(partial(self.cuda.bind, ready, stream, self.deadline(timeout_s)))
             self.launch(bound)
             return self.cuda.request(bound, args)
         if isinstance(ready, DelegatedOp):  # on every rank
@@ -176,7 +176,7 @@ class Dispatcher:
 
         def work() -> None:
             try:
-                self._make(ready, held, self._deadline(timeout_s))
+                self.make_prepared(ready, held, self.deadline(timeout_s))
             finally:
                 held.free()
 
@@ -207,8 +207,8 @@ class Dispatcher:
             if elsewhere is not None:
                 self.calls.put(key, elsewhere)  # type: ignore[arg-type]
                 return elsewhere
-        deadline = self._deadline(timeout_s)
-        ready = settled(self, self._prepare(invocation, timeout_s, stream), invocation.name, deadline)
+        deadline = self.deadline(timeout_s)
+        ready = settled(self, self.prepare(invocation, timeout_s, stream), invocation.name, deadline)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             bound: BoundCall = self._guarded(partial(self.cuda.bind, ready, stream, deadline, signature))
         else:
@@ -238,9 +238,9 @@ class Dispatcher:
         owns = owns or not self.kept.may_have(own_bytes(ready, program))
         if program is not None:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
-            return self.host.bind(program, called, buffers, deadline, owns=owns)
+            return HostCall(self.host, program, called, buffers, deadline, owns=owns)
         if rule is None:
-            return self.host.entry(called, deadline) or EntryCall(self.host, called, deadline, nbytes=0)
+            return entry(self.host, called, deadline) or EntryCall(self.host, called, deadline, nbytes=0)
         held = invocation if owns else invocation.unowned()
         return MpiCall(self.context, held, called, deadline, nbytes=ready.call.nbytes)
 
@@ -262,9 +262,7 @@ class Dispatcher:
             self.programs.put((call, blocking), found)
         return found
 
-    def _prepare(
-        self, invocation: Invocation, timeout_s: float | None, stream: Any
-    ) -> Prepared | Unsettled | Exception:
+    def prepare(self, invocation: Invocation, timeout_s: float | None, stream: Any) -> Prepared | Unsettled | Exception:
         """Check this rank's arguments. An error is returned: the peers must learn of it before it is raised."""
         self.check_alive()
         context, method = self.context, invocation.method
@@ -292,14 +290,14 @@ class Dispatcher:
         except Exception as error:
             return error
 
-    def _deadline(self, timeout_s: float | None) -> float:
+    def deadline(self, timeout_s: float | None) -> float:
         """The time that a call may wait; a bad one is an error that the peers are told of, in the time of all."""
         return timeout_s if timeout_s is not None and is_time(timeout_s) else self.context.timeout_s
 
     # ---- starting and waiting, where it is not one step
 
-    def _make(self, ready: Prepared | Unsettled | Exception, invocation: Invocation, deadline: float) -> None:
-        """Bind and make a call in the progress thread."""
+    def make_prepared(self, ready: Prepared | Unsettled | Exception, invocation: Invocation, deadline: float) -> None:
+        """Bind and make a call whose arguments were checked, in the progress thread."""
         self.check_alive()
         ready = settled(self, ready, invocation.name, deadline)
         bound = self._bind_host(ready, invocation, deadline, blocking=False, owns=True)
@@ -309,7 +307,7 @@ class Dispatcher:
         """Make MPI's collective in a call that another rank delegated; all ranks have entered it."""
         self.groups.check_delegated(invocation)
         said, why = Delegated(invocation.name), "another rank's arguments are MPI's"
-        call = MpiCall(self.context, invocation, said, self._deadline(timeout_s), why, entered=True)
+        call = MpiCall(self.context, invocation, said, self.deadline(timeout_s), why, entered=True)
         self._guarded(lambda: call.run(self.seq))
 
     def launch(self, bound: BoundCall) -> None:
@@ -402,4 +400,5 @@ class Dispatcher:
         atexit.register(self._at_exit)
 
     def _at_exit(self) -> None:
-        self.context.ranks.leave(self.context)
+        context = self.context
+        context.ranks.leave(context.host, context.timeout_s, lambda: context.open_mpi_call, context.settings)

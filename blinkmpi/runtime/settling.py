@@ -109,7 +109,7 @@ def _numbered(dispatcher: Dispatcher, call: Callable[[int], T]) -> T:
 
 def persist(dispatcher: Dispatcher, method: CollectiveMethod, args: tuple[Any, ...], stream: Any) -> Persistent | None:
     """See :meth:`.dispatch.Dispatcher.persist`."""
-    ready = dispatcher._prepare(Invocation(method, args), None, stream)
+    ready = dispatcher.prepare(Invocation(method, args), None, stream)
     ours = not dispatcher.context.has_mpi
     if isinstance(ready, Exception) and not isinstance(ready, DelegatedToMPI):
         if ours or any(map(lies_on_device, args)):

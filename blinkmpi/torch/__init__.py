@@ -2,6 +2,16 @@
 
 ``dist.init_process_group("blink")`` needs no import of this package: torch (2.5 and newer) finds it by an entry point.
 Importing it registers the backend and the rendezvous ``mpi://``, and touches neither MPI nor a GPU (docs/pytorch.md).
+
+``start``        makes groups: under mpirun by MPI, under torchrun by torch's store
+``group``        what torch sees of a group; ``describe`` says in words what it is
+``collectives``  torch's collectives, each as a call of the Communicator (``operation``); ``operands`` reads tensors
+``fast_path``    the calls of DDP and FSDP on GPUs, which ``torch_extension`` reads in C++
+``work``         what torch waits for; ``streams`` puts calls on GPUs on their stream
+``own_messages``  a rank's messages to itself
+``profiling``    rows in torch's profiler; ``compiler`` hides from torch.compile what torch calls here
+``hook``         DDP and ``fsdp`` FSDP2, for those who keep another process group
+``mem_pool``     tensors in memory that all ranks have mapped
 """
 
 from __future__ import annotations

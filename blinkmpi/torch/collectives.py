@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..collectives import dispatcher_of
 from ..errors import ArgumentError, BlinkError
 from ..runtime.entering import enter
 from . import fast_path
@@ -64,7 +65,7 @@ class TensorCollectives:
     rank_here: int
     timeout_s: float
     ranks: Sequence[int] = ()  # who the ranks are in the job, where their numbers are others
-    _coalescing: list[tuple[Operation, Any, Coalesced]] | None = None  # calls to be made together
+    coalescing: list[tuple[Operation, Any, Coalesced]] | None = None  # calls to be made together
     calls_apart: Any = None  # what makes calls in C++: see fast_path.py
 
     # ---- reductions
@@ -185,8 +186,8 @@ class TensorCollectives:
         comm = self.comm
         hide()
         (call,) = self._read(what, [prepare])
-        if self._coalescing is not None:
-            self._coalescing.append((call, opts, work := Coalesced(call.outputs)))
+        if self.coalescing is not None:
+            self.coalescing.append((call, opts, work := Coalesced(call.outputs)))
             return work
         seconds = self._seconds(opts)
         apart = getattr(opts, "asyncOp", True)
@@ -247,17 +248,17 @@ class TensorCollectives:
             return [read() for read in prepare]
         except Exception as error:
             wrong = error if isinstance(error, BlinkError) else ArgumentError(f"{what}: {error}")
-            enter(self.comm._dispatcher(), what, partial(_raise, wrong))
+            enter(dispatcher_of(self.comm), what, partial(_raise, wrong))
             raise AssertionError("unreachable") from error
 
     def _start_coalescing(self, device: Any = None) -> None:
         """Note calls until :meth:`_end_coalescing`."""
-        self._coalescing = []
+        self.coalescing = []
 
     @explained
     def _end_coalescing(self, device: Any = None) -> Work:
         """Make them together."""
-        noted, self._coalescing = self._coalescing or [], None
+        noted, self.coalescing = self.coalescing or [], None
         if not noted:
             return Work(())
         made = self._group([call for call, *_ in noted], noted[0][1])

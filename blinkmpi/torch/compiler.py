@@ -4,11 +4,12 @@ Python of ours that compiled code comes to, by way of torch's C++, would be trac
 nothing that could be compiled. What torch calls is hidden, and with it all that this calls.
 """
 
-import sys
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+from ..runtime.foreign import imported
 
 Class = TypeVar("Class", bound=type)
 DYNAMO = "torch._dynamo"  # importing it takes a second, so it is left to those who use it
@@ -23,7 +24,7 @@ def hidden(cls: Class) -> Class:
 
 def hide() -> None:
     """Hide them at the first call after torch.compile has come into use; then do nothing."""
-    if not _to_hide or DYNAMO not in sys.modules:
+    if not _to_hide or imported(DYNAMO) is None:
         return
     now = _to_hide.copy()
     _to_hide.clear()

@@ -7,24 +7,34 @@ taken the processor's caches, so that there Python takes many times as long as i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from ..collectives import dispatcher_of
 from ..errors import BlinkError
 from ..runtime.collectives import ALLGATHER, ALLREDUCE, BCAST, BLOCKS, CollectiveMethod
-from ..runtime.cuda.torch_extension import extension
 from .compiler import hide
 from .operands import Tensor
 from .streams import capturing, communication_stream, communication_stream_here, current_stream
+from .torch_extension import extension
 from .work import Work, work_on
-
-if TYPE_CHECKING:
-    from .collectives import TensorCollectives
 
 MILLI = 1e3
 METHODS = ALLREDUCE, BCAST, ALLGATHER, BLOCKS  # in the order in which C++ takes them
 
 
-def allreduce(group: TensorCollectives, tensors: Any, opts: Any) -> Work | None:
+class Group(Protocol):
+    """What a group has that is asked here."""
+
+    comm: Any  # its Communicator
+    timeout_s: float
+    coalescing: list[Any] | None  # calls that are made together with others
+    calls_apart: Any  # see :func:`calls_apart`; None at first
+
+    def explain(self, error: BlinkError) -> None:
+        """Note on an error who the ranks are."""
+
+
+def allreduce(group: Group, tensors: Any, opts: Any) -> Work | None:
     """The Work of such a call; here and below None for another call, and where there is no torch_extension.cpp (yet).
 
     Raises:
@@ -33,17 +43,17 @@ def allreduce(group: TensorCollectives, tensors: Any, opts: Any) -> Work | None:
     return _made(group, "allreduce", ALLREDUCE, (tensors, opts), tensors, tensors)
 
 
-def broadcast(group: TensorCollectives, tensors: Any, opts: Any) -> Work | None:
+def broadcast(group: Group, tensors: Any, opts: Any) -> Work | None:
     """As :func:`allreduce`."""
     return _made(group, "broadcast", BCAST, (tensors, opts), tensors, tensors)
 
 
-def allgather(group: TensorCollectives, output: Any, tensor: Any, opts: Any) -> Work | None:
+def allgather(group: Group, output: Any, tensor: Any, opts: Any) -> Work | None:
     """As :func:`allreduce`."""
     return _made(group, "allgather", ALLGATHER, (output, tensor, opts), [output], [output, tensor])
 
 
-def reduce_scatter(group: TensorCollectives, output: Any, tensor: Any, opts: Any) -> Work | None:
+def reduce_scatter(group: Group, output: Any, tensor: Any, opts: Any) -> Work | None:
     """As :func:`allreduce`."""
     return _made(group, "reduce_scatter", BLOCKS, (output, tensor, opts), [output], [output, tensor])
 
@@ -53,7 +63,7 @@ def calls_apart(comm: Any) -> Any:
     if (quick := extension()) is None:
         return None
     device, stream = communication_stream_here()
-    return quick.CallsApart(comm._dispatcher().repeated, METHODS, stream, capturing, device, comm.rank, comm.size)
+    return quick.CallsApart(dispatcher_of(comm).repeated, METHODS, stream, capturing, device, comm.rank, comm.size)
 
 
 def average(comm: Any, quick: Any, buffer: Tensor) -> Any:
@@ -65,16 +75,16 @@ def average(comm: Any, quick: Any, buffer: Tensor) -> Any:
     try:
         return quick.average(buffer)
     except BaseException as interrupt:
-        comm._dispatcher().die(interrupt)
+        dispatcher_of(comm).die(interrupt)
         raise
 
 
 def _made(
-    group: TensorCollectives, name: str, method: CollectiveMethod, given: tuple[Any, ...],
+    group: Group, name: str, method: CollectiveMethod, given: tuple[Any, ...],
     outputs: Sequence[Tensor], memory: Sequence[Tensor],
 ) -> Work | None:  # fmt: skip
     hide()
-    if group._coalescing is not None:  # calls that are made together with others
+    if group.coalescing is not None:
         return None
     quick = group.calls_apart
     if quick is None:
@@ -84,25 +94,27 @@ def _made(
     try:
         found = getattr(quick, name)(*given, group.timeout_s * MILLI)
     except BaseException as interrupt:  # a signal's, in the middle of the call; and in average
-        group.comm._dispatcher().die(interrupt)
+        dispatcher_of(group.comm).die(interrupt)
         raise
     return _put(group, method, found, outputs, memory) if type(found) is tuple else found
 
 
 def _put(
-    group: TensorCollectives, method: CollectiveMethod, found: tuple[Any, ...],
+    group: Group, method: CollectiveMethod, found: tuple[Any, ...],
     outputs: Sequence[Tensor], memory: Sequence[Tensor],
 ) -> Work:  # fmt: skip
     """Put a call on a stream that C++ has read and not made."""
     (args, apart, begun), device, quick = found, outputs[0].device, extension()
     try:
+        dispatcher = dispatcher_of(group.comm)
         if apart and not capturing():
             stream = communication_stream(device)
             quick.follow(stream)
-            group.comm._dispatcher().go_on(method, args, stream, begun)
+            dispatcher.go_on(method, args, stream, begun)
             return work_on(stream, outputs, memory, apart=True)
         stream = current_stream(device)
-        group.comm._call(method, args, None, stream)
+        if (begun := dispatcher.again(method, args, stream)) is not True:
+            dispatcher.go_on(method, args, stream, begun)
     except BlinkError as error:
         group.explain(error)
         raise

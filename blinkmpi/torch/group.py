@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..collectives import dispatcher_of, open_dispatcher
 from ..errors import ArgumentError, BlinkError
 from ..runtime.bootstrap import own_settings
 from ..util.settings import log
@@ -108,7 +109,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         """Torch counts calls by this; ours are counted by the Communicator."""
 
     def _get_sequence_number_for_group(self) -> int:
-        dispatcher = self.comm._blink if self.opened else None
+        dispatcher = open_dispatcher(self.comm) if self.opened else None
         return 0 if dispatcher is None else int(dispatcher.seq)
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
@@ -168,7 +169,7 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """End the calls of all ranks at once, without waiting for them."""
         if self.opened:
-            self.comm._dispatcher().die(BlinkError(f"rank {self.rank_here} aborted the group {self._name}"))
+            dispatcher_of(self.comm).die(BlinkError(f"rank {self.rank_here} aborted the group {self._name}"))
 
 
 def communicator(comm: Any, what: str) -> Any:
@@ -223,6 +224,6 @@ class Received(Work):
 
 def _forget(comm: Any) -> None:
     """A group that nobody has shut down: its peers may have gone, so nothing is waited for."""
-    dispatcher = comm._blink
+    dispatcher = open_dispatcher(comm)
     if dispatcher is not None and dispatcher.dead is None:
         dispatcher.dead = BlinkError("its process group was forgotten; call dist.destroy_process_group()")

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..collectives import dispatcher_of
 from ..errors import BlinkError
 from ..runtime.collectives import ALLREDUCE
-from ..runtime.cuda.torch_extension import extension
 from .fast_path import average, calls_apart
 from .group import communicator
 from .operands import typed
 from .profiling import profiled
 from .streams import stream_apart
+from .torch_extension import extension
 
 
 def ddp_hook(comm: Any = None) -> Callable[[Any, Any], Any]:
@@ -65,7 +66,7 @@ def _averaged(comm: Any, buffer: Any, read: Any) -> Any:
     if read is None:
         comm.Allreduce(None, buffer, "avg", stream=stream)
     else:
-        comm._dispatcher().go_on(ALLREDUCE, read[0], stream, read[2])
+        dispatcher_of(comm).go_on(ALLREDUCE, read[0], stream, read[2])
     if quick := extension():
         return quick.future(buffer, buffer, stream)
     future = torch.futures.Future(devices=[buffer.device])

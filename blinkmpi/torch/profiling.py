@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from ..runtime.cuda.torch_extension import extension
+from .torch_extension import extension
 
 Class = TypeVar("Class", bound=type)
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..runtime.cuda.buffers import current_stream_of_torch
-from ..runtime.cuda.torch_extension import extension
+from .torch_extension import extension
 
 STREAMS = 64  # that are remembered
 capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)

@@ -18,11 +18,11 @@ import torch.distributed as dist
 
 from ..errors import BlinkError, CollectiveTimeout
 from ..runtime.bootstrap import own_settings
-from ..runtime.cuda.torch_extension import extension
 from ..util.settings import log
 from .compiler import hidden
 from .operands import After, Tensor
 from .streams import capturing, current_stream, stream_apart
+from .torch_extension import extension
 
 POLL_S = 2e-4
 OLDER = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 7)

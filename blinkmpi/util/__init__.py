@@ -1,9 +1,13 @@
-"""What every room uses.
+"""What several packages need: formats of values and files, settings, errors on all ranks, texts.
 
 ``codec``         JSON for the value types, with exact fractions
 ``settings``      the ``BLINKMPI_`` variables
 ``together``      failing together: an error on one rank is an error on all
-``launcher``      what MPI's launcher tells a process
+``launcher``      what MPI's launcher tells a process; ``singleton`` tidies up where there is none
 ``cache_folder``  the user's cache folder; ``lru`` a cache in memory
+``shared_memory``  memory that the processes of a machine share
+``dlpack``        what a DLPack capsule says of its tensor
+``files``         reads a file that a user names, whatever lies there
 ``text``          ranks, counts and sizes in messages; ``progress`` a bar on a terminal
+``chrome_trace``  files in Chrome's trace event format; ``figure`` what all pictures share
 """

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from blinkmpi.runtime.cuda import torch_extension
 from blinkmpi.transport.host.native import build, built
 
 DEVICE = Path(__file__).with_name("no_device.cpp")
@@ -16,6 +15,9 @@ def quick() -> Any:
     """The module, as a job gets it."""
     if build()[0] is None:
         pytest.skip("no C compiler")
+    pytest.importorskip("torch")
+    from blinkmpi.torch import torch_extension
+
     found = torch_extension.wait()
     assert not torch_extension.why_none()
     assert found is not None
@@ -25,8 +27,10 @@ def quick() -> Any:
 @pytest.fixture(scope="module")
 def device(quick: Any) -> Any:
     """A device without memory."""
-    torch = pytest.importorskip("torch")
-    path, why = built(DEVICE, torch_extension.flags_of(torch)[0])
+    pytest.importorskip("torch")
+    from blinkmpi.torch import torch_extension
+
+    path, why = built(DEVICE, torch_extension.flags_of()[0])
     assert path is not None, why
     return torch_extension.loaded(DEVICE.stem, path)
 
@@ -34,7 +38,9 @@ def device(quick: Any) -> Any:
 @pytest.fixture(scope="module")
 def on_cpu(quick: Any) -> Any:
     """The module, compiled to read tensors in host memory."""
-    torch = pytest.importorskip("torch")
-    path, why = built(torch_extension.SOURCE, [*torch_extension.flags_of(torch)[0], "-DBLINK_DEVICE=CPU"])
+    pytest.importorskip("torch")
+    from blinkmpi.torch import torch_extension
+
+    path, why = built(torch_extension.SOURCE, [*torch_extension.flags_of()[0], "-DBLINK_DEVICE=CPU"])
     assert path is not None, why
     return torch_extension.loaded(f"in_host_memory.{torch_extension.NAME}", path)  # another module by its name

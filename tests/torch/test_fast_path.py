@@ -15,13 +15,13 @@ from mpi4py import MPI
 import blinkmpi
 from benchmarks.fake.gpu import fake_gpus
 from blinkmpi.errors import BlinkError
-from blinkmpi.runtime.cuda import torch_extension
 from blinkmpi.transport.host.native import built
 from tests.harness import mpi
 from tests.torch.conftest import DEVICE
 
 torch = pytest.importorskip("torch")
 collectives = pytest.importorskip("blinkmpi.torch.collectives")
+torch_extension = pytest.importorskip("blinkmpi.torch.torch_extension")
 fast_path = pytest.importorskip("blinkmpi.torch.fast_path")
 operands = pytest.importorskip("blinkmpi.torch.operands")
 dist, c10d, Reduction = torch.distributed, torch.distributed.distributed_c10d, operands.Reduction
@@ -160,7 +160,7 @@ class Group:
     """A group on rank 1 of 3, whose Communicator notes calls, or fails; C knows of none, or of all."""
 
     timeout_s, rank_here, rank, size = 7.0, 1, 1, 3
-    _coalescing = calls_apart = error = dead = None
+    coalescing = calls_apart = error = dead = None
     captured, begun = False, False
 
     def __init__(self) -> None:
@@ -173,8 +173,10 @@ class Group:
     def capturing(self) -> bool:
         return self.captured
 
-    def again(self, method: Any, args: Any, stream: Any, kept: bool) -> Any:
-        assert kept is True
+    def again(self, method: Any, args: Any, stream: Any, kept: bool = False) -> Any:
+        """C++ asks with ``kept``; Python, of calls on the current stream, without it."""
+        if not kept:
+            return False
         if self.error:
             raise self.error
         if self.begun is True:
@@ -252,9 +254,9 @@ def test_the_fast_path(
     assert group.told == [group.error]
     assert call(group, *given, None) is None
     assert call(group, *(["a"] for _ in given), opts) is None
-    group._coalescing = []
+    group.coalescing = []
     assert call(group, *given, opts) is None
-    group._coalescing = group.calls_apart = None
+    group.coalescing = group.calls_apart = None
     monkeypatch.setattr(fast_path, "extension", lambda: None)
     assert call(group, *given, opts) is None
     assert not group.by_c
@@ -314,10 +316,10 @@ def test_the_average_of_a_bucket(group: Group, on_cpu: Any, device: Any) -> None
 @mpi(ranks=(2,), timeout=120)
 def test_c_makes_repeated_calls_of_the_fast_path(comm: MPI.Intracomm) -> None:
     """On a GPU that is none: what C++ reads of a call must be the same objects each time, but for its tensors."""
-    path, why = built(torch_extension.SOURCE, [*torch_extension.flags_of(torch)[0], "-DBLINK_DEVICE=CPU"])
+    path, why = built(torch_extension.SOURCE, [*torch_extension.flags_of()[0], "-DBLINK_DEVICE=CPU"])
     assert path is not None, why
     module = torch_extension.loaded(f"in_host_memory.{torch_extension.NAME}", path)
-    path, why = built(DEVICE, torch_extension.flags_of(torch)[0])
+    path, why = built(DEVICE, torch_extension.flags_of()[0])
     assert path is not None, why
     device = torch_extension.loaded(DEVICE.stem, path).stream(STREAM)
     apart = CudaStream(STREAM, device.device_index, device.device_type)
@@ -332,7 +334,7 @@ def test_c_makes_repeated_calls_of_the_fast_path(comm: MPI.Intracomm) -> None:
         mock.patch.object(fast_path, "work_on", return_value=True),
     ):
         driver["words"] = 16
-        group = SimpleNamespace(comm=ours, rank_here=comm.rank, timeout_s=1.0, _coalescing=None, calls_apart=None)
+        group = SimpleNamespace(comm=ours, rank_here=comm.rank, timeout_s=1.0, coalescing=None, calls_apart=None)
         dispatcher = ours._dispatcher()
         for (call, read), asynchronous in itertools.product(zip(QUICK, READS, strict=True), (False, True)):
             for kind in KINDS if hasattr(opts := options_of(read), "reduceOp") else [""]:

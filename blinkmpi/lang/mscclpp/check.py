@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from ...util.codec import Document
-from ..flow import Contribution, Goal, _several, goal_of
+from ..flow import Contribution, Goal, goal_of, several
 from ..xml.values import keys_of
 from ..xml.wiring import Fault
 from .file import MscclppPlan
@@ -220,8 +220,8 @@ def _results(run: PlanRun, outputs: Outputs, goal: Goal, pieces: int) -> Iterato
             continue
         told.add((gpu, piece // pieces))
         what = "is never written" if value is None else "holds what was never written"
-        what = what if got is None else f"is {_several(_chunks(got, pieces))}"
-        text = f"rank {gpu}: chunk {piece // pieces} of its output {what}; wanted {_several(_chunks(want, pieces))}"
+        what = what if got is None else f"is {several(_chunks(got, pieces))}"
+        text = f"rank {gpu}: chunk {piece // pieces} of its output {what}; wanted {several(_chunks(want, pieces))}"
         yield Fault("result", text)
 
 
@@ -230,7 +230,7 @@ def _computes(run: PlanRun, outputs: Outputs, pieces: int) -> Iterator[str]:
     for (gpu, piece), value in outputs.items():
         got = None if value is None else folded[value]
         if got is not None and piece % pieces == 0:
-            yield f"rank {gpu}: chunk {piece // pieces} of its output is {_several(_chunks(got, pieces))}"
+            yield f"rank {gpu}: chunk {piece // pieces} of its output is {several(_chunks(got, pieces))}"
 
 
 def _chunks(contributions: Sequence[Contribution], pieces: int) -> tuple[Contribution, ...]:

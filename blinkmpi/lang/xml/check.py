@@ -10,7 +10,7 @@ from ...errors import PlanError
 from ...trees.tree import ROOTED
 from ...util.codec import Document
 from ...util.text import plural
-from ..flow import Flow, Goal, _several
+from ..flow import Flow, Goal, several
 from .file import SLOTS, XmlAlgorithm
 from .order import cycle, cycle_text, order, slots_needed
 from .values import Execution, XmlResults, custom_goal, results
@@ -165,7 +165,7 @@ def _faults(found: list[tuple[bool, Execution, XmlResults]]) -> list[Fault]:
 
 def _computes(goal: Goal) -> tuple[str, ...]:
     return tuple(
-        f"rank {rank}: chunk {chunk} of its output is {_several(want)}"
+        f"rank {rank}: chunk {chunk} of its output is {several(want)}"
         for rank, of in enumerate(goal.wanted)
         for chunk, want in enumerate(of)
         if want

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..flow import Contribution, Flow, Goal, Node, _several
+from ..flow import Contribution, Flow, Goal, Node, several
 from .file import RECEIVES, SENDS, XmlAlgorithm
 from .wiring import Fault, Wiring
 
@@ -284,13 +284,13 @@ def _compared(
         want = goal.wanted[rank][chunk]
         name = f"rank {rank}: chunk {chunk} of its output"
         if value is None:
-            yield Fault("result", f"{name} is never written; wanted {_several(want)}")
+            yield Fault("result", f"{name} is never written; wanted {several(want)}")
         elif value == UNWRITTEN or value in wrong:
-            yield Fault("result", f"{name} holds {wrong.get(value, 'what was never written')}; wanted {_several(want)}")
+            yield Fault("result", f"{name} holds {wrong.get(value, 'what was never written')}; wanted {several(want)}")
         else:
             got = held[value] if value > 0 else frozenset({(rank, ~value)})
             if got != frozenset(want):
-                yield Fault("result", f"{name} is {_several(tuple(sorted(got)))}; wanted {_several(want)}")
+                yield Fault("result", f"{name} is {several(tuple(sorted(got)))}; wanted {several(want)}")
 
 
 def custom_goal(algorithm: XmlAlgorithm, execution: Execution) -> Goal:

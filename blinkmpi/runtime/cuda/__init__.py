@@ -1,9 +1,14 @@
 """Calls on GPU memory.
 
 ``setup``    finds the GPUs of the ranks and agrees on them; ``aware`` asks whether MPI takes their memory
-``context``  a communicator's GPUs: plan, kernels, registered buffers
+``context``  a communicator's GPUs: plan, kernels, registered buffers; ``memory`` its pool for users' arrays
 ``templates``  one table for all counts of about one size
 ``buffers``  reads buffer specifications that show GPU memory, and streams
+``calls``    the calls of a communicator: binds them, and keeps those on streams
+``call``     the life of one: put its kernel on a stream, wait for it, raise what went wrong
+``copies``   what a call copies before its kernel and behind it, and the buckets of groups
+``repeating``  what C needs to launch a kernel again, with buffers at other addresses
+``counting``  counts calls and what they move
 ``operands``  keeps what calls on streams were given; ``watch`` tells of failed replays of graphs
-``calls``    the life of a call: put its kernel on a stream, wait for it, raise what went wrong
+``staging``  point-to-point of GPU memory through host memory, for an MPI that does not take it
 """

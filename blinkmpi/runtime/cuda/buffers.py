@@ -1,7 +1,6 @@
 """GPU memory as users pass it: CuPy arrays, torch tensors, whatever has the CUDA array interface; and their streams."""
 
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ from ...errors import ArgumentError, BufferTypeError
 from ...program.memory import Buffer, DeviceArray
 from ...program.reduction import DTYPES, NAMES, dtype_of
 from ...util.dlpack import exported, header
+from ..foreign import imported
 
 BYTES = {name: dtype_of(name).itemsize for name in DTYPES}
 HOST_DEVICES = (1, 3, 11, 13)  # DLPack: CPU, CUDA host, ROCm host, CUDA managed
@@ -69,7 +69,7 @@ def device_parts(spec: Any) -> Iterator[Any]:
 
 def _begins_on_device(kind: Any) -> bool:
     """Whether a datatype of addresses, as MPI.BOTTOM has it, begins with one on a GPU."""
-    if not isinstance(kind, MPI.Datatype) or kind.is_predefined or not {"cupy", "torch"} & set(sys.modules):
+    if not isinstance(kind, MPI.Datatype) or kind.is_predefined or not (imported("cupy") or imported("torch")):
         return False
     from ...transport.cuda.device import device_of, why_none
 
@@ -80,7 +80,7 @@ def device_buffer(obj: Any, name: str, writable: bool) -> Buffer | None:
     """A view of GPU memory: CuPy, torch, whatever has the CUDA array interface or DLPack; None for other memory."""
     if isinstance(obj, np.ndarray):
         return None
-    cupy, torch = sys.modules.get("cupy"), cast(Any, sys.modules.get("torch"))
+    cupy, torch = imported("cupy"), imported("torch")
     if cupy is not None and isinstance(obj, cupy.ndarray):
         if not obj._c_contiguous and not obj.flags.f_contiguous:  # a sixth of the time of obj.flags.c_contiguous
             raise ArgumentError(f"{name} is not contiguous (shape {obj.shape}); pass cupy.ascontiguousarray({name})")
@@ -113,7 +113,7 @@ def device_buffer(obj: Any, name: str, writable: bool) -> Buffer | None:
 
 def tensor_types() -> tuple[Any, ...]:
     """torch's ``Tensor`` and a type made of it, ``Parameter``; none while torch is not, or not wholly, imported."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     nn: Any = getattr(torch, "nn", None)
     return (torch.Tensor, nn.Parameter) if torch is not None and hasattr(nn, "Parameter") else ()
 

@@ -6,11 +6,11 @@ another on its GPU, so an event behind one call is behind all earlier ones, and 
 torch is told itself, so that it has their memory back at the first moment.
 """
 
-import sys
 from collections import deque
 from typing import Any
 
 from ...transport.cuda.device import Gpu
+from ..foreign import imported
 
 CALLS, NBYTES = 64, 32 << 20  # after so many calls, or bytes that they have moved, an event is recorded
 
@@ -40,7 +40,7 @@ class OperandsInFlight:
         if nbytes >= NBYTES and (tensors := tensors_among(operands)):
             on = self._torch_streams.get(stream)
             if on is None:
-                torch: Any = sys.modules["torch"]
+                torch = imported("torch")
                 on = self._torch_streams[stream] = torch.cuda.ExternalStream(stream, device=self._gpu.device)
             for tensor in tensors:
                 tensor.record_stream(on)
@@ -53,5 +53,5 @@ class OperandsInFlight:
 
 def tensors_among(operands: tuple[Any, ...]) -> list[Any]:
     """Those that are torch's; a torch without CUDA, or one still being imported, has none."""
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    kind = getattr(imported("torch"), "Tensor", None)
     return [o for o in operands if isinstance(o, kind)] if kind is not None else []

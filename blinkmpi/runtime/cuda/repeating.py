@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,10 @@ from ...transport.cuda.loaded_kernel import LoadedKernel, moving
 from ...transport.cuda.transport import LAST, ORDER
 from ...transport.host.launches import MOST_PARTS, MOST_WORDS, LaunchStruct
 from ...transport.host.repeated import RepeatedCalls
+from ..foreign import imported, tensor_reader
 from .buffers import tensor_types
 from .context import CudaContext
 from .operands import OperandsInFlight
-from .torch_extension import extension
 
 if TYPE_CHECKING:
     from .call import CudaCall
@@ -106,13 +105,12 @@ class Repeating:
 
     def _aim(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """What C is told of the libraries, the process and the registered buffers: see ``set_launches`` there."""
-        cupy: Any = sys.modules.get("cupy")
-        tensors, torch = tensor_types(), sys.modules.get("torch")
+        cupy, torch, tensors = imported("cupy"), imported("torch"), tensor_types()
         exchange = getattr(tensors[0], EXCHANGE, None) if tensors else None
         if exchange is None and any(type(arg) in tensors for arg in args):
             version = getattr(torch, "__version__", "")
             self._say(f"calls of torch's tensors are looked up in Python: torch {version} has no {EXCHANGE}")
-        if exchange is not None and (quick := extension()) is not None:
+        if exchange is not None and (quick := tensor_reader()) is not None:
             exchange = self._quick = self._quick or quick.exchange(exchange)
         array, stream = (cupy.ndarray, cupy.cuda.get_current_stream) if cupy is not None else (None, None)
         parts = b"".join(struct.pack("QQq", *part) for part in self._context.transport.regions.parts())

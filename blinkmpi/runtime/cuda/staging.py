@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from ...program.reduction import Array, dtype_of
 from ...transport.cuda.device import cupy, device_of, why_none
 from ...util.settings import log, read
 from ..buffers import DelegatedToMPI, parse
+from ..foreign import imported
 from ..requests import Request
 
 TO_HOST, TO_DEVICE = 2, 1  # cudaMemcpyKind
@@ -116,7 +116,7 @@ def settle(obj: Any) -> None:
 
     By the CUDA array interface an object that names no stream needs no waiting.
     """
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         torch.cuda.current_stream(obj.device).synchronize()
     elif hasattr(obj, "__cuda_array_interface__"):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import array
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
@@ -32,37 +32,34 @@ KEPT = 256  # groups that are kept to be made again
 Args = tuple[Any, ...]
 
 
-class Dispatching(Protocol):
-    """What has a dispatcher, which says so if it is freed."""
-
-    def _dispatcher(self) -> Dispatcher: ...
-
-
 class Group:
     """What ``comm.grouped()`` gives: calls within its ``with`` are made together when that ends.
+
+    Args:
+        dispatcher: gives that of the communicator; ArgumentError if it is freed.
 
     Attributes:
         begins: whether they are only begun there, which is for host memory; ``request`` is then what to wait for.
     """
 
-    def __init__(self, comm: Dispatching, stream: Any, timeout: float | None) -> None:
-        self._comm, self._groups = comm, comm._dispatcher().groups
+    def __init__(self, dispatcher: Callable[[], Dispatcher], stream: Any, timeout: float | None) -> None:
+        self._open, self._groups = dispatcher, dispatcher().groups
         self.stream, self.timeout = stream, timeout
         self.begins = False
         self.request: MPI.Request | None = None
 
     def __enter__(self) -> None:
         """Begin to note this thread's calls."""
-        self._comm._dispatcher()
+        self._open()
         self._groups.enter(self)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Make them; after an error forget them, and make none."""
         calls = self._groups.leave(self, forget=kind is not None)
         if self.begins and kind is None:
-            self.request = self._comm._dispatcher().groups.begin(calls)
+            self.request = self._open().groups.begin(calls)
         elif calls:
-            self._comm._dispatcher().groups.end(calls)
+            self._open().groups.end(calls)
 
 
 class OpenGroup:
@@ -208,11 +205,11 @@ class Groups:
             mine = [calls[i] for i in launch.calls] or calls
             timeout_s = min((c.timeout_s for c in mine if c.timeout_s is not None), default=None)
             invocation = Invocation(launch.method, (launch,) if launch.ready is not None else mine[0].args)
-            made.append((dispatcher._prepare(invocation, timeout_s, None), invocation, dispatcher._deadline(timeout_s)))
+            made.append((dispatcher.prepare(invocation, timeout_s, None), invocation, dispatcher.deadline(timeout_s)))
 
         def work(_operands: Sequence[NotedCall] = calls) -> None:
             for each in made:
-                dispatcher._make(*each)
+                dispatcher.make_prepared(*each)
 
         return dispatcher.thread.begin(work, dispatcher.context.log_once)
 

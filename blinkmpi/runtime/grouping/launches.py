@@ -177,7 +177,7 @@ def _read(dispatcher: Dispatcher, call: NotedCall) -> Prepared | Exception | Non
     """A call's arguments, or what is wrong with them; None for a call that is made by itself."""
     if call.method not in PACKED:
         return None
-    ready = dispatcher._prepare(Invocation(call.method, call.args), call.timeout_s, call.stream)
+    ready = dispatcher.prepare(Invocation(call.method, call.args), call.timeout_s, call.stream)
     if isinstance(ready, DelegatedToMPI):
         return BufferTypeError(f"{ready}, and MPI makes such calls one by one; make it outside of the group")
     assert not isinstance(ready, Unsettled), "those are not packed"

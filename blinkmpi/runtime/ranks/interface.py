@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
+from ...transport.host.transport import HostTransport
 from ...transport.network.bounded import Bounded
 from ...util.settings import Settings
 from ..bootstrap import Options
-
-if TYPE_CHECKING:
-    from ..context import Context
 
 INSTEAD = "start the job with mpirun or srun, and use Communicator"  # where MPI has not started the ranks
 NO_MPI = f"and MPI did not start these processes; pass arrays and operations that blinkmpi has, or {INSTEAD}"
@@ -38,8 +37,15 @@ class Ranks(Protocol):
     def abandon(self, error: BaseException) -> None:
         """A rank is missing while the others part: see to it that this process can end."""
 
-    def leave(self, context: Context) -> None:
-        """At Python's end, in a process whose communicator is dead: see to it that this process can end."""
+    def leave(
+        self, host: HostTransport, timeout_s: float, open_mpi_call: Callable[[], str], settings: Settings
+    ) -> None:
+        """At Python's end, in a process whose communicator is dead: see to it that this process can end.
+
+        Args:
+            timeout_s: how long the others may take to leave, too.
+            open_mpi_call: gives a collective of MPI's own that has begun and not ended; else empty.
+        """
 
     def close(self) -> None:
         """Part; collective."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from mpi4py import MPI, run
 
 from ...errors import CollectiveTimeout, PeerLost
+from ...transport.host.transport import HostTransport
 from ...transport.network.bounded import Bounded, Rendezvous
 from ...transport.network.exchanges import BoundedComm, duplicate, introduce
 from ...transport.slow_waits import SlowWaits
 from ...util.settings import Settings, log
 from ..bootstrap import Options, first_deadline, own_settings, virtual_node
 from ..process_exit import LOST, UNCAUGHT, end_job_at_exit, in_child
-
-if TYPE_CHECKING:
-    from ..context import Context
 
 DEAD = (CollectiveTimeout, PeerLost)  # after which MPI's objects are left as they are
 
@@ -85,24 +83,25 @@ class MpiRanks:
         """End the job with this process."""
         end_job_at_exit(str(error))
 
-    def leave(self, context: Context) -> None:
+    def leave(
+        self, host: HostTransport, timeout_s: float, open_mpi_call: Callable[[], str], settings: Settings
+    ) -> None:
         """MPI_Finalize waits for every rank and every call, so end the job if one does not come."""
         if UNCAUGHT.is_set() or MPI.Is_finalized() or in_child():
             return  # the job is being ended, has come together already, or is not this process's
-        missing = context.host.leave(context.timeout_s)
-        if context.host.peers.lost():
+        missing = host.leave(timeout_s)
+        if host.peers.lost():
             LOST.set()
-        if not missing and not context.open_mpi_call:
+        left_open = open_mpi_call()
+        if not missing and not left_open:
             return
         run.set_abort_status(1)
         if not missing:
-            left_open = f"MPI's own {context.open_mpi_call} was left open"
-            log(context.settings, "WARN", f"rank {context.rank} ends the job: {left_open}")
+            log(settings, "WARN", f"rank {host.rank} ends the job: MPI's own {left_open} was left open")
             return
-        if context.rank == min(set(range(context.n)).difference(missing)):
-            who = context.host.peers.states(missing)
-            text = f"rank {context.rank} ends the job, or MPI_Finalize would wait for ever: {who}"
-            log(context.settings, "WARN", text)
+        if host.rank == min(set(range(host.n)).difference(missing)):
+            who = host.peers.states(missing)
+            log(settings, "WARN", f"rank {host.rank} ends the job, or MPI_Finalize would wait for ever: {who}")
 
     def close(self) -> None:
         """Free the duplicates."""

@@ -7,11 +7,12 @@ fails ends alone, and its peers notice it.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ...errors import ArgumentError, SettingsError, TopologyError
 from ...planning.selection import parse_algo
 from ...topology.live import this_process
+from ...transport.host.transport import HostTransport
 from ...transport.network.bounded import Bounded, Rendezvous
 from ...transport.network.store import Store, StoreComm
 from ...util.settings import Settings
@@ -20,9 +21,6 @@ from ...util.together import gathered
 from ..bootstrap import Options
 from .interface import INSTEAD
 from .mpi import DEAD
-
-if TYPE_CHECKING:
-    from ..context import Context
 
 
 class StoreRanks:
@@ -77,7 +75,9 @@ class StoreRanks:
     def abandon(self, error: BaseException) -> None:
         """This process can end: it waits for no other."""
 
-    def leave(self, context: Context) -> None:
+    def leave(
+        self, host: HostTransport, timeout_s: float, open_mpi_call: Callable[[], str], settings: Settings
+    ) -> None:
         """This process can end: it waits for no other, and has said in shared memory that it leaves."""
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The CUDA transport: one rank per GPU, peers' memory mapped by CUDA IPC, stages of a program as groups of CTAs.
 
 * ``device`` alone uses CuPy and the driver: memory, IPC, streams, compilation, launches;
-* ``memory_layout`` lays out the symmetric memory that every rank maps of every other, ``regions`` registered buffers;
+* ``memory_layout`` lays out the symmetric memory that every rank maps of every other, ``symmetric_memory`` maps it;
+* ``regions`` maps registered buffers, ``memory/`` has pools for users' arrays;
 * ``codegen`` makes the source and the table of a kernel from a program, ``kernel_layout`` the structs that they share;
 * ``stage_tables`` keeps tables on the device, each for calls of many counts;
 * ``transport`` loads and launches calls, as a ``loaded_kernel`` each;

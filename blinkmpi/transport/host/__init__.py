@@ -1,15 +1,19 @@
 """Programs on CPU ranks of a node, in shared memory.
 
-``transport``        opens, loads and binds; waits, times out, looks after the peers
+``transport``        opens and loads; waits, times out, looks after the peers
 ``own_records``      where a rank announces its calls
 ``executor.c``       the C executor, which runs the stages of a rank (``native`` compiles and loads it, ``native_rows``
                      writes its table); with ``reduction.h`` and ``single_copy.h``
 ``numpy_executor``   the same in NumPy, where there is no C compiler
-``host_program``     a program with addresses in place of channels; ``channel_layout`` says where these lie
+``host_program``     a program with addresses in place of channels; ``channel_layout`` says where these lie, ``traffic``
+                     what it moves
 ``host_call``        a program bound to buffers and a deadline
 ``shared_window``    the memory that the ranks share
+``shots``            messages of calls in one shot to other nodes
 ``single_copy``      the protocol ``cma``: chunks are read straight from their writer's buffer
 ``repeated``         calls and groups that were made before, which C finds and makes again (``repeated_calls.h``,
                      ``repeated_groups.h``, ``launches.h``, ``device_arrays.h``)
+``compiling``        has a library that takes long compiled by another process
+``forecast/``        how long a call will take, from what its steps cost
 ``capabilities``     whether all ranks have the C executor, and may read one another's memory
 """

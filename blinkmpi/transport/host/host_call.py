@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -14,15 +15,10 @@ from numpy.typing import NDArray
 from ...program.memory import address
 from ..announcement import Called
 from ..control_pages import SEQ_BITS
-from .host_program import progress_of, resolve
-from .native import RUNNING, UNTOLD, CallStruct
-from .numpy_executor import NumpyStage, Outcome, StepTrace
-
-if TYPE_CHECKING:
-    from .host_program import HostProgram
-    from .transport import HostTransport
-
-OUTCOMES = tuple(Outcome)  # by executor.c's numbers
+from .host_program import HostProgram, progress_of, resolve
+from .native import RUNNING, TOLD, UNTOLD, CallStruct
+from .numpy_executor import OUTCOMES, NumpyStage, Outcome, StepTrace, Turn, barrier_numpy, repeat, step_numpy
+from .transport import HostTransport
 
 
 @dataclass(frozen=True)
@@ -161,11 +157,11 @@ class HostCall:
         self.transport.records.write(seq, self.fingerprint, self.record, self.timeout_s)
         self.transport.native.code.blink_begin(self._at, seq)  # type: ignore[union-attr]
         if self.struct.one_shot:  # it is announced when its slots are full
-            self.transport.attempt(self, 0.0)
+            self._attempt(0.0)
 
     def test(self) -> bool:
         """Do what can be done now; returns whether the call has completed."""
-        outcome, _ = self.transport.attempt(self, 0.0)
+        outcome, _ = self._attempt(0.0)
         if outcome in (Outcome.EXPIRED, Outcome.ABORTED):
             self.transport.look(int(self.struct.seq), dict, 0.0, self.timeout_s)
             return False
@@ -184,7 +180,9 @@ class HostCall:
         """
         transport, seq = self.transport, int(self.struct.seq)
         if outcome in (Outcome.EXPIRED, Outcome.ABORTED, Outcome.ELSEWHERE):
-            outcome = transport.complete(self, begun=begun)
+            outcome = transport.until_done(
+                self._attempt, partial(owed, transport, self), seq, self.timeout_s, begun=begun
+            )
         if outcome is Outcome.DIFFER:
             transport.compare(seq, self.fingerprint)
             raise AssertionError(f"call {seq}: C found that announcements differ, and they are the same")
@@ -192,12 +190,66 @@ class HostCall:
             self._through_slots().run(seq)
             return
         if outcome is Outcome.FAULT:
-            raise transport.unreadable(self)
+            raise transport.unreadable(seq, int(self.struct.faulty), int(self.struct.fault))
         if outcome is Outcome.NETWORK:
             raise transport.network_error(seq, MPI.Exception(int(self.struct.fault)))
         if self.program.executor == "numpy":  # executor.c has counted the others
             self.program.tally.add(self.trace)
         _copy(self._after)
+
+    def _attempt(self, slice_s: float) -> tuple[Outcome, bool]:
+        """Go on until nothing moved for ``slice_s``: how it is then, and whether anything moved."""
+        if self.transport.by_c_alone(self.program) and self.struct.phase != TOLD:
+            done = self._execute(int(slice_s * 1e9) or -1)
+            if done[0] is not Outcome.ELSEWHERE:
+                return done
+        turn = partial(self._execute, -1) if self.program.executor == "c" else self._execute_numpy
+        return repeat(self._with_messages(turn), self.transport.pages, slice_s)
+
+    def _execute(self, timeout_ns: int) -> tuple[Outcome, bool]:
+        self.struct.timeout_ns = timeout_ns
+        status = self.transport.native.code.blink_execute(self._at, self._rows)  # type: ignore[union-attr]
+        self.struct.timeout_ns = int(self.transport.slice_of(self.timeout_s) * 1e9)
+        return OUTCOMES[status], bool(self.struct.moved)
+
+    def _execute_numpy(self) -> tuple[Outcome, bool]:
+        transport, struct, steps, buffers = self.transport, self.struct, self.program.steps, self.buffers
+        pages = transport.pages
+        if struct.phase < RUNNING:
+            if barrier_numpy(pages, int(struct.seq)) is not Outcome.DONE:
+                if self.trace is not None:
+                    self.trace.late()
+                return Outcome.EXPIRED, False
+            if set(pages.fingerprints(int(struct.seq))) != {self.fingerprint}:
+                return Outcome.DIFFER, False
+            for step in steps:
+                step.start(int(struct.base), buffers.send, buffers.recv)  # type: ignore[union-attr]
+            self.left = [step for step in steps if step.k < step.chunks]
+            struct.phase = RUNNING
+            if self.trace is not None:
+                self.trace.entered()
+        outcome, moved = step_numpy(self.left, self.trace)
+        if outcome is Outcome.DONE and pages.abort[0]:  # as executor.c
+            return Outcome.ABORTED, moved
+        if outcome is Outcome.DONE and (transport.messages is None or self.program.endpoints.finished):
+            pages.finished[transport.rank] = struct.seq
+        return outcome, moved
+
+    def _with_messages(self, turn: Turn) -> Turn:
+        """Turns of an executor with those of the messages between nodes."""
+        transport, messages = self.transport, self.transport.messages
+        seq, endpoints = int(self.struct.seq), self.program.endpoints
+        if messages is None:
+            return turn
+
+        def both() -> tuple[Outcome, bool]:
+            outcome, moved = turn()
+            moved |= transport.move_messages(seq, endpoints if self.struct.phase == RUNNING else None)
+            if outcome is Outcome.DONE and not (messages.sent(seq) and endpoints.finished):
+                return Outcome.EXPIRED, moved
+            return outcome, moved
+
+        return both
 
     def _through_slots(self) -> HostCall:
         """The same call by a program that reads nobody's buffers."""
@@ -211,6 +263,14 @@ class HostCall:
         call.struct.send, call.struct.recv = self.struct.send, self.struct.recv
         call._after, call.struct.after, call.struct.afters = self._after, self.struct.after, self.struct.afters
         return call
+
+
+def entry(transport: HostTransport, called: Called, timeout_s: float) -> HostCall | None:
+    """A call without data that C makes alone; None where it cannot."""
+    program = transport.nothing(called.text.partition("(")[0])
+    if program is None:
+        return None
+    return HostCall(transport, program, called, HostBuffers(None, None), timeout_s, owns=False)
 
 
 def owed(transport: HostTransport, call: HostCall) -> dict[int, str]:

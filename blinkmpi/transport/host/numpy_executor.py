@@ -33,6 +33,9 @@ class Outcome(enum.Enum):
     ELSEWHERE = 8  # a rank announced another call, or something that only Python reads: messages tell what
 
 
+OUTCOMES = tuple(Outcome)  # by executor.c's numbers
+
+
 class NumpyStage:
     """A stage with its slots as array views; ``k`` is the next chunk.
 

@@ -1,6 +1,7 @@
 """``HostTransport`` runs programs on CPU ranks: over shared memory in a node, by messages between nodes.
 
-Loading, binding, waiting and errors are here; the steps of a program run in ``executor.c`` or ``numpy_executor.py``.
+Loading, waiting and errors are here. ``host_call.py`` binds a program to buffers; its steps run in ``executor.c`` or
+``numpy_executor.py``.
 
 Every rank executes its stages in one thread. A step runs as soon as its inputs have arrived and its outputs have room;
 when nothing is ready the rank spins a little, then yields its core, then sleeps, so that more ranks than cores progress
@@ -17,7 +18,7 @@ from mpi4py import MPI
 
 from ...errors import BlinkError, MismatchError
 from ...program.ir import Program
-from ..announcement import Announcement, Called, Numbers, encode_failure
+from ..announcement import Announcement, Numbers, encode_failure
 from ..control_pages import BODY
 from ..counters import Counters
 from ..interface import PeerDelegates, Refused
@@ -29,9 +30,8 @@ from ..recorder import Recorder
 from ..slow_waits import SlowWaits
 from . import native
 from .capabilities import agree_on_cma, agree_on_executor, open_shots
-from .host_call import OUTCOMES, HostBuffers, HostCall, owed
 from .host_program import ExecutorName, HostProgram, load, nothing_to_move, place
-from .numpy_executor import Outcome, Turn, barrier_numpy, repeat, step_numpy
+from .numpy_executor import OUTCOMES, Outcome, barrier_numpy, repeat
 from .own_records import OwnRecords
 from .shared_window import ARENA_BYTES, SharedWindow
 from .shots import NodeShots
@@ -79,7 +79,7 @@ class HostTransport:
         self.pages = self.window.pages
         counters = Counters(self.window.counters, n=self.n, rank=self.rank, timed=bool(events))
         self.recorder = Recorder(counters, self.n, self.rank, events)
-        self.records = OwnRecords(self.pages, self._repeat)
+        self.records = OwnRecords(self.pages, self.until_done)
         several = len(self.window.nodes) > 1
         self.messages = NodeMessages(comm, self.pages) if several else None
         self.shots: NodeShots | None = None  # messages of calls in one shot
@@ -117,21 +117,18 @@ class HostTransport:
             self.say(f"one thread reads long vectors, because a second cannot be started: {self.helper.failure}")
         return loaded
 
-    def bind(
-        self, program: HostProgram, called: Called, buffers: HostBuffers, timeout_s: float, *, owns: bool = True
-    ) -> HostCall:
-        """Bind a program to buffers and a deadline; see :class:`HostCall`."""
-        return HostCall(self, program, called, buffers, timeout_s, owns=owns)
-
-    def entry(self, called: Called, timeout_s: float) -> HostCall | None:
-        """A call without data that C makes alone; None where it cannot."""
+    def nothing(self, collective: str) -> HostProgram | None:
+        """The program of a call without data that C makes alone; None where it cannot."""
         if self.native is None or (self.messages is not None and self.shots is None):
             return None
-        collective = called.text.partition("(")[0]
         if collective not in self._nothing:
             self._nothing[collective] = nothing_to_move(self.window, self.recorder, collective, self.shots)
             self._nothing[collective].struct.spins = self._spins
-        return HostCall(self, self._nothing[collective], called, HostBuffers(None, None), timeout_s, owns=False)
+        return self._nothing[collective]
+
+    def by_c_alone(self, program: HostProgram) -> bool:
+        """Whether C executes a program, and sends what it sends to other nodes."""
+        return program.executor == "c" and (self.messages is None or bool(program.struct.one_shot))
 
     # ---- calls without a program
 
@@ -180,7 +177,7 @@ class HostTransport:
         raise PeerDelegates
 
     def _wait(self, seq: int, timeout_s: float) -> None:
-        self._repeat(partial(self._barrier_slice, seq), lambda: self.peers.absent(seq), seq, timeout_s)
+        self.until_done(partial(self._barrier_slice, seq), lambda: self.peers.absent(seq), seq, timeout_s)
         self.peers.raise_abort(seq)  # the others may have given it up before this rank came
 
     def _barrier_slice(self, seq: int, slice_s: float) -> tuple[Outcome, bool]:
@@ -191,7 +188,7 @@ class HostTransport:
         struct.timeout_ns = -1
 
         def turn() -> tuple[Outcome, bool]:
-            moved = self._progress_messages(seq)
+            moved = self.move_messages(seq)
             if self.native is None:
                 outcome = barrier_numpy(self.pages, seq)
             else:
@@ -200,78 +197,17 @@ class HostTransport:
 
         return repeat(turn, self.pages, slice_s)
 
-    # ---- a call under way
-
-    def complete(self, call: HostCall, *, begun: bool) -> Outcome:
-        """Go on with a call until it is done or refused; between slices of the deadline, look after the peers."""
-        return self._repeat(
-            partial(self.attempt, call), partial(owed, self, call), int(call.struct.seq), call.timeout_s, begun=begun
-        )
-
-    def attempt(self, call: HostCall, slice_s: float) -> tuple[Outcome, bool]:
-        """Go on with a call until nothing moved for ``slice_s``: how it is then, and whether anything moved."""
-        if self.by_c_alone(call.program) and call.struct.phase != native.TOLD:
-            done = self._execute(call, int(slice_s * 1e9) or -1)
-            if done[0] is not Outcome.ELSEWHERE:
-                return done
-        turn = partial(self._execute, call, -1) if call.program.executor == "c" else partial(self._execute_numpy, call)
-        return repeat(self._with_messages(call, turn), self.pages, slice_s)
-
-    def by_c_alone(self, program: HostProgram) -> bool:
-        """Whether C executes a program, and sends what it sends to other nodes."""
-        return program.executor == "c" and (self.messages is None or bool(program.struct.one_shot))
-
-    def _execute(self, call: HostCall, timeout_ns: int) -> tuple[Outcome, bool]:
-        call.struct.timeout_ns = timeout_ns
-        status = self.native.code.blink_execute(native.address(call.struct), call.program.rows.ctypes.data)  # type: ignore[union-attr]
-        call.struct.timeout_ns = int(self.slice_of(call.timeout_s) * 1e9)
-        return OUTCOMES[status], bool(call.struct.moved)
-
-    def _execute_numpy(self, call: HostCall) -> tuple[Outcome, bool]:
-        struct, steps, buffers = call.struct, call.program.steps, call.buffers
-        if struct.phase < native.RUNNING:
-            if barrier_numpy(self.pages, int(struct.seq)) is not Outcome.DONE:
-                if call.trace is not None:
-                    call.trace.late()
-                return Outcome.EXPIRED, False
-            if set(self.pages.fingerprints(int(struct.seq))) != {call.fingerprint}:
-                return Outcome.DIFFER, False
-            for step in steps:
-                step.start(int(struct.base), buffers.send, buffers.recv)  # type: ignore[union-attr]
-            call.left = [step for step in steps if step.k < step.chunks]
-            struct.phase = native.RUNNING
-            if call.trace is not None:
-                call.trace.entered()
-        outcome, moved = step_numpy(call.left, call.trace)
-        if outcome is Outcome.DONE and self.pages.abort[0]:  # as executor.c
-            return Outcome.ABORTED, moved
-        if outcome is Outcome.DONE and (self.messages is None or call.program.endpoints.finished):
-            self.pages.finished[self.rank] = struct.seq
-        return outcome, moved
-
-    def _with_messages(self, call: HostCall, turn: Turn) -> Turn:
-        """Turns of an executor with those of the messages between nodes."""
-        messages, seq, endpoints = self.messages, int(call.struct.seq), call.program.endpoints
-        if messages is None:
-            return turn
-
-        def both() -> tuple[Outcome, bool]:
-            outcome, moved = turn()
-            moved |= self._progress_messages(seq, endpoints if call.struct.phase == native.RUNNING else None)
-            if outcome is Outcome.DONE and not (messages.sent(seq) and endpoints.finished):
-                return Outcome.EXPIRED, moved
-            return outcome, moved
-
-        return both
+    # ---- messages between nodes
 
     def progress(self, seq: int, endpoints: Endpoints) -> tuple[bool, bool]:
         """Move what can be moved between nodes in call ``seq``: whether more is to come, whether anything moved."""
         if self.messages is None:
             return False, False
-        moved = self._progress_messages(seq, endpoints)
+        moved = self.move_messages(seq, endpoints)
         return not (self.messages.sent(seq) and endpoints.finished), moved
 
-    def _progress_messages(self, seq: int, endpoints: Endpoints | None = None) -> bool:
+    def move_messages(self, seq: int, endpoints: Endpoints | None = None) -> bool:
+        """Move what can be moved in call ``seq``, and on its channels; whether anything moved."""
         if self.messages is None:
             return False
         try:
@@ -292,7 +228,7 @@ class HostTransport:
         """Seconds between two looks after the peers."""
         return min(LOOK_SECONDS, timeout_s)
 
-    def _repeat(
+    def until_done(
         self,
         attempt: Callable[[float], tuple[Outcome, bool]],
         owed: Callable[[], dict[int, str]],
@@ -335,12 +271,15 @@ class HostTransport:
         if lost or waited_s >= timeout_s:
             raise self.peers.timeout_error(seq, waits, lost, waited_s)
 
-    def unreadable(self, call: HostCall) -> BlinkError:
-        """The error for memory that could not be read in the middle of a call: its process has ended, or freed it."""
-        seq = int(call.struct.seq)
+    def unreadable(self, seq: int, rank: int, fault: int) -> BlinkError:
+        """The error for memory of a rank that could not be read in the middle of a call: it has ended, or freed it.
+
+        Args:
+            fault: the number of the system's error.
+        """
         time.sleep(2 * LOOK_SECONDS)  # the end of the process shows by then, and the launcher knows of it, too
         self.raise_abort(seq)
-        return self.peers.unreadable_error(seq, self.rank, int(call.struct.faulty), int(call.struct.fault))
+        return self.peers.unreadable_error(seq, self.rank, rank, fault)
 
     # ---- the end
 

@@ -13,7 +13,6 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import ArgumentError, DeviceError, PoolExhausted, PoolInUse, RemoteError
-from blinkmpi.runtime.cuda import torch_extension
 from blinkmpi.transport.cuda.device import cupy
 from tests.conformance import COLLECTIVES, cases
 from tests.gpu.helpers import Pools, at_least, run_all, sizes
@@ -292,6 +291,7 @@ def test_tensors(torch: Any, ours: Any) -> None:
 def test_buffers_of_fsdp(torch: Any, ours: Any) -> None:
     """Those of its collectives lie in the pool, where the torch has a way to say so; without a pool it is said once."""
     import blinkmpi.torch
+    from blinkmpi.torch import torch_extension
     from tests.torch import test_training
     from tests.torch.test_backend import job
 

@@ -11,7 +11,6 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.runtime.cuda import torch_extension
 from tests.gpu.helpers import at_least, sizes
 from tests.gpu.streams.test_launch import made_by_c
 from tests.harness import mpi
@@ -19,6 +18,7 @@ from tests.torch import test_backend, test_own_messages, test_training
 from tests.torch.test_backend import job
 
 torch = pytest.importorskip("torch")
+torch_extension = pytest.importorskip("blinkmpi.torch.torch_extension")
 dist = torch.distributed
 
 RANKS = sizes(2, 3, 4)

@@ -48,7 +48,7 @@ def fake(rank: int) -> Any:
         return BUCKET
 
     cuda = SimpleNamespace(buckets=SimpleNamespace(room=room))
-    return SimpleNamespace(_prepare=prepare, cuda=cuda, context=SimpleNamespace(rank=rank))
+    return SimpleNamespace(prepare=prepare, cuda=cuda, context=SimpleNamespace(rank=rank))
 
 
 def grouped(rank: int, method: CollectiveMethod, rows: list[tuple[Any, ...]]) -> tuple[GroupLaunch, ...]:

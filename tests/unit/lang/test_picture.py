@@ -7,17 +7,17 @@ import pytest
 
 from blinkmpi.errors import ArgumentError
 from blinkmpi.lang import Algorithm, library, picture
-from blinkmpi.lang.picture import DrawnMessage, draw_algorithm, messages_of
+from blinkmpi.lang.picture import DrawnMessage, messages_of
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "lang.md"
 
 
 def test_a_chunk_of_a_ring_goes_round_twice() -> None:
-    assert messages_of(library.ring(3), 0) == [
+    assert messages_of(library.ring(3).flow, 0) == [
         DrawnMessage(0, 1, 2, 0, True), DrawnMessage(1, 2, 0, 0, True),
         DrawnMessage(2, 0, 1, 0, False), DrawnMessage(3, 1, 2, 0, False),
     ]  # fmt: skip
-    assert len(messages_of(library.ring(3))) == 12
+    assert len(messages_of(library.ring(3).flow)) == 12
 
 
 @pytest.mark.parametrize("chunk", [None, 0])
@@ -52,7 +52,7 @@ def test_the_picture_of_the_page_is_of_its_ring(tmp_path: Path) -> None:
     assert "![](ring.svg)" in PAGE.read_text(encoding="utf-8")
     text = (PAGE.parent / "ring.svg").read_text(encoding="utf-8")
     assert "ring: allreduce of 4 ranks" in text
-    assert f"{len(messages_of(library.ring(4)))} messages" in text
+    assert f"{len(messages_of(library.ring(4).flow))} messages" in text
 
 
 def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +63,8 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatc
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="ring has no chunk 3; it has 3"):
-        draw_algorithm(library.ring(3), str(tmp_path / "x.svg"), chunk=3)
+        library.ring(3).plot(str(tmp_path / "x.svg"), chunk=3)
     with pytest.raises(ArgumentError, match="ring has 4140 messages; at most 4000 can be drawn"):
-        draw_algorithm(library.ring(46), str(tmp_path / "x.svg"))
+        library.ring(46).plot(str(tmp_path / "x.svg"))
     with pytest.raises(ArgumentError, match="expected a name that ends in"):
-        draw_algorithm(library.ring(3), str(tmp_path / "x.txt"))
+        library.ring(3).plot(str(tmp_path / "x.txt"))

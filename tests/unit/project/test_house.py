@@ -1,13 +1,10 @@
-"""The tree has its shape and is what the packaging says, imports stay cheap, and the linters are content."""
+"""The tree is what the packaging says, imports stay cheap, and the linters are content."""
 
 import ast
+import re
 import runpy
 import subprocess
 import sys
-import tomllib
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,89 +12,9 @@ from unittest import mock
 import pytest
 
 from tests.harness import ROOT
-from tests.tree import OTHERS, PACKAGE, lines, sources
+from tests.tree import PACKAGE, sources
 
-MODULES = 16  # in a folder
-LINES = 400  # in a file
-LAYERS = 15  # in the import contract
-CHAIN = 9  # packages, each of which imports the next
 checkout = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not in a checkout: an archive drops the links")
-
-
-# ---------------------------------------------------------------- shape
-
-
-def test_no_folder_has_many_modules() -> None:
-    modules = Counter(path.parent for path in sources(*PACKAGE, *OTHERS) if path.suffix == ".py")
-    crowded = {str(folder): count for folder, count in modules.items() if count > MODULES}
-    assert not crowded, crowded
-
-
-def test_no_file_is_long() -> None:
-    long = {str(path): n for path in sources(*PACKAGE, *OTHERS) if (n := lines(path)) > LINES}
-    assert not long, long
-
-
-def test_no_two_classes_of_the_package_have_one_name() -> None:
-    homes = defaultdict(list)
-    for path in sources(*PACKAGE):
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ClassDef):
-                homes[node.name].append(str(path))
-    shared = {name: paths for name, paths in homes.items() if len(paths) > 1}
-    assert not shared, shared
-
-
-def test_the_import_contract_has_few_layers() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    for contract in contracts:
-        assert len(contract.get("layers", [])) <= LAYERS, contract["name"]
-
-
-def test_imports_between_packages_form_short_chains_and_no_cycle() -> None:
-    """From the source, whatever the contract says. Modules beside the packages (``errors.py``) are not counted."""
-    imports = imports_between_packages()
-    chains: dict[str, list[str]] = {}
-
-    def longest(package: str, *above: str) -> list[str]:
-        assert package not in above, f"a cycle of imports: {' -> '.join([*above, package])}"
-        if package not in chains:
-            below = [longest(other, *above, package) for other in sorted(imports[package])]
-            folder = [package] if (ROOT / "blinkmpi" / package).is_dir() else []
-            chains[package] = folder + max(below, key=len, default=[])
-        return chains[package]
-
-    chain = max(map(longest, sorted(imports)), key=len)
-    assert len(chain) <= CHAIN, " -> ".join(chain)
-
-
-def imports_between_packages() -> dict[str, set[str]]:
-    """Map each package or module right below ``blinkmpi`` to the others that it imports, also within functions."""
-    found: dict[str, set[str]] = {child.stem: set() for child in (ROOT / "blinkmpi").iterdir() if child.stem[0] != "_"}
-    for path in sources(*PACKAGE):
-        module = [*PACKAGE[path.parts[0]].split("."), *path.with_suffix("").parts[1:]]
-        if path.suffix == ".py" and module[1] in found:
-            for target in imported(parsed(path), module[:-1]):
-                if target[0] == "blinkmpi" and target[1] in found:
-                    found[module[1]].add(target[1])
-            found[module[1]].discard(module[1])
-    return found
-
-
-def imported(tree: ast.Module, package: list[str]) -> Iterator[list[str]]:
-    """Give the dotted names, in parts, that the imports of a module of ``package`` name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ([*alias.name.split("."), ""] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) + 1 - node.level] if node.level else []
-            base += node.module.split(".") if node.module else []
-            yield from ([*base, alias.name] for alias in node.names)
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_bytes() if path.suffix == ".py" else b"")
 
 
 # ---------------------------------------------------------------- packaging
@@ -128,6 +45,16 @@ def test_map_links_and_folders_are_equal() -> None:
 
     folders = {str(path.parent) for path in sources(*PACKAGE)}
     assert folders == set(package_dir.values()), "a folder of the package has no __init__.py"
+
+
+@pytest.mark.parametrize("room", ["runtime", "torch", "transport", "util"])
+def test_an_init_is_a_map_of_its_folder(room: str) -> None:
+    """It names each module and each package in it, with those below."""
+    for init in sorted((ROOT / "blinkmpi" / room).rglob("__init__.py")):
+        named = set(re.findall(r"\w+", ast.get_docstring(ast.parse(init.read_bytes())) or ""))
+        modules = {path.stem for path in init.parent.glob("*.py")} - {"__init__"}
+        folders = {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        assert not (modules | folders) - named, init
 
 
 # ---------------------------------------------------------------- imports and linters

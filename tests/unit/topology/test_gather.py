@@ -233,7 +233,7 @@ def test_a_system_that_does_not_say_is_a_typed_error_with_the_remedy(
 
 def test_a_copy_goes_into_the_slot_and_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     milliseconds = count()
-    monkeypatch.setattr(MODULE, "time", SimpleNamespace(perf_counter=lambda: next(milliseconds) / 1000))
+    monkeypatch.setattr(live, "time", SimpleNamespace(perf_counter=lambda: next(milliseconds) / 1000))
     slots = [page_aligned(SLOT_BYTES) for _ in range(2)]
     assert copy_test(slots, 1)() == round(2 * SLOT_BYTES / 1e-3 / 1e6), "MB/s"
     assert (slots[1] == 1).all(), "the slot holds what the vector held"

@@ -1,36 +1,35 @@
 """torch_extension.cpp: torch's Work, its futures, and how C reads a tensor, compiled for this torch.
 
-Where it is not kept yet, another process compiles it, for half a minute, and nobody waits: calls go on through Python,
-which does the same. Later processes find it in the cache folder (:func:`.native.built`).
+Where it is not kept yet, another process compiles it (``transport/host/compiling.py``), for half a minute, and nobody
+waits: calls go on through Python, which does the same. Later processes find it in the cache folder.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 import subprocess
-import sys
 import sysconfig
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ...errors import CollectiveTimeout, SettingsError
-from ...transport.host.native import COMPILE_S, built, compiler_command, kept_library
-from ...util.cache_folder import cache_dir
-from ...util.settings import log, read
+import torch
+import torch.distributed as dist
+
+from ..errors import CollectiveTimeout
+from ..runtime.foreign import read_tensors_by
+from ..transport.host.compiling import compiler
+from ..transport.host.native import COMPILE_S, compiler_command, kept_library
+from ..util.settings import log, read
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NAME = SOURCE.stem
 POLL_S = 0.1
 ZIG = "ziglang"
-CHILD = f"from {__name__} import main; main()"
 
 
 class _Compiling:
@@ -57,14 +56,14 @@ class _Compiling:
         """Load the library if it is kept, else have it compiled; no more than once."""
         if self.module is not None or self.why or self._child is not None:
             return
-        flags, why = flags_of(sys.modules["torch"])
+        flags, why = flags_of()
         if why:
             self._give_up(why)
             return
         try:
             path = kept_library(SOURCE, flags)
             if path is None:
-                self._child = _compiler(flags)
+                self._child = compiler(SOURCE, flags)
         except OSError as error:
             self._give_up(f"compiling {SOURCE.name} cannot begin: {error}")
             return
@@ -83,7 +82,6 @@ class _Compiling:
             self._load(Path(told.strip()))
 
     def _load(self, path: Path) -> None:
-        dist: Any = sys.modules["torch.distributed"]
         try:
             module = loaded(NAME, path)
             module.raises(CollectiveTimeout)
@@ -97,16 +95,6 @@ class _Compiling:
     def _give_up(self, why: str) -> None:
         self.why = why
         log(read(), "WARN", f"torch's calls on GPUs go through Python, which takes the host longer: {why}")
-
-
-def _compiler(flags: list[str]) -> subprocess.Popen[str]:
-    """A process that compiles, and goes on if this one ends."""
-    root = str(Path(__file__).resolve().parents[3])
-    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, *flags], env={**os.environ, "PYTHONPATH": paths}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
 
 
 def loaded(name: str, path: Path) -> Any:
@@ -150,7 +138,7 @@ def why_none() -> str:
     return _compiling.why
 
 
-def flags_of(torch: Any) -> tuple[list[str], str]:
+def flags_of() -> tuple[list[str], str]:
     """What the compiler needs to know of this torch and Python, and why it cannot be."""
     if ZIG in (command := compiler_command(os.environ)):
         return [], f"{shlex.join(command)} has another C++ library than torch; install g++"
@@ -170,25 +158,4 @@ def flags_of(torch: Any) -> tuple[list[str], str]:
     return [*found, f"-L{folder / 'lib'}", "-Wl,--no-as-needed", *(f"-l{name}" for name in libraries)], ""
 
 
-def main() -> None:
-    """Compile with the flags that are this process' arguments, alone on this machine, and print the library's path."""
-    with _alone():
-        path, why = built(SOURCE, sys.argv[1:])
-    if path is None:
-        sys.exit(why)
-    print(path)
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """While other ranks' processes wait here, and then find what this one has compiled."""
-    try:
-        folder = cache_dir()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = open(folder / f"{NAME}.lock", "w", encoding="utf-8")  # noqa: SIM115
-    except (OSError, SettingsError):  # each compiles for itself, wherever it can
-        yield
-        return
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+read_tensors_by(extension)

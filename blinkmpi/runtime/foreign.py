@@ -1,0 +1,28 @@
+"""CuPy and torch, if the user has imported them: an array of theirs among a call's arguments shows that they are there.
+
+Nothing here imports them.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+# imported("torch"): the module, or None. The dictionary's own method: each call that is not found by C asks it twice.
+imported: Callable[[str], Any] = sys.modules.get
+
+_extension: Callable[[], Any] | None = None
+
+
+def read_tensors_by(extension: Callable[[], Any]) -> None:
+    """Take torch_extension.cpp for C to read torch's tensors by.
+
+    Args:
+        extension: gives that module, or None while there is none.
+    """
+    global _extension
+    _extension = extension
+
+
+def tensor_reader() -> Any:
+    """The module torch_extension.cpp, which only ``blinkmpi.torch`` brings; else None."""
+    return None if _extension is None else _extension()
