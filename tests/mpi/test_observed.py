@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 @contextmanager
 def traced(comm: MPI.Intracomm, **settings: str) -> Iterator[Path]:
     """The file of a trace of what is made meanwhile, under settings; removed at the end."""
-    path = Path(f"/tmp/blinkmpi-test-{comm.bcast(os.getpid())}.json")
+    path = Path(f"/tmp/blinkmpi-test-{comm.bcast(secrets.token_hex(8))}.json")
     try:
         with mock.patch.dict(os.environ, {"BLINKMPI_TRACE": str(path), **settings}):
             yield path

@@ -238,7 +238,7 @@ def test_strict_is_an_error(comm: MPI.Intracomm) -> None:
     staged(comm, body, strict=True)
 
 
-@mpi(ranks=(2,))
+@mpi(ranks=(2,), own_job=True)
 def test_it_is_said_once(comm: MPI.Intracomm) -> None:
     said: list[tuple[str, str]] = []
     kept, staging.log = staging.log, lambda _, level, text: said.append((level, text))
