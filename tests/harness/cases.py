@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,16 @@ def test_fail(comm: Any) -> None:
     if comm.rank == 1:
         raise ValueError("seven is not eight")
     comm.Barrier()
+
+
+@mpi(ranks=(2,))
+def test_after_it(comm: Any) -> None:
+    """The ranks of the test before are gone, and what they have begun with them."""
+    assert comm.allgather(comm.rank) == [0, 1]
+
+
+def note(comm: Any, folder: Path) -> None:
+    (folder / str(comm.rank)).write_text(f"{os.getpid()} {os.environ.get('BLINKMPI_ALGO', '')}")
 
 
 def echo(comm: Any, number: int, *, text: str) -> None:

@@ -1,15 +1,28 @@
 """The harness ends every job in time, reports what happened on which rank, and finds what is left in /dev/shm."""
 
+import os
 import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.harness import PATIENCE_S, ROOT, Job, Report, SharedMemoryWatch, cases, run_command, run_ranks, wait_until
+from tests.harness import (
+    PATIENCE_S,
+    ROOT,
+    Job,
+    Pools,
+    Report,
+    SharedMemoryWatch,
+    cases,
+    run_command,
+    run_ranks,
+    wait_until,
+)
 from tests.harness.shared_memory import SHM
 
 pytestmark = pytest.mark.mpi_skip  # each of these starts an mpirun of its own
@@ -101,7 +114,7 @@ def test_closing_a_job_leaves_no_process() -> None:
 def test_decorated_functions_are_ordinary_tests_outside() -> None:
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(CASES)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=6 * PATIENCE_S)
-    assert "1 failed, 4 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "1 failed, 5 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "ValueError: seven is not eight" in done.stdout
     assert "not today" in done.stdout
 
@@ -116,7 +129,7 @@ def pytest_on_ranks(n: int, *words: str) -> tuple[int, str]:
 def test_decorated_functions_run_in_place_under_mpirun() -> None:
     rc, output = pytest_on_ranks(2, "-k", "not fail")
     assert rc == 0, output
-    assert output.count("3 passed, 2 skipped") == 1, output
+    assert output.count("4 passed, 2 skipped") == 1, output
     assert "needs mpirun -np 1, runs on 2" in output
 
 
@@ -125,6 +138,47 @@ def test_a_failure_under_mpirun_ends_the_job_and_is_shown() -> None:
     assert rc != 0
     assert "rank 1 of 2: " in output
     assert "ValueError: seven is not eight" in output
+
+
+# ---------------------------------------------------------------- ranks that stay
+
+
+def noted(pools: Pools, folder: Path, **arguments: Any) -> list[list[str]]:
+    """The process of each rank, and the algorithm that it was told."""
+    report = pools.run(2, cases.note, 20, kwargs={"folder": folder}, **arguments)
+    assert report.problem is None, report.problem
+    return [(folder / str(rank)).read_text().split() for rank in range(2)]
+
+
+def test_ranks_stay_for_the_next_function(tmp_path: Path) -> None:
+    with Pools() as pools:
+        first = noted(pools, tmp_path)
+        assert noted(pools, tmp_path) == first
+        (pid, algo), _ = noted(pools, tmp_path, env={"BLINKMPI_ALGO": "trees"})
+        assert ([pid], algo) == (first[0], "trees")
+        assert noted(pools, tmp_path) == first, "a setting of one function is gone with it"
+        other = noted(pools, tmp_path, env={"OMP_NUM_THREADS": "2"})
+        assert not {pid for (pid,) in other} & {pid for (pid,) in first}, "what is read at the start takes another job"
+        assert noted(pools, tmp_path) == first
+        assert pools.end() == ""
+    assert not [pid for (pid,) in first if lives(int(pid))]
+
+
+@pytest.mark.parametrize("target", [cases.everybody_fails, cases.hang_in_sleep, cases.crash, cases.exits_early])
+def test_ranks_of_which_one_fails_are_replaced(target: Callable[..., None], tmp_path: Path) -> None:
+    with Pools() as pools:
+        first = noted(pools, tmp_path)
+        assert pools.run(2, target, 2).problem is not None
+        assert not [pid for (pid,) in first if lives(int(pid))]
+        assert not {pid for (pid,) in noted(pools, tmp_path)} & {pid for (pid,) in first}
+        assert pools.end() == ""
+
+
+def test_ranks_that_do_not_leave_in_peace_are_told(tmp_path: Path) -> None:
+    with Pools() as pools:
+        (pid,), _ = noted(pools, tmp_path)
+        os.kill(int(pid), signal.SIGKILL)
+        assert "the 2 ranks of this session ended badly" in pools.end()
 
 
 # ---------------------------------------------------------------- shared memory
