@@ -1,9 +1,10 @@
 """Plans: which packings a job has, and which of them carries a call of which size. Pure.
 
 ``plan``         the value: all packings, and the selection table with its rules
-``selection``    makes a plan; ``choose`` decides scheme and protocol of a call
-``defaults``     the default rows of the table
-``gpus``         what calls between GPUs take, and which protocol carries which size
+``planner``      makes a plan, on rank 0
+``selection``    decides scheme and protocol of a call (``choose``), and makes its program
+``defaults``     the default rows of the table; ``memory_rows`` those of ranks that share a memory, ``slots`` the slots
+``gpus``         the rows of GPUs, what their calls take, and which protocol carries which size
 ``tuned_table``  rows that ``blinkmpi tune`` has measured
 ``explain``      says how a call runs, and why
 ``chunk_search`` finds the chunk of long calls on GPUs while a job runs
