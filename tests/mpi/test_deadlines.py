@@ -298,10 +298,8 @@ def case_unasked(how: str, gate: str) -> None:
             if how == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
             elif how == "lock":
-                descriptor = os.open(gate, os.O_RDONLY)
-                ctypes.PyDLL(None).read(
-                    descriptor, ctypes.create_string_buffer(1), 1
-                )  # without giving up Python's lock
+                byte = ctypes.create_string_buffer(1)
+                ctypes.PyDLL(None).read(os.open(gate, os.O_RDONLY), byte, 1)  # without giving up Python's lock
             else:
                 writes_a_checkpoint(gate)
         comm.Barrier()
