@@ -16,6 +16,7 @@
 #   make torch-suite  torch's own tests of process groups against ours
 #   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
+#   make mutants  40 seeded faults, each of which a test must catch: how strong the tests are
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
 #   make paper   the figures of the Blink paper anew: results, pictures, docs/paper.md (FIGURE=trees for one)
 #   make wheel   dist/*.tar.gz, and dist/*.whl made from it
@@ -51,7 +52,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test test-long quick sizes docs check gpu test-hosts mpi4py-suite torch-suite campaign paper wheel clean
+.PHONY: demo test test-long quick sizes docs check gpu mutants test-hosts mpi4py-suite torch-suite campaign paper wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -77,6 +78,9 @@ sizes: $(VENV)/.has-test
 
 gpu: $(VENV)/.has-cuda
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+mutants: $(VENV)/.has-test
+	$(BIN)/python -m tests.mutants
 
 test-hosts: $(VENV)/.has-test
 	$(BIN)/python -m pytest -m hosts tests/hosts

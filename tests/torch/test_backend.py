@@ -276,6 +276,9 @@ def test_operations_and_layouts(comm: MPI.Intracomm) -> None:
         block[rank] = rank
         dist.all_gather_into_tensor(block, block[rank])  # in place, as FSDP has it
         assert (block == torch.arange(float(n))[:, None]).all()
+        block = torch.arange(float(n))[:, None].repeat(1, 3) + 10 * rank
+        dist.all_gather_into_tensor(block, block[(rank + 1) % n])  # from the place of another rank's block
+        assert (block == torch.tensor([(r + 1.0) % n + 10 * r for r in range(n)])[:, None]).all()
         with dist._coalescing_manager():
             some = [torch.full((k,), float(rank)) for k in (3, 1, 4)]
             for x in some:
@@ -358,6 +361,20 @@ def test_a_rank_that_comes_too_late_is_named(comm: MPI.Intracomm) -> None:
             dist.all_reduce(torch.ones(5))
         if rank != 1:
             comm.Barrier()
+
+
+@mpi(ranks=(2,), timeout=120)
+def test_a_call_keeps_the_deadline_that_it_is_given(comm: MPI.Intracomm) -> None:
+    from blinkmpi.errors import CollectiveTimeout, PeerLost
+
+    with job(timeout=timedelta(seconds=60)) as group:
+        dist.all_reduce(torch.ones(5))
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(seconds=0.5)
+        if comm.rank == 1:
+            time.sleep(2)
+        with pytest.raises((CollectiveTimeout, PeerLost), match="rank 1"):
+            group.allreduce([torch.ones(5)], options).wait()
 
 
 @mpi(ranks=(2,), timeout=120)

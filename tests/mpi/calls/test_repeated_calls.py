@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -176,6 +177,18 @@ def test_what_is_kept_keeps_no_memory_of_the_user(comm: MPI.Intracomm) -> None:
             del owner
             gc.collect()
             assert gone() is None
+
+
+@mpi(ranks=(1,), timeout=60)
+def test_what_is_forgotten_gives_its_arguments_back(comm: MPI.Intracomm) -> None:
+    """C keeps the objects that it finds a call by, so that no others take their place."""
+    with blinkmpi.Communicator(comm, algo=OURS, executor="c") as ours:
+        x, op = np.ones(COUNT), "".join(("s", "um"))
+        for _ in range(3):
+            ours.Allreduce(MPI.IN_PLACE, x, op)
+        kept = sys.getrefcount(op)
+        ours._dispatcher().repeated.forget()
+        assert sys.getrefcount(op) == kept - 1
 
 
 @mpi(ranks=(2,), timeout=60)

@@ -23,6 +23,7 @@ from blinkmpi.planning.planner import make_plan
 from blinkmpi.runtime.bootstrap import read_plan
 from blinkmpi.topology import Topology, load, machine
 from blinkmpi.topology.importers import modify, parse_gpus
+from blinkmpi.util import files
 from blinkmpi.util.codec import Value, loads
 from blinkmpi.util.files import read_file
 from blinkmpi.util.launcher import launched_rank, launched_size
@@ -171,6 +172,20 @@ def test_a_pipe_is_read_to_its_end_if_somebody_writes(tmp_path: Path) -> None:
             found = load(str(pipe))
     assert found == MACHINE
     writing.join()
+
+
+def test_a_pipe_whose_writer_writes_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    late = threading.Timer(5, os.write, (writer, b"text"))  # who waits for ever gets this
+    late.start()
+    with pytest.raises(OSError, match=r"its writer took more than 0\.1 s"):
+        read_file(tmp_path / "pipe")
+    assert late.is_alive(), "it was given up because something came"
+    late.cancel()
+    late.join()
+    os.close(writer)
 
 
 def test_a_file_of_the_kernel_has_no_size_and_is_read() -> None:

@@ -48,6 +48,8 @@ def line(launcher: Launcher, **job: Any) -> str:
     ("srun", {"ranks": 8, "hosts": TWO, "bind": "numa"},
      "srun --mpi=pmix --ntasks=8 --nodelist=a --nodes=1 --ntasks-per-node=8 "
      "--cpu-bind=ldoms --export=ALL --kill-on-bad-exit=1"),
+    ("srun", {"ranks": 5, "ppn": 2},
+     "srun --mpi=pmix --ntasks=5 --nodes=3 --ntasks-per-node=2 --cpu-bind=none --export=ALL --kill-on-bad-exit=1"),
     ("srun", {"ranks": 12, "hosts": MIXED, "allocated": True},
      "srun --mpi=pmix --ntasks=12 --cpu-bind=none --export=ALL --kill-on-bad-exit=1"),
 ])  # fmt: skip

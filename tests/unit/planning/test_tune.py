@@ -185,6 +185,8 @@ def test_the_chunk_with_the_shortest_calls_is_found() -> None:
     assert settled(falling, highest=128 * KIB)[0] == 128 * KIB, "no more than there is room for"
     between = {32 * KIB: 8.0, 64 * KIB: 6.0, 128 * KIB: 4.0, 192 * KIB: 2.0, 224 * KIB: 2.5, 256 * KIB: 3.0, MIB: 9.0}
     assert settled(between)[0] == 192 * KIB, "found on the way down"
+    little = {32 * KIB: 8.0, 64 * KIB: 6.0, 128 * KIB: 4.0, 160 * KIB: 2.96, 224 * KIB: 2.98, 256 * KIB: 3.0, MIB: 9.0}
+    assert settled(little)[0] == 160 * KIB, "on the way down a little faster is faster"
 
 
 @given(st.lists(st.floats(0.001, 10.0), min_size=6, max_size=6))

@@ -71,7 +71,7 @@ def test_a_barrier_is_no_program() -> None:
         one_shot(Call("barrier", 2, (0,), ""))
 
 
-NODES = ((0, 0, 1, 1), (0, 1, 1, 2), (0, 1, 2, 3), (0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 2, 2, 2, 5))
+NODES = ((0, 0, 1, 1), (0, 1, 1, 2), (0, 1, 2, 3), (0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 2, 2, 2, 5), (0, 1, 2, 0, 1))
 
 
 @pytest.mark.parametrize("nodes", NODES)

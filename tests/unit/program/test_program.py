@@ -50,6 +50,18 @@ def test_every_lowered_program_passes_and_survives_json(
     assert all(1 <= program.chunk_of(stage) <= program.chunk for stage in program.stages)
 
 
+@given(
+    collective=st.sampled_from(["allreduce", "reduce", "reduce_scatter"]), n=st.integers(2, 7),
+    seed=st.integers(0, 2**32), multicast=st.booleans(),
+)  # fmt: skip
+def test_operands_are_folded_in_the_order_of_ranks(collective: Collective, n: int, seed: int, multicast: bool) -> None:
+    """So the same sum has the same bits; a rank's own operand has its rank's place, and not always the first."""
+    program = chance(collective, n, 100, seed, multicast=multicast)
+    for stage in program.stages:
+        ranks = [stage.rank if i < 0 else program.channels[stage.ins[i]].writer for i in stage.fold]
+        assert ranks == sorted(ranks)
+
+
 REAL: list[Collective] = [c for c in EVERY if c != "barrier"]
 
 
@@ -103,6 +115,20 @@ def test_a_forgotten_contribution_is_found() -> None:
     changed = msgspec.structs.replace(program.stages[i], local=None, fold=(0,))
     with pytest.raises(PlanError, match=r"rank \d: elements .* hold contributions .* wanted"):
         check(replace_stage(program, i, changed))
+
+
+def test_a_channel_that_a_rank_reads_twice_is_found() -> None:
+    """The values would be right; but a rank has one flag for all that it has read of a channel."""
+    found = packing("broadcast", 3, [tree(0, "0-1 1-2")], root=0)
+    program = check(lower(found, call_of("broadcast", 3, 8), chunk_bytes=64, depth=2))
+    i = next(i for i, stage in enumerate(program.stages) if stage.ins and stage.outs)
+    keeps, passes_on = (
+        msgspec.structs.replace(program.stages[i], outs=()),
+        msgspec.structs.replace(program.stages[i], store=None),
+    )
+    stages = (*program.stages[:i], keeps, passes_on, *program.stages[i + 1 :])
+    with pytest.raises(PlanError, match=r"channel \d is read once by each of"):
+        check(msgspec.structs.replace(program, stages=stages))
 
 
 def test_stages_that_wait_for_one_another_are_found() -> None:

@@ -210,6 +210,14 @@ def test_streams_are_addresses() -> None:
         stream_address("default")
 
 
+def test_pieces_of_gpu_memory_overlap_where_they_share_a_byte() -> None:
+    ten, behind, last = (device(Cai((10,), at=at)) for at in (4096, 4136, 4132))
+    assert not overlap(ten, behind)
+    assert not overlap(behind, ten)
+    assert overlap(ten, last)
+    assert overlap(last, ten)
+
+
 def test_both_buffers_lie_on_one_side() -> None:
     here, there = np.zeros(8, np.float32), Cai((8,))
     with pytest.raises(BufferTypeError, match="one buffer lies in GPU memory"):

@@ -128,8 +128,8 @@ def with_calls(work: Callable[[CudaContext, CountingGpu, CudaCalls], Any], n: in
     return found[1]
 
 
-def allreduce(calls: CudaCalls, elements: int, n: int = 4) -> CudaCall:
-    send, recv = Cai((elements,), stream=5), Cai((elements,), at=1 << 40, stream=5)
+def allreduce(calls: CudaCalls, elements: int, n: int = 4, *, typestr: str = "<f4") -> CudaCall:
+    send, recv = (Cai((elements,), typestr, at, stream=5) for at in (4096, 1 << 40))
     ready = arguments.allreduce(1, n, send, recv, "sum")
     calls.context.check("allreduce", ready)
     bound = calls.bind(ready, 5, 60.0)
@@ -169,6 +169,19 @@ def test_a_new_count_makes_nothing_new(algo: str, monkeypatch: pytest.MonkeyPatc
             assert bound.kernel.protocol == protocol
         assert gpu.made == before
         assert len(reads) == read_before
+
+    with_calls(work, algo=f"allreduce:{algo}")
+
+
+@pytest.mark.parametrize("algo", COUNTS)
+def test_another_type_of_as_many_bytes_has_kernels_of_its_own(algo: str) -> None:
+
+    def work(context: CudaContext, gpu: CountingGpu, calls: CudaCalls) -> None:
+        handles = set()
+        for typestr in ("<f4", "<i4", "<u4"):
+            for _ in range(2):
+                handles.add(allreduce(calls, COUNTS[algo][0], typestr=typestr).kernel.kernel.handle)
+        assert len(handles) == 3
 
     with_calls(work, algo=f"allreduce:{algo}")
 

@@ -145,6 +145,8 @@ def test_what_is_not_alike_is_bound_anew(monkeypatch: pytest.MonkeyPatch) -> Non
         other = Tensor(C), Tensor(D, COUNT), MPI.MAX
         assert calls.elsewhere(signature(allreduce, other)) is None, "another operation"
         assert calls.elsewhere(signature(allreduce, (Tensor(C, 9), Tensor(D, 9), MPI.SUM))) is None, "another count"
+        integers = Tensor(C, dtype="torch.int32"), Tensor(D, dtype="torch.int32"), MPI.SUM
+        assert calls.elsewhere(signature(allreduce, integers)) is None, "another type of as many bytes"
         assert calls.elsewhere(signature(allreduce, CALLS["in place"][1](C, D))) is None
         assert calls.elsewhere(signature(allreduce, (same := Tensor(C), same, MPI.SUM))) is None
         assert calls.elsewhere(signature(allreduce, args(C, C + 4))) is None, "they overlap, which is an error"

@@ -9,7 +9,16 @@ from blinkmpi.errors import ArgumentError
 from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.reduction import Array, accumulator_of, combine, dtype_of
 from blinkmpi.transport.cuda.direct_segments import in_blocks, longest_segment, segment, spread
-from blinkmpi.transport.cuda.memory_layout import LINE, LL16_BUFFER_BYTES, MAX_RANKS, ll128_buffer_bytes
+from blinkmpi.transport.cuda.memory_layout import (
+    LINE,
+    LL16_BUFFER_BYTES,
+    MAX_RANKS,
+    SETS,
+    SHOTS,
+    ll128_at,
+    ll128_buffer_bytes,
+    slots_at,
+)
 from blinkmpi.transport.cuda.packets import LL128, PACK_BYTES, PROTOCOLS, PacketStreams, fits, longest_slice, streams
 from blinkmpi.trees.tree import COLLECTIVES, MAY_BE_CARRIED, Collective
 from tests.unit.trees.packings import call_of, reference, sends_of
@@ -208,6 +217,7 @@ def test_what_fits_the_ll16_buffers() -> None:
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 16])
 @pytest.mark.parametrize("protocol", ["ll128_one_shot", "ll128_two_shot"])
 def test_lines_fill_the_ll128_buffers_and_no_more(n: int, protocol: str) -> None:
+    assert ll128_at(n) + SETS * SHOTS * n * ll128_buffer_bytes(n) <= slots_at(n)
     most = ll128_buffer_bytes(n) // LINE * LL128.data * PACK_BYTES * (n if protocol == "ll128_two_shot" else 1)
     for nbytes, room in ((most, True), (most + 1, False)):
         call = Call("allreduce", n, (nbytes,), "int8", "sum")

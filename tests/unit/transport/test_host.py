@@ -47,6 +47,19 @@ def test_what_is_read_from_a_buffer_lies_there(name: str, collective: str) -> No
                 assert not program.channels[c].partial
 
 
+@pytest.mark.parametrize("collective", ["scan", "exscan"])
+def test_a_sum_that_goes_on_unrounded_is_not_read_where_it_is_kept_rounded(collective: str) -> None:
+    plan = plan_of("cpu:4", algo=f"{collective}:direct")
+    found = {}
+    for dtype in ("float32", "float16"):
+        call = even_call(collective, 4, 1000, dtype=dtype)
+        program = program_for(plan, call, plan.rule(collective, call.nbytes))
+        lent = exported_channels(program)
+        found[dtype] = [c in lent for s in program.stages if s.ins for c in s.outs if program.channels[c].partial]
+    assert set(found["float16"]) == {False}
+    assert (True in found["float32"]) == (collective == "scan"), "an exscan's rank keeps less than it sends on"
+
+
 @pytest.mark.parametrize("collective", [*MOVING, *REDUCING])
 def test_chunks_are_long_where_nobody_waits_for_a_part(collective: str) -> None:
     program = program_of(plan_of("cpu:2"), collective)

@@ -2,7 +2,7 @@
 
 import random
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, product
 from math import inf
 
 import msgspec
@@ -58,6 +58,28 @@ def test_oracles_equal_brute_force(t: Topology, seed: int) -> None:
     assert both
     tree = SpanningTree(0, shortest_tree(even))
     assert length(even, tree) == pytest.approx(min(length(even, s) for s in both))
+
+
+def test_cycles_are_entered_where_that_adds_least() -> None:
+    """On complete graphs, where the cheapest arcs into the ranks often form cycles."""
+    n = 5
+
+    def joined(parents: tuple[int, ...], v: int) -> bool:
+        for _ in range(n):
+            v = parents[v]
+        return v == 0
+
+    every = [(0, *some) for some in product(range(n), repeat=n - 1)]
+    arborescences = [parents for parents in every if all(joined(parents, v) for v in range(n))]
+    assert len(arborescences) == n ** (n - 2)
+    for seed in range(50):
+        rng = random.Random(seed)
+        matrix = [[rng.random() for _ in range(n)] for _ in range(n)]
+        found, best = (
+            min(sum(matrix[parents[v]][v] for v in range(1, n)) for parents in some)
+            for some in ([shortest_arborescence(matrix, 0)], arborescences)
+        )
+        assert found == pytest.approx(best), seed
 
 
 @settings(max_examples=25, deadline=None)

@@ -263,6 +263,7 @@ def test_verify_rejects_what_is_wrong(collective: str) -> None:
         "carry|sum": first_tree(good, weight=head.weight + 1),
         "sum to|carry": change(good, rate=good.rate - 1),
         "parents before children|does not have yet|path from": first_tree(good, edges=head.edges[::-1] + head.edges),
+        "of 0..7 that the tree does not have yet": first_tree(good, edges=(*head.edges, head.edges[-1])),
         "must begin and end": first_tree(good, edges=(Edge(edge.src, edge.dst, (edge.src,)), *head.edges[1:])),
         "switches alone": first_tree(good, edges=(Edge(edge.src, edge.dst, (edge.src, 6, edge.dst)), *head.edges[1:])),
         "pcie": change(good, links="pcie"),
