@@ -20,11 +20,12 @@ STDERR = pytest.StashKey[int]()  # the descriptor of the real stderr, kept by co
 def mpi(
     ranks: Sequence[int] = (2,),
     *,
+    long: Sequence[int] = (),
     timeout: float = 60.0,
     env: Mapping[str, str | None] | None = None,
     own_job: bool = False,
 ) -> Callable[[Callable[..., object]], Callable[..., None]]:
-    """Turn a function of a communicator into one test for each number of ranks.
+    """Turn a function of a communicator into one test for each number of ranks; those of ``long`` are long tests.
 
     Further parameters of the function are fixtures or parametrised as usual;
     their values are made in the outer process and must pickle. A test passes
@@ -33,6 +34,9 @@ def mpi(
     The ranks are those of the tests before (:class:`Pools`). ``own_job`` is for a function that ends a process, or
     whose subject is what happens once in the life of one.
     """
+
+    marks = {**dict.fromkeys(ranks, ()), **dict.fromkeys(long, (pytest.mark.long,))}
+    sizes = [pytest.param(n, id=f"np{n}", marks=marks[n]) for n in sorted(marks)]
 
     def decorate(body: Callable[..., object]) -> Callable[..., None]:
         def item(nranks: int, request: pytest.FixtureRequest, **params: object) -> None:
@@ -55,7 +59,7 @@ def mpi(
         item.body = body  # type: ignore[attr-defined]
         item.pytestmark = [  # type: ignore[attr-defined]
             *getattr(body, "pytestmark", []),
-            pytest.mark.parametrize("nranks", ranks, ids=[f"np{n}" for n in ranks]).mark,
+            pytest.mark.parametrize("nranks", sizes).mark,
             pytest.mark.mpi.mark,
             pytest.mark.timeout(START_S + timeout + 6 * GRACE_S).mark,
         ]
