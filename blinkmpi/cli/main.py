@@ -34,7 +34,7 @@ def _if_live(args: argparse.Namespace) -> bool:
     return args.topology is None
 
 
-class Command(NamedTuple):
+class Entry(NamedTuple):
     """What a command does, in a line, and whether all ranks take part in it, by its arguments; else rank 0 does it."""
 
     what: str
@@ -42,21 +42,21 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "topo": Command("show a machine: devices, links, rates", _if_live),
-    "plan": Command("pack trees and prove their rate", lambda args: args.topology is None and not args.diff),
-    "explain": Command("say how a call runs, and why", _if_live),
-    "simulate": Command("run a call in this process and predict its time", _if_live),
-    "subsets": Command("list every part of a machine that a job may get, trees beside rings", _if_live),
-    "advise": Command("say which GPUs to ask a scheduler for, the best sets first", _if_live),
-    "bench": Command("time and check collectives, beside other libraries", _always),
-    "doctor": Command("see whether a job would run well here", _always),
-    "tune": Command("measure which scheme, protocol and chunk is fastest on these GPUs, or what steps of calls cost on "
-                    "these CPU ranks, and keep it for later jobs", _always),
-    "top": Command("watch running jobs on this machine", _never),
-    "launch": Command("print the mpirun or srun line that starts a program on these machines, with the reason of each "
-                      "flag", _never),
-    "lang": Command("chunk programs: prove them, or say what is wrong with them", _never),
-    "plot": Command("draw what bench measured: time, bus bandwidth and ratios against size", _never),
+    "topo": Entry("show a machine: devices, links, rates", _if_live),
+    "plan": Entry("pack trees and prove their rate", lambda args: args.topology is None and not args.diff),
+    "explain": Entry("say how a call runs, and why", _if_live),
+    "simulate": Entry("run a call in this process and predict its time", _if_live),
+    "subsets": Entry("list every part of a machine that a job may get, trees beside rings", _if_live),
+    "advise": Entry("say which GPUs to ask a scheduler for, the best sets first", _if_live),
+    "bench": Entry("time and check collectives, beside other libraries", _always),
+    "doctor": Entry("see whether a job would run well here", _always),
+    "tune": Entry("measure which scheme, protocol and chunk is fastest on these GPUs, or what steps of calls cost on "
+                  "these CPU ranks, and keep it for later jobs", _always),
+    "top": Entry("watch running jobs on this machine", _never),
+    "launch": Entry("print the mpirun or srun line that starts a program on these machines, with the reason of each "
+                    "flag", _never),
+    "lang": Entry("chunk programs: prove them, or say what is wrong with them", _never),
+    "plot": Entry("draw what bench measured: time, bus bandwidth and ratios against size", _never),
 }  # fmt: skip
 
 

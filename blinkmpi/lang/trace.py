@@ -28,11 +28,14 @@ MOST_VALUES = 1 << 23  # of a program, which may have lost its way
 MOST_PLACES = 1 << 24  # of a scratch buffer on one rank
 
 
-class Buffer(StrEnum):
+class BufferName(StrEnum):
     """The buffers of a call; any other name is one of scratch places."""
 
     input = "input"
     output = "output"
+
+
+Buffer = BufferName  # for users; inside the package a buffer is one of a call's (program/memory.py)
 
 
 class _Content(NamedTuple):

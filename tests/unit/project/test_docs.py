@@ -151,7 +151,8 @@ def test_every_command_line_can_be_parsed(command: str) -> None:
 
 def test_every_flag_of_a_command_is_documented() -> None:
     text = text_of("docs/commands.md")
-    subcommands = next(a for a in cli.parser(list(cli.COMMANDS))._actions if a.dest == "command").choices
+    own = [name for name in cli.COMMANDS if name != "bench"]  # which has nccl-tests' flags
+    subcommands = next(a for a in cli.parser(own)._actions if a.dest == "command").choices
     assert subcommands is not None
     for name, parser in dict(subcommands).items():
         assert f"## {name}: " in text
