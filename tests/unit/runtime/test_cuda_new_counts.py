@@ -129,7 +129,7 @@ def with_calls(work: Callable[[CudaContext, CountingGpu, CudaCalls], Any], n: in
 
 
 def allreduce(calls: CudaCalls, elements: int, n: int = 4, *, typestr: str = "<f4") -> CudaCall:
-    send, recv = (Cai((elements,), typestr, at, stream=5) for at in (4096, 1 << 40))
+    send, recv = Cai((elements,), typestr, stream=5), Cai((elements,), typestr, at=1 << 40, stream=5)
     ready = arguments.allreduce(1, n, send, recv, "sum")
     calls.context.check("allreduce", ready)
     bound = calls.bind(ready, 5, 60.0)
