@@ -39,8 +39,8 @@ FIGURE ?= all
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-# One worker takes the tests on ranks, the other files of unit tests (tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+# One worker takes the tests on ranks, the other files of unit tests (tests/workers.py).
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 # pip says nothing but errors (-qq); it takes its index from its own configuration.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input

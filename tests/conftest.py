@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from blinkmpi.util.launcher import launched_size
-from tests.harness import ROOT, STDERR, Pools, inline
+from tests.harness import STDERR, Pools, inline
 
 pytest.register_assert_rewrite("tests.mpi.faults")  # whose assertions are several tests'
 
@@ -36,16 +36,6 @@ def pools() -> Iterator[Pools]:
     assert not wrong, wrong
 
 
-RANKS = ("campaign", "harness", "hosts", "mpi", "store", "torch")  # folders whose tests start processes
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Say what goes to one worker of pytest-xdist: all tests on ranks, one after another, and each file of others."""
-    folder = item.path.relative_to(ROOT / "tests").parts[0]
-    ranks = folder in RANKS or hasattr(getattr(item, "function", None), "body")
-    item.add_marker(pytest.mark.xdist_group("ranks" if ranks else str(item.path.relative_to(ROOT))))
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the real stderr for what is said before an Abort; settle who reports under mpirun.
@@ -61,6 +51,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.unregister(reporter)
         quiet = pytest.TerminalReporter(config, open(os.devnull, "w"))  # noqa: SIM115 (for the session)
         config.pluginmanager.register(quiet, "terminalreporter")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers: which tests go to one."""
+    from tests.workers import Scheduler
+
+    return Scheduler(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
