@@ -30,7 +30,7 @@ NP ?= 4
 MPI4PY ?= mpi4py-4.1.2
 CUDA ?= 13
 SECONDS ?= 600
-WORKERS ?= 2
+WORKERS ?= 3
 comma := ,
 TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -39,7 +39,7 @@ FIGURE ?= all
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-# One worker takes the tests on ranks, the other files of unit tests (tests/workers.py).
+# One worker takes the tests on ranks, one those that start jobs, others the unit tests (tests/workers.py).
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 # pip says nothing but errors (-qq); it takes its index from its own configuration.

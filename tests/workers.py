@@ -1,14 +1,19 @@
-"""Which tests share a worker of pytest-xdist: all on ranks, one after another; of the others, those of one file."""
+"""Which tests share a worker of pytest-xdist: those on ranks, those that start jobs of their own, the others by files.
+
+Tests on ranks want all cores. Those that start and end jobs of their own mostly wait, beside them and beside the
+unit tests.
+"""
 
 from xdist.scheduler import LoadScopeScheduling
 
-RANKS = ("campaign", "harness", "hosts", "mpi", "store", "torch")  # folders whose tests start processes
+SHARES = {"campaign": "jobs", "harness": "jobs", "hosts": "jobs", "store": "jobs", "mpi": "ranks", "torch": "ranks"}
+JOBS = ("tests/mpi/test_deadlines.py", "tests/mpi/test_faults.py", "tests/mpi/test_faults_errors.py")
 
 
 def share_of(nodeid: str) -> str:
     """The name of what a test belongs to; each goes to one worker, in the order of the tests."""
     file = nodeid.partition("::")[0]
-    return "ranks" if file.split("/")[1] in RANKS else file
+    return "jobs" if file in JOBS else SHARES.get(file.split("/")[1], file)
 
 
 class Scheduler(LoadScopeScheduling):

@@ -170,7 +170,7 @@ def test_what_must_come_of_a_fault_that_ends_its_job(fault: str, tmp_path: Path)
 # ---------------------------------------------------------------- the campaign itself
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_half_a_minute_of_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.campaign", "--seconds", "40", "--ranks", "2,3,4", "--faults"]
     done = subprocess.run([*command, "-o", str(tmp_path / "made.json")], cwd=ROOT, capture_output=True, text=True,
@@ -185,7 +185,7 @@ def test_half_a_minute_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.hosts
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hosts_whose_links_go_down_and_up() -> None:
     if reason := missing() or forbidden():
         pytest.skip(reason)

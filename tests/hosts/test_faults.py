@@ -154,7 +154,10 @@ def too_late(late: str, folder: str) -> None:
     print("all raised", flush=True)
 
 
-@pytest.mark.parametrize(("layout", "late"), [((1, 1), 1), ((2, 1), 2), ((2, 1), 0), ((1, 1, 1), 1), ((1, 2), 2)])
+@pytest.mark.parametrize(("layout", "late"), [
+    ((1, 1), 1),
+    *(pytest.param(*case, marks=pytest.mark.long) for case in [((2, 1), 2), ((2, 1), 0), ((1, 1, 1), 1), ((1, 2), 2)]),
+])  # fmt: skip
 def test_a_rank_that_comes_too_late_raises_although_all_data_is_there(
     world: World, tmp_path: Path, layout: tuple[int, ...], late: int
 ) -> None:

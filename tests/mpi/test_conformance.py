@@ -43,7 +43,7 @@ def run_all(comm: blinkmpi.Communicator, chosen: list[Case]) -> None:
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-@mpi(ranks=(1, 2, 3, 4, 8), timeout=150)
+@mpi(ranks=(1, 2, 3), long=(4, 8), timeout=150)
 def test_collective(comm: MPI.Intracomm, collective: str) -> None:
     full, some = list(cases(collective, comm.size)), list(cases(collective, comm.size, full=False))
     with blinkmpi.Communicator(comm, algo=OURS) as ours:
@@ -64,7 +64,7 @@ def test_collective(comm: MPI.Intracomm, collective: str) -> None:
                 run_all(ours, some)
 
 
-@mpi(ranks=(3, 4), timeout=90)
+@mpi(ranks=(3,), long=(4,), timeout=90)
 def test_trees_to_a_root_that_differ_from_those_from_it(comm: MPI.Intracomm) -> None:
     """A ring of links that lead one way."""
     n = comm.size

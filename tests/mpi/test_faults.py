@@ -259,7 +259,7 @@ def case_child(how: str) -> None:
 # ---------------------------------------------------------------- smooth progress
 
 
-@mpi(ranks=(8,), timeout=180)
+@mpi((), long=(8,), timeout=180)
 def test_many_calls_on_an_oversubscribed_machine_progress(comm: MPI.Intracomm) -> None:
     """Each within its deadline; none waits for a core that another rank holds."""
     sizes = (1, 1000, 50_000)

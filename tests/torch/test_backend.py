@@ -56,7 +56,7 @@ def values(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
     return ((torch.arange(count) + seed) % 3).to(torch.float32).to(getattr(torch, dtype)).reshape(shape)
 
 
-@mpi(ranks=(1, 2, 3, 4), timeout=120)
+@mpi(ranks=(1, 2, 3), long=(4,), timeout=120)
 def test_every_collective(comm: MPI.Intracomm) -> None:
     rank, n = comm.rank, comm.size
     with job():
@@ -286,7 +286,7 @@ def test_operations_and_layouts(comm: MPI.Intracomm) -> None:
         assert all((x == n * (n - 1) / 2).all() for x in some)
 
 
-@mpi(ranks=(2, 4), timeout=120)
+@mpi(ranks=(2,), long=(4,), timeout=120)
 def test_messages_and_groups(comm: MPI.Intracomm) -> None:
     rank, n = comm.rank, comm.size
     with job() as world:

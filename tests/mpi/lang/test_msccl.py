@@ -56,7 +56,7 @@ def through_scratch(n: int) -> None:
             c.copy(d, msccl.Buffer.output, r)
 
 
-@mpi(ranks=(4, 8), timeout=150)
+@mpi(ranks=(4,), long=(8,), timeout=150)
 def test_programs_of_msccl(comm: MPI.Intracomm) -> None:
     n = comm.size
     for body, collective in ((ring, msccl.AllReduce(n, n, True)), (through_scratch, msccl.AllToAll(n, 1, False))):

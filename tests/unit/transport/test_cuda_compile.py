@@ -6,10 +6,11 @@
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -108,21 +109,31 @@ def check(where: str, threads: dict[str, int], found: dict[str, Used], *, slack:
         assert used.registers * threads[kernel] <= REGISTERS, f"{where}: {kernel} {used}"
 
 
+def first(here: Sequence[tuple[Any, ...]], grid: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """A grid of parameters, of which those ``here`` are for every run, and the rest is long."""
+    return [case if case in here else pytest.param(*case, marks=pytest.mark.long) for case in grid]
+
+
 STAGES = {"stages": STAGE_THREADS}
 
 
-@pytest.mark.parametrize("arch", GENERATIONS)
-@pytest.mark.parametrize(("dtype", "op"), [("bfloat16", "sum"), ("float32", "avg"), ("int8", "max"), ("float32", "")])
-def test_one_hop_kernels(arch: str, dtype: str, op: str) -> None:
-    sizes = (2, 3, 8) if arch == "sm_90" else (8,)
-    calls = [Call("allreduce" if op else "allgather", n, (1000,), dtype, op) for n in sizes]
-    made = [(f"{arch} n={call.n} {kind}", *one) for call in calls for kind, one in onehop(call).items()]
+ONE_HOP = [("bfloat16", "sum"), ("float32", "avg"), ("int8", "max"), ("float32", "")]
+FIRST = [("sm_90", 8, *ONE_HOP[0]), ("sm_90", 8, *ONE_HOP[3]), ("sm_70", 8, *ONE_HOP[0])]
+GRID = [(arch, n, *pair) for arch in GENERATIONS for n in ((2, 3, 8) if arch == "sm_90" else (8,)) for pair in ONE_HOP]
+
+
+@pytest.mark.parametrize(("arch", "n", "dtype", "op"), first(FIRST, GRID))
+def test_one_hop_kernels(arch: str, n: int, dtype: str, op: str) -> None:
+    call = Call("allreduce" if op else "allgather", n, (1000,), dtype, op)
+    made = [(f"{arch} n={call.n} {kind}", *one) for kind, one in onehop(call).items()]
     found = all_compiled([source for _, source, _ in made], arch, version=GENERATIONS[arch])
     for (where, _, threads), used in zip(made, found, strict=True):
         check(where, threads, used)
 
 
-@pytest.mark.parametrize(("arch", "n"), [("sm_80", 4), ("sm_90", 2), ("sm_90", 8), ("sm_90", 16)])
+@pytest.mark.parametrize(
+    ("arch", "n"), first([("sm_90", 2)], [("sm_80", 4), ("sm_90", 2), ("sm_90", 8), ("sm_90", 16)])
+)
 def test_kernels_of_groups(arch: str, n: int) -> None:
     calls = [Call("allreduce", n, (1000,), "bfloat16", "sum"), Call("alltoall", n, (1000,), "float32")]
     made = [(kind, *one) for call in calls for kind, one in of_groups(call).items()]
