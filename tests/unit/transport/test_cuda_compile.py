@@ -109,9 +109,13 @@ def check(where: str, threads: dict[str, int], found: dict[str, Used], *, slack:
         assert used.registers * threads[kernel] <= REGISTERS, f"{where}: {kernel} {used}"
 
 
-def first(here: Sequence[tuple[Any, ...]], grid: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """A grid of parameters, of which those ``here`` are for every run, and the rest is long."""
-    return [case if case in here else pytest.param(*case, marks=pytest.mark.long) for case in grid]
+def first(here: Sequence[Any], grid: Iterable[Any]) -> list[Any]:
+    """The values of a parameter, or of several, of which those ``here`` are for every run, and the rest is long."""
+
+    def long(case: Any) -> Any:
+        return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
+
+    return [case if case in here else long(case) for case in grid]
 
 
 STAGES = {"stages": STAGE_THREADS}
@@ -142,7 +146,7 @@ def test_kernels_of_groups(arch: str, n: int) -> None:
         check(f"{arch} n={n} {where}", threads, used)
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", first(["hgx-h200 x 4", "dgx-1v 1,4,5,6"], MACHINES))
 def test_stages_of_every_plan(name: str) -> None:
     folds, moves = kernels(name, FOLDS, "bfloat16", "sum", most=5), kernels(name, MOVES, "int8", most=3)
     found = all_compiled([source for _, source in (*folds, *moves)], "sm_90")
@@ -150,8 +154,8 @@ def test_stages_of_every_plan(name: str) -> None:
         check(f"{name} {kernel}", STAGES, used, slack=SLACK if i < len(folds) else 0)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["hgx-h200 x 4", "dgx-1v x 8"])
+@pytest.mark.parametrize("dtype", first(["bfloat16"], ["bfloat16", "float32"]))
+@pytest.mark.parametrize("name", first(["hgx-h200 x 4"], ["hgx-h200 x 4", "dgx-1v x 8"]))
 def test_scans_and_alltoalls(name: str, dtype: str) -> None:
     """Whose stages keep what they pass on as a partial result, and pass on for others."""
     made = [*kernels(name, ("scan", "exscan"), dtype, "sum", most=6), *kernels(name, ("alltoall",), dtype, most=2)]
@@ -161,7 +165,7 @@ def test_scans_and_alltoalls(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("arch", [a for a in GENERATIONS if a != "sm_90"])
-@pytest.mark.parametrize("name", ["hgx-h200 x 8", "dgx-1v x 8"])
+@pytest.mark.parametrize("name", first(["hgx-h200 x 8"], ["hgx-h200 x 8", "dgx-1v x 8"]))
 def test_stages_of_every_generation(arch: str, name: str) -> None:
     folds = kernels(name, FOLDS[:1], "float16", "avg", most=2)
     moves = kernels(name, MOVES[:1], "float32", most=2)
