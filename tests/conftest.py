@@ -45,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if launched_size(os.environ) > 1 and not inline(config):
         raise pytest.UsageError("pytest runs under mpirun: add --with-mpi, or start it without mpirun")
     config.stash[STDERR] = os.dup(2)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.pop("COLUMNS", None)  # the terminal's; what is tested here writes to none
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of ranks start here; the first compiles for all
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if inline(config) and world().rank > 0 and reporter is not None:

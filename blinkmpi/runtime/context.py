@@ -46,6 +46,7 @@ from .bootstrap import (
     settle,
 )
 from .cuda.setup import open_gpus
+from .process_exit import BEFORE_KILLED
 from .ranks.interface import INSTEAD, Ranks
 from .ranks.mpi import DEAD, MpiRanks
 
@@ -169,8 +170,9 @@ class Context:
         ring = self.host.recorder.ring
         if not self.settings.trace or ring is None:
             return
-        from ..transport.tracing import open_trace
+        from ..transport.tracing import open_trace, write_all
 
+        BEFORE_KILLED.add(write_all)
         try:
             self.trace = open_trace(
                 self.together, self.node, self.settings.trace, ring, process=self.ranks.process, say=self.log_once

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ FINALIZE_SECONDS = 3.0  # what MPI_Finalize may take then
 ORPHANED_SECONDS = 0.2  # likewise, where the launcher has ended: nobody is left to finalize with
 LEFT_SECONDS = 1.0  # that a process has to end by itself when its launcher has
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent ends
+BEFORE_KILLED: set[Callable[[], object]] = set()  # what a rank that outlives its launcher does first
 PROCESS = os.getpid()
 _dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()  # of this process
 LAUNCHER = os.getppid()
@@ -129,6 +131,6 @@ def end_with_launcher() -> None:
     if launcher >= 0:
         select.select([launcher], [], [])
         time.sleep(LEFT_SECONDS)
-        if tracing := sys.modules.get("blinkmpi.transport.tracing"):  # nothing is traced without it
-            tracing.write_all()
+        for write in BEFORE_KILLED:
+            write()
         os.kill(os.getpid(), signal.SIGKILL)

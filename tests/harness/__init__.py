@@ -42,6 +42,7 @@ from tests.harness.jobs import (
     mpirun,
     run_command,
 )
+from tests.harness.long import long_but
 from tests.harness.patience import NEVER_S, PATIENCE_S, wait_until
 from tests.harness.ranks import Pools, Ranks, run_ranks
 from tests.harness.reports import Report, Verdict
@@ -49,6 +50,6 @@ from tests.harness.shared_memory import SharedMemoryWatch
 
 __all__ = [
     "ENVIRONMENT", "GRACE_S", "NEVER_S", "PATIENCE_S", "ROOT", "STDERR", "TAIL", "Closing", "Job", "Outcome", "Pools",
-    "Ranks", "Report", "SharedMemoryWatch", "Started", "Verdict", "command_line", "inline", "mpi", "mpirun",
+    "Ranks", "Report", "SharedMemoryWatch", "Started", "Verdict", "command_line", "inline", "long_but", "mpi", "mpirun",
     "run_command", "run_ranks", "wait_until",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from tests.harness.jobs import GRACE_S
+from tests.harness.long import sizes
 from tests.harness.ranks import START_S, run_ranks
 
 STDERR = pytest.StashKey[int]()  # the descriptor of the real stderr, kept by conftest.py
@@ -35,9 +36,6 @@ def mpi(
     whose subject is what happens once in the life of one.
     """
 
-    marks = {**dict.fromkeys(ranks, ()), **dict.fromkeys(long, (pytest.mark.long,))}
-    sizes = [pytest.param(n, id=f"np{n}", marks=marks[n]) for n in sorted(marks)]
-
     def decorate(body: Callable[..., object]) -> Callable[..., None]:
         def item(nranks: int, request: pytest.FixtureRequest, **params: object) -> None:
             if inline(request.config):
@@ -59,7 +57,7 @@ def mpi(
         item.body = body  # type: ignore[attr-defined]
         item.pytestmark = [  # type: ignore[attr-defined]
             *getattr(body, "pytestmark", []),
-            pytest.mark.parametrize("nranks", sizes).mark,
+            pytest.mark.parametrize("nranks", sizes(ranks, long, "np")).mark,
             pytest.mark.mpi.mark,
             pytest.mark.timeout(START_S + timeout + 6 * GRACE_S).mark,
         ]

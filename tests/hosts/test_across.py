@@ -7,11 +7,11 @@ from mpi4py import MPI
 
 import blinkmpi
 from tests.conformance import COLLECTIVES, cases
+from tests.harness import long_but
 from tests.hosts.world import World, program
 from tests.mpi.test_conformance import run_all
 
 pytestmark = [pytest.mark.hosts, pytest.mark.mpi_skip]
-LONG = pytest.mark.long
 TIMEOUT_S = 150.0
 
 
@@ -29,7 +29,7 @@ def conform(world: World, layout: tuple[int, ...], which: str, *collectives: str
     assert (outcome.rc, outcome.leftovers) == (0, ()), outcome.output
 
 
-@pytest.mark.parametrize("collective", [c if c == "allreduce" else pytest.param(c, marks=LONG) for c in COLLECTIVES])
+@pytest.mark.parametrize("collective", long_but((), COLLECTIVES))
 def test_two_hosts(equal: World, collective: str) -> None:
     conform(equal, (2, 2), "full", collective)
 
@@ -38,7 +38,7 @@ def test_two_hosts_of_different_size(equal: World) -> None:
     conform(equal, (3, 1), "some", *COLLECTIVES)
 
 
-@LONG
+@pytest.mark.long
 def test_three_hosts_of_different_size_and_rate() -> None:
     with World(3) as world:
         for host, rate in zip(world.names, ("1gbit", "800mbit", "400mbit"), strict=True):

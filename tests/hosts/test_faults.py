@@ -19,7 +19,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from tests.harness import PATIENCE_S, Outcome, wait_until
+from tests.harness import PATIENCE_S, Outcome, long_but, wait_until
 from tests.hosts.world import Job, World, command_line, program
 
 pytestmark = [pytest.mark.hosts, pytest.mark.mpi_skip]
@@ -154,10 +154,10 @@ def too_late(late: str, folder: str) -> None:
     print("all raised", flush=True)
 
 
-@pytest.mark.parametrize(("layout", "late"), [
-    ((1, 1), 1),
-    *(pytest.param(*case, marks=pytest.mark.long) for case in [((2, 1), 2), ((2, 1), 0), ((1, 1, 1), 1), ((1, 2), 2)]),
-])  # fmt: skip
+LATE = [((1, 1), 1), ((2, 1), 2), ((2, 1), 0), ((1, 1, 1), 1), ((1, 2), 2)]
+
+
+@pytest.mark.parametrize(("layout", "late"), long_but(LATE[:1], LATE))
 def test_a_rank_that_comes_too_late_raises_although_all_data_is_there(
     world: World, tmp_path: Path, layout: tuple[int, ...], late: int
 ) -> None:

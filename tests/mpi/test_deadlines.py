@@ -27,7 +27,7 @@ from blinkmpi.transport.network.exchanges import BoundedComm
 from blinkmpi.transport.processes import VISIBLE
 from blinkmpi.transport.python_stacks import CAME_TO
 from blinkmpi.transport.slow_waits import SlowWaits
-from tests.harness import NEVER_S, PATIENCE_S, Job, Outcome, mpi
+from tests.harness import NEVER_S, PATIENCE_S, Job, Outcome, long_but, mpi
 from tests.mpi.faults import VICTIM, N, attempt, fault_tolerance, finish, in_time, meet, run_case, said, say, start_case
 
 start = partial(start_case, __file__)
@@ -214,7 +214,7 @@ CALLS: dict[str, Callable[[blinkmpi.Communicator], object]] = {
 ALGO = {"mpi": "allreduce:mpi", "c": "allreduce:^mpi", "numpy": "allreduce:^mpi"}
 
 
-@pytest.mark.parametrize("what", CALLS)
+@pytest.mark.parametrize("what", long_but(("c", "numpy", "Dup"), CALLS))
 def test_a_long_wait_is_warned_of_by_one_rank_and_goes_on(
     what: str, gate: tuple[str, Callable[[], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +252,7 @@ def writes_a_checkpoint(gate: str) -> None:
     os.read(os.open(gate, os.O_RDONLY), 1)
 
 
-@pytest.mark.parametrize("how", ["lock", "stopped", "elsewhere", "never", "constructor"])
+@pytest.mark.parametrize("how", long_but(("lock", "stopped"), ("lock", "stopped", "elsewhere", "never", "constructor")))
 def test_a_warning_says_why_a_rank_does_not_answer(
     how: str, gate: tuple[str, Callable[[], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

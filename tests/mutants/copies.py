@@ -53,7 +53,7 @@ class Copy:
         self._tmp.mkdir(parents=True)
         shutil.copytree(ROOT, self._root, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
         self._environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
             "PYTHONPATH": str(self._root),
             "BLINKMPI_CACHE_DIR": str(cache),
             "TMPDIR": str(self._tmp),

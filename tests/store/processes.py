@@ -28,6 +28,7 @@ import pytest
 from blinkmpi.errors import BlinkError
 from tests.harness import ENVIRONMENT, GRACE_S, PATIENCE_S, ROOT, TAIL, Closing
 from tests.harness.__main__ import load
+from tests.harness.long import sizes
 from tests.store.folder_store import FolderStore
 
 RANK = "BLINK_TEST_RANK"
@@ -144,9 +145,15 @@ def report(ended: Sequence[Ended]) -> str:
 
 
 def sharing_a_store(
-    processes: Sequence[int] = (2,), *, timeout: float = 60.0, env: Mapping[str, str | None] | None = None
+    processes: Sequence[int] = (2,),
+    *,
+    long: Sequence[int] = (),
+    timeout: float = 60.0,
+    env: Mapping[str, str | None] | None = None,
 ) -> Callable[[Callable[..., object]], Callable[..., None]]:
     """Turn a function of (store, rank, size) into one test for each number of processes, all of which must return.
+
+    Those of ``long`` are long tests.
 
     Further parameters are fixtures or parametrised as usual; their values must pickle.
     """
@@ -166,7 +173,7 @@ def sharing_a_store(
         item.body = body  # type: ignore[attr-defined]
         item.pytestmark = [  # type: ignore[attr-defined]
             *getattr(body, "pytestmark", []),
-            pytest.mark.parametrize("nprocesses", processes, ids=[f"n{n}" for n in processes]).mark,
+            pytest.mark.parametrize("nprocesses", sizes(processes, long, "n")).mark,
             pytest.mark.timeout(timeout + 6 * GRACE_S).mark,
             pytest.mark.mpi_skip.mark,
         ]

@@ -23,7 +23,7 @@ def total(comm: blinkmpi.StoreCommunicator, count: int = 100) -> float:
     return float(x[0])
 
 
-@sharing_a_store((1, 2, 4))
+@sharing_a_store((1, 2), long=(4,))
 def test_two_communicators_at_once(store: Any, rank: int, size: int) -> None:
     want = size * (size + 1) / 2
     one, other = (blinkmpi.StoreCommunicator(store, rank, size) for _ in range(2))
@@ -39,7 +39,7 @@ def test_two_communicators_at_once(store: Any, rank: int, size: int) -> None:
         other.Barrier()
 
 
-@sharing_a_store((3, 4))
+@sharing_a_store((3,), long=(4,))
 def test_a_group_of_processes_0_and_2(store: Any, rank: int, size: int) -> None:
     """It has ranks of its own; the others need not know of it."""
     whole = blinkmpi.StoreCommunicator(store, rank, size)

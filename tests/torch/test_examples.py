@@ -12,18 +12,20 @@ from tests.torch.test_backend import needs
 
 pytest.importorskip("torch")
 FSDP2 = needs("torch.distributed.fsdp", "fully_shard")
-EXAMPLES = ("train_torch.py", pytest.param("train_fsdp.py", marks=FSDP2))
 SETTINGS = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", ["train_torch.py", pytest.param("train_fsdp.py", marks=(FSDP2, pytest.mark.long))])
 def test_under_mpirun(example: str) -> None:
     outcome = run_command(2, [sys.executable, f"examples/{example}"], timeout=120, env=SETTINGS, cwd=ROOT)
     assert outcome.rc == 0, outcome.output
     assert "passed" in outcome.output
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [
+    pytest.param("train_torch.py", marks=pytest.mark.long),
+    pytest.param("train_fsdp.py", marks=FSDP2),
+])  # fmt: skip
 def test_under_torchrun(example: str) -> None:
     command = [str(Path(sys.prefix, "bin", "torchrun")), "--nproc-per-node", "2", f"examples/{example}"]
     done = subprocess.run(

@@ -53,7 +53,7 @@ def test_messages_to_oneself(comm: MPI.Intracomm) -> None:
                 one_place.wait()
 
 
-@mpi(ranks=(1, 2), timeout=120)
+@mpi(ranks=(2,), long=(1,), timeout=120)
 def test_the_profiler_shows_collectives(comm: MPI.Intracomm) -> None:
     """By the names that other backends' have, after ours."""
     n = comm.size

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import ArgumentError
-from tests.harness import mpi
+from tests.harness import long_but, mpi
 from tests.torch.test_backend import job, needs
 
 torch = pytest.importorskip("torch")
@@ -129,10 +129,14 @@ def dtensor(rank: int) -> Weights:
 TRAININGS: dict[str, Callable[[int], Weights]] = {
     f.__name__: f for f in (ddp, compiled_ddp, zero, join, fsdp2, fsdp1, dtensor)
 }
-NEEDS = {"fsdp2": needs("torch.distributed.fsdp", "fully_shard"), "dtensor": needs("torch.distributed.tensor", "Shard")}
+MARKS = {
+    "fsdp2": needs("torch.distributed.fsdp", "fully_shard"),
+    "dtensor": needs("torch.distributed.tensor", "Shard"),
+    **dict.fromkeys(("compiled_ddp", "fsdp1", "join", "zero"), pytest.mark.long),
+}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=NEEDS.get(name, ())) for name in sorted(TRAININGS)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in sorted(TRAININGS)])
 @mpi(ranks=(2,), timeout=180)
 def test_the_weights_are_those_of_gloo(comm: MPI.Intracomm, name: str) -> None:
     found = {}
@@ -160,7 +164,7 @@ def test_torch_compile_does_not_look_into_ours(comm: MPI.Intracomm) -> None:
     assert not [text for text in traced if str(Path(blinkmpi.__file__).parent) in text]
 
 
-@pytest.mark.parametrize("level", ["INFO", "DETAIL"])
+@pytest.mark.parametrize("level", long_but(("DETAIL",), ("INFO", "DETAIL")))
 @mpi(ranks=(2,), timeout=120)
 def test_with_torchs_own_debugging(comm: MPI.Intracomm, level: str) -> None:
     """What TORCH_DISTRIBUTED_DEBUG sets: torch then logs more, and with DETAIL would wrap groups of its own."""
@@ -215,7 +219,7 @@ def test_the_hook_beside_gloo(comm: MPI.Intracomm) -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
-@mpi(ranks=(2, 3), timeout=120)
+@mpi(ranks=(2,), long=(3,), timeout=120)
 def test_an_error_in_backward_keeps_its_type(comm: MPI.Intracomm) -> None:
     """A rank leaves out its backward pass: the others hear of it there, not as a RuntimeError of torch's."""
     from blinkmpi.errors import BlinkError

@@ -49,7 +49,7 @@ def protocols(comm: blinkmpi.Communicator) -> set[bool]:
     return {program.cma for program in programs(comm)}
 
 
-@mpi(ranks=(2, 3, 4), timeout=120)
+@mpi(ranks=(2, 3), long=(4,), timeout=120)
 def test_both_protocols_are_right(comm: MPI.Intracomm) -> None:
     for collective in COLLECTIVES:
         some = list(cases(collective, comm.size, full=False))

@@ -132,7 +132,7 @@ def test_one_module_asks_what_is_imported() -> None:
             looks = isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.modules"
             if looks or (isinstance(node, ast.ImportFrom) and node.module == "sys"):
                 asking.add(str(path))
-    assert asking == {"blinkmpi/runtime/foreign.py"}
+    assert asking == {"blinkmpi/runtime/foreign.py", "blinkmpi/util/lazy.py"}  # the latter asks for our own packages
 
 
 # ---------------------------------------------------------------- what other objects keep to themselves

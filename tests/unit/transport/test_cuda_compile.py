@@ -6,11 +6,10 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -41,6 +40,7 @@ from blinkmpi.transport.cuda.link_rates import SOURCE  # noqa: E402
 from blinkmpi.transport.cuda.packets import PROTOCOLS, Codec  # noqa: E402
 from blinkmpi.trees.tree import Collective  # noqa: E402
 from tests.conformance import allowed  # noqa: E402
+from tests.harness import long_but  # noqa: E402
 from tests.unit.transport import table_emulator  # noqa: E402
 from tests.unit.transport.nvrtc import Used, all_compiled, compiled  # noqa: E402
 from tests.unit.trees.packings import even_call  # noqa: E402
@@ -109,24 +109,15 @@ def check(where: str, threads: dict[str, int], found: dict[str, Used], *, slack:
         assert used.registers * threads[kernel] <= REGISTERS, f"{where}: {kernel} {used}"
 
 
-def first(here: Sequence[Any], grid: Iterable[Any]) -> list[Any]:
-    """The values of a parameter, or of several, of which those ``here`` are for every run, and the rest is long."""
-
-    def long(case: Any) -> Any:
-        return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
-
-    return [case if case in here else long(case) for case in grid]
-
-
 STAGES = {"stages": STAGE_THREADS}
 
 
 ONE_HOP = [("bfloat16", "sum"), ("float32", "avg"), ("int8", "max"), ("float32", "")]
-FIRST = [("sm_90", 8, *ONE_HOP[0]), ("sm_90", 8, *ONE_HOP[3]), ("sm_70", 8, *ONE_HOP[0])]
+USUAL = [("sm_90", 8, *ONE_HOP[0]), ("sm_70", 8, *ONE_HOP[0])]
 GRID = [(arch, n, *pair) for arch in GENERATIONS for n in ((2, 3, 8) if arch == "sm_90" else (8,)) for pair in ONE_HOP]
 
 
-@pytest.mark.parametrize(("arch", "n", "dtype", "op"), first(FIRST, GRID))
+@pytest.mark.parametrize(("arch", "n", "dtype", "op"), long_but(USUAL, GRID))
 def test_one_hop_kernels(arch: str, n: int, dtype: str, op: str) -> None:
     call = Call("allreduce" if op else "allgather", n, (1000,), dtype, op)
     made = [(f"{arch} n={call.n} {kind}", *one) for kind, one in onehop(call).items()]
@@ -136,7 +127,7 @@ def test_one_hop_kernels(arch: str, n: int, dtype: str, op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "n"), first([("sm_90", 2)], [("sm_80", 4), ("sm_90", 2), ("sm_90", 8), ("sm_90", 16)])
+    ("arch", "n"), long_but([("sm_90", 2)], [("sm_80", 4), ("sm_90", 2), ("sm_90", 8), ("sm_90", 16)])
 )
 def test_kernels_of_groups(arch: str, n: int) -> None:
     calls = [Call("allreduce", n, (1000,), "bfloat16", "sum"), Call("alltoall", n, (1000,), "float32")]
@@ -146,7 +137,7 @@ def test_kernels_of_groups(arch: str, n: int) -> None:
         check(f"{arch} n={n} {where}", threads, used)
 
 
-@pytest.mark.parametrize("name", first(["hgx-h200 x 4", "dgx-1v 1,4,5,6"], MACHINES))
+@pytest.mark.parametrize("name", long_but(["hgx-h200 x 4"], MACHINES))
 def test_stages_of_every_plan(name: str) -> None:
     folds, moves = kernels(name, FOLDS, "bfloat16", "sum", most=5), kernels(name, MOVES, "int8", most=3)
     found = all_compiled([source for _, source in (*folds, *moves)], "sm_90")
@@ -154,8 +145,8 @@ def test_stages_of_every_plan(name: str) -> None:
         check(f"{name} {kernel}", STAGES, used, slack=SLACK if i < len(folds) else 0)
 
 
-@pytest.mark.parametrize("dtype", first(["bfloat16"], ["bfloat16", "float32"]))
-@pytest.mark.parametrize("name", first(["hgx-h200 x 4"], ["hgx-h200 x 4", "dgx-1v x 8"]))
+@pytest.mark.parametrize("dtype", long_but(["bfloat16"], ["bfloat16", "float32"]))
+@pytest.mark.parametrize("name", long_but(["hgx-h200 x 4"], ["hgx-h200 x 4", "dgx-1v x 8"]))
 def test_scans_and_alltoalls(name: str, dtype: str) -> None:
     """Whose stages keep what they pass on as a partial result, and pass on for others."""
     made = [*kernels(name, ("scan", "exscan"), dtype, "sum", most=6), *kernels(name, ("alltoall",), dtype, most=2)]
@@ -165,7 +156,7 @@ def test_scans_and_alltoalls(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("arch", [a for a in GENERATIONS if a != "sm_90"])
-@pytest.mark.parametrize("name", first(["hgx-h200 x 8"], ["hgx-h200 x 8", "dgx-1v x 8"]))
+@pytest.mark.parametrize("name", long_but(["hgx-h200 x 8"], ["hgx-h200 x 8", "dgx-1v x 8"]))
 def test_stages_of_every_generation(arch: str, name: str) -> None:
     folds = kernels(name, FOLDS[:1], "float16", "avg", most=2)
     moves = kernels(name, MOVES[:1], "float32", most=2)
@@ -174,7 +165,7 @@ def test_stages_of_every_generation(arch: str, name: str) -> None:
         check(f"{arch} {name} {kernel}", STAGES, used, slack=SLACK if i < len(folds) else 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", long_but(("bfloat16", "float32", "float8_e4m3fn", "int8", "int64", "bool"), DTYPES))
 def test_every_operation_of_every_type(dtype: str) -> None:
     wide = accumulator_of(dtype) != dtype_of(dtype)
     kinds = [StageKind(2, 1, 1, stores=True, final=True, in_wide=3 if wide else 0, out_wide=False)]
