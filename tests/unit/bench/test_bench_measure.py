@@ -44,6 +44,7 @@ def test_bus_factors() -> None:
     assert factor == {"allreduce": 1.5, **dict.fromkeys(whole, 1.0), **dict.fromkeys(blocked, 0.75)}
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(TEST_NAMES)), st.integers(1, 9), st.integers(0, 1 << 20))
 def test_a_row_is_never_larger_than_asked(collective: Any, n: int, nbytes: int) -> None:
     call = call_of_size(collective, n, nbytes, "float32", "sum", 0)

@@ -85,6 +85,7 @@ def drawn(words: list[str], path: Path, capsys: pytest.CaptureFixture[str]) -> s
     return " ".join(re.findall(r"<text[^>]*>([^<]*)<", path.read_text()))
 
 
+@pytest.mark.slow
 def test_a_picture_names_libraries_sizes_and_variants(
     files: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +106,7 @@ def test_without_a_peer_there_are_no_ratios(files: Any, tmp_path: Path, capsys: 
     assert "in place" in words
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="not in a checkout: an archive has no results")
 @pytest.mark.parametrize(("files", "beside"), [
     ("*-np[248].json", "MPI"), ("all_reduce*gpu-*np2.json", "NCCL"), ("reduce*gpu-np*.json", "NCCL"),

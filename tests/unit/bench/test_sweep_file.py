@@ -178,6 +178,7 @@ def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=150, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip  # starts mpirun
 def test_a_sweep_of_this_machine(tmp_path: Path) -> None:
     file = tmp_path / "tiny.toml"
@@ -203,6 +204,7 @@ def test_a_sweep_under_mpirun_is_refused() -> None:
     assert done.output.count("a launcher started 2 of it; call it without one") == 1
 
 
+@pytest.mark.slow
 @needs_command
 @pytest.mark.mpi_skip  # starts mpirun
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])

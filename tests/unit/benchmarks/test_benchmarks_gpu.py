@@ -73,6 +73,7 @@ def test_the_other_parts_are_programs_that_are_there_and_chunk_programs(gpu: Any
     assert "message-cost-gpu-np4" not in [step.name for step in gpu.steps(4, "1G", "calls")], "it is for two"
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize(
     "program", ["groups", "torch_group", "message_cost", "beside_compute/measure", "training/measure"]

@@ -109,6 +109,7 @@ def test_a_row_has_both_slowdowns_and_no_times_of_wrong_results(rows: Any) -> No
 WORDS = ["--edges", "64", "32", "--mib", "1", "2", "--ctas", "8", "0", "--repeats", "3"]
 
 
+@pytest.mark.slow
 def test_a_job_measures_both_libraries_with_each_limit(
     measure: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +186,7 @@ def test_streams_are_held_back_until_the_host_is_through(measure: Any, monkeypat
     assert clock.gate_s == measure.LONGEST_GATE_S > before
 
 
+@pytest.mark.slow
 @mpi(ranks=(2,), timeout=180)
 def test_ranks_make_their_calls_and_what_nobody_sums_is_wrong(comm: Any) -> None:
     """Communicators of ours as they are, on a driver that launches nothing."""

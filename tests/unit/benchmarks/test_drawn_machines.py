@@ -33,12 +33,14 @@ def test_families_draw_many_machines_and_the_same_again(bench: ModuleType) -> No
         assert bench.drawn(family, 3).fingerprint == some[3].fingerprint
 
 
+@pytest.mark.slow
 def test_small_machines_of_every_family_are_planned_at_the_bound(bench: ModuleType, tmp_path: Path) -> None:
     for family in bench.FAMILIES:
         seed = next(seed for seed in range(100) if bench.drawn(family, seed).n <= 10)
         assert {row["outcome"] for row in bench.judged((family, seed))} <= {"optimal", "refused"}, (family, seed)
 
 
+@pytest.mark.slow
 def test_the_file_names_every_call_that_is_not_as_it_should_be(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

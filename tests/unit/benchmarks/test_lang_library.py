@@ -18,6 +18,7 @@ def test_the_pages_tables_are_what_the_result_files_give() -> None:
     assert page.with_tables(text) == text, "run python benchmarks/lang/page.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["islands", "one_step"])
 def test_a_simulated_row_is_what_the_model_says(name: str) -> None:
     made = script("lang/simulate")
@@ -43,6 +44,7 @@ def test_every_algorithm_of_the_library_is_simulated_and_measured() -> None:
     assert found == {(4, ""): one_node, (8, ""): one_node, (4, "2+2"): of_nodes, (8, "4+4"): of_nodes}
 
 
+@pytest.mark.slow
 def test_it_measures_and_shows_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made, path = script("lang/measure"), tmp_path / "x.json"
     few = f"-np 2 --sizes 16384 --rounds 1 --iters 2 --limit 60 -o {path}"

@@ -96,6 +96,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "NBYTES", 256 * KIB)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_figure_can_be_made_anew(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

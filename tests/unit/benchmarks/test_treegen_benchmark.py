@@ -51,6 +51,7 @@ def test_rows_stop_and_larger_ones_are_not_tried(bench: ModuleType, monkeypatch:
     assert "stopped" in bench.line_of(next(bench.rows(args)))
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_too_long_or_fails_is_told(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "START_SECONDS", 0.01)
     assert bench.row_of("DGX-1P", 1, "broadcast", 0.0) == {"failed": "stopped after 0 s"}
@@ -58,6 +59,7 @@ def test_a_process_that_takes_too_long_or_fails_is_told(bench: ModuleType, monke
     assert "KeyError" in bench.row_of("nothing", 1, "broadcast", 0.0)["failed"]
 
 
+@pytest.mark.slow
 def test_the_file_and_the_picture(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'blinkmpi[plot]'")
     file = tmp_path / "treegen.json"

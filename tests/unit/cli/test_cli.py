@@ -165,6 +165,7 @@ def test_a_plan_as_a_program_runs(blink: Any, tmp_path: Path) -> None:
     assert made.simulate(machine("dgx-1v"), 1 << 28).algbw > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
 def test_the_front_is_one(blink: Any, collective: str) -> None:
     found = report(blink, f"dgx-1p --collective {collective} --pareto")
@@ -249,6 +250,7 @@ def test_simulate_runs_the_program_and_finds_every_element_right(
     assert max(row["seconds"] for row in found["busy"]) <= found["seconds"]
 
 
+@pytest.mark.slow
 def test_explain_and_simulate_obey_the_variables_that_jobs_obey(blink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     call = "dgx-1v --bytes 1M --dtype bfloat16"
 
@@ -371,6 +373,7 @@ def test_python_m_blinkmpi_is_the_command() -> None:
     assert Topology.from_json(done.stdout).n == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 3])
 def test_without_a_machine_the_ranks_are_the_machine(n: int) -> None:
     words = [sys.executable, "-m", "blinkmpi", "plan", "--collective", "allreduce", "--json"]

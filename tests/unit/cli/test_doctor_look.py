@@ -155,6 +155,7 @@ def test_without_mpi_the_command_says_so(blink: Any, monkeypatch: pytest.MonkeyP
     assert "none found: cannot load MPI library" in out
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 def test_under_mpirun_all_ranks_look_and_one_prints() -> None:
     done = harness.run_command(3, [sys.executable, "-m", "blinkmpi", "doctor", "--json"], timeout=60,

@@ -26,6 +26,7 @@ def blink(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [
     "advise dgx-1v --take 4 --from 0,1,4,5,6", "subsets dgx-1p --gpus 0-4", "plan dgx-1v", "topo dgx-1v:2",
     "plan dgx-1v --collective allreduce", "plan dgx-1v --collective broadcast --pareto", "topo dgx-1v --diff dgx-1p",
@@ -43,6 +44,7 @@ def test_a_narrow_terminal_loses_no_word(blink: Any, monkeypatch: pytest.MonkeyP
     assert not wide - narrow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["topo cpu:2", "plan dgx-1v --json", "doctor"])
 def test_an_answer_that_nobody_can_have_is_no_traceback(command: str) -> None:
     line = f"{sys.executable} -m blinkmpi {command}"

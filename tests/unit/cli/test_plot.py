@@ -84,6 +84,7 @@ def test_curves_run_from_rim_to_rim_and_arrows_point_along_them() -> None:
     assert curve((a, hub, b), 0.0, crowd=1)[:, 1].max() > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MACHINES, "torus"])
 @pytest.mark.parametrize("collective", ["broadcast", "allgather"])
 def test_every_machine_is_drawn(name: str, collective: str, tmp_path: Path) -> None:
@@ -103,6 +104,7 @@ def test_every_machine_is_drawn(name: str, collective: str, tmp_path: Path) -> N
         assert "the 24 thickest drawn" in said
 
 
+@pytest.mark.slow
 def test_a_picture_is_the_same_twice_and_comes_as_png_and_pdf(tmp_path: Path) -> None:
     t = machine("dgx-1v")
     packing = pack(t, "broadcast")

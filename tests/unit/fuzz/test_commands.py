@@ -54,6 +54,7 @@ def ends_with_a_line(folder: Path, text: bytes, words: tuple[str, ...], capsys: 
         assert len(said) < 2500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", list(COMMANDS))
 @many
 @given(data=st.data())
@@ -65,6 +66,7 @@ def test_a_command_on_a_spoilt_file(
     ends_with_a_line(folder, text, COMMANDS[command], capsys)
 
 
+@pytest.mark.slow
 @settings(many, max_examples=max(5, EXAMPLES // 10))  # which take half a second each
 @given(data=st.data())
 def test_the_picture_of_a_spoilt_result(data: st.DataObject, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

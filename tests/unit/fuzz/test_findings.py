@@ -93,6 +93,7 @@ FILES: dict[str, tuple[Callable[[str], Any], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", list(FILES))
 def test_a_file(what: str, tmp_path: Path) -> None:
     read_it, text, said = FILES[what]
@@ -138,6 +139,7 @@ WORDS: dict[str, tuple[Callable[[], Any], type[BlinkError], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", list(WORDS))
 def test_a_word(what: str) -> None:
     work, error, said = WORDS[what]
@@ -194,6 +196,7 @@ def test_a_file_of_the_kernel_has_no_size_and_is_read() -> None:
         read_file("/dev/zero")
 
 
+@pytest.mark.slow
 def test_a_large_valid_file_is_read_soon() -> None:
     text = machine("dgx-2:1024").to_json()
     found = promised(lambda: Topology.from_json(text, source="x"))

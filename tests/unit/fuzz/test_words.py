@@ -35,6 +35,7 @@ WORDS: dict[str, tuple[Callable[[str], Any], type[BlinkError], tuple[str, ...]]]
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", list(WORDS))
 @many
 @given(data=st.data())

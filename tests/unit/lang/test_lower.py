@@ -38,6 +38,7 @@ def agrees(made: Algorithm, call: Call, seed: int = 0) -> None:
             assert got is None or want is None or np.array_equal(got, want), f"{made.name}: rank {rank}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", RANKS)
 def test_every_algorithm_of_the_library_equals_numpy(n: int) -> None:
     for made in of_ranks(n):
@@ -48,6 +49,7 @@ def test_every_algorithm_of_the_library_equals_numpy(n: int) -> None:
         agrees(made, call_of(made.collective, n, 40, uneven=True))
 
 
+@pytest.mark.slow
 @given(collective=st.sampled_from(COLLECTIVES), n=st.integers(1, 6), chunks=st.integers(1, 5),
        count=st.sampled_from([0, 1, 7, 100, 1003]), uneven=st.booleans(), seed=st.integers(0, 2**32))  # fmt: skip
 @settings(max_examples=300, deadline=None)
@@ -101,6 +103,7 @@ def test_what_no_result_needs_is_dropped() -> None:
     assert [(c.writer, c.readers) for c in program.channels] == [(0, (1,)), (0, (2,))]
 
 
+@pytest.mark.slow
 def test_a_program_of_2000_steps_is_made_and_proved_with_little_work() -> None:
     call = call_of("allreduce", 32, 100_000)
     with Effort() as effort:
@@ -143,6 +146,7 @@ def right_in_place(program: Program) -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_stored_before_it_was_read_is_wrong_in_place_and_refused() -> None:
     program = read_twice()
     assert not all(right_in_place(program)), "a rank that folds early overwrites what it has still to send"
@@ -150,6 +154,7 @@ def test_what_is_stored_before_it_was_read_is_wrong_in_place_and_refused() -> No
         check_in_place(program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multicast", [False, True])
 def test_one_stage_reads_an_input_and_others_of_its_rank_have_it_from_there(multicast: bool) -> None:
     program = library.one_step(2).program(
@@ -159,6 +164,7 @@ def test_one_stage_reads_an_input_and_others_of_its_rank_have_it_from_there(mult
     assert all(right_in_place(program))
 
 
+@pytest.mark.slow
 @given(n=st.integers(2, 5), chunks=st.integers(1, 4), seed=st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_written_is_right_in_place(n: int, chunks: int, seed: int) -> None:

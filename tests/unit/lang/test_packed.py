@@ -26,6 +26,7 @@ def without_lines(made: Algorithm) -> Algorithm:
     return msgspec.structs.replace(made, nodes=nodes)
 
 
+@pytest.mark.slow
 @given(collective=st.sampled_from(COLLECTIVES), n=st.integers(1, 5), seed=st.integers(0, 2**32))
 @settings(max_examples=150, deadline=None)
 def test_a_packing_and_its_text_are_one_algorithm(

@@ -91,6 +91,7 @@ def test_a_program_of_the_plan_is_the_algorithms(collective: Collective) -> None
     assert max(slots) * program.depth * program.chunk * 4 <= 1 << 18
 
 
+@pytest.mark.slow
 def test_explain_names_it_and_prices_it_beside_the_trees() -> None:
     plan = with_algorithms(make_plan(DGX, collectives=["allreduce"]), [library.ring(8)], {})
     call = call_of_bytes("allreduce", 8, 64 << 20)

@@ -285,6 +285,7 @@ def test_a_flow_or_the_first_fault() -> None:
         flow_of(file("allreduce", [], []), source="y.xml")
 
 
+@pytest.mark.slow
 def test_a_file_of_twelve_thousand_steps_is_proved() -> None:
     made = export(ring_allreduce(16, 8), name="ring", channels=8, instances=3)
     report, flow = judged(parse_xml(write_xml(made)))

@@ -15,6 +15,7 @@ from tests.unit.lang_xml.mutations import MUTATIONS, PEER, campaign, main
 from tests.unit.lang_xml.test_check import file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [11, 12, 13])
 def test_proved_or_refused_for_a_true_reason(seed: int) -> None:
     found, wrong = campaign(180, seed)
@@ -25,6 +26,7 @@ def test_proved_or_refused_for_a_true_reason(seed: int) -> None:
     assert found.total() == 180
 
 
+@pytest.mark.slow
 def test_a_checker_that_sees_no_races_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values.Execution, "_race", lambda *_: None)
     _, wrong = campaign(180, 11)

@@ -124,6 +124,7 @@ def test_a_node_list_is_spelt_out(text: str, names: str) -> None:
     assert " ".join(nodelist(text)) == names
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2000), st.integers(0, 50), st.integers(1, 5))
 def test_ranges_keep_their_zeros(low: int, more: int, width: int) -> None:
     text = f"n[{low:0{width}d}-{low + more:0{width}d}]"

@@ -120,6 +120,7 @@ def started(*argv: str, cwd: Path = ROOT, **variables: str) -> subprocess.Comple
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 def test_the_line_starts_ranks() -> None:
     words = ("launch", "-np", "2", "--run", "--", sys.executable, "-c", SIZE)
@@ -157,6 +158,7 @@ SLURM = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @needs_command
 @pytest.mark.mpi_skip
 def test_the_slurm_script_runs_a_program(tmp_path: Path) -> None:
@@ -178,6 +180,7 @@ def test_the_slurm_script_refuses_worlds_of_one(tmp_path: Path) -> None:
     assert "world of" not in done.stdout
 
 
+@pytest.mark.slow
 @needs_command
 @pytest.mark.mpi_skip
 def test_the_pbs_script_runs_a_program(tmp_path: Path) -> None:

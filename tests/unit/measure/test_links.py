@@ -260,6 +260,7 @@ def test_measure_is_for_the_live_machine_as_it_is() -> None:
     assert arguments().measure is None
 
 
+@pytest.mark.slow
 @mpi(ranks=(1, 2), timeout=60)
 def test_the_command_on_cpu_ranks(comm: MPI.Intracomm) -> None:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)

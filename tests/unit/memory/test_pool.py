@@ -51,6 +51,7 @@ def each(stubs: list[Stub], work: Callable[[Any, MemoryPool, Regions], Any], roo
     return found
 
 
+@pytest.mark.slow
 def test_peers_reach_every_place_though_nobody_tells_them_of_it(stubs: list[Stub]) -> None:
     def work(comm: Any, pool: MemoryPool, regions: Regions) -> None:
         opened = list(pool._gpu.opened)  # type: ignore[attr-defined]
@@ -71,6 +72,7 @@ def test_peers_reach_every_place_though_nobody_tells_them_of_it(stubs: list[Stub
     each(stubs, work)
 
 
+@pytest.mark.slow
 def test_one_rank_alone_may_allocate(stubs: list[Stub]) -> None:
     def work(comm: Any, pool: MemoryPool, regions: Regions) -> None:
         at = pool.malloc(MIB) if comm.rank == 1 else 0
@@ -102,6 +104,7 @@ def test_what_is_added_is_mapped_by_all_before_anything_lies_in_it(stubs: list[S
     each(stubs, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["room", "open", "synchronize", "argument"])
 def test_where_one_rank_cannot_grow_no_rank_does(stubs: list[Stub], why: str) -> None:
     def work(comm: Any, pool: MemoryPool, regions: Regions) -> str:
@@ -130,6 +133,7 @@ def test_where_one_rank_cannot_grow_no_rank_does(stubs: list[Stub], why: str) ->
     assert all(wanted[why] in text for text in found), found
 
 
+@pytest.mark.slow
 def test_memory_that_ends_says_what_helps(stubs: list[Stub]) -> None:
     def work(comm: Any, pool: MemoryPool, regions: Regions) -> None:
         class OutOfMemoryError(RuntimeError):
@@ -161,6 +165,7 @@ def test_memory_that_ends_says_what_helps(stubs: list[Stub]) -> None:
     each(stubs, work)
 
 
+@pytest.mark.slow
 def test_a_pool_is_closed_on_all_ranks_or_on_none(stubs: list[Stub]) -> None:
     def work(comm: Any, pool: MemoryPool, regions: Regions) -> None:
         cached = [pool.malloc(MIB)]  # by a library, until it is told to give it back
@@ -186,6 +191,7 @@ def test_a_pool_is_closed_on_all_ranks_or_on_none(stubs: list[Stub]) -> None:
     each(stubs, work)
 
 
+@pytest.mark.slow
 def test_an_array_outlives_its_communicator(stubs: list[Stub]) -> None:
     def work(comm: Any, pool: MemoryPool, regions: Regions) -> tuple[MemoryPool, int]:
         return pool, pool.malloc(MIB)
@@ -198,6 +204,7 @@ def test_an_array_outlives_its_communicator(stubs: list[Stub]) -> None:
         assert (pool.state.size, stubs[rank].allocated) == (0, allocated[rank])
 
 
+@pytest.mark.slow
 def test_what_peers_may_have_mapped_is_not_given_back(stubs: list[Stub]) -> None:
     def work(comm: Any, pool: MemoryPool, regions: Regions) -> None:
         at = pool.malloc(MIB)
@@ -210,6 +217,7 @@ def test_what_peers_may_have_mapped_is_not_given_back(stubs: list[Stub]) -> None
     each(stubs, work)
 
 
+@pytest.mark.slow
 def test_parts_of_a_pool_can_be_registered_and_deregistered_too(stubs: list[Stub]) -> None:
     def work(comm: Any, pool: MemoryPool, regions: Regions) -> None:
         at, other = pool.malloc(MIB), pool._gpu.allocate(MIB)
@@ -231,6 +239,7 @@ def test_parts_of_a_pool_can_be_registered_and_deregistered_too(stubs: list[Stub
     each(stubs, work)
 
 
+@pytest.mark.slow
 def test_a_communicator_has_one_pool_which_is_made_before_it_is_used(
     stubs: list[Stub], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def one_by_one(t: Topology, take: int) -> Counter[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "take"), [("dgx-1v", 3), ("dgx-1p", 4), ("pcie-8", 3), ("mi250", 2)])
 def test_every_set_counts_once_at_its_own_rates(name: str, take: int) -> None:
     t = machine(name)
@@ -70,6 +71,7 @@ def test_gpus_on_one_switch_are_all_alike_and_boxes_are_not_searched_one_by_one(
     assert like(machine("dgx-1v")) == [[r] for r in range(8)]
 
 
+@pytest.mark.slow
 def test_the_machine_may_be_degraded() -> None:
     whole, hurt = (advise(t, 4) for t in (machine("dgx-1v"), modify(machine("dgx-1v"), drop_link=["0-3"])))
     assert whole.choices[0].gpus == (0, 1, 2, 3)

@@ -28,6 +28,7 @@ def call_for(collective: Collective, t: Topology, nbytes: int) -> Call:
     return even_call(collective, t.n, nbytes // 4 // blocks, op=op)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["broadcast", "allreduce", "allgather", "scatter"])
 @pytest.mark.parametrize("gpus", ["0-7", "0-6", "1,4,5,6"])
 def test_no_scheme_is_much_faster_than_the_choice(gpus: str, collective: Collective) -> None:

@@ -53,6 +53,7 @@ def the_best_is_taken(plan: Plan, topology: Topology) -> None:
             assert said.chosen.seconds <= 1.15 * other.seconds, (call, rule, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two-unequal-switches", "three-unlike-boxes"])
 def test_roots_take_different_schemes(name: str) -> None:
     """One scheme for all roots runs at down to 44 % of what the plan has for some of them."""

@@ -22,6 +22,7 @@ from tests.unit.trees.packings import even_call
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_packing_and_the_price() -> None:
     topology = modify(machine("dgx-1v"), gpus="1,4,5,6")
     plan = make_plan(topology)
@@ -41,6 +42,7 @@ def test_the_numbers_are_those_of_the_packing_and_the_price() -> None:
         assert part in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dgx-1v", "dgx-a100", "cpu:4", "pcie-8", "cpu:1"])
 def test_every_collective_is_explained_within_the_width_and_survives_json(name: str) -> None:
     topology = machine(name)

@@ -47,6 +47,7 @@ def call_of_bytes(collective: Collective, n: int, nbytes: int, dtype: str = "int
     return even_call(collective, n, max(1, nbytes // (n if collective in BLOCKED else 1)), dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 @pytest.mark.parametrize(
     "algo",

@@ -50,6 +50,7 @@ def parts(n: int) -> list[tuple[Collective, int]]:
     return [(c, root) for c in (*COLLECTIVES, *CARRIED) for root in (range(n) if c in ROOTED else (-1,))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two-unequal-switches", "cpu:3", "dgx-a100:2"])
 def test_parts_in_any_order_are_a_plan(name: str) -> None:
     """Every call takes the row and the packing that it has where it is planned for alone."""

@@ -40,6 +40,7 @@ TABLE: dict[str, dict[int, tuple[Any, ...]]] = {
 FROM_3 = {"dgx-1v": (46, 1.78, 5.0, 2.54, 8.0), "dgx-1p": (14, 1.40, 2.0, 1.71, 3.2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TABLE))
 def test_the_table_of_a_dgx_1(name: str) -> None:
     found = survey(machine(name))

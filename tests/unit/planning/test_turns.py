@@ -29,6 +29,7 @@ def made(request: pytest.FixtureRequest) -> tuple[Topology, Plan]:
     return topology, make_plan(topology, collectives=ROOTED)
 
 
+@pytest.mark.slow
 def test_one_root_is_planned_and_serves_all(made: tuple[Topology, Plan]) -> None:
     topology, plan = made
     assert {p.root for p in plan.packings} == {0}

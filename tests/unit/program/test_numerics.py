@@ -127,6 +127,7 @@ def call_of(case: Case) -> Call:
     return Call(kind, case.n, counts, case.dtype, case.op, root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_scheme(name: str, collective: str) -> None:

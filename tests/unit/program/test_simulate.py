@@ -174,6 +174,7 @@ EXACT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "alltoall"])
 @pytest.mark.parametrize(("name", "gpus"), EXACT)
 def test_large_vectors_approach_the_rate_and_never_beat_the_bound(
@@ -217,6 +218,7 @@ def test_extrapolation_agrees_with_the_line_through_larger_simulations() -> None
     assert whole - half == pytest.approx(2 * (half - quarter), rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_gibibyte_on_eight_gpus_is_priced_with_little_work() -> None:
     """A part of its chunks is simulated, and the others follow from it."""
     topology = machine("dgx-1v")

@@ -50,6 +50,7 @@ def call_with(collective: Collective, n: int, counts: list[int], dtype: str, roo
     return replace(call, counts=tuple(counts[:n])) if collective == "reduce_scatter" else call
 
 
+@pytest.mark.slow
 @given(
     collective=KINDS, n=st.integers(1, 7), seed=st.integers(0, 2**32),
     dtype=st.sampled_from(["float32", "bfloat16", "int8", "complex128"]),
@@ -77,6 +78,7 @@ def templates(plan: Plan, collective: Collective, dtype: str) -> list[tuple[Pack
     return [(p, Template(p, call, chunk_bytes=8192, depth=3)) for p, call in calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_templates_of_every_plan(collective: Collective, name: str) -> None:

@@ -26,6 +26,7 @@ def programs(call: Call) -> dict[Wire, Program]:
     return {wire: program_for(p, call, choose(p, call)) for wire, p in plans.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ROUNDOFF)
 @pytest.mark.parametrize("collective", ["allreduce", "reduce", "reduce_scatter"])
 def test_nothing_wider_than_the_operands_travels_and_sums_are_as_exact_as_the_manual_says(

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tests.harness import ROOT
 from tests.tree import PACKAGE, sources
 
@@ -107,6 +109,7 @@ def test_cycles_are_found() -> None:
     assert cycles(imports) == [["a", "b", "c"], ["d", "e"]]
 
 
+@pytest.mark.slow
 def test_no_packages_import_each_other() -> None:
     """From the source, whatever the contract says. Modules beside the packages (``errors.py``) count as one each."""
     imports = imports_between_packages()
@@ -217,6 +220,7 @@ class Own(Base):
     assert sorted(reached_into(ast.parse(source))) == [(2, "_hidden"), (3, "_inductor"), (9, "_count"), (10, "_name")]
 
 
+@pytest.mark.slow
 def test_private_names_stay_in_their_modules() -> None:
     found = [(str(path), line, name) for path, tree in parsed().items() for line, name in reached_into(tree)]
     assert not [place for place in found if place[2] not in OF_OTHERS], "give it a public name and a docstring"

@@ -91,6 +91,7 @@ def test_the_plain_forms_are_found(text: str, lines: list[int]) -> None:
     assert hasty(f"def test():\n  {text}") == [line + 1 for line in lines]
 
 
+@pytest.mark.slow
 def test_no_assertion_measures_the_machine() -> None:
     files = sorted(path for path in Path(ROOT, "tests").rglob("*.py") if path != Path(__file__))
     found = [f"{path.relative_to(ROOT)}:{line}" for path in files for line in hasty(path.read_text(encoding="utf-8"))]

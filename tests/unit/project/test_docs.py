@@ -94,6 +94,7 @@ def shown() -> list[Any]:
     return [pytest.param(c, out, id=f"{Path(name).stem}:{c}") for name in DOCS for c, out in consoles(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize(("command", "expected"), shown())
 def test_a_console_block_shows_what_the_command_prints(command: str, expected: list[str]) -> None:
@@ -118,6 +119,7 @@ def run_on_ranks(n: int, command: str) -> str:
     return outcome.output
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 def test_the_examples_of_the_readme_run() -> None:
     rows = table("README.md", "command")
@@ -142,6 +144,7 @@ def mentioned() -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", mentioned())
 def test_every_command_line_can_be_parsed(command: str) -> None:
     words = [word for word in shlex.split(command)[1:] if word not in ("COMMAND", "...")]
@@ -181,6 +184,7 @@ def readme_program() -> str:
     return text_of(PROGRAM).partition('"""\n\n')[2]
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_first_program_runs(n: int) -> None:
@@ -267,6 +271,7 @@ def test_every_package_has_a_paragraph_that_names_its_files() -> None:
 # ---------------------------------------------------------------- links and names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOCS)
 def test_links_and_paths_lead_somewhere(name: str) -> None:
     text = text_of(name)

@@ -17,6 +17,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_the_error_ends_with_the_remedy(what: str) -> None:
     if "torch" in PROGRAMS[what] and find_spec("torch") is None:

@@ -110,6 +110,7 @@ def headers(wheel: Path) -> Message:
 # ---------------------------------------------------------------- what is in them
 
 
+@pytest.mark.slow
 def test_the_archive_holds_the_tree_and_no_links(build: Build) -> None:
     with tarfile.open(build.sdist) as archive:
         members = archive.getmembers()
@@ -193,6 +194,7 @@ def on_ranks(installed: Installed, n: int, *argv: str | Path) -> str:
     return outcome.output
 
 
+@pytest.mark.slow
 def test_it_is_the_wheel_that_is_imported(installed: Installed) -> None:
     program = "import blinkmpi, blinkmpi.topology, blinkmpi.trees as t; print(blinkmpi.__file__, t.__file__)"
     done = run(installed.bin / "python", "-c", program, cwd=installed.elsewhere, env=environment())
@@ -200,6 +202,7 @@ def test_it_is_the_wheel_that_is_imported(installed: Installed) -> None:
     assert done.stdout.split() == [str(below / "__init__.py"), str(below / "trees" / "__init__.py")], done.stderr
 
 
+@pytest.mark.slow
 def test_the_first_program_runs_from_the_wheel(installed: Installed) -> None:
     printed = on_ranks(installed, 4, installed.bin / "python", "replace_mpi4py.py")
     assert printed.count("allreduce of 4 MiB, float32 sum, 4 ranks") == 1
@@ -207,10 +210,12 @@ def test_the_first_program_runs_from_the_wheel(installed: Installed) -> None:
         assert "C executor, compiled by" in printed
 
 
+@pytest.mark.slow
 def test_the_doctor_runs_from_the_wheel(installed: Installed) -> None:
     assert "a job would run here" in on_ranks(installed, 2, installed.bin / "blinkmpi", "doctor")
 
 
+@pytest.mark.slow
 def test_commands_need_no_mpi_where_a_machine_is_named(installed: Installed) -> None:
     env = environment(MPI4PY_LIBMPI="/no/libmpi.so")
     done = run(installed.bin / "blinkmpi", "plan", "dgx-1v", cwd=installed.elsewhere, env=env)

@@ -150,6 +150,7 @@ def test_every_error_has_its_remedy_and_is_public() -> None:
         assert bases == [also] * bool(also), name
 
 
+@pytest.mark.slow
 @pytest.mark.mpi_skip
 def test_examples_of_pages_and_docstrings_give_what_they_say() -> None:
     outcome = run_command(1, [sys.executable, "-m", "tests.unit.project.run_examples"], timeout=60, cwd=ROOT)

@@ -70,6 +70,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
     return [set(json.loads((folder / str(rank)).read_text(encoding="utf-8"))) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_a_rank_loads_what_opening_needs(ranks: list[set[str]]) -> None:
     for modules in ranks:
         assert not below(modules, *OTHERS, *NO_RANK)

@@ -315,6 +315,7 @@ def test_kernels_compare_all_calls_so_far(algo: str, monkeypatch: pytest.MonkeyP
     with_calls(work, algo=f"allreduce:{algo}")
 
 
+@pytest.mark.slow
 def test_a_table_that_is_held_keeps_its_memory() -> None:
     gpu = CountingGpu()
     memory = TableMemory(gpu, lambda: 7)  # type: ignore[arg-type]

@@ -53,6 +53,7 @@ def alive(refs: list[Any]) -> list[bool]:
     return [ref() is not None for ref in refs]
 
 
+@pytest.mark.slow
 def test_operands_live_until_the_work_on_them_is_through() -> None:
     gpu = FakeGpu()
     kept, refs = OperandsInFlight(gpu), []  # type: ignore[arg-type]
@@ -75,6 +76,7 @@ def test_operands_live_until_the_work_on_them_is_through() -> None:
     assert alive(refs) == [False] * (CALLS + 2) + [True]
 
 
+@pytest.mark.slow
 def test_a_graphs_operands_are_its_owners() -> None:
     gpu = FakeGpu()
     kept, array = OperandsInFlight(gpu), Array()  # type: ignore[arg-type]
@@ -93,6 +95,7 @@ def test_a_torch_without_cuda_is_not_asked_for_streams() -> None:
     kept.keep((Array(), "sum"), NBYTES, 5)
 
 
+@pytest.mark.slow
 def test_torch_is_told_of_the_stream_of_a_long_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
 
@@ -112,6 +115,7 @@ def test_torch_is_told_of_the_stream_of_a_long_tensor(monkeypatch: pytest.Monkey
     assert alive(refs) == [False, True], "torch keeps its own memory, we the other's"
 
 
+@pytest.mark.slow
 def test_a_persistent_call_keeps_its_buffers_until_it_is_freed() -> None:
     array = Array()
     ref = weakref.ref(array)

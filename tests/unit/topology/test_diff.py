@@ -148,6 +148,7 @@ def test_plan_diff_needs_no_machine(blink: Any, files: Path) -> None:
     assert (code, "leave out TOPOLOGY" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_plan_diff_says_equal_roots_once(blink: Any, tmp_path: Path) -> None:
     for name, made in (("a", machine("dgx-1v")), ("b", machine("dgx-1v").scale("nvlink", 0.5))):
         (tmp_path / name).write_text(trees_of(made, "reduce").to_json())

@@ -43,6 +43,7 @@ def test_json_keeps_everything(made: Topology) -> None:
     assert again.to_json() == made.to_json()
 
 
+@pytest.mark.slow
 @given(topologies(), st.randoms())
 def test_a_subset_keeps_the_direct_links_between_its_devices(made: Topology, chance: object) -> None:
     order = list(range(made.n))
@@ -58,6 +59,7 @@ def test_a_subset_keeps_the_direct_links_between_its_devices(made: Topology, cha
         assert len(near) >= (1 if switch.kind == "memory" else 2), "a switch that leads nowhere"
 
 
+@pytest.mark.slow
 @given(topologies())
 def test_every_machine_can_be_shown(made: Topology) -> None:
     assert text_of(made)

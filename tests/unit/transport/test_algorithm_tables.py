@@ -170,6 +170,7 @@ def kernels(it: Algorithm, dtype: str, op: str, rows: int) -> str:
     return stages_source(program.call, kinds, row_words(program, rank), it.n, rows=rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3])
 def test_kernels_compile(rows: int) -> None:
     """Those of the most channels; a CTA of several rows may spill a little."""

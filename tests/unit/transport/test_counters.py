@@ -59,6 +59,7 @@ def test_a_full_page_and_long_names_are_counted_with_the_others() -> None:
     assert "others" in str(stats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c != "barrier"])
 def test_both_ends_of_a_link_count_the_same(collective: str) -> None:
     program = program_of("dgx-1v", collective)

@@ -117,6 +117,7 @@ USUAL = [("sm_90", 8, *ONE_HOP[0]), ("sm_70", 8, *ONE_HOP[0])]
 GRID = [(arch, n, *pair) for arch in GENERATIONS for n in ((2, 3, 8) if arch == "sm_90" else (8,)) for pair in ONE_HOP]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "n", "dtype", "op"), long_but(USUAL, GRID))
 def test_one_hop_kernels(arch: str, n: int, dtype: str, op: str) -> None:
     call = Call("allreduce" if op else "allgather", n, (1000,), dtype, op)
@@ -126,6 +127,7 @@ def test_one_hop_kernels(arch: str, n: int, dtype: str, op: str) -> None:
         check(where, threads, used)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "n"), long_but([("sm_90", 2)], [("sm_80", 4), ("sm_90", 2), ("sm_90", 8), ("sm_90", 16)])
 )
@@ -137,6 +139,7 @@ def test_kernels_of_groups(arch: str, n: int) -> None:
         check(f"{arch} n={n} {where}", threads, used)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", long_but(["hgx-h200 x 4"], MACHINES))
 def test_stages_of_every_plan(name: str) -> None:
     folds, moves = kernels(name, FOLDS, "bfloat16", "sum", most=5), kernels(name, MOVES, "int8", most=3)
@@ -145,6 +148,7 @@ def test_stages_of_every_plan(name: str) -> None:
         check(f"{name} {kernel}", STAGES, used, slack=SLACK if i < len(folds) else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", long_but(["bfloat16"], ["bfloat16", "float32"]))
 @pytest.mark.parametrize("name", long_but(["hgx-h200 x 4"], ["hgx-h200 x 4", "dgx-1v x 8"]))
 def test_scans_and_alltoalls(name: str, dtype: str) -> None:
@@ -155,6 +159,7 @@ def test_scans_and_alltoalls(name: str, dtype: str) -> None:
         check(f"{name} {kernel}", STAGES, used, slack=SLACK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [a for a in GENERATIONS if a != "sm_90"])
 @pytest.mark.parametrize("name", long_but(["hgx-h200 x 8"], ["hgx-h200 x 8", "dgx-1v x 8"]))
 def test_stages_of_every_generation(arch: str, name: str) -> None:
@@ -165,6 +170,7 @@ def test_stages_of_every_generation(arch: str, name: str) -> None:
         check(f"{arch} {name} {kernel}", STAGES, used, slack=SLACK if i < len(folds) else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", long_but(("bfloat16", "float32", "float8_e4m3fn", "int8", "int64", "bool"), DTYPES))
 def test_every_operation_of_every_type(dtype: str) -> None:
     wide = accumulator_of(dtype) != dtype_of(dtype)
@@ -272,6 +278,7 @@ def registers(arch: str, rows: dict[str, dict[str, tuple[str, str]]]) -> dict[st
     return {row: {kernel: next(made)[name].registers for kernel, (_, name) in of.items()} for row, of in rows.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RESULT.exists(), reason="not in a checkout: an archive has no benchmarks")
 def test_the_file_of_registers_is_of_these_kernels() -> None:
     """All names, and the registers of two kernels that are quickly compiled."""

@@ -64,6 +64,7 @@ some_calls = given(
 )
 
 
+@pytest.mark.slow
 @some_calls
 @settings(max_examples=300)
 def test_direct_writes_every_byte_once_and_right(

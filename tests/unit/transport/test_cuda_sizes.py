@@ -35,6 +35,7 @@ def sized(collective: Collective, n: int, most: int, dtype: str, root: int, rng:
     return Call(collective, n, tuple(counts), dtype, call.op)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("name", MACHINES)
 def test_many_counts_through_one_table(name: str, depth: int, rng: np.random.Generator) -> None:

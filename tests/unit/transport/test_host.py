@@ -25,6 +25,7 @@ def program_of(plan: Plan, collective: str, count: int = 1 << 16) -> Program:
     return program_for(plan, call, plan.rule(collective, 1 << 40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu:4", "dgx-1v", "dgx-2"])
 @pytest.mark.parametrize("collective", [*MOVING, *REDUCING])
 def test_what_is_read_from_a_buffer_lies_there(name: str, collective: str) -> None:

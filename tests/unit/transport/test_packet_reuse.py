@@ -166,6 +166,7 @@ def drawn(n: int, many: int, rng: np.random.Generator) -> list[Made]:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_no_rank_takes_data_of_another_call(n: int, rng: np.random.Generator) -> None:
     for _ in range(48 // n):
@@ -178,6 +179,7 @@ def test_without_the_rule_some_rank_does(n: int, rng: np.random.Generator) -> No
     assert any(execute(Machine(n, rng), drawn(n, 30, rng), waits=False) for _ in range(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_every_announcement_can_be_compared(n: int, rng: np.random.Generator) -> None:
     """A sender may be calls ahead; a receiver that missed what it called would take its data for another call's."""

@@ -65,6 +65,7 @@ def greatest(f: Fabric) -> float:
     return float(found.x[-1]) * n
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(machines(most=6, symmetric=False, switches=3))
 def test_the_rate_is_that_of_a_flow_for_every_pair(t: Topology) -> None:
@@ -124,6 +125,7 @@ def seconds_of(found: Packing, t: Topology, nbytes: int) -> float:
     return price(program, found, t).seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("t", "gain"), [
     (DGX, 1.4), (modify(DGX, gpus="0-6"), 1.5), (modify(DGX, gpus="1,4,5,6"), 1.05), (torus(4, dead=False), 1.45),
     (torus(4, dead=True), 1.4), (machine("mi250"), 1.3), (machine("pcie-8:2"), 1.25),
@@ -168,6 +170,7 @@ def test_a_plan_runs_it_and_explains_it(t: Topology) -> None:
         assert t.n == 1 or not packing.optimal or ("no trees can be faster" in told.text()) == trees
 
 
+@pytest.mark.slow
 def test_many_ranks_go_along_the_scatters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(pack.__globals__, "MOST_ALL_TO_ALL", 7)
     assert methods(DGX, "alltoall") == ()
@@ -184,6 +187,7 @@ def test_many_ranks_go_along_the_scatters(monkeypatch: pytest.MonkeyPatch, capsy
         assert not any(p.collective == "alltoall" for p in plan.packings)
 
 
+@pytest.mark.slow
 def test_64_ranks_are_planned_by_one_linear_program_and_their_plan_is_small() -> None:
     at = [(x, y, z) for x in range(4) for y in range(4) for z in range(4)]
     ways = [
@@ -248,6 +252,7 @@ def test_wrong_certificates_are_refused() -> None:
         verify(replace(cut, certificate=fewer), modify(DGX, gpus="1,4,5,6"))
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(machines(most=5, symmetric=False, switches=2), st.integers(0, 99))
 def test_every_method_gives_a_proved_packing(t: Topology, pick: int) -> None:

@@ -89,6 +89,7 @@ def test_rate_is_within_epsilon_of_the_bound(t: Topology, collective: str, epsil
     assert packing.bound >= packing.rate >= (1 - Fraction(epsilon) - Fraction(1, 10**9)) * packing.bound
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(machines(most=6, symmetric=True), st.sampled_from(SPANNING), st.sampled_from(["0", "1/20", "1/4"]))
 def test_ilp_has_no_more_trees_and_loses_no_more_than_stated(t: Topology, collective: str, loss: str) -> None:
@@ -111,6 +112,7 @@ def test_dgx1v_as_in_the_paper() -> None:
     assert "of any weight" in relaxed.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_extra_methods_are_asked_for_by_name_alone(collective: str) -> None:
     extra = extra_methods(DGX, collective)
@@ -124,6 +126,7 @@ def test_extra_methods_are_asked_for_by_name_alone(collective: str) -> None:
         assert ("meets the bound" in packing.reason) == packing.optimal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", [*SPANNING, "allgather", "reduce_scatter"])
 def test_what_they_plan_runs_and_has_a_price(collective: str) -> None:
     dice = np.random.default_rng(7)
@@ -152,6 +155,7 @@ def test_impossible_options(options: MethodOptions, words: str) -> None:
         pack(DGX, "broadcast", method="mwu", options=options)
 
 
+@pytest.mark.slow
 def test_solvers_do_not_print(capfd: pytest.CaptureFixture[str]) -> None:
     """The standard output belongs to whoever asked for the plan."""
     assert pack(machine("mi250"), "allreduce", method="mwu+ilp").rate > 0

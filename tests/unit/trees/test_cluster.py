@@ -31,6 +31,7 @@ def units(packing: Packing) -> Fraction:
     return packing.rate / 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", TREES)
 @pytest.mark.parametrize(
     "name", ["dgx-a100:3", "dgx-a100:4", "mi250:4", "dgx-1v:2", "dgx-1p:3", "dgx-2:3", "hgx-h200:8"]
@@ -53,6 +54,7 @@ def test_known_allgather_rates_in_gbps(name: str, rate: Fraction, depth: int) ->
     assert len(packing.trees) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("boxes", "rate"), [(4, Fraction(740, 3)), (8, Fraction(1480, 7)), (16, Fraction(2960, 15))])
 def test_one_slow_card(boxes: int, rate: Fraction) -> None:
     t = slow_card(machine(f"dgx-a100:{boxes}"), 3, 10_000)
@@ -135,6 +137,7 @@ def clusters(draw: st.DrawFn) -> Topology:
     return Topology("cluster", tuple(devices), tuple(switches), tuple(links))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(clusters(), st.sampled_from(TREES), st.integers(0, 99))
 def test_any_cluster_is_proved(t: Topology, collective: str, pick: int) -> None:
@@ -194,6 +197,7 @@ def test_a_rooted_collective_on_rails_takes_a_few_trees_of_each(boxes: int, each
         assert effort.ours < 1500 * topology.n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("boxes", "each", "slow"), [(2, 4, 0), (3, 3, 4), (8, 8, 5), (16, 8, 1), (4, 4, -1)])
 def test_a_slow_card_leaves_the_other_rails_their_rate(boxes: int, each: int, slow: int) -> None:
     topology = rails(boxes, each, slow=slow)

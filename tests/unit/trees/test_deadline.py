@@ -79,6 +79,7 @@ def test_a_plan_may_take_longer_than_one_search_by_default(monkeypatch: pytest.M
     assert max(p.rate / p.bound for p in plan.packings) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_without_time_packings_are_valid_and_state_their_gap(name: str) -> None:
     topology = MACHINES[name]
@@ -97,6 +98,7 @@ def test_without_time_packings_are_valid_and_state_their_gap(name: str) -> None:
         assert "BLINKMPI_PLAN_SECONDS" not in better.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["torus 5x5 less a link", "rails, one slow card"])
 def test_without_time_a_whole_plan_serves_every_call(name: str) -> None:
     topology = MACHINES[name]
@@ -125,6 +127,7 @@ def test_allreduces_on_random_graphs_meet_the_bound() -> None:
         assert found.scheme == "trees"
 
 
+@pytest.mark.slow
 def test_prices_of_many_roots_stay_finite() -> None:
     """The trees of 64 roots raised the price of a narrow link beyond what a double holds."""
     with np.errstate(over="raise", invalid="raise"):

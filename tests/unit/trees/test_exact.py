@@ -256,6 +256,7 @@ def test_two_boxes_of_dies_split_rail_by_rail() -> None:
     assert len(packing.trees) <= 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allgather", "reduce_scatter"])
 def test_every_rank_roots_trees_at_the_bound_on_irregular_graphs_beyond_64_ranks(collective: str) -> None:
     """Chains, which other methods leave there, reach half of it."""

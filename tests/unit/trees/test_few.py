@@ -86,6 +86,7 @@ def test_fewest_broadcast_trees_are_proved_on_every_subset(name: str) -> None:
         assert len(packing.trees) <= len(pack(t, "broadcast").trees)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rates"), [("dgx-1v", {2: 2, 3: 5, 4: 6, 5: 6, 7: 6}), ("dgx-1p", {2: 1, 3: 4, 4: 4, 7: 4})]
 )
@@ -99,6 +100,7 @@ def test_broadcast_under_a_limit_on_depth(name: str, rates: dict[int, int]) -> N
         pack(machine(name), "broadcast", method="few", options=MethodOptions(max_depth=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(LANE))
 def test_allreduce_keeps_its_rate_at_radius_two(name: str) -> None:
     packing = pack(machine(name), "allreduce", method="few", options=MethodOptions(max_depth=2))
@@ -106,6 +108,7 @@ def test_allreduce_keeps_its_rate_at_radius_two(name: str) -> None:
     assert packing.depth == 2
 
 
+@pytest.mark.slow
 def test_broadcast_under_a_limit_on_trees() -> None:
     for count, units in {1: 2, 2: 4, 3: 5, 4: 6, 9: 6}.items():
         packing = pack(machine("dgx-1v"), "broadcast", method="few", options=MethodOptions(max_trees=count))
@@ -148,12 +151,14 @@ def test_a_graph_with_too_many_trees_to_list(t: Topology, collective: str, depth
     assert "a pool" in shallow.reason or "as many as" in shallow.reason
 
 
+@pytest.mark.slow
 def test_the_pool_on_sixteen_ranks() -> None:
     packing = pack(machine("mi250"), "broadcast", method="few", options=MethodOptions(max_depth=7))
     assert packing.depth <= 7
     assert packing.rate >= Fraction(1, 2) * packing.bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
 def test_the_front_is_one(collective: str) -> None:
     found = pareto(machine("dgx-1v"), collective)
@@ -167,6 +172,7 @@ def test_the_front_is_one(collective: str) -> None:
     assert front(found) == found
 
 
+@pytest.mark.slow
 def test_the_cost_model_takes_shallow_trees_for_short_vectors_and_the_rate_for_long_ones() -> None:
     dgx = machine("dgx-1v")
     found = pareto(dgx, "broadcast")

@@ -65,6 +65,7 @@ def test_number_of_joined_subsets() -> None:
     assert [sum(len(s) == size for s in SUBSETS) for size in range(2, 9)] == [16, 32, 56, 56, 28, 8, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["broadcast", "allreduce", "allgather"])
 def test_every_dgx1v_subset_is_optimal(collective: str) -> None:
     for some in SUBSETS:
@@ -144,6 +145,7 @@ def test_pcie_is_used_where_nvlink_does_not_join(collective: str) -> None:
     assert packing.optimal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", MOVING)
 def test_machines_of_the_catalogue(collective: str) -> None:
     for name in ("dgx-1p", "dgx-a100", "pcie-8", "mi250"):

@@ -27,6 +27,7 @@ COUNTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(LANE))
 def test_counts_by_size(name: str) -> None:
     found: dict[int, Counter[int]] = {}

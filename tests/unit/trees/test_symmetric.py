@@ -61,6 +61,7 @@ def test_links_of_an_orbit_carry_the_same(collective: str) -> None:
         assert all(arc in f.arcs for edge in tree.edges for arc in pairwise(edge.path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", FROM_ALL)
 @pytest.mark.parametrize("spec", ["dgx-a100:3", "dgx-1v:2", "mi250:2"])
 def test_it_is_chosen_only_where_nothing_before_it_is_as_good(spec: str, collective: str) -> None:
@@ -80,6 +81,7 @@ def test_boxes_with_a_network_for_each_gpu_number(boxes: int, collective: str) -
     assert packing.depth <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", FROM_ALL)
 @pytest.mark.parametrize(
     "topology", [rails(3, 4, slow=5), rails(8, 8, slow=9), machine("dgx-1v:8"), machine("mi250:2")]
@@ -109,6 +111,7 @@ def test_a_search_that_is_late_ends_with_a_packing(collective: str) -> None:
     assert "time for planning" in packing.reason
 
 
+@pytest.mark.slow
 def test_exact_is_listed_for_many_ranks_only_where_it_is_chosen() -> None:
     topology = machine("dgx-a100:2")
     for collective in ("allgather", "broadcast"):

@@ -79,6 +79,7 @@ def test_a_terminal_shows_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         assert hidden.bar is None
 
 
+@pytest.mark.slow
 def test_elsewhere_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with StderrBar() as progress:

@@ -86,6 +86,7 @@ def warp(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "blocks.so"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", range(16))
 def test_a_block_moves_from_anywhere_to_anywhere(warp: ctypes.CDLL, to: int, rng: np.random.Generator) -> None:
     """Every byte of the block is loaded and stored once, and none beside it."""
