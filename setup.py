@@ -37,7 +37,18 @@ def packages() -> dict[str, str]:
 PACKAGES = packages()
 
 CUDA = ["nvidia-ml-py>=12"]
-QUICK = ["hypothesis>=6.100", "pytest>=8.3", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
+QUICK = [
+    "hypothesis>=6.100",
+    "matplotlib>=3.8",
+    "networkx>=3.3",
+    "packaging>=24.0",
+    "pytest>=8.3",
+    "pytest-mpi>=0.6",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
+    "setuptools>=77",
+    *CUDA,
+]
 DOCS = ["matplotlib>=3.8", "myst-parser>=5.2", "pydata-sphinx-theme>=0.24", "sphinx>=9.0"]
 
 EXTRAS = {
@@ -58,17 +69,13 @@ EXTRAS = {
         "cffconvert>=2.0",
         "import-linter>=2.3",
         "mypy>=1.13",
-        "networkx>=3.3",
-        *CUDA,
         "nvidia-cuda-nvrtc==13.0.*; sys_platform == 'linux'",
         "nvidia-cuda-nvrtc-cu12>=12,<13; sys_platform == 'linux'",
-        "packaging>=24.0",
         "pre-commit>=4.0",
         "pytest-cov>=6.0",
         "ruff>=0.9",
         "scikit-learn>=1.4",
         "scipy-stubs>=1.14",
-        "setuptools>=77",
         "types-networkx>=3.4",
     ],
 }

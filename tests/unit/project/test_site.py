@@ -114,6 +114,7 @@ def test_every_setting_error_and_picture_has_its_place(site: Path, pages: dict[P
     assert drawn == [*commands, "ring.svg"]
 
 
+@pytest.mark.slow
 def test_a_page_that_no_list_names_comes_last(tmp_path: Path) -> None:
     listed = "# How it works\n\n```{toctree}\n:hidden:\n\ndesign\n```\n"
     for name, text in (("index", ""), ("design", ""), ("new", ""), ("internals", listed), ("guide", listed)):
