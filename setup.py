@@ -46,6 +46,7 @@ QUICK = [
     "pytest-mpi>=0.6",
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.6",
+    "pyyaml>=6.0",
     "setuptools>=77",
     *CUDA,
 ]
