@@ -95,7 +95,7 @@ def test_copies_do_not_beat_the_table(comm: MPI.Intracomm) -> None:
     with common_folder(comm) as folder:
         text, _ = measure(comm, folder, "--measure", "--json")
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        machine = cli_topo.live_machine(comm, node)
+        machine = cli_live.live_machine(comm, node)
         node.Free()
     if comm.rank:
         return
