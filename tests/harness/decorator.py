@@ -39,6 +39,8 @@ def mpi(
     def decorate(body: Callable[..., object]) -> Callable[..., None]:
         def item(nranks: int, request: pytest.FixtureRequest, **params: object) -> None:
             if inline(request.config):
+                if own_job:
+                    pytest.skip("needs a job of its own")
                 _run_here(body, nranks, request, params, timeout=timeout, env=env)
                 return
             run = run_ranks if own_job else request.getfixturevalue("pools").run
