@@ -27,7 +27,7 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)  # before any test's own fixtures change the environment
 def pools() -> Iterator[Pools]:
     """The ranks that tests share; an error of the last test says so if they do not end well."""
     with Pools() as made:
