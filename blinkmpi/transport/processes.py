@@ -6,6 +6,7 @@ processes that the same launcher started on this machine can be told by the rank
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from .control_pages import process_state, start_time
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMIX_RANK=", b"PMI_RANK=", b"SLURM_PROCID=")
+CREDENTIALS = struct.Struct("3i")  # process, user and group, as SO_PEERCRED gives them
 WORDS = {
     "running": "runs",
     "stopped": "is stopped (SIGSTOP or a debugger)",
@@ -47,6 +49,13 @@ def own() -> JobProcess:
     """This process."""
     boot = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else ""
     return JobProcess(socket.gethostname(), boot, os.getpid(), start_time(os.getpid()) or 0)
+
+
+def peer_of(connected: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a Unix socket, as the kernel knows them."""
+    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(told)
+    return pid, uid
 
 
 def learn(found: dict[int, JobProcess]) -> None:

@@ -3,28 +3,36 @@
 While a process has a communicator, a thread of it sleeps in ``accept`` on a socket (in Linux's abstract namespace, so
 there is no file) and answers each connection of the same user with the stack of the main thread, and with the exchanges
 that the process has come to. It costs nothing while nobody asks.
+
+Abstract names belong to whoever binds them first, whatever user that is. So a name ends in random letters, which nobody
+can take beforehand; who asks finds it in the kernel's list of sockets, and asks only a listener of which the kernel
+says that it is that process, of the same user.
 """
 
 import os
+import secrets
 import socket
-import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import msgspec
 
+from ..util.text import brief
 from .control_pages import start_time
-from .processes import VISIBLE, JobProcess
+from .processes import VISIBLE, JobProcess, peer_of
 
 ASK_SECONDS = 1.0
 FRAMES = 12  # of a stack that are told, the innermost ones
-LONGEST = 64 << 10
+LONGEST = 64 << 10  # bytes of an answer
+SOCKETS = Path("/proc/net/unix")
 CAME_TO: dict[str, int] = {}  # by the name of a communicator: the last of its exchanges that this process has begun
 
 
-class Answer(msgspec.Struct):
+class Answer(msgspec.Struct, forbid_unknown_fields=True):
     """What a process says."""
 
     stack: list[str]  # of the main thread, the innermost frame last
@@ -46,7 +54,7 @@ class _Service:
                 return
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                listener.bind(_address(os.getpid(), start_time(os.getpid()) or 0))
+                listener.bind(b"\0" + _name(os.getpid(), start_time(os.getpid()) or 0) + secrets.token_hex(8).encode())
                 listener.listen(64)
             except OSError:  # not Linux: who asks says that there was no answer
                 listener.close()
@@ -79,21 +87,51 @@ def ask(process: JobProcess, seconds: float = ASK_SECONDS) -> Answer | str:
     """What a process says, or why it says nothing, in words."""
     if process not in VISIBLE:
         return "on another machine, and was not asked"
-    since, body = time.monotonic(), bytearray()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        try:
-            asking.settimeout(seconds)
-            asking.connect(_address(process.pid, process.start))
-            while len(body) < LONGEST and (part := asking.recv(LONGEST)):
-                body += part
-                asking.settimeout(max(0.01, seconds - (time.monotonic() - since)))
-            return msgspec.json.decode(body, type=Answer)
-        except TimeoutError:
-            return f"does not answer within {max(0.1, round(seconds, 1)):g} s (it holds Python's lock, or has no time)"
-        except ConnectionRefusedError:
-            return "cannot be asked (it has no communicator of blinkmpi yet)"
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            return f"cannot be asked ({error})"
+    since, body, why_not = time.monotonic(), bytearray(), "it has no communicator of blinkmpi yet"
+    for address in _addresses(process):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            try:
+                asking.settimeout(seconds)
+                asking.connect(address)
+                if another := _is_another(asking, process):
+                    why_not = another
+                    continue
+                while len(body) < LONGEST and (part := asking.recv(LONGEST)):
+                    body += part
+                    asking.settimeout(max(0.01, seconds - (time.monotonic() - since)))
+                return _read(body)
+            except ConnectionRefusedError:  # it closes this moment
+                continue
+            except TimeoutError:
+                return (
+                    f"does not answer within {max(0.1, round(seconds, 1)):g} s (it holds Python's lock, or has no time)"
+                )
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                why_not = brief(str(error))
+    return f"cannot be asked ({why_not})"
+
+
+def _read(body: bytes | bytearray) -> Answer:
+    """An answer, each of whose lines is one line."""
+    answer = msgspec.json.decode(body, type=Answer)
+    return Answer([brief(line) for line in answer.stack[-FRAMES:]], answer.came_to)
+
+
+def _is_another(asking: socket.socket, process: JobProcess) -> str:
+    """Why who listens is not the process that is asked for; empty if it is, and is this user's."""
+    pid, uid = peer_of(asking)
+    if uid != os.getuid():
+        return f"a process of another user, uid {uid}, took its name"
+    return "" if pid == process.pid else f"process {pid} took its name"
+
+
+def _addresses(process: JobProcess) -> Iterator[bytes]:
+    """The addresses that bear a process's name, whoever listens there."""
+    name = b"@" + _name(process.pid, process.start)
+    for line in SOCKETS.read_bytes().splitlines() if SOCKETS.exists() else ():
+        address = line.rpartition(b" ")[2]
+        if address.startswith(name):
+            yield b"\0" + address[1:]
 
 
 def _answer_all(listener: socket.socket) -> None:
@@ -106,8 +144,7 @@ def _answer_all(listener: socket.socket) -> None:
                 return
             with asking:
                 try:
-                    credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-                    if struct.unpack("3i", credentials)[1] in (os.getuid(), 0):
+                    if peer_of(asking)[1] in (os.getuid(), 0):
                         asking.settimeout(ASK_SECONDS)
                         asking.sendall(msgspec.json.encode(Answer(main_stack(), dict(CAME_TO))))
                 except OSError:  # who asked has gone
@@ -124,5 +161,5 @@ def main_stack() -> list[str]:
     return found[::-1]
 
 
-def _address(pid: int, start: int) -> bytes:
-    return f"\0blinkmpi-{pid}-{start}".encode()
+def _name(pid: int, start: int) -> bytes:
+    return f"blinkmpi-{pid}-{start}-".encode()

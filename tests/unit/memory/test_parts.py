@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -144,5 +146,30 @@ def test_processes_of_other_users_are_refused(monkeypatch: pytest.MonkeyPatch) -
         addresses = [address for _, address in ends]
         found = [threads.submit(exchange, ends[rank][0], addresses, rank, [], 5) for rank in range(2)]
         said = [str(one.exception()) for one in found]
-    assert any("of another user" in text for text in said)
-    assert all("of another user" in text or "could not exchange" in text for text in said), "one may hear it first"
+    assert any("another user's process" in text for text in said)
+    assert all("another user's" in text or "could not exchange" in text for text in said), "one may hear it first"
+
+
+KNOCKS = """
+import os, socket, sys, time
+os.setuid(65534)
+for address in sys.argv[1:]:
+    knocking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    knocking.connect(bytes.fromhex(address))
+    knocking.send(b"\\1\\0\\0\\0\\0\\0\\0\\0")
+    print("knocked", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts processes of other users")
+def test_who_is_of_another_user_is_not_heard_and_stops_nobody() -> None:
+    ends = [listen() for _ in range(2)]
+    argv = [sys.executable, "-c", KNOCKS, ends[0][1].hex()]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as other, ThreadPoolExecutor(2) as threads:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"knocked\n"
+        addresses = [address for _, address in ends]
+        found = [threads.submit(exchange, ends[rank][0], addresses, rank, [], 5) for rank in range(2)]
+        assert [one.result() for one in found] == [[[], []], [[], []]]
+        other.kill()

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from blinkmpi.errors import SettingsError
@@ -94,6 +95,73 @@ def test_a_forked_child_neither_answers_nor_ends_the_service(me: JobProcess) -> 
     child.join()
     assert child.exitcode == 0
     assert not isinstance(python_stacks.ask(me), str)
+
+
+def test_a_service_that_is_opened_again_at_once_answers(me: JobProcess) -> None:
+    for _ in range(200):
+        python_stacks.close_service()
+        python_stacks.open_service()
+        assert not isinstance(python_stacks.ask(me), str)
+
+
+TAKEN = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+listener.bind(b"\\0" + sys.argv[1].encode())
+listener.listen()
+print("listens", flush=True)
+while True:
+    listener.accept()[0].sendall(b'{"stack": ["FORGED\\n line \\x1b[31m"], "came_to": {}}')
+"""
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_who_takes_the_name_of_a_process_is_not_believed(me: JobProcess, another: bool) -> None:
+    user = 65534 if another else os.getuid()
+    if another and os.getuid():
+        pytest.skip("only root starts processes of other users")
+    python_stacks.close_service()
+    argv = [sys.executable, "-c", TAKEN, f"blinkmpi-{me.pid}-{me.start}-0123456789abcdef", str(user)]
+    other = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"listens\n"
+        answer = python_stacks.ask(me)
+        assert isinstance(answer, str)
+        assert ("another user, uid 65534" if another else f"process {other.pid}") in answer
+        assert "FORGED" not in stacks_of([0], {0: me})
+        python_stacks.open_service()  # beside it
+        assert not isinstance(python_stacks.ask(me), str)
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"stack": ' + b"[" * 60_000,
+        b'{"deep": ' + b"[" * 60_000,
+        b'{"came_to": ' + b'{"a":' * 12_000,
+        b"\xff",
+        b"{}",
+        b"",
+    ],
+)
+def test_an_answer_that_is_none_is_said_in_words(me: JobProcess, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr(msgspec.json, "encode", lambda _: body)
+    assert "cannot be asked" in str(python_stacks.ask(me))
+
+
+def test_an_answer_cannot_forge_lines(me: JobProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = python_stacks.Answer(["a\nrank 1: forged\x1b[31m"] * 1000, {})
+    body = msgspec.json.encode(said)
+    monkeypatch.setattr(msgspec.json, "encode", lambda _: body)
+    text = stacks_of([0], {0: me})
+    assert "\\n" in text
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == python_stacks.FRAMES + 2  # an empty one, and the heading
 
 
 def awaited(process: JobProcess, state: str) -> str:

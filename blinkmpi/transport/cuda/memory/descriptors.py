@@ -7,13 +7,14 @@ abstract: they are no files, and end with their process.
 import os
 import socket
 import struct
+import time
 from collections.abc import Sequence
 
 from ....errors import DeviceError
+from ...processes import peer_of
 
 TIMEOUT_S = 60.0  # of an answer
 OK = b"ok"
-CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def listen() -> tuple[socket.socket, bytes]:
@@ -43,14 +44,20 @@ def exchange(
             made[-1].send(struct.pack("ii", rank, len(own)))
             for descriptor in own:
                 socket.send_fds(made[-1], [OK], [descriptor])
-        listener.settimeout(timeout_s)
-        for _ in range(len(addresses) - 1):
+        waited = set(range(len(addresses))) - {rank}
+        until = time.monotonic() + timeout_s
+        while waited:
+            listener.settimeout(max(0.001, until - time.monotonic()))
             peer, _ = listener.accept()
             with peer:
+                if not _is_ours(peer):  # anybody may connect, and is not heard
+                    continue
                 peer.settimeout(timeout_s)
-                if not _is_ours(peer):
-                    raise DeviceError("a process of another user spoke on a socket of ours; start the job again")
                 source, many = struct.unpack("ii", peer.recv(8))
+                if source not in waited:
+                    raise DeviceError(f"a process calls itself rank {source} on a socket of rank {rank}; "
+                                      "start the job again")  # fmt: skip
+                waited.remove(source)
                 for _ in range(many):
                     found[source] += socket.recv_fds(peer, len(OK), 1)[1]
     except (OSError, struct.error, DeviceError) as error:
@@ -70,7 +77,9 @@ def _connected(address: bytes, timeout_s: float) -> socket.socket:
     made.settimeout(timeout_s)
     try:
         made.connect(address)
-    except OSError:
+        if not _is_ours(made):
+            raise DeviceError("another user's process listens where a rank should; start the job again")
+    except (OSError, DeviceError):
         made.close()
         raise
     return made
@@ -78,5 +87,4 @@ def _connected(address: bytes, timeout_s: float) -> socket.socket:
 
 def _is_ours(peer: socket.socket) -> bool:
     """Whether the other end is a process of this user."""
-    told = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return bool(CREDENTIALS.unpack(told)[1] == os.getuid())
+    return peer_of(peer)[1] == os.getuid()
