@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from mpi4py import MPI
 
@@ -27,6 +27,7 @@ from .runtime.dispatch import Dispatcher
 from .runtime.entering import enter, enter_group
 from .runtime.process_exit import end_job_on_error
 from .runtime.ranks.mpi import MpiRanks, copy_of, free
+from .runtime.requests import KeptPrequest
 from .topology.model import Topology
 
 PERSISTENT = {
@@ -140,7 +141,8 @@ class Communicator(Planned, GuardedIntracomm):
         if held is not None:
             return held
         own: Callable[..., MPI.Prequest] = getattr(super(Collectives, self), PERSISTENT[method])
-        return own(*(mpi_op(arg) if isinstance(arg, str) else arg for arg in args), info=info)
+        request = own(*(mpi_op(arg) if isinstance(arg, str) else arg for arg in args), info=info)
+        return KeptPrequest(request, args)
 
     # ---- communicators from this one
 
@@ -202,11 +204,19 @@ class Communicator(Planned, GuardedIntracomm):
         if self != MPI.COMM_NULL:
             self.Free()
 
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError(
+            "a communicator belongs to its processes, and cannot be pickled or copied; make another one by Dup(), or "
+            "blinkmpi.Communicator(MPI.COMM_WORLD) where it is needed"
+        )
+
     def _end(self, own: Callable[[], None]) -> None:
-        """Give back what is ours, then what is MPI's, by ``own``."""
+        """Give back what is ours, then what is MPI's, by ``own``; after MPI's end only what is this process's."""
         if self._initialised():
             dispatcher, self._blink = self._blink, None
-            if dispatcher is not None:
+            if dispatcher is not None and MPI.Is_finalized():
+                dispatcher.die(PeerLost("MPI was finalised"))
+            elif dispatcher is not None:
                 dispatcher.close()
             if dispatcher is None or dispatcher.dead is not None:  # freed before, or dead
                 return

@@ -21,6 +21,7 @@ from ..program.call import Call
 from ..program.memory import Buffer, DeviceArray, Segments, address, overlap
 from ..program.reduction import FLOATS, NARROW, Array, check_op, dtype_of
 from ..trees.tree import Collective
+from ..util.numbers import rank_of
 from .buffers import DelegatedToMPI, in_place, op_name, parse
 from .foreign import imported
 
@@ -82,7 +83,7 @@ class Unsettled(msgspec.Struct, frozen=True):
 
 def broadcast(rank: int, n: int, buf: Any, root: int) -> Prepared:
     """``Bcast``: the root's vector to everybody."""
-    check_root(root, n)
+    root = rank_of(root, n)
     buffer = parse(buf, name="buf", writable=rank != root)
     call = Call("broadcast", n, (buffer.count,), buffer.dtype, "", root)
     return Prepared(call, buffer.array if rank == root else None, None if rank == root else buffer.array)
@@ -91,7 +92,7 @@ def broadcast(rank: int, n: int, buf: Any, root: int) -> Prepared:
 def reduce(rank: int, n: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | str, root: int) -> Prepared:
     """``Reduce``: the fold of all vectors to the root."""
     name = op_name(op)
-    check_root(root, n)
+    root = rank_of(root, n)
     if rank == root:
         send, recv = _pair(sendbuf, recvbuf)
         return Prepared(_reduction("reduce", n, (send.count,), send.dtype, name, root), send.array, recv.array)
@@ -114,7 +115,7 @@ def allgather(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
 
 def gather(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Prepared:
     """``Gather``: every rank's block to the root."""
-    check_root(root, n)
+    root = rank_of(root, n)
     if rank == root:
         send, recv = _collected(rank, n, sendbuf, recvbuf)
         return Prepared(Call("gather", n, (send.count,), send.dtype, "", root), send.array, recv.array)
@@ -124,7 +125,7 @@ def gather(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Prepared
 
 def scatter(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Prepared:
     """``Scatter``: the root's blocks, one to each rank."""
-    check_root(root, n)
+    root = rank_of(root, n)
     if rank != root:
         recv = parse(recvbuf, name="recvbuf", writable=True)
         return Prepared(Call("scatter", n, (recv.count,), recv.dtype, "", root), None, recv.array)
@@ -226,12 +227,6 @@ def in_mpi(call: Call) -> bool:
     if call.op == "avg" or (call.op in ("min", "max") and call.dtype in FLOATS):
         return False
     return dtype_of(call.dtype).itemsize >= 4 or call.dtype == "bool"
-
-
-def check_root(root: int, n: int) -> None:
-    """Raise ArgumentError unless ``root`` is a rank."""
-    if not isinstance(root, int | np.integer) or not 0 <= root < n:
-        raise ArgumentError(f"root={root!r}: expected a rank 0..{n - 1}")
 
 
 def memory_like(array: Array | DeviceArray, count: int) -> Array | DeviceArray:

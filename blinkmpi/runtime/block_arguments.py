@@ -21,8 +21,9 @@ from ..program.call import Call
 from ..program.memory import Buffer, DeviceArray, overlap
 from ..program.reduction import DTYPES, Array, check_op
 from ..trees.tree import Collective
+from ..util.numbers import rank_of
 from ..util.text import plural
-from .arguments import Copy, Prepared, Unsettled, check_apart, check_equal, check_root, leaf, memory_like
+from .arguments import Copy, Prepared, Unsettled, check_apart, check_equal, leaf, memory_like
 from .buffers import Blocks, in_place, op_name, parse, parse_blocks
 
 Memory = Array | DeviceArray
@@ -36,7 +37,7 @@ def allgatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
 
 def gatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettled:
     """``Gatherv``: every rank's block to the root."""
-    check_root(root, n)
+    root = rank_of(root, n)
     if rank != root:
         send = leaf(rank, root, sendbuf)
         return _told("gather", n, root, (send.count,), send, Prepared(_some(send), send.array, None))
@@ -47,7 +48,7 @@ def gatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettl
 
 def scatterv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettled:
     """``Scatterv``: the root's blocks, one to each rank."""
-    check_root(root, n)
+    root = rank_of(root, n)
     if rank != root:
         recv = parse(recvbuf, name="recvbuf", writable=True)
         return _told("scatter", n, root, (recv.count,), recv, Prepared(_some(recv), None, recv.array))

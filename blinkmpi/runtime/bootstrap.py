@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec.structs import replace
 
@@ -28,6 +28,7 @@ from ..program.ir import Wire
 from ..topology.model import Topology
 from ..trees.tree import Collective
 from ..util.files import read_file
+from ..util.numbers import whole
 from ..util.settings import LONGEST_S, MOST_CTAS, WIRES, Settings, log, read
 from ..util.text import brief, quoted
 from ..util.together import Comm, from_root, together
@@ -57,6 +58,12 @@ class Options:
     algorithms: tuple[Algorithm, ...] = ()
     wire: str | None = None
 
+    def __post_init__(self) -> None:
+        """Keep Python's numbers in place of NumPy's; what is none is refused by :meth:`check`, on every rank."""
+        if is_time(self.timeout_s):
+            object.__setattr__(self, "timeout_s", float(self.timeout_s))  # type: ignore[arg-type]
+        object.__setattr__(self, "max_ctas", _plain(self.max_ctas))
+
     def check(self) -> None:
         """Raise ArgumentError for a value that no rank could use."""
         if self.timeout_s is not None:
@@ -84,6 +91,11 @@ class Options:
             "algorithms": " ".join(f"{a.name}#{short_hash(a.to_json())}" for a in self.algorithms) or None,
         }
         return ", ".join(f"{k}={v}" for k, v in parts.items() if v is not None) or "no arguments"
+
+
+def _plain(number: Any) -> Any:
+    found = whole(number)
+    return number if found is None else found
 
 
 def settle(comm: Comm, options: Options) -> Settings:

@@ -94,14 +94,14 @@ def parse(spec: Any, *, name: str, writable: bool, blocks: int = 1) -> Buffer:
         DelegatedToMPI: if MPI must do it. BufferTypeError, ArgumentError: with the remedy.
     """
     if not isinstance(spec, list | tuple):
-        return device_buffer(spec, name, writable) or _named(_array(spec, name, writable), name)
-    data, count, displacement, kind = _unpack(spec, name)
+        return device_buffer(spec, name, writable) or _named(flat(spec, name, writable), name)
+    data, count, displacement, kind = unpack(spec, name)
     if data is None or data is MPI.BOTTOM:
         raise DelegatedToMPI(f"{name} is MPI.BOTTOM or None with a datatype")
     if (device := device_buffer(data, f"{name}[0]", writable)) is not None:
         _check_device_type(device.dtype, kind, name)
         return Buffer(device.array[_part(device.count, count, displacement, blocks, name)], device.dtype)
-    array = _array(data, f"{name}[0]", writable)
+    array = flat(data, f"{name}[0]", writable)
     if kind is not None:
         array = _as_type(array, kind, name, whole=count is None)
     _named(array, name)
@@ -147,7 +147,7 @@ def parse_blocks(spec: Any, *, name: str, writable: bool, n: int) -> Blocks:
     """Read one specification of ``n`` blocks, each of a length and at a place of its own; raises as :func:`parse`."""
     data, counts, starts, kind, where = spec, None, None, None, name
     if isinstance(spec, list | tuple):
-        data, counts, starts, kind = _unpack(spec, name, pairs=tuple)
+        data, counts, starts, kind = unpack(spec, name, pairs=tuple)
         where = f"{name}[0]"
     if data is None or data is MPI.BOTTOM:
         raise DelegatedToMPI(f"{name} is MPI.BOTTOM or None")
@@ -155,7 +155,7 @@ def parse_blocks(spec: Any, *, name: str, writable: bool, n: int) -> Blocks:
         _check_device_type(device.dtype, kind, name)
         buffer = device
     else:
-        array = _array(data, where, writable)
+        array = flat(data, where, writable)
         buffer = _named(array if kind is None else _as_type(array, kind, name, whole=counts is None), name)
     if counts is None:
         if buffer.count % n:
@@ -243,7 +243,7 @@ def _still(obj: Any) -> Any:
         return obj
 
 
-def _unpack(
+def unpack(
     spec: list[Any] | tuple[Any, ...], name: str, pairs: Any = (list, tuple)
 ) -> tuple[Any, Any, Any, MPI.Datatype | str | None]:
     """(data, count, displacement, type) of a list or tuple; what is not given is None.
@@ -279,8 +279,10 @@ def _natural(value: Any, what: str) -> int:
     return number
 
 
-def _array(obj: Any, name: str, writable: bool) -> Array:
-    """A flat view of ``obj``, in its own element type."""
+def flat(obj: Any, name: str, writable: bool) -> Array:
+    """A view of ``obj`` as a vector, in its own element type; raises as :func:`parse`."""
+    if obj is MPI.IN_PLACE:
+        raise BufferTypeError(f"{name} is MPI.IN_PLACE, which stands for the other buffer of a call; pass an array")
     if isinstance(obj, np.ndarray):
         array = np.asarray(obj)
     else:

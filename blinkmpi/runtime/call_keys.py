@@ -98,6 +98,8 @@ def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] 
             tensor_on = arg.get_device()
         elif arg is None or kind is int or kind is str:
             key.append(arg)
+        elif isinstance(arg, np.integer | np.bool_ | bool):
+            key.append(int(arg))
         elif kind is MPI.Op:
             key.append(arg.handle)
         elif kind is Algorithm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
@@ -15,6 +16,7 @@ from ..transport.host.transport import LOOK_SECONDS, HostTransport
 from ..transport.interface import PeerDelegates, Refused
 from ..util.together import failure_of
 from .collectives import Invocation
+from .delegation import told
 
 if TYPE_CHECKING:
     from .context import Context
@@ -122,7 +124,12 @@ class RefusedCall(EntryCall):
 class MpiCall(EntryCall):
     """MPI's own collective, under our deadline: it is begun when all ranks have entered the same call.
 
+    Where some ranks came with a call of ours, and others with one that is MPI's alone, all tell what MPI must find
+    equal in a call of its own, and none begins unless it is.
+
     Args:
+        again: gives the number of that call.
+        begun: MPI's request, if it was begun when the user called: an operation may be freed before all have come.
         nbytes: of the call's largest buffer, if that is known.
         why: the reason, if the plan's table is not.
         entered: whether all ranks have entered the call already, with a program, and one of them delegates it.
@@ -138,11 +145,14 @@ class MpiCall(EntryCall):
         timeout_s: float,
         why: str = "",
         *,
+        again: Callable[[], int],
+        begun: MPI.Request | None = None,
         entered: bool = False,
         nbytes: int = 0,
     ) -> None:
         super().__init__(context.host, announcement, timeout_s, nbytes)
         self.context, self.invocation, self.why, self.entered = context, invocation, why, entered
+        self.again, self.begun = again, begun
         self.reusable = not why
 
     def start(self, seq: int) -> None:
@@ -154,21 +164,35 @@ class MpiCall(EntryCall):
 
     def wait(self) -> None:
         """Make MPI's collective when all ranks are there."""
-        why = self.why
+        try:
+            why = self._compared()
+            self.host.raise_abort(self.seq)
+            if why and (error := fallback_error(self.context, self.invocation.name, why)):
+                raise Refused(error)  # strict, on every rank
+        except Refused as refused:
+            if self.begun is not None:  # it will never end
+                raise refused.error from None
+            raise
+        try:
+            request = self.begun if self.begun is not None else self.invocation.begin(self.context.mpi.private)
+        except Exception as error:  # MPI wants other arguments: it has not begun
+            raise Refused(error) from error
+        self._complete(request)
+        self.completed()
+
+    def _compared(self) -> str:
+        """Wait for all ranks, and compare what MPI must find equal; returns why the call is MPI's, if that is said."""
+        why, differ = self.why, self.entered
         if not self.entered:
             try:
                 self._enter()
             except PeerDelegates:
-                why = why or "another rank's arguments are MPI's"
-        self.host.raise_abort(self.seq)
-        try:
-            if why and (error := fallback_error(self.context, self.invocation.name, why)):
-                raise error
-            request = self.invocation.begin(self.context.mpi.private)
-        except Exception as error:  # strict, on every rank; or MPI wants other arguments: it has not begun
-            raise Refused(error) from error
-        self._complete(request)
-        self.completed()
+                why, differ = why or "another rank's arguments are MPI's", True
+        if differ:
+            self.seq = self.again()
+            said = Delegated(self.invocation.name, told(self.invocation, self.context.rank, self.context.n))
+            self.host.barrier(self.seq, said, self.timeout_s)
+        return why
 
     def _complete(self, request: MPI.Request) -> None:
         """Poll MPI's request; look after the peers now and then."""

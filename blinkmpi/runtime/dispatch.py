@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -39,6 +40,7 @@ from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_err
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
 from .cuda.buffers import stream_address
+from .delegation import told
 from .entering import enter
 from .grouping.group import Groups
 from .process_exit import end_with_process, in_child
@@ -61,6 +63,7 @@ class Dispatcher:
         self.context = Context(meet, options, part)
         self.enqueues = options.stream == "current"  # whether calls on GPU memory return before they are through
         self.dead: BaseException | None = None
+        self._inside = 0  # the thread that makes a call through Python
         self.context.rendezvous.give_up = self.die
         self.context.rendezvous.check = lambda: self.host.raise_abort(self.seq)
         self.repeated = RepeatedCalls(self.context.host.native)
@@ -95,6 +98,30 @@ class Dispatcher:
 
     def call(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> None:
         """Make a blocking call; with ``stream``, or on the current one if calls are so made, only put it there."""
+        earlier = self._come_in()
+        try:
+            self._make(method, args, timeout_s, stream)
+        finally:
+            self._inside = earlier
+
+    def _come_in(self) -> int:
+        """Note that this thread is inside a call; returns which one was before: none, or this.
+
+        Raises:
+            ArgumentError: if another one is. Which of the two calls the peers have made is nobody's to know then.
+        """
+        me, other = get_ident(), self._inside
+        if (other and other != me) or self.repeated.inside:
+            error = ArgumentError(
+                f"rank {self.context.rank}: two threads are inside calls of one communicator, which MPI forbids; make "
+                "calls one after another, or give each thread a communicator of its own (comm.Dup()). This one is dead"
+            )
+            self.die(error)
+            raise error
+        self._inside = me
+        return other
+
+    def _make(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> None:
         if self.groups.open and self.groups.note(method, args, timeout_s, stream):
             return
         if self.thread.busy:
@@ -130,8 +157,12 @@ class Dispatcher:
         """Make a blocking call that ``repeated`` has not made, or go on with one that it could not end by itself."""
         if isinstance(begun, bool):
             self.call(method, args, None, stream)
-        else:
+            return
+        earlier = self._come_in()
+        try:
             self._run(partial(begun[0].go_on, *begun[1:]), method, args, None)
+        finally:
+            self._inside = earlier
 
     def _numbered(self, work: Callable[[int], None]) -> None:
         """Make the next call. It gets its number here, where an interrupt between the two ends the communicator."""
@@ -152,6 +183,13 @@ class Dispatcher:
 
     def start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
+        earlier = self._come_in()
+        try:
+            return self._start(method, args, timeout_s, stream)
+        finally:
+            self._inside = earlier
+
+    def _start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         self.groups.refuse(f"I{method.name}")
         self.repeated.shut()  # until a call has waited for it
         invocation = Invocation(method, args)
@@ -163,12 +201,12 @@ class Dispatcher:
             bound = self._guarded(partial(self.cuda.bind, ready, stream, self.deadline(timeout_s)))
             self.launch(bound)
             return self.cuda.request(bound, args)
-        if isinstance(ready, DelegatedOp):  # on every rank
+        begun, held = None, invocation
+        if isinstance(ready, DelegatedOp):  # on every rank; the user may free the operation at once
             if error := fallback_error(self.context, invocation.name, str(ready)):
                 raise error
-            return invocation.begin(self.context.mpi.public)
-        held = invocation
-        if isinstance(ready, DelegatedToMPI):
+            begun = invocation.begin(self.context.mpi.public)
+        elif isinstance(ready, DelegatedToMPI):
             try:
                 held = invocation.held()
             except Exception as error:  # an object that does not show its memory
@@ -176,7 +214,7 @@ class Dispatcher:
 
         def work() -> None:
             try:
-                self.make_prepared(ready, held, self.deadline(timeout_s))
+                self.make_prepared(ready, held, self.deadline(timeout_s), begun)
             finally:
                 held.free()
 
@@ -218,7 +256,14 @@ class Dispatcher:
         return bound
 
     def _bind_host(
-        self, ready: Prepared | Exception, invocation: Invocation, deadline: float, *, blocking: bool, owns: bool
+        self,
+        ready: Prepared | Exception,
+        invocation: Invocation,
+        deadline: float,
+        *,
+        blocking: bool,
+        owns: bool,
+        begun: MPI.Request | None = None,
     ) -> BoundCall:
         """A call on host memory: by a program, by MPI, or one that only tells the peers why it is not made.
 
@@ -226,8 +271,11 @@ class Dispatcher:
         """
         if isinstance(ready, DelegatedToMPI):
             self.groups.check_delegated(invocation)
-            said, entered = Delegated(invocation.name), isinstance(ready, DelegatedByPeer)
-            return MpiCall(self.context, invocation, said, deadline, str(ready), entered=entered)
+            entered, why = isinstance(ready, DelegatedByPeer), str(ready)
+            said = Delegated(invocation.name, "" if entered else told(invocation, self.context.rank, self.context.n))
+            return MpiCall(
+                self.context, invocation, said, deadline, why, again=self._next, entered=entered, begun=begun
+            )
         if not isinstance(ready, Prepared):
             return RefusedCall(self.host, ready, deadline)
         try:
@@ -242,7 +290,7 @@ class Dispatcher:
         if rule is None:
             return entry(self.host, called, deadline) or EntryCall(self.host, called, deadline, nbytes=0)
         held = invocation if owns else invocation.unowned()
-        return MpiCall(self.context, held, called, deadline, nbytes=ready.call.nbytes)
+        return MpiCall(self.context, held, called, deadline, again=self._next, nbytes=ready.call.nbytes)
 
     def _program(self, call: Call, blocking: bool) -> tuple[Rule | None, HostProgram | None]:
         """How to make a call, by the plan's table: its rule and its program.
@@ -292,29 +340,44 @@ class Dispatcher:
 
     def deadline(self, timeout_s: float | None) -> float:
         """The time that a call may wait; a bad one is an error that the peers are told of, in the time of all."""
-        return timeout_s if timeout_s is not None and is_time(timeout_s) else self.context.timeout_s
+        return float(timeout_s) if timeout_s is not None and is_time(timeout_s) else self.context.timeout_s
 
     # ---- starting and waiting, where it is not one step
 
-    def make_prepared(self, ready: Prepared | Unsettled | Exception, invocation: Invocation, deadline: float) -> None:
-        """Bind and make a call whose arguments were checked, in the progress thread."""
+    def make_prepared(
+        self,
+        ready: Prepared | Unsettled | Exception,
+        invocation: Invocation,
+        deadline: float,
+        begun: MPI.Request | None = None,
+    ) -> None:
+        """Bind and make a call whose arguments were checked, in the progress thread; ``begun`` by MPI, if it is so."""
         self.check_alive()
         ready = settled(self, ready, invocation.name, deadline)
-        bound = self._bind_host(ready, invocation, deadline, blocking=False, owns=True)
+        bound = self._bind_host(ready, invocation, deadline, blocking=False, owns=True, begun=begun)
         self._run(partial(self._numbered, bound.run), invocation.method, invocation.args, deadline)
 
     def _delegate(self, invocation: Invocation, timeout_s: float | None) -> None:
         """Make MPI's collective in a call that another rank delegated; all ranks have entered it."""
         self.groups.check_delegated(invocation)
         said, why = Delegated(invocation.name), "another rank's arguments are MPI's"
-        call = MpiCall(self.context, invocation, said, self.deadline(timeout_s), why, entered=True)
+        call = MpiCall(self.context, invocation, said, self.deadline(timeout_s), why, again=self._next, entered=True)
         self._guarded(lambda: call.run(self.seq))
+
+    def _next(self) -> int:
+        """The number of a call that goes with the one that is made."""
+        self.seq += 1
+        return self.seq
 
     def launch(self, bound: BoundCall) -> None:
         """Give a bound call its number and start it, behind all non-blocking calls on host memory."""
-        self.thread.drain()
-        self.check_alive()
-        self._guarded(partial(self._numbered, bound.start))
+        earlier = self._come_in()
+        try:
+            self.thread.drain()
+            self.check_alive()
+            self._guarded(partial(self._numbered, bound.start))
+        finally:
+            self._inside = earlier
 
     def wait(self, bound: BoundCall) -> None:
         """Wait for a started call."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mpi4py import MPI
 
-from ..errors import ArgumentError
 from ..planning.on_demand import Part
 from ..planning.plan import Plan
 from ..program.call import collective_named
 from ..transport.announcement import Called
 from ..transport.network.bounded import Rendezvous
 from ..transport.network.exchanges import meet
+from ..util.numbers import rank_of, whole
 from ..util.together import attempt, result_of
 from .calls_without_program import EntryCall, RefusedCall
 
@@ -54,11 +54,9 @@ def plan(dispatcher: Dispatcher, collective: str, root: int) -> Plan:
     context = dispatcher.context
 
     def asked() -> Part:
-        if not 0 <= root < context.n:
-            raise ArgumentError(f"plan(root={root}): expected a rank, 0 to {context.n - 1}; pass one of these")
-        return collective_named(collective), root
+        return collective_named(collective), rank_of(root, context.n)
 
-    return context.main.planned.with_parts([enter(dispatcher, f"plan({collective!r}, {root})", asked)]).plan
+    return context.main.planned.with_parts([enter(dispatcher, f"plan({collective!r}, {whole(root)})", asked)]).plan
 
 
 def enter_group(dispatcher: Dispatcher, what: str, group: MPI.Group, tag: int) -> None:

@@ -29,6 +29,7 @@ from ..transport.host.forecast.steps import host_steps
 from ..transport.host.host_program import past_caches
 from ..transport.stats import Stats, stats_of
 from ..trees.tree import Packing
+from ..util.numbers import rank_of, size_of
 from .buffers import delegated_because, op_name
 from .context import Context
 
@@ -113,7 +114,7 @@ def _forecast_of(context: Context, call: Call, plan: Plan) -> Forecast | None:
 
 def plan_text(context: Context, collective: str, root: int) -> str:
     """The packing that large vectors take, in one line: trees, rate, bound."""
-    name = collective_named(collective)
+    name, root = collective_named(collective), rank_of(root, context.n)
     plans = context.main.planned.about(name, root)
     scheme = plans.rule(name, 1 << 62, root=root).scheme
     if scheme == "mpi":
@@ -271,4 +272,5 @@ def stats(context: Context) -> Stats:
 
 def call_of(n: int, collective: str, nbytes: int, dtype: str, op: Any, root: int) -> Call:
     """The call of ``n`` ranks that moves ``nbytes`` in its largest buffer."""
+    root, nbytes = rank_of(root, n), size_of(nbytes)
     return call_of_bytes(collective_named(collective), n, nbytes, dtype=dtype, op=op_name(op), root=root)

@@ -84,6 +84,17 @@ class Request(MPI.Grequest):
         return self.Test(status), None
 
 
+class KeptPrequest(MPI.Prequest):
+    """A persistent call of MPI's own; the user's buffers, datatypes and operation live as long as it does."""
+
+    def __new__(cls, request: MPI.Prequest, operands: Any) -> KeptPrequest:
+        """The same request to MPI."""
+        return super().__new__(cls, request)
+
+    def __init__(self, _: MPI.Prequest, operands: Any) -> None:
+        self._operands = operands
+
+
 class Persistent(MPI.Prequest):
     """A call of ours that is started again and again with the same buffers (MPI 4.1, section 6.13).
 

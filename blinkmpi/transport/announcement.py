@@ -26,12 +26,16 @@ class Called(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Delegated(msgspec.Struct, frozen=True, tag="mpi"):
-    """A collective that MPI must do, because of this rank's arguments."""
+    """A collective that MPI must do, because of some rank's arguments.
+
+    ``told`` is what MPI must find equal on all ranks, in words.
+    """
 
     collective: str
+    told: str = ""
 
     def __str__(self) -> str:
-        return f"MPI's {self.collective}"
+        return short(f"MPI's {self.told or self.collective}")
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -95,6 +99,8 @@ def _cut(announcement: Announcement, room: int) -> Announcement:
     if isinstance(announcement, Failed):
         failure = announcement.failure
         return Failed(Failure(failure.name, _head(failure.message, room - len(failure.name))))
+    if isinstance(announcement, Delegated):
+        return Delegated(announcement.collective, _head(announcement.told, room - len(announcement.collective)))
     return announcement
 
 

@@ -125,14 +125,15 @@ class Peers:
     def mismatch_error(self, seq: int, fingerprints: list[int]) -> BlinkError | None:
         """The error for a call that the ranks announced differently, the same on every rank.
 
-        None if all announced the same collective and some rank's arguments delegate it to MPI.
+        None if all announced the same collective, and some ranks' arguments, but not all, delegate it to MPI.
         """
         said = {f: self.announced(fingerprints.index(f), seq) for f in dict.fromkeys(fingerprints)}
         who = {f: [r for r in range(self.n) if fingerprints[r] == f] for f in said}
         for f, announcement in said.items():
             if isinstance(announcement, Failed):
                 return RemoteError(f"call {seq}: {ranks_text(who[f])} failed: {announcement.failure}")
-        if any(isinstance(a, Delegated) for a in said.values()) and len({_collective(a) for a in said.values()}) == 1:
+        delegate = [isinstance(a, Delegated) for a in said.values()]
+        if any(delegate) and not all(delegate) and len({_collective(a) for a in said.values()}) == 1:
             return None
         sides = some([f"{ranks_text(who[f])}: {announcement}" for f, announcement in said.items()])
         return MismatchError(

@@ -28,6 +28,9 @@ class Resumable(Protocol):
 Found = bool | tuple[Resumable, int, int]  # made; not known; or begun: the call, its number and the C status
 
 
+OPEN, INSIDE = 1, 2  # as in repeated_calls.h
+
+
 class _Shared(ctypes.Structure):
     """The first fields of ``repeated_t`` in repeated_calls.h."""
 
@@ -70,9 +73,14 @@ class RepeatedCalls:
     def seq(self, number: int) -> None:
         self._shared.seq = number
 
+    @property
+    def inside(self) -> bool:
+        """Whether a thread makes a call in C."""
+        return bool(self._shared.open == INSIDE)
+
     def open(self) -> None:
         """Calls may be made in C."""
-        self._shared.open = 1
+        self._shared.open = OPEN
 
     def shut(self) -> None:
         """Every call must come through Python: another one is under way, or nothing may be called any more."""

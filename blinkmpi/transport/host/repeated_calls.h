@@ -11,6 +11,7 @@
 #include "launches.h"
 
 enum { ENTRIES = 4096, MOST_ARGUMENTS = 6, KEPT_FLAGS = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE };
+enum { SHUT, OPEN, INSIDE }; /* INSIDE: a thread makes a call here, without the interpreter's lock */
 enum { HELD_BYTES = 4096 }; /* of a call that is made with the interpreter's lock held */
 
 #include "repeated_groups.h"
@@ -36,7 +37,7 @@ typedef struct {
 
 typedef struct { /* what Python and this share; repeated.py mirrors its first three fields */
   uint64_t seq;  /* the number of the communicator's last call */
-  int64_t open;  /* whether calls may be made here: nothing else is under way, and nothing has gone wrong */
+  int64_t open;  /* OPEN: calls may be made here, as nothing else is under way, and nothing has gone wrong; or INSIDE one */
   int64_t open_gpu; /* the same of calls on streams */
   PyTypeObject *array;
   gpu_t gpu;
@@ -117,12 +118,13 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given[1]); i++) {
     PyObject *const one = PyTuple_GET_ITEM(given[1], i);
     if (!PyList_CheckExact(one) && !PyTuple_Check(one)) continue;
-    return repeat_group(&t->groups, &t->gpu, t->array, &t->seq, given, t->open != 0, t->open_gpu != 0);
+    return repeat_group(&t->groups, &t->gpu, t->array, &t->seq, given, &t->open, t->open_gpu != 0);
   }
   found_t found;
   const argument_t *arrays[MOST_ARRAYS];
-  entry_t *const e = t->open || t->open_gpu ? place_of(t, given[0], given[1], given[2], &found, arrays) : NULL;
-  if (!e || !same_call(&e->by, &found) || !(e->launch ? t->open_gpu : t->open)) Py_RETURN_FALSE;
+  const int open = t->open == OPEN;
+  entry_t *const e = open || t->open_gpu ? place_of(t, given[0], given[1], given[2], &found, arrays) : NULL;
+  if (!e || !same_call(&e->by, &found) || !(e->launch ? t->open_gpu : open)) Py_RETURN_FALSE;
   if (e->launch) {
     PyObject *const operands = n == 4 && given[3] == Py_True ? NULL : given[1];
     return launch_again(&t->gpu, &t->seq, e->bound, e->launch, arrays, (int)found.arrays, operands);
@@ -134,9 +136,11 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   const int brief = is_brief(call);
   int state = brief ? run_briefly(call, rows, seq) : EXPIRED;
   if (state == EXPIRED) {
+    t->open = INSIDE;
     Py_BEGIN_ALLOW_THREADS
     state = brief ? resume(call, rows) : blink_run(call, rows, seq);
     Py_END_ALLOW_THREADS
+    if (t->open == INSIDE) t->open = OPEN; /* not, if it was shut meanwhile */
   }
   if (state == DONE) {
     Py_DECREF(bound);

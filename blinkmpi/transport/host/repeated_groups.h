@@ -157,7 +157,8 @@ static PyObject *launch_group(gpu_t *gpu, uint64_t *numbers, const group_t *e, P
 
 /* Make a group again, if it is known: as repeat_call; the status is that of the call which could not be ended, and above
  * its 8 bits are how many were made before it. */
-static PyObject *repeat_group(groups_t *g, gpu_t *gpu, PyTypeObject *arrays, uint64_t *numbers, PyObject *const *given, int open, int open_gpu) {
+static PyObject *repeat_group(groups_t *g, gpu_t *gpu, PyTypeObject *arrays, uint64_t *numbers, PyObject *const *given, int64_t *state_of_calls, int open_gpu) {
+  const int open = *state_of_calls == OPEN;
   if (!open && !open_gpu) Py_RETURN_FALSE;
   group_t *e = known_group(g, gpu, arrays, given, 1);
   const int unread = !e && g->library == OF_CUPY; /* by their objects; now by what they are */
@@ -174,9 +175,11 @@ static PyObject *repeat_group(groups_t *g, gpu_t *gpu, PyTypeObject *arrays, uin
   const Py_ssize_t n = PyBytes_GET_SIZE(calls) / (Py_ssize_t)sizeof *all;
   Py_ssize_t made = 0;
   int state = DONE;
+  *state_of_calls = INSIDE;
   Py_BEGIN_ALLOW_THREADS
   while (made < n && (state = blink_run(all[made].call, all[made].rows, ++*numbers)) == DONE) made++;
   Py_END_ALLOW_THREADS
+  if (*state_of_calls == INSIDE) *state_of_calls = OPEN;
   Py_DECREF(calls);
   if (state != DONE) return Py_BuildValue("(NKn)", bound, (unsigned long long)*numbers, made << 8 | state);
   Py_DECREF(bound);

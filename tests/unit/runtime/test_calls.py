@@ -148,7 +148,7 @@ def test_barrier() -> None:
 
 
 @pytest.mark.parametrize(("make", "kind", "text"), [
-    (lambda: calls.broadcast(0, N, x(), 3), ValueError, r"root=3: expected a rank 0\.\.2"),
+    (lambda: calls.broadcast(0, N, x(), 3), ValueError, r"root=3: expected a rank, 0 to 2"),
     (lambda: calls.broadcast(0, N, x(), -1), ValueError, "root=-1"),
     (lambda: calls.gather(0, N, x(2), x(6), 1.0), ValueError, r"root=1\.0"),
     (lambda: calls.reduce(0, N, None, x(), "sum", 1), TypeError, "rank 0: MPI.IN_PLACE.* root 1 alone"),
