@@ -18,6 +18,7 @@ from ..communicator import Communicator
 from ..errors import ArgumentError, CollectiveTimeout
 from ..runtime.ranks.mpi import copy_of
 from ..transport.network.exchanges import TAGS
+from ..util.together import allgather, bcast
 from .group import BlinkGroup
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -118,7 +119,7 @@ def rendezvous(url: str, *, timeout: timedelta | None = None, **_: Any) -> Itera
     if rank == 0:
         store = dist.TCPStore(host, 0, size, True, wait_for_workers=False)
         port = store.port
-    host, port = world.bcast((host, port))
+    host, port = bcast(world, (host, port), tuple[str, int])
     world.Free()
     if store is None:
         store = dist.TCPStore(host, port, size, False)
@@ -128,7 +129,7 @@ def rendezvous(url: str, *, timeout: timedelta | None = None, **_: Any) -> Itera
 
 def _spread(world: MPI.Intracomm) -> bool:
     """Whether the ranks are on several machines."""
-    return len(set(world.allgather(socket.gethostname()))) > 1
+    return len(set(allgather(world, socket.gethostname(), str))) > 1
 
 
 def setenv() -> None:
@@ -146,7 +147,7 @@ def setenv() -> None:
         with socket.socket() as free:
             free.bind(("", 0))
             where = socket.getfqdn() if node.size < world.size else "localhost", free.getsockname()[1]
-    host, port = world.bcast(where)
+    host, port = bcast(world, where, tuple[str, int])
     found = world.rank, world.size, node.rank, node.size, host, port
     node.Free()
     for name, value in zip(VARIABLES, found, strict=True):

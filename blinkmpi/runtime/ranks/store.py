@@ -57,7 +57,7 @@ class StoreRanks:
             process = this_process()
             return process.place, process.host, local_place(together.rank, together.size)
 
-        found = gathered(together, own)
+        found = gathered(together, own, tuple[str, str, tuple[int, int]])
         memory, host, _ = found[0]
         for rank, (place, there, _) in enumerate(found):
             if place != memory:
