@@ -20,6 +20,7 @@ from ..runtime.ranks.mpi import copy_of
 from ..transport.network.exchanges import TAGS
 from ..util.together import allgather, bcast
 from .group import BlinkGroup
+from .mixed import MixedGroup, beside
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _world: list[weakref.ref[BlinkGroup]] = []  # the default group, of which the others are parts
@@ -34,23 +35,31 @@ def create(options: Any, backend_options: Any = None) -> BlinkGroup:
     """
     keywords = dict(backend_options or {})
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
-    ranks = list(options.global_ranks_in_group)
+    ranks, store = list(options.global_ranks_in_group), of_attempt(options.store)
     keywords = {"timeout": timeout.total_seconds(), "stream": "current", **keywords}
     keywords["deterministic"] = (
         True  # torch lets a blocking call meet others that are not, MPI's own collectives do not
     )
     by_mpi = started_by_mpi(rank, size) if not ranks else _by_mpi()
     if not by_mpi:
-        open_comm: Callable[[], Any] = partial(_by_store, options.store, rank, size, keywords)
+        open_comm: Callable[[], Any] = partial(_by_store, store, rank, size, keywords)
     elif ranks:
         open_comm = partial(_part, ranks, str(options.group_id))
     else:
         open_comm = partial(Communicator, MPI.COMM_WORLD, **keywords)
-    group = BlinkGroup(options.store, rank, size, timeout, open_comm, str(options.group_id), ranks)
+    arguments = store, rank, size, timeout, open_comm, str(options.group_id), ranks
+    others = beside(options)
+    group = BlinkGroup(*arguments) if others is None else MixedGroup(*arguments, others=others)
     if not ranks:
         _world[:] = [weakref.ref(group)]
         assert group.comm is not None  # all ranks are here now
     return group
+
+
+def of_attempt(store: Any) -> Any:
+    """A store without what an earlier start of the job has left in it: torchrun starts a job again with its store."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    return store if attempt is None else dist.PrefixStore(f"attempt{attempt}", store)
 
 
 def started_by_mpi(rank: int, size: int) -> bool:
