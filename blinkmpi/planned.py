@@ -21,6 +21,7 @@ from .runtime.cuda.buffers import device_array
 from .runtime.dispatch import Dispatcher
 from .runtime.grouping.group import Group
 from .topology.model import Topology
+from .util.together import allgather
 
 if TYPE_CHECKING:
     from .planning.diff import PlanDifference
@@ -243,8 +244,9 @@ class Planned(Collectives):
     def gather_stats(self) -> tuple[Stats, ...]:
         """The :meth:`stats` of every rank, in rank order; collective."""
         entering.enter(self._dispatcher(), "gather_stats()", lambda: None)
-        found: list[Stats] = self.context.together.allgather(self.stats())
-        return tuple(found)
+        from .transport.stats import Stats
+
+        return tuple(allgather(self.context.together, self.stats(), Stats))
 
     # ---- the end
 

@@ -25,7 +25,7 @@ from ..errors import TopologyError
 from ..util.codec import Value
 from ..util.shared_memory import NO_ROOM, SHM
 from ..util.text import plural, ranks_text
-from ..util.together import Comm, attempt, failure_of, from_root, gathered, result_of, together
+from ..util.together import Comm, allgather, attempt, failure_of, from_root, gathered, result_of, together
 from .model import Device, Link, Origin, Switch, Topology
 from .network_rate import MessagingComm, even_out, net_rate, rounded
 
@@ -69,7 +69,7 @@ def gather(comm: MessagingComm, node_comm: Comm, *, measure: bool = True) -> Top
         BlinkError: this rank's own failure.
     """
     processes = exchange(comm, node_comm, measure=measure)
-    text = from_root(comm, lambda: cpu_topology(processes).to_json(), during=_DURING)
+    text = from_root(comm, lambda: cpu_topology(processes).to_json(), str, during=_DURING)
     return together(comm, lambda: Topology.from_json(text, source="topology from rank 0"), during=_DURING)
 
 
@@ -96,6 +96,8 @@ def gather_gpus(
         BlinkError: this rank's own failure.
         TopologyError: the same on all ranks, for facts that make no machine: two ranks on one GPU, a GPU in MIG mode.
     """
+    from .gpu import GpuFacts
+
     processes = exchange(comm, node_comm, measure=False)
 
     def own() -> GpuFacts | str:
@@ -103,7 +105,7 @@ def gather_gpus(
             raise facts
         return facts or "no GPU"
 
-    everybody = gathered(comm, own, during=_DURING)
+    everybody = gathered(comm, own, GpuFacts | str, during=_DURING)
     without = {rank: reason for rank, reason in enumerate(everybody) if isinstance(reason, str)}
     if without:
         some = f"{ranks_text([*without])} {'have' if len(without) > 1 else 'has'} no"
@@ -116,7 +118,8 @@ def gather_gpus(
     # the same facts everywhere, the same result
     made = attempt(lambda: from_gpus(gpus, nodes=nodes, hosts=hosts, per_gpu=per_gpu))
     failure = failure_of(made)
-    results = comm.allgather(str(failure) if isinstance(made, Exception) else f"fingerprint {made.fingerprint}")
+    said = str(failure) if isinstance(made, Exception) else f"fingerprint {made.fingerprint}"
+    results = allgather(comm, said, str)
     if len(set(results)) > 1:
         raise TopologyError(
             f"the ranks make different machines of the same GPUs: {results}; start one version everywhere"
@@ -132,22 +135,23 @@ def exchange(comm: MessagingComm, node_comm: Comm, *, measure: bool = True) -> t
         BlinkError: this rank's own failure.
     """
     process = attempt(this_process)
-    ranks: list[int] = node_comm.allgather(comm.rank)
+    ranks = allgather(node_comm, comm.rank, int)
     rate = _copy_rate(comm.rank, ranks, node_comm) if measure else None
-    firsts = sorted(set(comm.allgather(min(ranks))))
+    firsts = sorted(set(allgather(comm, min(ranks), int)))
     net = attempt(lambda: net_rate(comm, firsts)) if measure else None
 
     def own() -> ProcessInfo:
         rates = {"copy_mbps": result_of(rate), "net_mbps": result_of(net)}
         return msgspec.structs.replace(result_of(process), leader=min(ranks), **rates)
 
-    return tuple(gathered(comm, own, during=_DURING))
+    return tuple(gathered(comm, own, ProcessInfo, during=_DURING))
 
 
 def _copy_rate(rank: int, ranks: list[int], node_comm: Comm) -> int | Exception:
     """This rank's copy rate among its neighbours, or its error; it takes part in every exchange, whatever fails."""
     leader, mine = rank == min(ranks), ranks.index(rank)
-    path = node_comm.allgather(f"{SHM}/blinkmpi-{uuid.uuid4().hex}" if leader else "")[ranks.index(min(ranks))]
+    name = f"{SHM}/blinkmpi-{uuid.uuid4().hex}" if leader else ""
+    path = allgather(node_comm, name, str)[ranks.index(min(ranks))]
     slots: list[Bytes] | Exception = ValueError("not mapped yet")
     for turn in (True, False):  # the leader makes the file, then the others open it
         if leader == turn:

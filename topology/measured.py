@@ -252,7 +252,7 @@ def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measure
                 f"cannot use {brief(str(path))} ({why}); remove it, or blinkmpi topo --measure=again"
             ) from error
 
-    text = from_root(comm, from_file, during="while the measured links were read", error=SettingsError)
+    text = from_root(comm, from_file, str, during="while the measured links were read", error=SettingsError)
     return here(Measured.from_json(text), topology) if text else None
 
 

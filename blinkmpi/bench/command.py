@@ -24,6 +24,7 @@ from ..topology.importers import load, modify
 from ..topology.model import Topology
 from ..transport.cuda.device import cupy
 from ..util.codec import plain
+from ..util.together import allgather, bcast
 from . import environment as meta
 from .document import document, write_new
 from .layout import Buffers, Layout
@@ -161,7 +162,7 @@ class _Bench:
         process = meta.Process(self.rank, os.getpid(), self.mpi.Get_processor_name(), meta.cpu_model() or "CPU")
         if self.memory == "gpu":
             process = process._replace(info=gpu.name, device=gpu.device, bus=gpu.bus_id.lower())
-        self.processes = self.world.allgather(process)
+        self.processes = allgather(self.world, process, meta.Process)
         self._check_room()
         if self.memory == "host":
             self.buffers = Buffers(self.calls, unalign=self.args.unalign)
@@ -189,11 +190,11 @@ class _Bench:
         need = sum(Buffers.needs(self.calls))
         if self.memory == "gpu":
             own = need * (2 if "symm_mem" in self.options.peers else 1)
-            for rank, why in enumerate(self.world.allgather(no_room(cupy(), own))):
+            for rank, why in enumerate(allgather(self.world, no_room(cupy(), own), str)):
                 if why:
                     raise ArgumentError(f"rank {rank}: {why}")
             return
-        rooms = self.world.allgather(meta.memory("MemAvailable"))
+        rooms = allgather(self.world, meta.memory("MemAvailable"), int | None)
         hosts = [process.host for process in self.processes]
         for host, room in zip(hosts, rooms, strict=True):
             ranks = hosts.count(host)
@@ -356,7 +357,7 @@ class _Bench:
 
     def finish(self) -> int:
         """Print the sums, write the file; the exit status, the same on every rank."""
-        peaks = self.world.allgather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        peaks = allgather(self.world, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, int)
         status = 0
         if self.rank == 0:
             wrong = sum(m.wrong or 0 for row, _ in self.rows for m in row.ours)
@@ -385,4 +386,4 @@ class _Bench:
                 if self.args.output_file is not None:
                     self.say(f"# JSON written to {write_new(self.args.output_file, text)}")
             status = int(wrong > 0 or fast is False)
-        return int(self.world.bcast(status))
+        return bcast(self.world, status, int)

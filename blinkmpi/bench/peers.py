@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import ArgumentError
 from ..program.call import REDUCTIONS, Call
 from ..program.reduction import NARROW
-from ..util.together import together
+from ..util.together import allgather, bcast, together
 from .layout import Buffers, Layout
 from .timing import METHODS, Contender
 
@@ -96,7 +96,7 @@ class NcclPeer:
     def __init__(self, world: Any, cupy: Any) -> None:
         self.rank, self.n = world.Get_rank(), world.Get_size()
         self._nccl = on_all_ranks(world, lambda: nccl_module(cupy))
-        unique = world.bcast(self._nccl.get_unique_id() if self.rank == 0 else None)
+        unique = bcast(world, self._nccl.get_unique_id() if self.rank == 0 else None, tuple[int, ...])
         self._comm = on_all_ranks(world, lambda: self._nccl.NcclCommunicator(self.n, unique, self.rank))
         self.facts = {"version": version_text(self._nccl.get_version()), "nvls": os.environ["NCCL_NVLS_ENABLE"]}
 
@@ -226,7 +226,7 @@ class SymmMemPeer:
             return dist.TCPStore("127.0.0.1", port, self.n, is_master=self.rank == 0, wait_for_workers=False)
 
         own: Any = on_all_ranks(self.world, lambda: store(0) if self.rank == 0 else None)
-        port = self.world.bcast(own.port if self.rank == 0 else None)
+        port = bcast(self.world, own.port if self.rank == 0 else None, int)
         own = on_all_ranks(self.world, lambda: own if self.rank == 0 else store(port))
         on_all_ranks(self.world, lambda: dist.init_process_group("nccl", store=own, rank=self.rank, world_size=self.n))
         self._group = dist.group.WORLD.group_name
@@ -304,7 +304,7 @@ class SymmMemPeer:
         end = stream.record()
         end.synchronize()
         spent = self.cupy.cuda.get_elapsed_time(start, end) / TRIALS
-        return float(self.world.allreduce(spent, op=self.mpi.MAX))
+        return float(max(allgather(self.world, spent, float)))
 
     def close(self) -> None:
         """Leave torch's process group."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..program.reduction import Array
+from ..util.together import allgather
 from .timing import Contender, Timing, TimingResult, check, no_collection, ready, summary, times_of_all_ranks
 
 ROW_SECONDS = 3.0
@@ -37,7 +38,7 @@ def _time(world: Any, mpi: Any, runs: Sequence[Callable[[], Any]], timing: Timin
     iterations = timing.wanted
     if timing.iterations is None:
         for run in runs:  # an unreported call of each library says how many iterations fit
-            seconds = world.allreduce(_once(world, run, timing.aggregate, time.perf_counter), op=mpi.MAX)
+            seconds = max(allgather(world, _once(world, run, timing.aggregate, time.perf_counter), float))
             fit = int(ROW_SECONDS / max(seconds, 1e-9))
             iterations = min(iterations, max(FEWEST, fit))
     clock = time.process_time if timing.cpu_time else time.perf_counter

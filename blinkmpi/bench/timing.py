@@ -12,6 +12,7 @@ import numpy as np
 
 from ..program.call import Call
 from ..program.reduction import Array
+from ..util.together import allgather
 from .layout import Layout
 from .verification import Wrong, WrongElement
 
@@ -129,7 +130,7 @@ def check(world: Any, layout: Layout, run: Callable[[], Any], checks: int) -> Wr
         run()
         wrong = layout.wrong()
         own = Wrong(own.count + wrong.count, own.first or wrong.first)
-    everyone = world.allgather(own)
+    everyone = allgather(world, own, Wrong)
     return Wrong(sum(wrong.count for wrong in everyone), tuple(one for wrong in everyone for one in wrong.first))
 
 

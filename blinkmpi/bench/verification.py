@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..program.call import Call
-from ..program.reduction import FLOATS, Array, dtype_of
+from ..program.reduction import FLOATS, Array, dtype_of, finish
 from .nccl_tests import TEST_NAMES
 
 PERIOD = 131071
@@ -26,6 +26,7 @@ SHOWN = 8  # wrong elements of a result of which more is said than that they are
 PIECE_BYTES = 16 << 20  # of a buffer outside this process's caches, compared at a time; NumPy takes one period
 
 # Bits of the fraction and smallest normal exponent of the 16-bit types.
+_STEPS = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 _SHORT = {"float16": (10, -14), "bfloat16": (7, -126)}
 
 
@@ -95,10 +96,13 @@ def reference(sources: tuple[int, ...], op: str, dtype: str, *, narrow: bool = F
     if len(sources) == 1 and op != "avg":
         return Reference(first, None)
     if op in ("min", "max") or dtype not in FLOATS:
-        step: Callable[..., Any] = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[op]
+        step: Callable[..., Any] = _STEPS[op]
         value = first
         for rank in sources[1:]:
             value = step(value, pattern(rank, dtype))
+        if op == "avg":
+            value = value.copy()
+            finish(op, len(sources), value)
         return Reference(value, None)
     wide = np.longdouble if dtype == "float64" else np.float64
     value = first.astype(wide)

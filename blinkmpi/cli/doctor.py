@@ -4,10 +4,11 @@ import argparse
 from typing import Any
 
 from ..doctor.diagnosis import judge
-from ..doctor.examination import clock_skew, decode, encode, examine, mpi_facts, own_gpu, self_test, try_pairs
+from ..doctor.examination import clock_skew, examine, mpi_facts, own_gpu, self_test, try_pairs
 from ..doctor.report import RankFacts, Report
 from ..topology.live import exchange, this_process
 from ..util.launcher import find_mpirun
+from ..util.together import allgather
 from .output import by_rank_0, show
 from .output import mpi as mpi_module
 
@@ -50,7 +51,7 @@ def _all(mpi: Any, world: Any, node: Any) -> list[RankFacts]:
     skew = clock_skew(world)
     facts = mpi_facts(mpi, mpi4py.__version__)
     own = examine(part, rank=world.rank, mpi=facts, skew_s=skew, gpu=gpu, pairs=pairs, place=place)
-    return [decode(text) for text in world.allgather(encode(own))]
+    return allgather(world, own, RankFacts)
 
 
 def _print(args: argparse.Namespace, report: Report) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ArgumentError, BlinkError
 from ..util.launcher import launched_rank
 from ..util.text import brief
+from ..util.together import bcast
 
 LONGEST_ERROR = 2000  # letters; what a file of the user has in it may be longer
 WIDEST = 1 << 16  # columns of any table
@@ -55,11 +56,11 @@ def by_rank_0(world: Any, work: Callable[[], int]) -> int:
     """Do ``work`` on rank 0 and give every rank its exit code, 1 if it fails; collective."""
     code = 1
     if world.rank != 0:
-        return int(world.bcast(None, 0))
+        return bcast(world, None, int)
     try:
         code = work()
     finally:
-        world.bcast(code, 0)
+        bcast(world, code, int)
     return code
 
 

@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from .. import __version__
 from ..errors import BlinkError, SettingsError
 from ..runtime.cuda.aware import ladder, library_path
@@ -30,7 +28,7 @@ from ..transport.host import native
 from ..util.launcher import launched_size, library_name, run_limited
 from ..util.settings import Settings, read
 from ..util.text import error_text
-from ..util.together import Comm
+from ..util.together import Comm, allgather
 from .report import MpiFacts, PeerTrial, RankFacts, SelfTest
 
 if TYPE_CHECKING:
@@ -141,8 +139,8 @@ def clock_skew(comm: Comm) -> float:
     """Seconds by which this rank's clock is ahead of rank 0's, as well as messages can tell; collective."""
     found: list[float] = []
     for _ in range(ROUNDS):
-        comm.allgather(None)
-        times = comm.allgather(time.time())
+        comm.Barrier()
+        times = allgather(comm, time.time(), float)
         found.append(times[comm.rank] - times[0])
     return min(found, key=abs)
 
@@ -158,11 +156,11 @@ def try_pairs(comm: Comm, place: str, gpu: Gpu | str) -> tuple[PeerTrial, ...]:
         except Exception as error:  # CuPy's classes come with CuPy
             own_error = error_text(error)
     found = []
-    for peer, (where, handle) in enumerate(comm.allgather(mine)):
+    for peer, (where, handle) in enumerate(allgather(comm, mine, tuple[str, bytes])):
         if isinstance(gpu, str) or peer == comm.rank or where != place or not (handle or own_error):
             continue
         found.append(PeerTrial(peer, own_error or _open(gpu, handle)))
-    comm.allgather(None)  # nobody frees what another still has open
+    comm.Barrier()  # nobody frees what another still has open
     if not isinstance(gpu, str) and at:
         gpu.free(at)
     return tuple(found)
@@ -224,7 +222,3 @@ def own_gpu(local_rank: int) -> Gpu | str:
         return Gpu(local_rank % device_count())
     except BlinkError as error:
         return str(error)
-
-
-encode = msgspec.json.encode  # a rank's turn in the exchange
-decode = msgspec.json.Decoder(RankFacts).decode

@@ -78,7 +78,7 @@ def algorithm_for(source: str, n: int) -> Algorithm:
 
 def algorithm_from_root(comm: Comm, source: str) -> Algorithm:
     """The algorithm of a file for the ranks of ``comm``, which rank 0 reads; collective, errors on every rank."""
-    text = from_root(comm, lambda: algorithm_for(source, comm.size).to_json())
+    text = from_root(comm, lambda: algorithm_for(source, comm.size).to_json(), str)
     return Algorithm.from_json(text, source="algorithm from rank 0")
 
 

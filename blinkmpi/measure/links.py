@@ -22,7 +22,7 @@ from ..topology.measured import FAST, NOWHERE, LinkMeasurement, Measured, Measur
 from ..topology.model import Topology
 from ..topology.network_rate import MessagingComm, net_rate
 from ..util.shared_memory import SHM
-from ..util.together import Comm, gathered
+from ..util.together import Comm, allgather, gathered, together
 
 if TYPE_CHECKING:
     from ..transport.cuda.link_rates import Rates
@@ -33,6 +33,7 @@ MEMORY_REPEATS = 3
 BATCH = 4  # copies that are timed as one, so that the beginning and the end count little
 BATCH_S = 0.008  # unless they take longer than this
 Move = tuple[int, int]
+_DURING = "while links were measured"
 T = TypeVar("T")
 Say = Callable[[int, int, str], None]
 
@@ -139,9 +140,9 @@ def is_apart(topology: Topology, ranks: Sequence[int]) -> bool:
 # ---- doing it
 
 
-def on_all_ranks(comm: Any, work: Callable[[], T]) -> list[T]:
+def on_all_ranks(comm: Any, work: Callable[[], T], kind: Any) -> list[T]:
     """Everybody's result; a failure on one rank raises RemoteError on all."""
-    return gathered(comm, work, during="while links were measured", error=RemoteError)
+    return gathered(comm, work, kind, during=_DURING, error=RemoteError)
 
 
 def measure_gpus(
@@ -157,13 +158,13 @@ def measure_gpus(
     Raises:
         RemoteError: the same on all ranks.
     """
-    ranks = node.allgather(world.rank)
+    ranks = allgather(node, world.rank, int)
     return _of_all_nodes(world, ranks, lambda: _on_node(node, ranks, topology, timer, say))
 
 
 def measure_memory(world: MessagingComm, node: Comm, say: Say) -> tuple[tuple[LinkMeasurement, ...], tuple[str, ...]]:
     """The same of CPU ranks: what each copies through the memory that its node shares; collective."""
-    ranks = node.allgather(world.rank)
+    ranks = allgather(node, world.rank, int)
     return _of_all_nodes(world, ranks, lambda: (_memory(node, ranks.index(world.rank), len(ranks), say), {}))
 
 
@@ -189,16 +190,16 @@ def _of_all_nodes(
         rows, lost = work()
     except Exception as trouble:  # raised on the other nodes too
         error = f"on the node of rank {ranks[0]}: {trouble}; blinkmpi doctor on the same ranks says more"
-    if failed := list(filter(None, world.allgather(error))):
+    if failed := list(filter(None, allgather(world, error, str))):
         raise RemoteError(error or failed[0])
     place = {NOWHERE: NOWHERE, **dict(enumerate(ranks))}
     if world.rank != ranks[0]:
         rows, lost = [], {}  # all ranks of a node have the same
     mine = [LinkMeasurement(place[r.src], place[r.dst], r.what, r.mbps, r.us) for r in rows]
     reasons = [((place[a], place[b]), text) for (a, b), text in lost.items()]
-    turns = world.allgather((mine, reasons))
-    firsts = sorted(set(world.allgather(ranks[0])))
-    net = on_all_ranks(world, lambda: net_rate(world, firsts))
+    turns = allgather(world, (mine, reasons), tuple[list[LinkMeasurement], list[tuple[Move, str]]])
+    firsts = sorted(set(allgather(world, ranks[0], int)))
+    net = on_all_ranks(world, lambda: net_rate(world, firsts), int | None)
     made = sorted((row for some, _ in turns for row in some), key=lambda r: (r.what, r.src, r.dst))
     between = [LinkMeasurement(rank, NOWHERE, "net", mbps) for rank, mbps in enumerate(net) if mbps is not None]
     missing = sorted(reason for _, some in turns for reason in some)
@@ -223,8 +224,8 @@ def _on_node(
             timer.disconnect()
 
     try:
-        handles = on_all_ranks(node, opened)
-        answers = on_all_ranks(node, lambda: timers[0].connect(handles))
+        handles = on_all_ranks(node, opened, bytes)
+        answers = on_all_ranks(node, lambda: timers[0].connect(handles), dict[int, str])
         lost = {(rank, peer): text for rank, some in enumerate(answers) for peer, text in some.items()}
         plan = traffic_patterns(n, lost, apart=is_apart(topology, ranks))
         for done, pattern in enumerate(plan):
@@ -233,7 +234,7 @@ def _on_node(
         say(len(plan), len(plan), "done")
     finally:
         try:
-            on_all_ranks(node, unmapped)
+            together(node, unmapped, during=_DURING, error=RemoteError)
         finally:  # memory is freed when nobody maps it any more
             for timer in timers:
                 timer.close()
@@ -245,7 +246,9 @@ def _timed(node: Comm, timer: Rates, pattern: TrafficPattern, me: int) -> list[L
     mine = move_of(pattern, me)
 
     def everybody(times: int) -> dict[Move, float]:
-        seconds = on_all_ranks(node, lambda: None if mine is None else _one(timer, pattern.what, mine, times))
+        seconds = on_all_ranks(
+            node, lambda: None if mine is None else _one(timer, pattern.what, mine, times), float | None
+        )
         return {move: s for rank, s in enumerate(seconds) if s is not None and (move := move_of(pattern, rank))}
 
     if pattern.what == "flag":
@@ -269,7 +272,7 @@ def _one(timer: Rates, what: MeasurementKind, move: Move, times: int) -> float:
 
 def _memory(node: Comm, me: int, n: int, say: Say) -> list[LinkMeasurement]:
     """CPU ranks' rows, by numbers on the node."""
-    path = node.allgather(f"{SHM}/blinkmpi-{uuid.uuid4().hex}")[0]
+    path = allgather(node, f"{SHM}/blinkmpi-{uuid.uuid4().hex}", str)[0]
     slots: list[Any] = []
 
     def opened(turn: bool) -> None:
@@ -277,20 +280,24 @@ def _memory(node: Comm, me: int, n: int, say: Say) -> list[LinkMeasurement]:
             slots.extend(shared_slots(path, n, create=turn))
 
     try:
-        on_all_ranks(node, lambda: opened(True))
-        on_all_ranks(node, lambda: opened(False))
+        together(node, lambda: opened(True), during=_DURING, error=RemoteError)
+        together(node, lambda: opened(False), during=_DURING, error=RemoteError)
     finally:
         if me == 0 and os.path.exists(path):
             os.unlink(path)
     tests: list[Callable[[], int]] = []
-    on_all_ranks(node, lambda: tests.append(copy_test(slots, me)))
+    together(node, lambda: tests.append(copy_test(slots, me)), during=_DURING, error=RemoteError)
+
+    def measured(who: int) -> list[int]:
+        return on_all_ranks(node, lambda: tests[0]() if who in (me, NOWHERE) else 0, int)
+
     alone = []
     for rank in range(n):
         say(rank, n + 1, WORDS["memory"])
-        tries = [on_all_ranks(node, lambda who=rank: tests[0]() if who == me else 0) for _ in range(MEMORY_REPEATS)]  # type: ignore[misc]
+        tries = [measured(rank) for _ in range(MEMORY_REPEATS)]
         alone.append(max(rates[rank] for rates in tries))
     say(n, n + 1, WORDS["memory-all"])
-    tries = [on_all_ranks(node, tests[0]) for _ in range(MEMORY_REPEATS)]
+    tries = [measured(NOWHERE) for _ in range(MEMORY_REPEATS)]
     at_once = [statistics.median_low(rates) for rates in zip(*tries, strict=True)]
     say(n + 1, n + 1, "done")
     rows = [LinkMeasurement(rank, NOWHERE, "memory", mbps) for rank, mbps in enumerate(alone)]

@@ -27,6 +27,7 @@ from ..transport.cuda.device import cupy
 from ..transport.cuda.packets import PROTOCOLS as PACKETS
 from ..transport.cuda.packets import fits
 from ..trees.tree import MAY_BE_CARRIED, Collective, Tree
+from ..util.together import allgather
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = tuple(1 << k for k in range(10, 31, 2))
@@ -227,7 +228,7 @@ class _Trial:
         work()
         end.record(self.stream)
         end.synchronize()
-        return float(max(self.comm.allgather(self.cp.cuda.get_elapsed_time(begin, end)))) * 1e-3
+        return float(max(allgather(self.comm, self.cp.cuda.get_elapsed_time(begin, end), float))) * 1e-3
 
     def _count(self, enqueue: Callable[[], None]) -> int:
         return max(2, min(50, int(BATCH_S / max(self._once(enqueue), 1e-6))))

@@ -45,7 +45,7 @@ class PlanOnDemand:
             plan = Plan.from_json(text, source="plan from rank 0").check(self._machine)
             return self.plan.joined(self._changed(plan), *part)
 
-        text = from_root(self._comm, lambda: self._made(part).to_json())
+        text = from_root(self._comm, lambda: self._made(part).to_json(), str)
         self.plan = together(self._comm, taken)
         self.parts.append(part)
 

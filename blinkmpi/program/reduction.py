@@ -5,7 +5,7 @@ The rules (documented for users in docs/numerics.md):
 * floats of 8 and 16 bits are summed in float32 and rounded once, at the end;
 * integers wrap, as in NumPy; min and max propagate NaN, as in NumPy;
 * bool takes the logical operations, complex takes sum and prod;
-* avg is the sum divided by the number of ranks, for floating and complex types;
+* avg is the sum divided by the number of ranks; of integers the wrapped sum, rounded towards zero, as NCCL has it;
 * anything else is a BufferTypeError.
 
 The operands of one element are folded in a fixed order, one ``combine`` after
@@ -35,8 +35,7 @@ _UFUNCS: dict[str, np.ufunc] = {
 }  # fmt: skip
 OPS = tuple(_UFUNCS)
 _ALLOWED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("sum", "prod"), (*INTEGERS, *FLOATS, *COMPLEX)),
-    "avg": (*FLOATS, *COMPLEX),
+    **dict.fromkeys(("sum", "avg", "prod"), (*INTEGERS, *FLOATS, *COMPLEX)),
     **dict.fromkeys(("min", "max"), (*INTEGERS, *FLOATS)),
     **dict.fromkeys(("land", "lor", "lxor"), ("bool", *INTEGERS)),
     **dict.fromkeys(("band", "bor", "bxor"), INTEGERS),
@@ -81,8 +80,15 @@ def combine(op: str, a: Array, b: Array, out: Array) -> None:
 
 def finish(op: str, n: int, value: Array) -> None:
     """Turn a complete fold into the result, in place: avg divides by ``n``."""
-    if op == "avg":
+    if op != "avg":
+        return
+    if value.dtype.kind not in "iu":
         np.divide(value, value.dtype.type(n), out=value)
+        return
+    wide = value.astype(np.int64 if value.dtype.kind == "i" else np.uint64)  # which have room for every n
+    n_wide = wide.dtype.type(n)
+    wide -= np.fmod(wide, n_wide)  # whose sign is the sum's: so the quotient is rounded towards zero
+    np.copyto(value, wide // n_wide, casting="unsafe")
 
 
 def fold(op: str, operands: list[Array], accumulator: Array, *, final: bool, n: int) -> None:

@@ -31,7 +31,7 @@ from ..util.files import read_file
 from ..util.numbers import whole
 from ..util.settings import LONGEST_S, MOST_CTAS, WIRES, Settings, log, read
 from ..util.text import brief, quoted
-from ..util.together import Comm, from_root, together
+from ..util.together import Comm, allgather, from_root, together
 
 if TYPE_CHECKING:
     from ..planning.tuned_table import TunedTable
@@ -110,7 +110,7 @@ def settle(comm: Comm, options: Options) -> Settings:
         return read()
 
     mine = together(comm, own)
-    everybody: list[tuple[Settings, str]] = comm.allgather((mine, options.describe()))
+    everybody = allgather(comm, (mine, options.describe()), tuple[Settings, str])
     for text in sorted({t for s, _ in everybody for t in s.unknown}) if comm.rank == 0 else ():
         log(mine, "WARN", text)
     common = [replace(s, debug=Settings().debug, unknown=()) for s, _ in everybody]
@@ -170,7 +170,7 @@ def given_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
             )
         return topology.to_json()
 
-    return Topology.from_json(from_root(comm, resolve), source="topology from rank 0")
+    return Topology.from_json(from_root(comm, resolve, str), source="topology from rank 0")
 
 
 def agree_on_plan(
@@ -236,7 +236,7 @@ def agree_on_plan(
         return plan.to_json()
 
     if given is not None or settings.graph_dump_file:
-        text = from_root(comm, whole)
+        text = from_root(comm, whole, str)
         plan = together(comm, lambda: Plan.from_json(text, source="plan from rank 0").check(machine))
         plans = PlanOnDemand(comm, machine, plan)
     else:

@@ -5,6 +5,7 @@ Importing it registers the backend and the rendezvous ``mpi://``, and touches ne
 
 ``start``        makes groups: under mpirun by MPI, under torchrun by torch's store
 ``group``        what torch sees of a group; ``describe`` says in words what it is
+``mixed``        a group that leaves some devices to other backends; ``messages`` is gloo, for point-to-point
 ``collectives``  torch's collectives, each as a call of the Communicator (``operation``); ``operands`` reads tensors
 ``fast_path``    the calls of DDP and FSDP on GPUs, which ``torch_extension`` reads in C++
 ``work``         what torch waits for; ``streams`` puts calls on GPUs on their stream
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import no_mpi_has_a_remedy
 from ..util.lazy import lazily
+from ..util.singleton import connecting_to_nobody
 
 if TYPE_CHECKING:
     from .describe import explain
@@ -71,7 +73,7 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
-    with no_mpi_has_a_remedy():
+    with no_mpi_has_a_remedy(), connecting_to_nobody():
         from .start import create
 
     return create(options, backend_options)

@@ -19,11 +19,13 @@ from ..runtime.entering import enter
 from . import fast_path
 from .compiler import hidden, hide
 from .operands import (
+    TYPES,
     After,
     Reduction,
     Tensor,
     clear_of,
     flat,
+    gathered_into,
     listed,
     moved,
     nbytes,
@@ -112,7 +114,8 @@ class TensorCollectives:
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect everybody's tensor in a list; they may differ in shape."""
-        make = lambda: _allgather(listed(outputs, self.comm.size, "allgather"), only(inputs, "allgather"))  # noqa: E731
+        n = self.comm.size
+        make = lambda: _allgather(listed(outputs, n, "all_gather"), only(inputs, "all_gather"))  # noqa: E731
         return self._make("allgather", opts, make)
 
     def allgather_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
@@ -336,7 +339,7 @@ def _broadcast(tensor: Tensor, root: int) -> Operation:
 
 
 def _allgather(outputs: Sequence[Tensor], tensor: Tensor) -> Operation:
-    whole, after = unpacking(outputs)
+    whole, after = unpacking(gathered_into(outputs, "all_gather"))
     own, sizes = flat(tensor), [nbytes(one) for one in outputs]
     send = clear_of(own, whole)
     if len(set(sizes)) == 1:
@@ -356,7 +359,7 @@ def _gather(outputs: Any, tensor: Tensor, root: int, n: int) -> Operation:
     own, lists = flat(tensor), [one for one in outputs if one]
     if not lists:
         return Operation("Gather", (moved(own), None, root), (own,), ())
-    whole, after = unpacking(listed(lists[:1], n, "gather"))
+    whole, after = unpacking(gathered_into(listed(lists[:1], n, "gather"), "gather"))
     send = clear_of(own, whole)
     return Operation("Gather", (moved(send), moved(whole, own.dtype), root), (send, whole), lists[0], after)
 
@@ -381,6 +384,13 @@ def _alltoall_parts(
     (whole, after), own = writable(output), flat(tensor)
     send = clear_of(own, whole)
     mine, theirs = parts_of(tensor, input_splits, n), parts_of(output, output_splits, n)
+    item = output.element_size()
+    if output.dtype == tensor.dtype and not output.is_cuda and output.dtype in TYPES:  # then errors count elements
+        args: tuple[Any, ...] = moved(send), moved(whole)
+        if input_splits or output_splits:
+            args = [args[0], [part // item for part in mine]], [args[1], [part // item for part in theirs]]
+            return Operation("Alltoallv", args, (whole, send), [output], after)
+        return Operation("Alltoall", args, (whole, send), [output], after)
     return _exchanged(send, mine, whole, theirs, [output], after, parts=bool(input_splits or output_splits))
 
 

@@ -21,7 +21,8 @@ from ..errors import ArgumentError, BlinkError
 from ..runtime.bootstrap import own_settings
 from ..util.settings import log
 from .collectives import TensorCollectives
-from .operands import Tensor, only
+from .messages import carrier, gloo
+from .operands import Tensor, held, only, put
 from .own_messages import OwnMessages
 from .work import Work
 
@@ -57,9 +58,9 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         self._own_messages = OwnMessages()
         self._opening = Lock()  # of this group alone: another rank's threads may open groups in another order
         self._end: weakref.finalize[Any, Any] | None = None
-        if dist.is_gloo_available():
-            gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
-            self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+        self._gloo = gloo(store, rank, size, timeout)
+        if self._gloo is not None and not isinstance(self._gloo, Exception):
+            self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
             if hasattr(self, "_set_default_backend"):  # 2.15 asks it for the group's name; 2.4 has none
                 self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
 
@@ -124,29 +125,34 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         tensor = only(tensors, "send")
         if peer == self.rank_here:
             return self._own_messages.send(tensor, tag)
-        if not tensor.is_cuda:
-            return super().send(list(tensors), peer, tag)
-        return super().send([tensor.cpu()], peer, tag)
+        return carrier(self._gloo).send([tensor.cpu() if tensor.is_cuda else tensor], peer, tag)
 
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> Any:
         """Receive what a rank sends."""
         tensor = only(tensors, "recv")
         if peer == self.rank_here:
             return self._own_messages.receive(tensor, tag, peer, self.timeout_s)
-        if not tensor.is_cuda:
-            return super().recv(list(tensors), peer, tag)
-        return self._received(tensor, lambda memory: super(BlinkGroup, self).recv([memory], peer, tag))
+        return self._received(tensor, lambda memory: carrier(self._gloo).recv([memory], peer, tag))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Any:
         """Receive what any other rank sends."""
         tensor = only(tensors, "recv")
-        if not tensor.is_cuda:
-            return super().recv_anysource(list(tensors), tag)
-        return self._received(tensor, lambda memory: super(BlinkGroup, self).recv_anysource([memory], tag))
+        return self._received(tensor, lambda memory: carrier(self._gloo).recv_anysource([memory], tag))
 
-    def _received(self, tensor: Tensor, begin: Callable[[Tensor], Any]) -> Work:
+    def _received(self, tensor: Tensor, begin: Callable[[Tensor], Any]) -> Any:
+        if not tensor.is_cuda:
+            return begin(tensor)
         memory = torch.empty_like(tensor, device="cpu")
         return Received(begin(memory), tensor, memory)
+
+    # ---- what torch asks of the backend for a device
+
+    def _get_backend(self, device: Any) -> Any:
+        """Gloo's for messages in host memory; for another device what answers torch's questions about it."""
+        try:
+            return super()._get_backend(device)
+        except RuntimeError:  # none is registered
+            return DeviceBackend(self, torch.device(device))
 
     def split_group(self, *_: Any, **__: Any) -> Any:
         """Torch's own (2.14 and newer) would end the process: it wants a store that only C++ can give a group."""
@@ -170,6 +176,38 @@ class BlinkGroup(TensorCollectives, dist.ProcessGroup):  # type: ignore[misc]
         """End the calls of all ranks at once, without waiting for them."""
         if self.opened:
             dispatcher_of(self.comm).die(BlinkError(f"rank {self.rank_here} aborted the group {self._name}"))
+
+
+class DeviceBackend:
+    """A group, where torch asks for its backend of a device: a group of a bound device (``device_id=``) is asked so."""
+
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+
+    def __init__(self, group: BlinkGroup, device: Any) -> None:
+        self._group, self.device = group, device
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "blink"
+
+    def rank(self) -> int:
+        """This process."""
+        return self._group.rank_here
+
+    def size(self) -> int:
+        """How many there are."""
+        return int(self._group.size())
+
+    def supports_tensor_alloc(self, device: Any = None) -> bool:
+        """Whether it makes tensors for collectives; :func:`blinkmpi.torch.memory` does."""
+        return False
+
+    def abort(self) -> None:
+        """As the group's."""
+        self._group.abort()
+
+    def shutdown(self) -> None:
+        """The group is asked for this, too."""
 
 
 def communicator(comm: Any, what: str) -> Any:
@@ -212,7 +250,7 @@ class Received(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the message and copy it, on the current stream."""
         self._work.wait(*(() if timeout is None else (timeout,)))
-        self.outputs[0].copy_(self._memory)
+        put(held(self.outputs[0]), self._memory)
         return True
 
     def source_rank(self) -> int:

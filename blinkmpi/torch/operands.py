@@ -139,7 +139,7 @@ def writable(tensor: Tensor) -> tuple[Tensor, After]:
             f"a result of shape {tuple(tensor.shape)} and strides {tensor.stride()}: expected memory for each element; "
             "pass .clone() of an expanded tensor"
         )
-    return whole, lambda: _copy(tensor, whole.view(tensor.shape))
+    return whole, lambda: put(tensor, whole.view(tensor.shape))
 
 
 def typed(whole: Tensor) -> Any:
@@ -163,6 +163,21 @@ def moved(whole: Tensor, dtype: Any = None) -> Any:
         dtype: torch's element type, where the memory is bytes.
     """
     return whole.view(torch.uint8) if whole.is_cuda else _array(whole, TYPES.get(dtype or whole.dtype, BYTE))
+
+
+def gathered_into(tensors: Sequence[Tensor], what: str) -> Sequence[Tensor]:
+    """The results of a gathering, which gloo and NCCL write by ``copy_``: autograd forbids it for leaves.
+
+    Raises:
+        BufferTypeError: for a leaf that requires grad, where gradients are recorded.
+    """
+    for i, tensor in enumerate(tensors if torch.is_grad_enabled() else ()):
+        if tensor.requires_grad and tensor.is_leaf:
+            raise BufferTypeError(
+                f"{what} into tensor {i}, a leaf that requires grad: no gradient would know of the values; call it "
+                "within torch.no_grad(), or gather into tensors that require none"
+            )
+    return tensors
 
 
 def listed(tensors: Any, n: int, what: str) -> Sequence[Tensor]:
@@ -220,13 +235,13 @@ def unpacking(tensors: Sequence[Tensor]) -> tuple[Tensor, After]:
     def bring() -> None:
         for tensor, part in zip(kept, whole.split(sizes), strict=True):
             if part.numel():
-                _copy(tensor, _as(part, tensor))
+                put(tensor, _as(part, tensor))
 
     return whole, bring
 
 
-def _copy(tensor: Tensor, value: Tensor) -> None:
-    """Write a result, also one that began in inference mode, which the thread that waits may have left."""
+def put(tensor: Tensor, value: Tensor) -> None:
+    """Write a result into a detached tensor, also one of inference mode, which the thread that waits may have left."""
     with torch.inference_mode():
         tensor.copy_(value)
 

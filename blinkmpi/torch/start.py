@@ -18,7 +18,9 @@ from ..communicator import Communicator
 from ..errors import ArgumentError, CollectiveTimeout
 from ..runtime.ranks.mpi import copy_of
 from ..transport.network.exchanges import TAGS
+from ..util.together import allgather, bcast
 from .group import BlinkGroup
+from .mixed import MixedGroup, beside
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _world: list[weakref.ref[BlinkGroup]] = []  # the default group, of which the others are parts
@@ -33,23 +35,31 @@ def create(options: Any, backend_options: Any = None) -> BlinkGroup:
     """
     keywords = dict(backend_options or {})
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
-    ranks = list(options.global_ranks_in_group)
+    ranks, store = list(options.global_ranks_in_group), of_attempt(options.store)
     keywords = {"timeout": timeout.total_seconds(), "stream": "current", **keywords}
     keywords["deterministic"] = (
         True  # torch lets a blocking call meet others that are not, MPI's own collectives do not
     )
     by_mpi = started_by_mpi(rank, size) if not ranks else _by_mpi()
     if not by_mpi:
-        open_comm: Callable[[], Any] = partial(_by_store, options.store, rank, size, keywords)
+        open_comm: Callable[[], Any] = partial(_by_store, store, rank, size, keywords)
     elif ranks:
         open_comm = partial(_part, ranks, str(options.group_id))
     else:
         open_comm = partial(Communicator, MPI.COMM_WORLD, **keywords)
-    group = BlinkGroup(options.store, rank, size, timeout, open_comm, str(options.group_id), ranks)
+    arguments = store, rank, size, timeout, open_comm, str(options.group_id), ranks
+    others = beside(options)
+    group = BlinkGroup(*arguments) if others is None else MixedGroup(*arguments, others=others)
     if not ranks:
         _world[:] = [weakref.ref(group)]
         assert group.comm is not None  # all ranks are here now
     return group
+
+
+def of_attempt(store: Any) -> Any:
+    """A store without what an earlier start of the job has left in it: torchrun starts a job again with its store."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    return store if attempt is None else dist.PrefixStore(f"attempt{attempt}", store)
 
 
 def started_by_mpi(rank: int, size: int) -> bool:
@@ -118,7 +128,7 @@ def rendezvous(url: str, *, timeout: timedelta | None = None, **_: Any) -> Itera
     if rank == 0:
         store = dist.TCPStore(host, 0, size, True, wait_for_workers=False)
         port = store.port
-    host, port = world.bcast((host, port))
+    host, port = bcast(world, (host, port), tuple[str, int])
     world.Free()
     if store is None:
         store = dist.TCPStore(host, port, size, False)
@@ -128,7 +138,7 @@ def rendezvous(url: str, *, timeout: timedelta | None = None, **_: Any) -> Itera
 
 def _spread(world: MPI.Intracomm) -> bool:
     """Whether the ranks are on several machines."""
-    return len(set(world.allgather(socket.gethostname()))) > 1
+    return len(set(allgather(world, socket.gethostname(), str))) > 1
 
 
 def setenv() -> None:
@@ -146,7 +156,7 @@ def setenv() -> None:
         with socket.socket() as free:
             free.bind(("", 0))
             where = socket.getfqdn() if node.size < world.size else "localhost", free.getsockname()[1]
-    host, port = world.bcast(where)
+    host, port = bcast(world, where, tuple[str, int])
     found = world.rank, world.size, node.rank, node.size, host, port
     node.Free()
     for name, value in zip(VARIABLES, found, strict=True):

@@ -23,7 +23,7 @@ from uuid import uuid4
 from ..errors import TraceError
 from ..util import chrome_trace
 from ..util.text import plural
-from ..util.together import Comm, from_root, together
+from ..util.together import Comm, bcast, from_root, together
 from .events import CALL, CHUNK, ENTER, EventRing, TracedProgram
 
 ABOUT = "blinkmpi: a process for each rank; rows for its calls, its waits, and each tree"
@@ -80,9 +80,9 @@ def open_trace(
             chrome_trace.create(path, job, ABOUT)  # a machine that does not see rank 0's file
         return time.time_ns() - time.monotonic_ns()
 
-    job, origin_ns, label = from_root(comm, begin, error=TraceError)
+    job, origin_ns, label = from_root(comm, begin, tuple[str, int, str], error=TraceError)
     own = together(comm, begin_here, error=TraceError)
-    clock_ns: int = node.bcast(own, 0)
+    clock_ns = bcast(node, own, int)
     identity = _HERE.identities.setdefault(path, Identity(job, origin_ns, process))
     return CallTrace(path, ring, identity, label, clock_ns=clock_ns, rank=comm.rank, n=comm.size, say=say)
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 
 from ..errors import TopologyError
-from .together import Comm, agree, attempt, failure_of, from_root
+from .together import Comm, Failure, agree, allgather, attempt, failure_of, from_root
 
 SHM, PREFIX = "/dev/shm", "blinkmpi-"
 NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
@@ -28,9 +28,9 @@ def shared_memory(node: Comm, nbytes: int, parts: Sequence[tuple[int, int]]) -> 
     Raises:
         TopologyError: on every rank, if some rank cannot make or open the file.
     """
-    path = from_root(node, lambda: _file(nbytes), error=TopologyError)
+    path = from_root(node, lambda: _file(nbytes), str, error=TopologyError)
     own = attempt(lambda: _mapped(path, nbytes, parts))
-    found = node.allgather((failure_of(own), own is None))
+    found = allgather(node, (failure_of(own), own is None), tuple[Failure | None, bool])
     if node.rank == 0:
         os.unlink(path)
     agree([failure for failure, _ in found], own, error=TopologyError)

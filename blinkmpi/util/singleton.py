@@ -2,12 +2,15 @@
 
 Open MPI 5 makes ``/dev/shm/sm_segment.HOST.UID.JOB.RANK``, 16 MiB of which little is touched, in every process. Its
 launcher removes those of a job. A process that was started alone (a singleton) has none, and its file stays for ever.
+
+Ranks of torchrun are such processes, which are also killed. They connect to no other by MPI, so they make no file.
 """
 
 import atexit
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -15,6 +18,20 @@ from .launcher import launched_rank
 
 MAPS = Path("/proc/self/maps")
 SEGMENT = re.compile(r"[\da-f]+-[\da-f]+ \S+ \S+ ([\da-f]+):([\da-f]+) (\d+) +(/dev/shm/sm_segment\.\S+)$")
+
+
+@contextmanager
+def connecting_to_nobody() -> Iterator[None]:
+    """While MPI is imported: a process without a launcher has MPI for itself alone, unless the user chose otherwise."""
+    name = "OMPI_MCA_btl"
+    if launched_rank(os.environ) is not None or name in os.environ:
+        yield
+        return
+    os.environ[name] = "self"
+    try:
+        yield
+    finally:  # child processes may begin a job of MPI's
+        del os.environ[name]
 
 
 @cache

@@ -1,17 +1,29 @@
-"""Work that all ranks do while a communicator is made: if it fails on one rank, all raise an error and none hangs."""
+"""Work that all ranks do while a communicator is made: if it fails on one rank, all raise an error and none hangs.
 
-from collections.abc import Callable
+What ranks tell each other are values of types that both ends name, as msgspec's bytes: what comes from another process,
+or from a key-value store that others may write, is data and never code.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
-from ..errors import BlinkError, RemoteError
+from ..errors import BlinkError, FormatError, RemoteError
+from .text import brief
 
 T = TypeVar("T")
+MOST_GATHERED = 1 << 24  # bytes of a rank, where everybody hears everybody
+MOST_SENT = 1 << 30  # bytes of what one rank tells all: twice the longest file of a plan
+OWN_STORE = "start one version of blinkmpi on every rank, and let nobody else write into the store of the job"
 
 
 class Comm(Protocol):
-    """What is asked of a communicator where MPI is not imported: mpi4py's methods for Python objects."""
+    """What is asked of a communicator where MPI is not imported. One of MPI's own is taken, too (:class:`OverBuffers`).
+
+    Both exchanges raise FormatError, on every rank, for more bytes than the bounds above.
+    """
 
     @property
     def rank(self) -> int:
@@ -21,14 +33,115 @@ class Comm(Protocol):
     def size(self) -> int:
         """How many there are."""
 
-    def allgather(self, sendobj: Any, /) -> list[Any]:
-        """Everybody's object, in rank order."""
+    def allgather_bytes(self, body: bytes, /) -> list[bytes]:
+        """Everybody's bytes, in rank order."""
 
-    def bcast(self, obj: Any, root: int, /) -> Any:
-        """The root's object."""
+    def bcast_bytes(self, body: bytes, root: int, /) -> bytes:
+        """The root's bytes."""
 
     def Barrier(self) -> None:
         """Return when all have come."""
+
+
+class OverBuffers:
+    """A communicator of MPI's, by its methods for buffers; it waits as long as MPI does."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm, self.rank, self.size = comm, int(comm.Get_rank()), int(comm.Get_size())
+
+    def allgather_bytes(self, body: bytes, /) -> list[bytes]:
+        """Everybody's bytes."""
+        import numpy as np
+
+        lengths = np.empty(self.size, np.int64)
+        self.comm.Allgather(np.array([len(body)], np.int64), lengths)
+        counts = lengths.tolist()
+        check_lengths(counts, MOST_GATHERED)
+        found = np.empty(sum(counts), np.uint8)
+        self.comm.Allgatherv(np.frombuffer(body, np.uint8), [found, counts])
+        return cut(found, counts)
+
+    def bcast_bytes(self, body: bytes, root: int, /) -> bytes:
+        """The root's bytes."""
+        import numpy as np
+
+        length = np.array([len(body)], np.int64)
+        self.comm.Bcast(length, root)
+        check_lengths([int(length[0])], MOST_SENT, root)
+        found = np.frombuffer(body, np.uint8) if self.rank == root else np.empty(int(length[0]), np.uint8)
+        self.comm.Bcast(found, root)
+        return body if self.rank == root else found.tobytes()
+
+
+def check_lengths(lengths: Sequence[int], most: int, first: int = 0) -> None:
+    """Raise FormatError if a rank tells more bytes than it may; ``first`` is the rank of the first length."""
+    for rank, length in enumerate(lengths, first):
+        if not 0 <= length <= most:
+            raise FormatError(
+                f"rank {rank} tells the others {length} bytes at once, at most {most} are taken; {OWN_STORE}"
+            )
+
+
+def cut(found: Any, counts: Sequence[int]) -> list[bytes]:
+    """An array of bytes in parts of these lengths."""
+    bodies, at = [], 0
+    for count in counts:
+        bodies.append(found[at : at + count].tobytes())
+        at += count
+    return bodies
+
+
+def allgather(comm: Any, value: T, kind: Any) -> list[T]:
+    """Everybody's value, in rank order; collective.
+
+    Args:
+        comm: a :class:`Comm`, or a communicator of MPI's.
+        kind: the type of the values, of those that msgspec knows.
+
+    Raises:
+        FormatError: on every rank, if what a rank told is not of this type, or too long.
+    """
+    bodies = _road(comm).allgather_bytes(_encoder().encode(value))
+    return [read(body, kind, f"rank {rank}") for rank, body in enumerate(bodies)]
+
+
+def bcast(comm: Any, value: T | None, kind: Any, root: int = 0) -> T:
+    """The root's value; collective, raises as :func:`allgather`. What other ranks pass is not looked at."""
+    body = _encoder().encode(value) if comm.rank == root else b""
+    return cast(T, read(_road(comm).bcast_bytes(body, root), kind, f"rank {root}"))
+
+
+def read(body: bytes, kind: Any, who: str) -> Any:
+    """A value of this type from what ``who`` has told.
+
+    Raises:
+        FormatError: if it is none.
+    """
+    try:
+        return _decoder(kind).decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, RecursionError, OverflowError) as error:
+        raise FormatError(f"what {who} told the others cannot be read ({brief(str(error))}); {OWN_STORE}") from error
+
+
+def _road(comm: Any) -> Comm:
+    return cast(Comm, comm if hasattr(comm, "allgather_bytes") else OverBuffers(comm))
+
+
+@cache
+def _encoder() -> msgspec.msgpack.Encoder:
+    return msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+@cache
+def _decoder(kind: Any) -> Any:
+    return msgspec.msgpack.Decoder(kind)
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's as one of Python's."""
+    if hasattr(value, "dtype") and hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is told to no other rank; give it a type that msgspec knows")
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
@@ -61,14 +174,19 @@ def result_of(own: T | Exception) -> T:
     return own
 
 
-def from_root(comm: Comm, work: Callable[[], T], *, during: str = "", error: type[BlinkError] | None = None) -> T:
-    """Do ``work`` on rank 0 and return its result on every rank; its error is one on all, as in :func:`together`."""
+def from_root(
+    comm: Comm, work: Callable[[], T], kind: Any, *, during: str = "", error: type[BlinkError] | None = None
+) -> T:
+    """Do ``work`` on rank 0 and return its result on every rank; its error is one on all, as in :func:`together`.
+
+    Args:
+        kind: the result's type, of those that msgspec knows.
+    """
     own = attempt(work) if comm.rank == 0 else None
     failure = failure_of(own)
-    found: tuple[T, Failure | None] = comm.bcast((None if failure else own, failure), 0)
-    result, failure = found
+    result, failure = bcast(comm, (None if failure else own, failure), tuple[kind | None, Failure | None])
     agree([failure], own, during=during, error=error)
-    return result
+    return cast(T, own if comm.rank == 0 else result)
 
 
 def together(comm: Comm, work: Callable[[], T], *, during: str = "", error: type[BlinkError] | None = None) -> T:
@@ -82,17 +200,23 @@ def together(comm: Comm, work: Callable[[], T], *, during: str = "", error: type
         This rank's own error where it failed; RemoteError, naming rank and error, where only others did.
     """
     own = attempt(work)
-    agree(comm.allgather(failure_of(own)), own, during=during, error=error)
+    agree(allgather(comm, failure_of(own), Failure | None), own, during=during, error=error)
     return cast(T, own)
 
 
-def gathered(comm: Comm, work: Callable[[], T], *, during: str = "", error: type[BlinkError] | None = None) -> list[T]:
-    """Do ``work`` on every rank and return everybody's result, in rank order; otherwise as :func:`together`."""
+def gathered(
+    comm: Comm, work: Callable[[], T], kind: Any, *, during: str = "", error: type[BlinkError] | None = None
+) -> list[T]:
+    """Do ``work`` on every rank and return everybody's result, in rank order; otherwise as :func:`together`.
+
+    Args:
+        kind: the results' type, of those that msgspec knows.
+    """
     own = attempt(work)
     failure = failure_of(own)
-    turns: list[tuple[Failure | None, T]] = comm.allgather((failure, None if failure else own))
+    turns = allgather(comm, (failure, None if failure else own), tuple[Failure | None, kind | None])
     agree([failed for failed, _ in turns], own, during=during, error=error)
-    return [result for _, result in turns]
+    return [cast(T, result) for _, result in turns]
 
 
 def agree(

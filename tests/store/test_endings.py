@@ -14,9 +14,10 @@ from mpi4py import MPI
 
 import blinkmpi
 from blinkmpi.errors import PeerLost
+from blinkmpi.util.singleton import MAPS, mapped_segments
 from tests.harness import NEVER_S, PATIENCE_S, wait_until
 from tests.store.folder_store import FolderStore
-from tests.store.processes import Ended, Processes, attempt, report, run, said, say
+from tests.store.processes import Ended, Processes, attempt, report, run, said, say, sharing_a_store
 
 N, VICTIM = 3, 1
 OTHERS = [r for r in range(N) if r != VICTIM]
@@ -267,3 +268,10 @@ def has_a_silent_store(store: Any, rank: int, size: int) -> None:
     (store.folder / f".{FolderStore.SILENT}").touch()
     attempt(comm.context.together.Barrier)
     dead(comm)
+
+
+@sharing_a_store((2,))
+def test_open_mpi_leaves_no_file_where_a_process_is_killed(store: Any, rank: int, size: int) -> None:
+    """There is none any more, however the process ends."""
+    with blinkmpi.StoreCommunicator(store, rank, size, timeout=NEVER_S):
+        assert mapped_segments(MAPS.read_text().splitlines()) == []

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from mpi4py import MPI
 
-from blinkmpi.errors import MismatchError
+from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, MismatchError
 from tests.harness import PATIENCE_S, mpi
 
 torch = pytest.importorskip("torch")
@@ -396,3 +396,118 @@ def test_setenv_gives_what_torchrun_would(comm: MPI.Intracomm) -> None:
         dist.all_reduce(x)
         assert (x == 2).all()
         dist.destroy_process_group()
+
+
+# ---------------------------------------------------------------- beside other backends
+
+
+@pytest.mark.parametrize(("backend", "ours"), [
+    ("cpu:gloo,cuda:blink", False), ("cuda:blink,cpu:gloo", False), ("cpu:blink,cuda:gloo", True),
+    ("cuda:gloo,cpu:blink", True),
+])  # fmt: skip
+@mpi(ranks=(2,), timeout=60)
+def test_a_backend_is_of_the_device_that_is_named(comm: MPI.Intracomm, backend: str, ours: bool) -> None:
+    with job(backend) as world:
+        for group in (world, dist.new_group([0, 1])):
+            x, found = torch.ones(4), [None] * comm.size
+            before = group._get_sequence_number_for_group()
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [comm.size] * 4
+            dist.all_gather_object(found, comm.rank, group=group)
+            assert found == [*range(comm.size)]
+            dist.barrier(group)
+            assert (group._get_sequence_number_for_group() > before) == ours
+        if ours:
+            assert type(world._get_backend(torch.device("cuda"))) is dist.ProcessGroupGloo
+        y = torch.full((3,), float(comm.rank))
+        if comm.rank == 0:
+            dist.send(y, 1)
+        else:
+            dist.recv(y, 0)
+        assert y.tolist() == [0, 0, 0]
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_a_device_whose_backend_cannot_be_made_is_a_typed_error(comm: MPI.Intracomm) -> None:
+    why = "cuda:fake behind blink's device cannot be made; name it first"
+    with pytest.raises(ArgumentError, match=why), job("cpu:blink,cuda:fake"):
+        pass
+    comm.Barrier()
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_a_group_beside_one_that_is_bound_to_a_device(comm: MPI.Intracomm) -> None:
+    """torch asks the new group for its backend of that device; here as ``device_id=`` binds it, which needs a GPU."""
+    bound = torch.device("cuda", comm.rank)
+    for backend in ("gloo", "blink"):
+        with job(backend) as world:
+            world.bound_device_id = bound
+            group = dist.new_group(backend="blink")
+            x = torch.ones(4)
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [comm.size] * 4
+            assert not group._get_backend(bound).supports_splitting
+            assert group._get_backend(bound).name() == "blink"
+
+
+# ---------------------------------------------------------------- what other backends refuse, or do
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_integers_are_averaged_as_nccl_does(comm: MPI.Intracomm) -> None:
+    """Lightning's ``self.log(..., sync_dist=True)`` averages counts."""
+    with job():
+        for dtype in (torch.int64, torch.int32, torch.int16, torch.int8):
+            x = torch.tensor([3, -3, -1, 1, -7], dtype=dtype) if comm.rank else torch.zeros(5, dtype=dtype)
+            dist.all_reduce(x, op=dist.ReduceOp.AVG)
+            assert x.tolist() == [1, -1, 0, 0, -3]
+        part = torch.zeros(1, dtype=torch.int64)
+        dist.reduce_scatter_tensor(part, torch.tensor([-3, 5]) * comm.rank, op=dist.ReduceOp.AVG)
+        assert part.item() == (2 if comm.rank else -1)
+        with pytest.raises(BufferTypeError if comm.rank else BlinkError, match="'avg' is not defined for bool"):
+            dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG)
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_leaves_that_require_grad_are_not_gathered_into(comm: MPI.Intracomm) -> None:
+    with job():
+        x = torch.ones(3)
+
+        def leaves() -> list[Any]:
+            return [torch.zeros(3, requires_grad=True) for _ in range(comm.size)]
+
+        with pytest.raises(BufferTypeError, match=r"all_gather into tensor 0, a leaf .* within torch\.no_grad"):
+            dist.all_gather(leaves(), x)
+        with pytest.raises(BlinkError, match="gather into tensor 0, a leaf"):
+            dist.gather(x, leaves() if comm.rank == 0 else None, dst=0)
+        with torch.no_grad():
+            found = leaves()
+            dist.all_gather(found, x)
+        assert all(one.tolist() == [1, 1, 1] for one in found)
+        y = torch.zeros(3, requires_grad=True)  # as pipelines receive activations
+        if comm.rank == 0:
+            dist.send(x, 1)
+        else:
+            dist.recv(y, 0)
+            assert y.tolist() == [1, 1, 1]
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_parts_that_differ_are_told_in_elements(comm: MPI.Intracomm) -> None:
+    with job():
+        length = 4 if comm.rank else 6
+        with pytest.raises(MismatchError, match=r"alltoall\(3 x float32\).*alltoall\(2 x float32\)"):
+            dist.all_to_all_single(torch.zeros(length), torch.ones(length))
+        with pytest.raises(BlinkError, match=r"sendbuf has 2 elements for rank \d itself, recvbuf room for 3"):
+            dist.all_to_all_single(torch.zeros(5), torch.ones(4), [2 + (comm.rank == 0), 2 + comm.rank], [2, 2])
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_without_gloo_collectives_work_and_messages_are_a_typed_error(comm: MPI.Intracomm) -> None:
+    why = RuntimeError("no interface")
+    with mock.patch.object(dist.ProcessGroupGloo, "create_default_device", side_effect=why), job():
+        x = torch.ones(4)
+        dist.all_reduce(x)
+        assert x.tolist() == [comm.size] * 4
+        with pytest.raises(BlinkError, match="no interface; set GLOO_SOCKET_IFNAME"):
+            dist.send(x, 1 - comm.rank)

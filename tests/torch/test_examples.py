@@ -33,3 +33,16 @@ def test_under_torchrun(example: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_torchrun_starts_a_job_again(when: str) -> None:
+    """With the store of the first start, and what that has left there."""
+    run = [str(Path(sys.prefix, "bin", "torchrun")), "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    done = subprocess.run(
+        [*run, "tests/torch/restarted.py", "blink", when], cwd=ROOT, env={**os.environ, **SETTINGS},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("came back") == 2

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...util.settings import PREFIX
-from ...util.together import Comm
+from ...util.together import Comm, allgather
 
 OWN = f"{PREFIX}CUDA_AWARE"
 VENDORS = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
@@ -58,7 +58,7 @@ def agree(comm: Comm, asserted: bool | None, ask: Callable[[], Rungs]) -> tuple[
         ask: climbs this rank's ladder.
     """
     mine = ((OWN, "yes" if asserted else "no"),) if asserted is not None else tuple(ask())
-    found: list[tuple[bool, str]] = comm.allgather((claimed(mine), words(mine)))
+    found = allgather(comm, (claimed(mine), words(mine)), tuple[bool, str])
     for rank, (yes, said) in enumerate(found):
         if not yes:
             why = said if asserted is not None else f"rank {rank} knows of no MPI that takes GPU memory: {said}"

@@ -7,7 +7,7 @@ from ...errors import ArgumentError, DeviceError
 from ...transport.cuda.memory.blocks import FLAGS, SOURCE
 from ...transport.cuda.memory.pool import MemoryPool
 from ...transport.host.native import built
-from ...util.together import gathered, together
+from ...util.together import together
 from .context import CudaContext
 
 
@@ -41,7 +41,7 @@ def make_pool(gpus: CudaContext, nbytes: int, enter: Callable[[str], None]) -> M
             raise DeviceError(f"the memory pool's allocator was not compiled: {lost}; install a C compiler, or set CC")
         return path
 
-    path = gathered(gpus.comm, library)[gpus.comm.rank]
+    path = together(gpus.comm, library)
     pool = together(gpus.comm, lambda: MemoryPool(gpus.comm, gpus.gpu, gpus.transport.regions, path, enter))
     pool.grow(nbytes)
     gpus.pool = pool

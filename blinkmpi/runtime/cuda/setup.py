@@ -19,7 +19,7 @@ from ...topology.network_rate import MessagingComm
 from ...transport.cuda.device import Gpu, cupy, device_count, why_none
 from ...util.cache_folder import cache_dir
 from ...util.settings import Settings, log
-from ...util.together import Comm
+from ...util.together import Comm, allgather
 
 if TYPE_CHECKING:
     from ...planning.gpus.kernel_times import KernelCosts
@@ -81,7 +81,7 @@ def open_gpus(
     emulated = [d.uuid for d in machine.devices] != [d.uuid for d in found.devices]
     several = node.size < comm.size
     aware, crossing = agree(comm, settings.cuda_aware, lambda: ladder(MPI, library_path())) if several else (False, "")
-    here = tuple(node.allgather(comm.rank)) if several else ()
+    here = tuple(allgather(node, comm.rank, int)) if several else ()
     plans = plan(machine, gpu, emulated)
     context, refused = None, ""
     sharing = max(Counter((d.host, d.bus) for d in found.devices).values())
@@ -94,7 +94,7 @@ def open_gpus(
         )  # fmt: skip
     except (DeviceError, RemoteError) as error:  # on all ranks of a node
         refused = f"the ranks cannot share GPU memory ({error})"
-    refusals = [text for text in (comm.allgather(refused) if several else [refused]) if text]
+    refusals = [text for text in (allgather(comm, refused, str) if several else [refused]) if text]
     if context is None or refusals:
         if context is not None:
             context.close(collectively=False)

@@ -15,7 +15,9 @@ from ...topology.live import this_process
 from ...transport.host.transport import HostTransport
 from ...transport.network.bounded import Bounded, Rendezvous
 from ...transport.network.store import Store, StoreComm
+from ...util.launcher import launched_rank
 from ...util.settings import Settings
+from ...util.singleton import remove_segment
 from ...util.text import whole_number
 from ...util.together import gathered
 from ..bootstrap import Options
@@ -32,6 +34,8 @@ class StoreRanks:
 
     def __init__(self, store: Store, rank: int, size: int, name: str, rendezvous: Rendezvous) -> None:
         rendezvous.what = "StoreCommunicator()"
+        if launched_rank(os.environ) is None:  # nobody connects to this process by MPI, and it may be killed
+            remove_segment(os.getpid())
         self.together = StoreComm(store, rank, size, rendezvous, name=name)
 
     @property
@@ -57,7 +61,7 @@ class StoreRanks:
             process = this_process()
             return process.place, process.host, local_place(together.rank, together.size)
 
-        found = gathered(together, own)
+        found = gathered(together, own, tuple[str, str, tuple[int, int]])
         memory, host, _ = found[0]
         for rank, (place, there, _) in enumerate(found):
             if place != memory:

@@ -19,7 +19,7 @@ from ...program.call import REDUCTIONS, Call
 from ...program.check import check_sorted
 from ...program.ir import Program, Stage
 from ...program.partition import RemoteEnd
-from ...program.reduction import accumulator_of, dtype_of
+from ...program.reduction import INTEGERS, accumulator_of, dtype_of
 from . import kernel_layout
 from .kernel_layout import BEFORE_CHANNELS, CHANNEL, ROW
 from .kernels.compiler import kernel_source
@@ -78,7 +78,7 @@ def scale(call: Call) -> int:
 
 def arithmetic(call: Call) -> tuple[str, str]:
     """The element type and the operation that a kernel is compiled for."""
-    op = {"avg": "SUM", "": "NONE"}.get(call.op, call.op.upper())
+    op = {"avg": "AVG" if call.dtype in INTEGERS else "SUM", "": "NONE"}.get(call.op, call.op.upper())
     return ELEMENTS[call.dtype] if reduces(call) else "raw", op
 
 

@@ -71,10 +71,10 @@ class Regions:
                 shared.append(parts)
                 return (at, at + nbytes), parts.begin, sum(parts.sizes), parts.sizes
 
-        found = gathered(comm, allocation)
+        found = gathered(comm, allocation, tuple[tuple[int, int], int, int, Handle])
         part, begin, size, _ = found[self.rank]
         here = [r for r in self.known.values() if (r.begin, r.nbytes) == (begin, size)]
-        known = set(gathered(comm, lambda: here[0].index if here else -1))
+        known = set(gathered(comm, lambda: here[0].index if here else -1, int))
         if len(known) == 1 and here:  # the same on all ranks
             here[0].parts.append(part)
             return here[0]

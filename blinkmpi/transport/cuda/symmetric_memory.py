@@ -54,7 +54,7 @@ class SymmetricMemory:
                     if at:
                         undo.callback(gpu.shut, at)
 
-            handles = gathered(comm, prepare, error=DeviceError)
+            handles = gathered(comm, prepare, bytes, error=DeviceError)
             together(comm, map_all, error=DeviceError)
             undo.pop_all()
         self.addresses = [at or self.own for at in self._opened]

@@ -91,7 +91,7 @@ class CudaTransport:
             raise DeviceError(f"{self.n} GPUs on one node: this version maps at most {MAX_RANKS}")
         self.memory = SymmetricMemory(comm, gpu, symmetric_bytes)
         self.symmetric, self.report = self.memory.addresses, self.memory.report
-        self.sms = min(gathered(comm, lambda: gpu.sms, error=DeviceError))
+        self.sms = min(gathered(comm, lambda: gpu.sms, int, error=DeviceError))
         self.max_ctas = min(self.sms, max_ctas or default_max_ctas(self.sms))
         self.regions = Regions(gpu, self.n, self.rank, self.memory.table)
         self.tables = TableMemory(gpu, self._last_stream)

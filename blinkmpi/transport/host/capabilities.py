@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import ArgumentError
-from ...util.together import Comm
+from ...util.together import Comm, allgather, bcast
 from ..network.messages import NodeMessages
 from . import native
 from .shared_window import MESSAGE_BYTES, SharedWindow
@@ -20,20 +20,21 @@ def agree_on_executor(comm: Comm, node: Comm, wanted: str) -> tuple[native.Nativ
         raise ArgumentError(f"executor {wanted!r}: expected auto, c or numpy")
     if wanted == "numpy":
         return None, "NumPy executor, as asked"
-    found: tuple[Path | None, str] | None = None
+    found: tuple[str | None, str] | None = None
     if node.rank == 0:
         try:
-            found = native.build()
+            built, why = native.build()
+            found = None if built is None else str(built), why
         except Exception as error:  # the others wait for an answer
             found = None, f"the C executor cannot be built: {error!r}"
-    path, why = node.bcast(found, 0)
+    path, why = bcast(node, found, tuple[str | None, str])
     loaded: native.Native | None = None
     if path is not None:
         try:
-            loaded = native.load(path, why)
+            loaded = native.load(Path(path), why)
         except OSError as error:
             why = f"rank {comm.rank} cannot load {path}: {error}"
-    reasons = comm.allgather(None if loaded else why)
+    reasons = allgather(comm, None if loaded else why, str | None)
     missing = next((r for r in reasons if r is not None), None)
     if missing is None:
         bare = "" if loaded and loaded.repeated else "; calls are looked up in Python, whose headers were not found"
@@ -50,7 +51,7 @@ def open_shots(
     if loaded is None:
         return None, ""
     found = functions()
-    missing = next((why for why in comm.allgather(found if isinstance(found, str) else "") if why), "")
+    missing = next((why for why in allgather(comm, found if isinstance(found, str) else "", str) if why), "")
     if missing or isinstance(found, str):
         return None, f"; {missing}"
     shots = NodeShots(found, messages, window, MESSAGE_BYTES, partial(native.settled, loaded))
@@ -64,8 +65,10 @@ def agree_on_cma(comm: Comm, loaded: native.Native | None, *, disabled: bool) ->
     if loaded is None:
         return "the NumPy executor has slots alone"
     token = ctypes.c_uint64(secrets.randbits(64))
-    shown = comm.allgather((os.getpid(), ctypes.addressof(token), token.value))
-    failures = comm.allgather(_failure(loaded, comm.rank, shown))  # and nobody reads any more when this is through
+    shown = allgather(comm, (os.getpid(), ctypes.addressof(token), token.value), tuple[int, int, int])
+    failures = allgather(
+        comm, _failure(loaded, comm.rank, shown), str
+    )  # and nobody reads any more when this is through
     return next((failure for failure in failures if failure), "")
 
 

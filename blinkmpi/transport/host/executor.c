@@ -164,8 +164,7 @@ static int step(call_t *j, const stage_t *c, int64_t k) {
       value = i ? acc : x;
     }
     if (c->final && j->divide) {
-      if (j->dtype == F64) for (int64_t i = 0; i < m; i++) ((double *)buffer)[i] = ((const double *)value)[i] / (double)j->divide;
-      else for (int64_t i = 0; i < m; i++) ((float *)buffer)[i] = ((const float *)value)[i] / (float)j->divide;
+      divide((int)j->dtype, buffer, value, j->divide, m);
       value = buffer;
     }
     const char *rounded = value;

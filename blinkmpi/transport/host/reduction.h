@@ -114,6 +114,29 @@ static void narrow(int dtype, uint16_t *restrict d, const float *restrict s, int
     default: LOOP(T, (x[i] > y[i] || x[i] != x[i]) ? x[i] : y[i])  \
   }
 
+/* ---- averages: a complete sum divided by the number of ranks; integers towards zero, as NCCL has it */
+
+#define QUOTIENTS(T, W)                                                                              \
+  {                                                                                                  \
+    for (int64_t i = 0; i < m; i++) ((T *)out)[i] = (T)((W)((const T *)sum)[i] / (W)n);              \
+    return;                                                                                          \
+  }
+
+static void divide(int dtype, void *out, const void *sum, int64_t n, int64_t m) {
+  switch (dtype) {
+    case I8: QUOTIENTS(int8_t, int32_t)
+    case I16: QUOTIENTS(int16_t, int32_t)
+    case I32: QUOTIENTS(int32_t, int64_t)
+    case I64: QUOTIENTS(int64_t, int64_t)
+    case U8: QUOTIENTS(uint8_t, uint32_t)
+    case U16: QUOTIENTS(uint16_t, uint32_t)
+    case U32: QUOTIENTS(uint32_t, uint64_t)
+    case U64: QUOTIENTS(uint64_t, uint64_t)
+    case F64: QUOTIENTS(double, double)
+    default: QUOTIENTS(float, float)
+  }
+}
+
 static void combine(int dtype, int op, void *acc, const void *a, const void *b, int64_t n) {
   switch (dtype) {
     case I8: INTEGER(int8_t)

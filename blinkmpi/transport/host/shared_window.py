@@ -20,7 +20,7 @@ from ...errors import TopologyError
 from ...util.settings import LEAST_BUFFER_BYTES
 from ...util.shared_memory import SHM, shared_memory
 from ...util.text import plural, size_text
-from ...util.together import Comm, gathered
+from ...util.together import Comm, allgather, gathered
 from ..control_pages import CONTROL, LINE, ControlPages
 from ..counters import LINE_BYTES, lines_for
 
@@ -46,15 +46,15 @@ class SharedWindow:
 
     def __init__(self, comm: Comm, node: Comm, arena_bytes: int = ARENA_BYTES) -> None:
         self._comm, self._node = comm, node
-        self._here: tuple[int, ...] = tuple(node.allgather(comm.rank))
-        self.firsts: list[int] = comm.allgather(self._here[0])  # of each rank, the first rank of its node
+        self._here: tuple[int, ...] = tuple(allgather(node, comm.rank, int))
+        self.firsts = allgather(comm, self._here[0], int)  # of each rank, the first rank of its node
         self.nodes = sorted(set(self.firsts))
         self.one_shot_bytes = ONE_SHOT_BYTES if len(self.nodes) == 1 else 2 * MESSAGE_BYTES  # for the longest message
         self._message_bytes = 4 * MESSAGE_BYTES if len(self.nodes) > 1 else 0
         self._process = os.getpid()
         self._counter_bytes = -(-lines_for(comm.size) * LINE_BYTES // PAGE) * PAGE  # of a rank
         wanted = -(-arena_bytes // PAGE) * PAGE
-        self.arena_bytes = max(min(wanted, *gathered(comm, self._fit, error=TopologyError)), MIN_ARENA_BYTES)
+        self.arena_bytes = max(min(wanted, *gathered(comm, self._fit, int, error=TopologyError)), MIN_ARENA_BYTES)
         while (memory := self._reserved()) is None:
             if self.arena_bytes == MIN_ARENA_BYTES:
                 raise TopologyError(self._no_room())
@@ -106,7 +106,7 @@ class SharedWindow:
             own.extend([memory] if memory is not None else [])
             return memory is not None
 
-        if all(gathered(comm, reserve)):
+        if all(gathered(comm, reserve, bool)):
             return own[0]
         for memory in own:
             memory.close()
@@ -116,7 +116,8 @@ class SharedWindow:
         """What to say of the node that has least to spare; collective."""
         slots = MIN_ARENA_BYTES + self.one_shot_bytes + SKEW
         need = self._comm.size * CONTROL + len(self._here) * (self._counter_bytes + slots) + self._message_bytes
-        rooms = self._comm.allgather((free_bytes() - need, need, len(self._here), MPI.Get_processor_name()))
+        room = free_bytes() - need, need, len(self._here), MPI.Get_processor_name()
+        rooms = allgather(self._comm, room, tuple[int, int, int, str])
         spare, need, ranks, host = min(rooms)
         return (
             f"{SHM} on {host} has {size_text(spare + need)} free; a communicator of {plural(ranks, 'rank')} there "

@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from ...errors import BlinkError, MismatchError
 from ...program.ir import Program
+from ...util.together import allgather
 from ..announcement import Announcement, Numbers, encode_failure
 from ..control_pages import BODY
 from ..counters import Counters
@@ -93,7 +94,7 @@ class HostTransport:
             self.executor_reason += f"; {how}"
         self.helper = Helper(self.native if cma_threads > 1 else None, node.size)
         self.arena_bytes = self.window.arena_bytes
-        self.peers = Peers(self.pages, comm.allgather(MPI.Get_processor_name()), slow, comm.processes())
+        self.peers = Peers(self.pages, allgather(comm, MPI.Get_processor_name(), str), slow, comm.processes())
         self._barrier = native.CallStruct()
         self._barrier.spins = self._spins = (
             SPINS if node.size <= len(os.sched_getaffinity(0)) and not several else CROWDED_SPINS

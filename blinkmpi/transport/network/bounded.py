@@ -80,12 +80,12 @@ class Bounded(ABC):
     # ---- the exchanges
 
     @abstractmethod
-    def allgather(self, sendobj: Any, /) -> list[Any]:
-        """Everybody's object, in rank order."""
+    def allgather_bytes(self, body: bytes, /) -> list[bytes]:
+        """Everybody's bytes, in rank order."""
 
     @abstractmethod
-    def bcast(self, obj: Any, root: int, /) -> Any:
-        """The root's object."""
+    def bcast_bytes(self, body: bytes, root: int, /) -> bytes:
+        """The root's bytes."""
 
     @abstractmethod
     def Barrier(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ...errors import PeerLost
+from ...util.together import MOST_GATHERED, MOST_SENT, allgather, check_lengths, cut
 from ..processes import KNOWN, JobProcess, learn, learn_from_launcher, own
 from .bounded import Begun, Bounded, Rendezvous
 
@@ -38,26 +39,24 @@ class BoundedComm(Bounded):
         _made[key] = _made.get(key, 0) + 1
         super().__init__(comm.rank, comm.size, rendezvous, f"{key}.{_made[key]}", among)
 
-    def allgather(self, sendobj: Any, /) -> list[Any]:
-        """Everybody's object, in rank order."""
-        body = np.frombuffer(MPI.pickle.dumps(sendobj), np.uint8)
+    def allgather_bytes(self, body: bytes, /) -> list[bytes]:
+        """Everybody's bytes, in rank order."""
         lengths = np.empty(self.size, np.int64)
-        self._do("Iallgather", np.array([body.size], np.int64), lengths)
+        self._do("Iallgather", np.array([len(body)], np.int64), lengths)
         counts = lengths.tolist()
+        check_lengths(counts, MOST_GATHERED)
         found = np.empty(sum(counts), np.uint8)
-        self._do("Iallgatherv", body, [found, counts])
-        ends = np.cumsum(lengths).tolist()
-        return [MPI.pickle.loads(found[end - n : end].tobytes()) for end, n in zip(ends, counts, strict=True)]
+        self._do("Iallgatherv", np.frombuffer(body, np.uint8), [found, counts])
+        return cut(found, counts)
 
-    def bcast(self, obj: Any, root: int, /) -> Any:
-        """The root's object."""
-        body = np.frombuffer(MPI.pickle.dumps(obj), np.uint8) if self.rank == root else None
-        length = np.array([0 if body is None else body.size], np.int64)
+    def bcast_bytes(self, body: bytes, root: int, /) -> bytes:
+        """The root's bytes."""
+        length = np.array([len(body)], np.int64)
         self._do("Ibcast", length, root)
-        if body is None:
-            body = np.empty(int(length[0]), np.uint8)
-        self._do("Ibcast", body, root)
-        return obj if self.rank == root else MPI.pickle.loads(body.tobytes())
+        check_lengths([int(length[0])], MOST_SENT, root)
+        found = np.frombuffer(body, np.uint8) if self.rank == root else np.empty(int(length[0]), np.uint8)
+        self._do("Ibcast", found, root)
+        return body if self.rank == root else found.tobytes()
 
     def Barrier(self) -> None:
         """Return when all have come."""
@@ -101,7 +100,7 @@ class BoundedComm(Bounded):
 
 def introduce(comm: BoundedComm) -> None:
     """Tell each other who the processes are; collective."""
-    found = zip(comm.world, comm.allgather(own()), strict=True)
+    found = zip(comm.world, allgather(comm, own(), JobProcess), strict=True)
     learn({world: process for world, process in found if world >= 0})
 
 

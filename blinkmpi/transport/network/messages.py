@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
+from ...util.together import allgather
 from ..control_pages import BODY, LATE_LOOKS, RECORD, SOON_NS, ControlPages
 from .bounded import Bounded
 from .endpoints import Endpoints
@@ -62,11 +63,11 @@ class NodeMessages:
         self.comm = comm.Dup()
         self._ranks = comm
         self.pages = pages
-        firsts: list[int] = comm.allgather(pages.here[0])
+        firsts = allgather(comm, pages.here[0], int)
         self.away = [r for r in range(pages.n) if r not in pages.here]
         self._nodes = {first: [r for r in self.away if firsts[r] == first] for first in sorted(set(firsts))}
         del self._nodes[pages.here[0]]
-        pids: list[int] = comm.allgather(os.getpid())
+        pids = allgather(comm, os.getpid(), int)
         self._sent_seq = 0  # the last call whose announcements the other nodes were sent
         self._sending: list[tuple[MPI.Request, Any]] = []
         self._others: list[_Node] = []

@@ -13,7 +13,6 @@ Their processes are known from the first exchange, in which each says who it is.
 from __future__ import annotations
 
 import itertools
-import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,8 +21,8 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 
-from ...errors import ArgumentError, CollectiveTimeout, PeerLost, TopologyError
-from ...util.together import Failure
+from ...errors import ArgumentError, CollectiveTimeout, FormatError, PeerLost, TopologyError
+from ...util.together import MOST_GATHERED, MOST_SENT, OWN_STORE, Failure, check_lengths, read
 from ..processes import JobProcess, own, see, state
 from .bounded import LOOK_SECONDS, Begun, Bounded, Rendezvous
 
@@ -126,7 +125,10 @@ class StoreComm(Bounded):
             ArgumentError: on every rank, if a process has two ranks.
         """
         mine = Introduction(own(), next(_made))
-        found = [_introduction(body) for body in self._exchange(msgspec.msgpack.encode(mine))]
+        found = [
+            _introduction(body, rank)
+            for rank, body in enumerate(self._exchange(msgspec.msgpack.encode(mine), MOST_GATHERED))
+        ]
         self._learn(dict(enumerate(found)))
         first = found[0]
         self._name = f"{first.process.boot}.{first.process.pid}.{first.process.start}.{first.number}"
@@ -138,18 +140,17 @@ class StoreComm(Bounded):
                     "and communicators that share a store and a size, but no processes, a name= each"
                 )
 
-    def allgather(self, sendobj: Any, /) -> list[Any]:
-        """Everybody's object, in rank order."""
-        return [pickle.loads(body) for body in self._exchange(pickle.dumps(sendobj))]
+    def allgather_bytes(self, body: bytes, /) -> list[bytes]:
+        """Everybody's bytes, in rank order."""
+        return self._exchange(body, MOST_GATHERED)
 
-    def bcast(self, obj: Any, root: int, /) -> Any:
-        """The root's object; returns when all have come."""
-        found = self._exchange(pickle.dumps(obj) if self.rank == root else b"")
-        return obj if self.rank == root else pickle.loads(found[root])
+    def bcast_bytes(self, body: bytes, root: int, /) -> bytes:
+        """The root's bytes; returns when all have come."""
+        return self._exchange(body if self.rank == root else b"", MOST_SENT)[root]
 
     def Barrier(self) -> None:
         """Return when all have come."""
-        self._exchange(b"")
+        self._exchange(b"", 0)
 
     def Dup(self) -> NoReturn:
         """There are no messages here."""
@@ -159,35 +160,48 @@ class StoreComm(Bounded):
         """There are no messages here."""
         raise TopologyError(NO_MESSAGES)
 
-    def _exchange(self, body: bytes) -> list[bytes]:
+    def _exchange(self, body: bytes, most: int) -> list[bytes]:
         if self.size == 1:
             return [body]
-        work = StoreWork(partial(self._swap, self._turn + 1, body))
+        work = StoreWork(partial(self._swap, self._turn + 1, body, most))
         self.wait(work)
         return work.result
 
     # ---- in the thread
 
-    def _swap(self, turn: int, body: bytes, work: StoreWork) -> list[bytes]:
+    def _swap(self, turn: int, body: bytes, most: int, work: StoreWork) -> list[bytes]:
         """Write what this rank brings, and read what all have brought."""
         try:
+            check_lengths([len(body)], most, self.rank)
             if not self._number:
                 self._number = self._ask("add", f"{self._space}/made/{self.rank}", 1)
             self._ask("set", self._key(turn, self.rank), body)
             if self.rank == 0:
-                return self._collect(turn, work)
+                return self._collect(turn, most, work)
             self._await([self._key(turn, "all")], work)
-            return msgspec.msgpack.decode(self._ask("get", self._key(turn, "all")), type=list[bytes])
+            found: list[bytes] = read(self._ask("get", self._key(turn, "all")), list[bytes], "rank 0")
+            self._check(found, most)
+            return found
         except GivenUp:
             work.earlier = self._tell(work.given_up)
             raise
+        except FormatError as error:
+            self._tell(error)
+            raise
 
-    def _collect(self, turn: int, work: StoreWork) -> list[bytes]:
+    def _check(self, found: list[bytes], most: int) -> None:
+        """Raise FormatError for what cannot be all that the ranks have brought."""
+        if len(found) != self.size:
+            raise FormatError(f"rank 0 tells what {len(found)} ranks have brought, there are {self.size}; {OWN_STORE}")
+        check_lengths([len(body) for body in found], most)
+
+    def _collect(self, turn: int, most: int, work: StoreWork) -> list[bytes]:
         """On rank 0: all that the ranks have brought, which the others then read; delete the last exchange."""
         keys = self._keys(turn)
         self._await(keys, work)
         self._look_around()  # or it would go on alone
         found = [bytes(self._ask("get", key)) for key in keys]
+        self._check(found, most)
         self._ask("set", self._key(turn, "all"), msgspec.msgpack.encode(found))
         if turn > 1:
             self._forget([*self._keys(turn - 1), self._key(turn - 1, "all")])
@@ -210,19 +224,22 @@ class StoreComm(Bounded):
             raise error
         unknown = [r for r in range(self.size) if r != self.rank and r not in self._known]
         come = [r for r in unknown if self._ask("check", [self._key(1, r)])]
-        self._learn({r: _introduction(self._ask("get", self._key(1, r))) for r in come})
+        self._learn({r: _introduction(self._ask("get", self._key(1, r)), r) for r in come})
 
     def _given_up(self) -> BaseException | None:
         """The error with which another rank has given up."""
         if not self._ask("check", [self._key("given-up")]):
             return None
-        rank, failure = msgspec.msgpack.decode(self._ask("get", self._key("given-up")), type=tuple[int, Failure])
-        kind = CollectiveTimeout if failure.name == CollectiveTimeout.__name__ else PeerLost
+        rank, failure = read(self._ask("get", self._key("given-up")), tuple[int, Failure], "a rank that gave up")
+        kind = next((kind for kind in (CollectiveTimeout, FormatError) if failure.name == kind.__name__), PeerLost)
         return kind(f"{failure.message} (found by rank {rank}; rank {self.rank} left, too)")
 
     def _tell(self, error: BaseException | None) -> BaseException | None:
         """Tell those who still wait, or come later, that this rank has given up, unless another has: returns why."""
-        earlier = self._given_up()
+        try:
+            earlier = self._given_up()
+        except FormatError:  # of nobody who gives up
+            earlier = None
         if earlier is None:
             failure = Failure(type(error).__name__, str(error) or type(error).__name__)
             self._ask("set", self._key("given-up"), msgspec.msgpack.encode((self.rank, failure)))
@@ -321,5 +338,6 @@ NO_MESSAGES = (
 )
 
 
-def _introduction(body: bytes) -> Introduction:
-    return msgspec.msgpack.decode(body, type=Introduction)
+def _introduction(body: bytes, rank: int) -> Introduction:
+    found: Introduction = read(body, Introduction, f"rank {rank}")
+    return found

@@ -134,10 +134,10 @@ class Alone:
 
     rank, size = 0, 1
 
-    def allgather(self, sendobj: Any, /) -> list[Any]:
+    def allgather_bytes(self, sendobj: Any, /) -> list[Any]:
         return [sendobj]
 
-    def bcast(self, obj: Any, root: int = 0, /) -> Any:
+    def bcast_bytes(self, obj: Any, root: int = 0, /) -> Any:
         return obj
 
 

@@ -29,10 +29,10 @@ class Alone:
 
     rank, size = 0, 1
 
-    def allgather(self, sendobj: Any, /) -> list[Any]:
+    def allgather_bytes(self, sendobj: Any, /) -> list[Any]:
         return [sendobj]
 
-    def bcast(self, obj: Any, root: int, /) -> Any:
+    def bcast_bytes(self, obj: Any, root: int, /) -> Any:
         return obj
 
     def Barrier(self) -> None:

@@ -12,7 +12,17 @@ from blinkmpi.planning.planner import make_plan
 from blinkmpi.planning.selection import program_for
 from blinkmpi.program.call import Call
 from blinkmpi.program.interpreter import run
-from blinkmpi.program.reduction import DTYPES, FLOATS, accumulator_of, check_op, combine, dtype_of, fold
+from blinkmpi.program.reduction import (
+    DTYPES,
+    FLOATS,
+    INTEGERS,
+    accumulator_of,
+    check_op,
+    combine,
+    dtype_of,
+    finish,
+    fold,
+)
 from blinkmpi.topology import machine, modify
 from tests.conformance import COLLECTIVES, PLANNED, VARIANTS, Case, cases, expected, inputs, mistakes
 
@@ -29,7 +39,7 @@ def test_half_types_accumulate_in_float32() -> None:
 
 @pytest.mark.parametrize(
     ("op", "dtype"),
-    [("land", "float32"), ("band", "bool"), ("sum", "bool"), ("min", "complex64"), ("max", "bool"), ("avg", "int32")],
+    [("land", "float32"), ("band", "bool"), ("sum", "bool"), ("min", "complex64"), ("max", "bool"), ("avg", "bool")],
 )
 def test_undefined_pairs_are_type_errors_that_name_the_remedy(op: str, dtype: str) -> None:
     with pytest.raises(BufferTypeError, match=rf"'{op}' is not defined for {dtype}.*convert"):
@@ -97,6 +107,23 @@ def test_avg_divides_a_complete_fold_only() -> None:
     assert out[0] == 6 + 4j
     fold("avg", parts, out, final=True, n=2)
     assert out[0] == 3 + 2j
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 200])
+def test_an_average_of_integers_is_rounded_towards_zero(dtype: str, n: int) -> None:
+    """As C divides, and so NCCL: the sum as it wraps, also by more ranks than the type has numbers for."""
+    info = np.iinfo(dtype)
+    sums = [v for v in (info.min, info.min + 1, -7, -3, -1, 0, 1, 3, 7, info.max - 1, info.max) if v >= info.min]
+    value = np.array(sums, dtype)
+    finish("avg", n, value)
+    assert value.tolist() == [abs(v) // n * (1 if v >= 0 else -1) for v in sums]
+
+
+def test_an_average_of_integers_is_of_the_wrapped_sum() -> None:
+    out = np.empty(1, np.int8)
+    fold("avg", [np.array([v], np.int8) for v in (100, 100)], out, final=True, n=2)
+    assert out.tolist() == [-28]
 
 
 def test_one_operand_is_converted_to_the_accumulator_type() -> None:

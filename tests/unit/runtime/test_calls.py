@@ -157,7 +157,7 @@ def test_barrier() -> None:
     (lambda: calls.allreduce(0, N, x(6), x(5), "sum"), ValueError, "6 x float32 against 5 x float32"),
     (lambda: calls.allreduce(0, N, x(), x(6, "int32"), "sum"), ValueError, "float32 against 6 x int32"),
     (lambda: calls.allreduce(0, N, x(), x(), "band"), TypeError, "'band' is not defined for float32"),
-    (lambda: calls.allreduce(0, N, x(4, "int32"), x(4, "int32"), "avg"), TypeError, "'avg' is not defined"),
+    (lambda: calls.allreduce(0, N, x(4, "bool"), x(4, "bool"), "avg"), TypeError, "'avg' is not defined"),
     (lambda: calls.allreduce(0, N, x(), x(), "mean"), ValueError, "op='mean'"),
     (lambda: calls.allgather(0, N, x(2), x(7)), ValueError, "recvbuf has 7 elements, no multiple of 3 ranks"),
     (lambda: calls.allgather(0, N, x(1), x(6)), ValueError, "1 x float32 against 2 x float32"),

@@ -44,18 +44,18 @@ class ThreadComm:
     group: Group
     rank: int
 
-    def allgather(self, sendobj: Any, /) -> list[Any]:
+    def allgather_bytes(self, sendobj: Any, /) -> list[Any]:
         self.group.slots[self.rank] = sendobj
         self.group.barrier.wait(WAIT_SECONDS)
         got = list(self.group.slots)
         self.group.barrier.wait(WAIT_SECONDS)
         return got
 
-    def bcast(self, obj: Any, root: int, /) -> Any:
-        return self.allgather(obj)[root]
+    def bcast_bytes(self, obj: Any, root: int, /) -> Any:
+        return self.allgather_bytes(obj)[root]
 
     def Barrier(self) -> None:
-        self.allgather(None)
+        self.allgather_bytes(None)
 
     def Sendrecv(self, sendbuf: Any, dest: int, _tag: int, recvbuf: Any, source: int, _other: int, /) -> None:
         self.group.messages[self.rank, dest].put(bytes(sendbuf[:1]))
@@ -199,9 +199,10 @@ def test_two_failing_ranks_raise_their_own_and_the_others_name_both(monkeypatch:
 class GarblingComm(ThreadComm):
     """Rank 1 receives broken text."""
 
-    def bcast(self, obj: Any, root: int, /) -> Any:
-        text, error = super().bcast(obj, root)
-        return (text[:-9] if self.rank == 1 else text), error
+    def bcast_bytes(self, obj: Any, root: int, /) -> Any:
+        body = super().bcast_bytes(obj, root)
+        text, error = msgspec.msgpack.decode(body)
+        return msgspec.msgpack.encode((text[:-9], error)) if self.rank == 1 else body
 
 
 def test_a_rank_that_cannot_read_the_topology_fails_all() -> None:

@@ -112,8 +112,8 @@ def check(where: str, threads: dict[str, int], found: dict[str, Used], *, slack:
 STAGES = {"stages": STAGE_THREADS}
 
 
-ONE_HOP = [("bfloat16", "sum"), ("float32", "avg"), ("int8", "max"), ("float32", "")]
-USUAL = [("sm_90", 8, *ONE_HOP[0]), ("sm_70", 8, *ONE_HOP[0])]
+ONE_HOP = [("bfloat16", "sum"), ("float32", "avg"), ("int8", "max"), ("float32", ""), ("int64", "avg"), ("int8", "avg")]
+USUAL = [("sm_90", 8, *ONE_HOP[0]), ("sm_70", 8, *ONE_HOP[0]), ("sm_90", 8, *ONE_HOP[4])]
 GRID = [(arch, n, *pair) for arch in GENERATIONS for n in ((2, 3, 8) if arch == "sm_90" else (8,)) for pair in ONE_HOP]
 
 

@@ -127,7 +127,9 @@ def _reduce(call: Call, got: list[Array]) -> Array:
     total = table[0]
     for row in table[1:]:
         total = ufunc(total, row).astype(table.dtype)
-    if call.op == "avg":
+    if call.op == "avg" and np.issubdtype(table.dtype, np.integer):  # towards zero
+        total = np.where(total < 0, -(-total // call.n), total // call.n)
+    elif call.op == "avg":
         total = total / table.dtype.type(call.n)
     result: Array = total.astype(dtype_of(call.dtype))
     return result

@@ -70,11 +70,12 @@ template <class X> __device__ __forceinline__ void narrow(X& x, X f) { x = f; }
 
 // ---- reduction operations, as docs/numerics.md defines them
 
-enum { NONE, SUM, PROD, MIN, MAX, LAND, LOR, LXOR, BAND, BOR, BXOR };
+enum { NONE, SUM, AVG, PROD, MIN, MAX, LAND, LOR, LXOR, BAND, BOR, BXOR };  // AVG: of integers
 
 template <class X> __device__ __forceinline__ X combine(X a, X b) {  // integers wrap around
   switch (OPERATION) {
-    case SUM: return (X)((u64)a + (u64)b);
+    case SUM:
+    case AVG: return (X)((u64)a + (u64)b);
     case PROD: return (X)((u64)a * (u64)b);
     case MIN: return a < b ? a : b;
     case MAX: return a > b ? a : b;
@@ -108,7 +109,13 @@ template <class R> __device__ __forceinline__ cplx<R> combine(cplx<R> a, cplx<R>
 template <class R> __device__ __forceinline__ R quotient(R a, int n) {
   return n & (n - 1) ? a / (R)n : times(a, (R)1 / (R)n);
 }
-template <class X> __device__ __forceinline__ X divided(X a, int) { return a; }
+// Integers are divided towards zero, as NCCL does.
+template <class X> __device__ __forceinline__ X divided(X a, int n) {
+  if (OPERATION != AVG) return a;  // nor have sums the code for it
+  if ((X)-1 < (X)0) return sizeof(X) < 8 ? (X)((int)a / n) : (X)((i64)a / n);
+  return sizeof(X) < 8 ? (X)((u32)a / (u32)n) : (X)((u64)a / (u64)n);
+}
+__device__ __forceinline__ raw divided(raw a, int) { return a; }
 __device__ __forceinline__ float divided(float a, int n) { return quotient(a, n); }
 __device__ __forceinline__ double divided(double a, int n) { return quotient(a, n); }
 template <class R> __device__ __forceinline__ cplx<R> divided(cplx<R> a, int n) {

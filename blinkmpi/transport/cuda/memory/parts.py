@@ -62,7 +62,7 @@ def to_all(comm: Comm, own: Parts | None) -> Iterator[Callable[[], list[list[int
             ends.append(listener)
             return address
 
-        addresses = gathered(comm, begin, error=DeviceError)
+        addresses = gathered(comm, begin, bytes, error=DeviceError)
 
         def get() -> list[list[int]]:
             found = exchange(ends[0], addresses, comm.rank, own.descriptors if own else [])

@@ -23,6 +23,7 @@ from ....program.call import Call
 from ....program.ir import Program, Stage
 from ....program.memory import address
 from ....program.reduction import dtype_of
+from ....util.together import allgather
 from ...network.bounded import Bounded
 from .. import native
 from ..host_program import HostProgram, resolve
@@ -78,7 +79,7 @@ def measured(
         for _ in range(MEETINGS):
             meet()
         samples.append((time.perf_counter() - start) / MEETINGS * 1e6)
-    slowest = [max(row) for row in zip(*together.allgather(samples), strict=True)]
+    slowest = [max(row) for row in zip(*allgather(together, samples, list[float]), strict=True)]
     today = datetime.date.today().isoformat()
     return StepRates(hardware_of(host.n, host.executor_reason), today, quartiles(slowest)[1], tuple(costs))
 
@@ -97,7 +98,7 @@ def _timed(host: HostTransport, together: Bounded, trial: Trial, buffers: tuple[
         found = runs.once(together)
         for kind, us in found.items() if repeat >= 0 else ():
             samples[kind].append(us)
-    everyone: list[dict[str, list[float]]] = together.allgather(dict(samples))
+    everyone = allgather(together, dict(samples), dict[str, list[float]])
     if any(runs.failures(together)):
         return []
     costs = []
@@ -160,4 +161,4 @@ class _Runs:
 
     def failures(self, together: Bounded) -> list[int]:
         """What every rank met where it could not read another's memory: errno, or 0."""
-        return [int(fault) for fault in together.allgather(self._fault)]
+        return allgather(together, self._fault, int)
