@@ -15,6 +15,7 @@
 #   make test-4  the tests on ranks under one mpirun -np 4 (any number)
 #   make torch-suite  torch's own tests of process groups against ours
 #   make mpi4py-suite  mpi4py's own tests, with our Communicators (fetches mpi4py's source)
+#   make clients  programs and tests of others with blinkmpi and without, from PyPI and GitHub (HEAT_GIT=its repository)
 #   make campaign    ten minutes of random calls and faults (SECONDS=60, ON=gpus, ON=hosts)
 #   make mutants  40 seeded faults, each of which a test must catch: how strong the tests are
 #   make test-hosts  the tests on several hosts, made of namespaces, and under a real Slurm
@@ -28,6 +29,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NP ?= 4
 MPI4PY ?= mpi4py-4.1.2
+PYLOPS ?= pylops_mpi-0.8.0
+HEAT ?= heat-1.8.0
+HEAT_GIT ?= https://github.com/helmholtz-analytics/heat
 CUDA ?= 13
 SECONDS ?= 600
 WORKERS ?= 3
@@ -52,7 +56,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: demo test test-long quick sizes docs check gpu mutants test-hosts mpi4py-suite torch-suite campaign paper wheel clean
+.PHONY: demo test test-long quick sizes docs check gpu mutants test-hosts mpi4py-suite torch-suite clients campaign paper wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-examples
@@ -99,9 +103,19 @@ torch-suite: $(VENV)/.has-test
 	$(PIP) install expecttest
 	$(BIN)/python -m tests.torch_suite --ranks 2,4 -o build/torch-suite.json
 
-build/$(MPI4PY): | $(VENV)/.has-test
-	$(PIP) download --no-deps --no-binary mpi4py --dest build $(subst mpi4py-,mpi4py==,$(MPI4PY))
-	tar -xf build/$(MPI4PY).tar.gz -C build
+# Programs of others, in an environment of their own: heat wants an older torch than the tests do.
+clients: $(VENV)-clients/.has-clients build/$(MPI4PY) build/$(PYLOPS) build/$(HEAT)
+	$(VENV)-clients/bin/python -m tests.clients --sources build -o benchmarks/results/clients.json
+
+$(VENV)-clients/.has-clients: setup.py pyproject.toml Makefile tests/clients/requirements.txt
+	$(MAKE) VENV=$(VENV)-clients $@
+
+build/$(MPI4PY) build/$(PYLOPS): build/%: | $(VENV)/pyvenv.cfg
+	$(PIP) download --no-deps --no-binary $(firstword $(subst -, ,$*)) --dest build $(subst -,==,$*)
+	tar -xf build/$*.tar.gz -C build
+
+build/$(HEAT): # whose tests are not in what it publishes
+	git clone --quiet --depth 1 --branch $(subst heat-,v,$(HEAT)) $(HEAT_GIT) $@
 
 paper: $(VENV)/.has-test
 	$(BIN)/python -m benchmarks.paper $(FIGURE)
@@ -123,10 +137,12 @@ $(VENV)/.has-test: extras := mpi,test
 $(VENV)/.has-quick: extras := mpi,quick
 $(VENV)/.has-docs: extras := mpi,docs
 $(VENV)/.has-cuda: extras := mpi,test,cuda$(CUDA)
+$(VENV)/.has-clients: extras := mpi
+$(VENV)/.has-clients: more := --requirement tests/clients/requirements.txt
 $(VENV)/.has-%: setup.py pyproject.toml Makefile | $(VENV)/pyvenv.cfg
 	@echo "Installing blinkmpi[$(extras)] into $(VENV) ..."
 	@rm -rf build
-	@$(PIP) install --editable '.[$(extras)]'
+	@$(PIP) install --editable '.[$(extras)]' $(more)
 	@$(if $(filter mpi$(comma)test,$(extras)),$(PIP) install --retries 1 --extra-index-url $(TORCH_INDEX) '$(TORCH)')
 	@$(write-mca-files)
 	@touch $@

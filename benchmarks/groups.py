@@ -52,9 +52,10 @@ def contenders(comm: Any, make: Callable[[int], Any], count: int, size: int, str
 
 def nccl_communicator(world: Any) -> tuple[Any, Any]:
     """CuPy's module of NCCL, and a communicator of all ranks."""
-    from blinkmpi.bench.peers import nccl_module
+    from blinkmpi.bench.peers import nccl_module, nvls_setting
     from blinkmpi.transport.cuda.device import cupy
 
+    nvls_setting(world)
     nccl = nccl_module(cupy())
     unique = world.bcast(nccl.get_unique_id() if world.rank == 0 else None)
     return nccl, nccl.NcclCommunicator(world.size, unique, world.rank)

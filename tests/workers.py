@@ -7,7 +7,8 @@ unit tests.
 from xdist.scheduler import LoadScopeScheduling
 
 SHARES = {"campaign": "jobs", "harness": "jobs", "hosts": "jobs", "store": "jobs", "mpi": "ranks", "torch": "ranks"}
-JOBS = ("tests/mpi/test_deadlines.py", "tests/mpi/test_faults.py", "tests/mpi/test_faults_errors.py")
+JOBS = ("tests/mpi/test_deadlines.py", "tests/mpi/test_faults.py", "tests/mpi/test_faults_errors.py",
+        "tests/mpi/test_other_mpis.py")  # fmt: skip
 
 
 def share_of(nodeid: str) -> str:

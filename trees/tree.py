@@ -127,7 +127,7 @@ class Tree(Value, frozen=True, omit_defaults=True):
 
 
 class Certificate(Value, frozen=True):
-    """Why no schedule on these links can be faster.
+    """Why no trees have a higher rate, if the links have the rates that the machine has.
 
     ``kind`` is ``cut`` (bytes must enter ``parts[0]``), ``ratio-cut`` (blocks of ``parts[0]`` must
     leave it), ``partition`` (Tutte, Nash-Williams), ``prices`` (``parts`` are links with their price:

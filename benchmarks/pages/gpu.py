@@ -24,6 +24,7 @@ from benchmarks.pages.rows import (
     scheme_text,
     table_head,
     us_text,
+    with_nvls_told,
     wrong_count,
     wrong_text,
 )
@@ -51,7 +52,7 @@ def gpu_summary(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
                 found = [mean(rows, place, peer, small=small) for place, _ in PLACES for small in (True, False)]
                 types = ", ".join(dict.fromkeys(str(row.get("type")) for row in rows))
                 cells = [label_with_mark(document, rows), types, str(document["blinkmpi"]["ranks"]), _mode(document)]
-                cells += [label_of(peer), *map(ratio_text, found), wrong_text(rows), link_to(name)]
+                cells += [label_of(peer, document), *map(ratio_text, found), wrong_text(rows), link_to(name)]
                 lines.append(line(cells))
     return "\n".join(lines)
 
@@ -63,19 +64,23 @@ def gpu_file(name: str, document: dict[str, Any]) -> str:
     versions = [f"{key} {value}" for key, value in gpu.items() if key != "name" and value]
     lines.append(f"- GPUs: {ours['ranks']} x {gpu.get('name', 'unknown')}, {', '.join(versions) or 'unknown versions'}")
     for peer, facts in peers.items():
-        lines.append(f"- {label_of(peer)}: {', '.join(f'{key} {value}' for key, value in facts.items()) or 'no facts'}")
-    lines += [f"- N/A: {label_of(peer)}, where {why}" for peer, why in (ours.get("refused") or {}).items()]
+        lines.append(
+            f"- {label_of(peer, document)}: {', '.join(f'{key} {value}' for key, value in facts.items()) or 'no facts'}"
+        )
+    lines += [f"- N/A: {label_of(peer, document)}, where {why}" for peer, why in (ours.get("refused") or {}).items()]
     lines.append(f"- mode: {_mode(document)}")
     lines += fact_lines(document)
     for _, rows in blocks(document):
-        lines += ["", *_gpu_table(rows, peers_of(document))]
+        lines += ["", *_gpu_table(rows, document)]
     return "\n".join(lines)
 
 
-def _gpu_table(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str]:
+def _gpu_table(rows: Sequence[dict[str, Any]], document: dict[str, Any]) -> list[str]:
+    peers = peers_of(document)
+    labels = [label_of(peer, document) for peer in peers]
     head = [">size", "type", "op", "scheme", "protocol", ">CTAs"]
     for _, label in PLACES:
-        head += [f">{label}: ours", ">GB/s", *(cell for peer in peers for cell in (f">{label_of(peer)}", ">ratio"))]
+        head += [f">{label}: ours", ">GB/s", *(cell for theirs in labels for cell in (f">{theirs}", ">ratio"))]
     lines = [*table_head(*head, ">predicted", ">bound", ">wrong")]
     for row in rows:
         own = row.get("blinkmpi") or {}
@@ -98,7 +103,7 @@ def host_time_file(name: str, document: dict[str, Any]) -> str:
     theirs, rows = "NCCL group", document["results"]
     ways = [way for way in rows[0]["again_us"] if way != theirs]
     cells = [cell for way in ways for cell in (f">{way}", ">ratio", ">new", ">ratio")]
-    lines += ["", *table_head("type", ">size", ">NCCL", ">new", *cells, ">wrong")]
+    lines += ["", *table_head("type", ">size", f">{label_of('nccl', document)}", ">new", *cells, ">wrong")]
     for row in rows:
         again, new = row["again_us"], row["new_us"]
         found = [row["dtype"], exact_size_text(row["bytes"]), us_text(again[theirs]), us_text(new[theirs])]
@@ -119,7 +124,7 @@ def beside_compute_file(name: str, document: dict[str, Any]) -> str:
         f"- calls: on a stream of {priority} priority, on {'' if about['registered'] else 'un'}registered buffers"
     )
     lines += [f"- laps that the host was too late for: {about['late_laps']}", *failures(document)]
-    sides = [cell for label in ("ours", "NCCL") for cell in
+    sides = [cell for label in ("ours", label_of("nccl", document)) for cell in
              (f">{label}: alone", ">AllReduce slower", ">product slower", ">total", ">one after another")]  # fmt: skip
     lines += ["", *table_head("product", "type", ">size", ">CTAs", ">product", *sides, ">total: ratio", ">wrong")]
     for row in document["results"]:
@@ -141,7 +146,7 @@ def groups_file(name: str, document: dict[str, Any]) -> str:
     lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="groups.py")]
     lines += [f"- NCCL was not measured: {why}"] if why else []
     ways = list(rows[0]["us"])
-    others = [cell for way in ways[1:] for cell in (f">{GROUP_WAYS[way]}", ">ratio")]
+    others = [cell for way in ways[1:] for cell in (f">{with_nvls_told(GROUP_WAYS[way], document)}", ">ratio")]
     lines += ["", *table_head(">tensors", ">bytes of each", "started", ">group", *others, ">wrong")]
     for row in rows:
         for key, started in (("us", "directly"), ("graph_us", "in a graph")):
@@ -178,12 +183,13 @@ def emulated_file(name: str, document: dict[str, Any]) -> str:
         "NVLink each way",
         "GPUs": f"{ours['ranks']} x {gpu.get('name')}, driver {gpu.get('driver')}",
         "versions": ", ".join(f"{k} {v}" for k, v in versions.items() if v),
-        "NCCL": ours.get("nccl_version") or "not measured",
+        label_of("nccl", document): ours.get("nccl_version") or "not measured",
         "commit": f"`{ours['commit'][:12]}`{dirty}" if ours.get("commit") else "unknown",
         "date": ours.get("date") or "unknown",
     }
     lines = [f"### {name}", "", *(f"- {label}: {text}" for label, text in facts.items())]
-    rates = (">size", ">plan", ">bound", ">ours", ">share", ">NCCL (not paced)", ">ratio", ">its rings, paced",
+    beside = f">{label_of('nccl', document)} (not paced)"
+    rates = (">size", ">plan", ">bound", ">ours", ">share", beside, ">ratio", ">its rings, paced",
              ">its trees, paced", ">ratio")  # fmt: skip
     lines += [*failures(document), "", *table_head("GPUs", *rates, "NCCL's graphs", ">wrong")]
     for row in document["results"]:

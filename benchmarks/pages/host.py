@@ -46,15 +46,16 @@ def host_file(name: str, document: dict[str, Any]) -> str:
     lines = [f"## {name}", "", *fact_lines(document)]
     for executor, rows in blocks(document):
         lines += ["", f"### {document['blinkmpi'].get('collective')}, {executor} executor", ""]
-        lines += _table(rows, first_peer(document))
+        lines += _table(rows, document)
     return "\n".join(lines)
 
 
-def _table(rows: Sequence[dict[str, Any]], peer: str) -> list[str]:
+def _table(rows: Sequence[dict[str, Any]], document: dict[str, Any]) -> list[str]:
+    peer = first_peer(document)
     mixed = len({row.get("experiment_name") for row in rows}) > 1 or len({row.get("root") for row in rows}) > 1
     head = [">size", *(["type", "op", ">root"] if mixed else []), "scheme", "executor"]
     for _, label in PLACES:
-        head += [f">{label}: ours", f">{label_of(peer)}", ">ratio"]
+        head += [f">{label}: ours", f">{label_of(peer, document)}", ">ratio"]
     lines = [*table_head(*head, ">wrong")]
     for row in rows:
         own = row.get("blinkmpi") or {}

@@ -22,6 +22,7 @@ from benchmarks.pages.rows import (
     ratio_text,
     step_ratio,
     table_head,
+    with_nvls_told,
 )
 
 Results = Sequence[tuple[str, dict[str, Any]]]
@@ -56,7 +57,7 @@ def gpu_tables(results: Results) -> Iterator[str]:
             types = ", ".join(dict.fromkeys(TYPES.get(str(row["type"]), str(row["type"])) for row in rows))
             types += ", rounded on each hop" if ours.get("wire") == "operand" else ""
             for peer in peers_of(document):
-                what = [collective_text(document), types, plain, label_of(peer)]
+                what = [collective_text(document), types, plain, label_of(peer, document)]
                 group = groups.setdefault((ours["ranks"], gpu, graph), [])
                 group.append((what, ratios(rows, "out_of_place", peer), name))
     for (n, gpu, graph), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1], not item[0][2])):
@@ -96,7 +97,7 @@ def torch_table(results: Results) -> Iterator[str]:
             own = [row for row in rows if (row["collective"], row["dtype"]) == (collective, dtype)]
             other = next((key for row in own for key in row["us"] if key != "blink"), "")
             by_size = {row["bytes"]: row["us"][other] / row["us"]["blink"] for row in own if {other, "blink"} <= set(row["us"])}  # fmt: skip  # noqa: E501
-            found.append(([collective, dtype, ranks_text(document), other], by_size, name))
+            found.append(([collective, dtype, ranks_text(document), with_nvls_told(other, document)], by_size, name))
     yield from table(("collective", "type", "ranks", "beside"), found)
 
 
@@ -124,7 +125,7 @@ def training_table(results: Results) -> Iterator[str]:
                         row["dtype"],
                         ranks_text(document),
                         OURS_IN_TRAINING[own],
-                        other,
+                        with_nvls_told(other, document),
                     ]
                     ratio, between = step_ratio(libraries[other], libraries[own])
                     cells.append(marked(ratio, 3) + between)
@@ -152,7 +153,11 @@ def for_readme(results: Results) -> Iterator[str]:
             rows = next(rows for _, rows in blocks(known[name]))
             dtype, peer = str(rows[0]["type"]), peers_of(known[name])[0]
             by_size = ratios(rows, "out_of_place", peer)
-            found = [where(known[name]), TYPES.get(dtype, dtype), {"mpi": "Open MPI"}.get(peer) or label_of(peer)]
+            found = [
+                where(known[name]),
+                TYPES.get(dtype, dtype),
+                {"mpi": "Open MPI"}.get(peer) or label_of(peer, known[name]),
+            ]
             yield line([*found, *(marked(by_size.get(size)) for size in sizes)])
 
 

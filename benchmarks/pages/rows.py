@@ -104,9 +104,15 @@ def ranks_text(document: dict[str, Any]) -> str:
     return f"{document['blinkmpi']['ranks']}{' GPUs' * on_gpu(document)}"
 
 
-def label_of(peer: str) -> str:
+def label_of(peer: str, document: dict[str, Any]) -> str:
     """A peer as a column's name."""
-    return {"mpi": "MPI", "nccl": "NCCL"}.get(peer, peer)
+    return with_nvls_told({"mpi": "MPI", "nccl": "NCCL"}.get(peer, peer), document)
+
+
+def with_nvls_told(library: str, document: dict[str, Any]) -> str:
+    """A library's name; of NCCL's it says where the run was without NVLS, the reductions in the NVSwitch."""
+    off = any("NCCL_NVLS_ENABLE=0" in (facts.get("env") or ()) for facts in (document, document["blinkmpi"]))
+    return f"{library} without NVLS" if off and "nccl" in library.lower() else library
 
 
 def peers_of(document: dict[str, Any]) -> list[str]:

@@ -14,7 +14,8 @@ and [benchmarks/README.md](../benchmarks/README.md) says how each was measured.
 OVERVIEW_GPU = """
 ## GPUs beside NCCL
 
-Calls out of place; NVLink multicast (NVLS) is off in NCCL. `symm_mem` is PyTorch's symmetric memory.
+Calls out of place. NCCL ran without NVLS, its reductions and multicast in the NVSwitch, as the measuring machines allow
+no NVLink multicast. `symm_mem` is PyTorch's symmetric memory.
 """
 
 OVERVIEW_HOST = """

@@ -14,6 +14,7 @@ from benchmarks.pages.rows import (
     step_ratio,
     table_head,
     us_text,
+    with_nvls_told,
 )
 
 
@@ -22,7 +23,7 @@ def torch_group_file(name: str, document: dict[str, Any]) -> str:
     rows = document["results"]
     types = list(dict.fromkeys(row["dtype"] for row in rows))
     other = next(name for row in rows if "us" in row for name in row["us"] if name != "blink")
-    heads = [cell for dtype in types for cell in (f">{dtype}: ours", f">{other}", ">ratio")]
+    heads = [cell for dtype in types for cell in (f">{dtype}: ours", f">{with_nvls_told(other, document)}", ">ratio")]
     lines = [f"### {name}", "", *gpu_lines(document), *fact_lines(document, command="torch_group.py"), ""]
     lines += table_head("collective", ">size", *heads, ">wrong")
     by_size: dict[tuple[str, int], dict[str, Any]] = {}
@@ -53,7 +54,7 @@ def training_file(name: str, document: dict[str, Any]) -> str:
                 row["dtype"],
                 row["batch"],
                 f"{row['parameters'] / 1e6:.1f} M",
-                library,
+                with_nvls_told(library, document),
             ]
             cells += [f"{ms:.1f}" for ms in (one["step_ms"], row["compute_ms"], one["exposed_ms"])]
             cells += [f"{one['communication_ms']:.1f}", f"{one['overlap']:.0%}" if one["overlap"] > 0 else "none"]

@@ -2,7 +2,7 @@
 
 A peer refuses what it cannot run, and otherwise makes a contender: buffers in its own layout, and the call. CuPy and
 torch are imported when a peer is made, and never needed otherwise. No peer of ours turns NVLink multicast on. NCCL uses
-it as ``NCCL_NVLS_ENABLE`` says, which must be set, so that a result tells what it was compared with.
+it as ``NCCL_NVLS_ENABLE`` says, which is set to 0 if it is unset; a result tells what it was compared with.
 """
 
 import importlib
@@ -21,6 +21,7 @@ from ..util.together import allgather, bcast, together
 from .layout import Buffers, Layout
 from .timing import METHODS, Contender
 
+NVLS, WITHOUT_NVLS = "NCCL_NVLS_ENABLE", "0"
 # ncclDataType_t and ncclRedOp_t of nccl.h, which are part of NCCL's ABI.
 NCCL_TYPES = {
     "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
@@ -88,17 +89,18 @@ class NcclPeer:
     """NCCL, called through CuPy on the same buffers and stream.
 
     Raises:
-        ArgumentError: on every rank, if NCCL is missing or ``NCCL_NVLS_ENABLE`` is not set.
+        ArgumentError: on every rank, if NCCL is missing or ``NCCL_NVLS_ENABLE`` is not the same on all.
     """
 
     name = "nccl"
 
     def __init__(self, world: Any, cupy: Any) -> None:
         self.rank, self.n = world.Get_rank(), world.Get_size()
+        nvls = nvls_setting(world)
         self._nccl = on_all_ranks(world, lambda: nccl_module(cupy))
         unique = bcast(world, self._nccl.get_unique_id() if self.rank == 0 else None, tuple[int, ...])
         self._comm = on_all_ranks(world, lambda: self._nccl.NcclCommunicator(self.n, unique, self.rank))
-        self.facts = {"version": version_text(self._nccl.get_version()), "nvls": os.environ["NCCL_NVLS_ENABLE"]}
+        self.facts = {"version": version_text(self._nccl.get_version()), **nvls}
 
     def refusal(self, call: Call) -> str | None:
         """NCCL has no scans."""
@@ -170,13 +172,21 @@ def version_text(code: int) -> str:
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
+def nvls_setting(world: Any) -> dict[str, str]:
+    """Whether NCCL may reduce in the NVSwitch (NVLS), for the file: as ``NCCL_NVLS_ENABLE`` says, set to 0 if unset."""
+    values = set(world.allgather(os.environ.get(NVLS)))
+    if len(values) > 1:
+        told = ", ".join(sorted("unset" if value is None else value for value in values))
+        raise ArgumentError(f"--compare nccl: ranks have {NVLS} unlike ({told}); give it to all: mpirun -x {NVLS}=0")
+    (value,) = values
+    if value is not None:
+        return {"nvls": value}
+    os.environ[NVLS] = WITHOUT_NVLS
+    return {"nvls": WITHOUT_NVLS, NVLS: "was not set; bench has set it to 0 (ours are without NVLS); 1 allows it"}
+
+
 def nccl_module(cupy: Any) -> Any:
     """CuPy's NCCL module; where CuPy finds no library, with the one that torch brings."""
-    if "NCCL_NVLS_ENABLE" not in os.environ:
-        raise ArgumentError(
-            "--compare nccl: NCCL_NVLS_ENABLE is not set, so a result would not say what it was compared with; set it "
-            "to 0 (without NVLink multicast, as we are) or to 1 for all ranks: mpirun -x NCCL_NVLS_ENABLE=0 ..."
-        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy's warning says what our error says
         nccl = importlib.import_module("cupy.cuda.nccl")

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import ArgumentError, BlinkError
 from ..util.launcher import launched_rank
+from ..util.screen import console
 from ..util.text import brief
 from ..util.together import bcast
 
@@ -88,7 +89,7 @@ def show(thing: Any) -> None:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    screen = Screen(width=shutil.get_terminal_size((100, 25)).columns, highlight=False)
+    screen = console(Screen, width=shutil.get_terminal_size((100, 25)).columns)
     _keep_whole(screen, thing)
     screen.print(thing, crop=False)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..doctor.report import Report
 from ..planning.advice import Advice
-from ..planning.explain import gap_text, shares
+from ..planning.explain import gap_text, shares, what_bounds
 from ..planning.subsets import Spread, Subset, by_size, summary
 from ..topology.model import Topology
 from ..topology.show import table_of
@@ -38,7 +38,7 @@ def packings(
     total = sum(seconds for _, seconds in found)
     title = Text(f"{topology.name}, {plural(topology.n, 'rank')}, over {', '.join(links) or 'no links'}", "bold")
     rest = [Text(f" not by this method: {', '.join(left_out)}", "dim")] if left_out else []
-    why, end = Text(" Why nothing is faster", "bold"), Text(f"\n planned in {time_text(total)}", "dim")
+    why, end = Text(" What bounds the rates of trees", "bold"), Text(f"\n planned in {time_text(total)}", "dim")
     return Group(title, table, *rest, why, proofs, end)
 
 
@@ -50,7 +50,7 @@ def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
         head.add_row("ranks", topology.renumbered.removeprefix("ranks "))
     head.add_row("scheme", f"{p.scheme}: {p.reason.partition(': ')[2] or p.reason}")
     if p.certificate.kind != "trivial":
-        gap = gap_text(rate, bound, p.optimal)
+        gap = f"{gap_text(rate, bound, p.optimal)} of {what_bounds(p, topology)}"
         head.add_row("rate", Text(f"{rate:.4g} GB/s, {gap}", "green" if p.optimal else "yellow"))
         head.add_row("bound", f"{bound:.4g} GB/s: {p.certificate.text}")
     head.add_row("links", p.links or "none")

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ArgumentError
 from ..planning.subsets import COLLECTIVES, PCIE_MBPS, Allocations, Subset, by_size, summary, survey
 from ..topology.model import MOST_MBPS, Topology
+from ..util.screen import console, is_terminal
 from ..util.text import quoted
 from .machine import add_machine, on_machine
 from .numbers import fraction, of_flag
@@ -56,12 +57,11 @@ def subsets(args: argparse.Namespace, topology: Topology) -> int:
 
 def _with_bar(some: Sequence[Allocations]) -> Iterable[Allocations]:
     """The same, with a progress bar if stderr is a terminal."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         return some
-    from rich.console import Console
     from rich.progress import track
 
-    return track(some, "planning", console=Console(stderr=True), transient=True)
+    return track(some, "planning", console=console(stderr=True), transient=True)
 
 
 def subsets_report(topology: Topology, found: Sequence[Subset], pcie_mbps: int) -> dict[str, Any]:

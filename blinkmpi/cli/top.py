@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import ArgumentError
 from ..top.find import Window, windows
 from ..top.look import Look, look
+from ..util.screen import console
 from ..util.text import quoted
 from .output import show
 
@@ -61,7 +62,7 @@ def _watch(pid: int | None, found: list[Window], before: list[Look], seconds: fl
 
     past = dict(zip(map(_key, before), before, strict=True))
     try:
-        with Live(frame(before, [None] * len(before)), screen=True, auto_refresh=False) as live:
+        with Live(frame(before, [None] * len(before)), console=console(), screen=True, auto_refresh=False) as live:
             while found:
                 time.sleep(seconds)
                 found = windows(pid)

@@ -32,6 +32,7 @@ _LABEL = 12
 Basis = Literal["links", "steps", "kernels"]  # rates of links or copies; timed steps of CPU ranks; kernels of GPUs
 BUSIEST = "the cores, by what steps of these kinds took here (blinkmpi tune)"  # of a prediction by steps
 ELSE = {"steps": "by the rate of copies", "kernels": "by a simulation at the rates of the links"}
+BY_NVLS = ("allreduce", "reduce", "reduce_scatter", "broadcast", "allgather")  # where a switch reduces or multicasts
 SHOTS = {"one_shot": "to all that need them, who reduce", "two_shot": "to a slice's owner, who reduces and sends on"}
 ON_GPUS = {  # protocols of GPUs besides slots
     **{
@@ -71,6 +72,7 @@ class PricedScheme(Value, frozen=True):
     shares: tuple[str, ...]
     certificate: str
     protocol: str = "slots"
+    bound_of: str = ""  # what the bound holds for
     written: str = ""  # what an algorithm says of itself
     basis: Basis = "links"
 
@@ -128,7 +130,7 @@ class Explanation(Document, frozen=True):
         lines += _field("why", "; ".join(filter(None, (self.reason, "" if shot else it.reason))))
         if it.algbw:
             if it.bound_gbps:
-                gap = gap_text(it.rate_gbps, it.bound_gbps, it.optimal)
+                gap = f"{gap_text(it.rate_gbps, it.bound_gbps, it.optimal)} of {it.bound_of}"
                 lines += [] if shot else _field("rate", f"{it.rate_gbps:.4g} GB/s, {gap}")
                 lines += _field("bound", f"{it.bound_gbps:.4g} GB/s: {it.certificate}")
             else:
@@ -233,7 +235,7 @@ def _priced(plan: Plan, topology: Topology, call: Call, rule: Rule, forecast: Fo
         chunk_bytes=program.chunk * slot_width(call, program.channels), slots=program.depth, protocol=rule.protocol,
         seconds=cost.seconds, algbw=cost.algbw, busbw=cost.algbw * call.bus_factor, busiest=busiest,
         reason=packing.reason, shares=tuple(map(str, shares(packing))), certificate=packing.certificate.text,
-        basis=basis,
+        basis=basis, bound_of=what_bounds(packing, topology),
     )  # fmt: skip
 
 
@@ -311,8 +313,21 @@ def trees_text(count: int, depth: int) -> str:
 
 
 def gap_text(rate: float, bound: float, optimal: bool) -> str:
-    """A rate in relation to its bound."""
-    return "equal to the bound: no trees can be faster" if optimal else f"{rate / bound:.1%} of the bound"
+    """A rate in relation to its bound; :func:`what_bounds` says what that holds for."""
+    return f"{'equal to' if optimal else f'{rate / bound:.1%} of'} the bound"
+
+
+def what_bounds(packing: Packing, topology: Topology) -> str:
+    """What the bound of a packing holds for: trees, at the rates that the machine has, by a measurement or a table."""
+    kinds = packing.links.split("+")
+    measured = {link.kind for link in topology.links if link.kind in kinds and link.origin == "measured"}
+    if packing.certificate.kind == "copies":
+        mbps = [link.mbps for link in topology.links if link.kind == "memory"]
+        rates = " to ".join(dict.fromkeys(f"{rate / 1000:.4g}" for rate in (min(mbps), max(mbps))))
+        return f"trees at the copy rate {'measured at opening' if measured else 'assumed'}, {rates} GB/s"
+    found = f"trees at the rates {'measured' if measured else 'listed'} for these links"
+    in_switch = packing.collective in BY_NVLS and any(s.kind == "nvswitch" for s in topology.switches)
+    return f"{found}; what the switch does itself (NVLS) is no tree" if in_switch else found
 
 
 def link_text(topology: Topology, src: int, dst: int, kind: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..planning.explain import gap_text, shares, trees_text
+from ..planning.explain import gap_text, shares, trees_text, what_bounds
 from ..planning.subsets import COLLECTIVES, Subset, by_size, spread
 from ..topology.model import Topology
 from ..trees.graph.fabric import fabric
@@ -91,7 +91,9 @@ def _title(figure: Figure, p: Packing, t: Topology, drawn: int) -> None:
     facts = f"{rate:.4g} GB/s, {gap_text(rate, bound, p.optimal)}; {count}{some}, method {method}, over {p.links}"
     facts += "; dashed: to the root" if any(tree.up for tree in p.trees) else ""
     figure.text(0.02, lines[1], facts, fontsize=11, color=DARK)
-    proof = textwrap.shorten(f"bound {bound:.4g} GB/s: {p.certificate.text}", 150, placeholder=" ...")
+    proof = textwrap.shorten(
+        f"bound {bound:.4g} GB/s of {what_bounds(p, t)}: {p.certificate.text}", 180, placeholder=" ..."
+    )
     figure.text(0.02, lines[2], proof, fontsize=9.5, color="#666666")
 
 

@@ -9,6 +9,7 @@
 ``shared_memory``  memory that the processes of a machine share
 ``dlpack``        what a DLPack capsule says of its tensor
 ``files``         reads a file that a user names, whatever lies there
-``text``          ranks, counts and sizes in messages; ``progress`` a bar on a terminal
+``text``          ranks, counts and sizes in messages
+``screen``        whether a terminal shows what is written; ``progress`` a bar there
 ``chrome_trace``  files in Chrome's trace event format; ``figure`` what all pictures share
 """

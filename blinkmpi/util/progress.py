@@ -4,6 +4,8 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
+from .screen import console, is_terminal
+
 
 class StderrBar:
     """A context with a bar for ``total`` steps (None: not known yet); ``bar`` is None where no terminal shows it."""
@@ -15,14 +17,13 @@ class StderrBar:
         self._task: Any = None
 
     def __enter__(self) -> Self:
-        if self.shown and sys.stderr.isatty():
+        if self.shown and is_terminal(sys.stderr):
             from rich import progress
-            from rich.console import Console
 
             self.bar = progress.Progress(
                 progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(),
                 progress.TextColumn("{task.description}", markup=False),
-                console=Console(stderr=True, highlight=False), transient=True,
+                console=console(stderr=True), transient=True,
             )  # fmt: skip
             self.bar.start()
             self._task = self.bar.add_task("", total=self.total, completed=self.done)

@@ -126,6 +126,7 @@ class Job(Started):
         env: variables to add to the environment; None as a value removes one.
         options: further options of mpirun.
         prefix: a command that runs mpirun, such as ``unshare``.
+        launcher: another MPI's mpirun.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class Job(Started):
         env: Mapping[str, str | None] | None = None,
         options: Sequence[str] = (),
         prefix: Sequence[str] = (),
+        launcher: str | None = None,
         cwd: Path | None = None,
     ) -> None:
         self.n, self.timeout = n, timeout
@@ -150,7 +152,7 @@ class Job(Started):
         self._started = time.monotonic()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*prefix, mpirun(), *options, "-np", str(n), *argv],
+                [*prefix, launcher or mpirun(), *options, "-np", str(n), *argv],
                 env={k: v for k, v in variables.items() if v is not None},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,

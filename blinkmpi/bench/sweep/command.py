@@ -21,6 +21,7 @@ from ...errors import ArgumentError
 from ...launch.allocation import scheduler_of
 from ...util.launcher import launched_rank, launched_size
 from ...util.progress import StderrBar
+from ...util.screen import console
 from ...util.text import size_text
 from ..options import add_flags
 from .file import Run, expand, load
@@ -114,17 +115,15 @@ def _show(args: argparse.Namespace, results: Results, records: list[dict[str, An
     if args.json:
         print(json.dumps(results.body, indent=1))
         return
-    from rich.console import Console
-
-    console = Console(width=max(100, shutil.get_terminal_size((120, 25)).columns), highlight=False)
+    screen = console(width=max(100, shutil.get_terminal_size((120, 25)).columns))
     for table in tables(records):
-        console.print(table)
-        console.print()
+        screen.print(table)
+        screen.print()
     good = sum(record["status"] == "ok" for record in records)
-    console.print(f"{good} of {len(records)} runs are good; JSON in {target}", soft_wrap=True)
+    screen.print(f"{good} of {len(records)} runs are good; JSON in {target}", soft_wrap=True)
     if good:
         picture = Path(target).with_suffix(".svg")
-        console.print(f"a picture: blinkmpi plot {target} -o {picture}", soft_wrap=True)
+        screen.print(f"a picture: blinkmpi plot {target} -o {picture}", soft_wrap=True)
 
 
 @contextmanager
@@ -149,7 +148,7 @@ class SweepProgress(StderrBar):
         if self.bar is None:
             print(text, file=sys.stderr, flush=True)
         else:
-            self.bar.console.print(text, soft_wrap=True, markup=False)
+            self.bar.screen.print(text, soft_wrap=True, markup=False)
 
     def begin(self, one: Run) -> None:
         """A run starts."""

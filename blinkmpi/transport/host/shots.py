@@ -37,6 +37,11 @@ def functions() -> tuple[int, ...] | str:
         return f"MPI's functions are not found: {error}"
 
 
+def handle(of: MPI.Comm | MPI.Datatype) -> int:
+    """MPI's handle as C's int64_t has it: that of MPICH and Intel MPI is an int, which mpi4py gives without a sign."""
+    return ctypes.c_int64(MPI._handleof(of)).value
+
+
 class NodeShots:
     """The messages of this node's calls in one shot; freed by :meth:`close`, before ``messages`` are.
 
@@ -75,8 +80,8 @@ class NodeShots:
             )  # fmt: skip
         out = base + window.sent()
         self._nodes = np.array(
-            (*found, MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p), MPI._handleof(messages.comm),
-             MPI._handleof(MPI.BYTE), SHOT_TAG, self._status.ctypes.data, out, out + stride, self._here.ctypes.data,
+            (*found, MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_void_p), handle(messages.comm),
+             handle(MPI.BYTE), SHOT_TAG, self._status.ctypes.data, out, out + stride, self._here.ctypes.data,
              len(self._here), MPI._addressof(messages.aborts), len(self._others), self._each.ctypes.data, 0), np.int64,
         )  # fmt: skip
         self.address = self._nodes.ctypes.data

@@ -1,5 +1,7 @@
 """How the benchmark measures, as far as it is pure: sizes, inputs, the check of results, buffers, blocks, libraries."""
 
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -279,10 +281,26 @@ def test_versions_from_numbers_and_files(monkeypatch: pytest.MonkeyPatch) -> Non
     assert bench_meta.nvidia_driver() is None
 
 
-def test_nccl_is_not_measured_with_unknown_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
-    with pytest.raises(ArgumentError, match=r"NCCL_NVLS_ENABLE is not set.*mpirun -x"):
-        bench_peers.nccl_module(None)
+def ranks_with(*values: str | None) -> Any:
+    """Ranks whose NCCL_NVLS_ENABLE have these values."""
+    return SimpleNamespace(allgather=lambda own: list(values))
+
+
+def test_nccl_is_measured_without_nvls_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the result says so; a child sees what was set, as NCCL does."""
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    assert bench_peers.nvls_setting(ranks_with("1", "1")) == {"nvls": "1"}
+    assert os.environ["NCCL_NVLS_ENABLE"] == "1"
+    with pytest.raises(ArgumentError, match=r"ranks have NCCL_NVLS_ENABLE unlike \(1, unset\).*mpirun -x"):
+        bench_peers.nvls_setting(ranks_with("1", None))
+    monkeypatch.delenv("NCCL_NVLS_ENABLE")
+    found = bench_peers.nvls_setting(ranks_with(None, None))
+    assert found["nvls"] == "0"
+    assert "bench has set it to 0" in found["NCCL_NVLS_ENABLE"]
+    assert subprocess.run(["printenv", "NCCL_NVLS_ENABLE"], capture_output=True, text=True, check=True).stdout == "0\n"
+
+
+def test_symmetric_memory_is_not_measured_with_unknown_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
     with pytest.raises(ArgumentError, match="mpirun -x TORCH_SYMM_MEM_DISABLE_MULTICAST=1"):
         bench_peers._torch(1)

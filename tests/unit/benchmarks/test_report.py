@@ -74,19 +74,23 @@ def test_a_report_has_gpus_in_a_section_of_their_own() -> None:
     assert "a.json" in head
     assert "g.json" not in head
     ratios = "4.00 | 4.00 | 4.00 | 4.00 | 0 | [g.json](#gjson) |"
-    assert f"| allreduce | float | 2 | graph, launched 4 times | NCCL | {ratios}" in part
+    assert f"| allreduce | float | 2 | graph, launched 4 times | NCCL without NVLS | {ratios}" in part
     assert "| symm_mem | - | - | - | - | 0 |" in part
     one = "10.0 | 12.3 | 40.0 | 4.00 | N/A | N/A"
     assert f"| 1 KiB | float | sum | direct | packets | 16 | {one} | {one} | 9.0 | - | 0 |" in part
-    for line in ("- GPUs: 2 x NVIDIA H200, driver 580.1", "- NCCL: version 2.28.9", "`NCCL_NVLS_ENABLE=0`",
+    for line in ("- GPUs: 2 x NVIDIA H200, driver 580.1", "- NCCL without NVLS: version 2.28.9", "`NCCL_NVLS_ENABLE=0`",
                  "- N/A: symm_mem, where it has no such call"):  # fmt: skip
         assert line in part
     assert "## Summary" not in made.render([("g.json", gpu)])
     short = made.render_overview([("g.json", gpu)])
     assert "### 2 x NVIDIA H200, in a CUDA graph" in short
-    assert "| allreduce | float32 | registered | NCCL | 4.00 | 4.00 | [all](measurements.md#gjson) |" in short
+    assert (
+        "| allreduce | float32 | registered | NCCL without NVLS | 4.00 | 4.00 | [all](measurements.md#gjson) |" in short
+    )
     assert "| allreduce | float32 | registered | symm_mem | - | - | [all](measurements.md#gjson) |" in short
     assert "## CPU ranks" not in short
+    gpu["env"].remove("NCCL_NVLS_ENABLE=0")
+    assert "| allreduce | float32 | registered | NCCL | 4.00 | 4.00 |" in made.render_overview([("g.json", gpu)])
 
 
 def test_the_first_page_marks_what_is_slower() -> None:

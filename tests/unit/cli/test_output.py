@@ -1,5 +1,8 @@
 """Where answers go: narrow terminals, readers who leave, full disks, users who have seen enough."""
 
+import contextlib
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import pytest
 from blinkmpi.cli import machine
 from blinkmpi.cli import main as cli
 from blinkmpi.util.launcher import RANK_VARIABLES
+from tests.harness import ENVIRONMENT, mpirun, run_command
 
 
 @pytest.fixture
@@ -65,3 +69,52 @@ def test_ctrl_c_ends_a_command_with_a_word(blink: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(machine, "load", interrupted)
     assert blink("topo cpu:2") == (130, "", "blinkmpi: interrupted\n")
+
+
+TOPO = [sys.executable, "-m", "blinkmpi", "topo", "dgx-1v"]
+DOCTOR = [sys.executable, "-m", "blinkmpi", "doctor"]
+
+
+def on_a_terminal(argv: list[str], **variables: str) -> str:
+    """What a terminal gets of a command."""
+    unset = ("NO_COLOR", "FORCE_COLOR", *RANK_VARIABLES)
+    env = {name: value for name, value in os.environ.items() if name not in unset}
+    ours, its = pty.openpty()
+    with subprocess.Popen(
+        argv, stdin=its, stdout=its, stderr=its, env={**env, "TERM": "xterm", **variables}
+    ) as process:
+        os.close(its)
+        got = b""
+        with contextlib.suppress(OSError):  # nobody has the other end any more
+            while found := os.read(ours, 1 << 16):
+                got += found
+        os.close(ours)
+    assert process.returncode == 0, got
+    return got.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_terminal_gets_styles_unless_it_wants_none(ranks: int) -> None:
+    """NO_COLOR leaves nothing, bold and dim neither; under mpirun it is mpirun's terminal."""
+    argv = [mpirun(), "-np", str(ranks), *DOCTOR] if ranks else TOPO
+    assert "\x1b[1m" in on_a_terminal(argv, **ENVIRONMENT)
+    assert "\x1b" not in on_a_terminal(argv, **ENVIRONMENT, NO_COLOR="1")
+
+
+@pytest.mark.slow
+def test_what_no_terminal_shows_has_no_styles() -> None:
+    """Under mpirun neither, although each rank of Open MPI's has a terminal of its own."""
+    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    for variables, styled in (
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ):
+        done = subprocess.run(
+            TOPO, capture_output=True, text=True, check=True, env={**env, "TERM": "xterm", **variables}
+        )
+        assert ("\x1b" in done.stdout) == styled
+    done_by_ranks = run_command(2, DOCTOR, timeout=60, env={"TERM": "xterm"})
+    assert done_by_ranks.rc == 0, done_by_ranks.output
+    assert "\x1b" not in done_by_ranks.output
