@@ -31,6 +31,14 @@ def forward(n):
     for r in range(1, n):
         chunk(r - 1, "input", 0).copy(r, "output", 0)
 """
+ALL_TO_NEXT = """
+to_next = lang.custom(given=lambda n, r: 2, wanted=lambda n, r: [[(r - 1, 0)], [(r - 1, 1)]] if r else [])
+
+@lang.algorithm(to_next, chunks=2)
+def all_to_next(n):
+    for r in range(1, n):
+        chunk(r - 1, "input", 0, 2).copy(r, "output", 0)
+"""
 STENCIL = """
 near = lang.custom(given=lambda n, rank: 2, wanted=lambda n, rank: [[(rank, 0), ((rank + 1) % n, 1)], []])
 
@@ -105,6 +113,15 @@ def test_a_custom_collective_is_simulated_and_compared(
     code, out, _ = blink(capsys, f"simulate dgx-1v --bytes 96K --algorithm stencil.py --op {op}")
     assert code == 1
     assert "1 ELEMENTS WRONG" in out
+
+
+def test_neighbouring_chunks_of_a_custom_collective_are_simulated(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("next.py").write_text(HEAD + ALL_TO_NEXT)
+    code, out, err = blink(capsys, "simulate dgx-1v --bytes 96K --algorithm next.py --json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["wrong"] == 0
 
 
 def test_of_a_python_file_its_own_algorithm_is_taken(folder: Path) -> None:
