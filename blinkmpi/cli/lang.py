@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     what = "say what a file of a chunk program computes, or what is wrong with it"
     check = actions.add_parser("check", help=what, description=what)
-    check.add_argument("file", metavar="FILE", help="x.xml (MSCCL's), x.json, x.py, x.py:NAME")
+    check.add_argument("file", metavar="FILE", help="x.xml (MSCCL's), x.json, x.py, x.py:NAME,PARAMETER=VALUE")
     check.add_argument("--ranks", type=int, metavar="N", help="the number of ranks to prove a Python file for")
     check.add_argument(
         "--slots", type=int, metavar="N", help="messages that a connection holds; default: Simple 2, LL 8"
@@ -27,13 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Judge a file; 0 if it is proved, 1 if it is wrong."""
     from ..errors import ArgumentError
+    from ..lang.source import path_of
 
-    path = args.file.rpartition(":")[0] if ".py:" in args.file else args.file
-    if Path(path).suffix != ".xml" and args.slots is not None:
+    suffix = Path(path_of(args.file)).suffix
+    if suffix != ".xml" and args.slots is not None:
         raise ArgumentError("--slots is for MSCCL's XML, whose connections hold so many messages; leave it out")
-    if Path(path).suffix in (".py", ".json"):
-        return _written(args, python=Path(path).suffix == ".py")
-    return _xml(args)
+    return _written(args) if suffix in (".py", ".json") else _xml(args)
 
 
 def _xml(args: argparse.Namespace) -> int:
@@ -54,18 +53,15 @@ def _xml(args: argparse.Namespace) -> int:
     return 0 if report.proved else 1
 
 
-def _written(args: argparse.Namespace, *, python: bool) -> int:
+def _written(args: argparse.Namespace) -> int:
     """Prove what a Python file makes, or what :meth:`Algorithm.save` wrote."""
     from rich.text import Text
 
-    from ..errors import ArgumentError, PlanError
-    from ..lang.source import algorithm_for, load
+    from ..errors import PlanError
+    from ..lang.source import algorithm_for
 
-    if python and args.ranks is None:
-        raise ArgumentError(f"--ranks: for how many is it to be proved? {args.file} is a function of that; write "
-                            "--ranks 8")  # fmt: skip
     try:
-        made = algorithm_for(args.file, args.ranks) if args.ranks is not None else load(args.file)
+        made = algorithm_for(args.file, args.ranks)
     except PlanError as error:
         if args.json:
             print(json.dumps({"format": "blinkmpi.refusal", "version": 1, "source": args.file, "fault": str(error)}))

@@ -14,7 +14,6 @@ cut into equal parts as :func:`..program.lower.spans` cuts them, so any count wi
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from fractions import Fraction
 from functools import cache
 
@@ -139,7 +138,7 @@ def _needed(flow: Flow) -> Values:
         value = found.values[number[reference]]
         return value.operands[0] if value.rank == rank and value.is_input else number[reference]
 
-    for i in _live(flow, (reference for _, _, reference in wanted)):
+    for i in flow.live:
         rank, operands = flow.nodes[i].rank, tuple(here(flow.nodes[i].rank, o) for o in flow.nodes[i].operands)
         same = len(operands) == 1 and operands[0] >= 0 and found.values[operands[0]].rank == rank
         number[i] = operands[0] if same else found.add(rank, operands)
@@ -151,19 +150,6 @@ def _needed(flow: Flow) -> Values:
         else:
             found.store(value if found.values[value].rank == rank else found.add(rank, (value,)), i)
     return [*found.values, *kept]
-
-
-def _live(flow: Flow, references: Iterable[int]) -> list[int]:
-    """The nodes that some of the references need, ascending."""
-    live = bytearray(len(flow.nodes))
-    for reference in references:
-        if reference >= 0:
-            live[reference] = 1
-    for i in range(len(flow.nodes) - 1, -1, -1):
-        for operand in flow.nodes[i].operands if live[i] else ():
-            if operand >= 0:
-                live[operand] = 1
-    return [i for i, needed in enumerate(live) if needed]
 
 
 def _folded_where_used(values: Values) -> Values:
