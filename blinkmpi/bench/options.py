@@ -90,7 +90,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--executor", metavar="LIST", help="one block of rows for each of auto, c, numpy (comma list)")
     add("--algo", metavar="TEXT", help="choice of schemes, as BLINKMPI_ALGO")
     add("--wire", choices=WIRES, help="how partial results of 16-bit floats travel, as BLINKMPI_WIRE")
-    what = "run an algorithm of one's own: x.py, x.py:NAME, x.xml (MSCCL's) or x.json (docs/lang.md)"
+    what = "run an algorithm of one's own: x.py, x.py:NAME,PARAMETER=VALUE, x.xml (MSCCL's) or x.json"
     add("--algorithm", metavar="FILE", help=what)
     add("--predict", action="store_true", help="add the predicted time and the bound")
     add("--format", choices=("nccl", "osu"), default="nccl", help="row format")

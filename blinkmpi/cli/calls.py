@@ -23,7 +23,7 @@ from ..util.text import parse_size
 if TYPE_CHECKING:
     from ..lang.algorithms import Algorithm
 
-ALGORITHM = "an algorithm of one's own: x.py, x.py:NAME, x.xml (MSCCL's) or x.json (docs/lang.md)"
+ALGORITHM = "an algorithm of one's own: x.py, x.py:NAME,PARAMETER=VALUE, x.xml (MSCCL's) or x.json (docs/lang.md)"
 
 
 def add_collective(command: argparse.ArgumentParser) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     what = "say what a file of a chunk program computes, or what is wrong with it"
     check = actions.add_parser("check", help=what, description=what)
-    check.add_argument("file", metavar="FILE", help="x.xml (MSCCL's), x.json (MSCCL++'s, or saved), x.py, x.py:NAME")
+    check.add_argument("file", metavar="FILE", help="x.xml (MSCCL's), x.json, x.py, x.py:NAME,PARAMETER=VALUE")
     check.add_argument("--ranks", type=int, metavar="N", help="the number of ranks to prove a Python file for")
     check.add_argument(
         "--slots", type=int, metavar="N", help="messages that a connection holds; default: Simple 2, LL 8"
@@ -28,35 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Judge a file; 0 if it is proved, 1 if it is wrong."""
     from ..errors import ArgumentError
+    from ..lang.source import path_of
 
-    path = args.file.rpartition(":")[0] if ".py:" in args.file else args.file
-    if Path(path).suffix != ".xml" and args.slots is not None:
+    suffix = Path(path_of(args.file)).suffix
+    if suffix != ".xml" and args.slots is not None:
         raise ArgumentError("--slots is for MSCCL's XML, whose connections hold so many messages; leave it out")
-    if Path(path).suffix == ".json" and _is_mscclpp(path):
-        return _mscclpp(args)
-    if Path(path).suffix in (".py", ".json"):
-        return _written(args, python=Path(path).suffix == ".py")
-    return _xml(args)
-
-
-def _is_mscclpp(path: str) -> bool:
-    """Whether a file can be read, and is MSCCL++'s; what cannot be read is told later."""
-    from ..lang.mscclpp.file import is_mscclpp
-    from ..util.files import read_file
-
-    try:
-        return is_mscclpp(read_file(path))
-    except OSError:
-        return False
-
-
-def _mscclpp(args: argparse.Namespace) -> int:
-    """Judge MSCCL++'s execution plan."""
-    from ..lang.mscclpp.check import judge_mscclpp
-    from ..lang.mscclpp.file import load_mscclpp
-
-    report = judge_mscclpp(load_mscclpp(args.file), source=args.file)
-    return _verdict(args, report, _plan_text)
+    return _written(args) if suffix in (".py", ".json") else _xml(args)
 
 
 def _xml(args: argparse.Namespace) -> int:
@@ -68,34 +44,24 @@ def _xml(args: argparse.Namespace) -> int:
     if args.slots is not None and args.slots < 1:
         raise ArgumentError(f"--slots {args.slots}: a connection holds at least one message; write 1 or more")
     report, _ = judge(load_xml(args.file), source=args.file, slots=args.slots)
-    return _verdict(args, report, _text)
-
-
-def _verdict(args: argparse.Namespace, report: Any, text: Callable[[Any], Any]) -> int:
-    """Print what was found; 0 if it is proved, 1 if it is wrong."""
-    from ..errors import ArgumentError
-
     if args.ranks not in (None, report.ranks):
         raise ArgumentError(f"--ranks {args.ranks}: {args.file} is for {report.ranks} ranks; leave --ranks out")
     if args.json:
         print(report.to_json(), end="")
     else:
-        show(text(report))
+        show(_text(report))
     return 0 if report.proved else 1
 
 
-def _written(args: argparse.Namespace, *, python: bool) -> int:
+def _written(args: argparse.Namespace) -> int:
     """Prove what a Python file makes, or what :meth:`Algorithm.save` wrote."""
     from rich.text import Text
 
-    from ..errors import ArgumentError, PlanError
-    from ..lang.source import algorithm_for, load
+    from ..errors import PlanError
+    from ..lang.source import algorithm_for
 
-    if python and args.ranks is None:
-        raise ArgumentError(f"--ranks: for how many is it to be proved? {args.file} is a function of that; write "
-                            "--ranks 8")  # fmt: skip
     try:
-        made = algorithm_for(args.file, args.ranks) if args.ranks is not None else load(args.file)
+        made = algorithm_for(args.file, args.ranks)
     except PlanError as error:
         if args.json:
             print(json.dumps({"format": "blinkmpi.refusal", "version": 1, "source": args.file, "fault": str(error)}))
@@ -106,58 +72,10 @@ def _written(args: argparse.Namespace, *, python: bool) -> int:
     return 0
 
 
-def _plan_text(report: Any) -> Any:
-    """What was found in an execution plan: a heading, one row for each thing that was looked at, and the verdict."""
-    from rich.text import Text
-
-    calls = "in place" if report.in_place else "out of place"
-    rows: list[tuple[str, Any]] = [
-        ("collective", f"{report.collective} of {plural(report.ranks, 'rank')}, {calls}"),
-        ("size", f"{plural(report.chunks, 'chunk')}, {plural(report.blocks, 'thread block')}, "
-                 f"{plural(report.operations, 'operation')}, protocol {report.protocol}"),
-    ]  # fmt: skip
-    of_kind = {kind: [f.text for f in report.faults if f.kind == kind] for kind in {f.kind for f in report.faults}}
-    looked = (
-        ("structure", "structure", "sound"), ("signals", "signal", "as many as waits"),
-        ("order", "deadlock", "all end"), ("races", "race", "none"),
-        ("reads", "read", "only what was written before"),
-        ("results", "result", f"as {report.collective} wants them" if not report.computes else "not defined"),
-    )  # fmt: skip
-    for title, kind, good in looked:
-        if kind in of_kind:
-            rows.append((title, _first(of_kind[kind], "red")))
-        elif "structure" in of_kind or (kind == "result" and {"deadlock", "race"} & of_kind.keys()):
-            rows.append((title, Text("not known", "dim")))
-        else:
-            rows.append((title, good))
-    if "structure" not in of_kind:
-        rows.append(("unused", _first(report.unused, "yellow") if report.unused else "no operation"))
-    if report.warnings:
-        rows.append(("to look at", _first(report.warnings, "yellow")))
-    if report.computes:
-        rows.append(("computes", _first(report.computes, "")))
-    return _judged(f"{report.source}: {report.name or 'no name'}", rows, report)
-
-
-def _judged(name: str, rows: Any, report: Any) -> Any:
-    """A table of what was looked at, and the verdict."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for title, value in rows:
-        table.add_row(f" {title}", value)
-    verdict = Text("refused: " + plural(len(report.faults), "fault"), "bold red")
-    if report.proved:
-        verdict = Text("proved", "bold green")
-    return Group(Text(name, "bold"), table, verdict)
-
-
 def _text(report: Any) -> Any:
     """What was found in MSCCL's XML: a heading, one row for each thing that was looked at, and the verdict."""
+    from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
     calls = [word for word, there in (("out of place", report.out_of_place), ("in place", report.in_place)) if there]
@@ -194,7 +112,15 @@ def _text(report: Any) -> Any:
         rows.append(("unused", _first(report.unused, "yellow") if report.unused else Text("no step")))
     if report.computes:
         rows.append(("computes", _first(report.computes, "")))
-    return _judged(f"{report.source}: {report.name or 'no name'}", rows, report)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, value in rows:
+        table.add_row(f" {title}", value)
+    verdict = Text("refused: " + plural(len(report.faults), "fault"), "bold red")
+    if report.proved:
+        verdict = Text("proved", "bold green")
+    return Group(Text(f"{report.source}: {report.name or 'no name'}", "bold"), table, verdict)
 
 
 def _first(texts: Any, colour: str) -> Any:

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-e", dest="end", help="largest vector; default 1G, on CPU ranks 64M")
     parser.add_argument("-f", dest="factor", type=int, help="factor between two sizes; default 4, on CPU ranks 2")
     parser.add_argument("-o", metavar="FILE", dest="output", help="write the table here, not to the cache")
-    what = "measure an algorithm of one's own too, such as x.py:NAME (docs/lang.md); may be repeated"
+    what = "measure an algorithm of one's own too, such as x.py:NAME,PARAMETER=VALUE (docs/lang.md); may be repeated"
     parser.add_argument("--algorithm", action="append", default=[], metavar="FILE", help=what)
     parser.add_argument("-q", dest="quiet", action="store_true", help="no line per size")
 

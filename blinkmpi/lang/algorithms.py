@@ -181,24 +181,33 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
         lines.append(f"  steps      {plural(longest, 'message')}{' follow one another' if longest > 1 else ''}")
         if folds:
             lines.append(f"  folds      {folds} of two operands")
+        live = {*self.flow.live}
+        unused = [node.where for i, node in enumerate(self.flow.nodes) if i not in live and max(node.operands) >= 0]
+        if unused:
+            where = f", the first of {unused[0]}" if unused[0] else ""
+            lines.append(f"  unused     {plural(len(unused), 'value')} that no result needs{where}; none is sent")
         return "\n".join(lines)
 
     def _pieces(self) -> str:
         goal = self.flow.goal
+        if goal.collective == "custom":
+            given, wanted = goal.given, [sum(map(bool, outputs)) for outputs in goal.wanted]
+            return f"{_between(given)} given and {_between(wanted)} wanted by each"
         return plural(goal.chunks, "chunk") + (" a block" if goal.collective in BLOCKED else "")
 
     def _traffic(self) -> tuple[Counter[int], int, int]:
-        """Messages by the rank that sends, folds of two, and the longest chain of messages."""
+        """Messages by the rank that sends, folds of two, and the longest chain of messages, of values that are used."""
         flow = self.flow
         sent: Counter[int] = Counter()
-        steps: list[int] = []
-        for node in flow.nodes:
+        steps: dict[int, int] = {}
+        for i in flow.live:
+            node = flow.nodes[i]
             far = [o for o in node.operands if o >= 0 and flow.nodes[o].rank != node.rank]
             sent.update(flow.nodes[o].rank for o in far)
-            steps.append(max((steps[o] + (o in far) for o in node.operands if o >= 0), default=0))
+            steps[i] = max((steps[o] + (o in far) for o in node.operands if o >= 0), default=0)
         for rank, outputs in enumerate(flow.outputs):  # results may lie elsewhere
             sent.update(flow.nodes[o].rank for o in outputs if o is not None and o >= 0 and flow.nodes[o].rank != rank)
-        return sent, sum(len(node.operands) - 1 for node in flow.nodes), max(steps, default=0)
+        return sent, sum(len(flow.nodes[i].operands) - 1 for i in flow.live), max(steps.values(), default=0)
 
     def interpret(self, sends: Sequence[Array | None], op: str = "sum") -> list[list[Array | None]]:
         """Run it on NumPy arrays, one for each rank, in as many equal parts as its input has chunks.
@@ -257,6 +266,12 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
             Path(path).write_text(self.to_json(), encoding="utf-8")
         except OSError as error:
             raise ArgumentError(f"cannot write {quoted(str(path))}: {error.strerror}; correct the path") from error
+
+
+def _between(counts: Sequence[int]) -> str:
+    """How many chunks ranks have: ``2 chunks``, ``0-2 chunks``."""
+    least, most = min(counts), max(counts)
+    return plural(most, "chunk") if least == most else f"{least}-{plural(most, 'chunk')}"
 
 
 def shares_memory(topology: Topology) -> bool:

@@ -121,6 +121,20 @@ class Flow(Value, frozen=True, dict=True):
             found.append(value)
         return tuple(found)
 
+    @cached_property
+    def live(self) -> tuple[int, ...]:
+        """The nodes that some wanted result needs, ascending."""
+        needed = bytearray(len(self.nodes))
+        for references, wanted in zip(self.outputs, self.goal.wanted, strict=True):
+            for reference, want in zip(references, wanted, strict=True):
+                if want and reference is not None and reference >= 0:
+                    needed[reference] = 1
+        for i in range(len(self.nodes) - 1, -1, -1):
+            for operand in self.nodes[i].operands if needed[i] else ():
+                if operand >= 0:
+                    needed[operand] = 1
+        return tuple(i for i, one in enumerate(needed) if one)
+
     def _given(
         self, reference: int, rank: int, where: str, found: Sequence[frozenset[Contribution]]
     ) -> frozenset[Contribution]:
@@ -172,11 +186,11 @@ def check_size(n: int, chunks: int) -> None:
 
 
 def wrong_result(
-    where: str, rank: int, chunk: int, got: frozenset[Contribution], want: tuple[Contribution, ...]
+    where: str, rank: int, chunk: int, got: frozenset[Contribution], want: tuple[Contribution, ...], more: str = ""
 ) -> PlanError:
-    """What to raise for a chunk of an output that was written at ``where``, if that is known."""
+    """What to raise for a chunk of an output that was written at ``where``, if that is known; ``more`` is a remedy."""
     return PlanError(f"{f'{where}: ' if where else ''}rank {rank}: chunk {chunk} of its output is "
-                     f"{several(tuple(sorted(got)))}; wanted {several(want)}")  # fmt: skip
+                     f"{several(tuple(sorted(got)))}; wanted {several(want)}{more}")  # fmt: skip
 
 
 def goal_of(collective: str, n: int, chunks: int, root: int = -1) -> Goal:

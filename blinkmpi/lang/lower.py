@@ -5,7 +5,8 @@
 3. A value that is used by several on its own rank reaches them by channels that their rank both writes and reads. In a
    reduction, so does an input chunk: **one stage alone reads it**, and the result that takes its place is made of what
    that stage has read, so that a call in place never overwrites what is still to be read
-   (:func:`..program.in_place.check_in_place` proves it).
+   (:func:`..program.in_place.check_in_place` proves it). Of several input chunks that a custom collective folds into
+   one value, its stage reads the first alone.
 4. Chunks have nothing to do with one another. Consecutive ones with which the same is done become one span.
 
 These steps depend on no count: :class:`Lowering`. A value has the length of its chunk: the vector, or each block, is
@@ -13,7 +14,6 @@ cut into equal parts as :func:`..program.lower.spans` cuts them, so any count wi
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from fractions import Fraction
 from functools import cache
 
@@ -38,8 +38,8 @@ class Lowering:
     def __init__(self, flow: Flow) -> None:
         self.goal = flow.goal
         values = _folded_where_used(_needed(flow))
-        if self.goal.collective in REDUCTIONS:
-            values = _read_once(values)
+        if self.goal.reduces:
+            values = _by_channels(values, read_once=self.goal.collective in REDUCTIONS)
         self._groups = _groups(values)
 
     def program(self, call: Call, *, scheme: str, chunk_bytes: int, depth: int, multicast: bool = False) -> Program:
@@ -80,11 +80,19 @@ class Lowering:
 
 
 def _wanted(goal: Goal, elements: int) -> list[list[Piece]]:
-    """What each rank of a custom collective must receive."""
-    return [
-        [(i * elements, elements, tuple((r, c * elements) for r, c in want)) for i, want in enumerate(outputs) if want]
-        for outputs in goal.wanted
-    ]
+    """What each rank of a custom collective must receive; chunks that one stage may store together, as one piece."""
+    found: list[list[Piece]] = []
+    for outputs in goal.wanted:
+        pieces: list[Piece] = []
+        for i, want in enumerate(outputs):
+            sources = tuple(sorted((r, c * elements) for r, c in want))
+            start, length, before = pieces[-1] if pieces else (0, 0, ())
+            if want and start + length == i * elements and sources == tuple((r, at + length) for r, at in before):
+                pieces[-1] = start, length + elements, before
+            elif want:
+                pieces.append((i * elements, elements, sources))
+        found.append(pieces)
+    return found
 
 
 # ---------------------------------------------------------------- steps 1 to 4
@@ -96,6 +104,7 @@ class _Collected:
     def __init__(self) -> None:
         self.values: Values = []
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._copies: dict[int, int] = {}  # of a value that is stored more than once: the last one
 
     def add(self, rank: int, operands: tuple[int, ...]) -> int:
         key = rank, operands
@@ -105,7 +114,11 @@ class _Collected:
         return self._numbers[key]
 
     def store(self, number: int, chunk: int) -> None:
-        self.values[number] = self.values[number]._replace(stored=chunk)
+        """Store a value; where it is stored already, a copy of it, which a channel of the rank carries."""
+        at = self._copies.get(number, number)
+        while self.values[at].stored >= 0:
+            at = self._copies[number] = self.add(self.values[at].rank, (at,))
+        self.values[at] = self.values[at]._replace(stored=chunk)
 
 
 def _needed(flow: Flow) -> Values:
@@ -125,7 +138,7 @@ def _needed(flow: Flow) -> Values:
         value = found.values[number[reference]]
         return value.operands[0] if value.rank == rank and value.is_input else number[reference]
 
-    for i in _live(flow, (reference for _, _, reference in wanted)):
+    for i in flow.live:
         rank, operands = flow.nodes[i].rank, tuple(here(flow.nodes[i].rank, o) for o in flow.nodes[i].operands)
         same = len(operands) == 1 and operands[0] >= 0 and found.values[operands[0]].rank == rank
         number[i] = operands[0] if same else found.add(rank, operands)
@@ -137,19 +150,6 @@ def _needed(flow: Flow) -> Values:
         else:
             found.store(value if found.values[value].rank == rank else found.add(rank, (value,)), i)
     return [*found.values, *kept]
-
-
-def _live(flow: Flow, references: Iterable[int]) -> list[int]:
-    """The nodes that some of the references need, ascending."""
-    live = bytearray(len(flow.nodes))
-    for reference in references:
-        if reference >= 0:
-            live[reference] = 1
-    for i in range(len(flow.nodes) - 1, -1, -1):
-        for operand in flow.nodes[i].operands if live[i] else ():
-            if operand >= 0:
-                live[operand] = 1
-    return [i for i, needed in enumerate(live) if needed]
 
 
 def _folded_where_used(values: Values) -> Values:
@@ -177,8 +177,13 @@ def _folded_where_used(values: Values) -> Values:
     return [*found.values, *kept]
 
 
-def _read_once(values: Values) -> Values:
-    """With one reader of each input chunk, from which the others have it; a result that is the input reads it again."""
+def _by_channels(values: Values, *, read_once: bool) -> Values:
+    """With at most one input chunk in a fold, which has others of its rank by channels.
+
+    Args:
+        read_once: also with one reader of each input chunk, from which the others have it; a result that is the input
+            reads it again.
+    """
     readers = Counter((v.rank, o) for v in values if not (v.is_input and v.stored >= 0) for o in v.operands if o < 0)
     found, number, kept = _Collected(), dict[int, int](), []
     for i, value in enumerate(values):
@@ -189,8 +194,9 @@ def _read_once(values: Values) -> Values:
                 number[i] = found.add(*value[:2])
             continue
         operands = []
+        own = next((o for o in value.operands if o < 0), 0)
         for o in value.operands:
-            if o < 0 and readers[value.rank, o] > 1:
+            if o < 0 and (o != own or (read_once and readers[value.rank, o] > 1)):
                 operands.append(found.add(value.rank, (o,)))
             else:
                 operands.append(number[o] if o >= 0 else o)
@@ -214,15 +220,17 @@ def _groups(values: Values) -> list[list[Values]]:
     members: dict[int, list[int]] = defaultdict(list)
     for i in range(len(values)):
         members[_root(group, i)].append(i)
-    alike: dict[tuple[int, ...], list[Values]] = defaultdict(list)
+    alike: dict[tuple[tuple[int, tuple[int, ...]], ...], list[Values]] = defaultdict(list)
     for inside in members.values():
-        # shapes are numbered as they come, operands first; equal values are one, so no two here have the same
-        inside.sort(key=shape.__getitem__)
+        inside.sort(key=shape.__getitem__)  # shapes are numbered as they come, operands first
         place = {i: at for at, i in enumerate(inside)}
         moved = [
             values[i]._replace(operands=tuple(place[o] if o >= 0 else o for o in values[i].operands)) for i in inside
         ]
-        alike[tuple(shape[i] for i in inside)].append(moved)
+        # Of values of one shape, which a fold of several chunks of a rank has, the operands say which is which.
+        alike[
+            tuple((shape[i], tuple(max(o, -1) for o in v.operands)) for i, v in zip(inside, moved, strict=True))
+        ].append(moved)
     return list(alike.values())
 
 

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from errno import EISDIR
 from os import strerror
+from os.path import abspath
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..program.call import collective_named
 from ..util.text import brief, error_text, quoted
 from ..util.together import Comm, from_root
 from .algorithms import Algorithm, read_algorithm, read_xml
+from .parameters import arguments, check_all_given
 from .written import Written
 
 READERS: dict[str, Callable[[str], Algorithm]] = {".json": read_algorithm, ".xml": read_xml}  # by files' suffix
@@ -25,7 +27,7 @@ def load(source: str | Path, *args: Any, **params: Any) -> Algorithm:
     """An algorithm from a file: one that :meth:`Algorithm.save` wrote, MSCCL's XML, or a function in a Python file.
 
     Args:
-        source: ``ring.json``, ``ring.xml``, or ``mine.py:ring``, which is run.
+        source: ``ring.json``, ``ring.xml``, or ``mine.py:ring``, which is run, also as ``mine.py:torus,cols=2``.
         args, params: of the function, the number of ranks first: ``load("mine.py:ring", 8)``.
 
     Raises:
@@ -33,7 +35,7 @@ def load(source: str | Path, *args: Any, **params: Any) -> Algorithm:
         PlanError: for an algorithm that is wrong.
     """
     source = str(source)
-    path, name = parts_of(source)
+    path, name, words = _parts_of(source)
     suffix = Path(path).suffix
     if suffix in READERS and not (args or params):
         return READERS[suffix](path)
@@ -46,31 +48,34 @@ def load(source: str | Path, *args: Any, **params: Any) -> Algorithm:
     found = _run(path).get(name)
     if not isinstance(found, Written):
         raise ArgumentError(f"{quoted(path)} has no algorithm {quoted(name)}; decorate it with @lang.algorithm(...)")
-    return _made(path, found, *args, **params)
+    return _made(path, found, *args, **arguments(found.body, words, source), **params)
 
 
-def algorithm_for(source: str, n: int) -> Algorithm:
+def algorithm_for(source: str, n: int | None) -> Algorithm:
     """The algorithm of a file for ``n`` ranks, as the commands' ``--algorithm FILE`` names it.
 
     Args:
         source: ``ring.json``, ``ring.xml``, ``mine.py``, or ``mine.py:ring`` where the file has several. Of a Python
-            file, a function with ``@lang.algorithm`` is called with the number of ranks alone; an Algorithm is taken.
+            file, a function with ``@lang.algorithm`` is called with the number of ranks, and with parameters as in
+            ``mine.py:torus,cols=2``; an Algorithm is taken.
+        n: None for as many as the file says.
 
     Raises:
         ArgumentError: for another file, another number of ranks, or several algorithms. FormatError: for a file that
         cannot be read. PlanError: for an algorithm that is wrong.
     """
-    path, name = parts_of(source)
+    path, name, words = _parts_of(source)
     suffix = Path(path).suffix
     if suffix in READERS:
         made = READERS[suffix](path)
     elif suffix == ".py":
-        found = _named(path, name)
-        made = found if isinstance(found, Algorithm) else _made(path, found, n)
+        made = _of_python(source, path, name, words, n)
     else:
         kinds = ", ".join(f"x{kind}" for kind in READERS)
-        raise ArgumentError(f"{quoted(source)}: expected a file of an algorithm: {kinds}, x.py or x.py:NAME")
-    if made.n != n:
+        raise ArgumentError(
+            f"{quoted(source)}: expected a file of an algorithm: {kinds}, x.py or x.py:NAME,PARAMETER=VALUE"
+        )
+    if n not in (None, made.n):
         raise ArgumentError(f"{quoted(source)}: {brief(made.name)} is for {made.n} ranks, and there are {n}; make it "
                             "for these, or take as many")  # fmt: skip
     return made
@@ -99,10 +104,34 @@ def check_asked(made: Algorithm, collective: str | None, root: int) -> None:
                             "algorithm for it")  # fmt: skip
 
 
-def parts_of(source: str) -> tuple[str, str]:
-    """File and name of ``mine.py:ring``; of other files, no name."""
-    path, _, name = source.rpartition(":") if ".py:" in source else (source, "", "")
-    return path, name
+def _parts_of(source: str) -> tuple[str, str, list[str]]:
+    """File, name and parameters of ``mine.py:torus,cols=2``; of other files, the file alone."""
+    if ".py:" not in source:
+        return source, "", []
+    path, _, rest = source.rpartition(".py:")
+    name, *words = rest.split(",")
+    return f"{path}.py", name, words
+
+
+def path_of(source: str) -> str:
+    """The file of ``mine.py:torus,cols=2``."""
+    return _parts_of(source)[0]
+
+
+def _of_python(source: str, path: str, name: str, words: list[str], n: int | None) -> Algorithm:
+    """What a Python file makes for ``n`` ranks."""
+    found = _named(path, name)
+    if isinstance(found, Algorithm):
+        if words:
+            raise ArgumentError(f"{quoted(source)}: {brief(found.name)} is made already and takes no parameters; leave "
+                                f"{quoted(','.join(words))} out")  # fmt: skip
+        return found
+    given = arguments(found.body, words, source)
+    check_all_given(found.body, given, path, name or found.body.__name__)
+    if n is None:
+        raise ArgumentError(f"--ranks: for how many is it to be proved? {quoted(source)} is a function of that; write "
+                            "--ranks 8")  # fmt: skip
+    return _made(path, found, n, **given)
 
 
 def _named(path: str, name: str) -> Algorithm | Written:
@@ -130,6 +159,8 @@ def _run(path: str) -> dict[str, Any]:
     except BlinkError:
         raise
     except OSError as error:
+        if error.filename is not None and abspath(str(error.filename)) != abspath(path):  # one that the program opens
+            raise _of_the_file(path, error) from error
         raise FormatError(f"cannot read {quoted(path)}: {error.strerror}; correct the path") from error
     except (Exception, SystemExit) as error:
         raise _of_the_file(path, error) from error

@@ -14,6 +14,7 @@ import operator
 import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import PurePath
@@ -21,11 +22,12 @@ from typing import NamedTuple
 
 from ..errors import PlanError
 from ..program.call import REDUCTIONS
-from ..util.text import quoted
-from .flow import Contribution, Flow, Goal, Node, named, wrong_result
+from ..util.text import plural, quoted, ranks_text
+from .flow import Contribution, Flow, Goal, Node, named, several, wrong_result
 
 MOST_VALUES = 1 << 23  # of a program, which may have lost its way
 MOST_PLACES = 1 << 24  # of a scratch buffer on one rank
+INPUT = "the call's input"  # who wrote what is there before the first line
 
 
 class BufferName(StrEnum):
@@ -59,42 +61,83 @@ class Tracer:
     """Collects the flow of one program.
 
     Args:
+        name: of the algorithm, for messages of what no line does.
         inplace: whether ``output`` is another name of ``input``, as the collective's buffers are one in MPI. Results
             are taken from there.
     """
 
-    def __init__(self, goal: Goal, *, inplace: bool) -> None:
-        self.goal, self.inplace = goal, inplace
+    def __init__(self, name: str, goal: Goal, *, inplace: bool) -> None:
+        self.name, self.goal, self.inplace = name, goal, inplace
         self._nodes: list[Node] = []
         self._sent: dict[Contribution, int] = {}  # the values that are inputs, to be used on other ranks
         self._contents: dict[_Place, _Content] = {}
         self._scratch: dict[tuple[int, str], int] = {}  # places that a scratch buffer has by now
+        self._read: set[str] = set()  # buffers that something was taken from
         self._sizes = {"input": max(goal.given), "output": max(map(len, goal.wanted))}
         self._reduces = goal.collective in REDUCTIONS or goal.collective == "custom"
         for rank, count in enumerate(goal.given):
             for i in range(count):
                 part = frozenset({(rank, i)})
-                self._contents[self._place(rank, "input", i)] = _Content(~i, part, "the call's input")
+                self._contents[self._place(rank, "input", i)] = _Content(~i, part, INPUT)
 
     def flow(self) -> Flow:
         """What was collected; it is not proved yet.
 
         Raises:
-            PlanError: naming the line that wrote a wrong result.
+            PlanError: naming the line that wrote a wrong result, or where a missing one stopped.
         """
-        outputs = tuple(
-            tuple(self._result(rank, i, want) if want else None for i, want in enumerate(wanted))
-            for rank, wanted in enumerate(self.goal.wanted)
-        )
-        return Flow(self.goal, tuple(self._nodes), outputs)
+        outputs: list[tuple[int | None, ...]] = []
+        lacking: list[tuple[int, int]] = []  # (rank, chunk) that nothing has written
+        for rank, wanted in enumerate(self.goal.wanted):
+            found: list[int | None] = []
+            for i, want in enumerate(wanted):
+                content = self._contents.get(self._place(rank, "output", i)) if want else None
+                right = content is not None and len(content.parts) == len(want) and content.parts.issuperset(want)
+                if content is not None and content.where != INPUT and not right:
+                    raise wrong_result(content.where, rank, i, content.parts, want, self._complete(rank, want))
+                if want and not right:
+                    lacking.append((rank, i))
+                found.append(content.reference if content is not None else None)
+            outputs.append(tuple(found))
+        if lacking:
+            raise self._missing(lacking)
+        return Flow(self.goal, tuple(self._nodes), tuple(outputs))
 
-    def _result(self, rank: int, index: int, want: tuple[Contribution, ...]) -> int | None:
-        content = self._contents.get(self._place(rank, "output", index))
-        if content is None:
-            return None
-        if len(content.parts) != len(want) or not content.parts.issuperset(want):
-            raise wrong_result(content.where, rank, index, content.parts, want)
-        return content.reference
+    def _missing(self, lacking: list[tuple[int, int]]) -> PlanError:
+        """What to raise for results that no line has written: who lacks which, and how far it came."""
+        rank, index = lacking[0]
+        want = self.goal.wanted[rank][index]
+        others = sorted({r for r, _ in lacking[1:]})
+        more = f" (also missing: {plural(len(lacking) - 1, 'more result')} of {ranks_text(others)})" if others else ""
+        remedy = self._unread() or self._complete(rank, want) or self._begun(want)
+        return PlanError(f"{self.name}: rank {rank}: nothing writes chunk {index} of its output; wanted "
+                         f"{several(want)}{more}{remedy}")  # fmt: skip
+
+    def _complete(self, rank: int, want: tuple[Contribution, ...]) -> str:
+        """The place that a line has given what a rank wants, if there is one."""
+        for place, content in self._contents.items():
+            if content.where != INPUT and content.parts == {*want}:
+                return f"; {place} has it ({content.where}): copy it from there to rank {rank}"
+        return ""
+
+    def _begun(self, want: tuple[Contribution, ...]) -> str:
+        """The place that a line has given the most of what is wanted."""
+        begun = [(place, content) for place, content in self._contents.items()
+                 if content.where != INPUT and content.parts.issubset(want)]  # fmt: skip
+        if not begun:
+            return '; copy that to "output", or with inplace=True to "input"'
+        place, content = max(begun, key=lambda pair: len(pair[1].parts))
+        return (f"; {place} has {len(content.parts)} of these {len(want)} ({content.where}): fold the others into it, "
+                "and copy that")  # fmt: skip
+
+    def _unread(self) -> str:
+        """The scratch buffer from which nothing is taken, if there is one."""
+        for place, content in self._contents.items():
+            if place.buffer not in self._sizes and place.buffer not in self._read:
+                typo = get_close_matches(place.buffer.lower(), self._sizes)
+                what = f"probably a typo of {typo[0]!r}" if typo else 'copy what it has to "output"'
+                return f"; nothing reads the buffer {quoted(place.buffer)}, which {content.where} writes: {what}"
+        return ""
 
     # ---- places
 
@@ -175,6 +218,10 @@ class Tracer:
                     f"{where}: stale reference: {place} was overwritten at {now.where}, after the reference was taken "
                     f"at {ref._where}; take it again with chunk({place.rank}, {place.buffer!r}, {place.chunk})"
                 )
+
+    def taken_from(self, ref: "Ref") -> None:
+        """Note that something is read from a buffer."""
+        self._read.add(ref.buffer)
 
     # ---- values
 
@@ -266,6 +313,7 @@ class Ref:
         places = tracer.target(self, dst, buffer, index, where)
         if tuple(places) == self._places:
             return self
+        tracer.taken_from(self)
         contents = [tracer.copied(content, self.rank, places[0].rank, where) for content in self._contents]
         return tracer.write(places, contents, where)
 
@@ -276,6 +324,7 @@ class Ref:
             raise PlanError(f"{where}: {self!r}.reduce({other!r}): expected a reference of {self.size} chunks")
         tracer.check(self, where)
         tracer.check(other, where)
+        tracer.taken_from(other)
         contents = [
             tracer.folded(one, self.rank, two, other.rank, where)
             for one, two in zip(self._contents, other._contents, strict=True)

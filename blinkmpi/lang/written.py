@@ -14,6 +14,7 @@ from ..trees.tree import ROOTED
 from ..util.text import quoted
 from .algorithms import Algorithm
 from .flow import Contribution, Goal, check_size, goal_of
+from .parameters import described
 from .trace import Tracer, collected, collecting, whole
 
 Chunks = int | Callable[..., int]
@@ -94,9 +95,10 @@ class Written:
         try:
             bound = inspect.signature(self.body).bind(n, *args, **params)
         except TypeError as error:
-            raise ArgumentError(f"{self.name}{(n, *args)}: {error}; give its parameters") from error
+            raise ArgumentError(f"{self.name}{(n, *args)}: {error}; give its parameters: "
+                                f"{described(self.body)}") from error  # fmt: skip
         bound.apply_defaults()
-        tracer = Tracer(self._goal(n, bound), inplace=self.inplace)
+        tracer = Tracer(self.name, self._goal(n, bound), inplace=self.inplace)
         token = collecting(tracer)
         try:
             self.body(*bound.args, **bound.kwargs)

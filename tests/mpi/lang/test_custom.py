@@ -44,6 +44,32 @@ def stencil(n: int) -> None:
         chunk((r + 1) % n, "input", 1).copy(r, "output", 2)
 
 
+ALL_TO_NEXT = lang.custom(
+    given=lambda n, rank: 4, wanted=lambda n, rank: [[(rank - 1, i)] for i in range(4 * (rank > 0))]
+)
+# Rank 0's chunk 0 twice, the fold of a rank's own two chunks, and of rank 0's two, twice.
+REPEATED = lang.custom(
+    given=lambda n, rank: 2, wanted=lambda n, rank: [[(0, 0)]] * 2 + [[(rank, 0), (rank, 1)]] + [[(0, 0), (0, 1)]] * 2
+)
+
+
+@lang.algorithm(ALL_TO_NEXT, chunks=4)
+def to_next(n: int) -> None:
+    for r in range(1, n):
+        chunk(r - 1, "input", 0, 2).copy(r, "output", 0)
+        chunk(r - 1, "input", 2, 2).copy(r, "output", 2)
+
+
+@lang.algorithm(REPEATED, chunks=1)
+def repeated(n: int) -> None:
+    for r in range(n):
+        chunk(r, "input", 0).copy(r, "output", 2).reduce(chunk(r, "input", 1))
+    for r in range(n):
+        for i in (0, 1):
+            chunk(0, "input", 0).copy(r, "output", i)
+            chunk(0, "output", 2).copy(r, "output", 3 + i)
+
+
 def value(rank: int, part: int, count: int, dtype: str) -> Any:
     return ((np.arange(count) * 3 + rank * 5 + part) % 4 + 1).astype(dtype)
 
@@ -51,7 +77,7 @@ def value(rank: int, part: int, count: int, dtype: str) -> Any:
 def run_each(comm: blinkmpi.Communicator, count: int, dtype: str, op: str = "sum") -> None:
     """Every collective with some counts; whatever is not wanted in a result stays."""
     n, rank = comm.size, comm.rank
-    for made in (forward(n), pair(n), stencil(n)):
+    for made in (forward(n), pair(n), stencil(n), to_next(n), repeated(n)):
         goal = made.flow.goal
         given, wanted = goal.given[rank], goal.wanted[rank]
         send = np.concatenate([value(rank, c, count, dtype) for c in range(given)]) if given else None

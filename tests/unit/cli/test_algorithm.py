@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from blinkmpi import lang
 from blinkmpi.cli import main as cli
 from blinkmpi.cli import simulate
 from blinkmpi.errors import ArgumentError, FormatError
@@ -30,6 +31,14 @@ to_next = lang.custom(given=lambda n, rank: 1, wanted=lambda n, rank: [[(rank - 
 def forward(n):
     for r in range(1, n):
         chunk(r - 1, "input", 0).copy(r, "output", 0)
+"""
+ALL_TO_NEXT = """
+to_next = lang.custom(given=lambda n, r: 2, wanted=lambda n, r: [[(r - 1, 0)], [(r - 1, 1)]] if r else [])
+
+@lang.algorithm(to_next, chunks=2)
+def all_to_next(n):
+    for r in range(1, n):
+        chunk(r - 1, "input", 0, 2).copy(r, "output", 0)
 """
 STENCIL = """
 near = lang.custom(given=lambda n, rank: 2, wanted=lambda n, rank: [[(rank, 0), ((rank + 1) % n, 1)], []])
@@ -105,6 +114,15 @@ def test_a_custom_collective_is_simulated_and_compared(
     code, out, _ = blink(capsys, f"simulate dgx-1v --bytes 96K --algorithm stencil.py --op {op}")
     assert code == 1
     assert "1 ELEMENTS WRONG" in out
+
+
+def test_neighbouring_chunks_of_a_custom_collective_are_simulated(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("next.py").write_text(HEAD + ALL_TO_NEXT)
+    code, out, err = blink(capsys, "simulate dgx-1v --bytes 96K --algorithm next.py --json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["wrong"] == 0
 
 
 def test_of_a_python_file_its_own_algorithm_is_taken(folder: Path) -> None:
@@ -183,11 +201,53 @@ def test_lang_check_proves_a_python_file_for_some_ranks(folder: Path, capsys: py
     assert json.loads(out)["fault"].startswith("body: rank 1: nothing writes")
     for words, said in (
         ("lang check star.py", "--ranks: for how many is it to be proved?"),
+        ("lang check no.py", "cannot read 'no.py': No such file or directory; correct the path"),
+        ("lang check no.py:star", "cannot read 'no.py': No such file or directory; correct the path"),
+        ("lang check two.py:moon", "'two.py' has no algorithm 'moon'"),
         ("lang check ring.json --ranks 8", "ring is for 4 ranks, and there are 8"),
         ("lang check star.py --ranks 3 --slots 2", "--slots is for MSCCL's XML"),
     ):
         code, _, err = blink(capsys, words)
         assert code == 2, words
+        assert said in err
+
+
+TORUS = """
+@lang.algorithm("broadcast", chunks=lambda n, cols, *_, **__: cols)
+def torus(n, cols, wrap: bool = True, scale=1.5, *, title="plain", what: "int" = None):
+    assert [type(x) for x in (cols, wrap, scale, title)] == [int, bool, float, str], (cols, wrap, scale, title)
+    for r in range(1, n):
+        chunk(0, "input", 0, cols).copy(r, "output", 0)
+"""
+
+
+def test_parameters_of_an_algorithm_are_given_behind_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("torus.py").write_text(HEAD + TORUS)
+    Path("made.py").write_text("from blinkmpi.lang import library\nmade = library.islands(4, 2)\n")
+    Path("opens.py").write_text("open('data.txt')\n")
+    for words, chunks in (("cols=2", 2), ("cols=3,wrap=False,scale=2,title=7,what=9", 3)):
+        code, out, err = blink(capsys, f"lang check torus.py:torus,{words} --ranks 4")
+        assert (code, err) == (0, "")
+        assert out.startswith(f"torus: broadcast from rank 0 of 4 ranks, {chunks} chunks, proved\n")
+        assert lang.load(f"torus.py:torus,{words}", 4) == algorithm_for(f"torus.py:torus,{words}", 4)
+    assert blink(capsys, "simulate cpu:4 --bytes 64K --algorithm torus.py:torus,cols=2")[0] == 0
+    assert blink(capsys, "lang check made.py")[0] == 0, "it says for how many ranks it is"
+    known = "cols (needed), wrap (bool, default True), scale (float, default 1.5), title (str, default 'plain'), what"
+    for words, said in (
+        ("torus.py:torus", f"'torus.py': missing a required argument: 'cols'; give its parameters: {known}"),
+        ("torus.py:torus", "as in torus.py:torus,cols=VALUE"),
+        ("torus.py", "as in torus.py:torus,cols=VALUE"),
+        ("torus.py:torus,rows=2", f"'rows=2' fits no parameter; its parameters: {known}"),
+        ("torus.py:torus,cols", "'cols' is no NAME=VALUE; its parameters: cols (needed)"),
+        ("torus.py:torus,cols=2,cols=3", "'cols=3' is given twice"),
+        ("torus.py:torus,cols=2,wrap=maybe", "wrap='maybe': expected bool for wrap (bool, default True)"),
+        ("torus.py:torus,cols=2,scale=x", "scale='x': expected float for scale (float, default 1.5)"),
+        ("torus.py:torus,cols=2,what=x", "what='x': expected int for what (int, default None)"),
+        ("made.py:made,k=2", "islands is made already and takes no parameters; leave 'k=2' out"),
+        ("opens.py", "'opens.py': line 1: FileNotFoundError"),
+    ):
+        code, out, err = blink(capsys, f"lang check {words} --ranks 4")
+        assert (code, out) == (2, ""), words
         assert said in err
 
 

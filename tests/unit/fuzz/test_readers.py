@@ -21,8 +21,6 @@ from blinkmpi.bench.sweep.file import Resources, Sweep, expand
 from blinkmpi.errors import ArgumentError, BlinkError, FormatError, PlanError, SettingsError, TopologyError
 from blinkmpi.lang import Algorithm, library
 from blinkmpi.lang.algorithms import read_algorithm
-from blinkmpi.lang.mscclpp.check import MscclppReport, judge_mscclpp
-from blinkmpi.lang.mscclpp.file import MscclppPlan, load_mscclpp
 from blinkmpi.lang.xml.check import judge
 from blinkmpi.lang.xml.export import export
 from blinkmpi.lang.xml.file import XmlAlgorithm, load_xml, parse_xml, write_xml
@@ -46,7 +44,6 @@ from blinkmpi.transport.host.forecast.rates import read as read_steps
 from blinkmpi.util.files import read_file
 from tests.harness import ROOT
 from tests.unit.fuzz.mutators import many, promised, spoilt, spoilt_json
-from tests.unit.lang_mscclpp.plans import all_pairs, by_packets, by_ports, in_turns
 from tests.unit.lang_xml.flows import halving_doubling, ring_allgather
 
 RING = machine("dgx-1v").subset([0, 1, 2, 3])
@@ -155,12 +152,6 @@ def good_xml(found: XmlAlgorithm) -> None:
     assert (flow is None) == bool(report.faults)
 
 
-def good_mscclpp(found: MscclppPlan) -> None:
-    report = judge_mscclpp(found)
-    assert report.proved == (not report.faults)
-    assert MscclppReport.from_json(report.to_json()) == report
-
-
 def good_results(found: dict[str, Any]) -> None:
     results.tables(found["runs"])
 
@@ -176,7 +167,6 @@ STEPS = StepRates(
     tuple(StepCost(c, False, n, "sum of float32: 3cma+own > result", 150.5, 149.0, 160.25)
           for c in ("allreduce", "reduce_scatter") for n in (1 << 20, 1 << 26)),
 )  # fmt: skip
-MSCCLPP = tuple(json.dumps(made).encode() for made in (all_pairs(2), by_packets(2), by_ports(3), in_turns()))
 READERS = {
     "topology": Reader(load, (TopologyError, FormatError), TOPOLOGIES, good_machine),
     "hostfile": Reader(hostfile.read, (FormatError,), files("hostfiles/*"), good_hosts),
@@ -186,7 +176,6 @@ READERS = {
     "algorithm": Reader(read_algorithm, (FormatError, PlanError), ALGORITHMS, good_algorithm),
     "table": Reader(lambda path: tuned_table.read(Path(path)), (SettingsError, FormatError), TABLES, good_table),
     "xml": Reader(load_xml, (FormatError,), CHUNKS, good_xml),
-    "mscclpp": Reader(load_mscclpp, (FormatError,), MSCCLPP, good_mscclpp),
     "steps": Reader(
         lambda path: read_steps(Path(path), STEPS.hardware),
         (SettingsError, FormatError),

@@ -1,5 +1,6 @@
 """What can be asked of an Algorithm: its file, its prediction, what it says of itself."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,23 @@ NEXT = lang.custom(given=lambda n, rank: 1, wanted=lambda n, rank: [[((rank + 1)
 def backward(n: int) -> None:
     for r in range(n):
         chunk((r + 1) % n, "input", 0).copy(r, "output", 0)
+
+
+def test_what_no_result_needs_is_said_and_not_counted() -> None:
+    @lang.algorithm(lang.custom(given=lambda n, r: 2, wanted=lambda n, r: [[(r - 1, 0)]] * 2 if r else []), chunks=1)
+    def wasteful(n: int) -> None:
+        for r in range(1, n):
+            chunk(r - 1, "input", 0).copy(r, "output", 0).copy(r, "output", 1)
+        chunk(1, "input", 1).copy(0, "junk", 0)
+
+    lines = wasteful(3).explain().splitlines()
+    assert lines[:2] == [
+        "wasteful: custom of 3 ranks, 2 chunks given and 0-2 chunks wanted by each, proved",
+        "  messages   2 of a chunk, 1 from the rank that sends the most",
+    ]
+    assert re.fullmatch(r"  unused     1 value that no result needs, the first of test_algorithms.py:\d+; none is sent",
+                        lines[-1])  # fmt: skip
+    assert all("unused" not in made.explain() for made in of_ranks(4))
 
 
 def changed(**fields: Any) -> Algorithm:

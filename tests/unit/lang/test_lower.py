@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from blinkmpi import lang
 from blinkmpi.errors import PlanError
 from blinkmpi.lang import Algorithm, chunk, library
+from blinkmpi.lang.flow import custom_call
 from blinkmpi.program.call import REDUCTIONS, Call
 from blinkmpi.program.check import check
 from blinkmpi.program.in_place import check_in_place
@@ -18,7 +19,7 @@ from blinkmpi.program.interpreter import run
 from blinkmpi.program.ir import Channel, Program, Stage
 from blinkmpi.trees.tree import Collective
 from tests.effort import Effort
-from tests.unit.lang.algorithms import COLLECTIVES, by_chance, of_ranks
+from tests.unit.lang.algorithms import COLLECTIVES, by_chance, custom_by_chance, of_ranks
 from tests.unit.lang.any_order import run_in_place
 from tests.unit.trees.packings import call_of, reference, sends_of
 
@@ -60,6 +61,115 @@ def test_whatever_is_written_becomes_a_right_program(
     call = call_of(collective, n, count, root=made.flow.goal.root, uneven=uneven)
     agrees(made, call, seed % 1000)
     assert Algorithm.from_json(made.to_json()) == made
+
+
+@pytest.mark.slow
+@given(n=st.integers(1, 5), seed=st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_written_for_a_collective_of_ones_own_becomes_a_right_program(n: int, seed: int) -> None:
+    custom_agrees(custom_by_chance(n, seed), seed % 1000)
+
+
+def to_the_next(parts: int, width: int) -> Algorithm:
+    """MSCCLang's AllToNext: rank r's input goes to rank r + 1, ``parts`` chunks, ``width`` at once."""
+    goal = lang.custom(
+        given=lambda n, rank: parts, wanted=lambda n, rank: [[(rank - 1, i)] for i in range(parts)] if rank else []
+    )
+
+    @lang.algorithm(goal, chunks=parts)
+    def to_next(n: int) -> None:
+        for r in range(1, n):
+            for i in range(0, parts, width):
+                chunk(r - 1, "input", i, width).copy(r, "output", i)
+
+    return to_next(4)
+
+
+@pytest.mark.parametrize(("parts", "width"), [(2, 2), (4, 1), (6, 3)])
+def test_neighbours_of_a_custom_collective_take_their_way_as_one(parts: int, width: int) -> None:
+    made = to_the_next(parts, width)
+    custom_agrees(made)
+    program = made.program(custom_call(made.flow.goal, made.identity, 10, "int64", "sum"))
+    assert [(s.rank, s.count) for s in program.stages] == [(r + end, parts * 10) for r in range(3) for end in (0, 1)], (
+        "one stage sends all chunks of a rank, and one receives them"
+    )
+
+
+def test_what_neighbours_is_no_one_piece_where_it_comes_from_elsewhere() -> None:
+    goal = lang.custom(given=lambda n, rank: 2, wanted=lambda n, rank: [[(0, 0)], [(1, 1)], [(1, 0)], [(1, 1)]])
+
+    @lang.algorithm(goal, chunks=1)
+    def mixed(n: int) -> None:
+        for r in range(n):
+            chunk(0, "input", 0).copy(r, "output", 0)
+            chunk(1, "input", 1).copy(r, "output", 1)
+            chunk(1, "input", 0, 2).copy(r, "output", 2)
+
+    custom_agrees(mixed(3))
+
+
+def test_one_chunk_may_be_several_results_of_a_rank() -> None:
+    goal = lang.custom(given=lambda n, rank: 1, wanted=lambda n, rank: [[(0, 0)]] * 3 + [[(0, 0), (1, 0)]] * 2)
+
+    @lang.algorithm(goal, chunks=1)
+    def repeated(n: int) -> None:
+        both = chunk(0, "input", 0).copy(0, "sum", 0).reduce(chunk(1, "input", 0))
+        for r in range(n):
+            for i in range(5):
+                (chunk(0, "input", 0) if i < 3 else both).copy(r, "output", i)
+
+    custom_agrees(repeated(3))
+
+
+def test_a_fold_of_several_chunks_of_a_ranks_own() -> None:
+    goal = lang.custom(
+        given=lambda n, rank: 3, wanted=lambda n, rank: [[(rank, i) for i in range(3)] + [(0, 0)] * (rank > 0)]
+    )
+
+    @lang.algorithm(goal, chunks=1)
+    def inside(n: int) -> None:
+        for r in range(n):
+            own = chunk(r, "input", 0).copy(r, "output", 0)
+            own.reduce(chunk(r, "input", 1)).reduce(chunk(r, "input", 2))
+            if r:
+                own.reduce(chunk(0, "input", 0))
+
+    custom_agrees(inside(3))
+
+
+def test_chunks_with_which_not_the_same_is_done_stay_apart_though_each_has_its_like() -> None:
+    pairs = [(0, 2), (1, 5), (4, 6), (3, 7)]  # that rank 1 folds; rank 2 folds the even ones, and the odd ones
+
+    def wanted(n: int, rank: int) -> list[list[tuple[int, int]]]:
+        if rank == 1:
+            return [[(0, a), (0, b)] for a, b in pairs]
+        return [[(0, c) for c in range(part, 8, 2)] for part in (0, 1)] if rank == 2 else []
+
+    @lang.algorithm(lang.custom(given=lambda n, rank: 8 * (rank == 0), wanted=wanted), chunks=1)
+    def crossed(n: int) -> None:
+        for part in (0, 1):
+            for c in range(part, 8, 2):
+                chunk(0, "input", c).copy(1, "work", c)
+        for i, (a, b) in enumerate(pairs):
+            chunk(1, "work", a).reduce(chunk(1, "work", b)).copy(1, "output", i)
+        for part in (0, 1):
+            chunk(1, "output", part).copy(2, "output", part).reduce(chunk(1, "output", 2 + part))
+
+    custom_agrees(crossed(3))
+
+
+def custom_agrees(made: Algorithm, seed: int = 0) -> None:
+    """Programs of a custom collective give what its proof says, chunk by chunk, for several lengths of a chunk."""
+    goal, rng = made.flow.goal, np.random.default_rng(seed)
+    for width in (0, 1, 37):
+        call = custom_call(goal, made.identity, width, "int64", "sum")
+        sends = [rng.integers(0, 1000, count * width) for count in goal.given]
+        want = [[sum(sends[r][c * width : (c + 1) * width] for r, c in of) for of in wanted] for wanted in goal.wanted]
+        for multicast in (False, True):
+            program = made.program(call, chunk_bytes=64, depth=2, multicast=multicast)
+            for rank, got in enumerate(run(program, [send if send.size else None for send in sends])):
+                for i, of in enumerate(goal.wanted[rank] if width else ()):
+                    assert not of or (got is not None and (got.reshape(-1, width)[i] == want[rank][i]).all()), (rank, i)
 
 
 @pytest.mark.parametrize(("made", "most"), [

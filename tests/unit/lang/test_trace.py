@@ -267,6 +267,49 @@ def test_a_missing_and_a_wrong_result_say_rank_chunk_got_and_wanted() -> None:
     assert line_of(error) == 'chunk(r, "input", 0, 4).copy(r, "output", 0)'
 
 
+def test_a_forgotten_broadcast_says_who_lacks_what_and_where_it_is() -> None:
+    def reduced(n: int) -> None:
+        for i in range(2):
+            own = chunk(0, "input", i)
+            own.reduce(chunk(1, "input", i)).reduce(chunk(2, "input", i))
+
+    error = refused("allreduce", reduced, r"^reduced: rank 1: nothing writes chunk 0 of its output; wanted .* "
+                    r"\(also missing: 3 more results of ranks 1-2\); rank 0's input\[0\] has it \(test_trace.py:\d+\): "
+                    "copy it from there to rank 1$", n=3)  # fmt: skip
+    assert isinstance(error.value, PlanError)
+
+    def round_once(n: int) -> None:
+        at = chunk(0, "input", 0)
+        for r in range(1, n):
+            at = chunk(r, "input", 0).reduce(at)
+
+    refused("allreduce", round_once, r"^test_trace.py:\d+: rank 1: chunk 0 of its output is rank 0's chunk 0 \+ "
+            r"rank 1's chunk 0; wanted .*; rank 3's input\[0\] has it \(test_trace.py:\d+", n=4, chunks=1)  # fmt: skip
+
+    def halfway(n: int) -> None:
+        chunk(0, "input", 0).copy(0, "sum", 0).reduce(chunk(1, "input", 0))
+        chunk(0, "sum", 0).copy(0, "sum", 1)
+
+    refused("allreduce", halfway, r"^halfway: rank 0: nothing .*; rank 0's sum\[0\] has 2 of these 3 "
+            r"\(test_trace.py:\d+\): fold the others into it", n=3, chunks=1, inplace=False)  # fmt: skip
+
+
+def test_a_scratch_buffer_that_nothing_reads_is_named_where_a_result_is_missing() -> None:
+    def typo(n: int) -> None:
+        for r in range(n):
+            chunk(0, "input", 0).copy(0, "way", r).copy(r, "Ouput", 0)
+
+    refused("broadcast", typo, r"^typo: rank 1: nothing writes chunk 0 of its output; wanted rank 0's chunk 0; nothing "
+            r"reads the buffer 'Ouput', which test_trace.py:\d+ writes: probably a typo of 'output'$", chunks=1,
+            inplace=False)  # fmt: skip
+
+    def forgotten(n: int) -> None:
+        chunk(0, "input", 0).copy(1, "work", 0)
+
+    refused("broadcast", forgotten, r"nothing reads the buffer 'work', .*: copy what it has to \"output\"$", chunks=1,
+            inplace=False)  # fmt: skip
+
+
 @pytest.mark.parametrize(("use", "match"), [
     (lambda: chunk(0.5, "input", 0), r"rank 0.5; expected one of"),  # type: ignore[arg-type]
     (lambda: chunk(2, "input", 0), r"rank 2; expected one of 0\.\.1"),

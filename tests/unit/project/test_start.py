@@ -22,13 +22,12 @@ OTHERS = ("scipy", "networkx", "rich", "xml", "urllib.request", "http", "concurr
           "pynvml", "matplotlib")  # fmt: skip
 RANK_0 = ("blinkmpi.planning.defaults", "blinkmpi.planning.planner", "blinkmpi.trees.packing")
 NO_RANK = (
-    "blinkmpi.bench", "blinkmpi.cli", "blinkmpi.doctor", "blinkmpi.lang.library", "blinkmpi.lang.mscclpp",
-    "blinkmpi.lang.trace", "blinkmpi.lang.xml", "blinkmpi.measure", "blinkmpi.planning.diff",
-    "blinkmpi.planning.explain", "blinkmpi.planning.gpus", "blinkmpi.planning.subsets", "blinkmpi.plot",
-    "blinkmpi.program.cost_model", "blinkmpi.runtime.cuda.call", "blinkmpi.runtime.cuda.context",
-    "blinkmpi.runtime.inspection", "blinkmpi.topology.importers", "blinkmpi.topology.probe", "blinkmpi.torch",
-    "blinkmpi.transport.cuda.transport", "blinkmpi.trees.blink", "blinkmpi.trees.cluster", "blinkmpi.trees.exact",
-    "blinkmpi.trees.on_links",
+    "blinkmpi.bench", "blinkmpi.cli", "blinkmpi.doctor", "blinkmpi.lang.library", "blinkmpi.lang.trace",
+    "blinkmpi.lang.xml", "blinkmpi.measure", "blinkmpi.planning.diff", "blinkmpi.planning.explain",
+    "blinkmpi.planning.gpus", "blinkmpi.planning.subsets", "blinkmpi.plot", "blinkmpi.program.cost_model",
+    "blinkmpi.runtime.cuda.call", "blinkmpi.runtime.cuda.context", "blinkmpi.runtime.inspection",
+    "blinkmpi.topology.importers", "blinkmpi.topology.probe", "blinkmpi.torch", "blinkmpi.transport.cuda.transport",
+    "blinkmpi.trees.blink", "blinkmpi.trees.cluster", "blinkmpi.trees.exact", "blinkmpi.trees.on_links",
 )  # fmt: skip
 OURS, MOST = (125, 116), (210, 200)  # modules of blinkmpi, and of all: of rank 0, of others. A few more than now.
 OPENED = """
