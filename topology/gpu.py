@@ -45,6 +45,14 @@ class NvLink(Value, frozen=True):
     bus: str = ""
 
 
+class XgmiLinks(Value, frozen=True):
+    """So many xGMI links to the GPU at ``bus``; ``architecture`` is the GPU's own, as in ``gfx942``."""
+
+    bus: str
+    count: int
+    architecture: str | Unknown
+
+
 class PcieBridge(Value, frozen=True):
     """A PCIe bridge between the CPU and a device, with the link towards the CPU."""
 
@@ -76,7 +84,8 @@ class GpuFacts(Document, frozen=True):
 
     ``pcie_gen`` is the best that GPU and slot can do together (an idle link goes down to 1), ``pcie_width`` what the
     slot gives now, ``pcie_width_max`` what it could. ``path`` leads from the CPU's root port to the last bridge above
-    the GPU; it is empty where the GPU hangs on the root bus, as in virtual machines.
+    the GPU; it is empty where the GPU hangs on the root bus, as in virtual machines. ``c2c`` are the NVLinks to the
+    GPU's own CPU, and the MB/s of each.
     """
 
     KIND: ClassVar = "gpu"
@@ -99,6 +108,8 @@ class GpuFacts(Document, frozen=True):
     fabric: str | Unknown
     nvlinks: tuple[NvLink, ...] | Unknown
     peers: tuple[PeerAccess, ...] | Unknown
+    xgmi: tuple[XgmiLinks, ...] | Unknown = ()
+    c2c: tuple[int, int] | Unknown = Unknown("nobody was asked")
 
     @property
     def label(self) -> str:

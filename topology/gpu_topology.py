@@ -6,24 +6,28 @@ rate of an NVLink is the catalogue's, and PCIe's rate follows from generation an
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ..errors import TopologyError
 from ..util.text import ranks_text
 from .gpu import GpuFacts, NvLink, Unknown, known
-from .machines import NET_MBPS, NVLINK_MBPS, PCIE_X16, QPI_LANES, QPI_MBPS
-from .model import Connection, Device, Link, LinkKind, Origin, Switch, Topology, Unnumbered
+from .machines import NET_MBPS, QPI_LANES, QPI_MBPS
+from .model import Connection, Device, Link, LinkKind, NetworkCard, Origin, Switch, Topology, Unnumbered
+from .rates import NVLINK_MBPS, PCIE_X16, XGMI_MBPS
 
 ASSUMED_GEN = 3
 SHARED_MBPS = 100_000  # between ranks that share a GPU: a guess that nothing but tests depends on
+NO_RATES: Mapping[str, int] = MappingProxyType({})
+FAST_WORDS = {"nvlink": "NVLink", "xgmi": "xGMI"}
 FABRIC_READY = ("completed", "not supported")  # before the third NVSwitch generation there is no fabric state
 
 
 class TopologyBuilder:
     """Collects switches, connections and remarks; vertices are numbered at the end."""
 
-    def __init__(self, facts: Sequence[GpuFacts], nodes: Sequence[int]) -> None:
-        self.facts, self.nodes = facts, nodes
+    def __init__(self, facts: Sequence[GpuFacts], nodes: Sequence[int], rates: Mapping[str, int] = NO_RATES) -> None:
+        self.facts, self.nodes, self.rates = facts, nodes, rates
         self.switches: dict[Unnumbered, Switch] = {}
         self.connections: list[Connection] = []
         self._joined: set[tuple[LinkKind, frozenset[Unnumbered]]] = set()
@@ -59,6 +63,8 @@ def from_gpus(
     nodes: Sequence[int] | None = None,
     hosts: Sequence[str] | None = None,
     per_gpu: int = 1,
+    rates: Mapping[str, int] = NO_RATES,
+    one_domain: bool = False,
 ) -> Topology:
     """One machine from the GPU of every rank, in rank order.
 
@@ -66,24 +72,30 @@ def from_gpus(
         nodes: the node of each rank, numbered from 0 in order of appearance; None: all on one.
         hosts: the host name of each rank.
         per_gpu: how many ranks may share a GPU. The ranks of a node where they do are joined by its memory alone.
+        rates: MB/s of one link of a kind, where the user says it.
+        one_domain: whether the NVSwitches of all nodes are one NVLink domain.
 
     Raises:
         TopologyError: for more ranks on one GPU, a GPU in MIG mode, or an NVLink of unknown version.
     """
     at = list(nodes) if nodes is not None else [0] * len(facts)
-    build = TopologyBuilder(facts, at)
+    build = TopologyBuilder(facts, at, rates)
     _refuse(build, per_gpu)
     for node in sorted(set(at)):
         if any(len(ranks) > 1 for ranks in _gpus(build, build.on(node))):
             _shared(build, node)
         else:
-            _nvswitch(build, node)
+            if not one_domain:
+                _nvswitch(build, node, build.on(node))
             _direct(build, node)
+    if one_domain:
+        _nvswitch(build, -1, range(len(facts)))
     for node in sorted(set(at)):
         _pcie(build, node)
-    if len(set(at)) > 1:
-        _network(build)
-    return _topology(build, hosts or [""] * len(facts))
+    cards = {node: _cards(build, node) for node in sorted(set(at))}
+    if len(cards) > 1 and (any(cards.values()) or not one_domain):
+        _network(build, cards)
+    return _topology(build, hosts or [""] * len(facts), cards[at[0]] if len(cards) == 1 else {})
 
 
 def _refuse(b: TopologyBuilder, per_gpu: int) -> None:
@@ -150,14 +162,17 @@ def _usable(b: TopologyBuilder, rank: int) -> list[NvLink]:
 
 
 def _rate(b: TopologyBuilder, rank: int, links: Iterable[NvLink]) -> int:
-    """MB/s of one NVLink each way, from the table."""
+    """MB/s of one NVLink each way, as the user says, or from the table."""
+    if "nvlink" in b.rates:
+        return b.rates["nvlink"]
     rates = set()
     for link in links:
         version = link.version.reason if isinstance(link.version, Unknown) else link.version
         if version not in NVLINK_MBPS:
             raise TopologyError(
                 f"{b.who(rank)}: NVLink {link.number}: rate unknown for version {version}; known are "
-                f"{', '.join(NVLINK_MBPS)}: describe the machine in a file (BLINKMPI_TOPO_FILE)"
+                f"{', '.join(NVLINK_MBPS)}: say it where a file is read (--rate nvlink=25, in GB/s), or describe the "
+                "machine in a file (BLINKMPI_TOPO_FILE)"
             )
         rates.add(NVLINK_MBPS[version])
     return min(rates)
@@ -173,11 +188,15 @@ def _joined(b: TopologyBuilder, one: int, other: int) -> bool:
     return True
 
 
-def _nvswitch(b: TopologyBuilder, node: int) -> None:
-    """Connect GPUs with links to switches to one NVSwitch, or to several where NVML denies NVLink between some."""
+def _nvswitch(b: TopologyBuilder, node: int, ranks: Iterable[int]) -> None:
+    """Connect GPUs with links to switches to one NVSwitch, or to several where NVML denies NVLink between some.
+
+    Args:
+        node: where the switch is; -1 for one that joins nodes.
+    """
     groups: list[list[int]] = []
     links: dict[int, list[NvLink]] = {}
-    for rank in b.on(node):
+    for rank in ranks:
         links[rank] = [link for link in _usable(b, rank) if link.remote in ("switch", "hidden switch")]
         fabric = b.facts[rank].fabric
         if not links[rank]:
@@ -200,7 +219,7 @@ def _nvswitch(b: TopologyBuilder, node: int) -> None:
 
 def _direct(b: TopologyBuilder, node: int) -> None:
     """Connect two GPUs of the job by as many NVLinks as both ends count."""
-    rank_at = {b.facts[r].bus: r for r in b.on(node) if isinstance(b.facts[r].bus, str)}
+    rank_at = {bus: r for r in b.on(node) if isinstance(bus := b.facts[r].bus, str)}
     ports: Counter[tuple[int, int]] = Counter()
     kept: dict[tuple[int, int], list[NvLink]] = {}
     for rank in b.on(node):
@@ -218,6 +237,38 @@ def _direct(b: TopologyBuilder, node: int) -> None:
                      f"{ports[other, one]}: {lanes} used")  # fmt: skip
         if lanes and _joined(b, one, other):
             b.connect(("gpu", one), ("gpu", other), "nvlink", lanes, _rate(b, one, kept[one, other]), "table")
+    _xgmi(b, rank_at)
+
+
+def _xgmi(b: TopologyBuilder, rank_at: Mapping[str, int]) -> None:
+    """Connect two GPUs of the job by as many xGMI links as both ends count."""
+    counts: Counter[tuple[int, int]] = Counter()
+    for rank in rank_at.values():
+        for links in known(b.facts[rank].xgmi) or ():
+            if links.bus in rank_at:
+                counts[rank, rank_at[links.bus]] += links.count
+    for one, other in sorted(counts):
+        if one > other and (other, one) in counts:
+            continue  # seen from the other end
+        lanes = min(counts[one, other], counts[other, one])
+        if counts[one, other] != counts[other, one]:
+            b.remark(f"{b.who(one)} counts {counts[one, other]} xGMI links to rank {other}, which counts "
+                     f"{counts[other, one]}: {lanes} used")  # fmt: skip
+        if lanes:
+            b.connect(("gpu", one), ("gpu", other), "xgmi", lanes, min(_xgmi_rate(b, one), _xgmi_rate(b, other)),
+                      "table")  # fmt: skip
+
+
+def _xgmi_rate(b: TopologyBuilder, rank: int) -> int:
+    """MB/s of one xGMI link each way, as the user says, or from the table."""
+    if "xgmi" in b.rates:
+        return b.rates["xgmi"]
+    architecture = next(links.architecture for links in known(b.facts[rank].xgmi) or ())
+    named = architecture.reason if isinstance(architecture, Unknown) else architecture
+    if named not in XGMI_MBPS:
+        raise TopologyError(f"{b.who(rank)}: rate of an xGMI link unknown for {named}; known are "
+                            f"{', '.join(XGMI_MBPS)}: say it with --rate xgmi=64, in GB/s")  # fmt: skip
+    return XGMI_MBPS[named]
 
 
 def _pcie(b: TopologyBuilder, node: int) -> None:
@@ -243,6 +294,8 @@ def _pcie(b: TopologyBuilder, node: int) -> None:
                 b.remark(f"PCIe switch at {hop.bus}: taken as fast as its GPU: {_reason(hop.gen, hop.width)}")
             below = switch
         b.connect(below, _socket(b, rank), "pcie", 1, rate, origin)
+        if isinstance(f.c2c, tuple):
+            b.connect(("gpu", rank), _socket(b, rank), "c2c", *f.c2c, "probe")
     sockets = [key for key in b.switches if key[0] == "host" and b.switches[key].node == node]
     for i, one in enumerate(sorted(sockets, key=str)):
         for other in sorted(sockets, key=str)[:i]:
@@ -259,18 +312,26 @@ def _socket(b: TopologyBuilder, rank: int) -> Unnumbered:
     return key
 
 
-def _network(b: TopologyBuilder) -> None:
+Cards = dict[str, tuple[Unnumbered, int]]  # by name: what each is on, and its MB/s
+
+
+def _cards(b: TopologyBuilder, node: int) -> Cards:
+    """The network cards near the GPUs of a node."""
+    cards: Cards = {}
+    for rank in b.on(node):
+        for nic in known(b.facts[rank].nics) or ():
+            shared = [("pcie", (node, bus)) for bus in nic.path if ("pcie", (node, bus)) in b.switches]
+            if isinstance(nic.mbps, int):
+                cards.setdefault(nic.name, (shared[-1] if shared else _socket(b, rank), nic.mbps))
+    return cards
+
+
+def _network(b: TopologyBuilder, cards: Mapping[int, Cards]) -> None:
     """Connect the nodes by one network, through the cards near their GPUs, or at an assumed rate."""
     net = ("net", 0)
-    for node in sorted(set(b.nodes)):
-        cards: dict[str, tuple[Unnumbered, int]] = {}
-        for rank in b.on(node):
-            for nic in known(b.facts[rank].nics) or ():
-                shared = [("pcie", (node, bus)) for bus in nic.path if ("pcie", (node, bus)) in b.switches]
-                if isinstance(nic.mbps, int):
-                    cards.setdefault(nic.name, (shared[-1] if shared else _socket(b, rank), nic.mbps))
+    for node, mine in cards.items():
         total: Counter[Unnumbered] = Counter()
-        for where, mbps in cards.values():
+        for where, mbps in mine.values():
             total[where] += mbps
         for where, mbps in total.items():
             b.connect(where, net, "net", 1, mbps, "probe")
@@ -280,7 +341,7 @@ def _network(b: TopologyBuilder) -> None:
     b.switches[net] = Switch("net", -1, "network")
 
 
-def _topology(b: TopologyBuilder, hosts: Sequence[str]) -> Topology:
+def _topology(b: TopologyBuilder, hosts: Sequence[str], cards: Cards) -> Topology:
     """Number everything: GPUs in rank order, then switches by kind and place."""
     n = len(b.facts)
     order = {"nvswitch": 0, "pcie": 1, "host": 2, "net": 3}
@@ -304,7 +365,7 @@ def _topology(b: TopologyBuilder, hosts: Sequence[str]) -> Topology:
     ]
     names = Counter(f.name if isinstance(f.name, str) else "GPU" for f in b.facts)
     name = " + ".join(f"{count} x {what}" if count > 1 else what for what, count in names.items())
-    nvlink = any(c.kind == "nvlink" for c in b.connections)
+    fast = sorted({c.kind for c in b.connections if c.kind in FAST_WORDS and c.kind not in b.rates})
     drivers = sorted({f.driver for f in b.facts if isinstance(f.driver, str)})
     head = f"probed: NVML of driver {', '.join(drivers)}" if drivers else "probed without NVML"
     found = Topology(
@@ -315,7 +376,8 @@ def _topology(b: TopologyBuilder, hosts: Sequence[str]) -> Topology:
         ),
         switches=tuple(switches),
         links=tuple(links),
-        source="; ".join([head, *(["NVLink rates from the table"] if nvlink else []), *b.remarks]),
+        source="; ".join([head, *(f"{FAST_WORDS[kind]} rates from the table" for kind in fast), *b.remarks]),
+        cards=tuple(NetworkCard(name, vertex[at], mbps) for name, (at, mbps) in sorted(cards.items())),
     ).check()
     return found.subset(range(n)).check()  # without switches that lead nowhere
 

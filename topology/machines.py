@@ -16,18 +16,13 @@ from typing import NamedTuple
 from ..errors import TopologyError
 from ..util.text import quoted
 from .model import Connection, Device, Link, LinkKind, Switch, SwitchKind, Topology
+from .rates import NVLINK_MBPS, PCIE_X16, XGMI_MBPS
 
 MAX_COUNT = 1024
 NET_MBPS = 1000  # assumed between live nodes that are not measured: 10 Gb/s Ethernet, less its overhead
 CPU_MBPS = 8000  # one core's copy rate between private memory and a shared slot; ordinary DDR4 and DDR5 servers
 
-# PCI Express Base Specification, MB/s of 16 lanes each way by generation: 2.5 and 5 GT/s a lane with 8b/10b coding,
-# 8, 16 and 32 GT/s with 128b/130b, 64 GT/s in flits of 256 bytes that carry 242.
-PCIE_X16 = {1: 4_000, 2: 8_000, 3: 15_750, 4: 31_500, 5: 63_000, 6: 121_000}
-PCIE3_X16, PCIE4_X16 = PCIE_X16[3], PCIE_X16[4]
-
-# NVIDIA's white papers of P100, V100, A100, H100 and B200, MB/s of one link each way by NVLink version.
-NVLINK_MBPS = {"1.0": 20_000, **dict.fromkeys(("2.0", "2.2", "3.0", "3.1", "4.0"), 25_000), "5.0": 50_000}
+PCIE3_X16, PCIE4_X16, PCIE5_X16 = PCIE_X16[3], PCIE_X16[4], PCIE_X16[5]
 
 # Xeon E5-2698 v4: two QPI links of 9.6 GT/s, 2 bytes wide; assumed where sockets were probed, too.
 QPI_LANES, QPI_MBPS = 2, 19_200
@@ -63,6 +58,11 @@ def _pairs(text: str, kind: LinkKind, lane_mbps: int, *, lanes: int | None = Non
     return tuple(Connection(("gpu", int(a)), ("gpu", int(b)), kind, lanes or int(k), lane_mbps) for a, b, k in found)
 
 
+def _all_pairs(gpus: int) -> str:
+    """One link between every two GPUs, as a table."""
+    return " ".join(f"{a}-{b}:1" for b in range(gpus) for a in range(b))
+
+
 def _star(
     count: int, hub: str, kind: LinkKind, lanes: int, lane_mbps: int, *, per_hub: int = 0, of: str = "gpu"
 ) -> tuple[Connection, ...]:
@@ -90,9 +90,9 @@ def _dgx1(gpu: str, nvlinks: tuple[Connection, ...], nvlink_source: str) -> Serv
     return Server(gpu, 8, switches, (*nvlinks, *plx, *uplinks, qpi), nics, source)
 
 
-def _nvswitch_box(gpu: str, gpus: int, lanes: int, nic_mbps: int, source: str) -> Server:
-    """GPUs on NVSwitch with ``lanes`` links of 25 GB/s each, and one network card per GPU."""
-    wired = _star(gpus, "NVSwitch", "nvlink", lanes, NVLINK_MBPS["4.0"])
+def _nvswitch_box(gpu: str, gpus: int, lanes: int, nic_mbps: int, source: str, *, version: str = "4.0") -> Server:
+    """GPUs on NVSwitch with ``lanes`` links of a version each, and one network card per GPU."""
+    wired = _star(gpus, "NVSwitch", "nvlink", lanes, NVLINK_MBPS[version])
     return Server(gpu, gpus, (("NVSwitch", "nvswitch", 1),), wired, _ports(gpus, nic_mbps), source)
 
 
@@ -107,6 +107,14 @@ def _pcie8() -> Server:
     )
     switches: tuple[tuple[str, SwitchKind, int], ...] = (("PLX", "pcie", 2), ("socket", "host", 2))
     return Server("PCIe GPU", 8, switches, (*plx, *uplinks, upi), _ports(2, 25_000, of="PLX"), source)
+
+
+def _bridged(gpu: str, gpus: int, version: str, lanes: int, pcie: int, nics: int, nic_mbps: int, source: str) -> Server:
+    """PCIe GPUs of one socket, every two of them joined by a bridge of ``lanes`` NVLinks; ``nics`` on the socket."""
+    bridges = _pairs(_all_pairs(gpus), "nvlink", NVLINK_MBPS[version], lanes=lanes)
+    wired = (*bridges, *_star(gpus, "socket", "pcie", 1, pcie))
+    return Server(gpu, gpus, (("socket", "host", 1),), wired, (Connection(("socket", 0), NET, "net", nics, nic_mbps),),
+                  source)  # fmt: skip
 
 
 _HGX = _nvswitch_box(
@@ -133,9 +141,36 @@ SERVERS: dict[str, Server] = {
     "hgx-h200": _HGX._replace(gpu="H200-SXM5-141GB"),
     "pcie-8": _pcie8(),
     "mi250": Server(
-        "MI250 GCD", 16, (), _pairs(MI250_PAIRS, "xgmi", 50_000), _ports(16, 16_000),
+        "MI250 GCD", 16, (), _pairs(MI250_PAIRS, "xgmi", XGMI_MBPS["gfx90a"]), _ports(16, 16_000),
         "ForestColl (Zhao et al. 2024), public topologies: 7 xGMI links of 50 GB/s a die, 16 GB/s of network a die; "
         "the same graph, under other numbers, as RCCL's topology model topo_16p1h",
+    ),
+    "mi300x": Server(
+        "MI300X", 8, (), _pairs(_all_pairs(8), "xgmi", XGMI_MBPS["gfx942"]), _ports(8, 50_000),
+        "AMD Instinct MI300X Platform data sheet: 7 xGMI links of 128 GB/s both ways from each GPU, one to every other "
+        "GPU; 8 x 400 Gb/s for computing as in AMD's cluster reference guide",
+    ),
+    "b200": _nvswitch_box(
+        "B200-SXM-180GB", 8, 18, 50_000, "NVIDIA DGX B200 data sheet and User Guide: 18 NVLinks (fifth generation) of "
+        "50 GB/s from each GPU to NVSwitch, 8 x 400 Gb/s InfiniBand for computing", version="5.0",
+    ),
+    "gb200-nvl72": _nvswitch_box(
+        "GB200", 72, 18, 50_000, "NVIDIA GB200 NVL72 data sheet: 72 GPUs of 18 trays in one NVLink domain, 130 TB/s "
+        "both ways in all, which is 18 NVLinks of 50 GB/s a GPU; DGX GB200 User Guide: a 400 Gb/s card a GPU; the "
+        "domain is taken as one box", version="5.0",
+    ),
+    "h200-nvl": _bridged(
+        "H200-NVL-141GB", 4, "4.0", 6, PCIE5_X16, 2, 50_000, "NVIDIA H200 NVL data sheet: a 4-way bridge of 900 GB/s "
+        "both ways a GPU, which is 6 NVLinks of 25 GB/s to each other GPU, PCIe 5.0 x16; a 400 Gb/s card for two GPUs "
+        "as in NVIDIA's reference architecture 2-8-5-200; half such a server, on one socket",
+    ),
+    "a6000-pair": _bridged(
+        "RTX-A6000-48GB", 2, "3.1", 4, PCIE4_X16, 1, 1_250, "NVIDIA RTX A6000 data sheet: a bridge of 112.5 GB/s both "
+        "ways, which is 4 NVLinks of 14.06 GB/s, PCIe 4.0 x16; 10 Gb/s Ethernet assumed",
+    ),
+    "rtx-3090-pair": _bridged(
+        "RTX-3090-24GB", 2, "3.1", 4, PCIE4_X16, 1, 1_250, "NVIDIA Ampere GA102 white paper: 4 NVLinks of 14.0625 GB/s "
+        "each way between two RTX 3090, PCIe 4.0 x16; 10 Gb/s Ethernet assumed",
     ),
 }  # fmt: skip
 
@@ -158,8 +193,8 @@ def machine(spec: str) -> Topology:
     """
     name, colon, count = spec.partition(":")
     if name not in names():
-        near = difflib.get_close_matches(name[:80].lower(), names(), n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = difflib.get_close_matches(name[:80].lower(), names(), n=2, cutoff=0.4)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise TopologyError(f"unknown machine {quoted(name)}; {hint}choose one of {', '.join(names())}")
     if colon and not (re.fullmatch(r"[0-9]{1,4}", count) and 1 <= int(count) <= MAX_COUNT):
         raise TopologyError(f"{quoted(spec)}: expected a count of 1..{MAX_COUNT} after the colon; write {name}:4, say")

@@ -10,7 +10,7 @@ Pure data: no MPI, no GPU, no I/O. Capacities are integer MB/s (1 MB = 10^6 byte
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import compress, count
@@ -19,17 +19,19 @@ from typing import ClassVar, Literal, NamedTuple, Self
 import msgspec
 from msgspec.structs import replace
 
-from ..errors import TopologyError
+from ..errors import FormatError, TopologyError
 from ..util.codec import Document, Value
 from ..util.text import brief, quoted
 
 FORMAT_VERSION = 1
 MOST_DEVICES = 1 << 16
 MOST_MBPS = 10**12  # of a link: an exabyte a second
+MOST_JSON_BYTES = 32 << 20  # 65,536 devices with their links, an object of some 100 bytes each
+MOST_JSON_OBJECTS = 1 << 18
 DeviceKind = Literal["gpu", "cpu"]
 SwitchKind = Literal["nvswitch", "pcie", "host", "memory", "net"]
-LinkKind = Literal["nvlink", "xgmi", "pcie", "host", "memory", "net"]
-Origin = Literal["table", "probe", "measured"]
+LinkKind = Literal["nvlink", "xgmi", "c2c", "pcie", "host", "memory", "net"]
+Origin = Literal["table", "probe", "measured", "given"]
 Unnumbered = tuple[str, object]  # a vertex before it has a number: ("gpu", rank) or a switch's key
 
 
@@ -80,10 +82,11 @@ class Link(Value, frozen=True):
     Attributes:
         src: the vertex at its beginning: a rank, or n + j for switch j.
         dst: the vertex at its end.
-        kind: ``nvlink``, ``xgmi``, ``pcie``, ``host`` (between sockets), ``memory`` or ``net``.
+        kind: ``nvlink``, ``xgmi``, ``c2c`` (NVLink between GPU and CPU), ``pcie``, ``host`` (between sockets),
+            ``memory`` or ``net``.
         lanes: parallel units, at least 1.
         lane_mbps: MB/s of one of them, an integer of at least 1.
-        origin: where the rate comes from: ``table``, ``probe`` or ``measured``.
+        origin: where the rate comes from: ``table``, ``probe``, ``measured`` or ``given`` (by the user).
     """
 
     src: int
@@ -97,6 +100,20 @@ class Link(Value, frozen=True):
     def mbps(self) -> int:
         """Capacity in MB/s."""
         return self.lanes * self.lane_mbps
+
+
+class NetworkCard(Value, frozen=True):
+    """A network card of a machine of one node: it joins boxes, and nothing inside one.
+
+    Attributes:
+        name: as the system calls it, such as ``mlx5_0``.
+        vertex: the PCIe switch, socket or GPU that it is on.
+        mbps: MB/s each way, an integer of at least 1.
+    """
+
+    name: str
+    vertex: int
+    mbps: int
 
 
 class Connection(NamedTuple):
@@ -124,6 +141,8 @@ class Topology(Document, frozen=True, dict=True):
         switches: switch j is vertex n + j.
         links: each direction for itself.
         source: where all this comes from, for people.
+        cards: the network cards of one box, which :meth:`boxes` joins to a network.
+        remarks: what a reader did not understand or had to guess, a sentence each.
     """
 
     KIND: ClassVar = "topology"
@@ -133,6 +152,19 @@ class Topology(Document, frozen=True, dict=True):
     switches: tuple[Switch, ...] = ()
     links: tuple[Link, ...] = ()
     source: str = ""
+    cards: tuple[NetworkCard, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str | bytes, source: str = "") -> Self:
+        """Read what :meth:`to_json` wrote, if it is no larger than the description of a machine can be."""
+        data = text.encode() if isinstance(text, str) else text
+        objects = data.count(b"{")
+        if len(data) > MOST_JSON_BYTES or objects > MOST_JSON_OBJECTS:
+            raise FormatError(f"{source or cls.KIND}: {len(data) >> 10} KiB with {objects} objects; {MOST_DEVICES} "
+                              f"devices with their links have at most {MOST_JSON_BYTES >> 20} MiB and "
+                              f"{MOST_JSON_OBJECTS} objects, give another file")  # fmt: skip
+        return super().from_json(text, source)
 
     @property
     def n(self) -> int:
@@ -212,6 +244,12 @@ class Topology(Document, frozen=True, dict=True):
             if (k.src, k.dst, k.kind) in seen:
                 raise TopologyError(f"{where}: a second {k.kind} link on this pair; add its lanes to the first")
             seen.add((k.src, k.dst, k.kind))
+        for i, card in enumerate(self.cards):
+            if not (0 <= card.vertex < top and 1 <= card.mbps <= MOST_MBPS):
+                raise TopologyError(
+                    f"{self.name}: cards[{i}] at vertex {card.vertex} with {card.mbps} MB/s: vertices are 0..{top - 1} "
+                    f"and rates 1..{MOST_MBPS} MB/s; correct the card"
+                )
         return self
 
     _consistent = check
@@ -264,6 +302,65 @@ class Topology(Document, frozen=True, dict=True):
         slower = (replace(k, lane_mbps=max(1, int(k.lane_mbps * f))) if k.kind == kind else k for k in self.links)
         return replace(self, links=tuple(slower), name=f"{self.name}*{kind}={brief(str(f))}").check()
 
+    def at_rate(self, kind: str, mbps: int) -> Topology:
+        """The same machine with every link of ``kind``, and for ``net`` every network card, at ``mbps`` a lane.
+
+        Raises:
+            TopologyError: for a kind that is not there, or an impossible rate.
+        """
+        if kind not in self.kinds() and not (kind == "net" and self.cards):
+            has = ", ".join(self.kinds()) or "none"
+            raise TopologyError(f"{self.name}: has no link of kind {quoted(kind)} to give a rate; it has {has}")
+        links = (replace(k, lane_mbps=mbps, origin="given") if k.kind == kind else k for k in self.links)
+        cards = tuple(replace(card, mbps=mbps) for card in self.cards) if kind == "net" else self.cards
+        return replace(self, links=tuple(links), cards=cards).check()
+
+    def boxes(self, count: int) -> Topology:
+        """So many copies of this machine, joined by their network cards; the network has no limit of its own.
+
+        Raises:
+            TopologyError: if it has no cards, or several nodes and their network already.
+        """
+        if count == 1:
+            return self
+        if len(self.nodes) > 1:
+            raise TopologyError(f"{self.name}: cannot take {count} of it: it has {len(self.nodes)} nodes already; give "
+                                "a description of one node")  # fmt: skip
+        if not self.cards:
+            raise TopologyError(
+                f"{self.name}: cannot join {count} of it: it has no network card whose rate is known; add one to the "
+                'file (NCCL\'s XML: <nic><net name="eth0" speed="100000"/></nic> in a <cpu>, JSON: "cards")'
+            )
+        if self.n * count > MOST_DEVICES:
+            raise TopologyError(f"{self.name}:{count} has {self.n * count} devices; expected at most {MOST_DEVICES}")
+        n, m = self.n, len(self.switches)
+        net = count * (n + m)
+
+        def at(box: int, vertex: int) -> int:
+            return box * n + vertex if vertex < n else count * n + box * m + vertex - n
+
+        rates: dict[int, list[int]] = {}
+        for card in self.cards:
+            rates.setdefault(card.vertex, []).append(card.mbps)
+        ports = [(v, len(r), r[0]) if len(set(r)) == 1 else (v, 1, sum(r)) for v, r in sorted(rates.items())]
+        links: list[Link] = []
+        for box in range(count):
+            links += [replace(k, src=at(box, k.src), dst=at(box, k.dst)) for k in self.links]
+            for vertex, lanes, mbps in ports:
+                ends = at(box, vertex), net
+                links += [Link(*pair, "net", lanes, mbps) for pair in (ends, ends[::-1])]
+        names = [self.vertex_label(v) for v in range(n, n + m)]
+        named = [*zip(self.switches, names, strict=True)]
+        switches = (Switch(s.kind, box, f"{name}@{box}") for box in range(count) for s, name in named)
+        return Topology(
+            name=f"{self.name}:{count}",
+            devices=tuple(replace(d, node=box) for box in range(count) for d in self.devices),
+            switches=(*switches, Switch("net", -1, "network")),
+            links=tuple(links),
+            source=self.source,
+            remarks=self.remarks,
+        ).check()
+
     def _rebuild(self, indices: Sequence[int], links: Sequence[Link], name: str) -> Topology:
         """Renumber to ``indices``, with these links, and drop switches that no longer lie between two devices.
 
@@ -288,10 +385,24 @@ class Topology(Document, frozen=True, dict=True):
         switches = sorted(v for v in alive if v >= self.n)
         number = {old: new for new, old in enumerate([*indices, *switches])}
         inside = (k for k in links if k.src in number and k.dst in number)
+        cards = (replace(card, vertex=self._nearest(card.vertex, alive)) for card in self.cards)
         return Topology(
             name=name,
             devices=tuple(self.devices[i] for i in indices),
             switches=tuple(self.switches[v - self.n] for v in switches),
             links=tuple(replace(k, src=number[k.src], dst=number[k.dst]) for k in inside),
             source=self.source,
+            cards=tuple(replace(card, vertex=number[card.vertex]) for card in cards),
+            remarks=self.remarks,
         )
+
+    def _nearest(self, start: int, alive: Collection[int]) -> int:
+        """The vertex that is left nearest to ``start``, where a card goes whose own place is left out."""
+        queue = {start: None}
+        for v in (todo := list(queue)):
+            if v in alive:
+                return v
+            fresh = [k.dst for k in self.links if k.src == v and k.dst not in queue]
+            queue |= dict.fromkeys(fresh)
+            todo += fresh
+        return min(alive)

@@ -15,7 +15,15 @@ from rich.tree import Tree
 from ..util.text import plural
 from .model import Link, Topology
 
-COLOURS = {"nvlink": "green", "xgmi": "red", "pcie": "yellow", "host": "magenta", "memory": "cyan", "net": "blue"}
+COLOURS = {
+    "nvlink": "green",
+    "xgmi": "red",
+    "c2c": "bright_green",
+    "pcie": "yellow",
+    "host": "magenta",
+    "memory": "cyan",
+    "net": "blue",
+}
 SWITCH_COLOURS = {"nvswitch": "green", "pcie": "yellow", "host": "magenta", "memory": "cyan", "net": "blue"}
 BAND = 16  # columns of a matrix that fit beside their labels in 100 characters
 
@@ -159,6 +167,10 @@ def _picture(topology: Topology, node: int, parent: dict[int, int]) -> list[tupl
     n = topology.n
     mine = [n + j for j, s in enumerate(topology.switches) if s.node == node] + list(topology.ranks_of(node))
     lines: list[tuple[int, Text]] = []
+    cards: dict[int, list[Text]] = {}
+    for card in topology.cards:
+        rate = Text(f"  net {_gbps(card.mbps)} GB/s", style=COLOURS["net"])
+        cards.setdefault(card.vertex, []).append(Text.assemble((f"card {card.name}", "bold"), rate))
 
     def draw(vertices: list[int], depth: int) -> None:
         facts = {v: _facts(topology, v, parent) for v in vertices}
@@ -171,9 +183,11 @@ def _picture(topology: Topology, node: int, parent: dict[int, int]) -> list[tupl
                 line.append(f" (vertex {v})", style="dim")
             lines.append((depth, Text.assemble(line, facts[v])))
             draw([w for w in mine if parent.get(w) == v], depth + 1)
+            lines.extend((depth + 1, line) for line in cards.get(v, ()))
         for run in _runs(devices, lambda a, b: facts[a] == facts[b]):
             who = f"{topology.devices[run[0]].kind.upper()} {_span([topology.devices[v].index for v in run])}"
             lines.append((depth, Text.assemble((who.ljust(7), "bold"), facts[run[0]])))
+            lines.extend((depth + 1, line) for v in run for line in cards.get(v, ()))
 
     draw([v for v in mine if v not in parent], 0)
     return lines

@@ -5,7 +5,6 @@ from typing import cast
 
 from ..errors import ArgumentError, NoPackingError
 from ..topology.model import Topology
-from .deadline import late
 from .tree import ROOTED, Certificate, Collective, Packing, Tree
 
 SHALLOW = "depth-"  # of the schemes of method ``shallow``, before the number of hops
@@ -14,15 +13,20 @@ ProvedTrees = tuple[tuple[Tree, ...], Fraction, Certificate]  # with their rate
 
 
 def packing_of(
-    t: Topology, collective: str, root: int, name: str, links: str, proved: ProvedTrees, why: str, scheme: str = ""
-) -> Packing:
-    """The packing of trees that method ``name`` found, of its scheme or one of its own; not yet verified."""
+    t: Topology, collective: str, root: int, name: str, links: str, proved: ProvedTrees, why: str, scheme: str = "",
+    *, late: bool = False,
+) -> Packing:  # fmt: skip
+    """The packing of trees that method ``name`` found, of its scheme or one of its own; not yet verified.
+
+    Args:
+        late: whether the time for planning is over.
+    """
     trees, rate, certificate = proved
     bound = certificate.capacity_mbps / certificate.divisor
     reason = f"{name}: {why}"
     if certificate.kind != "trivial":
         reason += "; " + ("meets the bound" if rate == bound else f"{float(rate / bound):.1%} of the bound")
-        reason += ", when the time for planning (BLINKMPI_PLAN_SECONDS) was over" if rate < bound and late() else ""
+        reason += ", when the time for planning (BLINKMPI_PLAN_SECONDS) was over" if rate < bound and late else ""
     return Packing(
         collective=cast(Collective, collective), root=root if collective in ROOTED else -1, n=t.n,
         scheme=scheme or name, links=links, trees=trees, rate=rate, bound=bound,

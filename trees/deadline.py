@@ -2,63 +2,67 @@
 
 Every cut is a bound, trees that have grown are a packing, and so are the weights of a linear program between two of its
 rounds. So a deadline changes how good a plan is, and how close its bound, never whether they are right.
+
+What counts is the CPU time of the thread that plans, so that a plan is as good on a loaded machine as on an idle one. A
+deadline is for the thread that made it. Work of others does not count: no method of ours starts threads or processes,
+linear programs of scipy run in the thread that calls them.
 """
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from fractions import Fraction
+
+import msgspec
 
 from ..util.settings import PLAN_S
 
 SECONDS = PLAN_S  # where nobody says otherwise
 TRIAL = 0.1  # of its time, for which work is not judged by its pace
 SLACK = 1.2  # times its time, that work may seem to need: it does not go on at one pace
-_end: ContextVar[float] = ContextVar("the end of the time for planning", default=math.inf)
-_others: ContextVar[bool] = ContextVar("whether another method waits for what time is left", default=False)
 
 
-@contextmanager
-def within(seconds: float | None) -> Iterator[None]:
-    """Plan within so many seconds, but no longer than is given further out; None: so long, or :data:`SECONDS`."""
-    outer = _end.get()
-    if seconds is None:
-        seconds = SECONDS if outer == math.inf else math.inf
-    token = _end.set(min(outer, time.monotonic() + seconds))
-    try:
-        yield
-    finally:
-        _end.reset(token)
+class Deadline(msgspec.Struct, frozen=True):
+    """The end of the time for planning, by ``time.thread_time``.
 
-
-@contextmanager
-def others_wait(wait: bool) -> Iterator[None]:
-    """While other methods wait for what time is left, or not."""
-    token = _others.set(wait)
-    try:
-        yield
-    finally:
-        _others.reset(token)
-
-
-def hopeless(part: Fraction, since: float) -> bool:
-    """Whether work will not be done in time at its pace, so that those who wait should have what is left.
-
-    Args:
-        part: what is done of it.
-        since: when it began, by ``time.monotonic``.
+    Attributes:
+        end: infinite where there is no limit.
+        others_wait: whether another method waits for what time is left.
+        began: when it was made, by ``time.thread_time`` and ``time.monotonic``.
     """
-    used, whole = time.monotonic() - since, _end.get() - since
-    return _others.get() and whole * TRIAL < used and whole * SLACK * float(part) < used
+
+    end: float = math.inf
+    others_wait: bool = False
+    began: tuple[float, float] = (0.0, 0.0)
+
+    def within(self, seconds: float | None) -> "Deadline":
+        """So many seconds from now, but no later than this one; None: as long, or :data:`SECONDS` if it has no end."""
+        if seconds is None:
+            seconds = SECONDS if self.end == math.inf else math.inf
+        now = time.thread_time()
+        return Deadline(min(self.end, now + seconds), self.others_wait, (now, time.monotonic()))
+
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return time.thread_time() >= self.end
+
+    def left(self) -> float:
+        """Seconds of CPU time until the time is over; infinite where there is no limit."""
+        return self.end - time.thread_time()
+
+    def left_on_the_clock(self) -> float:
+        """How long the rest takes at the pace at which this thread got CPU time so far: for a solver with a clock."""
+        cpu, clock = time.thread_time() - self.began[0], time.monotonic() - self.began[1]
+        return self.left() * max(1.0, clock / max(cpu, 1e-3))
+
+    def hopeless(self, part: Fraction, since: float) -> bool:
+        """Whether work will not be done in time at its pace, so that those who wait should have what is left.
+
+        Args:
+            part: what is done of it.
+            since: when it began, by ``time.thread_time``.
+        """
+        used, whole = time.thread_time() - since, self.end - since
+        return self.others_wait and whole * TRIAL < used and whole * SLACK * float(part) < used
 
 
-def late() -> bool:
-    """Whether the time is over."""
-    return time.monotonic() >= _end.get()
-
-
-def left() -> float:
-    """Seconds until the time is over; infinite where there is no limit."""
-    return _end.get() - time.monotonic()
+NEVER = Deadline()  # no limit

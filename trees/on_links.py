@@ -9,7 +9,6 @@ from .answer import UNPACKED, checked, nothing, packing_of
 from .blink import few, groups, hybrid, ilp, mwu
 from .bounds.certify import prices_certificate
 from .cluster import assembly
-from .deadline import late, others_wait
 from .exact import all_pairs, arborescences_by_flow, column_generation, edmonds, symmetric
 from .graph.turning import turned, turning
 from .patterns import chains, rings, shallow, stars
@@ -68,14 +67,14 @@ def pack_on_links(problem: Problem, method: str) -> Packing:
     why: list[str] = []
     wanted = _wanted(problem, method)
     waiting = sum(is_costly(problem, name) for name in wanted)
-    for name in sorted(wanted, key=lambda name: is_costly(problem, name)) if late() else wanted:
+    for name in sorted(wanted, key=lambda name: is_costly(problem, name)) if problem.deadline.late() else wanted:
         close = best is not None and best[1].rate >= CLOSE * problem.bound
         if is_costly(problem, name):
             waiting -= 1
-            if best is not None and (late() or (problem.n > COSTLY_RANKS and close)):
+            if best is not None and (problem.deadline.late() or (problem.n > COSTLY_RANKS and close)):
                 continue
-        with others_wait(waiting > 0):
-            found = _planned(problem, name)
+        problem = problem.while_others_wait(waiting > 0)
+        found = _planned(problem, name)
         if isinstance(found, str):
             why.append(found)
             continue
@@ -97,7 +96,7 @@ def _planned(problem: Problem, name: str) -> Solution | str:
     like = _by_symmetry(problem, name) if is_costly(problem, name) or name == "cluster" else None
     found = like or METHODS[name].plan(problem)
     cut, met = (found == OUT_OF_TIME, False) if isinstance(found, str) else (found.cut, problem.met(found.rate))
-    if met or not (cut or late()):  # else more time may find a better one
+    if met or not (cut or problem.deadline.late()):  # else more time may find a better one
         memo[key] = found
     return found
 
@@ -114,7 +113,7 @@ def _by_symmetry(problem: Problem, name: str) -> Solution | None:
     start, image = next(((r, image) for r, image in turns if image), (root, None))
     if (collective, start) == (problem.collective, root):
         return None
-    other = Problem(f, collective, start, problem.options)
+    other = Problem(f, collective, start, problem.options, problem.deadline)
     found = _planned(other, name)
     if isinstance(found, str) or found.fabric is not None:
         return None
@@ -127,7 +126,7 @@ def _by_symmetry(problem: Problem, name: str) -> Solution | None:
         proof = prices_certificate(f, problem.collective, root, moved)
         if proof is not None:
             problem.tighten(proof)
-    if not problem.met(found.rate) and not late():
+    if not problem.met(found.rate) and not problem.deadline.late():
         return None
     return found if image is None else found._replace(trees=turned(found.trees, image))
 
@@ -138,12 +137,15 @@ def finished(problem: Problem, name: str, found: Solution) -> Packing:
     links, why = "+".join(used.fabric.kinds), found.why or METHODS[name].why
     proved = found.trees, found.rate, used.proof(found.rate)
     scheme = found.scheme or METHODS[name].scheme
-    return packing_of(used.fabric.topology, problem.collective, problem.root, name, links, proved, why, scheme)
+    late = problem.deadline.late()
+    return packing_of(
+        used.fabric.topology, problem.collective, problem.root, name, links, proved, why, scheme, late=late
+    )
 
 
 def _used(problem: Problem, found: Solution) -> Problem:
     """The problem on the links that a solution uses."""
-    return problem if found.fabric is None else Problem(found.fabric, problem.collective, problem.root)
+    return problem if found.fabric is None else problem.on(found.fabric)
 
 
 def candidates(problem: Problem) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..topology.model import Topology
 from .answer import UNPACKED, checked, nothing, packing_of
 from .bounds.verify import verify
-from .deadline import within
+from .deadline import NEVER, Deadline
 from .graph.fabric import choose_links, shared_memory
 from .patterns.shared_memory import CHAINED, WHY, share_memory, star_tree
 from .tree import COLLECTIVES, Packing, Tree, trivial
@@ -26,7 +26,7 @@ MOST_ALL_TO_ALL = 128  # ranks, each with a path to every other one
 
 def pack(
     topology: Topology, collective: str, *, root: int = 0, method: str = "auto", options: MethodOptions | None = None,
-    seconds: float | None = None,
+    seconds: float | None = None, deadline: Deadline = NEVER,
 ) -> Packing:  # fmt: skip
     """Plan ``collective`` (one of ``tree.COLLECTIVES``) on this machine.
 
@@ -40,8 +40,9 @@ def pack(
 
     Args:
         options: limits and settings of the methods that are asked for by name.
-        seconds: after which a search ends with the best that it has found, whose gap to the bound is stated; by default
-            what is left of a plan's time, else ``deadline.SECONDS``.
+        seconds: of CPU time of this thread, after which a search ends with the best that it has found, whose gap to
+            the bound is stated; by default what ``deadline`` leaves, or where that has no end ``deadline.SECONDS``.
+        deadline: of a plan that has several searches.
 
     Raises:
         ArgumentError: for an unknown collective or method, a root that is no rank, or an impossible option.
@@ -64,12 +65,12 @@ def pack(
         from .problem import MethodOptions, Problem
 
         options = (options or MethodOptions()).check()
-        with within(seconds):
-            plan = pack_on_links(Problem(choose_links(topology, collective, root), collective, root, options), method)
+        links = choose_links(topology, collective, root)
+        plan = pack_on_links(Problem(links, collective, root, options, deadline.within(seconds)), method)
     return verify(plan, topology)
 
 
-def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str, ...]:
+def methods(topology: Topology, collective: str, *, root: int = 0, deadline: Deadline = NEVER) -> tuple[str, ...]:
     """The methods that ``auto`` chooses from for ``collective`` on this machine, its own choice first.
 
     Some may find nothing: :func:`pack` then raises NoPackingError.
@@ -89,7 +90,7 @@ def methods(topology: Topology, collective: str, *, root: int = 0) -> tuple[str,
     names = candidates(problem)
     if len(names) < 2:
         return names
-    chosen = pack(topology, collective, root=root).scheme
+    chosen = pack(topology, collective, root=root, deadline=deadline).scheme
     names = tuple(name for name in names if METHODS[name].scheme == chosen or not is_costly(problem, name))
     return tuple(sorted(names, key=lambda name: METHODS[name].scheme != chosen))
 

@@ -12,7 +12,7 @@ import msgspec
 from ..errors import ArgumentError
 from .bounds.certify import certify, quick
 from .cluster.boxes import Box, boxes_of, oriented
-from .deadline import late
+from .deadline import NEVER, Deadline
 from .graph.cuts import MAX_VERTICES
 from .graph.fabric import Fabric
 from .graph.logical import Capacities, LogicalGraph, capacities_of, logical_graph
@@ -65,6 +65,19 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
     collective: str
     root: int
     options: MethodOptions = MethodOptions()
+    deadline: Deadline = NEVER
+
+    def on(self, fabric: Fabric) -> Problem:
+        """The same problem on other links, by the same time."""
+        return Problem(fabric, self.collective, self.root, deadline=self.deadline)
+
+    def while_others_wait(self, wait: bool) -> Problem:
+        """The same problem, while other methods wait for what time is left, or not."""
+        if self.deadline.others_wait == wait:
+            return self
+        made = msgspec.structs.replace(self, deadline=msgspec.structs.replace(self.deadline, others_wait=wait))
+        made.__dict__.update(self.__dict__)  # what is worked out already
+        return made
 
     @property
     def n(self) -> int:
@@ -110,8 +123,8 @@ class Problem(msgspec.Struct, frozen=True, dict=True):
         memo, key = self.fabric.memo, ("bound", self.collective, self.root)
         if key in memo:
             return cast(Certificate, memo[key])
-        found = certify(self.fabric, self.collective, self.root)
-        if not late():  # else more time may find a better one
+        found = certify(self.fabric, self.collective, self.root, self.deadline)
+        if not self.deadline.late():  # else more time may find a better one
             memo[key] = found
         return found
 

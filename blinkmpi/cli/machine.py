@@ -4,12 +4,13 @@ Rank 0 answers; the others take part in finding the live machine.
 """
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import NO_MPI, ArgumentError
 from ..planning.slots import Gpus
-from ..topology.importers import load, modify
+from ..topology.importers import load, modify, parse_rates
 from ..topology.model import Topology
 from .output import by_rank_0, mpi, or_fail
 
@@ -19,26 +20,44 @@ Answer = Callable[[Topology, int], int]  # of the machine and its live ranks, 0 
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """Which machine, and what of it."""
     add = parser.add_argument
-    add("topology", nargs="?", metavar="TOPOLOGY", help="dgx-1v, dgx-a100, cpu:4, a file; default: here")
+    add("topology", nargs="?", metavar="TOPOLOGY", help="dgx-1v, dgx-a100:4, cpu:4, FILE, FILE:4; default: here")
     add("--gpus", metavar="LIST", help="take these devices alone: 1,4,5,6 or 0-3")
     add("--drop-link", action="append", default=[], metavar="A-B", help="without the links of a pair")
     add("--scale", action="append", default=[], metavar="KIND=F", help="links of a kind at this factor")
+    add("--rate", action="append", default=[], metavar="KIND=GB/s", help="one link of a kind, each way: nvlink=50")
+    add("--switch", action="store_true", help="NV# of a text of nvidia-smi leads to a switch, not to each GPU")
     add("--json", action="store_true", help="print JSON")
 
 
 def on_machine(args: argparse.Namespace, answer: Answer) -> int:
     """Answer on the machine that the flags say, on rank 0, and give every rank its exit code."""
+    rates = parse_rates(args.rate)
     if args.topology is not None:
-        return answer(changed(args, load(args.topology)), 0)
+        return answer(changed(args, named(args.topology, rates, switch=args.switch)), 0)
+    if args.switch:
+        raise ArgumentError(
+            "--switch is for a file with the text of `nvidia-smi topo -m`; name the file, or leave it out"
+        )
     from .live import live_machine
 
     ranks = world(args)
     node = ranks.Split_type(mpi()[0].COMM_TYPE_SHARED)
     try:
-        found = changed(args, live_machine(ranks, node))
+        found = live_machine(ranks, node)
+        for kind, mbps in rates.items():
+            found = found.at_rate(kind, mbps)
+        found = changed(args, found)
     finally:
         node.Free()
     return by_rank_0(ranks, lambda: or_fail(lambda: answer(found, ranks.size)))
+
+
+def named(spec: str, rates: Mapping[str, int], *, switch: bool = False) -> Topology:
+    """The machine that a user names; what its reader had to guess is said on stderr."""
+    found = load(spec, rates=rates, switch=switch)
+    for remark in found.remarks:
+        print(f"blinkmpi: {remark}", file=sys.stderr)
+    return found
 
 
 def changed(args: argparse.Namespace, topology: Topology) -> Topology:

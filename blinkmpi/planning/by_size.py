@@ -8,7 +8,7 @@ from ..program.cost_model import price
 from ..program.estimate import Estimate
 from ..program.lower import lower
 from ..topology.model import Topology
-from ..trees.deadline import late
+from ..trees.deadline import NEVER, Deadline
 from ..trees.tree import Packing
 from .slots import Choice
 
@@ -44,7 +44,13 @@ class _Contender(NamedTuple):
         return min((self.seconds(nbytes, choice), choice) for choice in choices)
 
 
-def fastest(packings: Sequence[Packing], topology: Topology, slots: Slots, otherwise: tuple[int, int]) -> list[Choice]:
+def fastest(
+    packings: Sequence[Packing],
+    topology: Topology,
+    slots: Slots,
+    otherwise: tuple[int, int],
+    deadline: Deadline = NEVER,
+) -> list[Choice]:
     """The choices for vectors of all sizes, those for the largest first; the last one is from 0 bytes on.
 
     Args:
@@ -53,7 +59,7 @@ def fastest(packings: Sequence[Packing], topology: Topology, slots: Slots, other
         otherwise: the slots where nothing is estimated, as time for planning is over or the packings are too large.
     """
     able = [p for p in contenders(packings) if sum(len(tree.edges) for tree in p.trees) <= MOST_EDGES]
-    if not able or late():
+    if not able or deadline.late():
         best = max(packings, key=lambda p: p.rate)  # the first of equals
         return [Choice(0, best.scheme, *otherwise)]
     estimates = [Estimate(p, topology) for p in able]

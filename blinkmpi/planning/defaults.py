@@ -133,7 +133,6 @@ def _fastest(packings: Sequence[Packing], topology: Topology) -> tuple[Choice, .
     Where links are equally fast both ways, a reduce takes those of a broadcast; not between nodes, where one rank sends
     its messages one after another.
     """
-    from ..trees.deadline import late
     from ..trees.graph.fabric import fabric
     from ..trees.problem import BACKWARDS
     from .by_size import fastest
@@ -144,8 +143,7 @@ def _fastest(packings: Sequence[Packing], topology: Topology) -> tuple[Choice, .
     key = "by size", alike, root, tuple((p.scheme, p.rate, len(p.trees), p.depth) for p in packings)
     known: tuple[Choice, ...] | None = links.memo.get(key)
     found = known or tuple(fastest(packings, topology, link_slots, LINK_SLOTS))
-    if not late():  # else there was no time for estimates
-        links.memo[key] = found
+    links.memo[key] = found
     return found
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ..errors import NoPackingError
 from ..topology.model import Topology
 from ..trees.answer import is_shallow
-from ..trees.deadline import SECONDS, late, within
+from ..trees.deadline import NEVER, SECONDS, Deadline
 from ..trees.graph.turning import like_roots
 from ..trees.packing import extra_methods, methods, pack
 from ..trees.tree import CARRIED, COLLECTIVES, MAY_BE_CARRIED, ROOTED, Collective, Packing, packed_as
@@ -39,7 +39,7 @@ def make_plan(
         gpus: where GPUs run it: ``onehop`` if each reaches every other over one hop, ``slots`` if the machine's links
             are only emulated, which slots alone do; ``nodes`` if they lie on several.
         collectives, roots: pack for these alone, where one answer is wanted and not a whole plan.
-        seconds: after which searches end with the best that they have found.
+        seconds: of CPU time of this thread, after which searches end with the best that they have found.
         max_ctas: CTAs that a kernel on a GPU shall have; 0: as many as there may be.
 
     Raises:
@@ -50,8 +50,7 @@ def make_plan(
     alike = like_roots(topology)
     turns = tuple(Turn(root, *alike[root]) for root in roots if root in alike)
     roots = list(dict.fromkeys(alike[root][0] if root in alike else root for root in roots))
-    with within(seconds):
-        packings, passed = _packings(topology, gpus, collectives, roots)
+    packings, passed = _packings(topology, gpus, collectives, roots, NEVER.within(seconds))
     wanted = parse_algo(algo)
     plan = Plan(topology.name, topology.fingerprint, topology.n, packings, (), passed, turns)
     rules: list[Rule] = []
@@ -76,7 +75,7 @@ def planned_with(collective: Collective, gpus: Gpus) -> tuple[Collective, ...]:
 
 
 def _packings(
-    topology: Topology, gpus: Gpus, collectives: Sequence[Collective], roots: Sequence[int]
+    topology: Topology, gpus: Gpus, collectives: Sequence[Collective], roots: Sequence[int], deadline: Deadline
 ) -> tuple[tuple[Packing, ...], tuple[PassedOver, ...]]:
     """All packings for some collectives and roots, and what found none.
 
@@ -84,11 +83,11 @@ def _packings(
     """
     packings: list[Packing] = []
     passed: list[PassedOver] = []
-    unpacked = "alltoall" in collectives and not methods(topology, "alltoall")
+    unpacked = "alltoall" in collectives and not methods(topology, "alltoall", deadline=deadline)
     calls = _calls([c for c in collectives if c != "alltoall"] + ["scatter"] if unpacked else collectives, roots)
     first = dict(reversed(calls))
     for collective, root in sorted(calls, key=lambda call: first[call[0]] != call[1]):
-        found, none = all_packings(topology, collective, max(root, 0), gpus)
+        found, none = all_packings(topology, collective, max(root, 0), gpus, deadline)
         packings += found
         passed += none
     order = {call: i for i, call in enumerate(calls)}
@@ -99,28 +98,30 @@ def _packings(
 
 
 def all_packings(
-    topology: Topology, collective: Collective, root: int, gpus: Gpus = ""
+    topology: Topology, collective: Collective, root: int, gpus: Gpus = "", deadline: Deadline = NEVER
 ) -> tuple[list[Packing], list[PassedOver]]:
     """The packings of all methods for one collective and root, the best of each scheme, and what found none."""
     found: dict[str, Packing] = {}
     passed: list[PassedOver] = []
-    names = methods(topology, collective, root=root)
+    names = methods(topology, collective, root=root, deadline=deadline)
     extra = extra_methods(topology, collective, root=root)
     host_path = gpus != "nodes" and "hybrid" in extra
     for method in (*names, *(["hybrid"] if host_path else [])):
         try:
-            packing = pack(topology, collective, root=root, method=method)
+            packing = pack(topology, collective, root=root, method=method, deadline=deadline)
         except NoPackingError as nothing:
             passed.append(PassedOver(collective, root if collective in ROOTED else -1, method, nothing.why))
             continue
         if packing.scheme not in found or found[packing.scheme].rate < packing.rate:  # two methods may be of one scheme
             found[packing.scheme] = packing
-    if "shallow" in extra and found and not late():
-        found |= {p.scheme: p for p in _shallower(topology, collective, root, list(found.values()))}
+    if "shallow" in extra and found and not deadline.late():
+        found |= {p.scheme: p for p in _shallower(topology, collective, root, list(found.values()), deadline)}
     return list(found.values()), passed
 
 
-def _shallower(topology: Topology, collective: Collective, root: int, there: Sequence[Packing]) -> list[Packing]:
+def _shallower(
+    topology: Topology, collective: Collective, root: int, there: Sequence[Packing], deadline: Deadline
+) -> list[Packing]:
     """Packings of shallower trees than those there are, for short vectors; none that another one beats."""
     from ..trees.problem import MethodOptions
 
@@ -131,7 +132,7 @@ def _shallower(topology: Topology, collective: Collective, root: int, there: Seq
     for _ in range(MOST_DEPTHS if least > 1 else 0):
         try:
             options = MethodOptions(max_depth=limit)
-            packing = pack(topology, collective, root=root, method="shallow", options=options)
+            packing = pack(topology, collective, root=root, method="shallow", options=options, deadline=deadline)
         except NoPackingError:  # too many trees of so many hops to choose from: deeper ones have a method of their own
             break
         if not any(p.depth <= packing.depth and p.rate >= packing.rate for p in (*there, *found)):

@@ -19,8 +19,8 @@ from .layout import Position, curve, extent, framed, places
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-KINDS = {"nvlink": "#2e8b57", "xgmi": "#c0392b", "pcie": "#d99a00", "host": "#9b4f96", "memory": "#1a9ba8",
-         "net": "#2f6fb5"}  # fmt: skip
+KINDS = {"nvlink": "#2e8b57", "xgmi": "#c0392b", "c2c": "#7cb342", "pcie": "#d99a00", "host": "#9b4f96",
+         "memory": "#1a9ba8", "net": "#2f6fb5"}  # fmt: skip
 MOST_LABELS = 80
 LABEL_AT = 0.36  # along a link: at the middle the labels of crossing links would meet
 HEAD, FOOT = 0.95, 0.55  # inches for title and legend

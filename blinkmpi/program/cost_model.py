@@ -20,7 +20,7 @@ from .routes import Routes
 # NVLink: measured on two H200 (benchmarks/results/message-cost-gpu-np2.json). xGMI, PCIe, network: as a ring's step in
 # NCCL's tuning tables (src/graph/tuning.cc, hwLat: 1.9-3.4, 2.5-5.7 and 4.0-9.6 us). Memory: a flag between two
 # processes that poll with sched_yield, measured at 1 us with a core each.
-LATENCY = {"nvlink": 2.6e-6, "xgmi": 2e-6, "pcie": 5e-6, "host": 5e-6, "net": 10e-6, "memory": 1e-6}
+LATENCY = {"nvlink": 2.6e-6, "xgmi": 2e-6, "c2c": 2.6e-6, "pcie": 5e-6, "host": 5e-6, "net": 10e-6, "memory": 1e-6}
 
 # Seconds that a message keeps its sender busy besides its bytes, so that the next one waits: on a GPU the threads of a
 # step, for their fence and flag; else the rank. Measured for NVLink, memory and MPI (message-cost-*.json of
@@ -28,7 +28,7 @@ LATENCY = {"nvlink": 2.6e-6, "xgmi": 2e-6, "pcie": 5e-6, "host": 5e-6, "net": 10
 # The CTAs of a GPU's kernel, about as many, share its stages, and those of one stage take turns at its chunks. Each has
 # a ring of slots of its own. Of them all no more count than SPARE times as many as keep a link busy: in a simulation
 # more would let the chunks of a tree queue up before those of others, which CTAs that move one at a time do not.
-MESSAGE = {"nvlink": 1e-6, "xgmi": 1e-6, "pcie": 1e-6, "host": 1e-6, "net": 4e-6, "memory": 0.1e-6}
+MESSAGE = {"nvlink": 1e-6, "xgmi": 1e-6, "c2c": 1e-6, "pcie": 1e-6, "host": 1e-6, "net": 4e-6, "memory": 0.1e-6}
 CTAS, SPARE = 64, 1.5
 
 # How much is simulated before extrapolating: chunk hops in all, chunks of a stage, fills of a channel's slots. It is

@@ -39,7 +39,7 @@ def plan(problem: Problem, best: Callable[[Problem], Packing]) -> Solution:
     Args:
         best: plans for one kind alone.
     """
-    fast, slow = (best(Problem(f, problem.collective, problem.root)) for f in _both(problem))
+    fast, slow = (best(problem.on(f)) for f in _both(problem))
     options = problem.options
     parts = split(fast.rate, slow.rate, nbytes=options.nbytes, switch_seconds=options.switch_seconds)
     rate = fast.rate / parts.fast  # the fast links work all the time

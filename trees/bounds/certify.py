@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...topology.model import Topology
+from ..deadline import NEVER, Deadline
 from ..graph import cuts, cuts_by_flow
 from ..graph.fabric import Arc, Fabric, capacity_across, capacity_leaving, name_of, subset_of
 from ..tree import ROOTED, Certificate, trivial
@@ -42,14 +43,14 @@ class CutSide(NamedTuple):
     into: int
 
 
-def certify(f: Fabric, collective: str, root: int) -> Certificate:
+def certify(f: Fabric, collective: str, root: int, deadline: Deadline = NEVER) -> Certificate:
     """The best bound for ``collective``, which must be possible on this fabric: ``capacity_mbps / divisor``."""
     if collective == "barrier":
         return trivial("a barrier moves no bytes")
     if collective == "alltoall":
         return _all_pairs(f)
     if len(f.vertices) > cuts.MAX_VERTICES:
-        return _by_flows(f, collective, root)
+        return _by_flows(f, collective, root, deadline)
     if collective == "allreduce":
         leaving = cuts.out_cuts(f.matrix()).reshape(-1, 1 << f.n)
         switch_side = leaving.argmin(axis=0)  # the best switches to join to each set of ranks
@@ -64,15 +65,16 @@ def certify(f: Fabric, collective: str, root: int) -> Certificate:
     return _ratio(f, set(subset_of(mask, f.vertices)), outward=away)
 
 
-def _by_flows(f: Fabric, collective: str, root: int) -> Certificate:
+def _by_flows(f: Fabric, collective: str, root: int, deadline: Deadline) -> Certificate:
     start = quick(f, collective, root)
     if collective == "allreduce":
-        return partition_certificate(f, cuts_by_flow.partition(f, list(start.parts)))
+        return partition_certificate(f, cuts_by_flow.partition(f, list(start.parts), deadline))
     away = collective in AWAY
     if collective in ("broadcast", "reduce"):
-        return _cut(f, cuts_by_flow.min_cut_side(f, root, reverse=not away), away=away)
+        return _cut(f, cuts_by_flow.min_cut_side(f, root, deadline, reverse=not away), away=away)
     only = root if collective in ("gather", "scatter") else None
-    return _ratio(f, cuts_by_flow.ratio_side(f, only, set(start.parts[0]), reverse=not away), outward=away)
+    side = cuts_by_flow.ratio_side(f, only, set(start.parts[0]), deadline, reverse=not away)
+    return _ratio(f, side, outward=away)
 
 
 def quick(f: Fabric, collective: str, root: int) -> Certificate:

@@ -146,9 +146,13 @@ def plan(problem: Problem) -> Solution | str:
         assembled = assemble(boxes, between_boxes.on_rails(boxes, source, root), both=both)
     if apart and (isinstance(assembled, str) or not problem.met(assembled[1])):
         if both:
-            found = rails.both_ways(boxes)
+            found = rails.both_ways(boxes, problem.deadline)
         else:
-            found = rails.from_root(boxes, root) if collective in ROOTED else rails.from_all(boxes, part)
+            found = (
+                rails.from_root(boxes, root, problem.deadline)
+                if collective in ROOTED
+                else rails.from_all(boxes, part, problem.deadline)
+            )
         other = assemble(boxes, found, both=both) if found else "two boxes have no plane of the network in common"
         if isinstance(assembled, str) or (not isinstance(other, str) and other[1] > assembled[1]):
             assembled = other

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..deadline import late
+from ..deadline import Deadline
 from ..exact.rational import solve
 from ..graph.fabric import Ints
 from .between_boxes import Stream, Ways
@@ -41,27 +41,29 @@ class _Program(NamedTuple):
     unit: int  # in which MB/s are counted
 
 
-def from_root(boxes: Sequence[Box], root: int) -> list[Stream]:
+def from_root(boxes: Sequence[Box], root: int, deadline: Deadline) -> list[Stream]:
     """Broadcast: the root's box sends a part to every hub, which sends it on."""
     source = next(b for b, box in enumerate(boxes) if root in box.vertices[: box.m])
     program = _program(boxes, [(source, hub) for hub in range(len(boxes))], None, both=False)
-    return [Stream(source, root, 0, size, hub, ways=ways) for (_, hub), size, ways in _solved(boxes, program)]
+    return [Stream(source, root, 0, size, hub, ways=ways) for (_, hub), size, ways in _solved(boxes, program, deadline)]
 
 
-def from_all(boxes: Sequence[Box], part: Sequence[Fraction]) -> list[Stream]:
+def from_all(boxes: Sequence[Box], part: Sequence[Fraction], deadline: Deadline) -> list[Stream]:
     """AllGather: ``part`` of the vector begins in each box, as much at each of its ranks."""
     streams = []
-    for (b, _), size, ways in _solved(boxes, _program(boxes, [(b, b) for b in range(len(boxes))], part, both=False)):
+    program = _program(boxes, [(b, b) for b in range(len(boxes))], part, both=False)
+    for (b, _), size, ways in _solved(boxes, program, deadline):
         each = size / boxes[b].m
         for i, rank in enumerate(boxes[b].vertices[: boxes[b].m]):
             streams.append(Stream(b, rank, 0, each, b, ways=_cut(ways, i * each, (i + 1) * each)))
     return streams
 
 
-def both_ways(boxes: Sequence[Box]) -> list[Stream]:
+def both_ways(boxes: Sequence[Box], deadline: Deadline) -> list[Stream]:
     """AllReduce: stars from the ports by which a box sends to the first other one."""
     streams = []
-    for (b, _), _, ways in _solved(boxes, _program(boxes, [(b, b) for b in range(len(boxes))], None, both=True)):
+    program = _program(boxes, [(b, b) for b in range(len(boxes))], None, both=True)
+    for (b, _), _, ways in _solved(boxes, program, deadline):
         start = Fraction(0)
         for size, port, _ in ways[0][1]:
             own = _cut(ways, start, start + size)
@@ -130,7 +132,7 @@ def _program(boxes: Sequence[Box], stars: list[Star], part: Sequence[Fraction] |
     return _Program(stars, ways, uses, room, equal, unit)
 
 
-def _solved(boxes: Sequence[Box], program: _Program) -> list[tuple[Star, Fraction, Ways]]:
+def _solved(boxes: Sequence[Box], program: _Program, deadline: Deadline) -> list[tuple[Star, Fraction, Ways]]:
     """The stars of the best solution, their sizes in MB/s, and the ports that they take.
 
     There are none if two boxes have no rail in common.
@@ -146,7 +148,7 @@ def _solved(boxes: Sequence[Box], program: _Program) -> list[tuple[Star, Fractio
     assert found.x is not None, found.message  # nothing sent is a solution
     if found.x[-1] <= EPSILON * max(program.room):
         return []
-    x = _exact(program, found.x) or _lowered(program, found.x)
+    x = (None if deadline.late() else _exact(program, found.x)) or _lowered(program, found.x)
     number = [{port.plane: k for k, port in enumerate(box.ports)} for box in boxes]
     taken: list[dict[tuple[int, int], list[tuple[Fraction, int, int]]]] = [{} for _ in program.stars]
     for (k, (a, b, plane)), amount in zip(program.ways, x[len(program.stars) :], strict=False):
@@ -164,7 +166,7 @@ def _exact(program: _Program, x: Floats) -> list[Fraction] | None:
     room = np.array(program.room, float)
     support = np.flatnonzero(x > EPSILON * x.max())
     tight = np.flatnonzero(room - program.uses @ x <= EPSILON * room.max())
-    if len(support) > MOST_EXACT or late():
+    if len(support) > MOST_EXACT:
         return None
     rows = np.concatenate([program.uses[tight], program.equal])[:, support]
     found = solve(rows, [*(program.room[i] for i in tight), *[0] * len(program.equal)])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..bounds.certify import prices_certificate
 from ..bounds.prices import CheapestPaths
-from ..deadline import late, left
+from ..deadline import Deadline
 from ..graph.fabric import Fabric, Path
 from ..graph.loads import link_loads, scaled
 from ..graph.symmetry import symmetry
@@ -62,8 +62,8 @@ class Shares(NamedTuple):
 class PathProgram:
     """The paths found so far, from the ranks that stand for all, and the linear program over them."""
 
-    def __init__(self, f: Fabric) -> None:
-        self.f, self.symmetry = f, symmetry(f)
+    def __init__(self, f: Fabric, deadline: Deadline) -> None:
+        self.f, self.symmetry, self.deadline = f, symmetry(f), deadline
         ends = ((s, t) for s in self.symmetry.sources for t in range(f.n) if t != s)
         self.pairs = {pair: i for i, pair in enumerate(ends)}
         room = {k: f.arcs[arc] // f.unit for arc, k in self.symmetry.class_of.items()}
@@ -102,7 +102,7 @@ class PathProgram:
             paths = self.cheapest(prices)
             found += paths
             self.add(paths)
-            if late():
+            if self.deadline.late():
                 break
             load = self.rows(paths).sum(axis=1).A1 / self.room
             prices = prices * np.exp(STEP * load / load.max())
@@ -114,6 +114,7 @@ class PathProgram:
         from scipy.optimize import linprog
         from scipy.sparse import csr_matrix, hstack
 
+        end = self.deadline.left_on_the_clock()
         count, paths = len(self.pairs), list(self.paths)
         loads = hstack([self.rows(paths), csr_matrix((len(self.room), 1))], format="csr")
         own = [self.pairs[path[0], path[-1]] for path in paths]
@@ -124,7 +125,7 @@ class PathProgram:
             A_eq=hstack([sums, csr_matrix(-np.ones((count, 1)))], format="csr"), b_eq=np.zeros(count),
             bounds=[(0, None)] * len(paths) + [(rate, None)],
             method="highs-ipm" if count + len(self.room) > MANY_ROWS else "highs-ds",
-            options={} if left() == inf else {"time_limit": max(left(), EPSILON)},
+            options={} if end == inf else {"time_limit": max(end, EPSILON)},  # by its own clock
         )  # fmt: skip
         if found.status != 0:
             return None
@@ -146,12 +147,13 @@ def fits(problem: Problem) -> int:
 
 def plan(problem: Problem) -> Solution:
     """The best paths of the linear program, exact where its basis can be solved again in integers."""
-    master = PathProgram(problem.fabric)
+    master = PathProgram(problem.fabric, problem.deadline)
     weights, prices = master.draw()
-    best = None
+    best, cut = None, False
     for _ in range(ROUNDS):
-        found = None if late() else master.solve()
+        found = None if problem.deadline.late() else master.solve()
         if found is None:
+            cut = True
             break
         best, weights, prices = found, found.weights, found.prices
         paths = master.cheapest(prices)
@@ -159,12 +161,12 @@ def plan(problem: Problem) -> Solution:
         missing = [path for path, c, most in zip(paths, cost, found.worth, strict=True) if c < most - EPSILON]
         if not master.add(missing):
             break
-    if best is not None and len(master.pairs) <= FEW_PAIRS and not late():
+    if best is not None and len(master.pairs) <= FEW_PAIRS and not problem.deadline.late():
         shortest = master.solve(rate=best.rate * (1 - EPSILON))
         weights = weights if shortest is None else shortest.weights
     shares = _shares(master, weights)
     _tighten(problem, master, shares, prices)
-    return Solution(*_packed(master, shares, _amounts(master, shares)))
+    return Solution(*_packed(master, shares, _amounts(master, shares)), cut=cut)
 
 
 def _shares(master: PathProgram, weights: Floats) -> Shares:
@@ -182,7 +184,7 @@ def _shares(master: PathProgram, weights: Floats) -> Shares:
 def _amounts(master: PathProgram, shares: Shares) -> list[Fraction]:
     """The shares of further paths, exactly as the full links say, else rounded."""
     rounded = [Fraction(int(amount * GRAIN), GRAIN) for amount in shares.amounts]
-    if late() or not rounded:
+    if master.deadline.late() or not rounded:
         return rounded
     first, more = master.rows(shares.first), master.rows(shares.more)
     whole = first.sum(axis=1).A1  # with the shares below, what a rate of 1 puts on the links
@@ -229,7 +231,7 @@ def _tighten(problem: Problem, master: PathProgram, shares: Shares, prices: Floa
     paid = np.flatnonzero(prices > EPSILON * prices.max())
     values = (prices[paid] / prices.max()).tolist()
     tries = [[Fraction(v).limit_denominator(1000) for v in values], [Fraction(round(v * GRAIN), GRAIN) for v in values]]
-    if not late() and len(shares.more) <= MOST_EXACT:
+    if not problem.deadline.late() and len(shares.more) <= MOST_EXACT:
         change = master.rows(shares.more).toarray() - master.rows(shares.first)[:, shares.pair].toarray()
         equal = np.unique(change[paid].T, axis=0)
         exact = solve(np.vstack([equal, np.ones((1, len(paid)), np.int64)]), [0] * len(equal) + [1])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..deadline import hopeless, late
+from ..deadline import NEVER, Deadline
 from ..graph import cuts_by_flow
 from ..graph.fabric import Arc, Fabric, Ints, capacity_across
 from ..graph.logical import LogicalGraph, WeightedTree, logical_graph, place, recentre
@@ -37,8 +37,9 @@ def fits(problem: Problem) -> int:
 def plan(problem: Problem) -> Solution | str:
     """Trees that meet the bound, as many as there is time for, or why there are none."""
     f, collective, root, bound = problem.oriented, problem.collective, problem.root, problem.bound
+    deadline = problem.deadline
     for rails in (False, True) if len(f.topology.nodes) > 1 else (False,):
-        if late():
+        if deadline.late():
             return OUT_OF_TIME
         g = logical_graph(f, rails=rails)
         units = bound / g.mbps
@@ -47,11 +48,14 @@ def plan(problem: Problem) -> Solution | str:
         if int(cap.sum()) + units * each.denominator > LIMIT:
             continue
         both = collective == "allreduce"
-        way = _directed(f, g, cap, each.numerator) if both else cap if _rate(f, g, collective, root) == bound else None
+        if both:
+            way = _directed(f, g, cap, each.numerator, deadline)
+        else:
+            way = cap if _rate(f, g, collective, root, deadline) == bound else None
         if way is None:
             continue
         roots = range(f.n) if collective in PER_RANK else [f.n - 1 if both else root]
-        grown = pack_arborescences(way, [each.numerator if r in roots else 0 for r in range(f.n)])
+        grown = pack_arborescences(way, [each.numerator if r in roots else 0 for r in range(f.n)], deadline)
         trees = [recentre(t) for t in grown] if both else _alike(grown, roots)
         placed = place(trees, g, Fraction(1, each.denominator), both_ways=both)
         rate = sum((t.weight for t in placed), Fraction(0))
@@ -71,9 +75,9 @@ def _alike(trees: list[WeightedTree], roots: Sequence[int]) -> list[WeightedTree
     return kept
 
 
-def _directed(f: Fabric, g: LogicalGraph, cap: Ints, weight: int) -> Ints | None:
+def _directed(f: Fabric, g: LogicalGraph, cap: Ints, weight: int, deadline: Deadline) -> Ints | None:
     """The capacities for trees that are used both ways, of this total weight; None if they do not fit."""
-    return directed(_fabric(f, g), cap, weight) if np.array_equal(cap, cap.T) else None
+    return directed(_fabric(f, g), cap, weight, deadline) if np.array_equal(cap, cap.T) else None
 
 
 def _fabric(f: Fabric, g: LogicalGraph) -> Fabric:
@@ -82,14 +86,14 @@ def _fabric(f: Fabric, g: LogicalGraph) -> Fabric:
     return Fabric(f.topology, f.kinds, {(int(u), int(v)): int(cap[u, v]) for u, v in np.argwhere(cap)})
 
 
-def _rate(f: Fabric, g: LogicalGraph, collective: str, root: int) -> Fraction:
+def _rate(f: Fabric, g: LogicalGraph, collective: str, root: int, deadline: Deadline) -> Fraction:
     """The best rate of the logical arcs, in MB/s."""
     logical = _fabric(f, g)
     arcs = logical.arcs
     if collective in PER_RANK:
-        side = cuts_by_flow.ratio_side(logical, None, {0}, reverse=False)
+        side = cuts_by_flow.ratio_side(logical, None, {0}, deadline, reverse=False)
         return Fraction(capacity_across(arcs, side) * f.n, len(side)) * g.mbps
-    return capacity_across(arcs, cuts_by_flow.min_cut_side(logical, root, reverse=False)) * g.mbps
+    return capacity_across(arcs, cuts_by_flow.min_cut_side(logical, root, deadline, reverse=False)) * g.mbps
 
 
 class ResidualNetwork:
@@ -165,16 +169,16 @@ class Cut(NamedTuple):
     arcs: Ints
 
 
-def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
+def pack_arborescences(cap: Ints, supply: Sequence[int], deadline: Deadline = NEVER) -> list[WeightedTree]:
     """Pack trees of total weight ``supply[v]`` rooted at each rank v; feasible as in :mod:`.arborescences`.
 
     Fewer of them if the time is over, or will be before all are packed and another method waits for it.
     """
     net, roots, need = ResidualNetwork(cap, supply), list(supply), sum(supply)
-    whole, since = need, time.monotonic()
+    whole, since = need, time.thread_time()
     trees: list[WeightedTree] = []
-    while need and not hopeless(Fraction(whole - need, whole), since):
-        tree = _grow_one(net, roots, need)
+    while need and not deadline.hopeless(Fraction(whole - need, whole), since):
+        tree = _grow_one(net, roots, need, deadline)
         if tree is None:
             break
         for u, v in tree.arcs:
@@ -186,14 +190,14 @@ def pack_arborescences(cap: Ints, supply: Sequence[int]) -> list[WeightedTree]:
     return trees
 
 
-def _grow_one(net: ResidualNetwork, roots: list[int], need: int) -> WeightedTree | None:
+def _grow_one(net: ResidualNetwork, roots: list[int], need: int, deadline: Deadline) -> WeightedTree | None:
     """One tree, shallow arcs first; it loses weight where no arc keeps it. None if the time is over."""
     root = max(range(net.n), key=lambda v: (roots[v], -v))
     weight, arcs, used = roots[root], list[Arc](), [net.first_supply + root]
     level = np.full(net.n, -1)
     level[root] = 0
     while (level < 0).any():
-        if late():
+        if deadline.late():
             return None
         own = np.array(used, np.int64)
         most, best = 0, -1

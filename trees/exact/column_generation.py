@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ..bounds.certify import prices_certificate
 from ..bounds.prices import CheapestPaths, arborescence
-from ..deadline import late
 from ..graph.fabric import Ints, Path
 from ..graph.loads import link_loads
 from ..graph.logical import WeightedTree, ordered, recentre
@@ -95,7 +94,7 @@ class MasterProblem:
         best: tuple[float, int, list[int], list[int]] | None = None
         towards = np.ascontiguousarray(metric.cost.T)
         for root in range(self.problem.n):
-            if best is not None and late():
+            if best is not None and self.problem.deadline.late():
                 break
             down, up = arborescence(metric.cost, root), arborescence(towards, root)
             total = sum(float(metric.cost[p, v]) for v, p in enumerate(down) if v != root)
@@ -192,7 +191,7 @@ def _pairs(problem: Problem) -> tuple[MasterProblem, Floats, Floats]:
         return solved
     found = _solved(MasterProblem(problem, pairs=True))
     _tighten(*found)
-    if not late():
+    if not problem.deadline.late():
         memo["pairs"] = found
     return found
 
@@ -202,7 +201,7 @@ def plan(problem: Problem) -> Solution | str:
     key = ("columns", problem.collective, problem.root)
     memo: dict[Any, Any] = problem.fabric.memo
     found: Solution | str = memo.get(key) or _search(problem)
-    if not late():
+    if not problem.deadline.late():
         memo[key] = found
     return found
 
@@ -214,7 +213,7 @@ def _search(problem: Problem) -> Solution | str:
         return INEXACT
     rate = sum((t.weight for t in trees), Fraction(0))
     _tighten(master, weights, y)
-    if master.both and not problem.met(rate) and not late():
+    if master.both and not problem.met(rate) and not problem.deadline.late():
         _pairs(problem)
     return Solution(trees, rate)
 
@@ -229,7 +228,7 @@ def _solved(master: MasterProblem) -> tuple[MasterProblem, Floats, Floats]:
     """Solve the program to its optimum; returns weights and prices."""
     y = 1.0 / master.room
     for _ in range(WARM_ROUNDS):  # multiplicative weights give a pool to begin with
-        if master.columns and late():
+        if master.columns and master.problem.deadline.late():
             break
         before = len(master.columns)
         master.price(y)
@@ -260,7 +259,7 @@ def _converge(master: MasterProblem, best: Floats) -> tuple[Floats, Floats, Floa
                 bound, centre = float(master.room @ point) / cost, point / cost
             if new:
                 break
-        if not new or weights[-1] >= bound * (1 - VIOLATION) or late():
+        if not new or weights[-1] >= bound * (1 - VIOLATION) or master.problem.deadline.late():
             break
         master.forget(y, found[2])
         found = master.solve()
@@ -275,7 +274,7 @@ def _weighted(master: MasterProblem, weights: Floats, y: Floats) -> tuple[Tree, 
     slack = master.room - uses @ weights[support]
     met = owners[owners @ weights[support] <= weights[-1] * (1 + 1e-7)]  # the other roots have more than they need
     full = slack <= 1e-7 * master.room
-    for tight in () if late() else (full, full & (y > EPSILON)):
+    for tight in () if master.problem.deadline.late() else (full, full & (y > EPSILON)):
         rows = np.concatenate([uses[tight], met])
         last = np.concatenate([np.zeros((int(tight.sum()), 1), np.int64), -np.ones((len(met), 1), np.int64)])
         exact = solve(np.concatenate([rows, last], axis=1), [*master.room[tight].tolist(), *[0] * len(met)])
@@ -330,7 +329,8 @@ def _certificate(master: MasterProblem, weights: Floats, y: Floats) -> Certifica
     sums[0, len(paid) :] = 1
     found: list[Certificate] = []
     rounded = [Fraction(v / y.max()).limit_denominator(1000) for v in y[paid].tolist()]
-    exact = None if late() else solve(np.concatenate([rows, sums]), [0] * len(rows) + [1])
+    equations = np.concatenate([rows, sums]), [0] * len(rows) + [1]
+    exact = None if master.problem.deadline.late() else solve(*equations)
     for values in (exact, rounded):
         if values is not None and min(values) >= 0:
             found += _priced(master, dict(zip(paid.tolist(), values, strict=False)))

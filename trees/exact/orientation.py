@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..deadline import Deadline
 from ..graph.cuts_by_flow import CutNetwork, greedy
 from ..graph.fabric import Arc, Fabric, Ints
 from ..graph.max_flow import MaxFlow
 
 
-def directed(f: Fabric, cap: Ints, trees: int) -> Ints | None:
+def directed(f: Fabric, cap: Ints, trees: int, deadline: Deadline) -> Ints | None:
     """Divide every capacity between its two directions; None if ``trees`` do not fit, or time is over.
 
     Args:
@@ -27,7 +28,7 @@ def directed(f: Fabric, cap: Ints, trees: int) -> Ints | None:
     scale = int(cap.sum()) // int(net.cap.sum())
     assert scale * int(net.cap.sum()) == int(cap.sum())
     # The values are degree - 2 * (what must enter): every set X without the root has enter(X) >= trees + within(X).
-    values, _ = greedy(net, 2 * trees, scale)
+    values, _ = greedy(net, 2 * trees, scale, deadline)
     if not values:
         return None
     enter = [(int(degree) - y) // 2 for degree, y in zip(cap.sum(axis=1)[:-1], values, strict=False)]

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from ..bounds.certify import prices_certificate
 from ..bounds.prices import CheapestPaths, Costs, arborescence
-from ..deadline import late
 from ..graph.fabric import Ints, Path
 from ..graph.loads import link_loads, scaled
 from ..graph.logical import WeightedTree, ordered, recentre
@@ -59,7 +58,7 @@ class TemplateProgram:
     """
 
     def __init__(self, problem: Problem, symmetry: Symmetry) -> None:
-        self.f, self.symmetry = problem.oriented, symmetry
+        self.f, self.symmetry, self.deadline = problem.oriented, symmetry, problem.deadline
         self.both = problem.collective in ALONG and problem.collective in AGAINST
         rows = len(symmetry.times)
         room = {k: self.f.arcs[arc] // self.f.unit for arc, k in symmetry.class_of.items()}
@@ -98,7 +97,7 @@ class TemplateProgram:
         """Take over one way of ``least`` after the other, where that costs the same and the template then leaves."""
         prices = self.prices()
         for v, way in enumerate(least.ways):
-            if late():
+            if self.deadline.late():
                 break
             mixed = self._template([*template.ways[:v], way, *template.ways[v + 1 :]])
             better = self._work(mixed) < self._work(template) and _dot(prices, mixed.loads) == 1
@@ -167,7 +166,7 @@ def plan(problem: Problem) -> Solution:
     assert symmetry is not None
     program = TemplateProgram(problem, symmetry)
     for _ in range(MOST_STEPS):
-        if not program.step() or late():
+        if not program.step() or problem.deadline.late():
             break
     program.mix()
     used = [(t, weight) for t, weight in zip(program.basis, program.weights, strict=True) if t and weight]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..deadline import late
+from ..deadline import Deadline
 from .fabric import Fabric
 from .max_flow import MaxFlow
 
@@ -68,20 +68,20 @@ class CutNetwork:
         return int(self.cap[inside[self.ends[:, 0]] & ~inside[self.ends[:, 1]]].sum())
 
 
-def min_cut_side(f: Fabric, root: int, *, reverse: bool) -> set[int]:
+def min_cut_side(f: Fabric, root: int, deadline: Deadline, *, reverse: bool) -> set[int]:
     """The root's side of the minimum cut between it and any rank."""
     net = CutNetwork(f, reverse=reverse)
     nothing = [0] * f.n
     best, side = -1, set[int]()
     for sink in range(f.n):
-        if sink != root and (best < 0 or not late()):
+        if sink != root and (best < 0 or not deadline.late()):
             value, cut = net.run(1, nothing, nothing, root, sink)
             if best < 0 or value < best:
                 best, side = value, cut()
     return _vertices(f, side)
 
 
-def ratio_side(f: Fabric, root: int | None, start: set[int], *, reverse: bool) -> set[int]:
+def ratio_side(f: Fabric, root: int | None, start: set[int], deadline: Deadline, *, reverse: bool) -> set[int]:
     """The set S, without some rank (or without ``root``), with the least capacity out of S for each rank in S.
 
     Args:
@@ -93,7 +93,7 @@ def ratio_side(f: Fabric, root: int | None, start: set[int], *, reverse: bool) -
     ratio = Fraction(net.leaving(side), sum(v < f.n for v in side))
     nothing = [0] * f.n
     for sink in range(f.n) if root is None else [root]:
-        while root is not None or not late():  # paths need the exact value, which takes one sink
+        while root is not None or not deadline.late():  # paths need the exact value, which takes one sink
             supply = [ratio.numerator] * f.n
             value, cut = net.run(ratio.denominator, supply, nothing, net.source, sink)
             if value == f.n * ratio.numerator:
@@ -103,7 +103,7 @@ def ratio_side(f: Fabric, root: int | None, start: set[int], *, reverse: bool) -
     return _vertices(f, side)
 
 
-def partition(f: Fabric, start: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def partition(f: Fabric, start: list[tuple[int, ...]], deadline: Deadline) -> list[tuple[int, ...]]:
     """Classes of ranks, each with its best set of switches, with the least (capacity out) / (classes - 1).
 
     Args:
@@ -112,9 +112,9 @@ def partition(f: Fabric, start: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     net = CutNetwork(f)
     at = {v: i for i, v in enumerate(f.vertices)}
     classes = [{at[v] for v in part} for part in start]
-    while not late():
+    while not deadline.late():
         ratio = Fraction(sum(map(net.leaving, classes)), len(classes) - 1)
-        values, tights = greedy(net, ratio.numerator, ratio.denominator)
+        values, tights = greedy(net, ratio.numerator, ratio.denominator, deadline)
         if not values or sum(values) + ratio.numerator >= 0:
             break
         # Merged classes may share switches; each is cut again for its own ranks.
@@ -122,7 +122,7 @@ def partition(f: Fabric, start: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [tuple(sorted(_vertices(f, side))) for side in classes]
 
 
-def greedy(net: CutNetwork, less: int, scale: int) -> tuple[list[int], list[set[int]]]:
+def greedy(net: CutNetwork, less: int, scale: int, deadline: Deadline) -> tuple[list[int], list[set[int]]]:
     """The greedy of :func:`.cuts.truncate` for ``scale * leaving - less``: the largest y with y(X) at most that.
 
     Returns:
@@ -134,7 +134,7 @@ def greedy(net: CutNetwork, less: int, scale: int) -> tuple[list[int], list[set[
     n = net.n
     most = int(net.cap.sum()) * scale + 1
     for v in range(n):
-        if late():
+        if deadline.late():
             return [], []
         supply = [max(0, x) for x in y] + [0] * (n - v)
         demand = [max(0, -x) for x in y] + [0] + [most] * (n - v - 1)

@@ -24,7 +24,7 @@ Path = tuple[int, ...]
 Ints = NDArray[np.int64]
 
 FAST = ("nvlink", "xgmi")
-SLOW = ("host", "pcie")
+SLOW = ("c2c", "host", "pcie")
 MANY = 16  # ranks; messages name whole nodes of larger machines by their number
 
 

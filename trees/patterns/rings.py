@@ -62,7 +62,7 @@ def plan(problem: Problem) -> Solution:
         return Solution(tuple(trees), rate, f"{why}, {most}{_lost(f, room, count, both)}")
     slow = fabric(f.topology, SLOW)
     if set(f.kinds) & set(FAST) and slow.arcs and slow.serves(problem.collective, problem.root):
-        there = Problem(slow, problem.collective, problem.root)
+        there = problem.on(slow)
         return _around(
             there, f"no ring of {'+'.join(f.kinds)} joins the ranks, so over PCIe in depth-first order"
         )._replace(fabric=slow)

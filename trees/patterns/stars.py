@@ -45,7 +45,7 @@ def _on_slow_links(problem: Problem) -> Problem | None:
     slow = fabric(problem.fabric.topology, SLOW)
     if not slow.arcs or not set(FAST) & set(problem.fabric.kinds):
         return None
-    part = Problem(slow, problem.collective, problem.root)
+    part = problem.on(slow)
     return part if part.logical is not None and planes(part.logical) else None
 
 

@@ -67,7 +67,7 @@ FILES: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "digits in XML": (load, ONE_GPU.format(f'<gpu dev="{"9" * 5000}"/>'), "FILE.*<gpu dev=.*expected a whole number"),
     "bus id": (load, ONE_GPU.format("<gpu/>").replace("0:1:0", "no\nbus"), "FILE.*<pci busid=.*no PCI bus id"),
     "two GPUs on one bus": (load, ONE_GPU.format("<gpu/>").replace("</cpu>", "<pci busid='0:1:0'><gpu/></pci></cpu>"),
-                            "FILE.*on the same GPU"),
+                            "FILE.*lines 1 and 1: two <gpu> at 0000:01:00.0"),
     "GPUs in XML": (load, ONE_GPU.format("").replace("</cpu>", "<pci busid='0:2:0'><gpu/></pci>" * 3000 + "</cpu>"),
                     "more than 256 <gpu>"),
     "sm": (load, ONE_GPU.format('<gpu sm="7"><nvlink target="0:2:0" tclass="0x068000" count="1"/></gpu>'),

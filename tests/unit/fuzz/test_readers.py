@@ -45,6 +45,7 @@ from blinkmpi.util.files import read_file
 from tests.harness import ROOT
 from tests.unit.fuzz.mutators import many, promised, spoilt, spoilt_json
 from tests.unit.lang_xml.flows import halving_doubling, ring_allgather
+from tests.unit.topology.dumps import ROCM, all_to_all, trays
 
 RING = machine("dgx-1v").subset([0, 1, 2, 3])
 PLAN = with_algorithms(
@@ -157,7 +158,9 @@ def good_results(found: dict[str, Any]) -> None:
 
 
 TOPOLOGIES = (*(machine(name).to_json().encode() for name in ("dgx-1v", "hgx-h200", "cpu:3", "dgx-1p:2")),
-              *files("tests/data/nccl-topo-h200x8.xml", "tests/data/nvidia-smi-topo-m-h200x8.txt"))  # fmt: skip
+              *files("tests/data/nccl-topo-h200x8.xml", "tests/data/nvidia-smi-topo-m-h200x8.txt"),
+              all_to_all(3, 'gcn="gfx942"').encode(), trays("0xaa", "0xbb", cards=True).encode(),
+              ROCM.encode())  # fmt: skip
 ALGORITHMS = tuple(made.to_json().encode() for made in (library.ring(3), library.bruck_alltoall(4), FORWARD(3)))
 TABLES, LINKS = files("benchmarks/tables/tuned-*.json"), files("benchmarks/tables/links-*.json")
 CHUNKS = tuple(write_xml(export(flow, name="xml", in_place=True)).encode()

@@ -13,7 +13,7 @@ from blinkmpi.launch.allocation import allocation
 from blinkmpi.planning.selection import parse_algo
 from blinkmpi.program.call import collective_named
 from blinkmpi.topology import load, machine
-from blinkmpi.topology.importers import modify, parse_gpus
+from blinkmpi.topology.importers import modify, parse_gpus, parse_rates
 from blinkmpi.topology.visible import available
 from blinkmpi.util.launcher import launched_rank, launched_size
 from blinkmpi.util.settings import KNOWN, PREFIX, Settings, read
@@ -27,6 +27,7 @@ WORDS: dict[str, tuple[Callable[[str], Any], type[BlinkError], tuple[str, ...]]]
     "--gpus": (parse_gpus, TopologyError, ("1,4,5,6", "0-3,6", "0-999999", "7")),
     "--drop-link": (lambda text: modify(BOX, drop_link=[text]).check(), TopologyError, ("0-3", " 1 - 2 ")),
     "--scale": (lambda text: modify(BOX, scale=[text]).check(), TopologyError, ("pcie=0.5", "nvlink=1/20", "host=9")),
+    "--rate": (lambda text: parse_rates([text]), TopologyError, ("nvlink=50", "net=12.5", "pcie=1/2")),
     "--bytes": (parse_size, ArgumentError, ("64K", "1.5M", "4G", "65536")),
     "--epsilon": (fraction, ArgumentError, ("1/20", "0.05", "5e-2")),
     "--max-trees": (whole, ArgumentError, ("4", "-1")),

@@ -14,7 +14,7 @@ from blinkmpi.program.call import Call
 from blinkmpi.program.cost_model import price
 from blinkmpi.program.lower import lower
 from blinkmpi.topology import Topology, machine, modify
-from blinkmpi.trees.deadline import within
+from blinkmpi.trees.deadline import NEVER
 from blinkmpi.trees.tree import ROOTED, Collective
 from tests.unit.trees.packings import even_call
 
@@ -67,8 +67,7 @@ def test_only_packings_that_may_win_compete() -> None:
 
 def test_where_time_is_over_the_highest_rate_serves_all_sizes() -> None:
     packings, _ = all_packings(DGX, "broadcast", 0)
-    with within(0):
-        (only,) = fastest(packings, DGX, link_slots, LINK_SLOTS)
+    (only,) = fastest(packings, DGX, link_slots, LINK_SLOTS, NEVER.within(0))
     assert (only.min_bytes, only.scheme, only.chunk_bytes, only.depth) == (0, "hybrid", *LINK_SLOTS)
 
 

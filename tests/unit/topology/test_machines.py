@@ -50,7 +50,11 @@ def test_every_machine_is_whole(spec: str) -> None:
     ("dgx-1p", 8, "nvlink", 4 * 20_000), ("dgx-1v", 8, "nvlink", 6 * 25_000), ("dgx-2", 16, "nvlink", 6 * 25_000),
     ("dgx-a100", 8, "nvlink", 12 * 25_000), ("hgx-h100", 8, "nvlink", 18 * 25_000),
     ("hgx-h200", 8, "nvlink", 18 * 25_000), ("pcie-8", 8, "pcie", 31_500), ("mi250", 16, "xgmi", 7 * 50_000),
-    ("dgx-1v", 8, "pcie", 15_750), ("cpu:5", 5, "memory", 8_000),
+    ("dgx-1v", 8, "pcie", 15_750), ("cpu:5", 5, "memory", 8_000), ("mi300x", 8, "xgmi", 7 * 64_000),
+    ("b200", 8, "nvlink", 18 * 50_000), ("gb200-nvl72", 72, "nvlink", 18 * 50_000),
+    ("h200-nvl", 4, "nvlink", 18 * 25_000), ("h200-nvl", 4, "pcie", 63_000),
+    ("a6000-pair", 2, "nvlink", 4 * 14_062), ("rtx-3090-pair", 2, "nvlink", 4 * 14_062),
+    ("rtx-3090-pair", 2, "pcie", 31_500),
 ])  # fmt: skip
 def test_every_device_has_what_its_source_states(spec: str, devices: int, kind: str, mbps: int) -> None:
     made = machine(spec)
@@ -61,7 +65,7 @@ def test_every_device_has_what_its_source_states(spec: str, devices: int, kind: 
 @pytest.mark.parametrize(
     ("name", "gbps"),
     [("dgx-1p", 50), ("dgx-1v", 50), ("dgx-2", 100), ("dgx-a100", 200), ("hgx-h100", 400), ("hgx-h200", 400),
-     ("pcie-8", 50), ("mi250", 256)],
+     ("pcie-8", 50), ("mi250", 256), ("mi300x", 400), ("b200", 400), ("gb200-nvl72", 3600), ("h200-nvl", 100)],
 )  # fmt: skip
 def test_a_box_reaches_the_network_through_its_cards(name: str, gbps: int) -> None:
     boxes = machine(f"{name}:4")

@@ -1,6 +1,7 @@
 """An alltoall: its rate against a linear program of another form, its proof, its program, and what it saves."""
 
 from fractions import Fraction
+from math import inf
 from unittest import mock
 
 import numpy as np
@@ -26,7 +27,7 @@ from blinkmpi.topology.importers import modify
 from blinkmpi.topology.machines import machine
 from blinkmpi.topology.model import Device, Link, Topology
 from blinkmpi.trees import Packing, methods, pack, verify
-from blinkmpi.trees.deadline import within
+from blinkmpi.trees.deadline import NEVER, Deadline
 from blinkmpi.trees.graph.fabric import Fabric, choose_links, fabric
 from blinkmpi.trees.graph.loads import link_loads
 from blinkmpi.trees.graph.symmetry import symmetry
@@ -200,12 +201,15 @@ def test_64_ranks_are_planned_by_one_linear_program_and_their_plan_is_small() ->
     t = Topology("torus 4x4x4 less a link", tuple(Device("gpu", 0, r) for r in range(64)), (), links)
     for seconds, programs, least in ((NO_TIME, 0, Fraction(1, 8)), (NEVER_S, 1, Fraction(1))):
         solves = mock.patch.object(scipy.optimize, "linprog", wraps=scipy.optimize.linprog)
-        with Effort() as effort, solves as linprog:
+        asks = mock.patch.object(Deadline, "left_on_the_clock", autospec=True, side_effect=Deadline.left_on_the_clock)
+        with Effort() as effort, solves as linprog, asks as asked:
             plan = make_plan(t, collectives=("alltoall",), seconds=seconds)
         assert effort.ours < 1_500_000
         limits = [call.kwargs["options"]["time_limit"] for call in linprog.call_args_list]
         assert len(limits) == programs
-        assert all(0 < limit < seconds for limit in limits), "it has what time is left"
+        assert all(limit > 0 for limit in limits)
+        assert asked.call_count == programs, "it has what time is left"
+        assert all(call.args[0].end < inf for call in asked.call_args_list)
         found = plan.packings[0]
         assert found.rate >= found.bound * least
         assert len(plan.to_json()) < 5_000_000
@@ -213,8 +217,7 @@ def test_64_ranks_are_planned_by_one_linear_program_and_their_plan_is_small() ->
 
 @pytest.mark.parametrize("t", [modify(DGX, gpus="1-7"), torus(5, dead=True)], ids=["dgx-1v", "torus"])
 def test_without_time_the_first_paths_are_taken(t: Topology) -> None:
-    with within(NO_TIME):
-        found = pack(t, "alltoall")
+    found = pack(t, "alltoall", deadline=NEVER.within(NO_TIME))
     assert verify(found, t) == found
     assert 0 < found.rate < found.bound
     assert "BLINKMPI_PLAN_SECONDS" in found.reason

@@ -1,5 +1,6 @@
 """Planning that has no time left: valid packings with their gap, by little work, and nothing of it is kept."""
 
+import time
 from itertools import combinations, product
 
 import numpy as np
@@ -12,7 +13,9 @@ from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.topology import machine, modify
 from blinkmpi.topology.model import Device, Link, Switch, Topology
 from blinkmpi.trees import pack, verify
-from blinkmpi.trees.deadline import SECONDS, late, within
+from blinkmpi.trees.deadline import NEVER, SECONDS
+from blinkmpi.trees.graph.fabric import choose_links
+from blinkmpi.trees.problem import Problem
 from blinkmpi.trees.tree import COLLECTIVES
 from blinkmpi.util.settings import read
 from tests.effort import Effort
@@ -57,17 +60,65 @@ def test_the_setting() -> None:
 
 
 def test_within_nests() -> None:
-    assert not late()
-    with within(NO_TIME):
-        assert late()
-        with within(NEVER_S):
-            assert late(), "the outer one is over"
-    with within(NEVER_S):
-        assert not late()
-        with within(NO_TIME):
-            assert late()
-        assert not late()
-    assert not late()
+    assert not NEVER.late()
+    short, long = NEVER.within(NO_TIME), NEVER.within(NEVER_S)
+    assert short.late()
+    assert short.within(NEVER_S).late(), "the outer one is over"
+    assert not long.late()
+    assert long.within(NO_TIME).late()
+    assert not long.late()
+    assert not NEVER.late()
+
+
+class Clocks:
+    """CPU time and time, as a loaded machine gives them: a thread gets a tenth."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cpu, self.clock = 7.0, 70.0
+        monkeypatch.setattr("blinkmpi.trees.deadline.time.thread_time", lambda: self.cpu)
+        monkeypatch.setattr("blinkmpi.trees.deadline.time.monotonic", lambda: self.clock)
+
+    def work(self, seconds: float) -> None:
+        self.cpu += seconds
+        self.clock += 10 * seconds
+
+
+def test_what_counts_is_the_work_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a loaded machine 11 of 720 plans fell short of the bound, by the clock."""
+    clocks = Clocks(monkeypatch)
+    deadline = NEVER.within(2)
+    clocks.work(1)
+    assert not deadline.late(), "10 s have passed"
+    assert deadline.left() == 1
+    assert deadline.left_on_the_clock() == 10, "which another second of work takes"
+    clocks.work(1)
+    assert deadline.late()
+
+
+def test_a_thread_that_waits_is_not_late() -> None:
+    deadline = NEVER.within(0.5)
+    time.sleep(0.6)
+    assert not deadline.late()
+
+
+@pytest.mark.slow
+def test_a_search_ends_though_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No method looks at another clock."""
+    monkeypatch.setattr("blinkmpi.trees.deadline.time.monotonic", lambda: 0.0)
+    found = pack(two_switches(18), "allreduce", seconds=NO_TIME)
+    assert "BLINKMPI_PLAN_SECONDS" in found.reason
+
+
+def test_who_waits_for_time_is_said_to_a_method_alone() -> None:
+    clocks = NEVER.within(NEVER_S)
+    problem = Problem(choose_links(torus(5, dead=True), "allgather", 0), "allgather", 0, deadline=clocks)
+    bound = problem.oriented
+    waited = problem.while_others_wait(True)
+    assert waited.deadline.others_wait
+    assert not problem.deadline.others_wait
+    assert waited.oriented is bound, "what is worked out is kept"
+    assert waited.while_others_wait(True) is waited
+    assert waited.on(problem.fabric).deadline == waited.deadline
 
 
 def test_a_plan_may_take_longer_than_one_search_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
