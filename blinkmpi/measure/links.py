@@ -10,9 +10,7 @@ through the same traffic patterns, and exchange times or errors after each repea
 from __future__ import annotations
 
 import datetime
-import os
 import statistics
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -21,7 +19,6 @@ from ..topology.live import copy_test, shared_slots
 from ..topology.measured import FAST, NOWHERE, LinkMeasurement, Measured, MeasurementKind, links_between
 from ..topology.model import Topology
 from ..topology.network_rate import MessagingComm, net_rate
-from ..util.shared_memory import SHM
 from ..util.together import Comm, allgather, gathered, together
 
 if TYPE_CHECKING:
@@ -272,21 +269,8 @@ def _one(timer: Rates, what: MeasurementKind, move: Move, times: int) -> float:
 
 def _memory(node: Comm, me: int, n: int, say: Say) -> list[LinkMeasurement]:
     """CPU ranks' rows, by numbers on the node."""
-    path = allgather(node, f"{SHM}/blinkmpi-{uuid.uuid4().hex}", str)[0]
-    slots: list[Any] = []
-
-    def opened(turn: bool) -> None:
-        if turn == (me == 0):
-            slots.extend(shared_slots(path, n, create=turn))
-
-    try:
-        together(node, lambda: opened(True), during=_DURING, error=RemoteError)
-        together(node, lambda: opened(False), during=_DURING, error=RemoteError)
-    finally:
-        if me == 0 and os.path.exists(path):
-            os.unlink(path)
     tests: list[Callable[[], int]] = []
-    together(node, lambda: tests.append(copy_test(slots, me)), during=_DURING, error=RemoteError)
+    together(node, lambda: tests.append(copy_test(shared_slots(node, me), me)), during=_DURING, error=RemoteError)
 
     def measured(who: int) -> list[int]:
         return on_all_ranks(node, lambda: tests[0]() if who in (me, NOWHERE) else 0, int)

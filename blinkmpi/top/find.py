@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..transport.control_pages import CONTROL, INTRODUCTION, WORDS
 from ..transport.counters import MAGIC, is_counters
-from ..util.shared_memory import PREFIX, SHM
+from ..util.shared_memory import PREFIX, SHM, UNNAMED
 
 MOST_RANKS = 1 << 16
 
@@ -68,7 +68,7 @@ def _shared(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
         for name in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{name}"
             with contextlib.suppress(OSError):
-                if os.readlink(path).startswith(f"{SHM}/{PREFIX}"):
+                if os.readlink(path).startswith((UNNAMED, f"{SHM}/{PREFIX}")):
                     facts = os.stat(path)
                     yield path, (facts.st_dev, facts.st_ino)
 

@@ -1,21 +1,43 @@
-"""Memory that the processes of one machine share: a file in /dev/shm that is unlinked at once.
+"""Memory that the processes of one machine share: a file in /dev/shm that has no name, so that no death leaves it.
+
+The first rank makes it (``O_TMPFILE``), the others open it through ``/proc/PID/fd``, and look whether it is that file:
+what they cannot see there is not theirs to share. Ranks whose process numbers differ, as those of containers that share
+/dev/shm alone, take a file with a name, which is removed as soon as all have it open.
 
 The file system gives such a file its pages when they are first touched, and a process that touches one when none is
 left dies of SIGBUS. So every rank reserves its part beforehand (``posix_fallocate``): that fails with an error instead,
 and puts the pages near the processor of the rank that uses them.
 """
 
+import contextlib
 import errno
 import mmap
 import os
-import tempfile
+import secrets
+import socket
 from collections.abc import Sequence
 
+import msgspec
+
 from ..errors import TopologyError
-from .together import Comm, Failure, agree, allgather, attempt, failure_of, from_root
+from .together import Comm, Failure, agree, allgather, attempt, bcast, failure_of, from_root
 
 SHM, PREFIX = "/dev/shm", "blinkmpi-"
+UNNAMED = f"{SHM}/#"  # how the links in /proc begin that lead to files without a name
 NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
+OPEN = os.O_RDWR | os.O_CLOEXEC
+
+
+class NotShared(OSError):
+    """Another rank's file cannot be seen from here."""
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """Where the others find the first rank's file."""
+
+    path: str
+    device: int
+    inode: int
 
 
 def shared_memory(node: Comm, nbytes: int, parts: Sequence[tuple[int, int]]) -> mmap.mmap | None:
@@ -28,11 +50,9 @@ def shared_memory(node: Comm, nbytes: int, parts: Sequence[tuple[int, int]]) -> 
     Raises:
         TopologyError: on every rank, if some rank cannot make or open the file.
     """
-    path = from_root(node, lambda: _file(nbytes), str, error=TopologyError)
-    own = attempt(lambda: _mapped(path, nbytes, parts))
+    file = shared_file(node, nbytes)
+    own = file if isinstance(file, OSError) else attempt(lambda: _mapped(file, nbytes, parts))
     found = allgather(node, (failure_of(own), own is None), tuple[Failure | None, bool])
-    if node.rank == 0:
-        os.unlink(path)
     agree([failure for failure, _ in found], own, error=TopologyError)
     if not any(full for _, full in found):
         return own if isinstance(own, mmap.mmap) else None
@@ -41,17 +61,71 @@ def shared_memory(node: Comm, nbytes: int, parts: Sequence[tuple[int, int]]) -> 
     return None
 
 
-def _file(nbytes: int) -> str:
-    file, path = tempfile.mkstemp(prefix=PREFIX, dir=SHM)
+def shared_file(node: Comm, nbytes: int) -> int | NotShared:
+    """A descriptor of a file of ``nbytes`` zeros, which all ranks of ``node`` have open; collective.
+
+    Returns:
+        The descriptor; the error where this rank shares no memory with the first one.
+
+    Raises:
+        TopologyError: on every rank, if the first one cannot make the file.
+    """
+    made: list[int] = []
+
+    def make() -> _Place:
+        made.append(_unnamed(nbytes))
+        facts = os.fstat(made[0])
+        return _Place(f"/proc/{os.getpid()}/fd/{made[0]}", facts.st_dev, facts.st_ino)
+
+    place = from_root(node, make, _Place, error=TopologyError)
+    file = made[0] if made else _opened(place.path, place)
+    if not any(allgather(node, isinstance(file, OSError), bool)):
+        return file
+    name = f"{SHM}/{PREFIX}{secrets.token_hex(16)}" if made else ""
     try:
-        os.ftruncate(file, nbytes)
+        if made:
+            with contextlib.suppress(OSError):  # where files without names get none, the others do not find it
+                os.link(f"/proc/self/fd/{made[0]}", name, src_dir_fd=made[0])  # which has Python call linkat()
+        name = bcast(node, name, str)
+        file = made[0] if made else _opened(name, place) if isinstance(file, OSError) else file
+        node.Barrier()
     finally:
-        os.close(file)
-    return path
+        if made:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+    return file
 
 
-def _mapped(path: str, nbytes: int, parts: Sequence[tuple[int, int]]) -> mmap.mmap | None:
-    file = os.open(path, os.O_RDWR)
+def _unnamed(nbytes: int) -> int:
+    try:
+        file = os.open(SHM, os.O_TMPFILE | OPEN, 0o600)
+        try:
+            os.ftruncate(file, nbytes)
+        except OSError:
+            os.close(file)
+            raise
+    except OSError as error:
+        raise TopologyError(
+            f"{socket.gethostname()}: ranks share memory in {SHM}, where no file can be made: {error.strerror}; "
+            "mount a tmpfs there that this user may write (docker run --shm-size=1g)"
+        ) from error
+    return file
+
+
+def _opened(path: str, place: _Place) -> int | NotShared:
+    """The file of another process, if it is that."""
+    try:
+        file = os.open(path, OPEN)
+    except OSError as error:
+        return NotShared(error.errno, f"the first rank's shared memory cannot be opened here ({error.strerror})", path)
+    facts = os.fstat(file)
+    if (facts.st_dev, facts.st_ino) == (place.device, place.inode):
+        return file
+    os.close(file)
+    return NotShared(errno.ESTALE, "the first rank's shared memory is another file here", path)
+
+
+def _mapped(file: int, nbytes: int, parts: Sequence[tuple[int, int]]) -> mmap.mmap | None:
     try:
         for at, length in parts:
             if length > 0:

@@ -25,6 +25,7 @@ from blinkmpi.measure.links import BATCH, Move, TrafficPattern, document, measur
 from blinkmpi.measure.show import render
 from blinkmpi.topology import Topology, machine
 from blinkmpi.topology.measured import NOWHERE, LinkMeasurement, Measured
+from blinkmpi.util.shared_memory import SHM
 from tests.harness import mpi
 from tests.unit.topology.test_gather import on_ranks
 from tests.unit.topology.test_measured import DRIVER, copies, measured, named
@@ -209,14 +210,14 @@ def test_an_error_of_one_is_an_error_of_all_and_everything_is_given_back() -> No
 
 def test_cpu_ranks_measure_their_memory_alone_and_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "copy_test", lambda slots, mine: lambda: 5_000 + 1_000 * mine)
-    before = set(os.listdir(links.SHM))
+    before = set(os.listdir(SHM))
     results = on_ranks([0, 0, 1], lambda comm, node: links.measure_memory(comm, node, lambda *_: None))
     assert all(r == results[0] for r in results)
     rows = results[0][0]
     assert [(r.src, r.mbps) for r in rows if r.what == "memory"] == [(0, 5_000), (1, 6_000), (2, 5_000)]
     assert [(r.src, r.mbps) for r in rows if r.what == "memory-all"] == [(0, 5_000), (1, 6_000), (2, 5_000)]
     assert [r.src for r in rows if r.what == "net"] == [0, 2]
-    assert not {f for f in set(os.listdir(links.SHM)) - before if f.startswith("blinkmpi-")}
+    assert not {f for f in set(os.listdir(SHM)) - before if f.startswith("blinkmpi-")}
 
 
 # ---------------------------------------------------------------- what people see

@@ -15,6 +15,7 @@ from blinkmpi.errors import BlinkError, DeviceError
 from blinkmpi.transport.cuda.memory import descriptors
 from blinkmpi.transport.cuda.memory.descriptors import exchange, listen
 from blinkmpi.transport.cuda.regions import OFFSET_BITS, Regions
+from blinkmpi.util.together import bcast
 from tests.unit.memory.stub import MIB, Stub, StubGpu, make_stub
 from tests.unit.topology.test_gather import on_ranks
 
@@ -54,8 +55,7 @@ def each(stubs: list[Stub], work: Callable[[Any, StubGpu, int, Regions], Any]) -
 
 def open_files(comm: Any) -> int:
     """Of both ranks, which are threads; one counts, because that opens one."""
-    found: int = comm.bcast(len(os.listdir("/proc/self/fd")) if comm.rank == 0 else 0, 0)
-    return found
+    return bcast(comm, len(os.listdir("/proc/self/fd")), int)
 
 
 def seen(regions: Regions, ref: int, rank: int) -> int:

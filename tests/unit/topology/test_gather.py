@@ -44,6 +44,9 @@ class ThreadComm:
     group: Group
     rank: int
 
+    def __post_init__(self) -> None:
+        self.size = self.group.size
+
     def allgather_bytes(self, sendobj: Any, /) -> list[Any]:
         self.group.slots[self.rank] = sendobj
         self.group.barrier.wait(WAIT_SECONDS)
