@@ -80,7 +80,7 @@ class Peers:
         pages = self.pages
         first = int(pages.abort[0]) - 1
         failure = decode_failure(pages.read(pages.error_record(first)))
-        kind = {k.__name__: k for k in (CollectiveTimeout, PeerLost)}.get(failure.name)
+        kind = {k.__name__: k for k in (CollectiveTimeout, MismatchError, PeerLost)}.get(failure.name)
         if kind is not None:
             return kind(f"{failure.message} (found by rank {first}; rank {self.rank} left call {seq} too)")
         return PeerLost(

@@ -102,7 +102,7 @@ def test_a_root_that_one_rank_alone_gets_wrong_is_heard_of_by_all(comm: MPI.Intr
 @mpi(ranks=(2,))
 def test_numpy_roots_are_the_same_call_as_ints(comm: MPI.Intracomm) -> None:
     """The ranks may mix them, and a call that was made before is found."""
-    with blinkmpi.Communicator(comm, algo="broadcast=direct") as ours:
+    with blinkmpi.Communicator(comm, algo="broadcast:^mpi") as ours:
         for root in (np.argmax([0, 1]), 1, True, np.uint8(1), np.array(1)):
             for _ in range(3):
                 x = np.full(1000, float(comm.rank))

@@ -15,7 +15,7 @@ from blinkmpi.errors import BlinkError, DeviceError
 from blinkmpi.transport.cuda.memory import descriptors
 from blinkmpi.transport.cuda.memory.descriptors import exchange, listen
 from blinkmpi.transport.cuda.regions import OFFSET_BITS, Regions
-from blinkmpi.util.together import bcast
+from blinkmpi.util.together import allgather, bcast
 from tests.unit.memory.stub import MIB, Stub, StubGpu, make_stub
 from tests.unit.topology.test_gather import on_ranks
 
@@ -55,7 +55,7 @@ def each(stubs: list[Stub], work: Callable[[Any, StubGpu, int, Regions], Any]) -
 
 def open_files(comm: Any) -> int:
     """Of both ranks, which are threads; one counts, because that opens one."""
-    return bcast(comm, len(os.listdir("/proc/self/fd")), int)
+    return bcast(comm, len(os.listdir("/proc/self/fd")) if comm.rank == 0 else None, int)
 
 
 def seen(regions: Regions, ref: int, rank: int) -> int:
@@ -68,7 +68,7 @@ def test_a_buffer_in_several_parts_is_mapped_by_the_peers(stubs: list[Stub]) -> 
         wide = at + comm.rank * MIB  # its place differs from rank to rank
         region = regions.register(comm, lambda: (wide, WIDE))
         ctypes.memset(wide, 65 + comm.rank, WIDE)
-        refs = comm.allgather(regions.ref(wide, WIDE))
+        refs = allgather(comm, regions.ref(wide, WIDE), int)
         comm.Barrier()
         other = 1 - comm.rank
         assert ctypes.string_at(seen(regions, refs[other], other), WIDE) == bytes([65 + other]) * WIDE
@@ -87,7 +87,7 @@ def test_one_rank_may_bring_memory_of_cuda_malloc(stubs: list[Stub]) -> None:
         assert (len(gpu.opened), len(region.peers)) == (1 - comm.rank, 2)
         if comm.rank == 0:
             ctypes.memset(at, 7, MIB)
-        ref = comm.allgather(regions.ref(at, MIB))[0]
+        ref = allgather(comm, regions.ref(at, MIB), int)[0]
         if comm.rank == 1:
             assert ctypes.string_at(seen(regions, ref, 0), MIB) == b"\7" * MIB
         regions.deregister(comm, region, (at, at + MIB))

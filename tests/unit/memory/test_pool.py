@@ -11,6 +11,7 @@ from blinkmpi.errors import ArgumentError, BlinkError, DeviceError, PoolExhauste
 from blinkmpi.runtime.cuda import memory
 from blinkmpi.transport.cuda.memory.pool import MemoryPool
 from blinkmpi.transport.cuda.regions import Regions
+from blinkmpi.util.together import allgather
 from tests.unit.memory.stub import MIB, Stub, StubGpu, library, make_stub
 from tests.unit.memory.test_parts import seen
 from tests.unit.topology.test_gather import on_ranks
@@ -60,7 +61,7 @@ def test_peers_reach_every_place_though_nobody_tells_them_of_it(stubs: list[Stub
             pool.malloc(MIB)
         at = pool.malloc(MIB + 1)
         ctypes.memset(at, 65 + comm.rank, MIB)
-        refs = comm.allgather(regions.ref(at + 7, MIB - 7))
+        refs = allgather(comm, regions.ref(at + 7, MIB - 7), int)
         assert all(refs)
         assert len(set(refs)) == comm.size
         for rank, ref in enumerate(refs):
@@ -76,7 +77,7 @@ def test_peers_reach_every_place_though_nobody_tells_them_of_it(stubs: list[Stub
 def test_one_rank_alone_may_allocate(stubs: list[Stub]) -> None:
     def work(comm: Any, pool: MemoryPool, regions: Regions) -> None:
         at = pool.malloc(MIB) if comm.rank == 1 else 0
-        ref = comm.allgather(regions.ref(at, MIB) if at else 0)[1]
+        ref = allgather(comm, regions.ref(at, MIB) if at else 0, int)[1]
         if at:
             ctypes.memset(at, 3, MIB)
         comm.Barrier()
@@ -95,7 +96,7 @@ def test_what_is_added_is_mapped_by_all_before_anything_lies_in_it(stubs: list[S
         assert pool.state.size == ROOM + (2 * MIB if comm.rank < 2 else 4 * MIB)
         at = pool.malloc(MIB)
         ctypes.memset(at, comm.rank, MIB)
-        refs = comm.allgather((regions.ref(at, MIB), regions.ref(full, ROOM)))
+        refs = allgather(comm, (regions.ref(at, MIB), regions.ref(full, ROOM)), tuple[int, int])
         for rank, (added, _) in enumerate(refs):
             assert ctypes.string_at(seen(regions, added, rank), MIB) == bytes([rank]) * MIB
         assert len({ref >> 48 for pair in refs for ref in pair}) == 2, "each chunk has one name on all ranks"
@@ -227,7 +228,7 @@ def test_parts_of_a_pool_can_be_registered_and_deregistered_too(stubs: list[Stub
         place = other if comm.rank == 1 else at
         region = regions.register(comm, lambda: (place, 100))  # outside of the pool on one rank
         ctypes.memset(place, 65 + comm.rank, 100)
-        refs = comm.allgather(regions.ref(place, 100))
+        refs = allgather(comm, regions.ref(place, 100), int)
         for rank, ref in enumerate(refs):
             assert ctypes.string_at(seen(regions, ref, rank), 100) == bytes([65 + rank]) * 100
         comm.Barrier()
