@@ -17,8 +17,8 @@ import msgspec
 from ..errors import SettingsError
 from ..lang.algorithms import Algorithm
 from ..topology.model import Topology
+from ..util.cache_folder import read_kept
 from ..util.codec import Document
-from ..util.files import read_file
 from ..util.text import brief
 from .gpus.one_hop import with_few_ctas
 from .plan import Plan, Rule
@@ -67,7 +67,7 @@ def read(path: Path) -> TunedTable | None:
         FormatError, SettingsError: if it cannot be read.
     """
     try:
-        text = read_file(path)
+        text = read_kept(path)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -51,7 +51,7 @@ def mem_pool(pool: MemoryPool) -> Any:
     if not hasattr(torch.cuda, "use_mem_pool"):
         raise DeviceError(f"torch {torch.__version__} has no torch.cuda.use_mem_pool; take torch 2.5 or newer")
     if "torch" not in pool.fronts:
-        allocator = torch.cuda.memory.CUDAPluggableAllocator(str(pool.library), *pool.functions)
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(pool.library, *pool.functions)
         _kept.append(allocator)
         pool.fronts["torch"] = torch.cuda.MemPool(allocator.allocator())
 

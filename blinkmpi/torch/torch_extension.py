@@ -24,6 +24,7 @@ from ..errors import CollectiveTimeout
 from ..runtime.foreign import read_tensors_by
 from ..transport.host.compiling import compiler
 from ..transport.host.native import COMPILE_S, compiler_command, kept_library
+from ..util.cache_folder import library
 from ..util.settings import log, read
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -83,11 +84,11 @@ class _Compiling:
 
     def _load(self, path: Path) -> None:
         try:
-            module = loaded(NAME, path)
+            module = loaded(NAME, library(path))
             module.raises(CollectiveTimeout)
             if not isinstance(module.fits(dist.AllreduceOptions()), dist._Work):
                 raise ImportError("its Work is not torch's")
-        except (ImportError, TypeError, RuntimeError) as error:  # of another libstdc++, say
+        except (ImportError, OSError, TypeError, RuntimeError) as error:  # of another libstdc++, say
             self._give_up(f"{path}: {error}")
             return
         self.module = module
@@ -97,13 +98,13 @@ class _Compiling:
         log(read(), "WARN", f"torch's calls on GPUs go through Python, which takes the host longer: {why}")
 
 
-def loaded(name: str, path: Path) -> Any:
+def loaded(name: str, path: str) -> Any:
     """A module of C++, from its library.
 
     Raises:
         ImportError: if it cannot be loaded.
     """
-    loader = ExtensionFileLoader(name, str(path))
+    loader = ExtensionFileLoader(name, path)
     spec = spec_from_loader(name, loader)
     assert spec is not None
     module = module_from_spec(spec)

@@ -28,16 +28,21 @@ def read_file(path: str | Path, *, most: int = MOST_BYTES) -> bytes:
     except ValueError as error:
         raise OSError(errno.EINVAL, f"this is no path ({error})") from error
     try:
-        facts = os.fstat(file)
-        if stat.S_ISDIR(facts.st_mode):
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        is_file, is_pipe = stat.S_ISREG(facts.st_mode), stat.S_ISFIFO(facts.st_mode)
-        found = _all_of(file, most if is_file or is_pipe else min(most, _BLOCK), facts.st_size if is_file else 0)
-        if is_pipe and not found:
-            raise OSError(errno.EPIPE, "nobody writes into this pipe")
-        return found
+        return read_descriptor(file, most)
     finally:
         os.close(file)
+
+
+def read_descriptor(file: int, most: int) -> bytes:
+    """As :func:`read_file`, of what is open."""
+    facts = os.fstat(file)
+    if stat.S_ISDIR(facts.st_mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    is_file, is_pipe = stat.S_ISREG(facts.st_mode), stat.S_ISFIFO(facts.st_mode)
+    found = _all_of(file, most if is_file or is_pipe else min(most, _BLOCK), facts.st_size if is_file else 0)
+    if is_pipe and not found:
+        raise OSError(errno.EPIPE, "nobody writes into this pipe")
+    return found
 
 
 def read_json(path: str | Path) -> Any:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...errors import SettingsError
-from ...util.cache_folder import cache_dir
+from ...util.cache_folder import cache_dir, make_folder
 from .native import built
 
 CHILD = f"from {__name__} import main; main()"
@@ -45,7 +45,7 @@ def _alone(name: str) -> Iterator[None]:
     """While other ranks' processes wait here, and then find what this one has compiled."""
     try:
         folder = cache_dir()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         file = open(folder / f"{name}.lock", "w", encoding="utf-8")  # noqa: SIM115
     except (OSError, SettingsError):  # each compiles for itself, wherever it can
         yield

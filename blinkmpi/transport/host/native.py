@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import SettingsError
-from ...util.cache_folder import cache_dir, sealed, unsealed, why_not
-from ...util.files import read_file
+from ...util.cache_folder import cache_dir, make_folder, put, read_kept, sealed, unsealed, why_not
+from ...util.cache_folder import library as open_library
 from ..control_pages import LATE_LOOKS, RECV_WORD, SEND_WORD, SEQ_BITS, SOON_NS
 from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
 from . import launches
@@ -129,7 +129,7 @@ def build() -> tuple[Path | None, str]:
     for folder in folders:
         target = folder / _file_name(name, headers=bool(_python_flags()))
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder)
             if why := why_not(folder):
                 raise OSError(why)
             _compile([*command, *FLAGS, *_python_flags()], SOURCE, target)
@@ -147,7 +147,7 @@ def kept(compiler: str = "") -> Path | None:
         names = [_file_name("", headers=True), _file_name("", headers=False)]
     for folder in _folders()[0]:
         for path in (path for name in names for path in sorted(folder.glob(name))):
-            if not why_not(folder) and _is_whole(path):
+            if _is_whole(path):
                 return path
     return None
 
@@ -192,7 +192,7 @@ def kept_library(source: Path, flags: Sequence[str]) -> Path | None:
     """Another C library of ours, as :func:`built` has made it of this source; None if it has not."""
     for folder in _folders()[0]:
         for path in sorted(folder.glob(_library_name(source, flags, _compiler()[1]))):
-            if not why_not(folder) and _is_whole(path):
+            if _is_whole(path):
                 return path
     return None
 
@@ -208,7 +208,7 @@ def built(source: Path, flags: Sequence[str]) -> tuple[Path | None, str]:
     for folder in folders:
         target = folder / _library_name(source, flags, name)
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder)
             if why := why_not(folder):
                 raise OSError(why)
             _compile([*command, *flags], source, target)
@@ -239,9 +239,7 @@ def _compile(compiler: list[str], source: Path, target: Path) -> None:
             lines = done.stderr.strip().splitlines()
             cause = next((line for line in lines if "error:" in line), "".join(lines[-1:]))
             raise OSError(f"{shlex.join(command)}: {cause}")
-        made.write_bytes(sealed(made.read_bytes()))
-        made.chmod(0o755)
-        os.replace(made, target)
+        put(target, sealed(made.read_bytes()), mode=0o755)
 
 
 def _folders() -> tuple[list[Path], str]:
@@ -273,11 +271,9 @@ def _version(compiler: tuple[str, ...], _changed: int) -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a kept library may be run and is what was compiled: the loader would die of SIGBUS in a shortened one."""
-    if why_not(path):
-        return False
+    """Whether a kept library may be run and is what was compiled."""
     try:
-        return unsealed(read_file(path)) is not None
+        return not why_not(path.parent) and unsealed(read_kept(path)) is not None
     except OSError:
         return False
 
@@ -286,9 +282,10 @@ def load(path: Path, compiler: str) -> Native:
     """Open a library that :func:`build` made.
 
     Raises:
-        OSError: if it cannot be opened, or was made of other structures than this package's.
+        OSError: if it cannot be opened, is not this user's alone, or was made of other structures than this package's.
     """
-    library = ctypes.CDLL(str(path), use_errno=True)
+    checked = open_library(path)
+    library = ctypes.CDLL(checked, use_errno=True)
     check_layout(library)
     library.blink_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
     library.blink_begin.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
@@ -302,7 +299,7 @@ def load(path: Path, compiler: str) -> Native:
     library.blink_time_steps.restype = ctypes.c_int64
     library.blink_help.argtypes, library.blink_help.restype = [], ctypes.c_void_p
     library.blink_help_no_more.argtypes, library.blink_help_no_more.restype = [ctypes.c_void_p], None
-    return Native(library, compiler, _repeated(library, path))
+    return Native(library, compiler, _repeated(library, checked))
 
 
 def _python_flags() -> list[str]:
@@ -313,7 +310,7 @@ def _python_flags() -> list[str]:
     return ["-DBLINK_PYTHON", f"-I{python}", f"-I{np.get_include()}"]
 
 
-def _repeated(library: ctypes.CDLL, path: Path) -> Callable[[type], tuple[Any, ...]] | None:
+def _repeated(library: ctypes.CDLL, path: str) -> Callable[[type], tuple[Any, ...]] | None:
     """What makes the functions of repeated_calls.h; None where they are missing, or are those of another Python."""
     try:
         version = ctypes.c_int64.in_dll(library, "blink_python").value
@@ -322,7 +319,7 @@ def _repeated(library: ctypes.CDLL, path: Path) -> Callable[[type], tuple[Any, .
     if version != sys.hexversion >> 16:
         return None
     check_fields(library, "launch", *launches.layout())
-    make = ctypes.PyDLL(str(path)).blink_repeated_calls
+    make = ctypes.PyDLL(path).blink_repeated_calls
     make.argtypes, make.restype = [ctypes.py_object], ctypes.py_object
     return make
 

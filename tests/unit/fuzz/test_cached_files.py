@@ -1,20 +1,25 @@
 """What is kept in the cache folder may be cut off or replaced: it is made again, or an error says how."""
 
+import ctypes
 import os
 import pwd
+import stat
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from blinkmpi.errors import SettingsError
+from blinkmpi.planning import tuned_table
 from blinkmpi.planning.planner import make_plan
 from blinkmpi.topology import machine
 from blinkmpi.topology.gpu import unknown_gpu
 from blinkmpi.topology.measured import file_of, kept
 from blinkmpi.transport.host import native
-from blinkmpi.util.cache_folder import cache_dir
+from blinkmpi.transport.host.forecast import rates
+from blinkmpi.util.cache_folder import cache_dir, keep, library, read_kept, why_not_trusted
 from tests.unit.fuzz.mutators import promised
 
 
@@ -73,6 +78,77 @@ def test_a_folder_that_everybody_may_write_is_not_trusted(compiled: Path, own: P
     own.chmod(0o777)
     compiled.unlink()
     assert native.build() == (compiled, "cc 1")
+
+
+def test_a_group_may_not_write_where_libraries_lie(compiled: Path, own: Path) -> None:
+    compiled.parent.chmod(0o775)
+    elsewhere, why = native.build()
+    assert elsewhere == own / compiled.name
+    assert f"{compiled.parent} can be written by its group (chmod g-w)" in why
+    compiled.parent.chmod(0o700)
+    compiled.chmod(0o775)
+    made, _ = native.build()
+    assert made == elsewhere
+    compiled.chmod(0o755)
+    elsewhere.chmod(0o775)
+    with pytest.raises(OSError, match="by its group"):
+        native.load(elsewhere, "cc 1")
+
+
+def test_a_folder_on_the_way_counts_too(tmp_path: Path) -> None:
+    (folder := tmp_path / "a" / "b").mkdir(parents=True)
+    assert why_not_trusted(folder) == ""
+    folder.parent.chmod(0o770)
+    assert f"{folder.parent} can be written by its group" in why_not_trusted(folder)
+    (tmp_path / "link").symlink_to(folder)
+    assert f"{folder.parent} can be written by its group" in why_not_trusted(tmp_path / "link")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
+    """As /tmp/blinkmpi-UID may be one, where the kernel follows such links (fs.protected_symlinks=0)."""
+    (folder := tmp_path / "a").mkdir()
+    (link := tmp_path / "blinkmpi-0").symlink_to(folder)
+    assert why_not_trusted(link) == ""
+    os.lchown(link, 12345, -1)
+    assert f"{link} is another user's" in why_not_trusted(link)
+
+
+def test_what_was_checked_is_what_is_loaded(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another file takes its place between the look at it and the loader's."""
+    monkeypatch.delenv("CC")
+    path, name = native.build()
+    assert path is not None, name
+    checked = library(path)
+    (other := path.with_suffix(".new")).write_bytes(b"other code")
+    os.replace(other, path)
+    assert Path(checked).read_bytes() != b"other code"
+    assert ctypes.CDLL(checked).blink_help_no_more
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("spoil", [lambda path: os.chown(path, 12345, -1), lambda path: path.chmod(0o666)])
+def test_measurements_that_others_may_have_written_are_not_read(
+    tmp_path: Path, spoil: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(path := tmp_path / "folder" / "steps.json", "{}")
+    assert read_kept(path) == b"{}"
+    spoil(path)
+    with pytest.raises(OSError, match=r"another user's|by everybody"):
+        read_kept(path)
+    with pytest.raises(SettingsError, match=r"another user's|by everybody"):
+        tuned_table.read(path)
+    with pytest.raises(SettingsError, match=r"another user's|by everybody"):
+        rates.read(path, rates.hardware_of(2, ""))
+
+
+def test_folders_on_the_way_are_made_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        keep(tmp_path / "new" / "newer" / "file", "text")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("new", "new/newer")] == [0o700, 0o700]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")

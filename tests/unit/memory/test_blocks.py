@@ -271,7 +271,7 @@ def test_more_pools_than_there_is_room_for_are_an_error(monkeypatch: pytest.Monk
         def blink_memory_open(self, *_: Any) -> int:
             return -1
 
-    monkeypatch.setattr(blocks, "_loaded", lambda path: Full())
+    monkeypatch.setattr(blocks, "_loaded", lambda path: ("any", Full()))
     gpu: Any = StubGpu(stub)
     with pytest.raises(DeviceError, match="64 memory pools"):
         PoolBlocks(Path("any"), gpu)

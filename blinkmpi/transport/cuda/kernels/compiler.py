@@ -5,16 +5,14 @@ normal float32 become zero, which they are neither to the host nor to NCCL.
 """
 
 import hashlib
-import os
 import re
 import warnings
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ....errors import DeviceError, SettingsError
-from ....util.cache_folder import cache_dir, sealed, unsealed, why_not_trusted
+from ....util.cache_folder import cache_dir, make_folder, put, read_kept, sealed, unsealed, why_not_trusted
 
 KERNELS = Path(__file__).parent
 INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
@@ -92,22 +90,17 @@ def _kept(path: Path) -> bytes | None:
     Raises:
         OSError: if it cannot be read, or others may write into its folder.
     """
-    if not path.exists():
-        return None
-    if why := why_not_trusted(path.parent):
+    if why := why_not_trusted(path.parent) if path.parent.exists() else "":
         raise OSError(why)
-    if why_not_trusted(path):
+    try:
+        return unsealed(read_kept(path))
+    except (FileNotFoundError, PermissionError):
         return None  # what is kept next takes its place
-    return unsealed(path.read_bytes())
 
 
 def _keep(path: Path, code: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=path.parent) as scratch:
-        made = Path(scratch) / path.name
-        made.write_bytes(sealed(code))
-        made.chmod(0o644)
-        os.replace(made, path)
+    make_folder(path.parent)
+    put(path, sealed(code))
 
 
 def _say(path: Path | None, error: Exception) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import DeviceError
+from ....util.cache_folder import library as open_library
 from ..device import Gpu
 
 SOURCE = Path(__file__).with_name("blocks.c")
@@ -30,9 +31,10 @@ class PoolState:
 
 
 @cache
-def _loaded(path: Path) -> Any:
-    """The library; blocks in it go on when the pool's Python half is gone."""
-    library = ctypes.CDLL(str(path))
+def _loaded(path: Path) -> tuple[str, Any]:
+    """The library and how it was opened; blocks in it go on when the pool's Python half is gone."""
+    checked = open_library(path)
+    library = ctypes.CDLL(checked)
     u64 = ctypes.c_uint64
     library.blink_memory_open.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
     library.blink_memory_add.argtypes = [ctypes.c_int, u64, u64]
@@ -42,7 +44,7 @@ def _loaded(path: Path) -> Any:
     library.blink_memory_state.argtypes = [ctypes.c_int, ctypes.c_void_p]
     for name in ("state", "unseal", "leave"):
         getattr(library, f"blink_memory_{name}").restype = None
-    return library
+    return checked, library
 
 
 class PoolBlocks:
@@ -56,7 +58,7 @@ class PoolBlocks:
     """
 
     def __init__(self, path: Path, gpu: Gpu) -> None:
-        self.path, self._library = path, _loaded(path)
+        self.path, self._library = _loaded(path)
         driver = (ctypes.c_void_p * len(DRIVER))(*(_address(gpu.driver, name) for name in DRIVER))
         self.number = self._library.blink_memory_open(driver, gpu.context_address, gpu.device)
         if self.number < 0:

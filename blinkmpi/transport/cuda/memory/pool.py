@@ -128,7 +128,7 @@ class MemoryPool:
         return self._gpu.device
 
     @property
-    def library(self) -> Path:
+    def library(self) -> str:
         """The compiled allocator, for torch's ``CUDAPluggableAllocator``."""
         return self.blocks.path
 

@@ -18,8 +18,8 @@ from typing import ClassVar
 import msgspec
 
 from ....errors import FormatError, SettingsError
+from ....util.cache_folder import read_kept
 from ....util.codec import Document, Value
-from ....util.files import read_file
 from ....util.text import brief
 
 FORMAT_VERSION = 1
@@ -149,7 +149,7 @@ def read(path: Path, hardware: Hardware) -> StepRates | None:
     """
     where = brief(str(path))
     try:
-        text = read_file(path)
+        text = read_kept(path)
     except FileNotFoundError:
         return None
     except OSError as error:
