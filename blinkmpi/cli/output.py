@@ -10,7 +10,6 @@ from typing import Any
 
 from ..errors import ArgumentError, BlinkError
 from ..util.launcher import launched_rank
-from ..util.screen import console
 from ..util.text import brief
 from ..util.together import bcast
 
@@ -82,6 +81,8 @@ def write(path: str, text: str) -> None:
 def show(thing: Any) -> None:
     """Print with rich: 100 columns where no terminal says otherwise."""
     from rich.console import Console
+
+    from ..util.screen import console
 
     class Screen(Console):
         """A console that leaves a reader who has gone to the command."""

@@ -13,6 +13,7 @@ from blinkmpi.planning.selection import choose, program_for
 from blinkmpi.program.cost_model import price
 from blinkmpi.topology.importers import modify
 from blinkmpi.topology.machines import machine
+from blinkmpi.topology.model import Topology
 from blinkmpi.trees import pack
 from blinkmpi.trees.tree import CARRIED, COLLECTIVES
 from blinkmpi.util.codec import loads
@@ -40,6 +41,23 @@ def test_the_numbers_are_those_of_the_packing_and_the_price() -> None:
     text = found.text()
     for part in (packing.certificate.text[:20], "equal to the bound", "trees", "60.5 GB/s", rule.reason, "64 MiB"):
         assert part in text
+
+
+def told_of_the_bound(topology: Topology) -> str:
+    """The line of the rate, whatever its breaks."""
+    found = explanation(make_plan(topology), topology, even_call("allreduce", topology.n, 64 * MIB))
+    return " ".join(found.text().split()).partition(" rate ")[2].partition(" bound ")[2].partition(" bound ")[0]
+
+
+def test_a_bound_is_said_to_be_one_of_trees_at_known_rates() -> None:
+    """On CPU ranks the rate is measured, and a call may beat it; NVLS, in the switch, is no tree."""
+    cpus = machine("cpu:2")
+    assert told_of_the_bound(cpus).startswith("of trees at the copy rate assumed, 8 GB/s")
+    links = tuple(msgspec.structs.replace(link, lane_mbps=3100, origin="measured") for link in cpus.links)
+    measured = msgspec.structs.replace(cpus, links=links)
+    assert told_of_the_bound(measured).startswith("of trees at the copy rate measured at opening, 3.1 GB/s")
+    assert "(NVLS) is no tree" in told_of_the_bound(machine("dgx-a100"))
+    assert told_of_the_bound(modify(machine("dgx-1v"), gpus="0-3")) == "of trees at the rates listed for these links"
 
 
 @pytest.mark.slow
