@@ -11,7 +11,6 @@ from typing import Any
 from ..errors import ArgumentError, BlinkError
 from ..util.launcher import launched_rank
 from ..util.text import brief
-from ..util.together import bcast
 
 LONGEST_ERROR = 2000  # letters; what a file of the user has in it may be longer
 WIDEST = 1 << 16  # columns of any table
@@ -54,6 +53,8 @@ def or_fail(answer: Callable[[], int]) -> int:
 
 def by_rank_0(world: Any, work: Callable[[], int]) -> int:
     """Do ``work`` on rank 0 and give every rank its exit code, 1 if it fails; collective."""
+    from ..util.together import bcast
+
     code = 1
     if world.rank != 0:
         return bcast(world, None, int)

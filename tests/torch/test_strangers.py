@@ -350,7 +350,7 @@ def test_errors_of_a_part_of_the_job_say_who_its_ranks_are(comm: MPI.Intracomm) 
                 assert caught.value.__notes__[0].endswith("in which rank 0 is the job's 0, 1 is the job's 2.")
 
 
-@mpi(ranks=(2,), timeout=60)
+@mpi(ranks=(2,), timeout=60, own_job=True)
 def test_a_rank_that_does_not_come_to_the_rendezvous_is_named(comm: MPI.Intracomm) -> None:
     from blinkmpi.errors import CollectiveTimeout
 

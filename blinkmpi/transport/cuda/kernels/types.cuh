@@ -109,9 +109,11 @@ template <class R> __device__ __forceinline__ cplx<R> combine(cplx<R> a, cplx<R>
 template <class R> __device__ __forceinline__ R quotient(R a, int n) {
   return n & (n - 1) ? a / (R)n : times(a, (R)1 / (R)n);
 }
-// Integers are divided towards zero, as NCCL does.
+// Integers are divided towards zero, as NCCL does. Those of up to 16 bits by a product, which takes fewer registers: half
+// a unit beyond the sum it is at least 1 / 2n from every whole number, far more than two roundings of float32 come to.
 template <class X> __device__ __forceinline__ X divided(X a, int n) {
   if (OPERATION != AVG) return a;  // nor have sums the code for it
+  if (sizeof(X) < 4) return (X)(int)times((float)(int)a + ((int)a < 0 ? -0.5f : 0.5f), 1.0f / (float)n);
   if ((X)-1 < (X)0) return sizeof(X) < 8 ? (X)((int)a / n) : (X)((i64)a / n);
   return sizeof(X) < 8 ? (X)((u32)a / (u32)n) : (X)((u64)a / (u64)n);
 }
