@@ -18,7 +18,7 @@ from .live import this_machine
 from .machines import machine, names
 from .model import Topology
 from .nccl import read_xml
-from .nvidia_smi import looks_like_smi, read_smi
+from .nvidia_smi import MOST_SMI_BYTES, looks_like_smi, read_smi
 
 ENDINGS = (".json", ".xml", ".txt")
 MOST_CHOSEN = 1 << 16  # devices in one list; more is a typing error
@@ -58,6 +58,9 @@ def load(spec: str | None) -> Topology:
     if text.lstrip().startswith(b"<"):
         return read_xml(text, source=source)
     if looks_like_smi(text[:_BEGINNING].decode(errors="replace")):
+        if len(text) > MOST_SMI_BYTES:
+            raise FormatError(f"{source}: {len(text)} bytes; what `nvidia-smi topo -m` prints has at most "
+                              f"{MOST_SMI_BYTES}, give that alone")  # fmt: skip
         return read_smi(text.decode(errors="replace"), source=source)
     if not text.lstrip().startswith(b"{"):
         raise FormatError(

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from ..errors import FormatError, TopologyError
 from ..util.text import brief, quoted
+from ..util.xml_text import parsed
 from .gpu import GpuFacts, NvLink, PcieBridge, Unknown, bus_id, unknown_gpu
 from .gpu_topology import from_gpus
 from .machines import PCIE_X16
@@ -42,10 +43,8 @@ def read_xml(text: str | bytes, source: str = "NCCL topology") -> Topology:
         FormatError: naming the element and the attribute that is missing or wrong.
     """
     try:
-        plain = text if isinstance(text, str) else text.decode()
-        # Entities can grow without end, and NCCL declares none.
-        system = ET.fromstring(plain) if "<!DOCTYPE" not in plain else None
-    except (ET.ParseError, UnicodeError) as error:
+        system = parsed(text)
+    except ValueError as error:
         raise FormatError(f"{source}: not XML: {brief(str(error))}; correct that line") from error
     if system is None:
         raise FormatError(f"{source}: it declares a document type, as NCCL never does; take <!DOCTYPE ...> out")

@@ -16,6 +16,7 @@ from .gpu_topology import from_gpus
 from .model import Topology
 
 MOST_GPUS, MOST_NVLINKS = 255, 512  # of a node, between two GPUs
+MOST_SMI_BYTES = 1 << 20  # of a matrix of so many GPUs, four times over
 MOST_PORTS = 18  # of a GPU, up to NVLink 5
 VERSION = "4.0"  # its rate, 25 GB/s a link, is the same for all versions from 2 to 4
 WORDS = ("X", "SYS", "NODE", "PHB", "PXB", "PIX")
