@@ -39,6 +39,12 @@ def _dec(kind: type, obj: Any) -> Any:
     raise TypeError(f"{kind} has no JSON form")
 
 
+def values_in(text: str | bytes) -> int:
+    """How many values a JSON text has, or a few more, as strings have commas and brackets, too."""
+    plain = text.encode(errors="replace") if isinstance(text, str) else text
+    return sum(map(plain.count, (b",", b"[", b"{")))
+
+
 def plain(value: Any) -> Any:
     """Turn a value into dicts, lists, strings and numbers."""
     return msgspec.to_builtins(value, enc_hook=_enc)
@@ -71,8 +77,7 @@ class Document(Value, frozen=True):
             FormatError: for what is no such document.
             BlinkError: for one that is not consistent in itself; the kind of error is its own.
         """
-        plain = text.encode(errors="replace") if isinstance(text, str) else text
-        found = sum(map(plain.count, (b",", b"[", b"{")))  # or a few more, as texts have these, too
+        found = values_in(text)
         if found > MOST_VALUES and found > (most := cls.most_values(text)):
             raise FormatError(f"{source or cls.KIND}: not a valid {cls.KIND}: {found} values; at most {most} are read, "
                               "give a smaller one")  # fmt: skip

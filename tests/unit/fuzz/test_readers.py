@@ -43,7 +43,7 @@ from blinkmpi.topology import Topology, load, machine
 from blinkmpi.topology.measured import Measured, with_measured
 from blinkmpi.transport.host.forecast.rates import Hardware, StepCost, StepRates
 from blinkmpi.transport.host.forecast.rates import read as read_steps
-from blinkmpi.util.files import read_file
+from blinkmpi.util.files import read_file, read_json
 from tests.harness import ROOT
 from tests.unit.fuzz.mutators import many, promised, spoilt, spoilt_json
 from tests.unit.lang_xml.flows import halving_doubling, ring_allgather
@@ -282,6 +282,18 @@ def test_a_file_of_60_mib_is_refused_before_it_is_taken_apart(name: str, folder:
         for text in longest(seed):
             said = refused_with_little(name, text, folder)
             assert re.search("at most [0-9]+ are|it has more than|has at most", said), said
+
+
+@pytest.mark.slow
+def test_results_of_60_mib_are_refused_before_they_are_taken_apart(folder: Path) -> None:
+    (folder / "FILE.txt").write_text("[" + "[]," * (LONGEST // 3) + "0]")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="values; at most 1048576 are read"):
+            read_json(folder / "FILE.txt")
+        assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    finally:
+        tracemalloc.stop()
 
 
 RING3, NEXT3 = json.loads(ALGORITHMS[0]), json.loads(ALGORITHMS[2])
