@@ -18,7 +18,7 @@ from ..program.call import BLOCKED, Call, call_of_bytes, collective_named
 from ..program.ir import Program
 from ..program.reduction import Array, dtype_of
 from ..topology.model import Topology
-from ..util.codec import Document
+from ..util.codec import MOST_VALUES, Document
 from ..util.files import read_file
 from ..util.text import brief, plural, quoted, size_text
 from .flow import Contribution, Flow, Goal, Node, check_size, custom_call, goal_of
@@ -54,6 +54,11 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
     inplace: bool = False
     min_bytes: int = 0
     max_bytes: int = 0
+
+    @classmethod
+    def most_values(cls, text: str | bytes) -> int:
+        """As many as the library's longest for 256 ranks."""
+        return 2 * MOST_VALUES
 
     @classmethod
     def of(cls, name: str, flow: Flow, *, inplace: bool = False, min_bytes: int = 0, max_bytes: int = 0) -> Self:
@@ -100,12 +105,26 @@ class Algorithm(Document, frozen=True, dict=True, omit_defaults=True):
                             f"{quoted(self.collective)}")  # fmt: skip
         try:
             check_size(self.n, self.chunks)
+            self._check_outputs()
             self.flow.prove()
         except PlanError as error:
             raise PlanError(f"{where}: {error}") from error
         return self
 
     _consistent = check
+
+    def _check_outputs(self) -> None:
+        """Raise PlanError, before anything is made of so many chunks, if those of the outputs cannot be all."""
+        if self.collective == "custom":
+            return
+        each = self.chunks * (self.n if self.collective in ("allgather", "gather", "alltoall") else 1)
+        there = [len(outputs) for outputs in self.outputs]
+        if there != [each] * self.n:
+            raise PlanError(f"outputs of {there} chunks; expected {each} on each of {self.n} ranks")
+        taken = sum(o is not None and o < 0 for outputs in self.outputs for o in outputs)
+        taken += sum(o < 0 for node in self.nodes for o in node.operands)
+        if self.collective == "reduce_scatter" and taken < self.n * each * self.n:
+            raise PlanError(f"{taken} chunks of inputs are used; expected {self.n * each * self.n}, all of them")
 
     @cached_property
     def _lowering(self) -> Lowering:

@@ -21,6 +21,7 @@ from ..util.text import plural
 
 Contribution = tuple[int, int]  # (rank, chunk of its send buffer)
 MOST_CONTRIBUTIONS = 1 << 24  # to the outputs of all ranks
+SOME_FOLDED = 1 << 22  # contributions to all values, each time that they are folded, where results have fewer
 
 
 class Goal(Value, frozen=True):
@@ -104,6 +105,7 @@ class Flow(Value, frozen=True, dict=True):
         """
         goal, found = self.goal.checked(), list[frozenset[Contribution]]()
         reduces = goal.collective in REDUCTIONS or goal.collective == "custom"
+        folded, most = 0, self._most_folded()
         for i, node in enumerate(self.nodes):
             if not 0 <= node.rank < goal.n or not node.operands or max(node.operands) >= i:
                 raise PlanError(
@@ -118,8 +120,18 @@ class Flow(Value, frozen=True, dict=True):
                 if not value.isdisjoint(part):
                     raise PlanError(f"{node.where}: {named(min(value & part))} is folded twice on rank {node.rank}")
                 value |= part
+                folded += len(value)
+                if folded > most:
+                    raise PlanError(f"{node.where or f'value {i}'}: more than {most} contributions are folded until "
+                                    "here; take fewer ranks or chunks, which may be long")  # fmt: skip
             found.append(value)
         return tuple(found)
+
+    def _most_folded(self) -> int:
+        """How many contributions all values may have: as many as each of a chain of ranks would have."""
+        goal = self.goal
+        chunks = goal.n * goal.chunks if goal.collective != "custom" else sum(len(w) for of in goal.wanted for w in of)
+        return min(max(SOME_FOLDED, goal.n * chunks), MOST_CONTRIBUTIONS)
 
     @cached_property
     def live(self) -> tuple[int, ...]:
@@ -204,9 +216,12 @@ def goal_of(collective: str, n: int, chunks: int, root: int = -1) -> Goal:
                         f"as root of {', '.join(sorted(ROOTED))} alone, and at least one of each")  # fmt: skip
     everyone, blocks = range(n), n if collective in BLOCKED else 1
 
-    @cache  # every rank wants the same
+    @cache  # every rank wants the same, or a part of it
+    def everything(chunk: int) -> tuple[Contribution, ...]:
+        return tuple((r, chunk) for r in everyone)
+
     def fold(chunk: int, ranks: range) -> tuple[Contribution, ...]:
-        return tuple((r, chunk) for r in ranks)
+        return everything(chunk)[ranks.start : ranks.stop]
 
     def wanted(rank: int) -> list[tuple[Contribution, ...]]:
         there = rank == root

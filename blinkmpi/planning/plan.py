@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import ClassVar, Literal, Self
 
+import msgspec
 from msgspec.structs import replace
 
 from ..errors import PlanError
@@ -19,7 +20,7 @@ from ..topology.model import MOST_DEVICES, MOST_MBPS, Topology
 from ..trees.bounds.verify import verify
 from ..trees.graph.turning import is_symmetry, turned_packing
 from ..trees.tree import MAY_BE_CARRIED, Collective, Packing, carried, packed_as
-from ..util.codec import Document, Value
+from ..util.codec import MOST_VALUES, Document, Value
 from ..util.text import brief, quoted
 
 ProtocolName = Literal[
@@ -31,6 +32,7 @@ PACKETS = ("ll16_one_shot", "ll16_two_shot", "ll128_one_shot", "ll128_two_shot")
 FORMAT_VERSION = 2
 MOST_RATE = MOST_MBPS * MOST_DEVICES  # MB/s, of all links together
 MIN_CHUNK_BYTES = 4096
+VALUES_OF_CUBE = 16  # of a document for each three ranks, twice as many as one of shared memory has
 CHUNKS_PER_SPAN = 8
 
 
@@ -79,6 +81,12 @@ class Turn(Value, frozen=True):
     image: tuple[int, ...]
 
 
+class _Ranks(msgspec.Struct):
+    """The number of ranks in a plan's document; the rest is not looked at."""
+
+    n: int = 0
+
+
 class Plan(Document, frozen=True, dict=True, omit_defaults=True):
     """All packings of a job and the selection table; what was ``passed_over`` is for people.
 
@@ -98,6 +106,15 @@ class Plan(Document, frozen=True, dict=True, omit_defaults=True):
     turns: tuple[Turn, ...] = ()
     algorithms: tuple[Algorithm, ...] = ()
     wire: Wire = "accumulator"
+
+    @classmethod
+    def most_values(cls, text: str | bytes) -> int:
+        """As many as a plan of so many ranks has: trees of as many edges, for each pair of ranks."""
+        try:
+            ranks = msgspec.json.decode(text, type=_Ranks).n
+        except (msgspec.ValidationError, msgspec.DecodeError, RecursionError):
+            ranks = 0
+        return max(MOST_VALUES, VALUES_OF_CUBE * ranks**3)
 
     def algorithm(self, collective: str, root: int, scheme: str) -> Algorithm | None:
         """The algorithm that a scheme is; None for a scheme of packings.

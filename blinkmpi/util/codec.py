@@ -17,6 +17,7 @@ from .text import DIGITS, brief, quoted
 
 T = TypeVar("T")
 FRACTION = re.compile(rf"-?[0-9]{{1,{DIGITS}}}(/0*[1-9][0-9]{{0,{DIGITS}}})?")
+MOST_VALUES = 1 << 20  # in a document, nested ones too
 LONG_NUMBER = re.compile(rb"[0-9]{19}")  # or a string of digits: a name, a UUID
 
 
@@ -36,6 +37,12 @@ def _dec(kind: type, obj: Any) -> Any:
             return Fraction(obj)
         raise ValueError(f'expected a fraction such as "3/2", got {quoted(obj)}')
     raise TypeError(f"{kind} has no JSON form")
+
+
+def values_in(text: str | bytes) -> int:
+    """How many values a JSON text has, or a few more, as strings have commas and brackets, too."""
+    plain = text.encode(errors="replace") if isinstance(text, str) else text
+    return sum(map(plain.count, (b",", b"[", b"{")))
 
 
 def plain(value: Any) -> Any:
@@ -70,11 +77,20 @@ class Document(Value, frozen=True):
             FormatError: for what is no such document.
             BlinkError: for one that is not consistent in itself; the kind of error is its own.
         """
+        found = values_in(text)
+        if found > MOST_VALUES and found > (most := cls.most_values(text)):
+            raise FormatError(f"{source or cls.KIND}: not a valid {cls.KIND}: {found} values; at most {most} are read, "
+                              "give a smaller one")  # fmt: skip
         value = loads(text, cls, kind=cls.KIND, version=cls.VERSION, source=source or cls.KIND)
         try:
             return value._consistent()
         except BlinkError as error:
             raise type(error)(f"{source or cls.KIND}: {brief(str(error))}") from error
+
+    @classmethod
+    def most_values(cls, text: str | bytes) -> int:
+        """How many values a document that has many may have."""
+        return MOST_VALUES
 
     def _consistent(self) -> Self:
         """Return self if it is consistent in itself."""

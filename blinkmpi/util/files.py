@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .codec import MOST_VALUES, values_in
+
 MOST_BYTES = 64 << 20  # of a file; more is no description of a machine, no plan and no result
 PIPE_SECONDS = 10.0  # that a pipe's writer may take
 _BLOCK = 1 << 20
@@ -49,10 +51,13 @@ def read_json(path: str | Path) -> Any:
     """The JSON in a file that is not of our value types.
 
     Raises:
-        OSError: as :func:`read_file`. ValueError: if it is no JSON.
+        OSError: as :func:`read_file`. ValueError: if it is no JSON, or of more values than is read.
     """
+    text = read_file(path)
+    if (found := values_in(text)) > MOST_VALUES:
+        raise ValueError(f"{found} values; at most {MOST_VALUES} are read")
     try:
-        return json.loads(read_file(path))
+        return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

@@ -52,7 +52,7 @@ def export(
                         f"expected one of {', '.join(SLOTS)}, at least one of each, and at most {MOST_CHANNELS} "
                         "channels")  # fmt: skip
     goal = flow.goal
-    if instances * len(flow.nodes) > MOST_MOVES or instances * goal.chunks * goal.n**2 > MOST_WANTED:
+    if 2 * instances * len(flow.nodes) > MOST_MOVES or instances * goal.chunks * goal.n**2 > MOST_WANTED:
         raise PlanError(f"{instances} instances of {len(flow.nodes)} values on {goal.n} ranks: more than a file may "
                         "have; take fewer")  # fmt: skip
     whole = replicated(flow, instances)

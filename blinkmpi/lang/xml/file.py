@@ -26,6 +26,7 @@ from ...errors import FormatError
 from ...util.codec import Value
 from ...util.files import read_file
 from ...util.text import brief, quoted
+from ...util.xml_text import parsed
 
 Place = tuple[str, int]  # buffer ``i``, ``o`` or ``s``, and the first chunk
 
@@ -42,8 +43,8 @@ COLLECTIVES_OF_XML: dict[str, str] = {name.replace("_", ""): name for name in (
 
 MOST_XML_BYTES = 64 << 20
 MOST_GPUS = 4096
-MOST_CHUNKS = 1 << 20  # of a buffer
-MOST_MOVES = 1 << 23  # chunks that all steps move together
+MOST_CHUNKS = 1 << 17  # of a buffer
+MOST_MOVES = 1 << 17  # chunks that all steps move together
 MOST_WANTED = 1 << 26  # contributions in the outputs of all GPUs
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 
@@ -114,6 +115,11 @@ class XmlAlgorithm(Value, frozen=True):
         """How many steps all thread blocks have together."""
         return sum(len(block.steps) for gpu in self.gpus for block in gpu.blocks)
 
+    @property
+    def moves(self) -> int:
+        """How many chunks they move together."""
+        return sum(step.count for gpu in self.gpus for block in gpu.blocks for step in block.steps)
+
 
 def load_xml(path: str | Path) -> XmlAlgorithm:
     """Read a file.
@@ -138,10 +144,8 @@ def parse_xml(text: str | bytes, source: str = "MSCCL's XML") -> XmlAlgorithm:
         FormatError: for what is not MSCCL's XML; naming the source, gpu, thread block and step.
     """
     try:
-        plain = text if isinstance(text, str) else text.decode()
-        # Entities can grow without end, and MSCCL declares none.
-        algo = ET.fromstring(plain) if "<!DOCTYPE" not in plain else None
-    except (ET.ParseError, UnicodeError, ValueError) as error:
+        algo = parsed(text)
+    except ValueError as error:
         raise FormatError(f"{source}: not XML: {brief(str(error))}; correct that line") from error
     if algo is None:
         raise FormatError(f"{source}: it declares a document type, as MSCCL never does; take <!DOCTYPE ...> out")

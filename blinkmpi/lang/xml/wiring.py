@@ -15,6 +15,7 @@ from ...util.codec import Value
 from ..flow import Goal, goal_of
 from .file import RECEIVES, SENDS, Place, XmlAlgorithm, XmlGpu, XmlStep
 
+MOST_NAMED = 1 << 16  # missing results, one by one
 Connection = tuple[int, int, int]  # sender, receiver, channel
 
 
@@ -128,6 +129,11 @@ def _unmatched(connection: Connection, sends: list[FlatStep], receives: list[Fla
 def _structure(algorithm: XmlAlgorithm) -> Iterator[str]:
     """Say what is wrong in a GPU alone."""
     n = len(algorithm.gpus)
+    needed = _least_moves(algorithm)
+    if needed > max(algorithm.moves, MOST_NAMED):
+        yield (f"nchunksperloop={algorithm.chunks}: {algorithm.collective} of {n} GPUs moves {needed} chunks or more, "
+               f"and the steps move {algorithm.moves}")  # fmt: skip
+        return
     try:
         goals = [goal_of_file(algorithm, algorithm.root)] * n
     except PlanError as error:
@@ -160,6 +166,13 @@ def _structure(algorithm: XmlAlgorithm) -> Iterator[str]:
         for i, o in gpu.copies:
             if not (i < sizes["i"][0] and o < sizes["o"][0]):
                 yield f"gpu {g}: <copy i_off={i} o_off={o}> with {sizes['i'][0]} and {sizes['o'][0]} chunks"
+
+
+def _least_moves(algorithm: XmlAlgorithm) -> int:
+    """How many chunks the steps must move, as all of a result but a rank's own input comes from other GPUs."""
+    n, chunks = len(algorithm.gpus), algorithm.chunks
+    of_root = {"custom": 0, "gather": chunks // n, "scatter": chunks // n}  # blocks that one GPU has
+    return (n - 1) * of_root.get(algorithm.collective, chunks)
 
 
 def _sizes(gpu: XmlGpu, goal: Goal | None, rank: int) -> dict[str, tuple[int, str]]:

@@ -5,7 +5,9 @@ Mutations of real files find what nobody thought of; what they found is in ``tes
 
 import json
 import os
-from collections.abc import Callable
+import re
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +43,7 @@ from blinkmpi.topology import Topology, load, machine
 from blinkmpi.topology.measured import Measured, with_measured
 from blinkmpi.transport.host.forecast.rates import Hardware, StepCost, StepRates
 from blinkmpi.transport.host.forecast.rates import read as read_steps
-from blinkmpi.util.files import read_file
+from blinkmpi.util.files import read_file, read_json
 from tests.harness import ROOT
 from tests.unit.fuzz.mutators import many, promised, spoilt, spoilt_json
 from tests.unit.lang_xml.flows import halving_doubling, ring_allgather
@@ -58,6 +60,7 @@ FORWARD = lang.algorithm(
     chunks=1,
     name="next",
 )(lambda n: [lang.chunk(r - 1, "input", 0).copy(r, "output", 0) for r in range(1, n)])
+LONGEST = 60 << 20  # bytes of a file; 64 MiB are not read at all
 HERE = Resources(nodes=2, slots=4, gpus=False)
 
 
@@ -236,6 +239,94 @@ def test_a_file_that_ends_anywhere(name: str, folder: Path) -> None:
 def test_another_encoding(name: str, encoding: str, folder: Path) -> None:
     for seed in READERS[name].seeds:
         keeps_its_promise(name, seed.decode().encode(encoding), folder / "FILE.txt")
+
+
+def longest(seed: bytes) -> Iterator[bytes]:
+    """A real file as one of 60 MiB: each list of a document filled with its first item, elements, lines, one letter."""
+    if seed.startswith(b"<"):
+        yield seed + b"<a/>" * (LONGEST // 4)
+        yield seed.replace(b">", b">" + b"<a>" * (LONGEST // 3), 1)
+        yield seed.replace(b">", b' a=""' * (LONGEST // 5) + b">", 1)
+    elif not seed.startswith(b"{"):
+        yield seed * (LONGEST // len(seed))
+    document = json.loads(seed) if seed.startswith(b"{") else {}
+    for key, value in document.items():
+        if isinstance(value, list):
+            item = json.dumps(value[0] if value else 0)
+            text = json.dumps(document | {key: "HERE"})
+            yield text.replace('"HERE"', f"[{','.join([item] * (LONGEST // (len(item) + 1)))}]").encode()
+    if document:
+        yield json.dumps(document | {"format": "HERE"}).replace('"HERE"', f"[{'[],' * (LONGEST // 3)}0]").encode()
+
+
+def refused_with_little(name: str, text: bytes, folder: Path) -> str:
+    """What a reader says of a file; it refuses it with few calls, and memory for the text and little else."""
+    (folder / "FILE.txt").write_bytes(text)
+    tracemalloc.start()
+    try:
+        found = promised(
+            lambda: READERS[name].read(str(folder / "FILE.txt")),
+            *READERS[name].errors,
+            source="FILE.txt",
+            calls=100_000,
+        )
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, BlinkError)
+    assert most < 300 << 20, f"{most >> 20} MiB"
+    return str(found)
+
+
+@pytest.mark.slow
+@each
+def test_a_file_of_60_mib_is_refused_before_it_is_taken_apart(name: str, folder: Path) -> None:
+    for seed in {seed[:1]: seed for seed in READERS[name].seeds}.values():  # one of each format
+        for text in longest(seed):
+            said = refused_with_little(name, text, folder)
+            assert re.search("at most [0-9]+ are|it has more than|has at most", said), said
+
+
+@pytest.mark.slow
+def test_results_of_60_mib_are_refused_before_they_are_taken_apart(folder: Path) -> None:
+    (folder / "FILE.txt").write_text("[" + "[]," * (LONGEST // 3) + "0]")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="values; at most 1048576 are read"):
+            read_json(folder / "FILE.txt")
+        assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    finally:
+        tracemalloc.stop()
+
+
+RING3, NEXT3 = json.loads(ALGORITHMS[0]), json.loads(ALGORITHMS[2])
+CHAIN = [{"rank": 0, "operands": [-1]}, *({"rank": 0, "operands": [i, -i - 2]} for i in range(20_000))]
+HALF = CHUNKS[0].decode().replace('nchunksperloop="4"', 'nchunksperloop="131072"')
+
+
+@pytest.mark.parametrize(("name", "document", "said"), [
+    ("algorithm", RING3 | {"chunks": 1_000_000}, r"outputs of \[3, 3, 3\] chunks; expected 1000000 on each of 3 ranks"),
+    ("algorithm", RING3 | {"chunks": 1, "n": 4096}, "expected 1 on each of 4096 ranks"),
+    ("algorithm", RING3 | {"collective": "reduce_scatter", "n": 4096, "chunks": 1, "outputs": [[-1]] * 4096},
+     "chunks of inputs are used; expected 16777216"),
+    ("algorithm", RING3 | {"collective": "scan", "n": 4096, "chunks": 1, "nodes": [], "outputs": [[-1]] * 4096},
+     "rank 1: chunk 0 of its output is rank 1's chunk 0; wanted rank 0's"),
+    ("algorithm", NEXT3 | {"n": 1, "given": [20_001], "wanted": [[[[0, 0]]]], "outputs": [[0]], "nodes": CHAIN},
+     "value [0-9]+: more than 4194304 contributions are folded until here"),
+    ("plan", json.loads(PLAN.to_json()) | {"algorithms": [RING3 | {"chunks": 1_000_000}]}, "expected|not a valid plan"),
+])  # fmt: skip
+def test_a_small_file_of_something_large_is_refused_before_it_is_made(
+    name: str, document: dict[str, Any], said: str, folder: Path
+) -> None:
+    assert re.search(said, refused_with_little(name, json.dumps(document).encode(), folder))
+
+
+def test_xml_that_says_more_chunks_than_its_steps_can_fill_is_judged_at_once() -> None:
+    report = judge(parse_xml(HALF))[0]
+    assert [fault.text for fault in report.faults] == [
+        "nchunksperloop=131072: allreduce of 4 GPUs moves 393216 chunks or more, and the steps move "
+        f"{parse_xml(CHUNKS[0]).moves}"
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name not in ("program", "measured")])
