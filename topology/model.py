@@ -26,8 +26,8 @@ from ..util.text import brief, quoted
 FORMAT_VERSION = 1
 MOST_DEVICES = 1 << 16
 MOST_MBPS = 10**12  # of a link: an exabyte a second
-MOST_JSON_BYTES = 32 << 20  # 65,536 devices with their links, an object of some 100 bytes each
-MOST_JSON_OBJECTS = 1 << 18
+# 65,536 devices, each with four links to switches, are 330,000 objects of some 110 bytes and 7 values.
+MOST_JSON_BYTES, MOST_JSON_OBJECTS, MOST_JSON_VALUES = 48 << 20, 1 << 19, 1 << 22
 DeviceKind = Literal["gpu", "cpu"]
 SwitchKind = Literal["nvswitch", "pcie", "host", "memory", "net"]
 LinkKind = Literal["nvlink", "xgmi", "c2c", "pcie", "host", "memory", "net"]
@@ -160,7 +160,7 @@ class Topology(Document, frozen=True, dict=True):
         """Read what :meth:`to_json` wrote, if it is no larger than the description of a machine can be."""
         data = text.encode() if isinstance(text, str) else text
         objects = data.count(b"{")
-        if len(data) > MOST_JSON_BYTES or objects > MOST_JSON_OBJECTS:
+        if len(data) > MOST_JSON_BYTES or objects > MOST_JSON_OBJECTS or data.count(b",") > MOST_JSON_VALUES:
             raise FormatError(f"{source or cls.KIND}: {len(data) >> 10} KiB with {objects} objects; {MOST_DEVICES} "
                               f"devices with their links have at most {MOST_JSON_BYTES >> 20} MiB and "
                               f"{MOST_JSON_OBJECTS} objects, give another file")  # fmt: skip

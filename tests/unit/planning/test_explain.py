@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from blinkmpi.errors import PlanError
-from blinkmpi.planning.explain import FORMAT_VERSION, WIDTH, Explanation, explanation, plan_line, shares
+from blinkmpi.planning.explain import FORMAT_VERSION, WIDTH, Explanation, explanation, plan_line, share_text, shares
 from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.planner import make_plan
 from blinkmpi.planning.selection import choose, program_for
@@ -40,6 +40,14 @@ def test_the_numbers_are_those_of_the_packing_and_the_price() -> None:
     text = found.text()
     for part in (packing.certificate.text[:20], "equal to the bound", "trees", "60.5 GB/s", rule.reason, "64 MiB"):
         assert part in text
+
+
+@pytest.mark.parametrize(("share", "text"), [
+    ("1", "100%"), ("1/2", "50%"), ("1/3", "33.3%"), ("693423208338235022/3900534941026005171", "17.8%"),
+    ("1/800", "0.125%"), ("1/10000000", "<0.01%"), ("9999/10000", "99.99%"), ("0", "0%"),
+])  # fmt: skip
+def test_a_share_is_a_percentage_for_people(share: str, text: str) -> None:
+    assert share_text(Fraction(share)) == text
 
 
 @pytest.mark.slow

@@ -279,9 +279,11 @@ def test_a_large_file_is_refused_before_it_is_expanded() -> None:
         with pytest.raises(FormatError, match="KiB of text; the matrices of 64 GPUs"):
             read_rocm(" " * (MOST_ROCM_BYTES + 1))
         link = '{"src": 0, "dst": 1, "kind": "net", "lanes": 1, "lane_mbps": 1}'
-        many = f'{{"format": "blinkmpi.topology", "links": [{", ".join([link] * (1 << 18))}]}}'
-        with pytest.raises(FormatError, match=r"f: \d+ KiB with 262145 objects; 65536 devices with their links have"):
+        many = f'{{"format": "blinkmpi.topology", "links": [{", ".join([link] * (1 << 19))}]}}'
+        with pytest.raises(FormatError, match=r"f: \d+ KiB with 524289 objects; 65536 devices with their links have"):
             Topology.from_json(many, "f")
-        with pytest.raises(FormatError, match="have at most 32 MiB"):
-            Topology.from_json(" " * ((32 << 20) + 1))
+        with pytest.raises(FormatError, match="have at most 48 MiB"):
+            Topology.from_json('{"format": [' + "1," * (1 << 22) + "1]}")
+        with pytest.raises(FormatError, match="have at most 48 MiB"):
+            Topology.from_json(" " * ((48 << 20) + 1))
     assert effort.ours < 300_000
