@@ -283,7 +283,7 @@ def test_a_large_file_is_refused_before_it_is_expanded() -> None:
         with pytest.raises(FormatError, match=r"f: \d+ KiB with 524289 objects; 65536 devices with their links have"):
             Topology.from_json(many, "f")
         with pytest.raises(FormatError, match="have at most 48 MiB"):
-            Topology.from_json('{"format": [' + "1," * (1 << 22) + "1]}")
+            Topology.from_json('{"format": [' + "1," * ((1 << 22) + 1) + "1]}")
         with pytest.raises(FormatError, match="have at most 48 MiB"):
             Topology.from_json(" " * ((48 << 20) + 1))
     assert effort.ours < 300_000
