@@ -23,7 +23,7 @@ MOST_GPUS, MOST_NVLINKS = 255, 512  # of a node, between two GPUs
 MOST_SMI_BYTES = 1 << 20  # the matrix of 255 GPUs has a third of it
 MOST_PORTS = 18  # of a GPU, up to NVLink 5
 VERSION = "4.0"  # its rate is that of all versions from 2 to 4 but GA102's
-GA102 = "3.1"
+GA102, GA102_LINKS = "3.1", 4  # no other GPUs are joined in pairs by four NVLinks
 WORDS = ("X", "SYS", "NODE", "PHB", "PXB", "PIX")
 OLD_WORDS = {"SOC": "SYS"}  # of drivers before 2017
 ESCAPES = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]*[A-Za-z]")  # nvidia-smi underlines its headings; cat -v shows them
@@ -54,6 +54,7 @@ def read_smi(
     matrix = _matrix(text, source)
     cells, n = matrix.cells, len(matrix.cells)
     links = [[int(c[2:]) if c.startswith("NV") else 0 for c in row[:n]] for row in cells]
+    version = GA102 if n == 2 and links[0][1] == GA102_LINKS and not switch else VERSION
     switched = [sum(row) > MOST_PORTS or (switch and any(row)) for row in links]
     if switch and not any(map(any, links)):
         raise FormatError(f"{source}: --switch: the text has no NV# that could lead to a switch; leave it out")
@@ -66,7 +67,7 @@ def read_smi(
         ports: list[NvLink] = []
         for j in range(n):
             if not switched[i]:
-                ports += [NvLink(len(ports) + k, True, VERSION, "gpu", _bus(j)) for k in range(links[i][j])]
+                ports += [NvLink(len(ports) + k, True, version, "gpu", _bus(j)) for k in range(links[i][j])]
         if switched[i]:
             ports = [NvLink(k, True, VERSION, "hidden switch") for k in range(max(links[i]))]
         nothing = Unknown("not in nvidia-smi's text")
@@ -86,9 +87,9 @@ def read_smi(
         raise TopologyError(f"{source}: {brief(str(error))}") from error
     devices = tuple(replace(d, bus="") for d in made.devices)
     some = any(map(any, links))
-    told = "" if "nvlink" in rates or not some else f"; NVLinks taken as {NVLINK_MBPS[VERSION] / 1000:g} GB/s each"
+    told = "" if "nvlink" in rates or not some else f"; NVLinks taken as {NVLINK_MBPS[version] / 1000:g} GB/s each"
     said = f"{source}: nvidia-smi topo -m: no names, no PCIe rates in it{told}; {made.source}"
-    remarks = tuple(f"{source}: {remark}" for remark in _remarks(matrix, links, switched, rates, switch=switch))
+    remarks = tuple(f"{source}: {remark}" for remark in _remarks(matrix, links, switched, rates, version))
     return replace(made, devices=devices, source=said, remarks=remarks).check()
 
 
@@ -101,7 +102,7 @@ class _Matrix(NamedTuple):
 
 
 def _remarks(
-    matrix: _Matrix, links: list[list[int]], switched: list[bool], rates: Mapping[str, int], *, switch: bool
+    matrix: _Matrix, links: list[list[int]], switched: list[bool], rates: Mapping[str, int], version: str
 ) -> list[str]:
     """What the text leaves open, and how to tell."""
     found = []
@@ -115,7 +116,13 @@ def _remarks(
             f"DGX-2 or HGX of which {plural(n, 'GPU')} are visible, each has {count} in all: `nvidia-smi nvlink -s` "
             "counts a GPU's links, and --switch reads it so"
         )
-    if "nvlink" not in rates and count:
+    if "nvlink" not in rates and version == GA102:
+        found.append(
+            f"NV{GA102_LINKS} between two GPUs is read as the bridge of RTX 3090, A6000 or A40, "
+            f"{NVLINK_MBPS[GA102] / 1000:.2f} GB/s a link; of two GPUs of an HGX A100 with four one is "
+            f"{NVLINK_MBPS[VERSION] / 1000:g}: say so with --rate nvlink=GB/s"
+        )
+    elif "nvlink" not in rates and count:
         usual, small, fast = (NVLINK_MBPS[version] / 1000 for version in (VERSION, GA102, "5.0"))
         found.append(
             f"the text does not say which NVLinks these are: {usual:g} GB/s a link assumed; of RTX 3090, A6000 and A40 "

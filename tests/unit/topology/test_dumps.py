@@ -206,8 +206,18 @@ def test_what_is_not_ambiguous_is_not_called_so(rows: tuple[str, ...]) -> None:
 
 
 def test_a_matrix_does_not_say_how_fast_a_link_is() -> None:
+    twelve = read_smi(smi("X NV12", "NV12 X"))
+    assert "25 GB/s a link assumed; of RTX 3090, A6000 and A40 one is 14.06, of B200 50" in twelve.remarks[0]
+    assert set(nvlinks(twelve).values()) == {300_000}
+
+
+def test_four_links_between_two_gpus_are_the_bridge_of_ga102() -> None:
     text = smi("X NV4", "NV4 X")
-    assert "25 GB/s a link assumed; of RTX 3090, A6000 and A40 one is 14.06, of B200 50" in read_smi(text).remarks[0]
+    read = read_smi(text)
+    assert set(nvlinks(read).values()) == {4 * 14_062}
+    assert (
+        "is read as the bridge of RTX 3090, A6000 or A40, 14.06 GB/s a link; of two GPUs of an HGX" in read.remarks[0]
+    )
     said = read_smi(text, rates={"nvlink": 14_062})
     assert said.remarks == ()
     assert set(nvlinks(said).values()) == {4 * 14_062}
