@@ -12,10 +12,10 @@ containers on one host may share no memory); ``BLINKMPI_NODE_ID`` replaces the l
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,9 +23,9 @@ import msgspec
 
 from ..errors import TopologyError
 from ..util.codec import Value
-from ..util.shared_memory import NO_ROOM, SHM
+from ..util.shared_memory import NO_ROOM, SHM, NotShared, shared_file
 from ..util.text import plural, ranks_text
-from ..util.together import Comm, attempt, failure_of, from_root, gathered, result_of, together
+from ..util.together import Comm, allgather, attempt, failure_of, from_root, gathered, result_of, together
 from .model import Device, Link, Origin, Switch, Topology
 from .network_rate import MessagingComm, even_out, net_rate, rounded
 
@@ -69,7 +69,7 @@ def gather(comm: MessagingComm, node_comm: Comm, *, measure: bool = True) -> Top
         BlinkError: this rank's own failure.
     """
     processes = exchange(comm, node_comm, measure=measure)
-    text = from_root(comm, lambda: cpu_topology(processes).to_json(), during=_DURING)
+    text = from_root(comm, lambda: cpu_topology(processes).to_json(), str, during=_DURING)
     return together(comm, lambda: Topology.from_json(text, source="topology from rank 0"), during=_DURING)
 
 
@@ -96,6 +96,8 @@ def gather_gpus(
         BlinkError: this rank's own failure.
         TopologyError: the same on all ranks, for facts that make no machine: two ranks on one GPU, a GPU in MIG mode.
     """
+    from .gpu import GpuFacts
+
     processes = exchange(comm, node_comm, measure=False)
 
     def own() -> GpuFacts | str:
@@ -103,7 +105,7 @@ def gather_gpus(
             raise facts
         return facts or "no GPU"
 
-    everybody = gathered(comm, own, during=_DURING)
+    everybody = gathered(comm, own, GpuFacts | str, during=_DURING)
     without = {rank: reason for rank, reason in enumerate(everybody) if isinstance(reason, str)}
     if without:
         some = f"{ranks_text([*without])} {'have' if len(without) > 1 else 'has'} no"
@@ -116,7 +118,8 @@ def gather_gpus(
     # the same facts everywhere, the same result
     made = attempt(lambda: from_gpus(gpus, nodes=nodes, hosts=hosts, per_gpu=per_gpu))
     failure = failure_of(made)
-    results = comm.allgather(str(failure) if isinstance(made, Exception) else f"fingerprint {made.fingerprint}")
+    said = str(failure) if isinstance(made, Exception) else f"fingerprint {made.fingerprint}"
+    results = allgather(comm, said, str)
     if len(set(results)) > 1:
         raise TopologyError(
             f"the ranks make different machines of the same GPUs: {results}; start one version everywhere"
@@ -132,32 +135,24 @@ def exchange(comm: MessagingComm, node_comm: Comm, *, measure: bool = True) -> t
         BlinkError: this rank's own failure.
     """
     process = attempt(this_process)
-    ranks: list[int] = node_comm.allgather(comm.rank)
+    ranks = allgather(node_comm, comm.rank, int)
     rate = _copy_rate(comm.rank, ranks, node_comm) if measure else None
-    firsts = sorted(set(comm.allgather(min(ranks))))
+    firsts = sorted(set(allgather(comm, min(ranks), int)))
     net = attempt(lambda: net_rate(comm, firsts)) if measure else None
 
     def own() -> ProcessInfo:
         rates = {"copy_mbps": result_of(rate), "net_mbps": result_of(net)}
         return msgspec.structs.replace(result_of(process), leader=min(ranks), **rates)
 
-    return tuple(gathered(comm, own, during=_DURING))
+    return tuple(gathered(comm, own, ProcessInfo, during=_DURING))
 
 
 def _copy_rate(rank: int, ranks: list[int], node_comm: Comm) -> int | Exception:
     """This rank's copy rate among its neighbours, or its error; it takes part in every exchange, whatever fails."""
-    leader, mine = rank == min(ranks), ranks.index(rank)
-    path = node_comm.allgather(f"{SHM}/blinkmpi-{uuid.uuid4().hex}" if leader else "")[ranks.index(min(ranks))]
-    slots: list[Bytes] | Exception = ValueError("not mapped yet")
-    for turn in (True, False):  # the leader makes the file, then the others open it
-        if leader == turn:
-            slots = attempt(lambda: shared_slots(path, len(ranks), create=leader))
-        node_comm.Barrier()
-    if leader and not isinstance(slots, Exception):
-        os.unlink(path)  # everybody has it mapped
-    unshared = isinstance(slots, FileNotFoundError)  # the two share no memory: `place` will differ
-    if unshared or (isinstance(slots, OSError) and slots.errno in NO_ROOM):
-        slots = [page_aligned(SLOT_BYTES)]
+    mine = ranks.index(rank)
+    slots = attempt(lambda: shared_slots(node_comm, mine))
+    if isinstance(slots, NotShared) or (isinstance(slots, OSError) and slots.errno in NO_ROOM):
+        slots = [page_aligned(SLOT_BYTES)]  # without shared memory `place` will differ
 
     def prepare() -> Callable[[], int]:
         return copy_test(result_of(slots), mine % len(result_of(slots)))
@@ -227,23 +222,31 @@ def page_aligned(size: int) -> Bytes:
     return raw[start : start + size]
 
 
-def shared_slots(path: str, count: int, *, create: bool) -> list[Bytes]:
-    """Map ``count`` slots of the file ``path``, made here or by another process of this machine.
+def shared_slots(node: Comm, mine: int) -> list[Bytes]:
+    """Map a slot for each rank of ``node``, of which slot ``mine`` is reserved here; collective.
 
     Raises:
-        OSError: if there is no room, here, or no such file, there.
+        NotShared: where this rank shares no memory with the first one.
+        OSError: if there is no room.
+        TopologyError: on every rank, where no such memory can be made.
     """
     import numpy as np
 
-    with open(path, "x+b" if create else "r+b") as file:
-        if create:
-            try:
-                os.posix_fallocate(file.fileno(), 0, count * SLOT_BYTES)
-            except OSError:
-                os.unlink(path)
-                raise
-        memory = np.memmap(file, np.uint8, "r+", shape=(count * SLOT_BYTES,))
-    return [memory[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in range(count)]
+    file = shared_file(node, node.size * SLOT_BYTES)
+
+    def mapped() -> Bytes:
+        if isinstance(file, OSError):
+            raise file
+        with open(file, "r+b") as shared:
+            os.posix_fallocate(file, mine * SLOT_BYTES, SLOT_BYTES)
+            return np.memmap(shared, np.uint8, "r+", shape=(node.size * SLOT_BYTES,))
+
+    memory = attempt(mapped)
+    full = isinstance(memory, OSError) and memory.errno in NO_ROOM
+    if any(allgather(node, full, bool)) and not isinstance(memory, Exception):
+        raise OSError(errno.ENOSPC, f"{SHM} is full")  # nobody may touch what another rank could not reserve
+    whole = result_of(memory)
+    return [whole[i * SLOT_BYTES : (i + 1) * SLOT_BYTES] for i in range(node.size)]
 
 
 def nodes_of(processes: Sequence[ProcessInfo]) -> list[int]:

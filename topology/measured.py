@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ..errors import BlinkError, SettingsError, TopologyError
+from ..util.cache_folder import read_kept
 from ..util.codec import Document, Value
-from ..util.files import read_file
 from ..util.text import brief, plural
 from ..util.together import Comm, from_root
 from .gpu import GpuFacts
@@ -243,7 +243,7 @@ def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measure
     def from_file() -> str:
         path = file_of(folder, (d.uuid for d in topology.devices), driver_of(facts))
         try:
-            return Measured.from_json(read_file(path), source=brief(str(path))).to_json()
+            return Measured.from_json(read_kept(path), source=brief(str(path))).to_json()
         except FileNotFoundError:
             return ""  # nothing was measured
         except (OSError, BlinkError) as error:
@@ -252,7 +252,7 @@ def kept(comm: Comm, topology: Topology, facts: object, folder: Path) -> Measure
                 f"cannot use {brief(str(path))} ({why}); remove it, or blinkmpi topo --measure=again"
             ) from error
 
-    text = from_root(comm, from_file, during="while the measured links were read", error=SettingsError)
+    text = from_root(comm, from_file, str, during="while the measured links were read", error=SettingsError)
     return here(Measured.from_json(text), topology) if text else None
 
 

@@ -6,10 +6,11 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ArgumentError, NoPackingError
-from ..planning.explain import shares
+from ..planning.explain import share_text, shares
 from ..planning.planner import make_plan
 from ..planning.slots import Gpus
 from ..program.call import collective_named
@@ -215,12 +216,20 @@ def plan_diff(args: argparse.Namespace) -> int:
     one, other = (read_plan(path) for path in args.diff)
     found = plan_differences(one, other)
     rows: list[tuple[str, ...]] = [(d.collective, d.what, d.one, d.other) for d in found]
-    if not args.json and not args.trees:
-        rows = _brief(found)
+    if not args.json:
+        rows = [(*row[:2], *_percentages(*row[1:])) for row in rows] if args.trees else _brief(found)
     code = compared(args, "plan-diff", tuple(args.diff), ("collective", "what"), rows)
     if not args.json and len(rows) < len(found):
         print(f"\n {len(found)} in all, with trees and loads of links: --trees, --json")
     return code
+
+
+def _percentages(what: str, one: str, other: str) -> tuple[str, str]:
+    """The shares of a tree as people read them, unless these look the same."""
+    if not what.startswith("tree "):
+        return one, other
+    texts = tuple(share_text(Fraction(share)) if share else "" for share in (one, other))
+    return (one, other) if texts[0] == texts[1] else (texts[0], texts[1])
 
 
 def _brief(found: Sequence[PlanDifference]) -> list[tuple[str, ...]]:

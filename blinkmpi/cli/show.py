@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..doctor.report import Report
 from ..planning.advice import Advice
-from ..planning.explain import gap_text, shares, what_bounds
+from ..planning.explain import gap_text, share_text, shares, what_bounds
 from ..planning.subsets import Spread, Subset, by_size, summary
 from ..topology.model import Topology
 from ..topology.show import table_of
@@ -61,7 +61,7 @@ def packing(p: Packing, seconds: float, topology: Topology) -> RenderableType:
     table = table_of(">tree", ">share", ">GB/s", ">depth", f">root {what}", f"edges between {what}s, from the root...")
     for i, (tree, share) in enumerate(zip(p.trees, shares(p), strict=True)):
         weight = "-" if p.certificate.kind == "trivial" else f"{float(tree.weight / 1000):.4g}"
-        table.add_row(str(i), str(share), weight, str(tree.depth), names[tree.root], edges_text(tree, names))
+        table.add_row(str(i), share_text(share), weight, str(tree.depth), names[tree.root], edges_text(tree, names))
     where = f" from {what} {names[p.root]}" if p.root >= 0 else ""
     title = Text(f"{p.collective}{where}, {plural(p.n, 'rank')} on {topology.name}\n", "bold")
     return Group(title, head, Text(), table)
@@ -73,7 +73,7 @@ def front(found: Sequence[Packing], best: Packing, topology: Topology) -> Render
     for p in found:
         part = Text("all", "green") if p.optimal else Text(f"{float(p.rate / p.bound):.1%}")
         row = str(len(p.trees)), str(p.depth), f"{float(p.rate / 1000):.4g}"
-        table.add_row(*row, part, _counted(map(str, shares(p))))
+        table.add_row(*row, part, _counted(map(share_text, shares(p))))
     where = f" from rank {best.root}" if best.root >= 0 else ""
     title = Text(f"{best.collective}{where}, {plural(best.n, 'rank')} on {topology.name}: few, shallow, fast", "bold")
     chosen = f"method {best.reason.partition(': ')[0]} takes {len(best.trees)} trees, depth {best.depth}, "
@@ -179,7 +179,7 @@ def doctor(report: Report) -> RenderableType:
 
 
 def _counted(words: Iterable[str]) -> str:
-    """``1/2, 2 x 1/4``."""
+    """``50%, 2 x 25%``."""
     runs = [(word, len(list(same))) for word, same in groupby(words)]
     return ", ".join(word if times == 1 else f"{times} x {word}" for word, times in runs)
 

@@ -136,7 +136,7 @@ class Explanation(Document, frozen=True):
             else:
                 lines += _field("bound", it.certificate)
             if len(it.shares) > 1 and not shot:
-                counts = Counter(it.shares)
+                counts = Counter(share_text(Fraction(share)) for share in it.shares)
                 lines += _field("shares", ", ".join(f"{k} x {s}" if k > 1 else s for s, k in counts.items()))
             if it.protocol in ON_GPUS:
                 lines += _field("protocol", f"{it.protocol}: {ON_GPUS[it.protocol]}")
@@ -294,6 +294,12 @@ def shares(packing: Packing) -> tuple[Fraction, ...]:
     for owner, tree in zip(owners, packing.trees, strict=True):
         totals[owner] = totals.get(owner, Fraction(0)) + tree.weight
     return tuple(tree.weight / totals[owner] for owner, tree in zip(owners, packing.trees, strict=True))
+
+
+def share_text(share: Fraction) -> str:
+    """A part of the vector for people: ``12.5%``; what is exact is in the JSON."""
+    percent = float(100 * share)
+    return "<0.01%" if 0 < percent < 0.01 else f"{percent:.3g}%" if percent < 99.95 or share == 1 else f"{percent:.5g}%"
 
 
 def _owner(packing: Packing, tree: Tree) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..planning.explain import gap_text, shares, trees_text, what_bounds
+from ..planning.explain import gap_text, share_text, shares, trees_text, what_bounds
 from ..planning.subsets import COLLECTIVES, Subset, by_size, spread
 from ..topology.model import Topology
 from ..trees.graph.fabric import fabric
@@ -69,8 +69,8 @@ def draw_packing(packing: Packing, topology: Topology, path: str) -> None:
         )
         _trees(small, [tree], [paint[i]], spots, small=True)
         weight = "" if packing.certificate.kind == "trivial" else f"  {float(tree.weight / 1000):.4g} GB/s"
-        part = f"{share}" if packing.collective not in PER_RANK else f"block {tree.root}"
-        part += f" x {share}" if packing.collective in PER_RANK and share != 1 else ""
+        part = share_text(share) if packing.collective not in PER_RANK else f"block {tree.root}"
+        part += f", {share_text(share)} of it" if packing.collective in PER_RANK and share != 1 else ""
         small.set_title(f"{part}{weight}", fontsize=9 if cell > 1.2 else 7, color=paint[i], pad=2, weight="bold")
     _title(figure, packing, topology, len(drawn))
     save(figure, path)

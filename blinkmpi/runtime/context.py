@@ -121,6 +121,8 @@ class Context:
         self.one_node = len(probed.nodes) == 1
         self.emulated = given is not None
         self.machine = given_machine(self.together, given, self.n) if given is not None else part or probed
+        for remark in self.machine.remarks:  # what a file's reader had to guess
+            self.say(partial(str, remark), "WARN")
         net = partial(with_net, rates=net_rates(probed))
         self.gpus, self.why_no_gpus = open_gpus(
             self.together, self.node, place, self.machine if self.emulated else None, net, self._gpu_plans,

@@ -32,7 +32,7 @@ KNOWN = {
     "GRAPH_FILE": "take the plan from this file",
     "GRAPH_DUMP_FILE": "write the plan, as JSON",
     "ALGO": "schemes per collective: allreduce:chain;broadcast:^mpi",
-    "PLAN_SECONDS": "seconds after which planning ends with the best so far, whose gap is stated (default 5)",
+    "PLAN_SECONDS": "seconds of CPU time for planning, which then ends with the best so far and its gap (default 5)",
     "TIMEOUT": "seconds without progress after which a collective fails (default 1800)",
     "WARN_AFTER": "seconds after which a wait is warned of, and again after each 2 of it; 0: never (default 30)",
     "WIRE": "accumulator or operand: the type in which partial results of 16-bit types travel (default accumulator)",

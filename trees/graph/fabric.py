@@ -211,7 +211,9 @@ def name_of(topology: Topology, vertices: Iterable[int]) -> str:
         else:
             groups.setdefault(t.vertex_label(v), [])
     for word, items in groups.items():
-        words.append(word + (f"{'s' if len(items) > 1 else ''} {','.join(items)}" if items else ""))
+        if not several and t.n > MANY:
+            items = spans(map(int, items))
+        words.append(word + (f"{'s' if len(items) > 1 or '-' in items[0] else ''} {','.join(items)}" if items else ""))
     return ", ".join(words)
 
 

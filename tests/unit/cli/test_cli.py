@@ -388,3 +388,35 @@ def test_an_error_of_the_live_machine_is_printed_once_and_is_the_jobs_code() -> 
     outcome = harness.run_command(2, words, timeout=60, cwd=harness.ROOT)
     assert outcome.rc == 2, outcome
     assert (outcome.output).count("blinkmpi: error: cpu:2: cannot take devices [0, 9]") == 1
+
+
+def test_shares_are_percentages_in_tables_and_fractions_in_json(blink: Any, tmp_path: Path) -> None:
+    words = "plan dgx-1v --gpus 1-7 --collective allreduce"
+    told = json.loads(blink(f"{words} --json")[1])
+    assert all(Fraction(tree["share"]) and "/" in tree["share"] for tree in told["trees"])
+    for more in ("", " --pareto"):
+        out = blink(words + more)[1]
+        assert "%" in out
+        assert not re.search(r"\d/\d", out.partition("tree")[2]), out
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    blink(f"plan dgx-1v -o {files[0]}")
+    blink(f"plan dgx-1v --drop-link 0-3 -o {files[1]}")
+    rows = [line for line in blink(f"plan --diff {files[0]} {files[1]} --trees")[1].splitlines() if "tree" in line]
+    assert any("33.3%" in row for row in rows)
+    found = json.loads(blink(f"plan --diff {files[0]} {files[1]} --json")[1])
+    assert "1/3" in json.dumps(found)
+
+
+def test_a_rate_and_a_switch_are_flags_of_commands_that_take_a_machine(blink: Any, tmp_path: Path) -> None:
+    file = tmp_path / "visible.txt"
+    rows = "".join(f"GPU{i}\t" + "\t".join("X" if i == j else "NV6" for j in range(3)) + "\n" for i in range(3))
+    file.write_text("\tGPU0\tGPU1\tGPU2\n" + rows)
+    _, out, err = blink(f"plan {file} --collective broadcast --json")
+    assert json.loads(out)["bound_gbps"] == 300
+    assert "blinkmpi: visible.txt: NV6 between every two GPUs is read as direct links" in err
+    _, out, err = blink(f"plan {file} --collective broadcast --json --switch --rate nvlink=20")
+    assert json.loads(out)["bound_gbps"] == 120
+    assert err == ""
+    assert "2 x 21 = 42 GB/s" in blink("topo dgx-1v --rate nvlink=21 --gpus 0-1,3")[1]
+    for command in ("explain", "simulate", "advise --take 2", "subsets"):
+        assert "rate 'wire=1': expected KIND=GB/s" in blink(f"{command} dgx-1v --rate wire=1")[2]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from blinkmpi.errors import PlanError
-from blinkmpi.planning.explain import FORMAT_VERSION, WIDTH, Explanation, explanation, plan_line, shares
+from blinkmpi.planning.explain import FORMAT_VERSION, WIDTH, Explanation, explanation, plan_line, share_text, shares
 from blinkmpi.planning.plan import Plan, Rule
 from blinkmpi.planning.planner import make_plan
 from blinkmpi.planning.selection import choose, program_for
@@ -58,6 +58,14 @@ def test_a_bound_is_said_to_be_one_of_trees_at_known_rates() -> None:
     assert told_of_the_bound(measured).startswith("of trees at the copy rate measured at opening, 3.1 GB/s")
     assert "(NVLS) is no tree" in told_of_the_bound(machine("dgx-a100"))
     assert told_of_the_bound(modify(machine("dgx-1v"), gpus="0-3")) == "of trees at the rates listed for these links"
+
+
+@pytest.mark.parametrize(("share", "text"), [
+    ("1", "100%"), ("1/2", "50%"), ("1/3", "33.3%"), ("693423208338235022/3900534941026005171", "17.8%"),
+    ("1/800", "0.125%"), ("1/10000000", "<0.01%"), ("9999/10000", "99.99%"), ("0", "0%"),
+])  # fmt: skip
+def test_a_share_is_a_percentage_for_people(share: str, text: str) -> None:
+    assert share_text(Fraction(share)) == text
 
 
 @pytest.mark.slow

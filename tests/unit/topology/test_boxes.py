@@ -87,3 +87,10 @@ def test_a_rate_that_the_user_says_is_that_of_a_link(tmp_path: Path) -> None:
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(TopologyError, match="rate '"):
         parse_rates([text])
+
+
+@pytest.mark.slow
+def test_two_racks_meet_the_bound() -> None:
+    plan = pack(machine("gb200-nvl72:2"), "allreduce")
+    assert plan.optimal
+    assert "GPUs 1-71" in pack(machine("gb200-nvl72"), "broadcast").certificate.text

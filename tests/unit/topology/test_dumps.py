@@ -206,8 +206,18 @@ def test_what_is_not_ambiguous_is_not_called_so(rows: tuple[str, ...]) -> None:
 
 
 def test_a_matrix_does_not_say_how_fast_a_link_is() -> None:
+    twelve = read_smi(smi("X NV12", "NV12 X"))
+    assert "25 GB/s a link assumed; of RTX 3090, A6000 and A40 one is 14.06, of B200 50" in twelve.remarks[0]
+    assert set(nvlinks(twelve).values()) == {300_000}
+
+
+def test_four_links_between_two_gpus_are_the_bridge_of_ga102() -> None:
     text = smi("X NV4", "NV4 X")
-    assert "25 GB/s a link assumed; of RTX 3090, A6000 and A40 one is 14.06, of B200 50" in read_smi(text).remarks[0]
+    read = read_smi(text)
+    assert set(nvlinks(read).values()) == {4 * 14_062}
+    assert (
+        "is read as the bridge of RTX 3090, A6000 or A40, 14.06 GB/s a link; of two GPUs of an HGX" in read.remarks[0]
+    )
     said = read_smi(text, rates={"nvlink": 14_062})
     assert said.remarks == ()
     assert set(nvlinks(said).values()) == {4 * 14_062}
@@ -279,9 +289,11 @@ def test_a_large_file_is_refused_before_it_is_expanded() -> None:
         with pytest.raises(FormatError, match="KiB of text; the matrices of 64 GPUs"):
             read_rocm(" " * (MOST_ROCM_BYTES + 1))
         link = '{"src": 0, "dst": 1, "kind": "net", "lanes": 1, "lane_mbps": 1}'
-        many = f'{{"format": "blinkmpi.topology", "links": [{", ".join([link] * (1 << 18))}]}}'
-        with pytest.raises(FormatError, match=r"f: \d+ KiB with 262145 objects; 65536 devices with their links have"):
+        many = f'{{"format": "blinkmpi.topology", "links": [{", ".join([link] * (1 << 19))}]}}'
+        with pytest.raises(FormatError, match=r"f: \d+ KiB with 524289 objects; 65536 devices with their links have"):
             Topology.from_json(many, "f")
-        with pytest.raises(FormatError, match="have at most 32 MiB"):
-            Topology.from_json(" " * ((32 << 20) + 1))
+        with pytest.raises(FormatError, match="have at most 48 MiB"):
+            Topology.from_json('{"format": [' + "1," * ((1 << 22) + 1) + "1]}")
+        with pytest.raises(FormatError, match="have at most 48 MiB"):
+            Topology.from_json(" " * ((48 << 20) + 1))
     assert effort.ours < 300_000
