@@ -8,7 +8,7 @@
 ``cache_folder``  the user's cache folder; ``lru`` a cache in memory
 ``shared_memory``  memory that the processes of a machine share
 ``dlpack``        what a DLPack capsule says of its tensor
-``files``         reads a file that a user names, whatever lies there
+``files``         reads a file that a user names, whatever lies there; ``xml_text`` the XML in it
 ``text``          ranks, counts and sizes in messages; ``progress`` a bar on a terminal
 ``chrome_trace``  files in Chrome's trace event format; ``figure`` what all pictures share
 """
