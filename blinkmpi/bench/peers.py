@@ -174,7 +174,7 @@ def version_text(code: int) -> str:
 
 def nvls_setting(world: Any) -> dict[str, str]:
     """Whether NCCL may reduce in the NVSwitch (NVLS), for the file: as ``NCCL_NVLS_ENABLE`` says, set to 0 if unset."""
-    values = set(world.allgather(os.environ.get(NVLS)))
+    values = set(allgather(world, os.environ.get(NVLS), str | None))
     if len(values) > 1:
         told = ", ".join(sorted("unset" if value is None else value for value in values))
         raise ArgumentError(f"--compare nccl: ranks have {NVLS} unlike ({told}); give it to all: mpirun -x {NVLS}=0")

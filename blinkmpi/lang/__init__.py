@@ -1,7 +1,7 @@
 """Collectives that users write, as programs over chunks: written in Python or read from XML, proved, then run.
 
 ``trace``        the language: chunk(), copy, reduce
-``written``      ``@algorithm``: from a function to an Algorithm
+``written``      ``@algorithm``: from a function to an Algorithm; ``parameters`` of it on the command line
 ``source``       algorithms from files, whatever they are written in
 ``flow``         what an algorithm computes, by value, and its proof
 ``algorithms``   ``Algorithm``: the value, and what can be asked of it

@@ -9,6 +9,7 @@
 ``grouping``       several calls as few: ``comm.grouped()``
 ``context``        what calls run on: machine, plans, GPUs, transport; ``bootstrap`` has the steps that agree on them
 ``calls_without_program``  MPI's own collectives, barriers, and calls that a rank refuses, so that all ranks do
+``delegation``     what MPI must find equal on all ranks in a call that it makes
 ``entering``       a barrier with a deadline before what has none: Split and its like, ``register``, ``plan``
 ``cuda``           the same for GPU memory
 ``guard``          MPI's own methods that take buffers, and what each does with GPU memory
