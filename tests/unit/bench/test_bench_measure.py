@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -282,8 +283,11 @@ def test_versions_from_numbers_and_files(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def ranks_with(*values: str | None) -> Any:
-    """Ranks whose NCCL_NVLS_ENABLE have these values."""
-    return SimpleNamespace(allgather=lambda own: list(values))
+    """Ranks whose environments have these values."""
+    bodies = [msgspec.msgpack.encode(value) for value in values]
+    return SimpleNamespace(rank=0, size=len(values), allgather_bytes=lambda _: bodies)
+        rank=0, size=len(values), allgather_bytes=lambda _: list(map(msgspec.msgpack.encode, values))
+    )
 
 
 def test_nccl_is_measured_without_nvls_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
