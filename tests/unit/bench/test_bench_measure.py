@@ -286,8 +286,6 @@ def ranks_with(*values: str | None) -> Any:
     """Ranks whose environments have these values."""
     bodies = [msgspec.msgpack.encode(value) for value in values]
     return SimpleNamespace(rank=0, size=len(values), allgather_bytes=lambda _: bodies)
-        rank=0, size=len(values), allgather_bytes=lambda _: list(map(msgspec.msgpack.encode, values))
-    )
 
 
 def test_nccl_is_measured_without_nvls_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
