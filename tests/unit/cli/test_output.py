@@ -60,7 +60,7 @@ def test_an_answer_that_nobody_can_have_is_no_traceback(command: str) -> None:
 
 
 def test_ctrl_c_ends_a_command_with_a_word(blink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(machine, "load", interrupted)
