@@ -1,8 +1,9 @@
 """The machine: devices, switches and links as a value, and everything that describes or finds one.
 
 ``model``         the value types
-``machines``      the catalogue of known machines
-``importers``     a user's words to a topology; ``nccl`` and ``nvidia_smi`` read and write other formats
+``machines``      the catalogue of known machines; ``rates`` says what one link of a kind carries
+``importers``     a user's words to a topology; ``nccl`` reads and writes XML (by ``xml_elements``), ``nvidia_smi`` and
+                  ``rocm_smi`` read texts
 ``probe``         asks NVML and /sys about a GPU; ``gpu`` holds the facts, ``gpu_topology`` makes a machine of them
 ``visible``       which GPUs of the live machine a process may take
 ``live``          finds the live machine over a communicator; ``network_rate`` measures the network between nodes
