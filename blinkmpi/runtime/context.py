@@ -34,7 +34,7 @@ from ..transport.host.transport import HostTransport
 from ..transport.network.bounded import Rendezvous
 from ..transport.slow_waits import SlowWaits
 from ..util.cache_folder import cache_dir
-from ..util.settings import log
+from ..util.settings import LogOnce, log
 from .arguments import in_mpi
 from .bootstrap import (
     Options,
@@ -81,11 +81,11 @@ class Context:
         self.customs: dict[str, Algorithm] = {}  # those that were called as Custom(), by their identity
         self.open_mpi_call = ""  # a collective of MPI's own that has begun and not ended
         self._no_cma = ""  # why the ranks of one node cannot read one another's memory
-        self._logged: set[str] = set()
         python_stacks.open_service()
         try:
             self.ranks.introduce()
             self.settings = self.slow.settings = settle(self.together, options)
+            self.log_once = LogOnce(self.settings)
             self.timeout_s = self.rendezvous.timeout_s = float(options.timeout_s or self.settings.timeout_s)
             self._bootstrap(part)
             self.rendezvous.what, self.rendezvous.met = "a first call of its kind", False
@@ -365,12 +365,6 @@ class Context:
             self.trace.write()
 
     # ---- the log
-
-    def log_once(self, text: str, level: str = "WARN") -> None:
-        """Log a text the first time."""
-        if self.settings.wants(level) and text not in self._logged:
-            self._logged.add(text)
-            log(self.settings, level, text)
 
     def say(self, text: Callable[[], str], level: str) -> None:
         """Log a text once, on rank 0; it is not made unless it is wanted."""

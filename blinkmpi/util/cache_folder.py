@@ -91,6 +91,7 @@ def read_kept(path: Path, *, most: int = MOST_BYTES) -> bytes:
         os.close(file)
 
 
+@cache
 def library(path: Path) -> str:
     """A path that opens the very library that was looked at here: whole, and nobody else's.
 

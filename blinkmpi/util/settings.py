@@ -142,6 +142,20 @@ def log(settings: Settings, level: str, text: str) -> None:
         print(f"{where} BLINKMPI {level} {text}", file=sys.stderr, flush=True)
 
 
+class LogOnce:
+    """Writes log lines, each text the first time alone."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._said: set[str] = set()
+
+    def __call__(self, text: str, level: str = "WARN") -> None:
+        """Write a line."""
+        if self._settings.wants(level) and text not in self._said:
+            self._said.add(text)
+            log(self._settings, level, text)
+
+
 def _switch(ours: Mapping[str, str], name: str, default: str = "0") -> bool:
     text = ours.get(name) or default
     if text not in ("0", "1"):

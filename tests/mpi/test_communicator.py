@@ -1,6 +1,8 @@
 """The Communicator as users meet it: an mpi4py communicator in every way, and what it adds."""
 
+import gc
 import inspect
+import os
 from typing import Any
 
 import numpy as np
@@ -237,3 +239,33 @@ def test_deterministic_sums_have_one_order(comm: MPI.Intracomm) -> None:
     assert error.max() <= 3 * np.finfo(np.float32).eps
     assert pieces.tobytes() == whole.tobytes(), f"{(pieces != whole).sum()} elements differ between whole and pieces"
     assert scattered.tobytes() == whole[comm.rank * 50_000 :][:50_000].tobytes()
+
+
+@mpi(ranks=(2,))
+@pytest.mark.parametrize("executor", ["c", "numpy"])
+def test_a_freed_communicator_leaves_no_descriptor_though_nobody_collects(comm: MPI.Intracomm, executor: str) -> None:
+    """Its memory goes with the last reference: nothing of it refers to itself."""
+
+    def held() -> tuple[int, int]:
+        with open("/proc/self/maps", encoding="utf-8") as file:
+            return len(os.listdir("/proc/self/fd")), sum("/dev/shm/" in line for line in file)
+
+    x, found = np.ones(50_000), []
+    with blinkmpi.Communicator(comm, executor=executor) as ours:
+        gc.disable()
+        try:
+            for _ in range(4):
+                for made in (ours.Dup(), ours.Split(0, comm.rank)):
+                    made.Allreduce(MPI.IN_PLACE, x)
+                    made.Iallreduce(MPI.IN_PLACE, x).Wait()
+                    made.Bcast(x, root=1)
+                    made.Allreduce([x, MPI.DOUBLE], np.empty_like(x), MPI.MAX)
+                    with made.grouped():
+                        made.Bcast(x[:10])
+                        made.Bcast(x[10:20])
+                    made.Free()
+                del made
+                found.append(held())
+        finally:
+            gc.enable()
+    assert len(set(found[1:])) == 1, found

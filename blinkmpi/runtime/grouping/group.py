@@ -74,7 +74,7 @@ class Groups:
     """The groups of a communicator's threads."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+        self._dispatcher: Dispatcher = weakref.proxy(dispatcher)  # whose part this is
         self.open: dict[int, OpenGroup] = {}  # by thread
         self._lock = threading.Lock()
         self._kept: LRU[tuple[Any, ...], tuple[GroupLaunch, ...]] = LRU(KEPT)

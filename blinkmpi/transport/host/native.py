@@ -278,6 +278,7 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
+@cache
 def load(path: Path, compiler: str) -> Native:
     """Open a library that :func:`build` made.
 

@@ -68,7 +68,7 @@ class Bounded(ABC):
         among: the ranks that make this object, in the same order on each; without it all do.
     """
 
-    unseen = "may be missing, and cannot be seen from here"  # said of ranks of which no process is known
+    unseen = ("may be missing, and cannot be seen from here",) * 2  # said of a rank, and of several, that are not known
 
     def __init__(self, rank: int, size: int, rendezvous: Rendezvous, name: str, among: Sequence[int] = ()) -> None:
         self.rank, self.size, self.rendezvous = rank, size, rendezvous
@@ -224,5 +224,5 @@ class Bounded(ABC):
         found = [f"rank {r} ({p or 'not known yet'}) {WORDS[state(p)]}" for r, p in by.items()]
         unknown = [r for r, p in by.items() if p is None]
         if len(unknown) == len(ranks) and ranks:
-            return f"{ranks_text(ranks)} {self.unseen}; "
+            return f"{ranks_text(ranks)} {self.unseen[len(ranks) > 1]}; "
         return f"{some(found)}, and {'have' if len(ranks) > 1 else 'has'} not come; " if ranks else "all have come; "

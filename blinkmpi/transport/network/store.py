@@ -106,7 +106,7 @@ class StoreComm(Bounded):
         name: of this communicator, if others of the same size but of other processes share the store.
     """
 
-    unseen = "has not come to the store"
+    unseen = ("has not come to the store", "have not come to the store")
 
     def __init__(self, store: Store, rank: int, size: int, rendezvous: Rendezvous, *, name: str = "") -> None:
         super().__init__(rank, size, rendezvous, "not introduced yet")

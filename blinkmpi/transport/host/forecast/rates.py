@@ -23,6 +23,7 @@ from ....util.codec import Document, Value
 from ....util.text import brief
 
 FORMAT_VERSION = 1
+MOST_US, MOST_BYTES, MOST_RANKS = 1e12, 1 << 50, 1 << 20  # more is no measurement
 
 
 class Hardware(Value, frozen=True):
@@ -68,8 +69,10 @@ class StepRates(Document, frozen=True):
 
     def _consistent(self) -> StepRates:
         numbers = [self.meeting_us, *(x for c in self.costs for x in (c.us, c.low_us, c.high_us))]
-        if not all(math.isfinite(x) and x >= 0 for x in numbers) or any(c.nbytes < 1 for c in self.costs):
-            raise FormatError("a cost is no time, or its vector has no bytes; measure again with blinkmpi tune")
+        if not all(0 <= x <= MOST_US for x in numbers):  # which no NaN is
+            raise FormatError(f"a cost is no time of at most {MOST_US:.0e} us; measure again with blinkmpi tune")
+        if not all(1 <= c.nbytes <= MOST_BYTES for c in self.costs) or self.hardware.ranks > MOST_RANKS:
+            raise FormatError("no vector has so many bytes, or no job so many ranks; measure again with blinkmpi tune")
         return self
 
     def cost(self, collective: str, nbytes: int, kind: str, *, in_place: bool) -> float | None:
