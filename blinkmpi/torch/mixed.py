@@ -34,12 +34,9 @@ def beside(options: Any) -> Beside | None:
     Raises:
         ArgumentError: for a backend behind ours that cannot be made here.
     """
-    frame = inspect.currentframe()
-    while frame is not None and "backend_config" not in frame.f_locals:
-        frame = frame.f_back
-    if frame is None:
+    found = _locals_of_torch()
+    if found is None:
         return None
-    found = frame.f_locals
     named = {d: str(name).lower() for d, name in found["backend_config"].get_device_backend_map().items()}
     others = {device: name for device, name in named.items() if name != "blink"}
     if not others:
@@ -50,6 +47,16 @@ def beside(options: Any) -> Beside | None:
             store = dist.PrefixStore(f"{device}/", found["prefix_store"])
             group._register_backend(torch.device(device), *_made(name, device, store, options))
     return Beside(group, frozenset(others))
+
+
+def _locals_of_torch() -> dict[str, Any] | None:
+    """The variables of torch's function that makes a group; None if another calls."""
+    here = inspect.currentframe()
+    frame = here.f_back if here is not None else None
+    del here  # a frame among its own variables would keep them, stores too, until the collector comes
+    while frame is not None and "backend_config" not in frame.f_locals:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals
 
 
 def _serves(group: Any, device: str) -> bool:

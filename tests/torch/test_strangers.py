@@ -239,15 +239,15 @@ def a_child(rank: int, n: int) -> None:
         except Exception as error:
             os._exit(3 if "forked" in str(error) else 4)
         os._exit(5)
-    until, status = time.monotonic() + PATIENCE_S, -1
-    while status < 0 and time.monotonic() < until:
+    until, status = time.monotonic() + PATIENCE_S, None
+    while status is None and time.monotonic() < until:
         ended, code = os.waitpid(child, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(code) if ended else -1
+        status = os.waitstatus_to_exitcode(code) if ended else None
         time.sleep(0.02)
-    if status < 0:
+    if status is None:
         os.kill(child, 9)
         os.waitpid(child, 0)
-    assert status == 3
+    assert status == 3, "below 0: a signal"
     dist.all_reduce(x)
     assert (x == n * n).all()
 
