@@ -6,7 +6,7 @@ import os
 import socket
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from ..communicator import Communicator
 from ..errors import ArgumentError, CollectiveTimeout
 from ..runtime.ranks.mpi import copy_of
 from ..transport.network.exchanges import TAGS
+from ..util.text import quoted
 from ..util.together import allgather, bcast
 from .group import BlinkGroup
 from .mixed import MixedGroup, beside
@@ -33,7 +34,8 @@ def create(options: Any, backend_options: Any = None) -> BlinkGroup:
         options: torch's: store, rank, size, timeout, name, ranks in the default group (none: it is that).
         backend_options: keyword arguments of the Communicator, as a dict, or None.
     """
-    keywords = dict(backend_options or {})
+    others = beside(options)
+    keywords = _keywords(backend_options, mixed=others is not None)
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     ranks, store = list(options.global_ranks_in_group), of_attempt(options.store)
     keywords = {"timeout": timeout.total_seconds(), "stream": "current", **keywords}
@@ -48,12 +50,23 @@ def create(options: Any, backend_options: Any = None) -> BlinkGroup:
     else:
         open_comm = partial(Communicator, MPI.COMM_WORLD, **keywords)
     arguments = store, rank, size, timeout, open_comm, str(options.group_id), ranks
-    others = beside(options)
     group = BlinkGroup(*arguments) if others is None else MixedGroup(*arguments, others=others)
     if not ranks:
         _world[:] = [weakref.ref(group)]
         assert group.comm is not None  # all ranks are here now
     return group
+
+
+def _keywords(backend_options: Any, *, mixed: bool) -> dict[str, Any]:
+    """The Communicator's keyword arguments; in a mixed group torch passes what it has made for NCCL, too."""
+    if backend_options is None or (mixed and not isinstance(backend_options, Mapping)):
+        return {}
+    if not isinstance(backend_options, Mapping):
+        raise ArgumentError(
+            f"pg_options={quoted(backend_options)}: expected a dict of the Communicator's keyword arguments for "
+            "backend blink, such as {'algo': 'allreduce:trees'}; pass that, or leave it out"
+        )
+    return dict(backend_options)
 
 
 def of_attempt(store: Any) -> Any:

@@ -5,6 +5,7 @@ must be every folder on the way; nobody else may write any of them, but for fold
 owners replace. A file is opened once, and what was looked at is what is read, or loaded (:func:`library`).
 """
 
+import errno
 import hashlib
 import os
 import stat
@@ -113,6 +114,8 @@ def library(path: Path) -> str:
 
 
 def _opened(path: Path) -> int:
+    if not os.path.lexists(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if why := why_not_trusted(path.parent):
         raise PermissionError(0, why, str(path))
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -425,6 +426,20 @@ def test_a_backend_is_of_the_device_that_is_named(comm: MPI.Intracomm, backend: 
         else:
             dist.recv(y, 0)
         assert y.tolist() == [0, 0, 0]
+
+
+@mpi(ranks=(2,), timeout=60)
+def test_options_of_another_backend_are_its_own_in_a_mixed_group_and_else_refused(comm: MPI.Intracomm) -> None:
+    """In a mixed group torch passes what it has made for the backend before, as NCCL's."""
+    from blinkmpi.torch import start
+
+    theirs: Any = dist.ProcessGroupGloo._Options()
+    with job("cuda:blink,cpu:gloo", pg_options=theirs):
+        x = torch.ones(4)
+        dist.all_reduce(x)
+        assert x.tolist() == [comm.size] * 4
+    with pytest.raises(ArgumentError, match="expected a dict of the Communicator's keyword arguments"):
+        start.create(SimpleNamespace(), theirs)
 
 
 @mpi(ranks=(2,), timeout=60)
