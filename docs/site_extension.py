@@ -30,6 +30,7 @@ OUTSIDE = {
     "../README.md": "index.md",
     "../CHANGES.md": "changes.md",
     "../CONTRIBUTING.md": "contributing.md",
+    "../SECURITY.md": "security.md",
     "../benchmarks/README.md": "benchmarks.md",
 }
 LAST = "internals"  # has the pages that no list names

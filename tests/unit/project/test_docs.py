@@ -28,7 +28,7 @@ from blinkmpi.util.text import size_text  # noqa: E402
 from tests.harness import run_command  # noqa: E402
 from tests.unit.benchmarks.scripts import needs, script  # noqa: E402
 
-DOCS = ("README.md", "CONTRIBUTING.md", "CHANGES.md", "benchmarks/README.md", *sorted(
+DOCS = ("README.md", "CONTRIBUTING.md", "CHANGES.md", "SECURITY.md", "benchmarks/README.md", *sorted(
     str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")
 ))  # fmt: skip
 PROGRAM = "examples/replace_mpi4py.py"
