@@ -247,7 +247,7 @@ def a_child(rank: int, n: int) -> None:
     if status is None:
         os.kill(child, 9)
         os.waitpid(child, 0)
-    assert status == 3, "below 0: a signal"
+    assert status == 3, f"{status}; below 0: a signal"
     dist.all_reduce(x)
     assert (x == n * n).all()
 
