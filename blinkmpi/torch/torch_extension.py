@@ -98,13 +98,13 @@ class _Compiling:
         log(read(), "WARN", f"torch's calls on GPUs go through Python, which takes the host longer: {why}")
 
 
-def loaded(name: str, path: str) -> Any:
+def loaded(name: str, path: Path | str) -> Any:
     """A module of C++, from its library.
 
     Raises:
         ImportError: if it cannot be loaded.
     """
-    loader = ExtensionFileLoader(name, path)
+    loader = ExtensionFileLoader(name, str(path))
     spec = spec_from_loader(name, loader)
     assert spec is not None
     module = module_from_spec(spec)

@@ -114,8 +114,10 @@ def library(path: Path) -> str:
 
 
 def _opened(path: Path) -> int:
-    if not os.path.lexists(path):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    try:
+        path.lstat()  # what is not there is nobody's
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"this is no path ({error})") from error
     if why := why_not_trusted(path.parent):
         raise PermissionError(0, why, str(path))
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -27,6 +27,7 @@ from blinkmpi.transport.network.exchanges import BoundedComm
 from blinkmpi.transport.processes import VISIBLE
 from blinkmpi.transport.python_stacks import CAME_TO
 from blinkmpi.transport.slow_waits import SlowWaits
+from blinkmpi.util.together import allgather, bcast
 from tests.harness import NEVER_S, PATIENCE_S, Job, Outcome, long_but, mpi
 from tests.mpi.faults import VICTIM, N, attempt, fault_tolerance, finish, in_time, meet, run_case, said, say, start_case
 
@@ -312,9 +313,9 @@ def case_unasked(how: str, gate: str) -> None:
 def test_exchanges_bring_what_mpis_own_bring(comm: MPI.Intracomm) -> None:
     ours = BoundedComm(comm, Rendezvous("a test", 20, SlowWaits()))
     for mine in (comm.rank, None, {"a": [comm.rank] * 1000}, "x" * 100_000 * comm.rank):
-        assert ours.allgather(mine) == comm.allgather(mine)
+        assert allgather(ours, mine, Any) == comm.allgather(mine)
         for root in range(comm.size):
-            assert ours.bcast(mine, root) == comm.bcast(mine, root)
+            assert bcast(ours, mine, Any, root) == comm.bcast(mine, root)
     for _ in range(REMEMBERED + 9):
         BoundedComm(comm, Rendezvous("a test", 20, SlowWaits())).Barrier()
     assert len(CAME_TO) == REMEMBERED
