@@ -363,7 +363,7 @@ def test_a_rank_that_does_not_come_to_the_rendezvous_is_named(comm: MPI.Intracom
     comm.Barrier()
 
 
-@mpi(ranks=(2,), timeout=60)
+@mpi(ranks=(2,), timeout=60, own_job=True)  # whose exchanges stay open
 def test_groups_that_are_opened_in_other_orders(comm: MPI.Intracomm) -> None:
     """Each rank waits for the other in another group: an error, and no hang."""
     from blinkmpi.errors import CollectiveTimeout
