@@ -69,6 +69,9 @@ def _end_job(why: str) -> None:
         log(own_settings(), "WARN", f"this rank ends the job, or MPI_Finalize would wait for ever: {why}")
 
 
+_of_parent: list[object] = []  # in a forked child
+
+
 def end_with_process(dispatcher: Any) -> None:
     """Settle what becomes of a communicator's calls when its process ends or its launcher, or a child is forked."""
     remove_segment_at_exit()
@@ -78,8 +81,12 @@ def end_with_process(dispatcher: Any) -> None:
 
 
 def _refuse_in_child() -> None:
-    """In a forked child: its parent's communicators make no calls here, or the child would take the rank's part."""
+    """In a forked child: its parent's communicators make no calls here, or the child would take the rank's part.
+
+    What they had is kept: an error's frames may hold a group of torch's, whose end waits for threads that are not here.
+    """
     for dispatcher in list(_dispatchers):
+        _of_parent.append((dispatcher.thread, dispatcher.dead))
         dispatcher.thread = ProgressThread()  # the parent's thread is not here
         dispatcher.repeated.shut()
         rank = dispatcher.context.rank

@@ -6,6 +6,7 @@ stricter, or laxer, is listed; another difference is a fault.
 
 import copy
 import inspect
+import os
 import pickle
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.collectives import Collectives
+from blinkmpi.collectives import Collectives, dispatcher_of
 from blinkmpi.errors import ArgumentError, BlinkError, BufferTypeError, MismatchError, PeerLost, RemoteError
 from tests.harness import mpi
 
@@ -377,6 +378,33 @@ def test_threads_may_take_turns(comm: MPI.Intracomm) -> None:
             thread.join()
             ours.Iallreduce(MPI.IN_PLACE, x).Wait()
             assert (x == 4).all()
+
+
+@mpi(ranks=(2,), own_job=True)
+def test_a_forked_child_ends_nothing_of_its_parents(comm: MPI.Intracomm) -> None:
+    """Of an error that ended a communicator, say, whose frames hold what has threads in the parent alone."""
+    told, tell = os.pipe()
+
+    class Held:
+        def __del__(self) -> None:
+            os.write(tell, str(os.getpid()).encode())
+
+    ours = blinkmpi.Communicator(comm, timeout=20)
+    error = PeerLost("as a test wants it")
+    error.held = Held()  # type: ignore[attr-defined]
+    dispatcher_of(ours).die(error)
+    del error
+    child = os.fork()
+    if child == 0:
+        try:
+            ours.Barrier()
+        except PeerLost as refused:
+            os._exit(0 if "forked" in str(refused) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.set_blocking(told, False)
+    with pytest.raises(BlockingIOError):
+        os.read(told, 9)
 
 
 @mpi(ranks=(2,))
