@@ -214,7 +214,8 @@ def _fold(case: Case, block: int, folded: int) -> tuple[Array, Array | None]:
         if scale is not None:
             fold(scale, np.abs(operand), out=scale)
     if case.op == "avg" and np.issubdtype(kind, np.integer):  # towards zero
-        total = np.where(total < 0, -(-total // case.n), total // case.n).astype(kind)
+        n = kind.type(case.n)
+        total = total // n + ((total < 0) & (total % n != 0))  # -total would be no int8 for -128
     elif case.op == "avg":
         total /= case.n
     return total.astype(kind, copy=False), None if scale is None else _allowed_error(case, total, scale)
