@@ -2,7 +2,7 @@
 
 ``model``         the value types
 ``machines``      the catalogue of known machines; ``rates`` says what one link of a kind carries
-``importers``     a user's words to a topology; ``nccl`` reads and writes XML (by ``xml_elements``), ``nvidia_smi`` and
+``importers``     a user's words to a topology; ``nccl`` reads and writes XML, ``nvidia_smi`` and
                   ``rocm_smi`` read texts
 ``probe``         asks NVML and /sys about a GPU; ``gpu`` holds the facts, ``gpu_topology`` makes a machine of them
 ``visible``       which GPUs of the live machine a process may take

@@ -23,12 +23,13 @@ from msgspec.structs import replace
 
 from ..errors import FormatError, TopologyError
 from ..util.text import brief, quoted
+from ..util.xml_elements import Budget, Element, read_elements
 from .gpu import GpuFacts, Nic, NvLink, PcieBridge, Unknown, XgmiLinks, bus_id, unknown_gpu
 from .gpu_topology import NO_RATES, from_gpus
 from .model import Topology
 from .rates import NVLINK_OF_CAPABILITY, PCIE_X16, WITHOUT_NVLINK
-from .xml_elements import Element, read_elements
 
+BUDGET = Budget(4 << 20, 1 << 15, "a machine of 256 GPUs")  # with 64 links and bridges each half of it; NCCL reads 256
 MOST_GPUS, MOST_NVLINKS, MOST_WIDTH = 256, 512, 32  # of a node, of a GPU, of a slot
 MOST_NUMBER = 10**9
 MOST_BRIDGES = 64  # above one GPU; each switch has two
@@ -55,7 +56,7 @@ def read_xml(text: str | bytes, source: str = "NCCL topology", *, rates: Mapping
     Raises:
         FormatError: naming the element and the attribute that is missing or wrong.
     """
-    system = read_elements(text, source)
+    system = read_elements(text, source, BUDGET)
     if system.tag != "system":
         raise FormatError(f"{source}: expected <system> outside, got <{brief(system.tag)}>; is it NCCL's topology?")
     reader = _Reader(source)
@@ -160,7 +161,7 @@ class _Reader:
         if not pci.children:
             self.remark(f"<pci> without a GPU or a network card (class {brief(pci.attributes.get('class', '?'), 20)}) "
                         "is left out", pci)  # fmt: skip
-        if any(pci.all("pci")):
+        if pci.has("pci"):
             hop = PcieBridge(bus, gen, width)
             # Two bridges of a way make one switch (port up, port down), and the first of all is the root port.
             path = (*place.path, *((hop,) if place.path else (hop, hop)), hop)

@@ -8,7 +8,7 @@
 ``cache_folder``  the user's cache folder; ``lru`` a cache in memory
 ``shared_memory``  memory that the processes of a machine share
 ``dlpack``        what a DLPack capsule says of its tensor
-``files``         reads a file that a user names, whatever lies there; ``xml_text`` the XML in it
+``files``         reads a file that a user names, whatever lies there; ``xml_elements`` the XML in it
 ``numbers``       whole numbers that programs pass
 ``text``          ranks, counts and sizes in messages
 ``screen``        whether a terminal shows what is written; ``progress`` a bar there

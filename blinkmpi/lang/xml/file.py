@@ -17,7 +17,6 @@ off= ...>``, in which only what differs from a default stands, and which cannot 
 """
 
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -26,7 +25,7 @@ from ...errors import FormatError
 from ...util.codec import Value
 from ...util.files import read_file
 from ...util.text import brief, quoted
-from ...util.xml_text import parsed
+from ...util.xml_elements import Budget, Element, read_elements
 
 Place = tuple[str, int]  # buffer ``i``, ``o`` or ``s``, and the first chunk
 
@@ -41,7 +40,7 @@ COLLECTIVES_OF_XML: dict[str, str] = {name.replace("_", ""): name for name in (
     "allreduce", "allgather", "alltoall", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "custom",
 )}  # fmt: skip
 
-MOST_XML_BYTES = 64 << 20
+BUDGET = Budget(64 << 20, 1 << 17, "an algorithm of 128 ranks")
 MOST_GPUS = 4096
 MOST_CHUNKS = 1 << 17  # of a buffer
 MOST_MOVES = 1 << 17  # chunks that all steps move together
@@ -128,7 +127,7 @@ def load_xml(path: str | Path) -> XmlAlgorithm:
         FormatError: if it cannot be read, or is not MSCCL's XML; naming the file, gpu, thread block and step.
     """
     try:
-        text = read_file(path, most=MOST_XML_BYTES)
+        text = read_file(path, most=BUDGET.nbytes)
     except OSError as error:
         raise FormatError(f"cannot read {quoted(str(path))}: {error.strerror}; give MSCCL's XML") from error
     return parse_xml(text, str(path))
@@ -143,12 +142,7 @@ def parse_xml(text: str | bytes, source: str = "MSCCL's XML") -> XmlAlgorithm:
     Raises:
         FormatError: for what is not MSCCL's XML; naming the source, gpu, thread block and step.
     """
-    try:
-        algo = parsed(text)
-    except ValueError as error:
-        raise FormatError(f"{source}: not XML: {brief(str(error))}; correct that line") from error
-    if algo is None:
-        raise FormatError(f"{source}: it declares a document type, as MSCCL never does; take <!DOCTYPE ...> out")
+    algo = read_elements(text, source, BUDGET)
     if algo.tag != "algo":
         raise FormatError(f"{source}: expected <algo> outside, got <{brief(algo.tag)}>; is it MSCCL's XML?")
     return _algorithm(algo, source)
@@ -186,7 +180,7 @@ def _tag(name: str, attributes: Mapping[str, object], end: str = "/>") -> str:
     return f"<{' '.join([name, *words])}{end}"
 
 
-def _algorithm(algo: ET.Element, source: str) -> XmlAlgorithm:
+def _algorithm(algo: Element, source: str) -> XmlAlgorithm:
     here = f"{source}: <algo>"
     named = _text(algo, "coll", here)
     collective = COLLECTIVES_OF_XML.get(named.replace("_", ""))
@@ -196,7 +190,8 @@ def _algorithm(algo: ET.Element, source: str) -> XmlAlgorithm:
     if protocol not in SLOTS:
         raise FormatError(f"{here} proto={quoted(protocol)}: expected one of {', '.join(SLOTS)}; correct it")
     in_place = _flag(algo, "inplace", here)
-    gpus = _gpus(algo, source, shorter=algo.find("gpu/tb/op") is not None)
+    shorter = any(tb.has("op") for gpu in algo.all("gpu") for tb in gpu.all("tb"))
+    gpus = _gpus(algo, source, shorter=shorter)
     count = _int(algo, "ngpus", here, 1, MOST_GPUS)
     if count != len(gpus):
         raise FormatError(f"{here} ngpus={count}, and there are {len(gpus)} <gpu>; correct one of them")
@@ -209,7 +204,7 @@ def _algorithm(algo: ET.Element, source: str) -> XmlAlgorithm:
         raise FormatError(f"{here} ngpus={count} nchunksperloop={chunks}: results of that size are not checked; "
                           f"expected ngpus^2 nchunksperloop up to {MOST_WANTED}")  # fmt: skip
     return XmlAlgorithm(
-        name=algo.get("name", ""),
+        name=algo.attributes.get("name", ""),
         collective=collective,
         protocol=protocol,
         chunks=chunks,
@@ -223,9 +218,9 @@ def _algorithm(algo: ET.Element, source: str) -> XmlAlgorithm:
     )
 
 
-def _gpus(algo: ET.Element, source: str, *, shorter: bool) -> tuple[XmlGpu, ...]:
+def _gpus(algo: Element, source: str, *, shorter: bool) -> tuple[XmlGpu, ...]:
     found: dict[int, XmlGpu] = {}
-    for gpu in algo.findall("gpu"):
+    for gpu in algo.all("gpu"):
         number = _int(gpu, "id", f"{source}: <gpu>", 0, MOST_GPUS)
         here = f"{source}: gpu {number}"
         if number in found:
@@ -233,7 +228,7 @@ def _gpus(algo: ET.Element, source: str, *, shorter: bool) -> tuple[XmlGpu, ...]
         inputs, outputs, scratch = (_int(gpu, f"{name}_chunks", here, 0, MOST_CHUNKS) for name in BUFFERS)
         copies = [
             (_int(copy, "i_off", f"{here} <copy>", 0), _int(copy, "o_off", f"{here} <copy>", 0))
-            for copy in gpu.findall("copy")
+            for copy in gpu.all("copy")
         ]
         found[number] = XmlGpu(inputs, outputs, scratch, _blocks(gpu, here, shorter=shorter), tuple(copies))
     if sorted(found) != list(range(len(found))) or not found:
@@ -241,14 +236,14 @@ def _gpus(algo: ET.Element, source: str, *, shorter: bool) -> tuple[XmlGpu, ...]
     return tuple(found[number] for number in range(len(found)))
 
 
-def _blocks(gpu: ET.Element, here: str, *, shorter: bool) -> tuple[XmlBlock, ...]:
+def _blocks(gpu: Element, here: str, *, shorter: bool) -> tuple[XmlBlock, ...]:
     found: dict[int, XmlBlock] = {}
-    for tb in gpu.findall("tb"):
+    for tb in gpu.all("tb"):
         number = _int(tb, "id", f"{here} <tb>", 0)
         where = f"{here} tb {number}"
         if number in found:
             raise FormatError(f"{where} is there twice; take one <tb id={number}> out")
-        elements = tb.findall("op" if shorter else "step")
+        elements = tb.all("op" if shorter else "step")
         steps = tuple(_step(element, f"{where} step {i}", i, shorter=shorter) for i, element in enumerate(elements))
         send, recv = (_int(tb, name, where, -1) for name in ("send", "recv"))
         found[number] = XmlBlock(send, recv, _int(tb, "chan", where, 0), steps)
@@ -257,7 +252,7 @@ def _blocks(gpu: ET.Element, here: str, *, shorter: bool) -> tuple[XmlBlock, ...
     return tuple(found[number] for number in range(len(found)))
 
 
-def _step(element: ET.Element, here: str, number: int, *, shorter: bool) -> XmlStep:
+def _step(element: Element, here: str, number: int, *, shorter: bool) -> XmlStep:
     """Read one step; in the shorter spelling, what has its default is left out."""
     kind = _text(element, "type", here)
     if kind not in TYPES:
@@ -280,24 +275,22 @@ def _step(element: ET.Element, here: str, number: int, *, shorter: bool) -> XmlS
     )
 
 
-def _place(element: ET.Element, side: str, here: str) -> Place:
+def _place(element: Element, side: str, here: str) -> Place:
     buffer = _text(element, f"{side}buf", here)
     if buffer not in BUFFERS:
         raise FormatError(f"{here} {side}buf={quoted(buffer)}: expected i, o or s; correct it")
     return buffer, _int(element, f"{side}off", here, 0, MOST_CHUNKS)
 
 
-def _text(element: ET.Element, name: str, here: str) -> str:
-    text = element.get(name)
+def _text(element: Element, name: str, here: str) -> str:
+    text = element.attributes.get(name)
     if text is None:
         raise FormatError(f"{here} has no {name}; add it")
     return text
 
 
-def _int(
-    element: ET.Element, name: str, here: str, least: int, most: int = 10**9, *, default: int | None = None
-) -> int:
-    text = element.get(name)
+def _int(element: Element, name: str, here: str, least: int, most: int = 10**9, *, default: int | None = None) -> int:
+    text = element.attributes.get(name)
     if text is None and default is not None:
         return default
     if text is None or not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
@@ -306,14 +299,14 @@ def _int(
     return int(text)
 
 
-def _bytes(element: ET.Element, name: str, here: str) -> int:
-    text = element.get(name, "0")
+def _bytes(element: Element, name: str, here: str) -> int:
+    text = element.attributes.get(name, "0")
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise FormatError(f"{here}: {name} is {quoted(text)}; expected a number of bytes")
     return int(text)
 
 
-def _flag(element: ET.Element, name: str, here: str, *, default: bool | None = None) -> bool:
+def _flag(element: Element, name: str, here: str, *, default: bool | None = None) -> bool:
     return _int(element, name, here, 0, 1, default=None if default is None else int(default)) == 1
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from blinkmpi.errors import FormatError, TopologyError
 from blinkmpi.topology import Topology, load
-from blinkmpi.topology.nccl import read_xml
+from blinkmpi.topology.nccl import BUDGET, read_xml
 from blinkmpi.topology.nvidia_smi import MOST_SMI_BYTES, read_smi
 from blinkmpi.topology.rocm_smi import MOST_ROCM_BYTES, read_rocm
-from blinkmpi.topology.xml_elements import MOST_ELEMENTS, MOST_XML_BYTES, read_elements
 from blinkmpi.trees import pack
+from blinkmpi.util.xml_elements import read_elements
 from tests.effort import Effort
 from tests.unit.topology.dumps import (
     ROCM,
@@ -280,10 +280,10 @@ def test_the_switch_flag_is_for_one_kind_of_text(tmp_path: Path) -> None:
 def test_a_large_file_is_refused_before_it_is_expanded() -> None:
     """XML and JSON of 60 MiB took 5 s and 1.5 GB."""
     with Effort() as effort:
-        with pytest.raises(FormatError, match=f"more than {MOST_ELEMENTS} elements; a machine of 256 GPUs has fewer"):
-            read_elements("<a>" + "<b/>" * (MOST_ELEMENTS + 1), "f")
+        with pytest.raises(FormatError, match=f"more than {BUDGET.elements} elements; a machine of 256 GPUs has fewer"):
+            read_elements("<a>" + "<b/>" * (BUDGET.elements + 1), "f", BUDGET)
         with pytest.raises(FormatError, match="KiB of XML; a machine of 256 GPUs takes less than 4 MiB"):
-            read_xml(b" " * (MOST_XML_BYTES + 1))
+            read_xml(b" " * (BUDGET.nbytes + 1))
         with pytest.raises(FormatError, match="KiB of text; the matrix of 255 GPUs has less than 1024"):
             read_smi("GPU0" + " " * MOST_SMI_BYTES)
         with pytest.raises(FormatError, match="KiB of text; the matrices of 64 GPUs"):

@@ -1,13 +1,22 @@
 """XML as a tree of elements with their lines, read within a budget: what is larger is refused before it is built."""
 
+import re
 from collections.abc import Iterator
+from typing import NamedTuple
 from xml.parsers import expat
 
 from ..errors import FormatError
-from ..util.text import brief
+from .text import brief
 
-MOST_XML_BYTES = 4 << 20  # an element has some 150 bytes
-MOST_ELEMENTS = 1 << 15  # 256 GPUs with 64 links and bridges each are half of it; NCCL itself reads 256 elements
+LONG_TAG = re.compile("<[^<]{65536}")  # more than any element of ours and its text
+
+
+class Budget(NamedTuple):
+    """What files of a kind can have at most, and of what they tell: ``a machine of 256 GPUs``."""
+
+    nbytes: int
+    elements: int
+    largest: str
 
 
 class Element:
@@ -27,16 +36,20 @@ class Element:
         """The children of a name."""
         return (child for child in self.children if child.tag == tag)
 
+    def has(self, tag: str) -> bool:
+        """Whether it has a child of a name."""
+        return any(child.tag == tag for child in self.children)
 
-def read_elements(text: str | bytes, source: str) -> Element:
+
+def read_elements(text: str | bytes, source: str, budget: Budget) -> Element:
     """The outermost element.
 
     Raises:
-        FormatError: for what is no XML, declares entities or is larger than a description of a machine can be.
+        FormatError: for what is no XML, declares a document type, or has more than the budget.
     """
-    if len(text) > MOST_XML_BYTES:
-        raise FormatError(f"{source}: {len(text) >> 10} KiB of XML; a machine of 256 GPUs takes less than "
-                          f"{MOST_XML_BYTES >> 20} MiB, give another file")  # fmt: skip
+    if len(text) > budget.nbytes:
+        raise FormatError(f"{source}: {len(text) >> 10} KiB of XML; {budget.largest} takes less than "
+                          f"{budget.nbytes >> 20} MiB, give another file")  # fmt: skip
     parser = expat.ParserCreate()
     outside = Element("", {}, 0)
     open_now = [outside]
@@ -46,9 +59,9 @@ def read_elements(text: str | bytes, source: str) -> Element:
         nonlocal count
         count += 1
         line = parser.CurrentLineNumber
-        if count > MOST_ELEMENTS:
-            much = f"more than {MOST_ELEMENTS} elements"
-            raise FormatError(f"{source}: line {line}: {much}; a machine of 256 GPUs has fewer, give another file")
+        if count > budget.elements:
+            much = f"more than {budget.elements} elements"
+            raise FormatError(f"{source}: line {line}: {much}; {budget.largest} has fewer, give another file")
         element = Element(tag, attributes, line)
         open_now[-1].children.append(element)
         open_now.append(element)
@@ -59,8 +72,10 @@ def read_elements(text: str | bytes, source: str) -> Element:
     parser.StartElementHandler, parser.EndElementHandler = start, end
     try:
         plain = text if isinstance(text, str) else text.decode()
-        if "<!DOCTYPE" in plain:  # entities can grow without end, and NCCL declares none
-            raise FormatError(f"{source}: it declares a document type, as NCCL never does; take <!DOCTYPE ...> out")
+        if "<!DOCTYPE" in plain:  # whose entities can grow without end
+            raise FormatError(f"{source}: it declares a document type, which is not read; take <!DOCTYPE ...> out")
+        if LONG_TAG.search(plain):
+            raise FormatError(f"{source}: more than 65536 letters from one tag to the next; give another file")
         parser.Parse(plain, True)
     except (expat.ExpatError, UnicodeError) as error:
         raise FormatError(f"{source}: not XML: {brief(str(error))}; correct that line") from error
