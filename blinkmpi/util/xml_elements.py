@@ -50,19 +50,24 @@ def read_elements(text: str | bytes, source: str, budget: Budget) -> Element:
     if len(text) > budget.nbytes:
         raise FormatError(f"{source}: {len(text) >> 10} KiB of XML; {budget.largest} takes less than "
                           f"{budget.nbytes >> 20} MiB, give another file")  # fmt: skip
+    try:
+        plain = text if isinstance(text, str) else text.decode()
+    except UnicodeError as error:
+        raise FormatError(f"{source}: not XML: {brief(str(error))}; correct that line") from error
+    if plain.count("<") - plain.count("</") > budget.elements:
+        raise FormatError(
+            f"{source}: more than {budget.elements} elements; {budget.largest} has fewer, give another file"
+        )
+    if LONG_TAG.search(plain):
+        raise FormatError(f"{source}: more than 65536 letters from one tag to the next; give another file")
+    if "<!DOCTYPE" in plain:  # whose entities can grow without end
+        raise FormatError(f"{source}: it declares a document type, which is not read; take <!DOCTYPE ...> out")
     parser = expat.ParserCreate()
     outside = Element("", {}, 0)
     open_now = [outside]
-    count = 0
 
     def start(tag: str, attributes: dict[str, str]) -> None:
-        nonlocal count
-        count += 1
-        line = parser.CurrentLineNumber
-        if count > budget.elements:
-            much = f"more than {budget.elements} elements"
-            raise FormatError(f"{source}: line {line}: {much}; {budget.largest} has fewer, give another file")
-        element = Element(tag, attributes, line)
+        element = Element(tag, attributes, parser.CurrentLineNumber)
         open_now[-1].children.append(element)
         open_now.append(element)
 
@@ -71,12 +76,7 @@ def read_elements(text: str | bytes, source: str, budget: Budget) -> Element:
 
     parser.StartElementHandler, parser.EndElementHandler = start, end
     try:
-        plain = text if isinstance(text, str) else text.decode()
-        if "<!DOCTYPE" in plain:  # whose entities can grow without end
-            raise FormatError(f"{source}: it declares a document type, which is not read; take <!DOCTYPE ...> out")
-        if LONG_TAG.search(plain):
-            raise FormatError(f"{source}: more than 65536 letters from one tag to the next; give another file")
         parser.Parse(plain, True)
-    except (expat.ExpatError, UnicodeError) as error:
+    except expat.ExpatError as error:
         raise FormatError(f"{source}: not XML: {brief(str(error))}; correct that line") from error
     return outside.children[0]
