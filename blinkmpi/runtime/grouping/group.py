@@ -75,6 +75,7 @@ class Groups:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher: Dispatcher = weakref.proxy(dispatcher)  # whose part this is
+        self._repeated = dispatcher.repeated  # which a group shows again, though the communicator was freed in it
         self.open: dict[int, OpenGroup] = {}  # by thread
         self._lock = threading.Lock()
         self._kept: LRU[tuple[Any, ...], tuple[GroupLaunch, ...]] = LRU(KEPT)
@@ -88,7 +89,7 @@ class Groups:
                 raise ArgumentError("this group is open; call comm.grouped() for one more")
             held = self.open.setdefault(threading.get_ident(), OpenGroup())
             held.entered.append((group, len(held.calls)))
-            self._dispatcher.repeated.hide()
+            self._repeated.hide()
 
     def leave(self, group: Group, *, forget: bool) -> list[NotedCall]:
         """End a group.
@@ -121,7 +122,7 @@ class Groups:
 
     def _show(self) -> None:
         if not self.open:
-            self._dispatcher.repeated.show()
+            self._repeated.show()
 
     def note(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> bool:
         """Note a call, if this thread has an open group; whether it has."""
