@@ -37,6 +37,10 @@ LENGTHS = (0, 5, 0, 33, 1, 8)
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
+class Fake(SimpleNamespace):
+    """One that weak references may be of, as of a Dispatcher."""
+
+
 def fake(rank: int) -> Any:
     """A dispatcher that reads arguments, and has a bucket."""
 
@@ -48,7 +52,7 @@ def fake(rank: int) -> Any:
         return BUCKET
 
     cuda = SimpleNamespace(buckets=SimpleNamespace(room=room))
-    return SimpleNamespace(prepare=prepare, cuda=cuda, context=SimpleNamespace(rank=rank))
+    return Fake(repeated=None, prepare=prepare, cuda=cuda, context=SimpleNamespace(rank=rank))
 
 
 def grouped(rank: int, method: CollectiveMethod, rows: list[tuple[Any, ...]]) -> tuple[GroupLaunch, ...]:
