@@ -19,7 +19,7 @@ from ..errors import ArgumentError, CollectiveTimeout
 from ..runtime.ranks.mpi import copy_of
 from ..transport.network.exchanges import TAGS
 from ..util.text import quoted
-from ..util.together import allgather, bcast
+from ..util.together import allgather, bcast, together
 from .group import BlinkGroup
 from .mixed import MixedGroup, beside
 
@@ -130,10 +130,10 @@ def rendezvous(url: str, *, timeout: timedelta | None = None, **_: Any) -> Itera
     """``init_method="mpi://"``: rank and size are MPI's, and the store is one that rank 0 opens.
 
     Raises:
-        CollectiveTimeout, PeerLost: if a rank does not come in time.
+        CollectiveTimeout, PeerLost: if a rank does not come in time. RemoteError: if one does not reach the store.
     """
     seconds = None if timeout is None else timeout.total_seconds()
-    world = copy_of(MPI.COMM_WORLD, seconds, 'init_process_group(init_method="mpi://")')  # when all have come
+    world: Any = copy_of(MPI.COMM_WORLD, seconds, 'init_process_group(init_method="mpi://")')  # when all have come
     rank, size = world.rank, world.size
     host = socket.getfqdn() if _spread(world) else "localhost"
     port = 0
@@ -142,9 +142,9 @@ def rendezvous(url: str, *, timeout: timedelta | None = None, **_: Any) -> Itera
         store = dist.TCPStore(host, 0, size, True, wait_for_workers=False)
         port = store.port
     host, port = bcast(world, (host, port), tuple[str, int])
+    # rank 0 goes on, and perhaps fails and takes the store along, when all have reached it
+    store = together(world, lambda: dist.TCPStore(host, port, size, False) if store is None else store)
     world.Free()
-    if store is None:
-        store = dist.TCPStore(host, port, size, False)
     yield store, rank, size
     raise RuntimeError("a job that MPI started does not change its size")
 
