@@ -6,7 +6,7 @@ rate of an NVLink is the catalogue's, and PCIe's rate follows from generation an
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from ..errors import TopologyError
@@ -228,16 +228,23 @@ def _direct(b: TopologyBuilder, node: int) -> None:
                 pair = (rank, rank_at[link.bus])
                 ports[pair] += 1
                 kept.setdefault(pair, []).append(link)
-    for one, other in sorted(ports):
-        if one > other and (other, one) in ports:
-            continue  # seen from the other end
-        lanes = min(ports[one, other], ports[other, one])
-        if ports[one, other] != ports[other, one]:
-            b.remark(f"{b.who(one)} counts {ports[one, other]} NVLinks to rank {other}, which counts "
-                     f"{ports[other, one]}: {lanes} used")  # fmt: skip
-        if lanes and _joined(b, one, other):
+    for one, other, lanes in _agreed(b, ports, "NVLinks"):
+        if _joined(b, one, other):
             b.connect(("gpu", one), ("gpu", other), "nvlink", lanes, _rate(b, one, kept[one, other]), "table")
     _xgmi(b, rank_at)
+
+
+def _agreed(b: TopologyBuilder, counts: Counter[tuple[int, int]], links: str) -> Iterator[tuple[int, int, int]]:
+    """Each two GPUs once, and as many links as both ends count, where that is one at least; else it is remarked."""
+    for one, other in sorted(counts):
+        if one > other and (other, one) in counts:
+            continue  # seen from the other end
+        lanes = min(counts[one, other], counts[other, one])
+        if counts[one, other] != counts[other, one]:
+            b.remark(f"{b.who(one)} counts {counts[one, other]} {links} to rank {other}, which counts "
+                     f"{counts[other, one]}: {lanes} used")  # fmt: skip
+        if lanes:
+            yield one, other, lanes
 
 
 def _xgmi(b: TopologyBuilder, rank_at: Mapping[str, int]) -> None:
@@ -247,16 +254,9 @@ def _xgmi(b: TopologyBuilder, rank_at: Mapping[str, int]) -> None:
         for links in known(b.facts[rank].xgmi) or ():
             if links.bus in rank_at:
                 counts[rank, rank_at[links.bus]] += links.count
-    for one, other in sorted(counts):
-        if one > other and (other, one) in counts:
-            continue  # seen from the other end
-        lanes = min(counts[one, other], counts[other, one])
-        if counts[one, other] != counts[other, one]:
-            b.remark(f"{b.who(one)} counts {counts[one, other]} xGMI links to rank {other}, which counts "
-                     f"{counts[other, one]}: {lanes} used")  # fmt: skip
-        if lanes:
-            b.connect(("gpu", one), ("gpu", other), "xgmi", lanes, min(_xgmi_rate(b, one), _xgmi_rate(b, other)),
-                      "table")  # fmt: skip
+    for one, other, lanes in _agreed(b, counts, "xGMI links"):
+        rate = min(_xgmi_rate(b, one), _xgmi_rate(b, other))
+        b.connect(("gpu", one), ("gpu", other), "xgmi", lanes, rate, "table")
 
 
 def _xgmi_rate(b: TopologyBuilder, rank: int) -> int:

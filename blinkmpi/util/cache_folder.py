@@ -122,7 +122,7 @@ def _opened(path: Path) -> int:
         raise PermissionError(0, why, str(path))
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     facts = os.fstat(file)
-    why = _why_not(path, facts, others=False) if stat.S_ISREG(facts.st_mode) else f"{path} is no file"
+    why = _why_not(path, facts, on_the_way=False) if stat.S_ISREG(facts.st_mode) else f"{path} is no file"
     if why:
         os.close(file)
         raise PermissionError(0, why, str(path))
@@ -144,18 +144,18 @@ def why_not_trusted(folder: Path) -> str:
             facts = path.lstat()
         except OSError as error:
             return f"{path}: {error.strerror}"
-        if why := _why_not(path, facts, others=path not in (given, real)):
+        if why := _why_not(path, facts, on_the_way=path not in (given, real)):
             return why
     return ""
 
 
-def _why_not(path: Path, facts: os.stat_result, *, others: bool) -> str:
+def _why_not(path: Path, facts: os.stat_result, *, on_the_way: bool) -> str:
     """Why a file, a folder or a link is not trusted.
 
     Args:
-        others: whether it may be an unmapped user's, as a folder on the way.
+        on_the_way: whether it is a folder on the way, which may be an unmapped user's.
     """
-    if facts.st_uid not in (0, os.getuid()) and not (others and facts.st_uid == UNMAPPED and _in_container()):
+    if facts.st_uid not in (0, os.getuid()) and not (on_the_way and facts.st_uid == UNMAPPED and _in_container()):
         return f"{path} is another user's (uid {facts.st_uid})"
     if stat.S_ISLNK(facts.st_mode) or (stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX):
         return ""
