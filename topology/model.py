@@ -10,7 +10,7 @@ Pure data: no MPI, no GPU, no I/O. Capacities are integer MB/s (1 MB = 10^6 byte
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import compress, count
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ..errors import FormatError, TopologyError
 from ..util.codec import Document, Value
-from ..util.text import brief, quoted
+from ..util.text import brief, controls, quoted
 
 FORMAT_VERSION = 1
 MOST_DEVICES = 1 << 16
@@ -220,9 +220,13 @@ class Topology(Document, frozen=True, dict=True):
         """Return self if consistent.
 
         Raises:
-            TopologyError: for a bad vertex, self-loop, repeated link, or non-positive capacity.
+            TopologyError: for a bad vertex, self-loop, repeated link, non-positive capacity, or a name that has control
+                characters, as names are printed.
         """
         top = self.n + len(self.switches)
+        if controls("".join(self._texts())):
+            name = next(filter(controls, self._texts()))
+            raise TopologyError(f"{brief(self.name)}: the name {quoted(name)} has a control character; leave it out")
         if not self.devices:
             raise TopologyError(f"{self.name}: no devices; a machine needs at least one")
         if self.n > MOST_DEVICES:
@@ -253,6 +257,14 @@ class Topology(Document, frozen=True, dict=True):
         return self
 
     _consistent = check
+
+    def _texts(self) -> Iterator[str]:
+        """All that people gave a name to."""
+        yield self.name
+        for d in self.devices:
+            yield from (d.name, d.host, d.uuid, d.bus)
+        for named in (*self.switches, *self.cards):
+            yield named.name
 
     def only(self, kinds: Iterable[str]) -> Topology:
         """The same devices with only the links of these kinds, and the switches that they reach."""

@@ -49,8 +49,9 @@ def lower(packing: Packing, call: Call, *, chunk_bytes: int, depth: int, wire: W
         else:
             for blocks, trees in _jobs(packing, call):
                 builder.job(blocks, trees)
-    # Which blocks of a reduction are empty makes no difference to chunks: calls of one template differ in that.
-    channels = builder.channels if all(call.counts) or not call.reduces else _outlined(packing, call, wire).channels
+    # Which trees of a reduction are empty makes no difference to chunks: calls of one template differ in that.
+    some = call.widened and len({stage.tree for stage in builder.stages}) < len(packing.trees)
+    channels = _outlined(packing, call, wire).channels if some else builder.channels
     chunk = max(1, chunk_bytes // slot_width(call, channels))
     return Program(call, packing.scheme, chunk, depth, tuple(builder.channels), tuple(builder.stages))
 

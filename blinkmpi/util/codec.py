@@ -13,12 +13,13 @@ from typing import Any, ClassVar, Self, TypeVar
 import msgspec
 
 from ..errors import BlinkError, FormatError
-from .text import DIGITS, brief, quoted
+from .text import DIGITS, brief, controls, quoted
 
 T = TypeVar("T")
 FRACTION = re.compile(rf"-?[0-9]{{1,{DIGITS}}}(/0*[1-9][0-9]{{0,{DIGITS}}})?")
 MOST_VALUES = 1 << 20  # in a document, nested ones too
-LONG_NUMBER = re.compile(rb"[0-9]{19}")  # or a string of digits: a name, a UUID
+# What may be a number that nothing has, or a control character: as JSON writes them, and some texts besides
+SUSPECT = re.compile(rb"[0-9]{19}|\\[bfnrtu]|\x7f|\xc2[\x80-\x9f]")
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,11 +121,15 @@ def loads(text: str | bytes, cls: type[T], *, kind: str, version: int, source: s
         raise FormatError(f"{source}: not a valid {kind}: nested too deeply; write it again") from error
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeError) as error:
         raise FormatError(f"{source}: not a valid {kind}: {brief(str(error))}; correct that field") from error
-    if LONG_NUMBER.search(text.encode() if isinstance(text, str) else text):
-        for where, number in _numbers(plain(read), "$"):
-            if not -(1 << 63) <= number < 1 << 63:
-                raise FormatError(f"{source}: not a valid {kind}: {where}: {quoted(number)} is no number of anything; "
-                                  "correct that field")  # fmt: skip
+    if SUSPECT.search(text.encode() if isinstance(text, str) else text):
+        for where, leaf in _leaves(plain(read), "$"):
+            if isinstance(leaf, int) and not -(1 << 63) <= leaf < 1 << 63:
+                wrong = f"{quoted(leaf)} is no number of anything"
+            elif isinstance(leaf, str) and controls(leaf):
+                wrong = f"{quoted(leaf)} has a control character"
+            else:
+                continue
+            raise FormatError(f"{source}: not a valid {kind}: {brief(where)}: {wrong}; correct that field")
     return cls(**{name: getattr(read, name) for name in cls.__struct_fields__})  # type: ignore[attr-defined]
 
 
@@ -148,13 +153,14 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
     return field.default if factory is msgspec.NODEFAULT else msgspec.field(default_factory=factory)
 
 
-def _numbers(value: Any, where: str) -> Iterator[tuple[str, int]]:
-    """All whole numbers of a plain value, with their JSON paths."""
-    if isinstance(value, int):
-        yield where, value
-    elif isinstance(value, dict):
+def _leaves(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """All texts, names and numbers of a plain value, with their JSON paths."""
+    if isinstance(value, dict):
         for key, item in value.items():
-            yield from _numbers(item, f"{where}.{key}")
+            yield f"{where}.{key}", key
+            yield from _leaves(item, f"{where}.{key}")
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from _numbers(item, f"{where}[{i}]")
+            yield from _leaves(item, f"{where}[{i}]")
+    else:
+        yield where, value

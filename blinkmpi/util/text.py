@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from ..errors import ArgumentError
 
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 LONGEST = 300  # letters of a foreign text in a message
 DIGITS = 300  # of a number that is read from a text; more is no number of anything, and takes long to compute with
 
@@ -14,6 +15,11 @@ def brief(text: str, most: int = LONGEST) -> str:
     if len(text) > most:
         text = f"{text[: most * 2 // 3]} ... {text[len(text) - most // 4 :]}"
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def controls(text: str) -> bool:
+    """Whether a text has control characters, by which it could move a terminal's cursor or change what was shown."""
+    return CONTROLS.search(text) is not None
 
 
 def quoted(value: object) -> str:

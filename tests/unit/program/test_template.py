@@ -58,6 +58,7 @@ def call_with(collective: Collective, n: int, counts: list[int], dtype: str, roo
     counts=st.lists(st.lists(st.one_of(st.just(0), COUNTS), min_size=7, max_size=7), min_size=1, max_size=5),
 )  # fmt: skip
 @example("reduce_scatter", 3, 0, "bfloat16", 64, [[0] * 7, [0, 1, 0, 0, 0, 0, 0]])  # the first without partial results
+@example("reduce", 3, 42770, "bfloat16", 64, [[0] * 7, [2, 0, 0, 0, 0, 0, 0]])  # the first only in the other tree
 @settings(max_examples=300, deadline=None)
 def test_templates_of_random_trees(
     collective: Collective, n: int, seed: int, dtype: str, chunk_bytes: int, counts: list[list[int]]

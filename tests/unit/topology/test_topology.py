@@ -13,7 +13,7 @@ from rich.console import Console
 
 from blinkmpi.errors import FormatError, TopologyError
 from blinkmpi.topology import Device, Link, Switch, Topology, load, machine, modify, names, parse_gpus
-from blinkmpi.topology.model import LinkKind
+from blinkmpi.topology.model import LinkKind, NetworkCard
 from blinkmpi.topology.show import render
 
 
@@ -32,7 +32,8 @@ def topologies(draw: st.DrawFn) -> Topology:
         Link(a, b, k, draw(st.integers(1, 8)), draw(st.integers(1, 10**6)))
         for a, b, k in (draw(st.lists(ends, unique=True, max_size=12)) if len(devices) + len(switches) > 1 else [])
     ]
-    return Topology(draw(st.text(max_size=5)), tuple(devices), tuple(switches), tuple(links)).check()
+    name = draw(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=5))
+    return Topology(name, tuple(devices), tuple(switches), tuple(links)).check()
 
 
 @given(topologies())
@@ -190,6 +191,28 @@ def test_a_file_that_is_no_json_object_is_named(tmp_path: Path, content: bytes) 
     file.write_bytes(content)
     with pytest.raises(FormatError, match=r"broken\.json"):
         load(str(file))
+
+
+@pytest.mark.parametrize("letter", ["\x1b", "\x9b", "\x7f", "\n", "\0"])
+def test_no_name_has_control_characters(letter: str) -> None:
+    """They would be printed; a file that has them is refused, wherever they are, and so is a value."""
+    made = replace(machine("pcie-8"), cards=(NetworkCard("mlx5_0", 8, 12_500),)).check()
+    whole = json.loads(made.to_json())
+    tried = 0
+    for part in (whole, *whole["devices"], *whole["switches"], *whole["cards"]):
+        for key in {"name", "host", "uuid", "bus"} & part.keys():
+            was, part[key] = part[key], f"a{letter}[2J"
+            for text in (json.dumps(whole), json.dumps(whole, ensure_ascii=False)):
+                with pytest.raises((FormatError, TopologyError)) as caught:
+                    Topology.from_json(text)
+                assert letter not in str(caught.value)
+            part[key] = was
+            tried += 1
+    assert tried > 20
+    assert Topology.from_json(json.dumps(whole)) == made
+    with pytest.raises(TopologyError, match="control character") as caught:
+        replace(made, devices=(replace(made.devices[0], host=f"a{letter}b"), *made.devices[1:])).check()
+    assert letter not in str(caught.value)
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
