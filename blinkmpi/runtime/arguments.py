@@ -17,6 +17,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from ..errors import ArgumentError, BufferTypeError
+from ..program.blocks import BlockMoves
 from ..program.call import Call
 from ..program.memory import Buffer, DeviceArray, Segments, address, overlap
 from ..program.reduction import FLOATS, NARROW, Array, check_op, dtype_of
@@ -33,6 +34,25 @@ class Copy(NamedTuple):
     source: Array | DeviceArray
 
 
+class Lengths(msgspec.Struct, frozen=True):
+    """What a rank tells others of lengths (all tell as many ``numbers``), and how it compares what it hears of all."""
+
+    numbers: tuple[int, ...]
+    compare: Callable[[tuple[tuple[int, ...], ...]], None]
+
+
+class InBlocks(msgspec.Struct, frozen=True):
+    """A call as blocks between each two ranks: what this rank moves between its whole arrays in host memory.
+
+    ``lengths`` are told only if two ranks turn out to differ.
+    """
+
+    moves: BlockMoves
+    send: Array | DeviceArray | None
+    recv: Array | DeviceArray | None
+    lengths: Lengths
+
+
 class Prepared(msgspec.Struct, frozen=True):
     """A call as this rank made it: what it sends from and receives into (the user's memory, or None).
 
@@ -41,7 +61,8 @@ class Prepared(msgspec.Struct, frozen=True):
     ``before`` and ``after`` are the copies, before each call and after it, between the user's memory and what stands
     for it: memory of our own, which lives as long as this. ``plain``: whether such memory may be another rank's, too,
     so that no rank may count on registered buffers. A launch of a group has ``said``, which the ranks compare, and in
-    GPU memory the ``segments`` that are copied before it, and after it.
+    GPU memory the ``segments`` that are copied before it, and after it. ``blocks`` is another way to make
+    it, if there is one.
     """
 
     call: Call
@@ -53,6 +74,7 @@ class Prepared(msgspec.Struct, frozen=True):
     plain: bool = False
     said: str = ""
     segments: tuple[Segments, Segments] | None = None
+    blocks: InBlocks | None = None
 
     def received_in(self, memory: Array) -> Prepared:
         """The same, received into a part of ``memory``, which is bytes."""
@@ -69,11 +91,13 @@ class Unsettled(msgspec.Struct, frozen=True):
     """A call whose ranks must tell each other their ``numbers`` before it is known: all have as many.
 
     ``settle`` makes the call of every rank's numbers; ``buffers`` are this rank's, for those who look at memory.
+    ``blocks`` is the call as it can be made without them, if it can.
     """
 
     numbers: tuple[int, ...]
     settle: Callable[[tuple[tuple[int, ...], ...]], Prepared]
     buffers: Prepared
+    blocks: InBlocks | None = None
 
     @property
     def on_device(self) -> bool:

@@ -3,8 +3,9 @@
 As :mod:`.arguments`, whose meaning of a result is the same. Programs know packed vectors alone: blocks that do not lie
 one behind another are copied to memory of our own before the call, and from there after it.
 
-Only in an Allgatherv does every rank know all lengths. In the others each tells what it knows of its own blocks, before
-all ranks, and compares what it hears with what it expects.
+Only in an Allgatherv does every rank know all lengths. On one node the others need not: a v-variant is also a call of
+blocks (:class:`.arguments.InBlocks`), for which each rank knows its own. Elsewhere each tells what it knows before all
+ranks, and compares what it hears with what it expects.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from msgspec.structs import replace
 from ..errors import ArgumentError, BufferTypeError
 from ..lang.algorithms import Algorithm
 from ..lang.flow import custom_call
+from ..program.blocks import BlockMoves, Place
 from ..program.call import Call
-from ..program.memory import Buffer, DeviceArray, overlap
+from ..program.memory import Buffer, DeviceArray, address, overlap
 from ..program.reduction import DTYPES, Array, check_op
 from ..trees.tree import Collective
 from ..util.numbers import rank_of
 from ..util.text import plural
-from .arguments import Copy, Prepared, Unsettled, check_apart, check_equal, leaf, memory_like
+from .arguments import Copy, InBlocks, Lengths, Prepared, Unsettled, check_apart, check_equal, leaf, memory_like
 from .buffers import Blocks, in_place, op_name, parse, parse_blocks
 
 Memory = Array | DeviceArray
@@ -32,7 +34,15 @@ Memory = Array | DeviceArray
 def allgatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
     """``Allgatherv``: every rank's block to everybody."""
     send, recv = _collected(rank, n, sendbuf, recvbuf)
-    return _received(Call("allgather", n, _short(recv.counts), send.dtype), send.array, recv)
+    call = Call("allgather", n, _short(recv.counts), send.dtype)
+    blocks = None
+    if _on_host(recv.buffer):
+        own, at = recv.block(rank).array, _places(recv)
+        stays = address(send.array) == address(own)
+        array, place = (recv.buffer.array, at[rank]) if stays else (send.array, (0, at[rank][1]))
+        moves = BlockMoves(f"{call.text} in blocks", "allgather", -1, (place,) * n, at, shared=True, stays=stays)
+        blocks = InBlocks(moves, array, recv.buffer.array, Lengths((), lambda _: None))
+    return replace(_received(call, send.array, recv), blocks=blocks)
 
 
 def gatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettled:
@@ -40,10 +50,13 @@ def gatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettl
     root = rank_of(root, n)
     if rank != root:
         send = leaf(rank, root, sendbuf)
-        return _told("gather", n, root, (send.count,), send, Prepared(_some(send), send.array, None))
+        told = _told("gather", n, root, (send.count,), send, Prepared(_some(send), send.array, None))
+        return _rooted(told, "gather", root, send.dtype, send, None, sends=_to(n, root, send))
     send, recv = _collected(rank, n, sendbuf, recvbuf)
     ready = _received(_some(send), send.array, recv)
-    return _told("gather", n, root, (send.count,), send, ready, recv.counts)
+    told = _told("gather", n, root, (send.count,), send, ready, recv.counts)
+    stays = address(send.array) == address(recv.block(rank).array)
+    return _rooted(told, "gather", root, send.dtype, send, recv.buffer, _to(n, root, send), _places(recv), stays)
 
 
 def scatterv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsettled:
@@ -51,7 +64,8 @@ def scatterv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsett
     root = rank_of(root, n)
     if rank != root:
         recv = parse(recvbuf, name="recvbuf", writable=True)
-        return _told("scatter", n, root, (recv.count,), recv, Prepared(_some(recv), None, recv.array))
+        told = _told("scatter", n, root, (recv.count,), recv, Prepared(_some(recv), None, recv.array))
+        return _rooted(told, "scatter", root, recv.dtype, None, recv, receives=_to(n, root, recv))
     send = parse_blocks(sendbuf, name="sendbuf", writable=False, n=n)
     block = send.block(rank)
     recv = block if in_place(recvbuf) else parse(recvbuf, name="recvbuf", writable=True)
@@ -60,7 +74,9 @@ def scatterv(rank: int, n: int, sendbuf: Any, recvbuf: Any, root: int) -> Unsett
     packed, copies = _packed(send)
     before = tuple(Copy(ours, theirs) for ours, theirs in copies)
     ready = Prepared(_some(recv), packed, recv.array, before=before)
-    return _told("scatter", n, root, (recv.count,), recv, ready, send.counts)
+    told = _told("scatter", n, root, (recv.count,), recv, ready, send.counts)
+    stays = address(recv.array) == address(block.array)
+    return _rooted(told, "scatter", root, recv.dtype, send.buffer, recv, _places(send), _to(n, root, recv), stays)
 
 
 def alltoall(_: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
@@ -99,20 +115,30 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
         Prepared(_some(recv.buffer), packed, packed) if within else _received(_some(recv.buffer), packed, recv, before)
     )
 
-    def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
+    expected = recv.counts
+
+    def compare(rows: tuple[tuple[int, ...], ...]) -> None:
         for source, row in enumerate(rows):
-            if row[rank] != recv.counts[source]:
+            if row[rank] != expected[source]:
                 raise ArgumentError(
                     f"Alltoallv: rank {source} sends {row[rank]} elements to rank {rank}, which expects "
-                    f"{recv.counts[source]} (its recvcounts are {list(recv.counts)}); make the counts equal"
+                    f"{expected[source]} (its recvcounts are {list(expected)}); make the counts equal"
                 )
+
+    def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
+        compare(rows)
         call = Call("alltoall", n, _short([count for row in rows for count in row]), recv.buffer.dtype)
         if within:
             after = tuple(Copy(theirs, ours) for ours, theirs in copies)
             return replace(_exchanged(call, packed, before), after=after, plain=True)
         return _with(ready, call)
 
-    return Unsettled(send.counts, settle, ready)
+    blocks = None
+    if _on_host(recv.buffer):
+        text = f"alltoallv({recv.buffer.dtype}{', in place' if within else ''})"
+        moves = BlockMoves(text, "alltoall", -1, _places(send), _places(recv), in_place=within, stays=within)
+        blocks = InBlocks(moves, send.buffer.array, recv.buffer.array, Lengths(send.counts, compare))
+    return Unsettled(send.counts, settle, ready, blocks)
 
 
 def _exchanged(call: Call, blocks: Memory, before: tuple[Copy, ...] = ()) -> Prepared:
@@ -186,21 +212,51 @@ def _part(spec: Any, name: str, chunks: int, rank: int, *, writable: bool) -> Bu
 def _told(
     kind: Collective, n: int, root: int, numbers: tuple[int, ...], block: Buffer, ready: Prepared,
     expected: tuple[int, ...] = (),
-) -> Unsettled:  # fmt: skip
+) -> tuple[Unsettled, Lengths]:  # fmt: skip
     """A Gatherv or Scatterv when every rank has told the length of its block; the root compares with ``expected``."""
 
-    def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
-        counts = [row[0] for row in rows]
-        for rank, (got, want) in enumerate(zip(counts, expected or counts, strict=True)):
+    def compare(rows: tuple[tuple[int, ...], ...]) -> None:
+        for rank, ((got,), want) in enumerate(zip(rows, expected or [row[0] for row in rows], strict=True)):
             if got != want:
                 does, name = ("sends", "recvcounts") if kind == "gather" else ("receives", "sendcounts")
                 raise ArgumentError(
                     f"{kind.capitalize()}v: rank {rank} {does} {got} elements, but {name}[{rank}] of the root {root} "
                     f"is {want}; make them equal"
                 )
-        return _with(ready, Call(kind, n, _short(counts), block.dtype, "", root))
 
-    return Unsettled(numbers, settle, ready)
+    def settle(rows: tuple[tuple[int, ...], ...]) -> Prepared:
+        compare(rows)
+        return _with(ready, Call(kind, n, _short([row[0] for row in rows]), block.dtype, "", root))
+
+    return Unsettled(numbers, settle, ready), Lengths(numbers, compare)
+
+
+def _rooted(
+    told: tuple[Unsettled, Lengths], kind: Collective, root: int, dtype: str, send: Buffer | None, recv: Buffer | None,
+    sends: tuple[Place, ...] = (), receives: tuple[Place, ...] = (), stays: bool = False,
+) -> Unsettled:  # fmt: skip
+    """A Gatherv or Scatterv with the blocks that this rank moves."""
+    if not all(_on_host(buffer) for buffer in (send, recv) if buffer is not None):
+        return told[0]
+    nothing = ((0, 0),) * len(sends or receives)
+    moves = BlockMoves(f"{kind}v({dtype}, root {root})", kind, root, sends or nothing, receives or nothing, stays=stays)
+    arrays = (None if send is None else send.array), (None if recv is None else recv.array)
+    return replace(told[0], blocks=InBlocks(moves, *arrays, told[1]))
+
+
+def _on_host(buffer: Buffer) -> bool:
+    return not isinstance(buffer.array, DeviceArray)
+
+
+def _places(blocks: Blocks) -> tuple[Place, ...]:
+    """Where the blocks lie in their buffer, in bytes."""
+    item = blocks.buffer.array.itemsize
+    return tuple((start * item, count * item) for start, count in zip(blocks.starts, blocks.counts, strict=True))
+
+
+def _to(n: int, rank: int, block: Buffer) -> tuple[Place, ...]:
+    """The one block that goes to a rank or comes from it."""
+    return tuple((0, block.array.nbytes if r == rank else 0) for r in range(n))
 
 
 def _with(ready: Prepared, call: Call) -> Prepared:

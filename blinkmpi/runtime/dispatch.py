@@ -32,7 +32,7 @@ from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.network.bounded import Rendezvous
 from ..util.lru import LRU
 from ..util.text import error_text
-from .arguments import Prepared, Unsettled
+from .arguments import InBlocks, Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
 from .call_keys import KeptMemory, OwnMemory, key_of, own_bytes, signature_of
@@ -46,7 +46,7 @@ from .grouping.group import Groups
 from .process_exit import end_with_process, in_child
 from .ranks.interface import NO_MPI, Ranks
 from .requests import Persistent, ProgressThread
-from .settling import DelegatedByPeer, exchange, persist, settled
+from .settling import DelegatedByPeer, bind_blocks, exchange, persist, settled
 
 if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
@@ -126,7 +126,7 @@ class Dispatcher:
             return
         if self.thread.busy:
             self.thread.drain()
-        known = timeout_s is None and not (method.exchanges or method.settles)
+        known = timeout_s is None and not (method.exchanges or (method.settles and self.cuda is not None))
         key = key_of(method.prepare, args, stream) if known else None
         bound = self.calls.get(key) if key is not None else None
         if bound is None:
@@ -193,7 +193,7 @@ class Dispatcher:
         self.groups.refuse(f"I{method.name}")
         self.repeated.shut()  # until a call has waited for it
         invocation = Invocation(method, args)
-        ready = self.prepare(invocation, timeout_s, stream)
+        ready: Prepared | Unsettled | InBlocks | Exception = self.prepare(invocation, timeout_s, stream)
         if isinstance(ready, Prepared | Unsettled) and ready.on_device and self.cuda is not None:
             self.thread.drain()
             ready = settled(self, ready, method.name, self.deadline(timeout_s))
@@ -219,7 +219,7 @@ class Dispatcher:
                 held.free()
 
         request = self.thread.begin(work, self.context.log_once)
-        if isinstance(ready, Prepared | Unsettled | DelegatedToMPI):
+        if isinstance(ready, Prepared | Unsettled | InBlocks | DelegatedToMPI):
             return request
         raise ready  # as MPI does, and the peers learn of it
 
@@ -247,6 +247,8 @@ class Dispatcher:
                 return elsewhere
         deadline = self.deadline(timeout_s)
         ready = settled(self, self.prepare(invocation, timeout_s, stream), invocation.name, deadline)
+        if invocation.method.settles and not isinstance(ready, InBlocks):
+            key = None  # whose lengths are told anew
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             bound: BoundCall = self._guarded(partial(self.cuda.bind, ready, stream, deadline, signature))
         else:
@@ -257,7 +259,7 @@ class Dispatcher:
 
     def _bind_host(
         self,
-        ready: Prepared | Exception,
+        ready: Prepared | InBlocks | Exception,
         invocation: Invocation,
         deadline: float,
         *,
@@ -276,6 +278,8 @@ class Dispatcher:
             return MpiCall(
                 self.context, invocation, said, deadline, why, again=self._next, entered=entered, begun=begun
             )
+        if isinstance(ready, InBlocks):
+            return bind_blocks(self, ready, invocation.name, deadline, owns=owns)
         if not isinstance(ready, Prepared):
             return RefusedCall(self.host, ready, deadline)
         try:
@@ -346,15 +350,15 @@ class Dispatcher:
 
     def make_prepared(
         self,
-        ready: Prepared | Unsettled | Exception,
+        ready: Prepared | Unsettled | InBlocks | Exception,
         invocation: Invocation,
         deadline: float,
         begun: MPI.Request | None = None,
     ) -> None:
         """Bind and make a call whose arguments were checked, in the progress thread; ``begun`` by MPI, if it is so."""
         self.check_alive()
-        ready = settled(self, ready, invocation.name, deadline)
-        bound = self._bind_host(ready, invocation, deadline, blocking=False, owns=True, begun=begun)
+        made = settled(self, ready, invocation.name, deadline)
+        bound = self._bind_host(made, invocation, deadline, blocking=False, owns=True, begun=begun)
         self._run(partial(self._numbered, bound.run), invocation.method, invocation.args, deadline)
 
     def _delegate(self, invocation: Invocation, timeout_s: float | None) -> None:

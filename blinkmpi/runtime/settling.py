@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from weakref import proxy
 
+from ..errors import ArgumentError
+from ..planning.selection import parse_algo
+from ..program.blocks import BlockMoves
 from ..transport.announcement import NUMBERS, ON_GPU, Called, Numbers
+from ..transport.host.block_call import BlockCall
+from ..transport.host.host_call import HostBuffers
+from ..transport.host.traffic import BLOCKS
 from ..transport.interface import PeerDelegates, Refused
-from .arguments import Prepared, Unsettled
+from .arguments import InBlocks, Lengths, Prepared, Unsettled
 from .buffers import DelegatedToMPI
-from .calls_without_program import EntryCall
+from .calls_without_program import EntryCall, RefusedCall
 from .collectives import CollectiveMethod, Invocation, describe
 from .cuda.buffers import lies_on_device
 from .requests import Persistent, persistent_on_host
 
 if TYPE_CHECKING:
+    from .context import Context
     from .dispatch import Dispatcher
 
 T = TypeVar("T")
@@ -42,16 +50,62 @@ def exchange(
 
 
 def settled(
-    dispatcher: Dispatcher, ready: Prepared | Unsettled | Exception, collective: str, timeout_s: float
-) -> Prepared | Exception:
-    """A call whose lengths and plan are known; or an error that the peers have to learn of.
+    dispatcher: Dispatcher, ready: Prepared | Unsettled | InBlocks | Exception, collective: str, timeout_s: float
+) -> Prepared | InBlocks | Exception:
+    """A call whose lengths and plan are known, or that needs neither; or an error that the peers have to learn of.
 
     Raises:
         BlinkError: which all ranks know.
     """
+    if isinstance(ready, InBlocks | Exception):
+        return ready
+    if ready.blocks and takes_blocks(dispatcher.context, ready.blocks.moves):
+        return ready.blocks
     if isinstance(ready, Unsettled):
         ready = _with_lengths(dispatcher, ready, collective, timeout_s)
     return _planned(dispatcher, ready, timeout_s) if isinstance(ready, Prepared) else ready
+
+
+def takes_blocks(context: Context, moves: BlockMoves) -> bool:
+    """Whether a call of blocks is made as such, and not by a plan: unless a plan, or a scheme for it, was asked for."""
+    options, settings = context.options, context.settings
+    if not context.host.makes_blocks:
+        return False
+    if context.gpus is not None:  # then what is said of plans is about GPUs
+        return True
+    algo = settings.algo if options.algo is None else options.algo
+    asked = _asked(algo, tuple(made.collective for made in options.algorithms))
+    return moves.collective not in asked and not (context.emulated or options.plan or settings.graph_file)
+
+
+@lru_cache(maxsize=64)
+def _asked(algo: str, made: tuple[str, ...]) -> frozenset[str]:
+    """The collectives for which a scheme or an algorithm was asked for."""
+    named = parse_algo(algo).items()
+    return frozenset(made) | {of for of, schemes in named if any(not scheme.startswith("^") for scheme in schemes)}
+
+
+def bind_blocks(dispatcher: Dispatcher, ready: InBlocks, collective: str, deadline: float, *, owns: bool) -> BlockCall:
+    """A call of blocks, which makes the ranks compare lengths where they differ."""
+    context, moves = dispatcher.context, ready.moves
+    program = context.host.load_blocks(moves)
+    context.say(lambda: f"{moves.text}: {program.said(BLOCKS)}", "INFO")
+    differ = partial(_differ, proxy(dispatcher), ready.lengths, moves.text, collective, deadline)
+    buffers = HostBuffers(ready.send, ready.recv)
+    return BlockCall(context.host, program, moves, buffers, deadline, owns=owns, differ=differ)
+
+
+def _differ(dispatcher: Dispatcher, lengths: Lengths, text: str, collective: str, timeout_s: float) -> NoReturn:
+    """Tell all lengths, and raise on the rank that expects others than it hears; the other ranks learn of it."""
+    host, rows = dispatcher.host, exchange(dispatcher, lengths.numbers, timeout_s, collective)
+    call: EntryCall = EntryCall(host, Called(text), timeout_s)
+    try:
+        lengths.compare(rows)
+    except ArgumentError as error:
+        call = RefusedCall(host, error, timeout_s)
+    dispatcher.seq += 1
+    call.run(dispatcher.seq)
+    raise AssertionError(f"{text}: C found that lengths differ, and they are {rows}")
 
 
 def _with_lengths(dispatcher: Dispatcher, ready: Unsettled, collective: str, timeout_s: float) -> Prepared | Exception:
@@ -109,7 +163,7 @@ def _numbered(dispatcher: Dispatcher, call: Callable[[int], T]) -> T:
 
 def persist(dispatcher: Dispatcher, method: CollectiveMethod, args: tuple[Any, ...], stream: Any) -> Persistent | None:
     """See :meth:`.dispatch.Dispatcher.persist`."""
-    ready = dispatcher.prepare(Invocation(method, args), None, stream)
+    ready: Prepared | Unsettled | InBlocks | Exception = dispatcher.prepare(Invocation(method, args), None, stream)
     ours = not dispatcher.context.has_mpi
     if isinstance(ready, Exception) and not isinstance(ready, DelegatedToMPI):
         if ours or any(map(lies_on_device, args)):
@@ -118,7 +172,8 @@ def persist(dispatcher: Dispatcher, method: CollectiveMethod, args: tuple[Any, .
     if dispatcher.cuda is None or not isinstance(ready, Prepared) or not ready.on_device:
         return persistent_on_host(partial(dispatcher.start, method, args, None, None)) if ours else None
     dispatcher.thread.drain()
-    if isinstance(ready := settled(dispatcher, ready, method.name, dispatcher.context.timeout_s), Exception):
-        raise ready
+    ready = settled(dispatcher, ready, method.name, dispatcher.context.timeout_s)
+    if not isinstance(ready, Prepared):
+        raise ready if isinstance(ready, Exception) else AssertionError("calls of blocks are on host memory")
     bound = dispatcher.cuda.bind(ready, stream, dispatcher.context.timeout_s)
     return Persistent(lambda: dispatcher.launch(bound), lambda: dispatcher.wait(bound), bound.test, args)

@@ -94,7 +94,7 @@ def test_lengths_that_do_not_fit_together_are_errors_on_every_rank(comm: MPI.Int
         for args in ((a[: counts[rank]], [b, counts]),):
             with pytest.raises(MismatchError, match=r"allgather\(\[1, 1, 2\] x float64\)"):
                 ours.Allgatherv(*args)
-        with pytest.raises(MismatchError, match="gatherv with blocks of 1"):
+        with pytest.raises(MismatchError, match=r"gatherv\(float64, root 0\)"):
             ours.Gatherv(a[:1], [b, ones]) if rank else ours.Alltoallv([a, ones], [b, ones])
         with pytest.raises(MismatchError):
             ours.Gatherv(a[:1], [b, ones]) if rank else ours.Barrier()

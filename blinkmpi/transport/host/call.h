@@ -1,3 +1,14 @@
+/* A call: what it is, the memory of the ranks, and how far it is. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include "single_copy.h"
+#include "trace.h"
+#include "waiting.h"
+
+/* Words of line 0 of a rank's control pages (control_pages.py); those behind SEND are for even calls, then odd ones. */
+enum { ENTERED = 0, FINISHED = 1, SEND = 2, RECV = 3, TURN = 2, LENGTHS = 6 };
 enum { SOON_NS = 1000000, LATE_LOOKS = 4 }; /* when, and how often, to look for aborts elsewhere: control_pages.py */
 enum { PIECE_LENGTH = 32768, PIECES = 40 }; /* a message goes in pieces, short enough for MPI to send them at once */
 
@@ -28,6 +39,30 @@ typedef struct {
   int64_t met; /* when all ranks were last known to have entered a call */
 } nodes_t;
 
+/* What goes to another rank, and comes from it. In its own row a rank has the block that it keeps, and `sends` is 0 but
+ * for one that all others are sent. */
+typedef struct {
+  int64_t from, sends;    /* where it lies, from call_t.send on; bytes */
+  int64_t to, receives;   /* where it goes, from call_t.recv on; bytes */
+  int64_t sent, received; /* bytes of them that are done in the call under way */
+} block_t;
+
+/* What a call of blocks moves, and where between the ranks (blocks.h); block_call.py writes and mirrors both. */
+typedef struct {
+  int64_t shared;        /* whether each rank sends all others one block */
+  int64_t in_place;      /* whether blocks come where blocks lie that are sent */
+  int64_t reads;         /* whether the ranks may read one another's memory */
+  int64_t slots, arenas; /* rank 0's slots of even calls, and its arena */
+  int64_t apart, odd;    /* bytes to those of the next rank, and to the slots of odd calls */
+  int64_t room;          /* bytes of a slot */
+  int64_t longest;       /* bytes of the longest block that goes through a slot whole */
+  int64_t ring, chunk, depth; /* bytes of a ring of chunks in an arena, and of a chunk; chunks of a ring */
+  int64_t heads, tails;  /* rank 0's first head and tail (control_pages.py) */
+  uint64_t sum;          /* of the lengths (sum_lengths) */
+  int64_t chunked;       /* out: whether this rank's long blocks go in chunks, in the call under way */
+  block_t each[];        /* by rank */
+} blocks_t;
+
 /* A call: its program, the shared window, the buffers it is bound to, and how far it is. Every field has 8 bytes.
  * native.py mirrors it: FIELDS below are compared with its list when the library is loaded. */
 typedef struct {
@@ -44,6 +79,7 @@ typedef struct {
   helper_t *helper;   /* a second thread for long copies from other processes, or NULL */
   nodes_t *nodes;     /* the other nodes, if this rank sends their messages in one shot, or NULL */
   int64_t *sends;     /* (first byte, bytes) of the message to each of them */
+  blocks_t *blocks;   /* what a call of blocks moves in place of rows, or NULL */
   int64_t *tally, tallies; /* what a completed call adds to the counters */
   trace_t *trace;     /* where a traced call records, or NULL */
   int64_t program;    /* its number in the trace */
@@ -77,7 +113,7 @@ typedef struct {
   int64_t fault, faulty; /* out: errno, and the rank whose memory could not be read; or an error of MPI */
 } call_t;
 
-#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(one_shot) X(cma) X(helper) X(nodes) X(sends) \
+#define FIELDS(X) X(stages) X(dtype) X(op) X(item) X(acc) X(chunk) X(depth) X(divide) X(stream) X(one_shot) X(cma) X(helper) X(nodes) X(sends) X(blocks) \
   X(tally) X(tallies) X(trace) X(program) X(timing) X(times) X(timed) \
   X(n) X(rank) X(stride) X(calls) X(prints[0]) X(prints[1]) X(pids) X(heartbeat) X(abort) X(spins) X(send) X(recv) \
   X(send_bytes) X(recv_bytes) X(readable) X(print) X(body) X(body_bytes) X(elsewhere) \

@@ -7,14 +7,8 @@
  * By the protocol `cma` a chunk that lies in its writer's buffer passes no slot: the reader copies it from there.
  */
 #define _GNU_SOURCE
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5, UNTOLD = 6, NETWORK = 7, ELSEWHERE = 8 };
-#include "waiting.h"
-#include "single_copy.h"
+#include "call.h"
 #include "reduction.h"
-#include "trace.h"
 
 enum { BLOCK = 2048 };                  /* elements folded at a time: stays in the first-level cache */
 enum { PIECE_BYTES = 131072, PIECES_BYTES = 1 << 20 }; /* of an operand, of all, read ahead by cma: in the second-level */
@@ -22,11 +16,6 @@ enum { PIECE_BYTES = 131072, PIECES_BYTES = 1 << 20 }; /* of an operand, of all,
 enum { BEFORE = 0, ANNOUNCED = 1, SENT = 2, TOLD = 3, RUNNING = 4 };
 enum { SEQ_BITS = 24 }; /* a flag is (number of the call << SEQ_BITS) + chunks */
 #define CLOSED UINT64_MAX /* in place of a buffer's address: others cannot read it */
-
-/* Words of line 0 of a rank's control pages (control_pages.py). */
-enum { ENTERED = 0, FINISHED = 1, SEND = 2, RECV = 3, TURN = 2 };
-
-#include "call.h"
 
 /* A stage's row: these words, then the operands in order of folding (-1: the own one), the inputs, the heads of what
  * others read from this rank's buffers, the outputs (head, slots, number of readers, their tails). A row without
@@ -39,7 +28,7 @@ enum row { COUNT, LOCAL, STORE, FINAL, OUT_WIDE, OUT_STRIDE, OPERANDS, INPUTS, O
 enum input { IN_HEAD, IN_SLOTS, IN_TAIL, IN_WRITER, IN_BUFFER, IN_OFFSET, IN, IN_WIDE = IN_BUFFER, IN_STRIDE = IN_OFFSET };
 const int64_t blink_constants[] = {SEQ_BITS, SEND, RECV, TURN, DONE_CHUNKS, HEADER, IN, RUNNING, UNTOLD, TIMING,
   sizeof(event_t), sizeof(trace_t), EVENT_CHUNK, EVENT_WAIT, EVENT_ENTER, EVENT_CALL, NETWORK, ELSEWHERE, TOLD,
-  sizeof(nodes_t), sizeof(node_t), PIECE_LENGTH, PIECES, SOON_NS, LATE_LOOKS};
+  sizeof(nodes_t), sizeof(node_t), PIECE_LENGTH, PIECES, SOON_NS, LATE_LOOKS, sizeof(blocks_t), sizeof(block_t)};
 
 /* Tell the others where this rank's buffers are in the call that it is about to announce; or that they cannot be read,
  * as memory of devices may not: the first and the last byte of each are tried, all in one call of the system, when
@@ -199,9 +188,7 @@ static int advance(call_t *j, stage_t *c, int64_t *p) {
   const uint64_t flag = j->base + (uint64_t)k + 1;
   if (c->nops) {
     if (!step(j, c, k)) return 0;
-#if defined(__x86_64__)
-    _mm_sfence(); /* what was written past the caches comes before the flags */
-#endif
+    streamed();
     for (int64_t i = 0; i < c->nheads; i++) set((flag_t *)c->heads[i], flag);
     for (int64_t o = 0, *q = c->outs; o < c->nouts; o++, q += 3 + q[2]) set((flag_t *)q[0], flag);
     for (int64_t i = 0; i < c->nins; i++)
@@ -227,11 +214,18 @@ static int advance_traced(call_t *j, stage_t *c, int64_t *p, int64_t row) {
   return 1;
 }
 
-/* Fill the slots that depend on nobody: on what this rank sends, before it knows that the others send the same. The
+/* Begin all stages, and fill the slots that depend on nobody: on what this rank sends, before it knows that the others send the same. The
  * user's receive buffer is not touched here. */
 static void fill(call_t *j, int64_t *rows) {
   int64_t *p = rows;
   stage_t c;
+  j->left = j->stages;
+  for (int64_t i = 0; i < j->stages; i++) {
+    int64_t *next = decode(j, p, &c);
+    p[DONE_CHUNKS] = 0;
+    p = next;
+  }
+  p = rows;
   for (int64_t i = 0; i < j->stages; i++) {
     int64_t *next = decode(j, p, &c);
     if (c.nops && !c.nins && !c.store)
@@ -264,6 +258,7 @@ static int await_traced(const call_t *j, uint64_t want, int finished) {
 }
 
 #include "node_messages.h"
+#include "blocks.h"
 
 /* Wait until all ranks have entered call `seq`, which this rank has announced. Returns DONE, EXPIRED or ABORTED. */
 int blink_barrier(const call_t *j) { return await(j, j->seq, 0, NULL); }
@@ -314,7 +309,7 @@ static inline __attribute__((always_inline)) int run_stages(call_t *j, int64_t *
 
 /* Execute the stages of this rank in the call that it has announced, until all are finished or nothing moved for the
  * timeout; calling again goes on from there (`phase` and the rows remember). `rows` holds the stages one after another.
- * Returns DONE, EXPIRED, ABORTED; DIFFER if some rank announced another call, or UNREADABLE if some rank's buffer cannot be
+ * Returns DONE, EXPIRED, ABORTED; DIFFER if some rank announced another call, or other lengths, or UNREADABLE if some rank's buffer cannot be
  * read by the others: then nothing was received; ELSEWHERE if Python must tell other nodes what was announced; or FAULT or NETWORK (see
  * call_t) in the middle of it. */
 int blink_execute(call_t *j, int64_t *rows) {
@@ -325,15 +320,8 @@ int blink_execute(call_t *j, int64_t *rows) {
   if (j->phase == BEFORE) { /* slots are free once everybody has finished the call before, or, in one shot, the one before that */
     const int state = await_traced(j, j->seq - (uint64_t)j->one_shot, 1);
     if (state != DONE) return state;
-    int64_t *p = rows;
-    stage_t c;
-    j->left = j->stages;
-    for (int64_t i = 0; i < j->stages; i++) {
-      int64_t *next = decode(j, p, &c);
-      p[DONE_CHUNKS] = 0;
-      p = next;
-    }
-    fill(j, rows);
+    if (j->blocks) fill_blocks(j);
+    else fill(j, rows);
     if (j->one_shot) set(j->calls + j->rank * j->stride + ENTERED, j->seq);
     j->phase = ANNOUNCED;
   }
@@ -347,11 +335,14 @@ int blink_execute(call_t *j, int64_t *rows) {
     if (state != DONE) return state;
     for (int64_t r = 0; r < j->n; r++)
       if (get(prints + r * j->stride) != j->print || j->phase == TOLD) return DIFFER;
+    if (j->blocks && !lengths_fit(j)) return DIFFER;
     for (int64_t r = 0; j->cma && r < j->n; r++)
       if (get(j->calls + r * j->stride + SEND + TURN * (j->seq & 1)) == CLOSED) return UNREADABLE;
     j->phase = RUNNING;
   }
-  const int state = j->trace ? run_stages(j, rows, 1) : run_stages(j, rows, 0);
+  const int state = j->blocks  ? (j->trace ? run_blocks(j, 1) : run_blocks(j, 0))
+                    : j->trace ? run_stages(j, rows, 1)
+                               : run_stages(j, rows, 0);
   if (state != DONE) return state;
   if (j->nodes) { /* what others are sent lies in slots that the call after the next fills */
     const int gone = await_sent(j);

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -180,12 +180,10 @@ class HostCall:
         """
         transport, seq = self.transport, int(self.struct.seq)
         if outcome in (Outcome.EXPIRED, Outcome.ABORTED, Outcome.ELSEWHERE):
-            outcome = transport.until_done(
-                self._attempt, partial(owed, transport, self), seq, self.timeout_s, begun=begun
-            )
+            outcome = transport.until_done(self._attempt, self.owed, seq, self.timeout_s, begun=begun)
         if outcome is Outcome.DIFFER:
             transport.compare(seq, self.fingerprint)
-            raise AssertionError(f"call {seq}: C found that announcements differ, and they are the same")
+            self.lengths_differ(seq)
         if outcome is Outcome.UNREADABLE:  # on every rank
             self._through_slots().run(seq)
             return
@@ -196,6 +194,14 @@ class HostCall:
         if self.program.executor == "numpy":  # executor.c has counted the others
             self.program.tally.add(self.trace)
         _copy(self._after)
+
+    def lengths_differ(self, seq: int) -> NoReturn:
+        """C found that something differs, and the announcements are the same."""
+        raise AssertionError(f"call {seq}: C found that announcements differ, and they are the same")
+
+    def owed(self) -> dict[int, str]:
+        """Peers that this rank waits for, with what each owes."""
+        return owed(self.transport, self)
 
     def _attempt(self, slice_s: float) -> tuple[Outcome, bool]:
         """Go on until nothing moved for ``slice_s``: how it is then, and whether anything moved."""

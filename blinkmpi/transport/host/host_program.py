@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PlanError
+from ...program.blocks import BlockMoves
 from ...program.call import Call
 from ...program.in_place import sent_before
 from ...program.ir import ONE_SHOT, Program, Stage
@@ -20,13 +22,14 @@ from ..events import TracedProgram
 from ..network.endpoints import Endpoint, Endpoints, tag_of
 from ..recorder import Recorder, Tally
 from . import native
+from .block_memory import BlockMemory
 from .channel_layout import ChannelLayout
 from .native_rows import rows_of
 from .numpy_executor import NumpyStage
 from .shared_window import MESSAGE_BYTES, SharedWindow
 from .shots import NodeShots
 from .single_copy import ExportedChunks, Helper, exported_channels, in_long_chunks
-from .traffic import traffic_of
+from .traffic import BLOCKS, traffic_of, traffic_of_blocks
 
 ExecutorName = Literal["c", "numpy"]
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances
@@ -59,6 +62,8 @@ class HostProgram:
 
     def said(self, scheme: str) -> str:
         """How it moves a call's data, for the log."""
+        if scheme == BLOCKS:
+            return f"blocks, {'long ones by cma' if self.cma else 'one shot'}, {self.executor} executor"
         if self.struct.one_shot:
             return f"one shot, {self.executor} executor"
         slots = "chunks by cma" if self.cma else f"x {self.depth} slots"
@@ -88,6 +93,31 @@ def nothing_to_move(
     return HostProgram(
         lambda: empty, "c", nothing, struct, Endpoints([]), [], (False, False), False, 0, 0, 1, tally, nothing, sends
     )
+
+
+def of_blocks(
+    moves: BlockMoves, memory: BlockMemory, window: SharedWindow, helper: Helper, recorder: Recorder
+) -> HostProgram:
+    """What C executes of a call of blocks, but for their places."""
+    struct = native.CallStruct()
+    rank, n = window.pages.rank, window.pages.n
+    moved = sum(nbytes for places in (moves.sends, moves.receives) for _, nbytes in places)
+    struct.one_shot, struct.item, struct.acc, struct.chunk, struct.depth = 1, 1, 1, moved, 1
+    struct.stages = 2 * n  # rows, of a trace
+    struct.stream = not moves.in_place and 2 * n * moves.nbytes > CACHE_BYTES
+    place(struct, window)
+    cma = any(memory.protocol(moves, nbytes) == "cma" for _, nbytes in (*moves.sends, *moves.receives))
+    if moves.collective == "gather" and moves.root == rank and cma:  # the others only wait
+        struct.helper = helper.started()
+    traffic = traffic_of_blocks(moves, rank, partial(memory.protocol, moves))
+    tally, timing = recorder.tally(traffic.moved, traffic.times), np.zeros(native.TIMING * 2 * n, np.int64)
+    _count(struct, tally, timing, recorder, TracedProgram(moves.text, traffic.rows))
+    none = Program(Call("barrier", n, (0,), ""), BLOCKS, 1, 1, (), ())
+    nothing = np.zeros(0, np.int64)
+    return HostProgram(
+        lambda: none, "c", nothing, struct, Endpoints([]), [], (False, False), cma, 0, 0, 1, tally,
+        timing, nothing,
+    )  # fmt: skip
 
 
 def _count(

@@ -32,7 +32,7 @@ from . import launches
 
 SOURCE = Path(__file__).with_name("executor.c")
 HEADERS = (
-    "call", "single_copy", "reduction", "waiting", "trace", "node_messages", "step_times", "repeated_calls",
+    "call", "single_copy", "reduction", "waiting", "trace", "node_messages", "blocks", "step_times", "repeated_calls",
     "repeated_groups", "launches", "device_arrays",
 )  # fmt: skip
 SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in HEADERS))
@@ -45,7 +45,7 @@ OPS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor"
 # What executor.c and this package count on alike; :func:`load` compares them with the library's.
 FIELDS = (
     "stages", "dtype", "op", "item", "acc", "chunk", "depth", "divide", "stream", "one_shot", "cma", "helper",
-    "nodes", "sends", "tally", "tallies", "trace", "program", "timing", "times", "timed",
+    "nodes", "sends", "blocks", "tally", "tallies", "trace", "program", "timing", "times", "timed",
     "n", "rank", "stride", "calls", "prints[0]", "prints[1]", "pids", "heartbeat", "abort", "spins",
     "send", "recv", "send_bytes", "recv_bytes", "readable", "print", "body", "body_bytes", "elsewhere",
     "before", "after", "befores", "afters",
@@ -58,6 +58,10 @@ NODES = ("start", "test", "isend", "irecv", "pointers", "comm", "byte", "tag", "
 NODE = ("first", "ranks", "rank", "in[0]", "in[1]", "receive[0]", "receive[1]", "receiving[0]", "receiving[1]", "told",
         "told_seq", *("sending",) * 2 * PIECES, "sends[0]", "sends[1]", *("rest",) * PIECES, "rests", "came",
         "began")  # fmt: skip
+# Words of call.h's blocks_t and block_t, which block_call.py makes.
+BLOCKS = ("shared", "in_place", "reads", "slots", "arenas", "apart", "odd", "room", "longest", "ring", "chunk", "depth",
+          "heads", "tails", "sum", "chunked")  # fmt: skip
+BLOCK = ("from", "sends", "to", "receives", "sent", "received")
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
 RUNNING = 4  # the phase in which all ranks have entered the same call
 NETWORK, ELSEWHERE = 7, 8  # statuses: MPI failed; another node announced something else
@@ -67,7 +71,7 @@ TIMING = 2  # words of a traced call's row
 CONSTANTS = (
     SEQ_BITS, SEND_WORD, RECV_WORD, 2, DONE_CHUNKS, HEADER, INPUT_WORDS, RUNNING, UNTOLD,
     TIMING, EVENT.itemsize, ctypes.sizeof(RingStruct), CHUNK, WAIT, ENTER, CALL, NETWORK, ELSEWHERE, TOLD,
-    8 * len(NODES), 8 * len(NODE), PIECE_BYTES, PIECES, SOON_NS, LATE_LOOKS,
+    8 * len(NODES), 8 * len(NODE), PIECE_BYTES, PIECES, SOON_NS, LATE_LOOKS, 8 * len(BLOCKS), 8 * len(BLOCK),
 )  # fmt: skip
 
 
@@ -293,6 +297,7 @@ def load(path: Path, compiler: str) -> Native:
     library.blink_execute.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.blink_barrier.argtypes = [ctypes.c_void_p]
     library.blink_settled.argtypes = [ctypes.c_void_p]
+    library.blink_sum_lengths.argtypes, library.blink_sum_lengths.restype = [ctypes.c_void_p], None
     library.blink_export.argtypes, library.blink_export.restype = [ctypes.c_void_p], None
     library.blink_read.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.blink_read_shared.argtypes = [ctypes.c_void_p, *library.blink_read.argtypes]

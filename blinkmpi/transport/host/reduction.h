@@ -2,6 +2,7 @@
  *
  * Floating-point folds go operand by operand, in the order given; -ffp-contract=off keeps the bits of NumPy.
  */
+#pragma once
 #include <stdint.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -34,6 +35,12 @@ __attribute__((optimize("no-tree-loop-distribute-patterns"))) static void copy(c
     *(v8 *)(d + i) = a, *(v8 *)(d + i + 64) = b, *(v8 *)(d + i + 128) = c, *(v8 *)(d + i + 192) = e;
   }
   for (; i < n; i++) d[i] = s[i];
+}
+
+static void streamed(void) { /* what was written past the caches comes before what is written now */
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 /* ---- 16-bit floats: widen to float32, round to nearest even once */

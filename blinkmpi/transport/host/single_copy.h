@@ -1,4 +1,5 @@
 /* The memory of other processes, read by the C executor (process_vm_readv), with a helper where a core is idle. */
+#pragma once
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>

@@ -73,9 +73,11 @@ class Helper:
 
     def address(self, program: Program, exported: Mapping[int, ExportedChunks]) -> int:
         """The helper that executor.c takes for this program; 0 for none."""
-        if self._native is None or not self.serves(program, exported):
-            return 0
-        if not self._at and not self.failure:
+        return self.started() if self.serves(program, exported) else 0
+
+    def started(self) -> int:
+        """The helper, which is started now if it has not been; 0 where there is none."""
+        if self._native is not None and not self._at and not self.failure:
             self._at = self._native.code.blink_help() or 0
             self.failure = "" if self._at else os.strerror(ctypes.get_errno())
         return self._at

@@ -11,9 +11,7 @@ int64_t blink_time_steps(call_t *j, int64_t *row, int64_t first, int64_t last, i
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, spent);
   for (int64_t k = first; k < last && k * c.chunk < c.count; k++)
     if (!step(j, &c, k)) return -1;
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
+  streamed();
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, spent + 1);
   *passed = now_ns() - start;
   return (int64_t)(spent[1].tv_sec - spent[0].tv_sec) * 1000000000 + spent[1].tv_nsec - spent[0].tv_nsec;

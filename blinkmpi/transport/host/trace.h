@@ -1,5 +1,8 @@
 /* What calls count and record: bytes by tally, and, in a traced call, chunks and waits in a ring of events, working time
  * by row, waiting time by peer (recorder.py, events.py). A call that is not traced takes no time of day for this. */
+#pragma once
+#include <stdint.h>
+
 enum { EVENT_CHUNK = 0, EVENT_WAIT = 1, EVENT_ENTER = 2, EVENT_CALL = 3 };
 
 typedef struct { /* events.py has it, too */

@@ -1,14 +1,17 @@
 """What a program moves on one rank, by name of a counter: pure. What it does by row, for the trace."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...program.blocks import BlockMoves
 from ...program.ir import Program, Stage
 from ...program.partition import NodePart
 from ...program.reduction import accumulator_of, dtype_of
 from ..counters import Name
 from ..events import TracedRow
+
+BLOCKS = "blocks"  # in place of a scheme: calls of blocks take no plan's trees
 
 
 @dataclass(frozen=True)
@@ -79,3 +82,32 @@ def traffic_of(
 
     found = [row(stage, waits) for stage, waits in rows]
     return Traffic({name: (nbytes, 1) for name, nbytes in moved.items()}, [times(each) for each in found], found)
+
+
+def traffic_of_blocks(moves: BlockMoves, rank: int, protocol: Callable[[int], str]) -> Traffic:
+    """What ``rank`` moves in a call of blocks; its rows are the blocks that come, by rank, then those that go.
+
+    Args:
+        protocol: how a block of so many bytes crosses.
+    """
+    n = len(moves.sends)
+    others = tuple(r for r in range(n) if r != rank)
+    sends, receives = ([nbytes for _, nbytes in places] for places in (moves.sends, moves.receives))
+    tree: Name = ("tree", moves.collective, moves.root, BLOCKS, rank)
+    moved: Counter[Name] = Counter({("collective", moves.collective): moves.nbytes})
+    for r in others:
+        for name in (("link", rank, r), tree, ("protocol", protocol(sends[r]))) if sends[r] else ():
+            moved[name] += sends[r]
+        for name in (("link", r, rank), ("protocol", protocol(receives[r]))) if receives[r] else ():
+            moved[name] += receives[r] if name[0] == "link" else 0
+    rows, times = [], []
+    for r, nbytes in enumerate(receives):
+        channel = r if moves.shared else r * n + rank
+        rows.append(TracedRow(r, "down", nbytes, nbytes, (((r,), channel),) if r != rank else (), ()))
+        times.append([("link", r, rank)] if nbytes and r != rank else [])
+    for r, nbytes in enumerate(sends):
+        targets = others if moves.shared and r == rank else (r,) if r != rank else ()
+        channel = rank if moves.shared else rank * n + r
+        rows.append(TracedRow(rank, "down", nbytes, nbytes, (), ((targets, channel),) if targets else ()))
+        times.append([tree, *(("link", rank, t) for t in targets)] if nbytes and targets else [])
+    return Traffic({name: (nbytes, 1) for name, nbytes in moved.items()}, times, rows)

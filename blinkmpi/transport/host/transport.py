@@ -17,7 +17,9 @@ from typing import NoReturn
 from mpi4py import MPI
 
 from ...errors import BlinkError, MismatchError
+from ...program.blocks import BlockMoves
 from ...program.ir import Program
+from ...util.lru import LRU
 from ...util.together import allgather
 from ..announcement import Announcement, Numbers, encode_failure
 from ..control_pages import BODY
@@ -30,8 +32,9 @@ from ..network.messages import NodeMessages
 from ..recorder import Recorder
 from ..slow_waits import SlowWaits
 from . import native
+from .block_memory import BlockMemory
 from .capabilities import agree_on_cma, agree_on_executor, open_shots
-from .host_program import ExecutorName, HostProgram, load, nothing_to_move, place
+from .host_program import ExecutorName, HostProgram, load, nothing_to_move, of_blocks, place
 from .numpy_executor import OUTCOMES, Outcome, barrier_numpy, repeat
 from .own_records import OwnRecords
 from .shared_window import ARENA_BYTES, SharedWindow
@@ -40,6 +43,7 @@ from .single_copy import Helper
 
 SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and elsewhere
 LOOK_SECONDS = 0.2  # how often a wait looks after the peers
+BLOCK_PROGRAMS = 1024  # of calls of blocks, by their lengths
 LEAVE_SECONDS = 60.0  # that a rank waits at its end for the others, if the communicator is dead
 
 
@@ -101,6 +105,8 @@ class HostTransport:
         )
         place(self._barrier, self.window)
         self._nothing: dict[str, HostProgram] = {}  # by collective
+        self.block_memory = BlockMemory(self.window, reads=not self.no_cma) if not several else None
+        self._blocks: LRU[tuple[object, ...], HostProgram] = LRU(BLOCK_PROGRAMS)
 
     # ---- before a call
 
@@ -114,8 +120,7 @@ class HostTransport:
         cma = protocol in ("cma", "one_shot_cma") and not self.no_cma
         loaded = load(make, self.window, self.native, self.helper, self.recorder, self.shots, cma=cma)
         loaded.struct.spins = self._spins
-        if self.helper.failure:
-            self.say(f"one thread reads long vectors, because a second cannot be started: {self.helper.failure}")
+        self._say_helper()
         return loaded
 
     def nothing(self, collective: str) -> HostProgram | None:
@@ -126,6 +131,26 @@ class HostTransport:
             self._nothing[collective] = nothing_to_move(self.window, self.recorder, collective, self.shots)
             self._nothing[collective].struct.spins = self._spins
         return self._nothing[collective]
+
+    @property
+    def makes_blocks(self) -> bool:
+        """Whether calls of blocks can be made, whose ranks do not know all lengths; the same on every rank."""
+        return self.native is not None and self.block_memory is not None and self.block_memory.fits
+
+    def load_blocks(self, moves: BlockMoves) -> HostProgram:
+        """The program of a call of blocks, whatever their places."""
+        assert self.block_memory is not None
+        found = self._blocks.find(moves.lengths)
+        if found is None:
+            found = of_blocks(moves, self.block_memory, self.window, self.helper, self.recorder)
+            found.struct.spins = self._spins
+            self._blocks.put(moves.lengths, found)
+            self._say_helper()
+        return found
+
+    def _say_helper(self) -> None:
+        if self.helper.failure:
+            self.say(f"one thread reads long vectors, because a second cannot be started: {self.helper.failure}")
 
     def by_c_alone(self, program: HostProgram) -> bool:
         """Whether C executes a program, and sends what it sends to other nodes."""

@@ -1,6 +1,8 @@
 /* The flags of the ranks, the clock, and how a rank waits: it spins, then yields its core, then sleeps. */
+#pragma once
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -10,6 +12,9 @@
 #else
 #define PAUSE()
 #endif
+
+/* How a wait, or a call, ended. */
+enum { DONE = 0, EXPIRED = 1, ABORTED = 2, DIFFER = 3, UNREADABLE = 4, FAULT = 5, UNTOLD = 6, NETWORK = 7, ELSEWHERE = 8 };
 
 typedef _Atomic uint64_t flag_t;
 

@@ -1,0 +1,74 @@
+"""A call of blocks on CPU ranks of one node (``blocks.h``): its table, bound to buffers and a deadline.
+
+No rank is told the lengths of others before. C compares sums of all lengths when all ranks have entered the call, and
+if two ranks were given different ones, all ranks come here, and do what the caller of :class:`BlockCall` said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from ...program.blocks import BlockMoves
+from ..announcement import Called
+from .block_memory import CHUNKS
+from .host_call import HostBuffers, HostCall
+from .native import BLOCK, BLOCKS, RUNNING
+
+if TYPE_CHECKING:
+    from .host_program import HostProgram
+    from .transport import HostTransport
+
+
+class BlockCall(HostCall):
+    """A bound call of blocks; its ``program`` is the one of all calls with the same lengths.
+
+    Args:
+        differ: called, on every rank, where the lengths of two ranks differ; it raises.
+    """
+
+    def __init__(
+        self,
+        transport: HostTransport,
+        program: HostProgram,
+        moves: BlockMoves,
+        buffers: HostBuffers,
+        timeout_s: float,
+        *,
+        owns: bool,
+        differ: Callable[[], NoReturn],
+    ) -> None:
+        super().__init__(transport, program, Called(moves.text), buffers, timeout_s, owns=owns)
+        assert transport.block_memory is not None
+        assert transport.native is not None
+        self._table = transport.block_memory.table(moves)
+        self._differ = differ
+        self.struct.blocks = self._table.ctypes.data
+        transport.native.code.blink_sum_lengths(self._at)
+
+    def lengths_differ(self, seq: int) -> NoReturn:
+        """Leave the call, in which no rank has received anything."""
+        self.transport.pages.finished[self.transport.rank] = seq
+        self._differ()
+
+    def owed(self) -> dict[int, str]:
+        """Ranks whose blocks have not come, or that have not read this rank's."""
+        transport, rank = self.transport, self.transport.rank
+        if self.struct.phase < RUNNING:
+            return transport.peers.absent(int(self.struct.seq))
+        head = dict(zip(BLOCKS, self._table.tolist(), strict=False))
+        rows = self._table[len(BLOCKS) :].reshape(-1, len(BLOCK)).tolist()
+        found: dict[int, str] = {}
+        for r, (_, sends, _, receives, sent, received) in enumerate(rows):
+            if received < receives and r != rank:
+                found[r] = f"its block of {receives} bytes, of which {received} have come"
+            elif sent < sends and (r != rank or head["shared"]):
+                behind = [r] if r != rank else self._behind(sent // head["chunk"])
+                found |= {p: f"its reading of a block of {sends} bytes" for p in behind if p not in found}
+        return found
+
+    def _behind(self, chunk: int) -> list[int]:
+        """The ranks whose reading keeps this one from sending a chunk of what all get."""
+        pages, want = self.transport.pages, int(self.struct.base) + chunk + 1 - CHUNKS
+        readers = (r for r in range(pages.n) if r != pages.rank)
+        return [r for r in readers if int(pages.words[pages.tail(r, pages.rank)]) < want]

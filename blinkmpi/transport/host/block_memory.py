@@ -1,0 +1,56 @@
+"""Where blocks lie between the ranks of a node in a call of blocks (``blocks.h``), and how long they may be there."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...program.blocks import BlockMoves
+from ..control_pages import HEADS, LINE
+from .native import BLOCKS
+from .shared_window import SharedWindow
+
+SHORT_BYTES = 6 << 10  # blocks up to here go through a slot whole
+CHUNK_BYTES, CHUNKS = 64 << 10, 4  # of a block that goes in chunks: bytes of one, and how many have room
+
+
+class BlockMemory:
+    """Where blocks lie between the ranks: slots behind the arenas, rings of chunks in them.
+
+    Args:
+        reads: whether the ranks may read one another's memory.
+    """
+
+    def __init__(self, window: SharedWindow, *, reads: bool) -> None:
+        pages = window.pages
+        self._n, self._rank, self._reads = pages.n, pages.rank, reads
+        self._arena_bytes, self._slot_bytes = window.arena_bytes, window.one_shot_bytes // 2
+        ranks = range(self._n)
+        slots, arenas = [window.one_shot(r) for r in pages.here], [window.arena(r) for r in pages.here]
+        apart = slots[1] - slots[0] if len(slots) > 1 else 0
+        even = slots == [slots[0] + r * apart for r in ranks] and arenas == [arenas[0] + r * apart for r in ranks]
+        room, _, _, chunk = self._rooms(shared=False)
+        self.fits = even and self._n <= HEADS and room >= LINE and chunk >= LINE
+        base = pages.address
+        self._places = base + slots[0], base + arenas[0], apart, self._slot_bytes
+        self._flags = base + 8 * pages.head(0, 0), base + 8 * pages.tail(0, 0)
+
+    def _rooms(self, *, shared: bool) -> tuple[int, int, int, int]:
+        """Bytes of a slot, of the longest block that goes through one whole, of a ring, and of its chunks."""
+        parts = 1 if shared else self._n
+        room, ring = (whole // parts // LINE * LINE for whole in (self._slot_bytes, self._arena_bytes))
+        return room, min(SHORT_BYTES, room), ring, min(CHUNK_BYTES, ring // CHUNKS // LINE * LINE)
+
+    def protocol(self, moves: BlockMoves, nbytes: int) -> str:
+        """How a block of such a call crosses, if its sender's memory can be read: ``slots`` or ``cma``."""
+        long = nbytes > self._rooms(shared=moves.shared)[1]
+        return "cma" if long and self._reads and not moves.in_place else "slots"
+
+    def table(self, moves: BlockMoves) -> NDArray[np.int64]:
+        """``blocks_t`` of call.h, but for the sum of lengths."""
+        room, longest, ring, chunk = self._rooms(shared=moves.shared)
+        words = [moves.shared, moves.in_place, self._reads, *self._places, room, longest, ring, chunk, CHUNKS]
+        words += self._flags
+        words += [0] * (len(BLOCKS) - len(words))
+        for r, ((start, sent), (stop, received)) in enumerate(zip(moves.sends, moves.receives, strict=True)):
+            own = r == self._rank
+            words += start, sent if moves.shared or not own else 0, stop, 0 if own and moves.stays else received, 0, 0
+        return np.array(words, np.int64)
