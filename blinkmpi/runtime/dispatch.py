@@ -292,7 +292,7 @@ class Dispatcher:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
             return HostCall(self.host, program, called, buffers, deadline, owns=owns)
         if rule is None:
-            return entry(self.host, called, deadline) or EntryCall(self.host, called, deadline, nbytes=0)
+            return entry(self.host, called, deadline, owns=owns) or EntryCall(self.host, called, deadline, nbytes=0)
         held = invocation if owns else invocation.unowned()
         return MpiCall(self.context, held, called, deadline, again=self._next, nbytes=ready.call.nbytes)
 

@@ -271,12 +271,12 @@ class HostCall:
         return call
 
 
-def entry(transport: HostTransport, called: Called, timeout_s: float) -> HostCall | None:
-    """A call without data that C makes alone; None where it cannot."""
+def entry(transport: HostTransport, called: Called, timeout_s: float, *, owns: bool) -> HostCall | None:
+    """A call without data that C makes alone; None where it cannot. See :class:`HostCall` for ``owns``."""
     program = transport.nothing(called.text.partition("(")[0])
     if program is None:
         return None
-    return HostCall(transport, program, called, HostBuffers(None, None), timeout_s, owns=False)
+    return HostCall(transport, program, called, HostBuffers(None, None), timeout_s, owns=owns)
 
 
 def owed(transport: HostTransport, call: HostCall) -> dict[int, str]:
