@@ -53,9 +53,10 @@ BIG = [("big", how) for how in (*EXECUTORS, "mpi")]
 EXPORTED = [
     ("exported", *call) for call in (("Allgather", "-1"), ("Allreduce", "-1"), ("Bcast", "0"), ("Bcast", f"{VICTIM}"))
 ]
+BLOCKS = [("blocks", how) for how in ("cma", "chunks")]
 ways = pytest.mark.parametrize("way", [
-    *(pytest.param(way, id="-".join(way)) for way in (*BIG, *EXPORTED[:1])),
-    *(pytest.param(way, id="-".join(way), marks=pytest.mark.long) for way in EXPORTED[1:]),
+    *(pytest.param(way, id="-".join(way)) for way in (*BIG, *EXPORTED[:1], *BLOCKS[:1])),
+    *(pytest.param(way, id="-".join(way), marks=pytest.mark.long) for way in (*EXPORTED[1:], *BLOCKS[1:])),
 ])  # fmt: skip
 OTHERS = [r for r in range(N) if r != VICTIM]
 
@@ -150,6 +151,21 @@ def case_exported(method: str, root: str, timeout: str, signal_name: str) -> Non
             signal_amid_a_call(comm, signal.Signals[signal_name])
         say(ready=True, pid=os.getpid())
         calls_until_death(comm, vector, lambda: getattr(comm, method)(*arguments))
+    leave(signal_name)
+
+
+def case_blocks(how: str, timeout: str, signal_name: str) -> None:
+    """256 MiB of an Allgatherv, in the middle of which one rank gets a signal."""
+    os.environ["BLINKMPI_CMA_DISABLE"] = str(int(how == "chunks"))
+    with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), executor="c") as comm:
+        vector = np.ones(64 << 20, np.float32)
+        counts = [vector.size // N + r for r in range(-1, N - 1)]
+        everything = [vector, (counts, [sum(counts[:r]) for r in range(N)])]
+        comm.Allgatherv(MPI.IN_PLACE, everything)
+        if comm.rank == VICTIM:
+            signal_amid_a_call(comm, signal.Signals[signal_name])
+        say(ready=True, pid=os.getpid())
+        calls_until_death(comm, vector, lambda: comm.Allgatherv(MPI.IN_PLACE, everything))
     leave(signal_name)
 
 
