@@ -159,7 +159,7 @@ def case_blocks(how: str, timeout: str, signal_name: str) -> None:
     os.environ["BLINKMPI_CMA_DISABLE"] = str(int(how == "chunks"))
     with blinkmpi.Communicator(MPI.COMM_WORLD, timeout=float(timeout), executor="c") as comm:
         vector = np.ones(64 << 20, np.float32)
-        counts = [vector.size // N + r for r in range(-1, N - 1)]
+        counts = [vector.size // N - r for r in range(N)]
         everything = [vector, (counts, [sum(counts[:r]) for r in range(N)])]
         comm.Allgatherv(MPI.IN_PLACE, everything)
         if comm.rank == VICTIM:

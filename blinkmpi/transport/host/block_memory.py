@@ -8,8 +8,14 @@ from ..control_pages import HEADS, LINE
 from .native import BLOCKS
 from .shared_window import SharedWindow
 
-SHORT_BYTES = 6 << 10  # blocks up to here go through a slot whole
-CHUNK_BYTES, CHUNKS = 64 << 10, 4  # of a block that goes in chunks: bytes of one, and how many have room
+# Blocks up to here go through a slot whole, if they fit there: between two ranks of one machine, calls of blocks of
+# 8 to 96 KiB took 0.3 to 0.5 of the time that it takes to read them out of the senders' buffers (process_vm_readv).
+SHORT_BYTES = 96 << 10
+# Longer ones go in chunks: of 128 KiB to 1 MiB they took 0.5 to 0.8 of that time, on 2 cores, among 2 and 4 ranks. Of
+# 2 MiB and more they are read from there, unless many read a block: then they gain by what lies in a cache.
+READ_FROM_BYTES, READ_FROM_OF_ALL = 1 << 20, 2 << 20  # with one reader; by all others, for each of them
+CHUNK_BYTES, CHUNK_OF_ALL, CHUNKS = 64 << 10, 256 << 10, 4  # of a chunk, of one that all read; how many have room
+NEVER = (1 << 63) - 1
 
 
 class BlockMemory:
@@ -35,19 +41,34 @@ class BlockMemory:
 
     def _rooms(self, *, shared: bool) -> tuple[int, int, int, int]:
         """Bytes of a slot, of the longest block that goes through one whole, of a ring, and of its chunks."""
-        parts = 1 if shared else self._n
+        parts, chunk = (1, CHUNK_OF_ALL) if shared else (self._n, CHUNK_BYTES)
         room, ring = (whole // parts // LINE * LINE for whole in (self._slot_bytes, self._arena_bytes))
-        return room, min(SHORT_BYTES, room), ring, min(CHUNK_BYTES, ring // CHUNKS // LINE * LINE)
+        return room, min(SHORT_BYTES, room), ring, min(chunk, ring // CHUNKS // LINE * LINE)
+
+    def _read_from(self, moves: BlockMoves) -> int:
+        """Bytes from which on blocks are read out of their senders' buffers."""
+        if not self._reads or moves.in_place:
+            return NEVER
+        return READ_FROM_OF_ALL * (self._n - 1) if moves.shared else READ_FROM_BYTES
 
     def protocol(self, moves: BlockMoves, nbytes: int) -> str:
         """How a block of such a call crosses, if its sender's memory can be read: ``slots`` or ``cma``."""
-        long = nbytes > self._rooms(shared=moves.shared)[1]
-        return "cma" if long and self._reads and not moves.in_place else "slots"
+        return "cma" if nbytes >= self._read_from(moves) else "slots"
 
     def table(self, moves: BlockMoves) -> NDArray[np.int64]:
         """``blocks_t`` of call.h, but for the sum of lengths."""
         room, longest, ring, chunk = self._rooms(shared=moves.shared)
-        words = [moves.shared, moves.in_place, self._reads, *self._places, room, longest, ring, chunk, CHUNKS]
+        words = [
+            moves.shared,
+            moves.in_place,
+            self._read_from(moves),
+            *self._places,
+            room,
+            longest,
+            ring,
+            chunk,
+            CHUNKS,
+        ]
         words += self._flags
         words += [0] * (len(BLOCKS) - len(words))
         for r, ((start, sent), (stop, received)) in enumerate(zip(moves.sends, moves.receives, strict=True)):

@@ -4,16 +4,16 @@
  * (blink_sum_lengths). The sums of all ranks together are 0, unless two ranks were given different lengths of a block;
  * then no rank receives anything.
  *
- * A short block lies in a slot before its rank announces the call, as in one shot. A long one is read out of its sender's
- * buffer, and the sender stays in the call meanwhile; the slot says where the block lies. Where memory cannot be read, a
- * long block goes in chunks, through a ring in its sender's arena. So it does in place, where a chunk comes as soon as
- * the one that lay there has gone. */
+ * A short block lies in a slot before its rank announces the call, as in one shot. A longer one goes in chunks, through a
+ * ring in its sender's arena. The longest are read out of their senders' buffers, and a sender stays in the call until
+ * that is done; the slot says where its block lies, or that it cannot be read and goes in chunks, too. In place all but
+ * the short ones do, and a chunk comes as soon as the one that lay there has gone. */
 #pragma once
 #include "call.h"
 #include "reduction.h"
 
 enum { STEP_BYTES = 16 << 20, LINE_WORDS = 8 }; /* of a copy, after which a rank shows that it lives; of a cache line */
-#define IN_CHUNKS UINT64_MAX    /* in a slot, in place of the address of a long block */
+#define UNREADABLE_BLOCK UINT64_MAX /* in a slot, in place of a block's address */
 
 static uint64_t mix(uint64_t x) { /* the end of splitmix64 */
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -60,15 +60,18 @@ static void step_took(call_t *j, int64_t row, int64_t chunk) {
   record(t, EVENT_CHUNK, start, t->last, j->program, row, chunk);
 }
 
+/* Whether a block of this rank's goes in chunks. */
+static int in_chunks(const blocks_t *b, int64_t bytes) { return bytes > b->longest && (bytes < b->read_from || b->closed); }
+
 /* ---- before the call is announced */
 
-/* Whether the others can read this rank's long blocks; the first and the last byte of each are tried when the call is made
- * for the first time. */
+/* Whether the others can read this rank's longest blocks; the first and the last byte of each are tried when the call is
+ * made for the first time. */
 static int blocks_readable(call_t *j, const blocks_t *b) {
   const int64_t me = (int64_t)get(j->pids + j->rank * j->stride);
   for (int64_t r = 0; r < j->n && !j->readable; r++) {
     char *const at = j->send + b->each[r].from;
-    if (r != j->rank && b->each[r].sends > b->longest && !blink_readable(me, (char *[]){at, at + b->each[r].sends - 1}, 2)) return 0;
+    if (r != j->rank && b->each[r].sends >= b->read_from && !blink_readable(me, (char *[]){at, at + b->each[r].sends - 1}, 2)) return 0;
   }
   return j->readable = 1;
 }
@@ -76,10 +79,8 @@ static int blocks_readable(call_t *j, const blocks_t *b) {
 static void fill_slot(call_t *j, const blocks_t *b, int64_t target) {
   const block_t *const e = b->each + target;
   char *const slot = slot_between(j, b, j->rank, target), *const from = j->send + e->from;
-  if (e->sends > b->longest) {
-    set((flag_t *)slot, b->chunked ? IN_CHUNKS : (uint64_t)from);
-    return;
-  }
+  if (e->sends >= b->read_from) set((flag_t *)slot, b->closed ? UNREADABLE_BLOCK : (uint64_t)from);
+  if (e->sends > b->longest) return;
   copy(slot, from, (size_t)e->sends, 0);
   if (j->trace) step_took(j, j->n + target, 0);
 }
@@ -87,22 +88,17 @@ static void fill_slot(call_t *j, const blocks_t *b, int64_t target) {
 /* Fill this rank's slots, and say its sum of lengths. */
 static void fill_blocks(call_t *j) {
   blocks_t *const b = j->blocks;
-  int64_t longest = 0;
+  block_t *const own = b->each + j->rank;
+  b->closed = 0;
+  for (int64_t r = 0; r < j->n && !b->closed; r++) b->closed = b->each[r].sends >= b->read_from && !blocks_readable(j, b);
+  const int stream = b->shared && in_chunks(b, own->sends); /* of chunks that all read */
   for (int64_t r = 0; r < j->n; r++) {
     block_t *const e = b->each + r;
-    const int is_long = e->sends > b->longest;
-    if (e->sends > longest) longest = e->sends;
+    const int later = b->shared ? (e == own) == stream : 1;
     e->received = 0;
-    e->sent = is_long ? 0 : e->sends;
+    e->sent = e->sends > b->longest && later ? 0 : e->sends;
+    if (e->sends && (b->shared ? e == own : e != own)) fill_slot(j, b, r);
   }
-  b->chunked = longest > b->longest && (b->in_place || !b->reads || !blocks_readable(j, b));
-  if (b->shared) { /* one stream of chunks, or a block that each reads when it likes */
-    for (int64_t r = 0; r < j->n; r++)
-      if ((r == j->rank) != b->chunked) b->each[r].sent = b->each[r].sends;
-    if (b->each[j->rank].sends) fill_slot(j, b, j->rank);
-  }
-  for (int64_t r = 0; r < j->n && !b->shared; r++)
-    if (r != j->rank && b->each[r].sends) fill_slot(j, b, r);
   set(j->calls + j->rank * j->stride + LENGTHS + (j->seq & 1), b->sum);
 }
 
@@ -118,25 +114,21 @@ enum step { WAITS, MOVED, FAILED };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Receive what can be had from a rank now: all of a short block, a piece of a long one. */
+/* Receive what can be had from a rank now: all of a short block, a piece of a longer one. */
 static enum step receive_block(call_t *j, blocks_t *b, int64_t source) {
   block_t *const e = b->each + source;
   const int64_t left = e->receives - e->received;
   char *const to = j->recv + e->to + e->received;
   int64_t n = least(left, STEP_BYTES);
   if (source == j->rank) {
-    char *const from = j->send + e->from + e->received;
-    if (j->helper && b->reads && n >= SHARED_BYTES) {
-      j->fault = blink_read_shared(j->helper, (int64_t)get(j->pids + source * j->stride), to, n, from);
-    } else {
-      copy(to, from, (size_t)n, (int)j->stream);
-    }
-  } else if (left == e->receives && left <= b->longest) {
+    copy(to, j->send + e->from + e->received, (size_t)n, (int)j->stream);
+  } else if (e->receives <= b->longest) {
     copy(to, slot_between(j, b, source, j->rank), (size_t)(n = left), 0);
   } else {
-    const uint64_t at = get((flag_t *)slot_between(j, b, source, j->rank));
+    const int chunks = e->receives < b->read_from;
+    const uint64_t at = chunks ? UNREADABLE_BLOCK : get((flag_t *)slot_between(j, b, source, j->rank));
     flag_t *const tail = tail_between(j, b, source, j->rank);
-    if (at != IN_CHUNKS) {
+    if (at != UNREADABLE_BLOCK) {
       const int64_t pid = (int64_t)get(j->pids + source * j->stride);
       char *const from = (char *)at + e->received;
       j->fault = j->helper && n >= SHARED_BYTES ? blink_read_shared(j->helper, pid, to, n, from) : blink_read(pid, to, n, from);
@@ -163,10 +155,10 @@ static int has_room(const call_t *j, const blocks_t *b, int64_t target, int64_t 
   return 1;
 }
 
-/* Send a chunk of a long block, or see that it was read. */
+/* Send a chunk of a block, or see that it was read. */
 static enum step send_block(call_t *j, blocks_t *b, int64_t target) {
   block_t *const e = b->each + target;
-  if (!b->chunked) {
+  if (!in_chunks(b, e->sends)) {
     if (get(tail_between(j, b, j->rank, target)) <= j->base) return WAITS;
     return e->sent = e->sends, MOVED;
   }
@@ -191,7 +183,7 @@ static inline __attribute__((always_inline)) enum step block_step(call_t *j, int
   j->moved++;
   if (!traced) return made;
   if (t->waiting) waited(t, EVENT_WAIT, before, j->program, row, peer);
-  if (comes || b->chunked) step_took(j, row, done / b->chunk);
+  if (comes || in_chunks(b, b->each[peer].sends)) step_took(j, row, done / b->chunk);
   return made;
 }
 

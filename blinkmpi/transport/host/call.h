@@ -51,7 +51,7 @@ typedef struct {
 typedef struct {
   int64_t shared;        /* whether each rank sends all others one block */
   int64_t in_place;      /* whether blocks come where blocks lie that are sent */
-  int64_t reads;         /* whether the ranks may read one another's memory */
+  int64_t read_from;     /* bytes from which on a block is read out of its sender's buffer, if that can be */
   int64_t slots, arenas; /* rank 0's slots of even calls, and its arena */
   int64_t apart, odd;    /* bytes to those of the next rank, and to the slots of odd calls */
   int64_t room;          /* bytes of a slot */
@@ -59,7 +59,7 @@ typedef struct {
   int64_t ring, chunk, depth; /* bytes of a ring of chunks in an arena, and of a chunk; chunks of a ring */
   int64_t heads, tails;  /* rank 0's first head and tail (control_pages.py) */
   uint64_t sum;          /* of the lengths (sum_lengths) */
-  int64_t chunked;       /* out: whether this rank's long blocks go in chunks, in the call under way */
+  int64_t closed;        /* out: whether this rank's buffer cannot be read, in the call under way */
   block_t each[];        /* by rank */
 } blocks_t;
 

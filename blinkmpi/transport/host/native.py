@@ -59,8 +59,8 @@ NODE = ("first", "ranks", "rank", "in[0]", "in[1]", "receive[0]", "receive[1]", 
         "told_seq", *("sending",) * 2 * PIECES, "sends[0]", "sends[1]", *("rest",) * PIECES, "rests", "came",
         "began")  # fmt: skip
 # Words of call.h's blocks_t and block_t, which block_call.py makes.
-BLOCKS = ("shared", "in_place", "reads", "slots", "arenas", "apart", "odd", "room", "longest", "ring", "chunk", "depth",
-          "heads", "tails", "sum", "chunked")  # fmt: skip
+BLOCKS = ("shared", "in_place", "read_from", "slots", "arenas", "apart", "odd", "room", "longest", "ring", "chunk",
+          "depth", "heads", "tails", "sum", "closed")  # fmt: skip
 BLOCK = ("from", "sends", "to", "receives", "sent", "received")
 DONE_CHUNKS, HEADER, INPUT_WORDS = 9, 12, 6  # of a row: where it counts chunks, its words before the operands, an input
 RUNNING = 4  # the phase in which all ranks have entered the same call

@@ -15,13 +15,13 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import ArgumentError, CollectiveTimeout, MismatchError, RemoteError
 from blinkmpi.transport.host.block_call import BlockCall
-from blinkmpi.transport.host.block_memory import SHORT_BYTES
+from blinkmpi.transport.host.block_memory import READ_FROM_OF_ALL, SHORT_BYTES
 from tests.harness import mpi
 from tests.mpi.test_observed import events_of, traced
 
 Array = np.ndarray[Any, Any]
 TYPES = ("f8", "i4", "u1", "c16")
-LONG = 4 * SHORT_BYTES
+IN_CHUNKS, LONG = 3 * SHORT_BYTES, 2 * READ_FROM_OF_ALL  # bytes of blocks; of 3 ranks, all read others' long ones
 
 
 def places(counts: Sequence[int], random: Random) -> list[int]:
@@ -37,7 +37,7 @@ def places(counts: Sequence[int], random: Random) -> list[int]:
 def drawn(rank: int, n: int, random: Random) -> tuple[str, tuple[Any, ...], Array]:
     """A call, the same on all ranks: its method and arguments, and the array that it writes."""
     kind, root = random.choice(["Alltoallv", "Allgatherv", "Gatherv", "Scatterv"]), random.randrange(n)
-    dtype, most = random.choice(TYPES), random.choice([1, 10, 1000, 20_000, 100_000])
+    dtype, most = random.choice(TYPES), random.choice([1, 10, 1000, 20_000, 300_000])
     inside = random.random() < 0.3
     lengths = [[random.choice([0, 1, random.randrange(most + 1)]) for _ in range(n)] for _ in range(n)]
     if inside and kind == "Alltoallv":
@@ -83,7 +83,7 @@ def test_they_are_as_mpi4pys_own(comm: MPI.Intracomm, disabled: str) -> None:
         assert {t.scheme for t in stats.trees} == {"blocks"}
 
 
-@pytest.mark.parametrize("count", [3, LONG])
+@pytest.mark.parametrize("count", [3, IN_CHUNKS, LONG])
 @mpi(ranks=(2, 3), timeout=60)
 def test_the_lengths_of_each_pair_are_compared(comm: MPI.Intracomm, count: int) -> None:
     """The receiver is told who sends what, the others that it has failed; nobody has received anything."""

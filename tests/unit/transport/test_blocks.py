@@ -22,14 +22,19 @@ from blinkmpi.transport.host.host_program import place
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Matrix = Sequence[Sequence[int]]  # bytes from each rank to each
 SLOTS, ARENA = 4096, 8192  # of each rank: so that few bytes are a long block
-SHORT, CHUNK = 200, 128
+SHORT, CHUNK, READ_FROM = 200, 128, 700
 DONE, EXPIRED, ABORTED, DIFFER = 0, 1, 2, 3
 GAP = 0xEE
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _shorter() -> Any:
-    with mock.patch.object(block_memory, "SHORT_BYTES", SHORT), mock.patch.object(block_memory, "CHUNK_BYTES", CHUNK):
+    with (
+        mock.patch.object(block_memory, "SHORT_BYTES", SHORT),
+        mock.patch.multiple(
+            block_memory, CHUNK_BYTES=CHUNK, CHUNK_OF_ALL=CHUNK, READ_FROM_BYTES=READ_FROM, READ_FROM_OF_ALL=READ_FROM
+        ),
+    ):
         yield
 
 
@@ -117,7 +122,8 @@ def check(lengths: Matrix, calls: Sequence[tuple[BlockMoves, Bytes, Bytes]], tur
         assert (recv == want).all(), (r, lengths)
 
 
-sizes = st.one_of(st.integers(0, 40), st.sampled_from([0, SHORT, SHORT + 1, CHUNK * CHUNKS, CHUNK * (CHUNKS + 3) + 5]))
+EDGES = [0, SHORT, SHORT + 1, CHUNK * CHUNKS, READ_FROM - 1, READ_FROM, CHUNK * (CHUNKS + 3) + 5]
+sizes = st.one_of(st.integers(0, 40), st.sampled_from(EDGES))
 
 
 @st.composite
