@@ -31,23 +31,35 @@ from blinkmpi.trees.tree import ROOTED  # noqa: E402
 
 SIZES = (8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 BARRIER = "barrier"
-COLLECTIVES = (*TEST_NAMES, BARRIER)
+OF_BLOCKS = {"gatherv": "Gatherv", "scatterv": "Scatterv", "allgatherv": "Allgatherv", "alltoallv": "Alltoallv"}
+COLLECTIVES = (*TEST_NAMES, *OF_BLOCKS, BARRIER)
 DTYPE, OP = "float32", "sum"
 WARMUP = 3
 GOAL = 0.97  # of mpi4py's speed
 
 
-def calls_of(n: int, collectives: Sequence[str], sizes: Sequence[int]) -> list[Call]:
-    """The rows: what holds less than an element for each rank is left out, and each call stands there once."""
-    found: list[Call] = []
+def calls_of(n: int, collectives: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, Call]]:
+    """The rows: what holds less than an element for each rank is left out, and each call stands there once.
+
+    A v-variant has equal blocks, whose lengths and places are passed, and the name of its own.
+    """
+    found: list[tuple[str, Call]] = []
     for name in collectives:
         if name == BARRIER:
             continue
-        collective = collective_named(name)
+        collective = collective_named(name.removesuffix("v") if name in OF_BLOCKS else name)
         op, root = OP if collective in REDUCTIONS else "", 0 if collective in ROOTED else -1
         rows = (call_of_size(collective, n, size, DTYPE, op, root) for size in sizes)
-        found += dict.fromkeys(call for call in rows if call.total)
+        found += dict.fromkeys((name if name in OF_BLOCKS else collective, call) for call in rows if call.total)
     return found
+
+
+def with_blocks(call: Call, arguments: tuple[Any, ...]) -> list[Any]:
+    """The arguments of a v-variant: where a buffer has a block for each rank, their lengths and places, too."""
+    count, n = call.counts[0], call.n
+    blocks = ([count] * n, [r * count for r in range(n)])
+    whole = {"gather": (1,), "allgather": (1,), "scatter": (0,)}.get(call.collective, (0, 1))
+    return [[a, blocks] if i in whole and hasattr(a, "dtype") else a for i, a in enumerate(arguments)]
 
 
 # ---------------------------------------------------------------- a rank
@@ -77,12 +89,17 @@ def rank(hosts: Sequence[int], collectives: Sequence[str], sizes: Sequence[int],
     rounds, iterations = repeats
     timing = Timing(iterations=iterations, warmup=WARMUP)
     calls = calls_of(world.size, collectives, sizes)
-    buffers = Buffers([*calls, Call("broadcast", world.size, (1,), DTYPE, root=0)])
+    buffers = Buffers([*(call for _, call in calls), Call("broadcast", world.size, (1,), DTYPE, root=0)])
     peer = MpiPeer(world, MPI)
     found: dict[tuple[str, int, str], dict[str, Any]] = {}
 
-    def once(comm: Any, call: Call, place: str) -> None:
+    def once(comm: Any, name: str, call: Call, place: str) -> None:
         layout = Layout(call, world.rank, buffers, in_place=place == PLACES[1], marker=MPI.IN_PLACE)
+        if name in OF_BLOCKS:
+            arguments = (*with_blocks(call, layout.arguments), *([call.root] if call.root >= 0 else []))
+            pair = [Contender(layout, partial(getattr(of, OF_BLOCKS[name]), *arguments)) for of in (comm, world)]
+            note(name, call.nbytes, place, measure(world, MPI, pair, timing))
+            return
         contenders = [Contender(layout, our_call(comm, layout)), peer.contender(call, buffers, in_place=layout.in_place)]  # fmt: skip  # noqa: E501
         note(call.collective, call.nbytes, place, measure(world, MPI, contenders, timing))
         found[call.collective, call.nbytes, place]["how"] = choice(
@@ -100,7 +117,7 @@ def rank(hosts: Sequence[int], collectives: Sequence[str], sizes: Sequence[int],
             row[side].append({"us": one.time_us, "spread_us": one.spread, "wrong": one.wrong or 0})
 
     with Communicator(world) as comm:
-        todo: list[Callable[[], None]] = [partial(once, comm, c, p) for c in calls for p in PLACES if has(c, p)]
+        todo: list[Callable[[], None]] = [partial(once, comm, *c, p) for c in calls for p in PLACES if has(c[1], p)]
         todo += [partial(barrier, comm)] if BARRIER in collectives else []
         for _ in range(rounds):
             for work in todo:
