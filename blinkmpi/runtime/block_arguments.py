@@ -300,14 +300,12 @@ def _apart(blocks: Blocks, others: list[Memory], same: Memory | None) -> None:
 
 def _packed(blocks: Blocks) -> tuple[Memory, list[tuple[Memory, Memory]]]:
     """The blocks one behind another: where they lie, or in memory of ours and the pieces of both (ours, the user's)."""
-    array, filled = blocks.buffer.array, sorted(blocks.filled, key=lambda block: block[2])
-    total = sum(blocks.counts)
+    array, total = blocks.buffer.array, sum(blocks.counts)
     if blocks.packed:
-        start = filled[0][0] if filled else 0
-        return array[start : start + total], []
+        return array[blocks.first : blocks.first + total], []
     own, at = memory_like(array, total), 0
     pieces: list[tuple[Memory, Memory]] = []
-    for start, stop, _ in filled:
+    for start, stop, _ in sorted(blocks.filled, key=lambda block: block[2]):
         pieces.append((own[at : at + stop - start], array[start:stop]))
         at += stop - start
     return own, pieces

@@ -130,12 +130,21 @@ class Blocks:
     @property
     def packed(self) -> bool:
         """Whether the blocks lie one behind another, in the order of ranks."""
-        filled = sorted(self.filled, key=lambda block: block[2])
-        return all(one[1] == other[0] for one, other in pairwise(filled))
+        at = self.first
+        for start, count in zip(self.starts, self.counts, strict=True):
+            if count and start != at:
+                return False
+            at += count
+        return True
+
+    @property
+    def first(self) -> int:
+        """Where the first block begins that is not empty; 0 if all are."""
+        return next((start for start, count in zip(self.starts, self.counts, strict=True) if count), 0)
 
     def check_disjoint(self) -> None:
         """Raise ArgumentError if two blocks, which are written, overlap."""
-        for (_, stop, one), (start, _, other) in pairwise(self.filled):
+        for (_, stop, one), (start, _, other) in () if self.packed else pairwise(self.filled):
             if start < stop:
                 raise ArgumentError(
                     f"{self.name}: the blocks of ranks {one} and {other} overlap (counts {list(self.counts)}, "

@@ -86,13 +86,22 @@ def _asked(algo: str, made: tuple[str, ...]) -> frozenset[str]:
 
 
 def bind_blocks(dispatcher: Dispatcher, ready: InBlocks, collective: str, deadline: float, *, owns: bool) -> BlockCall:
-    """A call of blocks, which makes the ranks compare lengths where they differ."""
-    context, moves = dispatcher.context, ready.moves
-    program = context.host.load_blocks(moves)
-    context.say(lambda: f"{moves.text}: {program.said(BLOCKS)}", "INFO")
+    """A call of blocks, which makes the ranks compare lengths where they differ.
+
+    One that nobody keeps is found again by its blocks, and takes whatever buffers.
+    """
+    host, moves, buffers = dispatcher.host, ready.moves, HostBuffers(ready.send, ready.recv)
+    known = host.block_calls.find((moves, deadline)) if owns else None
+    if known is not None:
+        known.aim(buffers)
+        return known
+    program = host.load_blocks(moves)
+    dispatcher.context.say(lambda: f"{moves.text}: {program.said(BLOCKS)}", "INFO")
     differ = partial(_differ, proxy(dispatcher), ready.lengths, moves.text, collective, deadline)
-    buffers = HostBuffers(ready.send, ready.recv)
-    return BlockCall(context.host, program, moves, buffers, deadline, owns=owns, differ=differ)
+    made = BlockCall(host, program, moves, buffers, deadline, owns=owns, differ=differ)
+    if owns:
+        host.block_calls.put((moves, deadline), made)
+    return made
 
 
 def _differ(dispatcher: Dispatcher, lengths: Lengths, text: str, collective: str, timeout_s: float) -> NoReturn:

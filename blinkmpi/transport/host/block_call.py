@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from ...program.blocks import BlockMoves
+from ...program.memory import address
 from ..announcement import Called
 from .block_memory import CHUNKS
 from .host_call import HostBuffers, HostCall
@@ -45,6 +46,13 @@ class BlockCall(HostCall):
         self._differ = differ
         self.struct.blocks = self._table.ctypes.data
         transport.native.code.blink_sum_lengths(self._at)
+
+    def aim(self, buffers: HostBuffers) -> None:
+        """Take other buffers, in which the blocks have the same places."""
+        struct, ends = self.struct, (buffers.send, buffers.recv)
+        send, recv = (0 if array is None else address(array) for array in ends)
+        if (send, recv) != (struct.send, struct.recv):
+            struct.send, struct.recv, struct.readable = send, recv, 0
 
     def lengths_differ(self, seq: int) -> NoReturn:
         """Leave the call, in which no rank has received anything."""

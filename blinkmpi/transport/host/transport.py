@@ -8,11 +8,13 @@ when nothing is ready the rank spins a little, then yields its core, then sleeps
 smoothly. No wait is without a deadline, and a rank that aborts tells the others.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
 
@@ -40,6 +42,9 @@ from .own_records import OwnRecords
 from .shared_window import ARENA_BYTES, SharedWindow
 from .shots import NodeShots
 from .single_copy import Helper
+
+if TYPE_CHECKING:
+    from .block_call import BlockCall
 
 SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and elsewhere
 LOOK_SECONDS = 0.2  # how often a wait looks after the peers
@@ -107,6 +112,7 @@ class HostTransport:
         self._nothing: dict[str, HostProgram] = {}  # by collective
         self.block_memory = BlockMemory(self.window, reads=not self.no_cma) if not several else None
         self._blocks: LRU[tuple[object, ...], HostProgram] = LRU(BLOCK_PROGRAMS)
+        self.block_calls: LRU[tuple[BlockMoves, float], BlockCall] = LRU(BLOCK_PROGRAMS)  # for whatever buffers
 
     # ---- before a call
 
@@ -350,5 +356,7 @@ class HostTransport:
         if self.messages:
             self.messages.close()
         self.recorder.close()
+        self.block_calls.clear()
+        self._blocks.clear()
         del self.records  # whose pages lie in the window
         self.window.close()
