@@ -29,6 +29,7 @@ class MemoryRow(NamedTuple):
 
 SHORT = MemoryRow(0, "one_shot")
 LONG_SHOT = 72 * KIB  # what goes in one shot is shorter: it must fit into the memory for that, with its alignment
+OF_ALL = 256 * KIB  # chunks that all ranks read: so long that what has been written stays in a cache
 FINE = 64 * KIB  # chunks of collectives whose ranks wait for one another's: longer ones would leave cores idle
 FINEST = ((0, 16 * KIB), (4 * MIB, 32 * KIB))  # from so many bytes on, of an alltoall in place of more than 2 ranks
 TWO = 12 * KIB  # from here on two ranks on cores of their own gain by one copy in place of two
@@ -58,8 +59,8 @@ MEMORY_ROWS: dict[str, tuple[tuple[MemoryRow, ...], tuple[MemoryRow, ...]]] = {
         (SHORT, MemoryRow(LONG_SHOT, "slots", FINE), MemoryRow(2 * MIB, "cma"), MemoryRow(8 * MIB, "slots")),
     ),
     "allgather": (
-        (SHORT, MemoryRow(TWO, "cma")),
-        (SHORT, MemoryRow(LONG_SHOT, "slots"), MemoryRow(160 * KIB, "cma"), MemoryRow(8 * MIB, "slots")),
+        (SHORT, MemoryRow(LONG_SHOT, "slots", OF_ALL), MemoryRow(8 * MIB, "cma")),
+        (SHORT, MemoryRow(LONG_SHOT, "slots", OF_ALL)),
     ),
     "gather": (
         (SHORT, MemoryRow(TWO, "cma"), MemoryRow(64 * MIB, "slots")),

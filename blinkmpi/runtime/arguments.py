@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -17,7 +17,6 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from ..errors import ArgumentError, BufferTypeError
-from ..program.blocks import BlockMoves
 from ..program.call import Call
 from ..program.memory import Buffer, DeviceArray, Segments, address, overlap
 from ..program.reduction import FLOATS, NARROW, Array, check_op, dtype_of
@@ -25,6 +24,9 @@ from ..trees.tree import Collective
 from ..util.numbers import rank_of
 from .buffers import DelegatedToMPI, in_place, op_name, parse
 from .foreign import imported
+
+if TYPE_CHECKING:
+    from ..program.blocks import BlockMoves
 
 
 class Copy(NamedTuple):

@@ -11,14 +11,13 @@ ranks, and compares what it hears with what it expects.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from ..errors import ArgumentError, BufferTypeError
 from ..lang.algorithms import Algorithm
 from ..lang.flow import custom_call
-from ..program.blocks import BlockMoves, Place
 from ..program.call import Call
 from ..program.memory import Buffer, DeviceArray, address, overlap
 from ..program.reduction import DTYPES, Array, check_op
@@ -27,6 +26,9 @@ from ..util.numbers import rank_of
 from ..util.text import plural
 from .arguments import Copy, InBlocks, Lengths, Prepared, Unsettled, check_apart, check_equal, leaf, memory_like
 from .buffers import Blocks, in_place, op_name, parse, parse_blocks
+
+if TYPE_CHECKING:
+    from ..program.blocks import Place
 
 Memory = Array | DeviceArray
 
@@ -40,8 +42,9 @@ def allgatherv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Prepared:
         own, at = recv.block(rank).array, _places(recv)
         stays = address(send.array) == address(own)
         array, place = (recv.buffer.array, at[rank]) if stays else (send.array, (0, at[rank][1]))
-        moves = BlockMoves(f"{call.text} in blocks", "allgather", -1, (place,) * n, at, shared=True, stays=stays)
-        blocks = InBlocks(moves, array, recv.buffer.array, Lengths((), lambda _: None))
+        lengths = Lengths((), lambda _: None)
+        text, places = f"{call.text} in blocks", ((place,) * n, at)
+        blocks = _blocks(text, "allgather", -1, (array, recv.buffer.array), places, lengths, shared=True, stays=stays)
     return replace(_received(call, send.array, recv), blocks=blocks)
 
 
@@ -136,8 +139,9 @@ def alltoallv(rank: int, n: int, sendbuf: Any, recvbuf: Any) -> Unsettled:
     blocks = None
     if _on_host(recv.buffer):
         text = f"alltoallv({recv.buffer.dtype}{', in place' if within else ''})"
-        moves = BlockMoves(text, "alltoall", -1, _places(send), _places(recv), in_place=within, stays=within)
-        blocks = InBlocks(moves, send.buffer.array, recv.buffer.array, Lengths(send.counts, compare))
+        arrays, places = (send.buffer.array, recv.buffer.array), (_places(send), _places(recv))
+        lengths = Lengths(send.counts, compare)
+        blocks = _blocks(text, "alltoall", -1, arrays, places, lengths, in_place=within, stays=within)
     return Unsettled(send.counts, settle, ready, blocks)
 
 
@@ -239,9 +243,20 @@ def _rooted(
     if not all(_on_host(buffer) for buffer in (send, recv) if buffer is not None):
         return told[0]
     nothing = ((0, 0),) * len(sends or receives)
-    moves = BlockMoves(f"{kind}v({dtype}, root {root})", kind, root, sends or nothing, receives or nothing, stays=stays)
     arrays = (None if send is None else send.array), (None if recv is None else recv.array)
-    return replace(told[0], blocks=InBlocks(moves, *arrays, told[1]))
+    text, places = f"{kind}v({dtype}, root {root})", (sends or nothing, receives or nothing)
+    return replace(told[0], blocks=_blocks(text, kind, root, arrays, places, told[1], stays=stays))
+
+
+def _blocks(
+    text: str, of: Collective, root: int, arrays: tuple[Memory | None, Memory | None],
+    places: tuple[tuple[Place, ...], tuple[Place, ...]], lengths: Lengths, *,
+    shared: bool = False, in_place: bool = False, stays: bool = False,
+) -> InBlocks:  # fmt: skip
+    """A call of blocks between two arrays: where they lie in each, in bytes."""
+    from ..program.blocks import BlockMoves
+
+    return InBlocks(BlockMoves(text, of, root, *places, shared, in_place, stays), *arrays, lengths)
 
 
 def _on_host(buffer: Buffer) -> bool:

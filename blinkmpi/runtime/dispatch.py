@@ -50,6 +50,8 @@ from .settling import DelegatedByPeer, bind_blocks, exchange, persist, settled
 
 if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
+    from ..program.blocks import BlockMoves
+    from ..transport.host.block_call import BlockCall
     from .cuda.calls import CudaCalls
 
 BOUND_CALLS = PROGRAMS = 4096  # calls that are kept to be made again; programs, for other buffers
@@ -69,6 +71,7 @@ class Dispatcher:
         self.repeated = RepeatedCalls(self.context.host.native)
         self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
+        self.block_calls: LRU[tuple[BlockMoves, float], BlockCall] = LRU(PROGRAMS)  # which take whatever buffers
         self.kept, self.own = KeptMemory(), OwnMemory()
         self.thread, self.groups = ProgressThread(), Groups(self)
         self.cuda: CudaCalls | None = None
@@ -404,6 +407,7 @@ class Dispatcher:
         self.repeated.forget()
         self.kept = KeptMemory()
         self.calls.clear()
+        self.block_calls.clear()
         if self.cuda is not None:
             self.cuda.by_signature.clear()
 

@@ -30,9 +30,12 @@ from ..transport.host.host_program import past_caches
 from ..transport.stats import Stats, stats_of
 from ..trees.tree import Packing
 from ..util.numbers import rank_of, size_of
+from ..util.text import size_text
 from .buffers import delegated_because, op_name
 from .context import Context
+from .settling import takes_blocks
 
+OF_BLOCKS = ("gather", "scatter", "allgather", "alltoall")  # which have a v-variant
 LONGEST = 128 << 20  # vectors that are longer are taken to cost as much for each byte as these
 SHORTER = 15 / 16  # steps are timed in vectors of this part of a call's length, by the rule of its own length
 
@@ -69,11 +72,24 @@ def explanation(context: Context, call: Call) -> Explanation:
         plain = gpus.rule(call, registered=False, plan=plan)
         if (plain.scheme, plain.protocol) != (rule.scheme, rule.protocol):
             live.append(f"buffers that are not registered: {plain.scheme} by {plain.protocol}")
+    if not gpus and (blocks := blocks_line(context, call)):
+        live.append(blocks)
     live.append(f"predictions are by {rests_on(context)}")
     like_measured = not context.gpus and not context.emulated and context.host.native
     if like_measured and (why := slower(call, len(set(context.nodes)))):
         live.append(why)
     return explain_plan(plan, main.machine, call, rule=rule, live=live, forecast=_forecast_of(context, call, plan))
+
+
+def blocks_line(context: Context, call: Call) -> str:
+    """How the v-variant of a collective runs, if it follows no plan; empty if there is none, or it does."""
+    memory = context.host.block_memory
+    if memory is None or call.collective not in OF_BLOCKS or not takes_blocks(context, call.collective):
+        return ""
+    short, read_from = memory.lengths(shared=call.collective == "allgather")
+    by_cma = f", by cma from {size_text(read_from)} on" if read_from else ""
+    name, shot = f"{call.collective.capitalize()}v", f"blocks to {size_text(short)} in one shot"
+    return f"{name}: no trees; {shot}, longer ones in chunks{by_cma}"
 
 
 def rests_on(context: Context, rates: StepRates | None = None) -> str:

@@ -13,9 +13,7 @@ from weakref import proxy
 
 from ..errors import ArgumentError
 from ..planning.selection import parse_algo
-from ..program.blocks import BlockMoves
 from ..transport.announcement import NUMBERS, ON_GPU, Called, Numbers
-from ..transport.host.block_call import BlockCall
 from ..transport.host.host_call import HostBuffers
 from ..transport.host.traffic import BLOCKS
 from ..transport.interface import PeerDelegates, Refused
@@ -27,6 +25,7 @@ from .cuda.buffers import lies_on_device
 from .requests import Persistent, persistent_on_host
 
 if TYPE_CHECKING:
+    from ..transport.host.block_call import BlockCall
     from .context import Context
     from .dispatch import Dispatcher
 
@@ -59,23 +58,23 @@ def settled(
     """
     if isinstance(ready, InBlocks | Exception):
         return ready
-    if ready.blocks and takes_blocks(dispatcher.context, ready.blocks.moves):
+    if ready.blocks and takes_blocks(dispatcher.context, ready.blocks.moves.collective):
         return ready.blocks
     if isinstance(ready, Unsettled):
         ready = _with_lengths(dispatcher, ready, collective, timeout_s)
     return _planned(dispatcher, ready, timeout_s) if isinstance(ready, Prepared) else ready
 
 
-def takes_blocks(context: Context, moves: BlockMoves) -> bool:
+def takes_blocks(context: Context, collective: str) -> bool:
     """Whether a call of blocks is made as such, and not by a plan: unless a plan, or a scheme for it, was asked for."""
     options, settings = context.options, context.settings
-    if not context.host.makes_blocks:
+    if context.host.block_memory is None:
         return False
     if context.gpus is not None:  # then what is said of plans is about GPUs
         return True
     algo = settings.algo if options.algo is None else options.algo
     asked = _asked(algo, tuple(made.collective for made in options.algorithms))
-    return moves.collective not in asked and not (context.emulated or options.plan or settings.graph_file)
+    return collective not in asked and not (context.emulated or options.plan or settings.graph_file)
 
 
 @lru_cache(maxsize=64)
@@ -90,8 +89,10 @@ def bind_blocks(dispatcher: Dispatcher, ready: InBlocks, collective: str, deadli
 
     One that nobody keeps is found again by its blocks, and takes whatever buffers.
     """
+    from ..transport.host.block_call import BlockCall
+
     host, moves, buffers = dispatcher.host, ready.moves, HostBuffers(ready.send, ready.recv)
-    known = host.block_calls.find((moves, deadline)) if owns else None
+    known = dispatcher.block_calls.find((moves, deadline)) if owns else None
     if known is not None:
         known.aim(buffers)
         return known
@@ -100,7 +101,7 @@ def bind_blocks(dispatcher: Dispatcher, ready: InBlocks, collective: str, deadli
     differ = partial(_differ, proxy(dispatcher), ready.lengths, moves.text, collective, deadline)
     made = BlockCall(host, program, moves, buffers, deadline, owns=owns, differ=differ)
     if owns:
-        host.block_calls.put((moves, deadline), made)
+        dispatcher.block_calls.put((moves, deadline), made)
     return made
 
 

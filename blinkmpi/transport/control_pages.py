@@ -4,7 +4,8 @@
 messages of :mod:`.network.messages`::
 
     line 0            number of the call that this rank has announced, number of the last that it has finished; where
-                      its send and receive buffers lie in calls of even and of odd number, for those who read them
+                      its send and receive buffers lie in calls of even and of odd number, for those who read them; of
+                      such calls, too, what it says of the lengths of its blocks
     line 1            heartbeat, in ns of the monotonic clock
     line 2            process id, its start time in ticks (so that a reused id is noticed), 1 once it has left for good
     line 3            abort word (rank 0's counts): 1 + the rank that aborted, 0 while all is well; the call of whose

@@ -8,6 +8,8 @@
 ``host_program``     a program with addresses in place of channels; ``channel_layout`` says where these lie, ``traffic``
                      what it moves
 ``host_call``        a program bound to buffers and a deadline
+``block_call``       a call of blocks (``blocks.h``), whose ranks need not know all lengths; ``block_memory`` says where
+                     these lie between the ranks
 ``shared_window``    the memory that the ranks share
 ``shots``            messages of calls in one shot to other nodes
 ``single_copy``      the protocol ``cma``: chunks are read straight from their writer's buffer

@@ -12,8 +12,8 @@ from .shared_window import SharedWindow
 # 8 to 96 KiB took 0.3 to 0.5 of the time that it takes to read them out of the senders' buffers (process_vm_readv).
 SHORT_BYTES = 96 << 10
 # Longer ones go in chunks: of 128 KiB to 1 MiB they took 0.5 to 0.8 of that time, on 2 cores, among 2 and 4 ranks. Of
-# 2 MiB and more they are read from there, unless many read a block: then they gain by what lies in a cache.
-READ_FROM_BYTES, READ_FROM_OF_ALL = 1 << 20, 2 << 20  # with one reader; by all others, for each of them
+# 2 MiB and more they are read from there. What all read gains longer by lying in a cache, to 8 MiB for 2 ranks.
+READ_FROM_BYTES, READ_FROM_OF_ALL = 1 << 20, 4 << 20  # with one reader; by all others, for each of them
 CHUNK_BYTES, CHUNK_OF_ALL, CHUNKS = 64 << 10, 256 << 10, 4  # of a chunk, of one that all read; how many have room
 NEVER = (1 << 63) - 1
 
@@ -45,11 +45,14 @@ class BlockMemory:
         room, ring = (whole // parts // LINE * LINE for whole in (self._slot_bytes, self._arena_bytes))
         return room, min(SHORT_BYTES, room), ring, min(chunk, ring // CHUNKS // LINE * LINE)
 
+    def lengths(self, *, shared: bool) -> tuple[int, int]:
+        """Bytes of the longest block that goes through a slot whole, and of the shortest that is read; 0 for none."""
+        read_from = READ_FROM_OF_ALL * max(self._n - 1, 1) if shared else READ_FROM_BYTES
+        return self._rooms(shared=shared)[1], read_from if self._reads else 0
+
     def _read_from(self, moves: BlockMoves) -> int:
         """Bytes from which on blocks are read out of their senders' buffers."""
-        if not self._reads or moves.in_place:
-            return NEVER
-        return READ_FROM_OF_ALL * (self._n - 1) if moves.shared else READ_FROM_BYTES
+        return (0 if moves.in_place else self.lengths(shared=moves.shared)[1]) or NEVER
 
     def protocol(self, moves: BlockMoves, nbytes: int) -> str:
         """How a block of such a call crosses, if its sender's memory can be read: ``slots`` or ``cma``."""

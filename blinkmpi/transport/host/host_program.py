@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import PlanError
-from ...program.blocks import BlockMoves
 from ...program.call import Call
 from ...program.in_place import sent_before
 from ...program.ir import ONE_SHOT, Program, Stage
@@ -22,7 +21,6 @@ from ..events import TracedProgram
 from ..network.endpoints import Endpoint, Endpoints, tag_of
 from ..recorder import Recorder, Tally
 from . import native
-from .block_memory import BlockMemory
 from .channel_layout import ChannelLayout
 from .native_rows import rows_of
 from .numpy_executor import NumpyStage
@@ -30,6 +28,10 @@ from .shared_window import MESSAGE_BYTES, SharedWindow
 from .shots import NodeShots
 from .single_copy import ExportedChunks, Helper, exported_channels, in_long_chunks
 from .traffic import BLOCKS, traffic_of, traffic_of_blocks
+
+if TYPE_CHECKING:
+    from ...program.blocks import BlockMoves
+    from .block_memory import BlockMemory
 
 ExecutorName = Literal["c", "numpy"]
 NUMPY_SHIFT = 16  # where malloc puts a large array in its page: glibc's memcpy is slow across other distances

@@ -1,15 +1,20 @@
 """What a program moves on one rank, by name of a counter: pure. What it does by row, for the trace."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ...program.blocks import BlockMoves
 from ...program.ir import Program, Stage
 from ...program.partition import NodePart
 from ...program.reduction import accumulator_of, dtype_of
 from ..counters import Name
 from ..events import TracedRow
+
+if TYPE_CHECKING:
+    from ...program.blocks import BlockMoves
 
 BLOCKS = "blocks"  # in place of a scheme: calls of blocks take no plan's trees
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn
 
 from mpi4py import MPI
 
 from ...errors import BlinkError, MismatchError
-from ...program.blocks import BlockMoves
 from ...program.ir import Program
 from ...util.lru import LRU
 from ...util.together import allgather
@@ -34,7 +33,6 @@ from ..network.messages import NodeMessages
 from ..recorder import Recorder
 from ..slow_waits import SlowWaits
 from . import native
-from .block_memory import BlockMemory
 from .capabilities import agree_on_cma, agree_on_executor, open_shots
 from .host_program import ExecutorName, HostProgram, load, nothing_to_move, of_blocks, place
 from .numpy_executor import OUTCOMES, Outcome, barrier_numpy, repeat
@@ -44,7 +42,8 @@ from .shots import NodeShots
 from .single_copy import Helper
 
 if TYPE_CHECKING:
-    from .block_call import BlockCall
+    from ...program.blocks import BlockMoves
+    from .block_memory import BlockMemory
 
 SPINS, CROWDED_SPINS = 64, 2  # polls before a core is yielded: where each rank has one, and elsewhere
 LOOK_SECONDS = 0.2  # how often a wait looks after the peers
@@ -110,9 +109,7 @@ class HostTransport:
         )
         place(self._barrier, self.window)
         self._nothing: dict[str, HostProgram] = {}  # by collective
-        self.block_memory = BlockMemory(self.window, reads=not self.no_cma) if not several else None
         self._blocks: LRU[tuple[object, ...], HostProgram] = LRU(BLOCK_PROGRAMS)
-        self.block_calls: LRU[tuple[BlockMoves, float], BlockCall] = LRU(BLOCK_PROGRAMS)  # for whatever buffers
 
     # ---- before a call
 
@@ -138,10 +135,18 @@ class HostTransport:
             self._nothing[collective].struct.spins = self._spins
         return self._nothing[collective]
 
-    @property
-    def makes_blocks(self) -> bool:
-        """Whether calls of blocks can be made, whose ranks do not know all lengths; the same on every rank."""
-        return self.native is not None and self.block_memory is not None and self.block_memory.fits
+    @cached_property
+    def block_memory(self) -> BlockMemory | None:
+        """Where blocks lie in calls of blocks, whose ranks need not know all lengths; None where none can be made.
+
+        So it is on every rank, or on none.
+        """
+        if self.native is None or self.messages is not None:
+            return None
+        from .block_memory import BlockMemory
+
+        memory = BlockMemory(self.window, reads=not self.no_cma)
+        return memory if memory.fits else None
 
     def load_blocks(self, moves: BlockMoves) -> HostProgram:
         """The program of a call of blocks, whatever their places."""
@@ -356,7 +361,6 @@ class HostTransport:
         if self.messages:
             self.messages.close()
         self.recorder.close()
-        self.block_calls.clear()
         self._blocks.clear()
         del self.records  # whose pages lie in the window
         self.window.close()
