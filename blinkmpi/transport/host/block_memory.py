@@ -15,6 +15,7 @@ SHORT_BYTES = 96 << 10
 # 2 MiB and more they are read from there. What all read gains longer by lying in a cache, to 8 MiB for 2 ranks.
 READ_FROM_BYTES, READ_FROM_OF_ALL = 1 << 20, 4 << 20  # with one reader; by all others, for each of them
 CHUNK_BYTES, CHUNK_OF_ALL, CHUNKS = 64 << 10, 256 << 10, 4  # of a chunk, of one that all read; how many have room
+LEAST_CHUNK = 256  # so that a call has no more chunks of 4 GiB than its flags can count
 NEVER = (1 << 63) - 1
 
 
@@ -34,7 +35,7 @@ class BlockMemory:
         apart = slots[1] - slots[0] if len(slots) > 1 else 0
         even = slots == [slots[0] + r * apart for r in ranks] and arenas == [arenas[0] + r * apart for r in ranks]
         room, _, _, chunk = self._rooms(shared=False)
-        self.fits = even and self._n <= HEADS and room >= LINE and chunk >= LINE
+        self.fits = even and self._n <= HEADS and room >= LINE and chunk >= LEAST_CHUNK
         base = pages.address
         self._places = base + slots[0], base + arenas[0], apart, self._slot_bytes
         self._flags = base + 8 * pages.head(0, 0), base + 8 * pages.tail(0, 0)
@@ -76,5 +77,6 @@ class BlockMemory:
         words += [0] * (len(BLOCKS) - len(words))
         for r, ((start, sent), (stop, received)) in enumerate(zip(moves.sends, moves.receives, strict=True)):
             own = r == self._rank
-            words += start, sent if moves.shared or not own else 0, stop, 0 if own and moves.stays else received, 0, 0
+            goes = not own or (moves.shared and self._n > 1)
+            words += start, sent if goes else 0, stop, 0 if own and moves.stays else received, 0, 0
         return np.array(words, np.int64)

@@ -21,8 +21,8 @@ from blinkmpi.transport.host.host_program import place
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Matrix = Sequence[Sequence[int]]  # bytes from each rank to each
-SLOTS, ARENA = 4096, 8192  # of each rank: so that few bytes are a long block
-SHORT, CHUNK, READ_FROM = 200, 128, 700
+SLOTS, ARENA = 4096, 16384  # of each rank: so that few bytes are a long block
+SHORT, CHUNK, READ_FROM = 200, 256, 1300
 DONE, EXPIRED, ABORTED, DIFFER = 0, 1, 2, 3
 GAP = 0xEE
 
@@ -195,7 +195,7 @@ def test_another_length_of_any_pair_is_seen_by_all(lengths: Matrix, data: Any) -
     receives = list(moves.receives)
     receives[source] = 0, data.draw(sizes.filter(lambda nbytes: nbytes != lengths[source][target]))
     other = BlockMoves(moves.text, moves.collective, -1, moves.sends, tuple(receives))
-    calls[target] = other, send, np.full(max(2000, calls[target][2].size), GAP, np.uint8)
+    calls[target] = other, send, np.full(max(4000, calls[target][2].size), GAP, np.uint8)
     assert node.run(calls) == [DIFFER] * n
     assert all((recv == GAP).all() for _, _, recv in calls)
     for window in node.windows:
