@@ -249,10 +249,8 @@ class Collectives:
 
     def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
         blink = self._dispatcher()
-        if timeout is not None:
-            blink.call(method, args, timeout, stream)
-        elif (begun := blink.again(method, args, stream)) is not True:
-            blink.go_on(method, args, stream, begun)
+        if (begun := blink.again(method, args, stream, timeout)) is not True:
+            blink.go_on(method, args, stream, begun, timeout)
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
         return self._dispatcher().start(method, args, timeout, stream)

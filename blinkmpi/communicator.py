@@ -106,10 +106,8 @@ class Communicator(Planned, GuardedIntracomm):
     def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
         blink = self._blink
         if blink is not None:
-            if timeout is not None:
-                blink.call(method, args, timeout, stream)
-            elif (begun := blink.again(method, args, stream)) is not True:
-                blink.go_on(method, args, stream, begun)
+            if (begun := blink.again(method, args, stream, timeout)) is not True:
+                blink.go_on(method, args, stream, begun, timeout)
         elif self._initialised():
             self._dispatcher()  # which says that it is freed
         else:

@@ -263,8 +263,8 @@ class Topology(Document, frozen=True, dict=True):
         yield self.name
         for d in self.devices:
             yield from (d.name, d.host, d.uuid, d.bus)
-        for named in (*self.switches, *self.cards):
-            yield named.name
+        yield from (switch.name for switch in self.switches)
+        yield from (card.name for card in self.cards)
 
     def only(self, kinds: Iterable[str]) -> Topology:
         """The same devices with only the links of these kinds, and the switches that they reach."""

@@ -67,22 +67,25 @@ def own_bytes(ready: Prepared, program: HostProgram | None = None) -> int:
     return ready.call.nbytes if own or (program is not None and program.aside) else 0
 
 
-def key_of(prepare: Any, args: tuple[Any, ...], stream: Any) -> tuple[Any, ...] | None:
+def key_of(prepare: Any, args: tuple[Any, ...], stream: Any, buffers: int) -> tuple[Any, ...] | None:
     """What makes two calls the same but for the content of their buffers; None where an argument is no simple one.
 
     A C-contiguous NumPy array is identified by its address, whether it is read-only, bytes and type; a CuPy array or
     a torch tensor on a GPU by address, elements and type, and by the stream, which without ``stream`` is the current
     one of CuPy or torch.
+
+    Args:
+        buffers: which arguments are buffers, a bit each; an array elsewhere is of numbers, which may change.
     """
     key: list[Any] = [prepare]
     cupy, device = imported("cupy"), False
     device_array = cupy.ndarray if cupy is not None else None
     torch, tensor_on = imported("torch"), -1
     tensors = tensor_types() if torch is not None else ()
-    for arg in args:
+    for place, arg in enumerate(args):
         kind = type(arg)
         if kind is np.ndarray:
-            if not arg.flags.c_contiguous:
+            if not arg.flags.c_contiguous or not buffers >> place & 1:  # what numbers say may change
                 return None
             memory = MPI.buffer(arg)  # a quarter of what __array_interface__ takes
             key += memory.address, memory.readonly, memory.nbytes, arg.dtype

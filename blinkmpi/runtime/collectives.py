@@ -30,6 +30,11 @@ class CollectiveMethod(NamedTuple):
     exchanges: bool = False  # whether ``prepare`` takes a function, too, that exchanges a number with the other ranks
     settles: bool = False  # whether ``prepare`` gives a call whose ranks must first tell each other lengths
     grouped: bool = False  # whether its argument is a launch of a group
+    buffers: int = 0b11  # which of its arguments are buffers, a bit each, for C (arguments.h)
+
+    def repeats(self, args: tuple[Any, ...]) -> bool:
+        """Whether calls of the same arguments are the same: the ranks tell each other nothing before."""
+        return not self.settles and not (self.exchanges and args[2] is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ def _no_custom(comm: MPI.Intracomm, *args: Any) -> MPI.Request:
                           "arrays of types that blinkmpi has, and an operation that it has")  # fmt: skip
 
 
-BCAST = CollectiveMethod("broadcast", arguments.broadcast, Intracomm.Ibcast)
+BCAST = CollectiveMethod("broadcast", arguments.broadcast, Intracomm.Ibcast, buffers=0b1)
 REDUCE = CollectiveMethod("reduce", arguments.reduce, Intracomm.Ireduce)
 ALLREDUCE = CollectiveMethod("allreduce", arguments.allreduce, Intracomm.Iallreduce)
 GATHER = CollectiveMethod("gather", arguments.gather, Intracomm.Igather)
@@ -110,6 +115,6 @@ ALLTOALL = CollectiveMethod("alltoall", block_arguments.alltoall, Intracomm.Iall
 ALLTOALLV = CollectiveMethod("alltoallv", block_arguments.alltoallv, Intracomm.Ialltoallv, settles=True)
 SCAN = CollectiveMethod("scan", arguments.scan, Intracomm.Iscan)
 EXSCAN = CollectiveMethod("exscan", arguments.exscan, _iexscan)
-CUSTOM = CollectiveMethod("custom", block_arguments.custom, _no_custom)
-CUSTOM_OF_SOME = CollectiveMethod("custom", block_arguments.custom, _no_custom, settles=True)  # some ranks have no part
+CUSTOM = CollectiveMethod("custom", block_arguments.custom, _no_custom, buffers=0b110)
+CUSTOM_OF_SOME = CUSTOM._replace(settles=True)  # some ranks have no part
 BARRIER = CollectiveMethod("barrier", arguments.barrier, Intracomm.Ibarrier)

@@ -15,7 +15,7 @@ import atexit
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mpi4py import MPI
 
@@ -39,9 +39,10 @@ from .call_keys import KeptMemory, OwnMemory, key_of, own_bytes, signature_of
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
-from .cuda.buffers import stream_address
+from .cuda.buffers import stream_address, tensor_types
 from .delegation import told
 from .entering import enter
+from .foreign import EXCHANGE
 from .grouping.group import Groups
 from .process_exit import end_with_process, in_child
 from .ranks.interface import NO_MPI, Ranks
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from ..transport.host.block_call import BlockCall
     from .cuda.calls import CudaCalls
 
-BOUND_CALLS = PROGRAMS = 4096  # calls that are kept to be made again; programs, for other buffers
+BOUND_CALLS = PROGRAMS = 8192  # calls that are kept to be made again; programs, for other buffers
 Args = tuple[Any, ...]
 
 
@@ -68,10 +69,10 @@ class Dispatcher:
         self._inside = 0  # the thread that makes a call through Python
         self.context.rendezvous.give_up = self.die
         self.context.rendezvous.check = lambda: self.host.raise_abort(self.seq)
-        self.repeated = RepeatedCalls(self.context.host.native)
-        self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)
+        self.repeated = RepeatedCalls(self.context.host.native, BOUND_CALLS)
+        self.calls: LRU[tuple[Any, ...], BoundCall] = LRU(BOUND_CALLS)  # those that C does not keep
         self.programs: LRU[tuple[Call, bool], tuple[Rule | None, HostProgram | None]] = LRU(PROGRAMS)
-        self.block_calls: LRU[tuple[BlockMoves, float], BlockCall] = LRU(PROGRAMS)  # which take whatever buffers
+        self.block_calls: LRU[tuple[BlockMoves, bool], BlockCall] = LRU(PROGRAMS)  # for whatever buffers
         self.kept, self.own = KeptMemory(), OwnMemory()
         self.thread, self.groups = ProgressThread(), Groups(self)
         self.cuda: CudaCalls | None = None
@@ -129,41 +130,52 @@ class Dispatcher:
             return
         if self.thread.busy:
             self.thread.drain()
-        known = timeout_s is None and not (method.exchanges or (method.settles and self.cuda is not None))
-        key = key_of(method.prepare, args, stream) if known else None
-        bound = self.calls.get(key) if key is not None else None
+        if stream is None and (timeout_s is None or is_time(timeout_s)):
+            found = self.repeated.find(method, args)
+            if found is not None:
+                self._make_host(found, method, args, timeout_s)
+                return
+        repeats = method.repeats(args)
+        key = key_of(method.prepare, args, stream, method.buffers) if repeats and timeout_s is None else None
+        bound = self.calls.find(key) if key is not None else None
         if bound is None:
             if self.groups.made(method, args, timeout_s, stream):
                 return
-            bound = self._bind(Invocation(method, args), timeout_s, stream, key)
-        elif 2 * len(self.calls) > BOUND_CALLS:  # before, nothing is forgotten soon
-            self.calls.move_to_end(key)  # type: ignore[arg-type]
-            self.repeated.shut()
+            bound = self._bind(Invocation(method, args), timeout_s, stream, key, repeats=repeats)
+        if isinstance(bound, HostCall):
+            self._make_host(bound, method, args, timeout_s)
+            return
         self.check_alive()
         starts = stream is not None or (self.enqueues and self.cuda is not None and self.cuda.makes(bound))
         self._run(partial(self._numbered, bound.start if starts else bound.run), method, args, timeout_s)
         if starts:
             self.cuda.keep(bound, args, method if key is not None else None, stream)  # type: ignore[union-attr]
-        if stream is None and key is not None and isinstance(bound, HostCall) and 2 * len(self.calls) <= BOUND_CALLS:
-            self.repeated.keep(bound, method, args)
-            self.repeated.open()
 
-    def again(self, method: CollectiveMethod, args: Args, stream: Any) -> Found:
+    def _make_host(self, bound: HostCall, method: CollectiveMethod, args: Args, timeout_s: float | None) -> None:
+        """Make a call on host memory that is bound; C may make the next one."""
+        self.check_alive()
+        self._run(partial(self._numbered, partial(bound.run, timeout_s=timeout_s)), method, args, timeout_s)
+        self.repeated.open()
+
+    def again(self, method: CollectiveMethod, args: Args, stream: Any, timeout_s: float | None = None) -> Found:
         """Let C make a blocking call that was made before: True; else what :meth:`go_on` does the rest of."""
         try:
-            return self.repeated.again(method, args, stream)
+            return self.repeated.again(method, args, stream, False, timeout_s)
         except BaseException as interrupt:  # a signal's, in the middle of the call
             self.die(interrupt)
             raise
 
-    def go_on(self, method: CollectiveMethod, args: Args, stream: Any, begun: Found) -> None:
+    def go_on(
+        self, method: CollectiveMethod, args: Args, stream: Any, begun: Found, timeout_s: float | None = None
+    ) -> None:
         """Make a blocking call that ``repeated`` has not made, or go on with one that it could not end by itself."""
         if isinstance(begun, bool):
-            self.call(method, args, None, stream)
+            self.call(method, args, timeout_s, stream)
             return
         earlier = self._come_in()
+        own = () if timeout_s is None else (timeout_s,)
         try:
-            self._run(partial(begun[0].go_on, *begun[1:]), method, args, None)
+            self._run(partial(begun[0].go_on, *begun[1:], *own), method, args, timeout_s)
         finally:
             self._inside = earlier
 
@@ -239,7 +251,13 @@ class Dispatcher:
     # ---- binding
 
     def _bind(
-        self, invocation: Invocation, timeout_s: float | None, stream: Any, key: tuple[Any, ...] | None
+        self,
+        invocation: Invocation,
+        timeout_s: float | None,
+        stream: Any,
+        key: tuple[Any, ...] | None,
+        *,
+        repeats: bool = False,
     ) -> BoundCall:
         """A call with these arguments, which is kept if it can be made again; it refuses what cannot be made."""
         signature = signature_of(key, invocation.args) if key is not None and self.cuda is not None else None
@@ -250,15 +268,26 @@ class Dispatcher:
                 return elsewhere
         deadline = self.deadline(timeout_s)
         ready = settled(self, self.prepare(invocation, timeout_s, stream), invocation.name, deadline)
-        if invocation.method.settles and not isinstance(ready, InBlocks):
-            key = None  # whose lengths are told anew
+        repeats = repeats or isinstance(ready, InBlocks)
         if isinstance(ready, Prepared) and ready.on_device and self.cuda is not None:
             bound: BoundCall = self._guarded(partial(self.cuda.bind, ready, stream, deadline, signature))
         else:
-            bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=key is None)
+            bound = self._bind_host(ready, invocation, deadline, blocking=True, owns=not repeats)
+            if isinstance(bound, HostCall) and repeats and self._known_to_c(bound, invocation):
+                return bound
+            if isinstance(ready, InBlocks) and key is None:
+                self.block_calls.put((ready.moves, False), cast("BlockCall", bound))
         if key is not None and bound.reusable:
             self.calls.put(key, bound)
         return bound
+
+    def _known_to_c(self, bound: HostCall, invocation: Invocation) -> bool:
+        """Let C find a call by itself from now on, if it can; a group's are its own to find."""
+        if invocation.method.grouped:
+            return False
+        if tensors := tensor_types():
+            self.repeated.read_tensors(tensors, getattr(tensors[0], EXCHANGE, None))
+        return self.repeated.keep(bound, invocation.method, invocation.args)
 
     def _bind_host(
         self,
@@ -282,7 +311,8 @@ class Dispatcher:
                 self.context, invocation, said, deadline, why, again=self._next, entered=entered, begun=begun
             )
         if isinstance(ready, InBlocks):
-            return bind_blocks(self, ready, invocation.name, deadline, owns=owns)
+            timeout_s = deadline if owns else self.context.timeout_s
+            return bind_blocks(self, ready, invocation.name, timeout_s, owns=owns)
         if not isinstance(ready, Prepared):
             return RefusedCall(self.host, ready, deadline)
         try:
@@ -291,11 +321,14 @@ class Dispatcher:
             return RefusedCall(self.host, error, deadline)
         called = Called(ready.said or describe(ready.call))
         owns = owns or not self.kept.may_have(own_bytes(ready, program))
+        usual = self.context.timeout_s  # of a call that may be made again, which is told another one when it is run
         if program is not None:
             buffers = HostBuffers(ready.send, ready.recv, ready.final, ready.before, ready.after)
-            return HostCall(self.host, program, called, buffers, deadline, owns=owns)
+            return HostCall(self.host, program, called, buffers, deadline if owns else usual, owns=owns)
         if rule is None:
-            return entry(self.host, called, deadline, owns=owns) or EntryCall(self.host, called, deadline, nbytes=0)
+            return entry(self.host, called, usual if blocking else deadline) or EntryCall(
+                self.host, called, deadline, nbytes=0
+            )
         held = invocation if owns else invocation.unowned()
         return MpiCall(self.context, held, called, deadline, again=self._next, nbytes=ready.call.nbytes)
 

@@ -84,24 +84,24 @@ def _asked(algo: str, made: tuple[str, ...]) -> frozenset[str]:
     return frozenset(made) | {of for of, schemes in named if any(not scheme.startswith("^") for scheme in schemes)}
 
 
-def bind_blocks(dispatcher: Dispatcher, ready: InBlocks, collective: str, deadline: float, *, owns: bool) -> BlockCall:
+def bind_blocks(dispatcher: Dispatcher, ready: InBlocks, collective: str, timeout_s: float, *, owns: bool) -> BlockCall:
     """A call of blocks, which makes the ranks compare lengths where they differ.
 
-    One that nobody keeps is found again by its blocks, and takes whatever buffers.
+    One that C does not find again is found here by its blocks, and takes whatever buffers.
     """
     from ..transport.host.block_call import BlockCall
 
     host, moves, buffers = dispatcher.host, ready.moves, HostBuffers(ready.send, ready.recv)
-    known = dispatcher.block_calls.find((moves, deadline)) if owns else None
+    known = dispatcher.block_calls.find((moves, owns))
     if known is not None:
-        known.aim(buffers)
+        known.aim(buffers, timeout_s)
         return known
     program = host.load_blocks(moves)
     dispatcher.context.say(lambda: f"{moves.text}: {program.said(BLOCKS)}", "INFO")
-    differ = partial(_differ, proxy(dispatcher), ready.lengths, moves.text, collective, deadline)
-    made = BlockCall(host, program, moves, buffers, deadline, owns=owns, differ=differ)
+    differ = partial(_differ, proxy(dispatcher), ready.lengths, moves.text, collective)
+    made = BlockCall(host, program, moves, buffers, timeout_s, owns=owns, differ=differ)
     if owns:
-        dispatcher.block_calls.put((moves, deadline), made)
+        dispatcher.block_calls.put((moves, owns), made)
     return made
 
 

@@ -34,7 +34,7 @@ def split(comm: MPI.Intracomm, nodes: str, **arguments: object) -> blinkmpi.Comm
     return ours
 
 
-@mpi(ranks=(2, 3), long=(4, 8), timeout=150)
+@mpi(ranks=(3,), long=(2, 4, 8), timeout=150)
 def test_every_collective(comm: MPI.Intracomm) -> None:
     some = [case for collective in COLLECTIVES for case in cases(collective, comm.size, full=False)]
     for turn, nodes in enumerate(SPLITS[comm.size]):

@@ -24,7 +24,7 @@ def test_under_mpirun(example: str) -> None:
 
 @pytest.mark.parametrize("example", [
     pytest.param("train_torch.py", marks=pytest.mark.long),
-    pytest.param("train_fsdp.py", marks=FSDP2),
+    pytest.param("train_fsdp.py", marks=(FSDP2, pytest.mark.long)),
 ])  # fmt: skip
 def test_under_torchrun(example: str) -> None:
     command = [str(Path(sys.prefix, "bin", "torchrun")), "--nproc-per-node", "2", f"examples/{example}"]

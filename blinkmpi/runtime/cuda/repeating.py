@@ -16,15 +16,13 @@ from ...transport.cuda.loaded_kernel import LoadedKernel, moving
 from ...transport.cuda.transport import LAST, ORDER
 from ...transport.host.launches import MOST_PARTS, MOST_WORDS, LaunchStruct
 from ...transport.host.repeated import RepeatedCalls
-from ..foreign import imported, tensor_reader
+from ..foreign import EXCHANGE, imported, tensor_reader
 from .buffers import tensor_types
 from .context import CudaContext
 from .operands import OperandsInFlight
 
 if TYPE_CHECKING:
     from .call import CudaCall
-
-EXCHANGE = "__dlpack_c_exchange_api__"  # of torch's tensors, from DLPack 1.3 on: how C reads them
 
 
 class Launch:

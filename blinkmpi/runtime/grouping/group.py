@@ -183,7 +183,7 @@ class Groups:
     def _bound(self, launch: GroupLaunch, stream: Any) -> BoundCall | None:
         """A launch that was made, as it was bound; None where calls are so many that it may soon be forgotten."""
         calls = self._dispatcher.calls
-        key = key_of(launch.method.prepare, (launch,), stream) if 2 * len(calls) <= calls.size else None
+        key = key_of(launch.method.prepare, (launch,), stream, 0) if 2 * len(calls) <= calls.size else None
         return calls.get(key) if key is not None else None
 
     def _run(self, launch: GroupLaunch, operands: Any, timeout_s: float | None, stream: Any, *, waits: bool) -> None:
@@ -237,7 +237,7 @@ class Groups:
     def _launches(self, calls: Sequence[NotedCall]) -> tuple[GroupLaunch, ...]:
         if not calls:
             return ()
-        keys = [key_of(method.prepare, args, stream) for method, args, _, stream in calls]
+        keys = [key_of(method.prepare, args, stream, method.buffers) for method, args, _, stream in calls]
         for error in (call.args[0] for call in calls if call.args and isinstance(call.args[0], WrongLists)):
             return refused(calls[0].method, ArgumentError(str(error)))
         kept = None not in keys

@@ -25,7 +25,7 @@ class BlockCall(HostCall):
     """A bound call of blocks; its ``program`` is the one of all calls with the same lengths.
 
     Args:
-        differ: called, on every rank, where the lengths of two ranks differ; it raises.
+        differ: called with the deadline, on every rank, where the lengths of two ranks differ; it raises.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class BlockCall(HostCall):
         timeout_s: float,
         *,
         owns: bool,
-        differ: Callable[[], NoReturn],
+        differ: Callable[[float], NoReturn],
     ) -> None:
         super().__init__(transport, program, Called(moves.text), buffers, timeout_s, owns=owns)
         assert transport.block_memory is not None
@@ -47,8 +47,9 @@ class BlockCall(HostCall):
         self.struct.blocks = self._table.ctypes.data
         transport.native.code.blink_sum_lengths(self._at)
 
-    def aim(self, buffers: HostBuffers) -> None:
-        """Take other buffers, in which the blocks have the same places."""
+    def aim(self, buffers: HostBuffers, timeout_s: float) -> None:
+        """Take other buffers, in which the blocks have the same places, and another deadline."""
+        self.timeout_s, self.struct.timeout_ns = timeout_s, int(self.transport.slice_of(timeout_s) * 1e9)
         struct, ends = self.struct, (buffers.send, buffers.recv)
         send, recv = (0 if array is None else address(array) for array in ends)
         if (send, recv) != (struct.send, struct.recv):
@@ -57,7 +58,7 @@ class BlockCall(HostCall):
     def lengths_differ(self, seq: int) -> NoReturn:
         """Leave the call, in which no rank has received anything."""
         self.transport.pages.finished[self.transport.rank] = seq
-        self._differ()
+        self._differ(self.timeout_s)
 
     def owed(self) -> dict[int, str]:
         """Ranks whose blocks have not come, or that have not read this rank's."""

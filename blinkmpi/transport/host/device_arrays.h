@@ -1,8 +1,9 @@
 /* Arrays on a GPU, and streams, as users pass them: read without Python of ours. launches.h launches calls on them. */
 
-enum { CUDA_MEMORY = 2, COMPLEX = 5, FLOAT = 2 }; /* of DLPack: a type of devices, codes of types */
+enum { HOST_MEMORY = 1, CUDA_MEMORY = 2, COMPLEX = 5, FLOAT = 2 }; /* of DLPack: types of devices, codes of types */
 enum { STREAM_TYPES = 4, ASKED = 1024 };
-enum { ON_HOST, OF_CUPY, OF_TORCH };
+enum { CUPY_ARRAYS = 16, TENSORS = 1 << 24 }; /* flags of arguments begin below minus these */
+enum { ON_HOST, OF_CUPY, OF_TORCH, TENSOR_ON_HOST }; /* kinds of arguments; the first is no array that is read here */
 
 typedef struct { /* DLPack 1, DLTensor */
   char *data;
@@ -86,24 +87,26 @@ static int64_t region_of(const gpu_t *g, uint64_t at, uint64_t nbytes) {
   return found;
 }
 
-/* A torch tensor that lies on this GPU with the values that it shows, one behind another; else 0. */
+/* A torch tensor that lies on this GPU, or on the host, with the values that it shows, one behind another: its kind; else
+ * ON_HOST. */
 static int read_tensor(const gpu_t *g, PyObject *object, argument_t *a) {
   tensor_t t;
-  if (!g->exchange) return 0;
-  if (g->exchange->show(object, &t)) return PyErr_Clear(), 0;
-  if (t.device_type != CUDA_MEMORY || t.device != g->device || t.code == COMPLEX) return 0;
+  if (!g->exchange) return ON_HOST;
+  if (g->exchange->show(object, &t)) return PyErr_Clear(), ON_HOST;
+  const int host = t.device_type == HOST_MEMORY;
+  if (t.code == COMPLEX || (!host && (t.device_type != CUDA_MEMORY || t.device != g->device))) return ON_HOST;
   int64_t elements = 1;
   for (int i = t.dims; i--; elements *= t.shape[i])
-    if (t.shape[i] != 1 && t.strides && t.strides[i] != elements) return 0;
+    if (t.shape[i] != 1 && t.strides && t.strides[i] != elements) return ON_HOST;
   if (t.code == FLOAT && g->is_neg != Py_None) { /* it may show the negatives of what it holds, as imaginary parts of conjugates do */
     PyObject *const negative = PyObject_CallOneArg(g->is_neg, object);
     Py_XDECREF(negative);
     if (!negative) PyErr_Clear();
-    if (negative != Py_False) return 0;
+    if (negative != Py_False) return ON_HOST;
   }
-  *a = (argument_t){(PyObject *)Py_TYPE(object), NULL, elements * t.bits * t.lanes / 8, -2 - (t.lanes << 16 | t.bits << 8 | t.code),
+  *a = (argument_t){(PyObject *)Py_TYPE(object), NULL, elements * t.bits * t.lanes / 8, -(TENSORS + (t.lanes << 16 | t.bits << 8 | t.code)),
                     0, (uint64_t)t.data + t.byte_offset};
-  return 1;
+  return host ? TENSOR_ON_HOST : OF_TORCH;
 }
 
 static int read_cupy(PyObject *object, argument_t *a) {
@@ -112,7 +115,7 @@ static int read_cupy(PyObject *object, argument_t *a) {
   PyObject *const data = dense == Py_True ? PyObject_GetAttr(object, text_of[DATA]) : NULL;
   PyObject *const dtype = data ? PyObject_GetAttr(object, text_of[DTYPE]) : NULL;
   const int read = dtype && number_of(data, text_of[PTR], &at) && number_of(object, text_of[NBYTES], &nbytes);
-  *a = (argument_t){dtype, NULL, (int64_t)nbytes, -2, 0, at};
+  *a = (argument_t){dtype, NULL, (int64_t)nbytes, -CUPY_ARRAYS, 0, at};
   Py_XDECREF(dense);
   Py_XDECREF(data);
   Py_XDECREF(dtype); /* which NumPy keeps, or else it is compared with what an entry keeps, and never used */
@@ -120,13 +123,13 @@ static int read_cupy(PyObject *object, argument_t *a) {
   return read;
 }
 
-/* Read an object that may be an array on this GPU: its kind, or -1 for one that is Python's to read. */
+/* Read an object that may be a tensor, or an array on this GPU: its kind, or -1 for one that is Python's to read. */
 static int read_array(const gpu_t *g, PyObject *object, argument_t *a) {
   PyObject *const type = (PyObject *)Py_TYPE(object);
   int kind = ON_HOST;
   if (type == g->cupy) kind = read_cupy(object, a) ? OF_CUPY : -1;
-  else if (type == g->tensors[0] || type == g->tensors[1]) kind = read_tensor(g, object, a) ? OF_TORCH : -1;
-  if (kind <= ON_HOST) return kind;
+  else if (type == g->tensors[0] || type == g->tensors[1]) kind = (kind = read_tensor(g, object, a)) ? kind : -1;
+  if (kind <= ON_HOST || kind == TENSOR_ON_HOST) return kind;
   a->region = region_of(g, a->at, (uint64_t)a->elements);
   return a->elements && a->region >= 0 ? kind : -1;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -102,6 +102,8 @@ class HostCall:
         one_call = program.executor == "c" and native is not None and transport.by_c_alone(program)
         self._run = native.code.blink_run if one_call and native is not None else None
         self.alone = self._run is not None and self.reusable  # whether C may make it again by itself
+        # whether C may aim it at other buffers: all that it knows of them is in its structure
+        self.aimable = self.reusable and program.executor == "c" and native is not None
         self.left: list[NumpyStage] = []  # what NumPy has still to do
         self.trace: StepTrace | None = None  # of a traced call of NumPy's
 
@@ -122,21 +124,36 @@ class HostCall:
         struct.after, struct.afters = self._after.ctypes.data, len(self._after)
         struct.timeout_ns = int(self.transport.slice_of(self.timeout_s) * 1e9)
 
-    def run(self, seq: int) -> None:
-        """Make the call: mostly one call of C."""
-        if self._run is None:
+    def run(self, seq: int, timeout_s: float | None = None) -> None:
+        """Make the call: mostly one call of C; under a deadline of its own, if there is one."""
+        if timeout_s is not None:
+            self._under(timeout_s, partial(self.run, seq))
+        elif self._run is None:
             self.start(seq)
             self.wait()
-            return
-        self.go_on(seq, self._run(self._at, self._rows, seq))
+        else:
+            self.go_on(seq, self._run(self._at, self._rows, seq))
+
+    def _under(self, timeout_s: float, work: Callable[[], None]) -> None:
+        """Do a part of the call under another deadline."""
+        usual, self.timeout_s = self.timeout_s, timeout_s
+        self.struct.timeout_ns = int(self.transport.slice_of(timeout_s) * 1e9)
+        try:
+            work()
+        finally:
+            self.timeout_s = usual
+            self.struct.timeout_ns = int(self.transport.slice_of(usual) * 1e9)
 
     @property
     def addresses(self) -> tuple[int, int]:
         """Of its structure and of its rows."""
         return self._at, self._rows
 
-    def go_on(self, seq: int, status: int) -> None:
+    def go_on(self, seq: int, status: int, timeout_s: float | None = None) -> None:
         """Complete a call that C has begun, from its status on."""
+        if timeout_s is not None:
+            self._under(timeout_s, partial(self.go_on, seq, status))
+            return
         if status == UNTOLD:  # the call before the last one was another one
             self.transport.records.write(seq, self.fingerprint, self.record, self.timeout_s)
             status = self._run(self._at, self._rows, seq)  # type: ignore[misc]
@@ -271,12 +288,12 @@ class HostCall:
         return call
 
 
-def entry(transport: HostTransport, called: Called, timeout_s: float, *, owns: bool) -> HostCall | None:
-    """A call without data that C makes alone; None where it cannot. See :class:`HostCall` for ``owns``."""
+def entry(transport: HostTransport, called: Called, timeout_s: float) -> HostCall | None:
+    """A call without data that C makes alone; None where it cannot."""
     program = transport.nothing(called.text.partition("(")[0])
     if program is None:
         return None
-    return HostCall(transport, program, called, HostBuffers(None, None), timeout_s, owns=owns)
+    return HostCall(transport, program, called, HostBuffers(None, None), timeout_s, owns=False)
 
 
 def owed(transport: HostTransport, call: HostCall) -> dict[int, str]:

@@ -195,34 +195,48 @@ static void free_launches(gpu_t *g) {
   for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_CLEAR(*kept[i]);
 }
 
-/* (CuPy's array type, its function of the current stream, torch's tensor types, the capsule of their exchange; acquire and
- * release of the lock; the list of the last stream; the keeper of operands; whether calls are enqueued; the device; what is
- * registered, as bytes): what GPU calls need, for each None if there is none. */
-static int set_launches(gpu_t *g, PyObject *const *given) {
-  PyObject *const types = given[2];
-  const exchange_t *exchange = NULL;
-  if (!PyTuple_CheckExact(types) || !PyList_CheckExact(given[6]) || !PyBytes_CheckExact(given[10])) {
-    PyErr_SetString(PyExc_TypeError, "expected a tuple of types, a list, and bytes");
-    return 0;
-  }
-  if (given[3] != Py_None && !(exchange = PyCapsule_GetPointer(given[3], "dlpack_exchange_api"))) return 0;
-  if (exchange && (exchange->major != 1 || !exchange->show || !exchange->stream)) exchange = NULL;
-  const long long enqueues = PyLong_AsLongLong(given[8]), device = PyLong_AsLongLong(given[9]);
-  if (PyErr_Occurred()) return 0;
-  PyObject *const first = PyTuple_GET_SIZE(types) > 0 ? PyTuple_GET_ITEM(types, 0) : Py_None;
-  PyObject *const second = PyTuple_GET_SIZE(types) > 1 ? PyTuple_GET_ITEM(types, 1) : Py_None;
-  const int asks = exchange && !PyCapsule_GetContext(given[3]); /* torch_extension.cpp has one, and refuses negatives */
-  PyObject *const is_neg = asks ? PyObject_GetAttr(first, text_of[IS_NEG]) : Py_NewRef(Py_None);
-  if (!is_neg) return 0;
-  PyObject **const kept[] = {&g->cupy, &g->cupy_stream, g->tensors, g->tensors + 1, &g->capsule, &g->is_neg, &g->acquire, &g->release, &g->last, &g->operands, &g->parts_bytes};
-  PyObject *const values[] = {given[0], given[1], first, second, given[3], is_neg, given[4], given[5], given[6], given[7], given[10]};
-  for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+/* Keep objects in place of others. */
+static void keep_instead(PyObject **const *kept, PyObject *const *values, size_t n) {
+  for (size_t i = 0; i < n; i++) {
     PyObject *const old = *kept[i];
     *kept[i] = Py_NewRef(values[i]);
     Py_XDECREF(old);
   }
+}
+
+/* Torch's tensor types, and the capsule of their exchange or None: how tensors are read. Returns 0 if that raises. */
+static int learn_tensors(gpu_t *g, PyObject *types, PyObject *capsule) {
+  const exchange_t *exchange = NULL;
+  if (!PyTuple_CheckExact(types)) return PyErr_SetString(PyExc_TypeError, "expected a tuple of types"), 0;
+  if (capsule != Py_None && !(exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api"))) return 0;
+  if (exchange && (exchange->major != 1 || !exchange->show || !exchange->stream)) exchange = NULL;
+  PyObject *const first = PyTuple_GET_SIZE(types) > 0 ? PyTuple_GET_ITEM(types, 0) : Py_None;
+  PyObject *const second = PyTuple_GET_SIZE(types) > 1 ? PyTuple_GET_ITEM(types, 1) : Py_None;
+  const int asks = exchange && !PyCapsule_GetContext(capsule); /* torch_extension.cpp has one, and refuses negatives */
+  PyObject *const is_neg = asks ? PyObject_GetAttr(first, text_of[IS_NEG]) : Py_NewRef(Py_None);
+  if (!is_neg) return 0;
+  PyObject **const kept[] = {g->tensors, g->tensors + 1, &g->capsule, &g->is_neg};
+  PyObject *const values[] = {first, second, capsule, is_neg};
+  keep_instead(kept, values, sizeof kept / sizeof *kept);
   Py_DECREF(is_neg);
-  g->exchange = exchange, g->enqueues = enqueues, g->device = device;
+  g->exchange = exchange;
+  return 1;
+}
+
+/* (CuPy's array type, its function of the current stream, torch's tensor types, the capsule of their exchange; acquire and
+ * release of the lock; the list of the last stream; the keeper of operands; whether calls are enqueued; the device; what is
+ * registered, as bytes): what GPU calls need, for each None if there is none. */
+static int set_launches(gpu_t *g, PyObject *const *given) {
+  if (!PyList_CheckExact(given[6]) || !PyBytes_CheckExact(given[10])) {
+    PyErr_SetString(PyExc_TypeError, "expected a list, and bytes");
+    return 0;
+  }
+  const long long enqueues = PyLong_AsLongLong(given[8]), device = PyLong_AsLongLong(given[9]);
+  if (PyErr_Occurred() || !learn_tensors(g, given[2], given[3])) return 0;
+  PyObject **const kept[] = {&g->cupy, &g->cupy_stream, &g->acquire, &g->release, &g->last, &g->operands, &g->parts_bytes};
+  PyObject *const values[] = {given[0], given[1], given[4], given[5], given[6], given[7], given[10]};
+  keep_instead(kept, values, sizeof kept / sizeof *kept);
+  g->enqueues = enqueues, g->device = device;
   g->parts = (const registered_t *)PyBytes_AS_STRING(g->parts_bytes);
   g->registered = PyBytes_GET_SIZE(g->parts_bytes) / (Py_ssize_t)sizeof(registered_t);
   return 1;

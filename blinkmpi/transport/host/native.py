@@ -31,11 +31,7 @@ from ..events import CALL, CHUNK, ENTER, EVENT, WAIT, RingStruct
 from . import launches
 
 SOURCE = Path(__file__).with_name("executor.c")
-HEADERS = (
-    "call", "single_copy", "reduction", "waiting", "trace", "node_messages", "blocks", "step_times", "repeated_calls",
-    "repeated_groups", "launches", "device_arrays",
-)  # fmt: skip
-SOURCES = (SOURCE, *(SOURCE.with_name(f"{name}.h") for name in HEADERS))
+SOURCES = (SOURCE, *sorted(SOURCE.parent.glob("*.h")))
 NO_COMPILER = "no C compiler (cc, gcc, clang) on PATH; pip install 'blinkmpi[cc]' brings one"
 COMPILE_S = 300  # that a compiler may take
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
@@ -91,7 +87,7 @@ class Native:
 
     code: ctypes.CDLL
     compiler: str
-    repeated: Callable[[type], tuple[Any, ...]] | None = None  # makes the functions of repeated_calls.h
+    repeated: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None  # makes the functions of repeated_calls.h
 
 
 def address(struct: CallStruct) -> int:
@@ -316,7 +312,7 @@ def _python_flags() -> list[str]:
     return ["-DBLINK_PYTHON", f"-I{python}", f"-I{np.get_include()}"]
 
 
-def _repeated(library: ctypes.CDLL, path: str) -> Callable[[type], tuple[Any, ...]] | None:
+def _repeated(library: ctypes.CDLL, path: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
     """What makes the functions of repeated_calls.h; None where they are missing, or are those of another Python."""
     try:
         version = ctypes.c_int64.in_dll(library, "blink_python").value

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from mpi4py import MPI
 
 from .native import Native
 
@@ -38,31 +39,45 @@ class _Shared(ctypes.Structure):
 
 
 class RepeatedCalls:
-    """Calls to be made again, by their method, arguments and stream.
+    """Calls to be made again, by their method, arguments and stream, wherever the buffers of these lie.
 
     ``again(method, arguments, stream)`` makes a call that is known: True; False if it is not, or if calls may not be
-    made so (:meth:`shut`); otherwise what the caller has to go on with. A call is known by the addresses of its arrays,
-    but for those that are put on a stream: :meth:`keep_launch`. With a fourth argument, True, the caller itself keeps
-    operands on a GPU until the work on them is through.
+    made so (:meth:`shut`); otherwise what the caller has to go on with. With a fourth argument, True, the caller itself
+    keeps operands on a GPU until the work on them is through; a fifth is the call's own timeout in seconds, or None.
+
+    Args:
+        most: so many calls are kept at most; what was used least recently goes.
     """
 
-    def __init__(self, native: Native | None) -> None:
+    def __init__(self, native: Native | None, most: int) -> None:
         self.again: Callable[..., Found] = _unknown
         self._known: Callable[..., Found] = _unknown
-        self._keep: Callable[..., None] | None = None
+        self._find: Callable[..., HostCall | None] = _none
+        self._keep: Callable[..., bool] | None = None
         self._keep_group: Callable[..., None] | None = None
         self._forget: Callable[[], None] | None = None
         self._keep_launch: Callable[..., bool] | None = None
         self._aim: Callable[..., bool] | None = None
+        self._read_tensors: Callable[..., None] | None = None
         self._last: Callable[[], tuple[Any, int] | None] = _none
+        self._kept: Callable[[], int] = int
         self._aimed: tuple[object, ...] = ()
+        self._tensors: tuple[Any, ...] = ()
         if native is None or native.repeated is None:
             self._shared = _Shared()
         else:
-            at, *functions = native.repeated(np.ndarray)
-            self.again, self._keep, self._keep_group, self._keep_launch, self._aim, self._last, self._forget = functions
+            told_by = np.ndarray, np.integer, MPI.Datatype, MPI.Op, MPI.IN_PLACE
+            at, *functions = native.repeated((*told_by, MPI._sizeof(MPI.Datatype), most))
+            (
+                self.again, self._find, self._keep, self._keep_group, self._keep_launch, self._aim, self._read_tensors,
+                self._last, self._forget, self._kept,
+            ) = functions  # fmt: skip
             self._shared = _Shared.from_address(at)  # which lives as long as the functions do
             self._known = self.again
+
+    def __len__(self) -> int:
+        """How many calls are kept."""
+        return self._kept()
 
     @property
     def seq(self) -> int:
@@ -131,10 +146,25 @@ class RepeatedCalls:
         """Undo :meth:`hide`."""
         self.again = self._known
 
-    def keep(self, call: HostCall, method: object, arguments: tuple[Any, ...]) -> None:
-        """Make a call known, if it is one that C makes alone."""
-        if self._keep is not None and call.alone:
-            self._keep(call, *call.addresses, method, arguments)
+    def find(self, method: object, arguments: tuple[Any, ...]) -> HostCall | None:
+        """The call on host memory that was kept of such arguments, aimed at the buffers among these."""
+        return self._find(method, arguments)
+
+    def keep(self, call: HostCall, method: object, arguments: tuple[Any, ...]) -> bool:
+        """Make a call on host memory known, that C executes; whether it is."""
+        if self._keep is None or not call.aimable:
+            return False
+        at, rows = call.addresses
+        return self._keep(call, at, rows if call.alone else 0, method, arguments)
+
+    def read_tensors(self, types: tuple[Any, ...], exchange: Any) -> None:
+        """Read torch's tensors in host memory by their exchange of DLPack's; None if they have none.
+
+        What launches are aimed by reads them, too.
+        """
+        if self._read_tensors is not None and exchange is not None and not self._aimed and types != self._tensors:
+            self._read_tensors(types, exchange)
+            self._tensors = types
 
     def keep_group(
         self, bound: Resumable, calls: Sequence[HostCall], method: object, arguments: tuple[Any, ...]
@@ -166,9 +196,9 @@ class RepeatedCalls:
             self._aimed = ()
 
 
-def _unknown(_method: object, _arguments: tuple[Any, ...], _stream: Any, _kept: bool = False) -> bool:
+def _unknown(*_: Any) -> bool:
     return False
 
 
-def _none() -> None:
+def _none(*_: Any) -> None:
     return None

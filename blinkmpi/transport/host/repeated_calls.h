@@ -1,47 +1,53 @@
-/* Calls that were made before, looked up and run without Python: one function object for each communicator.
+/* Calls that were made before, looked up and run without Python: one table for each communicator.
  *
- * What makes two calls the same is what runtime/call_keys.py says of NumPy arrays: address, type, elements, whether it may
- * be written; other arguments are the same objects. An entry keeps these objects and the types alive, so that no other
- * object can take their place; of the user's arrays it keeps the addresses alone. Calls that are put on a stream
- * (launches.h) are the same whatever the addresses of their arrays, on one stream. */
+ * What makes two calls the same is in arguments.h: everything but where their buffers lie. An entry keeps the objects that
+ * it is found by, so that no other object can take their place, and nothing of the user's buffers: each time the words of
+ * its call_t that are addresses of theirs are aimed at those of the call. Calls that are put on a stream (launches.h) are
+ * aimed there. The entry that was used least recently goes when there are too many. */
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <Python.h>
 #include <numpy/ndarraytypes.h>
 #include "launches.h"
 
-enum { ENTRIES = 4096, MOST_ARGUMENTS = 6, KEPT_FLAGS = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE };
+enum { KEPT_FLAGS = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE };
 enum { SHUT, OPEN, INSIDE }; /* INSIDE: a thread makes a call here, without the interpreter's lock */
 enum { HELD_BYTES = 4096 }; /* of a call that is made with the interpreter's lock held */
+enum { MOST_SECONDS = 4000000 }; /* of a timeout that is not Python's to look at */
 
 #include "repeated_groups.h"
+#include "arguments.h"
 
 const int64_t blink_python = PY_VERSION_HEX >> 16; /* whose structures this was compiled for */
 
-typedef struct { /* what a call is found by */
-  PyObject *method;
-  int64_t count;
-  argument_t arguments[MOST_ARGUMENTS];
-  int64_t arrays; /* on a GPU; and whether it is one array twice, and the stream */
-  int64_t same;
-  uint64_t stream;
-} found_t;
+typedef struct { /* a word of a call that is an address in one of its buffers */
+  char **word;
+  int64_t buffer, offset;
+} aim_t;
 
-typedef struct {
-  found_t by;      /* its objects are kept; method NULL: none here */
+typedef struct entry {
+  struct entry *next;            /* of those with the same place in the table */
+  struct entry *newer, *older;   /* in the order of use */
+  uint64_t hash;
   PyObject *bound; /* kept */
   call_t *call;
-  int64_t *rows;
+  int64_t *rows;   /* NULL: the call is found here, and Python makes it */
   launch_t *launch; /* instead of these two */
+  int64_t aims;
+  aim_t *aim;
+  char *at[MOST_BUFFERS]; /* at what it is aimed */
+  call_key_t key;  /* its objects are kept; it ends with the arguments that it has */
 } entry_t;
 
 typedef struct { /* what Python and this share; repeated.py mirrors its first three fields */
   uint64_t seq;  /* the number of the communicator's last call */
   int64_t open;  /* OPEN: calls may be made here, as nothing else is under way, and nothing has gone wrong; or INSIDE one */
   int64_t open_gpu; /* the same of calls on streams */
-  PyTypeObject *array;
+  types_t types;
   gpu_t gpu;
-  entry_t entries[ENTRIES];
+  int64_t places, most, kept; /* of the table, a power of two; entries at most, and now */
+  entry_t **table;
+  entry_t *newest, *oldest;
   groups_t groups;
 } repeated_t;
 
@@ -66,74 +72,140 @@ static int is_brief(const call_t *call) {
   return call->one_shot && !call->nodes && !call->cma && call->chunk * call->item <= HELD_BYTES;
 }
 
-static int same_call(const found_t *a, const found_t *b) {
-  if (a->method != b->method || a->count != b->count || a->arrays != b->arrays || a->same != b->same || a->stream != b->stream) return 0;
-  for (int64_t i = 0; i < a->count; i++)
-    if (!alike(a->arguments + i, b->arguments + i)) return 0;
+/* ---- the table */
+
+static entry_t **place_of(repeated_t *t, uint64_t hash) { return t->table + (hash & (uint64_t)(t->places - 1)); }
+
+static void take_out(repeated_t *t, entry_t *e) { /* of the order of use */
+  *(e->newer ? &e->newer->older : &t->newest) = e->older;
+  *(e->older ? &e->older->newer : &t->oldest) = e->newer;
+}
+
+static void put_first(repeated_t *t, entry_t *e) {
+  e->newer = NULL, e->older = t->newest;
+  *(t->newest ? &t->newest->newer : &t->oldest) = e;
+  t->newest = e;
+}
+
+static entry_t *entry_of(repeated_t *t, const call_key_t *key, uint64_t hash) {
+  for (entry_t *e = *place_of(t, hash); e; e = e->next) {
+    if (e->hash != hash || !same_call(&e->key, key)) continue;
+    if (e != t->newest) take_out(t, e), put_first(t, e);
+    return e;
+  }
+  return NULL;
+}
+
+static void drop(repeated_t *t, entry_t *e) {
+  entry_t **at = place_of(t, e->hash);
+  while (*at != e) at = &(*at)->next;
+  *at = e->next;
+  take_out(t, e);
+  t->kept--;
+  for (int64_t i = 0; i < e->key.count; i++) Py_XDECREF(e->key.arguments[i].object);
+  Py_DECREF(e->key.method);
+  Py_DECREF(e->bound);
+  PyMem_Free(e->aim);
+  PyMem_Free(e);
+}
+
+static void drop_all(repeated_t *t) {
+  while (t->oldest) drop(t, t->oldest);
+}
+
+/* Whether nothing that a call is found by can be freed and made anew with the same handle: derived datatypes, and the
+ * user's own operations. */
+static int is_lasting(PyObject *argument) {
+  PyObject *const said = PyObject_GetAttrString(argument, "is_predefined");
+  const int lasting = said == Py_True;
+  Py_XDECREF(said);
+  PyErr_Clear();
+  return lasting;
+}
+
+/* Add an entry for a call that was read; NULL, and an error is set, if there is no memory. */
+static entry_t *put(repeated_t *t, const call_key_t *key, entry_t made) {
+  const uint64_t hash = hash_of(key);
+  entry_t *const before = entry_of(t, key, hash);
+  if (before) drop(t, before);
+  while (t->kept >= t->most) drop(t, t->oldest);
+  const size_t size = offsetof(entry_t, key) + offsetof(call_key_t, arguments) + (size_t)key->count * sizeof *key->arguments;
+  entry_t *const e = PyMem_Malloc(size);
+  if (!e) return PyErr_NoMemory(), NULL;
+  memcpy(e, &made, offsetof(entry_t, key));
+  memcpy(&e->key, key, size - offsetof(entry_t, key));
+  for (int64_t i = 0; i < key->count; i++) Py_XINCREF(key->arguments[i].object);
+  Py_INCREF(key->method);
+  Py_INCREF(e->bound);
+  entry_t **const at = place_of(t, hash);
+  e->hash = hash, e->next = *at, *at = e;
+  put_first(t, e);
+  t->kept++;
+  return e;
+}
+
+/* ---- a call on host memory */
+
+/* Aim the words of a call that lie in its buffers as they were when it was bound. Returns 0 if there is no memory. */
+static int learn_aims(entry_t *e, const arguments_t *r) {
+  call_t *const call = e->call;
+  int64_t *const copies[] = {call->before, call->after}, numbers[] = {call->befores, call->afters};
+  aim_t *const aim = PyMem_Calloc((size_t)(2 + 2 * (numbers[0] + numbers[1])), sizeof *aim);
+  if (!aim) return PyErr_NoMemory(), 0;
+  e->aim = aim;
+  char **words[2] = {&call->send, &call->recv};
+  for (int64_t w = 0, all = 2 + 2 * (numbers[0] + numbers[1]); w < all; w++) {
+    const int64_t of_copy = w - 2, second = of_copy >= 2 * numbers[0];
+    char **const word = w < 2 ? words[w] : (char **)(copies[second] + 3 * ((of_copy - second * 2 * numbers[0]) / 2) + of_copy % 2);
+    for (int64_t b = 0; b < r->buffered; b++) {
+      const int64_t offset = *word - r->buffers[b].at;
+      if (!*word || offset < 0 || (offset >= r->buffers[b].nbytes && offset)) continue;
+      aim[e->aims++] = (aim_t){word, b, offset};
+      break;
+    }
+  }
+  for (int64_t b = 0; b < r->buffered; b++) e->at[b] = r->buffers[b].at;
   return 1;
 }
 
-/* The place of a call, and what its arguments are; NULL if it has too many, or an array that is Python's to read.
- * `arrays` has those on a GPU. */
-static entry_t *place_of(repeated_t *t, PyObject *method, PyObject *arguments, PyObject *stream, found_t *found,
-                         const argument_t **arrays) {
-  const Py_ssize_t count = PyTuple_GET_SIZE(arguments);
-  int library = ON_HOST;
-  if (count > MOST_ARGUMENTS) return NULL;
-  found->method = method, found->count = count, found->arrays = found->same = 0, found->stream = 0;
-  for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject *const object = PyTuple_GET_ITEM(arguments, i);
-    argument_t *const a = found->arguments + i;
-    const int kind = read_array(&t->gpu, object, a);
-    if (kind < 0 || (kind && library && kind != library)) return NULL;
-    if (kind) {
-      if (found->arrays == MOST_ARRAYS) return NULL;
-      library = kind, arrays[found->arrays++] = a;
-      continue;
-    }
-    *a = argument_of(t->array, object);
-    if (a->flags >= 0 && !(a->flags & NPY_ARRAY_C_CONTIGUOUS)) return NULL;
-  }
-  if (library) {
-    found->same = found->arrays == 2 && arrays[0]->at == arrays[1]->at;
-    if (!read_stream(&t->gpu, stream, library, &found->stream)) return NULL;
-  } else if (stream != Py_None) {
-    return NULL;
-  }
-  uint64_t mixed = (uint64_t)method >> 4 ^ found->stream ^ (uint64_t)found->same << 60;
-  for (const argument_t *a = found->arguments; a < found->arguments + count; a++)
-    mixed = mixed_with(mixed, a);
-  return t->entries + (mixed >> 52) % ENTRIES;
+static void aim_at(entry_t *e, const arguments_t *r) {
+  int moved = 0;
+  for (int64_t b = 0; b < r->buffered; b++) moved |= e->at[b] != r->buffers[b].at, e->at[b] = r->buffers[b].at;
+  if (!moved) return;
+  for (aim_t *a = e->aim; a < e->aim + e->aims; a++) *a->word = r->buffers[a->buffer].at + a->offset;
+  e->call->readable = 0; /* it is tried whether others can read them */
 }
 
 static repeated_t *table_of(PyObject *self) { return PyCapsule_GetPointer(self, "blinkmpi.repeated_calls"); }
 
-/* (method, arguments, stream): True if the call was found and made; False if it is not known here; else (bound, number,
- * status): it was begun, and this is how far it came. A fourth argument, True, says that the caller keeps operands on a GPU
- * until the work on them is through. */
-static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
-  repeated_t *const t = table_of(self);
-  if (!t || n < 3 || n > 4 || !PyTuple_CheckExact(given[1]))
-    return PyErr_Format(PyExc_TypeError, "expected a method, a tuple, a stream, and whether operands are kept");
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given[1]); i++) {
-    PyObject *const one = PyTuple_GET_ITEM(given[1], i);
-    if (!PyList_CheckExact(one) && !PyTuple_Check(one)) continue;
-    return repeat_group(&t->groups, &t->gpu, t->array, &t->seq, given, &t->open, t->open_gpu != 0);
+/* Whether there are lists of buffers among the arguments, or the calls of a group: not those that name one buffer. */
+static int has_lists(const types_t *types, PyObject *arguments) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); i++) {
+    PyObject *const one = PyTuple_GET_ITEM(arguments, i);
+    if (PyTuple_Check(one) && !PyTuple_CheckExact(one)) return 1;
+    if (!PyList_CheckExact(one) || !PyList_GET_SIZE(one)) continue;
+    PyTypeObject *const last = Py_TYPE(PyList_GET_ITEM(one, PyList_GET_SIZE(one) - 1));
+    if (last != types->datatype && last != &PyLong_Type && last != &PyTuple_Type && last != &PyList_Type && last != &PyUnicode_Type) return 1;
   }
-  found_t found;
-  const argument_t *arrays[MOST_ARRAYS];
-  const int open = t->open == OPEN;
-  entry_t *const e = open || t->open_gpu ? place_of(t, given[0], given[1], given[2], &found, arrays) : NULL;
-  if (!e || !same_call(&e->by, &found) || !(e->launch ? t->open_gpu : open)) Py_RETURN_FALSE;
-  if (e->launch) {
-    PyObject *const operands = n == 4 && given[3] == Py_True ? NULL : given[1];
-    return launch_again(&t->gpu, &t->seq, e->bound, e->launch, arrays, (int)found.arrays, operands);
-  }
+  return 0;
+}
+
+/* Nanoseconds of a call's own timeout, given in seconds; 0 for none, -1 for one that is Python's to look at. */
+static int64_t timeout_of(PyObject *seconds) {
+  if (seconds == Py_None) return 0;
+  const double given = PyFloat_CheckExact(seconds) ? PyFloat_AS_DOUBLE(seconds) : PyLong_CheckExact(seconds) ? PyLong_AsDouble(seconds) : -1;
+  if (PyErr_Occurred()) return PyErr_Clear(), -1;
+  return given >= 1e-9 && given <= MOST_SECONDS ? (int64_t)(given * 1e9) : -1;
+}
+
+/* Run a call; see repeat_call. */
+static PyObject *run_entry(repeated_t *t, entry_t *e, int64_t timeout_ns) {
   call_t *const call = e->call;
-  int64_t *const rows = e->rows;
+  int64_t *const rows = e->rows, patience = call->timeout_ns;
   PyObject *const bound = Py_NewRef(e->bound); /* the entry may go while it runs */
   const uint64_t seq = ++t->seq;
   const int brief = is_brief(call);
+  if (timeout_ns && timeout_ns < patience) call->timeout_ns = timeout_ns;
   int state = brief ? run_briefly(call, rows, seq) : EXPIRED;
   if (state == EXPIRED) {
     t->open = INSIDE;
@@ -142,6 +214,7 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
     Py_END_ALLOW_THREADS
     if (t->open == INSIDE) t->open = OPEN; /* not, if it was shut meanwhile */
   }
+  call->timeout_ns = patience;
   if (state == DONE) {
     Py_DECREF(bound);
     Py_RETURN_TRUE;
@@ -149,41 +222,75 @@ static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t 
   return Py_BuildValue("(NKi)", bound, (unsigned long long)seq, state);
 }
 
-static void drop(entry_t *e) {
-  entry_t old = *e;
-  *e = (entry_t){0};
-  if (!old.by.method) return;
-  for (int64_t i = 0; i < old.by.count; i++) Py_DECREF(old.by.arguments[i].object);
-  Py_DECREF(old.by.method);
-  Py_DECREF(old.bound);
+/* (method, arguments, stream): True if the call was found and made; False if it is not known here; else (bound, number,
+ * status): it was begun, and this is how far it came. A fourth argument, True, says that the caller keeps operands on a GPU
+ * until the work on them is through; a fifth is the call's own timeout in seconds, or None. */
+static PyObject *repeat_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
+  repeated_t *const t = table_of(self);
+  if (!t || n < 3 || n > 5 || !PyTuple_CheckExact(given[1]))
+    return PyErr_Format(PyExc_TypeError, "expected a method, a tuple, a stream, whether operands are kept, and a timeout");
+  const int64_t timeout_ns = n == 5 ? timeout_of(given[4]) : 0;
+  if (!timeout_ns && has_lists(&t->types, given[1])) {
+    PyObject *const made = repeat_group(&t->groups, &t->gpu, t->types.array, &t->seq, given, &t->open, t->open_gpu != 0);
+    if (made != Py_False) return made;
+    Py_DECREF(made);
+  }
+  arguments_t r;
+  const int open = t->open == OPEN;
+  if (timeout_ns < 0 || !(open || t->open_gpu) || !read_arguments(&r, &t->types, &t->gpu, given[0], given[1], given[2])) Py_RETURN_FALSE;
+  entry_t *const e = entry_of(t, &r.key, hash_of(&r.key));
+  PyObject *made = Py_False;
+  if (e && e->launch && t->open_gpu && !timeout_ns) {
+    made = launch_again(&t->gpu, &t->seq, e->bound, e->launch, r.arrays, (int)r.key.arrays, n >= 4 && given[3] == Py_True ? NULL : given[1]);
+  } else if (e && e->rows && t->open == OPEN) { /* to read the arguments may have let others make a call */
+    aim_at(e, &r);
+    made = run_entry(t, e, timeout_ns);
+  } else {
+    Py_INCREF(made);
+  }
+  let_go(&r);
+  return made;
 }
 
-static void put(entry_t *e, entry_t made) {
-  for (int64_t i = 0; i < made.by.count; i++) Py_INCREF(made.by.arguments[i].object);
-  Py_INCREF(made.by.method);
-  Py_INCREF(made.bound);
-  drop(e);
-  *e = made;
+/* (method, arguments): the bound call on host memory that was kept of such arguments, aimed at these; None if there is none.
+ * The arguments have to live until it is through. */
+static PyObject *find_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
+  repeated_t *const t = table_of(self);
+  arguments_t r;
+  if (!t || n != 2 || !PyTuple_CheckExact(given[1])) return PyErr_Format(PyExc_TypeError, "expected a method and a tuple");
+  if (!read_arguments(&r, &t->types, &t->gpu, given[0], given[1], Py_None)) Py_RETURN_NONE;
+  entry_t *const e = entry_of(t, &r.key, hash_of(&r.key));
+  PyObject *const found = e && e->call ? e->bound : Py_None;
+  if (e && e->call) aim_at(e, &r);
+  Py_INCREF(found);
+  let_go(&r);
+  return found;
 }
 
-/* (bound, address of its call_t, address of its rows, method, arguments): a call to be found again. */
+/* (bound, address of its call_t, address of its rows or 0, method, arguments): a call to be found again; whether it will be. */
 static PyObject *keep_call(PyObject *self, PyObject *const *given, Py_ssize_t n) {
   repeated_t *const t = table_of(self);
   if (!t || n != 5 || !PyTuple_CheckExact(given[4])) return PyErr_Format(PyExc_TypeError, "expected five arguments");
-  void *const call = PyLong_AsVoidPtr(given[1]), *const rows = PyLong_AsVoidPtr(given[2]);
+  entry_t made = {.bound = given[0], .call = PyLong_AsVoidPtr(given[1]), .rows = PyLong_AsVoidPtr(given[2])};
   if (PyErr_Occurred()) return NULL;
-  entry_t made = {.bound = given[0], .call = call, .rows = rows};
-  const argument_t *arrays[MOST_ARRAYS];
-  entry_t *const e = place_of(t, given[3], given[4], Py_None, &made.by, arrays);
-  if (e && !made.by.arrays) put(e, made);
-  Py_RETURN_NONE;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given[4]); i++) {
+    PyObject *const one = PyTuple_GET_ITEM(given[4], i);
+    if (Py_TYPE(one) == t->types.operation && !is_lasting(one)) Py_RETURN_FALSE;
+  }
+  arguments_t r;
+  if (!read_arguments(&r, &t->types, &t->gpu, given[3], given[4], Py_None)) Py_RETURN_FALSE;
+  const int host = !r.key.arrays;
+  if (host && learn_aims(&made, &r) && !put(t, &r.key, made)) PyMem_Free(made.aim);
+  let_go(&r);
+  if (PyErr_Occurred()) return NULL;
+  return PyBool_FromLong(host);
 }
 
 /* See keep_group_of. */
 static PyObject *keep_group(PyObject *self, PyObject *const *given, Py_ssize_t n) {
   repeated_t *const t = table_of(self);
   if (!t || n != 6) return PyErr_Format(PyExc_TypeError, "expected six arguments");
-  if (!keep_group_of(&t->groups, &t->gpu, t->array, given)) return NULL;
+  if (!keep_group_of(&t->groups, &t->gpu, t->types.array, given)) return NULL;
   Py_RETURN_NONE;
 }
 
@@ -193,14 +300,15 @@ static PyObject *keep_launch(PyObject *self, PyObject *const *given, Py_ssize_t 
   if (!t || n != 5 || !PyTuple_CheckExact(given[3])) return PyErr_Format(PyExc_TypeError, "expected five arguments");
   launch_t *const launch = PyLong_AsVoidPtr(given[1]);
   if (PyErr_Occurred()) return NULL;
-  entry_t made = {.bound = given[0], .launch = launch};
-  const argument_t *arrays[MOST_ARRAYS];
+  arguments_t r;
   learn_stream(&t->gpu, given[4]);
-  entry_t *const e = place_of(t, given[2], given[3], given[4], &made.by, arrays);
-  if (!e || !made.by.arrays || made.by.stream != (uint64_t)launch->stream) Py_RETURN_FALSE;
-  for (int64_t i = 0; i < made.by.arrays; i++) launch->base[i] = arrays[i]->at;
-  put(e, made);
-  Py_RETURN_TRUE;
+  if (!read_arguments(&r, &t->types, &t->gpu, given[2], given[3], given[4])) Py_RETURN_FALSE;
+  const int known = r.key.arrays && r.key.arrays <= MOST_ARRAYS && r.key.stream == (uint64_t)launch->stream;
+  for (int64_t i = 0; known && i < r.key.arrays; i++) launch->base[i] = r.arrays[i]->at;
+  if (known) put(t, &r.key, (entry_t){.bound = given[0], .launch = launch});
+  let_go(&r);
+  if (PyErr_Occurred()) return NULL;
+  return PyBool_FromLong(known);
 }
 
 /* What GPU calls need: see set_launches. */
@@ -209,6 +317,14 @@ static PyObject *aim_launches(PyObject *self, PyObject *const *given, Py_ssize_t
   if (!t || n != 11) return PyErr_Format(PyExc_TypeError, "expected eleven arguments");
   if (!set_launches(&t->gpu, given)) return NULL;
   return PyBool_FromLong(t->gpu.exchange != NULL);
+}
+
+/* (torch's tensor types, the capsule of their exchange): tensors on the host are read from now on. */
+static PyObject *read_tensors(PyObject *self, PyObject *const *given, Py_ssize_t n) {
+  repeated_t *const t = table_of(self);
+  if (!t || n != 2) return PyErr_Format(PyExc_TypeError, "expected types and a capsule");
+  if (!learn_tensors(&t->gpu, given[0], given[1])) return NULL;
+  Py_RETURN_NONE;
 }
 
 /* The last call that was launched here, and its number; None if there is none. */
@@ -224,37 +340,60 @@ static PyObject *forget_calls(PyObject *self, PyObject *none) {
   (void)none;
   repeated_t *const t = table_of(self);
   if (!t) return NULL;
-  for (int i = 0; i < ENTRIES; i++) drop(t->entries + i);
+  drop_all(t);
   forget_groups(&t->groups);
   forget_launches(&t->gpu);
   Py_RETURN_NONE;
 }
 
+/* How many calls are kept. */
+static PyObject *kept_calls(PyObject *self, PyObject *none) {
+  (void)none;
+  repeated_t *const t = table_of(self);
+  return t ? PyLong_FromLongLong(t->kept) : NULL;
+}
+
 static void free_table(PyObject *self) {
   repeated_t *const t = table_of(self);
-  for (int i = 0; t && i < ENTRIES; i++) drop(t->entries + i);
-  if (t) forget_groups(&t->groups), PyMem_Free(t->groups.found), free_launches(&t->gpu);
+  if (!t) return;
+  drop_all(t);
+  forget_groups(&t->groups), PyMem_Free(t->groups.found), free_launches(&t->gpu);
+  Py_XDECREF(t->types.array), Py_XDECREF(t->types.integer), Py_XDECREF(t->types.datatype), Py_XDECREF(t->types.operation), Py_XDECREF(t->types.in_place);
+  PyMem_Free(t->table);
   PyMem_Free(t);
 }
 
 static PyMethodDef functions[] = {
   {"repeat_call", (PyCFunction)(void (*)(void))repeat_call, METH_FASTCALL, "Make a call that was made before."},
+  {"find_call", (PyCFunction)(void (*)(void))find_call, METH_FASTCALL, "Find a call that was made before."},
   {"keep_call", (PyCFunction)(void (*)(void))keep_call, METH_FASTCALL, "Keep a call to be made again."},
   {"keep_group", (PyCFunction)(void (*)(void))keep_group, METH_FASTCALL, "Keep a group of calls to be made again."},
   {"keep_launch", (PyCFunction)(void (*)(void))keep_launch, METH_FASTCALL, "Keep a call on a stream to be made again."},
   {"aim_launches", (PyCFunction)(void (*)(void))aim_launches, METH_FASTCALL, "Say what calls on streams need."},
+  {"read_tensors", (PyCFunction)(void (*)(void))read_tensors, METH_FASTCALL, "Say how torch's tensors are read."},
   {"last_launch", last_launch, METH_NOARGS, "The last call that was launched here."},
   {"forget_calls", forget_calls, METH_NOARGS, "Keep no call."},
+  {"kept_calls", kept_calls, METH_NOARGS, "How many calls are kept."},
 };
 
-/* (address of what Python shares, and the functions above, in their order) of a communicator. */
-PyObject *blink_repeated_calls(PyObject *array_type) {
-  if (!intern_names()) return NULL;
+/* (address of what Python shares, and the functions above, in their order) of a communicator.
+ * Given: (NumPy's array type and that of its integers, MPI's types of datatypes and operations, IN_PLACE, bytes of a handle,
+ * entries at most). */
+PyObject *blink_repeated_calls(PyObject *given) {
+  PyObject *types[4], *in_place;
+  long long handle, most;
+  if (!intern_names() || !PyArg_ParseTuple(given, "OOOOOLL", types, types + 1, types + 2, types + 3, &in_place, &handle, &most)) return NULL;
   repeated_t *const t = PyMem_Calloc(1, sizeof *t);
   if (!t) return PyErr_NoMemory();
-  t->array = (PyTypeObject *)array_type;
+  t->most = most;
+  for (t->places = 16; t->places < 2 * most;) t->places *= 2;
+  t->table = PyMem_Calloc((size_t)t->places, sizeof *t->table);
+  if (!t->table) return PyMem_Free(t), PyErr_NoMemory();
+  PyTypeObject **const kept[] = {&t->types.array, &t->types.integer, &t->types.datatype, &t->types.operation};
+  for (int i = 0; i < 4; i++) *kept[i] = (PyTypeObject *)Py_NewRef(types[i]);
+  t->types.in_place = Py_NewRef(in_place), t->types.handle = handle;
   PyObject *const self = PyCapsule_New(t, "blinkmpi.repeated_calls", free_table);
-  if (!self) return PyMem_Free(t), NULL;
+  if (!self) return PyMem_Free(t->table), PyMem_Free(t), NULL;
   enum { COUNT_OF = sizeof functions / sizeof *functions };
   PyObject *made = PyTuple_New(1 + COUNT_OF);
   for (int i = 0; made && i <= COUNT_OF; i++) {

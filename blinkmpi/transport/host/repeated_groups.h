@@ -69,7 +69,7 @@ static int append(groups_t *g, const gpu_t *gpu, PyTypeObject *arrays, PyObject 
     g->found = more, g->room = room;
   }
   if (!nest) {
-    if (kind < 0 || (kind && g->library && kind != g->library)) return 0;
+    if (kind < 0 || kind == TENSOR_ON_HOST || (kind && g->library && kind != g->library)) return 0;
     if (kind) g->library = kind;
     else a = argument_of(arrays, object);
     g->found[g->count++] = a;

@@ -16,6 +16,8 @@ def start_cost() -> ModuleType:
     return script("start_cost")
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_start_is_measured_and_is_a_row_and_a_line(start_cost: ModuleType, tmp_path: Path) -> None:
     kept = start_cost.Place("here", ROOT, start_cost.KEPT)
     none = kept._replace(bytecode=start_cost.NONE)

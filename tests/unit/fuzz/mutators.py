@@ -51,7 +51,7 @@ def promised(
 
     ``line=False`` is for what is checked after reading: a name that was read may be long there.
     """
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     found: T | BlinkError
     effort = Effort(most=calls)
     try:
@@ -64,7 +64,7 @@ def promised(
         assert not line or text.isprintable(), repr(text)
         assert not line or len(text) < LETTERS, text
     assert not effort.too_much
-    assert time.monotonic() - start < PATIENCE_S, "one of these functions does not end"
+    assert time.thread_time() - start < PATIENCE_S, "one of these functions does not end"
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10 < MEGABYTES
     return found
 

@@ -58,6 +58,7 @@ def pages(site: Path) -> dict[Path, Page]:
 
 @pytest.mark.mpi_skip
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_page_is_there_and_reached_from_the_first(site: Path, pages: dict[Path, Page]) -> None:
     reached, todo = set(), [site / "index.html"]
     while todo:
@@ -71,6 +72,7 @@ def test_every_page_is_there_and_reached_from_the_first(site: Path, pages: dict[
 
 @pytest.mark.mpi_skip
 @pytest.mark.slow
+@pytest.mark.long
 def test_links_of_the_site_lead_to_something(pages: dict[Path, Page]) -> None:
     def broken() -> Iterator[str]:
         for path, page in pages.items():
@@ -87,6 +89,7 @@ def test_links_of_the_site_lead_to_something(pages: dict[Path, Page]) -> None:
 
 @pytest.mark.mpi_skip
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_page_loads_nothing_from_elsewhere(pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         assert not [url for url in page.loads if "://" in url or url.startswith("//")], path.name
@@ -94,6 +97,7 @@ def test_a_page_loads_nothing_from_elsewhere(pages: dict[Path, Page]) -> None:
 
 @pytest.mark.mpi_skip
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_docstring_of_a_property_is_taken_for_a_type(site: Path) -> None:
     """Napoleon reads ``16 digits: ...`` at the start of a property's docstring as type and text; spare the colon."""
     api = (site / "api.html").read_text(encoding="utf-8")
@@ -103,6 +107,7 @@ def test_no_docstring_of_a_property_is_taken_for_a_type(site: Path) -> None:
 
 @pytest.mark.mpi_skip
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_setting_error_and_picture_has_its_place(site: Path, pages: dict[Path, Page]) -> None:
     wanted = {f"blinkmpi-{name.lower().replace('_', '-')}" for name in settings.KNOWN}
     assert wanted <= pages[site / "settings.html"].ids

@@ -24,9 +24,9 @@ from blinkmpi.planning.selection import program_for
 from blinkmpi.program.call import Call
 from blinkmpi.program.memory import DeviceArray, overlap
 from blinkmpi.runtime import arguments as calls
+from blinkmpi.runtime import call_keys
 from blinkmpi.runtime.arguments import Prepared
 from blinkmpi.runtime.buffers import parse
-from blinkmpi.runtime.call_keys import key_of
 from blinkmpi.runtime.cuda import call as cuda_calls
 from blinkmpi.runtime.cuda.aware import agree, claimed, ladder, words
 from blinkmpi.runtime.cuda.buffers import device_buffer, stream_address
@@ -106,15 +106,15 @@ def test_cupy_and_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.ptr, found.itemsize, found.stream) == (256, 2, 1234)
 
     call = calls.allreduce, (MPI.IN_PLACE, array, MPI.SUM)
-    key = key_of(*call, None)
-    assert key == key_of(*call, None)
-    assert key != key_of(*call, 99)
-    assert key != key_of(calls.allreduce, (None, array, MPI.SUM), None)
-    assert key_of(calls.allreduce, ([array, 5], array), None) is None
+    key = call_keys.key_of(*call, None, 0b11)
+    assert key == call_keys.key_of(*call, None, 0b11)
+    assert key != call_keys.key_of(*call, 99, 0b11)
+    assert key != call_keys.key_of(calls.allreduce, (None, array, MPI.SUM), None, 0b11)
+    assert call_keys.key_of(calls.allreduce, ([array, 5], array), None, 0b11) is None
     current.ptr = 0
-    assert key != key_of(*call, None), "another current stream is another call"
+    assert key != call_keys.key_of(*call, None, 0b11), "another current stream is another call"
     flags.c_contiguous = array._c_contiguous = False
-    assert key_of(*call, None) is None
+    assert call_keys.key_of(*call, None, 0b11) is None
     with pytest.raises(ArgumentError, match=r"cupy\.ascontiguousarray"):
         device(array)
 
@@ -126,10 +126,10 @@ def test_what_cupys_arrays_say_of_themselves() -> None:
     array = cupy.ndarray((4, 4), "float32", memory)
     assert array._c_contiguous is array.flags.c_contiguous is True
     assert array.T._c_contiguous is array.T.flags.c_contiguous is False
-    assert key_of(calls.broadcast, (array, 0), 7) == (
+    assert call_keys.key_of(calls.broadcast, (array, 0), 7, 0b11) == (
         calls.broadcast, 1 << 20, 16, np.dtype("float32").num, 0, 7, False,
     )  # fmt: skip
-    assert key_of(calls.broadcast, (array.T, 0), 7) is None
+    assert call_keys.key_of(calls.broadcast, (array.T, 0), 7, 0b11) is None
 
 
 # ---------------------------------------------------------------- in place

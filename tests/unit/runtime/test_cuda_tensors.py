@@ -8,9 +8,9 @@ import pytest
 from mpi4py import MPI
 
 from blinkmpi.errors import ArgumentError
-from blinkmpi.runtime import arguments
+from blinkmpi.runtime import arguments, call_keys
 from blinkmpi.runtime.buffers import parse
-from blinkmpi.runtime.call_keys import Signature, key_of, signature_of
+from blinkmpi.runtime.call_keys import Signature, signature_of
 from blinkmpi.runtime.cuda.call import CudaCall
 from blinkmpi.runtime.cuda.calls import CudaCalls
 from blinkmpi.runtime.cuda.context import CudaContext
@@ -77,7 +77,7 @@ def own_block(at: int, rank: int = 1) -> Tensor:
 
 
 def signature(prepare: Any, args: Args) -> Signature:
-    key = key_of(prepare, args, None)
+    key = call_keys.key_of(prepare, args, None, 0b11)
     assert key is not None
     found = signature_of(key, args)
     assert found is not None
@@ -170,14 +170,14 @@ def test_what_is_not_alike_is_bound_anew(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_tensor_is_found_again_by_what_it_shows(torch: SimpleNamespace) -> None:
     """A tensor is found again by its address, which a view of its negative or conjugate has, too."""
     call = arguments.allreduce, (MPI.IN_PLACE, Tensor(), MPI.SUM)
-    key = key_of(*call, None)
+    key = call_keys.key_of(*call, None, 0b11)
     assert key is not None
-    assert key == key_of(arguments.allreduce, (MPI.IN_PLACE, Tensor(), MPI.SUM), None)
+    assert key == call_keys.key_of(arguments.allreduce, (MPI.IN_PLACE, Tensor(), MPI.SUM), None, 0b11)
     for other in (Tensor(512), Tensor(dtype="torch.bfloat16")):
-        assert key != key_of(arguments.allreduce, (MPI.IN_PLACE, other, MPI.SUM), None)
-    assert key != key_of(*call, 5), "told to enqueue it there is another call"
+        assert key != call_keys.key_of(arguments.allreduce, (MPI.IN_PLACE, other, MPI.SUM), None, 0b11)
+    assert key != call_keys.key_of(*call, 5, 0b11), "told to enqueue it there is another call"
     torch.streams[0] = 0
-    assert key != key_of(*call, None), "another current stream is another call"
+    assert key != call_keys.key_of(*call, None, 0b11), "another current stream is another call"
     found = device(Tensor())
     assert (found.ptr, found.size, found.itemsize, found.stream) == (256, COUNT, 4, 0)
     for facts, remedy in (
@@ -185,10 +185,10 @@ def test_a_tensor_is_found_again_by_what_it_shows(torch: SimpleNamespace) -> Non
         ({"negative": True}, r"resolve_neg\(\)"), ({"conjugate": True}, r"resolve_conj\(\)"),
     ):  # fmt: skip
         odd = Tensor(**facts)
-        assert key_of(arguments.allreduce, (MPI.IN_PLACE, odd, MPI.SUM), None) is None
+        assert call_keys.key_of(arguments.allreduce, (MPI.IN_PLACE, odd, MPI.SUM), None, 0b11) is None
         with pytest.raises(ArgumentError, match=remedy):
             device(odd)
-    assert key_of(arguments.allreduce, (MPI.IN_PLACE, Tensor(is_cuda=False), MPI.SUM), None) is None
+    assert call_keys.key_of(arguments.allreduce, (MPI.IN_PLACE, Tensor(is_cuda=False), MPI.SUM), None, 0b11) is None
     del torch._C._cuda_getCurrentRawStream
     torch.cuda = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=77))
     assert device(Tensor()).stream == 77

@@ -191,6 +191,7 @@ def test_many_ranks_go_along_the_scatters(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_64_ranks_are_planned_by_one_linear_program_and_their_plan_is_small() -> None:
     at = [(x, y, z) for x in range(4) for y in range(4) for z in range(4)]
     ways = [
