@@ -54,12 +54,12 @@ def calls_of(n: int, collectives: Sequence[str], sizes: Sequence[int]) -> list[t
     return found
 
 
-def with_blocks(call: Call, arguments: tuple[Any, ...]) -> list[Any]:
-    """The arguments of a v-variant: where a buffer has a block for each rank, their lengths and places, too."""
+def with_blocks(call: Call, arguments: tuple[Any, ...], kind: Any) -> list[Any]:
+    """The arguments of a v-variant: where a buffer has a block for each rank, their lengths, places and type, too."""
     count, n = call.counts[0], call.n
-    blocks = ([count] * n, [r * count for r in range(n)])
+    blocks = [count] * n, [r * count for r in range(n)], kind
     whole = {"gather": (1,), "allgather": (1,), "scatter": (0,)}.get(call.collective, (0, 1))
-    return [[a, blocks] if i in whole and hasattr(a, "dtype") else a for i, a in enumerate(arguments)]
+    return [[a, *blocks] if i in whole and hasattr(a, "dtype") else a for i, a in enumerate(arguments)]
 
 
 # ---------------------------------------------------------------- a rank
@@ -96,7 +96,7 @@ def rank(hosts: Sequence[int], collectives: Sequence[str], sizes: Sequence[int],
     def once(comm: Any, name: str, call: Call, place: str) -> None:
         layout = Layout(call, world.rank, buffers, in_place=place == PLACES[1], marker=MPI.IN_PLACE)
         if name in OF_BLOCKS:
-            arguments = (*with_blocks(call, layout.arguments), *([call.root] if call.root >= 0 else []))
+            arguments = (*with_blocks(call, layout.arguments, MPI.FLOAT), *([call.root] if call.root >= 0 else []))
             pair = [Contender(layout, partial(getattr(of, OF_BLOCKS[name]), *arguments)) for of in (comm, world)]
             note(name, call.nbytes, place, measure(world, MPI, pair, timing))
             return

@@ -145,15 +145,15 @@ def test_c_makes_a_known_call_on_other_buffers(comm: MPI.Intracomm) -> None:
             each, at = [count] * n, [r * (count + 1) for r in range(n)]
             for i in range(4):
                 send, recv = np.full(n * count, 10 * i + rank, "u1"), np.zeros(n * (count + 1), "u1")
-                ours.Alltoallv([send, each], [recv, (np.array(each), at)])
+                ours.Alltoallv([send, each], [recv, np.array(each), at, MPI.BYTE])
                 assert (recv.reshape(n, count + 1)[:, :-1] == 10 * i + np.arange(n)[:, None]).all()
                 recv[:] = 0
                 ours.Allgatherv(send[:count], [recv, each, at, MPI.BYTE])
                 assert (recv.reshape(n, count + 1)[:, :-1] == 10 * i + np.arange(n)[:, None]).all()
                 recv[:] = 0
-                ours.Gatherv(send[:count], [recv, (each, at)] if rank == 0 else None, 0)
+                ours.Gatherv(send[:count], [recv, each, at, MPI.BYTE] if rank == 0 else None, 0)
                 assert rank or (recv.reshape(n, count + 1)[:, :-1] == 10 * i + np.arange(n)[:, None]).all()
-                ours.Scatterv([recv, (each, at)] if rank == 0 else None, send[:count], 0)
+                ours.Scatterv([recv, each, at, MPI.BYTE] if rank == 0 else None, send[:count], 0)
                 assert (send[:count] == 10 * i + rank).all()
         assert through_python == ["alltoallv", "allgather", "gatherv", "scatterv"] * 3
 
