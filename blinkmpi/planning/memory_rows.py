@@ -59,7 +59,7 @@ MEMORY_ROWS: dict[str, tuple[tuple[MemoryRow, ...], tuple[MemoryRow, ...]]] = {
         (SHORT, MemoryRow(LONG_SHOT, "slots", FINE), MemoryRow(2 * MIB, "cma"), MemoryRow(8 * MIB, "slots")),
     ),
     "allgather": (
-        (SHORT, MemoryRow(LONG_SHOT, "slots", OF_ALL), MemoryRow(8 * MIB, "cma")),
+        (SHORT, MemoryRow(TWO, "cma")),
         (SHORT, MemoryRow(LONG_SHOT, "slots", OF_ALL)),
     ),
     "gather": (

@@ -87,8 +87,10 @@ def blocks_line(context: Context, call: Call) -> str:
     if memory is None or call.collective not in OF_BLOCKS or not takes_blocks(context, call.collective):
         return ""
     short, read_from = memory.lengths(shared=call.collective == "allgather")
-    by_cma = f", by cma from {size_text(read_from)} on" if read_from else ""
     name, shot = f"{call.collective.capitalize()}v", f"blocks to {size_text(short)} in one shot"
+    if read_from == short + 1:
+        return f"{name}: no trees; {shot}, longer ones by cma"
+    by_cma = f", by cma from {size_text(read_from)} on" if read_from else ""
     return f"{name}: no trees; {shot}, longer ones in chunks{by_cma}"
 
 

@@ -8,12 +8,14 @@ from ..control_pages import HEADS, LINE
 from .native import BLOCKS
 from .shared_window import SharedWindow
 
-# Blocks up to here go through a slot whole, if they fit there: between two ranks of one machine, calls of blocks of
-# 8 to 96 KiB took 0.3 to 0.5 of the time that it takes to read them out of the senders' buffers (process_vm_readv).
-SHORT_BYTES = 96 << 10
-# Longer ones go in chunks: of 128 KiB to 1 MiB they took 0.5 to 0.8 of that time, on 2 cores, among 2 and 4 ranks. Of
-# 2 MiB and more they are read from there. What all read gains longer by lying in a cache, to 8 MiB for 2 ranks.
-READ_FROM_BYTES, READ_FROM_OF_ALL = 1 << 20, 4 << 20  # with one reader; by all others, for each of them
+# Blocks up to so many bytes go through a slot whole, if they fit there; of 2 ranks, of more. Longer ones go in chunks,
+# but those from READ_FROM bytes on are read out of their senders' buffers (process_vm_readv); what all others read,
+# from so many bytes on for each of them. From trials on 2 cores. Between 2 ranks, each on a core of its own, slots took
+# 0.5 to 0.85 of the time of reading for blocks of 4 to 12 KiB, as long at 16 KiB, and 1.5 times as long at 64 KiB.
+# Among 4, of which two share a core and what lies in its cache, slots and chunks took 0.4 to 0.7 of the time up to 1
+# MiB.
+SHORT_BYTES = (16 << 10, 96 << 10)
+READ_FROM, READ_FROM_OF_ALL = (0, 1 << 20), (0, 4 << 20)
 CHUNK_BYTES, CHUNK_OF_ALL, CHUNKS = 64 << 10, 256 << 10, 4  # of a chunk, of one that all read; how many have room
 LEAST_CHUNK = 256  # so that a call has no more chunks of 4 GiB than its flags can count
 NEVER = (1 << 63) - 1
@@ -44,12 +46,14 @@ class BlockMemory:
         """Bytes of a slot, of the longest block that goes through one whole, of a ring, and of its chunks."""
         parts, chunk = (1, CHUNK_OF_ALL) if shared else (self._n, CHUNK_BYTES)
         room, ring = (whole // parts // LINE * LINE for whole in (self._slot_bytes, self._arena_bytes))
-        return room, min(SHORT_BYTES, room), ring, min(chunk, ring // CHUNKS // LINE * LINE)
+        short = SHORT_BYTES[self._n > 2 or not self._reads]
+        return room, min(short, room), ring, min(chunk, ring // CHUNKS // LINE * LINE)
 
     def lengths(self, *, shared: bool) -> tuple[int, int]:
         """Bytes of the longest block that goes through a slot whole, and of the shortest that is read; 0 for none."""
-        read_from = READ_FROM_OF_ALL * max(self._n - 1, 1) if shared else READ_FROM_BYTES
-        return self._rooms(shared=shared)[1], read_from if self._reads else 0
+        short, more = self._rooms(shared=shared)[1], self._n > 2
+        read_from = READ_FROM_OF_ALL[more] * (self._n - 1) if shared else READ_FROM[more]
+        return short, max(read_from, short + 1) if self._reads else 0
 
     def _read_from(self, moves: BlockMoves) -> int:
         """Bytes from which on blocks are read out of their senders' buffers."""

@@ -21,7 +21,8 @@ from tests.mpi.test_observed import events_of, traced
 
 Array = np.ndarray[Any, Any]
 TYPES = ("f8", "i4", "u1", "c16")
-IN_CHUNKS, LONG = 3 * SHORT_BYTES, 2 * READ_FROM_OF_ALL  # bytes of blocks; of 3 ranks, all read others' long ones
+ANNOUNCED = 1  # a phase of executor.c
+IN_CHUNKS, LONG = 3 * SHORT_BYTES[1], 2 * READ_FROM_OF_ALL[1]  # bytes of blocks; of 3 ranks, all read others' long ones
 
 
 def places(counts: Sequence[int], random: Random) -> list[int]:
@@ -198,13 +199,27 @@ def test_where_a_scheme_was_asked_for_it_is_taken(comm: MPI.Intracomm) -> None:
 @mpi(ranks=(2,), timeout=60)
 def test_memory_that_cannot_be_read_goes_in_chunks(comm: MPI.Intracomm) -> None:
     """Rank 1's memory cannot be read, as a device's may not be; the other's can."""
-    n, count = comm.size, 300_000
+    n, count = comm.size, IN_CHUNKS
     send, recv = np.full(count, 10 + comm.rank, np.uint8), np.zeros(n * count, np.uint8)
+
+    def refused(call: BlockCall, seq: int, **_: Any) -> None:
+        """As if the kernel refused as this rank announces the call, by an address in no page."""
+        struct, code = call.struct, call.transport.native.code  # type: ignore[union-attr]
+        kept, struct.send = struct.send, 8
+        call.transport.records.write(seq, call.fingerprint, call.record, 20.0)
+        assert code.blink_begin(call.addresses[0], seq) == 0
+        struct.timeout_ns = -1
+        while struct.phase != ANNOUNCED:
+            code.blink_execute(*call.addresses)
+        struct.send = kept
+        comm.send(None, 0)
+        call.wait()
+
     with blinkmpi.Communicator(comm, executor="c") as ours, ExitStack() as stack:
-        memory = ours._dispatcher().host.block_memory
-        assert memory is not None
         if comm.rank == 1:
-            stack.enter_context(mock.patch.object(memory, "_reads", False))
+            stack.enter_context(mock.patch.object(BlockCall, "run", refused))
+        else:
+            comm.recv(source=1)
         ours.Allgatherv(send, [recv, [count] * n])
         assert (recv.reshape(n, count) == 10 + np.arange(n, dtype=np.uint8)[:, None]).all()
 

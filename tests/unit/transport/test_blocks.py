@@ -29,12 +29,9 @@ GAP = 0xEE
 
 @pytest.fixture(scope="module", autouse=True)
 def _shorter() -> Any:
-    with (
-        mock.patch.object(block_memory, "SHORT_BYTES", SHORT),
-        mock.patch.multiple(
-            block_memory, CHUNK_BYTES=CHUNK, CHUNK_OF_ALL=CHUNK, READ_FROM_BYTES=READ_FROM, READ_FROM_OF_ALL=READ_FROM
-        ),
-    ):
+    short, read = (SHORT, SHORT), (READ_FROM, READ_FROM)
+    sizes = {"SHORT_BYTES": short, "READ_FROM": read, "READ_FROM_OF_ALL": read, "CHUNK_BYTES": CHUNK}
+    with mock.patch.multiple(block_memory, CHUNK_OF_ALL=CHUNK, **sizes):
         yield
 
 
