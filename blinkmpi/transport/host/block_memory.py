@@ -16,6 +16,7 @@ from .shared_window import SharedWindow
 # MiB.
 SHORT_BYTES = (16 << 10, 96 << 10)
 READ_FROM, READ_FROM_OF_ALL = (0, 1 << 20), (0, 4 << 20)
+HELPED_BYTES = 8 << 20  # the root of a gather reads with a second thread where it has so long a block: 0.8 of the time
 CHUNK_BYTES, CHUNK_OF_ALL, CHUNKS = 64 << 10, 256 << 10, 4  # of a chunk, of one that all read; how many have room
 LEAST_CHUNK = 256  # so that a call has no more chunks of 4 GiB than its flags can count
 NEVER = (1 << 63) - 1
@@ -62,6 +63,12 @@ class BlockMemory:
     def protocol(self, moves: BlockMoves, nbytes: int) -> str:
         """How a block of such a call crosses, if its sender's memory can be read: ``slots`` or ``cma``."""
         return "cma" if nbytes >= self._read_from(moves) else "slots"
+
+    def gains_by_help(self, moves: BlockMoves) -> bool:
+        """Whether this rank reads long blocks while all others only wait to be read."""
+        longest = max(nbytes for _, nbytes in moves.receives)
+        reads = longest >= HELPED_BYTES and self.protocol(moves, longest) == "cma"
+        return reads and moves.collective == "gather" and moves.root == self._rank
 
     def table(self, moves: BlockMoves) -> NDArray[np.int64]:
         """``blocks_t`` of call.h, but for the sum of lengths."""

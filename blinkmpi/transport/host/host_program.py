@@ -109,7 +109,7 @@ def of_blocks(
     struct.stream = not moves.in_place and 2 * n * moves.nbytes > CACHE_BYTES
     place(struct, window)
     cma = any(memory.protocol(moves, nbytes) == "cma" for _, nbytes in (*moves.sends, *moves.receives))
-    if moves.collective == "gather" and moves.root == rank and cma:  # the others only wait
+    if memory.gains_by_help(moves):
         struct.helper = helper.started()
     traffic = traffic_of_blocks(moves, rank, partial(memory.protocol, moves))
     tally, timing = recorder.tally(traffic.moved, traffic.times), np.zeros(native.TIMING * 2 * n, np.int64)
