@@ -248,9 +248,7 @@ class Collectives:
     # ---- three ways to make a call
 
     def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
-        blink = self._dispatcher()
-        if (begun := blink.again(method, args, stream, timeout)) is not True:
-            blink.go_on(method, args, stream, begun, timeout)
+        self._dispatcher().make(method, args, stream, timeout)
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
         return self._dispatcher().start(method, args, timeout, stream)

@@ -22,7 +22,7 @@ from .planning.plan import Plan
 from .runtime import collectives as mpi
 from .runtime.bootstrap import Options
 from .runtime.buffers import mpi_op
-from .runtime.collectives import BARRIER, CollectiveMethod, Invocation
+from .runtime.collectives import CollectiveMethod, Invocation
 from .runtime.dispatch import Dispatcher
 from .runtime.entering import enter, enter_group
 from .runtime.process_exit import end_job_on_error
@@ -106,27 +106,11 @@ class Communicator(Planned, GuardedIntracomm):
     def _call(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> None:
         blink = self._blink
         if blink is not None:
-            if (begun := blink.again(method, args, stream, timeout)) is not True:
-                blink.go_on(method, args, stream, begun, timeout)
+            blink.make(method, args, stream, timeout)
         elif self._initialised():
             self._dispatcher()  # which says that it is freed
         else:
             Invocation(method, args).begin(self).Wait()
-
-    def Barrier(self, *, timeout: Seconds = None) -> None:
-        """Return when all ranks have come."""
-        # as _call, with Dispatcher.again written out, for it is so short that one more Python call shows
-        blink = self._blink
-        if blink is None or timeout is not None:
-            self._call(BARRIER, (), timeout, None)
-            return
-        try:
-            begun = blink.repeated.again(BARRIER, (), None)
-        except BaseException as interrupt:
-            blink.die(interrupt)
-            raise
-        if begun is not True:
-            blink.go_on(BARRIER, (), None, begun)
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
         if self._initialised():

@@ -5,6 +5,7 @@ unit tests.
 """
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 SHARES = {"campaign": "jobs", "harness": "jobs", "hosts": "jobs", "store": "jobs", "mpi": "ranks", "torch": "ranks"}
 JOBS = ("tests/mpi/test_deadlines.py", "tests/mpi/test_faults.py", "tests/mpi/test_faults_errors.py",
@@ -22,3 +23,19 @@ class Scheduler(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return share_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give others what a worker that has ended did not run; the test that ended it, which is not run again.
+
+        pytest-xdist also hands out the shares that it had done, and a worker that is given nothing waits for ever.
+        """
+        work = self.assigned_work.pop(node)
+        left = [(share, test) for share, tests in work.items() for test, done in tests.items() if not done]
+        if not left:
+            return None
+        share, last = left[0]
+        work[share][last] = True
+        self.workqueue.update({name: tests for name, tests in work.items() if not all(tests.values())})
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return last

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mpi4py import MPI
 
-from ..errors import ArgumentError, BufferTypeError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
+from ..errors import ArgumentError, BlinkError, BufferTypeError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..planning.plan import Rule
 from ..program.call import Call
 from ..topology.model import Topology
@@ -157,10 +157,26 @@ class Dispatcher:
         self._run(partial(self._numbered, partial(bound.run, timeout_s=timeout_s)), method, args, timeout_s)
         self.repeated.open()
 
-    def again(self, method: CollectiveMethod, args: Args, stream: Any, timeout_s: float | None = None) -> Found:
+    def make(self, method: CollectiveMethod, args: Args, stream: Any, timeout_s: float | None = None) -> None:
+        """Make a blocking call: C does, if one like it was made before."""
+        try:
+            begun = self.repeated.again(method, args, stream, False, timeout_s)
+            if begun is True:
+                return
+            if begun is not False:
+                self.go_on(method, args, stream, begun, timeout_s)
+                return
+        except BlinkError:
+            raise
+        except BaseException as interrupt:  # a signal's, in the middle of the call
+            self.die(interrupt)
+            raise
+        self.call(method, args, timeout_s, stream)
+
+    def again(self, method: CollectiveMethod, args: Args, stream: Any) -> Found:
         """Let C make a blocking call that was made before: True; else what :meth:`go_on` does the rest of."""
         try:
-            return self.repeated.again(method, args, stream, False, timeout_s)
+            return self.repeated.again(method, args, stream)
         except BaseException as interrupt:  # a signal's, in the middle of the call
             self.die(interrupt)
             raise

@@ -81,12 +81,12 @@ def _read(path: str) -> Window | None:
         return None
     try:
         size = os.fstat(file).st_size
-        if size < CONTROL:
-            return None
-        memory = np.frombuffer(mmap.mmap(file, size, prot=mmap.PROT_READ), np.uint8)
+        memory = mmap.mmap(file, size, prot=mmap.PROT_READ) if size >= CONTROL else None
+    except OSError:  # longer than any memory: none of ours, whatever its name
+        return None
     finally:
         os.close(file)
-    return window_in(memory)
+    return None if memory is None else window_in(np.frombuffer(memory, np.uint8))
 
 
 def window_in(memory: NDArray[np.uint8]) -> Window | None:

@@ -21,6 +21,8 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import TraceError
 from blinkmpi.runtime import inspection
+from blinkmpi.top import find
+from blinkmpi.util.shared_memory import SHM
 from tests.harness import PATIENCE_S, ROOT, Job, mpi, wait_until
 from tests.mpi.faults import fault_tolerance
 
@@ -235,6 +237,16 @@ def test_top_shows_a_running_job() -> None:
         assert states[2] == "stopped"
         assert all(r["stats"]["collectives"][0]["calls"] >= before[r["rank"]] for r in found["ranks"])
         job.signal(2, signal.SIGCONT)
+
+
+def test_top_passes_over_a_file_that_is_longer_than_any_memory() -> None:
+    """Another user's, whatever its name; to map it fails."""
+    file = os.open(SHM, os.O_TMPFILE | os.O_RDWR)
+    try:
+        os.ftruncate(file, 1 << 50)
+        assert find._read(f"/proc/self/fd/{file}") is None
+    finally:
+        os.close(file)
 
 
 def test_top_says_when_there_is_no_job() -> None:

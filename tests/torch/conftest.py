@@ -10,6 +10,13 @@ from blinkmpi.transport.host.native import build, built
 DEVICE = Path(__file__).with_name("no_device.cpp")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of what is compiled may wait for a compiler, which takes long beside others."""
+    for item in items:
+        if "quick" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="module")
 def quick() -> Any:
     """The module, as a job gets it."""

@@ -4,6 +4,8 @@ import array
 import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 import blinkmpi
-from blinkmpi.errors import BlinkError, CollectiveTimeout
+from blinkmpi.errors import BlinkError, CollectiveTimeout, PeerLost
 from tests.harness import mpi
 from tests.mpi.test_conformance import OURS
 
@@ -183,6 +185,71 @@ def test_a_call_has_its_own_timeout_on_the_same_road(comm: MPI.Intracomm) -> Non
         with pytest.raises(CollectiveTimeout, match="rank 0"):
             ours.Allreduce(x, y, timeout=0.5)
     ours.Free()
+
+
+class Interrupt(BaseException):
+    """What a signal's handler raises."""
+
+
+def interrupted(work: Callable[[], object], line: int) -> bool:
+    """Do some work, and raise an Interrupt at so many lines of the package's Python; whether there are as many."""
+    seen = 0
+
+    def note(frame: Any, event: str, _: Any) -> Any:
+        nonlocal seen
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            seen += 1
+            if seen == line:
+                raise Interrupt
+        return note
+
+    sys.settrace(note)
+    try:
+        work()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["C begins", "Python begins"])
+@mpi(ranks=(2,), timeout=120)
+def test_a_call_that_is_interrupted_anywhere_is_made_or_ends_the_communicator(comm: MPI.Intracomm, begun: bool) -> None:
+    """On one rank; the other one waits, and hears of it."""
+    x, line, dead = np.ones(COUNT), 0, 0
+    while True:
+        line += 1
+        comm.Barrier()
+        with blinkmpi.Communicator(comm, algo=OURS, executor="c", timeout=30) as ours:
+            y = np.zeros(COUNT)
+            for _ in range(2):
+                ours.Allreduce(x, y)
+            if begun:
+                ours.Ibarrier().Wait()
+            comm.Barrier()
+            work, dispatcher = partial(ours.Allreduce, x, y), ours._dispatcher()
+            number, there = dispatcher.seq, False
+            if comm.rank == 0:
+                there = interrupted(work, line)
+                if there and dispatcher.dead is None and dispatcher.seq == number:
+                    work()  # it was not begun
+            else:
+                with suppress(BlinkError):
+                    work()
+            there = comm.bcast(there, 0)
+            try:
+                ours.Barrier()
+                ours.Allreduce(x, y)
+                assert (y == 2).all(), line
+            except PeerLost:
+                dead += 1
+        if not there:
+            break
+    assert line > (5 if not begun else 25)
+    assert dead
 
 
 def calls_of_ours(work: Callable[[], object]) -> list[str]:
