@@ -164,18 +164,30 @@ def test_an_operation_that_was_freed_is_not_found(comm: MPI.Intracomm) -> None:
 
 
 @mpi(ranks=(2,), timeout=60)
-def test_a_call_has_its_own_timeout_on_the_same_road(comm: MPI.Intracomm) -> None:
-    ours = blinkmpi.Communicator(comm, algo=OURS, executor="c", timeout=60)
-    looked = Looked(ours)
-    x, y = np.ones(COUNT), np.empty(COUNT)
-    for timeout in (5, 5.0, None, np.float64(7), 3):
-        ours.Allreduce(x, y, timeout=timeout)
+def test_a_time_of_a_call_makes_no_other_call_of_it(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm, algo=OURS, executor="c", timeout=60) as ours:
+        looked = Looked(ours)
+        x, y = np.ones(COUNT), np.empty(COUNT)
+        for timeout in (5, 5.0, None, np.float64(7), 3):
+            ours.Allreduce(x, y, timeout=timeout)
+            assert (y == 2).all()
+        assert looked.count == 2, "the first call, and a time that is no plain number"
+        with pytest.raises(BlinkError, match=r"timeout=-1"):
+            ours.Allreduce(x, y, timeout=-1)
+        with pytest.raises(BlinkError, match=r"timeout='a while'"):
+            ours.Allreduce(x, y, timeout="a while")  # type: ignore[arg-type]
+        ours.Allreduce(x, y)
         assert (y == 2).all()
-    assert looked.count == 2, "the first call, and a time that is no plain number"
-    with pytest.raises(BlinkError, match=r"timeout=-1"):
-        ours.Allreduce(x, y, timeout=-1)
-    with pytest.raises(BlinkError, match=r"timeout='a while'"):
-        ours.Allreduce(x, y, timeout="a while")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
+@mpi(ranks=(2,), timeout=60)
+def test_a_call_has_its_own_time_whoever_makes_it(comm: MPI.Intracomm, known: bool) -> None:
+    ours = blinkmpi.Communicator(comm, algo=OURS, executor="c", timeout=100)
+    x, y = np.ones(COUNT), np.empty(COUNT)
+    ours.Barrier()
+    if known:
+        ours.Allreduce(x, y)
     comm.Barrier()
     if comm.rank == 0:
         with pytest.raises(CollectiveTimeout, match="rank 1"):
