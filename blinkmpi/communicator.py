@@ -20,13 +20,14 @@ from .lang.algorithms import Algorithm
 from .planned import Planned
 from .planning.plan import Plan
 from .runtime import collectives as mpi
-from .runtime.bootstrap import Options
+from .runtime.bootstrap import Options, is_time
 from .runtime.buffers import mpi_op
+from .runtime.children import Child
 from .runtime.collectives import BARRIER, CollectiveMethod, Invocation
 from .runtime.dispatch import Dispatcher
-from .runtime.entering import enter, enter_group
-from .runtime.process_exit import end_job_on_error
-from .runtime.ranks.mpi import MpiRanks, copy_of, free
+from .runtime.entering import enter_group
+from .runtime.process_exit import end_job_at_exit, end_job_on_error
+from .runtime.ranks.mpi import DEAD, MpiRanks, copy_of, free
 from .runtime.requests import KeptPrequest
 from .topology.model import Topology
 
@@ -63,6 +64,7 @@ class Communicator(Planned, GuardedIntracomm):
     """
 
     _made_by = "blinkmpi.Communicator(comm)"
+    _child: Child | None = None  # until it opens, what one knows that was made from another one
 
     def __new__(cls, comm: MPI.Intracomm | None = None, *, timeout: float | None = None, **_: Any) -> Communicator:
         """Duplicate ``comm``; without one (as mpi4py itself calls it) make an empty, uninitialised object."""
@@ -110,8 +112,8 @@ class Communicator(Planned, GuardedIntracomm):
                 blink.call(method, args, timeout, stream)
             elif (begun := blink.again(method, args, stream)) is not True:
                 blink.go_on(method, args, stream, begun)
-        elif self._initialised():
-            self._dispatcher()  # which says that it is freed
+        elif self._initialised():  # opens it, or says that it is freed
+            self._opened(timeout).call(method, args, timeout, stream)
         else:
             Invocation(method, args).begin(self).Wait()
 
@@ -131,13 +133,20 @@ class Communicator(Planned, GuardedIntracomm):
             blink.go_on(BARRIER, (), None, begun)
 
     def _start(self, method: CollectiveMethod, args: Args, timeout: Seconds, stream: Any) -> MPI.Request:
-        if self._initialised():
-            return super()._start(method, args, timeout, stream)
-        return Invocation(method, args).begin(self)
+        if not self._initialised():
+            return Invocation(method, args).begin(self)
+        if (child := self._unopened()) is not None and child.may_wait(args):
+
+            def work() -> None:
+                self._open(child, timeout).start(method, args, timeout, stream).Wait()
+
+            return child.thread.begin(work, lambda _: None)
+        return super()._start(method, args, timeout, stream)
 
     def _persist(self, method: CollectiveMethod, args: Args, info: MPI.Info, stream: Any) -> MPI.Prequest:
         """A persistent call: ours on GPU memory, MPI's own on the host's."""
-        held = self._dispatcher().persist(method, args, stream) if self._initialised() else None
+        ours = self._initialised() and ((child := self._unopened()) is None or not child.may_wait(args))
+        held = self._dispatcher().persist(method, args, stream) if ours else None
         if held is not None:
             return held
         own: Callable[..., MPI.Prequest] = getattr(super(Collectives, self), PERSISTENT[method])
@@ -147,15 +156,15 @@ class Communicator(Planned, GuardedIntracomm):
     # ---- communicators from this one
 
     def Dup(self, info: MPI.Info | None = None) -> Communicator:
-        """A duplicate, with its own plan and transport."""
+        """A duplicate."""
         return cast(Communicator, self._made("Dup()", super().Dup, info))
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Communicator, MPI.Request]:
-        """As :meth:`Dup`; complete when it returns, because opening the transport needs all ranks."""
+        """As :meth:`Dup`; complete when it returns, because all ranks meet before."""
         self._enter("Idup()")
         comm, request = super().Idup(info)
         request.Wait()
-        return cast(Communicator, self._adopt(comm)), request
+        return cast(Communicator, self._adopt("Idup()", comm)), request
 
     Idup_with_info = Idup
 
@@ -183,7 +192,7 @@ class Communicator(Planned, GuardedIntracomm):
         """The communicator of a group; called by its members."""
         if self._initialised():
             enter_group(self._dispatcher(), "Create_group()", group, tag)
-        return self._adopt(super().Create_group(group, tag))
+        return self._adopt("Create_group()", super().Create_group(group, tag))
 
     def Free(self) -> None:
         """Give everything back; collective, unless the communicator is dead (then local)."""
@@ -196,7 +205,9 @@ class Communicator(Planned, GuardedIntracomm):
     def Revoke(self) -> None:
         """End it for all ranks (ULFM): whoever waits in one of its calls raises, and so does every later call."""
         super().Revoke()
-        if self._initialised():
+        if (child := self._unopened()) is not None:
+            child.dead = PeerLost(f"rank {self.rank} revoked it")
+        elif self._initialised():
             self._dispatcher().die(PeerLost(f"rank {self.rank} revoked it"))
 
     def free(self) -> None:
@@ -212,7 +223,13 @@ class Communicator(Planned, GuardedIntracomm):
 
     def _end(self, own: Callable[[], None]) -> None:
         """Give back what is ours, then what is MPI's, by ``own``; after MPI's end only what is this process's."""
-        if self._initialised():
+        if self._child is not None:
+            self._child.thread.close()
+        if (child := self._unopened()) is not None:
+            self._child = None
+            if child.dead is not None:
+                return
+        elif self._initialised():
             dispatcher, self._blink = self._blink, None
             if dispatcher is not None and MPI.Is_finalized():
                 dispatcher.die(PeerLost("MPI was finalised"))
@@ -224,21 +241,49 @@ class Communicator(Planned, GuardedIntracomm):
 
     def _enter(self, what: str) -> None:
         if self._initialised():
-            enter(self._dispatcher(), what, lambda: None)
+            self._dispatcher().meet(what)
 
     def _made(self, what: str, make: Callable[..., MPI.Comm], *args: Any) -> MPI.Intracomm:
         """A communicator of some of our ranks that MPI makes, once all have come."""
         self._enter(what)
-        return self._adopt(make(*args))
+        return self._adopt(what, make(*args))
 
-    def _adopt(self, comm: MPI.Comm) -> MPI.Intracomm:
+    def _adopt(self, what: str, comm: MPI.Comm) -> MPI.Intracomm:
         """Turn a fresh communicator of some of our ranks into one of our type; COMM_NULL stays as it is."""
         if comm == MPI.COMM_NULL or not self._initialised():
             return cast(MPI.Intracomm, comm)
         child = MPI.Intracomm.__new__(Communicator, comm)
-        try:
-            child._blink = Dispatcher(partial(MpiRanks, child), *self.context.child(comm))
-        except BaseException as error:
-            free(child, error)
-            raise
+        child._blink, child._child = None, Child(self.context.parent, MPI.Intracomm(comm), what)
         return child
+
+    def _dispatcher(self) -> Dispatcher:
+        return self._opened(None) if self._child is not None else super()._dispatcher()
+
+    def _opened(self, timeout: Seconds) -> Dispatcher:
+        """The dispatcher of a communicator that was made from another one, which the first call opens; collective."""
+        child = self._child
+        if child is None:
+            return super()._dispatcher()
+        child.thread.close()  # which may be opening it
+        dispatcher = child.dispatcher or self._open(child, timeout)
+        self._blink, self._child = dispatcher, None
+        return dispatcher
+
+    def _open(self, child: Child, timeout: Seconds) -> Dispatcher:
+        """Open it for a call with this deadline; in the user's thread, or in that of calls that do not block."""
+        child.check_alive()
+        if child.dispatcher is None:
+            child.timeout_s = timeout if is_time(timeout) else None
+            try:
+                child.dispatcher = Dispatcher(partial(MpiRanks, self), child.options, child)
+            except DEAD as error:
+                child.dead = error
+                end_job_at_exit(str(error))
+                raise
+        return child.dispatcher
+
+    def _unopened(self) -> Child | None:
+        child = self._child
+        if child is not None and not child.thread.busy and child.dispatcher is not None:
+            self._opened(None)
+        return self._child

@@ -16,6 +16,7 @@ from .lang.algorithms import Algorithm
 from .planning.plan import Plan
 from .runtime import collectives as mpi
 from .runtime import entering
+from .runtime.children import Child
 from .runtime.context import Context
 from .runtime.cuda.buffers import device_array
 from .runtime.dispatch import Dispatcher
@@ -35,6 +36,10 @@ T = TypeVar("T")
 
 class Planned(Collectives):
     """A communicator whose collectives run on our plans."""
+
+    def _unopened(self) -> Child | None:
+        """What is known of it before it opens, if it was made from another one."""
+        return None
 
     # ---- collectives of the user's own
 
@@ -162,29 +167,33 @@ class Planned(Collectives):
     @property
     def machine(self) -> Topology:
         """The machine of this job, as found or as given; of its GPUs, if every rank has one."""
-        return self.context.main.machine
+        child = self._unopened()
+        return self.context.main.machine if child is None else child.main_machine
 
     @property
     def plans(self) -> Plan:
         """The packings and the selection table of the calls so far; rank 0 plans for one when it is first made."""
-        return self.context.main.plans
+        child = self._unopened()
+        return self.context.main.plans if child is None else child.plan
 
     @property
     def gpu(self) -> Gpu | None:
         """This rank's GPU, if every rank has one."""
+        if (child := self._unopened()) is not None:
+            return child.parent.gpu
         return self.context.gpus.gpu if self.context.gpus else None
 
     @property
     def strict(self) -> bool:
         """Whether a fallback to something slower is an error."""
-        return self.context.options.strict
+        child = self._unopened()
+        return self.context.options.strict if child is None else child.options.strict
 
     @property
     def executor(self) -> str:
         """What executes our programs on the ranks of this job, and what was found out about it."""
-        from .runtime import inspection
-
-        return inspection.executor(self.context)
+        child = self._unopened()
+        return self.context.executor if child is None else child.parent.executor
 
     def check(self) -> None:
         """Raise what went wrong on this rank since the last call, in calls on streams and in replays of graphs. Local.
@@ -192,7 +201,8 @@ class Planned(Collectives):
         A graph's replay is no call of ours: after a loop of replays, and a synchronisation, this tells whether all is
         well. Meanwhile what goes wrong is logged within two seconds.
         """
-        self._dispatcher().check()
+        child = self._unopened()
+        self._dispatcher().check() if child is None else child.check_alive()
 
     def plan(self, collective: str, root: int = 0) -> Plan:
         """Plan for a collective (and root) now, and not in its first call; collective.
@@ -236,6 +246,8 @@ class Planned(Collectives):
         """What this rank's calls have moved: bytes and times by link, tree and protocol, waits by peer. Local."""
         from .runtime import inspection
 
+        if (child := self._unopened()) is not None:
+            return inspection.no_stats(child)
         dispatcher = self._dispatcher()
         if dispatcher.cuda is not None:
             dispatcher.cuda.started.settle()
@@ -260,6 +272,9 @@ class Planned(Collectives):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         """Free; after an error only locally, since the peers may be elsewhere."""
+        child = self._unopened()
+        if child is not None and error is not None and child.dead is None:
+            child.dead = error
         dispatcher = self.__dict__.get("_blink")
         if dispatcher is not None and error is not None and dispatcher.dead is None:
             dispatcher.dead = error if isinstance(error, BlinkError) else BlinkError(f"left by {error!r}")

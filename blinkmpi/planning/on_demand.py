@@ -7,6 +7,7 @@ every call. Rank 0 alone plans, because what is found depends on how fast the pl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import Self, cast
 
 from ..topology.model import Topology
@@ -31,6 +32,7 @@ class PlanOnDemand:
         self._changes: list[Callable[[Plan], Plan]] = []
         self._asked: dict[Part, Plan] = {}
         self.parts: list[Part] = []
+        self.digest = b""  # of the parts as they came: equal where the plans are
         self.plan = source if isinstance(source, Plan) else Plan(machine.name, machine.fingerprint, machine.n, (), ())
 
     def lacks(self, collective: str, root: int) -> bool:
@@ -48,6 +50,11 @@ class PlanOnDemand:
         text = from_root(self._comm, lambda: self._made(part).to_json(), str)
         self.plan = together(self._comm, taken)
         self.parts.append(part)
+        self.digest = blake2b(self.digest + text.encode(), digest_size=8).digest()
+
+    def like(self, other: PlanOnDemand) -> None:
+        """Begin with the parts that another one has now; the same on every rank."""
+        self.plan, self.parts, self.digest = other.plan, [*other.parts], other.digest
 
     def with_parts(self, parts: Iterable[tuple[str, int]]) -> Self:
         """With these parts, too; collective."""

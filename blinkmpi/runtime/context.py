@@ -12,11 +12,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from mpi4py import MPI
-
 from ..errors import BlinkError, DeviceError, FallbackError, PlanError, TraceError
 from ..lang.algorithms import Algorithm
-from ..planning.algorithms import for_part
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
 from ..planning.memory_rows import by_slots, without_shots
 from ..planning.on_demand import PlanOnDemand
@@ -25,16 +22,20 @@ from ..planning.selection import choose, program_for
 from ..planning.slots import LINK_SLOTS, Gpus
 from ..program.call import Call
 from ..program.ir import Program
-from ..topology.live import gather
+from ..topology.live import NOBODY, gather
 from ..topology.model import Topology
 from ..topology.network_rate import net_rates, with_net
 from ..transport import python_stacks
+from ..transport.host.capabilities import Known
 from ..transport.host.host_program import HostProgram, fits
+from ..transport.host.shared_window import Place, WindowLayout
 from ..transport.host.transport import HostTransport
 from ..transport.network.bounded import Rendezvous
 from ..transport.slow_waits import SlowWaits
 from ..util.cache_folder import cache_dir
+from ..util.lru import LRU
 from ..util.settings import LogOnce, log
+from ..util.together import allgather
 from .arguments import in_mpi
 from .bootstrap import (
     Options,
@@ -45,6 +46,7 @@ from .bootstrap import (
     own_settings,
     settle,
 )
+from .children import SETS, Child, Group, Parent
 from .cuda.setup import open_gpus
 from .process_exit import BEFORE_KILLED
 from .ranks.interface import INSTEAD, Ranks
@@ -64,12 +66,16 @@ class Context:
     Args:
         meet: brings the ranks together.
         options: what the user said when making it.
-        part: what a parent knows of the machine.
+        child: what is known of the ranks, if they are some of another communicator's.
     """
 
-    def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, part: Topology | None = None) -> None:
-        self.slow = SlowWaits(own_settings())
-        self.rendezvous = Rendezvous("Communicator()", first_deadline(options.timeout_s), self.slow)
+    def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, child: Child | None = None) -> None:
+        if child is None:
+            self.slow, what, deadline = SlowWaits(own_settings()), "Communicator()", first_deadline(options.timeout_s)
+        else:
+            self.slow, what = SlowWaits(child.parent.settings), f"the first call on a communicator of {child.made_by}"
+            deadline = child.timeout_s or float(options.timeout_s or child.parent.settings.timeout_s)
+        self.rendezvous = Rendezvous(what, deadline, self.slow)
         self.ranks = meet(self.rendezvous)
         self.together = self.ranks.together
         self.rank, self.n = self.together.rank, self.together.size
@@ -78,28 +84,35 @@ class Context:
         self.gpus: CudaContext | None = None
         self.trace: CallTrace | None = None
         self.why_no_gpus = ""
+        self._parent: Parent | None = None
         self.customs: dict[str, Algorithm] = {}  # those that were called as Custom(), by their identity
         self.open_mpi_call = ""  # a collective of MPI's own that has begun and not ended
         self._no_cma = ""  # why the ranks of one node cannot read one another's memory
         python_stacks.open_service()
         try:
-            self.ranks.introduce()
-            self.settings = self.slow.settings = settle(self.together, options)
+            if child is None:
+                self.ranks.introduce()
+                self.settings = self.slow.settings = settle(self.together, options)
+            else:
+                self.settings = child.parent.settings
             self.log_once = LogOnce(self.settings)
             self.timeout_s = self.rendezvous.timeout_s = float(options.timeout_s or self.settings.timeout_s)
-            self._bootstrap(part)
+            self._bootstrap(child)
             self.rendezvous.what, self.rendezvous.met = "a first call of its kind", False
         except Exception as error:
             python_stacks.close_service()
             self.ranks.give_up(error)
             raise
 
-    def _bootstrap(self, part: Topology | None) -> None:
-        """Find the machine (``part`` is what a parent knows of it), plan, and open the transports."""
-        self.node, place = self.ranks.of_node(self.options, self.settings)
+    def _bootstrap(self, child: Child | None) -> None:
+        """Find the machine, plan, and open the transports."""
         try:
-            self._find_machine(part, place)
-            self._open_host()
+            if child is None:
+                self.node, self.place = self.ranks.of_node(self.options, self.settings)
+                self._find_machine()
+                self._open_host(None, None)
+            else:
+                self._inherit(child)
         except BaseException as error:
             if self.gpus is not None:  # our own errors are those of all ranks, but for these
                 self.gpus.close(collectively=isinstance(error, BlinkError) and not isinstance(error, DEAD))
@@ -110,31 +123,60 @@ class Context:
             log(self.settings, "INFO", text)
             if self._no_cma and self.host.native and not self.settings.cma_disable:
                 log(self.settings, "WARN", f"two copies where one would do: {self._no_cma}")
+            if self.host.window.full:
+                log(self.settings, "WARN", f"MPI's own collectives carry the calls, because {self.host.window.full}")
             if self.host.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.host.arena_bytes} bytes of slots a rank")
 
-    def _find_machine(self, part: Topology | None, place: tuple[int, int]) -> None:
+    def _find_machine(self) -> None:
         """Probe the machine, or take the given one, and plan for its GPUs and its CPU ranks."""
         given = self.options.topology or self.settings.topo_file or None
-        probed = gather(self.together, self.node, measure=given is None and part is None)
+        probed = gather(self.together, self.node, measure=given is None)
         self.nodes = tuple(d.node for d in probed.devices)
         self.one_node = len(probed.nodes) == 1
         self.emulated = given is not None
-        self.machine = given_machine(self.together, given, self.n) if given is not None else part or probed
+        self.machine = given_machine(self.together, given, self.n) if given is not None else probed
         for remark in self.machine.remarks:  # what a file's reader had to guess
             self.say(partial(str, remark), "WARN")
-        net = partial(with_net, rates=net_rates(probed))
-        self.gpus, self.why_no_gpus = open_gpus(
-            self.together, self.node, place, self.machine if self.emulated else None, net, self._gpu_plans,
-            self.settings, self.say, self.options.max_ctas or self.settings.max_ctas,
-        )  # fmt: skip
-        if self.gpus is not None:
-            self.gpus.searches = self.options.stream is None
+        self._open_gpus(net_rates(probed))
         self.planned = self._host_plans()
         found = self.gpus or self
         dump_files(self.together, self.settings, found.machine, found.plans)
 
-    def _open_host(self) -> None:
+    def _open_gpus(self, net: dict[int, int]) -> None:
+        """Take a GPU for each rank, if there are as many; ``net`` has the rates between nodes."""
+        self.gpus, self.why_no_gpus = open_gpus(
+            self.together, self.node, self.place, self.machine if self.emulated else None,
+            partial(with_net, rates=net), self._gpu_plans, self.settings, self.say,
+            self.options.max_ctas or self.settings.max_ctas,
+        )  # fmt: skip
+        if self.gpus is not None:
+            self.gpus.searches = self.options.stream is None
+
+    def _inherit(self, child: Child) -> None:
+        """Take over what the parent's ranks have found out, and open the transports."""
+        parent, firsts = child.parent, child.firsts
+        self.nodes, self.machine, self.emulated, self.place = child.nodes, child.machine, parent.emulated, parent.place
+        self.one_node = len(set(self.nodes)) == 1
+        self.node = self.ranks.of_nodes(firsts)
+        layout, at = WindowLayout(self.rank, firsts, parent.arena_bytes), -1
+        if parent.file is not None and self.rank == firsts[self.rank]:
+            at = parent.file.place(layout.total)
+        known = child.plans
+        told = allgather(self.together, (known.digest if known is not None else b"", at), tuple[bytes, int])
+        place = None
+        if parent.file is not None:
+            visible = [parent.visible[r] for r in child.ranks]
+            place = Place(parent.file, told[firsts[self.rank]][1], firsts, parent.arena_bytes, visible)
+        if parent.why_no_gpus is None:
+            self._open_gpus(net_rates(self.machine))
+        else:
+            self.why_no_gpus = parent.why_no_gpus
+        self._open_host(parent.known.of(child.ranks), place)
+        self.planned = self._host_plans(known if len({digest for digest, _ in told}) == 1 else None)
+        parent.plans.put(child.ranks, self.planned)
+
+    def _open_host(self, known: Known | None, place: Place | None) -> None:
         self.host = HostTransport(
             self.together,
             self.node,
@@ -145,6 +187,9 @@ class Context:
             say=self.log_once,
             slow=self.slow,
             events=self.settings.events,
+            strict=self.options.strict,
+            known=known,
+            place=place,
         )
         self._open_trace()
         self._no_cma = self.host.no_cma if self.one_node else ""
@@ -158,7 +203,8 @@ class Context:
         if why and self.options.strict:
             self.host.close()
             raise FallbackError(f"strict=True: {why}")
-        self._without_what_is_missing(self.planned)
+        if known is None:
+            self._without_what_is_missing(self.planned)
 
     def _without_what_is_missing(self, plans: PlanOnDemand) -> None:
         """Take out of the plan for host memory what these ranks cannot do."""
@@ -183,16 +229,20 @@ class Context:
             self.host.close()
             raise
 
-    def _host_plans(self) -> PlanOnDemand:
-        """The plan for host memory; on a job with GPUs, what the user says of plans is about those."""
+    def _host_plans(self, like: PlanOnDemand | None = None) -> PlanOnDemand:
+        """The plan for host memory; on a job with GPUs, what the user says of plans is about those.
+
+        Args:
+            like: that of other communicators of these ranks, with which it begins.
+        """
         options, settings = self.options, self.settings
         if self.gpus:
             options = replace(options, algo="", plan=None)
             settings = msgspec.structs.replace(settings, graph_file="", graph_dump_file="")
-        plans = agree_on_plan(self.together, self.machine, options, settings, mpi=self.has_mpi)
-        if hasattr(self, "host"):
-            self._without_what_is_missing(plans)
-        return plans
+        missing = self._without_what_is_missing if hasattr(self, "host") else None
+        return agree_on_plan(
+            self.together, self.machine, options, settings, mpi=self.has_mpi, change=missing, like=like
+        )
 
     def _gpu_plans(self, machine: Topology, gpu: Gpu, emulated: bool) -> PlanOnDemand:
         from ..planning.tuned_table import file_of
@@ -205,7 +255,7 @@ class Context:
         """Probe the machine again and plan; collective, and no call may be under way. Returns what is different."""
         from ..planning.diff import plan_differences
 
-        before, self.rendezvous.what = self.main.plans, "replan()"
+        before, self.rendezvous.what, self._parent = self.main.plans, "replan()", None
         parts, host_parts = (self.gpus.planned.parts if self.gpus else []), self.planned.parts
         given = self.options.topology or self.settings.topo_file or None
         probed = gather(self.together, self.node, measure=given is None)
@@ -265,6 +315,11 @@ class Context:
     def forecasts(self) -> bool:
         """Whether times of calls follow from those of steps: of C, on the CPU ranks of one node."""
         return self.gpus is None and self.one_node and not self.emulated and self.host.native is not None
+
+    @property
+    def executor(self) -> str:
+        """What executes our programs on these ranks, and what was found out about it."""
+        return f"CUDA kernels on {self.gpus.gpu.name}" if self.gpus else self.host.executor_reason
 
     @property
     def has_mpi(self) -> bool:
@@ -333,19 +388,21 @@ class Context:
             loaded.make_through_slots = self.maker(call, self.by_slots(rule))
         return loaded
 
-    def child(self, comm: MPI.Comm) -> tuple[Options, Topology | None]:
-        """For a communicator of some of our ranks: its options, and its part of the machine."""
-        mine, theirs = self.mpi.public.Get_group(), comm.Get_group()
-        ranks = list(MPI.Group.Translate_ranks(theirs, list(range(comm.size)), mine))
-        mine.Free()
-        theirs.Free()
-        part = self.machine.subset(ranks) if self.one_node else None
-        apart = not self.one_node or self.options.nodes or self.settings.nodes  # the setting is about the whole job
-        nodes = tuple(self.nodes[r] for r in ranks) if apart else ()
-        algo = self.settings.algo if self.options.algo is None else self.options.algo
-        algo, algorithms = for_part(algo, self.options.algorithms, len(ranks))
-        options = replace(self.options, plan=None, nodes=nodes, algo=algo, algorithms=algorithms)
-        return replace(options, topology=part if self.emulated else None), part
+    @property
+    def parent(self) -> Parent:
+        """What it gives to communicators of some of its ranks."""
+        if self._parent is None:
+            window, why_none = self.host.window, self.why_no_gpus if self.why_no_gpus.startswith(NOBODY) else None
+            plans: LRU[tuple[int, ...], PlanOnDemand] = LRU(SETS)
+            if not (self.options.plan or self.settings.graph_file):
+                plans.put(tuple(range(self.n)), self.planned)
+            self._parent = Parent(
+                Group(self.mpi.public.Get_group()), self.options, self.settings, self.machine, self.nodes,
+                window.firsts, self.place, self.emulated, self.host.known, self.executor,
+                None if window.full else window.file, window.arena_bytes, window.pages.visible,
+                self.gpus.gpu if self.gpus else None, self.gpus.machine if self.gpus else None, why_none, plans,
+            )  # fmt: skip
+        return self._parent
 
     def close(self) -> None:
         """Free everything; collective."""

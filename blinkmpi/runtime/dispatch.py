@@ -22,11 +22,11 @@ from mpi4py import MPI
 from ..errors import ArgumentError, BufferTypeError, CollectiveTimeout, MismatchError, PeerLost, RemoteError
 from ..planning.plan import Rule
 from ..program.call import Call
-from ..topology.model import Topology
 from ..transport.announcement import Called, Delegated
 from ..transport.host.host_call import HostBuffers, HostCall, entry
 from ..transport.host.host_program import HostProgram
 from ..transport.host.repeated import Found, RepeatedCalls
+from ..transport.host.shared_window import NoRoom
 from ..transport.host.transport import HostTransport
 from ..transport.interface import BoundCall, PeerDelegates, Refused
 from ..transport.network.bounded import Rendezvous
@@ -36,6 +36,7 @@ from .arguments import Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
 from .call_keys import KeptMemory, OwnMemory, key_of, own_bytes, signature_of
+from .children import Child
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
@@ -59,8 +60,8 @@ Args = tuple[Any, ...]
 class Dispatcher:
     """Makes the calls of one communicator; the arguments are those of its :class:`Context`."""
 
-    def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, part: Topology | None = None) -> None:
-        self.context = Context(meet, options, part)
+    def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, child: Child | None = None) -> None:
+        self.context = Context(meet, options, child)
         self.enqueues = options.stream == "current"  # whether calls on GPU memory return before they are through
         self.dead: BaseException | None = None
         self._inside = 0  # the thread that makes a call through Python
@@ -181,6 +182,26 @@ class Dispatcher:
             self.die(fatal)
             raise
 
+    def meet(self, what: str) -> None:
+        """Wait until all ranks are about to do ``what``; C makes this call, too, where it was made before."""
+        begun = self.again(what, (), None)
+        if begun is True:
+            return
+        if begun is not False:
+            earlier = self._come_in()
+            try:
+                self._guarded(partial(begun[0].go_on, *begun[1:]))
+            finally:
+                self._inside = earlier
+            return
+        said, timeout_s = Called(what), self.context.timeout_s
+        call = entry(self.host, said, timeout_s, counted=False) or EntryCall(self.host, said, timeout_s)
+        self.launch(call)
+        self.wait(call)
+        if isinstance(call, HostCall) and not self.groups.open:
+            self.repeated.keep(call, what, ())
+            self.repeated.open()
+
     def start(self, method: CollectiveMethod, args: Args, timeout_s: float | None, stream: Any) -> MPI.Request:
         """Begin a non-blocking call. Arguments are read now; what peers or time do wrong is raised by ``Wait``."""
         earlier = self._come_in()
@@ -280,6 +301,12 @@ class Dispatcher:
             return RefusedCall(self.host, ready, deadline)
         try:
             rule, program = self._program(ready.call, blocking)
+        except NoRoom as full:
+            if invocation.method.grouped:
+                return RefusedCall(self.host, full, deadline)
+            self.context.log_once(f"MPI's own collectives carry calls, because {full}")
+            delegated = DelegatedToMPI(str(full))
+            return self._bind_host(delegated, invocation, deadline, blocking=blocking, owns=owns, begun=begun)
         except Exception as error:
             return RefusedCall(self.host, error, deadline)
         called = Called(ready.said or describe(ready.call))

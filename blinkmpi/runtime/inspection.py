@@ -31,17 +31,11 @@ from ..transport.stats import Stats, stats_of
 from ..trees.tree import Packing
 from ..util.numbers import rank_of, size_of
 from .buffers import delegated_because, op_name
+from .children import Child
 from .context import Context
 
 LONGEST = 128 << 20  # vectors that are longer are taken to cost as much for each byte as these
 SHORTER = 15 / 16  # steps are timed in vectors of this part of a call's length, by the rule of its own length
-
-
-def executor(context: Context) -> str:
-    """What executes our programs on the ranks of this job, and what was found out about it."""
-    if context.gpus:
-        return f"CUDA kernels on {context.gpus.gpu.name}"
-    return context.host.executor_reason
 
 
 def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: Any, root: int) -> str:
@@ -53,7 +47,7 @@ def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: A
 
 def explanation(context: Context, call: Call) -> Explanation:
     """The same of a call, as data; on GPUs of a call between registered buffers, and how others differ."""
-    live, gpus = [executor(context)], context.gpus
+    live, gpus = [context.executor], context.gpus
     if gpus and gpus.here:
         live.append(f"between nodes: chunks are {gpus.crossing}")
     if gpus and gpus.emulated:
@@ -268,6 +262,11 @@ def stats(context: Context) -> Stats:
     """What this rank's calls have moved so far. Local."""
     host = context.host
     return stats_of(host.rank, host.n, counts_in(host.window.counters), timed=host.recorder.ring is not None)
+
+
+def no_stats(child: Child) -> Stats:
+    """What the calls of a communicator have moved that has not opened. Local."""
+    return stats_of(child.comm.rank, len(child.ranks), {}, timed=bool(child.parent.settings.events))
 
 
 def call_of(n: int, collective: str, nbytes: int, dtype: str, op: Any, root: int) -> Call:

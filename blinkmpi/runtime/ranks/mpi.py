@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mpi4py import MPI, run
 
@@ -63,7 +63,7 @@ class MpiRanks:
 
     def of_node(self, options: Options, settings: Settings) -> tuple[Bounded, tuple[int, int]]:
         """The ranks that share memory with this one, as the launcher sees it; a virtual node is a part of them."""
-        virtual = virtual_node(self.together.rank, self.together.size, options, settings)
+        virtual = virtual_node(self.together.rank, self.together.size, settings)
         self.together.Barrier()  # which has a deadline; MPI's own splits have none
         node = MPI.Intracomm(self.private.Split_type(MPI.COMM_TYPE_SHARED, key=self.together.rank))
         place = node.rank, node.size
@@ -72,6 +72,14 @@ class MpiRanks:
             whole.Free()
         self._node = node
         return BoundedComm(node, self.together.rendezvous), place
+
+    def of_nodes(self, firsts: Sequence[int]) -> Bounded:
+        """The ranks of this one's node."""
+        if len(set(firsts)) == 1:
+            return self.together
+        self.together.Barrier()
+        self._node = MPI.Intracomm(self.private.Split(firsts[self.together.rank], self.together.rank))
+        return BoundedComm(self._node, self.together.rendezvous)
 
     def give_up(self, error: BaseException) -> None:
         """Free what was being made."""
