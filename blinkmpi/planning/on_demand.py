@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from ..topology.model import Topology
 from ..trees.graph.turning import like_roots
 from ..trees.tree import ROOTED, Collective
+from ..util.lru import LRU
 from ..util.together import Comm, from_root, together
 from .plan import Plan, Turn
 
+KEPT = 256
 Part = tuple[Collective, int]  # -1: a collective without a root
 
 
@@ -33,6 +35,7 @@ class PlanOnDemand:
         self._asked: dict[Part, Plan] = {}
         self.parts: list[Part] = []
         self.digest = b""  # of the parts as they came: equal where the plans are
+        self.follows: LRU[tuple[object, ...], Any] = LRU(KEPT)  # what follows from the plan of a digest, for calls
         self.plan = source if isinstance(source, Plan) else Plan(machine.name, machine.fingerprint, machine.n, (), ())
 
     def lacks(self, collective: str, root: int) -> bool:
@@ -54,7 +57,7 @@ class PlanOnDemand:
 
     def like(self, other: PlanOnDemand) -> None:
         """Begin with the parts that another one has now; the same on every rank."""
-        self.plan, self.parts, self.digest = other.plan, [*other.parts], other.digest
+        self.plan, self.parts, self.digest, self.follows = other.plan, [*other.parts], other.digest, other.follows
 
     def with_parts(self, parts: Iterable[tuple[str, int]]) -> Self:
         """With these parts, too; collective."""

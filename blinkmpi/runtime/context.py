@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ..transport.tracing import CallTrace
     from .cuda.context import CudaContext
 
+FEW_CHANNELS = 64  # of a program that is kept for other communicators of the same ranks
 
 class Context:
     """Machine, plans, GPUs and transport of one communicator.
@@ -343,6 +344,15 @@ class Context:
 
         PlanError for a given plan that leaves a call to an MPI which cannot make it.
         """
+        if plan is not None or call.name:
+            return self._rule(call, blocking=blocking, plan=plan)
+        follows, key = self.planned.follows, (self.planned.digest, call, blocking)
+        found: Rule | None = follows.find(key)
+        if found is None:
+            follows.put(key, found := self._rule(call, blocking=blocking, plan=None))
+        return found
+
+    def _rule(self, call: Call, *, blocking: bool, plan: Plan | None) -> Rule:
         if call.name:
             chunk, depth = MEMORY_SLOTS if self.one_node else LINK_SLOTS
             return Rule(call.collective, 0, self.customs[call.name].scheme, chunk, depth, "called as Custom()")
@@ -369,6 +379,17 @@ class Context:
 
     def program(self, call: Call, rule: Rule, plan: Plan | None = None) -> Program:
         """The checked program of a call."""
+        if plan is not None or call.name:
+            return self._program(call, rule, plan)
+        follows, key = self.planned.follows, (self.planned.digest, call, rule)
+        found: Program | None = follows.find(key)
+        if found is None:
+            found = self._program(call, rule, None)
+            if len(found.channels) <= FEW_CHANNELS:
+                follows.put(key, found)
+        return found
+
+    def _program(self, call: Call, rule: Rule, plan: Plan | None) -> Program:
         if call.name:
             of = self.machine
             plan = Plan(of.name, of.fingerprint, of.n, (), (), algorithms=(self.customs[call.name],))
