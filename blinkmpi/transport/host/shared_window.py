@@ -9,6 +9,7 @@ several nodes: those that this node sends, then those that it receives of each o
 import atexit
 import os
 import platform
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,7 +136,7 @@ class Place:
 
 
 class SharedWindow(WindowLayout):
-    """One piece of shared memory a node. It lives until :meth:`close`, or until all ranks have dropped it.
+    """One piece of shared memory a node. It lives until all ranks have closed it.
 
     Args:
         comm: all ranks.
@@ -290,30 +291,25 @@ class SharedWindow(WindowLayout):
         if os.getpid() == self._process and self in _open:
             self.pages.lefts[self.pages.rank] = LEFT
 
-    def drop(self) -> None:
-        """Give back this rank's part without the others: the last rank of a node gives back the memory."""
-        if self in _open and os.getpid() == self._process:
-            self.pages.lefts[self.pages.rank] = DROPPED
-            last = all(int(self.pages.lefts[r]) == DROPPED for r in self.here)
-            self._forget()
-            if last:
-                self.file.give_back(self._at, self.total)
-
     def close(self) -> None:
-        """Free the window; collective. Safe to call twice."""
-        if self in _open:
-            self._forget()
-            self._node.Barrier()  # nobody looks at the pages of the others any more
-            self.file.give_back(self._at, self.total)  # though this or another rank may still have a view
-
-    def _forget(self) -> None:
+        """Look at it no more. Local, and safe to call twice: the last rank of a node gives back the memory."""
+        if self not in _open or os.getpid() != self._process:
+            return
         _open.discard(self)
-        del self.bytes, self.counters, self._pages
+        pages = self._pages
+        pages.lefts[pages.rank] = DROPPED
+        with _fence:  # of two ranks that leave at the same time, one sees the other
+            (pages.fence or int)()
+        last = all(int(pages.lefts[r]) == DROPPED for r in self.here)
+        if last or not pages.lefts[pages.rank]:  # which the last rank has given back as this one looked
+            self.file.give_back(self._at, self.total)  # though this or another rank may still have a view
+        del self.bytes, self.counters, self._pages, self.file
         if self._fences:
             self._fences.Unlock_all()
             self._fences.Free()
 
 
+_fence = threading.Lock()  # taking it is a fence, where the machine has loads overtake stores
 _open: weakref.WeakSet[SharedWindow] = weakref.WeakSet()  # of this process
 
 

@@ -343,7 +343,7 @@ class HostTransport:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Free the shared memory; collective."""
+        """Look at the shared memory no more."""
         self.helper.close()
         if self.shots:
             self.shots.close()

@@ -23,6 +23,7 @@ from ..python_stacks import ASK_SECONDS, CAME_TO, ask, close_service, open_servi
 from ..slow_waits import SlowWaits, stacks_of
 
 LOOK_SECONDS = 0.2  # how often a wait looks after the others
+SPINS = 256  # polls before the core is yielded
 SPIN_SECONDS = 0.05  # a wait polls without sleeping for so long
 GONE_SECONDS = 1.0  # after which a process that has ended counts as lost, if its part is still owed
 WORK_SECONDS = 30.0  # that a rank may be at work between two exchanges of one rendezvous, whatever timeout= says
@@ -148,7 +149,8 @@ class Bounded(ABC):
         while not begun.Test():
             polls += 1
             if polls % 64 and not slow:
-                os.sched_yield()
+                if polls > SPINS:
+                    os.sched_yield()
                 continue
             now = time.monotonic()
             slow = now - since > SPIN_SECONDS
