@@ -65,6 +65,7 @@ class Communicator(Planned, GuardedIntracomm):
 
     _made_by = "blinkmpi.Communicator(comm)"
     _child: Child | None = None  # until it opens, what one knows that was made from another one
+    _ready: Dispatcher | None = None  # its dispatcher, while calls are under way behind whose first it has opened
 
     def __new__(cls, comm: MPI.Intracomm | None = None, *, timeout: float | None = None, **_: Any) -> Communicator:
         """Duplicate ``comm``; without one (as mpi4py itself calls it) make an empty, uninitialised object."""
@@ -265,25 +266,25 @@ class Communicator(Planned, GuardedIntracomm):
         if child is None:
             return super()._dispatcher()
         child.thread.close()  # which may be opening it
-        dispatcher = child.dispatcher or self._open(child, timeout)
-        self._blink, self._child = dispatcher, None
+        dispatcher = self._open(child, timeout)
+        self._blink, self._child, self._ready = dispatcher, None, None
         return dispatcher
 
     def _open(self, child: Child, timeout: Seconds) -> Dispatcher:
         """Open it for a call with this deadline; in the user's thread, or in that of calls that do not block."""
         child.check_alive()
-        if child.dispatcher is None:
+        if self._ready is None:
             child.timeout_s = timeout if is_time(timeout) else None
             try:
-                child.dispatcher = Dispatcher(partial(MpiRanks, self), child.options, child)
+                self._ready = Dispatcher(partial(MpiRanks, self), child.options, child)
             except DEAD as error:
                 child.dead = error
                 end_job_at_exit(str(error))
                 raise
-        return child.dispatcher
+        return self._ready
 
     def _unopened(self) -> Child | None:
         child = self._child
-        if child is not None and not child.thread.busy and child.dispatcher is not None:
+        if child is not None and not child.thread.busy and self._ready is not None:
             self._opened(None)
         return self._child

@@ -32,7 +32,6 @@ from .requests import ProgressThread
 
 if TYPE_CHECKING:
     from ..transport.cuda.device import Gpu
-    from .dispatch import Dispatcher
 
 SETS = 256  # of ranks, of which plans are kept
 
@@ -97,7 +96,6 @@ class Child:
     def __init__(self, parent: Parent, comm: MPI.Intracomm, made_by: str) -> None:
         self.parent, self.comm, self.made_by = parent, comm, made_by
         self.timeout_s: float | None = None  # of the call that opens it
-        self.dispatcher: Dispatcher | None = None  # when it has opened
         self.dead: BaseException | None = None
         self.thread = ProgressThread()  # which opens it, where the first call does not block
 

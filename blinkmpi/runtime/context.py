@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import msgspec
+
 from ..errors import BlinkError, DeviceError, FallbackError, PlanError, TraceError
 from ..lang.algorithms import Algorithm
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from .cuda.context import CudaContext
 
 FEW_CHANNELS = 64  # of a program that is kept for other communicators of the same ranks
+
 
 class Context:
     """Machine, plans, GPUs and transport of one communicator.

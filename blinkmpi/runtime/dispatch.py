@@ -36,8 +36,8 @@ from .arguments import Prepared, Unsettled
 from .bootstrap import Options, check_timeout, is_time
 from .buffers import DelegatedOp, DelegatedToMPI
 from .call_keys import KeptMemory, OwnMemory, key_of, own_bytes, signature_of
-from .children import Child
 from .calls_without_program import EntryCall, MpiCall, RefusedCall, fallback_error
+from .children import Child
 from .collectives import CollectiveMethod, Invocation, describe
 from .context import Context
 from .cuda.buffers import stream_address
@@ -146,7 +146,7 @@ class Dispatcher:
             self.repeated.keep(bound, method, args)
             self.repeated.open()
 
-    def again(self, method: CollectiveMethod, args: Args, stream: Any) -> Found:
+    def again(self, method: CollectiveMethod | str, args: Args, stream: Any) -> Found:
         """Let C make a blocking call that was made before: True; else what :meth:`go_on` does the rest of."""
         try:
             return self.repeated.again(method, args, stream)

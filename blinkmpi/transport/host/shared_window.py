@@ -169,7 +169,7 @@ class SharedWindow(WindowLayout):
             opened = all(gathered(comm, partial(self._enter, place.file, place.at, self.controls()), bool))
             if not opened:
                 place.file.give_back(place.at, self.total)
-        self.shrunk = place is None and self.arena_bytes < arena_bytes
+        self.shrunk = opened and place is None and self.arena_bytes < arena_bytes
         if not opened:
             self._open_elsewhere(strict)
         self.pages.see(place.visible if place is not None else None)

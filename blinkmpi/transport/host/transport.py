@@ -10,7 +10,7 @@ smoothly. No wait is without a deadline, and a rank that aborts tells the others
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
