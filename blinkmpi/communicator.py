@@ -7,6 +7,7 @@ GPU memory reaches an MPI only where that takes it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -26,7 +27,7 @@ from .runtime.children import Child
 from .runtime.collectives import BARRIER, CollectiveMethod, Invocation
 from .runtime.dispatch import Dispatcher
 from .runtime.entering import enter_group
-from .runtime.process_exit import end_job_at_exit, end_job_on_error
+from .runtime.process_exit import end_job_at_exit, end_job_on_error, in_child
 from .runtime.ranks.mpi import DEAD, MpiRanks, copy_of, free
 from .runtime.requests import KeptPrequest
 from .topology.model import Topology
@@ -215,6 +216,12 @@ class Communicator(Planned, GuardedIntracomm):
         """As :meth:`Free`, but nothing for a communicator that is freed already."""
         if self != MPI.COMM_NULL:
             self.Free()
+
+    def __del__(self) -> None:
+        """Give back what this process alone can; MPI's own communicators stay until MPI ends, as mpi4py's do."""
+        blink, self._blink = self._blink, None
+        if blink is not None and not sys.is_finalizing() and not in_child():
+            blink.drop()
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError(

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ..errors import ArgumentError, MismatchError, PlanError, SettingsError, TopologyError
 from ..lang.algorithms import Algorithm
 from ..planning.algorithms import check_algorithms, check_ways, named_in, with_algorithms
-from ..planning.on_demand import PlanOnDemand
+from ..planning.on_demand import Planned, PlanOnDemand
 from ..planning.plan import Plan
 from ..planning.selection import parse_algo
 from ..planning.slots import BESIDE_CTAS, Gpus
@@ -174,7 +174,7 @@ def given_machine(comm: Comm, wanted: Topology | str, n: int) -> Topology:
 
 def agree_on_plan(
     comm: Comm, machine: Topology, options: Options, settings: Settings, gpus: Gpus = "", table: Path | None = None,
-    *, mpi: bool = True, change: Callable[[PlanOnDemand], None] | None = None, like: PlanOnDemand | None = None,
+    *, mpi: bool = True, change: Callable[[PlanOnDemand], None] | None = None, like: Planned | None = None,
 ) -> PlanOnDemand:  # fmt: skip
     """The plan that the user gave, read by rank 0 and checked by everybody, or one that rank 0 makes as calls come.
 
@@ -186,7 +186,7 @@ def agree_on_plan(
         table: where measured rows for this machine may lie; ``algo`` wins over them.
         mpi: whether MPI has collectives of its own among these ranks, to which short vectors in host memory may go.
         change: takes out what the ranks cannot do.
-        like: that of another communicator of the same ranks and options, with which it begins.
+        like: what is planned for another communicator of the same ranks and options, with which it begins.
     """
     algo, asked = named_in(options.algo if options.algo is not None else settings.algo, options.algorithms, machine.n)
     given = options.plan or settings.graph_file or None

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from ..errors import PeerLost
 from ..planning.algorithms import for_part
-from ..planning.on_demand import PlanOnDemand
+from ..planning.on_demand import Planned
 from ..planning.plan import Plan
 from ..topology.model import Topology
 from ..transport.host.capabilities import Known
@@ -70,7 +70,7 @@ class Parent:
     gpu: Gpu | None
     gpu_machine: Topology | None
     why_no_gpus: str | None
-    plans: LRU[tuple[int, ...], PlanOnDemand]
+    plans: LRU[tuple[int, ...], Planned]
 
 
 class Group:
@@ -155,7 +155,7 @@ class Child:
         return tuple(numbers.setdefault(self.parent.nodes[r], len(numbers)) for r in self.ranks)
 
     @property
-    def plans(self) -> PlanOnDemand | None:
+    def planned(self) -> Planned | None:
         """Those of the last communicator of the same ranks."""
         return self.parent.plans.find(self.ranks)
 

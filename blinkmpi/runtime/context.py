@@ -17,7 +17,7 @@ from ..errors import BlinkError, DeviceError, FallbackError, PlanError, TraceErr
 from ..lang.algorithms import Algorithm
 from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
 from ..planning.memory_rows import by_slots, without_shots
-from ..planning.on_demand import PlanOnDemand
+from ..planning.on_demand import Planned, PlanOnDemand
 from ..planning.plan import ONE_SHOTS, Plan, Rule
 from ..planning.selection import choose, program_for
 from ..planning.slots import LINK_SLOTS, Gpus
@@ -165,7 +165,7 @@ class Context:
         layout, at = WindowLayout(self.rank, firsts, parent.arena_bytes), -1
         if parent.file is not None and self.rank == firsts[self.rank]:
             at = parent.file.place(layout.total)
-        known = child.plans
+        known = child.planned
         told = allgather(self.together, (known.digest if known is not None else b"", at), tuple[bytes, int])
         place = None
         if parent.file is not None:
@@ -177,7 +177,7 @@ class Context:
             self.why_no_gpus = parent.why_no_gpus
         self._open_host(parent.known.of(child.ranks), place)
         self.planned = self._host_plans(known if len({digest for digest, _ in told}) == 1 else None)
-        parent.plans.put(child.ranks, self.planned)
+        parent.plans.put(child.ranks, self.planned.known)
 
     def _open_host(self, known: Known | None, place: Place | None) -> None:
         self.host = HostTransport(
@@ -232,11 +232,11 @@ class Context:
             self.host.close()
             raise
 
-    def _host_plans(self, like: PlanOnDemand | None = None) -> PlanOnDemand:
+    def _host_plans(self, like: Planned | None = None) -> PlanOnDemand:
         """The plan for host memory; on a job with GPUs, what the user says of plans is about those.
 
         Args:
-            like: that of other communicators of these ranks, with which it begins.
+            like: what is planned for another communicator of these ranks, with which it begins.
         """
         options, settings = self.options, self.settings
         if self.gpus:
@@ -348,7 +348,7 @@ class Context:
         """
         if plan is not None or call.name:
             return self._rule(call, blocking=blocking, plan=plan)
-        follows, key = self.planned.follows, (self.planned.digest, call, blocking)
+        follows, key = self.planned.known.follows, (self.planned.known.digest, call, blocking)
         found: Rule | None = follows.find(key)
         if found is None:
             follows.put(key, found := self._rule(call, blocking=blocking, plan=None))
@@ -383,7 +383,7 @@ class Context:
         """The checked program of a call."""
         if plan is not None or call.name:
             return self._program(call, rule, plan)
-        follows, key = self.planned.follows, (self.planned.digest, call, rule)
+        follows, key = self.planned.known.follows, (self.planned.known.digest, call, rule)
         found: Program | None = follows.find(key)
         if found is None:
             found = self._program(call, rule, None)
@@ -416,9 +416,9 @@ class Context:
         """What it gives to communicators of some of its ranks."""
         if self._parent is None:
             window, why_none = self.host.window, self.why_no_gpus if self.why_no_gpus.startswith(NOBODY) else None
-            plans: LRU[tuple[int, ...], PlanOnDemand] = LRU(SETS)
+            plans: LRU[tuple[int, ...], Planned] = LRU(SETS)
             if not (self.options.plan or self.settings.graph_file):
-                plans.put(tuple(range(self.n)), self.planned)
+                plans.put(tuple(range(self.n)), self.planned.known)
             self._parent = Parent(
                 Group(self.mpi.public.Get_group()), self.options, self.settings, self.machine, self.nodes,
                 window.firsts, self.place, self.emulated, self.host.known, self.executor,
@@ -438,6 +438,13 @@ class Context:
         self.host.close()
         python_stacks.close_service()
         self.ranks.close()
+
+    def drop(self) -> None:
+        """Free what is this process's alone. MPI's communicators stay, because MPI frees them on all ranks together."""
+        self.rendezvous.give_up, self.rendezvous.check = self.ranks.abandon, lambda: None
+        self.end_trace()
+        self.host.close()
+        python_stacks.close_service()
 
     def end_trace(self) -> None:
         """Write this rank's part of the trace, if that is not done. Local."""

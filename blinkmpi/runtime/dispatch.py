@@ -329,7 +329,7 @@ class Dispatcher:
             rule, program = None, None
             if call.total:
                 rule = self.context.rule(call, blocking=blocking)
-                if rule.scheme != "mpi":
+                if rule.scheme != "mpi" and not self.host.window.full:
                     program = self.context.load(call, rule)
                 how = program.said(rule.scheme) if program is not None else "MPI's own"
                 self.context.say(partial("{}: {}; {}".format, describe(call), how, rule.reason), "INFO")
@@ -475,6 +475,19 @@ class Dispatcher:
         self.forget()
         self.programs.clear()
         self.context.close()
+
+    def drop(self) -> None:
+        """Give back what is this process's, where the user holds the communicator no more and has not freed it.
+
+        Not while a call is under way; nor on GPUs or several nodes, whose memory only all ranks free together.
+        """
+        host = self.host
+        if self.dead is None and not self.thread.busy and self.cuda is None and host.messages is None:
+            self.dead = PeerLost("it was dropped without Free()")
+            self.thread.close()
+            self.forget()
+            self.programs.clear()
+            self.context.drop()
 
     def die(self, error: BaseException) -> None:
         """Never use the communicator again, and tell the peers why. Safe to call twice."""
