@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .collectives import SUM, Collectives
-from .errors import BlinkError
+from .errors import ArgumentError, BlinkError
 from .lang.algorithms import Algorithm
 from .planning.plan import Plan
 from .runtime import collectives as mpi
@@ -21,6 +21,7 @@ from .runtime.context import Context
 from .runtime.cuda.buffers import device_array
 from .runtime.dispatch import Dispatcher
 from .runtime.grouping.group import Group
+from .runtime.outlook import ChildOutlook, Outlook
 from .topology.model import Topology
 from .util.together import allgather
 
@@ -159,6 +160,21 @@ class Planned(Collectives):
 
     # ---- what this job is, and how calls run on it
 
+    def _outlook(self) -> Outlook:
+        """How calls will be made. Local.
+
+        ArgumentError on GPUs before the first call, where memory has to be opened to know it.
+        """
+        child = self._unopened()
+        if child is None:
+            return self.context
+        if child.parent.gpu is not None:
+            raise ArgumentError(
+                f"this communicator of {child.made_by} has made no call yet, and how calls on GPUs run is not known "
+                "before; call Barrier() on all its ranks"
+            )
+        return ChildOutlook(child)
+
     @property
     def context(self) -> Context:
         """What its calls run on, for benchmarks and tests (``runtime.inspection`` asks it)."""
@@ -234,13 +250,13 @@ class Planned(Collectives):
         """
         from .runtime import inspection
 
-        return inspection.explain(self.context, collective, nbytes, dtype=dtype, op=op, root=root)
+        return inspection.explain(self._outlook(), collective, nbytes, dtype=dtype, op=op, root=root)
 
     def plan_line(self, collective: str, root: int = 0) -> str:
         """The packing that large vectors take, in one line: trees, rate, bound."""
         from .runtime import inspection
 
-        return inspection.plan_text(self.context, collective, root)
+        return inspection.plan_text(self._outlook(), collective, root)
 
     def stats(self) -> Stats:
         """What this rank's calls have moved: bytes and times by link, tree and protocol, waits by peer. Local."""

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..errors import BlinkError, DeviceError, FallbackError, PlanError, TraceError
 from ..lang.algorithms import Algorithm
-from ..planning.memory_rows import SLOTS as MEMORY_SLOTS
-from ..planning.memory_rows import by_slots, without_shots
 from ..planning.on_demand import Planned, PlanOnDemand
-from ..planning.plan import ONE_SHOTS, Plan, Rule
-from ..planning.selection import choose, program_for
-from ..planning.slots import LINK_SLOTS, Gpus
+from ..planning.plan import ONE_SHOTS, Rule
+from ..planning.slots import Gpus
 from ..program.call import Call
 from ..program.ir import Program
 from ..topology.live import NOBODY, gather
@@ -28,7 +25,7 @@ from ..topology.model import Topology
 from ..topology.network_rate import net_rates, with_net
 from ..transport import python_stacks
 from ..transport.host.capabilities import Known
-from ..transport.host.host_program import HostProgram, fits
+from ..transport.host.host_program import HostProgram
 from ..transport.host.shared_window import Place, WindowLayout
 from ..transport.host.transport import HostTransport
 from ..transport.network.bounded import Rendezvous
@@ -37,7 +34,6 @@ from ..util.cache_folder import cache_dir
 from ..util.lru import LRU
 from ..util.settings import LogOnce, log
 from ..util.together import allgather
-from .arguments import in_mpi
 from .bootstrap import (
     Options,
     agree_on_plan,
@@ -49,6 +45,7 @@ from .bootstrap import (
 )
 from .children import SETS, Child, Group, Parent
 from .cuda.setup import open_gpus
+from .outlook import Outlook
 from .process_exit import BEFORE_KILLED
 from .ranks.interface import INSTEAD, Ranks
 from .ranks.mpi import DEAD, MpiRanks
@@ -56,14 +53,11 @@ from .ranks.mpi import DEAD, MpiRanks
 if TYPE_CHECKING:
     from ..planning.diff import PlanDifference
     from ..transport.cuda.device import Gpu
-    from ..transport.host.forecast.rates import StepRates
     from ..transport.tracing import CallTrace
     from .cuda.context import CudaContext
 
-FEW_CHANNELS = 64  # of a program that is kept for other communicators of the same ranks
 
-
-class Context:
+class Context(Outlook):
     """Machine, plans, GPUs and transport of one communicator.
 
     Args:
@@ -71,6 +65,8 @@ class Context:
         options: what the user said when making it.
         child: what is known of the ranks, if they are some of another communicator's.
     """
+
+    host: HostTransport  # opened at the end of the bootstrap
 
     def __init__(self, meet: Callable[[Rendezvous], Ranks], options: Options, child: Child | None = None) -> None:
         if child is None:
@@ -83,7 +79,6 @@ class Context:
         self.together = self.ranks.together
         self.rank, self.n = self.together.rank, self.together.size
         self.options = options
-        self.host: HostTransport  # opened at the end of the bootstrap
         self.gpus: CudaContext | None = None
         self.trace: CallTrace | None = None
         self.why_no_gpus = ""
@@ -136,7 +131,6 @@ class Context:
         given = self.options.topology or self.settings.topo_file or None
         probed = gather(self.together, self.node, measure=given is None)
         self.nodes = tuple(d.node for d in probed.devices)
-        self.one_node = len(probed.nodes) == 1
         self.emulated = given is not None
         self.machine = given_machine(self.together, given, self.n) if given is not None else probed
         for remark in self.machine.remarks:  # what a file's reader had to guess
@@ -160,7 +154,6 @@ class Context:
         """Take over what the parent's ranks have found out, and open the transports."""
         parent, firsts = child.parent, child.firsts
         self.nodes, self.machine, self.emulated, self.place = child.nodes, child.machine, parent.emulated, parent.place
-        self.one_node = len(set(self.nodes)) == 1
         self.node = self.ranks.of_nodes(firsts)
         layout, at = WindowLayout(self.rank, firsts, parent.arena_bytes), -1
         if parent.file is not None and self.rank == firsts[self.rank]:
@@ -207,14 +200,7 @@ class Context:
             self.host.close()
             raise FallbackError(f"strict=True: {why}")
         if known is None:
-            self._without_what_is_missing(self.planned)
-
-    def _without_what_is_missing(self, plans: PlanOnDemand) -> None:
-        """Take out of the plan for host memory what these ranks cannot do."""
-        if self._no_cma:
-            plans.change(partial(by_slots, in_c=self.host.native is not None))
-        if not self.one_node and self.host.shots is None:
-            plans.change(without_shots)
+            self.without_what_is_missing(self.planned)
 
     def _open_trace(self) -> None:
         """Begin to trace the calls, if the settings say so."""
@@ -242,7 +228,7 @@ class Context:
         if self.gpus:
             options = replace(options, algo="", plan=None)
             settings = msgspec.structs.replace(settings, graph_file="", graph_dump_file="")
-        missing = self._without_what_is_missing if hasattr(self, "host") else None
+        missing = self.without_what_is_missing if hasattr(self, "host") else None
         return agree_on_plan(
             self.together, self.machine, options, settings, mpi=self.has_mpi, change=missing, like=like
         )
@@ -285,11 +271,6 @@ class Context:
 
     # ---- what a call asks
 
-    @property
-    def main(self) -> CudaContext | Context:
-        """Whose machine, plans and rules are those of the job: the GPUs', if every rank has one."""
-        return self.gpus or self
-
     def cuda(self) -> CudaContext:
         """The GPUs.
 
@@ -299,30 +280,6 @@ class Context:
         if self.gpus is None:
             raise DeviceError(f"this job has no GPUs: {self.why_no_gpus}")
         return self.gpus
-
-    @cached_property
-    def step_rates(self) -> StepRates | None:
-        """What steps cost on these CPU ranks, if ``blinkmpi tune`` kept it. What cannot be read is said once."""
-        if not self.forecasts:
-            return None
-        from ..transport.host.forecast.rates import file_of, hardware_of, read
-
-        hardware = hardware_of(self.n, self.host.executor_reason)
-        try:
-            return read(file_of(cache_dir(), hardware), hardware)
-        except BlinkError as error:
-            self.log_once(f"predictions are by the copy rate alone: {error}")
-            return None
-
-    @property
-    def forecasts(self) -> bool:
-        """Whether times of calls follow from those of steps: of C, on the CPU ranks of one node."""
-        return self.gpus is None and self.one_node and not self.emulated and self.host.native is not None
-
-    @property
-    def executor(self) -> str:
-        """What executes our programs on these ranks, and what was found out about it."""
-        return f"CUDA kernels on {self.gpus.gpu.name}" if self.gpus else self.host.executor_reason
 
     @property
     def has_mpi(self) -> bool:
@@ -335,70 +292,6 @@ class Context:
         if not isinstance(self.ranks, MpiRanks):
             raise PlanError(f"MPI did not start these processes, so it has no collective of them; {INSTEAD}")
         return self.ranks
-
-    @property
-    def plans(self) -> Plan:
-        """The plan for host memory, as far as calls have needed it."""
-        return self.planned.plan
-
-    def rule(self, call: Call, *, blocking: bool = True, plan: Plan | None = None) -> Rule:
-        """The row of the table that a call takes. Non-blocking calls never go to MPI, nor what it does not do alike.
-
-        PlanError for a given plan that leaves a call to an MPI which cannot make it.
-        """
-        if plan is not None or call.name:
-            return self._rule(call, blocking=blocking, plan=plan)
-        follows, key = self.planned.known.follows, (self.planned.known.digest, call, blocking)
-        found: Rule | None = follows.find(key)
-        if found is None:
-            follows.put(key, found := self._rule(call, blocking=blocking, plan=None))
-        return found
-
-    def _rule(self, call: Call, *, blocking: bool, plan: Plan | None) -> Rule:
-        if call.name:
-            chunk, depth = MEMORY_SLOTS if self.one_node else LINK_SLOTS
-            return Rule(call.collective, 0, self.customs[call.name].scheme, chunk, depth, "called as Custom()")
-        rule = choose(plan or self.plans, call, mpi=self.has_mpi and blocking and in_mpi(call))
-        if rule.scheme == "mpi" and not self.has_mpi:
-            raise PlanError(
-                f"the plan leaves {call.collective} to MPI, which did not start these processes; give a plan with a "
-                f"scheme for it, or {INSTEAD}"
-            )
-        if rule.protocol in ONE_SHOTS:
-            cma = rule.protocol == "one_shot_cma" and not self.host.no_cma
-            if not fits(self.program(call, rule), self.host.window, self.host.native, cma=cma):
-                return self.by_slots(rule) if self.one_node else self._next(call, rule, blocking, plan or self.plans)
-        return rule
-
-    def _next(self, call: Call, rule: Rule, blocking: bool, plan: Plan) -> Rule:
-        """The row of a call that does not fit into one message for each node, or that C does not execute."""
-        return choose(without_shots(plan), call, mpi=self.has_mpi and blocking and in_mpi(call))
-
-    @staticmethod
-    def by_slots(rule: Rule) -> Rule:
-        """A row whose vectors go along trees, through slots."""
-        return msgspec.structs.replace(rule, protocol="slots", reason="longer than one shot can be, or cannot be read")
-
-    def program(self, call: Call, rule: Rule, plan: Plan | None = None) -> Program:
-        """The checked program of a call."""
-        if plan is not None or call.name:
-            return self._program(call, rule, plan)
-        follows, key = self.planned.known.follows, (self.planned.known.digest, call, rule)
-        found: Program | None = follows.find(key)
-        if found is None:
-            found = self._program(call, rule, None)
-            if len(found.channels) <= FEW_CHANNELS:
-                follows.put(key, found)
-        return found
-
-    def _program(self, call: Call, rule: Rule, plan: Plan | None) -> Program:
-        if call.name:
-            of = self.machine
-            plan = Plan(of.name, of.fingerprint, of.n, (), (), algorithms=(self.customs[call.name],))
-        nodes = () if self.one_node else self.nodes
-        return program_for(
-            plan or self.plans, call, rule, budget_bytes=self.host.arena_bytes, nodes=nodes, multicast=self.one_node
-        )
 
     def maker(self, call: Call, rule: Rule) -> Callable[[], Program]:
         """What makes the program of a call whenever it is asked for."""

@@ -33,19 +33,20 @@ from ..util.numbers import rank_of, size_of
 from .buffers import delegated_because, op_name
 from .children import Child
 from .context import Context
+from .outlook import Outlook
 
 LONGEST = 128 << 20  # vectors that are longer are taken to cost as much for each byte as these
 SHORTER = 15 / 16  # steps are timed in vectors of this part of a call's length, by the rule of its own length
 
 
-def explain(context: Context, collective: str, nbytes: int, *, dtype: str, op: Any, root: int) -> str:
+def explain(context: Outlook, collective: str, nbytes: int, *, dtype: str, op: Any, root: int) -> str:
     """Which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
     if why := delegated_because(op):
         return f"{collective}: MPI's own collective, because {why}"
     return explanation(context, call_of(context.n, collective, nbytes, dtype, op, root)).text()
 
 
-def explanation(context: Context, call: Call) -> Explanation:
+def explanation(context: Outlook, call: Call) -> Explanation:
     """The same of a call, as data; on GPUs of a call between registered buffers, and how others differ."""
     live, gpus = [context.executor], context.gpus
     if gpus and gpus.here:
@@ -70,7 +71,7 @@ def explanation(context: Context, call: Call) -> Explanation:
     return explain_plan(plan, main.machine, call, rule=rule, live=live, forecast=_forecast_of(context, call, plan))
 
 
-def rests_on(context: Context, rates: StepRates | None = None) -> str:
+def rests_on(context: Outlook, rates: StepRates | None = None) -> str:
     """What predictions of calls are made from: steps, kernels, or the rates of links or copies.
 
     Args:
@@ -86,7 +87,7 @@ def rests_on(context: Context, rates: StepRates | None = None) -> str:
     return "a simulation at the rates of the machine's links"
 
 
-def _forecast_of(context: Context, call: Call, plan: Plan) -> Forecast | None:
+def _forecast_of(context: Outlook, call: Call, plan: Plan) -> Forecast | None:
     """What predicts here in place of the simulator."""
     gpus, rates = context.gpus, context.step_rates
     if gpus and gpus.forecasts:
@@ -106,7 +107,7 @@ def _forecast_of(context: Context, call: Call, plan: Plan) -> Forecast | None:
     return Forecast(by_steps, "steps")
 
 
-def plan_text(context: Context, collective: str, root: int) -> str:
+def plan_text(context: Outlook, collective: str, root: int) -> str:
     """The packing that large vectors take, in one line: trees, rate, bound."""
     name, root = collective_named(collective), rank_of(root, context.n)
     plans = context.main.planned.about(name, root)
@@ -119,7 +120,7 @@ def plan_text(context: Context, collective: str, root: int) -> str:
 
 
 def choice(
-    context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
+    context: Outlook, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
     registered: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """The choice for a call, as data: scheme, executor, protocol, ctas, chunk_bytes, depth, reason.
@@ -152,7 +153,7 @@ def choice(
 
 
 def predict(
-    context: Context, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
+    context: Outlook, collective: str, nbytes: int, *, dtype: str = "float32", op: Any = "sum", root: int = 0,
     in_place: bool = False, rates: StepRates | None = None, registered: bool = True, graph: bool = True,
 ) -> tuple[float | None, float | None]:  # fmt: skip
     """(predicted seconds, seconds that the bound allows) for a call; None where the plan has no say.
@@ -192,7 +193,7 @@ def predict(
     return price(main.program(call, rule, plan), packing, main.machine).seconds, bound
 
 
-def _kernels(context: Context, call: Call, rule: Rule, plan: Plan) -> tuple[Program, Packing]:
+def _kernels(context: Outlook, call: Call, rule: Rule, plan: Plan) -> tuple[Program, Packing]:
     """The program and the packing by which what the kernels of a call take is predicted."""
     shown = kernel_call(call, rule)
     if shown is not call:
@@ -201,7 +202,7 @@ def _kernels(context: Context, call: Call, rule: Rule, plan: Plan) -> tuple[Prog
 
 
 def _forecast(
-    context: Context, call: Call, rule: Rule, plan: Plan, rates: StepRates, *, in_place: bool
+    context: Outlook, call: Call, rule: Rule, plan: Plan, rates: StepRates, *, in_place: bool
 ) -> float | None:
     steps = host_steps(context.host, context.program(call, rule, plan), rule.protocol)
     return forecast(steps, rates, in_place=in_place)

@@ -1,4 +1,4 @@
-"""Communicators made from others: MPI makes them, and they open, in their parent's memory, at their first call of ours."""
+"""Communicators that are made of others: MPI makes them, and they open at their first call of ours."""
 
 import errno
 import gc
@@ -89,11 +89,14 @@ def test_what_a_communicator_knows_of_itself_before_it_opens(comm: MPI.Intracomm
             assert child.stats().calls == 0
             assert (child.stats().rank, child.stats().n) == (child.rank, comm.size)
             child.check()
+            said, line = child.explain("allreduce", 1 << 20), child.plan_line("broadcast", 1)
             assert not opened(child)
         total(child)
         assert opened(child)
         assert child.executor == ours.executor
         assert child.machine.n == comm.size
+        if comm.rank == 1:
+            assert (said, line) == (child.explain("allreduce", 1 << 20), child.plan_line("broadcast", 1))
         child.Free()
 
 

@@ -25,12 +25,14 @@ class Known:
     Args:
         native, executor: the C executor, and why it is taken, or not.
         no_cma: why they cannot read one another's memory, empty if they can; None where they have to find out.
+        has_shots: whether C sends the messages of short calls between nodes.
         hosts: the name of every rank's machine.
     """
 
     native: native.Native | None
     executor: str
     no_cma: str | None
+    has_shots: bool
     hosts: Sequence[str]
 
     def of(self, ranks: Sequence[int]) -> Known:

@@ -31,9 +31,10 @@ from ..recorder import Recorder
 from ..slow_waits import SlowWaits
 from . import native
 from .capabilities import Known, agree_on_cma, agree_on_executor, open_shots
-from .host_program import ExecutorName, HostProgram, load, nothing_to_move
+from .host_program import HostProgram, load, nothing_to_move
 from .host_program import place as tell_places
 from .numpy_executor import OUTCOMES, Outcome, barrier_numpy, repeat
+from .outlook import HostOutlook
 from .own_records import OwnRecords
 from .shared_window import ARENA_BYTES, Place, SharedWindow
 from .shots import NodeShots
@@ -44,7 +45,7 @@ LOOK_SECONDS = 0.2  # how often a wait looks after the peers
 LEAVE_SECONDS = 60.0  # that a rank waits at its end for the others, if the communicator is dead
 
 
-class HostTransport:
+class HostTransport(HostOutlook):
     """Executes programs among the ranks of ``comm``.
 
     Args:
@@ -64,6 +65,8 @@ class HostTransport:
         ArgumentError: on every rank, if ``executor='c'`` and there is no C executor.
     """
 
+    window: SharedWindow
+
     def __init__(
         self,
         comm: Bounded,
@@ -82,7 +85,7 @@ class HostTransport:
     ) -> None:
         self.n, self.rank, self.say = comm.size, comm.rank, say
         self.native, how = agree_on_executor(comm, node, executor) if known is None else (known.native, known.executor)
-        self.executor: ExecutorName = "c" if self.native else "numpy"
+        self.executor = "c" if self.native else "numpy"
         self.executor_reason = self._why_executor = how
         self.window = window = SharedWindow(comm, node, arena_bytes, strict=strict, place=place)
         self.pages = window.pages
@@ -104,7 +107,7 @@ class HostTransport:
             self.no_cma = agree_on_cma(comm, self.native, disabled=not cma) if found is None else found
             how = f"no cma: {self.no_cma}" if self.no_cma else "ranks read one another's memory (cma)"
             self.executor_reason += f"; {how}"
-        self._may_read = cma
+        self.has_shots, self._may_read = self.shots is not None, cma
         self.helper = Helper(self.native if cma_threads > 1 else None, node.size)
         self.arena_bytes = window.arena_bytes
         hosts = allgather(comm, MPI.Get_processor_name(), str) if known is None else list(known.hosts)
@@ -120,7 +123,8 @@ class HostTransport:
     def known(self) -> Known:
         """What holds for a part of these ranks, too."""
         holds = self.messages is None and (not self.no_cma or self.native is None or not self._may_read)
-        return Known(self.native, self._why_executor, self.no_cma if holds else None, self.peers.hosts)
+        no_cma = self.no_cma if holds else None
+        return Known(self.native, self._why_executor, no_cma, self.has_shots, self.peers.hosts)
 
     # ---- before a call
 
