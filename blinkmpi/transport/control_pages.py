@@ -24,6 +24,7 @@ of a word keep their order; elsewhere the Python side calls ``fence`` (MPI's ``W
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +96,7 @@ class ControlPages(PagePlaces):
 
     def introduce(self, counters: int, counter_bytes: int) -> None:
         """Write down which process this is, and where its counters lie."""
-        self.pids[self.rank], self.starts[self.rank] = os.getpid(), start_time(os.getpid()) or 0
+        self.pids[self.rank], self.starts[self.rank] = os.getpid(), own_start(os.getpid())
         at = self.rank * CONTROL // 8 + 3 * WORDS + INTRODUCTION
         self.words[at + 1 : at + 4] = self.n, counters, counter_bytes
         self.words[at] = MAGIC
@@ -163,6 +164,12 @@ def start_time(pid: int) -> int | None:
     """When ``pid`` started, in clock ticks since boot, or None if there is no such process."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
+
+
+@cache
+def own_start(pid: int) -> int:
+    """When this process started."""
+    return start_time(pid) or 0
 
 
 def _stat(pid: int) -> list[str] | None:

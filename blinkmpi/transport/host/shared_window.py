@@ -218,6 +218,8 @@ class SharedWindow(WindowLayout):
         """Reserve some parts, map the window, and say who this is; whether there was room."""
         if not all(file.reserve(at + start, length) for start, length in parts):
             return False
+        if self._kept is not None:
+            self._kept = dict(parts)
         self.file, self._at = file, at
         self.bytes: NDArray[np.uint8] = np.asarray(file.mapped(at, self.total))
         fence = self._fences.Sync if self._fences else None
@@ -279,6 +281,7 @@ class SharedWindow(WindowLayout):
         """Reserve bytes from a place on, unless they are; whether there is room."""
         if self._kept is None or self._kept.get(start, 0) >= length:
             return True
+        length += -(start + length) % PAGE  # whole pages are kept
         if not self.file.reserve(self._at + start, length):
             return False
         self._kept[start] = length
