@@ -94,6 +94,7 @@ def _read(path: str, at: int, size: int) -> Window | None:
     except OSError:
         return None
     try:
+        size = min(size, os.fstat(file).st_size - at)  # what is mapped are whole pages
         if size < CONTROL:
             return None
         memory = np.frombuffer(mmap.mmap(file, size, prot=mmap.PROT_READ, offset=at), np.uint8)
