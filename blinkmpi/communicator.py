@@ -192,7 +192,9 @@ class Communicator(Planned, GuardedIntracomm):
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> MPI.Intracomm:
         """The communicator of a group; called by its members."""
-        if self._initialised():
+        if (child := self._unopened()) is not None:  # which others cannot open with those that call this
+            child.check_alive()
+        elif self._initialised():
             enter_group(self._dispatcher(), "Create_group()", group, tag)
         return self._adopt("Create_group()", super().Create_group(group, tag))
 
@@ -260,8 +262,9 @@ class Communicator(Planned, GuardedIntracomm):
         """Turn a fresh communicator of some of our ranks into one of our type; COMM_NULL stays as it is."""
         if comm == MPI.COMM_NULL or not self._initialised():
             return cast(MPI.Intracomm, comm)
-        child = MPI.Intracomm.__new__(Communicator, comm)
-        child._blink, child._child = None, Child(self.context.parent, MPI.Intracomm(comm), what)
+        unopened, child = self._unopened(), MPI.Intracomm.__new__(Communicator, comm)
+        parent = self.context.parent if unopened is None else unopened.as_parent
+        child._blink, child._child = None, Child(parent, MPI.Intracomm(comm), what)
         return child
 
     def _dispatcher(self) -> Dispatcher:

@@ -108,9 +108,9 @@ class Child:
             raise PeerLost(f"process {os.getpid()} was forked by a rank, which alone makes its calls")
 
     def may_wait(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call with these arguments can be begun later: on host memory, by an operation that lives on."""
+        """Whether a call with these arguments can open it in a thread: on host memory, by an operation of MPI's."""
         own = any(isinstance(arg, MPI.Op) and not arg.is_predefined for arg in args)
-        return self.parent.gpu is None and not own and not any(map(lies_on_device, args))
+        return self.parent.why_no_gpus is not None and not own and not any(map(lies_on_device, args))
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -153,6 +153,16 @@ class Child:
         """Which node each rank is on."""
         numbers: dict[int, int] = {}
         return tuple(numbers.setdefault(self.parent.nodes[r], len(numbers)) for r in self.ranks)
+
+    @cached_property
+    def as_parent(self) -> Parent:
+        """What it gives to its own children before it opens."""
+        parent = self.parent
+        return replace(
+            parent, group=Group(self.comm.Get_group()), options=self.options, machine=self.machine, nodes=self.nodes,
+            firsts=self.firsts, known=parent.known.of(self.ranks), visible=[parent.visible[r] for r in self.ranks],
+            gpu_machine=self._part(parent.gpu_machine) if parent.gpu_machine else None, plans=LRU(SETS),
+        )  # fmt: skip
 
     @property
     def planned(self) -> Planned | None:

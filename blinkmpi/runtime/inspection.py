@@ -41,7 +41,7 @@ SHORTER = 15 / 16  # steps are timed in vectors of this part of a call's length,
 
 def explain(context: Outlook, collective: str, nbytes: int, *, dtype: str, op: Any, root: int) -> str:
     """Which scheme a call of ``nbytes`` takes, why, how fast it could be, and what was rejected."""
-    if why := delegated_because(op):
+    if why := delegated_because(op) or no_room(context):
         return f"{collective}: MPI's own collective, because {why}"
     return explanation(context, call_of(context.n, collective, nbytes, dtype, op, root)).text()
 
@@ -69,6 +69,11 @@ def explanation(context: Outlook, call: Call) -> Explanation:
     if like_measured and (why := slower(call, len(set(context.nodes)))):
         live.append(why)
     return explain_plan(plan, main.machine, call, rule=rule, live=live, forecast=_forecast_of(context, call, plan))
+
+
+def no_room(context: Outlook) -> str:
+    """Why MPI's own collectives carry all calls on host memory; empty where they do not."""
+    return "" if context.gpus else context.host.window.full
 
 
 def rests_on(context: Outlook, rates: StepRates | None = None) -> str:
@@ -128,7 +133,7 @@ def choice(
     Args:
         registered: whether GPU memory is registered.
     """
-    if why := delegated_because(op):
+    if why := delegated_because(op) or no_room(context):
         return {"scheme": "mpi", "executor": "mpi", "chunk_bytes": 0, "depth": 0, "reason": why}
     call = call_of(context.n, collective, nbytes, dtype, op, root)
     main = context.main

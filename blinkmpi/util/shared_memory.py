@@ -19,6 +19,7 @@ import mmap
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -86,10 +87,12 @@ class SharedFile:
         self.file = file
         each = MOST // among // PAGE * PAGE
         self._next, self._end = index * each, (index + 1) * each
+        self._lock = threading.Lock()
 
     def place(self, nbytes: int) -> int:
         """A place for so many bytes; a page behind it stays free, so that two mappings are never one."""
-        at, self._next = self._next, self._next + (-(-nbytes // PAGE) + 1) * PAGE
+        with self._lock:  # two threads may open communicators
+            at, self._next = self._next, self._next + (-(-nbytes // PAGE) + 1) * PAGE
         if self._next > self._end:
             raise OSError(errno.ENOSPC, "all places in the shared file were given out")
         return at

@@ -200,6 +200,25 @@ def test_a_child_outlives_its_parent(comm: MPI.Intracomm) -> None:
 
 
 @mpi(ranks=(3,))
+def test_a_group_of_ranks_makes_one_of_a_communicator_that_has_not_opened(comm: MPI.Intracomm) -> None:
+    with blinkmpi.Communicator(comm, timeout=20) as ours:
+        child = ours.Split(0, -comm.rank)
+        if child.rank < 2:
+            whole = child.Get_group()
+            group = whole.Incl([1, 0])
+            part = child.Create_group(group)
+            assert not opened(child)
+            total(part)
+            assert part.machine.n == 2
+            assert part.allgather(child.rank) == [1, 0]
+            part.Free()
+            group.Free()
+            whole.Free()
+        total(child)
+        child.Free()
+
+
+@mpi(ranks=(3,))
 def test_communicators_of_the_same_ranks_plan_once(comm: MPI.Intracomm) -> None:
     odd = comm.rank % 2
     with blinkmpi.Communicator(comm, algo=OURS, timeout=20) as ours:
@@ -323,6 +342,7 @@ def test_without_room_mpis_own_collectives_carry_the_calls(comm: MPI.Intracomm) 
     with no_room() if comm.rank == 1 else no_room(1 << 30):
         with blinkmpi.Communicator(comm, timeout=20) as ours:
             assert ours.context.host.window.full
+            assert "MPI's own collective, because /dev/shm" in ours.explain("allreduce")
             every_call(ours)
             child = ours.Dup()
             every_call(child)

@@ -50,6 +50,8 @@ class WindowLayout:
         arena_bytes: slots per rank.
     """
 
+    full = ""  # why there are no slots; SharedWindow says more
+
     def __init__(self, rank: int, firsts: Sequence[int], arena_bytes: int) -> None:
         n = len(firsts)
         self.firsts, self.nodes = list(firsts), sorted(set(firsts))
