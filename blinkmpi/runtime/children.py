@@ -22,7 +22,7 @@ from ..planning.plan import Plan
 from ..topology.model import Topology
 from ..transport.host.capabilities import Known
 from ..util.lru import LRU
-from ..util.settings import Settings
+from ..util.settings import LogOnce, Settings
 from ..util.shared_memory import SharedFile
 from ..util.text import error_text
 from .bootstrap import Options
@@ -52,6 +52,7 @@ class Parent:
         gpu, gpu_machine: this rank's, and that of all, if every rank has one.
         why_no_gpus: why no rank has a GPU; None if some have one.
         plans: of communicators of some of the ranks, by these.
+        warn_once: logs what would be said of each child.
     """
 
     group: Group
@@ -71,6 +72,7 @@ class Parent:
     gpu_machine: Topology | None
     why_no_gpus: str | None
     plans: LRU[tuple[int, ...], Planned]
+    warn_once: LogOnce
 
 
 class Group:

@@ -26,7 +26,7 @@ from ..topology.network_rate import net_rates, with_net
 from ..transport import python_stacks
 from ..transport.host.capabilities import Known
 from ..transport.host.host_program import HostProgram
-from ..transport.host.shared_window import Place, WindowLayout
+from ..transport.host.shared_window import NO_ROOM, Place, WindowLayout
 from ..transport.host.transport import HostTransport
 from ..transport.network.bounded import Rendezvous
 from ..transport.slow_waits import SlowWaits
@@ -93,9 +93,14 @@ class Context(Outlook):
                 self.settings = self.slow.settings = settle(self.together, options)
             else:
                 self.settings = child.parent.settings
-            self.log_once = LogOnce(self.settings)
-            self.timeout_s = self.rendezvous.timeout_s = float(options.timeout_s or self.settings.timeout_s)
+            self.log_once = self.warn_once = LogOnce(self.settings)
+            self.timeout_s = float(options.timeout_s or self.settings.timeout_s)
+            if child is None:
+                self.rendezvous.timeout_s = self.timeout_s
+            else:
+                self.warn_once = child.parent.warn_once
             self._bootstrap(child)
+            self.rendezvous.timeout_s = self.timeout_s
             self.rendezvous.what, self.rendezvous.met = "a first call of its kind", False
         except Exception as error:
             python_stacks.close_service()
@@ -120,9 +125,9 @@ class Context(Outlook):
             text = f"{self.n} ranks on {self.machine.name} ({self.machine.fingerprint}); {self.host.executor_reason}"
             log(self.settings, "INFO", text)
             if self._no_cma and self.host.native and not self.settings.cma_disable:
-                log(self.settings, "WARN", f"two copies where one would do: {self._no_cma}")
-            if self.host.window.full:
-                log(self.settings, "WARN", f"MPI's own collectives carry the calls, because {self.host.window.full}")
+                self.warn_once(f"two copies where one would do: {self._no_cma}")
+            if full := self.host.window.full:
+                self.warn_once(f"MPI's own collectives carry the calls, because {NO_ROOM if child else full}")
             if self.host.window.shrunk:
                 log(self.settings, "WARN", f"/dev/shm is small: {self.host.arena_bytes} bytes of slots a rank")
 
@@ -308,16 +313,30 @@ class Context(Outlook):
     def parent(self) -> Parent:
         """What it gives to communicators of some of its ranks."""
         if self._parent is None:
-            window, why_none = self.host.window, self.why_no_gpus if self.why_no_gpus.startswith(NOBODY) else None
+            window, gpus = self.host.window, self.gpus
             plans: LRU[tuple[int, ...], Planned] = LRU(SETS)
             if not (self.options.plan or self.settings.graph_file):
                 plans.put(tuple(range(self.n)), self.planned.known)
             self._parent = Parent(
-                Group(self.mpi.public.Get_group()), self.options, self.settings, self.machine, self.nodes,
-                window.firsts, self.place, self.emulated, self.host.known, self.executor,
-                None if window.full else window.file, window.arena_bytes, window.pages.visible,
-                self.gpus.gpu if self.gpus else None, self.gpus.machine if self.gpus else None, why_none, plans,
-            )  # fmt: skip
+                group=Group(self.mpi.public.Get_group()),
+                options=self.options,
+                settings=self.settings,
+                machine=self.machine,
+                nodes=self.nodes,
+                firsts=window.firsts,
+                place=self.place,
+                emulated=self.emulated,
+                known=self.host.known,
+                executor=self.executor,
+                file=None if window.full else window.file,
+                arena_bytes=window.arena_bytes,
+                visible=window.pages.visible,
+                gpu=gpus.gpu if gpus else None,
+                gpu_machine=gpus.machine if gpus else None,
+                why_no_gpus=self.why_no_gpus if self.why_no_gpus.startswith(NOBODY) else None,
+                plans=plans,
+                warn_once=self.warn_once,
+            )
         return self._parent
 
     def close(self) -> None:

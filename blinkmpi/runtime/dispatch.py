@@ -304,7 +304,7 @@ class Dispatcher:
         except NoRoom as full:
             if invocation.method.grouped:
                 return RefusedCall(self.host, full, deadline)
-            self.context.log_once(f"MPI's own collectives carry calls, because {full}")
+            self.context.warn_once(f"MPI's own collectives carry the calls, because {full}")
             delegated = DelegatedToMPI(str(full))
             return self._bind_host(delegated, invocation, deadline, blocking=blocking, owns=owns, begun=begun)
         except Exception as error:

@@ -382,10 +382,18 @@ def fallback(comm: MPI.Intracomm) -> None:
         for _ in range(3):
             total(ours, 1000)
             ours.Bcast(np.ones(10_000))
+    with blinkmpi.Communicator(comm) as ours, no_room():
+        for _ in range(3):
+            child = ours.Dup()
+            total(child, 1000)
+            child.Free()
 
 
 @pytest.mark.mpi_skip
 def test_the_reason_is_said_once() -> None:
     report = run_ranks(2, fallback, 30)
     assert report.problem is None, report.problem
-    assert report.job.output.count("MPI's own collectives carry the calls, because /dev/shm on ") == 1
+    lines = [line for line in report.job.output.splitlines() if "MPI's own collectives carry the calls" in line]
+    assert len(lines) == 2, lines  # of the first communicator, and of the second one's children
+    assert "because /dev/shm on " in lines[0]
+    assert "because /dev/shm has no room for slots: free communicators" in lines[1]

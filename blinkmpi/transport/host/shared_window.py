@@ -36,6 +36,7 @@ REMEDY = (
     f"free communicators that are no longer used, or enlarge {SHM} (docker run --shm-size=1g, mount -o "
     f"remount,size=1G {SHM})"
 )
+NO_ROOM = f"{SHM} has no room for slots: {REMEDY}"
 
 
 class NoRoom(TopologyError):
@@ -265,7 +266,7 @@ class SharedWindow(WindowLayout):
             NoRoom: if there is no room in /dev/shm; the program must not run then.
         """
         if self.full:
-            raise NoRoom(f"{SHM} has no room for slots; {REMEDY}")
+            raise NoRoom(NO_ROOM)
         rank = self.places.rank
         flags = rank * CONTROL + FLAGS
         wanted = {flags: heads * LINE, flags + HEADS * LINE: tails * LINE}
@@ -274,10 +275,8 @@ class SharedWindow(WindowLayout):
             wanted |= {self.one_shot(rank): slots, half: slots}
         else:
             wanted[self.arena(rank)] = slots
-        for start, length in wanted.items():
-            if not self.keep(start, length):
-                host = MPI.Get_processor_name()
-                raise NoRoom(f"{SHM} on {host} has no room for {size_text(slots)} of slots; {REMEDY}")
+        if not all(self.keep(start, length) for start, length in wanted.items()):
+            raise NoRoom(NO_ROOM)
 
     def keep(self, start: int, length: int) -> bool:
         """Reserve bytes from a place on, unless they are; whether there is room."""
