@@ -7,6 +7,7 @@ rank 0 packs, the transports. ``bootstrap`` has the steps that need no MPI. No c
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -162,11 +163,12 @@ class Context(Outlook):
         self.node = self.ranks.of_nodes(firsts)
         layout, at = WindowLayout(self.rank, firsts, parent.arena_bytes), -1
         if parent.file is not None and self.rank == firsts[self.rank]:
-            at = parent.file.place(layout.total)
+            with suppress(OSError):
+                at = parent.file.place(layout.total)
         known = child.planned
         told = allgather(self.together, (known.digest if known is not None else b"", at), tuple[bytes, int])
         place = None
-        if parent.file is not None:
+        if parent.file is not None and min(told[first][1] for first in firsts) >= 0:
             visible = [parent.visible[r] for r in child.ranks]
             place = Place(parent.file, told[firsts[self.rank]][1], firsts, parent.arena_bytes, visible)
         if parent.why_no_gpus is None:

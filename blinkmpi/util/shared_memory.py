@@ -17,10 +17,12 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 import secrets
 import socket
 import threading
 from collections.abc import Sequence
+from functools import cache
 
 import msgspec
 
@@ -32,13 +34,19 @@ UNNAMED = f"{SHM}/#"  # how the links in /proc begin that lead to files without 
 NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 OPEN = os.O_RDWR | os.O_CLOEXEC
 PAGE = mmap.PAGESIZE
-MOST = 1 << 62  # bytes of a file that holds many pieces of memory
+MOST = 1 << 62  # bytes
 KEEP_SIZE, PUNCH_HOLE = 1, 2  # of Linux's fallocate()
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.mmap.restype = ctypes.c_void_p
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """What Python has no function of."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    return libc
 
 
 class NotShared(OSError):
@@ -60,17 +68,18 @@ class Mapped:
     """
 
     def __init__(self, file: int, at: int, nbytes: int) -> None:
-        found = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, at)
-        self._place = None if found in (None, ctypes.c_void_p(-1).value) else (int(found), nbytes)
-        if self._place is None:
+        self._place, self._unmap = None, _libc().munmap
+        found = _libc().mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, at)
+        if found in (None, ctypes.c_void_p(-1).value):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+        self._place = int(found), nbytes
         self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (found, False), "version": 3}
 
     def __del__(self) -> None:
         """Unmap it."""
         if self._place is not None:
-            _libc.munmap(*self._place)
+            self._unmap(*self._place)
 
 
 class SharedFile:
@@ -85,12 +94,15 @@ class SharedFile:
 
     def __init__(self, file: int, index: int, among: int) -> None:
         self.file = file
-        each = MOST // among // PAGE * PAGE
+        each = os.fstat(file).st_size // among // PAGE * PAGE
         self._next, self._end = index * each, (index + 1) * each
         self._lock = threading.Lock()
 
     def place(self, nbytes: int) -> int:
-        """A place for so many bytes; a page behind it stays free, so that two mappings are never one."""
+        """A place for so many bytes; a page behind it stays free, so that two mappings are never one.
+
+        OSError if this process has given out all that it had.
+        """
         with self._lock:  # two threads may open communicators
             at, self._next = self._next, self._next + (-(-nbytes // PAGE) + 1) * PAGE
         if self._next > self._end:
@@ -118,7 +130,7 @@ class SharedFile:
 
     def give_back(self, at: int, nbytes: int) -> None:
         """Free the pages of a piece, whoever has it mapped."""
-        punched = _libc.fallocate(self.file, KEEP_SIZE | PUNCH_HOLE, at, nbytes)
+        punched = _libc().fallocate(self.file, KEEP_SIZE | PUNCH_HOLE, at, nbytes)
         if punched:
             number = ctypes.get_errno()
             raise OSError(number, f"cannot give back shared memory: {os.strerror(number)}")
@@ -126,6 +138,12 @@ class SharedFile:
     def __del__(self) -> None:
         """Close it."""
         os.close(self.file)
+
+
+def longest() -> int:
+    """Bytes of a file that holds many pieces of memory: as many as there may be, of which few are there."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return MOST if limit == resource.RLIM_INFINITY else min(limit, MOST)
 
 
 def shared_memory(node: Comm, nbytes: int, parts: Sequence[tuple[int, int]]) -> mmap.mmap | None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...errors import TopologyError
 from ...util.settings import LEAST_BUFFER_BYTES
-from ...util.shared_memory import MOST, PAGE, SHM, NotShared, SharedFile, shared_file
+from ...util.shared_memory import PAGE, SHM, NotShared, SharedFile, longest, shared_file
 from ...util.text import plural, size_text
 from ...util.together import Comm, allgather, gathered, together
 from ..control_pages import CONTROL, DROPPED, FLAGS, HEADS, LEFT, LINE, ControlPages, PagePlaces
@@ -208,7 +208,7 @@ class SharedWindow(WindowLayout):
 
     def _shared(self, *, limited: bool) -> SharedFile:
         """A file that all ranks of the node have open; TopologyError on every rank of the job if one has not."""
-        number = shared_file(self._node, MOST, limited=limited)
+        number = shared_file(self._node, longest(), limited=limited)
 
         def own() -> SharedFile:
             if isinstance(number, NotShared):
