@@ -19,6 +19,7 @@ from ..transport.counters import MAGIC, is_counters
 from ..util.shared_memory import PREFIX, SHM, UNNAMED
 
 MOST_RANKS = 1 << 16
+Piece = tuple[int, int, int]  # of a file: its device, its number, and where the piece begins
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Window:
     memory: NDArray[np.uint8]
     n: int
     counters: dict[int, tuple[int, int]]  # of each rank here: where its counters lie, and how many bytes
-    file: tuple[int, int] = (0, 0)  # which file it is in, by its number, and where in that
+    file: Piece = (0, 0, 0)
     pids: list[int] = field(default_factory=list)  # processes that map it
 
     @property
@@ -43,11 +44,11 @@ class Window:
 
 def windows(pid: int | None = None) -> list[Window]:
     """All communicators whose memory this user may read; those of one process, if it is named. Oldest process first."""
-    found: dict[tuple[int, int], Window | None] = {}
+    found: dict[Piece, Window | None] = {}
     for process in sorted(_processes()):
         for path, key, length in _shared(process):
             if key not in found:
-                found[key] = _read(path, key[1], length)
+                found[key] = _read(path, key[2], length)
             window = found[key]
             if window is not None:
                 window.file = key
@@ -63,7 +64,7 @@ def _processes() -> Iterator[int]:
             yield int(path.name)
 
 
-def _shared(pid: int) -> Iterator[tuple[str, tuple[int, int], int]]:
+def _shared(pid: int) -> Iterator[tuple[str, Piece, int]]:
     """The pieces of files of ours that a process has mapped: a path that opens the file, which piece, and its bytes."""
     with contextlib.suppress(OSError):  # it has ended, or is another user's
         pieces = _pieces(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace"))
@@ -71,9 +72,9 @@ def _shared(pid: int) -> Iterator[tuple[str, tuple[int, int], int]]:
             path = f"/proc/{pid}/fd/{name}"
             with contextlib.suppress(OSError):
                 if os.readlink(path).startswith((UNNAMED, f"{SHM}/{PREFIX}")):
-                    inode = os.stat(path).st_ino
-                    for at, length in pieces.pop(inode, ()):
-                        yield path, (inode, at), length
+                    facts = os.stat(path)
+                    for at, length in pieces.pop(facts.st_ino, ()):
+                        yield path, (facts.st_dev, facts.st_ino, at), length
 
 
 def _pieces(maps: str) -> dict[int, list[tuple[int, int]]]:

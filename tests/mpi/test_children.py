@@ -15,6 +15,8 @@ from mpi4py import MPI
 import blinkmpi
 from blinkmpi.errors import ArgumentError, BlinkError, MismatchError, PeerLost, TopologyError
 from blinkmpi.runtime.children import SETS
+from blinkmpi.top.find import windows
+from blinkmpi.top.look import look
 from tests.harness import mpi, run_ranks
 from tests.mpi.test_conformance import OURS
 
@@ -148,6 +150,24 @@ def test_children_hold_little_memory_and_no_descriptor(comm: MPI.Intracomm) -> N
         for child in children:
             child.Free()
         assert held(ours) == (before, files)
+
+
+@mpi(ranks=(2,))
+def test_others_see_each_communicator_of_a_file(comm: MPI.Intracomm) -> None:
+    """As blinkmpi top does."""
+    with blinkmpi.Communicator(comm, timeout=20) as ours:
+        child, peer = ours.Dup(), comm.bcast(os.getpid(), root=1)
+        for _ in range(3):
+            child.Barrier()
+        ours.Barrier()
+        comm.Barrier()
+        if comm.rank == 0:
+            seen = {window.file: look(window) for window in windows(peer)}
+            assert len({file[:2] for file in seen}) == 1, seen
+            calls = sorted(tuple(each.entered for each in found.ranks) for found in seen.values())
+            assert calls == [(2, 2), (3, 3)]
+        comm.Barrier()
+        child.Free()
 
 
 @mpi(ranks=(2, 3))
