@@ -221,8 +221,11 @@ class Communicator(Planned, GuardedIntracomm):
 
     def __del__(self) -> None:
         """Give back what this process alone can; MPI's own communicators stay until MPI ends, as mpi4py's do."""
-        blink, self._blink = self._blink, None
-        if blink is not None and not sys.is_finalizing() and not in_child():
+        if sys.is_finalizing() or in_child():
+            return
+        if self._child is not None:
+            self._child.thread.end()
+        if (blink := self._blink or self._ready) is not None:
             blink.drop()
 
     def __reduce__(self) -> NoReturn:

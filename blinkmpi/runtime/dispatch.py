@@ -479,12 +479,15 @@ class Dispatcher:
     def drop(self) -> None:
         """Give back what is this process's, where the user holds the communicator no more and has not freed it.
 
-        Not while a call is under way; nor on GPUs or several nodes, whose memory only all ranks free together.
+        Not on GPUs or several nodes, whose memory only all ranks free together.
         """
-        host = self.host
-        if self.dead is None and not self.thread.busy and self.cuda is None and host.messages is None:
+        if self.dead is None and self.cuda is None and self.host.messages is None:
+            self.thread.behind(self._dropped)
+
+    def _dropped(self) -> None:
+        if self.dead is None:
             self.dead = PeerLost("it was dropped without Free()")
-            self.thread.close()
+            self.thread.end()
             self.forget()
             self.programs.clear()
             self.context.drop()

@@ -102,22 +102,23 @@ class WindowLayout:
     # ---- what a rank reserves
 
     def controls(self) -> list[tuple[int, int]]:
-        """What every call of this rank needs, (offset, bytes) each.
-
-        The first rank of a node also looks after the pages of the ranks on other nodes, and after messages.
-        """
+        """What every call of this rank needs, (offset, bytes) each."""
         rank = self.places.rank
-        found = [(rank * CONTROL, FLAGS), (self.counter_places[rank], PAGE)]
-        if rank == self.here[0]:
-            found += [(r * CONTROL, CONTROL) for r in range(self.places.n) if r not in self.here]
-            found.append((self._messages, self.message_bytes))
-        return found
+        return [(rank * CONTROL, FLAGS), (self.counter_places[rank], PAGE), *self._elsewhere()]
 
     def everything(self) -> list[tuple[int, int]]:
         """What any call of this rank may need."""
         rank = self.places.rank
+        counters = self.counter_places[rank], self.counter_bytes
         slots = self._arenas[rank], self.arena_bytes + self.one_shot_bytes
-        return [*self.controls(), (rank * CONTROL, CONTROL), (self.counter_places[rank], self.counter_bytes), slots]
+        return [(rank * CONTROL, CONTROL), counters, slots, *self._elsewhere()]
+
+    def _elsewhere(self) -> list[tuple[int, int]]:
+        """What the first rank of a node also looks after: pages of the ranks on other nodes, and messages."""
+        if self.places.rank != self.here[0]:
+            return []
+        others = [(r * CONTROL, CONTROL) for r in range(self.places.n) if r not in self.here]
+        return [*others, (self._messages, self.message_bytes)]
 
 
 @dataclass(frozen=True)
